@@ -1,0 +1,88 @@
+# Windtunnel's commands. A machine needs Python 3.11, 3.12 or 3.13 and make; everything else goes into .venv.
+
+VENV ?= .venv
+BIN := $(VENV)/bin
+# The first interpreter that can make a virtual environment; looked for only when one has to be made.
+PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3; do \
+	$$python -c 'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' >/dev/null 2>&1 \
+	&& echo $$python && break; done)
+# Worker processes of the test run.
+WORKERS ?= auto
+
+RUNTIME := $(VENV)/.installed
+TOOLS := $(VENV)/.installed-dev
+PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore PIP_NO_INPUT=1 $(BIN)/python -m pip --quiet
+PYTEST := $(BIN)/python -m pytest
+
+DEPLOYMENT := --model meta-llama/Llama-3.1-70B --device h100_sxm --tp 4 --quant fp8 --engine vllm
+
+.PHONY: help venv demo test lint format test-all test-nojit examples bench docs build clean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "%-18s%s\n", $$1, $$2}'
+
+venv: $(TOOLS) ## make .venv with windtunnel (editable) and the developers' tools
+
+demo: $(RUNTIME) ## predict one real deployment from measured operators, then explain one of its steps
+	$(BIN)/windtunnel simulate $(DEPLOYMENT) \
+		--input-tokens 1024 --output-tokens 1024 --concurrency 64 --num-requests 640
+	$(BIN)/windtunnel explain $(DEPLOYMENT) --batch 64 --context 2048
+
+test: ## lint, types, import contracts, then every test, document and example
+	@$(MAKE) --no-print-directory lint
+	@$(MAKE) --no-print-directory test-nojit
+	@$(MAKE) --no-print-directory test-all
+
+lint: $(TOOLS) ## ruff, mypy and the import contracts
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+
+format: $(TOOLS) ## let ruff format and mend what it can
+	$(BIN)/ruff format
+	$(BIN)/ruff check --fix
+
+test-all: $(TOOLS) ## the tests alone; choose some with ARGS="tests/spec -k catalog"
+	$(PYTEST) -n $(WORKERS) --dist worksteal $(ARGS)
+
+test-nojit: $(TOOLS) ## the small scenarios again, interpreted: the compiled and the plain loop must agree to the bit
+	NUMBA_DISABLE_JIT=1 $(PYTEST) -n $(WORKERS) --dist worksteal -m 'not compiled and not slow' tests/kernels tests/engine
+
+examples: $(RUNTIME) ## write the expected output of each example anew
+	$(BIN)/python tests/test_examples.py --update
+
+bench: $(RUNTIME) ## print the tables of speed and fidelity
+	$(BIN)/python benchmarks/run_all.py
+
+docs: $(TOOLS) ## run every command and follow every link in the pages
+	$(PYTEST) tests/test_documents.py
+
+build: $(TOOLS) ## wheel and source distribution in dist/
+	$(PIP) install 'build>=1.2'
+	$(BIN)/python -m build
+
+clean: ## remove .venv, builds and caches
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# pip before 25.1 knows no dependency groups.
+$(RUNTIME): pyproject.toml
+	@if ! $(BIN)/python -c '' 2>/dev/null; then \
+		if [ -z "$(PYTHON)" ]; then \
+			echo 'error: no Python 3.11, 3.12 or 3.13 that can make virtual environments was found on PATH' >&2; \
+			echo 'hint: install one (Debian and Ubuntu: apt install python3 python3-venv), or name it: make PYTHON=/path/to/python' >&2; \
+			exit 1; \
+		fi; \
+		echo 'making $(VENV) with $(PYTHON)'; \
+		$(PYTHON) -m venv --clear $(VENV); \
+	fi
+	@echo 'installing windtunnel into $(VENV) (a minute or two the first time)'
+	@$(PIP) install --upgrade 'pip>=25.1'
+	@$(PIP) install --editable .
+	@touch $@
+
+$(TOOLS): $(RUNTIME)
+	@echo "installing the developers' tools into $(VENV)"
+	@$(PIP) install --editable . --group dev
+	@touch $@

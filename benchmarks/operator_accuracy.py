@@ -1,0 +1,270 @@
+"""How far estimates are from measured operators that were left out.
+
+    python benchmarks/operator_accuracy.py            tables in Markdown
+    python benchmarks/operator_accuracy.py --json     the same as JSON
+    python benchmarks/operator_accuracy.py --fit      fit the roofline again and write src/windtunnel/catalog/roofline
+
+Interpolation leaves out, in turn, one point inside a measured curve, the last point of a curve, and a whole shape (of a GEMM
+its n and its k everywhere), and predicts it from the rest of the table. The roofline is fitted on all devices but
+one and predicts that one. Errors are |predicted / measured - 1|.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import yaml
+from numpy.typing import NDArray
+
+from windtunnel.estimate.estimator import TableModel
+from windtunnel.estimate.fit import Sample, fit_family, fit_roofline, sample, without
+from windtunnel.estimate.roofline import Fit, Roofline, board, family
+from windtunnel.estimate.table import MeasurementTable
+from windtunnel.interop.aiconfigurator import PACKAGE, Tables, systems_folder
+from windtunnel.ops import op as ops
+from windtunnel.spec import catalog
+from windtunnel.spec.precision import Format
+
+CATALOG = Path(__file__).resolve().parents[1] / "src" / "windtunnel" / "catalog" / "roofline"
+
+COLLECTIONS = (
+    ("a100_sxm", "vllm", "0.14.0"),
+    ("h100_sxm", "vllm", "0.24.0"),
+    ("h100_sxm", "trtllm", "1.3.0rc20"),
+    ("h200_sxm", "sglang", "0.5.14"),
+    ("b200_sxm", "vllm", "0.24.0"),
+    ("gb200", "trtllm", "1.3.0rc20"),
+    ("l40s", "vllm", "0.24.0"),
+)
+"""What interpolation is tested on: every engine, and devices from 2020 to 2025."""
+
+FITTED = ("a100_sxm", "h100_sxm", "h200_sxm", "b200_sxm", "b300_sxm", "gb200", "l40s", "rtx_pro_6000_server")
+"""Devices that the roofline is fitted on. A100 was measured with SGLang on the same grid as the others with vLLM."""
+
+ROWS_PER_DEVICE = 500
+
+Class = tuple[str, str]
+"""Kind of operator, and its variant (a format, a collective, a phase)."""
+
+
+def probes() -> Iterator[tuple[Class, ops.Op]]:
+    """Every class of operators, with an operator that names its table."""
+    for weights in (Format.BF16, Format.FP8, Format.FP8_BLOCK, Format.NVFP4):
+        yield ("gemm", weights.value), ops.Gemm(1, 1, 1, weights)
+    for weights in (Format.BF16, Format.FP8, Format.FP8_BLOCK, Format.NVFP4, Format.INT4, Format.MXFP4):
+        yield ("experts", weights.value), ops.Experts(1, 1, 1, 1, 1, format=weights)
+    for kv in (Format.BF16, Format.FP8):
+        yield ("prefill_attention", kv.value), ops.PrefillAttention(1, 1, 1, 1, 1, kv_format=kv)
+        yield ("decode_attention", kv.value), ops.DecodeAttention(1, 1, 1, 1, 1, kv_format=kv)
+        yield ("latent_prefill_attention", kv.value), ops.LatentPrefillAttention(1, 1, 1, 1, 1, kv_format=kv)
+        yield ("latent_decode_attention", kv.value), ops.LatentDecodeAttention(1, 1, 1, 1, 1, kv_format=kv)
+    for decode in (False, True):
+        yield ("gated_delta", "decode" if decode else "prefill"), ops.GatedDelta(1, 1, 1, 1, 1, 1, 1, 0, decode)
+    yield ("elementwise", "any"), ops.Elementwise("any", 1, 1)
+    for name in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all"):
+        yield ("collective", name), ops.Collective(name, 1, 2)
+
+
+@dataclass(frozen=True)
+class Score:
+    """Errors of one class of operators."""
+
+    operators: str
+    left_out: str
+    num_points: int
+    median: float
+    p90: float
+
+
+def score(operators: str, left_out: str, errors: list[float]) -> Score:
+    found = np.array(errors)
+    return Score(operators, left_out, len(found), float(np.median(found)), float(np.quantile(found, 0.9)))
+
+
+def roofline_of(system: str) -> Roofline:
+    device = catalog.device(system)
+    return Roofline(device, None)
+
+
+# ------------------------------------------------------------------------------------------------------- interpolation
+
+
+def left_out_points(table: MeasurementTable, roofline: Roofline, num_sites: int, rng: np.random.Generator) -> Iterator[tuple[str, float]]:
+    """(`inside` or `last`, error) of single points left out of their own site."""
+    sites = list(table.rows_by_site)
+    for index in rng.permutation(len(sites))[:num_sites]:
+        site = sites[index]
+        axes, seconds = table.site_rows(site)
+        if len(seconds) < 4:
+            continue
+        names = list(axes)
+        along, others = axes[names[-1]], axes[names[0]]
+        for row in rng.permutation(len(seconds))[:4]:
+            same = others == others[row] if len(names) == 2 else np.ones(len(seconds), dtype=bool)
+            if same.sum() < 4 or along[row] == along[same].min():
+                continue
+            where = "last" if along[row] == along[same].max() else "inside"
+            keep = np.arange(len(seconds)) != row
+            rest = MeasurementTable(
+                table.kind,
+                {name: np.full(len(seconds) - 1, value) for name, value in zip(table.sites, site, strict=True)},
+                {name: column[keep] for name, column in axes.items()},
+                seconds[keep],
+                table.source,
+                table.words,
+            )
+            at = {name: column[[row]] for name, column in axes.items()}
+            found, _ = TableModel(rest, roofline).estimate(table.operator(site, at))
+            yield where, abs(float(found[0]) / seconds[row] - 1)
+
+
+def left_out_sites(table: MeasurementTable, roofline: Roofline, num_sites: int, rng: np.random.Generator) -> Iterator[float]:
+    """Errors of points of whole sites left out of the table."""
+    sites = list(table.rows_by_site)
+    if len(sites) < 8:
+        return
+    for index in rng.permutation(len(sites))[:num_sites]:
+        site = sites[index]
+        axes, seconds = table.site_rows(site)
+        rest = table.take(~_touching(table, site))
+        if not len(rest):
+            continue
+        rows = rng.permutation(len(seconds))[:12]
+        at = {name: column[rows] for name, column in axes.items()}
+        found, _ = TableModel(rest, roofline).estimate(table.operator(site, at))
+        yield from np.abs(found / seconds[rows] - 1).tolist()
+
+
+def _touching(table: MeasurementTable, site: tuple[float, ...]) -> NDArray[np.bool_]:
+    """Rows that may not be seen when `site` is left out: its own, and for a GEMM all of its n and all of its k."""
+    equal = [column == value for column, value in zip(table.sites.values(), site, strict=True)]
+    found: NDArray[np.bool_] = np.logical_or.reduce(equal) if table.kind == "gemm" else np.logical_and.reduce(equal)
+    return found
+
+
+def interpolation(num_sites: int, seed: int) -> list[Score]:
+    errors: dict[tuple[str, str], list[float]] = {}
+    for system, engine, version in COLLECTIONS:
+        rng = np.random.default_rng(seed)
+        tables = Tables(systems_folder() / system, engine, version)
+        roofline = roofline_of(system)
+        for (kind, variant), probe in probes():
+            table = tables.table_for(probe)
+            if table is None or f"/{engine}/" not in table.source and kind != "collective":
+                continue
+            for where, error in left_out_points(table, roofline, num_sites, rng):
+                errors.setdefault((kind, where), []).append(error)
+            whole = left_out_sites(table, roofline, max(num_sites // 4, 2), rng)
+            errors.setdefault((kind, "shape"), []).extend(whole)
+    return [score(kind, where, found) for (kind, where), found in sorted(errors.items()) if found]
+
+
+# ------------------------------------------------------------------------------------------------------------ roofline
+
+
+def samples_of(probe: ops.Op, rng: np.random.Generator) -> dict[str, Sample]:
+    """Device -> rows of its table of the class."""
+    found = {}
+    for system in FITTED:
+        engine, version = ("sglang", "0.5.10") if system == "a100_sxm" else ("vllm", "0.24.0")
+        table = Tables(systems_folder() / system, engine, version).table_for(probe)
+        if table is not None and len(table) >= 20:
+            found[system] = sample(table, roofline_of(system), ROWS_PER_DEVICE, rng)
+    return found
+
+
+def roofline(seed: int, write: bool, only: str | None = None) -> list[Score]:
+    """Errors of every device when the fit saw the others; with `write`, fits on all of them for the catalog."""
+    scores, files = [], {}
+    for (kind, variant), probe in probes():
+        found = samples_of(probe, np.random.default_rng(seed)) if only in (None, kind) else {}
+        if len(found) < 2:
+            continue
+        start = fit_roofline(kind, list(found.values()))
+        unseen: dict[str, list[float]] = {}
+        for device, one in found.items():
+            others = without(found, device)
+            shared = fit_roofline(kind, others, start)
+            fit = Fit(shared, families(kind, others, shared), 0.0, "")
+            unseen[device] = np.abs(np.expm1(one.log_errors(fit.on(one.roofline.device)))).tolist()
+        everywhere = [error for errors in unseen.values() for error in errors]
+        scores.append(score(f"{kind} {variant}", "device", everywhere))
+        files.setdefault(kind, {})[variant] = {
+            "fitted_on": f"{', '.join(found)} ({PACKAGE} 0.12.0)",
+            "median_error_unseen": round(float(np.median(everywhere)), 3),
+            "median_error_unseen_by_device": {name: round(float(np.median(e)), 3) for name, e in unseen.items()},
+            "coefficients": rounded(start),
+            "by_family": {name: rounded(own) for name, own in families(kind, list(found.values()), start).items()},
+        }
+    if write:
+        for kind, variants in files.items():
+            write_fit(kind, variants)
+    return scores
+
+
+def families(kind: str, samples: list[Sample], shared: dict[str, float]) -> dict[str, dict[str, float]]:
+    """Family of devices, or kind of board -> the coefficients that are its own."""
+    members: dict[str, list[Sample]] = {}
+    for one in samples:
+        members.setdefault(family(one.roofline.device), []).append(one)
+        members.setdefault(board(one.roofline.device), []).append(one)
+    return {name: fit_family(kind, rows, shared) for name, rows in members.items()}
+
+
+def rounded(coefficients: dict[str, float]) -> dict[str, float]:
+    return {name: float(f"{value:.4g}") for name, value in coefficients.items()}
+
+
+def write_fit(kind: str, variants: dict[str, object]) -> None:
+    header = (
+        f"# Coefficients of the closed form of {kind} (windtunnel/estimate/roofline.py). Written by\n"
+        "#   python benchmarks/operator_accuracy.py --fit\n"
+        "# from the measured tables of aiconfigurator-core (Apache-2.0, NVIDIA). median_error_unseen: median of\n"
+        "# |predicted / measured - 1| on each device when it was left out of the fit.\n"
+    )
+    (CATALOG / f"{kind}.yaml").write_text(header + yaml.safe_dump({"variants": variants}, sort_keys=False, width=120))
+
+
+# --------------------------------------------------------------------------------------------------------------- report
+
+
+def markdown(title: str, scores: list[Score]) -> str:
+    lines = [f"### {title}", "", "| operators | left out | points | median error | p90 |", "|---|---|---:|---:|---:|"]
+    lines += [
+        f"| {s.operators} | {s.left_out} | {s.num_points:,} | {s.median:.1%} | {s.p90:.1%} |" for s in scores
+    ]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--fit", action="store_true", help="write the fitted roofline into the catalog")
+    parser.add_argument("--sites", type=int, default=24, help="shapes drawn from each table")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--kind", help="fit only this kind of operator")
+    parser.add_argument("--only", choices=("interpolation", "roofline"))
+    options = parser.parse_args()
+    start = time.perf_counter()
+    found = {}
+    if options.only != "interpolation":
+        found["roofline, on devices that the fit did not see"] = roofline(options.seed, options.fit, options.kind)
+    if options.only != "roofline":
+        found["interpolation in measured tables"] = interpolation(options.sites, options.seed)
+    if options.json:
+        print(json.dumps({title: [asdict(one) for one in scores] for title, scores in found.items()}, indent=2))
+        return
+    for title, scores in found.items():
+        print(markdown(title, scores), end="\n\n")
+    print(f"{time.perf_counter() - start:.0f} s", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

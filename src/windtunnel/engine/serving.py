@@ -1,0 +1,334 @@
+"""Run a serving scenario: names -> setup -> arrays -> compiled loop -> records and summary."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.engine.workload import RequestArrays, generate
+from windtunnel.errors import InputError, WindtunnelError
+from windtunnel.estimate.estimator import COVERAGES, Coverage, Estimator
+from windtunnel.estimate.steps import LoweredSteps, lower_steps, price_step
+from windtunnel.interop.aiconfigurator import measured_estimator
+from windtunnel.kernels import state
+from windtunnel.kernels.serve import DONE, MORE, OUT_OF_STEPS, run
+from windtunnel.metrics.records import STEP_COLUMNS, Table, request_table
+from windtunnel.metrics.summary import Summary, summarise
+from windtunnel.ops.forward import Shard, StepBatch
+from windtunnel.ops.memory import MemoryPlan, plan_memory
+from windtunnel.spec.scenario import Scenario, Setup, resolve
+
+STEP_BUFFER_ROWS = 100_000
+"""Rows between two looks at progress and Ctrl-C: 30 to 100 ms."""
+
+Progress = Callable[[int, int], None]
+"""Called with (requests finished, requests in all)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """A finished run."""
+
+    scenario: Scenario
+    """Resolved: every default that decided the result is filled in."""
+    setup: Setup
+    memory: MemoryPlan
+    requests: Table
+    steps: Table
+    summary: Summary
+    coverage: dict[Coverage, float]
+    """How sure the operator times are: share of the device's time by how it was found."""
+    sources: dict[str, float]
+    """Measured table or fit -> share of the device's time that it prices."""
+    engine_time_s: float
+    """Wall time of the simulation loop alone."""
+
+
+def simulate(
+    scenario: Scenario,
+    estimator: Estimator | None = None,
+    progress: Progress | None = None,
+    allow_download: bool = False,
+) -> Result:
+    """Simulate `scenario`.
+
+    Args:
+        scenario: what to run.
+        estimator: prices operators; None reads the tables measured on the scenario's device, or its calibrated roofline.
+        progress: called now and then.
+        allow_download: look models up on the Hugging Face hub too.
+
+    Raises:
+        InputError: the scenario's parts do not go together, or a request that this deployment can never serve.
+    """
+    setup = resolve(scenario, allow_download)
+    shard = shard_of(setup)
+    _refuse_pipelines(setup)
+    requests = generate(scenario.workload, scenario.seed)
+    setup = _with_model_len(setup, requests)
+    memory = plan_memory(shard, setup.device, setup.engine, setup.max_model_len)
+    settings = kernel_settings(setup, memory, scenario.deployment.replicas, requests)
+    check_requests(requests, setup, memory)
+    estimator = estimator or estimator_for(setup)
+    lowered = lower_steps(estimator, setup.device, shard, setup.engine, setup.max_model_len)
+    records, steps, engine_time_s = run_loop(settings, lowered.cost, requests, progress)
+    num_replicas = scenario.deployment.replicas
+    table = request_table(
+        {name: records[name].copy() for name in _ENGINE_COLUMNS},
+        records["rank"] // settings.ranks_per_replica,
+        float(setup.engine.host.first_token_s or 0.0),
+        requests.num_warmup,
+    )
+    price = scenario.deployment.price_usd_per_hour
+    summary = summarise(
+        table,
+        steps,
+        num_replicas=num_replicas,
+        num_devices=scenario.deployment.num_devices,
+        num_blocks=memory.num_blocks * settings.ranks_per_replica,
+        time_fractions=time_fractions(lowered, steps, settings),
+        slo=scenario.slo,
+        price_usd_per_hour=setup.device.price_usd_per_hour if price is None else price,
+    )
+    coverage, sources = provenance(estimator, shard, steps, settings.ranks_per_replica)
+    return Result(
+        scenario=resolved_scenario(scenario, setup, memory),
+        setup=setup,
+        memory=memory,
+        requests=table,
+        steps=steps,
+        summary=summary,
+        coverage=coverage,
+        sources=sources,
+        engine_time_s=engine_time_s,
+    )
+
+
+_ENGINE_COLUMNS = (
+    "arrival_s",
+    "scheduled_s",
+    "first_token_s",
+    "finish_s",
+    "input_tokens",
+    "output_tokens",
+    "priority",
+    "num_preemptions",
+)
+
+
+def shard_of(setup: Setup) -> Shard:
+    """The model as the setup deploys it."""
+    return Shard(setup.model, setup.precision, setup.parallelism, setup.node.num_devices)
+
+
+def estimator_for(setup: Setup) -> Estimator:
+    """The estimator that knows most about the setup's device and engine."""
+    engine = setup.engine
+    assert engine.version is not None
+    graphs = bool(engine.max_cudagraph_capture_size)
+    return measured_estimator(setup.device, setup.node, engine.name, engine.version, cuda_graphs=graphs)
+
+
+def kernel_settings(
+    setup: Setup, memory: MemoryPlan, num_replicas: int, requests: RequestArrays
+) -> state.Settings:
+    """The engine's settings as the loop takes them."""
+    engine = setup.engine
+    assert engine.max_num_seqs is not None
+    assert engine.max_num_batched_tokens is not None
+    most = max(requests.arrival_s.size, 1)
+    return state.Settings(
+        scheduler=state.SCHEDULERS.index(str(engine.scheduler)),
+        num_replicas=num_replicas,
+        ranks_per_replica=setup.parallelism.attention_dp,
+        max_num_seqs=min(engine.max_num_seqs, most),
+        max_num_batched_tokens=engine.max_num_batched_tokens,
+        long_prefill_token_threshold=engine.long_prefill_token_threshold or 0,
+        chunked_prefill=int(bool(engine.enable_chunked_prefill)),
+        max_prefill_tokens=engine.max_prefill_tokens or engine.max_num_batched_tokens,
+        priority=int(engine.scheduling_policy == "priority"),
+        block_size=memory.block_size,
+        num_blocks=memory.num_blocks,
+        blocks_per_request=memory.blocks_per_request,
+        schedule_conservativeness=1.0 if engine.schedule_conservativeness is None else engine.schedule_conservativeness,
+        receive_interval_steps=engine.receive_interval_steps or 1,
+        concurrency=requests.concurrency,
+        num_warmup=requests.num_warmup,
+    )
+
+
+def run_loop(
+    settings: state.Settings, cost: state.StepCost, requests: RequestArrays, progress: Progress | None = None
+) -> tuple[NDArray[np.void], Table, float]:
+    """Run the compiled loop to its end.
+
+    Returns:
+        `REQUEST` records in order of sending, the step table, and the loop's wall time in seconds.
+
+    Raises:
+        WindtunnelError: recorded step durations ran out before the requests did.
+    """
+    records = state.new_requests(
+        requests.arrival_s, requests.input_tokens, requests.output_tokens, requests.priority
+    )
+    ranks, lists = state.new_ranks(settings), state.new_lists(settings)
+    replicas, clock = state.new_replicas(settings), state.new_clock()
+    buffers = []
+    started_s = time.perf_counter()
+    while True:
+        buffer = state.new_steps(STEP_BUFFER_ROWS)
+        status = run(settings, cost, records, ranks, lists, replicas, clock, buffer)
+        buffers.append(buffer[: clock[0].rows])
+        if progress is not None:
+            progress(int(clock[0].finished), records.size)
+        if status != MORE:
+            break
+    engine_time_s = time.perf_counter() - started_s
+    if status == OUT_OF_STEPS:
+        raise WindtunnelError(f"the {cost.recorded_step_s.size} recorded steps end before the requests do")
+    assert status == DONE, "a request can never be scheduled"
+    steps = Table({name: np.concatenate([b[name] for b in buffers]) for name in STEP_COLUMNS}, STEP_COLUMNS)
+    return records.view(np.ndarray), steps, engine_time_s
+
+
+def check_requests(requests: RequestArrays, setup: Setup, memory: MemoryPlan) -> None:
+    """Raise InputError for the first request that the engine would refuse or could never hold."""
+    whole = requests.input_tokens + requests.output_tokens
+    longest = int(np.argmax(whole))
+    if whole[longest] > setup.max_model_len:
+        raise InputError(
+            f"request {longest} has {requests.input_tokens[longest]:,} input and {requests.output_tokens[longest]:,} output "
+            f"tokens; {setup.model.name} accepts {setup.max_model_len:,} in all",
+            "shorten the workload, or raise engine.max_model_len as far as the model goes",
+        )
+    blocks = -(-int(whole[longest]) // memory.block_size) + memory.blocks_per_request
+    if blocks > memory.num_blocks:
+        raise InputError(
+            f"request {longest} needs {whole[longest]:,} tokens of KV cache; one replica holds {memory.kv_tokens:,}",
+            "use more devices, a smaller KV format (kv_cache: fp8), or shorter requests",
+        )
+    most = setup.engine.max_num_batched_tokens or 0
+    widest = int(np.argmax(requests.input_tokens))
+    if not setup.engine.enable_chunked_prefill and requests.input_tokens[widest] > most:
+        raise InputError(
+            f"request {widest} has {requests.input_tokens[widest]:,} input tokens; without chunked prefill a step takes {most:,}",
+            "raise engine.max_num_batched_tokens, or set engine.enable_chunked_prefill",
+        )
+
+
+def time_fractions(lowered: LoweredSteps, steps: Table, settings: state.Settings) -> dict[str, float]:
+    """Share of busy time by what bounds it; with several ranks per replica from their mean batch.
+
+    Look-ups of the operators' shares are scaled so that a step's parts add up to its duration; attention counts as memory in
+    decode and as compute in prefill.
+    """
+    cost = lowered.cost
+    ranks = settings.ranks_per_replica
+    decodes = -(-steps["decode_tokens"] // ranks)
+    tokens = -(-(steps["decode_tokens"] + steps["prefill_tokens"]) // ranks)
+    prefills = steps["prefill_tokens"] > 0
+    step_s = steps["duration_s"] / steps["num_steps"]
+
+    def by_kind(decode: NDArray[np.float64], mixed: NDArray[np.float64]) -> NDArray[np.float64]:
+        return np.where(prefills, mixed[np.minimum(tokens, mixed.size - 1)], decode[decodes])
+
+    host_s = cost.host_step_s + cost.host_request_s * steps["num_running"] / ranks
+    whole_s = by_kind(cost.decode_token_s, cost.mixed_token_s)
+    communication_s = by_kind(lowered.decode_communication_s, lowered.mixed_communication_s)
+    compute_s = by_kind(lowered.decode_compute_s, lowered.mixed_compute_s)
+    device_s = step_s if cost.host_overlaps else np.maximum(step_s - host_s, 0.0)
+    waits_for_host = host_s >= step_s if cost.host_overlaps else np.zeros(step_s.size, bool)
+    attention_s = np.maximum(device_s - whole_s, 0.0)
+    compute_s = compute_s + np.where(prefills, attention_s * _prefill_share(steps), 0.0)
+    parts = {
+        "compute": np.minimum(compute_s, device_s - communication_s),
+        "communication": communication_s,
+        "host": np.where(waits_for_host, step_s, step_s - device_s),
+    }
+    parts = {name: np.where(waits_for_host & (name != "host"), 0.0, part) for name, part in parts.items()}
+    total_s = float(steps["duration_s"].sum())
+    sums = {name: float((part * steps["num_steps"]).sum() / total_s) for name, part in parts.items()}
+    memory = max(1.0 - sum(sums.values()), 0.0)
+    return {
+        "compute": sums["compute"],
+        "memory": memory,
+        "communication": sums["communication"],
+        "host": sums["host"],
+    }
+
+
+NUM_SAMPLED_STEPS = 16
+
+
+def provenance(
+    estimator: Estimator, shard: Shard, steps: Table, num_ranks: int
+) -> tuple[dict[Coverage, float], dict[str, float]]:
+    """How the operator times of a run were found: shares of device time by coverage, and by table.
+
+    Read off `NUM_SAMPLED_STEPS` steps of the run, spread evenly over its busy time, priced operator by operator.
+    """
+    ends = np.cumsum(steps["duration_s"])
+    rows = np.unique(np.searchsorted(ends, (np.arange(NUM_SAMPLED_STEPS) + 0.5) / NUM_SAMPLED_STEPS * ends[-1]))
+    by_coverage: dict[Coverage, float] = {}
+    by_source: dict[str, float] = {}
+    for row in rows:
+        for priced in price_step(estimator, shard, batch_of(steps, int(row), num_ranks)):
+            estimate = priced.estimate
+            by_coverage[estimate.coverage] = by_coverage.get(estimate.coverage, 0.0) + priced.device_s
+            by_source[estimate.source] = by_source.get(estimate.source, 0.0) + priced.device_s
+    whole_s = sum(by_source.values())
+    sources = sorted(by_source.items(), key=lambda item: -item[1])
+    return (
+        {coverage: by_coverage[coverage] / whole_s for coverage in COVERAGES if coverage in by_coverage},
+        {source: seconds / whole_s for source, seconds in sources},
+    )
+
+
+def batch_of(steps: Table, row: int, num_ranks: int = 1) -> StepBatch:
+    """The first step of a row as a batch of one rank (their mean where several step together)."""
+    decodes = -(-int(steps["decode_tokens"][row]) // num_ranks)
+    context = float(steps["context_tokens"][row]) / num_ranks
+    return StepBatch(
+        decode_requests=decodes,
+        decode_context_tokens=context / decodes + 1 if decodes else 0.0,
+        prefill_tokens=-(-int(steps["prefill_tokens"][row]) // num_ranks),
+        prefill_pairs=float(steps["prefill_pairs"][row]) / num_ranks,
+        sampled=max(-(-int(steps["num_sampled"][row]) // num_ranks), 1),
+    )
+
+
+def _prefill_share(steps: Table) -> NDArray[np.float64]:
+    """Of the attention in steps with prefill, the share that the prompts' query-key pairs are of all pairs."""
+    pairs = steps["prefill_pairs"]
+    seen = pairs + steps["context_tokens"]
+    return np.divide(pairs, seen, out=np.zeros_like(pairs), where=seen > 0)
+
+
+def resolved_scenario(scenario: Scenario, setup: Setup, memory: MemoryPlan) -> Scenario:
+    """`scenario` with the defaults that decided the result written out."""
+    engine = msgspec.structs.replace(
+        setup.engine, max_model_len=setup.max_model_len, num_gpu_blocks=memory.num_blocks
+    )
+    deployment = msgspec.structs.replace(scenario.deployment, node=setup.node.name, engine=engine)
+    return msgspec.structs.replace(
+        scenario, model=setup.model.name, precision=setup.precision, deployment=deployment
+    )
+
+
+def _with_model_len(setup: Setup, requests: RequestArrays) -> Setup:
+    """The longest request decides how far the cost grids reach, unless the engine was told a limit."""
+    if setup.engine.max_model_len is not None:
+        return setup
+    longest = int((requests.input_tokens + requests.output_tokens).max())
+    return setup if longest > setup.max_model_len else replace(setup, max_model_len=longest)
+
+
+def _refuse_pipelines(setup: Setup) -> None:
+    if setup.parallelism.pp > 1:
+        raise InputError(
+            f"pp = {setup.parallelism.pp}: a serving simulation runs one pipeline stage so far",
+            "use pp = 1 with more tp or replicas; `windtunnel explain` prices a single step with pp",
+        )

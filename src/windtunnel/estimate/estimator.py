@@ -1,0 +1,226 @@
+"""Seconds of an operator with where they come from: a measured point, a neighbourhood, a scaled neighbour or a roofline."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.estimate.interpolate import Curve, Prediction, Surface, corner_sites, nearest_sites
+from windtunnel.estimate.roofline import Roofline, fit_for
+from windtunnel.estimate.table import Floats, MeasurementTable, site_names, site_of
+from windtunnel.ops import op as ops
+from windtunnel.spec.hardware import Device, Node
+
+
+class Coverage(StrEnum):
+    """How an estimate was found, the surest first."""
+
+    MEASURED = "measured"
+    """This very point was measured."""
+    INTERPOLATED = "interpolated"
+    """Between points measured for this shape, or between shapes measured around it."""
+    SCALED = "scaled"
+    """Beyond what was measured, or from the nearest shapes: the measured utilisation is kept, the work is this shape's."""
+    ROOFLINE = "roofline"
+    """No table of this operator: the calibrated roofline."""
+
+
+COVERAGES = tuple(Coverage)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Seconds of one operator, or of a family of them (one array of the shape of the operator's axes)."""
+
+    seconds: ops.Size
+    coverage: Coverage
+    """The least sure of the family's points."""
+    source: str
+    """The table or fit, for people."""
+    relative_error: float
+    """Median |error| of this kind of estimate when measured points are left out (`benchmarks/operator_accuracy.py`)."""
+
+
+class Estimator(Protocol):
+    """Anything that prices operators."""
+
+    def estimate(self, op: ops.Op) -> Estimate:
+        """Seconds of `op`, vectorised over arrays along its axes."""
+        ...
+
+
+class TableSource(Protocol):
+    """Where measured tables come from."""
+
+    def table_for(self, op: ops.Op) -> MeasurementTable | None:
+        """The table to price `op` from, or None where nobody measured its kind in its format."""
+        ...
+
+
+MEDIAN_ERROR: Mapping[Coverage, float] = {
+    Coverage.MEASURED: 0.0,
+    Coverage.INTERPOLATED: 0.03,
+    Coverage.SCALED: 0.08,
+}
+
+
+@dataclass(frozen=True)
+class RooflineEstimator:
+    """Prices every operator from the device's published figures."""
+
+    roofline: Roofline
+
+    def estimate(self, op: ops.Op) -> Estimate:
+        """Seconds by the calibrated roofline."""
+        fit = fit_for(op)
+        seconds = _scalar_or_array(np.asarray(self.roofline.seconds(op), dtype=np.float64))
+        return Estimate(seconds, Coverage.ROOFLINE, f"roofline fitted on {fit.fitted_on}", fit.median_error)
+
+
+def roofline_estimator(device: Device, node: Node | None = None) -> Estimator:
+    """The estimator of a device that nobody measured."""
+    return RooflineEstimator(Roofline(device, node))
+
+
+def canonical(op: ops.Op) -> ops.Op:
+    """`op` with the dimensions that do not change its cost made equal, so that it meets the rows that measured it.
+
+    Elementwise kernels cost what their bytes cost; Gated DeltaNet's core does not see the hidden size.
+    """
+    if isinstance(op, ops.Elementwise):
+        return ops.Elementwise("any", op.num_bytes, 1.0)
+    if isinstance(op, ops.GatedDelta):
+        return replace(op, hidden_size=0)
+    return op
+
+
+@dataclass(frozen=True)
+class TableModel:
+    """One table with what is needed to read it anywhere."""
+
+    table: MeasurementTable
+    roofline: Roofline
+    _shapes: dict[tuple[float, ...], Curve | Surface] = field(default_factory=dict)
+
+    def estimate(self, op: ops.Op) -> tuple[Floats, Coverage]:
+        """Seconds at each point of `op`'s axes (flat), and the least sure coverage among them."""
+        axes = _flat_axes(op)
+        site = site_of(op)
+        if site in self.table.rows_by_site:
+            found = self.at_site(site, op, axes)
+            return found.seconds, _worst(found)
+        return self.between_sites(site, op, axes)
+
+    def at_site(self, site: tuple[float, ...], op: ops.Op, axes: Mapping[str, Floats]) -> Prediction:
+        """Seconds at points of a measured site."""
+
+        def reference(at: Mapping[str, Floats]) -> Floats:
+            return np.asarray(self.roofline.seconds(replace(op, **at)))
+
+        if site not in self._shapes:
+            grid, seconds = self.table.site_rows(site)
+            if len(grid) == 1:
+                ((axis, at),) = grid.items()
+                self._shapes[site] = Curve.of(axis, at, seconds, reference)
+            else:
+                self._shapes[site] = Surface.of(grid, seconds, reference)
+        shape = self._shapes[site]
+        if isinstance(shape, Curve):
+            return shape.predict(axes[shape.axis], reference)
+        return shape.predict(axes, reference)
+
+    def between_sites(self, site: tuple[float, ...], op: ops.Op, axes: Mapping[str, Floats]) -> tuple[Floats, Coverage]:
+        """Seconds at a site that was not measured: its own work at its neighbours' measured utilisation."""
+        sites = np.array(list(self.table.rows_by_site))
+        rows, weights, around = neighbours(op.kind, sites, np.array(site))
+        log_seconds = np.log(np.asarray(self.roofline.seconds(replace(op, **axes))))
+        worst = Coverage.INTERPOLATED if around else Coverage.SCALED
+        for row, weight in zip(rows, weights, strict=True):
+            neighbour = tuple(sites[row].tolist())
+            near = replace(op, **_site_fields(op, neighbour))
+            found = self.at_site(neighbour, near, axes)
+            expected = np.asarray(self.roofline.seconds(replace(near, **axes)))
+            log_seconds = log_seconds + weight * np.log(found.seconds / expected)
+            if not found.inside.all():
+                worst = Coverage.SCALED
+        return np.exp(log_seconds), worst
+
+
+def neighbours(kind: str, sites: Floats, site: Floats) -> tuple[NDArray[np.intp], Floats, bool]:
+    """Which measured sites speak for `site`, how much each, and whether they lie around it.
+
+    A GEMM's (n, k) form a grid: the corners of its cell. Elsewhere the nearest few shapes in log space; dimensions in
+    which kernels are compiled apart (head size, window, sharding) weigh more than those that only add work.
+    """
+    if kind == "gemm":
+        rows, weights = corner_sites(sites, site)
+        around = bool(np.all(site >= sites.min(axis=0)) and np.all(site <= sites.max(axis=0)))
+        return rows, weights, around
+    scales = np.array([_DISTANCE.get(kind, {}).get(name, 1.0) for name in site_names(kind)])
+    positive = np.where(sites <= 0, _ABSENT, sites)
+    wanted = np.where(site <= 0, _ABSENT, site)
+    rows, weights = nearest_sites(positive**scales, wanted**scales, 4)
+    return rows, weights, False
+
+
+_ABSENT = 2.0**20
+"""A window of 0 means none: as far as the longest context."""
+
+_DISTANCE: Mapping[str, Mapping[str, float]] = {
+    "prefill_attention": {"head_dim": 4.0, "window_tokens": 4.0},
+    "decode_attention": {"head_dim": 4.0, "window_tokens": 4.0},
+    "experts": {"gated": 8.0},
+}
+
+
+def _site_fields(op: ops.Op, site: tuple[float, ...]) -> dict[str, float | int | bool]:
+    now = {name: getattr(op, name) for name in site_names(op.kind)}
+    return {
+        name: bool(value) if isinstance(now[name], bool) else int(value) if value == int(value) else value
+        for name, value in zip(now, site, strict=True)
+    }
+
+
+def _worst(found: Prediction) -> Coverage:
+    if found.exact.all():
+        return Coverage.MEASURED
+    return Coverage.INTERPOLATED if found.inside.all() else Coverage.SCALED
+
+
+def _flat_axes(op: ops.Op) -> dict[str, Floats]:
+    values = np.broadcast_arrays(*(np.asarray(value, dtype=np.float64) for value in ops.axis_values(op).values()))
+    return {name: value.ravel() for name, value in zip(op.axes, values, strict=True)}
+
+
+def _shape_of(op: ops.Op) -> tuple[int, ...]:
+    return np.broadcast_shapes(*(np.shape(value) for value in ops.axis_values(op).values()))
+
+
+def _scalar_or_array(seconds: Floats) -> ops.Size:
+    return seconds if seconds.ndim else float(seconds)
+
+
+@dataclass(frozen=True)
+class TableEstimator:
+    """Prices operators from measured tables, and from the roofline where there is none."""
+
+    tables: TableSource
+    roofline: Roofline
+    _models: dict[int, TableModel] = field(default_factory=dict)
+
+    def estimate(self, op: ops.Op) -> Estimate:
+        """Seconds of `op` with coverage and source."""
+        op = canonical(op)
+        table = self.tables.table_for(op)
+        if table is None:
+            return RooflineEstimator(self.roofline).estimate(op)
+        if id(table) not in self._models:
+            self._models[id(table)] = TableModel(table, self.roofline)
+        seconds, coverage = self._models[id(table)].estimate(op)
+        shaped = _scalar_or_array(seconds.reshape(_shape_of(op)))
+        return Estimate(shaped, coverage, table.source, MEDIAN_ERROR[coverage])

@@ -1,0 +1,162 @@
+"""Seconds between, around and beyond measured points.
+
+Everything is done on the logarithm of measured seconds over a reference (`roofline.Roofline.seconds`): the reference knows where an
+operator turns from launch to memory to compute bound, so what is left is flat, and holding it constant beyond the grid
+means holding the measured utilisation. Inside a cell the result is bounded by the cell's corners: no overshoot, no wiggle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Reference = Callable[[Mapping[str, Floats]], Floats]
+"""Axes (arrays of one shape) -> reference seconds at one site."""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Seconds at some points of one site, and which of them were measured or lie between measured points."""
+
+    seconds: Floats
+    exact: NDArray[np.bool_]
+    inside: NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Seconds along one axis.
+
+    Args:
+        axis: its name.
+        at: measured coordinates, ascending.
+        log_seconds: of the measurements.
+        log_ratio: of the measurements over the reference.
+    """
+
+    axis: str
+    at: Floats
+    log_seconds: Floats
+    log_ratio: Floats
+
+    @staticmethod
+    def of(axis: str, at: Floats, seconds: Floats, reference: Reference) -> Curve:
+        """The curve through measured points."""
+        log_seconds = np.log(seconds)
+        return Curve(axis, at, log_seconds, log_seconds - np.log(reference({axis: at})))
+
+    def predict(self, at: Floats, reference: Reference) -> Prediction:
+        """Seconds at `at`."""
+        log_at, log_grid = np.log(at), np.log(self.at)
+        right = np.clip(np.searchsorted(self.at, at), 0, len(self.at) - 1)
+        left = np.where((self.at[right] > at) & (right > 0), right - 1, right)
+        inside = (at >= self.at[0]) & (at <= self.at[-1])
+        log_seconds = np.log(reference({self.axis: at})) + np.interp(log_at, log_grid, self.log_ratio)
+        bounded = _between(log_seconds, self.log_seconds[left], self.log_seconds[right])
+        return Prediction(np.exp(np.where(inside, bounded, log_seconds)), inside & (left == right), inside)
+
+
+@dataclass(frozen=True)
+class Surface:
+    """Seconds over two axes: one curve along the second axis for every measured value of the first (a ragged grid)."""
+
+    axes: tuple[str, str]
+    at: Floats
+    """Measured values of the first axis, ascending."""
+    curves: tuple[Curve, ...]
+
+    @staticmethod
+    def of(axes: Mapping[str, Floats], seconds: Floats, reference: Reference) -> Surface:
+        """The surface through measured points, which are sorted by the first axis, then the second."""
+        first, second = axes
+        at, starts = np.unique(axes[first], return_index=True)
+        curves = []
+        for value, rows in zip(at, np.split(np.arange(len(seconds)), starts[1:]), strict=True):
+            along = _fixed(reference, first, float(value))
+            curves.append(Curve.of(second, axes[second][rows], seconds[rows], along))
+        return Surface((first, second), at, tuple(curves))
+
+    def predict(self, axes: Mapping[str, Floats], reference: Reference) -> Prediction:
+        """Seconds at points given along both axes.
+
+        Each point lies between two measured values of the first axis. Both curves are read at the point's second
+        coordinate, and what they give over the reference is interpolated along the first axis.
+        """
+        first, second = (axes[name] for name in self.axes)
+        upper = np.clip(np.searchsorted(self.at, first), 0, len(self.at) - 1)
+        lower = np.where((self.at[upper] > first) & (upper > 0), upper - 1, upper)
+        log_ratio = np.empty((2, len(first)))
+        log_seconds = np.empty((2, len(first)))
+        exact = np.empty((2, len(first)), dtype=bool)
+        inside = np.empty((2, len(first)), dtype=bool)
+        for side, chosen in enumerate((lower, upper)):
+            for index in np.unique(chosen):
+                here = chosen == index
+                along = _fixed(reference, self.axes[0], float(self.at[index]))
+                found = self.curves[index].predict(second[here], along)
+                log_seconds[side, here] = np.log(found.seconds)
+                log_ratio[side, here] = log_seconds[side, here] - np.log(along({self.axes[1]: second[here]}))
+                exact[side, here], inside[side, here] = found.exact, found.inside
+        weight = _position(first, self.at[lower], self.at[upper])
+        blended = np.log(reference(axes)) + log_ratio[0] * (1 - weight) + log_ratio[1] * weight
+        within = (first >= self.at[0]) & (first <= self.at[-1])
+        bounded = _between(blended, log_seconds[0], log_seconds[1])
+        on_grid = within & (lower == upper)
+        return Prediction(np.exp(np.where(within, bounded, blended)), on_grid & exact[0], within & inside.all(axis=0))
+
+
+def _fixed(reference: Reference, axis: str, value: float) -> Reference:
+    def along(axes: Mapping[str, Floats]) -> Floats:
+        (other,) = axes.values()
+        return reference({axis: np.full(other.shape, value), **axes})
+
+    return along
+
+
+def _between(value: Floats, one: Floats, other: Floats) -> Floats:
+    return np.clip(value, np.minimum(one, other), np.maximum(one, other))
+
+
+def _position(at: Floats, low: Floats, high: Floats) -> Floats:
+    """Where `at` lies between `low` and `high`, on a logarithmic scale; 0 outside and where they are one."""
+    span = np.log(high / low)
+    return np.clip(np.divide(np.log(at / low), span, out=np.zeros_like(span), where=span > 0), 0.0, 1.0)
+
+
+def nearest_sites(sites: Floats, wanted: Floats, count: int) -> tuple[NDArray[np.intp], Floats]:
+    """The sites nearest to `wanted` in log space and their weights (inverse squared distance, Shepard 1968).
+
+    Args:
+        sites: [num_sites, num_dimensions], positive.
+        wanted: [num_dimensions], positive.
+        count: how many to use.
+    """
+    distance = np.sqrt(((np.log(sites) - np.log(wanted)) ** 2).sum(axis=1))
+    chosen = np.argsort(distance, kind="stable")[:count]
+    weights = 1.0 / np.maximum(distance[chosen], 1e-6) ** 2
+    return chosen, weights / weights.sum()
+
+
+def corner_sites(sites: Floats, wanted: Floats) -> tuple[NDArray[np.intp], Floats]:
+    """The corners of the grid cell around `wanted` and their multilinear weights in log space.
+
+    Along a dimension that the grid does not reach, the cell is flat. Corners that were not measured lose their weight.
+    """
+    levels = [np.unique(column) for column in sites.T]
+    corners: list[tuple[tuple[float, ...], float]] = [((), 1.0)]
+    for grid, value in zip(levels, wanted, strict=True):
+        high = int(np.clip(np.searchsorted(grid, value), 0, len(grid) - 1))
+        low = high - 1 if grid[high] > value and high > 0 else high
+        part = float(_position(np.array([value]), grid[[low]], grid[[high]])[0])
+        choices = {float(grid[low]): 1 - part} if low == high else {float(grid[low]): 1 - part, float(grid[high]): part}
+        corners = [((*point, at), weight * share) for point, weight in corners for at, share in choices.items()]
+    row_of = {tuple(site): row for row, site in enumerate(sites.tolist())}
+    present = [(row_of[point], weight) for point, weight in corners if point in row_of and weight > 0]
+    if not present:
+        return nearest_sites(sites, wanted, 1)
+    rows, weights = np.array([row for row, _ in present]), np.array([weight for _, weight in present])
+    return rows, weights / weights.sum()

@@ -1,0 +1,438 @@
+"""How an engine forms the next batch. Each policy names the engine and version that it mirrors.
+
+A policy fills the lists BATCH and BATCH_TOKENS of its rank with `batch_size` prefill chunks, takes the blocks that the step
+needs, and returns how many requests decode in it.
+"""
+
+from windtunnel.kernels.heap import meld, push
+from windtunnel.kernels.jit import inner
+from windtunnel.kernels.state import (
+    BATCH,
+    BATCH_TOKENS,
+    FINISH_KEY,
+    FINISH_VALUE,
+    NONE,
+    PHASES,
+    PREFILLING,
+    SGLANG,
+    TRTLLM,
+)
+
+
+@inner
+def num_blocks_for(num_tokens, block_size):
+    return (num_tokens + block_size - 1) // block_size
+
+
+@inner
+def held_blocks(settings, requests, ranks, rank, i):
+    """Blocks that running request `i` holds."""
+    if settings.scheduler == TRTLLM:
+        return (
+            num_blocks_for(requests[i].input_tokens + requests[i].output_tokens, settings.block_size)
+            + settings.blocks_per_request
+        )
+    computed = requests[i].computed_tokens
+    if requests[i].is_decoding:
+        computed = ranks[rank].steps - requests[i].joined
+    return num_blocks_for(computed + requests[i].step_tokens, settings.block_size) + settings.blocks_per_request
+
+
+@inner
+def enqueue(settings, requests, ranks, rank, i):
+    """Put request `i` on the waiting heap: first come first served, or by priority and then arrival.
+
+    Under first come first served a preempted request belongs in front; its index, older than any that waits, puts it there.
+    """
+    requests[i].left = NONE
+    requests[i].right = NONE
+    requests[i].order = requests[i].priority if settings.priority else 0
+    ranks[rank].waiting = meld(requests.order, requests.left, requests.right, ranks[rank].waiting, i)
+    ranks[rank].num_waiting += 1
+
+
+@inner
+def admit(requests, ranks, lists, rank, i, now_s):
+    """Move the first waiting request, `i`, to the end of the running list."""
+    ranks[rank].waiting = meld(requests.order, requests.left, requests.right, requests[i].left, requests[i].right)
+    ranks[rank].num_waiting -= 1
+    last = ranks[rank].last
+    requests[i].before = last
+    requests[i].after = NONE
+    if last == NONE:
+        ranks[rank].first = i
+    else:
+        requests[last].after = i
+    ranks[rank].last = i
+    ranks[rank].num_running += 1
+    lists[rank, PREFILLING, ranks[rank].num_prefilling] = i
+    ranks[rank].num_prefilling += 1
+    ranks[rank].remaining_tokens += remaining_output(requests, i)
+    if requests[i].scheduled_s != requests[i].scheduled_s:
+        requests[i].scheduled_s = now_s
+
+
+@inner
+def remaining_output(requests, i):
+    """Output tokens that request `i`, not decoding, has yet to produce."""
+    return requests[i].output_tokens - (requests[i].target_tokens - requests[i].input_tokens)
+
+
+@inner
+def unlink(requests, ranks, rank, i):
+    """Take request `i` out of the running list."""
+    before, after = requests[i].before, requests[i].after
+    if before == NONE:
+        ranks[rank].first = after
+    else:
+        requests[before].after = after
+    if after == NONE:
+        ranks[rank].last = before
+    else:
+        requests[after].before = before
+    ranks[rank].num_running -= 1
+
+
+@inner
+def stop_decoding(settings, requests, ranks, lists, rank, i):
+    """Take request `i` out of the rank's decoding sums; its computed tokens become explicit."""
+    requests[i].computed_tokens = ranks[rank].steps - requests[i].joined
+    requests[i].is_decoding = 0
+    ranks[rank].num_decoding -= 1
+    ranks[rank].context_tokens -= requests[i].computed_tokens
+    lists[rank, PHASES, requests[i].joined % settings.block_size] -= 1
+
+
+@inner
+def preempt(settings, requests, ranks, lists, rank, i):
+    """Free all of running request `i` and put it back in the queue, to be computed again from its first token.
+
+    Its outputs so far become part of what must be prefilled (vLLM V1 `Scheduler._preempt_request`, SGLang `retract_decode`).
+    """
+    ranks[rank].free_blocks += held_blocks(settings, requests, ranks, rank, i)
+    if requests[i].is_decoding:
+        stop_decoding(settings, requests, ranks, lists, rank, i)
+        if requests[i].computed_tokens == requests[i].target_tokens and ranks[rank].num_joined > 0:
+            ranks[rank].num_joined -= 1
+            ranks[rank].joined_since_s -= requests[i].last_token_s
+        else:
+            requests[i].last_token_s = ranks[rank].last_decode_s
+        requests[i].target_tokens = requests[i].computed_tokens + 1
+    ranks[rank].remaining_tokens -= remaining_output(requests, i)
+    requests[i].computed_tokens = 0
+    requests[i].step_tokens = 0
+    requests[i].num_preemptions += 1
+    unlink(requests, ranks, rank, i)
+    enqueue(settings, requests, ranks, rank, i)
+
+
+@inner
+def rebuild_rank(requests, ranks, lists, rank):
+    """Rebuild the lists that a slow pass invalidates: who is prefilling, and the heap of finishing steps."""
+    num_prefilling = 0
+    size = 0
+    i = ranks[rank].first
+    while i != NONE:
+        if requests[i].is_decoding:
+            end = requests[i].joined + requests[i].input_tokens + requests[i].output_tokens - 1
+            size = push(lists[rank, FINISH_KEY], lists[rank, FINISH_VALUE], size, end, i)
+        else:
+            lists[rank, PREFILLING, num_prefilling] = i
+            num_prefilling += 1
+        i = requests[i].after
+    ranks[rank].finish_size = size
+    ranks[rank].num_prefilling = num_prefilling
+
+
+@inner
+def wanted_tokens(settings, requests, i):
+    """Prompt tokens that request `i` would compute in a step with tokens to spare."""
+    num_tokens = requests[i].target_tokens - requests[i].computed_tokens
+    threshold = settings.long_prefill_token_threshold
+    return threshold if 0 < threshold < num_tokens else num_tokens
+
+
+@inner
+def add_chunk(ranks, lists, rank, i, num_tokens):
+    position = ranks[rank].batch_size
+    lists[rank, BATCH, position] = i
+    lists[rank, BATCH_TOKENS, position] = num_tokens
+    ranks[rank].batch_size = position + 1
+
+
+@inner
+def walk_running(settings, requests, ranks, lists, rank, now_s):
+    """vLLM V1's pass over the running list, one request at a time, for steps in which tokens or blocks are short.
+
+    Returns (decoding requests scheduled, token budget left, whether anything was preempted).
+    """
+    block_size = settings.block_size
+    budget = settings.max_num_batched_tokens
+    any_preempted = False
+    i = ranks[rank].first
+    while i != NONE and budget > 0:
+        if requests[i].is_decoding:
+            computed = ranks[rank].steps - requests[i].joined
+            num_tokens = 1
+        else:
+            computed = requests[i].computed_tokens
+            num_tokens = min(wanted_tokens(settings, requests, i), budget)
+        num_needed = 0
+        if settings.scheduler != TRTLLM:
+            num_needed = num_blocks_for(computed + num_tokens, block_size) - num_blocks_for(computed, block_size)
+        gave_up = False
+        while num_needed > ranks[rank].free_blocks and not gave_up:
+            victim = last_by_priority(requests, ranks, rank) if settings.priority else ranks[rank].last
+            budget += requests[victim].step_tokens
+            preempt(settings, requests, ranks, lists, rank, victim)
+            any_preempted = True
+            gave_up = victim == i
+        if gave_up:
+            break
+        ranks[rank].free_blocks -= num_needed
+        requests[i].step_tokens = num_tokens
+        budget -= num_tokens
+        i = requests[i].after
+
+    num_decodes = 0
+    ranks[rank].looks_again = 1
+    i = ranks[rank].first
+    while i != NONE:
+        if requests[i].step_tokens > 0:
+            if requests[i].is_decoding:
+                num_decodes += 1
+            else:
+                add_chunk(ranks, lists, rank, i, requests[i].step_tokens)
+        i = requests[i].after
+    if num_decodes > 0:
+        ranks[rank].num_skipped = ranks[rank].num_decoding - num_decodes
+    i = ranks[rank].first
+    while i != NONE:
+        if requests[i].is_decoding and requests[i].step_tokens == 0 and num_decodes > 0:
+            lists[rank, PHASES, requests[i].joined % block_size] -= 1
+            ranks[rank].skipped_context_tokens += ranks[rank].steps - requests[i].joined
+            requests[i].joined += 1
+            lists[rank, PHASES, requests[i].joined % block_size] += 1
+        requests[i].step_tokens = 0
+        i = requests[i].after
+    rebuild_rank(requests, ranks, lists, rank)
+    return num_decodes, budget, any_preempted
+
+
+@inner
+def last_by_priority(requests, ranks, rank):
+    """The running request that priority scheduling gives up first: the greatest (priority, arrival)."""
+    victim = ranks[rank].first
+    i = victim
+    while i != NONE:
+        if requests[i].priority > requests[victim].priority or (
+            requests[i].priority == requests[victim].priority and i > victim
+        ):
+            victim = i
+        i = requests[i].after
+    return victim
+
+
+@inner
+def form_batch_vllm_v1(settings, requests, ranks, lists, rank, now_s):
+    """vLLM V1 `Scheduler.schedule` (0.8 to 0.24): running requests first in their order, then waiting ones, one token budget.
+
+    A decoding request takes one token, a prompt the rest of it, cut by the budget and `long_prefill_token_threshold`. When no
+    block is free the last running request is preempted (under priority the least important). Waiting requests are admitted
+    only if nothing was preempted, in order, without skipping ahead. The usual step, where tokens and blocks suffice, costs
+    O(prefilling requests); others walk the running list.
+
+    With `scheduler` TRTLLM this is TensorRT-LLM's GUARANTEED_NO_EVICT (1.0 to 1.3): generation first, context requests while
+    `max_num_tokens` and `max_batch_size` allow, admitted only if blocks for prompt and all outputs are free.
+    """
+    block_size = settings.block_size
+    reserves = settings.scheduler == TRTLLM
+    num_decodes = ranks[rank].num_decoding
+    budget = settings.max_num_batched_tokens - num_decodes
+    num_needed = 0 if reserves else lists[rank, PHASES, ranks[rank].steps % block_size]
+    num_prefilling = ranks[rank].num_prefilling
+    demand = 0
+    for position in range(num_prefilling):
+        i = lists[rank, PREFILLING, position]
+        chunk = wanted_tokens(settings, requests, i)
+        if num_prefilling == 1 and ranks[rank].last == i:
+            chunk = min(chunk, budget)
+        demand += chunk
+        if not reserves:
+            computed = requests[i].computed_tokens
+            num_needed += num_blocks_for(computed + chunk, block_size) - num_blocks_for(computed, block_size)
+
+    any_preempted = False
+    if budget >= demand and budget >= 0 and num_needed <= ranks[rank].free_blocks and (demand > 0) == (num_prefilling > 0):
+        ranks[rank].free_blocks -= num_needed
+        budget -= demand
+        for position in range(num_prefilling):
+            i = lists[rank, PREFILLING, position]
+            add_chunk(ranks, lists, rank, i, min(wanted_tokens(settings, requests, i), demand))
+    else:
+        num_decodes, budget, any_preempted = walk_running(settings, requests, ranks, lists, rank, now_s)
+        while any_preempted and num_decodes + ranks[rank].batch_size == 0 and ranks[rank].num_running > 0:
+            num_decodes, budget, any_preempted = walk_running(settings, requests, ranks, lists, rank, now_s)
+        any_preempted = any_preempted and num_decodes + ranks[rank].batch_size > 0
+
+    while not any_preempted and budget > 0 and ranks[rank].waiting != NONE:
+        if ranks[rank].num_running >= settings.max_num_seqs:
+            break
+        i = ranks[rank].waiting
+        chunk = wanted_tokens(settings, requests, i)
+        if chunk > budget:
+            if not settings.chunked_prefill:
+                break
+            chunk = budget
+        num_needed = num_blocks_for(chunk, block_size) + settings.blocks_per_request
+        if reserves:
+            num_needed = held_blocks(settings, requests, ranks, rank, i)
+        if num_needed > ranks[rank].free_blocks:
+            break
+        admit(requests, ranks, lists, rank, i, now_s)
+        ranks[rank].free_blocks -= num_needed
+        add_chunk(ranks, lists, rank, i, chunk)
+        budget -= chunk
+    return num_decodes
+
+
+SGLANG_INITIAL_RATIO = 0.7
+SGLANG_MINIMUM_FRACTION = 0.14
+SGLANG_DECAY_STEPS = 600
+SGLANG_RETRACT_STEPS = 20
+SGLANG_CLIPPED_OUTPUT_TOKENS = 4096
+
+
+@inner
+def initial_new_token_ratio(settings):
+    return min(SGLANG_INITIAL_RATIO * settings.schedule_conservativeness, 1.0)
+
+
+@inner
+def form_batch_sglang(settings, requests, ranks, lists, rank, now_s):
+    """SGLang `Scheduler.get_next_batch_to_run` (0.5): a prefill batch whenever one can be formed, else a decode step.
+
+    A prefill batch takes up to `chunked_prefill_size` tokens, an unfinished chunk first; a request is admitted while its prompt
+    and its clipped output fit beside `new_token_ratio` of what running requests may still produce. The ratio starts at 0.7 x
+    `schedule_conservativeness`, falls to 0.14 of that over 600 decode steps, and rises when decode runs out of blocks and
+    retracts requests, those with the fewest outputs and the longest prompts first.
+    """
+    if ranks[rank].steps_to_receive <= 0 or ranks[rank].num_decoding == 0:
+        form_prefill_sglang(settings, requests, ranks, lists, rank, now_s)
+    if ranks[rank].batch_size > 0:
+        ranks[rank].steps_to_receive = 0
+        return 0
+    if ranks[rank].num_decoding == 0:
+        return 0
+    if ranks[rank].steps_to_receive <= 0:
+        ranks[rank].steps_to_receive = settings.receive_interval_steps
+    num_needed = lists[rank, PHASES, ranks[rank].steps % settings.block_size]
+    if num_needed > ranks[rank].free_blocks:
+        retract_sglang(settings, requests, ranks, lists, rank, now_s)
+        num_needed = lists[rank, PHASES, ranks[rank].steps % settings.block_size]
+    ranks[rank].free_blocks -= num_needed
+    return ranks[rank].num_decoding
+
+
+@inner
+def form_prefill_sglang(settings, requests, ranks, lists, rank, now_s):
+    """The prefill batch: `PrefillAdder` of SGLang 0.5."""
+    block_size = settings.block_size
+    if ranks[rank].num_running == 0:
+        ranks[rank].new_token_ratio = initial_new_token_ratio(settings)
+    chunk_budget = settings.max_num_batched_tokens
+    prompt_budget = settings.max_prefill_tokens
+    for position in range(ranks[rank].num_prefilling):
+        i = lists[rank, PREFILLING, position]
+        computed = requests[i].computed_tokens
+        chunk = min(requests[i].target_tokens - computed, chunk_budget)
+        num_needed = num_blocks_for(computed + chunk, block_size) - num_blocks_for(computed, block_size)
+        if num_needed > ranks[rank].free_blocks:
+            return
+        ranks[rank].free_blocks -= num_needed
+        chunk_budget -= chunk
+        prompt_budget -= chunk
+        add_chunk(ranks, lists, rank, i, chunk)
+    promised = ranks[rank].remaining_tokens * ranks[rank].new_token_ratio
+    while chunk_budget > 0 and prompt_budget > 0 and ranks[rank].waiting != NONE:
+        i = ranks[rank].waiting
+        if ranks[rank].num_running >= settings.max_num_seqs:
+            break
+        output = min(remaining_output(requests, i), SGLANG_CLIPPED_OUTPUT_TOKENS)
+        free_tokens = (ranks[rank].free_blocks - settings.blocks_per_request) * block_size - promised
+        whole = requests[i].target_tokens
+        if whole + output > free_tokens and ranks[rank].num_running > 0:
+            break
+        if whole > prompt_budget and prompt_budget < settings.max_prefill_tokens:
+            break
+        chunk = min(whole, chunk_budget)
+        if chunk < whole and not settings.chunked_prefill:
+            break
+        num_needed = num_blocks_for(chunk, block_size) + settings.blocks_per_request
+        if num_needed > ranks[rank].free_blocks:
+            break
+        admit(requests, ranks, lists, rank, i, now_s)
+        ranks[rank].free_blocks -= num_needed
+        promised += whole - chunk + output
+        chunk_budget -= chunk
+        prompt_budget -= chunk
+        add_chunk(ranks, lists, rank, i, chunk)
+
+
+@inner
+def retract_sglang(settings, requests, ranks, lists, rank, now_s):
+    """Free blocks for one more decode step: `ScheduleBatch.retract_decode` of SGLang 0.5.
+
+    The last decoding request is never retracted; a prompt half prefilled gives way to it instead.
+    """
+    while ranks[rank].num_running > 1:
+        num_needed = lists[rank, PHASES, ranks[rank].steps % settings.block_size]
+        if num_needed <= ranks[rank].free_blocks:
+            break
+        victim = NONE
+        fewest = 0
+        i = ranks[rank].first
+        while i != NONE:
+            outputs = ranks[rank].steps - requests[i].joined + 1 - requests[i].input_tokens
+            if requests[i].is_decoding == (ranks[rank].num_decoding > 1) and (
+                victim == NONE
+                or outputs < fewest
+                or (outputs == fewest and requests[i].input_tokens > requests[victim].input_tokens)
+            ):
+                victim, fewest = i, outputs
+            i = requests[i].after
+        preempt(settings, requests, ranks, lists, rank, victim)
+    rebuild_rank(requests, ranks, lists, rank)
+    ranks[rank].looks_again = 1
+    decoded = 0
+    promised = 0
+    i = ranks[rank].first
+    while i != NONE:
+        if requests[i].is_decoding:
+            decoded += ranks[rank].steps - requests[i].joined + 1 - requests[i].input_tokens
+            promised += requests[i].output_tokens
+        i = requests[i].after
+    ratio = (decoded + SGLANG_RETRACT_STEPS * ranks[rank].num_decoding) / max(promised, 1)
+    ranks[rank].new_token_ratio = min(ratio, 1.0)
+
+
+@inner
+def decay_new_token_ratio(settings, ranks, rank, num_steps):
+    """After `num_steps` decode steps."""
+    initial = initial_new_token_ratio(settings)
+    least = initial * SGLANG_MINIMUM_FRACTION
+    decay = (initial - least) / SGLANG_DECAY_STEPS
+    ranks[rank].new_token_ratio = max(ranks[rank].new_token_ratio - decay * num_steps, least)
+
+
+@inner
+def form_batch(settings, requests, ranks, lists, rank, now_s):
+    """The next batch of `rank` under the policy that `settings.scheduler` names; returns how many requests decode."""
+    ranks[rank].batch_size = 0
+    ranks[rank].looks_again = 0
+    if settings.scheduler == SGLANG:
+        num_decodes = form_batch_sglang(settings, requests, ranks, lists, rank, now_s)
+    else:
+        num_decodes = form_batch_vllm_v1(settings, requests, ranks, lists, rank, now_s)
+    ranks[rank].batch_decodes = 1 if num_decodes > 0 else 0
+    return num_decodes

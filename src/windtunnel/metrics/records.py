@@ -1,0 +1,134 @@
+"""What happened, as columns with units: one row a request, one row a run of equal steps.
+
+A simulation and a real engine fill the same tables, so that validation is a join.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.errors import MissingExtraError
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa
+
+REQUEST_COLUMNS: Mapping[str, str] = {
+    "request": "position in the order of sending, from 0",
+    "arrival_s": "when the client sent it",
+    "scheduled_s": "when its first tokens were scheduled",
+    "first_token_s": "when the engine had its first output token",
+    "finish_s": "when the engine had its last output token",
+    "input_tokens": "prompt",
+    "output_tokens": "generated",
+    "priority": "smaller goes first",
+    "replica": "that served it",
+    "num_preemptions": "times that it was preempted and computed again",
+    "queueing_s": "scheduled - arrival",
+    "prefill_s": "first token - scheduled",
+    "ttft_s": "time to first token at the client: first token - arrival, and the frontend's share",
+    "tpot_s": "time per output token: (finish - first token) / (output tokens - 1); NaN for a single token",
+    "e2e_s": "end to end at the client: finish - arrival, and the frontend's share",
+    "is_warmup": "sent before the measurement; left out of the summary",
+}
+"""Column -> meaning. All times count from the start of the simulation."""
+
+STEP_COLUMNS: Mapping[str, str] = {
+    "start_s": "of the first step",
+    "duration_s": "of all steps of the row together",
+    "num_steps": "equal steps: the same requests decoded, durations within 1%",
+    "replica": "that ran them",
+    "decode_tokens": "of each step, one a decoding request",
+    "prefill_tokens": "of each step",
+    "num_prefills": "prompts with a chunk in the step",
+    "num_sampled": "positions sampled in the first step",
+    "context_tokens": "in the KV cache of the decoding requests, at the start",
+    "prefill_pairs": "query-key pairs of the prefill chunks",
+    "used_blocks": "KV blocks in use at the end",
+    "num_running": "requests admitted",
+    "num_waiting": "requests in the queue",
+    "paused_tokens": "decode tokens of the first step whose predecessor is older than the step",
+    "resumed_tokens": "tokens that end the prefill of a request preempted before",
+    "late_gap_s": "mean time since the predecessors of paused and resumed tokens",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """Named columns of equal length; `table["ttft_s"]` is a numpy array."""
+
+    columns: Mapping[str, NDArray[Any]]
+    meanings: Mapping[str, str]
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        return self.columns[name]
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values())))
+
+    def where(self, rows: NDArray[np.bool_]) -> "Table":
+        """The rows that `rows`, a mask, selects."""
+        return Table({name: column[rows] for name, column in self.columns.items()}, self.meanings)
+
+    def to_arrow(self) -> "pa.Table":
+        """As a pyarrow table; each field's metadata holds its meaning."""
+        import pyarrow as pa
+
+        fields = [
+            pa.field(name, pa.from_numpy_dtype(column.dtype), metadata={"meaning": self.meanings[name]})
+            for name, column in self.columns.items()
+        ]
+        return pa.table([pa.array(column) for column in self.columns.values()], schema=pa.schema(fields))
+
+    def to_pandas(self) -> "pd.DataFrame":
+        """As a pandas data frame.
+
+        Raises:
+            MissingExtraError: pandas is not installed.
+        """
+        try:
+            import pandas as pd
+        except ImportError:
+            raise MissingExtraError("pandas", "pandas") from None
+        return pd.DataFrame(dict(self.columns))
+
+    def write_parquet(self, path: Path) -> None:
+        """Write as Parquet."""
+        import pyarrow.parquet as pq
+
+        pq.write_table(self.to_arrow(), path)
+
+
+def request_table(
+    engine: Mapping[str, NDArray[Any]], replica: NDArray[np.int64], frontend_s: float, num_warmup: int
+) -> Table:
+    """The request table from what an engine recorded.
+
+    Args:
+        engine: the first eight columns after `request` and `num_preemptions`, in order of sending.
+        replica: of each request.
+        frontend_s: what the client sees on top of the engine's times.
+        num_warmup: the first so many requests are warm-up.
+    """
+    first_token_s, finish_s, arrival_s = engine["first_token_s"], engine["finish_s"], engine["arrival_s"]
+    n = arrival_s.size
+    gaps = engine["output_tokens"] - 1
+    tpot_s = np.full(n, np.nan)
+    np.divide(finish_s - first_token_s, gaps, out=tpot_s, where=gaps > 0)
+    columns: dict[str, NDArray[Any]] = {
+        "request": np.arange(n),
+        **{name: engine[name] for name in list(REQUEST_COLUMNS)[1:8]},
+        "replica": replica,
+        "num_preemptions": engine["num_preemptions"],
+        "queueing_s": engine["scheduled_s"] - arrival_s,
+        "prefill_s": first_token_s - engine["scheduled_s"],
+        "ttft_s": first_token_s - arrival_s + frontend_s,
+        "tpot_s": tpot_s,
+        "e2e_s": finish_s - arrival_s + frontend_s,
+        "is_warmup": np.arange(n) < num_warmup,
+    }
+    return Table(columns, REQUEST_COLUMNS)

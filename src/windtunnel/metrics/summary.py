@@ -1,0 +1,240 @@
+"""The figures that users quote, from the records: latency percentiles, throughput, goodput, utilisation, money."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.metrics.records import Table
+from windtunnel.spec.noun import Noun
+from windtunnel.spec.scenario import Slo
+
+Floats = NDArray[np.float64]
+
+PERCENTILES = (50, 90, 95, 99)
+SECONDS_PER_HOUR = 3600.0
+KV_BOUND_FRACTION = 0.95
+"""A pool fuller than this while requests wait is what holds them up."""
+
+
+class Distribution(Noun):
+    """Mean, percentiles (linear between order statistics) and maximum of one quantity over requests, or over tokens."""
+
+    mean: float
+    p50: float
+    p90: float
+    p95: float
+    p99: float
+    max: float
+
+
+class Throughput(Noun):
+    """Per second of the measured span: from the first request's sending to the last one's end."""
+
+    requests_per_s: float
+    output_tokens_per_s: float
+    total_tokens_per_s: float
+    """Prompt and output."""
+    output_tokens_per_s_per_device: float
+    total_tokens_per_s_per_device: float
+    output_tokens_per_s_per_user: float
+    """Mean over requests of 1 / TPOT."""
+
+
+class Goodput(Noun):
+    """Requests that kept every limit of the SLO."""
+
+    fraction: float
+    requests_per_s: float
+
+
+class Utilisation(Noun):
+    """Means are over time."""
+
+    busy_fraction: float
+    """Share of the span in which a replica ran a step, mean over replicas."""
+    mean_running: float
+    """Requests admitted, per replica, while busy."""
+    mean_waiting: float
+    kv_mean_fraction: float
+    kv_peak_fraction: float
+    num_preemptions: int
+
+
+class Cost(Noun):
+    """Money at the list price of every device for the whole span."""
+
+    usd_per_hour: float
+    usd_per_million_output_tokens: float
+    usd_per_million_total_tokens: float
+
+
+class Summary(Noun):
+    """A run in a few numbers. Times in seconds; warm-up requests left out of all but utilisation."""
+
+    num_requests: int
+    num_devices: int
+    span_s: float
+    ttft_s: Distribution
+    tpot_s: Distribution | None
+    """None where every request has one output token."""
+    itl_s: Distribution | None
+    """Inter-token latency: over tokens, not requests."""
+    e2e_s: Distribution
+    queueing_s: Distribution
+    prefill_s: Distribution
+    throughput: Throughput
+    utilisation: Utilisation
+    time_fractions: dict[str, float]
+    """Share of busy time by what bounds it: compute, memory, communication, host."""
+    bound_by: str
+    """The largest of those, or `kv_capacity` where requests waited for KV blocks most of the busy time."""
+    goodput: Goodput | None = None
+    """None without an SLO."""
+    cost: Cost | None = None
+    """None where the device's price is unknown."""
+
+
+def summarise(
+    requests: Table,
+    steps: Table,
+    *,
+    num_replicas: int,
+    num_devices: int,
+    num_blocks: int,
+    time_fractions: Mapping[str, float],
+    slo: Slo | None = None,
+    price_usd_per_hour: float | None = None,
+) -> Summary:
+    """The summary of a finished run.
+
+    Args:
+        requests, steps: the records.
+        num_replicas, num_devices: of the whole deployment.
+        num_blocks: KV blocks of one replica.
+        time_fractions: share of busy time by what bounds it.
+        slo: limits that decide goodput.
+        price_usd_per_hour: of one device.
+    """
+    measured = requests.where(~requests["is_warmup"])
+    span_s = float(measured["finish_s"].max() - measured["arrival_s"].min())
+    throughput = _throughput(measured, span_s, num_devices)
+    utilisation = _utilisation(requests, steps, num_replicas, num_blocks)
+    cost = None
+    if price_usd_per_hour is not None:
+        per_hour = price_usd_per_hour * num_devices
+        cost = Cost(
+            usd_per_hour=per_hour,
+            usd_per_million_output_tokens=per_hour / SECONDS_PER_HOUR / throughput.output_tokens_per_s * 1e6,
+            usd_per_million_total_tokens=per_hour / SECONDS_PER_HOUR / throughput.total_tokens_per_s * 1e6,
+        )
+    tpot_s = measured["tpot_s"][~np.isnan(measured["tpot_s"])]
+    return Summary(
+        num_requests=len(measured),
+        num_devices=num_devices,
+        span_s=span_s,
+        ttft_s=distribution(measured["ttft_s"]),
+        tpot_s=distribution(tpot_s) if tpot_s.size else None,
+        itl_s=itl_distribution(steps),
+        e2e_s=distribution(measured["e2e_s"]),
+        queueing_s=distribution(measured["queueing_s"]),
+        prefill_s=distribution(measured["prefill_s"]),
+        throughput=throughput,
+        goodput=goodput(measured, slo, span_s) if slo is not None else None,
+        utilisation=utilisation,
+        cost=cost,
+        time_fractions=dict(time_fractions),
+        bound_by=_bound_by(steps, num_blocks, time_fractions),
+    )
+
+
+def distribution(values: Floats) -> Distribution:
+    """The distribution of `[n]` values, n > 0."""
+    points = np.percentile(values, PERCENTILES)
+    return Distribution(
+        mean=float(values.mean()),
+        **{f"p{q}": float(point) for q, point in zip(PERCENTILES, points, strict=True)},
+        max=float(values.max()),
+    )
+
+
+def itl_distribution(steps: Table) -> Distribution | None:
+    """Inter-token latency over all decoded tokens, from the step rows, None where nothing was decoded.
+
+    A decode token's gap is its step's duration, but for tokens of requests that were paused or preempted. Percentiles are the
+    least value at or below which that share of tokens lies.
+    """
+    regular = steps["decode_tokens"].astype(np.float64) * steps["num_steps"] - steps["paused_tokens"]
+    late = (steps["paused_tokens"] + steps["resumed_tokens"]).astype(np.float64)
+    values = np.concatenate([steps["duration_s"] / steps["num_steps"], steps["late_gap_s"]])
+    weights = np.concatenate([regular, late])
+    kept = weights > 0
+    values, weights = values[kept], weights[kept]
+    if not values.size:
+        return None
+    order = np.argsort(values, kind="stable")
+    values, cumulative = values[order], np.cumsum(weights[order])
+    at = np.searchsorted(cumulative, np.array(PERCENTILES) / 100 * cumulative[-1])
+    return Distribution(
+        mean=float(np.average(values, weights=weights[order])),
+        **{f"p{q}": float(values[min(i, values.size - 1)]) for q, i in zip(PERCENTILES, at, strict=True)},
+        max=float(values[-1]),
+    )
+
+
+def goodput(requests: Table, slo: Slo, span_s: float) -> Goodput:
+    """Requests within every limit of `slo`; a request of one token has no TPOT and keeps that limit."""
+    good = np.ones(len(requests), bool)
+    for name, limit in (("ttft_s", slo.ttft_s), ("tpot_s", slo.tpot_s), ("e2e_s", slo.e2e_s)):
+        if limit is not None:
+            good &= ~(requests[name] > limit)
+    return Goodput(fraction=float(good.mean()), requests_per_s=float(good.sum() / span_s))
+
+
+def _throughput(requests: Table, span_s: float, num_devices: int) -> Throughput:
+    output = float(requests["output_tokens"].sum())
+    total = output + float(requests["input_tokens"].sum())
+    tpot_s = requests["tpot_s"]
+    users = 1.0 / tpot_s[tpot_s > 0]
+    return Throughput(
+        requests_per_s=len(requests) / span_s,
+        output_tokens_per_s=output / span_s,
+        total_tokens_per_s=total / span_s,
+        output_tokens_per_s_per_device=output / span_s / num_devices,
+        total_tokens_per_s_per_device=total / span_s / num_devices,
+        output_tokens_per_s_per_user=float(users.mean()) if users.size else 0.0,
+    )
+
+
+def _utilisation(requests: Table, steps: Table, num_replicas: int, num_blocks: int) -> Utilisation:
+    start_s = float(requests["arrival_s"].min())
+    whole_s = (float(requests["finish_s"].max()) - start_s) * num_replicas
+    busy_s = steps["duration_s"]
+    total_s = float(busy_s.sum())
+    return Utilisation(
+        busy_fraction=min(total_s / whole_s, 1.0),
+        mean_running=float((steps["num_running"] * busy_s).sum() / total_s),
+        mean_waiting=float((steps["num_waiting"] * busy_s).sum() / total_s),
+        kv_mean_fraction=float((steps["used_blocks"] * busy_s).sum() / whole_s / num_blocks),
+        kv_peak_fraction=float(steps["used_blocks"].max() / num_blocks),
+        num_preemptions=int(requests["num_preemptions"].sum()),
+    )
+
+
+def _bound_by(steps: Table, num_blocks: int, time_fractions: Mapping[str, float]) -> str:
+    starved = (steps["used_blocks"] > KV_BOUND_FRACTION * num_blocks) & (steps["num_waiting"] > 0)
+    if float(steps["duration_s"][starved].sum()) > 0.5 * float(steps["duration_s"].sum()):
+        return "kv_capacity"
+    return max(time_fractions, key=lambda name: time_fractions[name])
+
+
+def to_builtins(summary: Summary) -> dict[str, Any]:
+    """The summary as JSON types, every field present."""
+    return {name: _builtin(getattr(summary, name)) for name in summary.__struct_fields__}
+
+
+def _builtin(value: Any) -> Any:
+    if isinstance(value, Noun):
+        return {name: _builtin(getattr(value, name)) for name in value.__struct_fields__}
+    return value

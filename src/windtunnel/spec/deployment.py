@@ -1,0 +1,121 @@
+"""Where and how a model is served: devices, parallelism, replicas, and the engine with its settings."""
+
+from windtunnel.spec.noun import Noun
+
+
+class Parallelism(Noun):
+    """How one replica spreads over `tp * pp * attention_dp` devices.
+
+    `tp` shards attention and dense layers. With `attention_dp` > 1 every group of `tp` devices serves requests of its own and
+    all groups share the experts. `ep` groups hold different experts; inside an expert-parallel group each expert is sharded
+    `tp * attention_dp / ep` ways.
+    """
+
+    tp: int = 1
+    pp: int = 1
+    ep: int = 1
+    attention_dp: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("tp", "pp", "ep", "attention_dp"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; at least 1 is needed")
+        if (self.tp * self.attention_dp) % self.ep:
+            raise ValueError(f"ep = {self.ep} does not divide tp x attention_dp = {self.tp * self.attention_dp}")
+
+    @property
+    def num_devices(self) -> int:
+        return self.tp * self.pp * self.attention_dp
+
+    @property
+    def experts_tp(self) -> int:
+        """Ways that one expert is sharded."""
+        return self.tp * self.attention_dp // self.ep
+
+
+class HostOverheads(Noun):
+    """What the host adds to the device's work. Named, so that a measurement or a calibration can replace each."""
+
+    step_s: float | None = None
+    """Per step: scheduling, input preparation, sampling, output processing."""
+    request_s: float | None = None
+    """Per step and running request."""
+    first_token_s: float | None = None
+    """Per request, outside the steps: HTTP, tokenisation, detokenisation of the first token; part of TTFT."""
+
+
+class EngineSettings(Noun):
+    """A serving engine. `None` takes the default of that engine and version on that device, from the catalog.
+
+    Names follow vLLM; SGLang's and TensorRT-LLM's names are in brackets.
+    """
+
+    name: str = "vllm"
+    version: str | None = None
+    scheduler: str | None = None
+    """`vllm_v1`, `sglang` or `trtllm`."""
+    max_num_seqs: int | None = None
+    """[max_running_requests, max_batch_size]"""
+    max_num_batched_tokens: int | None = None
+    """[chunked_prefill_size, max_num_tokens]"""
+    max_prefill_tokens: int | None = None
+    """Prompt tokens of one prefill batch (SGLang)."""
+    long_prefill_token_threshold: int | None = None
+    enable_chunked_prefill: bool | None = None
+    scheduling_policy: str | None = None
+    """`fcfs` or `priority`."""
+    max_model_len: int | None = None
+    """Longest prompt and output together; None takes the model's."""
+    block_size: int | None = None
+    """Tokens of one KV block [page_size, tokens_per_block]."""
+    num_gpu_blocks: int | None = None
+    """KV blocks of one rank; None plans them from memory."""
+    gpu_memory_utilization: float | None = None
+    """Share of the device's memory that the engine may use [mem_fraction_static, kv_cache_free_gpu_mem_fraction]."""
+    memory_fraction_of_free: bool | None = None
+    """True: the share is of what is free after loading the weights (TensorRT-LLM)."""
+    reserved_bytes: int | None = None
+    """Memory outside the planner's terms: context, NCCL buffers, kernels' workspaces."""
+    max_cudagraph_capture_size: int | None = None
+    """Largest decode batch with a CUDA graph; 0: eager."""
+    cudagraph_sizes: tuple[int, ...] | None = None
+    """Captured sizes; None takes the engine's own list up to `max_cudagraph_capture_size`."""
+    async_scheduling: bool | None = None
+    """Host work runs beside the device's step [overlap scheduler]."""
+    schedule_conservativeness: float | None = None
+    receive_interval_steps: int | None = None
+    """Decode steps between looks at new requests [scheduler-recv-interval]."""
+    host: HostOverheads = HostOverheads()
+
+    def __post_init__(self) -> None:
+        for name in ("max_num_seqs", "max_num_batched_tokens", "max_prefill_tokens", "block_size", "num_gpu_blocks",
+                     "max_model_len", "receive_interval_steps"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} is {value}; at least 1 is needed")
+        if self.gpu_memory_utilization is not None and not 0 < self.gpu_memory_utilization <= 1:
+            raise ValueError(f"gpu_memory_utilization is {self.gpu_memory_utilization}; more than 0 and at most 1 is needed")
+        if self.scheduling_policy not in (None, "fcfs", "priority"):
+            raise ValueError(f"scheduling_policy is {self.scheduling_policy!r}; known: fcfs, priority")
+
+
+class Deployment(Noun):
+    """`replicas` equal copies of an engine, each over `parallelism.num_devices` devices."""
+
+    device: str
+    """A catalog name or a YAML file."""
+    node: str | None = None
+    """A catalog name or a YAML file; None takes the usual node of the device."""
+    parallelism: Parallelism = Parallelism()
+    replicas: int = 1
+    engine: EngineSettings = EngineSettings()
+    price_usd_per_hour: float | None = None
+    """Of one device; None takes the catalog's list price."""
+
+    def __post_init__(self) -> None:
+        if self.replicas < 1:
+            raise ValueError(f"replicas is {self.replicas}; at least 1 is needed")
+
+    @property
+    def num_devices(self) -> int:
+        return self.replicas * self.parallelism.num_devices

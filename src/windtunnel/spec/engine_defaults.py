@@ -1,0 +1,96 @@
+"""What an engine does when it is not told: settings by version and device memory, kept as data in `catalog/engines`."""
+
+import re
+from typing import Any
+
+import msgspec
+
+from windtunnel.errors import InputError, did_you_mean
+from windtunnel.spec import catalog
+from windtunnel.spec.deployment import EngineSettings, HostOverheads
+from windtunnel.spec.hardware import Device
+from windtunnel.spec.noun import Noun, decode, read_yaml
+from windtunnel.units import GIB
+
+LARGE_MEMORY_BYTES = 70 * GIB
+"""Devices from this size on get an engine's `large_memory_settings` (vLLM: `_get_batch_defaults`)."""
+
+SCHEDULERS = ("vllm_v1", "trtllm", "sglang")
+
+
+class VersionDefaults(Noun):
+    """Settings from version `since` on; they replace those of older entries one by one."""
+
+    since: str
+    settings: EngineSettings
+    large_memory_settings: EngineSettings = EngineSettings()
+
+
+class EngineDefaults(Noun):
+    """One engine of the catalog; `versions` ascend."""
+
+    title: str
+    default_version: str
+    versions: tuple[VersionDefaults, ...]
+    sources: dict[str, str] = {}
+
+
+def engine_defaults(name: str) -> EngineDefaults:
+    """The catalog's entry of the engine `name`.
+
+    Raises:
+        InputError: there is no such engine.
+    """
+    path = catalog.find("engines", name)
+    return decode(read_yaml(path), EngineDefaults, path.name)
+
+
+def with_defaults(settings: EngineSettings, device: Device) -> EngineSettings:
+    """`settings` with every `None` replaced by the default of that engine and version on `device`.
+
+    Fields that have no default anywhere (`max_model_len`, `num_gpu_blocks`, `cudagraph_sizes`) stay `None`.
+
+    Raises:
+        InputError: an unknown engine or scheduler, or a version older than any that the catalog describes.
+    """
+    defaults = engine_defaults(settings.name)
+    version = settings.version or defaults.default_version
+    entries = [entry for entry in defaults.versions if version_key(entry.since) <= version_key(version)]
+    if not entries:
+        oldest = defaults.versions[0].since
+        raise InputError(f"{defaults.title} {version} is older than {oldest}, the first version that is known")
+    layers = [entry.settings for entry in entries]
+    if device.memory_bytes >= LARGE_MEMORY_BYTES:
+        layers += [entry.large_memory_settings for entry in entries]
+    merged: dict[str, Any] = {}
+    for layer in [*layers, settings]:
+        _overlay(merged, layer)
+    merged["version"] = version
+    resolved = EngineSettings(**merged)
+    if resolved.scheduler not in SCHEDULERS:
+        raise InputError(
+            f"there is no scheduler {resolved.scheduler!r}",
+            did_you_mean(str(resolved.scheduler), SCHEDULERS, f"known: {', '.join(SCHEDULERS)}"),
+        )
+    return resolved
+
+
+def _overlay(merged: dict[str, Any], layer: EngineSettings) -> None:
+    for name in layer.__struct_fields__:
+        value = getattr(layer, name)
+        if isinstance(value, HostOverheads):
+            below = merged.get(name, HostOverheads())
+            given = {key: part for key in value.__struct_fields__ if (part := getattr(value, key)) is not None}
+            merged[name] = msgspec.structs.replace(below, **given)
+        elif value is not None:
+            merged[name] = value
+
+
+def version_key(version: str) -> tuple[int, ...]:
+    """A version as numbers that compare: `0.19.0` before `0.24`, `1.3.0rc5` before `1.3.0`; unreleased builds are newest."""
+    match = re.match(r"v?(\d+(?:\.\d+)*)(?:(rc|a|b|\.?dev|\.?post)(\d+))?", version)
+    if match is None:
+        return (10**6,)
+    numbers = [int(part) for part in match[1].split(".")]
+    stage = {"a": -3, "b": -2, "rc": -1, None: 0}.get(match[2], 1 if match[2] and "post" in match[2] else -4)
+    return (*(numbers + [0] * 4)[:4], stage, int(match[3] or 0))

@@ -1,0 +1,164 @@
+"""What every noun of a scenario is: a frozen struct, decoded strictly, with its units converted on the way in."""
+
+import math
+import re
+from pathlib import Path
+from typing import Any, TypeVar, dataclass_transform
+
+import msgspec
+import yaml
+
+from windtunnel.errors import InputError, did_you_mean
+from windtunnel.units import parse_quantity, units_for
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(msgspec.field,))
+class Noun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A frozen, strictly decoded struct. Equality and hash are by value."""
+
+
+NounT = TypeVar("NounT")
+
+_UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(?P<field>[^`]*)`(?: - at `(?P<path>[^`]*)`)?")
+_MISSING_FIELD = re.compile(r"Object missing required field `(?P<field>[^`]*)`(?: - at `(?P<path>[^`]*)`)?")
+_BAD_ENUM = re.compile(r"Invalid enum value '(?P<value>[^']*)' - at `(?P<path>[^`]*)`")
+_BAD_TAG = re.compile(r"Invalid value '(?P<value>[^']*)' - at `(?P<path>[^`]*)`")
+
+
+def decode(raw: Any, noun: type[NounT], source: str = "") -> NounT:
+    """`raw` (dicts, lists and scalars as YAML or JSON gives them) as a `noun`; quantities may carry units.
+
+    Args:
+        raw: what was read.
+        noun: the type to decode into.
+        source: the file or option that `raw` came from, named in errors.
+
+    Raises:
+        InputError: an unknown or missing key, a value of the wrong type, unit or range; names the path.
+    """
+    where = f"{source}: " if source else ""
+    try:
+        return msgspec.convert(_to_si(raw, where), type=noun)
+    except msgspec.ValidationError as error:
+        raise _input_error(str(error), where, noun) from None
+
+
+def encode(noun: Any) -> Any:
+    """The inverse of `decode`: builtins only, SI numbers, defaults left out."""
+    return msgspec.to_builtins(noun)
+
+
+def read_yaml(path: Path) -> Any:
+    """A YAML or JSON file's content.
+
+    Raises:
+        InputError: the file is missing, unreadable or not valid YAML.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise InputError(f"there is no file {path}", _near_file(path)) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} cannot be read: {error}") from None
+    try:
+        return yaml.load(text, Loader=_FAST_LOADER)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f" at line {mark.line + 1}" if mark else ""
+        raise InputError(f"{path} is not valid YAML{line}: {getattr(error, 'problem', error)}") from None
+
+
+_FAST_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+def _near_file(path: Path) -> str | None:
+    folder = path.parent if path.parent.is_dir() else Path()
+    return did_you_mean(path.name, [entry.name for entry in folder.iterdir()])
+
+
+def _to_si(raw: Any, where: str, name: str = "", path: str = "$") -> Any:
+    """`raw` with every text value of a field whose name has a unit turned into an SI number, and NaN refused.
+
+    Entries of a table that is itself a quantity (`peak_flops_per_s: {bf16: 989TFLOPS}`) have its unit; `sources` are texts.
+    """
+    if name == "sources":
+        return raw
+    if isinstance(raw, dict):
+        return {
+            key: _to_si(value, where, str(key) if units_for(str(key)) or not units_for(name) else name, f"{path}.{key}")
+            for key, value in raw.items()
+        }
+    if isinstance(raw, list):
+        return [_to_si(value, where, name, f"{path}[{index}]") for index, value in enumerate(raw)]
+    if isinstance(raw, float) and not math.isfinite(raw):
+        raise InputError(f"{where}{path} is {raw}; a finite number is needed")
+    if isinstance(raw, str) and units_for(name) is not None:
+        try:
+            value = parse_quantity(name, raw)
+        except InputError as error:
+            raise InputError(f"{where}{path}: {error.message.removeprefix(name + ': ')}", error.hint) from None
+        return int(value) if value.is_integer() else value
+    return raw
+
+
+def _input_error(message: str, where: str, noun: type) -> InputError:
+    """msgspec's message as an `InputError` that lists the fields near the one that was asked for."""
+    if match := _UNKNOWN_FIELD.match(message):
+        path, field = match["path"] or "$", match["field"]
+        known = _fields_at(noun, path)
+        hint = did_you_mean(field, known, f"known here: {', '.join(known)}" if known else None)
+        return InputError(f"{where}unknown key {path}.{field}", hint)
+    if match := _MISSING_FIELD.match(message):
+        path = f"{match['path'] or '$'}.{match['field']}"
+        known = _tags_at(noun, path)
+        return InputError(f"{where}{path} is missing", f"one of: {', '.join(known)}" if known else None)
+    if match := _BAD_ENUM.match(message) or _BAD_TAG.match(message):
+        known = _tags_at(noun, match["path"])
+        hint = did_you_mean(match["value"], known, f"known here: {', '.join(known)}" if known else None)
+        return InputError(f"{where}{match['path']} is {match['value']!r}, which is not known", hint)
+    return InputError(f"{where}{message[:1].lower()}{message[1:]}".replace(" - at `", " at ").replace("`", ""))
+
+
+def _steps(path: str) -> list[str]:
+    return re.findall(r"[A-Za-z_]\w*|\[[^\]]*\]", path.removeprefix("$"))
+
+
+def _types_at(noun: type, path: str) -> list[Any]:
+    """The struct or scalar types that may stand at `path` below `noun`."""
+    types: list[Any] = [msgspec.inspect.type_info(noun)]
+    for step in _steps(path):
+        types = [inner for kind in _flatten(types) for inner in _descend(kind, step)]
+    return _flatten(types)
+
+
+def _flatten(types: list[Any]) -> list[Any]:
+    flat: list[Any] = []
+    for kind in types:
+        flat.extend(_flatten(list(kind.types)) if isinstance(kind, msgspec.inspect.UnionType) else [kind])
+    return flat
+
+
+def _descend(kind: Any, step: str) -> list[Any]:
+    if isinstance(kind, msgspec.inspect.StructType):
+        return [field.type for field in kind.fields if field.encode_name == step]
+    if isinstance(kind, msgspec.inspect.VarTupleType | msgspec.inspect.ListType):
+        return [kind.item_type]
+    if isinstance(kind, msgspec.inspect.DictType):
+        return [kind.value_type]
+    return []
+
+
+def _fields_at(noun: type, path: str) -> list[str]:
+    structs = [kind for kind in _types_at(noun, path) if isinstance(kind, msgspec.inspect.StructType)]
+    return list(dict.fromkeys(field.encode_name for kind in structs for field in kind.fields))
+
+
+def _tags_at(noun: type, path: str) -> list[str]:
+    owner, _, last = path.rpartition(".")
+    tags = [
+        str(kind.tag)
+        for kind in _types_at(noun, owner)
+        if isinstance(kind, msgspec.inspect.StructType) and kind.tag_field == last
+    ]
+    enums = [kind.cls for kind in _types_at(noun, path) if isinstance(kind, msgspec.inspect.EnumType)]
+    return tags + [member.value for cls in enums for member in cls]

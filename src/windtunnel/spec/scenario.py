@@ -1,0 +1,173 @@
+"""A scenario: everything that decides a run's result, in one file; and the setup that it resolves to."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+
+from windtunnel.errors import InputError, did_you_mean
+from windtunnel.spec import catalog
+from windtunnel.spec.deployment import Deployment, EngineSettings, Parallelism
+from windtunnel.spec.engine_defaults import with_defaults
+from windtunnel.spec.hardware import Device, Node
+from windtunnel.spec.model import ExpertsFeedForward, GatedDeltaAttention, ModelSpec
+from windtunnel.spec.noun import Noun, decode, encode, read_yaml
+from windtunnel.spec.precision import COMPUTE, Precision
+from windtunnel.spec.workload import Workload
+
+
+class Slo(Noun):
+    """What a request must keep to count as goodput; `None` does not matter."""
+
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    e2e_s: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("ttft_s", "tpot_s", "e2e_s"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise ValueError(f"{name} is {value}; more than 0 is needed")
+
+
+class Scenario(Noun):
+    """One run, as a person writes it down. Names refer to the catalog or to files."""
+
+    model: str
+    deployment: Deployment
+    workload: Workload
+    precision: Precision | None = None
+    """None takes the formats of the published checkpoint."""
+    slo: Slo | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.seed < 0:
+            raise ValueError(f"seed is {self.seed}; at least 0 is needed")
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What is being served, on what, by what: a scenario's names looked up and its defaults filled in."""
+
+    model: ModelSpec
+    precision: Precision
+    device: Device
+    node: Node
+    parallelism: Parallelism
+    engine: EngineSettings
+    max_model_len: int
+    """Tokens of the longest request that the engine accepts."""
+
+
+def load(path: Path, overrides: dict[str, Any] | None = None) -> Scenario:
+    """The scenario in a YAML or JSON file.
+
+    Args:
+        path: the file; a trace that it names is looked for beside it first.
+        overrides: dotted path (`workload.arrivals.rate_per_s`) -> value, as `--set` gives them.
+
+    Raises:
+        InputError: the file is missing or wrong, or an override names no field.
+    """
+    raw = read_yaml(path)
+    if not isinstance(raw, dict):
+        raise InputError(f"{path} is not a scenario: it holds {type(raw).__name__}, not keys and values")
+    for dotted, value in (overrides or {}).items():
+        set_path(raw, dotted, value)
+    return scenario_from(raw, str(path), path.parent)
+
+
+def scenario_from(raw: dict[str, Any], source: str = "", folder: Path | None = None) -> Scenario:
+    """A scenario from builtins, as YAML or the command line gives them.
+
+    Raises:
+        InputError: names the path of what is wrong.
+    """
+    trace = raw.get("workload", {}).get("trace") if isinstance(raw.get("workload"), dict) else None
+    if folder is not None and isinstance(trace, dict) and isinstance(trace.get("path"), str):
+        beside = folder / trace["path"]
+        trace["path"] = str(beside) if beside.exists() else trace["path"]
+    return decode(raw, Scenario, source)
+
+
+def save(scenario: Scenario, path: Path) -> None:
+    """Write `scenario` as YAML; loading it gives an equal one."""
+    path.write_text(yaml.safe_dump(encode(scenario), sort_keys=False, width=120), encoding="utf-8")
+
+
+def set_path(raw: dict[str, Any], dotted: str, value: Any) -> None:
+    """Set the value at a dotted path below `raw`, making the tables on the way."""
+    *parents, last = dotted.split(".")
+    for name in parents:
+        below = raw.setdefault(name, {})
+        if not isinstance(below, dict):
+            raise InputError(f"{dotted} cannot be set: {name} is {below!r} and has no keys below it")
+        raw = below
+    raw[last] = value
+
+
+def resolve(scenario: Scenario, allow_download: bool = False) -> Setup:
+    """Look up the scenario's names, fill in its engine's defaults and check that its parts go together.
+
+    Raises:
+        InputError: an unknown name, or a parallelism or format that this model, device or node cannot have.
+    """
+    deployment = scenario.deployment
+    model = catalog.model(scenario.model, allow_download)
+    device = catalog.device(deployment.device)
+    node = catalog.node(deployment.node) if deployment.node else catalog.default_node(device)
+    precision = scenario.precision or model.precision
+    engine = with_defaults(deployment.engine, device)
+    setup = Setup(
+        model=model,
+        precision=precision,
+        device=device,
+        node=node,
+        parallelism=deployment.parallelism,
+        engine=engine,
+        max_model_len=engine.max_model_len or model.max_context_tokens,
+    )
+    check_parallelism(model, deployment.parallelism, node)
+    check_formats(precision, device)
+    return setup
+
+
+def check_parallelism(model: ModelSpec, parallelism: Parallelism, node: Node) -> None:
+    """Raise InputError where `model` cannot be split that way, or `node` is too small for it."""
+    tp, ep = parallelism.tp, parallelism.ep
+    for group in model.layers:
+        attention = group.attention
+        heads = attention.num_key_heads if isinstance(attention, GatedDeltaAttention) else attention.num_heads
+        if heads % tp:
+            good = [n for n in range(1, heads + 1) if heads % n == 0 and n <= 2 * node.num_devices]
+            raise InputError(
+                f"tp = {tp} does not divide the {heads} attention heads of {model.name}",
+                f"possible: {', '.join(map(str, good))}",
+            )
+    experts = [group.feed_forward for group in model.layers if isinstance(group.feed_forward, ExpertsFeedForward)]
+    if ep > 1 and not experts:
+        raise InputError(f"ep = {ep}, but {model.name} has no experts", "leave ep out")
+    for feed_forward in experts:
+        if feed_forward.num_experts % ep:
+            raise InputError(f"ep = {ep} does not divide the {feed_forward.num_experts} experts of {model.name}")
+    if parallelism.pp > model.num_layers:
+        raise InputError(f"pp = {parallelism.pp}, but {model.name} has {model.num_layers} layers")
+    if parallelism.num_devices > node.num_devices and node.scale_out is None:
+        raise InputError(
+            f"one replica needs {parallelism.num_devices} devices; {node.name} has {node.num_devices} and no link to others",
+            "use fewer, or a node with scale_out",
+        )
+
+
+def check_formats(precision: Precision, device: Device) -> None:
+    """Raise InputError where `device` has no peak rate that computes one of the formats."""
+    for field in ("weights", "attention_format", "experts_format", "lm_head"):
+        wanted = getattr(precision, field)
+        if not any(rate in device.peak_flops_per_s for rate in COMPUTE[wanted]):
+            raise InputError(
+                f"{device.title} has no published rate for {wanted}",
+                did_you_mean(wanted, device.peak_flops_per_s, f"it computes {', '.join(device.peak_flops_per_s)}"),
+            )

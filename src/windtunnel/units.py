@@ -1,0 +1,90 @@
+"""SI constants, and the only place where text such as `80GiB`, `400Gbps` or `25us` becomes a number.
+
+Inside the program every quantity is SI and its unit is in its name: `_s`, `_bytes`, `_bytes_per_s`, `_flops`,
+`_flops_per_s`, `_per_s`, `_w`. Files may use human units; `parse_quantity` converts them once, on load, choosing the
+dimension by the name's suffix.
+"""
+
+import math
+import re
+
+from windtunnel.errors import InputError
+
+KB, MB, GB, TB = 1e3, 1e6, 1e9, 1e12
+KIB, MIB, GIB, TIB = 2.0**10, 2.0**20, 2.0**30, 2.0**40
+US, MS = 1e-6, 1e-3
+
+_BYTES = {"B": 1.0, "kB": KB, "KB": KB, "MB": MB, "GB": GB, "TB": TB, "KiB": KIB, "MiB": MIB, "GiB": GIB, "TiB": TIB}
+_SECONDS = {"ns": 1e-9, "us": US, "ms": MS, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_BITS_PER_S = {"bps": 0.125, "kbps": 125.0, "Kbps": 125.0, "Mbps": 125e3, "Gbps": 125e6, "Tbps": 125e9}
+_FLOPS = {"FLOP": 1.0, "MFLOP": 1e6, "GFLOP": 1e9, "TFLOP": 1e12, "PFLOP": 1e15}
+
+UNITS_BY_SUFFIX: dict[str, dict[str, float]] = {
+    "_bytes_per_s": {f"{unit}/s": scale for unit, scale in _BYTES.items()} | _BITS_PER_S,
+    "_flops_per_s": {f"{unit}/s": scale for unit, scale in _FLOPS.items()} | {f"{u}S": s for u, s in _FLOPS.items()},
+    "_usd_per_hour": {"USD/h": 1.0, "$/h": 1.0},
+    "_per_s": {"/s": 1.0, "/min": 1 / 60, "/h": 1 / 3600, "Hz": 1.0, "MHz": 1e6, "GHz": 1e9},
+    "_bytes": _BYTES,
+    "_flops": _FLOPS,
+    "_s": _SECONDS,
+    "_w": {"W": 1.0, "kW": 1e3, "MW": 1e6},
+}
+"""Suffix of a quantity's name -> unit -> factor to SI. The first suffix that fits decides."""
+
+_QUANTITY = re.compile(r"^\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(\S*)\s*$")
+
+
+def units_for(name: str) -> dict[str, float] | None:
+    """The units that a quantity called `name` accepts, or None where its name has no unit."""
+    return next((units for suffix, units in UNITS_BY_SUFFIX.items() if f"_{name}".endswith(suffix)), None)
+
+
+def parse_quantity(name: str, text: str) -> float:
+    """The SI value of `text`, read as the quantity called `name` (`memory_bytes`, `latency_s`, ...).
+
+    Raises:
+        InputError: `text` is not a number with a unit of that dimension.
+    """
+    units = units_for(name)
+    match = _QUANTITY.match(text)
+    if units is None or match is None:
+        raise InputError(f"{name}: {text!r} is not a number" + (_allowed_units(units) if units else ""))
+    number, unit = match.groups()
+    if unit and unit not in units:
+        raise InputError(f"{name}: {text!r} has the unit {unit!r}{_allowed_units(units)}")
+    value = float(number) * (units[unit] if unit else 1.0)
+    if not math.isfinite(value):
+        raise InputError(f"{name}: {text!r} is not a finite number")
+    return value
+
+
+def _allowed_units(units: dict[str, float]) -> str:
+    return f"; allowed: {', '.join(units)}"
+
+
+def format_seconds(seconds: float) -> str:
+    """Seconds for people: three significant digits in the unit that fits (`12.3 ms`)."""
+    for unit, scale in (("s", 1.0), ("ms", MS), ("us", US)):
+        if abs(seconds) >= scale:
+            return f"{_three_digits(seconds / scale)} {unit}"
+    return f"{_three_digits(seconds / 1e-9)} ns" if seconds else "0 s"
+
+
+def format_bytes(num_bytes: float) -> str:
+    """Bytes for people, in binary units (`78.2 GiB`)."""
+    for unit, scale in (("TiB", TIB), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
+        if abs(num_bytes) >= scale:
+            return f"{_three_digits(num_bytes / scale)} {unit}"
+    return f"{num_bytes:.0f} B"
+
+
+def format_si(value: float, unit: str) -> str:
+    """A value with an SI prefix (`1.98 PFLOP/s`)."""
+    for prefix, scale in (("E", 1e18), ("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if abs(value) >= scale:
+            return f"{_three_digits(value / scale)} {prefix}{unit}"
+    return f"{_three_digits(value)} {unit}"
+
+
+def _three_digits(value: float) -> str:
+    return f"{value:.{max(0, 2 - math.floor(math.log10(abs(value))))}f}" if value else "0"

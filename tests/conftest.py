@@ -1,0 +1,23 @@
+"""Fixtures that every test may ask for, and how much hypothesis tries."""
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+
+# A failing example must be the same on every machine, and the first example pays for compilation.
+settings.register_profile("ci", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("dev", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+@pytest.fixture(scope="session")
+def reference() -> Path:
+    """The folder of recorded reference data (measurements and other outputs); it is not part of the package."""
+    folder = Path(os.environ.get("WINDTUNNEL_REFERENCE") or REPOSITORY.parent / "shared" / "reference")
+    if not folder.is_dir():
+        pytest.skip(f"no recorded reference data at {folder}; name its folder with WINDTUNNEL_REFERENCE")
+    return folder
