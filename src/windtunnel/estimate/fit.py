@@ -23,8 +23,7 @@ BOUNDS: Mapping[str, tuple[float, float, float]] = {
     "fill_depth": (64.0, 4.0, 1000.0),
     "tile_us": (0.3, 0.01, 10.0),
     "tile_64": (0.85, 0.3, 1.0),
-    "tile_16": (0.1, 0.01, 1.0),
-    "step_us": (0.03, 0.002, 2.0),
+    "step_us": (0.5, 0.01, 10.0),
     "split_us": (2.5, 0.2, 60.0),
     "wave_smoothing": (0.5, 0.02, 0.98),
     "quantise_us": (2.0, 0.2, 20.0),
@@ -48,11 +47,11 @@ NAMES: Mapping[str, tuple[str, ...]] = {}
 """Filled below: kind -> the coefficients of its closed form."""
 
 _MEMORY = ("memory_efficiency", "cache_fraction", "cache_gb_per_s_per_sm")
-_TILES = ("compute_efficiency", "fill_depth", "tile_us", "tile_64", "tile_16", "step_us", "split_us", "wave_smoothing")
+_TILES = ("compute_efficiency", "fill_depth", "tile_us", "tile_64", "wave_smoothing")
 _PREFILL = ("launch_us", *_MEMORY, "compute_efficiency", "half_head_dim", "tile_rows", "fill_depth", "overlap")
 _DECODE = ("launch_us", *_MEMORY, "compute_efficiency", "tile_rows", "block_us", "chain_us", "overlap")
 NAMES = {
-    "gemm": ("launch_us", *_MEMORY, *_TILES, "overlap", "quantise_us", "quantise_passes"),
+    "gemm": ("launch_us", *_MEMORY, *_TILES, "split_us", "overlap", "quantise_us", "quantise_passes"),
     "experts": ("launch_us", *_MEMORY, *_TILES, "overlap", "spread", "imbalance", "moving_passes"),
     "prefill_attention": _PREFILL,
     "latent_prefill_attention": _PREFILL,
@@ -116,7 +115,7 @@ def fit_roofline(kind: str, samples: Sequence[Sample], start: Coefficients | Non
     Levenberg-Marquardt with numerical derivatives on coefficients mapped from their `BOUNDS` to the line.
     """
     first = {name: BOUNDS[name][0] for name in NAMES[kind]} | dict(start or {})
-    return _refined(NAMES[kind], first, samples, pull=0.0)
+    return _refined(NAMES[kind], first, samples, pull=0.0, num_steps=30 if start is None else 8)
 
 
 BY_FAMILY = ("launch_us", "compute_efficiency", "memory_efficiency")
@@ -133,7 +132,7 @@ def fit_family(kind: str, samples: Sequence[Sample], shared: Coefficients) -> di
     return {name: found[name] for name in names}
 
 
-def _refined(names: Sequence[str], first: Coefficients, samples: Sequence[Sample], pull: float) -> dict[str, float]:
+def _refined(names: Sequence[str], first: Coefficients, samples: Sequence[Sample], pull: float, num_steps: int = 8) -> dict[str, float]:
     """`first` with the coefficients `names` moved to fit the samples."""
     anchor = _positions(names, first)
 
@@ -142,7 +141,7 @@ def _refined(names: Sequence[str], first: Coefficients, samples: Sequence[Sample
         rows = [one.log_errors(coefficients) for one in samples]
         return np.concatenate([*rows, pull * (x - anchor) * _ROBUST] if pull else rows)
 
-    return {**first, **_coefficients(names, _least_squares(errors, anchor))}
+    return {**first, **_coefficients(names, _least_squares(errors, anchor, num_steps))}
 
 
 def _coefficients(names: Sequence[str], x: Floats) -> dict[str, float]:
@@ -159,7 +158,7 @@ def _positions(names: Sequence[str], coefficients: Coefficients) -> Floats:
     return np.log(shares / (1 - shares))
 
 
-def _least_squares(errors: Callable[[Floats], Floats], x: Floats, num_steps: int = 30) -> Floats:
+def _least_squares(errors: Callable[[Floats], Floats], x: Floats, num_steps: int) -> Floats:
     def cost(residual: Floats) -> float:
         return float(np.sum(np.sqrt(1 + (residual / _ROBUST) ** 2) - 1))
 

@@ -83,28 +83,30 @@ def soft_max(a: Size, b: Size, power: float) -> Size:
     return (a**power + b**power) ** (1.0 / power)
 
 
-_TILES = ((256, 128), (128, 128), (128, 64), (64, 64), (16, 64))
+_TILES = ((256, 128), (128, 128), (128, 64), (64, 64))
 _SPLITS = (1, 2, 4, 8, 16)
 
 
-def tiles_seconds(groups: Size, m: Size, n: Size, k: Size, on: Machine, c: Coefficients) -> Size:
-    """Compute seconds of `groups` matrix products `[m, k] x [k, n]`: the best of a few tile shapes and splits of k.
+def tiles_seconds(
+    groups: Size, m: Size, n: Size, k: Size, on: Machine, c: Coefficients, splits: tuple[int, ...] = (1,)
+) -> Size:
+    """Compute seconds of `groups` matrix products `[m, k] x [k, n]`: the best of a few tile shapes and `splits` of k.
 
     A wave is one tile on every multiprocessor; `wave_smoothing` is the part of a last, partly filled wave that persistent
     kernels save. `fill_depth` is the depth of k that a tile spends filling its pipeline.
     """
     rate = on.flops_per_s_per_sm * c["compute_efficiency"]
-    efficiency = {(128, 64): c["tile_64"], (64, 64): c["tile_64"] ** 2, (16, 64): c["tile_16"]}
+    efficiency = {(128, 64): c["tile_64"], (64, 64): c["tile_64"] ** 2}
     best: Size = np.inf
     for rows, columns in _TILES:
         num_tiles = groups * np.ceil(m / rows) * np.ceil(n / columns)
         tile_rate = rate * efficiency.get((rows, columns), 1.0)
-        for split in _SPLITS:
+        for split in splits:
             depth = np.maximum(k / split, 32.0)
             waves = num_tiles * split / on.num_sms
             full = np.where(waves <= 1, 1.0, c["wave_smoothing"] * waves + (1 - c["wave_smoothing"]) * np.ceil(waves))
             step = 2.0 * rows * columns * (depth + c["fill_depth"]) / tile_rate
-            seconds = full * (np.maximum(step, depth / 64 * c["step_us"] * US) + c["tile_us"] * US)
+            seconds = full * (step + c["tile_us"] * US)
             if split > 1:
                 partial_sums = groups * m * n * 4.0 * split * 2 / (on.num_sms * c["cache_gb_per_s_per_sm"] * 1e9)
                 seconds = seconds + c["split_us"] * US + partial_sums
@@ -114,7 +116,7 @@ def tiles_seconds(groups: Size, m: Size, n: Size, k: Size, on: Machine, c: Coeff
 
 def gemm_seconds(op: ops.Gemm, on: Machine, c: Coefficients) -> Size:
     """A dense matrix product; formats with 8 or 4 bit activations first quantise them in a kernel of their own."""
-    compute = tiles_seconds(1.0, op.m, op.n, op.k, on, c)
+    compute = tiles_seconds(1.0, op.m, op.n, op.k, on, c, _SPLITS)
     seconds = c["launch_us"] * US + soft_max(compute, memory_seconds(op.num_bytes, on, c), c["overlap"])
     if ACTIVATION_BITS[op.format] < 16:
         read_and_write = op.m * op.k * (16 + ACTIVATION_BITS[op.format]) / 8

@@ -1,0 +1,175 @@
+"""Recorded runs of a real engine: its requests, and every step with the tokens that it scheduled.
+
+A file is a JSON list (also `.gz`) of runs: `requests` (`arrival_s`, `prompt_tokens`, `output_tokens`), `steps` (`cpu_s`, `wall_s`,
+`scheduled`: [request, tokens] pairs) and `token_times_s` (request -> times of its output tokens), on a clock that starts at 0.
+"""
+
+import gzip
+import json
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.errors import InputError
+from windtunnel.spec.noun import decode
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+class RecordedRequest(msgspec.Struct, frozen=True):
+    """One request of the run."""
+
+    arrival_s: float
+    prompt_tokens: int
+    output_tokens: int
+
+
+class RecordedStep(msgspec.Struct, frozen=True):
+    """One step; `scheduled` holds [request, tokens] pairs."""
+
+    cpu_s: float
+    wall_s: float
+    scheduled: tuple[tuple[int, int], ...]
+
+
+class RawRun(msgspec.Struct, frozen=True):
+    """A run as it stands in the file; other keys are ignored."""
+
+    requests: tuple[RecordedRequest, ...]
+    steps: tuple[RecordedStep, ...]
+    token_times_s: dict[str, tuple[float, ...]]
+    rate_per_s: float = 0.0
+    cpu_pressure: float = 0.0
+
+
+@dataclass(frozen=True)
+class Batches:
+    """What each of `[k]` steps held."""
+
+    decode_requests: Ints
+    decode_context_tokens: Ints
+    """Sum over decoding requests, the token being computed included."""
+    prefill_tokens: Ints
+    prefill_pairs: Floats
+    sampled: Ints
+
+
+@dataclass(frozen=True)
+class EngineRun:
+    """One recorded run; requests in order of arrival."""
+
+    arrival_s: Floats
+    input_tokens: Ints
+    output_tokens: Ints
+    scheduled: tuple[dict[int, int], ...]
+    """Per step: request -> tokens."""
+    batches: Batches
+    duration_s: Floats
+    """Of each step: from the end of the one before, or from the arrival that ended an idle time, to the end of its tokens."""
+    first_token_s: Floats
+    finish_s: Floats
+    gaps_s: Floats
+    """Times between consecutive tokens of a request, all requests together."""
+    rate_per_s: float = 0.0
+    """Arrivals; 0 where it was not recorded."""
+    cpu_pressure: float = 0.0
+    """Share of the run in which other processes kept the engine from a core (Linux PSI)."""
+
+    @property
+    def ttft_s(self) -> Floats:
+        return self.first_token_s - self.arrival_s
+
+    @property
+    def e2e_s(self) -> Floats:
+        return self.finish_s - self.arrival_s
+
+
+def read_engine_runs(path: Path) -> list[EngineRun]:
+    """The runs in a file.
+
+    Raises:
+        InputError: the file is missing, cut off, not of this layout, or its steps do not add up to its requests.
+    """
+    runs = decode(_read_json(path), tuple[RawRun, ...], path.name)
+    return [_engine_run(run, f"{path.name}: run {position}") for position, run in enumerate(runs)]
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        raw = path.read_bytes()
+        return json.loads(gzip.decompress(raw) if path.suffix == ".gz" else raw)
+    except FileNotFoundError:
+        raise InputError(f"there is no file {path}") from None
+    except (OSError, EOFError, zlib.error, ValueError) as error:
+        raise InputError(f"{path} cannot be read as JSON: {error}") from None
+
+
+def _engine_run(run: RawRun, where: str) -> EngineRun:
+    inputs = np.array([request.prompt_tokens for request in run.requests], np.int64)
+    outputs = np.array([request.output_tokens for request in run.requests], np.int64)
+    arrival_s = np.array([request.arrival_s for request in run.requests])
+    tokens = [run.token_times_s.get(str(i), ()) for i in range(len(run.requests))]
+    for i, times in enumerate(tokens):
+        if len(times) != outputs[i]:
+            raise InputError(f"{where}: request {i} has {len(times)} token times for {outputs[i]} output tokens")
+    batches, end_s = _replay(run, inputs, tokens, where)
+    first_token_s = np.array([times[0] for times in tokens])
+    finish_s = np.array([times[-1] for times in tokens])
+    return EngineRun(
+        arrival_s=arrival_s,
+        input_tokens=inputs,
+        output_tokens=outputs,
+        scheduled=tuple(dict(step.scheduled) for step in run.steps),
+        batches=batches,
+        duration_s=_durations(end_s, arrival_s, finish_s),
+        first_token_s=first_token_s,
+        finish_s=finish_s,
+        gaps_s=np.concatenate([np.diff(times) for times in tokens]),
+        rate_per_s=run.rate_per_s,
+        cpu_pressure=run.cpu_pressure,
+    )
+
+
+def _replay(
+    run: RawRun, inputs: Ints, tokens: list[tuple[float, ...]], where: str
+) -> tuple[Batches, Floats]:
+    """What each step held and when it ended: at the token that it gave, else its wall time after the step before."""
+    computed = np.zeros(inputs.size, np.int64)
+    rows, ends, now_s = [], [], 0.0
+    for number, step in enumerate(run.steps):
+        decodes = context = chunk_tokens = sampled = 0
+        pairs = 0.0
+        end_s = now_s + step.wall_s
+        for i, count in step.scheduled:
+            if not 0 <= i < inputs.size or count < 1:
+                raise InputError(f"{where}: step {number} schedules {count} tokens of request {i}")
+            emitted = int(computed[i] - inputs[i]) + 1
+            if emitted > 0:
+                decodes, context = decodes + 1, context + int(computed[i]) + 1
+            else:
+                chunk_tokens += count
+                pairs += count * (float(computed[i]) + 0.5 * count)
+            computed[i] += count
+            if computed[i] >= inputs[i]:
+                sampled += 1
+                end_s = tokens[i][int(computed[i] - inputs[i])]
+        rows.append((decodes, context, chunk_tokens, pairs, sampled))
+        ends.append(end_s)
+        now_s = end_s
+    decodes_, context_, chunk_, pairs_, sampled_ = (np.array(column) for column in zip(*rows, strict=True))
+    return Batches(decodes_, context_, chunk_, pairs_, sampled_), np.array(ends)
+
+
+def _durations(end_s: Floats, arrival_s: Floats, finish_s: Floats) -> Floats:
+    """Step durations: a step starts when the one before ends, or where nothing was left to do, at the next arrival."""
+    before_s = np.concatenate([[0.0], end_s[:-1]])
+    arrived = np.searchsorted(np.sort(arrival_s), before_s, side="right")
+    finished = np.searchsorted(np.sort(finish_s), before_s, side="right")
+    next_arrival_s = np.append(np.sort(arrival_s), np.inf)[np.minimum(arrived, arrival_s.size)]
+    return end_s - np.where(arrived > finished, before_s, next_arrival_s)

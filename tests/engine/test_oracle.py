@@ -1,0 +1,183 @@
+"""The compiled loop against the plain-Python engine, event for event, on random small scenarios."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from windtunnel.engine.reference import Reference, Request, Step
+from windtunnel.engine.serving import run_loop
+from windtunnel.engine.workload import RequestArrays
+from windtunnel.kernels import state
+from windtunnel.metrics.records import Table
+from windtunnel.metrics.summary import itl_distribution
+
+
+@dataclass
+class Case:
+    """One scenario, small enough to shrink and wide enough to meet preemption, chunking, blocking and warm-up."""
+
+    settings: state.Settings
+    cost: state.StepCost
+    requests: RequestArrays
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    n = draw(st.integers(1, 30))
+    scheduler = draw(st.sampled_from([state.VLLM_V1, state.TRTLLM, state.SGLANG]))
+    block_size = draw(st.sampled_from([1, 2, 4, 16]))
+    inputs = np.array(draw(st.lists(st.integers(1, 60), min_size=n, max_size=n)))
+    outputs = np.array(draw(st.lists(st.integers(1, 40), min_size=n, max_size=n)))
+    fixed = draw(st.sampled_from([0, 0, 2]))
+    largest = int((-(-(inputs + outputs) // block_size)).max()) + fixed
+    chunked = draw(st.booleans())
+    concurrency = draw(st.sampled_from([0, 1, 3, 8]))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    gap_s = draw(st.sampled_from([0.0, 0.001, 0.01, 0.1]))
+    max_num_seqs = draw(st.integers(1, 12))
+    max_num_batched_tokens = draw(st.integers(2, 80)) if chunked else 100
+    return Case(
+        settings=state.Settings(
+            scheduler=scheduler,
+            num_replicas=draw(st.integers(1, 3)),
+            ranks_per_replica=draw(st.sampled_from([1, 1, 2, 3])),
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            long_prefill_token_threshold=draw(st.sampled_from([0, 0, 7, 20])),
+            chunked_prefill=int(chunked),
+            max_prefill_tokens=draw(st.integers(30, 200)),
+            priority=int(draw(st.booleans())) if scheduler == state.VLLM_V1 else 0,
+            block_size=block_size,
+            num_blocks=largest + draw(st.integers(0, 3 * largest)),
+            blocks_per_request=fixed,
+            schedule_conservativeness=draw(st.sampled_from([0.5, 1.0, 1.3])),
+            receive_interval_steps=draw(st.sampled_from([1, 1, 3, 10])),
+            concurrency=concurrency,
+            num_warmup=min(n, draw(st.integers(0, 5))) if concurrency else 0,
+        ),
+        cost=random_cost(rng, max_num_seqs, max_num_batched_tokens, draw(st.booleans())),
+        requests=RequestArrays(
+            arrival_s=np.cumsum(rng.exponential(gap_s, n)) if gap_s else np.zeros(n),
+            input_tokens=inputs,
+            output_tokens=outputs,
+            priority=rng.integers(0, 3, n),
+            concurrency=concurrency,
+        ),
+    )
+
+
+def random_cost(
+    rng: np.random.Generator, max_num_seqs: int, max_num_batched_tokens: int, overlaps: bool
+) -> state.StepCost:
+    requests, tokens = np.arange(max_num_seqs + 1), np.arange(max_num_batched_tokens + max_num_seqs + 1)
+    lengths, chunks = np.array([0, 1, 7, 20, 64, 200, 1000.0]), np.array([0, 3, 10, 50, 400.0])
+    return state.StepCost(
+        decode_token_s=8e-3 + 2e-5 * requests + 1e-4 * rng.random(requests.size),
+        mixed_token_s=8e-3 + 1e-4 * tokens,
+        sample_s=1e-4 + 1e-6 * requests,
+        context_nodes=lengths,
+        decode_attention_s=np.cumsum(rng.random((requests.size, lengths.size)), axis=1) * 1e-3,
+        chunk_nodes=chunks,
+        length_nodes=lengths,
+        prefill_attention_s=np.cumsum(rng.random((chunks.size, lengths.size)), axis=1) * 1e-3,
+        host_step_s=1e-3,
+        host_request_s=1e-5,
+        host_overlaps=int(overlaps),
+        recorded_step_s=np.zeros(0),
+    )
+
+
+def run_oracle(case: Case) -> tuple[list[Request], list[Step]]:
+    arrays = case.requests
+    requests = [
+        Request(i, float(arrival), int(inputs), int(outputs), int(priority))
+        for i, (arrival, inputs, outputs, priority) in enumerate(
+            zip(arrays.arrival_s, arrays.input_tokens, arrays.output_tokens, arrays.priority, strict=True)
+        )
+    ]
+    return requests, Reference(case.settings, case.cost, requests).run()
+
+
+def expanded(steps: Table) -> dict[str, np.ndarray]:
+    """One entry a step from rows of equal steps."""
+    return {name: np.repeat(steps[name], steps["num_steps"]) for name in ("replica", "decode_tokens", "prefill_tokens")}
+
+
+@settings(max_examples=400)
+@given(cases())
+def test_loop_equals_the_oracle(case: Case) -> None:
+    requests, reference_steps = run_oracle(case)
+    records, steps, _ = run_loop(case.settings, case.cost, case.requests)
+    for name in ("arrival_s", "scheduled_s", "first_token_s", "finish_s", "num_preemptions"):
+        np.testing.assert_array_equal(records[name], [getattr(request, name) for request in requests], err_msg=name)
+
+    by_step = expanded(steps)
+    for replica in range(case.settings.num_replicas):
+        mine = by_step["replica"] == replica
+        theirs = [step for step in reference_steps if step.replica == replica]
+        tokens = by_step["decode_tokens"][mine] + by_step["prefill_tokens"][mine]
+        np.testing.assert_array_equal(tokens, [sum(step.scheduled.values()) for step in theirs])
+    assert steps["used_blocks"].max() == max(step.used_blocks for step in reference_steps)
+
+
+@settings(max_examples=200)
+@given(cases())
+def test_inter_token_latency_equals_the_oracles(case: Case) -> None:
+    """Exact in the mean, but where a short token budget skips decoding requests: there a gap is taken for a step."""
+    if case.settings.max_num_batched_tokens < 2 * case.settings.max_num_seqs or case.settings.priority:
+        return
+    _, reference_steps = run_oracle(case)
+    _, steps, _ = run_loop(case.settings, case.cost, case.requests)
+    gaps_s = np.array([gap for step in reference_steps for gap in step.gaps_s])
+    found = itl_distribution(steps)
+    if not gaps_s.size:
+        assert found is None
+        return
+    assert found is not None
+    assert found.mean == np.float64(gaps_s.mean()) or abs(found.mean / gaps_s.mean() - 1) < 5e-3
+
+
+@settings(max_examples=200)
+@given(cases())
+def test_invariants(case: Case) -> None:
+    records, steps, _ = run_loop(case.settings, case.cost, case.requests)
+    assert (records["arrival_s"] <= records["scheduled_s"]).all()
+    assert (records["scheduled_s"] < records["first_token_s"]).all()
+    assert (records["first_token_s"] <= records["finish_s"]).all()
+    for replica in range(case.settings.num_replicas):
+        rows = steps["replica"] == replica
+        starts, ends = steps["start_s"][rows], steps["start_s"][rows] + steps["duration_s"][rows]
+        assert (starts[1:] >= ends[:-1] - 1e-12).all()
+    capacity = case.settings.num_blocks * case.settings.ranks_per_replica
+    assert (steps["used_blocks"] <= capacity).all()
+    assert (steps["num_running"] <= case.settings.max_num_seqs * case.settings.ranks_per_replica).all()
+    # Every output token but the first of each request is decoded once; a preemption turns one into the end of a prefill.
+    emitted = (steps["decode_tokens"] * steps["num_steps"]).sum() + steps["resumed_tokens"].sum()
+    assert emitted == (case.requests.output_tokens - 1).sum()
+    recomputed = records["num_preemptions"].sum() > 0
+    prefilled = steps["prefill_tokens"].sum()
+    assert prefilled >= case.requests.input_tokens.sum() if recomputed else prefilled == case.requests.input_tokens.sum()
+    if case.settings.concurrency:
+        starts_and_ends = np.concatenate([records["arrival_s"], records["finish_s"]])
+        change = np.concatenate([np.ones(records.size), -np.ones(records.size)])
+        order = np.lexsort((change, starts_and_ends))
+        assert np.cumsum(change[order]).max() <= case.settings.concurrency
+
+
+@settings(max_examples=50)
+@given(cases())
+def test_the_scheduler_is_blind_to_output_lengths(case: Case) -> None:
+    """Until the first request ends, vLLM's schedule cannot depend on how long outputs will be."""
+    if case.settings.scheduler != state.VLLM_V1 or case.settings.concurrency:
+        return
+    longer = RequestArrays(
+        case.requests.arrival_s, case.requests.input_tokens, case.requests.output_tokens + 5, case.requests.priority
+    )
+    roomy = case.settings._replace(num_blocks=case.settings.num_blocks + 10 * case.requests.arrival_s.size)
+    first, _, _ = run_loop(roomy, case.cost, case.requests)
+    second, _, _ = run_loop(roomy, case.cost, longer)
+    horizon_s = min(first["finish_s"].min(), second["finish_s"].min())
+    early = first["first_token_s"] < horizon_s
+    np.testing.assert_array_equal(first["first_token_s"][early], second["first_token_s"][early])
