@@ -153,8 +153,8 @@ def interpolation(num_sites: int, seed: int) -> list[Score]:
     errors: dict[tuple[str, str], list[float]] = {}
     for system, engine, version in COLLECTIONS:
         rng = np.random.default_rng(seed)
-        tables = Tables(systems_folder() / system, engine, version)
         roofline = roofline_of(system)
+        tables = Tables(systems_folder() / system, engine, version, roofline)
         for (kind, variant), probe in probes():
             table = tables.table_for(probe)
             if table is None or f"/{engine}/" not in table.source and kind != "collective":
@@ -174,7 +174,7 @@ def samples_of(probe: ops.Op, rng: np.random.Generator) -> dict[str, Sample]:
     found = {}
     for system in FITTED:
         engine, version = ("sglang", "0.5.10") if system == "a100_sxm" else ("vllm", "0.24.0")
-        table = Tables(systems_folder() / system, engine, version).table_for(probe)
+        table = Tables(systems_folder() / system, engine, version, roofline_of(system)).table_for(probe)
         if table is not None and len(table) >= 20:
             found[system] = sample(table, roofline_of(system), ROWS_PER_DEVICE, rng)
     return found

@@ -1,0 +1,77 @@
+"""The `windtunnel` command. Results go to stdout, everything else to stderr; wrong input exits 2, failures exit 1."""
+
+import os
+import sys
+from collections.abc import Sequence
+
+from windtunnel.errors import WindtunnelError
+
+DEBUG_VARIABLE = "WINDTUNNEL_DEBUG"
+INTERRUPTED = 130
+"""What shells report for a command that Ctrl-C ended."""
+
+
+def main() -> None:
+    """Run the command line that the program was called with, and exit."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command line.
+
+    Returns:
+        The exit code: 0, 1 for a failure, 2 for wrong input, 130 after Ctrl-C.
+    """
+    import click
+
+    from windtunnel.cli.verbs import windtunnel
+
+    try:
+        code = windtunnel.main(list(arguments), prog_name="windtunnel", standalone_mode=False)
+        sys.stdout.flush()
+    except WindtunnelError as error:
+        return _fail(error.message, error.hint, error.exit_code)
+    except click.UsageError as error:
+        return _fail(*_own_words(error), error.exit_code)
+    except click.ClickException as error:
+        return _fail(error.format_message(), None, error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        return _fail("interrupted; nothing was written", None, INTERRUPTED)
+    except BrokenPipeError:
+        # Whoever read our output has seen enough. What is still buffered must not fail again at exit.
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123
+        return 1
+    except MemoryError:
+        return _fail("this machine's memory does not hold that many requests", "simulate fewer at a time", 1)
+    except Exception as error:
+        if os.environ.get(DEBUG_VARIABLE):
+            raise
+        what = f"{type(error).__name__}: {error}".rstrip(": ").splitlines()[0]
+        hint = f"set {DEBUG_VARIABLE}=1 to see where, and please report it"
+        return _fail(f"sorry, this is a bug in windtunnel ({what})", hint, 1)
+    return code if isinstance(code, int) else 0
+
+
+def _fail(message: str, hint: str | None, code: int) -> int:
+    sys.stderr.write(f"error: {message}\n")
+    if hint:
+        sys.stderr.write(f"hint: {hint}\n")
+    return code
+
+
+def _own_words(error: "click.UsageError") -> tuple[str, str | None]:  # noqa: F821
+    """A usage error of click as our message and hint."""
+    import click
+
+    verb = error.ctx.command_path if error.ctx else "windtunnel"
+    see = f"see `{verb} --help`"
+    if isinstance(error, click.NoSuchOption):
+        near = sorted(error.possibilities or [])
+        return f"there is no option {error.option_name}", f"did you mean {' or '.join(near)}?" if near else see
+    if isinstance(error, click.BadParameter) and error.param is not None:
+        return f"{error.param.opts[0]}: {_sentence(error.message)}", see
+    return _sentence(error.format_message()), see
+
+
+def _sentence(message: str) -> str:
+    return f"{message[:1].lower()}{message[1:]}".rstrip(".")

@@ -3,6 +3,8 @@
 from typing import Any
 
 from windtunnel.errors import InputError
+from windtunnel.spec import catalog
+from windtunnel.spec.noun import encode
 from windtunnel.spec.scenario import Scenario, scenario_from, set_path
 
 PATHS: dict[str, str] = {
@@ -68,6 +70,7 @@ def raw_scenario(
     trace: str | None = None,
     slo: dict[str, float] | None = None,
     settings: dict[str, Any] | None = None,
+    allow_download: bool = False,
 ) -> dict[str, Any]:
     """`raw` with short names applied over it, as builtins, not yet decoded."""
     if rate_per_s is not None and concurrency is not None:
@@ -87,9 +90,24 @@ def raw_scenario(
         set_path(raw, f"slo.{name}", limit)
     for dotted, value in (settings or {}).items():
         set_path(raw, dotted, value)
+    _keep_published_formats(raw, allow_download)
     workload = raw.setdefault("workload", {})
     if isinstance(workload, dict) and "trace" not in workload and not {"num_requests", "duration_s"} & set(workload):
         slots = workload.get("arrivals", {}).get("concurrency") if isinstance(workload.get("arrivals"), dict) else None
         per_slot = DEFAULT_REQUESTS_PER_SLOT * slots if isinstance(slots, int) and slots > 0 else DEFAULT_NUM_REQUESTS
         workload["num_requests"] = per_slot
     return raw
+
+
+def _keep_published_formats(raw: dict[str, Any], allow_download: bool) -> None:
+    """Where some formats are given, those that they do not speak of stay as the checkpoint was published.
+
+    A format of the weights speaks of attention and experts too; a format of the KV cache of nothing else.
+    """
+    given = raw.get("precision")
+    if not isinstance(given, dict) or not isinstance(raw.get("model"), str):
+        return
+    published = encode(catalog.model(raw["model"], allow_download).precision)
+    if "weights" in given:
+        published = {name: published[name] for name in ("lm_head", "kv_cache") if name in published}
+    raw["precision"] = published | given

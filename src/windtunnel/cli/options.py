@@ -1,0 +1,236 @@
+"""The options that verbs share, and how they become a scenario."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from windtunnel.errors import InputError, did_you_mean
+
+if TYPE_CHECKING:
+    from windtunnel.spec.scenario import Scenario
+
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+
+OTHER_NAMES = {
+    "tensor-parallel-size": "tp",
+    "pipeline-parallel-size": "pp",
+    "expert-parallel-size": "ep",
+    "quantization": "quant",
+    "request-rate": "rate",
+    "max-concurrency": "concurrency",
+    "num-prompts": "num-requests",
+    "random-input-len": "input-tokens",
+    "random-output-len": "output-tokens",
+}
+"""Names of `vllm serve` and `vllm bench serve` -> ours."""
+
+LIMITS = {"ttft": "ttft_s", "tpot": "tpot_s", "e2e": "e2e_s"}
+"""Name in `--slo` -> field."""
+
+
+class SectionedOption(click.Option):
+    """An option with the heading that `--help` shows it under."""
+
+    def __init__(self, *names: Any, section: str, **settings: Any) -> None:
+        super().__init__(*names, **settings)
+        self.section = section
+
+
+class Verb(click.Command):
+    """A command with its options under headings, and vLLM's names for them understood."""
+
+    def __init__(self, *names: Any, **settings: Any) -> None:
+        super().__init__(*names, **settings)
+        self.context_settings = {"token_normalize_func": _our_name, **self.context_settings}
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None:
+                sections.setdefault(getattr(parameter, "section", "Other"), []).append(record)
+        for name, records in sections.items():
+            with formatter.section(name):
+                formatter.write_dl(records)
+
+
+def _our_name(name: str) -> str:
+    name = name.replace("_", "-")
+    return OTHER_NAMES.get(name, name)
+
+
+def option(*names: str, section: str, **settings: Any) -> Callable[[Decorated], Decorated]:
+    """`click.option` under a heading."""
+    return click.option(*names, cls=SectionedOption, section=section, **settings)
+
+
+def all_of(*options: Callable[[Decorated], Decorated]) -> Callable[[Decorated], Decorated]:
+    """Several options as one decorator, in the order in which `--help` shows them."""
+
+    def decorate(function: Decorated) -> Decorated:
+        for one in reversed(options):
+            function = one(function)
+        return function
+
+    return decorate
+
+
+scenario_file = click.argument("scenario", required=False, type=click.Path(path_type=Path), metavar="[SCENARIO.yaml]")
+
+_WHAT, _ENGINE = "What is served, on what", "Engine"
+
+deployment_options = all_of(
+    option("--model", section=_WHAT, metavar="NAME", help="A model of the catalog, or a config.json."),
+    option("--device", section=_WHAT, metavar="NAME", help="A device of the catalog, or a YAML file."),
+    option("--node", section=_WHAT, metavar="NAME", help="A node of the catalog, or a YAML file.  [the device's usual one]"),
+    option("--tp", "-tp", section=_WHAT, type=int, metavar="N", help="Tensor parallelism."),
+    option("--pp", "-pp", section=_WHAT, type=int, metavar="N", help="Pipeline parallelism."),
+    option("--ep", section=_WHAT, type=int, metavar="N", help="Expert parallelism."),
+    option("--attention-dp", section=_WHAT, type=int, metavar="N", help="Attention data parallelism, experts shared."),
+    option("--quant", section=_WHAT, metavar="FORMAT", help="Format of the weights: bf16, fp8, int4, ...  [as published]"),
+    option("--kv-cache-dtype", section=_WHAT, metavar="FORMAT", help="Format of the KV cache: bf16, fp8.  [as published]"),
+    option("--engine", section=_ENGINE, metavar="NAME", help="vllm, sglang or trtllm.  [vllm]"),
+    option("--engine-version", section=_ENGINE, metavar="VERSION", help="Its version.  [the newest that was measured]"),
+    option("--max-num-seqs", section=_ENGINE, type=int, metavar="N", help="Most running requests.  [the engine's]"),
+    option("--max-num-batched-tokens", section=_ENGINE, type=int, metavar="N", help="Token budget of a step.  [the engine's]"),
+    option(
+        "--gpu-memory-utilization", section=_ENGINE, type=float, metavar="X", help="Share of memory to use.  [the engine's]"
+    ),
+)
+
+general_options = all_of(
+    option(
+        "--set",
+        "settings",
+        section="General",
+        multiple=True,
+        metavar="PATH=VALUE",
+        help="Set any field of the scenario, as workload.arrivals.rate_per_s=6.5. May be repeated.",
+    ),
+    option("--hub", section="General", is_flag=True, help="Look unknown models up on huggingface.co."),
+    option("--json", "as_json", section="General", is_flag=True, help="Print JSON."),
+)
+
+
+def scenario_of(
+    file: Path | None,
+    *,
+    settings: tuple[str, ...] = (),
+    hub: bool = False,
+    rate: float | None = None,
+    concurrency: int | None = None,
+    trace: str | None = None,
+    slo: str | None = None,
+    **options: Any,
+) -> "Scenario":
+    """The scenario of a command line: the file's, if there is one, with every option that was given over it.
+
+    Raises:
+        InputError: names the option or the path in the scenario that is wrong.
+    """
+    from windtunnel.spec.noun import read_yaml
+    from windtunnel.spec.scenario import scenario_from
+    from windtunnel.spec.shorthand import raw_scenario
+
+    raw = read_yaml(file) if file is not None else {}
+    if not isinstance(raw, dict):
+        raise InputError(f"{file} is not a scenario: keys and values are needed", "see examples/01_first_simulation.yaml")
+    given = {name: value for name, value in options.items() if value is not None}
+    for stream in ("input_tokens", "output_tokens"):
+        if stream in given:
+            given[stream] = lengths(stream, given[stream])
+    try:
+        raw = raw_scenario(raw, given, rate, concurrency, trace, limits(slo), assignments(settings), allow_download=hub)
+        if file is None:
+            _require_enough(raw)
+        # A trace named in the file lies beside it; one named on the command line, where the command runs.
+        folder = file.parent if file is not None and trace is None else None
+        return scenario_from(raw, "" if file is None else str(file), folder)
+    except InputError as error:
+        typed = {*given, *(["rate"] if rate is not None else []), *(["concurrency"] if concurrency is not None else [])}
+        raise InputError(_as_typed(error.message, typed, slo), error.hint) from None
+
+
+def assignments(texts: tuple[str, ...]) -> dict[str, Any]:
+    """`("a.b=1", ...)` as {"a.b": 1, ...}; values are YAML.
+
+    Raises:
+        InputError: a text without `=`, or a value that is not YAML.
+    """
+    import yaml
+
+    values = {}
+    for text in texts:
+        path, separator, value = text.partition("=")
+        if not separator or not path:
+            raise InputError(f"--set: {text!r} is not of the form path=value", "for instance --set workload.num_requests=500")
+        try:
+            values[path.strip()] = yaml.safe_load(value)
+        except yaml.YAMLError:
+            raise InputError(f"--set: the value of {text!r} is not valid YAML") from None
+    return values
+
+
+def limits(text: str | None) -> dict[str, Any]:
+    """`ttft=2s,tpot=50ms` as fields of an SLO.
+
+    Raises:
+        InputError: another form, or a limit that does not exist.
+    """
+    found = {}
+    for part in text.replace(":", "=").replace(",", " ").split() if text else []:
+        name, separator, value = part.partition("=")
+        if not separator or not value:
+            raise InputError(f"--slo: {part!r} is not of the form name=time", "for instance --slo ttft=2s,tpot=50ms")
+        if name not in LIMITS:
+            raise InputError(f"--slo: there is no limit {name!r}", did_you_mean(name, LIMITS, f"known: {', '.join(LIMITS)}"))
+        found[LIMITS[name]] = value
+    return found
+
+
+def lengths(stream: str, text: str) -> Any:
+    """`1024`, or `819-1024` for every length between them being equally likely."""
+    low, dash, high = (part.strip().replace(",", "").replace("_", "") for part in text.partition("-"))
+    if low.isdecimal() and not dash:
+        return int(low)
+    if low.isdecimal() and high.isdecimal():
+        return {"type": "uniform", "min_tokens": int(low), "max_tokens": int(high)}
+    name = f"--{stream.replace('_', '-')}"
+    raise InputError(
+        f"{name}: {text!r} is neither a number of tokens nor a range such as 819-1024",
+        f"other distributions: --set workload.{stream}='{{type: lognormal, median_tokens: 512, sigma: 0.8}}'",
+    )
+
+
+def _require_enough(raw: Mapping[str, Any]) -> None:
+    """Raise for the first thing that a command line without a scenario file cannot do without."""
+    deployment, workload = raw.get("deployment", {}), raw.get("workload", {})
+    needed = [
+        ("--model", raw.get("model"), "list them with `windtunnel catalog models`"),
+        ("--device", deployment.get("device"), "list them with `windtunnel catalog devices`"),
+        ("--rate, --concurrency or --trace", workload.get("arrivals") or workload.get("trace"), None),
+        ("--input-tokens", workload.get("input_tokens") or workload.get("trace"), None),
+        ("--output-tokens", workload.get("output_tokens") or workload.get("trace"), None),
+    ]
+    for name, value, hint in needed:
+        if value is None:
+            raise InputError(f"{name} is missing", hint or "give it, a --trace, or a scenario file")
+
+
+def _as_typed(message: str, typed: set[str], slo: str | None) -> str:
+    """`message` with paths in the scenario replaced by the options that set them."""
+    from windtunnel.spec.shorthand import PATHS
+
+    paths = {
+        **PATHS,
+        "rate": "workload.arrivals.rate_per_s",
+        "concurrency": "workload.arrivals.concurrency",
+    }
+    names = {f"$.{paths[name]}": f"--{name.replace('_', '-')}" for name in typed if name in paths}
+    if slo is not None:
+        names |= {f"$.slo.{field}": f"--slo {name}" for name, field in LIMITS.items()}
+    for path, name in names.items():
+        message = message.replace(path, name)
+    return message

@@ -1,0 +1,38 @@
+"""How far a simulation is, on stderr, where a person is watching."""
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import click
+
+QUIET_S = 0.3
+"""A run shorter than this shows nothing."""
+
+
+@contextmanager
+def progress() -> Iterator[Callable[[int, int], None] | None]:
+    """A callback for `simulate` that draws one line; None where stderr is no terminal. The line is gone afterwards."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from windtunnel.kernels import is_compiled
+
+    if not is_compiled():
+        _draw("compiling the serving loop (first run only, some 20 seconds)")
+    started_s = time.monotonic()
+
+    def show(finished: int, total: int) -> None:
+        if time.monotonic() - started_s > QUIET_S:
+            done = 30 * finished // max(total, 1)
+            _draw(f"simulating  {'━' * done}{' ' * (30 - done)}  {finished:,} of {total:,} requests")
+
+    try:
+        yield show
+    finally:
+        _draw("")
+
+
+def _draw(text: str) -> None:
+    click.echo(f"\r\x1b[2K{text}", nl=False, err=True)

@@ -1,0 +1,70 @@
+"""`windtunnel simulate`: a scenario from a file and options, one run, its summary."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from windtunnel.cli.options import Verb, all_of, deployment_options, general_options, option, scenario_file, scenario_of
+
+_LOAD, _OUTPUT = "Load", "Result"
+
+workload_options = all_of(
+    option("--replicas", section="What is served, on what", type=int, metavar="N", help="Equal copies, round robin."),
+    option("--input-tokens", section=_LOAD, metavar="N|MIN-MAX", help="Prompt tokens of a request."),
+    option("--output-tokens", section=_LOAD, metavar="N|MIN-MAX", help="Generated tokens of a request."),
+    option("--concurrency", section=_LOAD, type=int, metavar="N", help="Closed loop: so many clients send one at a time."),
+    option("--rate", section=_LOAD, type=float, metavar="X", help="Open loop: Poisson arrivals a second."),
+    option("--num-requests", section=_LOAD, type=int, metavar="N", help="Requests in all.  [10 a client, or 1000]"),
+    option("--trace", section=_LOAD, metavar="FILE", help="Recorded requests: CSV, JSONL, Parquet, or a catalog trace."),
+    option("--seed", section=_LOAD, type=int, metavar="N", help="Of the random draws.  [0]"),
+    option("--slo", section=_OUTPUT, metavar="LIMITS", help="For goodput: ttft=2s,tpot=50ms,e2e=30s."),
+    option(
+        "--out",
+        section=_OUTPUT,
+        type=click.Path(path_type=Path),
+        metavar="FOLDER",
+        help="Write requests.parquet, steps.parquet, summary.json and the resolved scenario.yaml.",
+    ),
+    option("--overwrite", section=_OUTPUT, is_flag=True, help="Replace the files of a former run in --out."),
+)
+
+
+@click.command(
+    cls=Verb,
+    epilog="Options override the file. vLLM's names work too: --tensor-parallel-size, --max-concurrency, "
+    "--request-rate, --num-prompts, --random-input-len, --random-output-len.",
+)
+@scenario_file
+@deployment_options
+@workload_options
+@general_options
+def command(scenario: Path | None, out: Path | None, overwrite: bool, as_json: bool, hub: bool, **options: Any) -> None:
+    """Predict latency, throughput and cost of a served model.
+
+    \b
+    windtunnel simulate --model llama-3.1-70b --device h100_sxm --tp 4 --quant fp8 \\
+        --input-tokens 1024 --output-tokens 1024 --concurrency 64
+    windtunnel simulate scenario.yaml --set workload.arrivals.rate_per_s=6.5 --json
+    """
+    from windtunnel.report.files import check_folder, write_run
+
+    wanted = scenario_of(scenario, hub=hub, **options)
+    if out is not None:
+        check_folder(out, overwrite)
+
+    from windtunnel.cli.progress import progress
+    from windtunnel.engine.serving import simulate
+    from windtunnel.report.documents import as_text, run_document
+    from windtunnel.report.run import print_run
+    from windtunnel.report.tables import terminal
+
+    with progress() as show:
+        result = simulate(wanted, progress=show, allow_download=hub)
+    if out is not None:
+        write_run(result, out)
+        click.echo(f"wrote {out}", err=True)
+    if as_json:
+        click.echo(as_text(run_document(result)))
+    else:
+        print_run(result, terminal())

@@ -1,0 +1,63 @@
+"""`windtunnel` itself: its verbs are imported when they run, so that `--help` is instant."""
+
+from importlib import import_module
+
+import click
+
+from windtunnel.errors import InputError, did_you_mean
+
+VERBS = {
+    "simulate": "Predict latency, throughput and cost of a served model.",
+    "explain": "Show one forward step operator by operator.",
+    "catalog": "List the models, devices, nodes, engines and traces that are known.",
+}
+"""Verb -> its line of help. The command is `command` in the module `windtunnel.cli.VERB`."""
+
+
+class Verbs(click.Group):
+    """A group whose commands live in modules of their own."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        if cmd_name not in VERBS:
+            return None
+        command: click.Command = import_module(f"windtunnel.cli.{cmd_name}").command
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] not in VERBS and not args[0].startswith("-"):
+            hint = did_you_mean(args[0], VERBS, f"it has {', '.join(VERBS)}")
+            raise InputError(f"windtunnel has no command {args[0]!r}", hint)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        with formatter.section("Commands"):
+            formatter.write_dl(list(VERBS.items()))
+
+
+def _show_version(ctx: click.Context, _param: click.Parameter, wanted: bool) -> None:
+    if wanted:
+        from windtunnel.report.version import version
+
+        click.echo(f"windtunnel {version()}")
+        ctx.exit()
+
+
+@click.group(
+    cls=Verbs,
+    no_args_is_help=False,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="Start with: windtunnel simulate --model llama-3.1-8b --device h100_sxm --input-tokens 1024 "
+    "--output-tokens 256 --concurrency 32",
+)
+@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_show_version, help="Show the version.")
+@click.pass_context
+def windtunnel(ctx: click.Context) -> None:
+    """Predict how an LLM deployment performs before anyone rents the GPUs."""
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())

@@ -1,0 +1,363 @@
+"""Measured serving runs, a row each, as the scenarios that they were: three CSV files joined by `id` and `settings_id`.
+
+`dev.csv` (or another file of its columns) holds the measurement, `row_settings.csv` what was recovered for the row
+(true parallelism, client, limits), `engine_settings.csv` what was recovered for its configuration (image, memory,
+formats). Where they differ the recovered value counts. The measurements are those of aiconfigurator-core 0.12, the
+settings those of the InferenceX recipes that made them. Nothing is guessed: a row that leaves open what was run is
+refused.
+"""
+
+import csv
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from windtunnel.errors import InputError, did_you_mean
+from windtunnel.spec import catalog
+from windtunnel.spec.deployment import Deployment, EngineSettings, Parallelism
+from windtunnel.spec.precision import Format, Precision
+from windtunnel.spec.scenario import Scenario
+from windtunnel.spec.workload import ClosedLoop, Lengths, Uniform, Workload
+
+ROW_SETTINGS, ENGINE_SETTINGS = "row_settings.csv", "engine_settings.csv"
+
+AGGREGATED = "agg"
+
+ENGINES = ("vllm", "sglang", "trtllm")
+
+REQUESTS_PER_SLOT = {"vllm": 10, "sglang": 20, "trtllm": 20}
+"""Requests per client slot where the number was not recorded: the digits of those rows' means are multiples of 1 / N
+with these N."""
+
+CHECKPOINTS = {
+    ("MiniMaxAI/MiniMax-M2.5", "fp4"): "nvidia/MiniMax-M2.5-NVFP4",
+    ("Qwen/Qwen3-32B", "fp4"): "nvidia/Qwen3-32B-NVFP4",
+    ("Qwen/Qwen3.5-397B-A17B", "fp8"): "Qwen/Qwen3.5-397B-A17B-FP8",
+    ("deepseek-ai/DeepSeek-R1", "fp4"): "nvidia/DeepSeek-R1-FP4",
+    ("moonshotai/Kimi-K2.5", "fp4"): "nvidia/Kimi-K2.5-NVFP4",
+}
+"""(model, format) -> the published checkpoint, where a row names only the former."""
+
+LABELS: Mapping[Format, str] = {
+    Format.BF16: "bf16",
+    Format.FP8: "fp8",
+    Format.FP8_BLOCK: "fp8",
+    Format.INT4: "int4",
+    Format.NVFP4: "fp4",
+    Format.MXFP4: "fp4",
+}
+"""What the `precision` column calls a checkpoint's narrowest format."""
+
+ONLINE_FORMATS = {"fp8": Format.FP8, "fp8_block": Format.FP8_BLOCK}
+"""`gemm_quant_mode` -> the format that an engine makes of a bf16 checkpoint when it loads it."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a file; its getters name file, line and column when a value is wrong."""
+
+    values: Mapping[str, str]
+    where: str
+
+    def text(self, column: str) -> str:
+        """The value, "" where it was left out."""
+        if column not in self.values:
+            raise InputError(f"{self.where}: there is no column {column!r}", did_you_mean(column, self.values))
+        return self.values[column].strip()
+
+    def required(self, column: str) -> str:
+        """The value.
+
+        Raises:
+            InputError: it was left out.
+        """
+        value = self.text(column)
+        if not value:
+            raise InputError(f"{self.where}: {column} is empty")
+        return value
+
+    def number(self, column: str) -> float:
+        """A number above zero."""
+        value = self.required(column)
+        try:
+            number = float(value)
+        except ValueError:
+            number = 0.0
+        if not 0 < number < float("inf"):
+            raise InputError(f"{self.where}: {column} is {value!r}; a number above zero is needed")
+        return number
+
+    def count(self, column: str) -> int:
+        """A whole number above zero, maybe written as `8.0`."""
+        number = self.number(column)
+        if number != int(number):
+            raise InputError(f"{self.where}: {column} is {self.text(column)!r}; a whole number is needed")
+        return int(number)
+
+    def count_or_none(self, column: str) -> int | None:
+        """A whole number above zero, None where it was left out, is 0, or the engine's default was in force."""
+        value = self.text(column)
+        if not value or re.match(r"not set|engine default|default\b|0(\.0*)?$", value):
+            return None
+        return self.count(column)
+
+    def truth(self, column: str) -> bool:
+        """`True` or `False`; what was left out is not so."""
+        value = self.text(column)
+        if value not in ("True", "False", ""):
+            raise InputError(f"{self.where}: {column} is {value!r}; True or False is needed")
+        return value == "True"
+
+
+@dataclass(frozen=True)
+class MeasuredRun:
+    """One measured serving run."""
+
+    id: str
+    use: str
+    """`primary`, `secondary`, or why the row is not to be scored."""
+    source: str
+    speculative: str
+    """`none`, `none?` (not recorded, nothing speaks for it) or the method."""
+    system: str
+    model: str
+    """As the measurement names it."""
+    checkpoint: str | None
+    """What was loaded; None where only `model` and `precision` are known."""
+    precision: str | None
+    """`bf16`, `fp8`, `fp4`, `int4`; None: the checkpoint as it is."""
+    gemm_format: str | None
+    kv_cache: str | None
+    """`fp8`, `bf16`, or None: the checkpoint's own."""
+    parallelism: Parallelism
+    engine: EngineSettings
+    input_tokens: int
+    output_tokens: int
+    """The longest prompt and output; the client draws from `range_ratio` of them to them."""
+    range_ratio: float
+    concurrency: int | None
+    num_requests: int | None
+    num_warmup_requests: int
+    ttft_s: float
+    tpot_s: float
+    """Means over requests."""
+    flags: tuple[str, ...]
+    """What is odd about the row."""
+    unmodelled: tuple[str, ...]
+    """Recorded settings that have no counterpart in a scenario."""
+
+    @property
+    def mean_output_tokens(self) -> float:
+        """Of the client's distribution."""
+        return self.output_tokens * (1 + self.range_ratio) / 2
+
+    @property
+    def e2e_s(self) -> float:
+        """Mean latency of a request, from the two means that were measured."""
+        return self.ttft_s + self.tpot_s * (self.mean_output_tokens - 1)
+
+
+def read_runs(measurements: Path) -> list[MeasuredRun]:
+    """The aggregated runs of a file of measurements (`dev.csv`); the two files of settings lie beside it.
+
+    Rows that were truly run with separate pools for prefill and decode (`true_mode` is `disagg`) are left out.
+
+    Raises:
+        InputError: a file is missing, or a row is malformed; names file, line and column.
+    """
+    recovered = {row.required("id"): row for row in _rows(measurements.with_name(ROW_SETTINGS))}
+    servers = {row.required("settings_id"): row for row in _rows(measurements.with_name(ENGINE_SETTINGS))}
+    return [
+        _run(measured, row, servers)
+        for measured in _rows(measurements)
+        if (row := _recovered(measured, recovered)).required("true_mode") == AGGREGATED
+    ]
+
+
+def scenario_of(run: MeasuredRun) -> Scenario:
+    """The scenario that `run` measured.
+
+    Raises:
+        InputError: the row leaves open what was run, or it was something that a scenario cannot say.
+    """
+    if run.speculative not in ("none", "none?"):
+        raise InputError("speculative decoding is not simulated yet, and the acceptance was not recorded")
+    if run.concurrency is None:
+        raise InputError("the client's concurrency was not recorded")
+    per_slot = REQUESTS_PER_SLOT[run.engine.name]
+    model, precision = served_checkpoint(run)
+    return Scenario(
+        model=model,
+        precision=precision,
+        deployment=Deployment(device=run.system, parallelism=run.parallelism, engine=run.engine),
+        workload=Workload(
+            arrivals=ClosedLoop(concurrency=run.concurrency, num_warmup_requests=run.num_warmup_requests),
+            input_tokens=_lengths(run.input_tokens, run.range_ratio),
+            output_tokens=_lengths(run.output_tokens, run.range_ratio),
+            num_requests=run.num_requests or per_slot * run.concurrency,
+        ),
+    )
+
+
+def served_checkpoint(run: MeasuredRun) -> tuple[str, Precision]:
+    """The catalog's name of the checkpoint that `run` loaded, and the formats it was served in.
+
+    Raises:
+        InputError: the catalog does not have it, or its formats are not those recorded.
+    """
+    name = run.checkpoint or CHECKPOINTS.get((run.model, run.precision or ""), run.model)
+    spec = catalog.model(name)
+    precision = spec.precision
+    narrowest = precision.experts_format if precision.experts_format is not Format.BF16 else precision.weights
+    label = LABELS.get(narrowest)
+    if run.precision not in (label, None):
+        online = ONLINE_FORMATS.get(run.gemm_format or "")
+        if run.precision != "fp8" or label != "bf16" or online is None:
+            raise InputError(f"it was run in {run.precision}, and {spec.name} is a checkpoint in {label}")
+        precision = msgspec.structs.replace(precision, weights=online)
+    if run.kv_cache is not None:
+        precision = msgspec.structs.replace(precision, kv_cache=Format(run.kv_cache))
+    return spec.name, precision
+
+
+def _lengths(most: int, range_ratio: float) -> Lengths:
+    return most if range_ratio == 1.0 else Uniform.of_range_ratio(most, range_ratio)
+
+
+def _rows(path: Path) -> Iterator[Row]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise InputError(f"there is no file {path}", "the three files of the layout lie in one folder") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} cannot be read: {error}") from None
+    lines = csv.reader(text.splitlines())
+    header = next(lines, [])
+    for line in lines:
+        where = f"{path.name} line {lines.line_num}"
+        if len(line) != len(header):
+            raise InputError(f"{where} has {len(line)} values for {len(header)} columns")
+        yield Row(dict(zip(header, line, strict=True)), where)
+
+
+def _recovered(measured: Row, recovered: Mapping[str, Row]) -> Row:
+    identity = measured.required("id")
+    if identity not in recovered:
+        raise InputError(f"{measured.where}: {ROW_SETTINGS} has no row of id {identity!r}")
+    return recovered[identity]
+
+
+def _run(measured: Row, row: Row, servers: Mapping[str, Row]) -> MeasuredRun:
+    settings_id = row.text("settings_id")
+    if settings_id and settings_id not in servers:
+        raise InputError(f"{row.where}: {ENGINE_SETTINGS} has no row of settings_id {settings_id!r}")
+    server = servers[settings_id] if settings_id else None
+    engine = measured.required("backend")
+    if engine not in ENGINES:
+        raise InputError(f"{measured.where}: backend is {engine!r}; known: {', '.join(ENGINES)}")
+    return MeasuredRun(
+        id=measured.required("id"),
+        use=measured.required("use"),
+        source=row.text("source"),
+        speculative=row.required("speculative"),
+        system=measured.required("system"),
+        model=measured.required("model_path"),
+        checkpoint=(server.text("hf_model") or None) if server else None,
+        precision=measured.text("precision") or None,
+        gemm_format=measured.text("gemm_quant_mode") or None,
+        kv_cache=_kv_cache(server) if server else None,
+        parallelism=_recovered_parallelism(row) if row.text("true_tp") else _recorded_parallelism(measured),
+        engine=_engine(engine, row, server) if server else _default_engine(engine, measured),
+        input_tokens=measured.count("isl"),
+        output_tokens=measured.count("osl"),
+        range_ratio=server.number("client_random_range_ratio") if server else 1.0,
+        concurrency=row.count_or_none("concurrency"),
+        num_requests=row.count_or_none("num_prompts"),
+        num_warmup_requests=_num_warmup(row),
+        ttft_s=measured.number("silicon_ttft_ms") * 1e-3,
+        tpot_s=measured.number("silicon_tpot_ms") * 1e-3,
+        flags=tuple(row.text("flags").split()),
+        unmodelled=_unmodelled(row, server),
+    )
+
+
+def _recovered_parallelism(row: Row) -> Parallelism:
+    """Attention data parallelism runs one group of one device for each of the `true_tp` devices."""
+    num_devices, ep = row.count("true_tp"), row.count("true_ep")
+    return _parallelism(row, 1, num_devices, ep) if row.truth("dp_attention") else _parallelism(row, num_devices, 1, ep)
+
+
+def _recorded_parallelism(measured: Row) -> Parallelism:
+    """From the measurement's own columns; with experts `tp_size x groups = moe_tp_size x moe_ep_size`."""
+    tp, pp = measured.count("tp_size"), measured.count_or_none("pp_size") or 1
+    ep = measured.count_or_none("moe_ep_size") or 1
+    num_ranks = ep * (measured.count_or_none("moe_tp_size") or 1)
+    if num_ranks > 1 and num_ranks % tp:
+        raise InputError(f"{measured.where}: moe_tp_size x moe_ep_size = {num_ranks} is no multiple of tp_size = {tp}")
+    return _parallelism(measured, tp, max(num_ranks // tp, 1), ep, pp)
+
+
+def _parallelism(row: Row, tp: int, attention_dp: int, ep: int, pp: int = 1) -> Parallelism:
+    try:
+        return Parallelism(tp=tp, attention_dp=attention_dp, ep=ep, pp=pp)
+    except ValueError as error:
+        raise InputError(f"{row.where}: {error}") from None
+
+
+def _engine(name: str, row: Row, server: Row) -> EngineSettings:
+    fraction = server.text("gpu_mem_util_or_mem_fraction_static_or_kv_free_fraction")
+    prefill = re.search(r"\d+", server.text("max_prefill_tokens"))
+    interval = re.search(r"scheduler-recv-interval (\d+)", row.text("scheduler"))
+    return EngineSettings(
+        name=name,
+        version=image_version(server.text("engine_image")),
+        max_num_seqs=row.count_or_none("max_num_seqs"),
+        max_num_batched_tokens=row.count_or_none("max_batched_tokens"),
+        max_prefill_tokens=int(prefill[0]) if prefill else None,
+        max_cudagraph_capture_size=row.count_or_none("cuda_graph_max_bs"),
+        block_size=server.count_or_none("block_size"),
+        gpu_memory_utilization=None
+        if fraction.startswith("not set")
+        else server.number("gpu_mem_util_or_mem_fraction_static_or_kv_free_fraction"),
+        receive_interval_steps=int(interval[1]) if interval else None,
+    )
+
+
+def _default_engine(name: str, measured: Row) -> EngineSettings:
+    """Nothing but the version was recorded."""
+    return EngineSettings(name=name, version=measured.text("backend_version") or None)
+
+
+def image_version(image: str) -> str | None:
+    """The engine's release in its image's tag: `vllm/vllm-openai:v0.19.0-cu130` -> `0.19.0`; None for other builds."""
+    tag = image.partition(" ")[0].rpartition(":")[2]
+    release = re.match(r"v?(\d+\.\d+(?:\.\d+)*(?:\.?(?:rc|post)\d+)*)", tag)
+    return release[1] if release else None
+
+
+def _kv_cache(server: Row) -> str | None:
+    """`auto` takes the checkpoint's own format (vLLM: `resolve_kv_cache_dtype_string`)."""
+    value = server.text("kv_cache_dtype")
+    known = {"fp8": "fp8", "fp8_e4m3": "fp8", "auto (bf16)": "bf16", "bf16": "bf16", "auto": None, "": None}
+    if value not in known:
+        raise InputError(f"{server.where}: kv_cache_dtype is {value!r}; known: {', '.join(known)}")
+    return known[value]
+
+
+def _num_warmup(row: Row) -> int:
+    """`2*CONC identical requests`, or none."""
+    concurrency = row.count_or_none("concurrency")
+    found = re.match(r"(\d+)\*CONC", row.text("warmup"))
+    return int(found[1]) * concurrency if found and concurrency else 0
+
+
+def _unmodelled(row: Row, server: Row | None) -> tuple[str, ...]:
+    found = []
+    if "batch_wait" in row.text("scheduler"):
+        found.append("TensorRT-LLM batch wait")
+    if server is not None and server.text("prefix_caching").startswith("ON"):
+        found.append("prefix caching")
+    return tuple(found)
