@@ -87,4 +87,7 @@ def format_si(value: float, unit: str) -> str:
 
 
 def _three_digits(value: float) -> str:
-    return f"{value:.{max(0, 2 - math.floor(math.log10(abs(value))))}f}" if value else "0"
+    rounded = float(f"{value:.3g}")
+    if rounded == 0 or not math.isfinite(rounded):
+        return f"{rounded:.0f}"
+    return f"{rounded:.{max(0, 2 - math.floor(math.log10(abs(rounded))))}f}"

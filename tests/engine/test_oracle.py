@@ -56,6 +56,7 @@ def cases(draw: st.DrawFn) -> Case:
             receive_interval_steps=draw(st.sampled_from([1, 1, 3, 10])),
             concurrency=concurrency,
             num_warmup=min(n, draw(st.integers(0, 5))) if concurrency else 0,
+            num_stages=draw(st.sampled_from([1, 1, 2, 4])),
         ),
         cost=random_cost(rng, max_num_seqs, max_num_batched_tokens, draw(st.booleans())),
         requests=RequestArrays(
@@ -149,7 +150,9 @@ def test_invariants(case: Case) -> None:
     for replica in range(case.settings.num_replicas):
         rows = steps["replica"] == replica
         starts, ends = steps["start_s"][rows], steps["start_s"][rows] + steps["duration_s"][rows]
-        assert (starts[1:] >= ends[:-1] - 1e-12).all()
+        assert (np.diff(starts) >= 0).all()
+        in_flight = (starts[None, :] <= starts[:, None]) & (ends[None, :] > starts[:, None] + 1e-12)
+        assert not starts.size or in_flight.sum(axis=1).max() <= case.settings.num_stages
     capacity = case.settings.num_blocks * case.settings.ranks_per_replica
     assert (steps["used_blocks"] <= capacity).all()
     assert (steps["num_running"] <= case.settings.max_num_seqs * case.settings.ranks_per_replica).all()

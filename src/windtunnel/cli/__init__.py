@@ -3,8 +3,12 @@
 import os
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from windtunnel.errors import WindtunnelError
+
+if TYPE_CHECKING:
+    import click
 
 DEBUG_VARIABLE = "WINDTUNNEL_DEBUG"
 INTERRUPTED = 130
@@ -53,13 +57,13 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _fail(message: str, hint: str | None, code: int) -> int:
-    sys.stderr.write(f"error: {message}\n")
+    sys.stderr.write(f"error: {' '.join(message.split())}\n")
     if hint:
         sys.stderr.write(f"hint: {hint}\n")
     return code
 
 
-def _own_words(error: "click.UsageError") -> tuple[str, str | None]:  # noqa: F821
+def _own_words(error: "click.UsageError") -> tuple[str, str | None]:
     """A usage error of click as our message and hint."""
     import click
 

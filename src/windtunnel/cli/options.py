@@ -45,12 +45,19 @@ class Verb(click.Command):
         super().__init__(*names, **settings)
         self.context_settings = {"token_normalize_func": _our_name, **self.context_settings}
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            error.ctx = error.ctx or ctx
+            raise
+
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         sections: dict[str, list[tuple[str, str]]] = {}
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
-            if record is not None:
-                sections.setdefault(getattr(parameter, "section", "Other"), []).append(record)
+            if record is not None and isinstance(parameter, click.Option):
+                sections.setdefault(getattr(parameter, "section", "General"), []).append(record)
         for name, records in sections.items():
             with formatter.section(name):
                 formatter.write_dl(records)
@@ -84,19 +91,35 @@ _WHAT, _ENGINE = "What is served, on what", "Engine"
 deployment_options = all_of(
     option("--model", section=_WHAT, metavar="NAME", help="A model of the catalog, or a config.json."),
     option("--device", section=_WHAT, metavar="NAME", help="A device of the catalog, or a YAML file."),
-    option("--node", section=_WHAT, metavar="NAME", help="A node of the catalog, or a YAML file.  [the device's usual one]"),
+    option(
+        "--node", section=_WHAT, metavar="NAME", help="A node of the catalog, or a YAML file.  [the device's usual one]"
+    ),
     option("--tp", "-tp", section=_WHAT, type=int, metavar="N", help="Tensor parallelism."),
     option("--pp", "-pp", section=_WHAT, type=int, metavar="N", help="Pipeline parallelism."),
     option("--ep", section=_WHAT, type=int, metavar="N", help="Expert parallelism."),
     option("--attention-dp", section=_WHAT, type=int, metavar="N", help="Attention data parallelism, experts shared."),
-    option("--quant", section=_WHAT, metavar="FORMAT", help="Format of the weights: bf16, fp8, int4, ...  [as published]"),
-    option("--kv-cache-dtype", section=_WHAT, metavar="FORMAT", help="Format of the KV cache: bf16, fp8.  [as published]"),
+    option(
+        "--quant", section=_WHAT, metavar="FORMAT", help="Format of the weights: bf16, fp8, int4, ...  [as published]"
+    ),
+    option(
+        "--kv-cache-dtype", section=_WHAT, metavar="FORMAT", help="Format of the KV cache: bf16, fp8.  [as published]"
+    ),
     option("--engine", section=_ENGINE, metavar="NAME", help="vllm, sglang or trtllm.  [vllm]"),
     option("--engine-version", section=_ENGINE, metavar="VERSION", help="Its version.  [the newest that was measured]"),
     option("--max-num-seqs", section=_ENGINE, type=int, metavar="N", help="Most running requests.  [the engine's]"),
-    option("--max-num-batched-tokens", section=_ENGINE, type=int, metavar="N", help="Token budget of a step.  [the engine's]"),
     option(
-        "--gpu-memory-utilization", section=_ENGINE, type=float, metavar="X", help="Share of memory to use.  [the engine's]"
+        "--max-num-batched-tokens",
+        section=_ENGINE,
+        type=int,
+        metavar="N",
+        help="Token budget of a step.  [the engine's]",
+    ),
+    option(
+        "--gpu-memory-utilization",
+        section=_ENGINE,
+        type=float,
+        metavar="X",
+        help="Share of memory to use.  [the engine's]",
     ),
 )
 
@@ -136,7 +159,9 @@ def scenario_of(
 
     raw = read_yaml(file) if file is not None else {}
     if not isinstance(raw, dict):
-        raise InputError(f"{file} is not a scenario: keys and values are needed", "see examples/01_first_simulation.yaml")
+        raise InputError(
+            f"{file} is not a scenario: keys and values are needed", "see examples/01_first_simulation.yaml"
+        )
     given = {name: value for name, value in options.items() if value is not None}
     for stream in ("input_tokens", "output_tokens"):
         if stream in given:
@@ -165,7 +190,9 @@ def assignments(texts: tuple[str, ...]) -> dict[str, Any]:
     for text in texts:
         path, separator, value = text.partition("=")
         if not separator or not path:
-            raise InputError(f"--set: {text!r} is not of the form path=value", "for instance --set workload.num_requests=500")
+            raise InputError(
+                f"--set: {text!r} is not of the form path=value", "for instance --set workload.num_requests=500"
+            )
         try:
             values[path.strip()] = yaml.safe_load(value)
         except yaml.YAMLError:
@@ -185,7 +212,9 @@ def limits(text: str | None) -> dict[str, Any]:
         if not separator or not value:
             raise InputError(f"--slo: {part!r} is not of the form name=time", "for instance --slo ttft=2s,tpot=50ms")
         if name not in LIMITS:
-            raise InputError(f"--slo: there is no limit {name!r}", did_you_mean(name, LIMITS, f"known: {', '.join(LIMITS)}"))
+            raise InputError(
+                f"--slo: there is no limit {name!r}", did_you_mean(name, LIMITS, f"known: {', '.join(LIMITS)}")
+            )
         found[LIMITS[name]] = value
     return found
 

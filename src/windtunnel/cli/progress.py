@@ -20,7 +20,7 @@ def progress() -> Iterator[Callable[[int, int], None] | None]:
     from windtunnel.kernels import is_compiled
 
     if not is_compiled():
-        _draw("compiling the serving loop (first run only, some 20 seconds)")
+        _draw("compiling the serving loop (first run only, about ten seconds)")
     started_s = time.monotonic()
 
     def show(finished: int, total: int) -> None:

@@ -13,10 +13,12 @@ workload_options = all_of(
     option("--replicas", section="What is served, on what", type=int, metavar="N", help="Equal copies, round robin."),
     option("--input-tokens", section=_LOAD, metavar="N|MIN-MAX", help="Prompt tokens of a request."),
     option("--output-tokens", section=_LOAD, metavar="N|MIN-MAX", help="Generated tokens of a request."),
-    option("--concurrency", section=_LOAD, type=int, metavar="N", help="Closed loop: so many clients send one at a time."),
+    option("--concurrency", section=_LOAD, type=int, metavar="N", help="Closed loop: so many requests under way."),
     option("--rate", section=_LOAD, type=float, metavar="X", help="Open loop: Poisson arrivals a second."),
     option("--num-requests", section=_LOAD, type=int, metavar="N", help="Requests in all.  [10 a client, or 1000]"),
-    option("--trace", section=_LOAD, metavar="FILE", help="Recorded requests: CSV, JSONL, Parquet, or a catalog trace."),
+    option(
+        "--trace", section=_LOAD, metavar="FILE", help="Recorded requests: CSV, JSONL, Parquet, or a catalog trace."
+    ),
     option("--seed", section=_LOAD, type=int, metavar="N", help="Of the random draws.  [0]"),
     option("--slo", section=_OUTPUT, metavar="LIMITS", help="For goodput: ttft=2s,tpot=50ms,e2e=30s."),
     option(
@@ -53,18 +55,19 @@ def command(scenario: Path | None, out: Path | None, overwrite: bool, as_json: b
     if out is not None:
         check_folder(out, overwrite)
 
+    # Loading the engine takes most of a second; wrong input is answered before.
     from windtunnel.cli.progress import progress
     from windtunnel.engine.serving import simulate
     from windtunnel.report.documents import as_text, run_document
-    from windtunnel.report.run import print_run
-    from windtunnel.report.tables import terminal
+    from windtunnel.report.run import run_report
+    from windtunnel.report.tables import show
 
-    with progress() as show:
-        result = simulate(wanted, progress=show, allow_download=hub)
+    with progress() as callback:
+        result = simulate(wanted, progress=callback, allow_download=hub)
     if out is not None:
         write_run(result, out)
         click.echo(f"wrote {out}", err=True)
     if as_json:
         click.echo(as_text(run_document(result)))
     else:
-        print_run(result, terminal())
+        show(*run_report(result))

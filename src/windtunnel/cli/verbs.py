@@ -9,7 +9,7 @@ from windtunnel.errors import InputError, did_you_mean
 VERBS = {
     "simulate": "Predict latency, throughput and cost of a served model.",
     "explain": "Show one forward step operator by operator.",
-    "catalog": "List the models, devices, nodes, engines and traces that are known.",
+    "catalog": "List known models, devices, nodes, engines and traces.",
 }
 """Verb -> its line of help. The command is `command` in the module `windtunnel.cli.VERB`."""
 
@@ -55,7 +55,9 @@ def _show_version(ctx: click.Context, _param: click.Parameter, wanted: bool) -> 
     epilog="Start with: windtunnel simulate --model llama-3.1-8b --device h100_sxm --input-tokens 1024 "
     "--output-tokens 256 --concurrency 32",
 )
-@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_show_version, help="Show the version.")
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_show_version, help="Show the version."
+)
 @click.pass_context
 def windtunnel(ctx: click.Context) -> None:
     """Predict how an LLM deployment performs before anyone rents the GPUs."""

@@ -28,6 +28,8 @@ class Request:
     num_preemptions: int = 0
     is_decoding: bool = False
     """Its prefill, or the prefill after its latest preemption, is complete."""
+    lane: int = -1
+    """While decoding: the one of the replica's batches in flight that it belongs to."""
     scheduled_s: float = math.nan
     first_token_s: float = math.nan
     last_token_s: float = math.nan
@@ -46,21 +48,36 @@ class Request:
         return self.output_tokens - self.num_outputs
 
 
+@dataclass(frozen=True)
+class Chunk:
+    """What a request computes in one step."""
+
+    tokens: int
+    computed_before: int
+    emits_token: bool
+    decodes: bool
+
+
 @dataclass
 class Rank:
     """A scheduler and its KV pool."""
 
     free_blocks: int
+    batches: list[dict[int, Chunk]]
+    """Per lane, request index -> its part of the step under way."""
     running: list[Request] = field(default_factory=list)
     waiting: list[Request] = field(default_factory=list)
-    batch: dict[int, int] = field(default_factory=dict)
-    """Request index -> tokens in the step under way."""
     new_token_ratio: float = 0.0
     steps_to_receive: int = 0
 
     @property
     def num_outstanding(self) -> int:
         return len(self.running) + len(self.waiting)
+
+    def is_in_flight(self, request: Request, lane: int) -> bool:
+        if request.is_decoding:
+            return request.lane != lane and any(chunk.decodes for chunk in self.batches[request.lane].values())
+        return any(request.index in batch for other, batch in enumerate(self.batches) if other != lane)
 
 
 @dataclass(frozen=True)
@@ -87,24 +104,30 @@ class Reference:
 
     def run(self) -> list[Step]:
         s = self.settings
-        self.ranks = [Rank(s.num_blocks) for _ in range(s.num_replicas * s.ranks_per_replica)]
-        self.end_s: dict[int, float] = {}
-        self.next, self.in_flight, self.turn, self.slot_s = 0, 0, 0, 0.0
+        num_ranks = s.num_replicas * s.ranks_per_replica
+        self.ranks = [Rank(s.num_blocks, [{} for _ in range(s.num_stages)]) for _ in range(num_ranks)]
+        self.end_s: dict[tuple[int, int], float] = {}
+        self.stage_free_s = [[0.0] * s.num_stages for _ in range(s.num_replicas)]
+        self.next, self.in_flight, self.turn, self.slot_s, self.origin_s = 0, 0, 0, 0.0, 0.0
         self.steps: list[Step] = []
         while True:
-            event_s, replica = min(((end, r) for r, end in self.end_s.items()), default=(math.inf, -1))
+            event_s, (replica, lane) = min(((end, at) for at, end in self.end_s.items()), default=(math.inf, (-1, -1)))
             arrival_s = self.next_arrival_s()
             if arrival_s == event_s == math.inf:
+                if any(rank.num_outstanding for rank in self.ranks):
+                    raise AssertionError("a request can never be scheduled")
                 return self.steps
             if arrival_s <= event_s:
                 self.deliver(arrival_s)
                 continue
-            del self.end_s[replica]
+            ends_step = any(rank.batches[lane] for rank in self.ranks_of(replica))
             for rank in self.ranks_of(replica):
-                self.complete(rank, event_s)
+                self.complete(rank, lane, event_s)
             while self.next_arrival_s() <= event_s:
-                self.deliver(self.next_arrival_s(), waking=replica)
-            self.start_step(replica, event_s)
+                self.deliver(self.next_arrival_s())
+            del self.end_s[replica, lane]
+            started = self.start_step(replica, lane, event_s)
+            self.wake_another(replica, lane, event_s, first=0 if ends_step or started else lane + 1)
 
     def ranks_of(self, replica: int) -> list[Rank]:
         n = self.settings.ranks_per_replica
@@ -118,9 +141,10 @@ class Reference:
         if s.concurrency == 0:
             return release_s
         drains = self.next == s.num_warmup and self.in_flight > 0
-        return math.inf if self.in_flight >= s.concurrency or drains else max(release_s, self.slot_s)
+        blocked = self.in_flight >= s.concurrency or drains
+        return math.inf if blocked else max(release_s + self.origin_s, self.slot_s)
 
-    def deliver(self, now_s: float, waking: int = -1) -> None:
+    def deliver(self, now_s: float) -> None:
         request = self.requests[self.next]
         request.arrival_s = now_s
         self.next += 1
@@ -128,8 +152,20 @@ class Reference:
         replica, self.turn = self.turn, (self.turn + 1) % self.settings.num_replicas
         rank = min(self.ranks_of(replica), key=lambda rank: rank.num_outstanding)
         self.enqueue(rank, request)
-        if replica not in self.end_s and replica != waking:
-            self.end_s[replica] = now_s
+        idle = [lane for lane in range(self.settings.num_stages) if (replica, lane) not in self.end_s]
+        if idle:
+            self.end_s[replica, idle[0]] = now_s
+
+    def wake_another(self, replica: int, lane: int, now_s: float, first: int) -> None:
+        for other in range(first, self.settings.num_stages):
+            idle = other != lane and (replica, other) not in self.end_s
+            if idle and any(self.has_work(rank, other) for rank in self.ranks_of(replica)):
+                self.end_s[replica, other] = now_s
+                return
+
+    def has_work(self, rank: Rank, lane: int) -> bool:
+        unscheduled = any(not r.is_decoding and r.wanted_tokens for r in rank.running)
+        return bool(rank.waiting) or unscheduled or any(r.is_decoding and r.lane == lane for r in rank.running)
 
     def enqueue(self, rank: Rank, request: Request) -> None:
         def key(waiting: Request) -> tuple[int, int]:
@@ -137,48 +173,43 @@ class Reference:
 
         bisect.insort(rank.waiting, request, key=key)
 
-    def start_step(self, replica: int, now_s: float) -> None:
+    def start_step(self, replica: int, lane: int, now_s: float) -> bool:
         ranks = self.ranks_of(replica)
         for rank in ranks:
-            self.form_batch(rank, now_s)
-        if self.settings.scheduler == SGLANG and any(self.prefills(rank) for rank in ranks):
+            self.form_batch(rank, lane, now_s)
+        if self.settings.scheduler == SGLANG and any(self.prefills(rank, lane) for rank in ranks):
             for rank in ranks:
-                if not self.prefills(rank):
-                    self.cancel_decode(rank)
+                if not self.prefills(rank, lane):
+                    self.cancel_decode(rank, lane)
         if self.settings.scheduler == SGLANG:
             for rank in ranks:
-                self.count_decode_sglang(rank)
-        if not any(rank.batch for rank in ranks):
-            if any(rank.num_outstanding for rank in ranks):
-                raise AssertionError("a request can never be scheduled")
-            return
-        duration_s = self.duration_s(ranks)
-        end_s = now_s + duration_s
-        gaps_s = []
-        for rank in ranks:
-            for request in rank.running:
-                if self.emits_token(rank, request) and request.num_outputs > 0:
-                    gaps_s.append(end_s - request.last_token_s)
+                self.count_decode_sglang(rank, lane)
+        if not any(rank.batches[lane] for rank in ranks):
+            return False
+        end_s = self.finish_time_s(replica, lane, now_s)
+        gaps_s = [
+            end_s - request.last_token_s
+            for rank in ranks
+            for request in rank.running
+            if request.num_outputs > 0 and self.emits_token(rank, lane, request)
+        ]
         used = sum(self.settings.num_blocks - rank.free_blocks for rank in ranks)
-        scheduled = {index: tokens for rank in ranks for index, tokens in rank.batch.items()}
-        self.steps.append(Step(now_s, duration_s, replica, scheduled, used, gaps_s))
-        self.end_s[replica] = end_s
+        scheduled = {index: chunk.tokens for rank in ranks for index, chunk in rank.batches[lane].items()}
+        self.steps.append(Step(now_s, end_s - now_s, replica, scheduled, used, gaps_s))
+        self.end_s[replica, lane] = end_s
+        return True
 
-    def emits_token(self, rank: Rank, request: Request) -> bool:
-        tokens = rank.batch.get(request.index, 0)
-        return tokens > 0 and request.computed_tokens + tokens == request.known_tokens
+    def emits_token(self, rank: Rank, lane: int, request: Request) -> bool:
+        return request.index in rank.batches[lane] and rank.batches[lane][request.index].emits_token
 
-    def prefills(self, rank: Rank) -> bool:
-        return any(request.index in rank.batch and not request.is_decoding for request in rank.running)
+    def prefills(self, rank: Rank, lane: int) -> bool:
+        return any(not chunk.decodes for chunk in rank.batches[lane].values())
 
-    def complete(self, rank: Rank, now_s: float) -> None:
-        for request in [r for r in rank.running if r.index in rank.batch]:
-            emits = self.emits_token(rank, request)
-            request.computed_tokens += rank.batch[request.index]
-            if not emits:
-                continue
+    def complete(self, rank: Rank, lane: int, now_s: float) -> None:
+        for request in [r for r in rank.running if self.emits_token(rank, lane, r)]:
             request.num_outputs += 1
             request.is_decoding = True
+            request.lane = lane
             request.last_token_s = now_s
             if math.isnan(request.first_token_s):
                 request.first_token_s = now_s
@@ -188,15 +219,17 @@ class Reference:
                 rank.free_blocks += request.num_blocks
                 self.in_flight -= 1
                 self.slot_s = now_s
-        rank.batch = {}
+                if self.next == self.settings.num_warmup and self.in_flight == 0:
+                    self.origin_s = now_s
+        rank.batches[lane] = {}
 
     # Policies
 
-    def form_batch(self, rank: Rank, now_s: float) -> None:
+    def form_batch(self, rank: Rank, lane: int, now_s: float) -> None:
         if self.settings.scheduler == SGLANG:
-            self.form_batch_sglang(rank, now_s)
+            self.form_batch_sglang(rank, lane, now_s)
         else:
-            self.form_batch_vllm_v1(rank, now_s)
+            self.form_batch_vllm_v1(rank, lane, now_s)
 
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.settings.block_size)
@@ -212,20 +245,23 @@ class Reference:
             return self.blocks_for(request.input_tokens + request.output_tokens) + fixed - request.num_blocks
         return self.blocks_for(request.computed_tokens + num_tokens) + fixed - request.num_blocks
 
-    def take(self, rank: Rank, request: Request, num_tokens: int) -> None:
+    def take(self, rank: Rank, lane: int, request: Request, num_tokens: int) -> None:
         needed = self.new_blocks(request, num_tokens)
         rank.free_blocks -= needed
         request.num_blocks += needed
-        rank.batch[request.index] = num_tokens
+        before = request.computed_tokens
+        request.computed_tokens += num_tokens
+        ends = request.computed_tokens == request.known_tokens
+        rank.batches[lane][request.index] = Chunk(num_tokens, before, ends, request.is_decoding)
 
-    def admit(self, rank: Rank, request: Request, num_tokens: int, now_s: float) -> None:
+    def admit(self, rank: Rank, lane: int, request: Request, num_tokens: int, now_s: float) -> None:
         rank.waiting.remove(request)
         rank.running.append(request)
         if math.isnan(request.scheduled_s):
             request.scheduled_s = now_s
-        self.take(rank, request, num_tokens)
+        self.take(rank, lane, request, num_tokens)
 
-    def preempt(self, rank: Rank, request: Request) -> int:
+    def preempt(self, rank: Rank, lane: int, request: Request) -> int:
         """Returns the tokens of the step that `request` gives back."""
         rank.running.remove(request)
         rank.free_blocks += request.num_blocks
@@ -234,9 +270,10 @@ class Reference:
         request.is_decoding = False
         request.num_preemptions += 1
         self.enqueue(rank, request)
-        return rank.batch.pop(request.index, 0)
+        given_back = rank.batches[lane].pop(request.index, None)
+        return given_back.tokens if given_back else 0
 
-    def form_batch_vllm_v1(self, rank: Rank, now_s: float) -> None:
+    def form_batch_vllm_v1(self, rank: Rank, lane: int, now_s: float) -> None:
         s = self.settings
         budget = s.max_num_batched_tokens
         position = 0
@@ -244,19 +281,24 @@ class Reference:
         while position < len(rank.running) and budget > 0:
             request = rank.running[position]
             num_tokens = 1 if request.is_decoding else min(self.capped(request), budget)
+            if (request.is_decoding and request.lane != lane) or num_tokens == 0:
+                position += 1
+                continue
+            victim = None
             while self.new_blocks(request, num_tokens) > rank.free_blocks:
-                victim = rank.running[-1]
-                if s.priority:
-                    victim = max(rank.running, key=lambda r: (r.priority, r.index))
+                victims = [r for r in rank.running if not rank.is_in_flight(r, lane)]
+                if not victims:
+                    break
+                victim = max(victims, key=lambda r: (r.priority, r.index)) if s.priority else victims[-1]
                 if rank.running.index(victim) < position:
                     position -= 1
-                budget += self.preempt(rank, victim)
+                budget += self.preempt(rank, lane, victim)
                 any_preempted = True
                 if victim is request:
                     break
-            if request not in rank.running:
+            if victim is request or self.new_blocks(request, num_tokens) > rank.free_blocks:
                 break
-            self.take(rank, request, num_tokens)
+            self.take(rank, lane, request, num_tokens)
             budget -= num_tokens
             position += 1
         while not any_preempted and rank.waiting and budget > 0 and len(rank.running) < s.max_num_seqs:
@@ -267,49 +309,56 @@ class Reference:
             num_tokens = min(num_tokens, budget)
             if self.new_blocks(request, num_tokens) > rank.free_blocks:
                 break
-            self.admit(rank, request, num_tokens, now_s)
+            self.admit(rank, lane, request, num_tokens, now_s)
             budget -= num_tokens
-        if any_preempted and not rank.batch:  # an empty step: the engine schedules again at once
-            self.form_batch_vllm_v1(rank, now_s)
+        if any_preempted and not rank.batches[lane]:  # an empty step: the engine schedules again at once
+            self.form_batch_vllm_v1(rank, lane, now_s)
 
     @property
     def initial_ratio(self) -> float:
         return min(0.7 * self.settings.schedule_conservativeness, 1.0)
 
-    def form_batch_sglang(self, rank: Rank, now_s: float) -> None:
+    def form_batch_sglang(self, rank: Rank, lane: int, now_s: float) -> None:
         s = self.settings
-        decoding = [r for r in rank.running if r.is_decoding]
-        if rank.steps_to_receive <= 0 or not decoding:
-            self.form_prefill_sglang(rank, now_s)
-        if rank.batch:
+        if rank.steps_to_receive <= 0 or not self.decoding(rank, lane):
+            self.form_prefill_sglang(rank, lane, now_s)
+        if rank.batches[lane]:
             rank.steps_to_receive = 0
             return
-        if not decoding:
+        if not self.decoding(rank, lane):
             return
         if rank.steps_to_receive <= 0:
             rank.steps_to_receive = s.receive_interval_steps
-        if sum(self.new_blocks(r, 1) for r in decoding) > rank.free_blocks:
-            self.retract_sglang(rank)
-        for request in [r for r in rank.running if r.is_decoding]:
-            self.take(rank, request, 1)
+        if self.needed_sglang(rank, lane) > rank.free_blocks:
+            self.retract_sglang(rank, lane)
+        if self.needed_sglang(rank, lane) <= rank.free_blocks:
+            for request in self.decoding(rank, lane):
+                self.take(rank, lane, request, 1)
 
-    def count_decode_sglang(self, rank: Rank) -> None:
-        if rank.batch and not self.prefills(rank):
+    def decoding(self, rank: Rank, lane: int) -> list[Request]:
+        return [r for r in rank.running if r.is_decoding and r.lane == lane]
+
+    def needed_sglang(self, rank: Rank, lane: int) -> int:
+        return sum(self.new_blocks(r, 1) for r in self.decoding(rank, lane))
+
+    def count_decode_sglang(self, rank: Rank, lane: int) -> None:
+        if rank.batches[lane] and not self.prefills(rank, lane):
             least = self.initial_ratio * 0.14
             rank.new_token_ratio = max(rank.new_token_ratio - (self.initial_ratio - least) / 600, least)
             rank.steps_to_receive -= 1
 
-    def form_prefill_sglang(self, rank: Rank, now_s: float) -> None:
+    def form_prefill_sglang(self, rank: Rank, lane: int, now_s: float) -> None:
         s = self.settings
         if not rank.running:
             rank.new_token_ratio = self.initial_ratio
         chunk_budget, prompt_budget = s.max_num_batched_tokens, s.max_prefill_tokens
-        promised = sum(r.remaining_outputs for r in rank.running) * rank.new_token_ratio
-        for request in [r for r in rank.running if not r.is_decoding]:
+        decoding_elsewhere = sum(r.is_decoding and rank.is_in_flight(r, lane) for r in rank.running)
+        promised = (sum(r.remaining_outputs for r in rank.running) - decoding_elsewhere) * rank.new_token_ratio
+        for request in [r for r in rank.running if not r.is_decoding and r.wanted_tokens]:
             chunk = min(request.wanted_tokens, chunk_budget)
             if self.new_blocks(request, chunk) > rank.free_blocks:
                 return
-            self.take(rank, request, chunk)
+            self.take(rank, lane, request, chunk)
             chunk_budget -= chunk
             prompt_budget -= chunk
         while chunk_budget > 0 and prompt_budget > 0 and rank.waiting and len(rank.running) < s.max_num_seqs:
@@ -324,20 +373,21 @@ class Reference:
                 or self.new_blocks(request, chunk) > rank.free_blocks
             ):
                 break
-            self.admit(rank, request, chunk, now_s)
+            self.admit(rank, lane, request, chunk, now_s)
             promised += whole - chunk + output
             chunk_budget -= chunk
             prompt_budget -= chunk
 
-    def retract_sglang(self, rank: Rank) -> None:
-        def needed() -> int:
-            return sum(self.new_blocks(r, 1) for r in rank.running if r.is_decoding)
-
-        while len(rank.running) > 1 and needed() > rank.free_blocks:
-            decoding = [r for r in rank.running if r.is_decoding]
-            victims = decoding if len(decoding) > 1 else [r for r in rank.running if not r.is_decoding]
-            self.preempt(rank, min(victims, key=self.retraction_key))
-        decoding = [r for r in rank.running if r.is_decoding]
+    def retract_sglang(self, rank: Rank, lane: int) -> None:
+        while self.needed_sglang(rank, lane) > rank.free_blocks:
+            idle = [r for r in rank.running if not rank.is_in_flight(r, lane)]
+            spared = len(self.decoding(rank, lane)) == 1
+            decoding = [r for r in idle if r.is_decoding and not (spared and r.lane == lane)]
+            victims = decoding or [r for r in idle if not r.is_decoding]
+            if not victims:
+                break
+            self.preempt(rank, lane, min(victims, key=self.retraction_key))
+        decoding = self.decoding(rank, lane)
         decoded = sum(r.num_outputs for r in decoding)
         promised = sum(r.output_tokens for r in decoding)
         rank.new_token_ratio = min((decoded + 20 * len(decoding)) / max(promised, 1), 1.0)
@@ -346,9 +396,10 @@ class Reference:
     def retraction_key(request: Request) -> tuple[int, int]:
         return (request.num_outputs if request.is_decoding else 0, -request.input_tokens)
 
-    def cancel_decode(self, rank: Rank) -> None:
+    def cancel_decode(self, rank: Rank, lane: int) -> None:
         for request in rank.running:
-            if rank.batch.pop(request.index, 0):
+            if rank.batches[lane].pop(request.index, None):
+                request.computed_tokens -= 1
                 given_back = request.num_blocks - self.blocks_for(request.computed_tokens)
                 given_back -= self.settings.blocks_per_request
                 request.num_blocks -= given_back
@@ -356,28 +407,37 @@ class Reference:
 
     # Cost
 
-    def duration_s(self, ranks: list[Rank]) -> float:
-        c = self.cost
+    def finish_time_s(self, replica: int, lane: int, now_s: float) -> float:
+        s, c, ranks = self.settings, self.cost, self.ranks_of(replica)
         if len(c.recorded_step_s):
-            return float(c.recorded_step_s[len(self.steps)])
-        decodes = [[r for r in rank.running if r.index in rank.batch and r.is_decoding] for rank in ranks]
-        prefills = [[r for r in rank.running if r.index in rank.batch and not r.is_decoding] for rank in ranks]
-        attention_s = 0.0
-        for rank, decoding, prefilling in zip(ranks, decodes, prefills, strict=True):
-            context = sum(r.computed_tokens for r in decoding) + len(decoding)
-            tokens = sum(rank.batch[r.index] for r in prefilling)
-            pairs = sum(rank.batch[r.index] * (r.computed_tokens + 0.5 * rank.batch[r.index]) for r in prefilling)
-            attention_s = max(
-                attention_s, self.decode_attention_s(len(decoding), context) + self.prefill_attention_s(tokens, pairs)
-            )
+            return now_s + float(c.recorded_step_s[len(self.steps)])
+        device_s = self.device_s([rank.batches[lane] for rank in ranks])
         host_s = c.host_step_s + c.host_request_s * max(len(rank.running) for rank in ranks)
-        if any(prefills):
-            most_tokens = max(sum(rank.batch.values()) for rank in ranks)
-            sampled = max(sum(self.emits_token(rank, r) for r in rank.running) for rank in ranks)
-            device_s = c.mixed_token_s[most_tokens] + c.sample_s[sampled] + attention_s
-        else:
-            device_s = c.decode_token_s[max(len(decoding) for decoding in decodes)] + attention_s
-        return float(max(device_s, host_s) if c.host_overlaps else device_s + host_s)
+        if s.num_stages == 1:
+            return now_s + float(max(device_s, host_s) if c.host_overlaps else device_s + host_s)
+        time_s = now_s if c.host_overlaps else now_s + host_s
+        for stage in range(s.num_stages):
+            time_s = max(time_s, self.stage_free_s[replica][stage]) + device_s / s.num_stages
+            self.stage_free_s[replica][stage] = time_s
+        return max(time_s, now_s + host_s) if c.host_overlaps else time_s
+
+    def device_s(self, batches: list[dict[int, Chunk]]) -> float:
+        c = self.cost
+        attention_s = 0.0
+        for batch in batches:
+            decodes = [chunk for chunk in batch.values() if chunk.decodes]
+            prefills = [chunk for chunk in batch.values() if not chunk.decodes]
+            context = sum(chunk.computed_before for chunk in decodes) + len(decodes)
+            tokens = sum(chunk.tokens for chunk in prefills)
+            pairs = sum(chunk.tokens * (chunk.computed_before + 0.5 * chunk.tokens) for chunk in prefills)
+            attention_s = max(
+                attention_s, self.decode_attention_s(len(decodes), context) + self.prefill_attention_s(tokens, pairs)
+            )
+        if any(not chunk.decodes for batch in batches for chunk in batch.values()):
+            most_tokens = max(sum(chunk.tokens for chunk in batch.values()) for batch in batches)
+            sampled = max(sum(chunk.emits_token for chunk in batch.values()) for batch in batches)
+            return float(c.mixed_token_s[most_tokens] + c.sample_s[sampled] + attention_s)
+        return float(c.decode_token_s[max(len(batch) for batch in batches)] + attention_s)
 
     def decode_attention_s(self, num_decodes: int, context_tokens: int) -> float:
         if num_decodes == 0:

@@ -57,7 +57,8 @@ def simulate(
 
     Args:
         scenario: what to run.
-        estimator: prices operators; None reads the tables measured on the scenario's device, or its calibrated roofline.
+        estimator: prices operators; None reads the tables measured on the scenario's device, or its calibrated
+            roofline.
         progress: called now and then.
         allow_download: look models up on the Hugging Face hub too.
 
@@ -66,7 +67,6 @@ def simulate(
     """
     setup = resolve(scenario, allow_download)
     shard = shard_of(setup)
-    _refuse_pipelines(setup)
     requests = generate(scenario.workload, scenario.seed)
     setup = _with_model_len(setup, requests)
     memory = plan_memory(shard, setup.device, setup.engine, setup.max_model_len)
@@ -82,11 +82,13 @@ def simulate(
         float(setup.engine.host.first_token_s or 0.0),
         requests.num_warmup,
     )
+    del records
     price = scenario.deployment.price_usd_per_hour
     summary = summarise(
         table,
         steps,
         num_replicas=num_replicas,
+        num_stages=setup.parallelism.pp,
         num_devices=scenario.deployment.num_devices,
         num_blocks=memory.num_blocks * settings.ranks_per_replica,
         time_fractions=time_fractions(lowered, steps, settings),
@@ -157,6 +159,7 @@ def kernel_settings(
         receive_interval_steps=engine.receive_interval_steps or 1,
         concurrency=requests.concurrency,
         num_warmup=requests.num_warmup,
+        num_stages=setup.parallelism.pp,
     )
 
 
@@ -174,13 +177,13 @@ def run_loop(
     records = state.new_requests(
         requests.arrival_s, requests.input_tokens, requests.output_tokens, requests.priority
     )
-    ranks, lists = state.new_ranks(settings), state.new_lists(settings)
-    replicas, clock = state.new_replicas(settings), state.new_clock()
+    ranks, lanes, lists = state.new_ranks(settings), state.new_lanes(settings), state.new_lists(settings)
+    stages, events, clock = state.new_stages(settings), state.new_events(settings), state.new_clock()
     buffers = []
     started_s = time.perf_counter()
     while True:
         buffer = state.new_steps(STEP_BUFFER_ROWS)
-        status = run(settings, cost, records, ranks, lists, replicas, clock, buffer)
+        status = run(settings, cost, records, ranks, lanes, lists, stages, events, clock, buffer)
         buffers.append(buffer[: clock[0].rows])
         if progress is not None:
             progress(int(clock[0].finished), records.size)
@@ -200,21 +203,28 @@ def check_requests(requests: RequestArrays, setup: Setup, memory: MemoryPlan) ->
     longest = int(np.argmax(whole))
     if whole[longest] > setup.max_model_len:
         raise InputError(
-            f"request {longest} has {requests.input_tokens[longest]:,} input and {requests.output_tokens[longest]:,} output "
-            f"tokens; {setup.model.name} accepts {setup.max_model_len:,} in all",
+            f"request {longest} has {requests.input_tokens[longest]:,} input and "
+            f"{requests.output_tokens[longest]:,} output tokens; "
+            f"{setup.model.name} accepts {setup.max_model_len:,} in all",
             "shorten the workload, or raise engine.max_model_len as far as the model goes",
         )
     blocks = -(-int(whole[longest]) // memory.block_size) + memory.blocks_per_request
     if blocks > memory.num_blocks:
         raise InputError(
-            f"request {longest} needs {whole[longest]:,} tokens of KV cache; one replica holds {memory.kv_tokens:,}",
+            f"request {longest} of {whole[longest]:,} tokens needs {blocks:,} blocks of KV cache; "
+            f"{memory.num_blocks:,} of {memory.block_size} tokens fit beside the weights",
             "use more devices, a smaller KV format (kv_cache: fp8), or shorter requests",
         )
     most = setup.engine.max_num_batched_tokens or 0
-    widest = int(np.argmax(requests.input_tokens))
-    if not setup.engine.enable_chunked_prefill and requests.input_tokens[widest] > most:
+    # A preempted request computes its outputs again too, all but the last; TensorRT-LLM's policy never preempts.
+    never_preempts = setup.engine.scheduler == "trtllm"
+    prefilled = requests.input_tokens if never_preempts else whole - 1
+    widest = int(np.argmax(prefilled))
+    if not setup.engine.enable_chunked_prefill and prefilled[widest] > most:
         raise InputError(
-            f"request {widest} has {requests.input_tokens[widest]:,} input tokens; without chunked prefill a step takes {most:,}",
+            f"request {widest} has {requests.input_tokens[widest]:,} input tokens"
+            f"{'' if never_preempts else f' ({prefilled[widest]:,} if it is preempted at its end)'}; "
+            f"without chunked prefill a step takes {most:,}",
             "raise engine.max_num_batched_tokens, or set engine.enable_chunked_prefill",
         )
 
@@ -222,8 +232,8 @@ def check_requests(requests: RequestArrays, setup: Setup, memory: MemoryPlan) ->
 def time_fractions(lowered: LoweredSteps, steps: Table, settings: state.Settings) -> dict[str, float]:
     """Share of busy time by what bounds it; with several ranks per replica from their mean batch.
 
-    Look-ups of the operators' shares are scaled so that a step's parts add up to its duration; attention counts as memory in
-    decode and as compute in prefill.
+    Look-ups of the operators' shares are scaled so that a step's parts add up to its duration; attention counts as
+    memory in decode and as compute in prefill.
     """
     cost = lowered.cost
     ranks = settings.ranks_per_replica
@@ -233,7 +243,7 @@ def time_fractions(lowered: LoweredSteps, steps: Table, settings: state.Settings
     step_s = steps["duration_s"] / steps["num_steps"]
 
     def by_kind(decode: NDArray[np.float64], mixed: NDArray[np.float64]) -> NDArray[np.float64]:
-        return np.where(prefills, mixed[np.minimum(tokens, mixed.size - 1)], decode[decodes])
+        return np.asarray(np.where(prefills, mixed[tokens], decode[decodes]))
 
     host_s = cost.host_step_s + cost.host_request_s * steps["num_running"] / ranks
     whole_s = by_kind(cost.decode_token_s, cost.mixed_token_s)
@@ -304,18 +314,17 @@ def _prefill_share(steps: Table) -> NDArray[np.float64]:
     """Of the attention in steps with prefill, the share that the prompts' query-key pairs are of all pairs."""
     pairs = steps["prefill_pairs"]
     seen = pairs + steps["context_tokens"]
-    return np.divide(pairs, seen, out=np.zeros_like(pairs), where=seen > 0)
+    return np.asarray(np.divide(pairs, seen, out=np.zeros_like(pairs), where=seen > 0))
 
 
 def resolved_scenario(scenario: Scenario, setup: Setup, memory: MemoryPlan) -> Scenario:
-    """`scenario` with the defaults that decided the result written out."""
+    """`scenario` with the defaults that decided the result written out; names of files stay as they were given."""
     engine = msgspec.structs.replace(
         setup.engine, max_model_len=setup.max_model_len, num_gpu_blocks=memory.num_blocks
     )
-    deployment = msgspec.structs.replace(scenario.deployment, node=setup.node.name, engine=engine)
-    return msgspec.structs.replace(
-        scenario, model=setup.model.name, precision=setup.precision, deployment=deployment
-    )
+    node = scenario.deployment.node or setup.node.name
+    deployment = msgspec.structs.replace(scenario.deployment, node=node, engine=engine)
+    return msgspec.structs.replace(scenario, precision=setup.precision, deployment=deployment)
 
 
 def _with_model_len(setup: Setup, requests: RequestArrays) -> Setup:
@@ -324,11 +333,3 @@ def _with_model_len(setup: Setup, requests: RequestArrays) -> Setup:
         return setup
     longest = int((requests.input_tokens + requests.output_tokens).max())
     return setup if longest > setup.max_model_len else replace(setup, max_model_len=longest)
-
-
-def _refuse_pipelines(setup: Setup) -> None:
-    if setup.parallelism.pp > 1:
-        raise InputError(
-            f"pp = {setup.parallelism.pp}: a serving simulation runs one pipeline stage so far",
-            "use pp = 1 with more tp or replicas; `windtunnel explain` prices a single step with pp",
-        )

@@ -39,7 +39,7 @@ BOUNDS: Mapping[str, tuple[float, float, float]] = {
     "wave_cost": (0.5, 0.02, 2.0),
     "passes": (2.0, 0.5, 20.0),
     "link_efficiency": (0.75, 0.1, 1.0),
-    "half_bytes_us": (2.0, 0.02, 50.0),
+    "ramp_us": (2.0, 0.02, 50.0),
 }
 """Coefficient -> where a fit starts, and the range that still has its meaning."""
 
@@ -48,7 +48,16 @@ NAMES: Mapping[str, tuple[str, ...]] = {}
 
 _MEMORY = ("memory_efficiency", "cache_fraction", "cache_gb_per_s_per_sm")
 _TILES = ("compute_efficiency", "fill_depth", "tile_us", "tile_64", "wave_smoothing")
-_PREFILL = ("launch_us", *_MEMORY, "compute_efficiency", "half_head_dim", "tile_rows", "fill_depth", "overlap")
+_PREFILL = (
+    "launch_us",
+    "tile_us",
+    *_MEMORY,
+    "compute_efficiency",
+    "half_head_dim",
+    "tile_rows",
+    "fill_depth",
+    "overlap",
+)
 _DECODE = ("launch_us", *_MEMORY, "compute_efficiency", "tile_rows", "block_us", "chain_us", "overlap")
 NAMES = {
     "gemm": ("launch_us", *_MEMORY, *_TILES, "split_us", "overlap", "quantise_us", "quantise_passes"),
@@ -59,11 +68,11 @@ NAMES = {
     "latent_decode_attention": _DECODE,
     "gated_delta": ("launch_us", *_MEMORY, "chunk_us", "wave_cost", "passes", "overlap"),
     "elementwise": ("launch_us", *_MEMORY),
-    "collective": ("launch_us", "step_us", "link_efficiency", "half_bytes_us"),
+    "collective": ("launch_us", "step_us", "link_efficiency", "ramp_us"),
 }
 
 _ROBUST = 0.15
-"""Relative error beyond which a point counts linearly and not by its square: kernel switches are not noise to be averaged."""
+"""Relative error from which a point counts linearly and not by its square: kernel switches are not noise."""
 
 
 @dataclass(frozen=True)
@@ -118,21 +127,23 @@ def fit_roofline(kind: str, samples: Sequence[Sample], start: Coefficients | Non
     return _refined(NAMES[kind], first, samples, pull=0.0, num_steps=30 if start is None else 8)
 
 
-BY_FAMILY = ("launch_us", "compute_efficiency", "memory_efficiency")
+BY_FAMILY = ("launch_us", "compute_efficiency", "memory_efficiency", "link_efficiency")
 """What may differ between families of devices: the engines dispatch other kernels on them."""
 
 _PULL = 3.0
-"""How strongly a family's coefficients are held at the shared ones, in rows: a family of a few dozen rows moves little."""
+"""How strongly a family's coefficients are held at the shared ones, in rows: few rows move them little."""
 
 
-def fit_family(kind: str, samples: Sequence[Sample], shared: Coefficients) -> dict[str, float]:
+def fit_family(samples: Sequence[Sample], shared: Coefficients) -> dict[str, float]:
     """The coefficients `BY_FAMILY` refitted on the samples of one family, all others held."""
     names = tuple(name for name in BY_FAMILY if name in shared)
     found = _refined(names, shared, samples, pull=_PULL)
     return {name: found[name] for name in names}
 
 
-def _refined(names: Sequence[str], first: Coefficients, samples: Sequence[Sample], pull: float, num_steps: int = 8) -> dict[str, float]:
+def _refined(
+    names: Sequence[str], first: Coefficients, samples: Sequence[Sample], pull: float, num_steps: int = 8
+) -> dict[str, float]:
     """`first` with the coefficients `names` moved to fit the samples."""
     anchor = _positions(names, first)
 
@@ -155,7 +166,7 @@ def _coefficients(names: Sequence[str], x: Floats) -> dict[str, float]:
 def _positions(names: Sequence[str], coefficients: Coefficients) -> Floats:
     shares = np.array([np.log(coefficients[n] / BOUNDS[n][1]) / np.log(BOUNDS[n][2] / BOUNDS[n][1]) for n in names])
     shares = np.clip(shares, 0.02, 0.98)
-    return np.log(shares / (1 - shares))
+    return np.asarray(np.log(shares / (1 - shares)))
 
 
 def _least_squares(errors: Callable[[Floats], Floats], x: Floats, num_steps: int) -> Floats:

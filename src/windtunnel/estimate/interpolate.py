@@ -1,8 +1,9 @@
 """Seconds between, around and beyond measured points.
 
-Everything is done on the logarithm of measured seconds over a reference (`roofline.Roofline.seconds`): the reference knows where an
-operator turns from launch to memory to compute bound, so what is left is flat, and holding it constant beyond the grid
-means holding the measured utilisation. Inside a cell the result is bounded by the cell's corners: no overshoot, no wiggle.
+Everything is done on the logarithm of measured seconds over a reference (`roofline.Roofline.seconds`): the reference
+knows where an operator turns from launch to memory to compute bound, so what is left is flat, and holding it constant
+beyond the grid means holding the measured utilisation. Inside a cell the result is bounded by the cell's corners: no
+overshoot, no wiggle.
 """
 
 from __future__ import annotations
@@ -42,12 +43,14 @@ class Curve:
     at: Floats
     log_seconds: Floats
     log_ratio: Floats
+    straight: bool = False
+    """Between points, straight in log-log and not in the shape of the reference."""
 
     @staticmethod
-    def of(axis: str, at: Floats, seconds: Floats, reference: Reference) -> Curve:
+    def of(axis: str, at: Floats, seconds: Floats, reference: Reference, straight: bool = False) -> Curve:
         """The curve through measured points."""
         log_seconds = np.log(seconds)
-        return Curve(axis, at, log_seconds, log_seconds - np.log(reference({axis: at})))
+        return Curve(axis, at, log_seconds, log_seconds - np.log(reference({axis: at})), straight)
 
     def predict(self, at: Floats, reference: Reference) -> Prediction:
         """Seconds at `at`."""
@@ -57,6 +60,8 @@ class Curve:
         inside = (at >= self.at[0]) & (at <= self.at[-1])
         log_seconds = np.log(reference({self.axis: at})) + np.interp(log_at, log_grid, self.log_ratio)
         bounded = _between(log_seconds, self.log_seconds[left], self.log_seconds[right])
+        if self.straight:
+            bounded = np.interp(log_at, log_grid, self.log_seconds)
         return Prediction(np.exp(np.where(inside, bounded, log_seconds)), inside & (left == right), inside)
 
 

@@ -1,10 +1,11 @@
 """A calibrated roofline: seconds of any operator from a device's published figures.
 
-The plain roofline, max(FLOPs / peak, bytes / bandwidth) (Williams, Waterman and Patterson, CACM 2009), is a lower bound that small
-operators miss by a factor of ten. Here every class of operator has a short closed form that also counts what the device
-must do whole: a launch, tiles rounded up, waves of tiles over the multiprocessors, a depth that fills the pipeline, bytes that the last
-level cache serves. Its coefficients are dimensionless or microseconds, the same for all devices, and were fitted on measured
-tables (`catalog/roofline/*.yaml`, each with its provenance and its error on devices that the fit never saw).
+The plain roofline, max(FLOPs / peak, bytes / bandwidth) (Williams, Waterman and Patterson, CACM 2009), is a lower bound
+that small operators miss by a factor of ten. Here every class of operator has a short closed form that also counts what
+the device must do whole: a launch, tiles rounded up, waves of tiles over the multiprocessors, a depth that fills the
+pipeline, bytes that the last-level cache serves. Its coefficients are dimensionless or microseconds, most of them the
+same for all devices, and were fitted on measured tables (`catalog/roofline/*.yaml`, each with its provenance and its
+error on devices that the fit never saw).
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ Size = ops.Size
 US = 1e-6
 
 UNKNOWN_NUM_SMS = 128
-"""Where a device does not publish its number of multiprocessors: that of the datacentre parts of 2020-2025 (108 to 160)."""
+"""Where a device does not publish its number of multiprocessors: datacentre parts of 2020-2025 have 108 to 160."""
 UNKNOWN_L2_BYTES = 50e6
 
 _FOLDER = Path(__file__).parent.parent / "catalog" / "roofline"
@@ -70,7 +71,7 @@ def machine(device: Device, weights: Format) -> Machine:
 def memory_seconds(num_bytes: Size, on: Machine, c: Coefficients) -> Size:
     """Seconds to move `num_bytes`: from the last-level cache where they fit in a part of it, else from memory.
 
-    Measuring loops repeat an operator, so that small operands stay in the cache; `cache_fraction` is the part that stays.
+    Measuring loops repeat an operator, so that small operands stay in the cache; `cache_fraction` of it is theirs.
     """
     fits = 1.0 / (1.0 + (num_bytes / (c["cache_fraction"] * on.l2_bytes)) ** 3)
     memory_rate = on.bytes_per_s * c["memory_efficiency"]
@@ -92,8 +93,8 @@ def tiles_seconds(
 ) -> Size:
     """Compute seconds of `groups` matrix products `[m, k] x [k, n]`: the best of a few tile shapes and `splits` of k.
 
-    A wave is one tile on every multiprocessor; `wave_smoothing` is the part of a last, partly filled wave that persistent
-    kernels save. `fill_depth` is the depth of k that a tile spends filling its pipeline.
+    A wave is one tile on every multiprocessor; `wave_smoothing` is the part of a last, partly filled wave that
+    persistent kernels save. `fill_depth` is the depth of k that a tile spends filling its pipeline.
     """
     rate = on.flops_per_s_per_sm * c["compute_efficiency"]
     efficiency = {(128, 64): c["tile_64"], (64, 64): c["tile_64"] ** 2}
@@ -145,40 +146,70 @@ def experts_seconds(op: ops.Experts, on: Machine, c: Coefficients) -> Size:
     return c["launch_us"] * US + soft_max(up + down, memory, c["overlap"]) + moved
 
 
-def prefill_seconds(op: ops.PrefillAttention | ops.LatentPrefillAttention, on: Machine, c: Coefficients) -> Size:
-    """Flash attention: query tiles of `tile_rows` over the multiprocessors; the longest tile bounds a small batch.
+def prefill_seconds(op: ops.PrefillAttention, on: Machine, c: Coefficients) -> Size:
+    """Flash attention; query heads that share a key head share its tiles."""
+    shared = op.num_heads / op.num_kv_heads
+    return _flash_seconds(op, op.num_heads, op.head_dim, shared, op.window_tokens, on, c)
 
-    Query heads that share a key head share its tiles.
+
+def latent_prefill_seconds(op: ops.LatentPrefillAttention, on: Machine, c: Coefficients) -> Size:
+    """Flash attention with keys and values expanded for every head."""
+    return _flash_seconds(op, op.num_heads, (op.qk_head_dim + op.v_head_dim) / 2, 1.0, 0, on, c)
+
+
+def _flash_seconds(
+    op: ops.PrefillAttention | ops.LatentPrefillAttention,
+    num_heads: float,
+    head_dim: float,
+    heads_per_tile: float,
+    window_tokens: int,
+    on: Machine,
+    c: Coefficients,
+) -> Size:
+    """Query tiles of `tile_rows` over the multiprocessors; the longest tile bounds a small batch.
+
+    Rows are not rounded up to whole tiles: prompts of one batch differ, so that the steps average out.
     """
-    latent = isinstance(op, ops.LatentPrefillAttention)
-    head_dim = (op.qk_head_dim + op.v_head_dim) / 2 if latent else op.head_dim
     rate = on.flops_per_s_per_sm * c["compute_efficiency"] * head_dim / (head_dim + c["half_head_dim"])
-    shared_heads = 1.0 if latent else op.num_heads / op.num_kv_heads
-    packed = op.num_tokens * shared_heads
-    rows = np.maximum(np.ceil(packed / c["tile_rows"]), 1.0) * c["tile_rows"] / shared_heads
-    window = 0 if latent else op.window_tokens
-    seen = np.minimum(rows, window + c["tile_rows"]) if window else rows
+    tile_rows = c["tile_rows"]
+    rows = soft_max(op.num_tokens * heads_per_tile, tile_rows, 2.0) / heads_per_tile
+    seen = np.minimum(rows, window_tokens + tile_rows) if window_tokens else rows
     pairs = op.batch * (rows * seen - seen * seen / 2 + rows * c["fill_depth"])
-    shared = 4.0 * pairs * op.num_heads * head_dim / (rate * on.num_sms)
-    longest = 4.0 * np.minimum(op.batch, 1.0) * c["tile_rows"] * (seen + c["fill_depth"]) * head_dim / rate
-    compute = soft_max(shared, longest, 4.0)
+    tiles = op.batch * num_heads * rows / tile_rows
+    evenly = 4.0 * pairs * num_heads * head_dim / (rate * on.num_sms) + tiles / on.num_sms * c["tile_us"] * US
+    longest = 4.0 * np.minimum(op.batch, 1.0) * tile_rows * (seen + c["fill_depth"]) * head_dim / rate
+    compute = soft_max(evenly, longest, 4.0)
     return c["launch_us"] * US + soft_max(compute, memory_seconds(op.num_bytes, on, c), c["overlap"])
 
 
-def decode_seconds(op: ops.DecodeAttention | ops.LatentDecodeAttention, on: Machine, c: Coefficients) -> Size:
-    """Attention of one new token each: the cache is read once, by as many blocks as requests, heads and splits give."""
-    latent = isinstance(op, ops.LatentDecodeAttention)
-    kv_heads = 1 if latent else op.num_kv_heads
-    seen = op.context_tokens if latent else op.seen_tokens
-    blocks = op.batch * kv_heads
-    waves = np.maximum(blocks / on.num_sms, 1.0)
-    per_block = c["block_us"] * US * waves
-    chain = c["chain_us"] * US * np.log2(1.0 + seen / 64.0)
-    padded = 4.0 * blocks * np.maximum(op.num_heads / kv_heads, c["tile_rows"]) * seen
-    width = (op.kv_lora_rank + op.rope_head_dim / 2) if latent else op.head_dim
-    compute = padded * width / (on.flops_per_s * c["compute_efficiency"])
+def decode_seconds(op: ops.DecodeAttention, on: Machine, c: Coefficients) -> Size:
+    """Attention of one new token for each request."""
+    return _split_seconds(op, op.num_heads, op.num_kv_heads, op.seen_tokens, op.head_dim, on, c)
+
+
+def latent_decode_seconds(op: ops.LatentDecodeAttention, on: Machine, c: Coefficients) -> Size:
+    """All heads against one compressed key and value for each token."""
+    width = op.kv_lora_rank + op.rope_head_dim / 2
+    return _split_seconds(op, op.num_heads, 1, op.context_tokens, width, on, c)
+
+
+def _split_seconds(
+    op: ops.DecodeAttention | ops.LatentDecodeAttention,
+    num_heads: float,
+    num_kv_heads: float,
+    seen_tokens: Size,
+    width: float,
+    on: Machine,
+    c: Coefficients,
+) -> Size:
+    """The cache is read once, by as many blocks as requests, key heads and splits give; long contexts combine them."""
+    blocks = op.batch * num_kv_heads
+    per_block = c["block_us"] * US * np.maximum(blocks / on.num_sms, 1.0)
+    combine = c["chain_us"] * US * np.log2(1.0 + seen_tokens / 64.0)
+    padded_flops = 4.0 * blocks * np.maximum(num_heads / num_kv_heads, c["tile_rows"]) * seen_tokens * width
+    compute = padded_flops / (on.flops_per_s * c["compute_efficiency"])
     streamed = soft_max(memory_seconds(op.num_bytes, on, c), compute, c["overlap"])
-    return c["launch_us"] * US + chain + soft_max(streamed, per_block, c["overlap"])
+    return c["launch_us"] * US + combine + soft_max(streamed, per_block, c["overlap"])
 
 
 def gated_delta_seconds(op: ops.GatedDelta, on: Machine, c: Coefficients) -> Size:
@@ -200,9 +231,9 @@ FORMS: dict[str, Closed] = {
     "gemm": gemm_seconds,
     "experts": experts_seconds,
     "prefill_attention": prefill_seconds,
-    "latent_prefill_attention": prefill_seconds,
+    "latent_prefill_attention": latent_prefill_seconds,
     "decode_attention": decode_seconds,
-    "latent_decode_attention": decode_seconds,
+    "latent_decode_attention": latent_decode_seconds,
     "gated_delta": gated_delta_seconds,
     "elementwise": elementwise_seconds,
 }
@@ -220,7 +251,9 @@ def variant(op: ops.Op) -> str:
     """Which set of coefficients of its kind `op` uses: its number format, or for a collective its name."""
     if isinstance(op, ops.Gemm | ops.Experts):
         return op.format.value
-    if isinstance(op, ops.PrefillAttention | ops.DecodeAttention | ops.LatentPrefillAttention | ops.LatentDecodeAttention):
+    if isinstance(
+        op, ops.PrefillAttention | ops.DecodeAttention | ops.LatentPrefillAttention | ops.LatentDecodeAttention
+    ):
         return op.kv_format.value
     if isinstance(op, ops.GatedDelta):
         return "decode" if op.decode else "prefill"
@@ -235,8 +268,9 @@ _NEAREST_VARIANT = {
     "nvfp4": "fp8",
     "mxfp4": "int4",
     "fp8": "bf16",
+    "send_recv": "all_gather",
 }
-"""A format that no table of a kind measured borrows the coefficients of this one; its bytes and peak rate remain its own."""
+"""What nobody measured borrows the coefficients of this one; its bytes and peak rate remain its own."""
 
 
 def family(device: Device) -> str:
@@ -258,12 +292,13 @@ class Fit:
 
     coefficients: Coefficients
     by_family: Mapping[str, Coefficients]
-    """Coefficients that differ by `family` or, where the family was not measured, by `board`: launches and efficiencies."""
+    """What differs by `family` or, where that was not measured, by `board`: launches and efficiencies."""
 
     def on(self, device: Device) -> Coefficients:
         """The coefficients to use on a device."""
         own = self.by_family.get(family(device)) or self.by_family.get(board(device), {})
         return {**self.coefficients, **own}
+
     median_error: float
     """Median |predicted / measured - 1| on devices that the fit did not see."""
     fitted_on: str
@@ -295,32 +330,48 @@ def fit_for(op: ops.Op) -> Fit:
 
 
 def collective_seconds(op: ops.Collective, device: Device, node: Node | None, c: Coefficients) -> Size:
-    """Alpha-beta form of a collective: steps that wait for each other, then bytes over the slowest link that it crosses.
+    """Alpha-beta form of a collective: steps that wait for each other, then bytes over the links that it crosses.
 
     Within a node the link is `node.scale_up`; across nodes the bytes that leave a device also pass `node.scale_out`
-    (hierarchical algorithm: inside, across, inside), which adds its own seconds.
+    (hierarchical algorithm: inside, then between equal ranks of all nodes), which adds its own seconds.
+
+    Raises:
+        InputError: it spans nodes, and the node has no link to others.
     """
     inside = op.num_ranks // max(op.span_nodes, 1)
-    up_rate = node.scale_up.bytes_per_s if node else device.scale_up_bytes_per_s or 32e9
+    up_rate = _scale_up_bytes_per_s(inside, device, node)
     seconds: Size = 0.0
     if inside > 1:
         local = replace(op, num_ranks=inside, span_nodes=1)
         start = c["launch_us"] * US + c["step_us"] * US * (inside - 1)
-        seconds = start + local.num_bytes / (up_rate * c["link_efficiency"]) + c["half_bytes_us"] * US * _ramp(local, up_rate)
+        seconds = start + local.num_bytes / (up_rate * c["link_efficiency"]) + c["ramp_us"] * US * _ramp(local, up_rate)
     if op.span_nodes > 1:
         out = node.scale_out if node else None
         if out is None:
-            raise InputError(
-                f"{op.op} over {op.span_nodes} nodes needs a link between nodes, which {node.name if node else device.name} lacks"
-            )
-        across = replace(op, message_bytes=op.message_bytes / inside, num_ranks=op.span_nodes, span_nodes=1)
+            name = node.name if node else device.name
+            raise InputError(f"{op.op} over {op.span_nodes} nodes needs a link between nodes, which {name} lacks")
+        shared = 1 if op.op in ("all_to_all", "send_recv") else inside
+        across = replace(op, message_bytes=op.message_bytes / shared, num_ranks=op.span_nodes, span_nodes=1)
         start = c["launch_us"] * US + out.latency_s * np.log2(op.span_nodes) * 2
         seconds = seconds + start + across.num_bytes / (out.bytes_per_s * c["link_efficiency"])
     return seconds
 
 
+PCIE4_X16_BYTES_PER_S = 32e9
+"""What devices without a scale-up network are assumed to share when no node is given."""
+
+
+def _scale_up_bytes_per_s(num_ranks: int, device: Device, node: Node | None) -> float:
+    """The rate between `num_ranks` devices of one node: through the host where their NVLink groups are smaller."""
+    if node is None:
+        return device.scale_up_bytes_per_s or PCIE4_X16_BYTES_PER_S
+    reached = node.scale_up_group_size is None or num_ranks <= node.scale_up_group_size
+    link = node.scale_up if reached or node.host is None else node.host
+    return link.bytes_per_s
+
+
 def _ramp(op: ops.Collective, rate: float) -> Size:
-    """From 0 to 1 as a message grows past what the links hold in flight (about 10 us of their rate)."""
+    """From 0 to 1 as a message grows past 10 us of the link's rate, from where libraries switch to bulk protocols."""
     return op.num_bytes / (op.num_bytes + rate * 10 * US)
 
 

@@ -32,7 +32,8 @@ def fit_step_model(
 ) -> StepModel:
     """Non-negative least squares on relative errors, so that short steps count as much as long ones.
 
-    Args: `[k]` arrays of what each measured step held (contexts and pairs as in `kernels.state.StepCost`) and its seconds.
+    Args: `[k]` arrays of what each measured step held (contexts and pairs as in `kernels.state.StepCost`) and its
+    seconds.
     """
     from scipy.optimize import nnls
 
@@ -48,8 +49,8 @@ def fit_step_model(
 
 def lower_step_model(model: StepModel, max_num_seqs: int, max_num_batched_tokens: int) -> StepCost:
     """The model as look-up arrays; exact, since all of its terms are linear."""
-    requests = np.arange(max_num_seqs + 1)
-    tokens = np.arange(max_num_batched_tokens + max_num_seqs + 1)
+    requests = np.arange(max_num_seqs + 1, dtype=np.float64)
+    tokens = np.arange(max_num_batched_tokens + max_num_seqs + 1, dtype=np.float64)
     ends = np.array([0.0, 1.0])
     # A decoding request's keys enter as mean context x requests, a chunk's pairs as tokens x effective length / 2.
     decode_attention_s = requests[:, None] * (model.decode_context_s * ends[None, :])

@@ -25,7 +25,7 @@ from windtunnel.spec.hardware import Device
 Floats = NDArray[np.float64]
 
 NODES_PER_OCTAVE = 4
-"""Of the attention grids: a power law between nodes is met within 0.4% by linear interpolation at exponent 2."""
+"""Of the attention grids: linear interpolation between nodes exceeds a quadratic by 0.75% at most."""
 
 
 @dataclass(frozen=True)
@@ -106,12 +106,12 @@ def lower_steps(
         return by_token[np.minimum(padded, most_tokens)] + np.interp(padded, sampled, by_sample)
 
     context_nodes = geometric_nodes(max_model_len)
-    batch_nodes = token_nodes(engine.max_num_seqs)
+    batches = batch_nodes(engine.max_num_seqs)
     decode_grid = _over_grid(
-        pricer, batch_nodes, context_nodes, lambda batch, context: decode_launches(shard, batch, context)
+        pricer, batches, context_nodes, lambda batch, context: decode_launches(shard, batch, context)
     )
     decode_attention_s = np.stack(
-        [np.interp(upto, batch_nodes, decode_grid[:, column]) for column in range(context_nodes.size)], axis=1
+        [np.interp(upto, batches, decode_grid[:, column]) for column in range(context_nodes.size)], axis=1
     )
 
     chunk_nodes = geometric_nodes(most_tokens)
@@ -153,7 +153,8 @@ def recorded_steps(duration_s: Floats, engine: EngineSettings) -> StepCost:
     nothing = np.zeros(engine.max_num_seqs + 1)
     grid = np.zeros((2, 2))
     rows = np.zeros((engine.max_num_seqs + 1, 2))
-    return StepCost(nothing, nothing, nothing, nodes, rows, nodes, nodes, grid, 0.0, 0.0, 0, np.asarray(duration_s, float))
+    durations = np.asarray(duration_s, np.float64)
+    return StepCost(nothing, nothing, nothing, nodes, rows, nodes, nodes, grid, 0.0, 0.0, 0, durations)
 
 
 def price_step(estimator: Estimator, shard: Shard, batch: StepBatch) -> list[PricedLaunch]:
@@ -166,10 +167,19 @@ def price_step(estimator: Estimator, shard: Shard, batch: StepBatch) -> list[Pri
 
 
 def token_nodes(most: int) -> Floats:
-    """Token counts to price exactly: every one to 64, every graph size to 512, then eight an octave in steps of 64."""
-    exact = [*range(1, 65), *range(72, 513, 8)]
-    coarse = np.unique(np.round(512 * 2.0 ** (np.arange(1, 200) / 8) / 64) * 64)
-    nodes = np.unique([*exact, *coarse[coarse < most], most])
+    """Token counts to price exactly: every one to 512, then each multiple of 64 and the next, where tiles are added.
+
+    Measured against every count from 65 to 4,352 (Llama-3.1-8B, Qwen3-30B-A3B and DeepSeek-V2-Lite on H100): 90% of the
+    look-ups within 0.2%; with eight nodes an octave, 3%.
+    """
+    tiles = np.arange(512, most + 1, 64)
+    nodes = np.unique([*range(1, 513), *tiles, *(tiles + 1), most])
+    return nodes[nodes <= most].astype(np.float64)
+
+
+def batch_nodes(most: int) -> Floats:
+    """Batch sizes to price decode attention at, which is smooth in them: every one to 64, then eight an octave."""
+    nodes = np.unique([*range(1, 65), *np.round(64 * 2.0 ** (np.arange(200) / 8)), most])
     return nodes[nodes <= most].astype(np.float64)
 
 

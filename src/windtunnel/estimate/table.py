@@ -1,7 +1,7 @@
 """Measured operators as columns of numbers: the nouns between a profiler's file and an estimate.
 
-A table holds one kind of operator in one number format. Its rows are grouped into *sites*: the exact discrete shape (a GEMM's n and
-k, an attention's heads) at which a curve or surface was measured along the operator's axes (`ops.op`).
+A table holds one kind of operator in one number format. Its rows are grouped into *sites*: the exact discrete shape (a
+GEMM's n and k, an attention's heads) at which a curve or surface was measured along the operator's axes (`ops.op`).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from windtunnel.errors import InputError, did_you_mean
 from windtunnel.ops import op as ops
+from windtunnel.spec.precision import Format
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -81,7 +82,9 @@ class MeasurementTable:
     def __post_init__(self) -> None:
         for name, column in (*self.sites.items(), *self.axes.items()):
             if len(column) != len(self.seconds):
-                raise InputError(f"{self.source}: column {name} has {len(column)} rows, seconds has {len(self.seconds)}")
+                raise InputError(
+                    f"{self.source}: column {name} has {len(column)} rows, seconds has {len(self.seconds)}"
+                )
         bad = ~(np.isfinite(self.seconds) & (self.seconds > 0))
         if bad.any():
             row = int(np.argmax(bad))
@@ -129,7 +132,7 @@ def _site_fields(kind: str, site: tuple[float, ...]) -> dict[str, Any]:
 
 
 def _word_fields(words: Mapping[str, str]) -> dict[str, Any]:
-    return {name: ops.Format(word) if name in ("format", "kv_format") else word for name, word in words.items()}
+    return {name: Format(word) if name in ("format", "kv_format") else word for name, word in words.items()}
 
 
 def _without_repeats(axes: dict[str, Floats], seconds: Floats) -> tuple[dict[str, Floats], Floats]:
@@ -173,7 +176,9 @@ def write_tables(path: Path, tables: list[MeasurementTable], provenance: Mapping
 
 def _columns_of(table: MeasurementTable) -> dict[str, Any]:
     words = {name: [word] * len(table) for name, word in table.words.items()}
-    return {**words, **table.sites, **table.axes, "seconds": table.seconds, "source": [table.source] * len(table)}
+    numbers = {**table.sites, **table.axes, "seconds": table.seconds}
+    columns = {name: np.asarray(column, dtype=np.float64) for name, column in numbers.items()}
+    return {**words, **columns, "source": [table.source] * len(table)}
 
 
 def read_tables(path: Path) -> list[MeasurementTable]:
@@ -200,7 +205,9 @@ def read_tables(path: Path) -> list[MeasurementTable]:
         named = dict(zip(labels, map(str, combination), strict=True))
         source = named.pop("source")
         site_part = {name: of[name] for name in sites}
-        tables.append(MeasurementTable(kind, site_part, {name: of[name] for name in axes}, of["seconds"], source, named))
+        tables.append(
+            MeasurementTable(kind, site_part, {name: of[name] for name in axes}, of["seconds"], source, named)
+        )
     return tables
 
 

@@ -1,7 +1,8 @@
 """Recorded runs of a real engine: its requests, and every step with the tokens that it scheduled.
 
-A file is a JSON list (also `.gz`) of runs: `requests` (`arrival_s`, `prompt_tokens`, `output_tokens`), `steps` (`cpu_s`, `wall_s`,
-`scheduled`: [request, tokens] pairs) and `token_times_s` (request -> times of its output tokens), on a clock that starts at 0.
+A file is a JSON list (also `.gz`) of runs: `requests` (`arrival_s`, `prompt_tokens`, `output_tokens`), `steps`
+(`cpu_s`, `wall_s`, `scheduled`: [request, tokens] pairs) and `token_times_s` (request -> times of its output tokens), on
+a clock that starts at 0. A run in which a request was preempted, and its tokens computed twice, is refused.
 """
 
 import gzip
@@ -71,7 +72,9 @@ class EngineRun:
     """Per step: request -> tokens."""
     batches: Batches
     duration_s: Floats
-    """Of each step: from the end of the one before, or from the arrival that ended an idle time, to the end of its tokens."""
+    """Of each step: from the end of the one before, or from the arrival that ended an idle time, to the end of its
+    tokens.
+    """
     first_token_s: Floats
     finish_s: Floats
     gaps_s: Floats
@@ -115,8 +118,12 @@ def _engine_run(run: RawRun, where: str) -> EngineRun:
     outputs = np.array([request.output_tokens for request in run.requests], np.int64)
     arrival_s = np.array([request.arrival_s for request in run.requests])
     tokens = [run.token_times_s.get(str(i), ()) for i in range(len(run.requests))]
+    if not run.requests or not run.steps:
+        raise InputError(
+            f"{where} has {len(run.requests)} requests and {len(run.steps)} steps; at least one of each is needed"
+        )
     for i, times in enumerate(tokens):
-        if len(times) != outputs[i]:
+        if not times or len(times) != outputs[i]:
             raise InputError(f"{where}: request {i} has {len(times)} token times for {outputs[i]} output tokens")
     batches, end_s = _replay(run, inputs, tokens, where)
     first_token_s = np.array([times[0] for times in tokens])
@@ -136,9 +143,7 @@ def _engine_run(run: RawRun, where: str) -> EngineRun:
     )
 
 
-def _replay(
-    run: RawRun, inputs: Ints, tokens: list[tuple[float, ...]], where: str
-) -> tuple[Batches, Floats]:
+def _replay(run: RawRun, inputs: Ints, tokens: list[tuple[float, ...]], where: str) -> tuple[Batches, Floats]:
     """What each step held and when it ended: at the token that it gave, else its wall time after the step before."""
     computed = np.zeros(inputs.size, np.int64)
     rows, ends, now_s = [], [], 0.0
@@ -149,8 +154,9 @@ def _replay(
         for i, count in step.scheduled:
             if not 0 <= i < inputs.size or count < 1:
                 raise InputError(f"{where}: step {number} schedules {count} tokens of request {i}")
-            emitted = int(computed[i] - inputs[i]) + 1
-            if emitted > 0:
+            if computed[i] + count >= inputs[i] + len(tokens[i]):
+                raise InputError(f"{where}: step {number} exceeds the {len(tokens[i])} output tokens of request {i}")
+            if computed[i] >= inputs[i]:
                 decodes, context = decodes + 1, context + int(computed[i]) + 1
             else:
                 chunk_tokens += count
@@ -162,6 +168,9 @@ def _replay(
         rows.append((decodes, context, chunk_tokens, pairs, sampled))
         ends.append(end_s)
         now_s = end_s
+    unfinished = np.flatnonzero(computed + 1 != inputs + np.array([len(times) for times in tokens]))
+    if unfinished.size:
+        raise InputError(f"{where}: the steps do not add up to the tokens of request {unfinished[0]}")
     decodes_, context_, chunk_, pairs_, sampled_ = (np.array(column) for column in zip(*rows, strict=True))
     return Batches(decodes_, context_, chunk_, pairs_, sampled_), np.array(ends)
 

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import InputError, did_you_mean
+from windtunnel.spec import catalog
 from windtunnel.spec.workload import MAX_TOKENS, Trace, TraceColumns
 
 UNITS_S = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
@@ -132,7 +133,7 @@ def read_requests(trace: Trace, needed: Sequence[str] = STREAMS) -> RecordedRequ
     Raises:
         InputError: a missing, empty or broken file, a missing column, a value that cannot be; names file and row.
     """
-    path = Path(trace.path)
+    path = _find(trace.path)
     suffix = _suffix(path)
     content = _content(path)
     read_header, read_columns = _READERS[suffix]
@@ -162,6 +163,13 @@ def read_lengths(path: str, column: str | None, stream: str) -> NDArray[np.int64
 
 
 # The file
+
+
+def _find(name: str) -> Path:
+    """The file at the path `name`; a bare word that is no file names a trace of the catalog."""
+    path = Path(name)
+    is_word = path.suffix == "" and path.name == name
+    return catalog.find("traces", name) if is_word and not path.exists() else path
 
 
 def _suffix(path: Path) -> str:

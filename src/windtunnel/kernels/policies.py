@@ -1,13 +1,14 @@
 """How an engine forms the next batch. Each policy names the engine and version that it mirrors.
 
-A policy fills the lists BATCH and BATCH_TOKENS of its rank with `batch_size` prefill chunks, takes the blocks that the step
-needs, and returns how many requests decode in it.
+A policy fills the lists BATCH and BATCH_TOKENS of its lane with `batch_size` prefill chunks, takes the blocks that the step
+needs, and returns how many requests decode in it. Without pipeline parallelism a rank has one lane.
 """
 
 from windtunnel.kernels.heap import meld, push
 from windtunnel.kernels.jit import inner
 from windtunnel.kernels.state import (
     BATCH,
+    BATCH_ENDS,
     BATCH_TOKENS,
     FINISH_KEY,
     FINISH_VALUE,
@@ -25,7 +26,7 @@ def num_blocks_for(num_tokens, block_size):
 
 
 @inner
-def held_blocks(settings, requests, ranks, rank, i):
+def held_blocks(settings, requests, lanes, i):
     """Blocks that running request `i` holds."""
     if settings.scheduler == TRTLLM:
         return (
@@ -34,7 +35,7 @@ def held_blocks(settings, requests, ranks, rank, i):
         )
     computed = requests[i].computed_tokens
     if requests[i].is_decoding:
-        computed = ranks[rank].steps - requests[i].joined
+        computed = lanes[requests[i].lane].steps - requests[i].joined
     return num_blocks_for(computed + requests[i].step_tokens, settings.block_size) + settings.blocks_per_request
 
 
@@ -52,7 +53,7 @@ def enqueue(settings, requests, ranks, rank, i):
 
 
 @inner
-def admit(requests, ranks, lists, rank, i, now_s):
+def admit(settings, requests, ranks, lists, rank, i, now_s):
     """Move the first waiting request, `i`, to the end of the running list."""
     ranks[rank].waiting = meld(requests.order, requests.left, requests.right, requests[i].left, requests[i].right)
     ranks[rank].num_waiting -= 1
@@ -65,7 +66,7 @@ def admit(requests, ranks, lists, rank, i, now_s):
         requests[last].after = i
     ranks[rank].last = i
     ranks[rank].num_running += 1
-    lists[rank, PREFILLING, ranks[rank].num_prefilling] = i
+    lists[rank * settings.num_stages, PREFILLING, ranks[rank].num_prefilling] = i
     ranks[rank].num_prefilling += 1
     ranks[rank].remaining_tokens += remaining_output(requests, i)
     if requests[i].scheduled_s != requests[i].scheduled_s:
@@ -94,29 +95,39 @@ def unlink(requests, ranks, rank, i):
 
 
 @inner
-def stop_decoding(settings, requests, ranks, lists, rank, i):
-    """Take request `i` out of the rank's decoding sums; its computed tokens become explicit."""
-    requests[i].computed_tokens = ranks[rank].steps - requests[i].joined
+def stop_decoding(settings, requests, lanes, lists, i):
+    """Take request `i` out of its lane's decoding sums; its computed tokens become explicit."""
+    lane = requests[i].lane
+    requests[i].computed_tokens = lanes[lane].steps - requests[i].joined
     requests[i].is_decoding = 0
-    ranks[rank].num_decoding -= 1
-    ranks[rank].context_tokens -= requests[i].computed_tokens
-    lists[rank, PHASES, requests[i].joined % settings.block_size] -= 1
+    lanes[lane].num_decoding -= 1
+    lanes[lane].context_tokens -= requests[i].computed_tokens
+    lists[lane, PHASES, requests[i].joined % settings.block_size] -= 1
 
 
 @inner
-def preempt(settings, requests, ranks, lists, rank, i):
+def is_in_flight(requests, lanes, lane, i):
+    """Whether a batch that is still under way, of another lane than the idle `lane`, holds request `i`."""
+    if requests[i].is_decoding:
+        return requests[i].lane != lane and lanes[requests[i].lane].batch_decodes
+    return requests[i].chunks_in_flight > 0
+
+
+@inner
+def preempt(settings, requests, ranks, lanes, lists, rank, i):
     """Free all of running request `i` and put it back in the queue, to be computed again from its first token.
 
     Its outputs so far become part of what must be prefilled (vLLM V1 `Scheduler._preempt_request`, SGLang `retract_decode`).
     """
-    ranks[rank].free_blocks += held_blocks(settings, requests, ranks, rank, i)
+    ranks[rank].free_blocks += held_blocks(settings, requests, lanes, i)
     if requests[i].is_decoding:
-        stop_decoding(settings, requests, ranks, lists, rank, i)
-        if requests[i].computed_tokens == requests[i].target_tokens and ranks[rank].num_joined > 0:
-            ranks[rank].num_joined -= 1
-            ranks[rank].joined_since_s -= requests[i].last_token_s
+        stop_decoding(settings, requests, lanes, lists, i)
+        lane = requests[i].lane
+        if requests[i].computed_tokens == requests[i].target_tokens and lanes[lane].num_joined > 0:
+            lanes[lane].num_joined -= 1
+            lanes[lane].joined_since_s -= requests[i].last_token_s
         else:
-            requests[i].last_token_s = ranks[rank].last_decode_s
+            requests[i].last_token_s = lanes[lane].last_decode_s
         requests[i].target_tokens = requests[i].computed_tokens + 1
     ranks[rank].remaining_tokens -= remaining_output(requests, i)
     requests[i].computed_tokens = 0
@@ -127,20 +138,24 @@ def preempt(settings, requests, ranks, lists, rank, i):
 
 
 @inner
-def rebuild_rank(requests, ranks, lists, rank):
-    """Rebuild the lists that a slow pass invalidates: who is prefilling, and the heap of finishing steps."""
+def rebuild_rank(settings, requests, ranks, lanes, lists, rank):
+    """Rebuild the lists that a slow pass invalidates: who is prefilling, and the heaps of finishing steps."""
+    first_lane = rank * settings.num_stages
+    for lane in range(first_lane, first_lane + settings.num_stages):
+        lanes[lane].finish_size = 0
     num_prefilling = 0
-    size = 0
     i = ranks[rank].first
     while i != NONE:
         if requests[i].is_decoding:
+            lane = requests[i].lane
             end = requests[i].joined + requests[i].input_tokens + requests[i].output_tokens - 1
-            size = push(lists[rank, FINISH_KEY], lists[rank, FINISH_VALUE], size, end, i)
-        else:
-            lists[rank, PREFILLING, num_prefilling] = i
+            lanes[lane].finish_size = push(
+                lists[lane, FINISH_KEY], lists[lane, FINISH_VALUE], lanes[lane].finish_size, end, i
+            )
+        elif requests[i].computed_tokens < requests[i].target_tokens:
+            lists[first_lane, PREFILLING, num_prefilling] = i
             num_prefilling += 1
         i = requests[i].after
-    ranks[rank].finish_size = size
     ranks[rank].num_prefilling = num_prefilling
 
 
@@ -153,18 +168,36 @@ def wanted_tokens(settings, requests, i):
 
 
 @inner
-def add_chunk(ranks, lists, rank, i, num_tokens):
-    position = ranks[rank].batch_size
-    lists[rank, BATCH, position] = i
-    lists[rank, BATCH_TOKENS, position] = num_tokens
-    ranks[rank].batch_size = position + 1
+def add_chunk(requests, lanes, lists, lane, i, num_tokens):
+    """Put the next `num_tokens` prompt tokens of request `i` into the lane's batch."""
+    position = lanes[lane].batch_size
+    requests[i].computed_tokens += num_tokens
+    requests[i].chunks_in_flight += 1
+    lists[lane, BATCH, position] = i
+    lists[lane, BATCH_TOKENS, position] = num_tokens
+    lists[lane, BATCH_ENDS, position] = requests[i].computed_tokens == requests[i].target_tokens
+    lanes[lane].batch_size = position + 1
 
 
 @inner
-def walk_running(settings, requests, ranks, lists, rank, now_s):
+def drop_scheduled(settings, requests, ranks, lists, rank):
+    """Keep among the prefilling only those with tokens left to schedule."""
+    first_lane = rank * settings.num_stages
+    kept = 0
+    for position in range(ranks[rank].num_prefilling):
+        i = lists[first_lane, PREFILLING, position]
+        if requests[i].computed_tokens < requests[i].target_tokens:
+            lists[first_lane, PREFILLING, kept] = i
+            kept += 1
+    ranks[rank].num_prefilling = kept
+
+
+@inner
+def walk_running(settings, requests, ranks, lanes, lists, rank, lane):
     """vLLM V1's pass over the running list, one request at a time, for steps in which tokens or blocks are short.
 
-    Returns (decoding requests scheduled, token budget left, whether anything was preempted).
+    Requests in a batch under way have nothing to schedule and are not preempted. Returns (decoding requests scheduled, token budget
+    left, whether anything was preempted).
     """
     block_size = settings.block_size
     budget = settings.max_num_batched_tokens
@@ -172,8 +205,8 @@ def walk_running(settings, requests, ranks, lists, rank, now_s):
     i = ranks[rank].first
     while i != NONE and budget > 0:
         if requests[i].is_decoding:
-            computed = ranks[rank].steps - requests[i].joined
-            num_tokens = 1
+            num_tokens = 1 if requests[i].lane == lane else 0
+            computed = lanes[requests[i].lane].steps - requests[i].joined
         else:
             computed = requests[i].computed_tokens
             num_tokens = min(wanted_tokens(settings, requests, i), budget)
@@ -181,12 +214,15 @@ def walk_running(settings, requests, ranks, lists, rank, now_s):
         if settings.scheduler != TRTLLM:
             num_needed = num_blocks_for(computed + num_tokens, block_size) - num_blocks_for(computed, block_size)
         gave_up = False
-        while num_needed > ranks[rank].free_blocks and not gave_up:
-            victim = last_by_priority(requests, ranks, rank) if settings.priority else ranks[rank].last
-            budget += requests[victim].step_tokens
-            preempt(settings, requests, ranks, lists, rank, victim)
-            any_preempted = True
-            gave_up = victim == i
+        while num_tokens > 0 and num_needed > ranks[rank].free_blocks and not gave_up:
+            victim = find_victim(settings, requests, ranks, lanes, rank, lane)
+            if victim == NONE:
+                gave_up = True
+            else:
+                budget += requests[victim].step_tokens
+                preempt(settings, requests, ranks, lanes, lists, rank, victim)
+                any_preempted = True
+                gave_up = victim == i
         if gave_up:
             break
         ranks[rank].free_blocks -= num_needed
@@ -195,46 +231,51 @@ def walk_running(settings, requests, ranks, lists, rank, now_s):
         i = requests[i].after
 
     num_decodes = 0
-    ranks[rank].looks_again = 1
     i = ranks[rank].first
     while i != NONE:
         if requests[i].step_tokens > 0:
             if requests[i].is_decoding:
                 num_decodes += 1
             else:
-                add_chunk(ranks, lists, rank, i, requests[i].step_tokens)
+                add_chunk(requests, lanes, lists, lane, i, requests[i].step_tokens)
         i = requests[i].after
     if num_decodes > 0:
-        ranks[rank].num_skipped = ranks[rank].num_decoding - num_decodes
+        lanes[lane].num_skipped = lanes[lane].num_decoding - num_decodes
     i = ranks[rank].first
     while i != NONE:
-        if requests[i].is_decoding and requests[i].step_tokens == 0 and num_decodes > 0:
-            lists[rank, PHASES, requests[i].joined % block_size] -= 1
-            ranks[rank].skipped_context_tokens += ranks[rank].steps - requests[i].joined
+        if requests[i].is_decoding and requests[i].lane == lane and requests[i].step_tokens == 0 and num_decodes > 0:
+            lists[lane, PHASES, requests[i].joined % block_size] -= 1
+            lanes[lane].skipped_context_tokens += lanes[lane].steps - requests[i].joined
             requests[i].joined += 1
-            lists[rank, PHASES, requests[i].joined % block_size] += 1
+            lists[lane, PHASES, requests[i].joined % block_size] += 1
         requests[i].step_tokens = 0
         i = requests[i].after
-    rebuild_rank(requests, ranks, lists, rank)
+    lanes[lane].looks_again = 1
+    rebuild_rank(settings, requests, ranks, lanes, lists, rank)
     return num_decodes, budget, any_preempted
 
 
 @inner
-def last_by_priority(requests, ranks, rank):
-    """The running request that priority scheduling gives up first: the greatest (priority, arrival)."""
-    victim = ranks[rank].first
-    i = victim
+def find_victim(settings, requests, ranks, lanes, rank, lane):
+    """The running request that is given up first: the last, or under priority the greatest (priority, arrival)."""
+    victim = NONE
+    i = ranks[rank].last
     while i != NONE:
-        if requests[i].priority > requests[victim].priority or (
-            requests[i].priority == requests[victim].priority and i > victim
-        ):
-            victim = i
-        i = requests[i].after
+        if not is_in_flight(requests, lanes, lane, i):
+            if not settings.priority:
+                return i
+            if (
+                victim == NONE
+                or requests[i].priority > requests[victim].priority
+                or (requests[i].priority == requests[victim].priority and i > victim)
+            ):
+                victim = i
+        i = requests[i].before
     return victim
 
 
 @inner
-def form_batch_vllm_v1(settings, requests, ranks, lists, rank, now_s):
+def form_batch_vllm_v1(settings, requests, ranks, lanes, lists, rank, lane, now_s):
     """vLLM V1 `Scheduler.schedule` (0.8 to 0.24): running requests first in their order, then waiting ones, one token budget.
 
     A decoding request takes one token, a prompt the rest of it, cut by the budget and `long_prefill_token_threshold`. When no
@@ -247,13 +288,14 @@ def form_batch_vllm_v1(settings, requests, ranks, lists, rank, now_s):
     """
     block_size = settings.block_size
     reserves = settings.scheduler == TRTLLM
-    num_decodes = ranks[rank].num_decoding
+    first_lane = rank * settings.num_stages
+    num_decodes = lanes[lane].num_decoding
     budget = settings.max_num_batched_tokens - num_decodes
-    num_needed = 0 if reserves else lists[rank, PHASES, ranks[rank].steps % block_size]
+    num_needed = 0 if reserves else lists[lane, PHASES, lanes[lane].steps % block_size]
     num_prefilling = ranks[rank].num_prefilling
     demand = 0
     for position in range(num_prefilling):
-        i = lists[rank, PREFILLING, position]
+        i = lists[first_lane, PREFILLING, position]
         chunk = wanted_tokens(settings, requests, i)
         if num_prefilling == 1 and ranks[rank].last == i:
             chunk = min(chunk, budget)
@@ -263,17 +305,18 @@ def form_batch_vllm_v1(settings, requests, ranks, lists, rank, now_s):
             num_needed += num_blocks_for(computed + chunk, block_size) - num_blocks_for(computed, block_size)
 
     any_preempted = False
-    if budget >= demand and budget >= 0 and num_needed <= ranks[rank].free_blocks and (demand > 0) == (num_prefilling > 0):
+    fits = 0 <= demand <= budget and num_needed <= ranks[rank].free_blocks
+    if fits and (demand > 0) == (num_prefilling > 0):
         ranks[rank].free_blocks -= num_needed
         budget -= demand
         for position in range(num_prefilling):
-            i = lists[rank, PREFILLING, position]
-            add_chunk(ranks, lists, rank, i, min(wanted_tokens(settings, requests, i), demand))
+            i = lists[first_lane, PREFILLING, position]
+            add_chunk(requests, lanes, lists, lane, i, min(wanted_tokens(settings, requests, i), demand))
     else:
-        num_decodes, budget, any_preempted = walk_running(settings, requests, ranks, lists, rank, now_s)
-        while any_preempted and num_decodes + ranks[rank].batch_size == 0 and ranks[rank].num_running > 0:
-            num_decodes, budget, any_preempted = walk_running(settings, requests, ranks, lists, rank, now_s)
-        any_preempted = any_preempted and num_decodes + ranks[rank].batch_size > 0
+        num_decodes, budget, any_preempted = walk_running(settings, requests, ranks, lanes, lists, rank, lane)
+        while any_preempted and num_decodes + lanes[lane].batch_size == 0 and ranks[rank].num_running > 0:
+            num_decodes, budget, any_preempted = walk_running(settings, requests, ranks, lanes, lists, rank, lane)
+        any_preempted = any_preempted and num_decodes + lanes[lane].batch_size > 0
 
     while not any_preempted and budget > 0 and ranks[rank].waiting != NONE:
         if ranks[rank].num_running >= settings.max_num_seqs:
@@ -286,12 +329,12 @@ def form_batch_vllm_v1(settings, requests, ranks, lists, rank, now_s):
             chunk = budget
         num_needed = num_blocks_for(chunk, block_size) + settings.blocks_per_request
         if reserves:
-            num_needed = held_blocks(settings, requests, ranks, rank, i)
+            num_needed = held_blocks(settings, requests, lanes, i)
         if num_needed > ranks[rank].free_blocks:
             break
-        admit(requests, ranks, lists, rank, i, now_s)
+        admit(settings, requests, ranks, lists, rank, i, now_s)
         ranks[rank].free_blocks -= num_needed
-        add_chunk(ranks, lists, rank, i, chunk)
+        add_chunk(requests, lanes, lists, lane, i, chunk)
         budget -= chunk
     return num_decodes
 
@@ -309,7 +352,7 @@ def initial_new_token_ratio(settings):
 
 
 @inner
-def form_batch_sglang(settings, requests, ranks, lists, rank, now_s):
+def form_batch_sglang(settings, requests, ranks, lanes, lists, rank, lane, now_s):
     """SGLang `Scheduler.get_next_batch_to_run` (0.5): a prefill batch whenever one can be formed, else a decode step.
 
     A prefill batch takes up to `chunked_prefill_size` tokens, an unfinished chunk first; a request is admitted while its prompt
@@ -317,25 +360,27 @@ def form_batch_sglang(settings, requests, ranks, lists, rank, now_s):
     `schedule_conservativeness`, falls to 0.14 of that over 600 decode steps, and rises when decode runs out of blocks and
     retracts requests, those with the fewest outputs and the longest prompts first.
     """
-    if ranks[rank].steps_to_receive <= 0 or ranks[rank].num_decoding == 0:
-        form_prefill_sglang(settings, requests, ranks, lists, rank, now_s)
-    if ranks[rank].batch_size > 0:
+    if ranks[rank].steps_to_receive <= 0 or lanes[lane].num_decoding == 0:
+        form_prefill_sglang(settings, requests, ranks, lanes, lists, rank, lane, now_s)
+    if lanes[lane].batch_size > 0:
         ranks[rank].steps_to_receive = 0
         return 0
-    if ranks[rank].num_decoding == 0:
+    if lanes[lane].num_decoding == 0:
         return 0
     if ranks[rank].steps_to_receive <= 0:
         ranks[rank].steps_to_receive = settings.receive_interval_steps
-    num_needed = lists[rank, PHASES, ranks[rank].steps % settings.block_size]
+    num_needed = lists[lane, PHASES, lanes[lane].steps % settings.block_size]
     if num_needed > ranks[rank].free_blocks:
-        retract_sglang(settings, requests, ranks, lists, rank, now_s)
-        num_needed = lists[rank, PHASES, ranks[rank].steps % settings.block_size]
+        retract_sglang(settings, requests, ranks, lanes, lists, rank, lane)
+        num_needed = lists[lane, PHASES, lanes[lane].steps % settings.block_size]
+        if num_needed > ranks[rank].free_blocks:
+            return 0
     ranks[rank].free_blocks -= num_needed
-    return ranks[rank].num_decoding
+    return lanes[lane].num_decoding
 
 
 @inner
-def form_prefill_sglang(settings, requests, ranks, lists, rank, now_s):
+def form_prefill_sglang(settings, requests, ranks, lanes, lists, rank, lane, now_s):
     """The prefill batch: `PrefillAdder` of SGLang 0.5."""
     block_size = settings.block_size
     if ranks[rank].num_running == 0:
@@ -343,7 +388,7 @@ def form_prefill_sglang(settings, requests, ranks, lists, rank, now_s):
     chunk_budget = settings.max_num_batched_tokens
     prompt_budget = settings.max_prefill_tokens
     for position in range(ranks[rank].num_prefilling):
-        i = lists[rank, PREFILLING, position]
+        i = lists[rank * settings.num_stages, PREFILLING, position]
         computed = requests[i].computed_tokens
         chunk = min(requests[i].target_tokens - computed, chunk_budget)
         num_needed = num_blocks_for(computed + chunk, block_size) - num_blocks_for(computed, block_size)
@@ -352,7 +397,7 @@ def form_prefill_sglang(settings, requests, ranks, lists, rank, now_s):
         ranks[rank].free_blocks -= num_needed
         chunk_budget -= chunk
         prompt_budget -= chunk
-        add_chunk(ranks, lists, rank, i, chunk)
+        add_chunk(requests, lanes, lists, lane, i, chunk)
     promised = ranks[rank].remaining_tokens * ranks[rank].new_token_ratio
     while chunk_budget > 0 and prompt_budget > 0 and ranks[rank].waiting != NONE:
         i = ranks[rank].waiting
@@ -371,48 +416,61 @@ def form_prefill_sglang(settings, requests, ranks, lists, rank, now_s):
         num_needed = num_blocks_for(chunk, block_size) + settings.blocks_per_request
         if num_needed > ranks[rank].free_blocks:
             break
-        admit(requests, ranks, lists, rank, i, now_s)
+        admit(settings, requests, ranks, lists, rank, i, now_s)
         ranks[rank].free_blocks -= num_needed
         promised += whole - chunk + output
         chunk_budget -= chunk
         prompt_budget -= chunk
-        add_chunk(ranks, lists, rank, i, chunk)
+        add_chunk(requests, lanes, lists, lane, i, chunk)
 
 
 @inner
-def retract_sglang(settings, requests, ranks, lists, rank, now_s):
+def find_retracted(requests, ranks, lanes, rank, lane):
+    """Among requests that are not in flight the one with the fewest outputs, then the longest prompt; decoding ones first."""
+    victim = NONE
+    fewest = 0
+    victim_decodes = 0
+    spared = lanes[lane].num_decoding == 1
+    i = ranks[rank].first
+    while i != NONE:
+        decodes = requests[i].is_decoding
+        if not is_in_flight(requests, lanes, lane, i) and not (decodes and spared and requests[i].lane == lane):
+            outputs = 0
+            if decodes:
+                outputs = lanes[requests[i].lane].steps - requests[i].joined + 1 - requests[i].input_tokens
+            longer = victim != NONE and requests[i].input_tokens > requests[victim].input_tokens
+            if (
+                victim == NONE
+                or decodes > victim_decodes
+                or (decodes == victim_decodes and (outputs < fewest or (outputs == fewest and longer)))
+            ):
+                victim, fewest, victim_decodes = i, outputs, decodes
+        i = requests[i].after
+    return victim
+
+
+@inner
+def retract_sglang(settings, requests, ranks, lanes, lists, rank, lane):
     """Free blocks for one more decode step: `ScheduleBatch.retract_decode` of SGLang 0.5.
 
-    The last decoding request is never retracted; a prompt half prefilled gives way to it instead.
+    The lane's last decoding request is never retracted; a prompt half prefilled gives way to it instead.
     """
-    while ranks[rank].num_running > 1:
-        num_needed = lists[rank, PHASES, ranks[rank].steps % settings.block_size]
-        if num_needed <= ranks[rank].free_blocks:
+    while lists[lane, PHASES, lanes[lane].steps % settings.block_size] > ranks[rank].free_blocks:
+        victim = find_retracted(requests, ranks, lanes, rank, lane)
+        if victim == NONE:
             break
-        victim = NONE
-        fewest = 0
-        i = ranks[rank].first
-        while i != NONE:
-            outputs = ranks[rank].steps - requests[i].joined + 1 - requests[i].input_tokens
-            if requests[i].is_decoding == (ranks[rank].num_decoding > 1) and (
-                victim == NONE
-                or outputs < fewest
-                or (outputs == fewest and requests[i].input_tokens > requests[victim].input_tokens)
-            ):
-                victim, fewest = i, outputs
-            i = requests[i].after
-        preempt(settings, requests, ranks, lists, rank, victim)
-    rebuild_rank(requests, ranks, lists, rank)
-    ranks[rank].looks_again = 1
+        preempt(settings, requests, ranks, lanes, lists, rank, victim)
+    rebuild_rank(settings, requests, ranks, lanes, lists, rank)
+    lanes[lane].looks_again = 1
     decoded = 0
     promised = 0
     i = ranks[rank].first
     while i != NONE:
-        if requests[i].is_decoding:
-            decoded += ranks[rank].steps - requests[i].joined + 1 - requests[i].input_tokens
+        if requests[i].is_decoding and requests[i].lane == lane:
+            decoded += lanes[lane].steps - requests[i].joined + 1 - requests[i].input_tokens
             promised += requests[i].output_tokens
         i = requests[i].after
-    ratio = (decoded + SGLANG_RETRACT_STEPS * ranks[rank].num_decoding) / max(promised, 1)
+    ratio = (decoded + SGLANG_RETRACT_STEPS * lanes[lane].num_decoding) / max(promised, 1)
     ranks[rank].new_token_ratio = min(ratio, 1.0)
 
 
@@ -426,13 +484,15 @@ def decay_new_token_ratio(settings, ranks, rank, num_steps):
 
 
 @inner
-def form_batch(settings, requests, ranks, lists, rank, now_s):
-    """The next batch of `rank` under the policy that `settings.scheduler` names; returns how many requests decode."""
-    ranks[rank].batch_size = 0
-    ranks[rank].looks_again = 0
+def form_batch(settings, requests, ranks, lanes, lists, rank, lane, now_s):
+    """The next batch of `lane` under the policy that `settings.scheduler` names; returns how many requests decode."""
+    lanes[lane].batch_size = 0
+    lanes[lane].looks_again = 0
     if settings.scheduler == SGLANG:
-        num_decodes = form_batch_sglang(settings, requests, ranks, lists, rank, now_s)
+        num_decodes = form_batch_sglang(settings, requests, ranks, lanes, lists, rank, lane, now_s)
     else:
-        num_decodes = form_batch_vllm_v1(settings, requests, ranks, lists, rank, now_s)
-    ranks[rank].batch_decodes = 1 if num_decodes > 0 else 0
+        num_decodes = form_batch_vllm_v1(settings, requests, ranks, lanes, lists, rank, lane, now_s)
+    if lanes[lane].batch_size > 0:
+        drop_scheduled(settings, requests, ranks, lists, rank)
+    lanes[lane].batch_decodes = 1 if num_decodes > 0 else 0
     return num_decodes

@@ -1,11 +1,14 @@
 """The serving loop: arrivals, batches, steps, completions; cost per step independent of the batch.
 
-Decoding requests are never walked in the usual step. A rank counts its decode steps; a decoding request stores the count at
+Decoding requests are never walked in the usual step. A lane counts its decode steps; a decoding request stores the count at
 which it would have had no token (`joined`), so its progress, its next block and its end follow from that one counter: blocks
 are needed by `PHASES[steps % block_size]` requests, the next to finish lies on a heap. Steps between events run in a
 tight inner loop that only looks durations up and adds them.
 
-Events are ordered by (time, arrivals before step ends, replica). A step's duration is known when it starts.
+A replica of `num_stages` pipeline stages has that many lanes, each with a batch in flight: a batch passes the stages in order and
+waits where one is busy. Without pipeline parallelism there is one lane, and nothing to wait for.
+
+Events are ordered by (time, arrivals before step ends, lane). A step's end is known when it starts.
 """
 
 import numpy as np
@@ -22,11 +25,11 @@ from windtunnel.kernels.policies import (
 )
 from windtunnel.kernels.state import (
     BATCH,
+    BATCH_ENDS,
     BATCH_TOKENS,
     FINISH_KEY,
     FINISH_VALUE,
     PHASES,
-    PREFILLING,
     SGLANG,
     TRTLLM,
 )
@@ -91,7 +94,7 @@ def with_host(cost, device_s, num_running):
 def next_arrival_s(settings, requests, clock):
     """When the next request is sent, as far as is known: infinity while the client waits for a completion."""
     k = clock[0].next
-    if k >= requests.arrival_s.size:
+    if k >= requests.size:
         return np.inf
     if settings.concurrency == 0:
         return requests[k].arrival_s
@@ -99,12 +102,12 @@ def next_arrival_s(settings, requests, clock):
         return np.inf
     if k == settings.num_warmup and clock[0].in_flight > 0:
         return np.inf
-    return max(requests[k].arrival_s, clock[0].slot_s)
+    return max(requests[k].arrival_s + clock[0].origin_s, clock[0].slot_s)
 
 
 @inner
-def deliver(settings, requests, ranks, lists, replicas, clock, now_s):
-    """Send the next request: to the replicas in turn, there to the rank with the fewest requests."""
+def deliver(settings, requests, ranks, lanes, events, clock, now_s):
+    """Send the next request: to the replicas in turn, there to the rank with the fewest requests; an idle lane wakes."""
     k = clock[0].next
     clock[0].next += 1
     clock[0].in_flight += 1
@@ -120,82 +123,123 @@ def deliver(settings, requests, ranks, lists, replicas, clock, now_s):
     requests[k].target_tokens = requests[k].input_tokens
     ranks[rank].num_outstanding += 1
     enqueue(settings, requests, ranks, rank, k)
-    if not replicas[replica].is_busy:
-        replicas[replica].is_busy = 1
-        clock[0].queued = push(replicas.event_s, replicas.event_replica, clock[0].queued, now_s, replica)
+    for stage in range(settings.num_stages):
+        if not lanes[first * settings.num_stages + stage].is_busy:
+            wake(settings, lanes, events, clock, replica, stage, now_s)
+            break
 
 
 @inner
-def finish(settings, requests, ranks, clock, rank, i, now_s):
+def wake(settings, lanes, events, clock, replica, stage, now_s):
+    """Let an idle lane of the replica look for work at `now_s`."""
+    set_busy(settings, lanes, replica, stage, 1)
+    lane = replica * settings.num_stages + stage
+    clock[0].queued = push(events.time_s, events.lane, clock[0].queued, now_s, lane)
+
+
+@inner
+def set_busy(settings, lanes, replica, stage, is_busy):
+    """Mark the lane `stage` of all ranks of a replica: they step together."""
+    first = replica * settings.ranks_per_replica
+    for rank in range(first, first + settings.ranks_per_replica):
+        lanes[rank * settings.num_stages + stage].is_busy = is_busy
+
+
+@inner
+def wake_another(settings, ranks, lanes, events, clock, replica, stage, now_s, first_stage):
+    """After an event of lane `stage`: wake an idle lane that may have something to schedule, the first from `first_stage` on."""
+    first = replica * settings.ranks_per_replica
+    for other in range(first_stage, settings.num_stages):
+        if other == stage or lanes[first * settings.num_stages + other].is_busy:
+            continue
+        for rank in range(first, first + settings.ranks_per_replica):
+            has_decodes = lanes[rank * settings.num_stages + other].num_decoding > 0
+            if has_decodes or ranks[rank].num_waiting > 0 or ranks[rank].num_prefilling > 0:
+                wake(settings, lanes, events, clock, replica, other, now_s)
+                return
+
+
+@inner
+def finish(settings, requests, ranks, lanes, clock, rank, i, now_s):
     """Request `i`, running and not decoding, has produced its last token."""
     requests[i].finish_s = now_s
-    ranks[rank].free_blocks += held_blocks(settings, requests, ranks, rank, i)
+    ranks[rank].free_blocks += held_blocks(settings, requests, lanes, i)
     unlink(requests, ranks, rank, i)
     ranks[rank].num_outstanding -= 1
     clock[0].finished += 1
     clock[0].in_flight -= 1
     clock[0].slot_s = now_s
+    if clock[0].next == settings.num_warmup and clock[0].in_flight == 0:
+        clock[0].origin_s = now_s
 
 
 @inner
-def complete(settings, requests, ranks, lists, clock, rank, now_s):
-    """Apply the end of the rank's step: finished requests leave, complete prefills give their token and begin to decode."""
-    while ranks[rank].finish_size > 0 and lists[rank, FINISH_KEY, 0] <= ranks[rank].steps:
-        i = lists[rank, FINISH_VALUE, 0]
-        ranks[rank].finish_size = pop(lists[rank, FINISH_KEY], lists[rank, FINISH_VALUE], ranks[rank].finish_size)
-        stop_decoding(settings, requests, ranks, lists, rank, i)
-        finish(settings, requests, ranks, clock, rank, i, now_s)
+def complete(settings, requests, ranks, lanes, lists, clock, rank, lane, now_s):
+    """Apply the end of the lane's step: finished requests leave, complete prefills give their token and begin to decode."""
+    while lanes[lane].finish_size > 0 and lists[lane, FINISH_KEY, 0] <= lanes[lane].steps:
+        i = lists[lane, FINISH_VALUE, 0]
+        lanes[lane].finish_size = pop(lists[lane, FINISH_KEY], lists[lane, FINISH_VALUE], lanes[lane].finish_size)
+        stop_decoding(settings, requests, lanes, lists, i)
+        finish(settings, requests, ranks, lanes, clock, rank, i, now_s)
 
-    for position in range(ranks[rank].batch_size):
-        i = lists[rank, BATCH, position]
-        requests[i].computed_tokens += lists[rank, BATCH_TOKENS, position]
-        if requests[i].computed_tokens < requests[i].target_tokens:
+    for position in range(lanes[lane].batch_size):
+        i = lists[lane, BATCH, position]
+        requests[i].chunks_in_flight -= 1
+        if not lists[lane, BATCH_ENDS, position]:
             continue
         if requests[i].first_token_s != requests[i].first_token_s:
             requests[i].first_token_s = now_s
         ranks[rank].remaining_tokens -= 1
         end = requests[i].input_tokens + requests[i].output_tokens - 1
         if requests[i].computed_tokens >= end:
-            finish(settings, requests, ranks, clock, rank, i, now_s)
+            finish(settings, requests, ranks, lanes, clock, rank, i, now_s)
         else:
-            joined = ranks[rank].steps - requests[i].computed_tokens
+            joined = lanes[lane].steps - requests[i].computed_tokens
             requests[i].is_decoding = 1
+            requests[i].lane = lane
             requests[i].joined = joined
-            ranks[rank].num_decoding += 1
-            ranks[rank].num_joined += 1
-            ranks[rank].joined_since_s += now_s
             requests[i].last_token_s = now_s
-            ranks[rank].context_tokens += requests[i].computed_tokens
-            lists[rank, PHASES, joined % settings.block_size] += 1
-            ranks[rank].finish_size = push(
-                lists[rank, FINISH_KEY], lists[rank, FINISH_VALUE], ranks[rank].finish_size, joined + end, i
+            lanes[lane].num_decoding += 1
+            lanes[lane].num_joined += 1
+            lanes[lane].joined_since_s += now_s
+            lanes[lane].context_tokens += requests[i].computed_tokens
+            lists[lane, PHASES, joined % settings.block_size] += 1
+            lanes[lane].finish_size = push(
+                lists[lane, FINISH_KEY], lists[lane, FINISH_VALUE], lanes[lane].finish_size, joined + end, i
             )
-    if ranks[rank].batch_size > 0:
-        kept = 0
-        for position in range(ranks[rank].num_prefilling):
-            i = lists[rank, PREFILLING, position]
-            if requests[i].computed_tokens < requests[i].target_tokens:
-                lists[rank, PREFILLING, kept] = i
-                kept += 1
-        ranks[rank].num_prefilling = kept
-        ranks[rank].batch_size = 0
+    lanes[lane].batch_size = 0
+    lanes[lane].batch_decodes = 0
 
 
 @inner
-def schedule(settings, cost, requests, ranks, lists, replicas, clock, steps, replica, now_s):
-    """Start the replica's next step, or a run of equal ones; writes its row and its end event.
+def through_stages(settings, cost, stages, replica, now_s, device_s, num_running):
+    """When a batch that starts now leaves the last pipeline stage; the stages it occupies are taken."""
+    if settings.num_stages == 1:
+        return now_s + with_host(cost, device_s, num_running)
+    host_s = cost.host_step_s + cost.host_request_s * num_running
+    time_s = now_s if cost.host_overlaps else now_s + host_s
+    for stage in range(settings.num_stages):
+        time_s = max(time_s, stages[replica, stage]) + device_s / settings.num_stages
+        stages[replica, stage] = time_s
+    return max(time_s, now_s + host_s) if cost.host_overlaps else time_s
 
-    Returns DONE, or what stopped it.
+
+@inner
+def schedule(settings, cost, requests, ranks, lanes, lists, stages, events, clock, steps, replica, stage, now_s):
+    """Start the next step of a replica's lane, or a run of equal ones; writes its row and its end event.
+
+    Returns DONE with the lane busy or idle, or OUT_OF_STEPS.
     """
     first = replica * settings.ranks_per_replica
     end = first + settings.ranks_per_replica
     any_prefill = False
     for rank in range(first, end):
-        form_batch(settings, requests, ranks, lists, rank, now_s)
-        any_prefill = any_prefill or ranks[rank].batch_size > 0
+        lane = rank * settings.num_stages + stage
+        form_batch(settings, requests, ranks, lanes, lists, rank, lane, now_s)
+        any_prefill = any_prefill or lanes[lane].batch_size > 0
     if settings.scheduler == SGLANG and any_prefill:
         for rank in range(first, end):
-            undo_decode(settings, ranks, lists, rank)
+            undo_decode(settings, ranks, lanes, lists, rank, rank * settings.num_stages + stage)
 
     row = clock[0].rows
     decodes, prefill_tokens, sampled, running, waiting, context, num_prefills = 0, 0, 0, 0, 0, 0, 0
@@ -204,22 +248,22 @@ def schedule(settings, cost, requests, ranks, lists, replicas, clock, steps, rep
     most_decodes, most_tokens, most_sampled, most_running = 0, 0, 0, 0
     attention_s = 0.0
     for rank in range(first, end):
-        rank_decodes = ranks[rank].num_decoding if ranks[rank].batch_decodes else 0
-        rank_decodes -= ranks[rank].num_skipped
+        lane = rank * settings.num_stages + stage
+        rank_decodes = lanes[lane].num_decoding if lanes[lane].batch_decodes else 0
+        rank_decodes -= lanes[lane].num_skipped
         rank_tokens, rank_sampled = 0, rank_decodes
         rank_pairs = 0.0
-        for position in range(ranks[rank].batch_size):
-            i = lists[rank, BATCH, position]
-            chunk = lists[rank, BATCH_TOKENS, position]
-            computed = requests[i].computed_tokens
+        for position in range(lanes[lane].batch_size):
+            i = lists[lane, BATCH, position]
+            chunk = lists[lane, BATCH_TOKENS, position]
             rank_tokens += chunk
-            rank_pairs += chunk * (computed + 0.5 * chunk)
-            if computed + chunk == requests[i].target_tokens:
+            rank_pairs += chunk * (requests[i].computed_tokens - 0.5 * chunk)
+            if lists[lane, BATCH_ENDS, position]:
                 rank_sampled += 1
                 if requests[i].first_token_s == requests[i].first_token_s:
                     resumed += 1
                     late_since_s += requests[i].last_token_s
-        rank_context = ranks[rank].context_tokens - ranks[rank].skipped_context_tokens if rank_decodes > 0 else 0
+        rank_context = lanes[lane].context_tokens - lanes[lane].skipped_context_tokens if rank_decodes > 0 else 0
         attention_s = max(
             attention_s,
             decode_attention_s(cost, rank_decodes, rank_context + rank_decodes)
@@ -234,78 +278,81 @@ def schedule(settings, cost, requests, ranks, lists, replicas, clock, steps, rep
         sampled += rank_sampled
         pairs += rank_pairs
         context += rank_context
-        num_prefills += ranks[rank].batch_size
+        num_prefills += lanes[lane].batch_size
         running += ranks[rank].num_running
         waiting += ranks[rank].num_waiting
 
     if decodes + prefill_tokens == 0:
-        replicas[replica].is_busy = 0
-        return STUCK if waiting + running > 0 else DONE
+        set_busy(settings, lanes, replica, stage, 0)
+        return DONE
 
     if cost.recorded_step_s.size > 0:
         if clock[0].recorded >= cost.recorded_step_s.size:
             return OUT_OF_STEPS
-        duration_s = cost.recorded_step_s[clock[0].recorded]
+        time_s = now_s + cost.recorded_step_s[clock[0].recorded]
         clock[0].recorded += 1
-    elif prefill_tokens == 0:
-        duration_s = with_host(cost, cost.decode_token_s[most_decodes] + attention_s, most_running)
     else:
-        device_s = cost.mixed_token_s[most_tokens] + cost.sample_s[most_sampled] + attention_s
-        duration_s = with_host(cost, device_s, most_running)
-    time_s = now_s + duration_s
+        if prefill_tokens == 0:
+            device_s = cost.decode_token_s[most_decodes] + attention_s
+        else:
+            device_s = cost.mixed_token_s[most_tokens] + cost.sample_s[most_sampled] + attention_s
+        time_s = through_stages(settings, cost, stages, replica, now_s, device_s, most_running)
+    duration_s = time_s - now_s
     num_steps = 1
 
     for rank in range(first, end):
-        if ranks[rank].batch_decodes:
-            rank_decodes = ranks[rank].num_decoding - ranks[rank].num_skipped
-            older = rank_decodes - ranks[rank].num_joined
-            since_s = ranks[rank].joined_since_s
+        lane = rank * settings.num_stages + stage
+        if lanes[lane].batch_decodes:
+            rank_decodes = lanes[lane].num_decoding - lanes[lane].num_skipped
+            older = rank_decodes - lanes[lane].num_joined
+            since_s = lanes[lane].joined_since_s
             if older > 0:
-                since_s += older * ranks[rank].last_decode_s
-            if (older > 0 and ranks[rank].last_decode_s < now_s) or since_s < rank_decodes * now_s * (1 - 1e-12):
+                since_s += older * lanes[lane].last_decode_s
+            if (older > 0 and lanes[lane].last_decode_s < now_s) or since_s < rank_decodes * now_s * (1 - 1e-12):
                 paused += rank_decodes
                 late_since_s += since_s
-            ranks[rank].steps += 1
-            ranks[rank].context_tokens += rank_decodes
+            lanes[lane].steps += 1
+            lanes[lane].context_tokens += rank_decodes
             ranks[rank].remaining_tokens -= rank_decodes
     late_gap_s = time_s - late_since_s / (paused + resumed) if paused + resumed > 0 else 0.0
 
-    if prefill_tokens == 0 and cost.recorded_step_s.size == 0:
+    if prefill_tokens == 0 and cost.recorded_step_s.size == 0 and settings.num_stages == 1:
         horizon_s = next_arrival_s(settings, requests, clock)
         if settings.concurrency > 0 and clock[0].queued > 0:
-            horizon_s = min(horizon_s, replicas[0].event_s)
-        most_steps = steps_until_event(settings, ranks, lists, first, end)
+            horizon_s = min(horizon_s, events[0].time_s)
+        most_steps = steps_until_event(settings, ranks, lanes, lists, first, end)
         while num_steps < most_steps and time_s < horizon_s:
             attention_s = 0.0
             fits = True
             for rank in range(first, end):
-                count = ranks[rank].num_decoding
+                count = lanes[rank].num_decoding
                 if settings.scheduler != TRTLLM:
-                    needed = lists[rank, PHASES, ranks[rank].steps % settings.block_size]
+                    needed = lists[rank, PHASES, lanes[rank].steps % settings.block_size]
                     fits = fits and needed <= ranks[rank].free_blocks
-                attention_s = max(attention_s, decode_attention_s(cost, count, ranks[rank].context_tokens + count))
+                attention_s = max(attention_s, decode_attention_s(cost, count, lanes[rank].context_tokens + count))
             step_s = with_host(cost, cost.decode_token_s[most_decodes] + attention_s, most_running)
             if not fits or step_s > SAME_DURATION * duration_s:
                 break
             for rank in range(first, end):
-                count = ranks[rank].num_decoding
+                count = lanes[rank].num_decoding
                 if settings.scheduler != TRTLLM:
-                    ranks[rank].free_blocks -= lists[rank, PHASES, ranks[rank].steps % settings.block_size]
-                ranks[rank].steps += 1
-                ranks[rank].context_tokens += count
+                    ranks[rank].free_blocks -= lists[rank, PHASES, lanes[rank].steps % settings.block_size]
+                lanes[rank].steps += 1
+                lanes[rank].context_tokens += count
                 ranks[rank].remaining_tokens -= count
             time_s += step_s
             num_steps += 1
 
     used = 0
     for rank in range(first, end):
+        lane = rank * settings.num_stages + stage
         used += settings.num_blocks - ranks[rank].free_blocks
-        ranks[rank].num_skipped = 0
-        ranks[rank].skipped_context_tokens = 0
-        if ranks[rank].batch_decodes:
-            ranks[rank].last_decode_s = time_s
-            ranks[rank].num_joined = 0
-            ranks[rank].joined_since_s = 0.0
+        lanes[lane].num_skipped = 0
+        lanes[lane].skipped_context_tokens = 0
+        if lanes[lane].batch_decodes:
+            lanes[lane].last_decode_s = time_s
+            lanes[lane].num_joined = 0
+            lanes[lane].joined_since_s = 0.0
             if settings.scheduler == SGLANG:
                 steps_to_receive = ranks[rank].steps_to_receive - num_steps
                 ranks[rank].steps_to_receive = steps_to_receive % settings.receive_interval_steps
@@ -328,26 +375,27 @@ def schedule(settings, cost, requests, ranks, lists, replicas, clock, steps, rep
     steps[row].resumed_tokens = resumed
     steps[row].late_gap_s = late_gap_s
     clock[0].rows += 1
-    clock[0].queued = push(replicas.event_s, replicas.event_replica, clock[0].queued, time_s, replica)
+    lane = replica * settings.num_stages + stage
+    clock[0].queued = push(events.time_s, events.lane, clock[0].queued, time_s, lane)
     return DONE
 
 
 @inner
-def undo_decode(settings, ranks, lists, rank):
+def undo_decode(settings, ranks, lanes, lists, rank, lane):
     """SGLang's attention data parallelism: while any rank prefills, the others do not decode."""
-    if ranks[rank].batch_decodes and ranks[rank].batch_size == 0:
-        ranks[rank].free_blocks += lists[rank, PHASES, ranks[rank].steps % settings.block_size]
-        ranks[rank].batch_decodes = 0
+    if lanes[lane].batch_decodes and lanes[lane].batch_size == 0:
+        ranks[rank].free_blocks += lists[lane, PHASES, lanes[lane].steps % settings.block_size]
+        lanes[lane].batch_decodes = 0
 
 
 @inner
-def steps_until_event(settings, ranks, lists, first, end):
+def steps_until_event(settings, ranks, lanes, lists, first, end):
     """How many decode steps may run before a request finishes or the policy must look again, arrivals aside."""
     fewest = np.int64(1) << 40
     for rank in range(first, end):
-        if ranks[rank].finish_size > 0:
-            fewest = min(fewest, lists[rank, FINISH_KEY, 0] - ranks[rank].steps + 1)
-        if ranks[rank].looks_again or ranks[rank].num_prefilling > 0:
+        if lanes[rank].finish_size > 0:
+            fewest = min(fewest, lists[rank, FINISH_KEY, 0] - lanes[rank].steps + 1)
+        if lanes[rank].looks_again or ranks[rank].num_prefilling > 0:
             fewest = 1
         if settings.scheduler == SGLANG and ranks[rank].num_waiting > 0:
             fewest = min(fewest, max(ranks[rank].steps_to_receive, 1))
@@ -355,11 +403,11 @@ def steps_until_event(settings, ranks, lists, first, end):
 
 
 @entry
-def run(settings, cost, requests, ranks, lists, replicas, clock, steps):
+def run(settings, cost, requests, ranks, lanes, lists, stages, events, clock, steps):
     """Advance the simulation until all requests have finished or `steps` is full.
 
     Args:
-        settings, cost, requests, ranks, lists, replicas, clock: see `kernels.state`; changed in place.
+        settings, cost, requests, ranks, lanes, lists, stages, events, clock: see `kernels.state`; changed in place.
         steps: buffer for the rows of this call; `clock[0].rows` says how many were written.
 
     Returns:
@@ -367,24 +415,33 @@ def run(settings, cost, requests, ranks, lists, replicas, clock, steps):
     """
     clock[0].rows = 0
     while True:
-        event_s = replicas[0].event_s if clock[0].queued > 0 else np.inf
+        event_s = events[0].time_s if clock[0].queued > 0 else np.inf
         arrival_s = next_arrival_s(settings, requests, clock)
         if arrival_s <= event_s:
             if arrival_s == np.inf:
-                return DONE if clock[0].next >= requests.arrival_s.size else STUCK
-            deliver(settings, requests, ranks, lists, replicas, clock, arrival_s)
+                return DONE if clock[0].finished >= requests.size else STUCK
+            deliver(settings, requests, ranks, lanes, events, clock, arrival_s)
             continue
-        if clock[0].rows >= steps.start_s.size:
+        if clock[0].rows >= steps.size:
             return MORE
-        replica = replicas[0].event_replica
-        clock[0].queued = pop(replicas.event_s, replicas.event_replica, clock[0].queued)
+        replica, stage = events[0].lane // settings.num_stages, events[0].lane % settings.num_stages
+        clock[0].queued = pop(events.time_s, events.lane, clock[0].queued)
         first = replica * settings.ranks_per_replica
+        ends_step = False
         for rank in range(first, first + settings.ranks_per_replica):
-            complete(settings, requests, ranks, lists, clock, rank, event_s)
+            lane = rank * settings.num_stages + stage
+            ends_step = ends_step or lanes[lane].batch_size > 0 or lanes[lane].batch_decodes
+            complete(settings, requests, ranks, lanes, lists, clock, rank, lane, event_s)
         arrival_s = next_arrival_s(settings, requests, clock)
         while arrival_s <= event_s:
-            deliver(settings, requests, ranks, lists, replicas, clock, arrival_s)
+            deliver(settings, requests, ranks, lanes, events, clock, arrival_s)
             arrival_s = next_arrival_s(settings, requests, clock)
-        status = schedule(settings, cost, requests, ranks, lists, replicas, clock, steps, replica, event_s)
+        rows = clock[0].rows
+        status = schedule(
+            settings, cost, requests, ranks, lanes, lists, stages, events, clock, steps, replica, stage, event_s
+        )
         if status != DONE:
             return status
+        if settings.num_stages > 1:
+            changed = ends_step or clock[0].rows > rows
+            wake_another(settings, ranks, lanes, events, clock, replica, stage, event_s, 0 if changed else stage + 1)

@@ -51,6 +51,8 @@ class Settings(NamedTuple):
     """Closed loop: requests in flight at the client; 0: open loop."""
     num_warmup: int
     """Closed loop: the first so many requests run and drain before the others are sent."""
+    num_stages: int = 1
+    """Pipeline stages, and so batches that a replica may have in flight."""
 
 
 REQUEST = np.dtype(
@@ -62,9 +64,9 @@ REQUEST = np.dtype(
         ("last_token_s", "f8"),  # set on preemption
         ("input_tokens", "i8"),
         ("output_tokens", "i8"),
-        ("computed_tokens", "i8"),  # in the KV cache; while decoding it is the rank's `steps` minus `joined`
+        ("computed_tokens", "i8"),  # scheduled so far; while decoding it is the lane's `steps` minus `joined`
         ("target_tokens", "i8"),  # prefill ends here: the prompt, or prompt and outputs after a preemption
-        ("joined", "i8"),  # while decoding: the rank's step count at which nothing would be computed
+        ("joined", "i8"),  # while decoding: the lane's step count at which nothing would be computed
         ("step_tokens", "i8"),  # scratch of a pass over the running list: tokens given in this step
         ("priority", "i8"),  # smaller goes first, as in vLLM
         ("order", "i8"),  # key in the waiting heap
@@ -73,6 +75,8 @@ REQUEST = np.dtype(
         ("left", "i8"),  # children in the rank's waiting heap
         ("right", "i8"),
         ("rank", "i8"),
+        ("lane", "i8"),  # while decoding
+        ("chunks_in_flight", "i8"),
         ("num_preemptions", "i8"),
         ("is_decoding", "i8"),
     ]
@@ -81,19 +85,28 @@ REQUEST = np.dtype(
 
 RANK = np.dtype(
     [
-        ("steps", "i8"),  # decode steps so far: the clock of every decoding request
         ("num_running", "i8"),
-        ("num_decoding", "i8"),
         ("num_waiting", "i8"),
         ("num_outstanding", "i8"),  # waiting and running
-        ("context_tokens", "i8"),  # in the cache of decoding requests
         ("remaining_tokens", "i8"),  # output tokens that running requests have yet to produce
         ("free_blocks", "i8"),
         ("first", "i8"),  # ends of the running list
         ("last", "i8"),
         ("waiting", "i8"),  # root of the waiting heap
-        ("finish_size", "i8"),
         ("num_prefilling", "i8"),
+        ("new_token_ratio", "f8"),  # SGLang's estimate of the share of outputs still to come
+        ("steps_to_receive", "i8"),  # SGLang: decode steps until waiting requests are looked at again
+    ]
+)
+"""One record a rank: a scheduler with a KV pool of its own."""
+
+LANE = np.dtype(
+    [
+        ("is_busy", "i8"),
+        ("steps", "i8"),  # decode steps so far: the clock of the lane's decoding requests
+        ("num_decoding", "i8"),
+        ("context_tokens", "i8"),  # in the cache of decoding requests
+        ("finish_size", "i8"),
         ("batch_size", "i8"),
         ("batch_decodes", "i8"),  # 1 if the step under way decodes
         ("num_skipped", "i8"),  # decoding requests that the step under way leaves out for want of token budget
@@ -102,19 +115,20 @@ RANK = np.dtype(
         ("num_joined", "i8"),  # requests that began to decode since the latest decode step
         ("joined_since_s", "f8"),  # sum of the times of their latest tokens
         ("last_decode_s", "f8"),  # end of that step
-        ("new_token_ratio", "f8"),  # SGLang's estimate of the share of outputs still to come
-        ("steps_to_receive", "i8"),  # SGLang: decode steps until waiting requests are looked at again
     ]
 )
-"""One record a rank: a scheduler with a KV pool of its own."""
+"""One record a lane: one of the `num_stages` batches that a rank may have in flight, with the requests that decode in it.
 
-FINISH_KEY, FINISH_VALUE, PREFILLING, BATCH, BATCH_TOKENS, PHASES = range(6)
-"""Rows of `lists[rank]`: the heap of (step count at the end, request); running requests whose prefill is not complete, in
-running order; requests with a prefill chunk in the step under way, and the chunk; decoding requests by `joined` modulo the
-block size, that is, by the step in which they need a block."""
+A decoding request cannot be scheduled again before its batch has come back, and is then scheduled at once, so it stays in its lane.
+"""
 
-REPLICA = np.dtype([("event_s", "f8"), ("event_replica", "i8"), ("is_busy", "i8")])
-"""One record a replica; the first two fields are the event queue, a heap."""
+FINISH_KEY, FINISH_VALUE, BATCH, BATCH_TOKENS, BATCH_ENDS, PHASES, PREFILLING = range(7)
+"""Rows of `lists[lane]`: the heap of (step count at the end, request); requests with a prefill chunk in the step under way, the
+chunk, and whether it ends the prefill; decoding requests by `joined` modulo the block size, that is, by the step in which they need
+a block. In a rank's first lane also its running requests whose prefill is not scheduled to the end, in running order."""
+
+EVENT = np.dtype([("time_s", "f8"), ("lane", "i8")])
+"""The event queue, a heap: when a batch ends, or an idle lane looks for work; `lane` counts through all replicas' lanes."""
 
 CLOCK = np.dtype(
     [
@@ -126,6 +140,7 @@ CLOCK = np.dtype(
         ("turn", "i8"),  # replica that the next request goes to
         ("rows", "i8"),  # rows of the step buffer written
         ("slot_s", "f8"),  # when a client slot last became free
+        ("origin_s", "f8"),  # when warm-up had drained: what arrival times of the measured requests count from
     ]
 )
 """The loop's registers, one record, kept outside so that a run can stop and go on."""
@@ -204,21 +219,32 @@ def new_ranks(settings: Settings) -> Table:
     """Idle `RANK` records with empty KV pools."""
     ranks = np.zeros(settings.num_replicas * settings.ranks_per_replica, RANK).view(np.recarray)
     ranks.free_blocks = settings.num_blocks
-    ranks.last_decode_s = -np.inf
     for nobody in ("first", "last", "waiting"):
         ranks[nobody] = NONE
     return ranks
 
 
+def new_lanes(settings: Settings) -> Table:
+    """Idle `LANE` records, `num_stages` for each rank."""
+    lanes = np.zeros(settings.num_replicas * settings.ranks_per_replica * settings.num_stages, LANE).view(np.recarray)
+    lanes.last_decode_s = -np.inf
+    return lanes
+
+
 def new_lists(settings: Settings) -> Ints:
-    """`[rank, list, position]`, see `FINISH_KEY`."""
-    num_ranks = settings.num_replicas * settings.ranks_per_replica
-    return np.zeros((num_ranks, PHASES + 1, max(settings.max_num_seqs + 1, settings.block_size)), np.int64)
+    """`[lane, list, position]`, see `FINISH_KEY`."""
+    num_lanes = settings.num_replicas * settings.ranks_per_replica * settings.num_stages
+    return np.zeros((num_lanes, PREFILLING + 1, max(settings.max_num_seqs + 1, settings.block_size)), np.int64)
 
 
-def new_replicas(settings: Settings) -> Table:
-    """Idle `REPLICA` records and an empty event queue."""
-    return np.zeros(settings.num_replicas + 1, REPLICA).view(np.recarray)
+def new_events(settings: Settings) -> Table:
+    """An empty queue of `EVENT` records."""
+    return np.zeros(settings.num_replicas * settings.num_stages + 1, EVENT).view(np.recarray)
+
+
+def new_stages(settings: Settings) -> Floats:
+    """`[replica, stage]` when each pipeline stage is free."""
+    return np.zeros((settings.num_replicas, settings.num_stages))
 
 
 def new_clock() -> Table:

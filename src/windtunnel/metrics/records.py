@@ -109,7 +109,7 @@ def request_table(
     """The request table from what an engine recorded.
 
     Args:
-        engine: the first eight columns after `request` and `num_preemptions`, in order of sending.
+        engine: the seven columns from `arrival_s` to `priority`, and `num_preemptions`, in order of sending.
         replica: of each request.
         frontend_s: what the client sees on top of the engine's times.
         num_warmup: the first so many requests are warm-up.

@@ -101,6 +101,7 @@ def summarise(
     steps: Table,
     *,
     num_replicas: int,
+    num_stages: int = 1,
     num_devices: int,
     num_blocks: int,
     time_fractions: Mapping[str, float],
@@ -112,15 +113,17 @@ def summarise(
     Args:
         requests, steps: the records.
         num_replicas, num_devices: of the whole deployment.
+        num_stages: pipeline stages of a replica; so many steps may be in flight at once.
         num_blocks: KV blocks of one replica.
         time_fractions: share of busy time by what bounds it.
         slo: limits that decide goodput.
         price_usd_per_hour: of one device.
     """
-    measured = requests.where(~requests["is_warmup"])
+    warmup = requests["is_warmup"]
+    measured = requests.where(~warmup) if warmup.any() else requests
     span_s = float(measured["finish_s"].max() - measured["arrival_s"].min())
     throughput = _throughput(measured, span_s, num_devices)
-    utilisation = _utilisation(requests, steps, num_replicas, num_blocks)
+    utilisation = _utilisation(requests, steps, num_replicas * num_stages, num_blocks)
     cost = None
     if price_usd_per_hour is not None:
         per_hour = price_usd_per_hour * num_devices
@@ -162,8 +165,8 @@ def distribution(values: Floats) -> Distribution:
 def itl_distribution(steps: Table) -> Distribution | None:
     """Inter-token latency over all decoded tokens, from the step rows, None where nothing was decoded.
 
-    A decode token's gap is its step's duration, but for tokens of requests that were paused or preempted. Percentiles are the
-    least value at or below which that share of tokens lies.
+    A decode token's gap is its step's duration, but for tokens of requests that were paused or preempted. Percentiles
+    are the least value at or below which that share of tokens lies.
     """
     regular = steps["decode_tokens"].astype(np.float64) * steps["num_steps"] - steps["paused_tokens"]
     late = (steps["paused_tokens"] + steps["resumed_tokens"]).astype(np.float64)

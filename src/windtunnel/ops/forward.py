@@ -1,8 +1,9 @@
-"""A forward step as operators: model x parallelism x formats x batch -> launches of one rank, one pipeline stage.
+"""A forward step as operators: model x parallelism x formats x batch -> what a batch meets, one rank of every stage.
 
-A step has four parts, by what they depend on: `token_launches` on the tokens of the step, `head_launches` on the positions
-sampled, `decode_launches` and `prefill_launches` (attention cores) on the context. Batch dimensions may be arrays, so the same
-functions price one step for `explain` and a whole grid for the simulator.
+With pipeline stages these are the launches of all of them in turn, so that their sum is a batch's time through the
+pipeline. A step has four parts, by what they depend on: `token_launches` on the tokens of the step, `head_launches`
+on the positions sampled, `decode_launches` and `prefill_launches` (attention cores) on the context. Batch dimensions
+may be arrays, so the same functions price one step for `explain` and a whole grid for the simulator.
 """
 
 from collections.abc import Iterator
@@ -71,13 +72,19 @@ def token_launches(shard: Shard, num_tokens: Size) -> list[Launch]:
     launches = [*_embedding(shard, num_tokens)]
     for group in shard.model.layers:
         count = group.num_layers
-        launches += [Launch(launch.name, launch.op, launch.count * count) for launch in _layer(shard, group, num_tokens)]
+        layer = _layer(shard, group, num_tokens)
+        launches += [Launch(launch.name, launch.op, launch.count * count) for launch in layer]
     launches.append(_norm(shard, "final_norm", num_tokens, shard.precision.lm_head))
     if shard.parallelism.pp > 1:
         # Hidden states and residual go to the next stage; a rank sends its share of them.
         message = num_tokens * shard.model.hidden_size * 2 * BF16_BYTES / shard.tp
-        stages = shard.parallelism.pp - 1
-        launches.append(Launch("pipeline_send_recv", Collective("send_recv", message, 2), stages))
+        num_sends = shard.parallelism.pp - 1
+        between_nodes = min(shard.span_nodes(shard.parallelism.num_devices) - 1, num_sends)
+        within_node = num_sends - between_nodes
+        for count, span_nodes in ((within_node, 1), (between_nodes, 2)):
+            if count > 0:
+                send = Collective("send_recv", message, 2, span_nodes)
+                launches.append(Launch("pipeline_send_recv", send, count))
     return launches
 
 
@@ -109,7 +116,8 @@ def decode_launches(shard: Shard, batch: Size, context_tokens: Size) -> list[Lau
 def prefill_launches(shard: Shard, batch: Size, num_tokens: Size) -> list[Launch]:
     """Attention cores of prefill chunks, `batch` and `num_tokens` as `ops.PrefillAttention` defines them.
 
-    Latent attention also expands the compressed keys and values of the chunks (`kv_b_proj`); decode absorbs that product.
+    Latent attention also expands the compressed keys and values of the chunks (`kv_b_proj`); decode absorbs that
+    product.
     """
     launches = []
     for group in shard.model.layers:

@@ -43,6 +43,7 @@ class MemoryPlan:
     state_bytes_per_request: float
     """Sliding windows and linear-attention state: fixed for each running request."""
     block_size: int
+    """Tokens of one block: the engine's, or a whole request's where no layer grows with the context."""
     num_blocks: int
     blocks_per_request: int
     """`state_bytes_per_request` in blocks."""
@@ -54,16 +55,17 @@ class MemoryPlan:
 
 
 def weight_bytes(shard: Shard) -> float:
-    """Bytes of the weights that one device of the first pipeline stages holds.
+    """Bytes of the weights that one device holds.
 
-    Matrices are split `tp` ways (experts `tp * attention_dp` ways over `ep` groups), layers evenly over stages; norms are
-    left out (under 0.01%). Embedding and LM head are counted on every stage's device only where there is one stage.
+    Matrices are split `tp` ways (routed experts over all ranks of the group), layers evenly over stages. Every rank
+    keeps the whole router, the down-projections of latent attention and at least one key/value head. Norms are left
+    out (under 0.01%). Of several pipeline stages it is the first or the last, whichever has the larger table beside
+    its layers.
     """
     model, precision, parallelism = shard.model, shard.precision, shard.parallelism
     layer_bits = 0.0
     for group in model.layers:
-        attention = attention_parameters(group.attention, model.hidden_size)
-        bits = attention * BITS[precision.attention_format] / shard.tp
+        bits = _attention_values(shard, group.attention) * BITS[precision.attention_format]
         if isinstance(group.feed_forward, DenseFeedForward):
             bits += dense_parameters(group.feed_forward, model.hidden_size) * BITS[precision.weights] / shard.tp
         else:
@@ -73,6 +75,18 @@ def weight_bytes(shard: Shard) -> float:
     head = 0.0 if model.tie_word_embeddings else tables * BITS[precision.lm_head] / 16
     ends = max(tables, head) if parallelism.pp > 1 else tables + head
     return layer_bits / 8 / parallelism.pp + ends / shard.tp
+
+
+def _attention_values(shard: Shard, attention: Attention) -> float:
+    """Parameters of one attention layer on one rank, those that ranks repeat included (vLLM `ReplicatedLinear`)."""
+    width, total = shard.model.hidden_size, attention_parameters(attention, shard.model.hidden_size)
+    repeated, copies = 0, 1.0
+    if isinstance(attention, LatentAttention):
+        repeated = width * ((attention.q_lora_rank or 0) + attention.kv_lora_rank + attention.qk_rope_head_dim)
+        copies = shard.tp
+    elif isinstance(attention, GroupedQueryAttention):
+        repeated, copies = 2 * width * attention.kv_size, max(shard.tp / attention.num_kv_heads, 1.0)
+    return (total - repeated + repeated * copies) / shard.tp
 
 
 def _experts_bits(shard: Shard, feed_forward: ExpertsFeedForward) -> float:
@@ -86,18 +100,22 @@ def _experts_bits(shard: Shard, feed_forward: ExpertsFeedForward) -> float:
     )
 
 
-def kv_bytes_per_token(shard: Shard) -> float:
-    """Bytes that one token's keys and values take on one device, in layers that attend to the whole context."""
+def kv_bytes_per_token(shard: Shard, max_model_len: int) -> float:
+    """Bytes that one token's keys and values take on one device, in layers whose cache grows to `max_model_len`
+    tokens.
+    """
     per_layer = sum(
         group.num_layers * _token_values(shard, group.attention)
         for group in shard.model.layers
-        if not _is_bounded(group.attention)
+        if not _is_bounded(group.attention, max_model_len)
     )
     return per_layer * BITS[shard.precision.kv_cache] / 8 / shard.parallelism.pp
 
 
 def state_bytes_per_request(shard: Shard, max_model_len: int) -> float:
-    """Bytes that a request takes on one device whatever its length: full sliding windows, linear-attention state."""
+    """Bytes that a request takes on one device whatever its length: linear-attention state, and sliding windows
+    shorter than `max_model_len`, as full ones.
+    """
     total = 0.0
     for group in shard.model.layers:
         attention = group.attention
@@ -107,17 +125,16 @@ def state_bytes_per_request(shard: Shard, max_model_len: int) -> float:
             state = attention.num_value_heads * attention.key_head_dim * attention.value_head_dim * FP32_BYTES
             convolution = width * (attention.conv_kernel_size - 1) * BF16_BYTES
             total += group.num_layers * (state + convolution) / shard.tp
-        elif isinstance(attention, GroupedQueryAttention) and attention.window_tokens:
-            tokens = min(attention.window_tokens, max_model_len)
-            values = tokens * _token_values(shard, attention)
+        elif isinstance(attention, GroupedQueryAttention) and _is_bounded(attention, max_model_len):
+            values = (attention.window_tokens or 0) * _token_values(shard, attention)
             total += group.num_layers * values * BITS[shard.precision.kv_cache] / 8
     return total / shard.parallelism.pp
 
 
-def _is_bounded(attention: Attention) -> bool:
-    return isinstance(attention, GatedDeltaAttention) or (
-        isinstance(attention, GroupedQueryAttention) and attention.window_tokens is not None
-    )
+def _is_bounded(attention: Attention, max_model_len: int) -> bool:
+    if isinstance(attention, GroupedQueryAttention):
+        return attention.window_tokens is not None and attention.window_tokens < max_model_len
+    return isinstance(attention, GatedDeltaAttention)
 
 
 def _token_values(shard: Shard, attention: Attention) -> int:
@@ -132,8 +149,9 @@ def _token_values(shard: Shard, attention: Attention) -> int:
 def activation_bytes(shard: Shard, max_num_batched_tokens: int, max_num_seqs: int) -> float:
     """Peak of a step at full token budget, as an engine's profiling run finds it.
 
-    The widest point of a layer is the feed-forward (hidden states, residual, gate-up and its product) or, with experts, the
-    permuted inputs and outputs of every token's experts; then the fp32 logits of all sequences beside the hidden states.
+    The widest point of a layer is the feed-forward (hidden states, residual, gate-up and its product) or, with
+    experts, the permuted inputs and outputs of every token's experts; then the fp32 logits of all sequences beside
+    the hidden states.
     """
     width = shard.model.hidden_size
     widest = 0.0
@@ -153,7 +171,8 @@ def plan_memory(shard: Shard, device: Device, engine: EngineSettings, max_model_
     """Divide one device's memory as `engine` does and count the KV blocks that are left.
 
     vLLM gives the pool `gpu_memory_utilization` x memory - weights - activations - reserve; SGLang's static share holds
-    weights and pool and leaves activations to the rest; TensorRT-LLM gives the pool a share of what is free after loading.
+    weights and pool and leaves activations to the rest; TensorRT-LLM gives the pool a share of what is free after
+    loading.
 
     Args:
         shard: the deployed model.
@@ -177,12 +196,13 @@ def plan_memory(shard: Shard, device: Device, engine: EngineSettings, max_model_
         pool = device.memory_bytes * engine.gpu_memory_utilization - weights - reserve
     else:
         pool = device.memory_bytes * engine.gpu_memory_utilization - weights - activations - reserve
-    token_bytes = kv_bytes_per_token(shard)
+    token_bytes = kv_bytes_per_token(shard, max_model_len)
     state_bytes = state_bytes_per_request(shard, max_model_len)
-    # A model of bounded layers only has no per-token cost; a block then stands for one request's state.
-    block_bytes = token_bytes * engine.block_size or state_bytes
+    # A model of bounded layers only has no per-token cost; a block then is one request with its state.
+    block_size = engine.block_size if token_bytes else max_model_len
+    block_bytes = token_bytes * block_size or state_bytes
     num_blocks = engine.num_gpu_blocks if engine.num_gpu_blocks is not None else int(pool // block_bytes)
-    if num_blocks < 1:
+    if num_blocks < 1 or weights > device.memory_bytes:
         asked = f"{shard.model.name} in {shard.precision.weights} over tp = {shard.tp}, pp = {shard.parallelism.pp}"
         raise InputError(
             f"{asked} does not fit {device.title}: weights {format_bytes(weights)}, activations "
@@ -197,7 +217,7 @@ def plan_memory(shard: Shard, device: Device, engine: EngineSettings, max_model_
         kv_cache_bytes=num_blocks * block_bytes,
         kv_bytes_per_token=token_bytes,
         state_bytes_per_request=state_bytes,
-        block_size=engine.block_size,
+        block_size=block_size,
         num_blocks=num_blocks,
         blocks_per_request=-int(-state_bytes // block_bytes) if token_bytes else 0,
     )

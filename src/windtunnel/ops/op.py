@@ -1,8 +1,8 @@
 """The one vocabulary that profilers, estimators and reports share: an operator is a shape that knows its work.
 
-Every dimension may be a number or a numpy array; arrays broadcast, so one `Op` can stand for a family of shapes (a GEMM at
-every token count) and an estimator prices the family in one call. An Op describes what one rank executes once; how often
-it runs in a step is `Launch.count`.
+Every dimension may be a number or a numpy array; arrays broadcast, so one `Op` can stand for a family of shapes (a
+GEMM at every token count) and an estimator prices the family in one call. An Op describes what one rank executes
+once; how often it runs in a step is `Launch.count`.
 """
 
 from collections.abc import Mapping
@@ -45,8 +45,8 @@ class Gemm:
 class PrefillAttention:
     """Causal attention of `batch` prompts of `num_tokens` tokens each, without earlier context.
 
-    A batch of chunks that differ, or that have context already cached, is expressed by the two sums that decide its cost:
-    with C tokens and W query-key pairs in all, `num_tokens = 2 W / C` and `batch = C / num_tokens` (both may be
+    A batch of chunks that differ, or that have context already cached, is expressed by the two sums that decide its
+    cost: with C tokens and W query-key pairs in all, `num_tokens = 2 W / C` and `batch = C / num_tokens` (both may be
     fractions). Equal prompts are then exact, and a chunk of c tokens after p cached ones has W = c (p + c / 2).
     """
 
@@ -133,7 +133,8 @@ class LatentPrefillAttention:
 
 @dataclass(frozen=True)
 class LatentDecodeAttention:
-    """The core of multi-head latent attention in decode, absorbed: queries meet the compressed cache; without projections.
+    """The core of multi-head latent attention in decode, absorbed: queries meet the compressed cache; without
+    projections.
 
     The two per-head products that absorb the up-projections (`[nope x lora]` and `[lora x v]`) belong to it.
     """
@@ -167,7 +168,8 @@ class LatentDecodeAttention:
 class GatedDelta:
     """The core of Gated DeltaNet (short convolution and delta rule), `num_tokens` tokens for each of `batch` requests.
 
-    `num_tokens` is 1 in decode. Its state, `num_value_heads x key_head_dim x value_head_dim` in fp32, is read and written.
+    `num_tokens` is 1 in decode. Its state, `num_value_heads x key_head_dim x value_head_dim` in fp32, is read and
+    written.
     """
 
     kind: ClassVar[str] = "gated_delta"

@@ -3,12 +3,18 @@
 from windtunnel.spec.noun import Noun
 
 
+def _check_at_least(least: int, **values: float | None) -> None:
+    for name, value in values.items():
+        if value is not None and value < least:
+            raise ValueError(f"{name} is {value}; at least {least} is needed")
+
+
 class Parallelism(Noun):
     """How one replica spreads over `tp * pp * attention_dp` devices.
 
-    `tp` shards attention and dense layers. With `attention_dp` > 1 every group of `tp` devices serves requests of its own and
-    all groups share the experts. `ep` groups hold different experts; inside an expert-parallel group each expert is sharded
-    `tp * attention_dp / ep` ways.
+    `tp` shards attention and dense layers. With `attention_dp` > 1 every group of `tp` devices serves requests of its
+    own and all groups share the experts. `ep` groups hold different experts; inside an expert-parallel group each
+    expert is sharded `tp * attention_dp / ep` ways.
     """
 
     tp: int = 1
@@ -17,9 +23,7 @@ class Parallelism(Noun):
     attention_dp: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("tp", "pp", "ep", "attention_dp"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; at least 1 is needed")
+        _check_at_least(1, tp=self.tp, pp=self.pp, ep=self.ep, attention_dp=self.attention_dp)
         if (self.tp * self.attention_dp) % self.ep:
             raise ValueError(f"ep = {self.ep} does not divide tp x attention_dp = {self.tp * self.attention_dp}")
 
@@ -42,6 +46,9 @@ class HostOverheads(Noun):
     """Per step and running request."""
     first_token_s: float | None = None
     """Per request, outside the steps: HTTP, tokenisation, detokenisation of the first token; part of TTFT."""
+
+    def __post_init__(self) -> None:
+        _check_at_least(0, step_s=self.step_s, request_s=self.request_s, first_token_s=self.first_token_s)
 
 
 class EngineSettings(Noun):
@@ -88,13 +95,28 @@ class EngineSettings(Noun):
     host: HostOverheads = HostOverheads()
 
     def __post_init__(self) -> None:
-        for name in ("max_num_seqs", "max_num_batched_tokens", "max_prefill_tokens", "block_size", "num_gpu_blocks",
-                     "max_model_len", "receive_interval_steps"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} is {value}; at least 1 is needed")
+        _check_at_least(
+            1,
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            max_prefill_tokens=self.max_prefill_tokens,
+            max_model_len=self.max_model_len,
+            block_size=self.block_size,
+            num_gpu_blocks=self.num_gpu_blocks,
+            receive_interval_steps=self.receive_interval_steps,
+            cudagraph_sizes=min(self.cudagraph_sizes or (1,)),
+        )
+        _check_at_least(
+            0,
+            long_prefill_token_threshold=self.long_prefill_token_threshold,
+            reserved_bytes=self.reserved_bytes,
+            max_cudagraph_capture_size=self.max_cudagraph_capture_size,
+            schedule_conservativeness=self.schedule_conservativeness,
+        )
         if self.gpu_memory_utilization is not None and not 0 < self.gpu_memory_utilization <= 1:
-            raise ValueError(f"gpu_memory_utilization is {self.gpu_memory_utilization}; more than 0 and at most 1 is needed")
+            raise ValueError(
+                f"gpu_memory_utilization is {self.gpu_memory_utilization}; more than 0 and at most 1 is needed"
+            )
         if self.scheduling_policy not in (None, "fcfs", "priority"):
             raise ValueError(f"scheduling_policy is {self.scheduling_policy!r}; known: fcfs, priority")
 
@@ -113,8 +135,8 @@ class Deployment(Noun):
     """Of one device; None takes the catalog's list price."""
 
     def __post_init__(self) -> None:
-        if self.replicas < 1:
-            raise ValueError(f"replicas is {self.replicas}; at least 1 is needed")
+        _check_at_least(1, replicas=self.replicas)
+        _check_at_least(0, price_usd_per_hour=self.price_usd_per_hour)
 
     @property
     def num_devices(self) -> int:

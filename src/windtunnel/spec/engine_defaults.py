@@ -59,12 +59,12 @@ def with_defaults(settings: EngineSettings, device: Device) -> EngineSettings:
     if not entries:
         oldest = defaults.versions[0].since
         raise InputError(f"{defaults.title} {version} is older than {oldest}, the first version that is known")
-    layers = [entry.settings for entry in entries]
-    if device.memory_bytes >= LARGE_MEMORY_BYTES:
-        layers += [entry.large_memory_settings for entry in entries]
     merged: dict[str, Any] = {}
-    for layer in [*layers, settings]:
-        _overlay(merged, layer)
+    for entry in entries:
+        _overlay(merged, entry.settings)
+        if device.memory_bytes >= LARGE_MEMORY_BYTES:
+            _overlay(merged, entry.large_memory_settings)
+    _overlay(merged, settings)
     merged["version"] = version
     resolved = EngineSettings(**merged)
     if resolved.scheduler not in SCHEDULERS:
@@ -87,7 +87,7 @@ def _overlay(merged: dict[str, Any], layer: EngineSettings) -> None:
 
 
 def version_key(version: str) -> tuple[int, ...]:
-    """A version as numbers that compare: `0.19.0` before `0.24`, `1.3.0rc5` before `1.3.0`; unreleased builds are newest."""
+    """A version as numbers that compare: `0.19.0` before `0.24`, `1.3.0rc5` before `1.3.0`; other words are newest."""
     match = re.match(r"v?(\d+(?:\.\d+)*)(?:(rc|a|b|\.?dev|\.?post)(\d+))?", version)
     if match is None:
         return (10**6,)

@@ -1,4 +1,4 @@
-"""A transformer as a few counts: which layers it has and how wide they are. No arithmetic beyond counting parameters."""
+"""A transformer as a few counts: which layers it has and how wide they are. No arithmetic beyond counts."""
 
 from windtunnel.spec.noun import Noun
 from windtunnel.spec.precision import Precision
@@ -41,7 +41,7 @@ class LatentAttention(Noun, tag="latent", tag_field="type"):
 
 
 class GatedDeltaAttention(Noun, tag="gated_delta", tag_field="type"):
-    """Gated DeltaNet linear attention (arXiv:2412.06464) as in Qwen3-Next and Qwen3.5: a state of fixed size per request."""
+    """Gated DeltaNet linear attention (arXiv:2412.06464) as in Qwen3-Next and Qwen3.5: a fixed state per request."""
 
     num_key_heads: int
     num_value_heads: int

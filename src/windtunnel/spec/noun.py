@@ -40,7 +40,7 @@ def decode(raw: Any, noun: type[NounT], source: str = "") -> NounT:
     try:
         return msgspec.convert(_to_si(raw, where), type=noun)
     except msgspec.ValidationError as error:
-        raise _input_error(str(error), where, noun) from None
+        raise _input_error(str(error), where, noun, raw) from None
 
 
 def encode(noun: Any) -> Any:
@@ -61,14 +61,20 @@ def read_yaml(path: Path) -> Any:
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path} cannot be read: {error}") from None
     try:
-        return yaml.load(text, Loader=_FAST_LOADER)
+        return yaml.load(text, Loader=_Loader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f" at line {mark.line + 1}" if mark else ""
         raise InputError(f"{path} is not valid YAML{line}: {getattr(error, 'problem', error)}") from None
 
 
-_FAST_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """PyYAML's fast loader that also reads 1e-3 as a number; YAML 1.1, which it follows, asks for 1.0e-3."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
+)
 
 
 def _near_file(path: Path) -> str | None:
@@ -79,7 +85,8 @@ def _near_file(path: Path) -> str | None:
 def _to_si(raw: Any, where: str, name: str = "", path: str = "$") -> Any:
     """`raw` with every text value of a field whose name has a unit turned into an SI number, and NaN refused.
 
-    Entries of a table that is itself a quantity (`peak_flops_per_s: {bf16: 989TFLOPS}`) have its unit; `sources` are texts.
+    Entries of a table that is itself a quantity (`peak_flops_per_s: {bf16: 989TFLOPS}`) have its unit; `sources` are
+    texts.
     """
     if name == "sources":
         return raw
@@ -101,11 +108,11 @@ def _to_si(raw: Any, where: str, name: str = "", path: str = "$") -> Any:
     return raw
 
 
-def _input_error(message: str, where: str, noun: type) -> InputError:
+def _input_error(message: str, where: str, noun: type, raw: Any) -> InputError:
     """msgspec's message as an `InputError` that lists the fields near the one that was asked for."""
     if match := _UNKNOWN_FIELD.match(message):
         path, field = match["path"] or "$", match["field"]
-        known = _fields_at(noun, path)
+        known = _fields_at(noun, path, raw)
         hint = did_you_mean(field, known, f"known here: {', '.join(known)}" if known else None)
         return InputError(f"{where}unknown key {path}.{field}", hint)
     if match := _MISSING_FIELD.match(message):
@@ -148,9 +155,23 @@ def _descend(kind: Any, step: str) -> list[Any]:
     return []
 
 
-def _fields_at(noun: type, path: str) -> list[str]:
+def _fields_at(noun: type, path: str, raw: Any) -> list[str]:
+    """The keys that `raw` may have at `path`; of a tagged union, those of the alternative that its tag chose."""
     structs = [kind for kind in _types_at(noun, path) if isinstance(kind, msgspec.inspect.StructType)]
-    return list(dict.fromkeys(field.encode_name for kind in structs for field in kind.fields))
+    given = _value_at(raw, path)
+    chosen = [kind for kind in structs if isinstance(given, dict) and given.get(kind.tag_field) == kind.tag]
+    return list(dict.fromkeys(field.encode_name for kind in chosen or structs for field in kind.fields))
+
+
+def _value_at(raw: Any, path: str) -> Any:
+    for step in _steps(path):
+        if isinstance(raw, dict):
+            raw = raw.get(step)
+        elif isinstance(raw, list) and step[1:-1].isdigit():
+            raw = raw[int(step[1:-1])]
+        else:
+            return None
+    return raw
 
 
 def _tags_at(noun: type, path: str) -> list[str]:

@@ -57,11 +57,16 @@ COMPUTE: dict[Format, tuple[str, ...]] = {
     Format.NVFP4: ("fp4", "fp8", "bf16"),
     Format.MXFP4: ("bf16",),
 }
-"""Format of the weights -> names of the peak rates that may compute it, the fastest first; a device takes the first it has."""
+"""Format of the weights -> names of the peak rates that may compute it, the fastest first; a device takes the first
+it has.
+"""
 
 
-class Precision(Noun):
-    """The formats of one deployed model. `None` means: as `weights`."""
+class Precision(Noun, omit_defaults=False):
+    """The formats of one deployed model. `None` means: as `weights`.
+
+    Written out whole: in a file, a format that is left out is the published checkpoint's.
+    """
 
     weights: Format = Format.BF16
     """Linear layers of attention and dense feed-forward."""

@@ -4,15 +4,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import yaml
 
-from windtunnel.errors import InputError, did_you_mean
+from windtunnel.errors import InputError
 from windtunnel.spec import catalog
 from windtunnel.spec.deployment import Deployment, EngineSettings, Parallelism
 from windtunnel.spec.engine_defaults import with_defaults
 from windtunnel.spec.hardware import Device, Node
-from windtunnel.spec.model import ExpertsFeedForward, GatedDeltaAttention, ModelSpec
+from windtunnel.spec.model import ExpertsFeedForward, GatedDeltaAttention, GroupedQueryAttention, ModelSpec
 from windtunnel.spec.noun import Noun, decode, encode, read_yaml
 from windtunnel.spec.precision import COMPUTE, Precision
 from windtunnel.spec.workload import Workload
@@ -48,6 +47,10 @@ class Scenario(Noun):
             raise ValueError(f"seed is {self.seed}; at least 0 is needed")
 
 
+ANY_DEVICE = "any"
+"""`Node.device` of a node that takes whatever card is put into it."""
+
+
 @dataclass(frozen=True)
 class Setup:
     """What is being served, on what, by what: a scenario's names looked up and its defaults filled in."""
@@ -77,6 +80,7 @@ def load(path: Path, overrides: dict[str, Any] | None = None) -> Scenario:
         raise InputError(f"{path} is not a scenario: it holds {type(raw).__name__}, not keys and values")
     for dotted, value in (overrides or {}).items():
         set_path(raw, dotted, value)
+    keep_published_formats(raw)
     return scenario_from(raw, str(path), path.parent)
 
 
@@ -98,11 +102,25 @@ def save(scenario: Scenario, path: Path) -> None:
     path.write_text(yaml.safe_dump(encode(scenario), sort_keys=False, width=120), encoding="utf-8")
 
 
+def keep_published_formats(raw: dict[str, Any], allow_download: bool = False) -> None:
+    """Where `raw` gives some formats, those that they do not speak of stay as the checkpoint was published.
+
+    A format of the weights speaks of attention and experts too; a format of the KV cache of nothing else.
+    """
+    given = raw.get("precision")
+    if not isinstance(given, dict) or not isinstance(raw.get("model"), str):
+        return
+    published = encode(catalog.model(raw["model"], allow_download).precision)
+    if "weights" in given:
+        published = {name: published[name] for name in ("lm_head", "kv_cache")}
+    raw["precision"] = published | given
+
+
 def set_path(raw: dict[str, Any], dotted: str, value: Any) -> None:
     """Set the value at a dotted path below `raw`, making the tables on the way."""
     *parents, last = dotted.split(".")
     for name in parents:
-        below = raw.setdefault(name, {})
+        below = raw[name] = {} if raw.get(name) is None else raw[name]
         if not isinstance(below, dict):
             raise InputError(f"{dotted} cannot be set: {name} is {below!r} and has no keys below it")
         raw = below
@@ -130,6 +148,10 @@ def resolve(scenario: Scenario, allow_download: bool = False) -> Setup:
         engine=engine,
         max_model_len=engine.max_model_len or model.max_context_tokens,
     )
+    if node.device not in (device.name, ANY_DEVICE):
+        raise InputError(
+            f"{node.title} holds {node.device}, not {device.name}", "leave node out, or take the node's own device"
+        )
     check_parallelism(model, deployment.parallelism, node)
     check_formats(precision, device)
     return setup
@@ -147,6 +169,14 @@ def check_parallelism(model: ModelSpec, parallelism: Parallelism, node: Node) ->
                 f"tp = {tp} does not divide the {heads} attention heads of {model.name}",
                 f"possible: {', '.join(map(str, good))}",
             )
+    for group in model.layers:
+        if isinstance(group.attention, GroupedQueryAttention):
+            kv_heads = group.attention.num_kv_heads
+            if kv_heads % tp and tp % kv_heads:
+                raise InputError(
+                    f"tp = {tp} neither divides the {kv_heads} key/value heads of {model.name} nor is a multiple",
+                    "the key/value heads must spread evenly over the ranks, or each be repeated as often",
+                )
     experts = [group.feed_forward for group in model.layers if isinstance(group.feed_forward, ExpertsFeedForward)]
     if ep > 1 and not experts:
         raise InputError(f"ep = {ep}, but {model.name} has no experts", "leave ep out")
@@ -157,7 +187,8 @@ def check_parallelism(model: ModelSpec, parallelism: Parallelism, node: Node) ->
         raise InputError(f"pp = {parallelism.pp}, but {model.name} has {model.num_layers} layers")
     if parallelism.num_devices > node.num_devices and node.scale_out is None:
         raise InputError(
-            f"one replica needs {parallelism.num_devices} devices; {node.name} has {node.num_devices} and no link to others",
+            f"one replica needs {parallelism.num_devices} devices; "
+            f"{node.name} has {node.num_devices} and no link to others",
             "use fewer, or a node with scale_out",
         )
 
@@ -169,5 +200,5 @@ def check_formats(precision: Precision, device: Device) -> None:
         if not any(rate in device.peak_flops_per_s for rate in COMPUTE[wanted]):
             raise InputError(
                 f"{device.title} has no published rate for {wanted}",
-                did_you_mean(wanted, device.peak_flops_per_s, f"it computes {', '.join(device.peak_flops_per_s)}"),
+                f"it computes {', '.join(device.peak_flops_per_s)}",
             )

@@ -2,10 +2,8 @@
 
 from typing import Any
 
-from windtunnel.errors import InputError
-from windtunnel.spec import catalog
-from windtunnel.spec.noun import encode
-from windtunnel.spec.scenario import Scenario, scenario_from, set_path
+from windtunnel.errors import InputError, did_you_mean
+from windtunnel.spec.scenario import Scenario, keep_published_formats, scenario_from, set_path
 
 PATHS: dict[str, str] = {
     "model": "model",
@@ -44,7 +42,7 @@ def scenario(
     settings: dict[str, Any] | None = None,
     **options: Any,
 ) -> Scenario:
-    """A scenario from short names, for instance `scenario(model="llama-3.1-8b", device="h100_sxm", concurrency=8, ...)`.
+    """A scenario from short names, such as `scenario(model="llama-3.1-8b", device="h100_sxm", concurrency=8, ...)`.
 
     Args:
         rate_per_s: Poisson arrivals.
@@ -79,18 +77,19 @@ def raw_scenario(
         raw["workload"] = {"trace": {"path": trace}}
     for name, value in options.items():
         if name not in PATHS:
-            raise InputError(f"there is no option {name!r}", f"known: {', '.join(PATHS)}")
+            known = [*PATHS, "rate_per_s", "concurrency", "trace", "slo", "settings"]
+            raise InputError(f"there is no option {name!r}", did_you_mean(name, known, f"known: {', '.join(known)}"))
         if value is not None:
             set_path(raw, PATHS[name], value)
     if rate_per_s is not None:
         set_path(raw, "workload.arrivals", {"type": "poisson", "rate_per_s": rate_per_s})
     if concurrency is not None:
-        set_path(raw, "workload.arrivals", {"type": "closed_loop", "concurrency": concurrency})
+        _set_concurrency(raw, concurrency)
     for name, limit in (slo or {}).items():
         set_path(raw, f"slo.{name}", limit)
     for dotted, value in (settings or {}).items():
         set_path(raw, dotted, value)
-    _keep_published_formats(raw, allow_download)
+    keep_published_formats(raw, allow_download)
     workload = raw.setdefault("workload", {})
     if isinstance(workload, dict) and "trace" not in workload and not {"num_requests", "duration_s"} & set(workload):
         slots = workload.get("arrivals", {}).get("concurrency") if isinstance(workload.get("arrivals"), dict) else None
@@ -99,15 +98,9 @@ def raw_scenario(
     return raw
 
 
-def _keep_published_formats(raw: dict[str, Any], allow_download: bool) -> None:
-    """Where some formats are given, those that they do not speak of stay as the checkpoint was published.
-
-    A format of the weights speaks of attention and experts too; a format of the KV cache of nothing else.
-    """
-    given = raw.get("precision")
-    if not isinstance(given, dict) or not isinstance(raw.get("model"), str):
-        return
-    published = encode(catalog.model(raw["model"], allow_download).precision)
-    if "weights" in given:
-        published = {name: published[name] for name in ("lm_head", "kv_cache") if name in published}
-    raw["precision"] = published | given
+def _set_concurrency(raw: dict[str, Any], concurrency: int) -> None:
+    """A closed loop of so many clients; one that `raw` has already keeps its warm-up and release rate."""
+    workload = raw.get("workload")
+    arrivals = workload.get("arrivals") if isinstance(workload, dict) else None
+    kept = arrivals if isinstance(arrivals, dict) and arrivals.get("type") == "closed_loop" else {"type": "closed_loop"}
+    set_path(raw, "workload.arrivals", kept | {"concurrency": concurrency})

@@ -1,0 +1,34 @@
+"""`windtunnel catalog`: what is known by name."""
+
+import click
+
+from windtunnel.cli.options import Verb
+from windtunnel.errors import InputError, did_you_mean
+
+KINDS = ("models", "devices", "nodes", "engines", "traces")
+
+
+@click.command(cls=Verb)
+@click.argument("kind", required=False, metavar="|".join(KINDS))
+@click.argument("name", required=False)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def command(kind: str | None, name: str | None, as_json: bool) -> None:
+    """List known models, devices, nodes, engines or traces; with a NAME, show one in full with its sources.
+
+    \b
+    windtunnel catalog devices
+    windtunnel catalog models llama-3.1-70b --json
+    """
+    if kind not in KINDS:
+        hint = f"one of: {', '.join(KINDS)}"
+        if kind is None:
+            raise InputError("catalog needs to know what to list", hint)
+        raise InputError(f"the catalog has no {kind!r}", did_you_mean(kind, KINDS, hint))
+    from windtunnel.report import catalog
+    from windtunnel.report.documents import as_text
+    from windtunnel.report.tables import show
+
+    if as_json:
+        click.echo(as_text(catalog.entry(kind, name) if name else catalog.entries(kind)))
+    else:
+        show(*(catalog.entry_report(kind, name) if name else catalog.list_report(kind)))

@@ -1,0 +1,576 @@
+"""How each kind of operator is read from the tables of `aiconfigurator-core`'s layout.
+
+Every reader returns a table in seconds and bytes, with what was chosen (version, kernel, other engine) in its source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from windtunnel.estimate.estimator import TableModel
+from windtunnel.estimate.table import Floats, MeasurementTable
+from windtunnel.interop.aiconfigurator_files import (
+    Collection,
+    Place,
+    Rows,
+    first_rows,
+    joined,
+    main_kernel_only,
+    read_rows,
+    version_key,
+)
+from windtunnel.ops import op as ops
+from windtunnel.spec.precision import Format
+
+Reader = Callable[[], "MeasurementTable | None"]
+Choice = tuple[Reader, tuple[str, ...]]
+"""How to read a table, and the words that name it."""
+
+
+def table_for(collection: Collection, op: ops.Op) -> MeasurementTable | None:
+    """The table to price `op` from, or None where nobody measured its kind in its format on this system."""
+    reader, words = _READERS[op.kind](collection, op)
+    key = (op.kind, *words)
+    if key not in collection.read:
+        collection.read[key] = reader()
+    return collection.read[key]
+
+
+def _table(
+    collection: Collection, family: str, op: ops.Op, rows: Rows, sites: Any, axes: Any, words: Any
+) -> MeasurementTable:
+    label = collection.label(family, rows)
+    seconds = rows.seconds
+    return MeasurementTable(op.kind, sites, axes, seconds, label, words)
+
+
+_GEMM_DTYPES: Mapping[Format, tuple[str, ...]] = {
+    Format.BF16: ("bfloat16",),
+    Format.FP8: ("fp8",),
+    Format.FP8_BLOCK: ("fp8_block",),
+    Format.INT8: ("sq",),
+    Format.INT4: ("int4_wo",),
+    Format.NVFP4: ("nvfp4",),
+}
+
+
+_GEMM_POINT = ("m", "n", "k")
+
+
+def _gemm(collection: Collection, op: Any) -> Choice:
+    def read() -> MeasurementTable | None:
+        found = _all_gemm_rows(collection, [{"gemm_dtype": name} for name in _GEMM_DTYPES.get(op.format, ())])
+        rows = next(found, None)
+        if rows is None:
+            return None
+        label = collection.label("gemm", rows)
+        if _launch_bound(rows):
+            donor = next((other for other in found if not _launch_bound(other)), None)
+            rows = _free_of_launches(rows, donor)
+            name = collection.label("gemm", donor).partition(",")[0] if donor else "the roofline"
+            label = f"{label}; where launches bound it, {name}"
+        columns = rows.columns
+        sites = {"n": columns["n"], "k": columns["k"]}
+        seconds = rows.seconds
+        return MeasurementTable(op.kind, sites, {"m": columns["m"]}, seconds, label, {"format": op.format.value})
+
+    return read, (op.format.value,)
+
+
+def _all_gemm_rows(collection: Collection, choices: list[dict[str, str]]) -> Iterator[Rows]:
+    for place in collection.places("gemm", "gemm_perf"):
+        for words in choices:
+            rows = read_rows(place, "gemm_perf", _GEMM_POINT, words)
+            if rows is not None:
+                yield _without_hiccups(main_kernel_only(rows, _GEMM_POINT))
+
+
+_HICCUP = 1.75
+
+
+def _without_hiccups(rows: Rows) -> Rows:
+    """A GEMM's rows but those that took 1.75 times as long as both the next smaller and the next larger m.
+
+    More work cannot take so much less time; such rows are strewn over all shapes (2.1 % of vLLM 0.24.0's fp8 rows on
+    B200 and 0.01 % on GB200, the same silicon; below 0.7 % elsewhere): hiccups of the collection and not kernels.
+    """
+    order = np.lexsort([rows.columns[name] for name in ("m", "k", "n")])
+    n, k, took = (rows.columns[name][order] for name in ("n", "k", "latency"))
+    if len(order) < 3:
+        return rows
+    inner = (n[2:] == n[:-2]) & (k[2:] == k[:-2])
+    hiccup = inner & (took[1:-1] > _HICCUP * np.maximum(took[2:], took[:-2]))
+    return rows.take(np.sort(np.delete(order, np.flatnonzero(hiccup) + 1)))
+
+
+_LAUNCH_BOUND_S = 25e-6
+"""A GEMM of no work takes 2 to 14 us on every device when it runs from a graph. Tables whose smallest GEMMs take longer
+timed the host: vLLM 0.24.0's fp8_block, 61 us on H100 and 170 to 400 us on B200, GB300 and L40S, against 4 to 6 us with
+the same DeepGEMM kernels in the tables of SGLang and TRT-LLM. Engines that decode from CUDA graphs do not pay that."""
+
+_BOUND_BELOW, _FREE_ABOVE = 1.5, 4.0
+"""In multiples of a kernel's floor: below, a time says nothing about the device; above, it is the device's (between
+vLLM's and SGLang's tables the median ratio is 0.9 to 1.15 from four floors on, and 3 to 11 below two)."""
+
+
+def _launch_floors_s(rows: Rows) -> Floats:
+    """For every row, what its kernel takes when there is next to nothing to compute."""
+    work = rows.columns["m"] * rows.columns["n"] * rows.columns["k"]
+    floor = np.zeros(len(rows.kernel_names))
+    for code in np.unique(rows.kernel_codes):
+        here = rows.kernel_codes == code
+        smallest = work[here] <= np.quantile(work[here], 0.05)
+        floor[code] = np.median(rows.seconds[here][smallest])
+    return np.asarray(floor[rows.kernel_codes])
+
+
+def _launch_bound(rows: Rows) -> bool:
+    return bool(_launch_floors_s(rows).min() > _LAUNCH_BOUND_S)
+
+
+def _free_of_launches(rows: Rows, donor: Rows | None) -> Rows:
+    """Rows without the host's launch time: near the floor the donor's time at the same shape, far above it their own.
+
+    In between the two are blended geometrically, so that no step appears. Rows near the floor that the donor lacks are
+    dropped; shapes that only the donor has are added.
+    """
+    own = rows.columns["latency"]
+    above = rows.seconds / (_BOUND_BELOW * _launch_floors_s(rows))
+    weight = np.clip(np.log(above) / np.log(_FREE_ABOVE / _BOUND_BELOW), 0.0, 1.0)
+    if donor is None:
+        return rows.take(weight == 1.0)
+    other = _at_same_points(rows, donor, donor.columns["latency"], _GEMM_POINT)
+    latency = np.where(weight == 1.0, own, np.minimum(own, other ** (1 - weight) * own**weight))
+    known = np.isfinite(latency)
+    freed = Rows({**rows.columns, "latency": latency}, rows.kernel_codes, rows.kernel_names, rows.place).take(known)
+    lacking = np.isnan(_at_same_points(donor, freed, freed.seconds, _GEMM_POINT))
+    return joined(freed, donor.take(lacking))
+
+
+_KV_DTYPES: Mapping[Format, str] = {Format.BF16: "bfloat16", Format.FP8: "fp8"}
+
+
+def _attention(table: str, batch_axis: str, tokens: str, added: int) -> Callable[[Collection, Any], Choice]:
+    """A reader of an attention table; its context is `tokens` + `added`."""
+
+    def choose(collection: Collection, op: Any) -> Choice:
+        def read() -> MeasurementTable | None:
+            kv = _KV_DTYPES.get(op.kv_format)
+            if kv is None:
+                return None
+            numbers = ("batch_size", tokens, "num_heads", "num_key_value_heads", "head_dim", "window_size?")
+            choices = [{"kv_cache_dtype": kv, "attn_dtype": name} for name in ("bfloat16", kv)]
+            rows = first_rows(collection, "attention", table, numbers, choices)
+            if rows is None:
+                return None
+            columns = rows.columns
+            sites = {
+                "num_heads": columns["num_heads"],
+                "num_kv_heads": columns["num_key_value_heads"],
+                "head_dim": columns["head_dim"],
+                "window_tokens": columns["window_size"],
+            }
+            axes = {"batch": columns["batch_size"], batch_axis: columns[tokens] + added}
+            return _table(collection, "attention", op, rows, sites, axes, {"kv_format": op.kv_format.value})
+
+        return read, (op.kv_format.value,)
+
+    return choose
+
+
+_MOE_DTYPES: Mapping[Format, tuple[str, ...]] = {
+    Format.BF16: ("bfloat16",),
+    Format.FP8: ("fp8",),
+    Format.FP8_BLOCK: ("fp8_block",),
+    Format.INT4: ("int4_wo",),
+    Format.NVFP4: ("nvfp4",),
+    Format.MXFP4: ("w4a16_mxfp4", "w4a8_mxfp4_mxfp8"),
+}
+
+
+_NOT_GATED = (1856 * 1000 + 6, 2688 * 1000 + 22, 5120 * 1000 + 22)
+"""Experts measured with two matrices and not three, as expert width x 1000 + experts per token: the shapes whose rows
+TRT-LLM's tables call `nongated` (squared ReLU); other engines' tables do not tell."""
+
+
+_MOE_POINT = ("hidden_size", "inter_size", "num_experts", "topk", "moe_tp_size", "moe_ep_size", "num_tokens")
+
+_SLOWER_THAN_BF16 = 1.5
+"""A narrower format whose median time is above this multiple of bf16's in the same file is not what the engine serves.
+
+Of 68 pairs all are below 1.3 but vLLM 0.24.0's fp8 on H100 and H200 (2.2 and 2.6; 0.7 in vLLM 0.19.0 and in TRT-LLM,
+whose times it exceeds six-fold) and vLLM 0.19.0's int4 on H200 and B200 (2.3 and 2.4; 0.7 to 0.8 in SGLang)."""
+
+
+def _experts_rows(collection: Collection, dtypes: tuple[str, ...]) -> Rows | None:
+    """The rows of the nearest version that was measured sanely; a partial collection is completed from the next.
+
+    New models are measured in files of their own (TRT-LLM 1.3.0rc23 has a few shapes); a file of less than half the
+    size of its engine's largest leaves other shapes to the versions after it.
+    """
+    places = list(collection.places("moe", "moe_perf"))
+    largest = {place.engine: 0 for place in places}
+    for place in places:
+        largest[place.engine] = max(largest[place.engine], _size(place))
+    found: Rows | None = None
+    for place in places:
+        if found is not None and place.engine != found.place.engine:
+            return found
+        rows = _sane_experts_rows(collection, place, dtypes)
+        if rows is not None:
+            found = rows if found is None else _completed(found, rows)
+            if _size(place) >= largest[place.engine] / 2:
+                return found
+    return found
+
+
+def _size(place: Place) -> int:
+    return (place.folder / "moe_perf.parquet").stat().st_size
+
+
+def _sane_experts_rows(collection: Collection, place: Place, dtypes: tuple[str, ...]) -> Rows | None:
+    def rows_of(dtype: str) -> Rows | None:
+        words = {"moe_dtype": dtype, "distribution": collection.expert_distribution}
+        rows = read_rows(place, "moe_perf", _MOE_POINT, words)
+        return None if rows is None else main_kernel_only(rows, _MOE_POINT)
+
+    rows = next((rows for rows in map(rows_of, dtypes) if rows is not None), None)
+    plain = rows_of("bfloat16") if rows is not None and "bfloat16" not in dtypes else None
+    if rows is None or plain is None:
+        return rows
+    ratio = rows.seconds / _at_same_points(rows, plain, plain.seconds, _MOE_POINT)
+    known = np.isfinite(ratio)
+    return None if known.any() and np.median(ratio[known]) > _SLOWER_THAN_BF16 else rows
+
+
+def _completed(rows: Rows, others: Rows) -> Rows:
+    """`rows` with the shapes that only `others` has."""
+    shape = _MOE_POINT[:-1]
+    lacking = np.isnan(_at_same_points(others, rows, np.ones(len(rows)), shape))
+    both = joined(rows, others.take(lacking))
+    place = replace(rows.place, version=f"{rows.place.version} and {others.place.version}")
+    return replace(both, place=place)
+
+
+def _experts(collection: Collection, op: Any) -> Choice:
+    def read() -> MeasurementTable | None:
+        rows = _experts_rows(collection, _MOE_DTYPES.get(op.format, ()))
+        if rows is None:
+            return None
+        columns = rows.columns
+        sites = {
+            "hidden_size": columns["hidden_size"],
+            "intermediate_size": columns["inter_size"],
+            "num_experts": columns["num_experts"],
+            "experts_per_token": columns["topk"],
+            "tp": columns["moe_tp_size"],
+            "ep": columns["moe_ep_size"],
+            "gated": ~np.isin(columns["inter_size"] * 1000 + columns["topk"], _NOT_GATED),
+        }
+        words = {"format": op.format.value}
+        return _table(collection, "moe", op, rows, sites, {"num_tokens": columns["num_tokens"]}, words)
+
+    return read, (op.format.value,)
+
+
+_LATENT_PREFILL_WIDTHS = {"qk_head_dim": 192.0, "v_head_dim": 128.0}
+_LATENT_DECODE_WIDTHS = {"kv_lora_rank": 512.0, "rope_head_dim": 64.0, "qk_nope_head_dim": 128.0, "v_head_dim": 128.0}
+"""Latent attention was measured at DeepSeek-V3's widths only."""
+
+
+def _latent_rows(collection: Collection, table: str, tokens: str, op: Any) -> Rows | None:
+    kv = _KV_DTYPES.get(op.kv_format)
+    if kv is None:
+        return None
+    return first_rows(collection, "mla", table, ("batch_size", tokens, "num_heads"), [{"kv_cache_dtype": kv}])
+
+
+def _module_rows(collection: Collection, table: str, tokens: str, op: Any) -> Rows | None:
+    """Whole attention modules (projections included) that the engine itself was measured with, in bf16 projections."""
+    words = {"kv_cache_dtype": _KV_DTYPES[op.kv_format], "gemm_type": "bfloat16"}
+    rows = first_rows(collection, "mla", table, ("batch_size", tokens, "num_heads"), [words])
+    return rows if rows is not None and rows.place.engine == collection.engine else None
+
+
+def _latent_prefill(collection: Collection, op: Any) -> Choice:
+    """The core of latent prefill; where the engine has only module tables, the lesser of two upper bounds.
+
+    One is another engine's core. The other is the engine's module less its projections, priced from the GEMM table:
+    right for long prompts, while short ones are bound by the host's launches. SGLang's core on Hopper computes the
+    absorbed form, 3.4 times as long as what vLLM's module leaves at 16,384 tokens and 16 heads.
+    """
+
+    def read() -> MeasurementTable | None:
+        rows = _latent_rows(collection, "context_mla_perf", "isl", op)
+        if rows is None:
+            return None
+        label, seconds = collection.label("mla", rows), rows.seconds
+        own = rows.place.engine == collection.engine
+        module = None if own else _module_rows(collection, "mla_context_module_perf", "isl", op)
+        if module is not None:
+            left = module.seconds - _projection_seconds(collection, module)
+            known = _at_same_points(rows, module, left, ("num_heads", "batch_size", "isl"))
+            seconds = np.where(known > 0.05 * seconds, np.fmin(seconds, known), seconds)
+            label = f"{label}, at most {collection.label('mla', module)} less its projections"
+        columns = rows.columns
+        widths = {name: np.full(len(rows), value) for name, value in _LATENT_PREFILL_WIDTHS.items()}
+        sites = {"num_heads": columns["num_heads"], **widths}
+        axes = {"batch": columns["batch_size"], "num_tokens": columns["isl"]}
+        return MeasurementTable(op.kind, sites, axes, seconds, label, {"kv_format": op.kv_format.value})
+
+    return read, (op.kv_format.value,)
+
+
+def _projection_seconds(collection: Collection, module: Rows) -> Floats:
+    """What the projections of DeepSeek-V3's attention take at the module's tokens and heads, by the bf16 GEMM table."""
+    table = table_for(collection, ops.Gemm(1, 1, 1))
+    if table is None:
+        return np.full(len(module), np.inf)
+    model = TableModel(table, collection.roofline)
+    total = np.zeros(len(module))
+    num_tokens, num_heads = module.columns["batch_size"] * module.columns["isl"], module.columns["num_heads"]
+    for heads in np.unique(num_heads).astype(int).tolist():
+        here = num_heads == heads
+        for n, k in ((1536 + 576, 7168), (192 * heads, 1536), (256 * heads, 512), (7168, 128 * heads)):
+            total[here] += model.estimate(ops.Gemm(num_tokens[here], n, k))[0]
+    return total
+
+
+def _latent_decode(collection: Collection, op: Any) -> Choice:
+    """The core of latent decode with the two absorbing products; where the engine has only modules, from their growth.
+
+    A module's projections do not depend on the context, so its core is another engine's core at the shortest context
+    plus what the module's time grows by. With TRT-LLM's cores this agrees within 5 % on H100, H200, B200 and GB200;
+    SGLang's fp8 cores on Hopper are 3 to 9 times slower than what vLLM's modules grow by.
+    """
+
+    def read() -> MeasurementTable | None:
+        rows = _latent_rows(collection, "generation_mla_perf", "step", op)
+        if rows is None:
+            return None
+        columns, label = dict(rows.columns), collection.label("mla", rows)
+        columns["step"] = columns["step"] + 1
+        rows = Rows(columns, rows.kernel_codes, rows.kernel_names, rows.place)
+        seconds = rows.seconds
+        own = rows.place.engine == collection.engine
+        module = None if own else _module_rows(collection, "mla_generation_module_perf", "step", op)
+        if module is not None:
+            seconds = _grown(rows, module)
+            label = f"{label}, growing as {collection.label('mla', module)}"
+        seconds = seconds + _absorb_seconds(collection, columns["num_heads"], columns["batch_size"])
+        widths = {name: np.full(len(rows), value) for name, value in _LATENT_DECODE_WIDTHS.items()}
+        sites = {"num_heads": columns["num_heads"], **widths}
+        axes = {"batch": columns["batch_size"], "context_tokens": columns["step"]}
+        return MeasurementTable(op.kind, sites, axes, seconds, label, {"kv_format": op.kv_format.value})
+
+    return read, (op.kv_format.value,)
+
+
+def _grown(core: Rows, module: Rows) -> Floats:
+    """Seconds of the core: its own at the shortest context, then growing as the module does, where that is known."""
+    seconds = core.seconds
+    point = ("num_heads", "batch_size", "step")
+    same = _at_same_points(core, module, module.seconds, point)
+    order = np.lexsort([core.columns[name] for name in reversed(point)])
+    curve = np.column_stack([core.columns[name][order] for name in point[:2]])
+    new = np.append(True, np.any(curve[1:] != curve[:-1], axis=1))
+    first = np.empty(len(order), dtype=int)
+    first[order] = order[np.maximum.accumulate(np.where(new, np.arange(len(order)), 0))]
+    grown = seconds[first] + same - same[first]
+    return np.where(grown > 0.5 * seconds[first], grown, seconds)
+
+
+def _at_same_points(rows: Rows, other: Rows, values: Floats, point: tuple[str, ...]) -> Floats:
+    """The value of `other` at each point of `rows`, NaN where it has none."""
+    if not len(other):
+        return np.full(len(rows), np.nan)
+    keys = np.zeros(len(rows) + len(other), dtype=np.int64)
+    for name in point:
+        _, codes = np.unique(np.concatenate([rows.columns[name], other.columns[name]]), return_inverse=True)
+        keys = keys * (int(codes.max()) + 1) + codes
+    wanted, known = keys[: len(rows)], keys[len(rows) :]
+    order = np.argsort(known, kind="stable")
+    at = order[np.minimum(np.searchsorted(known, wanted, sorter=order), len(order) - 1)]
+    return np.where(known[at] == wanted, values[at], np.nan)
+
+
+def _absorb_seconds(collection: Collection, num_heads: Floats, batch: Floats) -> Floats:
+    """The two per-head products that absorb the up-projections; 0 where nobody measured them."""
+    total = np.zeros(len(batch))
+    for name in ("mla_gen_pre", "mla_gen_post"):
+        rows = first_rows(
+            collection,
+            "mla_bmm",
+            "mla_bmm_perf",
+            ("num_tokens", "num_heads"),
+            [{"op_name": name, "bmm_dtype": "bfloat16"}],
+        )
+        if rows is None:
+            return np.zeros(len(batch))
+        columns = rows.columns
+        measured_heads = np.unique(columns["num_heads"])
+        for heads in np.unique(num_heads):
+            nearest = measured_heads[np.argmin(np.abs(np.log(measured_heads / heads)))]
+            here = columns["num_heads"] == nearest
+            order = np.argsort(columns["num_tokens"][here])
+            at, took = columns["num_tokens"][here][order], rows.seconds[here][order]
+            wanted = num_heads == heads
+            total[wanted] += np.exp(np.interp(np.log(batch[wanted]), np.log(at), np.log(took)))
+    return total
+
+
+def _gated_delta(collection: Collection, op: Any) -> Choice:
+    phase = "generation" if op.decode else "context"
+
+    def read() -> MeasurementTable | None:
+        numbers = ("batch_size", "seq_len", "num_k_heads", "num_v_heads", "head_k_dim", "head_v_dim", "d_conv")
+        for place in collection.places("linear_attention", "gdn_perf"):
+            rows = read_rows(place, "gdn_perf", numbers, {"phase": phase})
+            if rows is not None:
+                return _summed_kernels(collection, op, rows, numbers)
+        return None
+
+    return read, (phase,)
+
+
+def _summed_kernels(collection: Collection, op: ops.Op, rows: Rows, point: tuple[str, ...]) -> MeasurementTable:
+    """One row a point: the sum over kernels (convolution and delta rule), each the median of its repeats."""
+    points = np.column_stack([rows.columns[name] for name in point])
+    unique, codes = np.unique(points, axis=0, return_inverse=True)
+    total = np.zeros(len(unique))
+    complete = np.ones(len(unique), dtype=bool)
+    for kernel in np.unique(rows.kernel_codes):
+        here = rows.kernel_codes == kernel
+        order = np.lexsort((rows.seconds[here], codes.ravel()[here]))
+        code, took = codes.ravel()[here][order], rows.seconds[here][order]
+        present, starts, counts = np.unique(code, return_index=True, return_counts=True)
+        total[present] += took[starts + counts // 2]
+        complete &= np.isin(np.arange(len(unique)), present)
+    column = dict(zip(point, unique[complete].T, strict=True))
+    sites = {
+        "num_key_heads": column["num_k_heads"],
+        "num_value_heads": column["num_v_heads"],
+        "key_head_dim": column["head_k_dim"],
+        "value_head_dim": column["head_v_dim"],
+        "conv_kernel_size": column["d_conv"],
+        "hidden_size": np.zeros(int(complete.sum())),
+        "decode": np.full(int(complete.sum()), float(getattr(op, "decode", False))),
+    }
+    axes = {"batch": column["batch_size"], "num_tokens": column["seq_len"]}
+    label = collection.label("linear_attention", rows)
+    return MeasurementTable(op.kind, sites, axes, total[complete], label, {})
+
+
+_QUANTISED_BYTES = 3.0
+"""Static fp8 quantisation reads two bytes and writes one for every value."""
+
+
+def _elementwise(collection: Collection, op: Any) -> Choice:
+    def read() -> MeasurementTable | None:
+        rows = first_rows(collection, "quantize", "scale_matrix_perf", ("m", "k"), [{}])
+        if rows is None:
+            return None
+        num_bytes = rows.columns["m"] * rows.columns["k"] * _QUANTISED_BYTES
+        at, seconds = _lower_middle(num_bytes, rows.seconds)
+        label = collection.label("quantize", rows)
+        return MeasurementTable(
+            op.kind, {"bytes_per_row": np.ones(len(at))}, {"rows": at}, seconds, label, {"name": "any"}
+        )
+
+    return read, ("any",)
+
+
+def _lower_middle(num_bytes: Floats, seconds: Floats) -> tuple[Floats, Floats]:
+    """Seconds against bytes: the median over shapes in every half octave, made non-decreasing."""
+    octave = np.round(np.log2(num_bytes) * 2) / 2
+    at = np.unique(octave)
+    middle = np.array([np.median(seconds[octave == value]) for value in at])
+    return 2.0**at, np.maximum.accumulate(middle)
+
+
+_NCCL_NAMES = {"all_to_all": "alltoall"}
+
+
+def _collective(collection: Collection, op: Any) -> Choice:
+    def read() -> MeasurementTable | None:
+        parts = [part for part in (_nccl(collection, op), _custom_all_reduce(collection, op)) if part is not None]
+        if not parts or op.span_nodes > 1:
+            return None
+        return parts[0] if len(parts) == 1 else _faster_of(parts[0], parts[1])
+
+    return read, (op.op, str(op.span_nodes > 1))
+
+
+def _nccl(collection: Collection, op: Any) -> MeasurementTable | None:
+    for library in ("nccl", "oneccl"):
+        found = [path for path in (collection.system / "comm" / library).glob("*") if path.is_dir()]
+        folders = sorted(found, key=lambda path: version_key(path.name))
+        for folder in reversed(folders):
+            place = Place(folder, library, folder.name)
+            words = {"op_name": _NCCL_NAMES.get(op.op, op.op), f"{library}_dtype": "half"}
+            if not (folder / f"{library}_perf.parquet").is_file():
+                continue
+            rows = read_rows(place, f"{library}_perf", ("num_gpus", "message_size"), words)
+            if rows is not None:
+                label = f"{collection.system.name}/comm/{library}/{folder.name}"
+                return _collective_table(op, rows, label)
+    return None
+
+
+def _custom_all_reduce(collection: Collection, op: Any) -> MeasurementTable | None:
+    """The engine's own all-reduce kernels; from graphs where the collection tells graphs from eager launches."""
+    if op.op != "all_reduce":
+        return None
+    suffix = "graph" if collection.cuda_graphs else "eager"
+    for place in collection.places("comm", "custom_allreduce_perf"):
+        rows = read_rows(place, "custom_allreduce_perf", ("num_gpus", "message_size"), {})
+        if rows is None:
+            continue
+        either = rows.named(lambda name: name.endswith(("_graph", "_eager")))
+        kept = rows.take(~either | rows.named(lambda name: name.endswith(suffix)))
+        return _collective_table(op, kept, collection.label("comm", kept))
+    return None
+
+
+def _collective_table(op: Any, rows: Rows, label: str) -> MeasurementTable:
+    columns = rows.columns
+    sites = {"num_ranks": columns["num_gpus"], "span_nodes": np.ones(len(rows))}
+    axes = {"message_bytes": columns["message_size"] * 2.0}
+    return MeasurementTable(op.kind, sites, axes, rows.seconds, label, {"op": op.op})
+
+
+def _faster_of(one: MeasurementTable, other: MeasurementTable) -> MeasurementTable:
+    """At every measured size the faster of two libraries: engines choose by size which to call."""
+    ranks, sizes, seconds = [], [], []
+    for site in sorted(set(one.rows_by_site) | set(other.rows_by_site)):
+        curves = [table.site_rows(site) for table in (one, other) if site in table.rows_by_site]
+        at = np.unique(np.concatenate([axes["message_bytes"] for axes, _ in curves]))
+        best = np.full(len(at), np.inf)
+        for axes, took in curves:
+            grid = np.log(axes["message_bytes"])
+            best = np.minimum(best, np.exp(np.interp(np.log(at), grid, np.log(took), left=np.inf, right=np.inf)))
+        ranks.append(np.full(len(at), site[0]))
+        sizes.append(at)
+        seconds.append(best)
+    rank = np.concatenate(ranks)
+    label = f"the faster of {one.source} and {other.source}"
+    sites = {"num_ranks": rank, "span_nodes": np.ones(len(rank))}
+    axes_of = {"message_bytes": np.concatenate(sizes)}
+    return MeasurementTable(one.kind, sites, axes_of, np.concatenate(seconds), label, one.words)
+
+
+_READERS: Mapping[str, Callable[[Collection, Any], Choice]] = {
+    "gemm": _gemm,
+    "prefill_attention": _attention("context_attention_perf", "num_tokens", "isl", 0),
+    "decode_attention": _attention("generation_attention_perf", "context_tokens", "step", 1),
+    "latent_prefill_attention": _latent_prefill,
+    "latent_decode_attention": _latent_decode,
+    "gated_delta": _gated_delta,
+    "experts": _experts,
+    "elementwise": _elementwise,
+    "collective": _collective,
+}

@@ -1,0 +1,250 @@
+"""The catalog on a terminal and as JSON: lists of what is known, and single entries with their sources."""
+
+from dataclasses import asdict
+from typing import Any
+
+import msgspec
+from rich.console import Group, RenderableType
+
+from windtunnel.interop.requests_file import read_requests
+from windtunnel.ops.parameters import count_parameters
+from windtunnel.report.setup import SCHEDULER_TITLES
+from windtunnel.report.tables import columns, duration, grid, number, title
+from windtunnel.spec import catalog
+from windtunnel.spec.engine_defaults import engine_defaults
+from windtunnel.spec.model import (
+    Attention,
+    GatedDeltaAttention,
+    LatentAttention,
+)
+from windtunnel.spec.noun import Noun, decode, read_yaml
+from windtunnel.spec.workload import Trace
+from windtunnel.units import GIB, format_bytes, format_seconds, format_si, units_for
+
+
+class Attribution(Noun):
+    """Where a trace comes from, as its licence asks to say."""
+
+    title: str
+    author: str
+    url: str
+    licence: str
+    changes: str
+    cite: str
+
+
+def list_report(kind: str) -> list[RenderableType]:
+    """Everything of a kind in a table."""
+    return [_LISTS[kind]()]
+
+
+def entries(kind: str) -> list[dict[str, Any]]:
+    """Everything of a kind as documents."""
+    return [entry(kind, name) for name in catalog.names(kind)]
+
+
+def entry(kind: str, name: str) -> dict[str, Any]:
+    """One entry as a document, every field present.
+
+    Raises:
+        InputError: there is no such entry.
+    """
+    if kind == "models":
+        model = catalog.model(name)
+        parameters = count_parameters(model)
+        totals = {"total": parameters.total, "active": parameters.active}
+        return {**_plain(model), "parameters": asdict(parameters) | totals}
+    if kind == "traces":
+        return _trace(name)
+    if kind == "engines":
+        return {"name": catalog.find(kind, name).stem, **_plain(engine_defaults(name))}
+    return dict(_plain(catalog.device(name) if kind == "devices" else catalog.node(name)))
+
+
+def entry_report(kind: str, name: str) -> list[RenderableType]:
+    """One entry in full: every field, then where its values come from."""
+    document = entry(kind, name)
+    sources = document.pop("sources", {})
+    rows = _fields(document)
+    width = max(len(label) for label, _ in [*rows, *sources.items()])
+    parts: list[RenderableType] = [title(str(document.get("title") or document["name"])), "", grid(rows, width)]
+    return [*parts, "", title("sources"), grid(sources.items(), width)] if sources else parts
+
+
+def _plain(value: Any) -> Any:
+    """A noun as JSON types, defaults included."""
+    if isinstance(value, Noun):
+        fields = {name: _plain(getattr(value, name)) for name in value.__struct_fields__}
+        tag = value.__struct_config__.tag
+        return {"type": tag, **fields} if tag is not None else fields
+    if isinstance(value, dict):
+        return {key: _plain(inner) for key, inner in value.items()}
+    if isinstance(value, tuple | list):
+        return [_plain(inner) for inner in value]
+    return msgspec.to_builtins(value)
+
+
+def _fields(document: dict[str, Any], table: str = "", indent: str = "") -> list[tuple[str, str]]:
+    """Everything in a document as (indented name, text for people); `table` is the name of the table around it."""
+    rows: list[tuple[str, str]] = []
+    for key, value in document.items():
+        parts = value if isinstance(value, list) and any(isinstance(part, dict) for part in value) else [value]
+        for part in parts:
+            if isinstance(part, dict):
+                inside = _fields(part, key, f"{indent}  ")
+                rows += [(indent + key, ""), *inside] if inside else []
+            elif part is not None:
+                rows.append((indent + key, _text(key if units_for(key) else table, part)))
+    return rows
+
+
+def _text(name: str, value: Any) -> str:
+    """A value for people, in the unit that its name has."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "none"
+    if not isinstance(value, int | float):
+        return str(value)
+    if name.endswith("bytes"):
+        return format_bytes(value)
+    if name.endswith(("bytes_per_s", "flops_per_s")):
+        return format_si(value, "FLOP/s" if "flops" in name else "B/s")
+    if name.endswith("_usd_per_hour"):
+        return f"${value:,.2f}/h"
+    if name.endswith("_per_s"):
+        return format_si(value, "Hz")
+    if name.endswith("_w"):
+        return f"{value:,.0f} W"
+    if name.endswith("_s"):
+        return format_seconds(value)
+    return f"{value:,}" if isinstance(value, int) else number(value)
+
+
+# Lists
+
+
+def _models() -> RenderableType:
+    rows = []
+    for name in catalog.names("models"):
+        model = catalog.model(name)
+        parameters = count_parameters(model)
+        rows.append(
+            [
+                name,
+                " + ".join(dict.fromkeys(_attention_text(group.attention) for group in model.layers)),
+                number(parameters.total / 1e9),
+                number(parameters.active / 1e9) if parameters.active != parameters.total else "",
+                f"{model.num_layers}",
+                f"{model.max_context_tokens / 1024:.0f}k",
+                model.precision.experts_format.value,
+            ]
+        )
+    headers = ("model", "attention", "params 10^9", "active 10^9", "layers", "context", "weights")
+    return columns(_two_lines(headers), rows, left=2)
+
+
+def _two_lines(headers: tuple[str, ...]) -> list[str]:
+    return [header.replace(" ", "\n") for header in headers]
+
+
+def _attention_text(attention: Attention) -> str:
+    if isinstance(attention, LatentAttention):
+        return "MLA"
+    if isinstance(attention, GatedDeltaAttention):
+        return "DeltaNet"
+    kind = "MHA" if attention.num_kv_heads == attention.num_heads else "GQA"
+    return f"{kind} {attention.window_tokens}" if attention.window_tokens else kind
+
+
+def _devices() -> RenderableType:
+    rows = []
+    for name in catalog.names("devices"):
+        device = catalog.device(name)
+        rows.append(
+            [
+                name,
+                f"{device.memory_bytes / GIB:.0f}",
+                f"{device.memory_bytes_per_s / 1e12:.2f}",
+                *(_scaled(device.peak_flops_per_s.get(rate), 1e12) for rate in ("bf16", "fp8", "fp4")),
+                _scaled(device.scale_up_bytes_per_s, 1e9),
+                _scaled(device.tdp_w, 1.0),
+                f"{device.price_usd_per_hour:.2f}" if device.price_usd_per_hour else "",
+                "yes" if device.measured_as else "",
+            ]
+        )
+    headers = ("device", "memory GiB", "TB/s", "bf16", "fp8", "fp4", "link GB/s", "TDP W", "price $/h", "measured")
+    note = "bf16, fp8, fp4: dense peaks in TFLOP/s. link: one way. measured: operators were timed on it."
+    return Group(columns(_two_lines(headers), rows), "", note)
+
+
+def _scaled(value: float | None, scale: float) -> str:
+    return f"{value / scale:.0f}" if value else ""
+
+
+def _nodes() -> RenderableType:
+    rows = []
+    for name in catalog.names("nodes"):
+        node = catalog.node(name)
+        joined = " in pairs" if node.scale_up_group_size == 2 else ""
+        rows.append(
+            [
+                name,
+                f"{node.num_devices} x {node.device}",
+                f"{node.scale_up.name}{joined}",
+                _scaled(node.scale_up.bytes_per_s, 1e9),
+                _scaled(node.scale_out.bytes_per_s if node.scale_out else None, 1e9),
+            ]
+        )
+    return columns(_two_lines(("node", "devices", "link", "inside GB/s", "outside GB/s")), rows, left=3)
+
+
+def _engines() -> RenderableType:
+    rows = []
+    for name in catalog.names("engines"):
+        defaults = engine_defaults(name)
+        schedulers = [str(entry.settings.scheduler) for entry in defaults.versions if entry.settings.scheduler]
+        forms = SCHEDULER_TITLES.get(schedulers[-1], schedulers[-1])
+        since = ", ".join(entry.since for entry in defaults.versions)
+        rows.append([name, defaults.title, forms, defaults.default_version, since])
+    return columns(("engine", "title", "forms batches as", "default version", "defaults known since"), rows, left=5)
+
+
+def _traces() -> RenderableType:
+    rows = []
+    for name in catalog.names("traces"):
+        trace = _trace(name)
+        rows.append(
+            [
+                name,
+                f"{trace['num_requests']:,}",
+                duration(trace["duration_s"]),
+                f"{trace['mean_input_tokens']:,.0f}",
+                f"{trace['mean_output_tokens']:,.0f}",
+                trace.get("licence", "unknown"),
+            ]
+        )
+    return columns(("trace", "requests", "lasts", "mean input", "mean output", "licence"), rows)
+
+
+def _trace(name: str) -> dict[str, Any]:
+    """A trace's size, and where it comes from if its folder says so."""
+    path = catalog.find("traces", name)
+    requests = read_requests(Trace(path=str(path)))
+    assert requests.arrival_s is not None
+    assert requests.input_tokens is not None
+    assert requests.output_tokens is not None
+    key = path.name.partition(".")[0]
+    index = path.with_name("_attribution.yaml")
+    known = decode(read_yaml(index), dict[str, Attribution], str(index)) if index.is_file() else {}
+    return {
+        "name": key,
+        **(_plain(known[key]) if key in known else {}),
+        "num_requests": requests.num_requests,
+        "duration_s": float(requests.arrival_s[-1] - requests.arrival_s[0]),
+        "mean_input_tokens": float(requests.input_tokens.mean()),
+        "mean_output_tokens": float(requests.output_tokens.mean()),
+    }
+
+
+_LISTS = {"models": _models, "devices": _devices, "nodes": _nodes, "engines": _engines, "traces": _traces}

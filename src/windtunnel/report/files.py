@@ -1,0 +1,47 @@
+"""A run as a folder of files, all of them or none."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from windtunnel.errors import InputError, WindtunnelError
+from windtunnel.report.documents import as_text, run_document
+from windtunnel.spec.scenario import save
+
+if TYPE_CHECKING:
+    from windtunnel.engine.serving import Result
+
+RUN_FILES = ("requests.parquet", "steps.parquet", "summary.json", "scenario.yaml")
+
+
+def check_folder(folder: Path, overwrite: bool) -> None:
+    """Raise InputError where no run can be written to `folder`: a file, or not empty and no `overwrite`."""
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder} is a file; a run is written to a folder")
+    if not overwrite and folder.is_dir() and any(folder.iterdir()):
+        raise InputError(f"{folder} is not empty", "choose another folder, or replace a former run with --overwrite")
+
+
+def write_run(result: Result, folder: Path) -> None:
+    """Write the records, the summary and the resolved scenario of a run to `folder`, making it where it is missing.
+
+    Files are written beside it first and moved at the end; other files in `folder` stay.
+
+    Raises:
+        WindtunnelError: the folder cannot be written to.
+    """
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as name:
+            draft = Path(name)
+            result.requests.write_parquet(draft / "requests.parquet")
+            result.steps.write_parquet(draft / "steps.parquet")
+            (draft / "summary.json").write_text(as_text(run_document(result)) + "\n", encoding="utf-8")
+            save(result.scenario, draft / "scenario.yaml")
+            folder.mkdir(exist_ok=True)
+            for file in RUN_FILES:
+                (draft / file).replace(folder / file)
+    except OSError as error:
+        raise WindtunnelError(f"the run cannot be written to {folder}: {error.strerror or error}") from None

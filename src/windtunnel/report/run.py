@@ -1,0 +1,111 @@
+"""A simulation's result on a terminal."""
+
+from rich.console import RenderableType
+
+from windtunnel.engine.serving import Result
+from windtunnel.metrics.summary import Distribution, Summary
+from windtunnel.report.setup import deployment_line, load_line, model_line, provenance_rows
+from windtunnel.report.tables import bars, columns, duration, grid, number, percent, title
+from windtunnel.spec.scenario import Slo
+from windtunnel.units import format_bytes, format_seconds
+
+
+def run_report(result: Result) -> list[RenderableType]:
+    """What a user of the deployment would ask: latency, throughput, memory, cost, what bounds it, how sure it is."""
+    summary = result.summary
+    shares = sorted(summary.time_fractions.items(), key=lambda item: -item[1])
+    coverage = {how.value: share for how, share in result.coverage.items()}
+    return [
+        title(model_line(result.setup)),
+        deployment_line(result.setup, result.scenario.deployment.replicas),
+        load_line(result.scenario),
+        "",
+        columns(("latency", "mean", "p50", "p90", "p95", "p99", "max"), _latency_rows(summary)),
+        "",
+        grid([*_throughput_rows(summary, result.scenario.slo), *_resource_rows(result)]),
+        "",
+        title(f"Where the time goes: bound by {summary.bound_by.replace('_', ' ')}"),
+        bars(dict(shares)),
+        "",
+        title("Where the operator times come from"),
+        grid(provenance_rows(coverage, result.sources)),
+    ]
+
+
+def _latency_rows(summary: Summary) -> list[list[str]]:
+    quantities = [
+        ("TTFT", summary.ttft_s),
+        ("TPOT", summary.tpot_s),
+        ("ITL", summary.itl_s),
+        ("end to end", summary.e2e_s),
+        ("queueing", summary.queueing_s),
+        ("prefill", summary.prefill_s),
+    ]
+    return [[name, *_cells(seconds)] for name, seconds in quantities if seconds is not None]
+
+
+def _cells(seconds: Distribution) -> list[str]:
+    return [format_seconds(getattr(seconds, name)) for name in ("mean", "p50", "p90", "p95", "p99", "max")]
+
+
+def _throughput_rows(summary: Summary, slo: Slo | None) -> list[tuple[str, str]]:
+    rate = summary.throughput
+    out, both = rate.output_tokens_per_s_per_device, rate.total_tokens_per_s_per_device
+    user = number(rate.output_tokens_per_s_per_user)
+    rows = [
+        ("requests", f"{number(rate.requests_per_s)}/s; {summary.num_requests:,} in {duration(summary.span_s)}"),
+        ("output", f"{number(rate.output_tokens_per_s)} tokens/s; {number(out)} per device, {user} per user"),
+        ("in and out", f"{number(rate.total_tokens_per_s)} tokens/s; {number(both)} per device"),
+    ]
+    if summary.goodput is not None and slo is not None:
+        good = summary.goodput
+        rows.append(("goodput", f"{number(good.requests_per_s)}/s; {percent(good.fraction)} within {_limits(slo)}"))
+    return rows
+
+
+def _limits(slo: Slo) -> str:
+    named = (("TTFT", slo.ttft_s), ("TPOT", slo.tpot_s), ("end to end", slo.e2e_s))
+    return ", ".join(f"{name} {_limit(limit)}" for name, limit in named if limit is not None)
+
+
+def _limit(limit_s: float) -> str:
+    return f"{limit_s:g} s" if limit_s >= 1 else f"{limit_s * 1e3:g} ms"
+
+
+def _resource_rows(result: Result) -> list[tuple[str, str]]:
+    summary, memory, use = result.summary, result.memory, result.summary.utilisation
+    ranks = result.setup.parallelism.attention_dp
+    pool = f"{memory.kv_tokens:,} tokens" + (f" on each of {ranks} ranks" if ranks > 1 else "")
+    rows = [
+        (
+            "batch",
+            (
+                f"{use.mean_running:,.1f} running, {use.mean_waiting:,.1f} waiting on average; "
+                f"busy {percent(use.busy_fraction)}; {use.num_preemptions:,} preemptions"
+            ),
+        ),
+        (
+            "memory",
+            (
+                f"{format_bytes(memory.weight_bytes)} weights, {format_bytes(memory.kv_cache_bytes)} KV cache "
+                f"of {format_bytes(memory.device_bytes)} on each device"
+            ),
+        ),
+        (
+            "KV cache",
+            f"{pool}; {percent(use.kv_mean_fraction)} used on average, {percent(use.kv_peak_fraction)} at most",
+        ),
+    ]
+    if summary.cost is None:
+        return [*rows, ("cost", "unknown: the device has no list price (--set deployment.price_usd_per_hour=...)")]
+    cost = summary.cost
+    return [
+        *rows,
+        (
+            "cost",
+            (
+                f"${cost.usd_per_million_output_tokens:,.2f} per million output tokens, "
+                f"${cost.usd_per_million_total_tokens:,.2f} in and out; ${cost.usd_per_hour:,.2f}/h at list price"
+            ),
+        ),
+    ]

@@ -1,0 +1,101 @@
+"""What was served, on what, under which load, in a line each; and where operator times come from."""
+
+from windtunnel.report.tables import formats, percent
+from windtunnel.spec.scenario import Scenario, Setup
+from windtunnel.spec.workload import (
+    Burst,
+    ClosedLoop,
+    Empirical,
+    Fixed,
+    Gamma,
+    Lengths,
+    Lognormal,
+    Normal,
+    Poisson,
+    Static,
+    Uniform,
+    Zipf,
+)
+
+ENGINE_TITLES = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}
+SCHEDULER_TITLES = {"vllm_v1": "vLLM V1 scheduler", "sglang": "SGLang scheduler", "trtllm": "TensorRT-LLM scheduler"}
+
+
+def model_line(setup: Setup) -> str:
+    """`meta-llama/Llama-3.1-70B, fp8 weights, bf16 KV cache`."""
+    return f"{setup.model.name}, {formats(setup.precision)}"
+
+
+def deployment_line(setup: Setup, replicas: int = 1) -> str:
+    """Devices, how they are used, engine and scheduler."""
+    parallelism, engine = setup.parallelism, setup.engine
+    ways = [
+        f"{name} {degree}"
+        for name, degree in (
+            ("TP", parallelism.tp),
+            ("PP", parallelism.pp),
+            ("EP", parallelism.ep),
+            ("attention DP", parallelism.attention_dp),
+        )
+        if degree > 1
+    ]
+    copies = f"{replicas} replicas of " if replicas > 1 else ""
+    how = f" ({', '.join(ways)})" if ways else ""
+    scheduler = SCHEDULER_TITLES.get(str(engine.scheduler), str(engine.scheduler))
+    title = ENGINE_TITLES.get(engine.name, engine.name)
+    return f"{copies}{parallelism.num_devices} x {setup.device.title}{how}; {title} {engine.version}, {scheduler}"
+
+
+def load_line(scenario: Scenario) -> str:
+    """Arrivals and lengths."""
+    workload = scenario.workload
+    trace = workload.trace.path if workload.trace else None
+    parts = [arrivals_text(workload.arrivals) if workload.arrivals else f"arrivals of {trace}"]
+    for name, tokens in (("in", workload.input_tokens), ("out", workload.output_tokens)):
+        parts.append(f"{lengths_text(tokens)} {name}" if tokens is not None else f"{name}put of {trace}")
+    if trace is not None and workload.input_tokens is None and workload.output_tokens is None:
+        parts[1:] = [f"lengths of {trace}"] if workload.arrivals else []
+        parts[0] = parts[0] if workload.arrivals else f"replaying {trace}"
+    return f"{', '.join(parts)}; seed {scenario.seed}"
+
+
+def arrivals_text(arrivals: Poisson | Gamma | Static | Burst | ClosedLoop) -> str:
+    """How requests arrive, in a few words."""
+    if isinstance(arrivals, ClosedLoop):
+        released = f" at {arrivals.rate_per_s:g}/s" if arrivals.rate_per_s else ""
+        return f"{arrivals.concurrency:,} concurrent requests{released}"
+    if isinstance(arrivals, Burst):
+        return f"bursts of {arrivals.num_per_burst:,}" if arrivals.num_per_burst else "all requests at once"
+    name = {Poisson: "Poisson", Gamma: "gamma", Static: "evenly spaced"}[type(arrivals)]
+    burstiness = f" (cv {arrivals.cv:g})" if isinstance(arrivals, Gamma) else ""
+    return f"{name} arrivals{burstiness} at {arrivals.rate_per_s:g}/s"
+
+
+def lengths_text(tokens: Lengths) -> str:
+    """A distribution of lengths in a few words."""
+    if isinstance(tokens, int | Fixed):
+        return f"{tokens if isinstance(tokens, int) else tokens.tokens:,} tokens"
+    if isinstance(tokens, Uniform):
+        return f"{tokens.min_tokens:,} to {tokens.max_tokens:,} tokens"
+    if isinstance(tokens, Normal):
+        return f"normal ({tokens.mean_tokens:g} ± {tokens.std_tokens:g}) tokens"
+    if isinstance(tokens, Lognormal):
+        return f"lognormal (median {tokens.median_tokens:g}) tokens"
+    if isinstance(tokens, Zipf):
+        return f"Zipf ({tokens.min_tokens:,} to {tokens.max_tokens:,}) tokens"
+    assert isinstance(tokens, Empirical)
+    return f"tokens as in {tokens.path}" if tokens.path else "tokens from a list"
+
+
+def provenance_rows(coverage: dict[str, float], sources: dict[str, float]) -> list[tuple[str, str]]:
+    """How operator times were found, and the tables that they come from with their share of the device's time.
+
+    Args:
+        coverage, sources: shares of the device's time, at most 1.
+    """
+    found = ", ".join(f"{percent(share)} {how}" for how, share in coverage.items())
+    return [("found", found), *((percent(share), source) for source, share in sources.items() if share >= SMALL_SHARE)]
+
+
+SMALL_SHARE = 0.0005
+"""Of the device's time; less is not worth a line."""

@@ -1,0 +1,103 @@
+"""The program around the verbs: help, version, the voice of its errors, and how it ends."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from windtunnel import cli
+from windtunnel.cli import verbs
+from windtunnel.errors import WindtunnelError
+
+if TYPE_CHECKING:
+    from cli.conftest import Command
+
+
+def test_without_arguments_it_helps(windtunnel: Command) -> None:
+    done = windtunnel()
+    assert done.code == 0
+    assert all(verb in done.stdout for verb in verbs.VERBS)
+
+
+@pytest.mark.parametrize("verb", verbs.VERBS)
+def test_every_verb_has_help(windtunnel: Command, verb: str) -> None:
+    done = windtunnel(verb, "--help")
+    assert done.code == 0
+    assert done.stdout.startswith(f"Usage: windtunnel {verb}")
+    assert max(map(len, done.stdout.splitlines())) <= 100
+
+
+def test_it_has_a_version(windtunnel: Command) -> None:
+    assert windtunnel("--version").stdout.startswith("windtunnel ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message", "hint"),
+    [
+        (["simulat"], "windtunnel has no command 'simulat'", "did you mean simulate?"),
+        (["simulate", "--concurency", "4"], "there is no option --concurency", "did you mean --concurrency?"),
+        (["simulate", "--tp", "four"], "--tp: 'four' is not a valid integer", "see `windtunnel simulate --help`"),
+        (["simulate", "--tp"], "option '--tp' requires an argument", "see `windtunnel simulate --help`"),
+        (
+            ["simulate", "a.yaml", "b.yaml"],
+            "got unexpected extra argument (b.yaml)",
+            "see `windtunnel simulate --help`",
+        ),
+        (["catalog", "device"], "the catalog has no 'device'", "did you mean devices?"),
+        (["--verbose"], "there is no option --verbose", "did you mean --version?"),
+    ],
+)
+def test_usage_errors_speak_like_all_others(windtunnel: Command, arguments: list[str], message: str, hint: str) -> None:
+    done = windtunnel(*arguments)
+    assert (done.code, done.stdout) == (2, "")
+    assert done.stderr == f"error: {message}\nhint: {hint}\n"
+
+
+def ends_with(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    def broken(*_arguments: object, **_settings: object) -> None:
+        raise error
+
+    monkeypatch.setattr(verbs.windtunnel, "main", broken)
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (WindtunnelError("the engine died", "start it again"), 1, "error: the engine died\nhint: start it again\n"),
+        (KeyboardInterrupt(), 130, "error: interrupted"),
+        (MemoryError(), 1, "error: this machine's memory"),
+        (ZeroDivisionError("division by zero"), 1, "error: sorry, this is a bug in windtunnel (ZeroDivisionError: "),
+    ],
+)
+def test_failures_end_in_one_sentence(
+    windtunnel: Command, monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int, message: str
+) -> None:
+    monkeypatch.delenv(cli.DEBUG_VARIABLE, raising=False)
+    ends_with(monkeypatch, error)
+    done = windtunnel("simulate")
+    assert (done.code, done.stdout) == (code, "")
+    assert done.stderr.startswith(message)
+    assert "Traceback" not in done.stderr
+
+
+def test_a_bug_shows_its_traceback_to_who_asks(windtunnel: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(cli.DEBUG_VARIABLE, "1")
+    ends_with(monkeypatch, ZeroDivisionError())
+    with pytest.raises(ZeroDivisionError):
+        windtunnel("simulate")
+
+
+def test_a_reader_who_leaves_early_is_no_error() -> None:
+    command = [sys.executable, "-m", "windtunnel", "catalog", "models", "--json"]
+    environment = os.environ | {"PYTHONPATH": str(Path(cli.__file__).parents[2])}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.stderr.read() == b""

@@ -1,0 +1,62 @@
+"""`windtunnel explain`: one step, operator by operator."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from cli.conftest import Command
+
+LLAMA = ("--model", "meta-llama/Llama-3.1-8B", "--device", "h100_sxm")
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_it_shows_every_operator_and_their_sum(
+    windtunnel: Command, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    done = windtunnel("explain", *LLAMA, "--tp", "2", "--batch", "63", "--context", "2048")
+    assert done.code == 0
+    for words in ("qkv_proj", "attention_decode", "lm_head", "64 x 3072 x 4096 bf16", "padded to the CUDA graph of 64"):
+        assert words in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= width
+
+
+def test_json_adds_up(windtunnel: Command) -> None:
+    document = json.loads(windtunnel("explain", *LLAMA, "--prefill-tokens", "512", "--json").stdout)
+    operators = document["operators"]
+    assert document["batch"]["decode_requests"] == 0
+    assert sum(operator["total_s"] for operator in operators) == pytest.approx(document["device_s"])
+    for name in ("kind", "bound", "coverage", "source"):
+        assert sum(document[f"seconds_by_{name}"].values()) == pytest.approx(document["device_s"])
+    assert document["memory"]["kv_tokens"] > 0
+    assert {operator["name"] for operator in operators} >= {"qkv_proj", "attention_prefill", "lm_head", "sample"}
+
+
+def test_it_reads_a_scenario(windtunnel: Command, small: tuple[str, ...], tmp_path: Path) -> None:
+    windtunnel("simulate", *small, "--quant", "fp8", "--out", str(tmp_path))
+    # The scenario's requests are short, and so its engine's max_model_len.
+    done = windtunnel("explain", str(tmp_path / "scenario.yaml"), "--batch", "4", "--context", "64", "--json")
+    assert json.loads(done.stdout)["precision"]["weights"] == "fp8"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--batch", "0"], "the step is empty"),
+        (["--batch", "-1"], "batch is -1"),
+        (["--context", "0"], "attends to one token at least"),
+        (["--batch", "2000"], "above max_num_seqs = 1,024"),
+        (["--prefill-tokens", "9000"], "above max_num_batched_tokens = 8,192"),
+        (["--context", "200000", "--batch", "1"], "accepts 131,072"),
+        (["--context", "100000", "--batch", "500"], "tokens of KV cache"),
+    ],
+)
+def test_a_step_that_the_engine_never_forms_is_refused(windtunnel: Command, options: list[str], message: str) -> None:
+    done = windtunnel("explain", *LLAMA, *options)
+    assert (done.code, done.stdout) == (2, "")
+    assert message in done.stderr

@@ -1,0 +1,151 @@
+"""`windtunnel simulate`: what it prints, what it writes, and that both are the same every time."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+if TYPE_CHECKING:
+    from cli.conftest import Command
+
+FILES = {"requests.parquet", "steps.parquet", "summary.json", "scenario.yaml"}
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_it_prints_the_figures_that_users_ask_for(windtunnel: Command, small: tuple[str, ...]) -> None:
+    done = windtunnel("simulate", *small, "--slo", "ttft=2s,tpot=50ms")
+    assert (done.code, done.stderr) == (0, "")
+    for words in ("TTFT", "TPOT", "ITL", "p99", "tokens/s", "goodput", "KV cache", "preemptions", "cost", "bound by"):
+        assert words in done.stdout
+    assert "h100_sxm/gemm/vllm/" in done.stdout
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_no_line_is_wider_than_the_terminal(
+    windtunnel: Command, small: tuple[str, ...], width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    lines = windtunnel("simulate", *small, "--slo", "e2e=2s").stdout.splitlines()
+    assert max(map(len, lines)) <= width
+    assert not any("…" in line for line in lines)
+
+
+def test_json_has_the_summary_and_all_that_decided_it(windtunnel: Command, small: tuple[str, ...]) -> None:
+    document = json.loads(windtunnel("simulate", *small, "--json", "--seed", "7").stdout)
+    assert set(document) == {"windtunnel", "scenario", "summary", "memory", "coverage", "sources"}
+    assert document["summary"]["num_requests"] == 20
+    assert document["scenario"]["seed"] == 7
+    assert document["scenario"]["deployment"]["engine"]["max_num_batched_tokens"] == 8192
+    assert sum(document["coverage"].values()) == pytest.approx(1)
+    assert sum(document["sources"].values()) == pytest.approx(1)
+    assert sum(document["summary"]["time_fractions"].values()) == pytest.approx(1)
+
+
+def test_the_same_command_gives_the_same_bytes(windtunnel: Command, small: tuple[str, ...], tmp_path: Path) -> None:
+    drawn = (*small, "--input-tokens", "16-512", "--rate", "50")
+    drawn = tuple(word for word in drawn if word not in ("--concurrency", "4"))
+    runs = [windtunnel("simulate", *drawn, "--json", "--out", str(tmp_path / name)) for name in ("one", "two")]
+    assert runs[0].code == 0
+    assert runs[0].stdout == runs[1].stdout
+    assert contents(tmp_path / "one") == contents(tmp_path / "two")
+    other = windtunnel("simulate", *drawn, "--json", "--seed", "1")
+    assert other.stdout != runs[0].stdout
+
+
+def test_out_holds_the_run(windtunnel: Command, small: tuple[str, ...], tmp_path: Path) -> None:
+    out = tmp_path / "deep" / "run"
+    printed = windtunnel("simulate", *small, "--json", "--out", str(out))
+    assert {path.name for path in out.iterdir()} == FILES
+    assert {path.name for path in out.parent.iterdir()} == {"run"}
+    assert json.loads((out / "summary.json").read_text()) == json.loads(printed.stdout)
+    requests, steps = (pq.read_table(out / f"{name}.parquet") for name in ("requests", "steps"))
+    assert requests.num_rows == 20
+    assert b"meaning" in requests.schema.field("ttft_s").metadata
+    decoded = sum(
+        a * b for a, b in zip(steps["decode_tokens"].to_pylist(), steps["num_steps"].to_pylist(), strict=True)
+    )
+    assert decoded == 20 * (8 - 1)
+
+
+def test_the_resolved_scenario_gives_the_same_run(windtunnel: Command, small: tuple[str, ...], tmp_path: Path) -> None:
+    first = windtunnel("simulate", *small, "--out", str(tmp_path / "run"))
+    again = windtunnel("simulate", str(tmp_path / "run" / "scenario.yaml"))
+    assert again.stdout == first.stdout
+
+
+def test_overwrite_replaces_a_former_run_and_nothing_else(
+    windtunnel: Command, small: tuple[str, ...], tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    windtunnel("simulate", *small, "--out", str(out))
+    (out / "notes.txt").write_text("mine")
+    before = contents(out)
+    refused = windtunnel("simulate", *small, "--seed", "3", "--out", str(out))
+    assert refused.code == 2
+    assert contents(out) == before
+    assert windtunnel("simulate", *small, "--output-tokens", "9", "--out", str(out), "--overwrite").code == 0
+    assert (out / "notes.txt").read_text() == "mine"
+    assert contents(out)["summary.json"] != before["summary.json"]
+
+
+def test_options_win_over_the_file(windtunnel: Command, tmp_path: Path) -> None:
+    scenario = {
+        "model": "meta-llama/Llama-3.1-8B",
+        "deployment": {"device": "h100_sxm"},
+        "workload": {
+            "arrivals": {"type": "poisson", "rate_per_s": 5.0},
+            "input_tokens": 64,
+            "output_tokens": 8,
+            "num_requests": 10,
+        },
+    }
+    (tmp_path / "scenario.yaml").write_text(yaml.safe_dump(scenario))
+    options = ["--tp", "2", "--output-tokens", "4-6", "--set", "workload.arrivals.rate_per_s=6.5", "--json"]
+    resolved = json.loads(windtunnel("simulate", str(tmp_path / "scenario.yaml"), *options).stdout)["scenario"]
+    assert resolved["deployment"]["parallelism"]["tp"] == 2
+    assert resolved["workload"]["arrivals"]["rate_per_s"] == 6.5
+    assert resolved["workload"]["output_tokens"] == {"type": "uniform", "min_tokens": 4, "max_tokens": 6}
+    assert resolved["workload"]["input_tokens"] == 64
+
+
+def test_names_of_vllm_mean_the_same(windtunnel: Command) -> None:
+    ours = ["--tp", "2", "--quant", "fp8", "--input-tokens", "64", "--output-tokens", "8", "--concurrency", "4"]
+    theirs = ["-tp", "2", "--quantization", "fp8", "--random-input-len", "64", "--random-output-len=8"]
+    theirs += ["--max_concurrency", "4", "--num-prompts", "40"]
+    model = ["--model", "meta-llama/Llama-3.1-8B", "--device", "h100_sxm"]
+    assert windtunnel("simulate", *model, *ours).stdout == windtunnel("simulate", *model, *theirs).stdout
+
+
+def test_the_kv_format_leaves_the_published_weights_alone(windtunnel: Command, small: tuple[str, ...]) -> None:
+    options = ["--model", "openai/gpt-oss-20b", "--kv-cache-dtype", "fp8", "--json"]
+    precision = json.loads(windtunnel("simulate", *small, *options).stdout)["scenario"]["precision"]
+    assert (precision["experts"], precision["kv_cache"]) == ("mxfp4", "fp8")
+
+
+def test_a_trace_of_the_catalog_is_found_by_name(windtunnel: Command) -> None:
+    options = ["--model", "meta-llama/Llama-3.1-8B", "--device", "h100_sxm", "--num-requests", "200", "--json"]
+    document = json.loads(windtunnel("simulate", "--trace", "azure2023_code", *options, "--rate", "3").stdout)
+    assert document["summary"]["num_requests"] == 200
+    assert document["scenario"]["workload"]["trace"]["path"] == "azure2023_code"
+
+
+def test_a_file_of_that_name_goes_before_the_catalog(
+    windtunnel: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.csv").write_text("arrival_s,input_tokens,output_tokens\n0,10,2\n1,10,2\n")
+    options = ["--model", "meta-llama/Llama-3.1-8B", "--device", "h100_sxm", "--json"]
+    document = json.loads(windtunnel("simulate", "--trace", "mine.csv", *options).stdout)
+    assert document["summary"]["num_requests"] == 2
+
+
+def test_progress_stays_off_pipes(windtunnel: Command, small: tuple[str, ...]) -> None:
+    assert windtunnel("simulate", *small).stderr == ""

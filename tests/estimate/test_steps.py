@@ -1,0 +1,218 @@
+"""The arrays that the serving loop reads must say what the estimator says, at the points priced and between them."""
+
+from functools import cache
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from windtunnel.engine.reference import Reference
+from windtunnel.engine.serving import estimator_for, shard_of
+from windtunnel.estimate.estimator import COVERAGES, Coverage, Estimate
+from windtunnel.estimate.steps import (
+    batch_nodes,
+    geometric_nodes,
+    graph_sizes,
+    lower_steps,
+    padded_sizes,
+    price_step,
+    recorded_steps,
+    token_nodes,
+)
+from windtunnel.kernels.state import StepCost
+from windtunnel.ops.forward import StepBatch, decode_launches, head_launches, prefill_launches, token_launches
+from windtunnel.ops.op import Launch, Op, Size
+from windtunnel.spec.deployment import EngineSettings
+from windtunnel.spec.scenario import resolve
+from windtunnel.spec.shorthand import scenario
+
+MAX_MODEL_LEN, MAX_NUM_SEQS, MAX_TOKENS = 8192, 256, 4096
+
+DEPLOYMENTS = {
+    "dense": {"model": "meta-llama/Llama-3.1-8B"},
+    "experts": {"model": "Qwen/Qwen3-30B-A3B", "tp": 4, "ep": 4},
+    "latent": {"model": "deepseek-ai/DeepSeek-V2-Lite", "quant": "fp8"},
+}
+
+
+class Priced:
+    """A deployment with its estimator and what it was lowered to."""
+
+    def __init__(self, name: str) -> None:
+        made = scenario(
+            device="h100_sxm",
+            rate_per_s=1,
+            input_tokens=1,
+            output_tokens=1,
+            max_num_seqs=MAX_NUM_SEQS,
+            max_num_batched_tokens=MAX_TOKENS,
+            **DEPLOYMENTS[name],
+        )
+        setup = resolve(made)
+        self.engine, self.device, self.shard = setup.engine, setup.device, shard_of(setup)
+        self.estimator = estimator_for(setup)
+        self.lowered = lower_steps(self.estimator, setup.device, self.shard, setup.engine, MAX_MODEL_LEN)
+
+    def seconds(self, launches: list[Launch]) -> float:
+        return sum(float(np.asarray(self.estimator.estimate(x.op).seconds)) * x.count for x in launches)
+
+
+@cache
+def priced(name: str) -> Priced:
+    return Priced(name)
+
+
+def looked_up(cost: StepCost, batch: StepBatch) -> float:
+    """A step's device time as the loop adds it up; its plain twin, since a test cannot call compiled inner functions."""
+    plain = Reference(None, cost, [])
+    context = batch.decode_requests * batch.decode_context_tokens
+    attention_s = plain.decode_attention_s(batch.decode_requests, context)
+    if not batch.prefill_tokens:
+        return float(cost.decode_token_s[batch.decode_requests] + attention_s)
+    attention_s += plain.prefill_attention_s(batch.prefill_tokens, batch.prefill_pairs)
+    return float(cost.mixed_token_s[batch.num_tokens] + cost.sample_s[batch.sampled] + attention_s)
+
+
+@pytest.mark.parametrize("name", DEPLOYMENTS)
+def test_steps_with_prefill_cost_what_their_operators_cost(name: str) -> None:
+    one, rng = priced(name), np.random.default_rng(1)
+    errors = []
+    for _ in range(40):
+        decodes, chunk = int(rng.integers(0, MAX_NUM_SEQS)), int(rng.integers(1, MAX_TOKENS - MAX_NUM_SEQS))
+        done = int(rng.integers(0, MAX_MODEL_LEN - chunk))
+        context = float(rng.integers(1, MAX_MODEL_LEN)) if decodes else 0.0
+        batch = StepBatch(decodes, context, chunk, chunk * (done + chunk / 2), decodes + 1)
+        exact = sum(x.device_s for x in price_step(one.estimator, one.shard, batch))
+        errors.append(looked_up(one.lowered.cost, batch) / exact - 1)
+    assert np.median(np.abs(errors)) < 0.005
+    assert np.abs(errors).max() < 0.02
+
+
+@pytest.mark.parametrize("name", DEPLOYMENTS)
+def test_decode_steps_cost_what_their_padded_operators_cost(name: str) -> None:
+    one, rng = priced(name), np.random.default_rng(2)
+    errors = []
+    for _ in range(40):
+        decodes, context = int(rng.integers(1, MAX_NUM_SEQS + 1)), float(rng.integers(1, MAX_MODEL_LEN))
+        padded = int(padded_sizes(graph_sizes(one.engine), decodes)[-1])
+        launches = [
+            *token_launches(one.shard, padded),
+            *head_launches(one.shard, padded),
+            *decode_launches(one.shard, decodes, context),
+        ]
+        exact = one.seconds(launches)
+        errors.append(looked_up(one.lowered.cost, StepBatch(decodes, context)) / exact - 1)
+    assert np.abs(errors).max() < 0.01
+
+
+@pytest.mark.parametrize("name", DEPLOYMENTS)
+def test_the_points_priced_are_exact(name: str) -> None:
+    one = priced(name)
+    cost = one.lowered.cost
+    for tokens in (1, 64, 512, 1024, MAX_TOKENS):
+        assert cost.mixed_token_s[tokens] == pytest.approx(one.seconds(token_launches(one.shard, tokens)))
+    for row, column in ((1, 0), (64, 20), (256, -1)):
+        exact = one.seconds(decode_launches(one.shard, row, cost.context_nodes[column]))
+        assert cost.decode_attention_s[row, column] == pytest.approx(exact)
+    for row, column in ((0, 0), (20, 30), (-1, -1)):
+        chunk, length = cost.chunk_nodes[row], cost.length_nodes[column]
+        exact = one.seconds(prefill_launches(one.shard, chunk / length, length))
+        assert cost.prefill_attention_s[row, column] == pytest.approx(exact)
+
+
+@pytest.mark.parametrize("name", DEPLOYMENTS)
+def test_parts_are_parts(name: str) -> None:
+    lowered = priced(name).lowered
+    for whole, communication, compute in (
+        (lowered.cost.decode_token_s, lowered.decode_communication_s, lowered.decode_compute_s),
+        (lowered.cost.mixed_token_s, lowered.mixed_communication_s, lowered.mixed_compute_s),
+    ):
+        assert (whole > 0).all()
+        assert (communication >= 0).all()
+        assert (compute >= 0).all()
+        assert (communication + compute <= whole * (1 + 1e-9)).all()
+    assert (lowered.mixed_communication_s[1] > 0) == (priced(name).shard.tp > 1)
+    assert lowered.mixed_compute_s[-1] > 0.5 * lowered.cost.mixed_token_s[-1] or name != "dense"
+
+
+# Padding and grids
+
+
+def test_graph_sizes_are_vllms() -> None:
+    """vllm/config/vllm.py: 1, 2, 4, by 8 to 256, by 16 beyond."""
+    sizes = graph_sizes(EngineSettings(max_cudagraph_capture_size=512)).tolist()
+    assert sizes[:6] == [1, 2, 4, 8, 16, 24]
+    assert sizes[-3:] == [480, 496, 512]
+    assert 256 in sizes
+    assert 264 not in sizes
+    assert graph_sizes(EngineSettings(max_cudagraph_capture_size=20)).tolist() == [1, 2, 4, 8, 16]
+    assert not graph_sizes(EngineSettings(max_cudagraph_capture_size=0)).size
+    assert graph_sizes(EngineSettings(cudagraph_sizes=(8, 1, 3))).tolist() == [1, 3, 8]
+
+
+def test_batches_are_padded_up_to_the_next_graph_and_not_beyond_the_last() -> None:
+    padded = padded_sizes(np.array([1, 4, 8]), 10)
+    assert padded[1:].tolist() == [1, 4, 4, 4, 8, 8, 8, 8, 9, 10]
+    assert padded_sizes(np.array([], np.int64), 3).tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("most", [1, 2, 63, 64, 100, 512, 513, 8192, 9999])
+def test_token_nodes_end_where_they_must(most: int) -> None:
+    nodes = token_nodes(most)
+    assert (nodes[0], nodes[-1]) == (1, most)
+    assert (np.diff(nodes) > 0).all()
+    assert (np.diff(nodes) <= 64).all()
+    assert set(range(1, min(most, 512))) <= set(nodes.tolist())
+    batches = batch_nodes(most)
+    assert (batches[0], batches[-1]) == (1, most)
+    assert (np.diff(batches) > 0).all()
+    assert batches.size < 64 + 8 * max(np.log2(most) - 6, 0) + 2
+
+
+def test_geometric_nodes_keep_a_quadratic_within_a_percent() -> None:
+    nodes = geometric_nodes(5000)
+    assert (nodes[0], nodes[-1]) == (1, 2 ** (50 / 4))
+    between = np.linspace(1, 5000, 4000)
+    found = np.interp(between, nodes, nodes**2)
+    assert (found / between**2 - 1).max() < 0.0076
+
+
+# What else is in a step
+
+
+class OneSecond:
+    """Every operator takes a second, so that a step counts its launches."""
+
+    def estimate(self, op: Op) -> Estimate:
+        shape = np.broadcast_shapes(*(np.shape(getattr(op, axis)) for axis in op.axes))
+        seconds: Size = np.ones(shape) if shape else 1.0
+        return Estimate(seconds, Coverage.MEASURED, "a second", 0.0)
+
+
+def test_every_launch_of_a_step_is_counted_once() -> None:
+    one = priced("dense")
+    engine = EngineSettings(max_num_seqs=4, max_num_batched_tokens=8, max_cudagraph_capture_size=2)
+    cost = lower_steps(OneSecond(), one.device, one.shard, engine, 64).cost
+    # A layer: two norms, qkv, rope, cache write, o, gate-up, activation, down; then the last norm and the embedding.
+    assert np.unique(cost.mixed_token_s).tolist() == [32 * 9 + 2]
+    assert np.unique(cost.sample_s).tolist() == [2]
+    assert np.unique(cost.decode_token_s).tolist() == [32 * 9 + 2 + 2]
+    assert np.unique(cost.decode_attention_s).tolist() == [32]
+    assert np.unique(cost.prefill_attention_s).tolist() == [32]
+    assert (cost.decode_token_s.size, cost.mixed_token_s.size) == (4 + 1, 8 + 4 + 1)
+
+
+def test_prices_say_where_they_come_from() -> None:
+    one = priced("experts")
+    steps = price_step(one.estimator, one.shard, StepBatch(8, 500, 0, 0, 8))
+    assert all(x.device_s > 0 and x.estimate.source and x.estimate.coverage in COVERAGES for x in steps)
+    (experts,) = [x for x in steps if x.launch.name == "experts"]
+    assert experts.device_s == pytest.approx(float(experts.estimate.seconds) * 48)
+
+
+def test_recorded_steps_ignore_the_batch() -> None:
+    durations: NDArray[np.float64] = np.array([0.1, 0.2])
+    cost = recorded_steps(durations, EngineSettings(max_num_seqs=3))
+    np.testing.assert_array_equal(cost.recorded_step_s, durations)
+    assert Reference(None, cost, []).decode_attention_s(3, 300) == 0
+    assert cost.decode_token_s.size == 4

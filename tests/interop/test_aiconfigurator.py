@@ -1,0 +1,317 @@
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from windtunnel.errors import InputError
+from windtunnel.estimate.estimator import Coverage, Estimate, RooflineEstimator, TableEstimator
+from windtunnel.interop.aiconfigurator import PACKAGE, measured_estimator, measured_systems
+from windtunnel.interop.aiconfigurator_files import version_key
+from windtunnel.ops import op as ops
+from windtunnel.spec import catalog
+from windtunnel.spec.precision import Format
+
+H100 = catalog.device("h100_sxm")
+installed = pytest.mark.skipif(find_spec(PACKAGE) is None, reason=f"{PACKAGE} has no wheel for this platform")
+
+
+def write(folder: Path, place: str, table: str, columns: dict[str, Any]) -> None:
+    path = folder / "data" / "h100_sxm" / place
+    path.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table(columns), path / f"{table}.parquet")
+
+
+def gemm_columns(latency_ms: list[float], dtype: str = "bfloat16", kernel: str | list[str] = "torch") -> dict[str, Any]:
+    rows = len(latency_ms)
+    kernels = [kernel] * rows if isinstance(kernel, str) else kernel
+    return {
+        "framework": ["VLLM"] * rows,
+        "kernel_source": kernels,
+        "gemm_dtype": [dtype] * rows,
+        "m": [2**row for row in range(rows)],
+        "n": [64] * rows,
+        "k": [128] * rows,
+        "latency": latency_ms,
+    }
+
+
+def estimate(
+    folder: Path | None, op: ops.Op, engine: str = "vllm", version: str = "0.24.0", **options: Any
+) -> Estimate:
+    return measured_estimator(H100, None, engine, version, folder, **options).estimate(op)
+
+
+def test_milliseconds_become_seconds(tmp_path: Path) -> None:
+    write(tmp_path, "gemm/vllm/0.24.0", "gemm_perf", gemm_columns([0.002, 0.003]))
+    found = estimate(tmp_path, ops.Gemm(np.array([1.0, 2.0]), 64, 128))
+    np.testing.assert_allclose(found.seconds, [2e-6, 3e-6])
+    assert found.coverage is Coverage.MEASURED
+    assert found.source == "h100_sxm/gemm/vllm/0.24.0 (torch)"
+
+
+@pytest.mark.parametrize(
+    ("asked", "taken"),
+    [("0.14.0", "0.14.0"), ("0.15.1", "0.14.0"), ("0.21.0", "0.24.0"), ("0.30.0", "0.24.0"), ("1.0.0", "0.24.0")],
+)
+def test_the_nearest_version_is_taken_and_named(tmp_path: Path, asked: str, taken: str) -> None:
+    for version, latency in (("0.14.0", 0.002), ("0.24.0", 0.001)):
+        write(tmp_path, f"gemm/vllm/{version}", "gemm_perf", gemm_columns([latency]))
+    found = estimate(tmp_path, ops.Gemm(1.0, 64, 128), version=asked)
+    assert found.seconds == pytest.approx({"0.14.0": 2e-6, "0.24.0": 1e-6}[taken])
+    assert f"vllm/{taken}" in found.source
+    assert ("nearest to" in found.source) == (asked != taken)
+
+
+def test_release_candidates_come_before_their_release() -> None:
+    versions = ["1.3.0", "1.3.0rc9", "1.3.0rc20", "1.2.0", "1.3.0.post1"]
+    assert sorted(versions, key=version_key) == ["1.2.0", "1.3.0rc9", "1.3.0rc20", "1.3.0", "1.3.0.post1"]
+
+
+def test_another_engine_stands_in_and_is_named(tmp_path: Path) -> None:
+    for version, latency in (("0.5.9", 0.003), ("0.5.14", 0.002)):
+        write(tmp_path, f"gemm/sglang/{version}", "gemm_perf", gemm_columns([latency]))
+    found = estimate(tmp_path, ops.Gemm(1.0, 64, 128))
+    assert found.seconds == pytest.approx(2e-6)
+    assert found.source == "h100_sxm/gemm/sglang/0.5.14 (torch), in place of vllm"
+
+
+def test_a_declared_reuse_is_followed(tmp_path: Path) -> None:
+    write(tmp_path, "gemm/vllm/0.24.0", "gemm_perf", gemm_columns([0.002]))
+    write(tmp_path, "gemm/vllm/0.14.0", "gemm_perf", gemm_columns([0.009]))
+    reuse = tmp_path / "data/h100_sxm/gemm/vllm/0.19.0"
+    reuse.mkdir()
+    (reuse / "reuse.yaml").write_text("schema_version: 1\nreuse:\n- table: gemm_perf\n  from_version: 0.24.0\n")
+    found = estimate(tmp_path, ops.Gemm(1.0, 64, 128), version="0.18.0")
+    assert found.seconds == pytest.approx(2e-6)
+    assert "vllm/0.24.0" in found.source
+
+
+def test_the_kernel_measured_most_is_the_default(tmp_path: Path) -> None:
+    columns = gemm_columns([0.001, 0.002, 0.003, 0.004, 0.0005], kernel=["usual"] * 4 + ["special"])
+    columns["m"] = [1, 2, 4, 8, 4]
+    write(tmp_path, "gemm/vllm/0.24.0", "gemm_perf", columns)
+    assert estimate(tmp_path, ops.Gemm(4.0, 64, 128)).seconds == pytest.approx(3e-6)
+
+
+def test_a_hiccup_of_the_collection_is_not_believed(tmp_path: Path) -> None:
+    write(tmp_path, "gemm/vllm/0.24.0", "gemm_perf", gemm_columns([0.002, 0.002, 0.030, 0.003]))
+    found = estimate(tmp_path, ops.Gemm(4.0, 64, 128))
+    assert 2e-6 <= float(found.seconds) <= 3e-6
+    assert found.coverage is Coverage.INTERPOLATED
+
+
+def test_a_gemm_that_waits_for_the_host_is_taken_from_an_engine_that_did_not(tmp_path: Path) -> None:
+    """60 us of launch hide all but the largest GEMM; no step appears where one table gives way to the other."""
+    work = [0.004 * 2**row for row in range(12)]
+    write(tmp_path, "gemm/vllm/0.24.0", "gemm_perf", gemm_columns([max(0.060, ms) for ms in work], "fp8_block", "deep"))
+    write(tmp_path, "gemm/sglang/0.5.14", "gemm_perf", gemm_columns([ms * 0.9 for ms in work], "fp8_block", "deep"))
+    m = 2.0 ** np.arange(12)
+    found = estimate(tmp_path, ops.Gemm(m, 64, 128, Format.FP8_BLOCK))
+    assert found.source == (
+        "h100_sxm/gemm/vllm/0.24.0 (deep); where launches bound it, h100_sxm/gemm/sglang/0.5.14 (deep)"
+    )
+    seconds = np.asarray(found.seconds)
+    np.testing.assert_allclose(seconds[:4], np.array(work[:4]) * 0.9e-3)
+    np.testing.assert_allclose(seconds[-5:], np.array(work[-5:]) * 1e-3)
+    assert np.all(np.diff(np.log2(seconds)) > 0.8)
+
+
+def test_message_sizes_are_elements_and_the_faster_library_wins(tmp_path: Path) -> None:
+    nccl = {
+        "op_name": ["all_reduce"] * 3,
+        "kernel_source": ["NCCL"] * 3,
+        "nccl_dtype": ["half", "half", "int8"],
+        "num_gpus": [8, 8, 8],
+        "message_size": [512, 1024, 512],
+        "latency": [0.010, 0.010, 0.5],
+    }
+    custom = {
+        "kernel_source": ["vLLM_custom_graph", "vLLM_custom_eager", "vLLM_custom_graph"],
+        "num_gpus": [8, 8, 8],
+        "message_size": [512, 512, 1024],
+        "latency": [0.004, 0.020, 0.015],
+    }
+    write(tmp_path, "comm/nccl/2.27", "nccl_perf", nccl)
+    write(tmp_path, "comm/vllm/0.24.0", "custom_allreduce_perf", custom)
+    sizes = np.array([1024.0, 2048.0])
+    found = estimate(tmp_path, ops.Collective("all_reduce", sizes, 8))
+    np.testing.assert_allclose(found.seconds, [4e-6, 10e-6])
+    eager = estimate(tmp_path, ops.Collective("all_reduce", 1024.0, 8), cuda_graphs=False)
+    assert eager.seconds == pytest.approx(10e-6)
+    assert estimate(tmp_path, ops.Collective("all_gather", sizes, 8)).coverage is Coverage.ROOFLINE
+
+
+def test_decode_attention_sees_the_step_and_the_new_token(tmp_path: Path) -> None:
+    columns = {
+        "kernel_source": ["fa3"] * 2,
+        "attn_dtype": ["bfloat16"] * 2,
+        "kv_cache_dtype": ["bfloat16"] * 2,
+        "batch_size": [4, 4],
+        "step": [127, 1023],
+        "num_heads": [8, 8],
+        "num_key_value_heads": [1, 1],
+        "head_dim": [128, 128],
+        "latency": [0.010, 0.020],
+    }
+    write(tmp_path, "attention/vllm/0.24.0", "generation_attention_perf", columns)
+    found = estimate(tmp_path, ops.DecodeAttention(4.0, np.array([128.0, 1024.0]), 8, 1, 128))
+    np.testing.assert_allclose(found.seconds, [10e-6, 20e-6])
+    assert found.coverage is Coverage.MEASURED
+
+
+def moe_columns(dtype: str, latency: list[float], hidden: int = 2048) -> dict[str, Any]:
+    rows = len(latency)
+    shape = {
+        "hidden_size": hidden,
+        "inter_size": 768,
+        "num_experts": 128,
+        "topk": 8,
+        "moe_tp_size": 1,
+        "moe_ep_size": 1,
+    }
+    words = {"kernel_source": "triton", "moe_dtype": dtype, "distribution": "power_law_1.01"}
+    columns = {name: [value] * rows for name, value in {**shape, **words}.items()}
+    return {**columns, "num_tokens": [2**row for row in range(rows)], "latency": latency}
+
+
+def both(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    return {name: [*values, *other[name]] for name, values in one.items()}
+
+
+def test_fp8_experts_that_are_slower_than_bf16_are_taken_from_elsewhere(tmp_path: Path) -> None:
+    bf16, untuned = moe_columns("bfloat16", [0.04, 0.07]), moe_columns("fp8", [0.10, 0.20])
+    write(tmp_path, "moe/vllm/0.24.0", "moe_perf", both(bf16, untuned))
+    write(tmp_path, "moe/vllm/0.19.0", "moe_perf", both(bf16, moe_columns("fp8", [0.03, 0.05])))
+    op = ops.Experts(2.0, 2048, 768, 128, 8, format=Format.FP8)
+    found = estimate(tmp_path, op)
+    assert found.seconds == pytest.approx(50e-6)
+    assert "vllm/0.19.0" in found.source
+    assert estimate(tmp_path, ops.Experts(2.0, 2048, 768, 128, 8)).seconds == pytest.approx(70e-6)
+
+
+def test_a_partial_collection_is_completed_from_the_version_before(tmp_path: Path) -> None:
+    write(tmp_path, "moe/vllm/0.24.0", "moe_perf", moe_columns("bfloat16", [0.01], hidden=4096))
+    many = moe_columns("bfloat16", list(np.linspace(0.02, 0.9, 4000)))
+    write(tmp_path, "moe/vllm/0.22.0", "moe_perf", {**many, "num_tokens": list(range(1, 4001))})
+    new, old = (estimate(tmp_path, ops.Experts(1.0, hidden, 768, 128, 8)) for hidden in (4096, 2048))
+    assert (new.coverage, new.seconds) == (Coverage.MEASURED, pytest.approx(10e-6))
+    assert (old.coverage, old.seconds) == (Coverage.MEASURED, pytest.approx(20e-6))
+
+
+def gated_delta_columns(phase: str, kernels: list[str], latency: list[float]) -> dict[str, Any]:
+    rows = len(kernels)
+    sizes = {"batch_size": 2, "seq_len": 64, "num_k_heads": 4, "num_v_heads": 8, "head_k_dim": 128, "head_v_dim": 128}
+    columns = {name: [value] * rows for name, value in {**sizes, "d_conv": 4}.items()}
+    return {"phase": [phase] * rows, "kernel_source": kernels, "latency": latency, **columns}
+
+
+def test_the_kernels_of_gated_delta_add_up(tmp_path: Path) -> None:
+    columns = gated_delta_columns("context", ["conv", "conv", "conv", "rule"], [0.002, 0.003, 0.9, 0.020])
+    write(tmp_path, "linear_attention/vllm/0.24.0", "gdn_perf", columns)
+    found = estimate(tmp_path, ops.GatedDelta(2.0, 64.0, 4, 8, 128, 128, 4, 2048))
+    assert found.seconds == pytest.approx(23e-6)
+    assert found.coverage is Coverage.MEASURED
+
+
+def test_latent_decode_grows_as_the_engines_own_module(tmp_path: Path) -> None:
+    """vLLM measured whole modules: 100 us of projections and a core that grows twice as fast as SGLang's."""
+    core = {
+        "kernel_source": ["fa3"] * 3,
+        "kv_cache_dtype": ["bfloat16"] * 3,
+        "batch_size": [8] * 3,
+        "num_heads": [16] * 3,
+        "step": [1, 1023, 4095],
+        "latency": [0.010, 0.020, 0.050],
+    }
+    module = {**core, "gemm_type": ["bfloat16"] * 3, "step": [2, 1024, 4096], "latency": [0.110, 0.130, 0.190]}
+    write(tmp_path, "mla/sglang/0.5.14", "generation_mla_perf", core)
+    write(tmp_path, "mla/vllm/0.24.0", "mla_generation_module_perf", module)
+    op = ops.LatentDecodeAttention(8.0, np.array([2.0, 1024, 4096]), 16, 512, 64)
+    np.testing.assert_allclose(estimate(tmp_path, op).seconds, [10e-6, 30e-6, 90e-6])
+    np.testing.assert_allclose(estimate(tmp_path, op, "sglang", "0.5.14").seconds, [10e-6, 20e-6, 50e-6])
+
+
+def test_bad_folders_files_and_names_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="holds no measured operators"):
+        measured_estimator(H100, None, "vllm", "0.24.0", tmp_path)
+    write(tmp_path, "gemm/vllm/0.24.0", "gemm_perf", gemm_columns([0.002]))
+    with pytest.raises(InputError, match="measured as b200_sxm, which the data does not have"):
+        measured_estimator(catalog.device("b200_sxm"), None, "vllm", "0.24.0", tmp_path)
+    with pytest.raises(InputError, match="expert distribution 'power_law' was not measured") as error:
+        measured_estimator(H100, None, "vllm", "0.24.0", tmp_path, expert_distribution="power_law")
+    assert "power_law_1.01" in str(error.value.hint)
+    file = tmp_path / "data/h100_sxm/gemm/vllm/0.24.0/gemm_perf.parquet"
+    file.write_bytes(b"PAR1 cut short")
+    with pytest.raises(InputError, match="not a readable Parquet file"):
+        estimate(tmp_path, ops.Gemm(1.0, 64, 128))
+    columns = gemm_columns([0.002])
+    del columns["k"]
+    write(tmp_path, "gemm/vllm/0.24.0", "gemm_perf", columns)
+    with pytest.raises(InputError, match="has no column k"):
+        estimate(tmp_path, ops.Gemm(1.0, 64, 128))
+    write(tmp_path, "gemm/vllm/0.24.0", "gemm_perf", gemm_columns([float("nan")]))
+    with pytest.raises(InputError, match="a positive finite time is needed"):
+        estimate(tmp_path, ops.Gemm(1.0, 64, 128))
+
+
+def test_a_missing_package_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    with pytest.raises(InputError, match="not installed") as error:
+        measured_systems()
+    assert "pip install" in str(error.value.hint)
+
+
+def test_a_device_that_nobody_measured_gets_the_roofline() -> None:
+    assert isinstance(measured_estimator(catalog.device("mi300x"), None, "vllm", "0.24.0"), RooflineEstimator)
+
+
+M = np.array([1.0, 5, 17, 64, 200, 1000, 5000])
+REAL: list[ops.Op] = [
+    ops.Gemm(M, 4096, 7168),
+    ops.Gemm(M, 4608, 3000, Format.FP8),
+    ops.Gemm(M, 2112, 7168, Format.FP8_BLOCK),
+    ops.PrefillAttention(M / 200, 1024.0, 8, 1, 128),
+    ops.PrefillAttention(2.0, M, 5, 1, 128, 4096, Format.FP8),
+    ops.DecodeAttention(M, 2000.0, 7, 1, 128),
+    ops.DecodeAttention(64.0, M * 8, 8, 1, 64, 128, Format.FP8),
+    ops.LatentPrefillAttention(M / 200, 1024.0, 16, 192, 128),
+    ops.LatentDecodeAttention(M, 2000.0, 128, 512, 64, kv_format=Format.FP8),
+    ops.Experts(M, 2048, 768, 128, 8, 1, 4, Format.BF16),
+    ops.Experts(M, 7168, 2048, 256, 8, 1, 8, Format.FP8_BLOCK),
+    ops.Experts(M, 3000, 1000, 64, 6, 2, 1, Format.BF16),
+    ops.GatedDelta(M, 1.0, 4, 8, 128, 128, 4, 4096, decode=True),
+    ops.Elementwise("norm", M, 8192.0),
+    ops.Collective("all_reduce", M * 8192, 4),
+    ops.Collective("all_gather", M * 8192, 16),
+]
+
+
+@installed
+@pytest.mark.parametrize("op", REAL, ids=lambda op: f"{op.kind} {getattr(op, 'format', '')}")
+@pytest.mark.parametrize(("system", "engine"), [("h100_sxm", "vllm"), ("b200_sxm", "sglang"), ("a100_sxm", "trtllm")])
+def test_real_tables_price_everything(system: str, engine: str, op: ops.Op) -> None:
+    device = catalog.device(system)
+    found = measured_estimator(device, catalog.default_node(device), engine, "0.24.0").estimate(op)
+    seconds = np.asarray(found.seconds)
+    assert seconds.shape == M.shape
+    assert np.all(np.isfinite(seconds))
+    assert np.all((seconds > 1e-7) & (seconds < 1.0))
+    assert system in found.source or found.coverage is Coverage.ROOFLINE
+
+
+@installed
+def test_the_shipped_tables_of_h100_are_read_right() -> None:
+    """Spot checks against the rows themselves (aiconfigurator-core 0.12.0)."""
+    estimator = measured_estimator(H100, None, "vllm", "0.24.0")
+    assert isinstance(estimator, TableEstimator)
+    gemm = estimator.estimate(ops.Gemm(16.0, 4096, 4096))
+    assert gemm.coverage is Coverage.MEASURED
+    assert gemm.seconds == pytest.approx(15.5e-6, abs=0.1e-6)
+    latent = estimator.estimate(ops.LatentDecodeAttention(64.0, 131072.0, 16, 512, 64))
+    assert latent.seconds == pytest.approx(3.18e-3, rel=0.02)
+    large = estimator.estimate(ops.Gemm(8192.0, 8192, 8192))
+    assert 600e12 < 2 * 8192**3 / float(large.seconds) < 900e12

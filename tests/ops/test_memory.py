@@ -1,0 +1,232 @@
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from windtunnel.errors import InputError
+from windtunnel.ops.forward import Shard, prefill_launches, token_launches
+from windtunnel.ops.memory import (
+    MemoryPlan,
+    activation_bytes,
+    kv_bytes_per_token,
+    plan_memory,
+    state_bytes_per_request,
+    weight_bytes,
+)
+from windtunnel.ops.op import Experts, Gemm
+from windtunnel.ops.parameters import count_parameters
+from windtunnel.spec import catalog
+from windtunnel.spec.deployment import EngineSettings, Parallelism
+from windtunnel.spec.engine_defaults import with_defaults
+from windtunnel.spec.precision import BITS, Format, Precision
+
+LLAMA, LLAMA_70B = "meta-llama/Llama-3.1-8B", "meta-llama/Llama-3.1-70B"
+MIXTRAL, QWEN_MOE = "mistralai/Mixtral-8x7B-v0.1", "Qwen/Qwen3-30B-A3B"
+DEEPSEEK, NEXT = "deepseek-ai/DeepSeek-V3", "Qwen/Qwen3-Next-80B-A3B-Instruct"
+MISTRAL, GPT_OSS = "mistralai/Mistral-7B-v0.1", "openai/gpt-oss-20b"
+H100, H200 = catalog.device("h100_sxm"), catalog.device("h200_sxm")
+KIB, GIB = 2**10, 2**30
+DEFAULTS = with_defaults(EngineSettings(), H200)
+
+
+def shard(name: str, precision: Precision | None = None, **parallelism: int) -> Shard:
+    model = catalog.model(name)
+    return Shard(model, precision or model.precision, Parallelism(**parallelism))
+
+
+def plan(one: Shard, max_model_len: int = 8192, engine: str = "vllm", **given_settings: object) -> MemoryPlan:
+    resolved = with_defaults(EngineSettings(name=engine, **given_settings), H100)  # type: ignore[arg-type]
+    return plan_memory(one, H100, resolved, max_model_len)
+
+
+# Weights
+
+
+@pytest.mark.parametrize("name", [LLAMA, LLAMA_70B, MIXTRAL, DEEPSEEK, NEXT, GPT_OSS, "google/gemma-2-9b"])
+def test_one_device_holds_every_parameter(name: str) -> None:
+    count = count_parameters(catalog.model(name))
+    assert weight_bytes(shard(name, Precision())) == pytest.approx(2 * (count.total - count.norms), rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("name", "gigabytes"),
+    [
+        # "total_size" in each checkpoint's model.safetensors.index.json on huggingface.co.
+        (LLAMA_70B, 141.107),
+        (LLAMA, 16.061),
+        (MIXTRAL, 93.406),
+        (QWEN_MOE, 61.065),
+    ],
+)
+def test_weights_equal_the_published_files(name: str, gigabytes: float) -> None:
+    assert weight_bytes(shard(name)) / 1e9 == pytest.approx(gigabytes, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "parallelism"),
+    [
+        (LLAMA, {"tp": 1}),
+        (LLAMA, {"tp": 16}),
+        (MIXTRAL, {"tp": 8}),
+        (QWEN_MOE, {"tp": 8, "ep": 8}),
+        (QWEN_MOE, {"tp": 2, "attention_dp": 4, "ep": 4}),
+        (DEEPSEEK, {"tp": 8}),
+        (DEEPSEEK, {"attention_dp": 8, "ep": 8}),
+        (NEXT, {"tp": 4}),
+    ],
+)
+def test_memory_holds_what_the_step_reads(name: str, parallelism: dict[str, int]) -> None:
+    """With so many tokens that every expert is used, the operators' weights are the planner's."""
+    one = shard(name, **parallelism)
+    read = 0.0
+    for launch in [*token_launches(one, 1e6), *prefill_launches(one, 1, 1e6)]:
+        op = launch.op
+        if isinstance(op, Gemm):
+            read += launch.count * op.n * op.k * BITS[op.format] / 8
+        elif isinstance(op, Experts):
+            values = op.num_experts / op.ep * 3 * op.hidden_size * op.intermediate_size / op.tp
+            read += launch.count * values * BITS[op.format] / 8
+    tables = (1 if one.model.tie_word_embeddings else 2) * one.model.vocab_size * one.model.hidden_size * 2 / one.tp
+    assert weight_bytes(one) == pytest.approx(read + tables, rel=2e-3)
+
+
+def test_formats_and_stages_shrink_the_weights() -> None:
+    bf16 = weight_bytes(shard(LLAMA_70B))
+    tables = 2 * 128256 * 8192 * 2
+    assert weight_bytes(shard(LLAMA_70B, Precision(weights=Format.FP8))) == pytest.approx((bf16 + tables) / 2)
+    assert weight_bytes(shard(LLAMA_70B, Precision(weights=Format.NVFP4))) == pytest.approx(
+        (bf16 - tables) * 4.5 / 16 + tables
+    )
+    assert weight_bytes(shard(LLAMA_70B, pp=2)) == pytest.approx(bf16 / 2)
+
+
+def test_every_rank_keeps_the_down_projections_of_latent_attention() -> None:
+    """vLLM `deepseek_v2.py`, `fused_qkv_a_proj`: replicated."""
+    ranks, alone = weight_bytes(shard(DEEPSEEK, Precision(), tp=8)), weight_bytes(shard(DEEPSEEK, Precision()))
+    down = 7168 * (1536 + 512 + 64) * 61 * 2
+    router = (7168 * 256 + 256) * 58 * 2
+    assert ranks * 8 == pytest.approx(alone + 7 * (down + router))
+
+
+# KV cache
+
+
+@pytest.mark.parametrize(
+    ("name", "precision", "expected"),
+    [
+        (LLAMA_70B, Precision(), 320 * KIB),  # 2 x 80 layers x 8 heads x 128 x 2 bytes
+        (LLAMA, Precision(), 128 * KIB),
+        (LLAMA, Precision(kv_cache=Format.FP8), 64 * KIB),
+        ("meta-llama/Llama-2-7b-hf", Precision(), 512 * KIB),
+        (DEEPSEEK, Precision(), 70_272),  # arXiv:2412.19437 and arXiv:2505.09343, table 1: 70.272 KB
+        ("meta-llama/Llama-3.1-405B", Precision(), 516_096),  # arXiv:2505.09343, table 1: 516.096 KB
+        ("Qwen/Qwen2.5-72B", Precision(), 327_680),  # the same table: 327.680 KB
+    ],
+)
+def test_bytes_of_a_token(name: str, precision: Precision, expected: float) -> None:
+    assert kv_bytes_per_token(shard(name, precision), 8192) == expected
+
+
+def test_key_value_heads_are_shared_down_to_one_and_latent_vectors_never() -> None:
+    assert [kv_bytes_per_token(shard(LLAMA, tp=tp), 99) / KIB for tp in (1, 2, 8, 16)] == [128, 64, 16, 16]
+    assert kv_bytes_per_token(shard(DEEPSEEK, tp=8), 99) == kv_bytes_per_token(shard(DEEPSEEK), 99)
+    assert kv_bytes_per_token(shard(LLAMA, pp=4), 99) == 32 * KIB
+
+
+def test_windows_bound_a_request_only_where_it_outgrows_them() -> None:
+    """Mistral-7B attends to 4,096 tokens in each of its 32 layers, 4 KiB a token and layer."""
+    one = shard(MISTRAL)
+    assert (kv_bytes_per_token(one, 4096), state_bytes_per_request(one, 4096)) == (128 * KIB, 0)
+    assert (kv_bytes_per_token(one, 4097), state_bytes_per_request(one, 4097)) == (0, 4096 * 128 * KIB)
+    mixed = shard(GPT_OSS)  # every other layer has a window of 128 tokens
+    assert kv_bytes_per_token(mixed, 1024) == 12 * 2 * 8 * 64 * 2
+    assert state_bytes_per_request(mixed, 1024) == 128 * 12 * 2 * 8 * 64 * 2
+
+
+def test_short_requests_fit_a_windowed_model_as_they_fit_another() -> None:
+    """v0.3 is v0.1 without its window and with 768 more words."""
+    windowed, plain = plan(shard(MISTRAL), 2048), plan(shard("mistralai/Mistral-7B-v0.3"), 2048)
+    assert windowed.kv_tokens == pytest.approx(plain.kv_tokens, rel=1e-3)
+
+
+def test_long_requests_of_a_windowed_model_take_one_block_each() -> None:
+    found = plan(shard(MISTRAL), 32768)
+    assert (found.block_size, found.blocks_per_request) == (32768, 0)
+    assert found.num_blocks == int(found.kv_cache_bytes // (4096 * 128 * KIB))
+    assert found.num_blocks > 50
+
+
+def test_linear_attention_keeps_a_state() -> None:
+    """Qwen3-Next: 32 value heads of 128 x 128 in fp32, and three columns of the convolution, in 36 layers."""
+    state = 36 * (32 * 128 * 128 * 4 + (2 * 16 * 128 + 32 * 128) * 3 * 2)
+    assert state_bytes_per_request(shard(NEXT), 8192) == state
+    assert state_bytes_per_request(shard(NEXT, tp=4), 8192) == state / 4
+    found = plan(shard(NEXT, tp=4))
+    assert found.blocks_per_request == -(-state // 4 // (found.kv_bytes_per_token * found.block_size))
+
+
+# The plan
+
+
+def test_vllms_share_holds_everything() -> None:
+    """vLLM `gpu_worker.py`, `determine_available_memory`: the share, less weights, activations and what is not torch's."""
+    found = plan(shard(LLAMA), gpu_memory_utilization=0.8, reserved_bytes=GIB)
+    assert found.activation_bytes > 0
+    left = 0.8 * H100.memory_bytes - found.weight_bytes - found.activation_bytes - GIB
+    assert 0 <= left - found.kv_cache_bytes < 16 * 128 * KIB
+    assert found.kv_tokens == found.num_blocks * 16
+
+
+def test_sglangs_static_share_leaves_activations_out() -> None:
+    found = plan(shard(LLAMA), engine="sglang", gpu_memory_utilization=0.8, reserved_bytes=0)
+    assert found.kv_cache_bytes == pytest.approx(0.8 * H100.memory_bytes - found.weight_bytes, rel=1e-5)
+
+
+def test_tensorrt_llms_share_is_of_what_is_free() -> None:
+    found = plan(shard(LLAMA), engine="trtllm", gpu_memory_utilization=0.8, reserved_bytes=0)
+    free = H100.memory_bytes - found.weight_bytes - found.activation_bytes
+    assert found.kv_cache_bytes == pytest.approx(0.8 * free, rel=1e-3)
+
+
+@pytest.mark.parametrize("name", [LLAMA, QWEN_MOE, MISTRAL, GPT_OSS, NEXT])
+@settings(max_examples=30)
+@given(data=st.data())
+def test_more_memory_or_more_devices_never_hold_less(name: str, data: st.DataObject) -> None:
+    max_model_len = data.draw(st.integers(1, 32768))
+    less, more = sorted(data.draw(st.tuples(st.floats(78, 200), st.floats(78, 200))))
+    tp = data.draw(st.sampled_from([4, 8]))
+    sharded = {ways: shard(name, tp=ways) for ways in (4, 8)}
+    held = []
+    for gib, ways in ((less, 4), (more, 4), (more, tp)):
+        device = msgspec.structs.replace(H200, memory_bytes=int(gib * GIB))
+        held.append(plan_memory(sharded[ways], device, DEFAULTS, max_model_len))
+    assert held[0].kv_cache_bytes <= held[1].kv_cache_bytes
+    assert held[0].num_blocks <= held[1].num_blocks
+    assert held[1].num_blocks * (1 - 1e-3) <= held[2].num_blocks * (1 + held[1].blocks_per_request)
+    for one in held:
+        whole = one.weight_bytes + one.activation_bytes + one.reserved_bytes + one.kv_cache_bytes
+        assert whole <= one.device_bytes
+
+
+def test_what_does_not_fit_is_one_sentence() -> None:
+    with pytest.raises(InputError) as caught:
+        plan(shard(LLAMA_70B))
+    assert caught.value.message.startswith(
+        "meta-llama/Llama-3.1-70B in bf16 over tp = 1, pp = 1 does not fit NVIDIA H100"
+    )
+    assert "weights 131 GiB" in caught.value.message
+    assert caught.value.hint is not None
+    assert plan(shard(LLAMA_70B, tp=4)).num_blocks > 1000
+
+
+def test_given_blocks_do_not_make_weights_fit() -> None:
+    assert plan(shard(LLAMA), num_gpu_blocks=1000).num_blocks == 1000
+    with pytest.raises(InputError, match="does not fit"):
+        plan(shard(LLAMA_70B), num_gpu_blocks=1000)
+
+
+def test_activations_grow_with_the_widest_layer() -> None:
+    one = activation_bytes(shard(LLAMA), 8192, 1)
+    assert one == pytest.approx(8192 * 2 * (3 * 14336 + 4096 + 2 * 4096))
+    assert activation_bytes(shard(LLAMA, tp=8), 8192, 1) < one
+    assert activation_bytes(shard(LLAMA), 16, 1024) > 1024 * 128256 * 4  # fp32 logits

@@ -1,0 +1,84 @@
+from itertools import pairwise
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from windtunnel.errors import InputError
+from windtunnel.spec import catalog
+from windtunnel.spec.deployment import EngineSettings, HostOverheads
+from windtunnel.spec.engine_defaults import SCHEDULERS, engine_defaults, version_key, with_defaults
+from windtunnel.spec.hardware import Device
+
+H100, A10 = catalog.device("h100_sxm"), catalog.device("a10")
+
+SGLANGS_OWN = {"max_prefill_tokens", "schedule_conservativeness", "receive_interval_steps"}
+UNSET = {"max_model_len", "num_gpu_blocks", "cudagraph_sizes", *SGLANGS_OWN}
+"""What an engine may leave open."""
+
+
+@pytest.mark.parametrize("name", catalog.names("engines"))
+@pytest.mark.parametrize("device", [H100, A10], ids=["80 GB", "24 GB"])
+def test_nothing_that_decides_a_run_stays_open(name: str, device: Device) -> None:
+    settings = with_defaults(EngineSettings(name=name), device)
+    open_fields = {field for field in settings.__struct_fields__ if getattr(settings, field) is None}
+    assert open_fields <= UNSET
+    assert settings.version == engine_defaults(name).default_version
+    assert settings.scheduler in SCHEDULERS
+    assert None not in msgspec.structs.astuple(settings.host)
+
+
+def test_vllm_serves_more_on_devices_of_70_gib() -> None:
+    """vllm/engine/arg_utils.py, `_get_batch_defaults`."""
+    large, small = (with_defaults(EngineSettings(), device) for device in (H100, A10))
+    assert (large.max_num_seqs, large.max_num_batched_tokens) == (1024, 8192)
+    assert (small.max_num_seqs, small.max_num_batched_tokens) == (256, 2048)
+
+
+def test_settings_given_win_one_by_one() -> None:
+    given = EngineSettings(max_num_seqs=7, async_scheduling=False, host=HostOverheads(step_s=0.0))
+    settings = with_defaults(given, H100)
+    default = with_defaults(EngineSettings(), H100)
+    assert (settings.max_num_seqs, settings.async_scheduling, settings.host.step_s) == (7, False, 0.0)
+    assert settings.host.request_s == default.host.request_s
+    assert settings.max_num_batched_tokens == default.max_num_batched_tokens
+
+
+def test_a_version_gets_the_settings_of_its_time() -> None:
+    assert with_defaults(EngineSettings(version="0.13.0"), H100).async_scheduling is False
+    assert with_defaults(EngineSettings(version="0.14.0"), H100).async_scheduling is True
+
+
+def test_newer_settings_replace_older_ones_of_large_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "engines").mkdir()
+    (tmp_path / "engines" / "mine.yaml").write_text(
+        """
+title: Mine
+default_version: "2.0"
+versions:
+  - {since: "1.0", settings: {scheduler: vllm_v1, max_num_seqs: 8}, large_memory_settings: {max_num_seqs: 16}}
+  - {since: "2.0", settings: {max_num_seqs: 32}}
+"""
+    )
+    monkeypatch.setenv(catalog.SEARCH_PATH_VARIABLE, str(tmp_path))
+    found = [with_defaults(EngineSettings(name="mine", version=v), H100).max_num_seqs for v in ("1.0", "1.5", "2.0")]
+    assert found == [16, 16, 32]
+
+
+def test_what_does_not_exist_is_refused() -> None:
+    with pytest.raises(InputError, match="there is no engine 'vlm'") as caught:
+        with_defaults(EngineSettings(name="vlm"), H100)
+    assert caught.value.hint == "did you mean vllm?"
+    with pytest.raises(InputError, match=r"vLLM 0.2.0 is older than 0.8"):
+        with_defaults(EngineSettings(version="0.2.0"), H100)
+    with pytest.raises(InputError, match="there is no scheduler 'vllm_v2'") as caught:
+        with_defaults(EngineSettings(scheduler="vllm_v2"), H100)
+    assert caught.value.hint == "did you mean vllm_v1?"
+
+
+def test_versions_in_order() -> None:
+    before = ["0.9", "0.19.0", "0.24", "1.0.0.dev3", "1.0.0a1", "1.0.0rc5", "1.0.0rc12"]
+    keys = [version_key(version) for version in [*before, "1.0.0", "1.0.0.post1", "1.0.1"]]
+    assert all(older < newer for older, newer in pairwise(keys))
+    assert version_key("v0.19") == version_key("0.19.0")
+    assert version_key("main") > version_key("99.0")

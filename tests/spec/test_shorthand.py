@@ -1,0 +1,101 @@
+from typing import Any
+
+import pytest
+
+from windtunnel.errors import InputError
+from windtunnel.spec.precision import Format
+from windtunnel.spec.scenario import Scenario, Slo
+from windtunnel.spec.shorthand import PATHS, raw_scenario, scenario
+from windtunnel.spec.workload import ClosedLoop, Poisson, Trace
+
+LLAMA = "meta-llama/Llama-3.1-8B"
+BASE: dict[str, Any] = {"model": LLAMA, "device": "h100_sxm", "input_tokens": 64, "output_tokens": 8}
+
+
+def test_every_short_name_leads_to_a_field() -> None:
+    values: dict[str, Any] = {
+        "model": "deepseek-ai/DeepSeek-V3",
+        "device": "h200_sxm",
+        "node": "hgx_h200",
+        "replicas": 2,
+        "tp": 4,
+        "pp": 2,
+        "ep": 4,
+        "attention_dp": 2,
+        "engine": "sglang",
+        "engine_version": "0.5.14",
+        "max_num_seqs": 7,
+        "max_num_batched_tokens": 512,
+        "gpu_memory_utilization": 0.8,
+        "quant": "fp8",
+        "kv_cache_dtype": "fp8",
+        "input_tokens": 10,
+        "output_tokens": 20,
+        "num_requests": 30,
+        "seed": 3,
+    }
+    assert set(values) == set(PATHS)
+    made = scenario(rate_per_s=1, **values)
+    for name, value in values.items():
+        found: Any = made
+        for step in PATHS[name].split("."):
+            found = getattr(found, step)
+        assert found == value, name
+
+
+def test_a_rate_is_an_open_loop_and_a_concurrency_a_closed_one() -> None:
+    assert scenario(**BASE, rate_per_s=2).workload.arrivals == Poisson(rate_per_s=2)
+    assert scenario(**BASE, rate_per_s=2).workload.num_requests == 1000
+    closed = scenario(**BASE, concurrency=8).workload
+    assert (closed.arrivals, closed.num_requests) == (ClosedLoop(concurrency=8), 80)
+    with pytest.raises(InputError, match="exclude each other"):
+        scenario(**BASE, concurrency=8, rate_per_s=2)
+
+
+def test_another_concurrency_keeps_the_loops_warm_up() -> None:
+    raw = {"workload": {"arrivals": {"type": "closed_loop", "concurrency": 4, "num_warmup_requests": 9}}}
+    assert raw_scenario(raw, {}, concurrency=8)["workload"]["arrivals"] == {
+        "type": "closed_loop",
+        "concurrency": 8,
+        "num_warmup_requests": 9,
+    }
+    raw = {"workload": {"arrivals": {"type": "poisson", "rate_per_s": 4}}}
+    arrivals = raw_scenario(raw, {}, concurrency=8)["workload"]["arrivals"]
+    assert arrivals == {"type": "closed_loop", "concurrency": 8}
+
+
+def test_limits_and_settings() -> None:
+    made = scenario(
+        **BASE,
+        rate_per_s=1,
+        slo={"ttft_s": 0.5},
+        settings={"deployment.engine.block_size": 32, "workload.num_requests": 9},
+    )
+    assert made.slo == Slo(ttft_s=0.5)
+    assert made.deployment.engine.block_size == 32
+    assert made.workload.num_requests == 9
+
+
+def test_a_trace_brings_everything() -> None:
+    made = scenario(model=BASE["model"], device="h100_sxm", trace="r.csv")
+    assert made.workload.trace == Trace(path="r.csv")
+    assert made.workload.num_requests is None
+
+
+def test_an_unknown_option_names_its_neighbour() -> None:
+    with pytest.raises(InputError, match="there is no option 'concurency'") as caught:
+        scenario(**BASE, concurency=8)
+    assert caught.value.hint == "did you mean concurrency?"
+
+
+def formats(made: Scenario) -> tuple[Format, Format, Format | None]:
+    assert made.precision is not None
+    return made.precision.weights, made.precision.kv_cache, made.precision.attention
+
+
+def test_a_cache_format_leaves_the_weights_as_published() -> None:
+    """`nvidia/DeepSeek-R1-FP4` has nvfp4 weights, bf16 attention and an fp8 cache."""
+    fp4 = BASE | {"model": "nvidia/DeepSeek-R1-FP4", "rate_per_s": 1}
+    assert scenario(**fp4).precision is None
+    assert formats(scenario(**fp4, kv_cache_dtype="bf16")) == (Format.NVFP4, Format.BF16, Format.BF16)
+    assert formats(scenario(**fp4, quant="bf16")) == (Format.BF16, Format.FP8, None)
