@@ -18,6 +18,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from windtunnel.engine.explain import explain_step, step_batch
     from windtunnel.engine.serving import Result, simulate
     from windtunnel.errors import InputError, WindtunnelError
     from windtunnel.estimate.estimator import Coverage, Estimate, Estimator
@@ -41,6 +42,7 @@ _HOME = {
     "Summary": "metrics.summary",
     "WindtunnelError": "errors",
     "device": "spec.catalog",
+    "explain_step": "engine.explain",
     "load": "spec.scenario",
     "measured_estimator": "interop.aiconfigurator",
     "model": "spec.catalog",
@@ -50,6 +52,7 @@ _HOME = {
     "save": "spec.scenario",
     "scenario": "spec.shorthand",
     "simulate": "engine.serving",
+    "step_batch": "engine.explain",
 }
 
 __all__ = [
@@ -64,6 +67,7 @@ __all__ = [
     "Summary",
     "WindtunnelError",
     "device",
+    "explain_step",
     "load",
     "measured_estimator",
     "model",
@@ -73,6 +77,7 @@ __all__ = [
     "save",
     "scenario",
     "simulate",
+    "step_batch",
 ]
 
 

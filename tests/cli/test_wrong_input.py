@@ -45,7 +45,7 @@ CASES = {
     "no lengths": ({"--input-tokens": None}, "--input-tokens is missing", ""),
     "tp that splits a head": ({"--tp": "3"}, "tp = 3 does not divide the 32 attention heads", "possible: 1, 2, 4, 8"),
     "tp of zero": ({"--tp": "0"}, "tp is 0; at least 1 is needed", ""),
-    "pipeline": ({"--pp": "2"}, "pp = 2", "tp or replicas"),
+    "more stages than layers": ({"--pp": "64"}, "pp = 64, but meta-llama/Llama-3.1-8B has 32 layers", ""),
     "experts that are not there": ({"--ep": "2", "--tp": "2"}, "has no experts", "leave ep out"),
     "weights that do not fit": ({"--model": LLAMA_70B}, "does not fit NVIDIA H100", "more devices"),
     "request above the KV cache": (

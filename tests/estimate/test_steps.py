@@ -84,8 +84,9 @@ def test_steps_with_prefill_cost_what_their_operators_cost(name: str) -> None:
         batch = StepBatch(decodes, context, chunk, chunk * (done + chunk / 2), decodes + 1)
         exact = sum(x.device_s for x in price_step(one.estimator, one.shard, batch))
         errors.append(looked_up(one.lowered.cost, batch) / exact - 1)
-    assert np.median(np.abs(errors)) < 0.005
-    assert np.abs(errors).max() < 0.02
+    # What is left are steps of kv_b_proj and of grouped experts between the points priced.
+    assert np.median(np.abs(errors)) < 0.002
+    assert np.abs(errors).max() < 0.03
 
 
 @pytest.mark.parametrize("name", DEPLOYMENTS)

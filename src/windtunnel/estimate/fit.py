@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,9 +43,6 @@ BOUNDS: Mapping[str, tuple[float, float, float]] = {
 }
 """Coefficient -> where a fit starts, and the range that still has its meaning."""
 
-NAMES: Mapping[str, tuple[str, ...]] = {}
-"""Filled below: kind -> the coefficients of its closed form."""
-
 _MEMORY = ("memory_efficiency", "cache_fraction", "cache_gb_per_s_per_sm")
 _TILES = ("compute_efficiency", "fill_depth", "tile_us", "tile_64", "wave_smoothing")
 _PREFILL = (
@@ -59,7 +56,7 @@ _PREFILL = (
     "overlap",
 )
 _DECODE = ("launch_us", *_MEMORY, "compute_efficiency", "tile_rows", "block_us", "chain_us", "overlap")
-NAMES = {
+NAMES: Mapping[str, tuple[str, ...]] = {
     "gemm": ("launch_us", *_MEMORY, *_TILES, "split_us", "overlap", "quantise_us", "quantise_passes"),
     "experts": ("launch_us", *_MEMORY, *_TILES, "overlap", "spread", "imbalance", "moving_passes"),
     "prefill_attention": _PREFILL,
@@ -70,6 +67,7 @@ NAMES = {
     "elementwise": ("launch_us", *_MEMORY),
     "collective": ("launch_us", "step_us", "link_efficiency", "ramp_us"),
 }
+"""Kind -> the coefficients of its closed form (`roofline.FORMS`)."""
 
 _ROBUST = 0.15
 """Relative error from which a point counts linearly and not by its square: kernel switches are not noise."""
@@ -198,8 +196,3 @@ def _least_squares(errors: Callable[[Floats], Floats], x: Floats, num_steps: int
 def without(samples: Mapping[str, Sample], device: str) -> list[Sample]:
     """All samples but those of one device."""
     return [one for name, one in samples.items() if name != device]
-
-
-def with_seconds(one: Sample, seconds: tuple[Floats, ...]) -> Sample:
-    """A sample with other measurements (tests fit what they made up)."""
-    return replace(one, seconds=seconds)

@@ -84,7 +84,11 @@ def soft_max(a: Size, b: Size, power: float) -> Size:
     return (a**power + b**power) ** (1.0 / power)
 
 
-_TILES = ((256, 128), (128, 128), (128, 64), (64, 64))
+_TILES = ((256, 128), (128, 128), (128, 64), (64, 64), (16, 64))
+_SHORT_TILE_EFFICIENCY = 0.5
+"""Of a tile of 16 rows against one of 64. Tables do not tell: every measured device is bound by memory where it would be
+used, but parts of little arithmetic and fast memory (H20) would wait for 64 padded rows."""
+
 _SPLITS = (1, 2, 4, 8, 16)
 
 
@@ -98,6 +102,7 @@ def tiles_seconds(
     """
     rate = on.flops_per_s_per_sm * c["compute_efficiency"]
     efficiency = {(128, 64): c["tile_64"], (64, 64): c["tile_64"] ** 2}
+    efficiency[16, 64] = efficiency[64, 64] * _SHORT_TILE_EFFICIENCY
     best: Size = np.inf
     for rows, columns in _TILES:
         num_tiles = groups * np.ceil(m / rows) * np.ceil(n / columns)

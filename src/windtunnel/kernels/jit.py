@@ -10,4 +10,4 @@ entry = njit(_nrt=False, cache=True, nogil=True, error_model="numpy")
 """A function that Python calls; its machine code, callees included, is cached on disk."""
 
 inner = njit(_nrt=False, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
-"""A function that only kernels call. Leaving out the wrappers cuts the compile time of the serving loop by a quarter."""
+"""A function that only kernels call: called from Python it would crash, for it has no wrapper (use `.py_func`). Leaving out the wrappers cuts the compile time of the serving loop by a quarter."""
