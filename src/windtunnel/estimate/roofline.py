@@ -84,10 +84,10 @@ def soft_max(a: Size, b: Size, power: float) -> Size:
     return (a**power + b**power) ** (1.0 / power)
 
 
-_TILES = ((256, 128), (128, 128), (128, 64), (64, 64), (16, 64))
-_SHORT_TILE_EFFICIENCY = 0.5
-"""Of a tile of 16 rows against one of 64. Tables do not tell: every measured device is bound by memory where it would be
-used, but parts of little arithmetic and fast memory (H20) would wait for 64 padded rows."""
+_TILES = ((256, 128), (128, 128), (128, 64), (64, 64), (32, 64), (16, 64))
+_SHORT_TILE_EFFICIENCY = {32: 0.85, 16: 0.7}
+"""Rows of a short tile -> its rate against one of 64 rows. Assumed: every measured device is bound by memory where such
+tiles matter, but parts of little arithmetic and fast memory (H20) would else wait for 64 padded rows."""
 
 _SPLITS = (1, 2, 4, 8, 16)
 
@@ -102,7 +102,7 @@ def tiles_seconds(
     """
     rate = on.flops_per_s_per_sm * c["compute_efficiency"]
     efficiency = {(128, 64): c["tile_64"], (64, 64): c["tile_64"] ** 2}
-    efficiency[16, 64] = efficiency[64, 64] * _SHORT_TILE_EFFICIENCY
+    efficiency |= {(rows, 64): efficiency[64, 64] * part for rows, part in _SHORT_TILE_EFFICIENCY.items()}
     best: Size = np.inf
     for rows, columns in _TILES:
         num_tiles = groups * np.ceil(m / rows) * np.ceil(n / columns)
