@@ -19,6 +19,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from typing import Any
+
 import numpy as np
 import yaml
 from numpy.typing import NDArray
@@ -191,7 +193,9 @@ def samples_of(probe: ops.Op, rng: np.random.Generator) -> dict[str, Sample]:
 
 def roofline(seed: int, write: bool, only: str | None = None) -> list[Score]:
     """Errors of every device when the fit saw the others; with `write`, fits on all of them for the catalog."""
-    scores, files, of_kind = [], {}, {}
+    scores: list[Score] = []
+    files: dict[Any, Any] = {}
+    of_kind: dict[Any, Any] = {}
     for (kind, variant), probe in probes():
         found = samples_of(probe, np.random.default_rng(seed)) if only in (None, kind) else {}
         if len(found) < 2:

@@ -1,7 +1,7 @@
 """How fast the serving simulation is: the loop alone, the whole process, and what either does not depend on.
 
-Every figure is checked against the work it stands for (tokens decoded, requests finished), and compared in one run: with the plain
-Python engine, with another batch size, with the start of an empty interpreter.
+Every figure is checked against the work it stands for (tokens decoded, requests finished), and compared in one run:
+with the plain Python engine, with another batch size, with the start of an empty interpreter.
 """
 
 import os
@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +20,7 @@ from windtunnel.engine.workload import RequestArrays, generate
 from windtunnel.estimate.steps import lower_steps
 from windtunnel.ops.memory import plan_memory
 
-MODEL = {"model": "meta-llama/Llama-3.1-8B", "device": "h100_sxm", "quant": "fp8"}
+MODEL: dict[str, Any] = {"model": "meta-llama/Llama-3.1-8B", "device": "h100_sxm", "quant": "fp8"}
 REPEATS = 3
 
 
@@ -53,9 +54,14 @@ def timed_loop(settings, cost, requests: RequestArrays) -> tuple[float, int, int
     return best_s, int(steps["num_steps"].sum()), len(steps)
 
 
+def uniform(least: int, most: int) -> dict[str, object]:
+    """Lengths from `least` to `most`, as in a scenario file."""
+    return {"type": "uniform", "min_tokens": least, "max_tokens": most}
+
+
 def loop_speed() -> None:
     """Requests per second at 1,024 in / 256 out, fixed and drawn lengths."""
-    drawn = ({"type": "uniform", "min_tokens": 819, "max_tokens": 1024}, {"type": "uniform", "min_tokens": 204, "max_tokens": 256})
+    drawn = (uniform(819, 1024), uniform(204, 256))
     print("| loop alone, one core | requests | steps | seconds | requests/s | steps/s |\n|---|---|---|---|---|---|")
     for name, lengths in (("1,024 in / 256 out, batch 128", (1024, 256)), ("80-100% of those, batch 128", drawn)):
         settings, cost, requests = prepared(128, 400_000, *lengths)
@@ -94,7 +100,8 @@ def against_plain_python() -> None:
 def process_times() -> None:
     """Whole processes: wall seconds, best of three; the first run compiles into an empty cache."""
     simulate = [
-        *(sys.executable, "-m", "windtunnel", "simulate", "--model", "meta-llama/Llama-3.1-70B", "--device", "h100_sxm"),
+        *(sys.executable, "-m", "windtunnel", "simulate"),
+        *("--model", "meta-llama/Llama-3.1-70B", "--device", "h100_sxm"),
         *("--tp", "4", "--quant", "fp8", "--input-tokens", "1024", "--output-tokens", "1024"),
         *("--concurrency", "64", "--num-requests", "10000", "--json"),
     ]
@@ -111,8 +118,9 @@ def process_times() -> None:
 
 
 def process_s(command: list[str], **environment: str) -> float:
+    quiet = subprocess.DEVNULL
     started_s = time.perf_counter()
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=os.environ | environment)
+    subprocess.run(command, check=True, stdout=quiet, stderr=quiet, env=os.environ | environment)
     return time.perf_counter() - started_s
 
 
@@ -121,20 +129,20 @@ def a_million_requests() -> None:
     program = f"""
 import resource, time, windtunnel as wt
 scenario = wt.scenario(**{MODEL!r}, concurrency=128, num_requests=1_000_000,
-    input_tokens={{"type": "uniform", "min_tokens": 819, "max_tokens": 1024}},
-    output_tokens={{"type": "uniform", "min_tokens": 204, "max_tokens": 256}})
+                       input_tokens={uniform(819, 1024)!r}, output_tokens={uniform(204, 256)!r})
 started_s = time.perf_counter()
 result = wt.simulate(scenario)
 assert result.summary.num_requests == 1_000_000
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-print(f"one million requests: {{time.perf_counter() - started_s:.2f}} s in all, loop {{result.engine_time_s:.2f}} s, peak {{peak:.2f}} GiB")
+print(f"one million requests: {{time.perf_counter() - started_s:.2f}} s in all, "
+      f"loop {{result.engine_time_s:.2f}} s, peak {{peak:.2f}} GiB")
 """
     print()
     print(subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout.strip())
 
 
 if __name__ == "__main__":
-    run_loop(*(part for part in prepared(8, 16, 64, 16)))
+    run_loop(*prepared(8, 16, 64, 16))
     loop_speed()
     flat_in_batch()
     against_plain_python()

@@ -2,9 +2,9 @@
 
     spec (what) -> ops (work) -> estimate (cost) -> kernels (loop) -> engine (run) -> metrics
 
-A scenario names a model, devices, an engine and a workload. Its forward step is a list of operators; an estimator prices them
-from times that were measured on that device, or by a calibrated roofline; the prices are lowered to arrays; a compiled loop
-forms the engine's batches step by step; records and a summary come out.
+A scenario names a model, devices, an engine and a workload. Its forward step is a list of operators; an estimator
+prices them from times that were measured on that device, or by a calibrated roofline; the prices are lowered to arrays;
+a compiled loop forms the engine's batches step by step; records and a summary come out.
 
     >>> import windtunnel as wt
     >>> scenario = wt.scenario(model="meta-llama/Llama-3.1-8B", device="h100_sxm", concurrency=8,

@@ -1,4 +1,4 @@
-"""Parity with a real vLLM V1 engine (CPU build): the same batches step for step, and latencies from a model of one run."""
+"""Parity with a real vLLM V1 engine (CPU build): the same batches, and latencies from a model of one run."""
 
 from pathlib import Path
 

@@ -1,11 +1,10 @@
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 
-from windtunnel.engine.serving import Result, batch_of, check_requests, estimator_for, run_loop, shard_of, simulate
+from windtunnel.engine.serving import Result, batch_of, check_requests, run_loop, shard_of, simulate
 from windtunnel.engine.workload import RequestArrays
 from windtunnel.errors import InputError, WindtunnelError
 from windtunnel.estimate.estimator import COVERAGES, Coverage, Estimate
@@ -14,6 +13,7 @@ from windtunnel.kernels.state import Settings
 from windtunnel.metrics.records import REQUEST_COLUMNS, STEP_COLUMNS
 from windtunnel.ops.memory import plan_memory
 from windtunnel.ops.op import Op
+from windtunnel.spec import catalog
 from windtunnel.spec.deployment import EngineSettings
 from windtunnel.spec.scenario import Scenario, load, resolve, save
 from windtunnel.spec.shorthand import scenario
@@ -88,8 +88,6 @@ def test_the_resolved_scenario_gives_the_same_run(tmp_path: Path, changes: dict[
 
 
 def test_a_model_file_stays_named_in_the_resolved_scenario(tmp_path: Path) -> None:
-    from windtunnel.spec import catalog
-
     config = catalog.find("models", LLAMA).read_text()
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "config.json").write_text(config)
@@ -167,7 +165,8 @@ def test_attention_data_parallel_ranks_have_pools_of_their_own() -> None:
 
 
 def test_a_short_cache_preempts_and_says_so() -> None:
-    result = served(rate_per_s=1000.0, input_tokens=100, output_tokens=100, settings={"deployment.engine.num_gpu_blocks": 60})
+    short = {"deployment.engine.num_gpu_blocks": 60}
+    result = served(rate_per_s=1000.0, input_tokens=100, output_tokens=100, settings=short)
     assert result.summary.utilisation.num_preemptions > 0
     assert result.summary.bound_by == "kv_capacity"
     assert result.summary.utilisation.kv_peak_fraction > 0.95
@@ -181,6 +180,18 @@ def test_more_devices_are_faster_and_communicate() -> None:
     assert four.summary.tpot_s.mean < one.summary.tpot_s.mean
     assert one.summary.time_fractions["communication"] == 0
     assert four.summary.time_fractions["communication"] > 0
+
+
+def test_a_lone_request_passes_all_stages_of_a_pipeline_as_it_passes_one() -> None:
+    """Half the layers on each of two devices: the same work, one send more; with many requests the stages overlap."""
+    alone = {pp: served(concurrency=1, num_requests=4, output_tokens=50, pp=pp).summary.tpot_s for pp in (1, 2)}
+    assert alone[1] is not None
+    assert alone[2] is not None
+    assert alone[1].mean < alone[2].mean < 1.02 * alone[1].mean
+    many = {pp: served(concurrency=64, num_requests=640, output_tokens=50, pp=pp).summary for pp in (1, 2)}
+    faster = many[2].throughput.output_tokens_per_s / many[1].throughput.output_tokens_per_s
+    assert 1.0 < faster < 2.0
+    assert many[2].num_devices == 2
 
 
 def test_progress_ends_at_all() -> None:
@@ -230,7 +241,6 @@ def test_requests_that_cannot_be_served_are_refused() -> None:
         input_tokens=990, output_tokens=10, settings={"deployment.engine.num_gpu_blocks": 60}
     )
     assert "does not fit" in refused(model="meta-llama/Llama-3.1-405B")
-    assert "pp = 2: a serving simulation runs one pipeline stage" in refused(pp=2)
 
 
 @pytest.mark.parametrize(("engine", "fits"), [("vllm", 2048), ("trtllm", 2000)])
@@ -255,9 +265,7 @@ def test_check_requests_names_the_first_that_fails() -> None:
     memory = plan_memory(shard_of(setup), setup.device, setup.engine, setup.max_model_len)
     good = RequestArrays(np.zeros(2), np.array([10, 20]), np.array([5, 5]), np.zeros(2, np.int64))
     check_requests(good, setup, memory)
-    bad = msgspec.structs if False else RequestArrays(
-        np.zeros(2), np.array([10, 200_000]), np.array([5, 5]), np.zeros(2, np.int64)
-    )
+    bad = RequestArrays(np.zeros(2), np.array([10, 200_000]), np.array([5, 5]), np.zeros(2, np.int64))
     with pytest.raises(InputError, match=r"^request 1 has 200,000 input"):
         check_requests(bad, setup, memory)
 
@@ -270,6 +278,3 @@ def test_recorded_durations_may_run_out() -> None:
         run_loop(settings, cost, requests)
 
 
-def test_the_estimator_belongs_to_the_setup() -> None:
-    setup = resolve(made())
-    assert estimator_for(setup) is not None

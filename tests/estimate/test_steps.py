@@ -63,7 +63,7 @@ def priced(name: str) -> Priced:
 
 
 def looked_up(cost: StepCost, batch: StepBatch) -> float:
-    """A step's device time as the loop adds it up; its plain twin, since a test cannot call compiled inner functions."""
+    """A step's device time as the loop adds it up, by its plain twin: Python cannot call compiled inner functions."""
     plain = Reference(None, cost, [])
     context = batch.decode_requests * batch.decode_context_tokens
     attention_s = plain.decode_attention_s(batch.decode_requests, context)

@@ -1,7 +1,7 @@
 """The serving engine again, in plain Python: one object a request, one pass over all of them a step. The oracle.
 
-It says what the compiled loop must do, in the order in which the engines' sources say it, and is a hundred times slower. It
-imports none of the kernels; `settings` and `cost` are `kernels.state.Settings` and `StepCost` by shape.
+It says what the compiled loop must do, in the order in which the engines' sources say it, and is a hundred times
+slower. It imports none of the kernels; `settings` and `cost` are `kernels.state.Settings` and `StepCost` by shape.
 """
 
 import bisect
@@ -232,15 +232,15 @@ class Reference:
             self.form_batch_vllm_v1(rank, lane, now_s)
 
     def blocks_for(self, num_tokens: int) -> int:
-        return -(-num_tokens // self.settings.block_size)
+        return -(-num_tokens // int(self.settings.block_size))
 
     def capped(self, request: Request) -> int:
-        threshold = self.settings.long_prefill_token_threshold
+        threshold = int(self.settings.long_prefill_token_threshold)
         return min(request.wanted_tokens, threshold) if threshold > 0 else request.wanted_tokens
 
     def new_blocks(self, request: Request, num_tokens: int) -> int:
         """Blocks that `request` needs beyond those that it holds to compute `num_tokens` more."""
-        fixed = self.settings.blocks_per_request
+        fixed = int(self.settings.blocks_per_request)
         if self.settings.scheduler == TRTLLM:
             return self.blocks_for(request.input_tokens + request.output_tokens) + fixed - request.num_blocks
         return self.blocks_for(request.computed_tokens + num_tokens) + fixed - request.num_blocks
@@ -316,7 +316,7 @@ class Reference:
 
     @property
     def initial_ratio(self) -> float:
-        return min(0.7 * self.settings.schedule_conservativeness, 1.0)
+        return min(0.7 * float(self.settings.schedule_conservativeness), 1.0)
 
     def form_batch_sglang(self, rank: Rank, lane: int, now_s: float) -> None:
         s = self.settings

@@ -134,9 +134,7 @@ def estimator_for(setup: Setup) -> Estimator:
     return measured_estimator(setup.device, setup.node, engine.name, engine.version, cuda_graphs=graphs)
 
 
-def kernel_settings(
-    setup: Setup, memory: MemoryPlan, num_replicas: int, requests: RequestArrays
-) -> state.Settings:
+def kernel_settings(setup: Setup, memory: MemoryPlan, num_replicas: int, requests: RequestArrays) -> state.Settings:
     """The engine's settings as the loop takes them."""
     engine = setup.engine
     assert engine.max_num_seqs is not None
@@ -174,9 +172,7 @@ def run_loop(
     Raises:
         WindtunnelError: recorded step durations ran out before the requests did.
     """
-    records = state.new_requests(
-        requests.arrival_s, requests.input_tokens, requests.output_tokens, requests.priority
-    )
+    records = state.new_requests(requests.arrival_s, requests.input_tokens, requests.output_tokens, requests.priority)
     ranks, lanes, lists = state.new_ranks(settings), state.new_lanes(settings), state.new_lists(settings)
     stages, events, clock = state.new_stages(settings), state.new_events(settings), state.new_clock()
     buffers = []
@@ -319,9 +315,7 @@ def _prefill_share(steps: Table) -> NDArray[np.float64]:
 
 def resolved_scenario(scenario: Scenario, setup: Setup, memory: MemoryPlan) -> Scenario:
     """`scenario` with the defaults that decided the result written out; names of files stay as they were given."""
-    engine = msgspec.structs.replace(
-        setup.engine, max_model_len=setup.max_model_len, num_gpu_blocks=memory.num_blocks
-    )
+    engine = msgspec.structs.replace(setup.engine, max_model_len=setup.max_model_len, num_gpu_blocks=memory.num_blocks)
     node = scenario.deployment.node or setup.node.name
     deployment = msgspec.structs.replace(scenario.deployment, node=node, engine=engine)
     return msgspec.structs.replace(scenario, precision=setup.precision, deployment=deployment)

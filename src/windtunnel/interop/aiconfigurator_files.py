@@ -70,7 +70,8 @@ class Rows:
 
     def named(self, matches: Callable[[str], bool]) -> NDArray[np.bool_]:
         """Which rows' kernels have a name that matches."""
-        return np.array([matches(str(name)) for name in self.kernel_names])[self.kernel_codes]
+        matching: NDArray[np.bool_] = np.array([matches(str(name)) for name in self.kernel_names])
+        return matching[self.kernel_codes]
 
     def take(self, rows: NDArray[Any]) -> Rows:
         """Only `rows` (a mask or indices)."""

@@ -1,8 +1,8 @@
 """Recorded runs of a real engine: its requests, and every step with the tokens that it scheduled.
 
 A file is a JSON list (also `.gz`) of runs: `requests` (`arrival_s`, `prompt_tokens`, `output_tokens`), `steps`
-(`cpu_s`, `wall_s`, `scheduled`: [request, tokens] pairs) and `token_times_s` (request -> times of its output tokens), on
-a clock that starts at 0. A run in which a request was preempted, and its tokens computed twice, is refused.
+(`cpu_s`, `wall_s`, `scheduled`: [request, tokens] pairs) and `token_times_s` (request -> times of its output tokens),
+on a clock that starts at 0. A run in which a request was preempted, and its tokens computed twice, is refused.
 """
 
 import gzip

@@ -2,6 +2,7 @@
 
 from windtunnel.kernels.jit import inner
 
+
 @inner
 def push(keys, values, size, key, value):
     """Put (key, value) on the binary min-heap in `keys[:size]`, `values[:size]`; returns the new size.
@@ -46,8 +47,8 @@ def pop(keys, values, size):
 def meld(key, left, right, a, b):
     """Join two skew heaps (Sleator and Tarjan, 1986) given by their roots, -1 for empty; returns the root.
 
-    An item is an index into `key`, `left` and `right` and lies in one heap at most, so any number of queues share the three
-    arrays. Amortised O(log n). Equal keys leave in the order of their indices.
+    An item is an index into `key`, `left` and `right` and lies in one heap at most, so any number of queues share the
+    three arrays. Amortised O(log n). Equal keys leave in the order of their indices.
     """
     if a < 0:
         return b

@@ -1,7 +1,7 @@
 """How an engine forms the next batch. Each policy names the engine and version that it mirrors.
 
-A policy fills the lists BATCH and BATCH_TOKENS of its lane with `batch_size` prefill chunks, takes the blocks that the step
-needs, and returns how many requests decode in it. Without pipeline parallelism a rank has one lane.
+A policy fills the lists BATCH and BATCH_TOKENS of its lane with `batch_size` prefill chunks, takes the blocks that the
+step needs, and returns how many requests decode in it. Without pipeline parallelism a rank has one lane.
 """
 
 from windtunnel.kernels.heap import meld, push
@@ -22,6 +22,7 @@ from windtunnel.kernels.state import (
 
 @inner
 def num_blocks_for(num_tokens, block_size):
+    """Blocks that hold `num_tokens`."""
     return (num_tokens + block_size - 1) // block_size
 
 
@@ -43,7 +44,8 @@ def held_blocks(settings, requests, lanes, i):
 def enqueue(settings, requests, ranks, rank, i):
     """Put request `i` on the waiting heap: first come first served, or by priority and then arrival.
 
-    Under first come first served a preempted request belongs in front; its index, older than any that waits, puts it there.
+    Under first come first served a preempted request belongs in front; its index, older than any that waits, puts it
+    there.
     """
     requests[i].left = NONE
     requests[i].right = NONE
@@ -117,7 +119,8 @@ def is_in_flight(requests, lanes, lane, i):
 def preempt(settings, requests, ranks, lanes, lists, rank, i):
     """Free all of running request `i` and put it back in the queue, to be computed again from its first token.
 
-    Its outputs so far become part of what must be prefilled (vLLM V1 `Scheduler._preempt_request`, SGLang `retract_decode`).
+    Its outputs so far become part of what must be prefilled (vLLM V1 `Scheduler._preempt_request`, SGLang
+    `retract_decode`).
     """
     ranks[rank].free_blocks += held_blocks(settings, requests, lanes, i)
     if requests[i].is_decoding:
@@ -196,8 +199,8 @@ def drop_scheduled(settings, requests, ranks, lists, rank):
 def walk_running(settings, requests, ranks, lanes, lists, rank, lane):
     """vLLM V1's pass over the running list, one request at a time, for steps in which tokens or blocks are short.
 
-    Requests in a batch under way have nothing to schedule and are not preempted. Returns (decoding requests scheduled, token budget
-    left, whether anything was preempted).
+    Requests in a batch under way have nothing to schedule and are not preempted. Returns (decoding requests scheduled,
+    token budget left, whether anything was preempted).
     """
     block_size = settings.block_size
     budget = settings.max_num_batched_tokens
@@ -276,15 +279,16 @@ def find_victim(settings, requests, ranks, lanes, rank, lane):
 
 @inner
 def form_batch_vllm_v1(settings, requests, ranks, lanes, lists, rank, lane, now_s):
-    """vLLM V1 `Scheduler.schedule` (0.8 to 0.24): running requests first in their order, then waiting ones, one token budget.
+    """vLLM V1 `Scheduler.schedule` (0.8 to 0.24): running requests first in their order, then waiting ones, one token
+    budget.
 
-    A decoding request takes one token, a prompt the rest of it, cut by the budget and `long_prefill_token_threshold`. When no
-    block is free the last running request is preempted (under priority the least important). Waiting requests are admitted
-    only if nothing was preempted, in order, without skipping ahead. The usual step, where tokens and blocks suffice, costs
-    O(prefilling requests); others walk the running list.
+    A decoding request takes one token, a prompt the rest of it, cut by the budget and `long_prefill_token_threshold`.
+    When no block is free the last running request is preempted (under priority the least important). Waiting requests
+    are admitted only if nothing was preempted, in order, without skipping ahead. The usual step, where tokens and
+    blocks suffice, costs O(prefilling requests); others walk the running list.
 
-    With `scheduler` TRTLLM this is TensorRT-LLM's GUARANTEED_NO_EVICT (1.0 to 1.3): generation first, context requests while
-    `max_num_tokens` and `max_batch_size` allow, admitted only if blocks for prompt and all outputs are free.
+    With `scheduler` TRTLLM this is TensorRT-LLM's GUARANTEED_NO_EVICT (1.0 to 1.3): generation first, context requests
+    while `max_num_tokens` and `max_batch_size` allow, admitted only if blocks for prompt and all outputs are free.
     """
     block_size = settings.block_size
     reserves = settings.scheduler == TRTLLM
@@ -348,6 +352,7 @@ SGLANG_CLIPPED_OUTPUT_TOKENS = 4096
 
 @inner
 def initial_new_token_ratio(settings):
+    """What SGLang's `new_token_ratio` starts from."""
     return min(SGLANG_INITIAL_RATIO * settings.schedule_conservativeness, 1.0)
 
 
@@ -355,10 +360,10 @@ def initial_new_token_ratio(settings):
 def form_batch_sglang(settings, requests, ranks, lanes, lists, rank, lane, now_s):
     """SGLang `Scheduler.get_next_batch_to_run` (0.5): a prefill batch whenever one can be formed, else a decode step.
 
-    A prefill batch takes up to `chunked_prefill_size` tokens, an unfinished chunk first; a request is admitted while its prompt
-    and its clipped output fit beside `new_token_ratio` of what running requests may still produce. The ratio starts at 0.7 x
-    `schedule_conservativeness`, falls to 0.14 of that over 600 decode steps, and rises when decode runs out of blocks and
-    retracts requests, those with the fewest outputs and the longest prompts first.
+    A prefill batch takes up to `chunked_prefill_size` tokens, an unfinished chunk first; a request is admitted while
+    its prompt and its clipped output fit beside `new_token_ratio` of what running requests may still produce. The ratio
+    starts at 0.7 x `schedule_conservativeness`, falls to 0.14 of that over 600 decode steps, and rises when decode runs
+    out of blocks and retracts requests, those with the fewest outputs and the longest prompts first.
     """
     if ranks[rank].steps_to_receive <= 0 or lanes[lane].num_decoding == 0:
         form_prefill_sglang(settings, requests, ranks, lanes, lists, rank, lane, now_s)
@@ -426,7 +431,9 @@ def form_prefill_sglang(settings, requests, ranks, lanes, lists, rank, lane, now
 
 @inner
 def find_retracted(requests, ranks, lanes, rank, lane):
-    """Among requests that are not in flight the one with the fewest outputs, then the longest prompt; decoding ones first."""
+    """Among requests that are not in flight the one with the fewest outputs, then the longest prompt; decoding ones
+    first.
+    """
     victim = NONE
     fewest = 0
     victim_decodes = 0

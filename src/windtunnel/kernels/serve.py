@@ -1,12 +1,12 @@
 """The serving loop: arrivals, batches, steps, completions; cost per step independent of the batch.
 
-Decoding requests are never walked in the usual step. A lane counts its decode steps; a decoding request stores the count at
-which it would have had no token (`joined`), so its progress, its next block and its end follow from that one counter: blocks
-are needed by `PHASES[steps % block_size]` requests, the next to finish lies on a heap. Steps between events run in a
-tight inner loop that only looks durations up and adds them.
+Decoding requests are never walked in the usual step. A lane counts its decode steps; a decoding request stores the
+count at which it would have had no token (`joined`), so its progress, its next block and its end follow from that one
+counter: blocks are needed by `PHASES[steps % block_size]` requests, the next to finish lies on a heap. Steps between
+events run in a tight inner loop that only looks durations up and adds them.
 
-A replica of `num_stages` pipeline stages has that many lanes, each with a batch in flight: a batch passes the stages in order and
-waits where one is busy. Without pipeline parallelism there is one lane, and nothing to wait for.
+A replica of `num_stages` pipeline stages has that many lanes, each with a batch in flight: a batch passes the stages in
+order and waits where one is busy. Without pipeline parallelism there is one lane, and nothing to wait for.
 
 Events are ordered by (time, arrivals before step ends, lane). A step's end is known when it starts.
 """
@@ -107,7 +107,7 @@ def next_arrival_s(settings, requests, clock):
 
 @inner
 def deliver(settings, requests, ranks, lanes, events, clock, now_s):
-    """Send the next request: to the replicas in turn, there to the rank with the fewest requests; an idle lane wakes."""
+    """Send the next request: to the replicas in turn, there to the rank with fewest requests; an idle lane wakes."""
     k = clock[0].next
     clock[0].next += 1
     clock[0].in_flight += 1
@@ -147,7 +147,9 @@ def set_busy(settings, lanes, replica, stage, is_busy):
 
 @inner
 def wake_another(settings, ranks, lanes, events, clock, replica, stage, now_s, first_stage):
-    """After an event of lane `stage`: wake an idle lane that may have something to schedule, the first from `first_stage` on."""
+    """After an event of lane `stage`: wake an idle lane that may have something to schedule, the first from
+    `first_stage` on.
+    """
     first = replica * settings.ranks_per_replica
     for other in range(first_stage, settings.num_stages):
         if other == stage or lanes[first * settings.num_stages + other].is_busy:
@@ -175,7 +177,9 @@ def finish(settings, requests, ranks, lanes, clock, rank, i, now_s):
 
 @inner
 def complete(settings, requests, ranks, lanes, lists, clock, rank, lane, now_s):
-    """Apply the end of the lane's step: finished requests leave, complete prefills give their token and begin to decode."""
+    """Apply the end of the lane's step: finished requests leave, complete prefills give their token and begin to
+    decode.
+    """
     while lanes[lane].finish_size > 0 and lists[lane, FINISH_KEY, 0] <= lanes[lane].steps:
         i = lists[lane, FINISH_VALUE, 0]
         lanes[lane].finish_size = pop(lists[lane, FINISH_KEY], lists[lane, FINISH_VALUE], lanes[lane].finish_size)

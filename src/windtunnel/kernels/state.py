@@ -1,7 +1,9 @@
-"""What the serving loop works on: record arrays, so that a call passes a few pointers and not a hundred array descriptors.
+"""What the serving loop works on: record arrays, so that a call passes a few pointers and not a hundred array
+descriptors.
 
-Measured on this loop: named tuples of arrays compile in 23 s and cost 5 us a scheduling call, because every array of a tuple
-travels as seven arguments; record arrays of the same fields are read as `table.field[i]`, in numpy without a compiler too.
+Measured on this loop: named tuples of arrays compile in 23 s and cost 5 us a scheduling call, because every array of a
+tuple travels as seven arguments; record arrays of the same fields are read as `table.field[i]`, in numpy without a
+compiler too.
 """
 
 from typing import Any, NamedTuple
@@ -117,18 +119,23 @@ LANE = np.dtype(
         ("last_decode_s", "f8"),  # end of that step
     ]
 )
-"""One record a lane: one of the `num_stages` batches that a rank may have in flight, with the requests that decode in it.
+"""One record a lane: one of the `num_stages` batches that a rank may have in flight, with the requests that decode in
+it.
 
-A decoding request cannot be scheduled again before its batch has come back, and is then scheduled at once, so it stays in its lane.
+A decoding request cannot be scheduled again before its batch has come back, and is then scheduled at once, so it stays
+in its lane.
 """
 
 FINISH_KEY, FINISH_VALUE, BATCH, BATCH_TOKENS, BATCH_ENDS, PHASES, PREFILLING = range(7)
-"""Rows of `lists[lane]`: the heap of (step count at the end, request); requests with a prefill chunk in the step under way, the
-chunk, and whether it ends the prefill; decoding requests by `joined` modulo the block size, that is, by the step in which they need
-a block. In a rank's first lane also its running requests whose prefill is not scheduled to the end, in running order."""
+"""Rows of `lists[lane]`: the heap of (step count at the end, request); requests with a prefill chunk in the step under
+way, the chunk, and whether it ends the prefill; decoding requests by `joined` modulo the block size, that is, by the
+step in which they need a block. In a rank's first lane also its running requests whose prefill is not scheduled to the
+end, in running order."""
 
 EVENT = np.dtype([("time_s", "f8"), ("lane", "i8")])
-"""The event queue, a heap: when a batch ends, or an idle lane looks for work; `lane` counts through all replicas' lanes."""
+"""The event queue, a heap: when a batch ends, or an idle lane looks for work; `lane` counts through all replicas'
+lanes.
+"""
 
 CLOCK = np.dtype(
     [
@@ -202,7 +209,9 @@ class StepCost(NamedTuple):
 
 
 def new_requests(arrival_s: Floats, input_tokens: Ints, output_tokens: Ints, priority: Ints) -> Table:
-    """Fresh `REQUEST` records for `[n]` arrivals, prompt lengths, output lengths and priorities, in the order of sending."""
+    """Fresh `REQUEST` records for `[n]` arrivals, prompt lengths, output lengths and priorities, in the order of
+    sending.
+    """
     requests = np.zeros(arrival_s.size, REQUEST).view(np.recarray)
     requests.arrival_s = arrival_s
     requests.input_tokens = input_tokens

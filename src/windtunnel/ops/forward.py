@@ -201,9 +201,7 @@ def _attention_projections(shard: Shard, attention: Attention, num_tokens: Size)
         yield from _gated_delta_projections(shard, attention, num_tokens)
 
 
-def _grouped_query_projections(
-    shard: Shard, attention: GroupedQueryAttention, num_tokens: Size
-) -> Iterator[Launch]:
+def _grouped_query_projections(shard: Shard, attention: GroupedQueryAttention, num_tokens: Size) -> Iterator[Launch]:
     width, wanted = shard.model.hidden_size, shard.precision.attention_format
     query = attention.query_size // shard.tp
     kv = max(attention.num_kv_heads // shard.tp, 1) * attention.head_dim
@@ -296,7 +294,11 @@ def _experts_feed_forward(shard: Shard, feed_forward: ExpertsFeedForward, num_to
     )
     if feed_forward.shared_intermediate_size:
         yield from _two_gemms(
-            shard, "shared_", num_tokens, feed_forward.shared_intermediate_size, shard.precision.weights,
+            shard,
+            "shared_",
+            num_tokens,
+            feed_forward.shared_intermediate_size,
+            shard.precision.weights,
             feed_forward.gated,
         )
     if shard.parallelism.attention_dp > 1:
