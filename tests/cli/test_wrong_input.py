@@ -136,7 +136,7 @@ def test_a_file_that_is_no_scenario_is_refused(
         ("workload.arrivals.rate_per_s", float("nan"), "$.workload.arrivals.rate_per_s is nan", ""),
         ("workload.arrivals.type", "poison", "$.workload.arrivals.type is 'poison'", "did you mean poisson"),
         ("deployment.paralelism", {"tp": 2}, "unknown key $.deployment.paralelism", "did you mean parallelism"),
-        ("deployment.device", 100, "expected `str`, got `int`", ""),
+        ("deployment.device", 100, "$.deployment.device is 100; text is needed", "put it in quotes"),
         ("deployment.engine", {"host": {"step_s": "2 miles"}}, "$.deployment.engine.host.step_s: '2 miles'", ""),
         ("workload", {"trace": {"path": "empty.csv"}}, "empty.csv is empty", ""),
         ("workload", {"trace": {"path": "short.csv"}}, "short.csv has no column", "columns"),

@@ -57,6 +57,8 @@ def cases(draw: st.DrawFn) -> Case:
             concurrency=concurrency,
             num_warmup=min(n, draw(st.integers(0, 5))) if concurrency else 0,
             num_stages=draw(st.sampled_from([1, 1, 2, 4])),
+            router=draw(st.integers(0, len(state.ROUTERS) - 1)),
+            seed=draw(st.integers(0, 2**32)),
         ),
         cost=random_cost(rng, max_num_seqs, max_num_batched_tokens, draw(st.booleans())),
         requests=RequestArrays(

@@ -4,12 +4,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from windtunnel.engine.serving import Result, batch_of, check_requests, run_loop, shard_of, simulate
+from windtunnel.engine.serving import Result, batch_of, check_requests, kernel_settings, run_loop, shard_of, simulate
 from windtunnel.engine.workload import RequestArrays
 from windtunnel.errors import InputError, WindtunnelError
 from windtunnel.estimate.estimator import COVERAGES, Coverage, Estimate
 from windtunnel.estimate.steps import recorded_steps
-from windtunnel.kernels.state import Settings
 from windtunnel.metrics.records import REQUEST_COLUMNS, STEP_COLUMNS
 from windtunnel.ops.memory import plan_memory
 from windtunnel.ops.op import Op
@@ -272,7 +271,9 @@ def test_check_requests_names_the_first_that_fails() -> None:
 
 def test_recorded_durations_may_run_out() -> None:
     requests = RequestArrays(np.zeros(1), np.array([4]), np.array([9]), np.zeros(1, np.int64))
-    settings = Settings(0, 1, 1, 4, 64, 0, 1, 64, 0, 16, 100, 0, 1.0, 1, 0, 0)
+    setup = resolve(made())
+    memory = plan_memory(shard_of(setup), setup.device, setup.engine, setup.max_model_len)
+    settings = kernel_settings(setup, memory, 1, requests)
     cost = recorded_steps(np.full(3, 0.1), EngineSettings(max_num_seqs=4))
     with pytest.raises(WindtunnelError, match="the 3 recorded steps end before"):
         run_loop(settings, cost, requests)

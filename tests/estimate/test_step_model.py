@@ -7,7 +7,7 @@ from windtunnel.estimate.step_model import StepModel, fit_step_model, lower_step
 MODEL = StepModel(step_s=5e-3, prefill_token_s=4e-5, decode_request_s=2e-4, decode_context_s=3e-7, prefill_pair_s=2e-8)
 
 
-def batches(rng: np.random.Generator, n: int = 200) -> tuple[np.ndarray, ...]:
+def batches(rng: np.random.Generator, n: int = 200) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     decodes = rng.integers(0, 32, n)
     context = decodes * rng.integers(1, 2000, n)
     tokens = rng.integers(0, 2, n) * rng.integers(1, 512, n)

@@ -11,9 +11,7 @@ from windtunnel.interop.engine_run import EngineRun, read_engine_runs
 
 
 def run() -> dict[str, Any]:
-    """Two requests of 5 and 3 prompt tokens with 3 and 1 output tokens; the first prompt takes two chunks, then all is
-    idle.
-    """
+    """Two requests of 5 and 3 prompt tokens with 3 and 1 output tokens: a prompt in two chunks, then all is idle."""
     return {
         "requests": [
             {"arrival_s": 0.0, "prompt_tokens": 5, "output_tokens": 3},
@@ -90,7 +88,8 @@ def test_runs_that_do_not_add_up_are_refused(tmp_path: Path) -> None:
     twice = {"cpu_s": 0.1, "wall_s": 0.1, "scheduled": [[0, 1]]}
     assert refused(tmp_path, steps=[]) == "runs.json: run 0 has 2 requests and 0 steps; at least one of each is needed"
     assert "0 requests" in refused(tmp_path, requests=[])
-    assert "request 1 has 0 token times for 1 output tokens" in refused(tmp_path, token_times_s={"0": [0.25, 0.375, 0.5]})
+    first_only = {"0": [0.25, 0.375, 0.5]}
+    assert "request 1 has 0 token times for 1 output tokens" in refused(tmp_path, token_times_s=first_only)
     assert "step 5 exceeds the 3 output tokens of request 0" in refused(tmp_path, steps=[*steps, twice])
     assert "do not add up to the tokens of request 1" in refused(tmp_path, steps=steps[:-1])
     outside = [*steps[:-1], {"cpu_s": 0, "wall_s": 0, "scheduled": [[2, 3]]}]

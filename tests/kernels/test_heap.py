@@ -1,4 +1,4 @@
-"""The queues of the kernels against Python's own; through compiled wrappers, since Python cannot call inner functions."""
+"""The kernels' queues against Python's own, through compiled wrappers: Python cannot call inner functions."""
 
 import heapq
 from typing import Any
@@ -11,17 +11,17 @@ from numba import njit
 from windtunnel.kernels.heap import meld, pop, push
 
 
-@njit
+@njit  # type: ignore[untyped-decorator]
 def compiled_push(keys: Any, values: Any, size: Any, key: Any, value: Any) -> Any:
     return push(keys, values, size, key, value)
 
 
-@njit
+@njit  # type: ignore[untyped-decorator]
 def compiled_pop(keys: Any, values: Any, size: Any) -> Any:
     return pop(keys, values, size)
 
 
-@njit
+@njit  # type: ignore[untyped-decorator]
 def compiled_meld(key: Any, left: Any, right: Any, a: Any, b: Any) -> Any:
     return meld(key, left, right, a, b)
 

@@ -1,8 +1,8 @@
 """The loop against closed forms of queueing theory; every step takes the same time, so that a server is all there is.
 
-With one sequence at a time a request of k output tokens is a service of k steps (its prompt fits the first). Formulas from
-Kleinrock, Queueing Systems, volume 1 (1975): Pollaczek-Khinchine, equation 5.64; volume 2 (1976): Cobham's priorities,
-equation 3.30; Little's result, volume 1, equation 2.25.
+With one sequence at a time a request of k output tokens is a service of k steps (its prompt fits the first). Formulas
+are in L. Kleinrock, Queueing Systems: Little's result in chapter 2 and the mean wait of M/G/1 (Pollaczek and Khinchine)
+in chapter 5 of volume 1 (1975), priorities without preemption (Cobham) in chapter 3 of volume 2 (1976).
 """
 
 from typing import Any
@@ -82,6 +82,7 @@ def poisson(rate_per_s: float, n: int, seed: int = 0) -> NDArray[np.float64]:
     return np.cumsum(np.random.default_rng(seed).exponential(1 / rate_per_s, n))
 
 
+@pytest.mark.compiled
 @pytest.mark.parametrize("load", [0.3, 0.6, 0.8])
 @pytest.mark.parametrize("scheduler", range(len(SCHEDULERS)), ids=SCHEDULERS)
 def test_deterministic_service_waits_as_m_d_1(load: float, scheduler: int) -> None:
@@ -91,6 +92,7 @@ def test_deterministic_service_waits_as_m_d_1(load: float, scheduler: int) -> No
     assert wait_s == pytest.approx(load * STEP_S / (2 * (1 - load)), rel=0.03)
 
 
+@pytest.mark.compiled
 def test_random_service_waits_by_pollaczek_and_khinchine() -> None:
     """M/G/1 with geometric service: lambda E[S^2] / 2 (1 - rho), twice the wait of constant service and more."""
     tokens = np.random.default_rng(1).geometric(1 / 8, 400_000)
@@ -102,6 +104,7 @@ def test_random_service_waits_by_pollaczek_and_khinchine() -> None:
     assert wait_s == pytest.approx(rate_per_s * second_moment / (2 * (1 - load)), rel=0.04)
 
 
+@pytest.mark.compiled
 def test_priorities_wait_as_cobham_says() -> None:
     """Two classes without preemption: W0 / (1 - rho1) and W0 / (1 - rho1) (1 - rho), W0 = rho D / 2."""
     low = np.random.default_rng(2).random(400_000) < 0.5
@@ -114,9 +117,9 @@ def test_priorities_wait_as_cobham_says() -> None:
 
 def test_nothing_waits_where_the_server_is_always_free() -> None:
     """D/D/1 below capacity: every request is served at once; above it the queue grows by a constant."""
-    records, _ = serve(np.arange(1000) * 2 * STEP_S)
+    records, _ = serve(np.arange(1000.0) * 2 * STEP_S)
     np.testing.assert_allclose(records["finish_s"] - records["arrival_s"], STEP_S)
-    records, _ = serve(np.arange(1000) * STEP_S / 2)
+    records, _ = serve(np.arange(1000.0) * STEP_S / 2)
     np.testing.assert_allclose(records["scheduled_s"] - records["arrival_s"], np.arange(1000) * STEP_S / 2, atol=1e-9)
 
 
@@ -190,9 +193,8 @@ def test_replicas_are_servers_of_their_own() -> None:
 @pytest.mark.parametrize("scheduler", range(len(SCHEDULERS)), ids=SCHEDULERS)
 def test_a_prompt_takes_its_length_in_budgets(scheduler: int) -> None:
     lengths = np.array([1, 63, 64, 65, 128, 129, 1000])
-    records, _ = serve(
-        np.arange(7) * 10.0, input_tokens=lengths, scheduler=scheduler, max_num_batched_tokens=64, max_prefill_tokens=4096
-    )
+    budgets: dict[str, Any] = {"max_num_batched_tokens": 64, "max_prefill_tokens": 4096}
+    records, _ = serve(10.0 * np.arange(7.0), input_tokens=lengths, scheduler=scheduler, **budgets)
     np.testing.assert_allclose(records["first_token_s"] - records["arrival_s"], np.ceil(lengths / 64) * STEP_S)
 
 

@@ -1,3 +1,5 @@
+from typing import Any
+
 import msgspec
 import pytest
 from hypothesis import given, settings
@@ -29,7 +31,7 @@ KIB, GIB = 2**10, 2**30
 DEFAULTS = with_defaults(EngineSettings(), H200)
 
 
-def shard(name: str, precision: Precision | None = None, **parallelism: int) -> Shard:
+def shard(name: str, precision: Precision | None = None, **parallelism: Any) -> Shard:
     model = catalog.model(name)
     return Shard(model, precision or model.precision, Parallelism(**parallelism))
 
@@ -75,7 +77,7 @@ def test_weights_equal_the_published_files(name: str, gigabytes: float) -> None:
         (NEXT, {"tp": 4}),
     ],
 )
-def test_memory_holds_what_the_step_reads(name: str, parallelism: dict[str, int]) -> None:
+def test_memory_holds_what_the_step_reads(name: str, parallelism: dict[str, Any]) -> None:
     """With so many tokens that every expert is used, the operators' weights are the planner's."""
     one = shard(name, **parallelism)
     read = 0.0
@@ -169,7 +171,7 @@ def test_linear_attention_keeps_a_state() -> None:
 
 
 def test_vllms_share_holds_everything() -> None:
-    """vLLM `gpu_worker.py`, `determine_available_memory`: the share, less weights, activations and what is not torch's."""
+    """vLLM `gpu_worker.py`, `determine_available_memory`: less weights, activations and what is not torch's."""
     found = plan(shard(LLAMA), gpu_memory_utilization=0.8, reserved_bytes=GIB)
     assert found.activation_bytes > 0
     left = 0.8 * H100.memory_bytes - found.weight_bytes - found.activation_bytes - GIB

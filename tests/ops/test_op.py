@@ -1,3 +1,5 @@
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -18,7 +20,7 @@ from windtunnel.ops.op import (
 )
 from windtunnel.spec.precision import Format
 
-PREFILL = {"num_heads": 32, "num_kv_heads": 8, "head_dim": 128}
+PREFILL: dict[str, Any] = {"num_heads": 32, "num_kv_heads": 8, "head_dim": 128}
 
 
 def test_a_gemm_reads_its_weights_once() -> None:
@@ -33,7 +35,7 @@ def test_a_gemm_reads_its_weights_once() -> None:
 def test_window_pairs_equal_a_walk_over_the_queries(num_tokens: int, window: int) -> None:
     """Each query sees itself and up to window - 1 keys before it; half a key per query is the closed form's error."""
     walked = sum(min(position + 1, window) for position in range(num_tokens))
-    counted = PrefillAttention(1, num_tokens, **PREFILL, window_tokens=window).num_pairs
+    counted = float(np.asarray(PrefillAttention(1, num_tokens, **PREFILL, window_tokens=window).num_pairs))
     assert abs(counted - walked) <= 0.5 * num_tokens
 
 
@@ -52,7 +54,7 @@ def test_chunks_have_the_pairs_of_the_whole_prompt(chunks: list[int]) -> None:
 
 
 def test_a_prompt_costs_what_its_decode_steps_cost_in_arithmetic() -> None:
-    steps = DecodeAttention(1, np.arange(1, 1001), **PREFILL).flops
+    steps = DecodeAttention(1, np.arange(1.0, 1001.0), **PREFILL).flops
     assert np.sum(steps) == pytest.approx(PrefillAttention(1, 1000, **PREFILL).flops, rel=2e-3)
 
 
@@ -81,7 +83,7 @@ def test_latent_prefill_is_attention_with_heads_of_two_widths() -> None:
 
 
 def test_a_delta_state_is_read_and_written_whatever_the_tokens() -> None:
-    shape = {
+    shape: dict[str, Any] = {
         "num_key_heads": 16,
         "num_value_heads": 32,
         "key_head_dim": 128,

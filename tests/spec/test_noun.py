@@ -99,13 +99,26 @@ def test_a_wrong_unit_names_the_allowed_ones() -> None:
 
 
 def test_a_wrong_type_is_one_sentence() -> None:
-    assert message(LINK | {"name": 3}, Link)[0] == "expected str, got int at $.name"
-    assert message(3, Link)[0] == "expected object, got int"
+    assert message(LINK | {"name": 0.24}, Link) == ("$.name is 0.24; text is needed", "put it in quotes")
+    assert message(raw_scenario(seed=1.5), Scenario)[0] == "$.seed is 1.5; a whole number is needed"
+    assert message([], Link)[0] == "$ is a list; a table of keys and values is needed"
+
+
+def test_a_word_for_a_table_names_what_the_table_may_hold() -> None:
+    raw = raw_scenario(deployment={"device": "h100_sxm", "parallelism": 4})
+    found, hint = message(raw, Scenario)
+    assert found == "$.deployment.parallelism is 4; a table of keys and values is needed"
+    assert hint == "its keys: tp, pp, ep, attention_dp"
+    raw = raw_scenario()
+    raw["workload"]["arrivals"] = "poisson"  # type: ignore[index]
+    found, hint = message(raw, Scenario)
+    assert found == "$.workload.arrivals is 'poisson'; a table of keys and values is needed"
+    assert hint == "its types: poisson, gamma, static, burst, closed_loop"
 
 
 def test_nouns_cannot_be_changed() -> None:
     with pytest.raises(AttributeError):
-        decode(LINK, Link).latency_s = 2.0
+        decode(LINK, Link).latency_s = 2.0  # type: ignore[misc]
 
 
 def test_yaml_with_a_mistake_names_its_line(tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ from windtunnel.cli.options import Verb, all_of, deployment_options, general_opt
 _LOAD, _OUTPUT = "Load", "Result"
 
 workload_options = all_of(
-    option("--replicas", section="What is served, on what", type=int, metavar="N", help="Equal copies, round robin."),
+    option("--replicas", section="What is served, on what", type=int, metavar="N", help="Equal copies."),
+    option("--router", section="What is served, on what", metavar="NAME", help="round_robin, least_outstanding, ..."),
     option("--input-tokens", section=_LOAD, metavar="N|MIN-MAX", help="Prompt tokens of a request."),
     option("--output-tokens", section=_LOAD, metavar="N|MIN-MAX", help="Generated tokens of a request."),
     option("--concurrency", section=_LOAD, type=int, metavar="N", help="Closed loop: so many requests under way."),

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 VLLM_V1, TRTLLM, SGLANG = range(3)
+ROUTERS = ("round_robin", "random", "power_of_two", "least_outstanding", "least_kv")
 
 
 @dataclass(eq=False)
@@ -109,6 +110,7 @@ class Reference:
         self.end_s: dict[tuple[int, int], float] = {}
         self.stage_free_s = [[0.0] * s.num_stages for _ in range(s.num_replicas)]
         self.next, self.in_flight, self.turn, self.slot_s, self.origin_s = 0, 0, 0, 0.0, 0.0
+        self.random = s.seed % (2**31 - 2) + 1
         self.steps: list[Step] = []
         while True:
             event_s, (replica, lane) = min(((end, at) for at, end in self.end_s.items()), default=(math.inf, (-1, -1)))
@@ -149,12 +151,35 @@ class Reference:
         request.arrival_s = now_s
         self.next += 1
         self.in_flight += 1
-        replica, self.turn = self.turn, (self.turn + 1) % self.settings.num_replicas
+        replica = self.route()
         rank = min(self.ranks_of(replica), key=lambda rank: rank.num_outstanding)
         self.enqueue(rank, request)
         idle = [lane for lane in range(self.settings.num_stages) if (replica, lane) not in self.end_s]
         if idle:
             self.end_s[replica, idle[0]] = now_s
+
+    def route(self) -> int:
+        router, n = ROUTERS[self.settings.router], self.settings.num_replicas
+        if n == 1:
+            return 0
+        if router == "round_robin":
+            replica, self.turn = self.turn, (self.turn + 1) % n
+            return replica
+        if router == "random":
+            return self.draw(n)
+        if router == "power_of_two":
+            return min(sorted([self.draw(n), self.draw(n)]), key=self.num_outstanding)
+        return min(range(n), key=self.num_outstanding if router == "least_outstanding" else self.used_blocks)
+
+    def draw(self, count: int) -> int:
+        self.random = self.random * 48271 % (2**31 - 1)
+        return self.random % count
+
+    def num_outstanding(self, replica: int) -> int:
+        return sum(rank.num_outstanding for rank in self.ranks_of(replica))
+
+    def used_blocks(self, replica: int) -> int:
+        return sum(self.settings.num_blocks - rank.free_blocks for rank in self.ranks_of(replica))
 
     def wake_another(self, replica: int, lane: int, now_s: float, first: int) -> None:
         for other in range(first, self.settings.num_stages):

@@ -70,7 +70,8 @@ def simulate(
     requests = generate(scenario.workload, scenario.seed)
     setup = _with_model_len(setup, requests)
     memory = plan_memory(shard, setup.device, setup.engine, setup.max_model_len)
-    settings = kernel_settings(setup, memory, scenario.deployment.replicas, requests)
+    deployment = scenario.deployment
+    settings = kernel_settings(setup, memory, deployment.replicas, requests, deployment.router, scenario.seed)
     check_requests(requests, setup, memory)
     estimator = estimator or estimator_for(setup)
     lowered = lower_steps(estimator, setup.device, shard, setup.engine, setup.max_model_len)
@@ -134,8 +135,15 @@ def estimator_for(setup: Setup) -> Estimator:
     return measured_estimator(setup.device, setup.node, engine.name, engine.version, cuda_graphs=graphs)
 
 
-def kernel_settings(setup: Setup, memory: MemoryPlan, num_replicas: int, requests: RequestArrays) -> state.Settings:
-    """The engine's settings as the loop takes them."""
+def kernel_settings(
+    setup: Setup,
+    memory: MemoryPlan,
+    num_replicas: int,
+    requests: RequestArrays,
+    router: str = "round_robin",
+    seed: int = 0,
+) -> state.Settings:
+    """The engine's settings, and the router's, as the loop takes them."""
     engine = setup.engine
     assert engine.max_num_seqs is not None
     assert engine.max_num_batched_tokens is not None
@@ -158,6 +166,8 @@ def kernel_settings(setup: Setup, memory: MemoryPlan, num_replicas: int, request
         concurrency=requests.concurrency,
         num_warmup=requests.num_warmup,
         num_stages=setup.parallelism.pp,
+        router=state.ROUTERS.index(router),
+        seed=seed,
     )
 
 
@@ -174,7 +184,7 @@ def run_loop(
     """
     records = state.new_requests(requests.arrival_s, requests.input_tokens, requests.output_tokens, requests.priority)
     ranks, lanes, lists = state.new_ranks(settings), state.new_lanes(settings), state.new_lists(settings)
-    stages, events, clock = state.new_stages(settings), state.new_events(settings), state.new_clock()
+    stages, events, clock = state.new_stages(settings), state.new_events(settings), state.new_clock(settings)
     buffers = []
     started_s = time.perf_counter()
     while True:

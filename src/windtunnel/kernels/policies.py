@@ -12,9 +12,15 @@ from windtunnel.kernels.state import (
     BATCH_TOKENS,
     FINISH_KEY,
     FINISH_VALUE,
+    LEAST_KV,
+    MODULUS,
+    MULTIPLIER,
     NONE,
     PHASES,
+    POWER_OF_TWO,
     PREFILLING,
+    RANDOM,
+    ROUND_ROBIN,
     SGLANG,
     TRTLLM,
 )
@@ -503,3 +509,50 @@ def form_batch(settings, requests, ranks, lanes, lists, rank, lane, now_s):
         drop_scheduled(settings, requests, ranks, lists, rank)
     lanes[lane].batch_decodes = 1 if num_decodes > 0 else 0
     return num_decodes
+
+
+@inner
+def draw(clock, count):
+    """The next pseudo-random integer below `count`."""
+    clock[0].random = clock[0].random * MULTIPLIER % MODULUS
+    return clock[0].random % count
+
+
+@inner
+def replica_load(settings, ranks, replica):
+    """What a router compares: blocks in use under `least_kv`, else requests waiting and running."""
+    first = replica * settings.ranks_per_replica
+    load = 0
+    for rank in range(first, first + settings.ranks_per_replica):
+        if settings.router == LEAST_KV:
+            load += settings.num_blocks - ranks[rank].free_blocks
+        else:
+            load += ranks[rank].num_outstanding
+    return load
+
+
+@inner
+def route(settings, ranks, clock):
+    """The replica that the next request goes to; of equal ones the first.
+
+    `round_robin` and `random` see no load; `power_of_two` takes the less loaded of two drawn ones (Mitzenmacher, 2001);
+    `least_outstanding` and `least_kv` look at all, as the production stack's and llm-d's scorers do.
+    """
+    if settings.num_replicas == 1:
+        return 0
+    if settings.router == ROUND_ROBIN:
+        replica = clock[0].turn
+        clock[0].turn = (replica + 1) % settings.num_replicas
+        return replica
+    if settings.router == RANDOM:
+        return draw(clock, settings.num_replicas)
+    if settings.router == POWER_OF_TWO:
+        one, other = draw(clock, settings.num_replicas), draw(clock, settings.num_replicas)
+        first, second = min(one, other), max(one, other)
+        return second if replica_load(settings, ranks, second) < replica_load(settings, ranks, first) else first
+    best, least = 0, replica_load(settings, ranks, 0)
+    for replica in range(1, settings.num_replicas):
+        load = replica_load(settings, ranks, replica)
+        if load < least:
+            best, least = replica, load
+    return best

@@ -20,6 +20,7 @@ from windtunnel.kernels.policies import (
     enqueue,
     form_batch,
     held_blocks,
+    route,
     stop_decoding,
     unlink,
 )
@@ -107,13 +108,12 @@ def next_arrival_s(settings, requests, clock):
 
 @inner
 def deliver(settings, requests, ranks, lanes, events, clock, now_s):
-    """Send the next request: to the replicas in turn, there to the rank with fewest requests; an idle lane wakes."""
+    """Send the next request to a replica, there to the rank with the fewest requests; an idle lane wakes."""
     k = clock[0].next
     clock[0].next += 1
     clock[0].in_flight += 1
     requests[k].arrival_s = now_s
-    replica = clock[0].turn
-    clock[0].turn = (replica + 1) % settings.num_replicas
+    replica = route(settings, ranks, clock)
     first = replica * settings.ranks_per_replica
     rank = first
     for other in range(first + 1, first + settings.ranks_per_replica):

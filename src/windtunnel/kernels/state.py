@@ -16,12 +16,19 @@ Ints = NDArray[np.int64]
 Table = Any
 """A record array of one of the layouts below."""
 
+MODULUS, MULTIPLIER = 2**31 - 1, 48271
+"""Park and Miller's minimal standard generator (1988, with the multiplier of 1993), for the few draws of a router."""
+
 NONE = -1
 """No request, no neighbour."""
 
 SCHEDULERS = ("vllm_v1", "trtllm", "sglang")
 """The codes of `Settings.scheduler` are positions here."""
 VLLM_V1, TRTLLM, SGLANG = range(3)
+
+ROUTERS = ("round_robin", "random", "power_of_two", "least_outstanding", "least_kv")
+"""The codes of `Settings.router` are positions here."""
+ROUND_ROBIN, RANDOM, POWER_OF_TWO, LEAST_OUTSTANDING, LEAST_KV = range(5)
 
 
 class Settings(NamedTuple):
@@ -55,6 +62,9 @@ class Settings(NamedTuple):
     """Closed loop: the first so many requests run and drain before the others are sent."""
     num_stages: int = 1
     """Pipeline stages, and so batches that a replica may have in flight."""
+    router: int = ROUND_ROBIN
+    seed: int = 0
+    """Of the router's draws."""
 
 
 REQUEST = np.dtype(
@@ -144,7 +154,8 @@ CLOCK = np.dtype(
         ("finished", "i8"),
         ("queued", "i8"),  # events on the heap
         ("recorded", "i8"),  # recorded step durations used
-        ("turn", "i8"),  # replica that the next request goes to
+        ("turn", "i8"),  # round robin: replica that the next request goes to
+        ("random", "i8"),  # state of the router's generator
         ("rows", "i8"),  # rows of the step buffer written
         ("slot_s", "f8"),  # when a client slot last became free
         ("origin_s", "f8"),  # when warm-up had drained: what arrival times of the measured requests count from
@@ -256,9 +267,11 @@ def new_stages(settings: Settings) -> Floats:
     return np.zeros((settings.num_replicas, settings.num_stages))
 
 
-def new_clock() -> Table:
+def new_clock(settings: Settings) -> Table:
     """One `CLOCK` record at the beginning."""
-    return np.zeros(1, CLOCK).view(np.recarray)
+    clock = np.zeros(1, CLOCK).view(np.recarray)
+    clock.random = settings.seed % (MODULUS - 1) + 1
+    return clock
 
 
 def new_steps(capacity: int) -> Table:

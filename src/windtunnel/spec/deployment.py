@@ -1,5 +1,7 @@
 """Where and how a model is served: devices, parallelism, replicas, and the engine with its settings."""
 
+from typing import Literal
+
 from windtunnel.spec.noun import Noun
 
 
@@ -130,6 +132,9 @@ class Deployment(Noun):
     """A catalog name or a YAML file; None takes the usual node of the device."""
     parallelism: Parallelism = Parallelism()
     replicas: int = 1
+    router: Literal["round_robin", "random", "power_of_two", "least_outstanding", "least_kv"] = "round_robin"
+    """Which replica a request goes to: the next in turn, one drawn, the less busy of two drawn, that with the fewest
+    requests, or that with the fewest KV blocks in use."""
     engine: EngineSettings = EngineSettings()
     price_usd_per_hour: float | None = None
     """Of one device; None takes the catalog's list price."""

@@ -22,6 +22,16 @@ NounT = TypeVar("NounT")
 _UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(?P<field>[^`]*)`(?: - at `(?P<path>[^`]*)`)?")
 _MISSING_FIELD = re.compile(r"Object missing required field `(?P<field>[^`]*)`(?: - at `(?P<path>[^`]*)`)?")
 _BAD_ENUM = re.compile(r"Invalid enum value '(?P<value>[^']*)' - at `(?P<path>[^`]*)`")
+_WRONG_TYPE = re.compile(r"Expected `(?P<wanted>[^`]*)`, got `(?P<found>[^`]*)`(?: - at `(?P<path>[^`]*)`)?$")
+_TYPE_WORDS = {
+    "array": "a list",
+    "bool": "true or false",
+    "float": "a number",
+    "int": "a whole number",
+    "null": "nothing",
+    "object": "a table of keys and values",
+    "str": "text",
+}
 _BAD_TAG = re.compile(r"Invalid value '(?P<value>[^']*)' - at `(?P<path>[^`]*)`")
 
 
@@ -123,7 +133,23 @@ def _input_error(message: str, where: str, noun: type, raw: Any) -> InputError:
         known = _tags_at(noun, match["path"])
         hint = did_you_mean(match["value"], known, f"known here: {', '.join(known)}" if known else None)
         return InputError(f"{where}{match['path']} is {match['value']!r}, which is not known", hint)
+    if match := _WRONG_TYPE.match(message):
+        return _wrong_type(where, noun, raw, match["wanted"].split(" | "), match["found"], match["path"] or "$")
     return InputError(f"{where}{message[:1].lower()}{message[1:]}".replace(" - at `", " at ").replace("`", ""))
+
+
+def _wrong_type(where: str, noun: type, raw: Any, wanted: list[str], found: str, path: str) -> InputError:
+    needed = " or ".join(_TYPE_WORDS.get(word, word) for word in wanted if word != "null")
+    hint = None
+    if "object" in wanted:
+        tags = _tags_at(noun, f"{path}.type")
+        known = tags or _fields_at(noun, path, raw)
+        hint = f"its {'types' if tags else 'keys'}: {', '.join(known)}" if known else None
+    elif "str" in wanted and found in ("int", "float"):
+        hint = "put it in quotes"
+    value = _value_at(raw, path)
+    shown = repr(value) if isinstance(value, str | int | float) else _TYPE_WORDS.get(found, found)
+    return InputError(f"{where}{path} is {shown}; {needed} is needed", hint)
 
 
 def _steps(path: str) -> list[str]:

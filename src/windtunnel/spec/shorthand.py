@@ -10,6 +10,7 @@ PATHS: dict[str, str] = {
     "device": "deployment.device",
     "node": "deployment.node",
     "replicas": "deployment.replicas",
+    "router": "deployment.router",
     "tp": "deployment.parallelism.tp",
     "pp": "deployment.parallelism.pp",
     "ep": "deployment.parallelism.ep",
