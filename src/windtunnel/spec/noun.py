@@ -208,4 +208,6 @@ def _tags_at(noun: type, path: str) -> list[str]:
         if isinstance(kind, msgspec.inspect.StructType) and kind.tag_field == last
     ]
     enums = [kind.cls for kind in _types_at(noun, path) if isinstance(kind, msgspec.inspect.EnumType)]
-    return tags + [member.value for cls in enums for member in cls]
+    literals = [kind for kind in _types_at(noun, path) if isinstance(kind, msgspec.inspect.LiteralType)]
+    words = [str(word) for kind in literals for word in kind.values]
+    return tags + [member.value for cls in enums for member in cls] + words
