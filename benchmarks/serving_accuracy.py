@@ -3,11 +3,12 @@
     python benchmarks/serving_accuracy.py --reference DIR            tables in Markdown
     python benchmarks/serving_accuracy.py --reference DIR --json     the same as JSON
     python benchmarks/serving_accuracy.py --reference DIR --out rows.csv
+    python benchmarks/serving_accuracy.py --reference DIR --page docs/accuracy.md
 
-Every aggregated run of DIR/silicon/dev.csv becomes a scenario with the server and client settings that were recovered for it,
-is simulated, and its mean TTFT, TPOT and E2E latency are compared with the measured means. Nothing is fitted to these
-runs. Errors are predicted / measured - 1; tables give the median and 90th percentile of their magnitude and, as
-bias, their median. DIR is also taken from the environment variable WINDTUNNEL_REFERENCE.
+Every aggregated run of DIR/silicon/dev.csv becomes a scenario with the server and client settings that were recovered
+for it, is simulated, and its mean TTFT, TPOT and E2E latency are compared with the measured means. Nothing is fitted
+to these runs. Errors are predicted / measured - 1; tables give the median and 90th percentile of their magnitude and,
+as bias, their median. DIR is also taken from the environment variable WINDTUNNEL_REFERENCE.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ import numpy as np
 
 from windtunnel.engine.serving import estimator_for, simulate
 from windtunnel.errors import InputError
-from windtunnel.estimate.estimator import Estimator
+from windtunnel.estimate.estimator import Coverage, Estimator
 from windtunnel.interop.silicon import MeasuredRun, read_runs, scenario_of
 from windtunnel.spec.scenario import resolve
 
@@ -38,15 +39,22 @@ SCORED = ("primary", "secondary")
 METRICS = ("tpot", "ttft", "e2e")
 
 ODD_FLAGS = ("cold_start_no_warmup", "token_inflation_5x", "debug_run_c512", "gtl_client_unknown", "ttft>30%_of_e2e")
-"""Rows whose own recipe says that the measurement is not a steady run of what its settings say."""
+"""Rows that are not a steady run of what their settings say: no warm-up, prompts five times too long, a debugging run,
+an unknown client, or mostly queueing."""
+
+UNRECORDED_SOURCES = ("autogap", "gtl")
+"""Collections of which neither server flags nor client settings are known; engine defaults are assumed."""
+
+PAGE_MARK = "<!-- written by benchmarks/serving_accuracy.py -->"
+"""Everything after it on the page is replaced."""
 
 NOTES = """\
-Noise: 160 pairs of runs with equal settings differ by 0.3-0.4 % in TPOT and 3-4 % in TTFT (median), 1.6-2.3 % and 16-22 %
-(90th percentile).
+Noise: 160 pairs of runs with equal settings differ by 0.3-0.4% in TPOT and 3-4% in TTFT (median), by 1.6-2.3% and
+16-22% at the 90th percentile.
 
-Others, median absolute error on rows of this table (as reported there; other subsets, none tuned by us): AIConfigurator 0.12, 333 of a random
-666 rows: TPOT 18-22 %, TTFT 57 %, E2E 17 %. AISimulate 0.13-dev, 25 vLLM rows on H100 and H200: TPOT 5.5 %, TTFT 36 %, E2E 4.4 %.
-A log-linear regression on the primary rows themselves: TPOT 15 %, TTFT 35 %."""
+Others, median absolute error, as measured by running them on parts of the same public table: AIConfigurator 0.12 on 333
+runs TPOT 18-22%, TTFT 57%, E2E 17%; AISimulate 0.13-dev on 25 vLLM runs (H100, H200) TPOT 5.5%, TTFT 36%, E2E 4.4%; a
+log-linear regression fitted on the primary runs themselves TPOT 15%, TTFT 35%."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +96,10 @@ class Prediction:
     scaled_fraction: float
     host_fraction: float
     communication_fraction: float
+
+    @property
+    def is_recovered(self) -> bool:
+        return self.source not in UNRECORDED_SOURCES
 
     @property
     def is_odd(self) -> bool:
@@ -134,8 +146,8 @@ def _simulated(run: MeasuredRun) -> Prediction:
         bound_by=summary.bound_by,
         kv_peak_fraction=summary.utilisation.kv_peak_fraction,
         num_preemptions=summary.utilisation.num_preemptions,
-        roofline_fraction=result.coverage.get("roofline", 0.0),
-        scaled_fraction=result.coverage.get("scaled", 0.0),
+        roofline_fraction=result.coverage.get(Coverage.ROOFLINE, 0.0),
+        scaled_fraction=result.coverage.get(Coverage.SCALED, 0.0),
         host_fraction=summary.time_fractions["host"],
         communication_fraction=summary.time_fractions["communication"],
     )
@@ -168,7 +180,7 @@ def _prediction(run: MeasuredRun, **found: object) -> Prediction:
 
 
 def predict_all(runs: Sequence[MeasuredRun], num_processes: int) -> list[Prediction]:
-    """In the order of `runs`; those of one device and engine version go to one worker, so that it reads their tables once."""
+    """In the order of `runs`; those of one device and engine version go together: their tables are read once."""
     groups: dict[tuple[str, ...], list[int]] = {}
     for index, run in enumerate(runs):
         groups.setdefault((run.system, run.engine.name, run.engine.version or ""), []).append(index)
@@ -180,8 +192,8 @@ def predict_all(runs: Sequence[MeasuredRun], num_processes: int) -> list[Predict
             batches, pool.map(_predict_batch, ([runs[i] for i in b] for b in batches)), strict=True
         ):
             predictions.update(zip(batch, found, strict=True))
-            print(f"\r{len(predictions)} of {len(runs)} rows", end="", file=sys.stderr)
-    print(file=sys.stderr)
+            if sys.stderr.isatty():
+                print(f"\r{len(predictions)} of {len(runs)} rows", end="", file=sys.stderr)
     return [predictions[index] for index in range(len(runs))]
 
 
@@ -226,7 +238,9 @@ DIMENSIONS: dict[str, Key] = {
     "model": lambda row: row.model.rpartition("/")[2],
     "engine, model and system": lambda row: f"{row.engine} {row.model.rpartition('/')[2]} {row.system}",
     "prompt / output tokens": lambda row: f"{_thousands(row.input_tokens)} / {_thousands(row.output_tokens)}",
-    "concurrency": lambda row: f"{row.concurrency.bit_length() - 1:2d}: {1 << (row.concurrency.bit_length() - 1)}-",
+    "concurrency": lambda row: (
+        f"{1 << row.concurrency.bit_length() - 1:3d} to {(1 << row.concurrency.bit_length()) - 1}"
+    ),
     "devices": lambda row: f"{row.tp * row.attention_dp}" + (" (attention DP)" if row.attention_dp > 1 else ""),
 }
 
@@ -243,15 +257,39 @@ def by(key: Key, rows: Iterable[Prediction]) -> list[Score]:
 
 
 def overall(rows: Sequence[Prediction]) -> list[Score]:
-    """All simulated rows, and without those that the settings call odd."""
+    """All simulated rows, and parts of them by how much is known about the measurement."""
     groups = {
         "primary": [row for row in rows if row.use == "primary"],
         "secondary": [row for row in rows if row.use == "secondary"],
         "both": list(rows),
-        "both, without odd rows": [row for row in rows if not row.is_odd],
-        "odd rows": [row for row in rows if row.is_odd],
+        "both, settings recovered": [row for row in rows if row.is_recovered],
+        "both, settings recovered, not odd": [row for row in rows if row.is_recovered and not row.is_odd],
+        "both, settings not recorded": [row for row in rows if not row.is_recovered],
+        "odd": [row for row in rows if row.is_odd],
     }
     return [score(name, found) for name, found in groups.items() if found]
+
+
+def tables_of(rows: Sequence[Prediction]) -> dict[str, list[Score]]:
+    """Title -> scores; primary and secondary rows apart where a reader compares subsets."""
+    tables = {"All rows": overall(rows)}
+    for name, key in DIMENSIONS.items():
+        if name in ("system", "engine", "model"):
+            for use in SCORED:
+                tables[f"By {name}, {use}"] = by(key, [row for row in rows if row.use == use])
+        else:
+            tables[f"By {name}"] = by(key, rows)
+    return tables
+
+
+def report(rows: Sequence[Prediction], tables: dict[str, list[Score]]) -> dict[str, object]:
+    refused = Counter((row.use, row.refused) for row in rows if row.refused)
+    return {
+        "rows": {use: sum(row.use == use for row in rows) for use in SCORED},
+        "simulated": {use: sum(row.use == use and not row.refused for row in rows) for use in SCORED},
+        "refused": [{"use": use, "reason": why, "rows": n} for (use, why), n in sorted(refused.items())],
+        "scores": {name: [asdict(one) for one in scores] for name, scores in tables.items()},
+    }
 
 
 def markdown(title: str, scores: list[Score]) -> str:
@@ -286,10 +324,10 @@ def coverage_table(rows: Sequence[Prediction]) -> str:
 
 def write_rows(rows: Sequence[Prediction], path: Path) -> None:
     if path.suffix == ".parquet":
-        import pyarrow
+        import pyarrow as pa
         from pyarrow import parquet
 
-        parquet.write_table(pyarrow.Table.from_pylist([asdict(row) for row in rows]), path)
+        parquet.write_table(pa.Table.from_pylist([asdict(row) for row in rows]), path)
         return
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, list(Prediction.__annotations__), lineterminator="\n")
@@ -304,6 +342,7 @@ def main() -> int:
     parser.add_argument("--measurements", default="silicon/dev.csv", metavar="FILE", help="below DIR")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write a CSV or Parquet file of every row")
+    parser.add_argument("--page", type=Path, metavar="FILE", help="replace what follows the mark in this Markdown page")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--only", default="", metavar="TEXT", help="rows whose id contains it")
     options = parser.parse_args()
@@ -320,15 +359,15 @@ def main() -> int:
     if options.out is not None:
         write_rows(rows, options.out)
     simulated = [row for row in rows if not row.refused]
-    tables = {"All rows": overall(simulated)}
-    for name, key in DIMENSIONS.items():
-        for use in (*SCORED,) if name in ("system", "engine", "model") else ("both",):
-            found = [row for row in simulated if use in (row.use, "both")]
-            tables[f"By {name}, {use}"] = by(key, found)
+    tables = tables_of(simulated)
     if options.json:
-        print(json.dumps({name: [asdict(one) for one in scores] for name, scores in tables.items()}, indent=2))
-    else:
-        print(coverage_table(rows), *(markdown(name, scores) for name, scores in tables.items()), NOTES, sep="\n\n")
+        print(json.dumps(report(rows, tables), indent=2))
+        return 0
+    text = "\n\n".join([coverage_table(rows), *(markdown(name, scores) for name, scores in tables.items()), NOTES])
+    if options.page is not None:
+        head, _, _ = options.page.read_text(encoding="utf-8").partition(PAGE_MARK)
+        options.page.write_text(f"{head}{PAGE_MARK}\n\n{text}\n", encoding="utf-8")
+    print(text)
     print(f"{time.perf_counter() - started_s:.0f} s", file=sys.stderr)
     return 0
 

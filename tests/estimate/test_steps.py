@@ -124,6 +124,14 @@ def test_the_points_priced_are_exact(name: str) -> None:
         assert cost.prefill_attention_s[row, column] == pytest.approx(exact)
 
 
+def test_batches_of_one_graph_cost_the_same_but_for_attention() -> None:
+    cost, sizes = priced("dense").lowered.cost, graph_sizes(priced("dense").engine).tolist()
+    for smaller, size in zip([0, *sizes], sizes, strict=False):
+        if size <= MAX_NUM_SEQS:
+            assert np.unique(cost.decode_token_s[smaller + 1 : size + 1]).size == 1
+            assert cost.decode_token_s[size] == pytest.approx(cost.mixed_token_s[size] + cost.sample_s[size])
+
+
 @pytest.mark.parametrize("name", DEPLOYMENTS)
 def test_parts_are_parts(name: str) -> None:
     lowered = priced(name).lowered

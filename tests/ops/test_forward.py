@@ -137,6 +137,17 @@ def test_a_dense_layer_reduces_twice() -> None:
     }
 
 
+@pytest.mark.parametrize("ep", [1, 4])
+def test_experts_reduce_once_however_they_are_spread(ep: int) -> None:
+    found = collectives(token_launches(shard(QWEN_MOE, tp=4, ep=ep), 100))
+    reduce = Collective("all_reduce", 100 * 2048 * 2, 4)
+    assert found == {
+        "embedding_all_reduce": (reduce, 1),
+        "attention_all_reduce": (reduce, 48),
+        "experts_all_reduce": (reduce, 48),
+    }
+
+
 def test_attention_data_parallelism_gathers_and_scatters_all_tokens() -> None:
     found = collectives(token_launches(shard(DEEPSEEK, attention_dp=8, ep=8), 10))
     assert found == {

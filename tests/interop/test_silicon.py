@@ -1,0 +1,228 @@
+"""Rows of measured serving runs as scenarios: what each column means, and what is refused or malformed."""
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from windtunnel.errors import InputError
+from windtunnel.interop.silicon import MeasuredRun, image_version, read_runs, scenario_of
+from windtunnel.spec.deployment import Parallelism
+from windtunnel.spec.precision import Format, Precision
+from windtunnel.spec.scenario import resolve
+from windtunnel.spec.workload import ClosedLoop, Uniform
+
+MEASURED = {
+    "id": "row",
+    "backend": "trtllm",
+    "backend_version": "",
+    "model_path": "deepseek-ai/DeepSeek-R1",
+    "system": "b200_sxm",
+    "precision": "fp4",
+    "isl": "1024",
+    "osl": "8192",
+    "gemm_quant_mode": "nvfp4",
+    "tp_size": "64",
+    "pp_size": "1",
+    "moe_tp_size": "1",
+    "moe_ep_size": "8",
+    "silicon_ttft_ms": "250.0",
+    "silicon_tpot_ms": "20.0",
+    "use": "secondary",
+}
+RECOVERED = {
+    "id": "row",
+    "source": "ix0406",
+    "settings_id": "S1",
+    "true_mode": "agg",
+    "speculative": "none",
+    "true_tp": "8.0",
+    "true_ep": "8.0",
+    "dp_attention": "True",
+    "concurrency": "256.0",
+    "num_prompts": "2560.0",
+    "warmup": "2*CONC identical requests (prompt 0)",
+    "max_num_seqs": "not set (default 2048)",
+    "max_batched_tokens": "1344",
+    "cuda_graph_max_bs": "512",
+    "scheduler": "no batch wait",
+    "flags": "",
+}
+SERVER = {
+    "settings_id": "S1",
+    "hf_model": "nvidia/DeepSeek-R1-0528-FP4-V2",
+    "engine_image": "nvcr.io/nvidia/tensorrt-llm/release:1.1.0rc2.post2",
+    "max_prefill_tokens": "",
+    "gpu_mem_util_or_mem_fraction_static_or_kv_free_fraction": "0.8",
+    "kv_cache_dtype": "fp8",
+    "prefix_caching": "off (enable_block_reuse false)",
+    "block_size": "",
+    "client_random_range_ratio": "0.8",
+}
+
+
+def write(path: Path, row: dict[str, str]) -> None:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(row))
+        writer.writeheader()
+        writer.writerow(row)
+
+
+def run_of(folder: Path, **changes: str) -> MeasuredRun:
+    """The one row of a folder of three files, with other values in whichever file has the column."""
+    for name, row in (("dev.csv", MEASURED), ("row_settings.csv", RECOVERED), ("engine_settings.csv", SERVER)):
+        write(folder / name, {key: changes.get(key, value) for key, value in row.items()})
+    (run,) = read_runs(folder / "dev.csv")
+    return run
+
+
+def test_recovered_settings_replace_the_recorded_ones(tmp_path: Path) -> None:
+    scenario = scenario_of(run_of(tmp_path))
+    engine = scenario.deployment.engine
+    assert scenario.deployment.parallelism == Parallelism(tp=1, ep=8, attention_dp=8)
+    assert (engine.name, engine.version, engine.max_num_seqs) == ("trtllm", "1.1.0rc2.post2", None)
+    assert (engine.max_num_batched_tokens, engine.max_cudagraph_capture_size) == (1344, 512)
+    assert engine.gpu_memory_utilization == 0.8
+    assert scenario.precision == Precision(weights=Format.NVFP4, attention=Format.BF16, kv_cache=Format.FP8)
+
+
+def test_the_client_is_a_closed_loop_over_a_range_of_lengths(tmp_path: Path) -> None:
+    run = run_of(tmp_path)
+    workload = scenario_of(run).workload
+    assert workload.arrivals == ClosedLoop(concurrency=256, num_warmup_requests=512)
+    assert workload.input_tokens == Uniform(min_tokens=819, max_tokens=1024)
+    assert workload.num_requests == 2560
+    assert run.mean_output_tokens == pytest.approx(0.9 * 8192)
+    assert run.e2e_s == pytest.approx(0.25 + 0.02 * (0.9 * 8192 - 1))
+
+
+def test_without_attention_dp_the_devices_shard_attention(tmp_path: Path) -> None:
+    run = run_of(tmp_path, dp_attention="False", true_ep="1")
+    assert run.parallelism == Parallelism(tp=8)
+
+
+def test_a_row_without_recovered_settings_takes_its_own_columns_and_engine_defaults(tmp_path: Path) -> None:
+    run = run_of(tmp_path, settings_id="", true_tp="", tp_size="2", moe_tp_size="1", moe_ep_size="4", num_prompts="",
+                 warmup="", concurrency="5", backend_version="1.0.0rc3")  # fmt: skip
+    assert run.parallelism == Parallelism(tp=2, ep=4, attention_dp=2)
+    workload = scenario_of(run).workload
+    assert (workload.input_tokens, workload.output_tokens, workload.num_requests) == (1024, 8192, 100)
+    assert run.engine.version == "1.0.0rc3"
+    assert run.engine.max_num_batched_tokens is None
+
+
+def test_sglang_settings_are_read_from_their_words(tmp_path: Path) -> None:
+    run = run_of(tmp_path, backend="sglang", scheduler="scheduler-recv-interval 30", max_prefill_tokens="default 16384",
+                 kv_cache_dtype="auto (bf16)", max_num_seqs="128")  # fmt: skip
+    assert run.engine.receive_interval_steps == 30
+    assert run.engine.max_prefill_tokens == 16384
+    assert run.engine.max_num_seqs == 128
+    assert scenario_of(run).precision == Precision(weights=Format.NVFP4, attention=Format.BF16, kv_cache=Format.BF16)
+
+
+def test_what_a_scenario_cannot_say_is_noted(tmp_path: Path) -> None:
+    run = run_of(tmp_path, scheduler="batch_wait_timeout_iters 40", prefix_caching="ON (engine default)")
+    assert run.unmodelled == ("TensorRT-LLM batch wait", "prefix caching")
+
+
+def test_a_format_made_on_loading_is_the_recorded_one(tmp_path: Path) -> None:
+    run = run_of(tmp_path, hf_model="meta-llama/Llama-3.1-8B-Instruct", precision="fp8", gemm_quant_mode="fp8_block")
+    precision = scenario_of(run).precision
+    assert precision is not None
+    assert precision.weights == Format.FP8_BLOCK
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"speculative": "mtp"}, "speculative decoding"),
+        ({"concurrency": ""}, "concurrency was not recorded"),
+        ({"hf_model": "zai-org/GLM-99"}, "no model 'zai-org/GLM-99'"),
+        ({"precision": "fp8"}, "run in fp8, and nvidia/DeepSeek-R1-0528-NVFP4-v2 is a checkpoint in fp4"),
+        ({"hf_model": "", "model_path": "meta-llama/Llama-3.1-8B"}, "run in fp4.*is a checkpoint in bf16"),
+    ],
+)
+def test_a_row_that_leaves_open_what_was_run_is_refused(tmp_path: Path, changes: dict[str, str], reason: str) -> None:
+    run = run_of(tmp_path, **changes)
+    with pytest.raises(InputError, match=reason):
+        scenario_of(run)
+
+
+def test_an_unknown_system_is_refused_when_the_scenario_is_resolved(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no device 'b900_sxm'"):
+        resolve(scenario_of(run_of(tmp_path, system="b900_sxm")))
+
+
+def test_rows_of_separate_pools_are_left_out(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="not enough values"):
+        run_of(tmp_path, true_mode="disagg", kv_cache_dtype="P:fp8 D:fp8")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"silicon_tpot_ms": "fast"}, "dev.csv line 2: silicon_tpot_ms is 'fast'; a number above zero is needed"),
+        ({"silicon_ttft_ms": "nan"}, "dev.csv line 2: silicon_ttft_ms is 'nan'"),
+        ({"isl": "-5"}, "dev.csv line 2: isl is '-5'"),
+        ({"backend": "lmdeploy"}, "dev.csv line 2: backend is 'lmdeploy'; known: vllm, sglang, trtllm"),
+        ({"true_tp": "2.5"}, "row_settings.csv line 2: true_tp is '2.5'; a whole number is needed"),
+        ({"true_ep": "3"}, "row_settings.csv line 2: ep = 3 does not divide"),
+        ({"dp_attention": "maybe"}, "row_settings.csv line 2: dp_attention is 'maybe'"),
+        ({"max_num_seqs": "many"}, "row_settings.csv line 2: max_num_seqs is 'many'"),
+        ({"kv_cache_dtype": "fp3"}, "engine_settings.csv line 2: kv_cache_dtype is 'fp3'"),
+        ({"true_tp": "", "moe_tp_size": "3"}, "dev.csv line 2: moe_tp_size x moe_ep_size = 24 is no multiple of"),
+    ],
+)
+def test_a_malformed_value_is_named_by_file_line_and_column(
+    tmp_path: Path, changes: dict[str, str], message: str
+) -> None:
+    with pytest.raises(InputError) as caught:
+        run_of(tmp_path, **changes)
+    assert caught.value.message.startswith(message)
+
+
+def test_broken_joins_and_files_are_named(tmp_path: Path) -> None:
+    run_of(tmp_path)
+    write(tmp_path / "engine_settings.csv", SERVER | {"settings_id": "S2"})
+    with pytest.raises(InputError, match=r"engine_settings\.csv has no row of settings_id 'S1'"):
+        read_runs(tmp_path / "dev.csv")
+    write(tmp_path / "row_settings.csv", RECOVERED | {"id": "other"})
+    with pytest.raises(InputError, match=r"row_settings\.csv has no row of id 'row'"):
+        read_runs(tmp_path / "dev.csv")
+    (tmp_path / "row_settings.csv").write_text("id,source\nrow\n", encoding="utf-8")
+    with pytest.raises(InputError, match=r"row_settings\.csv line 2 has 1 values for 2 columns"):
+        read_runs(tmp_path / "dev.csv")
+    (tmp_path / "row_settings.csv").unlink()
+    with pytest.raises(InputError, match="there is no file"):
+        read_runs(tmp_path / "dev.csv")
+
+
+@pytest.mark.parametrize(
+    ("image", "version"),
+    [
+        ("vllm/vllm-openai:v0.19.0-cu130", "0.19.0"),
+        ("vllm/vllm-openai:v0.11.2 (v0.11.0 if run before 2025-12-05T21:49Z)", "0.11.2"),
+        ("lmsysorg/sglang:v0.5.3rc1-cu129-b200", "0.5.3rc1"),
+        ("lmsysorg/sglang:v0.5.10.post1-cu130", "0.5.10.post1"),
+        ("nvcr.io/nvidia/tensorrt-llm/release:1.2.0rc6.post2", "1.2.0rc6.post2"),
+        ("lmsysorg/sglang:nightly-dev-20260402-d7256eb6", None),
+        ("vllm/vllm-openai:nightly-5b8c30d62b754b575e043ce2fc0dcbf8a64f6306", None),
+    ],
+)
+def test_the_release_is_read_from_the_image(image: str, version: str | None) -> None:
+    assert image_version(image) == version
+
+
+def test_nearly_every_scored_row_of_the_public_table_is_a_scenario(reference: Path) -> None:
+    """All but speculative runs and a handful that do not say what they were; those that are refused say why."""
+    scored = [run for run in read_runs(reference / "silicon" / "dev.csv") if run.use in ("primary", "secondary")]
+    refused = []
+    for run in scored:
+        try:
+            scenario_of(run)
+        except InputError as error:
+            refused.append(error.message)
+    speculative = sum(run.speculative == "mtp" for run in scored)
+    assert sum("speculative" in reason for reason in refused) == speculative
+    assert len(refused) - speculative < 0.02 * len(scored)
+    assert len(refused) < 0.1 * len(scored)
