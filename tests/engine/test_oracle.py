@@ -56,6 +56,7 @@ def cases(draw: st.DrawFn) -> Case:
             receive_interval_steps=draw(st.sampled_from([1, 1, 3, 10])),
             concurrency=concurrency,
             num_warmup=min(n, draw(st.integers(0, 5))) if concurrency else 0,
+            frontend_s=draw(st.sampled_from([0.0, 0.004])),
             num_stages=draw(st.sampled_from([1, 1, 2, 4])),
             router=draw(st.integers(0, len(state.ROUTERS) - 1)),
             seed=draw(st.integers(0, 2**32)),

@@ -18,6 +18,7 @@ def test_every_short_name_leads_to_a_field() -> None:
         "device": "h200_sxm",
         "node": "hgx_h200",
         "replicas": 2,
+        "router": "least_kv",
         "tp": 4,
         "pp": 2,
         "ep": 4,

@@ -186,6 +186,8 @@ def assignments(texts: tuple[str, ...]) -> dict[str, Any]:
     """
     import yaml
 
+    from windtunnel.spec.noun import parse_yaml
+
     values = {}
     for text in texts:
         path, separator, value = text.partition("=")
@@ -194,7 +196,7 @@ def assignments(texts: tuple[str, ...]) -> dict[str, Any]:
                 f"--set: {text!r} is not of the form path=value", "for instance --set workload.num_requests=500"
             )
         try:
-            values[path.strip()] = yaml.safe_load(value)
+            values[path.strip()] = parse_yaml(value)
         except yaml.YAMLError:
             raise InputError(f"--set: the value of {text!r} is not valid YAML") from None
     return values

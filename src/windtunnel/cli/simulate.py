@@ -1,11 +1,15 @@
 """`windtunnel simulate`: a scenario from a file and options, one run, its summary."""
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from windtunnel.cli.options import Verb, all_of, deployment_options, general_options, option, scenario_file, scenario_of
+from windtunnel.errors import InputError
+
+if TYPE_CHECKING:
+    from windtunnel.engine.serving import Result
 
 _LOAD, _OUTPUT = "Load", "Result"
 
@@ -29,7 +33,15 @@ workload_options = all_of(
         metavar="FOLDER",
         help="Write requests.parquet, steps.parquet, summary.json and the resolved scenario.yaml.",
     ),
-    option("--overwrite", section=_OUTPUT, is_flag=True, help="Replace the files of a former run in --out."),
+    option(
+        "--timeline",
+        section=_OUTPUT,
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        help="Write a timeline that opens in ui.perfetto.dev: .json or .json.gz.",
+    ),
+    option("--timeline-events", section=_OUTPUT, type=int, metavar="N", help="Most events of it.  [200000]"),
+    option("--overwrite", section=_OUTPUT, is_flag=True, help="Replace the files of a former run."),
 )
 
 
@@ -42,7 +54,16 @@ workload_options = all_of(
 @deployment_options
 @workload_options
 @general_options
-def command(scenario: Path | None, out: Path | None, overwrite: bool, as_json: bool, hub: bool, **options: Any) -> None:
+def command(
+    scenario: Path | None,
+    out: Path | None,
+    timeline: Path | None,
+    timeline_events: int | None,
+    overwrite: bool,
+    as_json: bool,
+    hub: bool,
+    **options: Any,
+) -> None:
     """Predict latency, throughput and cost of a served model.
 
     \b
@@ -50,11 +71,16 @@ def command(scenario: Path | None, out: Path | None, overwrite: bool, as_json: b
         --input-tokens 1024 --output-tokens 1024 --concurrency 64
     windtunnel simulate scenario.yaml --set workload.arrivals.rate_per_s=6.5 --json
     """
+    from windtunnel.interop.chrome_trace import check_file
     from windtunnel.report.files import check_folder, write_run
 
     wanted = scenario_of(scenario, hub=hub, **options)
     if out is not None:
         check_folder(out, overwrite)
+    if timeline is not None:
+        check_file(timeline, overwrite)
+    elif timeline_events is not None:
+        raise InputError("--timeline-events is the size of a --timeline", "name its file: --timeline run.json")
 
     # Loading the engine takes most of a second; wrong input is answered before.
     from windtunnel.cli.progress import progress
@@ -68,7 +94,27 @@ def command(scenario: Path | None, out: Path | None, overwrite: bool, as_json: b
     if out is not None:
         write_run(result, out)
         click.echo(f"wrote {out}", err=True)
+    if timeline is not None:
+        _write_timeline(result, timeline, timeline_events)
     if as_json:
         click.echo(as_text(run_document(result)))
     else:
         show(*run_report(result))
+
+
+def _write_timeline(result: "Result", file: Path, max_events: int | None) -> None:
+    """Write it, and say on stderr how much of the run it shows."""
+    from windtunnel.interop.chrome_trace import MAX_EVENTS, write_timeline
+    from windtunnel.report.version import version
+
+    setup = result.setup
+    about = {
+        "producer": f"windtunnel {version()}",
+        "model": setup.model.name,
+        "device": setup.device.name,
+        "engine": f"{setup.engine.name} {setup.engine.version}",
+    }
+    detail = write_timeline(file, result.requests, result.steps, max_events or MAX_EVENTS, about)
+    click.echo(f"wrote {file}", err=True)
+    if not detail.is_complete:
+        click.echo(f"  {detail}; --timeline-events raises the limit", err=True)

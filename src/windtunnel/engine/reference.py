@@ -109,7 +109,8 @@ class Reference:
         self.ranks = [Rank(s.num_blocks, [{} for _ in range(s.num_stages)]) for _ in range(num_ranks)]
         self.end_s: dict[tuple[int, int], float] = {}
         self.stage_free_s = [[0.0] * s.num_stages for _ in range(s.num_replicas)]
-        self.next, self.in_flight, self.turn, self.slot_s, self.origin_s = 0, 0, 0, 0.0, 0.0
+        self.next, self.turn = 0, 0
+        self.completed_s: list[float] = []
         self.random = s.seed % (2**31 - 2) + 1
         self.steps: list[Step] = []
         while True:
@@ -139,18 +140,23 @@ class Reference:
         s = self.settings
         if self.next >= len(self.requests):
             return math.inf
-        release_s = self.requests[self.next].arrival_s
+        send_s = self.requests[self.next].arrival_s
         if s.concurrency == 0:
-            return release_s
-        drains = self.next == s.num_warmup and self.in_flight > 0
-        blocked = self.in_flight >= s.concurrency or drains
-        return math.inf if blocked else max(release_s + self.origin_s, self.slot_s)
+            return send_s
+        if 0 < s.num_warmup <= self.next:
+            if len(self.completed_s) < s.num_warmup:
+                return math.inf
+            send_s += self.completed_s[s.num_warmup - 1] + s.frontend_s
+        if self.next - len(self.completed_s) >= s.concurrency:
+            return math.inf
+        if self.next >= s.concurrency:
+            send_s = max(send_s, self.completed_s[self.next - s.concurrency] + s.frontend_s)
+        return send_s
 
     def deliver(self, now_s: float) -> None:
         request = self.requests[self.next]
         request.arrival_s = now_s
         self.next += 1
-        self.in_flight += 1
         replica = self.route()
         rank = min(self.ranks_of(replica), key=lambda rank: rank.num_outstanding)
         self.enqueue(rank, request)
@@ -242,10 +248,7 @@ class Reference:
                 request.finish_s = now_s
                 rank.running.remove(request)
                 rank.free_blocks += request.num_blocks
-                self.in_flight -= 1
-                self.slot_s = now_s
-                if self.next == self.settings.num_warmup and self.in_flight == 0:
-                    self.origin_s = now_s
+                self.completed_s.append(now_s)
         rank.batches[lane] = {}
 
     # Policies

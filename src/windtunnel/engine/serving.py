@@ -165,6 +165,7 @@ def kernel_settings(
         receive_interval_steps=engine.receive_interval_steps or 1,
         concurrency=requests.concurrency,
         num_warmup=requests.num_warmup,
+        frontend_s=float(engine.host.first_token_s or 0.0),
         num_stages=setup.parallelism.pp,
         router=state.ROUTERS.index(router),
         seed=seed,

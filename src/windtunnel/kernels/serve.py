@@ -93,17 +93,26 @@ def with_host(cost, device_s, num_running):
 
 @inner
 def next_arrival_s(settings, requests, clock):
-    """When the next request is sent, as far as is known: infinity while the client waits for a completion."""
+    """When the next request is sent, as far as is known: infinity while the client waits for a completion.
+
+    A closed loop of C slots sends request k when the (k - C + 1)-th completion has freed one, and measured requests
+    only when all of warm-up has completed; arrival times then count from there.
+    """
     k = clock[0].next
     if k >= requests.size:
         return np.inf
+    send_s = requests[k].arrival_s
     if settings.concurrency == 0:
-        return requests[k].arrival_s
-    if clock[0].in_flight >= settings.concurrency:
-        return np.inf
-    if k == settings.num_warmup and clock[0].in_flight > 0:
-        return np.inf
-    return max(requests[k].arrival_s + clock[0].origin_s, clock[0].slot_s)
+        return send_s
+    if 0 < settings.num_warmup <= k:
+        if clock[0].finished < settings.num_warmup:
+            return np.inf
+        send_s += requests[settings.num_warmup - 1].completed_s + settings.frontend_s
+    if k >= settings.concurrency:
+        if clock[0].finished <= k - settings.concurrency:
+            return np.inf
+        send_s = max(send_s, requests[k - settings.concurrency].completed_s + settings.frontend_s)
+    return send_s
 
 
 @inner
@@ -111,7 +120,6 @@ def deliver(settings, requests, ranks, lanes, events, clock, now_s):
     """Send the next request to a replica, there to the rank with the fewest requests; an idle lane wakes."""
     k = clock[0].next
     clock[0].next += 1
-    clock[0].in_flight += 1
     requests[k].arrival_s = now_s
     replica = route(settings, ranks, clock)
     first = replica * settings.ranks_per_replica
@@ -168,11 +176,8 @@ def finish(settings, requests, ranks, lanes, clock, rank, i, now_s):
     ranks[rank].free_blocks += held_blocks(settings, requests, lanes, i)
     unlink(requests, ranks, rank, i)
     ranks[rank].num_outstanding -= 1
+    requests[clock[0].finished].completed_s = now_s
     clock[0].finished += 1
-    clock[0].in_flight -= 1
-    clock[0].slot_s = now_s
-    if clock[0].next == settings.num_warmup and clock[0].in_flight == 0:
-        clock[0].origin_s = now_s
 
 
 @inner

@@ -60,6 +60,8 @@ class Settings(NamedTuple):
     """Closed loop: requests in flight at the client; 0: open loop."""
     num_warmup: int
     """Closed loop: the first so many requests run and drain before the others are sent."""
+    frontend_s: float = 0.0
+    """Closed loop: what the client waits beyond the engine's last token before it sends the next request."""
     num_stages: int = 1
     """Pipeline stages, and so batches that a replica may have in flight."""
     router: int = ROUND_ROBIN
@@ -73,6 +75,7 @@ REQUEST = np.dtype(
         ("scheduled_s", "f8"),
         ("first_token_s", "f8"),
         ("finish_s", "f8"),
+        ("completed_s", "f8"),  # not of this request: when the so-many-eth request to complete did
         ("last_token_s", "f8"),  # set on preemption
         ("input_tokens", "i8"),
         ("output_tokens", "i8"),
@@ -150,15 +153,12 @@ lanes.
 CLOCK = np.dtype(
     [
         ("next", "i8"),  # request to be sent next
-        ("in_flight", "i8"),
         ("finished", "i8"),
         ("queued", "i8"),  # events on the heap
         ("recorded", "i8"),  # recorded step durations used
         ("turn", "i8"),  # round robin: replica that the next request goes to
         ("random", "i8"),  # state of the router's generator
         ("rows", "i8"),  # rows of the step buffer written
-        ("slot_s", "f8"),  # when a client slot last became free
-        ("origin_s", "f8"),  # when warm-up had drained: what arrival times of the measured requests count from
     ]
 )
 """The loop's registers, one record, kept outside so that a run can stop and go on."""

@@ -38,8 +38,8 @@ class Throughput(Noun):
     """Prompt and output."""
     output_tokens_per_s_per_device: float
     total_tokens_per_s_per_device: float
-    output_tokens_per_s_per_user: float
-    """Mean over requests of 1 / TPOT."""
+    output_tokens_per_s_per_user: float | None
+    """Mean over requests of 1 / TPOT; None where every request has one output token."""
 
 
 class Goodput(Noun):
@@ -206,7 +206,7 @@ def _throughput(requests: Table, span_s: float, num_devices: int) -> Throughput:
         total_tokens_per_s=total / span_s,
         output_tokens_per_s_per_device=output / span_s / num_devices,
         total_tokens_per_s_per_device=total / span_s / num_devices,
-        output_tokens_per_s_per_user=float(users.mean()) if users.size else 0.0,
+        output_tokens_per_s_per_user=float(users.mean()) if users.size else None,
     )
 
 

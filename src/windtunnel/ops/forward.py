@@ -24,6 +24,7 @@ from windtunnel.ops.op import (
     Launch,
     PrefillAttention,
     Size,
+    prefill_context_tokens,
 )
 from windtunnel.spec.deployment import Parallelism
 from windtunnel.spec.model import (
@@ -56,6 +57,11 @@ class Shard:
     def num_group_ranks(self) -> int:
         """Ranks that share the experts."""
         return self.parallelism.tp * self.parallelism.attention_dp
+
+    @property
+    def stage_fraction(self) -> float:
+        """Share of the layers that the fullest pipeline stage holds."""
+        return -(-self.model.num_layers // self.parallelism.pp) / self.model.num_layers
 
     def span_nodes(self, num_ranks: int) -> int:
         """Nodes over which `num_ranks` neighbouring ranks lie."""
@@ -116,7 +122,7 @@ def decode_launches(shard: Shard, batch: Size, context_tokens: Size) -> list[Lau
 def prefill_launches(shard: Shard, batch: Size, num_tokens: Size) -> list[Launch]:
     """Attention cores of prefill chunks, `batch` and `num_tokens` as `ops.PrefillAttention` defines them.
 
-    Latent attention also expands the compressed keys and values of the chunks (`kv_b_proj`); decode absorbs that
+    Latent attention also expands the compressed keys and values, cached ones too (`kv_b_proj`); decode absorbs that
     product.
     """
     launches = []
@@ -125,7 +131,8 @@ def prefill_launches(shard: Shard, batch: Size, num_tokens: Size) -> list[Launch
         if isinstance(attention, LatentAttention):
             width = attention.num_heads // shard.tp * (attention.qk_nope_head_dim + attention.v_head_dim)
             wanted = shard.precision.attention_format
-            expand = Gemm(batch * num_tokens, width, attention.kv_lora_rank, wanted)
+            keys = prefill_context_tokens(batch, num_tokens)
+            expand = Gemm(keys, width, attention.kv_lora_rank, wanted)
             launches.append(Launch("kv_b_proj", expand, count))
         core = _prefill_core(shard, attention, batch, num_tokens)
         launches.append(Launch(f"{_core_name(attention)}_prefill", core, count))

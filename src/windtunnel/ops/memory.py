@@ -74,7 +74,7 @@ def weight_bytes(shard: Shard) -> float:
     tables = model.vocab_size * model.hidden_size * BF16_BYTES
     head = 0.0 if model.tie_word_embeddings else tables * BITS[precision.lm_head] / 16
     ends = max(tables, head) if parallelism.pp > 1 else tables + head
-    return layer_bits / 8 / parallelism.pp + ends / shard.tp
+    return layer_bits / 8 * shard.stage_fraction + ends / shard.tp
 
 
 def _attention_values(shard: Shard, attention: Attention) -> float:
@@ -109,7 +109,7 @@ def kv_bytes_per_token(shard: Shard, max_model_len: int) -> float:
         for group in shard.model.layers
         if not _is_bounded(group.attention, max_model_len)
     )
-    return per_layer * BITS[shard.precision.kv_cache] / 8 / shard.parallelism.pp
+    return per_layer * BITS[shard.precision.kv_cache] / 8 * shard.stage_fraction
 
 
 def state_bytes_per_request(shard: Shard, max_model_len: int) -> float:
@@ -128,7 +128,7 @@ def state_bytes_per_request(shard: Shard, max_model_len: int) -> float:
         elif isinstance(attention, GroupedQueryAttention) and _is_bounded(attention, max_model_len):
             values = (attention.window_tokens or 0) * _token_values(shard, attention)
             total += group.num_layers * values * BITS[shard.precision.kv_cache] / 8
-    return total / shard.parallelism.pp
+    return total * shard.stage_fraction
 
 
 def _is_bounded(attention: Attention, max_model_len: int) -> bool:

@@ -41,6 +41,15 @@ class Gemm:
         return weight_bytes + self.m * self.k * ACTIVATION_BITS[self.format] / 8 + self.m * self.n * BF16_BYTES
 
 
+def prefill_context_tokens(batch: Size, num_tokens: Size) -> Size:
+    """Keys that prefill chunks see in all, given as `PrefillAttention` gives them.
+
+    Whole prompts see their own tokens. A batch b below one is a chunk of c tokens after p cached ones: its length is s = 2 p + c
+    and b = c / s, so p + c = s (1 + b) / 2.
+    """
+    return num_tokens * np.where(np.asarray(batch) < 1, (1 + batch) / 2, batch)
+
+
 @dataclass(frozen=True)
 class PrefillAttention:
     """Causal attention of `batch` prompts of `num_tokens` tokens each, without earlier context.
@@ -75,7 +84,8 @@ class PrefillAttention:
     def num_bytes(self) -> Size:
         query_and_output = 2 * self.num_heads * self.head_dim * BF16_BYTES
         key_and_value = 2 * self.num_kv_heads * self.head_dim * BITS[self.kv_format] / 8
-        return self.batch * self.num_tokens * (query_and_output + key_and_value)
+        keys = prefill_context_tokens(self.batch, self.num_tokens)
+        return self.batch * self.num_tokens * query_and_output + keys * key_and_value
 
 
 @dataclass(frozen=True)
@@ -128,7 +138,8 @@ class LatentPrefillAttention:
 
     @property
     def num_bytes(self) -> Size:
-        return self.batch * self.num_tokens * self.num_heads * 2 * (self.qk_head_dim + self.v_head_dim) * BF16_BYTES
+        width = (self.qk_head_dim + self.v_head_dim) * self.num_heads * BF16_BYTES
+        return (self.batch * self.num_tokens + prefill_context_tokens(self.batch, self.num_tokens)) * width
 
 
 @dataclass(frozen=True)

@@ -51,10 +51,11 @@ def _cells(seconds: Distribution) -> list[str]:
 def _throughput_rows(summary: Summary, slo: Slo | None) -> list[tuple[str, str]]:
     rate = summary.throughput
     out, both = rate.output_tokens_per_s_per_device, rate.total_tokens_per_s_per_device
-    user = number(rate.output_tokens_per_s_per_user)
+    user = rate.output_tokens_per_s_per_user
+    per_user = f", {number(user)} per user" if user is not None else ""
     rows = [
         ("requests", f"{number(rate.requests_per_s)}/s; {summary.num_requests:,} in {duration(summary.span_s)}"),
-        ("output", f"{number(rate.output_tokens_per_s)} tokens/s; {number(out)} per device, {user} per user"),
+        ("output", f"{number(rate.output_tokens_per_s)} tokens/s; {number(out)} per device{per_user}"),
         ("in and out", f"{number(rate.total_tokens_per_s)} tokens/s; {number(both)} per device"),
     ]
     if summary.goodput is not None and slo is not None:
