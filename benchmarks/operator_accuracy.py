@@ -18,7 +18,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-
 from typing import Any
 
 import numpy as np

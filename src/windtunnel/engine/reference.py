@@ -185,7 +185,7 @@ class Reference:
         return sum(rank.num_outstanding for rank in self.ranks_of(replica))
 
     def used_blocks(self, replica: int) -> int:
-        return sum(self.settings.num_blocks - rank.free_blocks for rank in self.ranks_of(replica))
+        return sum(int(self.settings.num_blocks) - rank.free_blocks for rank in self.ranks_of(replica))
 
     def wake_another(self, replica: int, lane: int, now_s: float, first: int) -> None:
         for other in range(first, self.settings.num_stages):

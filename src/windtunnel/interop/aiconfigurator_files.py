@@ -70,8 +70,9 @@ class Rows:
 
     def named(self, matches: Callable[[str], bool]) -> NDArray[np.bool_]:
         """Which rows' kernels have a name that matches."""
-        matching: NDArray[np.bool_] = np.array([matches(str(name)) for name in self.kernel_names])
-        return matching[self.kernel_codes]
+        matching = np.array([matches(str(name)) for name in self.kernel_names], dtype=bool)
+        found: NDArray[np.bool_] = matching[self.kernel_codes]
+        return found
 
     def take(self, rows: NDArray[Any]) -> Rows:
         """Only `rows` (a mask or indices)."""

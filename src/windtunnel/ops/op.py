@@ -44,8 +44,8 @@ class Gemm:
 def prefill_context_tokens(batch: Size, num_tokens: Size) -> Size:
     """Keys that prefill chunks see in all, given as `PrefillAttention` gives them.
 
-    Whole prompts see their own tokens. A batch b below one is a chunk of c tokens after p cached ones: its length is s = 2 p + c
-    and b = c / s, so p + c = s (1 + b) / 2.
+    Whole prompts see their own tokens. A batch b below one is a chunk of c tokens after p cached ones: its length is
+    s = 2 p + c and b = c / s, so p + c = s (1 + b) / 2.
     """
     return num_tokens * np.where(np.asarray(batch) < 1, (1 + batch) / 2, batch)
 
