@@ -91,11 +91,11 @@ def command(
 
     with progress() as callback:
         result = simulate(wanted, progress=callback, allow_download=hub)
+    if timeline is not None:
+        _write_timeline(result, timeline, timeline_events)
     if out is not None:
         write_run(result, out)
         click.echo(f"wrote {out}", err=True)
-    if timeline is not None:
-        _write_timeline(result, timeline, timeline_events)
     if as_json:
         click.echo(as_text(run_document(result)))
     else:
@@ -114,7 +114,8 @@ def _write_timeline(result: "Result", file: Path, max_events: int | None) -> Non
         "device": setup.device.name,
         "engine": f"{setup.engine.name} {setup.engine.version}",
     }
-    detail = write_timeline(file, result.requests, result.steps, max_events or MAX_EVENTS, about)
-    click.echo(f"wrote {file}", err=True)
+    most = MAX_EVENTS if max_events is None else max_events
+    detail = write_timeline(file, result.requests, result.steps, most, about)
+    click.echo(f"wrote {file}: {detail.num_events:,} events", err=True)
     if not detail.is_complete:
-        click.echo(f"  {detail}; --timeline-events raises the limit", err=True)
+        click.echo(f"in it {detail.sampling}; --timeline-events {2 * most} shows more", err=True)

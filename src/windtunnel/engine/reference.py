@@ -111,7 +111,7 @@ class Reference:
         self.stage_free_s = [[0.0] * s.num_stages for _ in range(s.num_replicas)]
         self.next, self.turn = 0, 0
         self.completed_s: list[float] = []
-        self.random = s.seed % (2**31 - 2) + 1
+        self.random: int = s.seed % (2**31 - 2) + 1
         self.steps: list[Step] = []
         while True:
             event_s, (replica, lane) = min(((end, at) for at, end in self.end_s.items()), default=(math.inf, (-1, -1)))

@@ -12,7 +12,7 @@ import itertools
 import math
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from operator import itemgetter
@@ -53,7 +53,18 @@ class Detail:
 
     @property
     def is_complete(self) -> bool:
+        """Whether no batch was merged with another and every request is shown."""
         return self.batches_per_slice == 1 and self.num_shown_requests == self.num_requests
+
+    @property
+    def sampling(self) -> str:
+        """What was left out, in words."""
+        parts = []
+        if self.batches_per_slice > 1:
+            parts.append(f"a slice is {self.batches_per_slice:,} successive batches, as long as they were busy")
+        if self.num_shown_requests < self.num_requests:
+            parts.append(f"{self.num_shown_requests:,} of {self.num_requests:,} requests are shown")
+        return "; ".join(parts) or "none"
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,6 +120,14 @@ class _Points:
 
 
 @dataclass(frozen=True, eq=False)
+class _Flows(_Points):
+    """`what` is 3 x position in `shown` + position in `_FLOW`."""
+
+    slices: Ints
+    """That each point lies in."""
+
+
+@dataclass(frozen=True, eq=False)
 class _Plan:
     """All that the events are read from."""
 
@@ -121,10 +140,7 @@ class _Plan:
     shown: _Requests
     phases: _Points
     """`what` is 8 x position in `shown` + position in `_PHASES`."""
-    flows: _Points
-    """`what` is 3 x position in `shown` + position in `_FLOW`."""
-    flow_slices: Ints
-    """[3 x shown] the slice that each point of a flow lies in; -1: there is no such point."""
+    flows: _Flows
     pids: Mapping[int, int]
     tids: Mapping[tuple[int, int], int]
     detail: Detail
@@ -192,7 +208,7 @@ def write_timeline(
         InputError: the file cannot be written, or `max_events` is too few.
     """
     plan = _plan(requests, steps, max_events)
-    notes = {**(about or {}), **asdict(plan.detail), "sampling": _sampling(plan.detail)}
+    notes = {**(about or {}), **asdict(plan.detail), "sampling": plan.detail.sampling}
     with _new_file(path) as file:
         encode = msgspec.json.Encoder().encode
         # Perfetto tells formats apart by the first key: `{"meta` would be another one.
@@ -207,7 +223,7 @@ def write_timeline(
 
 
 def check_file(path: Path, overwrite: bool) -> None:
-    """Raise InputError where no timeline can be written to `path`, without touching it."""
+    """Raise InputError where no timeline can be written to `path`: its name, a file there, no right to its folder."""
     if not path.name.endswith(SUFFIXES):
         raise InputError(f"a timeline's file ends in {' or '.join(SUFFIXES)}; {path} does not")
     if path.is_dir():
@@ -238,16 +254,6 @@ def _new_file(path: Path) -> Iterator[IO[bytes] | gzip.GzipFile]:
         raise InputError(f"the timeline cannot be written to {path}: {error.strerror or error}") from None
 
 
-def _sampling(detail: Detail) -> str:
-    if detail.is_complete:
-        return "none: every batch and every finished request is shown"
-    return (
-        f"{detail.num_shown_requests} of {detail.num_requests} requests are shown, evenly spaced in the order of "
-        f"sending; a slice is {detail.batches_per_slice} successive batches of its thread, as long as they were busy "
-        "together"
-    )
-
-
 def _plan(requests: Table, steps: Table, max_events: int) -> _Plan:
     """Choose what is shown, so that there are at most `max_events` events."""
     batches = _batches(steps)
@@ -260,16 +266,22 @@ def _plan(requests: Table, steps: Table, max_events: int) -> _Plan:
     least = _EVENTS_PER_SLICE * len(lanes) + _EVENTS_PER_REQUEST
     if room < 2 * least:
         raise InputError(
-            f"{max_events:,} events are too few for a timeline of {len(replicas):,} replicas",
-            f"give it {max_events - room + 2 * least:,} or more",
+            f"a timeline of {max_events:,} events has no room for the {len(replicas) + len(lanes):,} processes and "
+            "threads of this run",
+            f"allow it {max_events - room + 2 * least:,} events or more",
         )
     everyone = _finished(requests)
-    most_slice_events = max(room // 2, room - _num_phases(everyone) - len(_FLOW) * everyone.request.size)
-    slices, idles, batches_per_slice = _slices_within(most_slice_events, batches, requests)
+    num_wanted = _num_phases(everyone)
+    if num_wanted < room:
+        num_wanted += _flows(everyone, requests, steps, batches, _slices(batches, 1)).what.size
+    slices, idles, batches_per_slice = _slices_within(max(room // 2, room - num_wanted), batches, requests)
     num_slice_events = _num_slice_events(slices, idles)
-    shown = _requests_within(room - num_slice_events, everyone)
+
+    def flows_of(shown: _Requests) -> _Flows:
+        return _flows(shown, requests, steps, batches, slices)
+
+    shown, flows = _requests_within(room - num_slice_events, everyone, flows_of)
     phases = _phases(shown)
-    flows, flow_slices = _flows(shown, requests, steps, batches, slices)
     detail = Detail(
         num_events=max_events - room + num_slice_events + phases.what.size + flows.what.size,
         num_batches=len(steps),
@@ -277,7 +289,7 @@ def _plan(requests: Table, steps: Table, max_events: int) -> _Plan:
         num_requests=len(requests),
         num_shown_requests=shown.request.size,
     )
-    return _Plan(steps, requests, batches, slices, idles, shown, phases, flows, flow_slices, pids, tids, detail)
+    return _Plan(steps, requests, batches, slices, idles, shown, phases, flows, pids, tids, detail)
 
 
 def _microseconds(seconds: NDArray[np.float64]) -> Ints:
@@ -323,7 +335,7 @@ def _slices(batches: _Batches, batches_per_slice: int) -> _Slices:
     sizes = np.diff(np.append(lane_starts, batches.rows.size))
     position = np.arange(batches.rows.size) - np.repeat(lane_starts, sizes)
     first = np.flatnonzero(position % batches_per_slice == 0)
-    last = np.append(first[1:], batches.rows.size) - 1
+    last = np.append(first, batches.rows.size)[1:] - 1
     start_us = batches.start_us[first]
     busy_us = np.append(0, np.cumsum(batches.end_us - batches.start_us))
     end_us = start_us + busy_us[last + 1] - busy_us[first]
@@ -374,16 +386,21 @@ def _finished(requests: Table) -> _Requests:
     return _Requests(known, np.maximum.accumulate(_microseconds(times_s[known]), axis=1))
 
 
-def _requests_within(room: int, everyone: _Requests) -> _Requests:
-    """The most requests, evenly spaced, that are at most `room` events."""
+def _requests_within(
+    room: int, everyone: _Requests, flows_of: Callable[[_Requests], _Flows]
+) -> tuple[_Requests, _Flows]:
+    """The most requests, evenly spaced, that with their flows are at most `room` events."""
     num_all = everyone.request.size
     num_shown = num_all
     while True:
         some = np.arange(num_shown) * num_all // max(num_shown, 1)
         shown = _Requests(everyone.request[some], everyone.times_us[some])
-        num_events = _num_phases(shown) + len(_FLOW) * num_shown
+        num_events = _num_phases(shown)
         if num_events <= room:
-            return shown
+            flows = flows_of(shown)
+            num_events += flows.what.size
+            if num_events <= room:
+                return shown, flows
         num_shown = min(num_shown - 1, num_shown * room // num_events)
 
 
@@ -408,14 +425,16 @@ def _in_order(at_us: Ints, what: Ints) -> _Points:
     return _Points(at_us[order], what[order])
 
 
-def _flows(shown: _Requests, requests: Table, steps: Table, batches: _Batches, slices: _Slices) -> tuple[_Points, Ints]:
-    """The points of the requests' flows, and their slices.
+def _flows(shown: _Requests, requests: Table, steps: Table, batches: _Batches, slices: _Slices) -> _Flows:
+    """The points of the requests' flows.
 
     The batch that scheduled a request starts at that time, those of its first and last token end then; where several
     do, the first of them is taken. A request that lives within one slice has no flow.
     """
     replica = requests["replica"][shown.request]
     slice_of = np.repeat(np.arange(slices.first.size), slices.num_batches)
+    busy_us = np.append(0, np.cumsum(batches.end_us - batches.start_us))
+    drawn_us = slices.start_us[slice_of] + (busy_us[:-1] - busy_us[slices.first[slice_of]])
     has_prefill = np.flatnonzero(steps["prefill_tokens"][batches.rows] > 0)
     anything = np.arange(batches.rows.size)
     which = [
@@ -425,16 +444,16 @@ def _flows(shown: _Requests, requests: Table, steps: Table, batches: _Batches, s
     ]
     batch = np.stack(which, axis=1)
     points = np.append(slice_of, -1)[batch]
-    at_us = np.append(slices.start_us, -1)[points]
-    # Where batches are merged, a slice of one lane may start before the slice of another that comes first.
+    at_us = np.append(drawn_us, -1)[batch]
+    # Where batches are merged, one of a later time may be drawn before that of another lane.
     in_order = (at_us[:, 0] <= at_us[:, 1]) & (at_us[:, 1] <= at_us[:, 2])
-    drawn = (batch >= 0).all(axis=1) & in_order & (points[:, 0] != points[:, 2])
+    is_drawn = (batch >= 0).all(axis=1) & in_order & (points[:, 0] != points[:, 2])
     repeats = (points[:, 1] == points[:, 0]) | (points[:, 1] == points[:, 2])
-    points[~drawn] = -1
+    points[~is_drawn] = -1
     points[:, 1][repeats] = -1
-    points = points.ravel()
-    what = np.flatnonzero(points >= 0)
-    return _in_order(slices.start_us[points[what]], what), points
+    what = np.flatnonzero(points.ravel() >= 0)
+    ordered = _in_order(at_us.ravel()[what], what)
+    return _Flows(ordered.at_us, ordered.what, points.ravel()[ordered.what])
 
 
 def _batch_at(times_us: Ints, among: Ints, wanted_us: Ints, replica: Ints, wanted_replica: Ints) -> Ints:
@@ -631,12 +650,11 @@ def _request_args(requests: Table, number: int) -> Event:
 
 def _flow_events(plan: _Plan) -> Iterator[Event]:
     request = plan.shown.request.tolist()
-    of_slice = plan.flow_slices.tolist()
     replica = plan.batches.replica[plan.slices.first].tolist()
     lane = plan.batches.lane[plan.slices.first].tolist()
-    for at_us, what in zip(plan.flows.at_us.tolist(), plan.flows.what.tolist(), strict=True):
+    flows = plan.flows
+    for at_us, what, at in zip(flows.at_us.tolist(), flows.what.tolist(), flows.slices.tolist(), strict=True):
         position, point = divmod(what, len(_FLOW))
-        at = of_slice[what]
         event = {
             "ph": _FLOW[point],
             "cat": "request",
