@@ -90,6 +90,7 @@ def random_cost(
         host_request_s=1e-5,
         host_overlaps=int(overlaps),
         recorded_step_s=np.zeros(0),
+        group_token_s=2e-5 * np.arange(3.0 * tokens.size),
     )
 
 

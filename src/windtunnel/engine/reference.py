@@ -108,6 +108,7 @@ class Reference:
         num_ranks = s.num_replicas * s.ranks_per_replica
         self.ranks = [Rank(s.num_blocks, [{} for _ in range(s.num_stages)]) for _ in range(num_ranks)]
         self.end_s: dict[tuple[int, int], float] = {}
+        self.started_s: dict[tuple[int, int], float] = {}
         self.stage_free_s = [[0.0] * s.num_stages for _ in range(s.num_replicas)]
         self.next, self.turn = 0, 0
         self.completed_s: list[float] = []
@@ -129,7 +130,7 @@ class Reference:
             while self.next_arrival_s() <= event_s:
                 self.deliver(self.next_arrival_s())
             del self.end_s[replica, lane]
-            started = self.start_step(replica, lane, event_s)
+            started = self.start_step(replica, lane, event_s, ends_step)
             self.wake_another(replica, lane, event_s, first=0 if ends_step or started else lane + 1)
 
     def ranks_of(self, replica: int) -> list[Rank]:
@@ -204,10 +205,16 @@ class Reference:
 
         bisect.insort(rank.waiting, request, key=key)
 
-    def start_step(self, replica: int, lane: int, now_s: float) -> bool:
+    def start_step(self, replica: int, lane: int, now_s: float, ends_step: bool) -> bool:
         ranks = self.ranks_of(replica)
+        ahead = self.cost.host_overlaps and ends_step
+        self.cutoff_s = self.started_s[replica, lane] if ahead else now_s
         for rank in ranks:
             self.form_batch(rank, lane, now_s)
+        if ends_step and not any(rank.batches[lane] for rank in ranks):
+            self.cutoff_s = now_s
+            for rank in ranks:
+                self.form_batch(rank, lane, now_s)
         if self.settings.scheduler == SGLANG and any(self.prefills(rank, lane) for rank in ranks):
             for rank in ranks:
                 if not self.prefills(rank, lane):
@@ -228,6 +235,7 @@ class Reference:
         scheduled = {index: chunk.tokens for rank in ranks for index, chunk in rank.batches[lane].items()}
         self.steps.append(Step(now_s, end_s - now_s, replica, scheduled, used, gaps_s))
         self.end_s[replica, lane] = end_s
+        self.started_s[replica, lane] = now_s
         return True
 
     def emits_token(self, rank: Rank, lane: int, request: Request) -> bool:
@@ -332,6 +340,8 @@ class Reference:
         while not any_preempted and rank.waiting and budget > 0 and len(rank.running) < s.max_num_seqs:
             request = rank.waiting[0]
             num_tokens = self.capped(request)
+            if request.arrival_s > self.cutoff_s:
+                break
             if num_tokens > budget and not s.chunked_prefill:
                 break
             num_tokens = min(num_tokens, budget)
@@ -395,7 +405,8 @@ class Reference:
             free_tokens = (rank.free_blocks - s.blocks_per_request) * s.block_size - promised
             chunk = min(whole, chunk_budget)
             if (
-                (whole + output > free_tokens and rank.running)
+                request.arrival_s > self.cutoff_s
+                or (whole + output > free_tokens and rank.running)
                 or (whole > prompt_budget and prompt_budget < s.max_prefill_tokens)
                 or (chunk < whole and not s.chunked_prefill)
                 or self.new_blocks(request, chunk) > rank.free_blocks
@@ -464,7 +475,9 @@ class Reference:
         if any(not chunk.decodes for batch in batches for chunk in batch.values()):
             most_tokens = max(sum(chunk.tokens for chunk in batch.values()) for batch in batches)
             sampled = max(sum(chunk.emits_token for chunk in batch.values()) for batch in batches)
-            return float(c.mixed_token_s[most_tokens] + c.sample_s[sampled] + attention_s)
+            all_tokens = sum(chunk.tokens for batch in batches for chunk in batch.values())
+            group_s = float(c.group_token_s[all_tokens]) if len(batches) > 1 else 0.0
+            return float(c.mixed_token_s[most_tokens] + c.sample_s[sampled] + attention_s) + group_s
         return float(c.decode_token_s[max(len(batch) for batch in batches)] + attention_s)
 
     def decode_attention_s(self, num_decodes: int, context_tokens: int) -> float:

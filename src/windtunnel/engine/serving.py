@@ -253,7 +253,7 @@ def time_fractions(lowered: LoweredSteps, steps: Table, settings: state.Settings
         return np.asarray(np.where(prefills, mixed[tokens], decode[decodes]))
 
     host_s = cost.host_step_s + cost.host_request_s * steps["num_running"] / ranks
-    whole_s = by_kind(cost.decode_token_s, cost.mixed_token_s)
+    whole_s = by_kind(cost.decode_token_s, lowered.mixed_token_s)
     communication_s = by_kind(lowered.decode_communication_s, lowered.mixed_communication_s)
     compute_s = by_kind(lowered.decode_compute_s, lowered.mixed_compute_s)
     device_s = step_s if cost.host_overlaps else np.maximum(step_s - host_s, 0.0)

@@ -10,6 +10,7 @@ from windtunnel.estimate.estimator import Estimate, Estimator
 from windtunnel.estimate.roofline import compute_format, machine
 from windtunnel.kernels.state import StepCost
 from windtunnel.ops.forward import (
+    GROUP_LAUNCHES,
     Shard,
     StepBatch,
     decode_launches,
@@ -45,8 +46,10 @@ class LoweredSteps:
     cost: StepCost
     decode_communication_s: Floats
     """[max_num_seqs + 1] the part of `cost.decode_token_s` that is collectives."""
+    mixed_token_s: Floats
+    """[max tokens + 1] everything but attention and head of a step in which every rank has so many tokens."""
     mixed_communication_s: Floats
-    """[max tokens + 1] the part of `cost.mixed_token_s` that is collectives."""
+    """[max tokens + 1] the part of `mixed_token_s` that is collectives."""
     decode_compute_s: Floats
     """[max_num_seqs + 1] time of decode operators at which arithmetic, not memory, is the tighter bound."""
     mixed_compute_s: Floats
@@ -91,11 +94,18 @@ def lower_steps(
     pricer = _Pricer(estimator, device)
     most_tokens = max(engine.max_num_batched_tokens, engine.max_prefill_tokens or 0) + engine.max_num_seqs
     tokens = token_nodes(most_tokens)
-    whole, communication, compute = pricer.total(token_launches(shard, tokens))
+    launches = token_launches(shard, tokens)
+    whole, communication, compute = pricer.total(launches)
     every = np.arange(most_tokens + 1, dtype=np.float64)
-    mixed_token_s, mixed_communication_s, mixed_compute_s = (
+    token_s, communication_s, compute_s = (
         np.interp(every, tokens, values) for values in (whole, communication, compute)
     )
+    ranks = shard.parallelism.attention_dp
+    group_token_s, rank_token_s = np.zeros(1), token_s
+    if ranks > 1:
+        group, _, _ = pricer.total(launch for launch in launches if launch.name in GROUP_LAUNCHES)
+        group_token_s = np.interp(np.arange(ranks * most_tokens + 1) / ranks, tokens, group)
+        rank_token_s = token_s - np.interp(every, tokens, group)
 
     padded = padded_sizes(graph_sizes(engine), engine.max_num_seqs)
     sampled = token_nodes(max(int(padded.max()), 2))
@@ -124,8 +134,8 @@ def lower_steps(
     )
 
     cost = StepCost(
-        decode_token_s=at_padded(mixed_token_s, head),
-        mixed_token_s=mixed_token_s,
+        decode_token_s=at_padded(token_s, head),
+        mixed_token_s=rank_token_s,
         sample_s=np.interp(upto, sampled, head),
         context_nodes=context_nodes,
         decode_attention_s=np.ascontiguousarray(decode_attention_s),
@@ -136,13 +146,15 @@ def lower_steps(
         host_request_s=float(engine.host.request_s or 0.0),
         host_overlaps=int(bool(engine.async_scheduling)),
         recorded_step_s=np.zeros(0),
+        group_token_s=group_token_s,
     )
     return LoweredSteps(
         cost=cost,
-        decode_communication_s=at_padded(mixed_communication_s, head_communication),
-        mixed_communication_s=mixed_communication_s,
-        decode_compute_s=at_padded(mixed_compute_s, head_compute),
-        mixed_compute_s=mixed_compute_s,
+        decode_communication_s=at_padded(communication_s, head_communication),
+        mixed_token_s=token_s,
+        mixed_communication_s=communication_s,
+        decode_compute_s=at_padded(compute_s, head_compute),
+        mixed_compute_s=compute_s,
     )
 
 

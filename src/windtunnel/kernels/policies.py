@@ -332,6 +332,9 @@ def form_batch_vllm_v1(settings, requests, ranks, lanes, lists, rank, lane, now_
         if ranks[rank].num_running >= settings.max_num_seqs:
             break
         i = ranks[rank].waiting
+        if requests[i].arrival_s > lanes[lane].cutoff_s:
+            lanes[lane].looks_again = 1
+            break
         chunk = wanted_tokens(settings, requests, i)
         if chunk > budget:
             if not settings.chunked_prefill:
@@ -412,6 +415,9 @@ def form_prefill_sglang(settings, requests, ranks, lanes, lists, rank, lane, now
     promised = ranks[rank].remaining_tokens * ranks[rank].new_token_ratio
     while chunk_budget > 0 and prompt_budget > 0 and ranks[rank].waiting != NONE:
         i = ranks[rank].waiting
+        if requests[i].arrival_s > lanes[lane].cutoff_s:
+            lanes[lane].looks_again = 1
+            break
         if ranks[rank].num_running >= settings.max_num_seqs:
             break
         output = min(remaining_output(requests, i), SGLANG_CLIPPED_OUTPUT_TOKENS)

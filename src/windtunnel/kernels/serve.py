@@ -234,8 +234,13 @@ def through_stages(settings, cost, stages, replica, now_s, device_s, num_running
 
 
 @inner
-def schedule(settings, cost, requests, ranks, lanes, lists, stages, events, clock, steps, replica, stage, now_s):
+def schedule(
+    settings, cost, requests, ranks, lanes, lists, stages, events, clock, steps, replica, stage, now_s, ends_step
+):
     """Start the next step of a replica's lane, or a run of equal ones; writes its row and its end event.
+
+    Where the host works beside the device, the batch that follows a step at once was formed when that step started:
+    requests that have arrived since wait for the one after it. An idle engine looks again at once.
 
     Returns DONE with the lane busy or idle, or OUT_OF_STEPS.
     """
@@ -244,8 +249,15 @@ def schedule(settings, cost, requests, ranks, lanes, lists, stages, events, cloc
     any_prefill = False
     for rank in range(first, end):
         lane = rank * settings.num_stages + stage
+        lanes[lane].cutoff_s = lanes[lane].started_s if cost.host_overlaps and ends_step else now_s
         form_batch(settings, requests, ranks, lanes, lists, rank, lane, now_s)
         any_prefill = any_prefill or lanes[lane].batch_size > 0
+    if ends_step and is_empty(settings, lanes, first, end, stage):
+        for rank in range(first, end):
+            lane = rank * settings.num_stages + stage
+            lanes[lane].cutoff_s = now_s
+            form_batch(settings, requests, ranks, lanes, lists, rank, lane, now_s)
+            any_prefill = any_prefill or lanes[lane].batch_size > 0
     if settings.scheduler == SGLANG and any_prefill:
         for rank in range(first, end):
             undo_decode(settings, ranks, lanes, lists, rank, rank * settings.num_stages + stage)
@@ -305,8 +317,11 @@ def schedule(settings, cost, requests, ranks, lanes, lists, stages, events, cloc
             device_s = cost.decode_token_s[most_decodes] + attention_s
         else:
             device_s = cost.mixed_token_s[most_tokens] + cost.sample_s[most_sampled] + attention_s
+            if settings.ranks_per_replica > 1:
+                device_s += cost.group_token_s[min(decodes + prefill_tokens, cost.group_token_s.size - 1)]
         time_s = through_stages(settings, cost, stages, replica, now_s, device_s, most_running)
     duration_s = time_s - now_s
+    last_start_s = now_s
     num_steps = 1
 
     for rank in range(first, end):
@@ -349,6 +364,7 @@ def schedule(settings, cost, requests, ranks, lanes, lists, stages, events, cloc
                 lanes[rank].steps += 1
                 lanes[rank].context_tokens += count
                 ranks[rank].remaining_tokens -= count
+            last_start_s = time_s
             time_s += step_s
             num_steps += 1
 
@@ -356,6 +372,7 @@ def schedule(settings, cost, requests, ranks, lanes, lists, stages, events, cloc
     for rank in range(first, end):
         lane = rank * settings.num_stages + stage
         used += settings.num_blocks - ranks[rank].free_blocks
+        lanes[lane].started_s = last_start_s
         lanes[lane].num_skipped = 0
         lanes[lane].skipped_context_tokens = 0
         if lanes[lane].batch_decodes:
@@ -387,6 +404,16 @@ def schedule(settings, cost, requests, ranks, lanes, lists, stages, events, cloc
     lane = replica * settings.num_stages + stage
     clock[0].queued = push(events.time_s, events.lane, clock[0].queued, time_s, lane)
     return DONE
+
+
+@inner
+def is_empty(settings, lanes, first, end, stage):
+    """Whether no rank of the replica has anything in the batch that was formed."""
+    for rank in range(first, end):
+        lane = rank * settings.num_stages + stage
+        if lanes[lane].batch_size > 0 or lanes[lane].batch_decodes:
+            return False
+    return True
 
 
 @inner
@@ -447,7 +474,20 @@ def run(settings, cost, requests, ranks, lanes, lists, stages, events, clock, st
             arrival_s = next_arrival_s(settings, requests, clock)
         rows = clock[0].rows
         status = schedule(
-            settings, cost, requests, ranks, lanes, lists, stages, events, clock, steps, replica, stage, event_s
+            settings,
+            cost,
+            requests,
+            ranks,
+            lanes,
+            lists,
+            stages,
+            events,
+            clock,
+            steps,
+            replica,
+            stage,
+            event_s,
+            ends_step,
         )
         if status != DONE:
             return status

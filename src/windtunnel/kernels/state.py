@@ -126,6 +126,8 @@ LANE = np.dtype(
         ("batch_decodes", "i8"),  # 1 if the step under way decodes
         ("num_skipped", "i8"),  # decoding requests that the step under way leaves out for want of token budget
         ("skipped_context_tokens", "i8"),  # in their cache
+        ("started_s", "f8"),  # start of the latest step
+        ("cutoff_s", "f8"),  # requests that arrived later cannot be in the batch that is being formed
         ("looks_again", "i8"),  # 1 if the next step may admit what this one could not: no run of equal steps
         ("num_joined", "i8"),  # requests that began to decode since the latest decode step
         ("joined_since_s", "f8"),  # sum of the times of their latest tokens
@@ -217,6 +219,9 @@ class StepCost(NamedTuple):
     """1: host work runs beside the device's (asynchronous scheduling); 0: before it."""
     recorded_step_s: Floats
     """Durations to use instead, one a step; empty to use the model."""
+    group_token_s: Floats = np.zeros(1)
+    """[tokens of all ranks + 1] what the ranks of an attention data-parallel replica compute together in a step with
+    prefill, the experts; not in `mixed_token_s` then. `[0.0]` where there is one rank."""
 
 
 def new_requests(arrival_s: Floats, input_tokens: Ints, output_tokens: Ints, priority: Ints) -> Table:
