@@ -58,6 +58,8 @@ def cases(draw: st.DrawFn) -> Case:
             num_warmup=min(n, draw(st.integers(0, 5))) if concurrency else 0,
             frontend_s=draw(st.sampled_from([0.0, 0.004])),
             num_stages=draw(st.sampled_from([1, 1, 2, 4])),
+            batch_wait_steps=draw(st.sampled_from([0, 2, 5])) if scheduler == state.TRTLLM else 0,
+            batch_wait_tokens=draw(st.integers(1, 100)),
             router=draw(st.integers(0, len(state.ROUTERS) - 1)),
             seed=draw(st.integers(0, 2**32)),
         ),

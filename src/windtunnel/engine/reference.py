@@ -70,6 +70,7 @@ class Rank:
     waiting: list[Request] = field(default_factory=list)
     new_token_ratio: float = 0.0
     steps_to_receive: int = 0
+    waited_steps: int = 0
 
     @property
     def num_outstanding(self) -> int:
@@ -337,6 +338,8 @@ class Reference:
             self.take(rank, lane, request, num_tokens)
             budget -= num_tokens
             position += 1
+        if self.waits_for_a_fuller_batch(rank, lane):
+            return
         while not any_preempted and rank.waiting and budget > 0 and len(rank.running) < s.max_num_seqs:
             request = rank.waiting[0]
             num_tokens = self.capped(request)
@@ -351,6 +354,18 @@ class Reference:
             budget -= num_tokens
         if any_preempted and not rank.batches[lane]:  # an empty step: the engine schedules again at once
             self.form_batch_vllm_v1(rank, lane, now_s)
+
+    def waits_for_a_fuller_batch(self, rank: Rank, lane: int) -> bool:
+        s = self.settings
+        num_decodes = sum(chunk.decodes for chunk in rank.batches[lane].values())
+        if not s.batch_wait_steps or not rank.waiting or not num_decodes:
+            return False
+        fills = num_decodes + sum(r.wanted_tokens for r in rank.waiting) >= s.batch_wait_tokens
+        if fills or rank.waited_steps >= s.batch_wait_steps:
+            rank.waited_steps = 0
+            return False
+        rank.waited_steps += 1
+        return True
 
     @property
     def initial_ratio(self) -> float:

@@ -167,6 +167,8 @@ def kernel_settings(
         num_warmup=requests.num_warmup,
         frontend_s=float(engine.host.first_token_s or 0.0),
         num_stages=setup.parallelism.pp,
+        batch_wait_steps=engine.batch_wait_timeout_iters or 0,
+        batch_wait_tokens=round((engine.batch_wait_max_tokens_ratio or 0.0) * engine.max_num_batched_tokens),
         router=state.ROUTERS.index(router),
         seed=seed,
     )

@@ -58,6 +58,7 @@ def enqueue(settings, requests, ranks, rank, i):
     requests[i].order = requests[i].priority if settings.priority else 0
     ranks[rank].waiting = meld(requests.order, requests.left, requests.right, ranks[rank].waiting, i)
     ranks[rank].num_waiting += 1
+    ranks[rank].waiting_tokens += requests[i].target_tokens
 
 
 @inner
@@ -65,6 +66,7 @@ def admit(settings, requests, ranks, lists, rank, i, now_s):
     """Move the first waiting request, `i`, to the end of the running list."""
     ranks[rank].waiting = meld(requests.order, requests.left, requests.right, requests[i].left, requests[i].right)
     ranks[rank].num_waiting -= 1
+    ranks[rank].waiting_tokens -= requests[i].target_tokens
     last = ranks[rank].last
     requests[i].before = last
     requests[i].after = NONE
@@ -328,6 +330,8 @@ def form_batch_vllm_v1(settings, requests, ranks, lanes, lists, rank, lane, now_
             num_decodes, budget, any_preempted = walk_running(settings, requests, ranks, lanes, lists, rank, lane)
         any_preempted = any_preempted and num_decodes + lanes[lane].batch_size > 0
 
+    if waits_for_a_fuller_batch(settings, ranks, lanes, rank, lane, num_decodes):
+        return num_decodes
     while not any_preempted and budget > 0 and ranks[rank].waiting != NONE:
         if ranks[rank].num_running >= settings.max_num_seqs:
             break
@@ -350,6 +354,24 @@ def form_batch_vllm_v1(settings, requests, ranks, lanes, lists, rank, lane, now_
         add_chunk(requests, lanes, lists, lane, i, chunk)
         budget -= chunk
     return num_decodes
+
+
+@inner
+def waits_for_a_fuller_batch(settings, ranks, lanes, rank, lane, num_decodes):
+    """TensorRT-LLM's batch wait (`PyExecutor._waiting_requests`, 1.1 to 1.3), which trades TTFT for fewer mixed steps.
+
+    While requests decode, waiting prompts are held back until tokens for `batch_wait_max_tokens_ratio` of `max_num_tokens`
+    would be scheduled, or `batch_wait_timeout_iters` steps have passed.
+    """
+    if settings.batch_wait_steps == 0 or ranks[rank].num_waiting == 0 or num_decodes == 0:
+        return False
+    fills = num_decodes + ranks[rank].waiting_tokens >= settings.batch_wait_tokens
+    if fills or ranks[rank].waited_steps >= settings.batch_wait_steps:
+        ranks[rank].waited_steps = 0
+        return False
+    ranks[rank].waited_steps += 1
+    lanes[lane].looks_again = 1
+    return True
 
 
 SGLANG_INITIAL_RATIO = 0.7

@@ -64,6 +64,9 @@ class Settings(NamedTuple):
     """Closed loop: what the client waits beyond the engine's last token before it sends the next request."""
     num_stages: int = 1
     """Pipeline stages, and so batches that a replica may have in flight."""
+    batch_wait_steps: int = 0
+    """TensorRT-LLM: prefill is held back for at most so many decode steps, until `batch_wait_tokens` would be scheduled."""
+    batch_wait_tokens: int = 0
     router: int = ROUND_ROBIN
     seed: int = 0
     """Of the router's draws."""
@@ -102,6 +105,7 @@ RANK = np.dtype(
     [
         ("num_running", "i8"),
         ("num_waiting", "i8"),
+        ("waiting_tokens", "i8"),  # to prefill, of waiting requests
         ("num_outstanding", "i8"),  # waiting and running
         ("remaining_tokens", "i8"),  # output tokens that running requests have yet to produce
         ("free_blocks", "i8"),
@@ -110,6 +114,7 @@ RANK = np.dtype(
         ("waiting", "i8"),  # root of the waiting heap
         ("num_prefilling", "i8"),
         ("new_token_ratio", "f8"),  # SGLang's estimate of the share of outputs still to come
+        ("waited_steps", "i8"),  # TensorRT-LLM: decode steps for which prefill has been held back
         ("steps_to_receive", "i8"),  # SGLang: decode steps until waiting requests are looked at again
     ]
 )

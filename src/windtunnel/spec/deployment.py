@@ -94,6 +94,10 @@ class EngineSettings(Noun):
     schedule_conservativeness: float | None = None
     receive_interval_steps: int | None = None
     """Decode steps between looks at new requests [scheduler-recv-interval]."""
+    batch_wait_timeout_iters: int | None = None
+    """TensorRT-LLM: decode steps for which prompts may be held back; 0 or None: never."""
+    batch_wait_max_tokens_ratio: float | None = None
+    """TensorRT-LLM: share of `max_num_batched_tokens` at which they are not."""
     host: HostOverheads = HostOverheads()
 
     def __post_init__(self) -> None:
@@ -113,6 +117,8 @@ class EngineSettings(Noun):
             long_prefill_token_threshold=self.long_prefill_token_threshold,
             reserved_bytes=self.reserved_bytes,
             max_cudagraph_capture_size=self.max_cudagraph_capture_size,
+            batch_wait_timeout_iters=self.batch_wait_timeout_iters,
+            batch_wait_max_tokens_ratio=self.batch_wait_max_tokens_ratio,
             schedule_conservativeness=self.schedule_conservativeness,
         )
         if self.gpu_memory_utilization is not None and not 0 < self.gpu_memory_utilization <= 1:
