@@ -4,8 +4,8 @@
     python benchmarks/operator_accuracy.py --json     the same as JSON
     python benchmarks/operator_accuracy.py --fit      fit the roofline again and write src/windtunnel/catalog/roofline
 
-Interpolation leaves out, in turn, one point inside a measured curve, the last point of a curve, and a whole shape (of
-a GEMM its n and its k everywhere), and predicts it from the rest of the table. The roofline is fitted on all devices
+Interpolation leaves out, in turn, one point inside a measured curve, the last point of a curve, a size along the axis
+(everywhere), and a whole shape (of a GEMM its n and its k everywhere), and predicts it from the rest of the table. The roofline is fitted on all devices
 but one and predicts that one. Errors are |predicted / measured - 1|.
 """
 
@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from windtunnel.estimate.estimator import LEFT_OUT_FILE, LeftOut, TableModel
 from windtunnel.estimate.fit import Sample, fit_family, fit_roofline, sample, without
 from windtunnel.estimate.roofline import Fit, Roofline, board, family
-from windtunnel.estimate.table import MeasurementTable
+from windtunnel.estimate.table import Floats, MeasurementTable
 from windtunnel.interop.aiconfigurator import PACKAGE, Tables, systems_folder
 from windtunnel.interop.aiconfigurator_files import Collection
 from windtunnel.ops import op as ops
@@ -53,6 +53,8 @@ FITTED = ("a100_sxm", "h100_sxm", "h200_sxm", "b200_sxm", "b300_sxm", "gb200", "
 ROWS_PER_DEVICE = 500
 
 MIN_POINTS = 10
+MIN_CURVE = 4
+POINTS_PER_SITE = 4
 
 Class = tuple[str, str]
 """Kind of operator, and its variant (a format, a collective, a phase)."""
@@ -103,32 +105,52 @@ def roofline_of(system: str) -> Roofline:
 def left_out_points(
     table: MeasurementTable, roofline: Roofline, num_sites: int, rng: np.random.Generator
 ) -> Iterator[tuple[str, float]]:
-    """(`inside` or `last`, error) of single points left out of their own site."""
+    """(`inside` or `last`, error) of single points: each round takes one out of each of the drawn sites."""
     sites = list(table.rows_by_site)
-    for index in rng.permutation(len(sites))[:num_sites]:
-        site = sites[index]
-        axes, seconds = table.site_rows(site)
-        if len(seconds) < 4:
-            continue
-        names = list(axes)
-        along, others = axes[names[-1]], axes[names[0]]
-        for row in rng.permutation(len(seconds))[:4]:
-            same = others == others[row] if len(names) == 2 else np.ones(len(seconds), dtype=bool)
-            if same.sum() < 4 or along[row] == along[same].min():
-                continue
-            where = "last" if along[row] == along[same].max() else "inside"
-            keep = np.arange(len(seconds)) != row
-            rest = MeasurementTable(
-                table.kind,
-                {name: np.full(len(seconds) - 1, value) for name, value in zip(table.sites, site, strict=True)},
-                {name: column[keep] for name, column in axes.items()},
-                seconds[keep],
-                table.source,
-                table.words,
-            )
-            at = {name: column[[row]] for name, column in axes.items()}
-            found, *_ = TableModel(rest, roofline).estimate(table.operator(site, at))
-            yield where, abs(float(found[0]) / seconds[row] - 1)
+    drawn = [sites[index] for index in rng.permutation(len(sites))[:num_sites]]
+    for _ in range(POINTS_PER_SITE):
+        keep = np.ones(len(table), dtype=bool)
+        wanted = []
+        for site in drawn:
+            axes, seconds = table.site_rows(site)
+            row = int(rng.integers(len(seconds)))
+            where = _place(np.column_stack(list(axes.values())), row)
+            if where:
+                rows = table.rows_by_site[site]
+                here = [table.axes[name][rows] == column[row] for name, column in axes.items()]
+                keep[rows[np.logical_and.reduce(here)]] = False
+                wanted.append((site, where, {name: column[[row]] for name, column in axes.items()}, seconds[row]))
+        model = TableModel(table.take(keep), roofline)
+        for site, where, at, took in wanted:
+            found, *_ = model.estimate(table.operator(site, at))
+            yield where, abs(float(found[0]) / took - 1)
+
+
+def _place(points: Floats, row: int) -> str | None:
+    """Where a point is on its curve: `inside`, `last`, or None where it is the first or one of less than four."""
+    curve = points[np.all(points[:, :-1] == points[row, :-1], axis=1), -1]
+    if len(curve) < MIN_CURVE or points[row, -1] == curve.min():
+        return None
+    return LeftOut.LAST if points[row, -1] == curve.max() else LeftOut.INSIDE
+
+
+def left_out_levels(
+    table: MeasurementTable, roofline: Roofline, num_sites: int, rng: np.random.Generator
+) -> Iterator[float]:
+    """Errors of points whose coordinate along the last axis was taken out of the whole table."""
+    along = list(table.axes)[-1]
+    sites = list(table.rows_by_site)
+    for level in rng.permutation(np.unique(table.axes[along]))[:POINTS_PER_SITE]:
+        model = TableModel(table.take(table.axes[along] != level), roofline)
+        for index in rng.permutation(len(sites))[:num_sites]:
+            axes, seconds = table.site_rows(sites[index])
+            points = np.column_stack(list(axes.values()))
+            rows = [row for row in np.flatnonzero(axes[along] == level) if _place(points, row) == LeftOut.INSIDE]
+            if rows:
+                row = int(rng.choice(rows))
+                at = {name: column[[row]] for name, column in axes.items()}
+                found, *_ = model.estimate(table.operator(sites[index], at))
+                yield abs(float(found[0]) / seconds[row] - 1)
 
 
 def left_out_sites(
@@ -170,6 +192,8 @@ def interpolation(num_sites: int, seed: int) -> list[Score]:
                 continue
             for where, error in left_out_points(table, roofline, num_sites, rng):
                 errors.setdefault((kind, where), []).append(error)
+            levels = left_out_levels(table, roofline, num_sites, rng)
+            errors.setdefault((kind, LeftOut.LEVEL), []).extend(levels)
             whole = left_out_sites(table, roofline, max(num_sites // 4, 2), rng)
             errors.setdefault((kind, "shape"), []).extend(whole)
     return [score(kind, where, found) for (kind, where), found in sorted(errors.items()) if found]
@@ -261,7 +285,7 @@ def write_fit(kind: str, variants: dict[str, object]) -> None:
         "# from the measured tables of aiconfigurator-core (Apache-2.0, NVIDIA). median_error_unseen: median of\n"
         "# |predicted / measured - 1| on each device when it was left out of the fit.\n"
     )
-    (CATALOG / f"{kind}.yaml").write_text(header + yaml.safe_dump({"variants": variants}, sort_keys=False, width=120))
+    (CATALOG / f"{kind}.yaml").write_text(header + yaml.safe_dump({"variants": variants}, sort_keys=False, width=120, default_flow_style=None))
 
 
 # --------------------------------------------------------------------------------------------------------------- report

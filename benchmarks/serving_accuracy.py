@@ -111,8 +111,8 @@ class Prediction:
         return float(getattr(self, f"{metric}_error"))
 
 
-_ESTIMATORS: dict[tuple[str, str, str | None], Estimator] = {}
-"""Of one worker: tables are read once for each device and engine version."""
+_ESTIMATORS: dict[tuple[str, str, str | None, str | None], Estimator] = {}
+"""Of one worker: tables are read once for each device, engine version and backend of the experts."""
 
 
 def predict(run: MeasuredRun) -> Prediction:
@@ -125,7 +125,7 @@ def predict(run: MeasuredRun) -> Prediction:
 def _simulated(run: MeasuredRun) -> Prediction:
     scenario = scenario_of(run)
     setup = resolve(scenario)
-    key = (run.system, run.engine.name, setup.engine.version)
+    key = (run.system, run.engine.name, setup.engine.version, setup.engine.moe_backend)
     if key not in _ESTIMATORS:
         _ESTIMATORS[key] = estimator_for(setup)
     result = simulate(scenario, _ESTIMATORS[key])

@@ -120,6 +120,65 @@ def test_a_gemm_that_waits_for_the_host_is_taken_from_an_engine_that_did_not(tmp
     assert np.all(np.diff(np.log2(seconds)) > 0.8)
 
 
+def quantisation_columns(seconds_ms: float, rows: int = 12) -> dict[str, Any]:
+    sizes = [2**row for row in range(rows)]
+    return {"kernel_source": ["quantise"] * rows, "m": sizes, "k": [128] * rows, "latency": [seconds_ms] * rows}
+
+
+def write_quantisation(folder: Path, engine: str, version: str, scale_ms: float, convert_ms: float) -> None:
+    for table, took in (("computescale_perf", scale_ms), ("scale_matrix_perf", convert_ms)):
+        write(folder, f"quantize/{engine}/{version}", table, quantisation_columns(took))
+
+
+def test_quantisation_that_an_fp8_table_includes_is_taken_out(tmp_path: Path) -> None:
+    """Floor of 12 us against bf16's 3 us, and 9 us of quantisation: what remains is at least half of bf16's time."""
+    bf16 = [max(0.003, 0.0004 * 2**row) for row in range(12)]
+    fp8 = [max(0.003, 0.00021 * 2**row) + 0.009 for row in range(12)]
+    write(tmp_path, "gemm/trtllm/1.3.0", "gemm_perf", both(gemm_columns(bf16), gemm_columns(fp8, "fp8")))
+    write_quantisation(tmp_path, "trtllm", "1.3.0", 0.007, 0.002)
+    m = 2.0 ** np.arange(12)
+    found = estimate(tmp_path, ops.Gemm(m, 64, 128, Format.FP8), "trtllm", "1.3.0")
+    np.testing.assert_allclose(found.seconds, (np.array(fp8) - 0.009) * 1e-3)
+    assert found.source.endswith("less quantisation")
+    write_quantisation(tmp_path, "trtllm", "1.3.0", 0.0085, 0.0025)
+    found = estimate(tmp_path, ops.Gemm(m, 64, 128, Format.FP8), "trtllm", "1.3.0")
+    expected = np.maximum(np.array(fp8) - 0.011, np.array(bf16) / 2)
+    np.testing.assert_allclose(found.seconds, expected * 1e-3)
+
+
+def test_a_bare_fp8_table_keeps_its_times(tmp_path: Path) -> None:
+    """5 us against bf16's 3 us cannot include a quantisation of 9 us."""
+    bf16, fp8 = [0.003] * 12, [0.005] * 12
+    write(tmp_path, "gemm/sglang/0.5.14", "gemm_perf", both(gemm_columns(bf16), gemm_columns(fp8, "fp8")))
+    write_quantisation(tmp_path, "sglang", "0.5.14", 0.001, 0.008)
+    found = estimate(tmp_path, ops.Gemm(4.0, 64, 128, Format.FP8), "sglang", "0.5.14")
+    assert found.seconds == pytest.approx(5e-6)
+    assert found.source == "h100_sxm/gemm/sglang/0.5.14 (torch)"
+
+
+def test_block_scaled_gemms_are_charged_for_the_launch_that_quantises_their_input(tmp_path: Path) -> None:
+    took = [0.004] * 12
+    bare = "sglang_deepgemm_gemm_nt_f8f8bf16"
+    write(tmp_path, "gemm/sglang/0.5.14", "gemm_perf", gemm_columns(took, "fp8_block", bare))
+    write(tmp_path, "gemm/trtllm/1.3.0", "gemm_perf", gemm_columns(took, "fp8_block", "torch_flow"))
+    write_quantisation(tmp_path, "vllm", "0.24.0", 0.001, 0.002)
+    op = ops.Gemm(4.0, 64, 128, Format.FP8_BLOCK)
+    found = estimate(tmp_path, op, "sglang", "0.5.14")
+    assert found.seconds == pytest.approx(6e-6)
+    assert "and quantisation" in found.source
+    assert estimate(tmp_path, op, "trtllm", "1.3.0").seconds == pytest.approx(4e-6)
+
+
+def test_elementwise_time_is_the_fastest_engines(tmp_path: Path) -> None:
+    write_quantisation(tmp_path, "sglang", "0.5.14", 0.001, 0.030)
+    write_quantisation(tmp_path, "vllm", "0.24.0", 0.001, 0.002)
+    found = estimate(tmp_path, ops.Elementwise("norm", 64.0, 384.0), "sglang", "0.5.14")
+    assert found.seconds == pytest.approx(2e-6)
+    assert found.source == (
+        "the fastest of h100_sxm/quantize/sglang/0.5.14 (quantise) or h100_sxm/quantize/vllm/0.24.0 (quantise)"
+    )
+
+
 def test_message_sizes_are_elements_and_the_faster_library_wins(tmp_path: Path) -> None:
     nccl = {
         "op_name": ["all_reduce"] * 3,
@@ -193,6 +252,61 @@ def test_fp8_experts_that_are_slower_than_bf16_are_taken_from_elsewhere(tmp_path
     assert estimate(tmp_path, ops.Experts(2.0, 2048, 768, 128, 8)).seconds == pytest.approx(70e-6)
 
 
+EXPERTS = ops.Experts(2.0, 2048, 768, 128, 8)
+
+
+def named(columns: dict[str, Any], kernel: str) -> dict[str, Any]:
+    return {**columns, "kernel_source": [kernel] * len(columns["latency"])}
+
+
+@pytest.mark.parametrize(
+    ("backend", "seconds", "kernel"),
+    [(None, 70e-6, "min_latency"), ("trtllm", 70e-6, "min_latency"), ("cutlass", 90e-6, "cutlass")],
+)
+def test_experts_run_on_the_backend_asked_for_or_the_fastest(
+    tmp_path: Path, backend: str | None, seconds: float, kernel: str
+) -> None:
+    slow = named(moe_columns("bfloat16", [0.03, 0.09, 0.2, 0.3]), "moe_torch_flow_cutlass")
+    fast = named(moe_columns("bfloat16", [0.04, 0.07, 0.1, 0.2]), "moe_torch_flow_min_latency")
+    write(tmp_path, "moe/trtllm/1.3.0", "moe_perf", both(slow, fast))
+    found = estimate(tmp_path, EXPERTS, "trtllm", "1.3.0", moe_backend=backend)
+    assert found.seconds == pytest.approx(seconds)
+    assert kernel in found.source
+    first = estimate(tmp_path, ops.Experts(1.0, 2048, 768, 128, 8), "trtllm", "1.3.0", moe_backend=backend)
+    assert first.seconds == pytest.approx(40e-6 if backend == "trtllm" else 30e-6)
+
+
+def test_shapes_that_a_backend_was_not_measured_with_come_from_the_others(tmp_path: Path) -> None:
+    one = named(moe_columns("bfloat16", [0.03, 0.09]), "vllm_marlin_experts")
+    other = named(moe_columns("bfloat16", [0.02, 0.05], hidden=4096), "vllm_fused_moe")
+    write(tmp_path, "moe/vllm/0.24.0", "moe_perf", both(one, other))
+    for hidden, seconds in ((2048, 90e-6), (4096, 50e-6)):
+        op = ops.Experts(2.0, hidden, 768, 128, 8)
+        assert estimate(tmp_path, op, moe_backend="triton").seconds == pytest.approx(seconds)
+
+
+def test_an_older_kernel_that_the_engine_would_not_pick_is_left_out_and_named(tmp_path: Path) -> None:
+    write(tmp_path, "moe/vllm/0.19.0", "moe_perf", named(moe_columns("bfloat16", [0.10, 0.20]), "old"))
+    write(tmp_path, "moe/vllm/0.24.0", "moe_perf", named(moe_columns("bfloat16", [0.03, 0.05]), "new"))
+    found = estimate(tmp_path, EXPERTS, version="0.19.0")
+    assert found.seconds == pytest.approx(50e-6)
+    assert found.source == (
+        "h100_sxm/moe/vllm/0.24.0 (new), nearest to 0.19.0; not vllm 0.19.0 (old), 3.7 times as slow as 0.24.0"
+    )
+    write(tmp_path, "moe/vllm/0.19.0", "moe_perf", named(moe_columns("bfloat16", [0.05, 0.08]), "old"))
+    assert estimate(tmp_path, EXPERTS, version="0.19.0").seconds == pytest.approx(80e-6)
+
+
+def test_mxfp4_takes_8_bit_activations_only_where_the_device_computes_in_4_bits(tmp_path: Path) -> None:
+    files = both(moe_columns("w4a16_mxfp4", [0.03, 0.09]), moe_columns("w4a8_mxfp4_mxfp8", [0.02, 0.05]))
+    write(tmp_path, "moe/trtllm/1.3.0", "moe_perf", files)
+    (tmp_path / "data" / "b200_sxm").symlink_to(tmp_path / "data" / "h100_sxm")
+    op = ops.Experts(2.0, 2048, 768, 128, 8, format=Format.MXFP4)
+    for device, seconds in ((H100, 90e-6), (catalog.device("b200_sxm"), 50e-6)):
+        found = measured_estimator(device, None, "trtllm", "1.3.0", tmp_path).estimate(op)
+        assert found.seconds == pytest.approx(seconds)
+
+
 def test_a_partial_collection_is_completed_from_the_version_before(tmp_path: Path) -> None:
     write(tmp_path, "moe/vllm/0.24.0", "moe_perf", moe_columns("bfloat16", [0.01], hidden=4096))
     many = moe_columns("bfloat16", list(np.linspace(0.02, 0.9, 4000)))
@@ -244,6 +358,9 @@ def test_bad_folders_files_and_names_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="expert distribution 'power_law' was not measured") as error:
         measured_estimator(H100, None, "vllm", "0.24.0", tmp_path, expert_distribution="power_law")
     assert "power_law_1.01" in str(error.value.hint)
+    with pytest.raises(InputError, match="no backend of experts 'cutlas'") as error:
+        measured_estimator(H100, None, "vllm", "0.24.0", tmp_path, moe_backend="cutlas")
+    assert "cutlass" in str(error.value.hint)
     file = tmp_path / "data/h100_sxm/gemm/vllm/0.24.0/gemm_perf.parquet"
     file.write_bytes(b"PAR1 cut short")
     with pytest.raises(InputError, match="not a readable Parquet file"):

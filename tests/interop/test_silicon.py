@@ -58,6 +58,7 @@ SERVER = {
     "prefix_caching": "off (enable_block_reuse false)",
     "block_size": "",
     "client_random_range_ratio": "0.8",
+    "moe_backend": "TRTLLM",
 }
 
 
@@ -120,6 +121,22 @@ def test_sglang_settings_are_read_from_their_words(tmp_path: Path) -> None:
     assert run.engine.max_prefill_tokens == 16384
     assert run.engine.max_num_seqs == 128
     assert scenario_of(run).precision == Precision(weights=Format.NVFP4, attention=Format.BF16, kv_cache=Format.BF16)
+
+
+@pytest.mark.parametrize(
+    ("recorded", "backend"),
+    [
+        ("CUTLASS", "cutlass"),
+        ("flashinfer_trtllm", "trtllm"),
+        ("Marlin (VLLM_MXFP4_USE_MARLIN=1)", "marlin"),
+        ("FlashInfer FP8 MoE off, DeepGEMM MoE off (Triton)", "triton"),
+        ("FlashInfer INT4 (VLLM_USE_FLASHINFER_MOE_INT4=1)", "flashinfer"),
+        ("default", None),
+        ("", None),
+    ],
+)
+def test_the_backend_of_the_experts_is_read_from_its_words(tmp_path: Path, recorded: str, backend: str | None) -> None:
+    assert run_of(tmp_path, moe_backend=recorded).engine.moe_backend == backend
 
 
 def test_what_a_scenario_cannot_say_is_noted(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from windtunnel.spec.hardware import Device
 H100, A10 = catalog.device("h100_sxm"), catalog.device("a10")
 
 SGLANGS_OWN = {"max_prefill_tokens", "schedule_conservativeness", "receive_interval_steps"}
-UNSET = {"max_model_len", "num_gpu_blocks", "cudagraph_sizes", *SGLANGS_OWN}
+UNSET = {"max_model_len", "num_gpu_blocks", "cudagraph_sizes", "moe_backend", *SGLANGS_OWN}
 """What an engine may leave open."""
 
 

@@ -132,7 +132,9 @@ def estimator_for(setup: Setup) -> Estimator:
     engine = setup.engine
     assert engine.version is not None
     graphs = bool(engine.max_cudagraph_capture_size)
-    return measured_estimator(setup.device, setup.node, engine.name, engine.version, cuda_graphs=graphs)
+    return measured_estimator(
+        setup.device, setup.node, engine.name, engine.version, cuda_graphs=graphs, moe_backend=engine.moe_backend
+    )
 
 
 def kernel_settings(

@@ -31,6 +31,8 @@ BOUNDS: Mapping[str, tuple[float, float, float]] = {
     "spread": (0.8, 0.2, 1.2),
     "imbalance": (0.1, 0.01, 0.5),
     "moving_passes": (1.0, 0.02, 10.0),
+    "balance": (2.0, 0.8, 6.0),
+    "hiding": (1.2, 0.7, 6.0),
     "half_head_dim": (20.0, 0.5, 300.0),
     "tile_rows": (64.0, 1.0, 256.0),
     "block_us": (0.2, 0.01, 10.0),
@@ -53,9 +55,12 @@ _PREFILL = (
     "half_head_dim",
     "tile_rows",
     "fill_depth",
+    "step_us",
+    "balance",
     "overlap",
+    "hiding",
 )
-_DECODE = ("launch_us", *_MEMORY, "compute_efficiency", "tile_rows", "block_us", "chain_us", "overlap")
+_DECODE = ("launch_us", *_MEMORY, "compute_efficiency", "tile_rows", "block_us", "chain_us", "overlap", "hiding")
 NAMES: Mapping[str, tuple[str, ...]] = {
     "gemm": ("launch_us", *_MEMORY, *_TILES, "split_us", "overlap", "quantise_us", "quantise_passes"),
     "experts": ("launch_us", *_MEMORY, *_TILES, "overlap", "spread", "imbalance", "moving_passes"),
@@ -125,18 +130,13 @@ def fit_roofline(kind: str, samples: Sequence[Sample], start: Coefficients | Non
     return _refined(NAMES[kind], first, samples, pull=0.0, num_steps=30 if start is None else 8)
 
 
-BY_FAMILY = ("launch_us", "compute_efficiency", "memory_efficiency", "link_efficiency")
-"""What may differ between families of devices: the engines dispatch other kernels on them."""
-
-_PULL = 3.0
+_PULL = 1.0
 """How strongly a family's coefficients are held at the shared ones, in rows: few rows move them little."""
 
 
 def fit_family(samples: Sequence[Sample], shared: Coefficients) -> dict[str, float]:
-    """The coefficients `BY_FAMILY` refitted on the samples of one family, all others held."""
-    names = tuple(name for name in BY_FAMILY if name in shared)
-    found = _refined(names, shared, samples, pull=_PULL)
-    return {name: found[name] for name in names}
+    """The coefficients refitted on the samples of one family: engines dispatch other kernels on each."""
+    return _refined(tuple(shared), shared, samples, pull=_PULL)
 
 
 def _refined(

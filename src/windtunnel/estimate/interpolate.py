@@ -8,6 +8,7 @@ overshoot, no wiggle.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -43,14 +44,24 @@ class Curve:
     at: Floats
     log_seconds: Floats
     log_ratio: Floats
+    measured: NDArray[np.bool_]
+    """False where a point was filled in."""
     straight: bool = False
     """Between points, straight in log-log and not in the shape of the reference."""
 
     @staticmethod
-    def of(axis: str, at: Floats, seconds: Floats, reference: Reference, straight: bool = False) -> Curve:
-        """The curve through measured points."""
+    def of(
+        axis: str,
+        at: Floats,
+        seconds: Floats,
+        reference: Reference,
+        straight: bool = False,
+        measured: NDArray[np.bool_] | None = None,
+    ) -> Curve:
+        """The curve through points, all of them measured unless `measured` says otherwise."""
         log_seconds = np.log(seconds)
-        return Curve(axis, at, log_seconds, log_seconds - np.log(reference({axis: at})), straight)
+        known = np.ones(len(at), dtype=bool) if measured is None else measured
+        return Curve(axis, at, log_seconds, log_seconds - np.log(reference({axis: at})), known, straight)
 
     def predict(self, at: Floats, reference: Reference) -> Prediction:
         """Seconds at `at`."""
@@ -62,7 +73,8 @@ class Curve:
         bounded = _between(log_seconds, self.log_seconds[left], self.log_seconds[right])
         if self.straight:
             bounded = np.interp(log_at, log_grid, self.log_seconds)
-        return Prediction(np.exp(np.where(inside, bounded, log_seconds)), inside & (left == right), inside)
+        exact = inside & (left == right) & self.measured[right]
+        return Prediction(np.exp(np.where(inside, bounded, log_seconds)), exact, inside)
 
 
 @dataclass(frozen=True)
@@ -75,14 +87,17 @@ class Surface:
     curves: tuple[Curve, ...]
 
     @staticmethod
-    def of(axes: Mapping[str, Floats], seconds: Floats, reference: Reference) -> Surface:
-        """The surface through measured points, which are sorted by the first axis, then the second."""
+    def of(
+        axes: Mapping[str, Floats], seconds: Floats, reference: Reference, measured: NDArray[np.bool_] | None = None
+    ) -> Surface:
+        """The surface through points, which are sorted by the first axis, then the second (`measured` as in `Curve`)."""
+        known = np.ones(len(seconds), dtype=bool) if measured is None else measured
         first, second = axes
         at, starts = np.unique(axes[first], return_index=True)
         curves = []
         for value, rows in zip(at, np.split(np.arange(len(seconds)), starts[1:]), strict=True):
             along = _fixed(reference, first, float(value))
-            curves.append(Curve.of(second, axes[second][rows], seconds[rows], along))
+            curves.append(Curve.of(second, axes[second][rows], seconds[rows], along, measured=known[rows]))
         return Surface((first, second), at, tuple(curves))
 
     def predict(self, axes: Mapping[str, Floats], reference: Reference) -> Prediction:
@@ -130,6 +145,35 @@ def _position(at: Floats, low: Floats, high: Floats) -> Floats:
     """Where `at` lies between `low` and `high`, on a logarithmic scale; 0 outside and where they are one."""
     span = np.log(high / low)
     return np.clip(np.divide(np.log(at / low), span, out=np.zeros_like(span), where=span > 0), 0.0, 1.0)
+
+
+Point = tuple[float, ...]
+"""Coordinates along a site's axes."""
+
+
+def gaps(points: Floats, levels: Floats) -> list[tuple[int, float]]:
+    """Where a site lacks a level of the last axis between two points of one curve.
+
+    Args:
+        points: [num_points, num_axes], sorted.
+        levels: coordinates of the last axis that any site was measured at, ascending.
+
+    Returns:
+        The row below each gap, and the level; in order.
+    """
+    same_curve = np.all(points[1:, :-1] == points[:-1, :-1], axis=1)
+    first = np.searchsorted(levels, points[:-1, -1], side="right")
+    last = np.searchsorted(levels, points[1:, -1], side="left")
+    rows = np.flatnonzero(same_curve & (last > first))
+    return [(int(row), float(level)) for row in rows for level in levels[first[row] : last[row]]]
+
+
+def bend(log_seconds: Mapping[Point, float], low: Point, at: Point, high: Point) -> float | None:
+    """How far log seconds at `at` are off the straight line (log-log) from `low` to `high`; None if any is unknown."""
+    if low not in log_seconds or at not in log_seconds or high not in log_seconds:
+        return None
+    part = math.log(at[-1] / low[-1]) / math.log(high[-1] / low[-1])
+    return log_seconds[at] - log_seconds[low] * (1 - part) - log_seconds[high] * part
 
 
 def nearest_sites(sites: Floats, wanted: Floats, count: int) -> tuple[NDArray[np.intp], Floats]:

@@ -173,7 +173,9 @@ def _flash_seconds(
 ) -> Size:
     """Query tiles of `tile_rows` over the multiprocessors; the longest tile bounds a small batch.
 
-    Rows are not rounded up to whole tiles: prompts of one batch differ, so that the steps average out.
+    Rows are not rounded up to whole tiles: prompts of one batch differ, so that the steps average out. The longest tile
+    computes, and waits `step_us` for every 64 keys, one after the other; `balance` says how far the other tiles' work
+    overlaps it, `hiding` how far the launch is hidden behind both.
     """
     rate = on.flops_per_s_per_sm * c["compute_efficiency"] * head_dim / (head_dim + c["half_head_dim"])
     tile_rows = c["tile_rows"]
@@ -183,8 +185,9 @@ def _flash_seconds(
     tiles = op.batch * num_heads * rows / tile_rows
     evenly = 4.0 * pairs * num_heads * head_dim / (rate * on.num_sms) + tiles / on.num_sms * c["tile_us"] * US
     longest = 4.0 * np.minimum(op.batch, 1.0) * tile_rows * (seen + c["fill_depth"]) * head_dim / rate
-    compute = soft_max(evenly, longest, 4.0)
-    return c["launch_us"] * US + soft_max(compute, memory_seconds(op.num_bytes, on, c), c["overlap"])
+    compute = soft_max(evenly, longest + seen / 64.0 * c["step_us"] * US, c["balance"])
+    work = soft_max(compute, memory_seconds(op.num_bytes, on, c), c["overlap"])
+    return soft_max(c["launch_us"] * US, work, c["hiding"])
 
 
 def decode_seconds(op: ops.DecodeAttention, on: Machine, c: Coefficients) -> Size:
@@ -207,14 +210,18 @@ def _split_seconds(
     on: Machine,
     c: Coefficients,
 ) -> Size:
-    """The cache is read once, by as many blocks as requests, key heads and splits give; long contexts combine them."""
+    """The cache is read once, by as many blocks as requests, key heads and splits give; long contexts combine them.
+
+    `hiding` says how far the launch is hidden behind that.
+    """
     blocks = op.batch * num_kv_heads
     per_block = c["block_us"] * US * np.maximum(blocks / on.num_sms, 1.0)
     combine = c["chain_us"] * US * np.log2(1.0 + seen_tokens / 64.0)
     padded_flops = 4.0 * blocks * np.maximum(num_heads / num_kv_heads, c["tile_rows"]) * seen_tokens * width
     compute = padded_flops / (on.flops_per_s * c["compute_efficiency"])
     streamed = soft_max(memory_seconds(op.num_bytes, on, c), compute, c["overlap"])
-    return c["launch_us"] * US + combine + soft_max(streamed, per_block, c["overlap"])
+    work = combine + soft_max(streamed, per_block, c["overlap"])
+    return soft_max(c["launch_us"] * US, work, c["hiding"])
 
 
 def gated_delta_seconds(op: ops.GatedDelta, on: Machine, c: Coefficients) -> Size:
@@ -297,7 +304,7 @@ class Fit:
 
     coefficients: Coefficients
     by_family: Mapping[str, Coefficients]
-    """What differs by `family` or, where that was not measured, by `board`: launches and efficiencies."""
+    """The coefficients by `family` or, where that was not measured, by `board`."""
 
     def on(self, device: Device) -> Coefficients:
         """The coefficients to use on a device."""

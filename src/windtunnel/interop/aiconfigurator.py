@@ -16,6 +16,7 @@ from windtunnel.estimate.table import MeasurementTable
 from windtunnel.interop.aiconfigurator_files import DISTRIBUTIONS, Collection
 from windtunnel.interop.aiconfigurator_operators import table_for
 from windtunnel.ops import op as ops
+from windtunnel.spec.deployment import MOE_BACKENDS
 from windtunnel.spec.hardware import Device, Node
 
 PACKAGE = "aiconfigurator_core"
@@ -58,6 +59,7 @@ def measured_estimator(
     *,
     cuda_graphs: bool = True,
     expert_distribution: str = DISTRIBUTIONS[0],
+    moe_backend: str | None = None,
 ) -> Estimator:
     """The estimator that reads tables measured on `device` and falls back to the calibrated roofline.
 
@@ -69,9 +71,10 @@ def measured_estimator(
         data_dir: a folder of the package's layout, in place of the installed package.
         cuda_graphs: whether all-reduce kernels run from graphs (without the host's launch time).
         expert_distribution: one of `DISTRIBUTIONS`.
+        moe_backend: one of `MOE_BACKENDS`, the kernels that compute the experts; None takes the fastest measured.
 
     Raises:
-        InputError: no data, or a system or distribution that the data does not have.
+        InputError: no data, or a system, distribution or backend that the data does not have.
     """
     roofline = Roofline(device, node)
     if device.measured_as is None:
@@ -79,6 +82,9 @@ def measured_estimator(
     if expert_distribution not in DISTRIBUTIONS:
         hint = did_you_mean(expert_distribution, DISTRIBUTIONS, f"known: {', '.join(DISTRIBUTIONS)}")
         raise InputError(f"expert distribution {expert_distribution!r} was not measured", hint)
+    if moe_backend not in (None, *MOE_BACKENDS):
+        hint = did_you_mean(str(moe_backend), MOE_BACKENDS, f"known: {', '.join(MOE_BACKENDS)}")
+        raise InputError(f"there is no backend of experts {moe_backend!r}", hint)
     folder = systems_folder(data_dir) / device.measured_as
     if not folder.is_dir():
         known = measured_systems(data_dir)
@@ -86,7 +92,7 @@ def measured_estimator(
             f"{device.name} is measured as {device.measured_as}, which the data does not have",
             did_you_mean(device.measured_as, known, f"it has {', '.join(known)}"),
         )
-    collection = Collection(folder, engine, version, roofline, cuda_graphs, expert_distribution)
+    collection = Collection(folder, engine, version, roofline, cuda_graphs, expert_distribution, moe_backend)
     return TableEstimator(Tables(collection), roofline)
 
 

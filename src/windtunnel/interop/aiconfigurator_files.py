@@ -90,6 +90,7 @@ class Collection:
     roofline: Roofline
     cuda_graphs: bool = True
     expert_distribution: str = DISTRIBUTIONS[0]
+    moe_backend: str | None = None
     read: dict[tuple[str, ...], MeasurementTable | None] = field(default_factory=dict)
     """Tables that were read already, by kind and words."""
 
@@ -191,20 +192,30 @@ def _codes(rows: Any, name: str) -> tuple[NDArray[Any], list[str]]:
 def main_kernel_only(rows: Rows, point: tuple[str, ...]) -> Rows:
     """Where several kernels were measured at one point, the rows of the kernel with the most rows in the file.
 
-    A collection runs its engine's own dispatch over the whole grid and other kernels over parts of it (TRT-LLM's
-    `min_latency` MoE, SGLang's `triton` attention beside `trtllm_mha`), so the most frequent one is the default.
+    A collection runs its engine's own dispatch over the whole grid and other kernels over parts of it (SGLang's
+    `triton` attention beside `trtllm_mha`), so the most frequent one is the default.
     """
     counts = np.bincount(rows.kernel_codes, minlength=len(rows.kernel_names))
-    if np.count_nonzero(counts) == 1:
+    return _one_kernel_a_point(rows, point, np.argsort(np.argsort(-counts, kind="stable"))[rows.kernel_codes])
+
+
+def fastest_kernel_only(rows: Rows, point: tuple[str, ...]) -> Rows:
+    """Where several kernels were measured at one point, the rows of the fastest: what an autotuned engine runs."""
+    return _one_kernel_a_point(rows, point, rows.seconds)
+
+
+def _one_kernel_a_point(rows: Rows, point: tuple[str, ...], rank: NDArray[Any]) -> Rows:
+    """At every point all rows of the kernel whose row there has the least `rank`."""
+    if len(np.unique(rows.kernel_codes)) == 1:
         return rows
-    rank = np.argsort(np.argsort(-counts, kind="stable"))[rows.kernel_codes]
     order = np.lexsort((rank, *(rows.columns[name] for name in point)))
     points = np.column_stack([rows.columns[name][order] for name in point])
     new_point = np.append(True, np.any(points[1:] != points[:-1], axis=1))
     if new_point.all():
         return rows
-    best = rank[order][np.maximum.accumulate(np.where(new_point, np.arange(len(order)), 0))]
-    return rows.take(np.sort(order[rank[order] == best]))
+    codes = rows.kernel_codes[order]
+    best = codes[np.maximum.accumulate(np.where(new_point, np.arange(len(order)), 0))]
+    return rows.take(np.sort(order[codes == best]))
 
 
 def joined(rows: Rows, others: Rows) -> Rows:

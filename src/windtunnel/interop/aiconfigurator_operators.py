@@ -10,13 +10,16 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from windtunnel.estimate.estimator import TableModel
 from windtunnel.estimate.table import Floats, MeasurementTable
 from windtunnel.interop.aiconfigurator_files import (
+    ENGINES,
     Collection,
     Place,
     Rows,
+    fastest_kernel_only,
     first_rows,
     joined,
     main_kernel_only,
@@ -63,11 +66,16 @@ _GEMM_POINT = ("m", "n", "k")
 
 def _gemm(collection: Collection, op: Any) -> Choice:
     def read() -> MeasurementTable | None:
-        found = _all_gemm_rows(collection, [{"gemm_dtype": name} for name in _GEMM_DTYPES.get(op.format, ())])
+        choices = [{"gemm_dtype": name} for name in _GEMM_DTYPES.get(op.format, ())]
+        found = (_with_quantisation(collection, rows) for rows in _all_gemm_rows(collection, choices))
         rows = next(found, None)
         if rows is None:
             return None
         label = collection.label("gemm", rows)
+        quantisation_s = _quantisation_s(collection, rows) if op.format is Format.FP8 else None
+        if quantisation_s is not None:
+            rows = _without_quantisation(rows, quantisation_s)
+            label = f"{label}, less quantisation"
         if _launch_bound(rows):
             donor = next((other for other in found if not _launch_bound(other)), None)
             rows = _free_of_launches(rows, donor)
@@ -87,6 +95,75 @@ def _all_gemm_rows(collection: Collection, choices: list[dict[str, str]]) -> Ite
             rows = read_rows(place, "gemm_perf", _GEMM_POINT, words)
             if rows is not None:
                 yield _without_hiccups(main_kernel_only(rows, _GEMM_POINT))
+
+
+_QUANTISES = 0.75
+"""A kernel that takes this share of the quantisation longer than a bf16 GEMM, both at the smallest shapes, quantises
+its input too. The share is 0.99 to 1.12 for TRT-LLM 1.3.0rc20 (floors of 11 to 14 us against 2 to 3 us), 0.91 to 1.48
+for vLLM 0.24.0 and 0.23 to 0.58 for SGLang 0.5.14 on H100, H200, B200, B300, GB200, GB300, L40S and RTX Pro 6000."""
+
+
+def _quantisation_s(collection: Collection, rows: Rows) -> Floats | None:
+    """What the quantisation of the input takes in each row of an fp8 GEMM table; None where its kernel does none.
+
+    The same collection timed the two parts alone, the scale's reduction and the conversion, over rows and columns.
+    """
+    own = replace(collection, engine=rows.place.engine, version=rows.place.version)
+    total = np.zeros(len(rows))
+    for table in ("computescale_perf", "scale_matrix_perf"):
+        part = first_rows(own, "quantize", table, ("m", "k"), [{}])
+        if part is None or part.place.engine != rows.place.engine:
+            return None
+        at, seconds = _lower_middle(part.columns["m"] * part.columns["k"], part.seconds)
+        total += np.interp(np.log(rows.columns["m"] * rows.columns["k"]), np.log(at), seconds)
+    plain = read_rows(rows.place, "gemm_perf", _GEMM_POINT, {"gemm_dtype": "bfloat16"})
+    if plain is None:
+        return None
+    excess = _launch_floors_s(rows).min() - _launch_floors_s(plain).min()
+    return total if excess >= _QUANTISES * np.median(total[_smallest(rows)]) else None
+
+
+def _without_quantisation(rows: Rows, quantisation_s: Floats) -> Rows:
+    """An fp8 GEMM alone, at least half of what bf16 takes at the same shape: rate and bytes differ by a factor of two.
+
+    Checkpoints with static scales, the usual ones, spare the reduction, and engines fuse the conversion into the norm
+    or activation before. What is left approaches the bound as it should: over bf16's time its median is 0.50 to 0.59
+    for weights of 50 million values and more (TRT-LLM, H100, H200, B200; 0.58 to 0.88 before), and 4 us at the floor.
+    """
+    plain = read_rows(rows.place, "gemm_perf", _GEMM_POINT, {"gemm_dtype": "bfloat16"})
+    assert plain is not None
+    half = _at_same_points(rows, plain, plain.columns["latency"] / 2, _GEMM_POINT)
+    own = rows.columns["latency"]
+    least = np.fmin(own, np.where(np.isfinite(half), half, own))
+    latency = np.maximum(own - quantisation_s * 1e3, least)
+    return Rows({**rows.columns, "latency": latency}, rows.kernel_codes, rows.kernel_names, rows.place)
+
+
+_QUANTISED_BEFORE = "sglang_deepgemm_gemm_nt_f8f8bf16"
+"""The kernel of SGLang's fp8_block tables, DeepGEMM's bare entry: its input was quantised before the clock started.
+
+On H100 and H200, where TRT-LLM's table times the linear layer, it exceeds SGLang's at up to 2,048 columns by 12, 31 to
+36 and 109 to 139 us for 1,024, 4,096 and 16,384 rows, and quantising those takes 9 to 11, 30 to 41 and 113 to 155 us.
+TRT-LLM's `deepgemm` on B200 and B300 agrees with SGLang's to 1 us and so times the bare kernel too; it is taken as it
+is, as nothing measured says how TRT-LLM quantises there."""
+
+
+def _with_quantisation(collection: Collection, rows: Rows) -> Rows:
+    """Rows of the kernel that takes quantised input, with the launch that quantises it; other rows as they are.
+
+    Scales of blocks of 128 values are dynamic, so that engines launch it before every such GEMM.
+    """
+    bare = rows.named(lambda name: name == _QUANTISED_BEFORE)
+    found = _conversions(collection) if bare.any() else []
+    if not found:
+        return rows
+    at, seconds = _fastest_conversion(found)
+    num_bytes = rows.columns["m"] * rows.columns["k"] * _QUANTISED_BYTES
+    launch_s = np.where(bare, np.interp(np.log(num_bytes), np.log(at), seconds), 0.0)
+    latency = rows.columns["latency"] + launch_s * 1e3
+    named = {_QUANTISED_BEFORE: f"{_QUANTISED_BEFORE} and quantisation"}
+    names = np.array([named.get(name, name) for name in rows.kernel_names.tolist()])
+    return Rows({**rows.columns, "latency": latency}, rows.kernel_codes, names, rows.place)
 
 
 _HICCUP = 1.75
@@ -119,13 +196,18 @@ vLLM's and SGLang's tables the median ratio is 0.9 to 1.15 from four floors on, 
 
 def _launch_floors_s(rows: Rows) -> Floats:
     """For every row, what its kernel takes when there is next to nothing to compute."""
-    work = rows.columns["m"] * rows.columns["n"] * rows.columns["k"]
     floor = np.zeros(len(rows.kernel_names))
     for code in np.unique(rows.kernel_codes):
-        here = rows.kernel_codes == code
-        smallest = work[here] <= np.quantile(work[here], 0.05)
-        floor[code] = np.median(rows.seconds[here][smallest])
+        here = rows.take(rows.kernel_codes == code)
+        floor[code] = np.median(here.seconds[_smallest(here)])
     return np.asarray(floor[rows.kernel_codes])
+
+
+def _smallest(rows: Rows) -> NDArray[np.bool_]:
+    """The twentieth of a GEMM table's rows with the least to compute."""
+    work = rows.columns["m"] * rows.columns["n"] * rows.columns["k"]
+    found: NDArray[np.bool_] = work <= np.quantile(work, 0.05)
+    return found
 
 
 def _launch_bound(rows: Rows) -> bool:
@@ -188,8 +270,21 @@ _MOE_DTYPES: Mapping[Format, tuple[str, ...]] = {
     Format.FP8_BLOCK: ("fp8_block",),
     Format.INT4: ("int4_wo",),
     Format.NVFP4: ("nvfp4",),
-    Format.MXFP4: ("w4a16_mxfp4", "w4a8_mxfp4_mxfp8"),
+    Format.MXFP4: ("w4a16_mxfp4",),
 }
+
+_MOE_DTYPES_FP4: Mapping[Format, tuple[str, ...]] = {Format.MXFP4: ("w4a16_mxfp4", "w4a8_mxfp4_mxfp8")}
+"""More on devices with an fp4 rate: their tensor cores take mxfp4 weights with mxfp8 activations, and engines offer it
+beside bf16 activations (vLLM: `mxfp4_bf16` and `mxfp4_mxfp8` kernels; SGLang: both through FlashInfer). On B200, B300,
+GB200 and GB300 the mxfp8 kernels are 3.2 (TRT-LLM 1.3.0rc20) and 1.2 (SGLang 0.5.14) times as fast as the bf16 ones of
+the same file, medians over shapes; so the faster at each point is what a tuned deployment runs."""
+
+_MOE_BACKEND_KERNELS: Mapping[str, tuple[str, ...]] = {
+    "trtllm": ("trtllm", "min_latency"),
+    "triton": ("triton", "fused_moe"),
+}
+"""What kernels of a backend are called where it is not the backend's own name: TRT-LLM's tables call the TRTLLM-gen
+kernels `min_latency`, vLLM's older ones its Triton kernel `fused_moe`."""
 
 
 _NOT_GATED = (1856 * 1000 + 6, 2688 * 1000 + 22, 5120 * 1000 + 22)
@@ -205,60 +300,108 @@ _SLOWER_THAN_BF16 = 1.5
 Of 68 pairs all are below 1.3 but vLLM 0.24.0's fp8 on H100 and H200 (2.2 and 2.6; 0.7 in vLLM 0.19.0 and in TRT-LLM,
 whose times it exceeds six-fold) and vLLM 0.19.0's int4 on H200 and B200 (2.3 and 2.4; 0.7 to 0.8 in SGLang)."""
 
+_SLOWER_THAN_NEWEST = 1.85
+"""An older collection whose median time is above this multiple of its engine's newest one measured another kernel than
+the engine picks. Of 34 pairs all are below 1.75 (Triton against TRTLLM-gen in vLLM on B200: a real step between its
+versions) but vLLM 0.19.0's mxfp4 on H200 and B200 (2.0 and 11) and, again, its int4 (2.4)."""
 
-def _experts_rows(collection: Collection, dtypes: tuple[str, ...]) -> Rows | None:
-    """The rows of the nearest version that was measured sanely; a partial collection is completed from the next.
 
-    New models are measured in files of their own (TRT-LLM 1.3.0rc23 has a few shapes); a file of less than half the
-    size of its engine's largest leaves other shapes to the versions after it.
+def _experts_rows(collection: Collection, dtypes: tuple[str, ...]) -> tuple[Rows | None, str]:
+    """The rows of the nearest version that was measured sanely, and a remark on those that were not.
+
+    New models are measured in files of their own (TRT-LLM 1.3.0rc23 has a few shapes), and some formats in passing (one
+    int4 shape in vLLM 0.22.0): a file of less than half the size of its engine's largest, and a format of less than
+    half the newest version's rows, leave other shapes to the versions after it.
     """
     places = list(collection.places("moe", "moe_perf"))
     largest = {place.engine: 0 for place in places}
     for place in places:
         largest[place.engine] = max(largest[place.engine], _size(place))
     found: Rows | None = None
+    remark = ""
     for place in places:
         if found is not None and place.engine != found.place.engine:
-            return found
-        rows = _sane_experts_rows(collection, place, dtypes)
-        if rows is not None:
-            found = rows if found is None else _completed(found, rows)
-            if _size(place) >= largest[place.engine] / 2:
-                return found
-    return found
+            break
+        rows = _experts_rows_of(collection, place, dtypes)
+        if rows is None:
+            continue
+        newest = max((other for other in places if other.engine == place.engine), key=_age)
+        later = rows if newest == place else _experts_rows_of(collection, newest, dtypes)
+        slow = _too_slow(collection, rows, later, dtypes)
+        if slow:
+            remark = remark or f"; not {place.engine} {place.version} ({rows.main_kernel}), {slow}"
+            continue
+        found = rows if found is None else _completed(found, rows)
+        if _size(place) >= largest[place.engine] / 2 and (later is None or len(rows) >= len(later) / 2):
+            break
+    return found, remark
+
+
+def _age(place: Place) -> tuple[int, ...]:
+    return version_key(place.version)
 
 
 def _size(place: Place) -> int:
     return (place.folder / "moe_perf.parquet").stat().st_size
 
 
-def _sane_experts_rows(collection: Collection, place: Place, dtypes: tuple[str, ...]) -> Rows | None:
-    def rows_of(dtype: str) -> Rows | None:
+def _experts_rows_of(collection: Collection, place: Place, dtypes: tuple[str, ...]) -> Rows | None:
+    """One kernel at every point: of the backend that was asked for where the shape has it, else the fastest."""
+    found: Rows | None = None
+    for dtype in dtypes:
         words = {"moe_dtype": dtype, "distribution": collection.expert_distribution}
         rows = read_rows(place, "moe_perf", _MOE_POINT, words)
-        return None if rows is None else main_kernel_only(rows, _MOE_POINT)
+        if rows is not None:
+            found = rows if found is None else joined(found, rows)
+    if found is None or collection.moe_backend is None:
+        return None if found is None else fastest_kernel_only(found, _MOE_POINT)
+    names = _MOE_BACKEND_KERNELS.get(collection.moe_backend, (collection.moe_backend,))
+    asked = found.named(lambda kernel: any(name in kernel for name in names))
+    fastest = fastest_kernel_only(found, _MOE_POINT)
+    if not asked.any():
+        return fastest
+    return _with_lacking_shapes(fastest_kernel_only(found.take(asked), _MOE_POINT), fastest)
 
-    rows = next((rows for rows in map(rows_of, dtypes) if rows is not None), None)
-    plain = rows_of("bfloat16") if rows is not None and "bfloat16" not in dtypes else None
-    if rows is None or plain is None:
-        return rows
-    ratio = rows.seconds / _at_same_points(rows, plain, plain.seconds, _MOE_POINT)
+
+def _too_slow(collection: Collection, rows: Rows, newest: Rows | None, dtypes: tuple[str, ...]) -> str:
+    """Why rows are not what the engine serves; empty where they may be."""
+    plain = None if "bfloat16" in dtypes else _experts_rows_of(collection, rows.place, ("bfloat16",))
+    ratio = _median_ratio(rows, plain)
+    if ratio > _SLOWER_THAN_BF16:
+        return f"{ratio:.1f} times as slow as its bf16"
+    ratio = _median_ratio(rows, newest)
+    if newest is not None and ratio > _SLOWER_THAN_NEWEST:
+        return f"{ratio:.1f} times as slow as {newest.place.version}"
+    return ""
+
+
+def _median_ratio(rows: Rows, other: Rows | None) -> float:
+    """How many times as long `rows` take at the points that both have; 0 where there are none."""
+    if other is None:
+        return 0.0
+    ratio = rows.seconds / _at_same_points(rows, other, other.seconds, _MOE_POINT)
     known = np.isfinite(ratio)
-    return None if known.any() and np.median(ratio[known]) > _SLOWER_THAN_BF16 else rows
+    return float(np.median(ratio[known])) if known.any() else 0.0
+
+
+def _with_lacking_shapes(rows: Rows, others: Rows) -> Rows:
+    """`rows` with the shapes that only `others` has."""
+    lacking = np.isnan(_at_same_points(others, rows, np.ones(len(rows)), _MOE_POINT[:-1]))
+    return joined(rows, others.take(lacking))
 
 
 def _completed(rows: Rows, others: Rows) -> Rows:
-    """`rows` with the shapes that only `others` has."""
-    shape = _MOE_POINT[:-1]
-    lacking = np.isnan(_at_same_points(others, rows, np.ones(len(rows)), shape))
-    both = joined(rows, others.take(lacking))
+    """`rows` with the shapes that only `others`, of another version, has."""
     place = replace(rows.place, version=f"{rows.place.version} and {others.place.version}")
-    return replace(both, place=place)
+    return replace(_with_lacking_shapes(rows, others), place=place)
 
 
 def _experts(collection: Collection, op: Any) -> Choice:
     def read() -> MeasurementTable | None:
-        rows = _experts_rows(collection, _MOE_DTYPES.get(op.format, ()))
+        dtypes = _MOE_DTYPES.get(op.format, ())
+        if "fp4" in collection.roofline.device.peak_flops_per_s:
+            dtypes = _MOE_DTYPES_FP4.get(op.format, dtypes)
+        rows, remark = _experts_rows(collection, dtypes)
         if rows is None:
             return None
         columns = rows.columns
@@ -269,10 +412,11 @@ def _experts(collection: Collection, op: Any) -> Choice:
             "experts_per_token": columns["topk"],
             "tp": columns["moe_tp_size"],
             "ep": columns["moe_ep_size"],
-            "gated": ~np.isin(columns["inter_size"] * 1000 + columns["topk"], _NOT_GATED),
+            "gated": np.where(np.isin(columns["inter_size"] * 1000 + columns["topk"], _NOT_GATED), 0.0, 1.0),
         }
         words = {"format": op.format.value}
-        return _table(collection, "moe", op, rows, sites, {"num_tokens": columns["num_tokens"]}, words)
+        axes = {"num_tokens": columns["num_tokens"]}
+        return MeasurementTable(op.kind, sites, axes, rows.seconds, collection.label("moe", rows) + remark, words)
 
     return read, (op.format.value,)
 
@@ -470,18 +614,41 @@ _QUANTISED_BYTES = 3.0
 
 
 def _elementwise(collection: Collection, op: Any) -> Choice:
+    """Static fp8 quantisation, at every size by the engine whose kernel is fastest: the device's memory decides.
+
+    SGLang 0.5.14 timed a kernel that takes 7 to 13 times as long as vLLM's and TRT-LLM's, which lie within 1.5 of each
+    other (764 us against 60 and 90 us for 16,384 x 8,192 values on B200); that says nothing of norms and activations.
+    """
+
     def read() -> MeasurementTable | None:
-        rows = first_rows(collection, "quantize", "scale_matrix_perf", ("m", "k"), [{}])
-        if rows is None:
+        found = _conversions(collection)
+        if not found:
             return None
-        num_bytes = rows.columns["m"] * rows.columns["k"] * _QUANTISED_BYTES
-        at, seconds = _lower_middle(num_bytes, rows.seconds)
-        label = collection.label("quantize", rows)
-        return MeasurementTable(
-            op.kind, {"bytes_per_row": np.ones(len(at))}, {"rows": at}, seconds, label, {"name": "any"}
-        )
+        at, seconds = _fastest_conversion(found)
+        label = " or ".join(collection.label("quantize", rows).partition(",")[0] for rows, _, _ in found)
+        label = label if len(found) == 1 else f"the fastest of {label}"
+        sites = {"bytes_per_row": np.ones(len(at))}
+        return MeasurementTable(op.kind, sites, {"rows": at}, seconds, label, {"name": "any"})
 
     return read, ("any",)
+
+
+def _conversions(collection: Collection) -> list[tuple[Rows, Floats, Floats]]:
+    """Every engine's static fp8 quantisation on this system: its rows, bytes moved and seconds."""
+    found = []
+    for engine in dict.fromkeys((collection.engine, *ENGINES)):
+        rows = first_rows(replace(collection, engine=engine), "quantize", "scale_matrix_perf", ("m", "k"), [{}])
+        if rows is not None and rows.place.engine == engine:
+            num_bytes = rows.columns["m"] * rows.columns["k"] * _QUANTISED_BYTES
+            found.append((rows, *_lower_middle(num_bytes, rows.seconds)))
+    return found
+
+
+def _fastest_conversion(found: list[tuple[Rows, Floats, Floats]]) -> tuple[Floats, Floats]:
+    """Bytes and the least seconds of any engine, at the sizes of the first."""
+    at = found[0][1]
+    curves = [np.interp(np.log(at), np.log(sizes), seconds) for _, sizes, seconds in found]
+    return at, np.asarray(np.min(curves, axis=0), dtype=np.float64)
 
 
 def _lower_middle(num_bytes: Floats, seconds: Floats) -> tuple[Floats, Floats]:

@@ -17,7 +17,7 @@ import msgspec
 
 from windtunnel.errors import InputError, did_you_mean
 from windtunnel.spec import catalog
-from windtunnel.spec.deployment import Deployment, EngineSettings, Parallelism
+from windtunnel.spec.deployment import MOE_BACKENDS, Deployment, EngineSettings, Parallelism
 from windtunnel.spec.precision import Format, Precision
 from windtunnel.spec.scenario import Scenario
 from windtunnel.spec.workload import ClosedLoop, Lengths, Uniform, Workload
@@ -323,7 +323,17 @@ def _engine(name: str, row: Row, server: Row) -> EngineSettings:
         if fraction.startswith("not set")
         else server.number("gpu_mem_util_or_mem_fraction_static_or_kv_free_fraction"),
         receive_interval_steps=int(interval[1]) if interval else None,
+        moe_backend=_moe_backend(server),
     )
+
+
+def _moe_backend(server: Row) -> str | None:
+    """The family of kernels that a flag or variable named: `flashinfer_trtllm`, `Marlin (VLLM_...)`, `DEEPGEMM`.
+
+    Of `FlashInfer FP8 MoE off, DeepGEMM MoE off (Triton)` what is off does not count. None: the engine chose.
+    """
+    text = re.sub(r"\w+( \w+)* off\b", "", server.text("moe_backend").lower())
+    return next((name for name in MOE_BACKENDS if name in text), None)
 
 
 def _default_engine(name: str, measured: Row) -> EngineSettings:

@@ -4,6 +4,9 @@ from typing import Literal
 
 from windtunnel.spec.noun import Noun
 
+MOE_BACKENDS = ("cutlass", "trtllm", "deepgemm", "triton", "marlin", "flashinfer")
+"""Families of kernels that compute experts, by the names that engines' flags use; `flashinfer` is any that it wraps."""
+
 
 def _check_at_least(least: int, **values: float | None) -> None:
     for name, value in values.items():
@@ -98,6 +101,9 @@ class EngineSettings(Noun):
     """TensorRT-LLM: decode steps for which prompts may be held back; 0 or None: never."""
     batch_wait_max_tokens_ratio: float | None = None
     """TensorRT-LLM: share of `max_num_batched_tokens` at which they are not."""
+    moe_backend: str | None = None
+    """One of `MOE_BACKENDS`; None takes the fastest that was measured, as an autotuned engine does
+    [moe_config.backend, moe_runner_backend]."""
     host: HostOverheads = HostOverheads()
 
     def __post_init__(self) -> None:
@@ -127,6 +133,8 @@ class EngineSettings(Noun):
             )
         if self.scheduling_policy not in (None, "fcfs", "priority"):
             raise ValueError(f"scheduling_policy is {self.scheduling_policy!r}; known: fcfs, priority")
+        if self.moe_backend not in (None, *MOE_BACKENDS):
+            raise ValueError(f"moe_backend is {self.moe_backend!r}; known: {', '.join(MOE_BACKENDS)}")
 
 
 class Deployment(Noun):
