@@ -56,6 +56,7 @@ SERVER = {
     "gpu_mem_util_or_mem_fraction_static_or_kv_free_fraction": "0.8",
     "kv_cache_dtype": "fp8",
     "prefix_caching": "off (enable_block_reuse false)",
+    "async_or_overlap_scheduling": "on (default)",
     "block_size": "",
     "client_random_range_ratio": "0.8",
     "moe_backend": "TRTLLM",
@@ -81,7 +82,7 @@ def run_of(folder: Path, **changes: str) -> MeasuredRun:
 
 def test_recovered_settings_replace_the_recorded_ones(tmp_path: Path) -> None:
     scenario = scenario_of(run_of(tmp_path))
-    engine = scenario.deployment.engine
+    engine = scenario.engine
     assert scenario.deployment.parallelism == Parallelism(tp=1, ep=8, attention_dp=8)
     assert (engine.name, engine.version, engine.max_num_seqs) == ("trtllm", "1.1.0rc2.post2", None)
     assert (engine.max_num_batched_tokens, engine.max_cudagraph_capture_size) == (1344, 512)
@@ -140,8 +141,17 @@ def test_the_backend_of_the_experts_is_read_from_its_words(tmp_path: Path, recor
 
 
 def test_what_a_scenario_cannot_say_is_noted(tmp_path: Path) -> None:
-    run = run_of(tmp_path, scheduler="batch_wait_timeout_iters 40", prefix_caching="ON (engine default)")
-    assert run.unmodelled == ("TensorRT-LLM batch wait", "prefix caching")
+    assert run_of(tmp_path, prefix_caching="ON (engine default)").unmodelled == ("prefix caching",)
+
+
+def test_the_batch_wait_and_the_overlap_are_read_from_their_words(tmp_path: Path) -> None:
+    words = "batch_wait_timeout_iters 40, batch_wait_max_tokens_ratio 0.8"
+    engine = run_of(tmp_path, scheduler=words, async_or_overlap_scheduling="off").engine
+    assert (engine.batch_wait_timeout_iters, engine.batch_wait_max_tokens_ratio) == (40, 0.8)
+    assert engine.async_scheduling is False
+    without = run_of(tmp_path, scheduler="no batch wait", async_or_overlap_scheduling="engine default")
+    assert without.engine.batch_wait_timeout_iters is None
+    assert without.engine.async_scheduling is None
 
 
 def test_a_format_made_on_loading_is_the_recorded_one(tmp_path: Path) -> None:

@@ -311,6 +311,8 @@ def _engine(name: str, row: Row, server: Row) -> EngineSettings:
     fraction = server.text("gpu_mem_util_or_mem_fraction_static_or_kv_free_fraction")
     prefill = re.search(r"\d+", server.text("max_prefill_tokens"))
     interval = re.search(r"scheduler-recv-interval (\d+)", row.text("scheduler"))
+    wait_steps = re.search(r"batch_wait_timeout_iters (\d+)", row.text("scheduler"))
+    wait_ratio = re.search(r"batch_wait_max_tokens_ratio ([\d.]+)", row.text("scheduler"))
     return EngineSettings(
         name=name,
         version=image_version(server.text("engine_image")),
@@ -323,8 +325,17 @@ def _engine(name: str, row: Row, server: Row) -> EngineSettings:
         if fraction.startswith("not set")
         else server.number("gpu_mem_util_or_mem_fraction_static_or_kv_free_fraction"),
         receive_interval_steps=int(interval[1]) if interval else None,
+        async_scheduling=_switch(server.text("async_or_overlap_scheduling")),
+        batch_wait_timeout_iters=int(wait_steps[1]) if wait_steps else None,
+        batch_wait_max_tokens_ratio=float(wait_ratio[1]) if wait_ratio else None,
         moe_backend=_moe_backend(server),
     )
+
+
+def _switch(text: str) -> bool | None:
+    """`on (default)`, `async-scheduling on`, `off`; None where the engine's own default was in force."""
+    found = re.match(r"(?:async-scheduling )?(on|off)\b", text)
+    return found[1] == "on" if found else None
 
 
 def _moe_backend(server: Row) -> str | None:
@@ -366,8 +377,6 @@ def _num_warmup(row: Row) -> int:
 
 def _unmodelled(row: Row, server: Row | None) -> tuple[str, ...]:
     found = []
-    if "batch_wait" in row.text("scheduler"):
-        found.append("TensorRT-LLM batch wait")
     if server is not None and server.text("prefix_caching").startswith("ON"):
         found.append("prefix caching")
     return tuple(found)
