@@ -82,7 +82,7 @@ def run_of(folder: Path, **changes: str) -> MeasuredRun:
 
 def test_recovered_settings_replace_the_recorded_ones(tmp_path: Path) -> None:
     scenario = scenario_of(run_of(tmp_path))
-    engine = scenario.engine
+    engine = scenario.deployment.engine
     assert scenario.deployment.parallelism == Parallelism(tp=1, ep=8, attention_dp=8)
     assert (engine.name, engine.version, engine.max_num_seqs) == ("trtllm", "1.1.0rc2.post2", None)
     assert (engine.max_num_batched_tokens, engine.max_cudagraph_capture_size) == (1344, 512)
