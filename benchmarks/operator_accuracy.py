@@ -5,8 +5,8 @@
     python benchmarks/operator_accuracy.py --fit      fit the roofline again and write src/windtunnel/catalog/roofline
 
 Interpolation leaves out, in turn, one point inside a measured curve, the last point of a curve, a size along the axis
-(everywhere), and a whole shape (of a GEMM its n and its k everywhere), and predicts it from the rest of the table. The roofline is fitted on all devices
-but one and predicts that one. Errors are |predicted / measured - 1|.
+(out of all shapes), and a whole shape (of a GEMM its n and its k everywhere), and predicts it from the rest of the
+table. The roofline is fitted on all devices but one and predicts that one. Errors are |predicted / measured - 1|.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def _place(points: Floats, row: int) -> str | None:
     curve = points[np.all(points[:, :-1] == points[row, :-1], axis=1), -1]
     if len(curve) < MIN_CURVE or points[row, -1] == curve.min():
         return None
-    return LeftOut.LAST if points[row, -1] == curve.max() else LeftOut.INSIDE
+    return LeftOut.LAST.value if points[row, -1] == curve.max() else LeftOut.INSIDE.value
 
 
 def left_out_levels(
@@ -145,7 +145,11 @@ def left_out_levels(
         for index in rng.permutation(len(sites))[:num_sites]:
             axes, seconds = table.site_rows(sites[index])
             points = np.column_stack(list(axes.values()))
-            rows = [row for row in np.flatnonzero(axes[along] == level) if _place(points, row) == LeftOut.INSIDE]
+            rows = [
+                row
+                for row in np.flatnonzero(axes[along] == level).tolist()
+                if _place(points, row) == LeftOut.INSIDE.value
+            ]
             if rows:
                 row = int(rng.choice(rows))
                 at = {name: column[[row]] for name, column in axes.items()}
@@ -193,7 +197,7 @@ def interpolation(num_sites: int, seed: int) -> list[Score]:
             for where, error in left_out_points(table, roofline, num_sites, rng):
                 errors.setdefault((kind, where), []).append(error)
             levels = left_out_levels(table, roofline, num_sites, rng)
-            errors.setdefault((kind, LeftOut.LEVEL), []).extend(levels)
+            errors.setdefault((kind, LeftOut.LEVEL.value), []).extend(levels)
             whole = left_out_sites(table, roofline, max(num_sites // 4, 2), rng)
             errors.setdefault((kind, "shape"), []).extend(whole)
     return [score(kind, where, found) for (kind, where), found in sorted(errors.items()) if found]
@@ -285,7 +289,9 @@ def write_fit(kind: str, variants: dict[str, object]) -> None:
         "# from the measured tables of aiconfigurator-core (Apache-2.0, NVIDIA). median_error_unseen: median of\n"
         "# |predicted / measured - 1| on each device when it was left out of the fit.\n"
     )
-    (CATALOG / f"{kind}.yaml").write_text(header + yaml.safe_dump({"variants": variants}, sort_keys=False, width=120, default_flow_style=None))
+    (CATALOG / f"{kind}.yaml").write_text(
+        header + yaml.safe_dump({"variants": variants}, sort_keys=False, width=120, default_flow_style=None)
+    )
 
 
 # --------------------------------------------------------------------------------------------------------------- report

@@ -117,6 +117,52 @@ def test_no_step_at_the_edges_of_the_grid() -> None:
         assert outside == pytest.approx(inside, rel=1e-4)
 
 
+HOLE = (256.0, 4096.0, 2048.0)
+
+
+def stepped(bump: float, without_hole: bool) -> MeasurementTable:
+    """GEMMs that all cost `bump` more at m = 256, one of them not measured there."""
+    table = gemms()
+    seconds = table.seconds * np.where(table.axes["m"] == HOLE[0], bump, 1.0)
+    whole = MeasurementTable(table.kind, table.sites, table.axes, seconds, table.source, table.words)
+    at = [table.axes["m"] == HOLE[0], table.sites["n"] == HOLE[1], table.sites["k"] == HOLE[2]]
+    return whole.take(~np.logical_and.reduce(at)) if without_hole else whole
+
+
+def test_a_missing_point_bends_as_the_same_point_of_similar_shapes() -> None:
+    m, n, k = HOLE
+    op = ops.Gemm(m, int(n), int(k))
+    measured, filled = (estimator(stepped(2.0, hole)).estimate(op) for hole in (False, True))
+    assert measured.coverage is Coverage.MEASURED
+    assert filled.coverage is Coverage.INTERPOLATED
+    assert filled.relative_error > 0
+    assert filled.seconds == pytest.approx(measured.seconds, rel=0.15)
+    straight = estimator(stepped(1.0, True)).estimate(op)
+    assert filled.seconds == pytest.approx(2.0 * straight.seconds, rel=1e-6)
+
+
+def test_no_step_at_a_point_that_was_filled_in() -> None:
+    table = estimator(stepped(2.0, True))
+    near = np.asarray(table.estimate(ops.Gemm(HOLE[0] * np.array([1 - 1e-7, 1.0]), 4096, 2048)).seconds)
+    assert near[0] == pytest.approx(near[1], rel=1e-4)
+
+
+def test_two_similar_shapes_are_too_few_to_fill_a_hole() -> None:
+    table = stepped(2.0, True)
+    few = table.take(table.sites["k"] == HOLE[2])
+    assert estimator(few).estimate(ops.Gemm(256.0, 4096, 2048)).seconds < 0.75 * 2 * expected(ops.Gemm(256, 4096, 2048))
+
+
+def test_heads_are_as_good_as_requests_when_shapes_speak_for_another() -> None:
+    """What these tables took over the roofline depends on batch x heads only, with a jump that the roofline lacks."""
+    table = attention()
+    over = np.where(table.axes["batch"] * table.sites["num_heads"] > 100, 2.0, 1.0)
+    jumps = MeasurementTable(table.kind, table.sites, table.axes, table.seconds * over, table.source, table.words)
+    for batch, times in ((2.0, 1.0), (8.0, 2.0)):
+        op = ops.PrefillAttention(batch, 1024.0, 16, 2, 128)
+        assert estimator(jumps).estimate(op).seconds == pytest.approx(float(times * expected(op)), rel=1e-6)
+
+
 def test_a_fraction_of_a_prompt_costs_less_than_the_prompt_and_more_than_a_launch() -> None:
     """A chunk with cached context is a batch below one (`ops.PrefillAttention`)."""
     batch = np.array([0.01, 0.1, 0.5, 0.99, 1.0])

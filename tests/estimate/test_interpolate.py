@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from windtunnel.estimate.interpolate import Curve, Floats, Surface, corner_sites, nearest_sites
+from windtunnel.estimate.interpolate import Curve, Floats, Point, Surface, bend, corner_sites, gaps, nearest_sites
 
 GRID = np.array([1.0, 4.0, 16.0, 64.0])
 SECONDS = np.array([2e-6, 2.5e-6, 7e-6, 30e-6])
@@ -92,6 +92,29 @@ def test_arrays_give_what_single_points_give(points: list[tuple[float, float]]) 
         surface().predict({"batch": batch[[i]], "tokens": tokens[[i]]}, product).seconds[0] for i in range(len(batch))
     ]
     np.testing.assert_allclose(together.seconds, alone)
+
+
+def test_a_filled_point_is_followed_but_is_not_called_exact() -> None:
+    filled = Curve.of("m", GRID, SECONDS, linear, measured=np.array([True, True, False, True]))
+    found = filled.predict(GRID, linear)
+    np.testing.assert_allclose(found.seconds, SECONDS, rtol=1e-12)
+    assert found.exact.tolist() == [True, True, False, True]
+    assert found.inside.all()
+
+
+def test_gaps_are_levels_between_two_points_of_one_curve() -> None:
+    points = np.array([[1.0, 16], [1.0, 256], [8.0, 64], [8.0, 128]])
+    levels = np.array([8.0, 16, 64, 100, 128, 256, 512])
+    assert gaps(points, levels) == [(0, 64.0), (0, 100.0), (0, 128.0), (2, 100.0)]
+    assert gaps(np.column_stack([levels]), levels) == []
+
+
+def test_a_power_law_has_no_bend_and_a_step_has_its_own_height() -> None:
+    low, at, high = (1.0, 16.0), (1.0, 32.0), (1.0, 256.0)
+    power_law: dict[Point, float] = {point: 0.7 * np.log(point[-1]) for point in (low, at, high)}
+    assert bend(power_law, low, at, high) == pytest.approx(0.0)
+    assert bend({**power_law, at: power_law[at] + 0.3}, low, at, high) == pytest.approx(0.3)
+    assert bend({low: 0.0, high: 1.0}, low, at, high) is None
 
 
 def test_corners_of_a_cell_weigh_by_position_in_log_space() -> None:

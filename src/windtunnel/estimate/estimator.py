@@ -255,7 +255,7 @@ class _Similar:
 
 _NUM_BENDS = 6
 _LEAST_BENDS = 3
-"""Fewer say nothing: the three sizes of a collective switch protocols each at its own message (median 2.4 % to 3.5 %)."""
+"""Fewer say nothing: each size of a collective switches protocols at its own message (median 2.4 %, else 3.5 %)."""
 _NUM_LOOKED_AT = 16
 
 _SHARES_BATCH: Mapping[str, str] = {
@@ -267,6 +267,7 @@ _SHARES_BATCH: Mapping[str, str] = {
 """Kind -> the dimension that is as good as batch: kernels see only the product of both. Other shapes left out, their
 median error falls from 2.8 % to 2.4 % (decode), 4.7 % to 3.5 % (latent prefill), 2.7 % to 1.8 % (Gated DeltaNet); of
 latent decode, whose heads share the one cache, it rises from 3.2 % to 4.6 %."""
+
 
 def _same_work(
     kind: str, site: tuple[float, ...], other: tuple[float, ...], axes: Mapping[str, Floats]

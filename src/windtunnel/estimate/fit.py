@@ -131,7 +131,8 @@ def fit_roofline(kind: str, samples: Sequence[Sample], start: Coefficients | Non
 
 
 _PULL = 1.0
-"""How strongly a family's coefficients are held at the shared ones, in rows: few rows move them little."""
+"""How strongly a family's coefficients are held at the shared ones, in rows: what no row shows does not move.
+On devices left out, 1 and 3 are alike (prefill 15.2 % and 15.6 %, experts 14.6 % and 14.8 %), 6 is worse."""
 
 
 def fit_family(samples: Sequence[Sample], shared: Coefficients) -> dict[str, float]:

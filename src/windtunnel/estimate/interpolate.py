@@ -90,7 +90,7 @@ class Surface:
     def of(
         axes: Mapping[str, Floats], seconds: Floats, reference: Reference, measured: NDArray[np.bool_] | None = None
     ) -> Surface:
-        """The surface through points, which are sorted by the first axis, then the second (`measured` as in `Curve`)."""
+        """The surface through points sorted by the first axis, then the second; `measured` as in `Curve.of`."""
         known = np.ones(len(seconds), dtype=bool) if measured is None else measured
         first, second = axes
         at, starts = np.unique(axes[first], return_index=True)

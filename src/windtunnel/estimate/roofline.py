@@ -3,8 +3,8 @@
 The plain roofline, max(FLOPs / peak, bytes / bandwidth) (Williams, Waterman and Patterson, CACM 2009), is a lower bound
 that small operators miss by a factor of ten. Here every class of operator has a short closed form that also counts what
 the device must do whole: a launch, tiles rounded up, waves of tiles over the multiprocessors, a depth that fills the
-pipeline, bytes that the last-level cache serves. Its coefficients are dimensionless or microseconds, most of them the
-same for all devices, and were fitted on measured tables (`catalog/roofline/*.yaml`, each with its provenance and its
+pipeline, bytes that the last-level cache serves. Its coefficients are dimensionless or microseconds, fitted on measured
+tables of all devices and then moved towards each family's own (`catalog/roofline/*.yaml`, with its provenance and its
 error on devices that the fit never saw).
 """
 
@@ -175,7 +175,7 @@ def _flash_seconds(
 
     Rows are not rounded up to whole tiles: prompts of one batch differ, so that the steps average out. The longest tile
     computes, and waits `step_us` for every 64 keys, one after the other; `balance` says how far the other tiles' work
-    overlaps it, `hiding` how far the launch is hidden behind both.
+    overlaps it, `hiding` how far work hides the launch (at 1 they add up, below 1 they hold each other up).
     """
     rate = on.flops_per_s_per_sm * c["compute_efficiency"] * head_dim / (head_dim + c["half_head_dim"])
     tile_rows = c["tile_rows"]
