@@ -277,5 +277,3 @@ def test_recorded_durations_may_run_out() -> None:
     cost = recorded_steps(np.full(3, 0.1), EngineSettings(max_num_seqs=4))
     with pytest.raises(WindtunnelError, match="the 3 recorded steps end before"):
         run_loop(settings, cost, requests)
-
-

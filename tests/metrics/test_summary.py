@@ -94,9 +94,7 @@ def test_inter_token_latencies_equal_a_walk_over_tokens(rows: list[tuple[float, 
         resumed_tokens=resumed,
         late_gap_s=late_s,
     )
-    gaps_s = np.concatenate(
-        [np.repeat(step_s, decodes * num_steps - paused), np.repeat(late_s, paused + resumed)]
-    )
+    gaps_s = np.concatenate([np.repeat(step_s, decodes * num_steps - paused), np.repeat(late_s, paused + resumed)])
     found = itl_distribution(table)
     if not gaps_s.size:
         assert found is None

@@ -86,6 +86,7 @@ def test_a_missing_field() -> None:
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_what_is_not_finite_is_refused_with_its_path(value: float) -> None:
     assert message(LINK | {"latency_s": value}, Link)[0].startswith("$.latency_s is")
+
     class Some(Noun):
         values_s: tuple[float, ...]
 

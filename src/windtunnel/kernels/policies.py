@@ -13,15 +13,14 @@ from windtunnel.kernels.state import (
     FINISH_KEY,
     FINISH_VALUE,
     LEAST_KV,
+    LEAST_OUTSTANDING,
     MODULUS,
     MULTIPLIER,
     NONE,
     PHASES,
     POWER_OF_TWO,
     PREFILLING,
-    RANDOM,
     ROUND_ROBIN,
-    SGLANG,
     TRTLLM,
 )
 
@@ -325,10 +324,13 @@ def form_batch_vllm_v1(settings, requests, ranks, lanes, lists, rank, lane, now_
             i = lists[first_lane, PREFILLING, position]
             add_chunk(requests, lanes, lists, lane, i, min(wanted_tokens(settings, requests, i), demand))
     else:
-        num_decodes, budget, any_preempted = walk_running(settings, requests, ranks, lanes, lists, rank, lane)
-        while any_preempted and num_decodes + lanes[lane].batch_size == 0 and ranks[rank].num_running > 0:
+        num_scheduled = 0
+        while num_scheduled == 0:  # an empty step: the engine schedules again at once
             num_decodes, budget, any_preempted = walk_running(settings, requests, ranks, lanes, lists, rank, lane)
-        any_preempted = any_preempted and num_decodes + lanes[lane].batch_size > 0
+            num_scheduled = num_decodes + lanes[lane].batch_size
+            if not any_preempted or ranks[rank].num_running == 0:
+                break
+        any_preempted = any_preempted and num_scheduled > 0
 
     if waits_for_a_fuller_batch(settings, ranks, lanes, rank, lane, num_decodes):
         return num_decodes
@@ -360,8 +362,8 @@ def form_batch_vllm_v1(settings, requests, ranks, lanes, lists, rank, lane, now_
 def waits_for_a_fuller_batch(settings, ranks, lanes, rank, lane, num_decodes):
     """TensorRT-LLM's batch wait (`PyExecutor._waiting_requests`, 1.1 to 1.3), which trades TTFT for fewer mixed steps.
 
-    While requests decode, waiting prompts are held back until tokens for `batch_wait_max_tokens_ratio` of `max_num_tokens`
-    would be scheduled, or `batch_wait_timeout_iters` steps have passed.
+    While requests decode, waiting prompts are held back until tokens for `batch_wait_max_tokens_ratio` of
+    `max_num_tokens` would be scheduled, or `batch_wait_timeout_iters` steps have passed.
     """
     if settings.batch_wait_steps == 0 or ranks[rank].num_waiting == 0 or num_decodes == 0:
         return False
@@ -525,25 +527,20 @@ def decay_new_token_ratio(settings, ranks, rank, num_steps):
 
 
 @inner
-def form_batch(settings, requests, ranks, lanes, lists, rank, lane, now_s):
-    """The next batch of `lane` under the policy that `settings.scheduler` names; returns how many requests decode."""
+def begin_batch(lanes, lane, cutoff_s):
+    """Start from an empty batch; requests that arrived after `cutoff_s` cannot be in it."""
+    lanes[lane].cutoff_s = cutoff_s
     lanes[lane].batch_size = 0
     lanes[lane].looks_again = 0
-    if settings.scheduler == SGLANG:
-        num_decodes = form_batch_sglang(settings, requests, ranks, lanes, lists, rank, lane, now_s)
-    else:
-        num_decodes = form_batch_vllm_v1(settings, requests, ranks, lanes, lists, rank, lane, now_s)
-    if lanes[lane].batch_size > 0:
-        drop_scheduled(settings, requests, ranks, lists, rank)
-    lanes[lane].batch_decodes = 1 if num_decodes > 0 else 0
-    return num_decodes
 
 
 @inner
-def draw(clock, count):
-    """The next pseudo-random integer below `count`."""
-    clock[0].random = clock[0].random * MULTIPLIER % MODULUS
-    return clock[0].random % count
+def end_batch(settings, requests, ranks, lanes, lists, rank, lane, num_decodes):
+    """Settle the batch that a policy has formed with `num_decodes` decoding requests; returns 1, or 0 if it is empty."""
+    if lanes[lane].batch_size > 0:
+        drop_scheduled(settings, requests, ranks, lists, rank)
+    lanes[lane].batch_decodes = 1 if num_decodes > 0 else 0
+    return 1 if num_decodes + lanes[lane].batch_size > 0 else 0
 
 
 @inner
@@ -572,15 +569,14 @@ def route(settings, ranks, clock):
         replica = clock[0].turn
         clock[0].turn = (replica + 1) % settings.num_replicas
         return replica
-    if settings.router == RANDOM:
-        return draw(clock, settings.num_replicas)
-    if settings.router == POWER_OF_TWO:
-        one, other = draw(clock, settings.num_replicas), draw(clock, settings.num_replicas)
-        first, second = min(one, other), max(one, other)
-        return second if replica_load(settings, ranks, second) < replica_load(settings, ranks, first) else first
-    best, least = 0, replica_load(settings, ranks, 0)
-    for replica in range(1, settings.num_replicas):
+    looks_at_all = settings.router == LEAST_OUTSTANDING or settings.router == LEAST_KV
+    best, least = NONE, 0
+    for position in range(settings.num_replicas if looks_at_all else 1 + (settings.router == POWER_OF_TWO)):
+        replica = position
+        if not looks_at_all:
+            clock[0].random = clock[0].random * MULTIPLIER % MODULUS
+            replica = clock[0].random % settings.num_replicas
         load = replica_load(settings, ranks, replica)
-        if load < least:
+        if best == NONE or load < least or (load == least and replica < best):
             best, least = replica, load
     return best

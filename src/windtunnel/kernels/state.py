@@ -65,7 +65,7 @@ class Settings(NamedTuple):
     num_stages: int = 1
     """Pipeline stages, and so batches that a replica may have in flight."""
     batch_wait_steps: int = 0
-    """TensorRT-LLM: prefill is held back for at most so many decode steps, until `batch_wait_tokens` would be scheduled."""
+    """TensorRT-LLM: prefill is held back for at most so many decode steps, until `batch_wait_tokens` are scheduled."""
     batch_wait_tokens: int = 0
     router: int = ROUND_ROBIN
     seed: int = 0
