@@ -280,7 +280,7 @@ def _run(measured: Row, row: Row, servers: Mapping[str, Row]) -> MeasuredRun:
         ttft_s=measured.number("silicon_ttft_ms") * 1e-3,
         tpot_s=measured.number("silicon_tpot_ms") * 1e-3,
         flags=tuple(row.text("flags").split()),
-        unmodelled=_unmodelled(row, server),
+        unmodelled=_unmodelled(server),
     )
 
 
@@ -375,7 +375,7 @@ def _num_warmup(row: Row) -> int:
     return int(found[1]) * concurrency if found and concurrency else 0
 
 
-def _unmodelled(row: Row, server: Row | None) -> tuple[str, ...]:
+def _unmodelled(server: Row | None) -> tuple[str, ...]:
     found = []
     if server is not None and server.text("prefix_caching").startswith("ON"):
         found.append("prefix caching")

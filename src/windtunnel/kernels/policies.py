@@ -536,7 +536,7 @@ def begin_batch(lanes, lane, cutoff_s):
 
 @inner
 def end_batch(settings, requests, ranks, lanes, lists, rank, lane, num_decodes):
-    """Settle the batch that a policy has formed with `num_decodes` decoding requests; returns 1, or 0 if it is empty."""
+    """Settle the batch that a policy formed with `num_decodes` decoding requests; returns 1, or 0 if it is empty."""
     if lanes[lane].batch_size > 0:
         drop_scheduled(settings, requests, ranks, lists, rank)
     lanes[lane].batch_decodes = 1 if num_decodes > 0 else 0

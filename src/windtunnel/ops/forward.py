@@ -39,7 +39,6 @@ from windtunnel.spec.model import (
 )
 from windtunnel.spec.precision import ACTIVATION_BITS, BITS, Format, Precision
 
-
 GROUP_LAUNCHES = frozenset({"dispatch_all_gather", "experts", "combine_reduce_scatter"})
 """What the ranks of an attention data-parallel group do together: its cost follows the tokens of all of them."""
 
