@@ -65,7 +65,7 @@ class Setup:
     """Tokens of the longest request that the engine accepts."""
 
 
-def load(path: Path, overrides: dict[str, Any] | None = None) -> Scenario:
+def load(path: Path | str, overrides: dict[str, Any] | None = None) -> Scenario:
     """The scenario in a YAML or JSON file.
 
     Args:
@@ -75,6 +75,7 @@ def load(path: Path, overrides: dict[str, Any] | None = None) -> Scenario:
     Raises:
         InputError: the file is missing or wrong, or an override names no field.
     """
+    path = Path(path)
     raw = read_yaml(path)
     if not isinstance(raw, dict):
         raise InputError(f"{path} is not a scenario: it holds {type(raw).__name__}, not keys and values")
@@ -97,9 +98,9 @@ def scenario_from(raw: dict[str, Any], source: str = "", folder: Path | None = N
     return decode(raw, Scenario, source)
 
 
-def save(scenario: Scenario, path: Path) -> None:
+def save(scenario: Scenario, path: Path | str) -> None:
     """Write `scenario` as YAML; loading it gives an equal one."""
-    path.write_text(yaml.safe_dump(encode(scenario), sort_keys=False, width=120), encoding="utf-8")
+    Path(path).write_text(yaml.safe_dump(encode(scenario), sort_keys=False, width=120), encoding="utf-8")
 
 
 def keep_published_formats(raw: dict[str, Any], allow_download: bool = False) -> None:
