@@ -6,7 +6,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from windtunnel.errors import InputError
-from windtunnel.estimate.table import MeasurementTable, read_tables, site_names, site_of, words_of, write_tables
+from windtunnel.estimate.table import MeasurementTable, read_tables, site_names, site_of, write_tables
 from windtunnel.ops import op as ops
 from windtunnel.spec.precision import Format
 
@@ -21,7 +21,6 @@ def test_a_site_is_every_number_that_is_not_an_axis() -> None:
     op = ops.DecodeAttention(np.array([1.0, 2.0]), 100, 32, 8, 128, kv_format=Format.FP8)
     assert site_names(op.kind) == ("num_heads", "num_kv_heads", "head_dim", "window_tokens")
     assert site_of(op) == (32.0, 8.0, 128.0, 0.0)
-    assert words_of(op) == {"kv_format": "fp8"}
 
 
 def test_rows_of_a_site_are_sorted_and_repeats_become_their_median() -> None:

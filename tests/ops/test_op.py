@@ -158,3 +158,8 @@ def test_a_family_equals_its_members(op: Gemm) -> None:
         one = type(op)(**{**vars(op), **{axis: float(values[i]) for axis, values in axis_values(op).items()}})  # type: ignore[index]
         assert one.flops == pytest.approx(flops[i])
         assert one.num_bytes == pytest.approx(num_bytes[i])
+
+
+def test_a_collective_that_is_not_known_is_refused() -> None:
+    with pytest.raises(ValueError, match="there is no collective 'all_redcue'; known: all_reduce"):
+        Collective("all_redcue", 1024.0, 8)

@@ -149,11 +149,6 @@ def site_of(op: ops.Op) -> tuple[float, ...]:
     return tuple(float(getattr(op, name)) for name in site_names(op.kind))
 
 
-def words_of(op: ops.Op) -> dict[str, str]:
-    """The words of `op`: which table it belongs to."""
-    return {name: str(getattr(op, name)) for name in text_names(op.kind)}
-
-
 def write_tables(path: Path, tables: list[MeasurementTable], provenance: Mapping[str, str]) -> None:
     """Write tables of one kind to one Parquet file: words, sites, axes, `seconds`, `source`; provenance as metadata.
 

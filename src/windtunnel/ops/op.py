@@ -19,6 +19,8 @@ Size = int | float | NDArray[np.float64]
 
 BF16_BYTES = 2.0
 
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv")
+
 
 @dataclass(frozen=True)
 class Gemm:
@@ -289,6 +291,10 @@ class Collective:
     num_ranks: int
     span_nodes: int = 1
 
+    def __post_init__(self) -> None:
+        if self.op not in COLLECTIVES:
+            raise ValueError(f"there is no collective {self.op!r}; known: {', '.join(COLLECTIVES)}")
+
     @property
     def flops(self) -> Size:
         return 0.0 * self.message_bytes
@@ -312,8 +318,6 @@ Op = (
     | Elementwise
     | Collective
 )
-
-COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv")
 
 
 @dataclass(frozen=True)

@@ -56,10 +56,3 @@ class Node(Noun):
     scale_up_group_size: int | None = None
     """Devices joined by `scale_up`; None means all. 2 for pair-wise NVLink."""
     sources: dict[str, str] = {}
-
-
-class Cluster(Noun):
-    """`num_nodes` equal nodes joined by their `scale_out` links."""
-
-    node: Node
-    num_nodes: int
