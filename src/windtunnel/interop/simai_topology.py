@@ -1,7 +1,7 @@
 """SimAI's topology files, read and written.
 
-Format (`gen_Topo_Template.py`, SimAI 1.6): a line `nodes gpus_per_server nvswitches switches links gpu_type`, a line with
-the ids of all switches, and a line `source destination rate latency error_rate` for each link.
+Format (`gen_Topo_Template.py`, SimAI 1.6): a line `nodes gpus_per_server nvswitches switches links gpu_type`, a line
+with the ids of all switches, and a line `source destination rate latency error_rate` for each link.
 """
 
 from decimal import Decimal
