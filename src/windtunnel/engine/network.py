@@ -210,6 +210,8 @@ def _flow_table(fabric: Fabric, flows: Flows, settings: NetworkSettings, paths: 
     table.delay_s = flows.delay_s + send_delay_s(settings)
     table.waiting = np.diff(flows.parent_ptr)
     table.ready_s = flows.start_s + np.where(table.waiting == 0, table.delay_s, 0.0)
+    table.follower = -1 if settings.compat == "simai" else _followers(flows)
+    table.waiting[table.follower[table.follower >= 0]] += 1
     table.path = paths.of_flow
     return table
 
@@ -236,6 +238,20 @@ def _tail_s(fabric: Fabric, flows: Flows, settings: NetworkSettings, paths: Path
     if settings.compat == "simai":
         tail += latency[paths.of_flow] + SIMAI_ACK_BYTES * all_hops[paths.of_flow]
     return np.asarray(tail)
+
+
+def _followers(flows: Flows) -> NDArray[np.int32]:
+    """The next flow of the same connection, -1 for none: a queue pair sends one message after the other.
+
+    SimAI opens a queue pair for every flow, so there all of them may be on the way together.
+    """
+    order = np.lexsort((flows.step, flows.destination, flows.source, flows.connection, flows.group))
+    same = np.ones(len(order) - 1, bool)
+    for column in (flows.group, flows.connection, flows.source, flows.destination):
+        same &= column[order[1:]] == column[order[:-1]]
+    follower = np.full(len(order), -1, np.int32)
+    follower[order[:-1][same]] = order[1:][same]
+    return follower
 
 
 def _path_table(rates: NDArray[np.float64], paths: Paths) -> np.recarray:

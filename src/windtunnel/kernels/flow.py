@@ -22,7 +22,8 @@ FLOW = np.dtype(
         ("sent_s", "f8"),  # out: its last byte has left
         ("finish_s", "f8"),  # out
         ("path", "i4"),
-        ("waiting", "i4"),  # parents that have not completed
+        ("waiting", "i4"),  # parents that have not completed, and the flow before on the same connection
+        ("follower", "i4"),  # the next flow of the same connection, -1 for none: it may begin when this one is sent
     ]
 )
 
@@ -295,6 +296,12 @@ def run_flows(
             flows[flow].finish_s = finish_s
             done += 1
             events += 1
+            later = flows[flow].follower
+            if later >= 0:
+                flows[later].ready_s = max(flows[later].ready_s, flows[flow].sent_s)
+                flows[later].waiting -= 1
+                if flows[later].waiting == 0:
+                    num_ready = push(ready_keys, ready_flows, num_ready, flows[later].ready_s, later)
             for e in range(child_ptr[flow], child_ptr[flow + 1]):
                 later = child[e]
                 flows[later].ready_s = max(flows[later].ready_s, finish_s + flows[later].delay_s)
