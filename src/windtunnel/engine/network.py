@@ -206,12 +206,15 @@ def wire_bytes(size_bytes: NDArray[np.int64], settings: NetworkSettings) -> NDAr
 def _flow_table(fabric: Fabric, flows: Flows, settings: NetworkSettings, paths: Paths) -> np.recarray:
     table = np.zeros(len(flows), flow_kernel.FLOW).view(np.recarray)
     table.size_bytes = wire_bytes(flows.size_bytes, settings)
-    table.tail_s = _tail_s(fabric, flows, settings, paths)
+    last_bytes = ((flows.size_bytes - 1) % settings.payload_bytes + 1 + settings.header_bytes).astype(np.float64)
+    table.last_bytes = last_bytes
+    table.tail_s = _tail_s(fabric, settings, paths, last_bytes)
     table.delay_s = flows.delay_s + send_delay_s(settings)
     table.waiting = np.diff(flows.parent_ptr)
     table.ready_s = flows.start_s + np.where(table.waiting == 0, table.delay_s, 0.0)
-    table.follower = -1 if settings.compat == "simai" else _followers(flows)
-    table.waiting[table.follower[table.follower >= 0]] += 1
+    follower = np.full(len(flows), -1, np.int32) if settings.compat == "simai" else _followers(flows)
+    table.follower = follower
+    table.waiting[follower[follower >= 0]] += 1
     table.path = paths.of_flow
     return table
 
@@ -221,7 +224,9 @@ def send_delay_s(settings: NetworkSettings) -> float:
     return settings.send_latency_s + (SIMAI_SEND_DELAY_S if settings.compat == "simai" else 0.0)
 
 
-def _tail_s(fabric: Fabric, flows: Flows, settings: NetworkSettings, paths: Paths) -> NDArray[np.float64]:
+def _tail_s(
+    fabric: Fabric, settings: NetworkSettings, paths: Paths, last_bytes: NDArray[np.float64]
+) -> NDArray[np.float64]:
     """From a flow's last byte leaving to its completion: propagation, and its last packet stored and forwarded.
 
     SimAI completes a flow when its sender has the last acknowledgement, which takes the way back too.
@@ -233,8 +238,7 @@ def _tail_s(fabric: Fabric, flows: Flows, settings: NetworkSettings, paths: Path
     slowness = weight / fabric.bandwidth_bytes_per_s[link]
     all_hops = np.bincount(hop_path, slowness, len(paths.pointer) - 1)
     first_hop = np.bincount(hop_path[paths.pointer[:-1]], slowness[paths.pointer[:-1]], len(paths.pointer) - 1)
-    last_packet = (flows.size_bytes - 1) % settings.payload_bytes + 1 + settings.header_bytes
-    tail = latency[paths.of_flow] + last_packet * (all_hops - first_hop)[paths.of_flow]
+    tail = latency[paths.of_flow] + last_bytes * (all_hops - first_hop)[paths.of_flow]
     if settings.compat == "simai":
         tail += latency[paths.of_flow] + SIMAI_ACK_BYTES * all_hops[paths.of_flow]
     return np.asarray(tail)

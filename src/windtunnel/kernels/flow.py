@@ -16,6 +16,7 @@ FLOW = np.dtype(
     [
         ("size_bytes", "f8"),  # on the wire, headers included
         ("tail_s", "f8"),  # from the last byte's departure to completion
+        ("last_bytes", "f8"),  # of its last packet
         ("delay_s", "f8"),  # from the last parent's completion to the first byte
         ("ready_s", "f8"),  # in: earliest start; grows as parents complete
         ("begin_s", "f8"),  # out
@@ -292,7 +293,11 @@ def run_flows(
             num_free += 1
             flow = slots[slot].flow
             flows[flow].sent_s = slots[slot].end_s
-            finish_s = slots[slot].end_s + flows[flow].tail_s
+            # Senders and switches serve packets in turn: the last packet takes the link's full rate, somewhere in the
+            # turn that fluid rates spread it over, on average in the middle.
+            turn_s = flows[flow].last_bytes / slots[slot].rate
+            alone_s = flows[flow].last_bytes / paths[flows[flow].path].rate
+            finish_s = slots[slot].end_s + flows[flow].tail_s - 0.5 * (turn_s - alone_s)
             flows[flow].finish_s = finish_s
             done += 1
             events += 1
