@@ -10,7 +10,7 @@ from windtunnel.kernels import flow as flow_kernel
 from windtunnel.kernels import route as route_kernel
 from windtunnel.ops.flows import Flows
 from windtunnel.spec.fabric import Fabric
-from windtunnel.spec.network import NetworkSettings
+from windtunnel.spec.network import Backend, NetworkSettings
 
 SIMAI_ACK_BYTES = 60
 SIMAI_SEND_DELAY_S = 10e-9
@@ -138,8 +138,40 @@ def find_paths(fabric: Fabric, flows: Flows, settings: NetworkSettings) -> Paths
     return Paths(of_flow.astype(np.int32), pointer, link[:written], share[:written])
 
 
-def run_flow_level(fabric: Fabric, flows: Flows, settings: NetworkSettings, paths: Paths | None = None) -> FlowTimes:
+def run_flows(fabric: Fabric, flows: Flows, settings: NetworkSettings, backend: Backend | None = None) -> FlowTimes:
+    """Flows at the depth that was asked for; the analytic one lets every flow have its path to itself.
+
+    Raises:
+        InputError: ends are not connected.
+        WindtunnelError: flows wait for each other.
+    """
+    match backend or settings.backend:
+        case "flow":
+            return run_flow_level(fabric, flows, settings)
+        case "analytic":
+            return run_flow_level(fabric, flows, settings, shared=False)
+        case "packet":
+            raise InputError("the packet level runs no flow tables yet", "use flow or analytic")
+
+
+def run_flow_level(
+    fabric: Fabric,
+    flows: Flows,
+    settings: NetworkSettings,
+    paths: Paths | None = None,
+    loads: Paths | None = None,
+    *,
+    shared: bool = True,
+) -> FlowTimes:
     """Time flows by max-min fair sharing of every link.
+
+    Args:
+        fabric: where they run.
+        flows: what runs.
+        settings: packet sizes, latencies and routing.
+        paths: where they go; found where left out.
+        loads: what each flow puts on links, where that is not its path: a flow that stands for many like it.
+        shared: whether flows that cross a link share it; else each has all of it.
 
     Raises:
         InputError: ends are not connected.
@@ -151,12 +183,15 @@ def run_flow_level(fabric: Fabric, flows: Flows, settings: NetworkSettings, path
     links.rate = np.repeat(fabric.bandwidth_bytes_per_s, 2)
     links.first = -1
     links.stamp = -1
-    path = _path_table(links.rate, paths)
+    loads = loads or paths
+    path = _path_table(links.rate, paths, loads)
+    if not shared:
+        links.rate = np.inf
     child_ptr, child = _children(flows)
     num_slots = min(len(flows), 4096)
     while True:
         rows, used = table.copy(), links.copy()
-        done, num_events, _ = _run(rows, child_ptr, child, path, paths, used, num_slots)
+        done, num_events, _ = _run(rows, child_ptr, child, path, loads, used, num_slots)
         if done >= 0:
             break
         num_slots = min(len(flows), 8 * num_slots)
@@ -170,7 +205,7 @@ def _run(
     child_ptr: NDArray[np.int64],
     child: NDArray[np.int32],
     path: np.recarray,
-    paths: Paths,
+    loads: Paths,
     links: np.recarray,
     num_slots: int,
 ) -> tuple[int, int, int]:
@@ -183,8 +218,8 @@ def _run(
         child_ptr,
         child,
         path,
-        paths.link,
-        paths.share,
+        loads.link,
+        loads.share,
         links,
         slots,
         np.zeros(num_slots * most_hops, flow_kernel.HOP).view(np.recarray),
@@ -258,11 +293,12 @@ def _followers(flows: Flows) -> NDArray[np.int32]:
     return follower
 
 
-def _path_table(rates: NDArray[np.float64], paths: Paths) -> np.recarray:
-    table = np.zeros(len(paths.pointer) - 1, flow_kernel.PATH).view(np.recarray)
-    table["first"], table["count"] = paths.pointer[:-1], np.diff(paths.pointer)
-    most = rates[paths.link] / (paths.share if len(paths.share) else 1.0)
-    table["rate"] = np.minimum.reduceat(most, paths.pointer[:-1]) if len(most) else np.inf
+def _path_table(rates: NDArray[np.float64], paths: Paths, loads: Paths) -> np.recarray:
+    table = np.zeros(len(loads.pointer) - 1, flow_kernel.PATH).view(np.recarray)
+    table["first"], table["count"] = loads.pointer[:-1], np.diff(loads.pointer)
+    most = rates[loads.link] / (loads.share if len(loads.share) else 1.0)
+    table["rate"] = np.minimum.reduceat(most, loads.pointer[:-1])
+    table["line_rate"] = np.minimum.reduceat(rates[paths.link], paths.pointer[:-1])
     return table
 
 

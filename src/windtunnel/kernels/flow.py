@@ -58,8 +58,8 @@ LINK = np.dtype(
 )
 """One direction of a link."""
 
-PATH = np.dtype([("rate", "f8"), ("first", "i8"), ("count", "i4")])
-"""A path: the most that one flow can send over it, and its links."""
+PATH = np.dtype([("rate", "f8"), ("line_rate", "f8"), ("first", "i8"), ("count", "i4")])
+"""A path: the most that one flow can send over it, the rate of its slowest link, and its links."""
 
 TOGETHER_S = 1e-12
 """Events nearer than a picosecond are one: only rounding separates them."""
@@ -296,7 +296,7 @@ def run_flows(
             # Senders and switches serve packets in turn: the last packet takes the link's full rate, somewhere in the
             # turn that fluid rates spread it over, on average in the middle.
             turn_s = flows[flow].last_bytes / slots[slot].rate
-            alone_s = flows[flow].last_bytes / paths[flows[flow].path].rate
+            alone_s = flows[flow].last_bytes / paths[flows[flow].path].line_rate
             finish_s = slots[slot].end_s + flows[flow].tail_s - 0.5 * (turn_s - alone_s)
             flows[flow].finish_s = finish_s
             done += 1
