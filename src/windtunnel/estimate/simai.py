@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import InputError
+from windtunnel.ops.iteration import Iteration, LayerTimes, PhaseTimes, bubble_ns, exposed_by_group
 from windtunnel.spec.layers import Communication, Group, Layer, LayerWorkload, Phase
 from windtunnel.spec.noun import Noun, read_yaml
 from windtunnel.units import GIB, parse_quantity
@@ -172,40 +173,7 @@ def collective_ns(call: Communication, workload: LayerWorkload, hardware: SimaiH
     return int(call.size_bytes / GIB / bandwidth * 1e9 * rounds * (ranks - 1) / ranks)
 
 
-@dataclass(frozen=True)
-class PhaseTimes:
-    """Nanoseconds of one phase of a layer."""
-
-    compute_ns: int
-    total_ns: int
-    """Of its collective."""
-    exposed_ns: int
-
-
-@dataclass(frozen=True)
-class SimaiIteration:
-    """An iteration as SimAI-Analytical reports it, in nanoseconds."""
-
-    layers: tuple[tuple[Layer, PhaseTimes, PhaseTimes, PhaseTimes], ...]
-    """Each with its forward, weight-gradient and input-gradient phase."""
-    dp_ns: float
-    dp_ep_ns: float
-    tp_ns: float
-    ep_ns: float
-    pp_ns: float
-    bubble_ns: float
-    compute_ns: float
-
-    @property
-    def exposed_ns(self) -> float:
-        return self.dp_ns + self.dp_ep_ns + self.tp_ns + self.ep_ns
-
-    @property
-    def total_ns(self) -> float:
-        return self.compute_ns + self.exposed_ns + self.pp_ns + self.bubble_ns
-
-
-def simulate(workload: LayerWorkload, hardware: SimaiHardware, overlap: Overlap | None = None) -> SimaiIteration:
+def simulate(workload: LayerWorkload, hardware: SimaiHardware, overlap: Overlap | None = None) -> Iteration:
     """One iteration of `workload` with SimAI-Analytical's formulas.
 
     Raises:
@@ -216,7 +184,6 @@ def simulate(workload: LayerWorkload, hardware: SimaiHardware, overlap: Overlap 
     if workload.tp % per_server and per_server % workload.tp:
         raise InputError(f"{workload.name}: tp = {workload.tp} does not fill servers of {per_server} GPUs")
     known: dict[Communication, int] = {}
-    exposed = dict.fromkeys(Group, 0)
 
     def times(phase: Phase, group_of_overlap: Group) -> PhaseTimes:
         call = phase.communication
@@ -225,48 +192,28 @@ def simulate(workload: LayerWorkload, hardware: SimaiHardware, overlap: Overlap 
             return PhaseTimes(compute_ns, 0, 0)
         if call not in known:
             known[call] = collective_ns(call, workload, hardware)
-        exposed_ns = int(np.float32(known[call]) * (np.float32(1) - np.float32(_overlap_of(group_of_overlap, overlap))))
-        exposed[call.group] += exposed_ns
-        return PhaseTimes(compute_ns, known[call], exposed_ns)
+        shown = np.float32(1) - np.float32(_overlap_of(group_of_overlap, overlap))
+        return PhaseTimes(compute_ns, known[call], int(np.float32(known[call]) * shown))
 
-    rows = []
-    for layer in workload.layers:
-        forward_call = layer.forward.communication
-        forward_group = forward_call.group if forward_call else Group.TP
-        rows.append(
-            (
-                layer,
-                times(layer.forward, forward_group),
-                times(layer.weight_gradient, Group.DP),
-                times(layer.input_gradient, forward_group),
-            )
+    def row(layer: Layer) -> LayerTimes:
+        forward = layer.forward.communication
+        group = forward.group if forward else Group.TP
+        return LayerTimes(
+            layer,
+            times(layer.forward, group),
+            times(layer.weight_gradient, Group.DP),
+            times(layer.input_gradient, group),
         )
-    compute = sum(phase.compute_ns for row in rows for phase in row[1:])
-    return SimaiIteration(
-        layers=tuple(rows),
-        dp_ns=exposed[Group.DP],
-        dp_ep_ns=exposed[Group.DP_EP],
-        tp_ns=exposed[Group.TP],
-        ep_ns=exposed[Group.EP],
-        pp_ns=_pipeline_ns(workload, overlap),
-        bubble_ns=_bubble_ns(workload, rows),
-        compute_ns=compute,
+
+    layers = tuple(row(layer) for layer in workload.layers)
+    return Iteration(
+        workload, layers, exposed_by_group(layers), _pipeline_ns(workload, overlap), bubble_ns(workload, layers)
     )
 
 
 def _overlap_of(group: Group, overlap: Overlap) -> float:
     fractions = {Group.TP: overlap.tp_fraction, Group.EP: overlap.ep_fraction}
     return fractions.get(group, overlap.dp_fraction)
-
-
-def _bubble_ns(workload: LayerWorkload, rows: list[tuple[Layer, PhaseTimes, PhaseTimes, PhaseTimes]]) -> float:
-    """Idle time of a pipeline: the work of all lines but the embedding, for each stage that must fill."""
-    busy = sum(
-        sum(phase.compute_ns for phase in (forward, weight, inputs)) + forward.total_ns + inputs.total_ns
-        for layer, forward, weight, inputs in rows
-        if layer.name != "embedding_layer"
-    )
-    return busy * (workload.pp - 1) / (workload.num_micro_batches * workload.vpp)
 
 
 def _pipeline_ns(workload: LayerWorkload, overlap: Overlap) -> float:
