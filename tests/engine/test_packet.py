@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from windtunnel.engine.network import find_paths
+from windtunnel.engine.network import find_paths, run_flows
 from windtunnel.engine.packet import PacketTimes, simulate_packets
 from windtunnel.errors import InputError
 from windtunnel.ops.flows import Flows, all_to_all, flows_of, nvls, ring, simai_rings, together
@@ -279,3 +279,9 @@ def test_it_agrees_with_ns3(name: str, reference: Path) -> None:
     recorded_us = max(float(part.split("=")[1]) for part in layer.split(":")[1].split(","))
     times = simulate_packets(build_fabric(topology), flows, SIMAI_SETTINGS, SIMAI_PACKETS)
     assert times.total_s * 1e6 == pytest.approx(recorded_us, rel=budget)
+
+
+def test_it_is_the_packet_backend_of_flows() -> None:
+    flows = sends([(0, 2), (1, 2)], MIB)
+    direct = simulate_packets(star(3), flows, PLAIN)
+    assert run_flows(star(3), flows, PLAIN).finish_s.tobytes() == direct.finish_s.tobytes()

@@ -142,7 +142,7 @@ def run_flows(fabric: Fabric, flows: Flows, settings: NetworkSettings, backend: 
     """Flows at the depth that was asked for; the analytic one lets every flow have its path to itself.
 
     Raises:
-        InputError: ends are not connected.
+        InputError: ends are not connected, or the packet level's settings do not fit the fabric.
         WindtunnelError: flows wait for each other.
     """
     match backend or settings.backend:
@@ -151,7 +151,9 @@ def run_flows(fabric: Fabric, flows: Flows, settings: NetworkSettings, backend: 
         case "analytic":
             return run_flow_level(fabric, flows, settings, shared=False)
         case "packet":
-            raise InputError("the packet level runs no flow tables yet", "use flow or analytic")
+            from windtunnel.engine.packet import simulate_packets
+
+            return simulate_packets(fabric, flows, settings)
 
 
 def run_flow_level(

@@ -16,7 +16,7 @@ from windtunnel.kernels.calendar import new_calendar
 from windtunnel.ops.flows import Flows, flows_of
 from windtunnel.spec.fabric import Fabric, NodeKind
 from windtunnel.spec.network import NetworkSettings
-from windtunnel.spec.packet import GBPS, PacketSettings
+from windtunnel.spec.packet import GBPS, SIMAI_PACKETS, PacketSettings
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -116,14 +116,14 @@ def simulate_packets(
         fabric: where they run.
         flows: what runs.
         settings: packet sizes, latencies and routing.
-        packet: transport, congestion control and buffers.
+        packet: transport, congestion control and buffers; `settings.packet` where left out.
         traced: directed links whose queues are looked at every `packet.trace_interval_s`.
 
     Raises:
         InputError: ends are not connected, or the settings do not fit the fabric.
         WindtunnelError: flows wait for each other, or pauses do.
     """
-    packet = packet or PacketSettings()
+    packet = packet or settings.packet or (SIMAI_PACKETS if settings.compat == "simai" else PacketSettings())
     tables = tables_of(fabric, flows, settings, packet)
     traced_links = np.asarray(traced, np.int32)
     outcome = run_tables(tables, traced_links)

@@ -3,6 +3,7 @@
 from typing import Literal
 
 from windtunnel.spec.noun import Noun
+from windtunnel.spec.packet import PacketSettings
 
 Backend = Literal["analytic", "flow", "packet"]
 
@@ -23,6 +24,10 @@ class NetworkSettings(Noun):
     """Of a packet: Ethernet, IPv4, UDP, InfiniBand transport and check sums (RoCE v2). SimAI: 36."""
     seed: int = 0
     """Of the switches' hashes."""
+    packet: PacketSettings | None = None
+    """Transport, congestion control and buffers of the packet level. None: `SimAI.conf`'s with `compat: simai`, and
+    their defaults else.
+    """
 
     def __post_init__(self) -> None:
         if self.payload_bytes < 1:
