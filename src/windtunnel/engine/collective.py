@@ -105,10 +105,10 @@ def run_collective(
         return _analytic(fabric, op, size_bytes, place)
     algorithm = _algorithm(op, size_bytes, place, algorithm, settings)
     num_flows = 0
-    if algorithm == "ring" and op in _RING_STEPS and backend == "flow" and settings.compat is None:
+    if algorithm == "ring" and op in RING_ROUNDS and backend == "flow" and settings.compat is None:
         rings = tables.nccl_rings(gpus, place.num_servers)
-        chunk = _chunk_bytes(size_bytes, rings)
-        seconds = ring_seconds(fabric, rings, chunk, _RING_STEPS[op] * (len(gpus) - 1), settings)
+        chunk = ring_chunk_bytes(size_bytes, rings)
+        seconds = ring_seconds(fabric, rings, chunk, RING_ROUNDS[op] * (len(gpus) - 1), settings)
         source = "flow level, alike connections once"
     else:
         flows = collective_flows(fabric, op, size_bytes, gpus, settings, algorithm, pxn)
@@ -234,7 +234,7 @@ def device_ranks(device: Device) -> int:
     return 8 if device.measured_as else 0
 
 
-_RING_STEPS = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}
+RING_ROUNDS = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}
 """Operation -> rounds around the ring."""
 
 
@@ -262,7 +262,8 @@ def _algorithm(op: str, size_bytes: int, place: forms.Ranks, asked: str, setting
     return choice if choice in possible[op] else "ring"
 
 
-def _chunk_bytes(size_bytes: int, rings: tables.Rings) -> int:
+def ring_chunk_bytes(size_bytes: int, rings: tables.Rings) -> int:
+    """What one rank sends in one step of one channel; what does not divide is dropped, as in SimAI."""
     return max(size_bytes // rings.num_ranks // rings.num_channels, 1)
 
 
@@ -301,14 +302,14 @@ def collective_flows(
         if settings.compat == "simai"
         else tables.nccl_rings(gpus, place.num_servers)
     )
-    steps = _RING_STEPS[op] * (len(gpus) - 1)
+    steps = RING_ROUNDS[op] * (len(gpus) - 1)
     if rings.order.size * steps > MOST_FLOWS:
         raise InputError(
             f"a ring of {len(gpus)} ranks in {rings.num_channels} channels is {rings.order.size * steps} flows; "
             f"{MOST_FLOWS} are the most",
             "use the flow backend without compat, which runs alike connections once, or the analytic one",
         )
-    return tables.ring(rings, _chunk_bytes(size_bytes, rings), steps)
+    return tables.ring(rings, ring_chunk_bytes(size_bytes, rings), steps)
 
 
 def _scale_up_switch(fabric: Fabric, gpu: int) -> int:
