@@ -587,6 +587,42 @@ def measure_distances(destinations, pointer, neighbor, kind, gpus_forward, reach
                 last += 1
 
 
+@inner
+def _root(group, item):
+    while group[item] != item:
+        group[item] = group[group[item]]
+        item = group[item]
+    return item
+
+
+@inner
+def _join(group, a, b):
+    a, b = _root(group, a), _root(group, b)
+    group[max(a, b)] = min(a, b)
+
+
+@entry
+def find_groups(flows, parent_ptr, parent, paths, path_links, replies, reply_links, num_queues, group):
+    """Which flows may influence each other: those that share a link, a send queue or an ancestor.
+
+    Args:
+        group: (flows + links + send queues,) left with the least flow that each is joined to.
+    """
+    first_queue = group.size - num_queues
+    for item in range(group.size):
+        group[item] = item
+    for flow in range(flows.size):
+        _join(group, flow, first_queue + flows[flow].queue)
+        for position in range(parent_ptr[flow], parent_ptr[flow + 1]):
+            _join(group, flow, np.int64(parent[position]))
+        for position in range(paths[flows[flow].path], paths[flows[flow].path + 1]):
+            _join(group, flow, flows.size + (path_links[position] >> 1))
+        for position in range(replies[flows[flow].reply], replies[flows[flow].reply + 1]):
+            _join(group, flow, flows.size + (reply_links[position] >> 1))
+    for item in range(group.size):
+        group[item] = _root(group, item)
+
+
 # ----------------------------------------------------------------------------------------------------------------- loop
 
 
