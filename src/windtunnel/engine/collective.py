@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.engine.alike import ring_seconds, together_seconds
 from windtunnel.engine.network import FlowTimes, run_flows
-from windtunnel.engine.ring_classes import ring_seconds
 from windtunnel.errors import InputError, did_you_mean
 from windtunnel.estimate import collective as forms
 from windtunnel.interop.aiconfigurator import nccl_estimator
@@ -113,7 +113,10 @@ def run_collective(
     else:
         flows = collective_flows(fabric, op, size_bytes, gpus, settings, algorithm, pxn)
         num_flows = len(flows)
-        seconds = run_flows(fabric, flows, settings, backend).total_s
+        if backend == "flow" and settings.compat is None and len(flows.parent) == 0:
+            seconds = together_seconds(fabric, flows, settings)
+        else:
+            seconds = run_flows(fabric, flows, settings, backend).total_s
         source = f"{backend} level, {num_flows} flows"
     return CollectiveRun(op, size_bytes, len(gpus), place.num_servers, seconds, algorithm, "simple", backend, source)
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.engine.alike import ring_seconds, together_seconds
 from windtunnel.engine.collective import (
     RING_ROUNDS,
     collective_flows,
@@ -15,7 +16,6 @@ from windtunnel.engine.collective import (
     transfer_seconds,
 )
 from windtunnel.engine.network import run_flows
-from windtunnel.engine.ring_classes import ring_seconds
 from windtunnel.errors import InputError
 from windtunnel.estimate.simai import Overlap, SimaiHardware, simulate
 from windtunnel.ops import flows as tables
@@ -117,7 +117,10 @@ def group_seconds(workload: LayerWorkload, fabric: Fabric, call: Communication, 
             "use the analytic backend",
         )
     others = [collective_flows(fabric, call.op, size_bytes, each, settings, algorithm) for each in groups[1:]]
-    return run_flows(fabric, tables.together([first, *others]), settings).total_s
+    flows = tables.together([first, *others])
+    if settings.backend == "flow" and settings.compat is None and len(flows.parent) == 0:
+        return together_seconds(fabric, flows, settings)
+    return run_flows(fabric, flows, settings).total_s
 
 
 def _pipeline_ns(workload: LayerWorkload, fabric: Fabric, settings: NetworkSettings) -> float:

@@ -1,11 +1,12 @@
-"""A ring collective with its repetitions taken out: connections that must behave alike are simulated once.
+"""Collectives with their repetitions taken out: connections that must behave alike are simulated once.
 
-Two connections of a ring are alike if they cross like links, share them with as many of each kind of connection, and
+Two connections are alike if they cross like links, share them with as many of each kind of connection, and (in a ring)
 follow alike connections. Such a partition is equitable, so rates and times are equal inside a class (colour refinement:
-Grohe, Kersting, Mladenov and Selman, "Dimension reduction via colour refinement", 2014). Steps repeat too: once every
-class takes as long for a round of steps as for the round before, the steps to come take that long again.
+Grohe, Kersting, Mladenov and Selman, "Dimension reduction via colour refinement", 2014). A ring's steps repeat too:
+once a round of steps takes as long as the round before, the steps to come take that long again.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -30,13 +31,13 @@ _HASH = np.uint64(0x9E3779B97F4A7C15)
 
 
 @dataclass(frozen=True, eq=False)
-class RingClasses:
+class Classes:
     """One connection of each class."""
 
     source: NDArray[np.int32]
     destination: NDArray[np.int32]
     before: Labels
-    """The class that each follows."""
+    """The class that each follows; itself where connections follow nothing."""
     size: Labels
     """Connections in each."""
     paths: Paths
@@ -74,7 +75,7 @@ def ring_seconds(fabric: Fabric, rings: Rings, chunk_bytes: int, num_steps: int,
 
 
 def _step_ends(
-    fabric: Fabric, classes: RingClasses, chunk_bytes: int, num_steps: int, settings: NetworkSettings
+    fabric: Fabric, classes: Classes, chunk_bytes: int, num_steps: int, settings: NetworkSettings
 ) -> NDArray[np.float64]:
     """(num_steps,) when the last flow of each step has completed."""
     path_of_flow = np.tile(classes.paths.of_flow, num_steps)
@@ -83,35 +84,80 @@ def _step_ends(
     return np.asarray(times.finish_s.reshape(num_steps, -1).max(axis=1))
 
 
-def ring_classes(fabric: Fabric, rings: Rings, settings: NetworkSettings) -> RingClasses:
-    """The classes of a ring's connections, by refinement until nothing splits.
+def together_seconds(fabric: Fabric, flows: Flows, settings: NetworkSettings) -> float:
+    """When the last of flows that wait for nothing has completed, at flow level.
+
+    Raises:
+        InputError: ends are not connected.
+    """
+    crossing = _crossing(fabric, flows, settings)
+    label = np.unique(np.column_stack([flows.size_bytes, flows.start_s]), axis=0, return_inverse=True)[1].ravel()
+    label, link_label = _stable(crossing, label.astype(np.int64), lambda labels: labels)
+    chosen = np.unique(label, return_index=True)[1]
+    classes = _representatives(flows, label, chosen, np.arange(len(chosen)), crossing, link_label)
+    some = flows_of(
+        flows.source[chosen],
+        flows.destination[chosen],
+        flows.size_bytes[chosen],
+        connection=np.arange(len(chosen)),
+        start_s=flows.start_s[chosen],
+        delay_s=flows.delay_s[chosen],
+    )
+    return run_flow_level(fabric, some, settings, classes.paths, classes.loads).total_s
+
+
+def ring_classes(fabric: Fabric, rings: Rings, settings: NetworkSettings) -> Classes:
+    """The classes of a ring's connections.
 
     Raises:
         InputError: ranks are not connected.
     """
     shape = rings.order.shape
-    source, destination = rings.order.ravel(), np.roll(rings.order, -1, axis=1).ravel()
     channel = np.repeat(np.arange(shape[0], dtype=np.int32), shape[1])
-    paths = find_paths(fabric, flows_of(source, destination, 1, connection=channel), settings)
+    flows = flows_of(rings.order.ravel(), np.roll(rings.order, -1, axis=1).ravel(), 1, connection=channel)
+    crossing = _crossing(fabric, flows, settings)
+    label = np.zeros(len(flows), np.int64)
+    label, link_label = _stable(crossing, label, lambda labels: _along(labels.reshape(shape)).ravel())
+    chosen = np.unique(label, return_index=True)[1]
+    before = np.roll(label.reshape(shape), 1, axis=1).ravel()[chosen]
+    return _representatives(flows, label, chosen, before, crossing, link_label)
+
+
+@dataclass(frozen=True, eq=False)
+class _Crossing:
+    """Which connection crosses which directed link, one row a crossing."""
+
+    paths: Paths
+    connection: Labels
+    link: NDArray[np.int32]
+    share: NDArray[np.float64]
+    amount: Labels
+    """A number for each distinct share."""
+    link_label: Labels
+    """(2 x num_links,) equal for links of the same rate and latency."""
+
+
+def _crossing(fabric: Fabric, flows: Flows, settings: NetworkSettings) -> _Crossing:
+    paths = find_paths(fabric, flows, settings)
     count = np.diff(paths.pointer)[paths.of_flow]
-    connection = np.repeat(np.arange(len(source)), count)
+    connection = np.repeat(np.arange(len(flows)), count)
     place = np.arange(len(connection)) - np.repeat(np.cumsum(count) - count, count)
-    link = paths.link[np.repeat(paths.pointer[paths.of_flow], count) + place]
-    share = (
-        paths.share[np.repeat(paths.pointer[paths.of_flow], count) + place] if len(paths.share) else np.ones(len(link))
-    )
+    row = np.repeat(paths.pointer[paths.of_flow], count) + place
+    share = paths.share[row] if len(paths.share) else np.ones(len(row))
     kind = np.unique(np.column_stack([fabric.bandwidth_bytes_per_s, fabric.latency_s]), axis=0, return_inverse=True)[1]
-    link_label = np.repeat(kind.ravel(), 2).astype(np.int64)
     amount = np.unique(np.round(share * 2**40), return_inverse=True)[1]
-    label = np.zeros(len(source), np.int64)
+    return _Crossing(paths, connection, paths.link[row], share, amount, np.repeat(kind.ravel(), 2).astype(np.int64))
+
+
+def _stable(crossing: _Crossing, label: Labels, split: Callable[[Labels], Labels]) -> tuple[Labels, Labels]:
+    """Labels of connections and links, refined by each other and by `split` until nothing splits."""
+    link_label = crossing.link_label
     while True:
         known = label.max()
-        link_label = _refine(link_label, link, label[connection], amount)
-        label = _refine(label, connection, link_label[link], amount)
-        label = _along(label.reshape(shape)).ravel()
+        link_label = _refine(link_label, crossing.link.astype(np.int64), label[crossing.connection], crossing.amount)
+        label = split(_refine(label, crossing.connection, link_label[crossing.link], crossing.amount))
         if label.max() == known:
-            break
-    return _representatives(source, destination, label, shape, paths, connection, link, share, link_label)
+            return label, link_label
 
 
 def _refine(label: Labels, owner: Labels, neighbour: Labels, amount: Labels) -> Labels:
@@ -149,18 +195,9 @@ def _along(label: Labels) -> Labels:
 
 
 def _representatives(
-    source: NDArray[np.int32],
-    destination: NDArray[np.int32],
-    label: Labels,
-    shape: tuple[int, ...],
-    paths: Paths,
-    connection: Labels,
-    link: Labels,
-    share: NDArray[np.float64],
-    link_label: Labels,
-) -> RingClasses:
-    chosen, size = np.unique(label, return_index=True, return_counts=True)[1:]
-    before = np.roll(label.reshape(shape), 1, axis=1).ravel()[chosen]
+    flows: Flows, label: Labels, chosen: Labels, before: Labels, crossing: _Crossing, link_label: Labels
+) -> Classes:
+    paths = crossing.paths
     own_path = paths.of_flow[chosen]
     count = np.diff(paths.pointer)[own_path]
     places = np.concatenate([np.arange(*paths.pointer[path : path + 2]) for path in own_path])
@@ -173,16 +210,17 @@ def _representatives(
     )
     # On one link of each class, what the connections of each class put there.
     first_link = np.unique(link_label, return_index=True)[1]
-    on_first = first_link[link_label[link]] == link
-    pair = label[connection[on_first]] * len(first_link) + link_label[link[on_first]]
+    on_first = first_link[link_label[crossing.link]] == crossing.link
+    pair = label[crossing.connection[on_first]] * len(first_link) + link_label[crossing.link[on_first]]
     pairs, inverse = np.unique(pair, return_inverse=True)
-    load = np.bincount(inverse, share[on_first]).astype(np.float64)
+    load = np.bincount(inverse, crossing.share[on_first]).astype(np.float64)
     pointer = np.searchsorted(pairs // len(first_link), np.arange(len(chosen) + 1))
     loads = Paths(of_flow, pointer, first_link[pairs % len(first_link)].astype(np.int32), load)
-    return RingClasses(source[chosen], destination[chosen], before, size, own, loads)
+    size = np.bincount(label)
+    return Classes(flows.source[chosen], flows.destination[chosen], before, size, own, loads)
 
 
-def _class_flows(classes: RingClasses, chunk_bytes: int, num_steps: int) -> Flows:
+def _class_flows(classes: Classes, chunk_bytes: int, num_steps: int) -> Flows:
     """`num_steps` flows of every class, each after the flow before it in the ring."""
     num = len(classes.size)
     parent = (np.arange(num_steps - 1)[:, None] * num + classes.before).ravel()
