@@ -9,6 +9,9 @@ from windtunnel.errors import InputError, did_you_mean
 VERBS = {
     "simulate": "Predict latency, throughput and cost of a served model.",
     "explain": "Show one forward step operator by operator.",
+    "collective": "Predict the time and bandwidth of one collective.",
+    "network": "Run a training workload on a network (SimAI's job).",
+    "topology": "Generate, show and check networks of GPUs.",
     "catalog": "List known models, devices, nodes, engines and traces.",
 }
 """Verb -> its line of help. The command is `command` in the module `windtunnel.cli.VERB`."""

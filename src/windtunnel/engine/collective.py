@@ -88,12 +88,14 @@ def run_collective(
     settings: NetworkSettings | None = None,
     algorithm: str = "auto",
     pxn: bool = False,
+    launch_s: float = 0.0,
 ) -> CollectiveRun:
-    """One collective with its algorithm and time; the arguments of `collective_seconds` and two more.
+    """One collective with its algorithm and time; the arguments of `collective_seconds` and three more.
 
     Args:
         algorithm: one of `ALGORITHMS`, for flows.
         pxn: let SimAI's rings hand over to the GPU on the right rail before they leave a server.
+        launch_s: added to the analytic time: what the host needs to launch it (`estimate.collective.LAUNCH_S`).
     """
     forms.check_op(op)
     settings = settings or NetworkSettings()
@@ -102,7 +104,7 @@ def run_collective(
         raise InputError(f"{op} of {size_bytes} bytes moves nothing", "give a size of at least 1 byte")
     place = place_of(fabric, gpus)
     if backend == "analytic":
-        return _analytic(fabric, op, size_bytes, place)
+        return _analytic(fabric, op, size_bytes, place, launch_s)
     algorithm = _algorithm(op, size_bytes, place, algorithm, settings)
     num_flows = 0
     if algorithm == "ring" and op in RING_ROUNDS and backend == "flow" and settings.compat is None:
@@ -216,7 +218,7 @@ def device_of(fabric: Fabric) -> Device | None:
     return catalog.device(found) if found else None
 
 
-def _analytic(fabric: Fabric, op: str, size_bytes: int, place: forms.Ranks) -> CollectiveRun:
+def _analytic(fabric: Fabric, op: str, size_bytes: int, place: forms.Ranks, launch_s: float) -> CollectiveRun:
     """Inside a server as measured, where somebody has; closed forms elsewhere."""
     if fabric.gpus_forward:
         raise InputError(f"{fabric.name} has no switches, and closed forms assume them", "use the flow backend")
@@ -228,7 +230,15 @@ def _analytic(fabric: Fabric, op: str, size_bytes: int, place: forms.Ranks) -> C
         estimate = nccl_estimator(device, catalog.default_node(device)).estimate(collective)
         seconds, source = float(estimate.seconds), f"{estimate.coverage.value}: {estimate.source}"
     return CollectiveRun(
-        op, size_bytes, place.num_ranks, place.num_servers, seconds, best.algorithm, best.protocol, "analytic", source
+        op,
+        size_bytes,
+        place.num_ranks,
+        place.num_servers,
+        seconds + launch_s,
+        best.algorithm,
+        best.protocol,
+        "analytic",
+        source,
     )
 
 
@@ -313,6 +323,15 @@ def collective_flows(
             "use the flow backend without compat, which runs alike connections once, or the analytic one",
         )
     return tables.ring(rings, ring_chunk_bytes(size_bytes, rings), steps)
+
+
+def flows_like(
+    fabric: Fabric, run: CollectiveRun, gpus: NDArray[np.int32], settings: NetworkSettings, pxn: bool = False
+) -> tuple[tables.Flows, str]:
+    """The flows of a run's algorithm and its name; a ring's where there are none of its own (nvls_tree, collnet)."""
+    direct = {"all_to_all": "direct", "broadcast": "pipeline", "send_recv": "direct"}
+    algorithm = direct.get(run.op, run.algorithm if run.algorithm in ALGORITHMS else "ring")
+    return collective_flows(fabric, run.op, run.size_bytes, gpus, settings, algorithm, pxn), algorithm
 
 
 def _scale_up_switch(fabric: Fabric, gpu: int) -> int:

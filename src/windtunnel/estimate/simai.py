@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.errors import InputError
+from windtunnel.errors import InputError, did_you_mean
 from windtunnel.ops.iteration import Iteration, LayerTimes, PhaseTimes, bubble_ns, exposed_by_group
 from windtunnel.spec.layers import Communication, Group, Layer, LayerWorkload, Phase
-from windtunnel.spec.noun import Noun, read_yaml
+from windtunnel.spec.noun import Noun, decode, read_yaml
 from windtunnel.units import GIB, parse_quantity
 
 NVLINK_GIB_PER_S = {"A100": 12 * 20.0, "A800": 8 * 20.0, "H100": 18 * 20.6, "H800": 8 * 20.6, "H20": 18 * 20.6}
@@ -65,6 +65,48 @@ class Overlap(Noun):
         for name in ("dp_fraction", "ep_fraction", "tp_fraction", "pp_fraction"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; 0 to 1 is possible")
+
+
+def hardware_from(
+    nvlink: float | None,
+    nic: float | None,
+    nics_per_server: int | None,
+    gpus_per_server: int | None,
+    nic_type: str | None,
+    gpu_type: str | None,
+) -> SimaiHardware:
+    """Hardware from SimAI-Analytical's options; types stand for bandwidths where those are not given.
+
+    Raises:
+        InputError: a type is not known, or a number not above zero.
+    """
+    if gpu_type is not None and nvlink is None:
+        nvlink = _known("GPU type", gpu_type.upper(), NVLINK_GIB_PER_S)
+    if nic_type is not None and nic is None:
+        nic = _known("NIC type", nic_type.lower(), NIC_GIB_PER_S)
+    given = {
+        "nvlink_gib_per_s": nvlink,
+        "nic_gib_per_s": nic,
+        "nics_per_server": nics_per_server,
+        "gpus_per_server": gpus_per_server,
+    }
+    return decode({name: value for name, value in given.items() if value is not None}, SimaiHardware)
+
+
+def overlap_from(dp: float | None, ep: float | None, tp: float | None, pp: float | None) -> Overlap:
+    """Overlap ratios from SimAI-Analytical's options.
+
+    Raises:
+        InputError: one is not from 0 to 1.
+    """
+    given = {"dp_fraction": dp, "ep_fraction": ep, "tp_fraction": tp, "pp_fraction": pp}
+    return decode({name: value for name, value in given.items() if value is not None}, Overlap)
+
+
+def _known(what: str, name: str, table: Mapping[str, float]) -> float:
+    if name not in table:
+        raise InputError(f"SimAI knows no {what} {name!r}", did_you_mean(name, table, f"known: {', '.join(table)}"))
+    return table[name]
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,11 @@
 """SimAI's report of an iteration, `EndToEnd.csv`, and SimCCL's table of flows."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 
+from windtunnel.errors import WindtunnelError
 from windtunnel.estimate.collective import bus_factor
 from windtunnel.ops.flows import Flows, Hop
 from windtunnel.ops.iteration import Iteration, LayerTimes, PhaseTimes
@@ -62,6 +64,33 @@ def _bandwidths(times: PhaseTimes, phase: Phase, workload: LayerWorkload) -> str
 
 def _bus_factor(call: Communication, workload: LayerWorkload) -> float:
     return bus_factor(call.op, workload.group_size(call.group))
+
+
+def write_end_to_end(iteration: Iteration, path: Path) -> None:
+    """Write `EndToEnd.csv` of an iteration; its first column is the file's name up to `EndToEnd`.
+
+    Raises:
+        WindtunnelError: the file cannot be written.
+    """
+    _write(path, end_to_end_csv(iteration, path.stem.removesuffix("EndToEnd")))
+
+
+def write_flow_table(flows: Flows, op: str, size_bytes: int, algorithm: str, path: Path) -> None:
+    """Write SimCCL's CSV of a flow table.
+
+    Raises:
+        WindtunnelError: the file cannot be written.
+    """
+    lines = flow_table_csv(flows, op, size_bytes, algorithm, f"TP_0_0_0_{_OP_CODES.get(op, -1)}_{size_bytes}")
+    _write(path, "".join(f"{line}\n" for line in lines))
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise WindtunnelError(f"{path} cannot be written: {error.strerror or error}") from None
 
 
 FLOW_COLUMNS = (

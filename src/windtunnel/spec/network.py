@@ -1,8 +1,8 @@
 """How a network is simulated: at which depth, and what every transfer costs besides its bytes."""
 
-from typing import Literal
+from typing import Any, Literal
 
-from windtunnel.spec.noun import Noun
+from windtunnel.spec.noun import Noun, decode, encode
 from windtunnel.spec.packet import PacketSettings
 
 Backend = Literal["analytic", "flow", "packet"]
@@ -39,3 +39,14 @@ class NetworkSettings(Noun):
 
 SIMAI_SETTINGS = NetworkSettings(backend="flow", compat="simai", payload_bytes=9000, header_bytes=36)
 """What SimAI 1.6 simulates with (`SimAI.conf`), with a send latency of 3 us."""
+
+
+def settings_from(given: dict[str, Any]) -> NetworkSettings:
+    """Settings from the fields that were given; `compat: simai` changes what the others default to.
+
+    Raises:
+        InputError: a field is wrong.
+    """
+    defaults = encode(SIMAI_SETTINGS) if given.get("compat") == "simai" else {}
+    defaults.pop("backend", None)
+    return decode(defaults | given, NetworkSettings)
