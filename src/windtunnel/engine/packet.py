@@ -150,11 +150,11 @@ def run_tables(tables: Tables, traced: NDArray[np.int32] | None = None) -> Outco
     num_roots = int(np.count_nonzero(flows.parents_left == 0))
     num_buckets = 1 << min(20, max(12, int(np.ceil(np.log2(4 * len(links))))))
     shift = max(0, int(np.log2(WHEEL_PS / num_buckets)))
-    events, heaps, buckets, calendar = new_calendar(num_roots + most_children + 4096, num_buckets, shift)
+    events, heaps, buckets, calendar = new_calendar(num_roots + most_children + 512, num_buckets, shift)
     send_queues = np.zeros(int(flows.queue.max(initial=0)) + 1, state.SEND_QUEUE).view(np.recarray)
     send_queues.first = state.NONE
-    connections = _free_list(state.CONNECTION, min(len(flows), 1024) + 1)
-    packets = _free_list(state.PACKET, 4096)
+    connections = _free_list(state.CONNECTION, min(len(flows), 256) + 1)
+    packets = _free_list(state.PACKET, 512)
     is_hpcc = settings.congestion == state.HPCC
     hops = int(np.diff(tables.paths).max(initial=1)) if is_hpcc else 1
     stamps = np.zeros((len(packets) if is_hpcc else 1, hops), state.STAMP).view(np.recarray)
@@ -367,7 +367,7 @@ def _part(tables: Tables, flows: Ints) -> Part:
     used.source, used.target = np.split(ends, 2)
     path_links = 2 * position[: len(path_links)] + (path_links & 1)
     reply_links = 2 * position[len(path_links) :] + (reply_links & 1)
-    num_parents = np.diff(tables.parent_ptr)[flows]
+    num_parents = tables.parent_ptr[flows + 1] - tables.parent_ptr[flows]
     parent_ptr = np.concatenate([[0], np.cumsum(num_parents)])
     parents = np.repeat(tables.parent_ptr[flows] - parent_ptr[:-1], num_parents) + np.arange(parent_ptr[-1])
     part = replace(
@@ -397,7 +397,7 @@ def _renumbered(values: NDArray[np.integer]) -> tuple[Ints, Ints]:
 def _routes(pointer: Ints, links: NDArray[np.int32], used: NDArray[np.int32]) -> tuple[Ints, Ints, Ints]:
     """The used paths alone: pointers, links, and which each flow has."""
     kept, which = _renumbered(used)
-    lengths = np.diff(pointer)[kept]
+    lengths = pointer[kept + 1] - pointer[kept]
     start = np.concatenate([[0], np.cumsum(lengths)])
     positions = np.repeat(pointer[kept] - start[:-1], lengths) + np.arange(start[-1])
     return start, links[positions].astype(np.int64), which

@@ -10,7 +10,7 @@ Time is in whole picoseconds and equal times go in the order of scheduling, so t
 
 import numpy as np
 
-from windtunnel.kernels.calendar import NO_EVENT, schedule, take_next
+from windtunnel.kernels.calendar import NO_EVENT, is_empty, schedule, take_next
 from windtunnel.kernels.congestion import acknowledged, dcqcn_decrease, dcqcn_increase, dcqcn_mark
 from windtunnel.kernels.heap import meld
 from windtunnel.kernels.jit import entry, inner
@@ -876,7 +876,7 @@ def run(
             for position in range(traced.size):
                 trace[row, 1 + position] = links[traced[position]].queue_bytes
             counters[0].num_trace_rows = row + 1
-            if calendar[0].num_near + calendar[0].num_in_wheel + calendar[0].num_far > 0:
+            if not is_empty(calendar):
                 schedule(events, heaps, buckets, calendar, now_ps + settings.trace_interval_ps, event(TRACE, 0))
 
         elif connections[number].generation == generation:
