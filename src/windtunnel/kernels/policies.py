@@ -14,6 +14,7 @@ from windtunnel.kernels.state import (
     FINISH_VALUE,
     LEAST_KV,
     LEAST_OUTSTANDING,
+    LEAST_WAITING,
     MODULUS,
     MULTIPLIER,
     NONE,
@@ -545,12 +546,16 @@ def end_batch(settings, requests, ranks, lanes, lists, rank, lane, num_decodes):
 
 @inner
 def replica_load(settings, ranks, replica):
-    """What a router compares: blocks in use under `least_kv`, else requests waiting and running."""
+    """What a router compares: blocks in use under `least_kv`, requests that wait under `least_waiting`, else those that
+    wait or run.
+    """
     first = replica * settings.ranks_per_replica
     load = 0
     for rank in range(first, first + settings.ranks_per_replica):
         if settings.router == LEAST_KV:
             load += settings.num_blocks - ranks[rank].free_blocks
+        elif settings.router == LEAST_WAITING:
+            load += ranks[rank].num_waiting
         else:
             load += ranks[rank].num_outstanding
     return load
@@ -561,7 +566,8 @@ def route(settings, ranks, clock):
     """The replica that the next request goes to; of equal ones the first.
 
     `round_robin` and `random` see no load; `power_of_two` takes the less loaded of two drawn ones (Mitzenmacher, 2001);
-    `least_outstanding` and `least_kv` look at all, as the production stack's and llm-d's scorers do.
+    `least_outstanding` and `least_kv` look at all, as the production stack's and llm-d's scorers do; `least_waiting` is
+    Vidur's "lor", blind to requests that run.
     """
     if settings.num_replicas == 1:
         return 0
@@ -569,7 +575,7 @@ def route(settings, ranks, clock):
         replica = clock[0].turn
         clock[0].turn = (replica + 1) % settings.num_replicas
         return replica
-    looks_at_all = settings.router == LEAST_OUTSTANDING or settings.router == LEAST_KV
+    looks_at_all = settings.router == LEAST_OUTSTANDING or settings.router >= LEAST_KV
     best, least = NONE, 0
     for position in range(settings.num_replicas if looks_at_all else 1 + (settings.router == POWER_OF_TWO)):
         replica = position

@@ -26,9 +26,9 @@ SCHEDULERS = ("vllm_v1", "trtllm", "sglang")
 """The codes of `Settings.scheduler` are positions here."""
 VLLM_V1, TRTLLM, SGLANG = range(3)
 
-ROUTERS = ("round_robin", "random", "power_of_two", "least_outstanding", "least_kv")
+ROUTERS = ("round_robin", "random", "power_of_two", "least_outstanding", "least_kv", "least_waiting")
 """The codes of `Settings.router` are positions here."""
-ROUND_ROBIN, RANDOM, POWER_OF_TWO, LEAST_OUTSTANDING, LEAST_KV = range(5)
+ROUND_ROBIN, RANDOM, POWER_OF_TWO, LEAST_OUTSTANDING, LEAST_KV, LEAST_WAITING = range(6)
 
 
 class Settings(NamedTuple):
