@@ -111,7 +111,7 @@ def test_batches_and_times_equal_vidurs(reference: Path, name: str) -> None:
         (requests["finish_s"] - requests["arrival_s"], "request_e2e_time"),
         (requests["first_token_s"] - requests["arrival_s"], "prefill_e2e_time"),
         (requests["scheduled_s"] - requests["arrival_s"], "request_scheduling_delay"),
-        (walks["execution_s"], "request_execution_time"),
+        (run.execution_s, "request_execution_time"),
         (walks["paused_s"], "request_preemption_time"),
     ):
         np.testing.assert_allclose(ours, expected[theirs], rtol=1e-9, atol=1e-9)

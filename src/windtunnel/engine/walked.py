@@ -44,6 +44,13 @@ class WalkedRun:
     """Wall time of the loop."""
     trail: Trail | None = None
 
+    @property
+    def execution_s(self) -> NDArray[np.float64]:
+        """[requests] time that each spent in pipeline stages; NaN where it did not finish."""
+        started_s = self.walks["started_s"]
+        started_s = np.where(np.isnan(started_s), self.requests["scheduled_s"], started_s)
+        return np.asarray(self.requests["finish_s"] - started_s - self.walks["paused_s"])
+
 
 def walk(
     settings: walked_state.WalkedSettings,

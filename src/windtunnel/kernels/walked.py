@@ -76,19 +76,19 @@ def complete(settings, requests, walks, replicas, slots, batches, clock, replica
     row = ready_row(settings, replica)
     size, num_steps = slots[slot].size, slots[slot].num_steps
     unfinished = NONE
+    num_ready = replicas[replica].num_ready
+    members, tokens, ready = batches[slot, MEMBERS], batches[slot, TOKENS], batches[row, MEMBERS]
     for position in range(size):
-        i = batches[slot, MEMBERS, position]
-        num_tokens = batches[slot, TOKENS, position] * num_steps
-        walks[i].processed_tokens += num_tokens
+        i = members[position]
+        processed = walks[i].processed_tokens + tokens[position] * num_steps
         walks[i].left_stage_s = now_s
-        if not walks[i].is_prefilled and walks[i].processed_tokens >= walks[i].prompt_tokens:
+        if not walks[i].is_prefilled and processed >= walks[i].prompt_tokens:
             walks[i].is_prefilled = 1
-            walks[i].processed_tokens += 1
+            processed += 1
             if requests[i].first_token_s != requests[i].first_token_s:
                 requests[i].first_token_s = now_s
-        if walks[i].is_prefilled:
-            walks[i].last_token_s = now_s
-        if walks[i].processed_tokens >= walks[i].total_tokens:
+        walks[i].processed_tokens = processed
+        if processed >= walks[i].total_tokens:
             requests[i].finish_s = now_s
             requests[clock[0].finished].completed_s = now_s
             clock[0].finished += 1
@@ -97,8 +97,9 @@ def complete(settings, requests, walks, replicas, slots, batches, clock, replica
                 release(walks, replicas, replica, i)
         else:
             unfinished = i
-            batches[row, MEMBERS, replicas[replica].num_ready] = i
-            replicas[replica].num_ready += 1
+            ready[num_ready] = i
+            num_ready += 1
+    replicas[replica].num_ready = num_ready
     if settings.scheduler == FASTER_TRANSFORMER:
         for position in range(size):
             i = batches[slot, MEMBERS, position]
@@ -120,24 +121,6 @@ def complete(settings, requests, walks, replicas, slots, batches, clock, replica
 def ceil_to(value, step):
     """`value` rounded up to a multiple of `step`."""
     return (value + step - 1) // step * step
-
-
-@inner
-def prompts_of(walks, batches, slot, size, granularity):
-    """Of the batch's prompts: number, tokens, query-key pairs, sum of squared chunks, cached tokens rounded up each."""
-    num_prompts, num_tokens, squares, cached = 0, 0, 0, 0
-    pairs = 0.0
-    for position in range(size):
-        i = batches[slot, MEMBERS, position]
-        if walks[i].is_prefilled:
-            continue
-        chunk = batches[slot, TOKENS, position]
-        num_prompts += 1
-        num_tokens += chunk
-        pairs += chunk * (walks[i].processed_tokens + 0.5 * chunk)
-        squares += chunk * chunk
-        cached += ceil_to(walks[i].processed_tokens, granularity)
-    return num_prompts, num_tokens, pairs, squares, cached
 
 
 @inner
@@ -214,28 +197,39 @@ def start(
     granularity = 1
     if tables is not None:
         granularity = tables.granularity
-    num_prompts, prompt_tokens, pairs, squares, cached = prompts_of(walks, batches, slot, size, granularity)
-    num_decodes = size - num_prompts
-    context_tokens, sampled = 0, num_decodes
+    num_prompts, prompt_tokens, squares, cached, context_tokens, sampled = 0, 0, 0, 0, 0, 0
+    pairs = 0.0
     paused, resumed, late_since_s = 0, 0, 0.0
+    members, tokens = batches[slot, MEMBERS], batches[slot, TOKENS]
     for position in range(size):
-        i = batches[slot, MEMBERS, position]
+        i = members[position]
+        processed, left_s = walks[i].processed_tokens, walks[i].left_stage_s
         if walks[i].is_prefilled:
-            context_tokens += walks[i].processed_tokens
-            if walks[i].last_token_s < now_s:
+            context_tokens += processed
+            if left_s < now_s:
                 paused += 1
-                late_since_s += walks[i].last_token_s
-        elif walks[i].processed_tokens + batches[slot, TOKENS, position] == walks[i].prompt_tokens:
-            sampled += 1
-            if requests[i].first_token_s == requests[i].first_token_s:
-                resumed += 1
-                late_since_s += walks[i].last_token_s
+                late_since_s += left_s
+        else:
+            chunk = tokens[position]
+            num_prompts += 1
+            prompt_tokens += chunk
+            pairs += chunk * (processed + 0.5 * chunk)
+            squares += chunk * chunk
+            cached += ceil_to(processed, granularity)
+            if processed + chunk == walks[i].prompt_tokens:
+                sampled += 1
+                if requests[i].first_token_s == requests[i].first_token_s:
+                    resumed += 1
+                    late_since_s += walks[i].last_token_s
+        if left_s < now_s and settings.num_stages == 1:
+            walks[i].paused_s += now_s - left_s
+    num_decodes = size - num_prompts
+    sampled += num_decodes
     running = replicas[replica].num_running
 
     first = replica * settings.num_stages
     end_s = now_s
     between_s, start_s = 0.0, now_s
-    execution_s = 0.0
     if cost is not None:
         device_s = 0.0
         if cost.recorded_step_s.size == 0:
@@ -247,7 +241,6 @@ def start(
         host_s = cost.host_step_s + cost.host_request_s * running
         if settings.num_stages == 1:
             end_s = now_s + with_host(cost, device_s, running)
-            execution_s = end_s - now_s
         else:
             if not cost.host_overlaps:
                 end_s += host_s
@@ -264,7 +257,6 @@ def start(
                     trail.stage_s[clock[0].rows, stage, 1] = end_s
             if cost.host_overlaps:
                 end_s = max(end_s, now_s + host_s)
-            execution_s = device_s
     if tables is not None:
         stage_s = table_stage_s(
             tables, num_decodes, context_tokens, num_prompts, prompt_tokens, squares, cached, size
@@ -282,7 +274,6 @@ def start(
             if stage < settings.num_stages - 1:
                 spent_s += tables.send_recv_s[ceil_to(num_decodes + prompt_tokens, 8)]
             end_s = begin_s + spent_s
-            execution_s += spent_s
             stages[replica, stage] = end_s
             if trail is not None:
                 trail.stage_s[clock[0].rows, stage, 0] = begin_s
@@ -291,13 +282,15 @@ def start(
 
     num_steps = 1
     is_alone = num_prompts == 0 and settings.num_stages == 1 and replicas[replica].num_ready == 0
+    horizon_s = 0.0
     if settings.fuses_steps and is_alone and settings.scheduler != USER:
-        row = ready_row(settings, replica)
-        most = fused_steps(settings, walks, replicas, batches, replica, slot, size)
-        reserves = settings.scheduler == ORCA or settings.scheduler == FASTER_TRANSFORMER
         horizon_s = next_arrival_s(settings, requests, clock)
         if settings.concurrency > 0 and clock[0].queued > 0:
             horizon_s = min(horizon_s, events[0].time_s)
+    if end_s < horizon_s:
+        row = ready_row(settings, replica)
+        most = fused_steps(settings, walks, replicas, batches, replica, slot, size)
+        reserves = settings.scheduler == ORCA or settings.scheduler == FASTER_TRANSFORMER
         duration_s = end_s - now_s
         while num_steps < most and end_s < horizon_s and end_s <= settings.end_s:
             context = context_tokens + num_steps * num_decodes
@@ -312,7 +305,6 @@ def start(
                 break
             replicas[replica].free_blocks -= needed
             end_s += step_s
-            execution_s += step_s
             num_steps += 1
         if num_steps > 1:
             if settings.scheduler == LIGHTLLM:
@@ -328,15 +320,18 @@ def start(
         trail.stage_s[clock[0].rows, 0, 0] = now_s
         trail.stage_s[clock[0].rows, 0, 1] = end_s
 
-    for position in range(size):
-        i = batches[slot, MEMBERS, position]
-        walks[i].execution_s += execution_s
-        walks[i].paused_s += between_s
-        if walks[i].left_stage_s == walks[i].left_stage_s:
-            walks[i].paused_s += start_s - walks[i].left_stage_s
-        if trail is not None:
+    if settings.num_stages > 1:
+        for position in range(size):
+            i = batches[slot, MEMBERS, position]
+            walks[i].paused_s += between_s
+            if walks[i].left_stage_s == walks[i].left_stage_s:
+                walks[i].paused_s += start_s - walks[i].left_stage_s
+            else:
+                walks[i].started_s = start_s
+    if trail is not None:
+        for position in range(size):
             trail.members[clock[0].members, 0] = clock[0].batches
-            trail.members[clock[0].members, 1] = i
+            trail.members[clock[0].members, 1] = batches[slot, MEMBERS, position]
             trail.members[clock[0].members, 2] = batches[slot, TOKENS, position]
             clock[0].members += 1
 

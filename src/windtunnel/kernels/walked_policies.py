@@ -76,6 +76,8 @@ def release(walks, replicas, replica, i):
 def restart(settings, requests, walks, replicas, replica, i):
     """Free all of request `i` and put it in front of the waiting ones, to be computed again with its outputs so far."""
     release(walks, replicas, replica, i)
+    if walks[i].is_prefilled:
+        walks[i].last_token_s = walks[i].left_stage_s
     if walks[i].is_prefilled or settings.loses_prompts:
         walks[i].prompt_tokens = walks[i].processed_tokens
     walks[i].processed_tokens = 0
@@ -94,10 +96,15 @@ def take_block(settings, walks, replicas, replica, i):
 
 @inner
 def sort_ready(settings, requests, replicas, batches, replica):
-    """Order the ready requests by arrival; equal ones stay as they were. They nearly always are in order."""
+    """Order the ready requests by arrival; equal ones stay as they were.
+
+    They nearly always are in order, which their indices tell: requests are numbered as they arrive.
+    """
     row = ready_row(settings, replica)
     for position in range(1, replicas[replica].num_ready):
         i = batches[row, MEMBERS, position]
+        if i > batches[row, MEMBERS, position - 1]:
+            continue
         arrival_s = requests[i].arrival_s
         before = position - 1
         while before >= 0 and requests[batches[row, MEMBERS, before]].arrival_s > arrival_s:

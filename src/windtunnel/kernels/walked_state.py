@@ -62,10 +62,10 @@ WALK = np.dtype(
         ("is_prefilled", "i8"),
         ("next", "i8"),  # in the waiting list
         ("group", "i8"),  # FasterTransformer: the batch that it was admitted with
-        ("last_token_s", "f8"),
+        ("last_token_s", "f8"),  # set on restart; otherwise, once prefilled, `left_stage_s`
         ("left_stage_s", "f8"),  # end of its latest pipeline stage
-        ("execution_s", "f8"),  # in pipeline stages
-        ("paused_s", "f8"),  # between them
+        ("paused_s", "f8"),  # between stages
+        ("started_s", "f8"),  # in its first stage; of a pipeline only
     ]
 )
 """One record a request, beside `kernels.state.REQUEST`."""
@@ -154,7 +154,7 @@ def new_walks(requests: Table) -> Table:
     walks.prompt_tokens = requests.input_tokens
     walks.total_tokens = requests.input_tokens + requests.output_tokens
     walks.next = NONE
-    for unknown in ("last_token_s", "left_stage_s"):
+    for unknown in ("last_token_s", "left_stage_s", "started_s"):
         walks[unknown] = np.nan
     return walks
 
