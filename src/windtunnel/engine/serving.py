@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.engine.prefix_cache import prefix_cache, session_state
 from windtunnel.engine.workload import RequestArrays, generate
 from windtunnel.errors import InputError, WindtunnelError
 from windtunnel.estimate.estimator import COVERAGES, Coverage, Estimator
@@ -75,13 +76,17 @@ def simulate(
     check_requests(requests, setup, memory)
     estimator = estimator or estimator_for(setup)
     lowered = lower_steps(estimator, setup.device, shard, setup.engine, setup.max_model_len)
-    records, steps, engine_time_s = run_loop(settings, lowered.cost, requests, progress)
+    cache = None
+    if setup.engine.enable_prefix_caching and requests.prefixes is not None:
+        cache = prefix_cache(settings, requests)
+    records, steps, engine_time_s = run_loop(settings, lowered.cost, requests, progress, cache)
     num_replicas = scenario.deployment.replicas
     table = request_table(
         {name: records[name].copy() for name in _ENGINE_COLUMNS},
         records["rank"] // settings.ranks_per_replica,
         float(setup.engine.host.first_token_s or 0.0),
         requests.num_warmup,
+        None if cache is None else cache.requests["cached_tokens"],
     )
     del records
     price = scenario.deployment.price_usd_per_hour
@@ -95,6 +100,7 @@ def simulate(
         time_fractions=time_fractions(lowered, steps, settings),
         slo=scenario.slo,
         price_usd_per_hour=setup.device.price_usd_per_hour if price is None else price,
+        is_caching=cache is not None,
     )
     coverage, sources = provenance(estimator, shard, steps, settings.ranks_per_replica)
     return Result(
@@ -177,9 +183,19 @@ def kernel_settings(
 
 
 def run_loop(
-    settings: state.Settings, cost: state.StepCost, requests: RequestArrays, progress: Progress | None = None
+    settings: state.Settings,
+    cost: state.StepCost,
+    requests: RequestArrays,
+    progress: Progress | None = None,
+    cache: state.Cache | None = None,
 ) -> tuple[NDArray[np.void], Table, float]:
     """Run the compiled loop to its end.
+
+    Args:
+        settings, cost: of the replicas.
+        requests: in order of sending.
+        progress: called now and then.
+        cache: prefix caches, None without prefix caching; holds what each request found.
 
     Returns:
         `REQUEST` records in order of sending, the step table, and the loop's wall time in seconds.
@@ -188,13 +204,14 @@ def run_loop(
         WindtunnelError: recorded step durations ran out before the requests did.
     """
     records = state.new_requests(requests.arrival_s, requests.input_tokens, requests.output_tokens, requests.priority)
+    sessions = session_state(requests)
     ranks, lanes, lists = state.new_ranks(settings), state.new_lanes(settings), state.new_lists(settings)
     stages, events, clock = state.new_stages(settings), state.new_events(settings), state.new_clock(settings)
     buffers = []
     started_s = time.perf_counter()
     while True:
         buffer = state.new_steps(STEP_BUFFER_ROWS)
-        status = run(settings, cost, records, ranks, lanes, lists, stages, events, clock, buffer)
+        status = run(settings, cost, cache, sessions, records, ranks, lanes, lists, stages, events, clock, buffer)
         buffers.append(buffer[: clock[0].rows])
         if progress is not None:
             progress(int(clock[0].finished), records.size)

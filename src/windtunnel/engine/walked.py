@@ -57,6 +57,7 @@ def walk(
     records: Any,
     cost: state.StepCost | None = None,
     tables: walked_state.Tables | None = None,
+    sessions: state.Sessions | None = None,
     keeps_trail: bool = False,
     progress: Progress | None = None,
 ) -> WalkedRun:
@@ -67,6 +68,7 @@ def walk(
         records: fresh `REQUEST` records in order of arrival; changed in place.
         cost: prices steps; or
         tables: does.
+        sessions: which request waits for which other one.
         keeps_trail: record what every batch held.
         progress: called now and then.
 
@@ -84,7 +86,7 @@ def walk(
         buffer = state.new_steps(BUFFER_ROWS)
         trail = walked_state.new_trail(settings, BUFFER_ROWS, BUFFER_MEMBERS) if keeps_trail else None
         status = run_walked(
-            settings, cost, tables, trail, records, walks, replicas, slots, batches, stages, events, clock, buffer
+            settings, cost, tables, trail, sessions, records, walks, replicas, slots, batches, stages, events, clock, buffer
         )
         buffers.append(buffer[: clock[0].rows])
         if trail is not None:

@@ -20,9 +20,11 @@ from windtunnel.kernels.serve import (
     OUT_OF_STEPS,
     SAME_DURATION,
     STUCK,
+    conclude,
     decode_attention_s,
     next_arrival_s,
     prefill_attention_s,
+    take_next,
     with_host,
 )
 from windtunnel.kernels.state import NONE
@@ -55,12 +57,15 @@ ASK, OUT_OF_TABLES = OUT_OF_STEPS + 1, OUT_OF_STEPS + 2
 
 
 @inner
-def deliver(settings, requests, walks, replicas, events, clock, now_s):
+def deliver(settings, sessions, requests, walks, replicas, events, clock, now_s):
     """Send the next request to a replica; one with a batch to spare wakes."""
-    i = clock[0].next
-    clock[0].next += 1
+    i = take_next(sessions, requests, clock, now_s)
     requests[i].arrival_s = now_s
-    replica = requests[i].rank if settings.router == ASSIGNED else route(settings, replicas, clock)
+    requests[i].sequence = clock[0].sent
+    clock[0].sent += 1
+    replica = requests[i].rank if settings.router == ASSIGNED else route(settings, None, sessions, replicas, clock, i)
+    if sessions is not None and sessions.session[i] != NONE:
+        sessions.replica[sessions.session[i]] = replica
     requests[i].rank = replica
     replicas[replica].num_outstanding += 1
     put_last(walks, replicas, replica, i)
@@ -71,7 +76,7 @@ def deliver(settings, requests, walks, replicas, events, clock, now_s):
 
 
 @inner
-def complete(settings, requests, walks, replicas, slots, batches, clock, replica, slot, now_s):
+def complete(settings, sessions, requests, walks, replicas, slots, batches, clock, replica, slot, now_s):
     """Apply the end of a batch: finished requests leave, the others are ready again."""
     row = ready_row(settings, replica)
     size, num_steps = slots[slot].size, slots[slot].num_steps
@@ -90,8 +95,7 @@ def complete(settings, requests, walks, replicas, slots, batches, clock, replica
         walks[i].processed_tokens = processed
         if processed >= walks[i].total_tokens:
             requests[i].finish_s = now_s
-            requests[clock[0].finished].completed_s = now_s
-            clock[0].finished += 1
+            conclude(settings, sessions, requests, clock, i, now_s)
             replicas[replica].num_outstanding -= 1
             if settings.scheduler != FASTER_TRANSFORMER:
                 release(walks, replicas, replica, i)
@@ -187,7 +191,7 @@ def fused_steps(settings, walks, replicas, batches, replica, slot, size):
 
 @inner
 def start(
-    settings, cost, tables, trail, requests, walks, replicas, slots, batches, stages, events, clock, steps,
+    settings, cost, tables, trail, sessions, requests, walks, replicas, slots, batches, stages, events, clock, steps,
     replica, slot, size, now_s,
 ):  # fmt: skip
     """Start the batch of `size` requests in `slot`, or a run of equal decode steps; writes its row and its end event.
@@ -284,8 +288,8 @@ def start(
     is_alone = num_prompts == 0 and settings.num_stages == 1 and replicas[replica].num_ready == 0
     horizon_s = 0.0
     if settings.fuses_steps and is_alone and settings.scheduler != USER:
-        horizon_s = next_arrival_s(settings, requests, clock)
-        if settings.concurrency > 0 and clock[0].queued > 0:
+        horizon_s = next_arrival_s(settings, sessions, requests, clock)
+        if (settings.concurrency > 0 or sessions is not None) and clock[0].queued > 0:
             horizon_s = min(horizon_s, events[0].time_s)
     if end_s < horizon_s:
         row = ready_row(settings, replica)
@@ -365,7 +369,7 @@ def start(
 
 @entry
 def run_walked(
-    settings, cost, tables, trail, requests, walks, replicas, slots, batches, stages, events, clock, steps
+    settings, cost, tables, trail, sessions, requests, walks, replicas, slots, batches, stages, events, clock, steps
 ):  # fmt: skip
     """Advance the simulation until all requests have finished, `steps` is full, or `settings.end_s` has come.
 
@@ -374,6 +378,7 @@ def run_walked(
             in place.
         cost, tables: one of them prices steps; the other is None.
         trail: where to write what each batch held, or None.
+        sessions: `kernels.state.Sessions`, or None where no request waits for another.
         steps: buffer for the rows of this call; `clock[0].rows` says how many were written.
 
     Returns:
@@ -387,13 +392,13 @@ def run_walked(
     while True:
         if clock[0].replica == NONE:
             event_s = events[0].time_s if clock[0].queued > 0 else np.inf
-            arrival_s = next_arrival_s(settings, requests, clock)
+            arrival_s = next_arrival_s(settings, sessions, requests, clock)
             if min(event_s, arrival_s) > settings.end_s:
                 return DONE
             if arrival_s <= event_s:
                 if arrival_s == np.inf:
                     return DONE if clock[0].finished >= requests.size else STUCK
-                deliver(settings, requests, walks, replicas, events, clock, arrival_s)
+                deliver(settings, sessions, requests, walks, replicas, events, clock, arrival_s)
                 continue
             lane = events[0].lane
             clock[0].queued = pop(events.time_s, events.lane, clock[0].queued)
@@ -404,7 +409,7 @@ def run_walked(
             else:
                 clock[0].replica = lane // settings.num_stages
                 complete(
-                    settings, requests, walks, replicas, slots, batches, clock, clock[0].replica, lane, event_s
+                    settings, sessions, requests, walks, replicas, slots, batches, clock, clock[0].replica, lane, event_s
                 )
         replica, now_s = clock[0].replica, clock[0].now_s
         while replicas[replica].num_in_flight < settings.num_stages:
@@ -436,8 +441,8 @@ def run_walked(
             if size == 0:
                 break
             status = start(
-                settings, cost, tables, trail, requests, walks, replicas, slots, batches, stages, events, clock,
-                steps, replica, slot, size, now_s,
+                settings, cost, tables, trail, sessions, requests, walks, replicas, slots, batches, stages, events,
+                clock, steps, replica, slot, size, now_s,
             )  # fmt: skip
             if status != DONE:
                 return status

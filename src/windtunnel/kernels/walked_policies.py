@@ -103,7 +103,7 @@ def sort_ready(settings, requests, replicas, batches, replica):
     row = ready_row(settings, replica)
     for position in range(1, replicas[replica].num_ready):
         i = batches[row, MEMBERS, position]
-        if i > batches[row, MEMBERS, position - 1]:
+        if settings.numbered_by_arrival and i > batches[row, MEMBERS, position - 1]:
             continue
         arrival_s = requests[i].arrival_s
         before = position - 1

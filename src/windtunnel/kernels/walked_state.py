@@ -49,6 +49,8 @@ class WalkedSettings(NamedTuple):
     frontend_s: float = 0.0
     router: int = ROUND_ROBIN
     seed: int = 0
+    numbered_by_arrival: int = 1
+    """0: later requests may arrive earlier, as turns of sessions do."""
     ranks_per_replica: int = 1
     """Always 1: these engines have no attention data parallelism."""
 
@@ -99,8 +101,12 @@ SLOT = np.dtype(
 
 WALK_CLOCK = np.dtype(
     [
-        ("next", "i8"),  # request to be sent next
+        ("next", "i8"),  # request to be sent next, of those that wait for no other one
+        ("started", "i8"),  # such requests sent
+        ("sent", "i8"),
+        ("ended", "i8"),  # requests finished that no other one waits for
         ("finished", "i8"),
+        ("thinking", "i8"),  # turns whose predecessor has finished
         ("queued", "i8"),  # events on the heap
         ("turn", "i8"),  # round robin: replica that the next request goes to
         ("random", "i8"),  # state of the router's generator

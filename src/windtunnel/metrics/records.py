@@ -28,6 +28,7 @@ REQUEST_COLUMNS: Mapping[str, str] = {
     "priority": "smaller goes first",
     "replica": "that served it",
     "num_preemptions": "times that it was preempted and computed again",
+    "cached_tokens": "of the prompt, found in the KV cache when it was first scheduled",
     "queueing_s": "scheduled - arrival",
     "prefill_s": "first token - scheduled",
     "ttft_s": "time to first token at the client: first token - arrival, and the frontend's share",
@@ -104,7 +105,11 @@ class Table:
 
 
 def request_table(
-    engine: Mapping[str, NDArray[Any]], replica: NDArray[np.int64], frontend_s: float, num_warmup: int
+    engine: Mapping[str, NDArray[Any]],
+    replica: NDArray[np.int64],
+    frontend_s: float,
+    num_warmup: int,
+    cached_tokens: NDArray[np.int64] | None = None,
 ) -> Table:
     """The request table from what an engine recorded.
 
@@ -113,6 +118,7 @@ def request_table(
         replica: of each request.
         frontend_s: what the client sees on top of the engine's times.
         num_warmup: the first so many requests are warm-up.
+        cached_tokens: of each prompt; None without prefix caching.
     """
     first_token_s, finish_s, arrival_s = engine["first_token_s"], engine["finish_s"], engine["arrival_s"]
     n = arrival_s.size
@@ -124,6 +130,7 @@ def request_table(
         **{name: engine[name] for name in list(REQUEST_COLUMNS)[1:8]},
         "replica": replica,
         "num_preemptions": engine["num_preemptions"],
+        "cached_tokens": np.zeros(n, np.int64) if cached_tokens is None else cached_tokens,
         "queueing_s": engine["scheduled_s"] - arrival_s,
         "prefill_s": first_token_s - engine["scheduled_s"],
         "ttft_s": first_token_s - arrival_s + frontend_s,

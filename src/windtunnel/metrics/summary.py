@@ -90,6 +90,8 @@ class Summary(Noun):
     """Share of busy time by what bounds it: compute, memory, communication, host."""
     bound_by: str
     """The largest of those, or `kv_capacity` where requests waited for KV blocks most of the busy time."""
+    cache_hit_fraction: float | None = None
+    """Share of all prompt tokens that the KV cache had; None where nothing could be."""
     goodput: Goodput | None = None
     """None without an SLO."""
     cost: Cost | None = None
@@ -107,6 +109,7 @@ def summarise(
     time_fractions: Mapping[str, float],
     slo: Slo | None = None,
     price_usd_per_hour: float | None = None,
+    is_caching: bool = False,
 ) -> Summary:
     """The summary of a finished run.
 
@@ -118,6 +121,7 @@ def summarise(
         time_fractions: share of busy time by what bounds it.
         slo: limits that decide goodput.
         price_usd_per_hour: of one device.
+        is_caching: prompts share beginnings, and the engine caches them.
     """
     warmup = requests["is_warmup"]
     measured = requests.where(~warmup) if warmup.any() else requests
@@ -149,6 +153,7 @@ def summarise(
         cost=cost,
         time_fractions=dict(time_fractions),
         bound_by=_bound_by(steps, num_blocks, time_fractions),
+        cache_hit_fraction=_cache_hit_fraction(measured) if is_caching else None,
     )
 
 
@@ -223,6 +228,10 @@ def _utilisation(requests: Table, steps: Table, num_replicas: int, num_blocks: i
         kv_peak_fraction=float(steps["used_blocks"].max() / num_blocks),
         num_preemptions=int(requests["num_preemptions"].sum()),
     )
+
+
+def _cache_hit_fraction(requests: Table) -> float:
+    return float(requests["cached_tokens"].sum() / requests["input_tokens"].sum())
 
 
 def _bound_by(steps: Table, num_blocks: int, time_fractions: Mapping[str, float]) -> str:
