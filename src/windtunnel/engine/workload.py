@@ -38,8 +38,31 @@ Counts = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class PrefixArrays:
+    """What prompts have in common: a forest of token segments. A root path spells the beginning of a prompt.
+
+    Two prompts share what their paths share, and nothing else: siblings differ from their first token on. A shared
+    system prompt is a root; a turn's path is its predecessor's, then the predecessor's output, then the new text; a
+    trace with block hashes has a node for each distinct hash.
+    """
+
+    node_parent: Counts
+    """[num_nodes] Comes before its children; -1: a root."""
+    node_tokens: Counts
+    """[num_nodes] Length of the segment, at least 1."""
+    request_node: Counts
+    """[num_requests] Whose root path is the part of the prompt that others may share; -1: nothing is. A prompt may be
+    longer than its path: the rest is its own."""
+    request_output_node: Counts
+    """[num_requests] A child of `request_node` (or a root) that this request's unshared end of the prompt, if any, and
+    its output become, so that a later turn can find them; no two requests have the same. -1: nobody asks for them."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class RequestArrays:
     """One row per request, in order of arrival; every array has shape [num_warmup + num_requests].
+
+    Where turns follow one another, those with a predecessor arrive when that is done, wherever they stand.
 
     The first `num_warmup` rows are warm-up: copies of the first measured request, released at 0 s and all finished
     before the measured requests start, whose `arrival_s` count from that moment.
@@ -52,8 +75,17 @@ class RequestArrays:
     priority: Counts
     """The smaller is served first."""
     concurrency: int = 0
-    """Requests that the client keeps under way; 0 is an open loop."""
+    """Requests that the client keeps under way, or sessions where turns follow one another; 0 is an open loop."""
     num_warmup: int = 0
+    previous: Counts | None = None
+    """Row, further up, of the request whose completion lets this one be sent, or -1; None: all -1. At most one request
+    waits for each."""
+    think_s: Seconds | None = None
+    """From the completion of `previous` to the sending; None: no time."""
+    session: Counts | None = None
+    """Number of the session, from 0, or -1; routers may keep a session on one replica. None: all -1."""
+    prefixes: PrefixArrays | None = None
+    """None: prompts have nothing in common."""
 
     @property
     def num_requests(self) -> int:
