@@ -473,10 +473,13 @@ class Trace(Noun):
     """Longer requests are shortened to this many tokens in all."""
     shorten: Literal["both", "input"] = "both"
     """Which lengths `max_tokens` cuts: both in proportion, or the prompt first."""
-    shuffled: bool = False
-    """Lengths in an order drawn at random, pairs kept; for use with `arrivals`."""
+    order: Literal["file", "shuffled", "resampled"] = "file"
+    """Of the lengths, pairs kept: as in the file, in an order drawn at random, or rows drawn with replacement (as many
+    as are needed). Other than `file` needs `arrivals`."""
     hash_block_tokens: int = 512
     """Tokens of a block of `hash_ids`; Mooncake's."""
+    failed: Literal["refuse", "leave_out"] | None = None
+    """Requests without output. None leaves them out where the trace's publisher says that they failed (BurstGPT)."""
     characters_per_token: float | None = None
     """Of files that hold conversations as text, as ShareGPT's: how long a token is taken to be."""
 
@@ -516,6 +519,11 @@ class Requests(Noun):
             raise ValueError("total_tokens and input_to_output_ratio must be given together")
         if self.total_tokens is not None and (self.input_tokens is not None or self.output_tokens is not None):
             raise ValueError("total_tokens stands in place of input_tokens and output_tokens; give one or the other")
+        if self.sessions is not None and (self.trace is not None or self.total_tokens is not None):
+            raise ValueError(
+                "sessions draw the lengths of every turn: give input_tokens and output_tokens, and for the times of a "
+                "file arrivals: {type: recorded, path: FILE}"
+            )
 
     def _check_lengths_given(self, *others: str) -> None:
         """Every stream is given, or there is a trace for it; `others` are further streams that a trace may give."""
@@ -528,8 +536,8 @@ class Requests(Noun):
             raise ValueError(f"the trace is not used: {', '.join(streams[:-1])} and {streams[-1]} are all given")
         if self.trace is not None and self.arrivals and (self.trace.start_s != 0 or self.trace.time_scale != 1):
             raise ValueError("the trace's start_s and time_scale have no effect where arrivals are given")
-        if self.trace is not None and self.arrivals is None and self.trace.shuffled:
-            raise ValueError("a trace that is shuffled cannot keep its times; give arrivals")
+        if self.trace is not None and self.arrivals is None and "arrivals" in others and self.trace.order != "file":
+            raise ValueError(f"a trace that is {self.trace.order} cannot keep its times; give arrivals")
 
     @property
     def _ends_by_time(self) -> bool:
