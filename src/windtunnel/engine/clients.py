@@ -36,7 +36,7 @@ def draw_clients(
     Raises:
         InputError: the model cannot be read, or nobody sends a request before the end.
     """
-    clients = _busiest(read_clients(Path(model.path)), model.num_clients)
+    clients = _busiest(_with_lengths(read_clients(Path(model.path)), model), model.num_clients)
     starts = clients[0].start_s
     window_s = float(starts[1] - starts[0])
     end_s = float(starts[-1]) + window_s
@@ -60,6 +60,21 @@ def draw_clients(
         np.concatenate([part.output_tokens for part in parts])[order],
         np.concatenate([part.client for part in parts])[order],
     )
+
+
+def _with_lengths(clients: list[Client], model: ClientModel) -> list[Client]:
+    """`clients`, without those whose lengths are unknown where the model allows it."""
+    known = [client for client in clients if client.lengths or not client.rate_per_s.any()]
+    unknown = [client for client in clients if client.rate_per_s.any() and not client.lengths]
+    if (unknown and model.without_lengths == "refuse") or not known:
+        rates = [float(client.rate_per_s.sum()) for client in (*unknown, *known)]
+        share = sum(rates[: len(unknown)]) / sum(rates)
+        raise InputError(
+            f"{model.path}: {len(unknown)} of {len(clients)} clients, who send {share:.0%} of the requests, have no "
+            f"file of lengths (client {unknown[0].number}, for instance)",
+            "go on without them: workload.clients.without_lengths: leave_out",
+        )
+    return known
 
 
 def _busiest(clients: list[Client], most: int | None) -> list[Client]:

@@ -45,7 +45,7 @@ class Client:
     lengths_start_s: NDArray[np.float64]
     """[num_periods] from when the lengths of a period hold; those without any are left out."""
     lengths: tuple[tuple[LengthTable, LengthTable], ...]
-    """[num_periods] of inputs and outputs."""
+    """[num_periods] of inputs and outputs; empty where the file is missing."""
 
 
 def read_clients(path: Path) -> list[Client]:
@@ -86,24 +86,21 @@ def _key(name: str) -> tuple[int, str]:
 
 def _client(path: Path, number: int, texts: dict[tuple[int, str], str]) -> Client:
     where = f"{path}: client {number}"
-    for kind in ("trace.csv", "dataset.json"):
-        if (number, kind) not in texts:
-            raise InputError(f"{where} has no chunk-{number}-{kind}")
+    if (number, "trace.csv") not in texts:
+        raise InputError(f"{where} has no chunk-{number}-trace.csv")
     rows = [row for row in csv.reader(io.StringIO(texts[number, "trace.csv"])) if row]
     try:
         start_s = np.array([float(row[0]) for row in rows])
         rate_per_s = np.array([float(row[1]) for row in rows])
         family = [row[3] for row in rows]
         shape = np.array([float(row[4]) if row[3] else 1.0 for row in rows])
-        lengths = _lengths(json.loads(texts[number, "dataset.json"]))
+        lengths = _lengths(json.loads(texts.get((number, "dataset.json"), "{}")))
     except (ValueError, IndexError, AttributeError, TypeError, KeyError) as error:
         raise InputError(f"{where} is not as ServeGen writes it: {error}") from None
     if unknown := set(family) - {"", "Gamma", "Weibull"}:
         raise InputError(f"{where} has gaps of the family {min(unknown)!r}; known: Gamma, Weibull")
     if np.any(np.diff(start_s) <= 0) or start_s.size < 2 or np.any(rate_per_s < 0) or np.any(shape <= 0):
         raise InputError(f"{where}: windows must be in order, rates not negative and shapes positive")
-    if rate_per_s.any() and not lengths:
-        raise InputError(f"{where} sends requests, but no lengths are known")
     return Client(
         number,
         start_s,

@@ -431,6 +431,8 @@ class ClientModel(Noun):
     """Time in the model that becomes 0 s."""
     num_clients: int | None = None
     """Only so many, the busiest ones; None means all."""
+    without_lengths: Literal["refuse", "leave_out"] = "refuse"
+    """Clients whose file of lengths is missing."""
 
     def __post_init__(self) -> None:
         _check_rate(self.rate_per_s)
