@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.engine.prefix_cache import session_state
 from windtunnel.engine.workload import RequestArrays, generate
 from windtunnel.errors import InputError, WindtunnelError
 from windtunnel.estimate.estimator import COVERAGES, Coverage, Estimator
@@ -177,9 +178,19 @@ def kernel_settings(
 
 
 def run_loop(
-    settings: state.Settings, cost: state.StepCost, requests: RequestArrays, progress: Progress | None = None
+    settings: state.Settings,
+    cost: state.StepCost,
+    requests: RequestArrays,
+    progress: Progress | None = None,
+    cache: state.Cache | None = None,
 ) -> tuple[NDArray[np.void], Table, float]:
     """Run the compiled loop to its end.
+
+    Args:
+        settings, cost: of the replicas.
+        requests: in order of sending.
+        progress: called now and then.
+        cache: prefix caches, None without prefix caching; holds what each request found.
 
     Returns:
         `REQUEST` records in order of sending, the step table, and the loop's wall time in seconds.
@@ -188,13 +199,14 @@ def run_loop(
         WindtunnelError: recorded step durations ran out before the requests did.
     """
     records = state.new_requests(requests.arrival_s, requests.input_tokens, requests.output_tokens, requests.priority)
+    sessions = session_state(requests)
     ranks, lanes, lists = state.new_ranks(settings), state.new_lanes(settings), state.new_lists(settings)
     stages, events, clock = state.new_stages(settings), state.new_events(settings), state.new_clock(settings)
     buffers = []
     started_s = time.perf_counter()
     while True:
         buffer = state.new_steps(STEP_BUFFER_ROWS)
-        status = run(settings, cost, records, ranks, lanes, lists, stages, events, clock, buffer)
+        status = run(settings, cost, cache, sessions, records, ranks, lanes, lists, stages, events, clock, buffer)
         buffers.append(buffer[: clock[0].rows])
         if progress is not None:
             progress(int(clock[0].finished), records.size)
