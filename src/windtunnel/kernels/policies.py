@@ -14,7 +14,6 @@ from windtunnel.kernels.state import (
     FINISH_KEY,
     FINISH_VALUE,
     LEAST_KV,
-    LEAST_OUTSTANDING,
     LEAST_WAITING,
     MODULUS,
     MOST_REQUESTS,
