@@ -16,11 +16,14 @@ from windtunnel.estimate.steps import LoweredSteps, lower_steps, price_step
 from windtunnel.interop.aiconfigurator import measured_estimator
 from windtunnel.kernels import state
 from windtunnel.kernels.serve import DONE, MORE, OUT_OF_STEPS, run
+from windtunnel.metrics.checks import check_run
 from windtunnel.metrics.records import STEP_COLUMNS, Table, request_table
 from windtunnel.metrics.summary import Summary, summarise
+from windtunnel.metrics.tokens import rows_by_replica, with_token_times
 from windtunnel.ops.forward import Shard, StepBatch
 from windtunnel.ops.memory import MemoryPlan, plan_memory
 from windtunnel.spec.scenario import Scenario, Setup, resolve
+from windtunnel.spec.slo import Slo
 
 STEP_BUFFER_ROWS = 100_000
 """Rows between two looks at progress and Ctrl-C: 30 to 100 ms."""
@@ -83,8 +86,11 @@ def simulate(
         records["rank"] // settings.ranks_per_replica,
         float(setup.engine.host.first_token_s or 0.0),
         requests.num_warmup,
+        requests.tenant,
     )
     del records
+    rows = rows_by_replica(steps, num_replicas)
+    table = with_token_times(table, steps, rows, setup.parallelism.pp)
     price = scenario.deployment.price_usd_per_hour
     summary = summarise(
         table,
@@ -96,6 +102,8 @@ def simulate(
         time_fractions=time_fractions(lowered, steps, settings),
         slo=scenario.slo,
         price_usd_per_hour=setup.device.price_usd_per_hour if price is None else price,
+        tenants=_limits_by_tenant(scenario, requests),
+        checks=check_run(table, steps, rows, setup.parallelism.pp),
     )
     coverage, sources = provenance(estimator, shard, steps, settings.ranks_per_replica)
     return Result(
@@ -109,6 +117,11 @@ def simulate(
         sources=sources,
         engine_time_s=engine_time_s,
     )
+
+
+def _limits_by_tenant(scenario: Scenario, requests: RequestArrays) -> dict[str, Slo | None]:
+    own = {tenant.name: tenant.slo for tenant in scenario.workload.tenants}
+    return {name: own.get(name) for name in requests.tenant_names}
 
 
 _ENGINE_COLUMNS = (

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.metrics.checks import Checks
 from windtunnel.metrics.records import Table
 from windtunnel.spec.noun import Noun
 from windtunnel.spec.slo import Slo
@@ -70,6 +71,30 @@ class Cost(Noun):
     usd_per_million_total_tokens: float
 
 
+class TenantSummary(Noun):
+    """One tenant's requests."""
+
+    num_requests: int
+    ttft_s: Distribution
+    tpot_s: Distribution | None
+    e2e_s: Distribution
+    output_tokens_per_s: float
+    goodput: Goodput | None
+    """By the tenant's own limits, or else the scenario's; None without either."""
+
+
+class Batches(Noun):
+    """Engine steps; distributions over steps, by the counts of each row's first one."""
+
+    num_steps: int
+    step_s: Distribution
+    num_tokens: Distribution
+    prefill_tokens: Distribution
+    decode_tokens: Distribution
+    num_requests: Distribution
+    """Scheduled in the step: prompts and decoding requests."""
+
+
 class Summary(Noun):
     """A run in a few numbers. Times in seconds; warm-up requests left out of all but utilisation."""
 
@@ -81,9 +106,12 @@ class Summary(Noun):
     """None where every request has one output token."""
     itl_s: Distribution | None
     """Inter-token latency: over tokens, not requests."""
+    itl_max_s: Distribution | None
+    """Longest gap before one of a request's tokens, over the requests whose gaps are known."""
     e2e_s: Distribution
     queueing_s: Distribution
     prefill_s: Distribution
+    batches: Batches
     throughput: Throughput
     utilisation: Utilisation
     time_fractions: dict[str, float]
@@ -94,6 +122,10 @@ class Summary(Noun):
     """None without an SLO."""
     cost: Cost | None = None
     """None where the device's price is unknown."""
+    tenants: dict[str, TenantSummary] = {}
+    """By name; empty where nobody has one."""
+    checks: Checks | None = None
+    """None where no steps were recorded."""
 
 
 def summarise(
@@ -107,6 +139,8 @@ def summarise(
     time_fractions: Mapping[str, float],
     slo: Slo | None = None,
     price_usd_per_hour: float | None = None,
+    tenants: Mapping[str, Slo | None] = {},
+    checks: Checks | None = None,
 ) -> Summary:
     """The summary of a finished run.
 
@@ -118,6 +152,8 @@ def summarise(
         time_fractions: share of busy time by what bounds it.
         slo: limits that decide goodput.
         price_usd_per_hour: of one device.
+        tenants: names in the order of the column `tenant`, and their own limits.
+        checks: the run's self-check.
     """
     warmup = requests["is_warmup"]
     measured = requests.where(~warmup) if warmup.any() else requests
@@ -132,24 +168,66 @@ def summarise(
             usd_per_million_output_tokens=per_hour / SECONDS_PER_HOUR / throughput.output_tokens_per_s * 1e6,
             usd_per_million_total_tokens=per_hour / SECONDS_PER_HOUR / throughput.total_tokens_per_s * 1e6,
         )
-    tpot_s = measured["tpot_s"][~np.isnan(measured["tpot_s"])]
     return Summary(
         num_requests=len(measured),
         num_devices=num_devices,
         span_s=span_s,
         ttft_s=distribution(measured["ttft_s"]),
-        tpot_s=distribution(tpot_s) if tpot_s.size else None,
+        tpot_s=_known_distribution(measured["tpot_s"]),
         itl_s=itl_distribution(steps),
+        itl_max_s=_known_distribution(measured["itl_max_s"]),
         e2e_s=distribution(measured["e2e_s"]),
         queueing_s=distribution(measured["queueing_s"]),
         prefill_s=distribution(measured["prefill_s"]),
+        batches=batch_distributions(steps),
         throughput=throughput,
         goodput=goodput(measured, slo, span_s) if slo is not None else None,
         utilisation=utilisation,
         cost=cost,
         time_fractions=dict(time_fractions),
         bound_by=_bound_by(steps, num_blocks, time_fractions),
+        tenants=_tenants(measured, tenants, slo, span_s),
+        checks=checks,
     )
+
+
+def _tenants(
+    requests: Table, tenants: Mapping[str, Slo | None], slo: Slo | None, span_s: float
+) -> dict[str, TenantSummary]:
+    found = {}
+    for index, (name, own) in enumerate(tenants.items()):
+        mine = requests.where(requests["tenant"] == index)
+        limits = own or slo
+        if len(mine):
+            found[name] = TenantSummary(
+                num_requests=len(mine),
+                ttft_s=distribution(mine["ttft_s"]),
+                tpot_s=_known_distribution(mine["tpot_s"]),
+                e2e_s=distribution(mine["e2e_s"]),
+                output_tokens_per_s=float(mine["output_tokens"].sum()) / span_s,
+                goodput=None if limits is None else goodput(mine, limits, span_s),
+            )
+    return found
+
+
+def batch_distributions(steps: Table) -> Batches:
+    """Distributions over the steps of all rows."""
+    weights = steps["num_steps"].astype(np.float64)
+    prefill, decode = steps["prefill_tokens"], steps["decode_tokens"]
+    return Batches(
+        num_steps=int(weights.sum()),
+        step_s=weighted_distribution(steps["duration_s"] / weights, weights),
+        num_tokens=weighted_distribution(prefill + decode, weights),
+        prefill_tokens=weighted_distribution(prefill, weights),
+        decode_tokens=weighted_distribution(decode, weights),
+        num_requests=weighted_distribution(steps["num_prefills"] + decode, weights),
+    )
+
+
+def _known_distribution(values: Floats) -> Distribution | None:
+    """Of the values that are not NaN; None where there are none."""
+    known = values[~np.isnan(values)]
+    return distribution(known) if known.size else None
 
 
 def distribution(values: Floats) -> Distribution:
@@ -165,17 +243,21 @@ def distribution(values: Floats) -> Distribution:
 def itl_distribution(steps: Table) -> Distribution | None:
     """Inter-token latency over all decoded tokens, from the step rows, None where nothing was decoded.
 
-    A decode token's gap is its step's duration, but for tokens of requests that were paused or preempted. Percentiles
-    are the least value at or below which that share of tokens lies.
+    A decode token's gap is its step's duration, but for tokens of requests that were paused or preempted.
     """
     regular = steps["decode_tokens"].astype(np.float64) * steps["num_steps"] - steps["paused_tokens"]
     late = (steps["paused_tokens"] + steps["resumed_tokens"]).astype(np.float64)
     values = np.concatenate([steps["duration_s"] / steps["num_steps"], steps["late_gap_s"]])
     weights = np.concatenate([regular, late])
     kept = weights > 0
-    values, weights = values[kept], weights[kept]
-    if not values.size:
-        return None
+    return weighted_distribution(values[kept], weights[kept]) if kept.any() else None
+
+
+def weighted_distribution(values: NDArray[Any], weights: Floats) -> Distribution:
+    """The distribution of `[n]` values of which each counts as often as its weight says, n > 0.
+
+    Percentiles are the least value at or below which that share of the weight lies.
+    """
     order = np.argsort(values, kind="stable")
     values, cumulative = values[order], np.cumsum(weights[order])
     at = np.searchsorted(cumulative, np.array(PERCENTILES) / 100 * cumulative[-1])
@@ -240,4 +322,6 @@ def to_builtins(summary: Summary) -> dict[str, Any]:
 def _builtin(value: Any) -> Any:
     if isinstance(value, Noun):
         return {name: _builtin(getattr(value, name)) for name in value.__struct_fields__}
+    if isinstance(value, dict):
+        return {name: _builtin(entry) for name, entry in value.items()}
     return value
