@@ -11,7 +11,7 @@ from windtunnel.spec.noun import Noun
 
 MOST_ERROR_FRACTION = 1e-6
 """Of Little's law and of idle time, where sums of millions of floats are compared."""
-MOST_PIPELINE_ERROR_FRACTION = 1e-3
+MOST_PIPELINE_ERROR_FRACTION = 0.01
 """In a pipeline, where the counters are read when a batch starts and requests leave in between."""
 
 
