@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.engine.prefix_cache import session_state
+from windtunnel.engine.prefix_cache import prefix_cache, session_state
 from windtunnel.engine.workload import RequestArrays, generate
 from windtunnel.errors import InputError, WindtunnelError
 from windtunnel.estimate.estimator import COVERAGES, Coverage, Estimator
@@ -79,14 +79,18 @@ def simulate(
     check_requests(requests, setup, memory)
     estimator = estimator or estimator_for(setup)
     lowered = lower_steps(estimator, setup.device, shard, setup.engine, setup.max_model_len)
-    records, steps, engine_time_s = run_loop(settings, lowered.cost, requests, progress)
+    cache = None
+    if setup.engine.enable_prefix_caching and requests.prefixes is not None:
+        cache = prefix_cache(settings, requests)
+    records, steps, engine_time_s = run_loop(settings, lowered.cost, requests, progress, cache)
     num_replicas = scenario.deployment.replicas
     table = request_table(
         {name: records[name].copy() for name in _ENGINE_COLUMNS},
         records["rank"] // settings.ranks_per_replica,
         float(setup.engine.host.first_token_s or 0.0),
         requests.num_warmup,
-        requests.tenant,
+        tenant=requests.tenant,
+        cached_tokens=None if cache is None else cache.requests["cached_tokens"],
     )
     del records
     rows = rows_by_replica(steps, num_replicas)
@@ -104,6 +108,7 @@ def simulate(
         price_usd_per_hour=setup.device.price_usd_per_hour if price is None else price,
         tenants=_limits_by_tenant(scenario, requests),
         checks=check_run(table, steps, rows, setup.parallelism.pp),
+        is_caching=cache is not None,
     )
     coverage, sources = provenance(estimator, shard, steps, settings.ranks_per_replica)
     return Result(

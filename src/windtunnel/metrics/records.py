@@ -28,6 +28,7 @@ REQUEST_COLUMNS: Mapping[str, str] = {
     "priority": "smaller goes first",
     "replica": "that served it",
     "num_preemptions": "times that it was preempted and computed again",
+    "cached_tokens": "of the prompt, found in the KV cache when it was first scheduled",
     "queueing_s": "scheduled - arrival",
     "prefill_s": "first token - scheduled",
     "ttft_s": "time to first token at the client: first token - arrival, and the frontend's share",
@@ -116,6 +117,7 @@ def request_table(
     frontend_s: float,
     num_warmup: int,
     tenant: NDArray[np.int64] | None = None,
+    cached_tokens: NDArray[np.int64] | None = None,
 ) -> Table:
     """The request table from what an engine recorded; the last two columns are unknown until the steps are looked at.
 
@@ -125,6 +127,7 @@ def request_table(
         frontend_s: what the client sees on top of the engine's times.
         num_warmup: the first so many requests are warm-up.
         tenant: position of each request's tenant; None: nobody has a name.
+        cached_tokens: of each prompt; None without prefix caching.
     """
     first_token_s, finish_s, arrival_s = engine["first_token_s"], engine["finish_s"], engine["arrival_s"]
     n = arrival_s.size
@@ -136,6 +139,7 @@ def request_table(
         **{name: engine[name] for name in list(REQUEST_COLUMNS)[1:8]},
         "replica": replica,
         "num_preemptions": engine["num_preemptions"],
+        "cached_tokens": np.zeros(n, np.int64) if cached_tokens is None else cached_tokens,
         "queueing_s": engine["scheduled_s"] - arrival_s,
         "prefill_s": first_token_s - engine["scheduled_s"],
         "ttft_s": first_token_s - arrival_s + frontend_s,

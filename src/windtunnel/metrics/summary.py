@@ -118,6 +118,8 @@ class Summary(Noun):
     """Share of busy time by what bounds it: compute, memory, communication, host."""
     bound_by: str
     """The largest of those, or `kv_capacity` where requests waited for KV blocks most of the busy time."""
+    cache_hit_fraction: float | None = None
+    """Share of all prompt tokens that the KV cache had; None where nothing could be."""
     goodput: Goodput | None = None
     """None without an SLO."""
     cost: Cost | None = None
@@ -141,6 +143,7 @@ def summarise(
     price_usd_per_hour: float | None = None,
     tenants: Mapping[str, Slo | None] = {},
     checks: Checks | None = None,
+    is_caching: bool = False,
 ) -> Summary:
     """The summary of a finished run.
 
@@ -154,6 +157,7 @@ def summarise(
         price_usd_per_hour: of one device.
         tenants: names in the order of the column `tenant`, and their own limits.
         checks: the run's self-check.
+        is_caching: prompts share beginnings, and the engine caches them.
     """
     warmup = requests["is_warmup"]
     measured = requests.where(~warmup) if warmup.any() else requests
@@ -188,6 +192,7 @@ def summarise(
         bound_by=_bound_by(steps, num_blocks, time_fractions),
         tenants=_tenants(measured, tenants, slo, span_s),
         checks=checks,
+        cache_hit_fraction=_cache_hit_fraction(measured) if is_caching else None,
     )
 
 
@@ -305,6 +310,10 @@ def _utilisation(requests: Table, steps: Table, num_replicas: int, num_blocks: i
         kv_peak_fraction=float(steps["used_blocks"].max() / num_blocks),
         num_preemptions=int(requests["num_preemptions"].sum()),
     )
+
+
+def _cache_hit_fraction(requests: Table) -> float:
+    return float(requests["cached_tokens"].sum() / requests["input_tokens"].sum())
 
 
 def _bound_by(steps: Table, num_blocks: int, time_fractions: Mapping[str, float]) -> str:

@@ -74,6 +74,8 @@ class EngineSettings(Noun):
     """Prompt tokens of one prefill batch (SGLang)."""
     long_prefill_token_threshold: int | None = None
     enable_chunked_prefill: bool | None = None
+    enable_prefix_caching: bool | None = None
+    """Prompts that begin alike are computed once, as long as their KV blocks are kept [radix cache, block reuse]."""
     scheduling_policy: str | None = None
     """`fcfs` or `priority`."""
     max_model_len: int | None = None
@@ -146,9 +148,12 @@ class Deployment(Noun):
     """A catalog name or a YAML file; None takes the usual node of the device."""
     parallelism: Parallelism = Parallelism()
     replicas: int = 1
-    router: Literal["round_robin", "random", "power_of_two", "least_outstanding", "least_kv"] = "round_robin"
+    router: Literal[
+        "round_robin", "random", "power_of_two", "least_outstanding", "least_kv", "session_affinity", "prefix_affinity"
+    ] = "round_robin"
     """Which replica a request goes to: the next in turn, one drawn, the less busy of two drawn, that with the fewest
-    requests, or that with the fewest KV blocks in use."""
+    requests, that with the fewest KV blocks in use, that of the session's former turns, or that with most of the prompt
+    in its cache. What the last two cannot decide goes to the replica with the fewest requests."""
     engine: EngineSettings = EngineSettings()
     price_usd_per_hour: float | None = None
     """Of one device; None takes the catalog's list price."""
