@@ -31,7 +31,7 @@ workload_options = all_of(
         section=_OUTPUT,
         type=click.Path(path_type=Path),
         metavar="FOLDER",
-        help="Write requests.parquet, steps.parquet, summary.json and the resolved scenario.yaml.",
+        help="Write requests.parquet, steps.parquet, series.parquet, summary.json and the resolved scenario.yaml.",
     ),
     option(
         "--timeline",

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.engine.prefix_cache import prefix_cache, session_state
+from windtunnel.engine.work import stage_uses, step_work
 from windtunnel.engine.workload import RequestArrays, generate
 from windtunnel.errors import InputError, WindtunnelError
 from windtunnel.estimate.estimator import COVERAGES, Coverage, Estimator
@@ -17,6 +18,7 @@ from windtunnel.interop.aiconfigurator import measured_estimator
 from windtunnel.kernels import state
 from windtunnel.kernels.serve import DONE, MORE, OUT_OF_STEPS, run
 from windtunnel.metrics.checks import check_run
+from windtunnel.metrics.power import PowerModel
 from windtunnel.metrics.records import STEP_COLUMNS, Table, request_table
 from windtunnel.metrics.summary import Summary, summarise
 from windtunnel.metrics.tokens import rows_by_replica, with_token_times
@@ -108,6 +110,10 @@ def simulate(
         price_usd_per_hour=setup.device.price_usd_per_hour if price is None else price,
         tenants=_limits_by_tenant(scenario, requests),
         checks=check_run(table, steps, rows, setup.parallelism.pp),
+        stages=stage_uses(
+            step_work(setup.device, shard, steps), steps, setup.parallelism.pp, num_replicas, span_of(table)
+        ),
+        power_w=power_model(scenario, setup),
         is_caching=cache is not None,
     )
     coverage, sources = provenance(estimator, shard, steps, settings.ranks_per_replica)
@@ -122,6 +128,17 @@ def simulate(
         sources=sources,
         engine_time_s=engine_time_s,
     )
+
+
+def span_of(requests: Table) -> float:
+    """Seconds from the first sending to the last token, warm-up included."""
+    return float(requests["finish_s"].max() - requests["arrival_s"].min())
+
+
+def power_model(scenario: Scenario, setup: Setup) -> PowerModel | None:
+    """What one device draws; None where nobody says."""
+    busy_w = scenario.deployment.busy_w or setup.device.tdp_w
+    return None if busy_w is None else PowerModel(scenario.deployment.idle_fraction * busy_w, busy_w)
 
 
 def _limits_by_tenant(scenario: Scenario, requests: RequestArrays) -> dict[str, Slo | None]:

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from windtunnel.estimate.roofline import compute_format, machine
 from windtunnel.metrics.records import Table
+from windtunnel.metrics.summary import StageUse
 from windtunnel.ops.forward import Shard, decode_launches, head_launches, prefill_launches, token_launches
 from windtunnel.ops.op import Launch
 from windtunnel.spec.hardware import Device
@@ -81,19 +82,6 @@ def _ideal_s(device: Device, launches: Iterable[Launch]) -> tuple[Floats, Floats
     return compute_s, memory_s
 
 
-@dataclass(frozen=True, slots=True)
-class StageUse:
-    """Of one pipeline stage, mean over replicas: shares of the device's published peaks."""
-
-    mfu_fraction: float
-    """Model FLOPs utilisation over the whole span."""
-    mbu_fraction: float
-    """Memory bandwidth utilisation over the whole span."""
-    busy_mfu_fraction: float
-    """While a replica had a step under way."""
-    busy_mbu_fraction: float
-
-
 def stage_uses(work: StepWork, steps: Table, num_stages: int, num_replicas: int, span_s: float) -> list[StageUse]:
     """The use of each stage; layers are split evenly, the head is on the last one.
 
@@ -107,5 +95,12 @@ def stage_uses(work: StepWork, steps: Table, num_stages: int, num_replicas: int,
         is_last = stage == num_stages - 1
         compute_s = float(work.body_compute_s.sum()) / num_stages + is_last * float(work.head_compute_s.sum())
         memory_s = float(work.body_memory_s.sum()) / num_stages + is_last * float(work.head_memory_s.sum())
-        uses.append(StageUse(compute_s / whole_s, memory_s / whole_s, compute_s / busy_s, memory_s / busy_s))
+        uses.append(
+            StageUse(
+                mfu_fraction=compute_s / whole_s,
+                mbu_fraction=memory_s / whole_s,
+                busy_mfu_fraction=compute_s / busy_s,
+                busy_mbu_fraction=memory_s / busy_s,
+            )
+        )
     return uses

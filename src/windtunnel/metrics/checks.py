@@ -38,7 +38,7 @@ def check_run(requests: Table, steps: Table, rows: ReplicaRows, num_stages: int)
     in_order = np.logical_and.reduce([before <= after for before, after in pairwise(times)])
     sampled = steps["num_sampled"] + (steps["num_steps"].astype(np.int64) - 1) * steps["decode_tokens"]
     num_missing = int(requests["output_tokens"].sum() - sampled.sum())
-    ends_s = _busy_until(steps, rows)
+    ends_s = busy_until(steps, rows)
     law = _littles_law_error(requests, steps, rows, ends_s)
     idle = _idle_with_work(requests, steps, rows, ends_s)
     num_out_of_order = int((~in_order).sum())
@@ -52,7 +52,7 @@ def check_run(requests: Table, steps: Table, rows: ReplicaRows, num_stages: int)
     )
 
 
-def _busy_until(steps: Table, rows: ReplicaRows) -> NDArray[np.float64]:
+def busy_until(steps: Table, rows: ReplicaRows) -> NDArray[np.float64]:
     """When each row's replica has ended all its steps so far, in order of `rows`."""
     ends_s = (steps["start_s"] + steps["duration_s"])[rows.order]
     for low, high in pairwise(rows.first):

@@ -1,13 +1,15 @@
 """The figures that users quote, from the records: latency percentiles, throughput, goodput, utilisation, money."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.metrics.checks import Checks
+from windtunnel.metrics.checks import Checks, busy_until
+from windtunnel.metrics.power import PowerModel
 from windtunnel.metrics.records import Table
+from windtunnel.metrics.tokens import rows_by_replica
 from windtunnel.spec.noun import Noun
 from windtunnel.spec.slo import Slo
 
@@ -58,6 +60,11 @@ class Utilisation(Noun):
     mean_running: float
     """Requests admitted, per replica, while busy."""
     mean_waiting: float
+    mean_present: float
+    """Requests sent and not yet answered, over the whole deployment and span."""
+    bubble_fraction: float
+    """Of a replica's pipeline stages, the share without a step of their own while another has one; 0 without a
+    pipeline."""
     kv_mean_fraction: float
     kv_peak_fraction: float
     num_preemptions: int
@@ -69,6 +76,28 @@ class Cost(Noun):
     usd_per_hour: float
     usd_per_million_output_tokens: float
     usd_per_million_total_tokens: float
+
+
+class StageUse(Noun):
+    """One pipeline stage, mean over replicas: shares of its device's published peaks."""
+
+    mfu_fraction: float
+    """Model FLOPs utilisation, over the whole span."""
+    mbu_fraction: float
+    """Memory bandwidth utilisation, over the whole span."""
+    busy_mfu_fraction: float
+    """While a replica had a step under way."""
+    busy_mbu_fraction: float
+
+
+class Power(Noun):
+    """Electric power of all devices, without their hosts."""
+
+    mean_w: float
+    energy_j: float
+    """Over the span."""
+    output_token_j: float
+    """Energy over output tokens."""
 
 
 class TenantSummary(Noun):
@@ -124,6 +153,10 @@ class Summary(Noun):
     """None without an SLO."""
     cost: Cost | None = None
     """None where the device's price is unknown."""
+    stages: tuple[StageUse, ...] = ()
+    """Pipeline stages in order; one where there is no pipeline."""
+    power: Power | None = None
+    """None where the device's power is unknown."""
     tenants: dict[str, TenantSummary] = {}
     """By name; empty where nobody has one."""
     checks: Checks | None = None
@@ -143,6 +176,8 @@ def summarise(
     price_usd_per_hour: float | None = None,
     tenants: Mapping[str, Slo | None] = {},
     checks: Checks | None = None,
+    stages: Sequence[StageUse] = (),
+    power_w: PowerModel | None = None,
     is_caching: bool = False,
 ) -> Summary:
     """The summary of a finished run.
@@ -157,13 +192,15 @@ def summarise(
         price_usd_per_hour: of one device.
         tenants: names in the order of the column `tenant`, and their own limits.
         checks: the run's self-check.
+        stages: what each pipeline stage used of its device.
+        power_w: of one device.
         is_caching: prompts share beginnings, and the engine caches them.
     """
     warmup = requests["is_warmup"]
     measured = requests.where(~warmup) if warmup.any() else requests
     span_s = float(measured["finish_s"].max() - measured["arrival_s"].min())
     throughput = _throughput(measured, span_s, num_devices)
-    utilisation = _utilisation(requests, steps, num_replicas * num_stages, num_blocks)
+    utilisation = _utilisation(requests, steps, num_replicas, num_stages, num_blocks)
     cost = None
     if price_usd_per_hour is not None:
         per_hour = price_usd_per_hour * num_devices
@@ -192,8 +229,17 @@ def summarise(
         bound_by=_bound_by(steps, num_blocks, time_fractions),
         tenants=_tenants(measured, tenants, slo, span_s),
         checks=checks,
+        stages=tuple(stages),
+        power=None if power_w is None else _power(power_w, utilisation, num_devices, span_s, throughput),
         cache_hit_fraction=_cache_hit_fraction(measured) if is_caching else None,
     )
+
+
+def _power(
+    model: PowerModel, utilisation: Utilisation, num_devices: int, span_s: float, throughput: Throughput
+) -> Power:
+    mean_w = model.at(utilisation.busy_fraction) * num_devices
+    return Power(mean_w=mean_w, energy_j=mean_w * span_s, output_token_j=mean_w / throughput.output_tokens_per_s)
 
 
 def _tenants(
@@ -297,15 +343,17 @@ def _throughput(requests: Table, span_s: float, num_devices: int) -> Throughput:
     )
 
 
-def _utilisation(requests: Table, steps: Table, num_replicas: int, num_blocks: int) -> Utilisation:
-    start_s = float(requests["arrival_s"].min())
-    whole_s = (float(requests["finish_s"].max()) - start_s) * num_replicas
+def _utilisation(requests: Table, steps: Table, num_replicas: int, num_stages: int, num_blocks: int) -> Utilisation:
+    span_s = float(requests["finish_s"].max()) - float(requests["arrival_s"].min())
+    whole_s = span_s * num_replicas * num_stages
     busy_s = steps["duration_s"]
     total_s = float(busy_s.sum())
     return Utilisation(
         busy_fraction=min(total_s / whole_s, 1.0),
         mean_running=float((steps["num_running"] * busy_s).sum() / total_s),
         mean_waiting=float((steps["num_waiting"] * busy_s).sum() / total_s),
+        mean_present=float((requests["finish_s"] - requests["arrival_s"]).sum()) / span_s,
+        bubble_fraction=_bubble_fraction(steps, num_replicas, num_stages),
         kv_mean_fraction=float((steps["used_blocks"] * busy_s).sum() / whole_s / num_blocks),
         kv_peak_fraction=float(steps["used_blocks"].max() / num_blocks),
         num_preemptions=int(requests["num_preemptions"].sum()),
@@ -314,6 +362,17 @@ def _utilisation(requests: Table, steps: Table, num_replicas: int, num_blocks: i
 
 def _cache_hit_fraction(requests: Table) -> float:
     return float(requests["cached_tokens"].sum() / requests["input_tokens"].sum())
+
+
+def _bubble_fraction(steps: Table, num_replicas: int, num_stages: int) -> float:
+    if num_stages == 1:
+        return 0.0
+    rows = rows_by_replica(steps, num_replicas)
+    starts_s, ends_s = steps["start_s"][rows.order], busy_until(steps, rows)
+    before_s = np.concatenate([[-np.inf], ends_s[:-1]])
+    before_s[rows.first[:-1][rows.first[:-1] < len(steps)]] = -np.inf
+    active_s = float((ends_s - np.maximum(starts_s, before_s)).sum())
+    return max(1.0 - float(steps["duration_s"].sum()) / (num_stages * active_s), 0.0)
 
 
 def _bound_by(steps: Table, num_blocks: int, time_fractions: Mapping[str, float]) -> str:
@@ -331,6 +390,8 @@ def to_builtins(summary: Summary) -> dict[str, Any]:
 def _builtin(value: Any) -> Any:
     if isinstance(value, Noun):
         return {name: _builtin(getattr(value, name)) for name in value.__struct_fields__}
+    if isinstance(value, tuple):
+        return [_builtin(entry) for entry in value]
     if isinstance(value, dict):
         return {name: _builtin(entry) for name, entry in value.items()}
     return value

@@ -34,6 +34,27 @@ def run_report(result: Result) -> list[RenderableType]:
     ]
 
 
+def _device_rows(summary: Summary) -> list[tuple[str, str]]:
+    rows = []
+    if summary.stages:
+        mfu = " and ".join(percent(stage.mfu_fraction) for stage in summary.stages)
+        mbu = " and ".join(percent(stage.mbu_fraction) for stage in summary.stages)
+        bubbles = f"; {percent(summary.utilisation.bubble_fraction)} bubbles" if len(summary.stages) > 1 else ""
+        rows.append(("device", f"MFU {mfu}, MBU {mbu} of the published peaks over the whole span{bubbles}"))
+    if summary.power is not None:
+        power = summary.power
+        rows.append(
+            (
+                "power",
+                (
+                    f"{number(power.mean_w / 1e3)} kW on average, {number(power.energy_j / 3.6e6)} kWh, "
+                    f"{number(power.output_token_j)} J per output token"
+                ),
+            )
+        )
+    return rows
+
+
 def _tenant_table(summary: Summary) -> list[RenderableType]:
     """A line for each tenant, where there are any."""
     if not summary.tenants:
@@ -135,6 +156,7 @@ def _resource_rows(result: Result) -> list[tuple[str, str]]:
         rows.append(
             ("prefix cache", f"{percent(summary.cache_hit_fraction)} of all prompt tokens found in the KV cache")
         )
+    rows += _device_rows(summary)
     if summary.cost is None:
         return [*rows, ("cost", "unknown: the device has no list price (--set deployment.price_usd_per_hour=...)")]
     cost = summary.cost
