@@ -74,7 +74,7 @@ def simulate(
     setup = resolve(scenario, allow_download)
     shard = shard_of(setup)
     requests = generate(scenario.workload, scenario.seed)
-    setup = _with_model_len(setup, requests)
+    setup = with_model_len(setup, requests)
     memory = plan_memory(shard, setup.device, setup.engine, setup.max_model_len)
     deployment = scenario.deployment
     settings = kernel_settings(setup, memory, deployment.replicas, requests, deployment.router, scenario.seed)
@@ -87,7 +87,7 @@ def simulate(
     records, steps, engine_time_s = run_loop(settings, lowered.cost, requests, progress, cache)
     num_replicas = scenario.deployment.replicas
     table = request_table(
-        {name: records[name].copy() for name in _ENGINE_COLUMNS},
+        {name: records[name].copy() for name in ENGINE_COLUMNS},
         records["rank"] // settings.ranks_per_replica,
         float(setup.engine.host.first_token_s or 0.0),
         requests.num_warmup,
@@ -146,7 +146,7 @@ def _limits_by_tenant(scenario: Scenario, requests: RequestArrays) -> dict[str, 
     return {name: own.get(name) for name in requests.tenant_names}
 
 
-_ENGINE_COLUMNS = (
+ENGINE_COLUMNS = (
     "arrival_s",
     "scheduled_s",
     "first_token_s",
@@ -383,7 +383,7 @@ def resolved_scenario(scenario: Scenario, setup: Setup, memory: MemoryPlan) -> S
     return msgspec.structs.replace(scenario, precision=setup.precision, deployment=deployment)
 
 
-def _with_model_len(setup: Setup, requests: RequestArrays) -> Setup:
+def with_model_len(setup: Setup, requests: RequestArrays) -> Setup:
     """The longest request decides how far the cost grids reach, unless the engine was told a limit."""
     if setup.engine.max_model_len is not None:
         return setup

@@ -281,11 +281,11 @@ def _known_distribution(values: Floats) -> Distribution | None:
     return distribution(known) if known.size else None
 
 
-def distribution(values: Floats) -> Distribution:
+def distribution(values: Floats | NDArray[np.float32]) -> Distribution:
     """The distribution of `[n]` values, n > 0."""
     points = np.percentile(values, PERCENTILES)
     return Distribution(
-        mean=float(values.mean()),
+        mean=float(values.mean(dtype=np.float64)),
         **{f"p{q}": float(point) for q, point in zip(PERCENTILES, points, strict=True)},
         max=float(values.max()),
     )
