@@ -6,8 +6,8 @@
 Each part runs in a process of its own, so that the peak memory is its own; every part checks the work done.
 
 The week has as many requests as the published traces: 16,803,695 of code completion and 27,303,999 of conversation,
-each in seven days (https://github.com/Azure/AzurePublicDataset, analysis/AzureLLMInferenceDataset2024.ipynb). Lengths are
-drawn, pairs kept, from the 2023 traces of the same two services. The shape of the load over the week is an assumption:
+each in seven days (https://github.com/Azure/AzurePublicDataset, analysis/AzureLLMInferenceDataset2024.ipynb). Lengths
+are drawn, pairs kept, from the 2023 traces of the same two services. The shape of the load over the week is assumed:
 working hours at three times the night for conversation and six times for code, weekends at half of that.
 """
 
