@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from windtunnel.engine.policy import Policy, load_policy
 from windtunnel.engine.prefix_cache import prefix_cache, session_state
 from windtunnel.engine.walked import check_walked, most_batch_tokens, walk, walked_settings
+from windtunnel.engine.work import stage_uses, step_work
 from windtunnel.engine.workload import RequestArrays, generate
 from windtunnel.errors import InputError, WindtunnelError
 from windtunnel.estimate.estimator import COVERAGES, Coverage, Estimator
@@ -19,13 +20,17 @@ from windtunnel.interop.aiconfigurator import measured_estimator
 from windtunnel.kernels import state
 from windtunnel.kernels.serve import DONE, MORE, OUT_OF_STEPS, run
 from windtunnel.kernels.walked_state import WalkedSettings
+from windtunnel.metrics.checks import check_run
+from windtunnel.metrics.power import PowerModel
 from windtunnel.metrics.records import STEP_COLUMNS, Table, request_table
 from windtunnel.metrics.summary import Summary, summarise
+from windtunnel.metrics.tokens import rows_by_replica, with_token_times
 from windtunnel.ops.forward import Shard, StepBatch
 from windtunnel.ops.memory import MemoryPlan, plan_memory
 from windtunnel.spec.deployment import EngineSettings
 from windtunnel.spec.engine_defaults import ENGINE_SCHEDULERS, is_users_own
 from windtunnel.spec.scenario import Scenario, Setup, resolve
+from windtunnel.spec.slo import Slo
 
 STEP_BUFFER_ROWS = 100_000
 """Rows between two looks at progress and Ctrl-C: 30 to 100 ms."""
@@ -76,7 +81,7 @@ def simulate(
     setup = resolve(scenario, allow_download)
     shard = shard_of(setup)
     requests = generate(scenario.workload, scenario.seed)
-    setup = _with_model_len(setup, requests)
+    setup = with_model_len(setup, requests)
     memory = plan_memory(shard, setup.device, setup.engine, setup.max_model_len)
     deployment = scenario.deployment
     walks = policy is not None or setup.engine.scheduler not in ENGINE_SCHEDULERS
@@ -98,13 +103,16 @@ def simulate(
         records, steps, engine_time_s = run_loop(settings, lowered.cost, requests, progress, cache)
     num_replicas = scenario.deployment.replicas
     table = request_table(
-        {name: records[name].copy() for name in _ENGINE_COLUMNS},
+        {name: records[name].copy() for name in ENGINE_COLUMNS},
         records["rank"] // settings.ranks_per_replica,
         float(setup.engine.host.first_token_s or 0.0),
         requests.num_warmup,
-        None if cache is None else cache.requests["cached_tokens"],
+        tenant=requests.tenant,
+        cached_tokens=None if cache is None else cache.requests["cached_tokens"],
     )
     del records
+    rows = rows_by_replica(steps, num_replicas)
+    table = with_token_times(table, steps, rows, setup.parallelism.pp)
     price = scenario.deployment.price_usd_per_hour
     summary = summarise(
         table,
@@ -116,6 +124,12 @@ def simulate(
         time_fractions=time_fractions(lowered, steps, settings),
         slo=scenario.slo,
         price_usd_per_hour=setup.device.price_usd_per_hour if price is None else price,
+        tenants=_limits_by_tenant(scenario, requests),
+        checks=check_run(table, steps, rows, setup.parallelism.pp),
+        stages=stage_uses(
+            step_work(setup.device, shard, steps), steps, setup.parallelism.pp, num_replicas, span_of(table)
+        ),
+        power_w=power_model(scenario, setup),
         is_caching=cache is not None,
     )
     coverage, sources = provenance(estimator, shard, steps, settings.ranks_per_replica)
@@ -132,7 +146,23 @@ def simulate(
     )
 
 
-_ENGINE_COLUMNS = (
+def span_of(requests: Table) -> float:
+    """Seconds from the first sending to the last token, warm-up included."""
+    return float(requests["finish_s"].max() - requests["arrival_s"].min())
+
+
+def power_model(scenario: Scenario, setup: Setup) -> PowerModel | None:
+    """What one device draws; None where nobody says."""
+    busy_w = scenario.deployment.busy_w or setup.device.tdp_w
+    return None if busy_w is None else PowerModel(scenario.deployment.idle_fraction * busy_w, busy_w)
+
+
+def _limits_by_tenant(scenario: Scenario, requests: RequestArrays) -> dict[str, Slo | None]:
+    own = {tenant.name: tenant.slo for tenant in scenario.workload.tenants}
+    return {name: own.get(name) for name in requests.tenant_names}
+
+
+ENGINE_COLUMNS = (
     "arrival_s",
     "scheduled_s",
     "first_token_s",
@@ -387,7 +417,7 @@ def resolved_scenario(scenario: Scenario, setup: Setup, memory: MemoryPlan) -> S
     return msgspec.structs.replace(scenario, precision=setup.precision, deployment=deployment)
 
 
-def _with_model_len(setup: Setup, requests: RequestArrays) -> Setup:
+def with_model_len(setup: Setup, requests: RequestArrays) -> Setup:
     """The longest request decides how far the cost grids reach, unless the engine was told a limit."""
     if setup.engine.max_model_len is not None:
         return setup
