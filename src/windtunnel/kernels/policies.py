@@ -14,6 +14,8 @@ from windtunnel.kernels.state import (
     FINISH_KEY,
     FINISH_VALUE,
     LEAST_KV,
+    LEAST_OUTSTANDING,
+    LEAST_WAITING,
     MODULUS,
     MOST_REQUESTS,
     MULTIPLIER,
@@ -579,12 +581,16 @@ def end_batch(settings, requests, ranks, lanes, lists, rank, lane, num_decodes):
 
 @inner
 def replica_load(settings, ranks, replica):
-    """What a router compares: blocks in use under `least_kv`, else requests waiting and running."""
+    """What a router compares: blocks in use under `least_kv`, requests that wait under `least_waiting`, else those that
+    wait or run.
+    """
     first = replica * settings.ranks_per_replica
     load = 0
     for rank in range(first, first + settings.ranks_per_replica):
         if settings.router == LEAST_KV:
             load += settings.num_blocks - ranks[rank].free_blocks
+        elif settings.router == LEAST_WAITING:
+            load += ranks[rank].num_waiting
         else:
             load += ranks[rank].num_outstanding
     return load
@@ -629,7 +635,8 @@ def route(settings, cache, sessions, ranks, clock, i):
     """The replica that request `i` goes to; of equal ones the first.
 
     `round_robin` and `random` see no load; `power_of_two` takes the less loaded of two drawn ones (Mitzenmacher, 2001);
-    `least_outstanding` and `least_kv` look at all, as the production stack's and llm-d's scorers do.
+    `least_outstanding` and `least_kv` look at all, as the production stack's and llm-d's scorers do; `least_waiting` is
+    Vidur's "lor", blind to requests that run.
     `session_affinity` sends a session's later turns where its first went, as the production stack's session router;
     `prefix_affinity` goes where most of the prompt is cached, unless the load is uneven. First turns, and prompts of
     which nothing is cached, go to the replica with the fewest requests.

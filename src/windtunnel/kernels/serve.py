@@ -212,6 +212,12 @@ def finish(settings, cache, sessions, requests, ranks, lanes, clock, rank, i, no
         release(settings, cache, ranks, rank, i, held, requests[i].computed_tokens)
     unlink(requests, ranks, rank, i)
     ranks[rank].num_outstanding -= 1
+    conclude(settings, sessions, requests, clock, i, now_s)
+
+
+@inner
+def conclude(settings, sessions, requests, clock, i, now_s):
+    """Request `i` is done: the turn that follows it will be sent, or the client has a free slot."""
     clock[0].finished += 1
     if sessions is not None and sessions.following[i] != NONE:
         turn = sessions.following[i]

@@ -37,9 +37,10 @@ ROUTERS = (
     "least_kv",
     "session_affinity",
     "prefix_affinity",
+    "least_waiting",
 )
 """The codes of `Settings.router` are positions here."""
-ROUND_ROBIN, RANDOM, POWER_OF_TWO, LEAST_OUTSTANDING, LEAST_KV, SESSION_AFFINITY, PREFIX_AFFINITY = range(7)
+ROUND_ROBIN, RANDOM, POWER_OF_TWO, LEAST_OUTSTANDING, LEAST_KV, SESSION_AFFINITY, PREFIX_AFFINITY, LEAST_WAITING = range(8)
 
 
 class Settings(NamedTuple):

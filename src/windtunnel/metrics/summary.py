@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from windtunnel.metrics.records import Table
 from windtunnel.spec.noun import Noun
-from windtunnel.spec.scenario import Slo
+from windtunnel.spec.slo import Slo
 
 Floats = NDArray[np.float64]
 

@@ -6,7 +6,7 @@ from windtunnel.engine.serving import Result
 from windtunnel.metrics.summary import Distribution, Summary
 from windtunnel.report.setup import deployment_line, load_line, model_line, provenance_rows
 from windtunnel.report.tables import bars, columns, duration, grid, number, percent, title
-from windtunnel.spec.scenario import Slo
+from windtunnel.spec.slo import Slo
 from windtunnel.units import format_bytes, format_seconds
 
 
