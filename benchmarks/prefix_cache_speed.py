@@ -4,8 +4,9 @@ Every run is checked against the work it stands for: all requests finished, and 
 up. The last column is the same requests without a cache.
 """
 
+from typing import Any
+
 import numpy as np
-from serving_speed import MODEL
 
 import windtunnel as wt
 from windtunnel.engine.prefix_cache import prefix_cache
@@ -14,6 +15,7 @@ from windtunnel.engine.workload import PrefixArrays, RequestArrays
 from windtunnel.estimate.steps import lower_steps
 from windtunnel.ops.memory import plan_memory
 
+MODEL: dict[str, Any] = {"model": "meta-llama/Llama-3.1-8B", "device": "h100_sxm", "quant": "fp8"}
 REPEATS = 3
 MAX_MODEL_LEN = 131_072
 
