@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.engine.policy import Policy, load_policy
+from windtunnel.engine.policy import Policy, load_policy, policy_name
 from windtunnel.engine.prefix_cache import prefix_cache, session_state
 from windtunnel.engine.walked import check_walked, most_batch_tokens, walk, walked_settings
 from windtunnel.engine.work import stage_uses, step_work
@@ -79,13 +79,14 @@ def simulate(
         InputError: the scenario's parts do not go together, or a request that this deployment can never serve.
     """
     setup = resolve(scenario, allow_download)
+    if policy is not None:
+        setup = replace(setup, engine=msgspec.structs.replace(setup.engine, scheduler=policy_name(policy)))
     shard = shard_of(setup)
     requests = generate(scenario.workload, scenario.seed)
     setup = with_model_len(setup, requests)
     memory = plan_memory(shard, setup.device, setup.engine, setup.max_model_len)
     deployment = scenario.deployment
-    walks = policy is not None or setup.engine.scheduler not in ENGINE_SCHEDULERS
-    settings_of = walked_settings if walks else kernel_settings
+    settings_of = kernel_settings if setup.engine.scheduler in ENGINE_SCHEDULERS else walked_settings
     settings = settings_of(setup, memory, deployment.replicas, requests, deployment.router, scenario.seed)
     check_requests(requests, setup, memory)
     estimator = estimator or estimator_for(setup)
