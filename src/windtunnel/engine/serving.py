@@ -1,8 +1,9 @@
 """Run a serving scenario: names -> setup -> arrays -> compiled loop -> records and summary."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -14,6 +15,7 @@ from windtunnel.estimate.estimator import COVERAGES, Coverage, Estimator
 from windtunnel.estimate.steps import LoweredSteps, lower_steps, price_step
 from windtunnel.interop.aiconfigurator import measured_estimator
 from windtunnel.kernels import state
+from windtunnel.kernels.pools import PoolPlan, Pools, Travel, cost_of, new_pool_events, new_pools
 from windtunnel.kernels.serve import DONE, MORE, OUT_OF_STEPS, run
 from windtunnel.metrics.records import STEP_COLUMNS, Table, request_table
 from windtunnel.metrics.summary import Summary, summarise
@@ -179,7 +181,7 @@ def kernel_settings(
 def run_loop(
     settings: state.Settings, cost: state.StepCost, requests: RequestArrays, progress: Progress | None = None
 ) -> tuple[NDArray[np.void], Table, float]:
-    """Run the compiled loop to its end.
+    """Run the compiled loop to its end, one pool of replicas.
 
     Returns:
         `REQUEST` records in order of sending, the step table, and the loop's wall time in seconds.
@@ -187,14 +189,63 @@ def run_loop(
     Raises:
         WindtunnelError: recorded step durations ran out before the requests did.
     """
-    records = state.new_requests(requests.arrival_s, requests.input_tokens, requests.output_tokens, requests.priority)
-    ranks, lanes, lists = state.new_ranks(settings), state.new_lanes(settings), state.new_lists(settings)
-    stages, events, clock = state.new_stages(settings), state.new_events(settings), state.new_clock(settings)
+    arrays = (state.new_ranks(settings), state.new_lanes(settings), state.new_lists(settings))
+    records = new_records(requests)
+    events = state.new_events(settings)
+    steps, engine_time_s = _run_to_end(settings, cost, records, arrays, state.new_stages(settings), events, progress)
+    return records.view(np.ndarray), steps, engine_time_s
+
+
+def run_pools(
+    plans: Sequence[PoolPlan], travel: Travel, requests: RequestArrays, progress: Progress | None = None
+) -> tuple[NDArray[np.void], Pools, Table, float]:
+    """Run the compiled loop to its end over several pools.
+
+    Returns:
+        `REQUEST` records in order of sending, the pools as the run left them with every request's journey, the step
+        table, and the loop's wall time in seconds.
+
+    Raises:
+        WindtunnelError: recorded step durations ran out before the requests did.
+    """
+    records = new_records(requests)
+    pools = new_pools(plans, travel, records.size)
+    arrays = (pools.ranks, pools.lanes, pools.lists)
+    steps, engine_time_s = _run_to_end(
+        pools.pools[0],
+        cost_of.py_func(pools, 0),
+        records,
+        arrays,
+        pools.stages,
+        new_pool_events(plans),
+        progress,
+        pools,
+    )
+    return records.view(np.ndarray), pools, steps, engine_time_s
+
+
+def new_records(requests: RequestArrays) -> state.Table:
+    """Fresh `REQUEST` records."""
+    return state.new_requests(requests.arrival_s, requests.input_tokens, requests.output_tokens, requests.priority)
+
+
+def _run_to_end(
+    settings: Any,
+    cost: state.StepCost,
+    records: state.Table,
+    arrays: tuple[state.Table, state.Table, state.Ints],
+    stages: state.Floats,
+    events: state.Table,
+    progress: Progress | None,
+    pools: Pools | None = None,
+) -> tuple[Table, float]:
+    """Run the loop buffer by buffer; `records` and `pools` are changed in place."""
+    clock = state.new_clock(settings)
     buffers = []
     started_s = time.perf_counter()
     while True:
         buffer = state.new_steps(STEP_BUFFER_ROWS)
-        status = run(settings, cost, records, ranks, lanes, lists, stages, events, clock, buffer)
+        status = run(settings, cost, records, *arrays, stages, events, clock, buffer, pools)
         buffers.append(buffer[: clock[0].rows])
         if progress is not None:
             progress(int(clock[0].finished), records.size)
@@ -205,7 +256,7 @@ def run_loop(
         raise WindtunnelError(f"the {cost.recorded_step_s.size} recorded steps end before the requests do")
     assert status == DONE, "a request can never be scheduled"
     steps = Table({name: np.concatenate([b[name] for b in buffers]) for name in STEP_COLUMNS}, STEP_COLUMNS)
-    return records.view(np.ndarray), steps, engine_time_s
+    return steps, engine_time_s
 
 
 def check_requests(requests: RequestArrays, setup: Setup, memory: MemoryPlan) -> None:

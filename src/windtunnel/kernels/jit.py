@@ -14,3 +14,6 @@ inner = njit(_nrt=False, nogil=True, error_model="numpy", no_cpython_wrapper=Tru
 """A function that only kernels call: called from Python it would crash, for it has no wrapper (use `.py_func`). Leaving
 out the wrappers cuts the compile time of the serving loop by a quarter.
 """
+
+inlined = njit(_nrt=False, nogil=True, error_model="numpy", inline="always")
+"""A function that returns parts of arrays, which numba without reference counting allows only inside the caller."""

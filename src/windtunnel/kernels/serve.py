@@ -27,6 +27,16 @@ from windtunnel.kernels.policies import (
     stop_decoding,
     unlink,
 )
+from windtunnel.kernels.pools import (
+    cost_of,
+    end_transfer,
+    hand_over,
+    join_ready,
+    lanes_of,
+    pull,
+    ranks_of,
+    route_arrival,
+)
 from windtunnel.kernels.state import (
     BATCH,
     BATCH_ENDS,
@@ -119,18 +129,24 @@ def next_arrival_s(settings, requests, clock):
 
 
 @inner
-def deliver(settings, requests, ranks, lanes, events, clock, now_s):
+def deliver(settings, requests, ranks, lanes, events, clock, now_s, pools):
     """Send the next request to a replica, there to the rank with the fewest requests; an idle lane wakes."""
     k = clock[0].next
     clock[0].next += 1
     requests[k].arrival_s = now_s
-    replica = route(settings, ranks, clock)
+    if pools is None:
+        replica = route(settings, ranks, clock)
+    else:
+        replica = route_arrival(pools, requests, clock, k)
+        settings = pools.pools[pools.pool_of_replica[replica]]
+        ranks, lanes = ranks_of(pools, settings), lanes_of(pools, settings)
+        replica -= settings.first_replica
     first = replica * settings.ranks_per_replica
     rank = first
     for other in range(first + 1, first + settings.ranks_per_replica):
         if ranks[other].num_outstanding < ranks[rank].num_outstanding:
             rank = other
-    requests[k].rank = rank
+    requests[k].rank = settings.first_rank + rank
     requests[k].target_tokens = requests[k].input_tokens
     ranks[rank].num_outstanding += 1
     enqueue(settings, requests, ranks, rank, k)
@@ -144,8 +160,20 @@ def deliver(settings, requests, ranks, lanes, events, clock, now_s):
 def wake(settings, lanes, events, clock, replica, stage, now_s):
     """Let an idle lane of the replica look for work at `now_s`."""
     set_busy(settings, lanes, replica, stage, 1)
-    lane = replica * settings.num_stages + stage
+    lane = settings.first_event + replica * settings.num_stages + stage
     clock[0].queued = push(events.time_s, events.lane, clock[0].queued, now_s, lane)
+
+
+@inner
+def wake_replica(events, clock, pools, replica, now_s):
+    """Let the first idle lane of a replica, of all pools', look for work."""
+    settings = pools.pools[pools.pool_of_replica[replica]]
+    lanes = lanes_of(pools, settings)
+    replica -= settings.first_replica
+    for stage in range(settings.num_stages):
+        if not lanes[replica * settings.ranks_per_replica * settings.num_stages + stage].is_busy:
+            wake(settings, lanes, events, clock, replica, stage, now_s)
+            break
 
 
 @inner
@@ -173,18 +201,33 @@ def wake_another(settings, ranks, lanes, events, clock, replica, stage, now_s, f
 
 
 @inner
-def finish(settings, requests, ranks, lanes, clock, rank, i, now_s):
-    """Request `i`, running and not decoding, has produced its last token."""
-    requests[i].finish_s = now_s
-    ranks[rank].free_blocks += held_blocks(settings, requests, lanes, i)
+def finish(settings, requests, ranks, lanes, events, clock, rank, i, now_s, pools):
+    """Request `i`, running and not decoding, has produced its last token, or the last of this pool."""
     unlink(requests, ranks, rank, i)
     ranks[rank].num_outstanding -= 1
+    if pools is not None:
+        if pools.journeys[i].later_output_tokens > 0:
+            replica = hand_over(settings, requests, lanes, clock, pools, rank, i, now_s)
+            wake_replica(events, clock, pools, replica, now_s)
+            return
+    requests[i].finish_s = now_s
+    ranks[rank].free_blocks += held_blocks(settings, requests, lanes, i)
     requests[clock[0].finished].completed_s = now_s
     clock[0].finished += 1
 
 
 @inner
-def complete(settings, requests, ranks, lanes, lists, clock, rank, lane, now_s):
+def arrive(requests, events, clock, pools, i, now_s):
+    """The KV of request `i` has been read: both sides may have something to do."""
+    end_transfer(requests, pools, i)
+    for rank in (pools.journeys[i].prefill_rank, pools.journeys[i].decode_rank):
+        settings = pools.pools[pools.pool_of_rank[rank]]
+        replica = settings.first_replica + (rank - settings.first_rank) // settings.ranks_per_replica
+        wake_replica(events, clock, pools, replica, now_s)
+
+
+@inner
+def complete(settings, requests, ranks, lanes, lists, events, clock, rank, lane, now_s, pools):
     """Apply the end of the lane's step: finished requests leave, complete prefills give their token and begin to
     decode.
     """
@@ -192,7 +235,7 @@ def complete(settings, requests, ranks, lanes, lists, clock, rank, lane, now_s):
         i = lists[lane, FINISH_VALUE, 0]
         lanes[lane].finish_size = pop(lists[lane, FINISH_KEY], lists[lane, FINISH_VALUE], lanes[lane].finish_size)
         stop_decoding(settings, requests, lanes, lists, i)
-        finish(settings, requests, ranks, lanes, clock, rank, i, now_s)
+        finish(settings, requests, ranks, lanes, events, clock, rank, i, now_s, pools)
 
     for position in range(lanes[lane].batch_size):
         i = lists[lane, BATCH, position]
@@ -204,7 +247,7 @@ def complete(settings, requests, ranks, lanes, lists, clock, rank, lane, now_s):
         ranks[rank].remaining_tokens -= 1
         end = requests[i].input_tokens + requests[i].output_tokens - 1
         if requests[i].computed_tokens >= end:
-            finish(settings, requests, ranks, lanes, clock, rank, i, now_s)
+            finish(settings, requests, ranks, lanes, events, clock, rank, i, now_s, pools)
         else:
             joined = lanes[lane].steps - requests[i].computed_tokens
             requests[i].is_decoding = 1
@@ -319,10 +362,13 @@ def start_step(settings, cost, requests, ranks, lanes, lists, stages, events, cl
             rank_decodes = lanes[lane].num_decoding - lanes[lane].num_skipped
             older = rank_decodes - lanes[lane].num_joined
             since_s = lanes[lane].joined_since_s
-            if older > 0:
+            num_late = lanes[lane].num_joined
+            are_late = since_s < num_late * now_s * (1 - 1e-12)
+            if older > 0 and lanes[lane].last_decode_s < now_s:
+                num_late, are_late = rank_decodes, True
                 since_s += older * lanes[lane].last_decode_s
-            if (older > 0 and lanes[lane].last_decode_s < now_s) or since_s < rank_decodes * now_s * (1 - 1e-12):
-                paused += rank_decodes
+            if are_late:
+                paused += num_late
                 late_since_s += since_s
             lanes[lane].steps += 1
             lanes[lane].context_tokens += rank_decodes
@@ -331,7 +377,7 @@ def start_step(settings, cost, requests, ranks, lanes, lists, stages, events, cl
 
     if prefill_tokens == 0 and cost.recorded_step_s.size == 0 and settings.num_stages == 1:
         horizon_s = next_arrival_s(settings, requests, clock)
-        if settings.concurrency > 0 and clock[0].queued > 0:
+        if (settings.concurrency > 0 or settings.heeds_all_events) and clock[0].queued > 0:
             horizon_s = min(horizon_s, events[0].time_s)
         most_steps = steps_until_event(settings, ranks, lanes, lists, first, end)
         while num_steps < most_steps and time_s < horizon_s:
@@ -376,7 +422,7 @@ def start_step(settings, cost, requests, ranks, lanes, lists, stages, events, cl
     steps[row].start_s = now_s
     steps[row].duration_s = time_s - now_s
     steps[row].num_steps = num_steps
-    steps[row].replica = replica
+    steps[row].replica = settings.first_replica + replica
     steps[row].decode_tokens = decodes
     steps[row].prefill_tokens = prefill_tokens
     steps[row].num_prefills = num_prefills
@@ -390,7 +436,7 @@ def start_step(settings, cost, requests, ranks, lanes, lists, stages, events, cl
     steps[row].resumed_tokens = resumed
     steps[row].late_gap_s = late_gap_s
     clock[0].rows += 1
-    lane = replica * settings.num_stages + stage
+    lane = settings.first_event + replica * settings.num_stages + stage
     clock[0].queued = push(events.time_s, events.lane, clock[0].queued, time_s, lane)
     return DONE
 
@@ -418,7 +464,7 @@ def steps_until_event(settings, ranks, lanes, lists, first, end):
 
 
 @entry
-def run(settings, cost, requests, ranks, lanes, lists, stages, events, clock, steps):
+def run(settings, cost, requests, ranks, lanes, lists, stages, events, clock, steps, pools):
     """Advance the simulation until all requests have finished or `steps` is full.
 
     Where the host works beside the device, the batch that follows a step at once was formed when that step started:
@@ -430,6 +476,7 @@ def run(settings, cost, requests, ranks, lanes, lists, stages, events, clock, st
     Args:
         settings, cost, requests, ranks, lanes, lists, stages, events, clock: see `kernels.state`; changed in place.
         steps: buffer for the rows of this call; `clock[0].rows` says how many were written.
+        pools: None, or `kernels.pools.Pools`; what belongs to one pool is then read from there at every event.
 
     Returns:
         DONE, MORE, STUCK or OUT_OF_STEPS.
@@ -441,21 +488,32 @@ def run(settings, cost, requests, ranks, lanes, lists, stages, events, clock, st
         if arrival_s <= event_s:
             if arrival_s == np.inf:
                 return DONE if clock[0].finished >= requests.size else STUCK
-            deliver(settings, requests, ranks, lanes, events, clock, arrival_s)
+            deliver(settings, requests, ranks, lanes, events, clock, arrival_s, pools)
             continue
         if clock[0].rows >= steps.size:
             return MORE
-        replica, stage = events[0].lane // settings.num_stages, events[0].lane % settings.num_stages
+        event = events[0].lane
         clock[0].queued = pop(events.time_s, events.lane, clock[0].queued)
+        if pools is not None:
+            if event < 0:
+                arrive(requests, events, clock, pools, event + requests.size, event_s)
+                continue
+            pool = pools.pool_of_event[event]
+            settings, cost = pools.pools[pool], cost_of(pools, pool)
+            ranks, lanes = ranks_of(pools, settings), lanes_of(pools, settings)
+            lists = pools.lists[settings.first_lane : settings.end_lane]
+            stages = pools.stages[settings.first_replica : settings.end_replica]
+            event -= settings.first_event
+        replica, stage = event // settings.num_stages, event % settings.num_stages
         first = replica * settings.ranks_per_replica
         ends_step = False
         for rank in range(first, first + settings.ranks_per_replica):
             lane = rank * settings.num_stages + stage
             ends_step = ends_step or lanes[lane].batch_size > 0 or lanes[lane].batch_decodes
-            complete(settings, requests, ranks, lanes, lists, clock, rank, lane, event_s)
+            complete(settings, requests, ranks, lanes, lists, events, clock, rank, lane, event_s, pools)
         arrival_s = next_arrival_s(settings, requests, clock)
         while arrival_s <= event_s:
-            deliver(settings, requests, ranks, lanes, events, clock, arrival_s)
+            deliver(settings, requests, ranks, lanes, events, clock, arrival_s, pools)
             arrival_s = next_arrival_s(settings, requests, clock)
         cutoff_s = event_s
         if cost.host_overlaps and ends_step:
@@ -465,6 +523,8 @@ def run(settings, cost, requests, ranks, lanes, lists, stages, events, clock, st
             for rank in range(first, first + settings.ranks_per_replica):
                 lane = rank * settings.num_stages + stage
                 begin_batch(lanes, lane, cutoff_s)
+                if pools is not None:
+                    join_ready(settings, requests, ranks, lanes, lists, pools, rank, lane)
                 if settings.scheduler == SGLANG:
                     num_decodes = form_batch_sglang(settings, requests, ranks, lanes, lists, rank, lane, event_s)
                 else:
@@ -473,6 +533,10 @@ def run(settings, cost, requests, ranks, lanes, lists, stages, events, clock, st
             if cutoff_s == event_s:
                 break
             cutoff_s = event_s
+        if pools is not None:
+            for rank in range(first, first + settings.ranks_per_replica):
+                lane = rank * settings.num_stages + stage
+                pull(settings, requests, ranks, lanes, events, clock, pools, rank, lane, event_s)
         rows = clock[0].rows
         status = start_step(
             settings, cost, requests, ranks, lanes, lists, stages, events, clock, steps, replica, stage, event_s
