@@ -44,12 +44,15 @@ def cases(draw: st.DrawFn) -> Case:
         "router": draw(st.integers(0, len(state.ROUTERS) - 1)),
         "seed": draw(st.integers(0, 2**32)),
     }
+    pools = [draw(plans(role, inputs + outputs, shared, rng)) for role in draw(st.sampled_from(ROLES))]
+    # SGLang's prefill batches never preempt: its decode side cannot compute anything of a prompt.
+    samples_first = 0 if any(pool.settings.scheduler == state.SGLANG for pool in pools) else draw(st.integers(0, 1))
     return Case(
-        plans=[draw(plans(role, inputs + outputs, shared, rng)) for role in draw(st.sampled_from(ROLES))],
+        plans=pools,
         travel=Travel(
             decode_router=draw(st.integers(0, len(state.ROUTERS) - 1)),
             local_tokens=draw(st.sampled_from([0, 0, 10, 30])),
-            decode_samples_first=draw(st.integers(0, 1)),
+            decode_samples_first=samples_first,
             bytes_per_token=draw(st.sampled_from([0.0, 1e3, 1e5])),
             bytes_per_request=draw(st.sampled_from([0.0, 1e5])),
             latency_s=draw(st.sampled_from([0.0, 1e-3, 0.05])),

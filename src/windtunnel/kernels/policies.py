@@ -373,12 +373,12 @@ def waits_for_a_fuller_batch(settings, ranks, lanes, rank, lane, num_decodes):
     """
     if settings.batch_wait_steps == 0 or ranks[rank].num_waiting == 0 or num_decodes == 0:
         return False
+    lanes[lane].looks_again = 1  # every step counts
     fills = num_decodes + ranks[rank].waiting_tokens >= settings.batch_wait_tokens
     if fills or ranks[rank].waited_steps >= settings.batch_wait_steps:
         ranks[rank].waited_steps = 0
         return False
     ranks[rank].waited_steps += 1
-    lanes[lane].looks_again = 1
     return True
 
 
