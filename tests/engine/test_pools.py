@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from engine.test_oracle import expanded, random_cost
 
+from engine.test_oracle import expanded, random_cost
+from windtunnel.engine.pools import run_pools
 from windtunnel.engine.reference import Request, Step
 from windtunnel.engine.reference_pools import Journey, ReferencePools
-from windtunnel.engine.serving import run_loop, run_pools
+from windtunnel.engine.serving import run_loop
 from windtunnel.engine.workload import RequestArrays
 from windtunnel.kernels import state
 from windtunnel.kernels.pools import BOTH, DECODE, PREFILL, PoolPlan, Pools, Travel

@@ -38,7 +38,8 @@ class Pool(Reference):
         super().__init__(plan.settings, plan.cost, world.requests)
         self.world, self.role, self.link_bytes_per_s = world, plan.role, plan.link_bytes_per_s
         self.start()
-        self.completed_s = world.completed_s
+        # What the client knows is the same for all pools.
+        self.completed_s, self.thinking = world.completed_s, world.thinking
         self.handed: dict[int, list[Journey]] = {id(rank): [] for rank in self.ranks}
         self.pulled: dict[int, list[Journey]] = {id(rank): [] for rank in self.ranks}
         """They hold blocks: their KV is under way."""
@@ -114,7 +115,7 @@ class Pool(Reference):
 
     def an_older_one_waits(self, rank: Rank, request: Request) -> bool:
         def key(r: Request) -> tuple[int, int]:
-            return (r.priority if self.settings.priority else 0, r.index)
+            return (r.priority if self.settings.priority else 0, r.sequence)
 
         return bool(rank.waiting) and key(rank.waiting[0]) < key(request)
 
@@ -134,6 +135,8 @@ class ReferencePools:
 
     def run(self) -> list[Step]:
         self.completed_s: list[float] = []
+        self.thinking: list[tuple[float, int]] = []
+        self.replica_of_session: dict[int, int] = {}
         self.pools = [Pool(self, plan) for plan in self.plans]
         self.first = self.pools[0]
         self.replicas = [(pool, i) for pool in self.pools for i in range(pool.settings.num_replicas)]
@@ -175,37 +178,47 @@ class ReferencePools:
         return steps
 
     def deliver(self, now_s: float) -> None:
-        request = self.requests[self.first.next]
+        request = self.first.take_next(now_s)
         request.arrival_s = now_s
-        self.first.next += 1
-        if request.input_tokens <= self.travel.local_tokens:
-            pool, replica = self.choose(self.decoders, self.travel.decode_router, 1)
+        request.sequence = self.first.sent
+        self.first.sent += 1
+        is_local = request.input_tokens <= self.travel.local_tokens
+        candidates = self.decoders if is_local else self.entries
+        router = self.travel.decode_router if is_local else self.first.settings.router
+        former = self.replica_of_session.get(request.session, -1) if request.session >= 0 else -1
+        if ROUTERS[router] == "session_affinity" and former in candidates:
+            at = former
         else:
-            pool, replica = self.choose(self.entries, self.first.settings.router, 0)
-            if pool.role == PREFILL and (request.output_tokens > 1 or self.travel.decode_samples_first):
-                self.journeys[request.index] = Journey(request, request.output_tokens, pool, pool.ranks[0])
-                request.output_tokens = 1
+            at = self.choose(candidates, router, int(is_local))
+        self.replica_of_session[request.session] = at
+        pool, replica = self.replicas[at]
+        hands_over = pool.role == PREFILL and not is_local
+        if hands_over and (request.output_tokens > 1 or self.travel.decode_samples_first):
+            self.journeys[request.index] = Journey(request, request.output_tokens, pool, pool.ranks[0])
+            request.output_tokens = 1
         pool.deliver_to(replica, request, now_s)
 
-    def choose(self, candidates: list[int], code: int, turn: int) -> tuple[Pool, int]:
+    def choose(self, candidates: list[int], code: int, turn: int) -> int:
         router, n = ROUTERS[code], len(candidates)
         in_turn = self.turns[turn] % n
         self.turns[turn] += 1
         if n == 1 or router == "round_robin":
-            return self.replicas[candidates[in_turn]]
+            return candidates[in_turn]
         if router == "random":
-            return self.replicas[candidates[self.first.draw(n)]]
+            return candidates[self.first.draw(n)]
         if router == "power_of_two":
             candidates = sorted(candidates[self.first.draw(n)] for _ in range(2))
 
         def load(at: int) -> int:
             pool, replica = self.replicas[at]
+            if router == "least_waiting":
+                return pool.num_waiting(replica)
             return pool.used_blocks(replica) if router == "least_kv" else pool.num_outstanding(replica)
 
-        return self.replicas[min(candidates, key=load)]
+        return min(candidates, key=load)
 
     def hand_over(self, journey: Journey, now_s: float) -> None:
-        pool, replica = self.choose(self.decoders, self.travel.decode_router, 1)
+        pool, replica = self.replicas[self.choose(self.decoders, self.travel.decode_router, 1)]
         journey.decode_pool, journey.decode_rank = pool, pool.fewest_outstanding(replica)
         pool.handed[id(journey.decode_rank)].append(journey)
         pool.wake(replica, now_s)

@@ -9,13 +9,14 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.engine.prefix_cache import prefix_cache, session_state
 from windtunnel.engine.workload import RequestArrays, generate
 from windtunnel.errors import InputError, WindtunnelError
 from windtunnel.estimate.estimator import COVERAGES, Coverage, Estimator
 from windtunnel.estimate.steps import LoweredSteps, lower_steps, price_step
 from windtunnel.interop.aiconfigurator import measured_estimator
 from windtunnel.kernels import state
-from windtunnel.kernels.pools import PoolPlan, Pools, Travel, cost_of, new_pool_events, new_pools
+from windtunnel.kernels.pools import Pools
 from windtunnel.kernels.serve import DONE, MORE, OUT_OF_STEPS, run
 from windtunnel.metrics.records import STEP_COLUMNS, Table, request_table
 from windtunnel.metrics.summary import Summary, summarise
@@ -47,6 +48,18 @@ class Result:
     """Measured table or fit -> share of the device's time that it prices."""
     engine_time_s: float
     """Wall time of the simulation loop alone."""
+    pools: tuple["PoolResult", ...] = ()
+    """Empty where all replicas are alike; else `setup` and `memory` are those of the first."""
+
+
+@dataclass(frozen=True, eq=False)
+class PoolResult:
+    """What one pool of a finished run consisted of."""
+
+    name: str
+    role: str
+    setup: Setup
+    memory: MemoryPlan
 
 
 def simulate(
@@ -55,7 +68,7 @@ def simulate(
     progress: Progress | None = None,
     allow_download: bool = False,
 ) -> Result:
-    """Simulate `scenario`.
+    """Simulate a `scenario` whose replicas are all alike.
 
     Args:
         scenario: what to run.
@@ -70,20 +83,24 @@ def simulate(
     setup = resolve(scenario, allow_download)
     shard = shard_of(setup)
     requests = generate(scenario.workload, scenario.seed)
-    setup = _with_model_len(setup, requests)
+    setup = with_model_len(setup, requests)
     memory = plan_memory(shard, setup.device, setup.engine, setup.max_model_len)
     deployment = scenario.deployment
     settings = kernel_settings(setup, memory, deployment.replicas, requests, deployment.router, scenario.seed)
     check_requests(requests, setup, memory)
     estimator = estimator or estimator_for(setup)
     lowered = lower_steps(estimator, setup.device, shard, setup.engine, setup.max_model_len)
-    records, steps, engine_time_s = run_loop(settings, lowered.cost, requests, progress)
+    cache = None
+    if setup.engine.enable_prefix_caching and requests.prefixes is not None:
+        cache = prefix_cache(settings, requests)
+    records, steps, engine_time_s = run_loop(settings, lowered.cost, requests, progress, cache)
     num_replicas = scenario.deployment.replicas
     table = request_table(
-        {name: records[name].copy() for name in _ENGINE_COLUMNS},
+        {name: records[name].copy() for name in ENGINE_COLUMNS},
         records["rank"] // settings.ranks_per_replica,
         float(setup.engine.host.first_token_s or 0.0),
         requests.num_warmup,
+        None if cache is None else cache.requests["cached_tokens"],
     )
     del records
     price = scenario.deployment.price_usd_per_hour
@@ -97,6 +114,7 @@ def simulate(
         time_fractions=time_fractions(lowered, steps, settings),
         slo=scenario.slo,
         price_usd_per_hour=setup.device.price_usd_per_hour if price is None else price,
+        is_caching=cache is not None,
     )
     coverage, sources = provenance(estimator, shard, steps, settings.ranks_per_replica)
     return Result(
@@ -112,7 +130,7 @@ def simulate(
     )
 
 
-_ENGINE_COLUMNS = (
+ENGINE_COLUMNS = (
     "arrival_s",
     "scheduled_s",
     "first_token_s",
@@ -179,9 +197,19 @@ def kernel_settings(
 
 
 def run_loop(
-    settings: state.Settings, cost: state.StepCost, requests: RequestArrays, progress: Progress | None = None
+    settings: state.Settings,
+    cost: state.StepCost,
+    requests: RequestArrays,
+    progress: Progress | None = None,
+    cache: state.Cache | None = None,
 ) -> tuple[NDArray[np.void], Table, float]:
     """Run the compiled loop to its end, one pool of replicas.
+
+    Args:
+        settings, cost: of the replicas.
+        requests: in order of sending.
+        progress: called now and then.
+        cache: prefix caches, None without prefix caching; holds what each request found.
 
     Returns:
         `REQUEST` records in order of sending, the step table, and the loop's wall time in seconds.
@@ -189,39 +217,16 @@ def run_loop(
     Raises:
         WindtunnelError: recorded step durations ran out before the requests did.
     """
-    arrays = (state.new_ranks(settings), state.new_lanes(settings), state.new_lists(settings))
+    arrays = (
+        state.new_ranks(settings),
+        state.new_lanes(settings),
+        state.new_lists(settings),
+        state.new_stages(settings),
+    )
     records = new_records(requests)
     events = state.new_events(settings)
-    steps, engine_time_s = _run_to_end(settings, cost, records, arrays, state.new_stages(settings), events, progress)
+    steps, engine_time_s = run_to_end(settings, cost, requests, records, arrays, events, progress, cache=cache)
     return records.view(np.ndarray), steps, engine_time_s
-
-
-def run_pools(
-    plans: Sequence[PoolPlan], travel: Travel, requests: RequestArrays, progress: Progress | None = None
-) -> tuple[NDArray[np.void], Pools, Table, float]:
-    """Run the compiled loop to its end over several pools.
-
-    Returns:
-        `REQUEST` records in order of sending, the pools as the run left them with every request's journey, the step
-        table, and the loop's wall time in seconds.
-
-    Raises:
-        WindtunnelError: recorded step durations ran out before the requests did.
-    """
-    records = new_records(requests)
-    pools = new_pools(plans, travel, records.size)
-    arrays = (pools.ranks, pools.lanes, pools.lists)
-    steps, engine_time_s = _run_to_end(
-        pools.pools[0],
-        cost_of.py_func(pools, 0),
-        records,
-        arrays,
-        pools.stages,
-        new_pool_events(plans),
-        progress,
-        pools,
-    )
-    return records.view(np.ndarray), pools, steps, engine_time_s
 
 
 def new_records(requests: RequestArrays) -> state.Table:
@@ -229,23 +234,25 @@ def new_records(requests: RequestArrays) -> state.Table:
     return state.new_requests(requests.arrival_s, requests.input_tokens, requests.output_tokens, requests.priority)
 
 
-def _run_to_end(
+def run_to_end(
     settings: Any,
     cost: state.StepCost,
+    requests: RequestArrays,
     records: state.Table,
-    arrays: tuple[state.Table, state.Table, state.Ints],
-    stages: state.Floats,
+    arrays: Sequence[state.Table],
     events: state.Table,
     progress: Progress | None,
+    *,
+    cache: state.Cache | None = None,
     pools: Pools | None = None,
 ) -> tuple[Table, float]:
-    """Run the loop buffer by buffer; `records` and `pools` are changed in place."""
-    clock = state.new_clock(settings)
+    """Run the loop buffer by buffer; `records`, `arrays` and what belongs to them are changed in place."""
+    clock, sessions = state.new_clock(settings), session_state(requests)
     buffers = []
     started_s = time.perf_counter()
     while True:
         buffer = state.new_steps(STEP_BUFFER_ROWS)
-        status = run(settings, cost, records, *arrays, stages, events, clock, buffer, pools)
+        status = run(settings, cost, cache, sessions, records, *arrays, events, clock, buffer, pools)
         buffers.append(buffer[: clock[0].rows])
         if progress is not None:
             progress(int(clock[0].finished), records.size)
@@ -387,7 +394,7 @@ def resolved_scenario(scenario: Scenario, setup: Setup, memory: MemoryPlan) -> S
     return msgspec.structs.replace(scenario, precision=setup.precision, deployment=deployment)
 
 
-def _with_model_len(setup: Setup, requests: RequestArrays) -> Setup:
+def with_model_len(setup: Setup, requests: RequestArrays) -> Setup:
     """The longest request decides how far the cost grids reach, unless the engine was told a limit."""
     if setup.engine.max_model_len is not None:
         return setup

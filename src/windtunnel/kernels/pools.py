@@ -19,14 +19,17 @@ from windtunnel.kernels.state import (
     FINISH_KEY,
     FINISH_VALUE,
     LEAST_KV,
-    LEAST_OUTSTANDING,
+    LEAST_WAITING,
     MODULUS,
+    MOST_REQUESTS,
     MULTIPLIER,
     NONE,
     PHASES,
     POWER_OF_TWO,
     PREFILLING,
+    RANDOM,
     ROUND_ROBIN,
+    SESSION_AFFINITY,
     TRTLLM,
     Floats,
     Ints,
@@ -279,13 +282,15 @@ def lanes_of(pools, settings):
 
 @inner
 def load_of(pools, replica, router):
-    """What a router compares: blocks in use under `least_kv`, else requests waiting and running."""
+    """What a router compares: `policies.replica_load` of a replica of any pool."""
     settings = pools.pools[pools.pool_of_replica[replica]]
     first = settings.first_rank + (replica - settings.first_replica) * settings.ranks_per_replica
     load = 0
     for rank in range(first, first + settings.ranks_per_replica):
         if router == LEAST_KV:
             load += settings.num_blocks - pools.ranks[rank].free_blocks
+        elif router == LEAST_WAITING:
+            load += pools.ranks[rank].num_waiting
         else:
             load += pools.ranks[rank].num_outstanding
     return load
@@ -300,7 +305,7 @@ def choose(pools, clock, candidates, router, turn):
         return candidates[0]
     if router == ROUND_ROBIN:
         return candidates[turn % candidates.size]
-    looks_at_all = router in (LEAST_OUTSTANDING, LEAST_KV)
+    looks_at_all = router not in (RANDOM, POWER_OF_TWO)
     best, least = NONE, 0
     for position in range(candidates.size if looks_at_all else 1 + (router == POWER_OF_TWO)):
         replica = candidates[position]
@@ -314,19 +319,31 @@ def choose(pools, clock, candidates, router, turn):
 
 
 @inner
-def route_arrival(pools, requests, clock, i):
-    """The replica that arriving request `i` starts at; one that is to be handed over asks for one token there."""
+def route_arrival(pools, sessions, requests, clock, i):
+    """The replica that arriving request `i` starts at; one that is to be handed over asks for one token there.
+
+    Under `session_affinity` a session's later turns start where its former one did, if they may.
+    """
     routing = pools.routing[0]
-    if requests[i].input_tokens <= routing.local_tokens:
-        replica = choose(pools, clock, pools.decoders, routing.decode_router, routing.decode_turn)
-        routing.decode_turn += 1
-    else:
-        replica = choose(pools, clock, pools.entries, routing.router, routing.turn)
-        routing.turn += 1
-        if pools.pools[pools.pool_of_replica[replica]].hands_over:
-            if requests[i].output_tokens > 1 or routing.decode_samples_first:
-                pools.journeys[i].later_output_tokens = requests[i].output_tokens
-                requests[i].output_tokens = 1
+    is_local = requests[i].input_tokens <= routing.local_tokens
+    candidates = pools.decoders if is_local else pools.entries
+    router = routing.decode_router if is_local else routing.router
+    replica = NONE
+    if sessions is not None and router == SESSION_AFFINITY:
+        if sessions.session[i] != NONE and sessions.replica[sessions.session[i]] != NONE:
+            former = sessions.replica[sessions.session[i]]
+            for candidate in candidates:
+                replica = former if candidate == former else replica
+    if replica == NONE:
+        replica = choose(pools, clock, candidates, router, routing.decode_turn if is_local else routing.turn)
+        if is_local:
+            routing.decode_turn += 1
+        else:
+            routing.turn += 1
+    if not is_local and pools.pools[pools.pool_of_replica[replica]].hands_over:
+        if requests[i].output_tokens > 1 or routing.decode_samples_first:
+            pools.journeys[i].later_output_tokens = requests[i].output_tokens
+            requests[i].output_tokens = 1
     return replica
 
 
@@ -395,8 +412,10 @@ def pull(settings, requests, ranks, lanes, events, clock, pools, rank, lane, now
             break
         waiting = ranks[rank].waiting
         if waiting != NONE:
-            order = requests[i].priority if settings.priority else 0
-            if requests[waiting].order < order or (requests[waiting].order == order and waiting < i):
+            order = requests[i].sequence
+            if settings.priority:
+                order += requests[i].priority * MOST_REQUESTS
+            if requests[waiting].order < order:
                 break
         num_needed = num_blocks_for(requests[i].input_tokens - routing.decode_samples_first, settings.block_size)
         if settings.scheduler == TRTLLM:

@@ -28,6 +28,7 @@ REQUEST_COLUMNS: Mapping[str, str] = {
     "priority": "smaller goes first",
     "replica": "that served it",
     "num_preemptions": "times that it was preempted and computed again",
+    "cached_tokens": "of the prompt, found in the KV cache when it was first scheduled",
     "queueing_s": "scheduled - arrival",
     "prefill_s": "first token - scheduled",
     "ttft_s": "time to first token at the client: first token - arrival, and the frontend's share",
@@ -36,6 +37,14 @@ REQUEST_COLUMNS: Mapping[str, str] = {
     "is_warmup": "sent before the measurement; left out of the summary",
 }
 """Column -> meaning. All times count from the start of the simulation."""
+
+POOL_COLUMNS: Mapping[str, str] = {
+    "prefill_replica": "that computed the prompt; `replica` decoded",
+    "handed_s": "end of the prefill of a request that was handed over; NaN where one replica did all",
+    "transfer_start_s": "when its KV began to be read; with overlap during the prefill",
+    "transfer_end_s": "when all of it had been read",
+}
+"""Further columns of the request table of a deployment with pools."""
 
 STEP_COLUMNS: Mapping[str, str] = {
     "start_s": "of the first step",
@@ -69,6 +78,10 @@ class Table:
 
     def __len__(self) -> int:
         return len(next(iter(self.columns.values())))
+
+    def with_columns(self, columns: Mapping[str, NDArray[Any]], meanings: Mapping[str, str]) -> "Table":
+        """The table with further columns."""
+        return Table({**self.columns, **columns}, {**self.meanings, **meanings})
 
     def where(self, rows: NDArray[np.bool_]) -> "Table":
         """The rows that `rows`, a mask, selects."""
@@ -104,7 +117,11 @@ class Table:
 
 
 def request_table(
-    engine: Mapping[str, NDArray[Any]], replica: NDArray[np.int64], frontend_s: float, num_warmup: int
+    engine: Mapping[str, NDArray[Any]],
+    replica: NDArray[np.int64],
+    frontend_s: float,
+    num_warmup: int,
+    cached_tokens: NDArray[np.int64] | None = None,
 ) -> Table:
     """The request table from what an engine recorded.
 
@@ -113,6 +130,7 @@ def request_table(
         replica: of each request.
         frontend_s: what the client sees on top of the engine's times.
         num_warmup: the first so many requests are warm-up.
+        cached_tokens: of each prompt; None without prefix caching.
     """
     first_token_s, finish_s, arrival_s = engine["first_token_s"], engine["finish_s"], engine["arrival_s"]
     n = arrival_s.size
@@ -124,6 +142,7 @@ def request_table(
         **{name: engine[name] for name in list(REQUEST_COLUMNS)[1:8]},
         "replica": replica,
         "num_preemptions": engine["num_preemptions"],
+        "cached_tokens": np.zeros(n, np.int64) if cached_tokens is None else cached_tokens,
         "queueing_s": engine["scheduled_s"] - arrival_s,
         "prefill_s": first_token_s - engine["scheduled_s"],
         "ttft_s": first_token_s - arrival_s + frontend_s,

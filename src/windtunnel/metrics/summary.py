@@ -1,14 +1,15 @@
 """The figures that users quote, from the records: latency percentiles, throughput, goodput, utilisation, money."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.metrics.records import Table
 from windtunnel.spec.noun import Noun
-from windtunnel.spec.scenario import Slo
+from windtunnel.spec.slo import Slo
 
 Floats = NDArray[np.float64]
 
@@ -70,6 +71,18 @@ class Cost(Noun):
     usd_per_million_total_tokens: float
 
 
+class PoolSummary(Noun):
+    """One pool of a deployment with several."""
+
+    name: str
+    role: str
+    num_replicas: int
+    num_devices: int
+    utilisation: Utilisation
+    time_fractions: dict[str, float]
+    usd_per_hour: float | None
+
+
 class Summary(Noun):
     """A run in a few numbers. Times in seconds; warm-up requests left out of all but utilisation."""
 
@@ -90,10 +103,16 @@ class Summary(Noun):
     """Share of busy time by what bounds it: compute, memory, communication, host."""
     bound_by: str
     """The largest of those, or `kv_capacity` where requests waited for KV blocks most of the busy time."""
+    cache_hit_fraction: float | None = None
+    """Share of all prompt tokens that the KV cache had; None where nothing could be."""
     goodput: Goodput | None = None
     """None without an SLO."""
     cost: Cost | None = None
     """None where the device's price is unknown."""
+    transfer_s: Distribution | None = None
+    """From the end of the prefill to the arrival of the KV where it is decoded; None where nothing is handed over."""
+    pools: tuple[PoolSummary, ...] = ()
+    """Empty where all replicas are alike."""
 
 
 def summarise(
@@ -107,6 +126,7 @@ def summarise(
     time_fractions: Mapping[str, float],
     slo: Slo | None = None,
     price_usd_per_hour: float | None = None,
+    is_caching: bool = False,
 ) -> Summary:
     """The summary of a finished run.
 
@@ -118,12 +138,13 @@ def summarise(
         time_fractions: share of busy time by what bounds it.
         slo: limits that decide goodput.
         price_usd_per_hour: of one device.
+        is_caching: prompts share beginnings, and the engine caches them.
     """
     warmup = requests["is_warmup"]
     measured = requests.where(~warmup) if warmup.any() else requests
     span_s = float(measured["finish_s"].max() - measured["arrival_s"].min())
     throughput = _throughput(measured, span_s, num_devices)
-    utilisation = _utilisation(requests, steps, num_replicas * num_stages, num_blocks)
+    utilisation = utilisation_of(requests, steps, num_replicas * num_stages, num_blocks)
     cost = None
     if price_usd_per_hour is not None:
         per_hour = price_usd_per_hour * num_devices
@@ -149,6 +170,40 @@ def summarise(
         cost=cost,
         time_fractions=dict(time_fractions),
         bound_by=_bound_by(steps, num_blocks, time_fractions),
+        cache_hit_fraction=_cache_hit_fraction(measured) if is_caching else None,
+    )
+
+
+def with_pools(summary: Summary, requests: Table, pools: Sequence[PoolSummary]) -> Summary:
+    """The summary of a deployment with pools: shares are means over replicas or busy time, and a part a pool."""
+    replicas = [pool.num_replicas for pool in pools]
+    busy = [pool.num_replicas * pool.utilisation.busy_fraction for pool in pools]
+    means = {
+        name: float(np.average([getattr(pool.utilisation, name) for pool in pools], weights=weights))
+        for name, weights in (
+            ("busy_fraction", replicas),
+            ("mean_running", busy),
+            ("mean_waiting", busy),
+            ("kv_mean_fraction", replicas),
+        )
+    }
+    utilisation = Utilisation(
+        kv_peak_fraction=max(pool.utilisation.kv_peak_fraction for pool in pools),
+        num_preemptions=summary.utilisation.num_preemptions,
+        **means,
+    )
+    names = next(pool.time_fractions for pool in pools if pool.time_fractions)
+    fractions = {
+        name: float(np.average([pool.time_fractions.get(name, 0.0) for pool in pools], weights=busy)) for name in names
+    }
+    moved = requests.where(~requests["is_warmup"] & ~np.isnan(requests["handed_s"]))
+    return msgspec.structs.replace(
+        summary,
+        utilisation=utilisation,
+        time_fractions=fractions,
+        bound_by=max(fractions, key=lambda name: fractions[name]),
+        transfer_s=distribution(moved["transfer_end_s"] - moved["handed_s"]) if len(moved) else None,
+        pools=tuple(pools),
     )
 
 
@@ -210,7 +265,8 @@ def _throughput(requests: Table, span_s: float, num_devices: int) -> Throughput:
     )
 
 
-def _utilisation(requests: Table, steps: Table, num_replicas: int, num_blocks: int) -> Utilisation:
+def utilisation_of(requests: Table, steps: Table, num_replicas: int, num_blocks: int) -> Utilisation:
+    """Of replicas (or their pipeline stages) with `num_blocks` KV blocks each, from the steps that they ran."""
     start_s = float(requests["arrival_s"].min())
     whole_s = (float(requests["finish_s"].max()) - start_s) * num_replicas
     busy_s = steps["duration_s"]
@@ -223,6 +279,10 @@ def _utilisation(requests: Table, steps: Table, num_replicas: int, num_blocks: i
         kv_peak_fraction=float(steps["used_blocks"].max() / num_blocks),
         num_preemptions=int(requests["num_preemptions"].sum()),
     )
+
+
+def _cache_hit_fraction(requests: Table) -> float:
+    return float(requests["cached_tokens"].sum() / requests["input_tokens"].sum())
 
 
 def _bound_by(steps: Table, num_blocks: int, time_fractions: Mapping[str, float]) -> str:
@@ -238,6 +298,8 @@ def to_builtins(summary: Summary) -> dict[str, Any]:
 
 
 def _builtin(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_builtin(part) for part in value]
     if isinstance(value, Noun):
         return {name: _builtin(getattr(value, name)) for name in value.__struct_fields__}
     return value
