@@ -124,6 +124,11 @@ def _prepared(
     scenario: Scenario, pool: Pool, requests: RequestArrays, estimator: Estimator | None, allow_download: bool
 ) -> _Part:
     setup = with_model_len(resolve(pool_scenario(scenario, pool), allow_download), requests)
+    if setup.engine.enable_prefix_caching and requests.prefixes is not None:
+        raise InputError(
+            f"pool {pool.name}: prompts share beginnings, and a deployment with pools has no prefix cache",
+            "set deployment.engine.enable_prefix_caching to false to compute every prompt in full",
+        )
     shard = shard_of(setup)
     memory = plan_memory(shard, setup.device, setup.engine, setup.max_model_len)
     asked = requests

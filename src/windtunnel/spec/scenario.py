@@ -130,9 +130,15 @@ def resolve(scenario: Scenario, allow_download: bool = False) -> Setup:
     """Look up the scenario's names, fill in its engine's defaults and check that its parts go together.
 
     Raises:
-        InputError: an unknown name, or a parallelism or format that this model, device or node cannot have.
+        InputError: an unknown name, or a parallelism or format that this model, device or node cannot have; or the
+            deployment has pools, each of which resolves alone (`pool_scenario`).
     """
     deployment = scenario.deployment
+    if deployment.pools:
+        raise InputError(
+            f"the deployment has {len(deployment.pools)} pools: there is not one setup of it",
+            "write the device, parallelism and engine of one pool as a deployment without pools",
+        )
     model = catalog.model(scenario.model, allow_download)
     device = catalog.device(deployment.device)
     node = catalog.node(deployment.node) if deployment.node else catalog.default_node(device)
