@@ -15,14 +15,18 @@ from windtunnel.engine.serving import (
     check_requests,
     estimator_for,
     kernel_settings,
+    limits_by_tenant,
     new_records,
+    power_model,
     provenance,
     resolved_scenario,
     run_to_end,
     shard_of,
+    span_of,
     time_fractions,
     with_model_len,
 )
+from windtunnel.engine.work import stage_uses, step_work
 from windtunnel.engine.workload import RequestArrays, generate
 from windtunnel.errors import InputError
 from windtunnel.estimate.estimator import Coverage, Estimator
@@ -34,6 +38,7 @@ from windtunnel.metrics.summary import PoolSummary, Utilisation, summarise, util
 from windtunnel.ops.forward import Shard
 from windtunnel.ops.memory import MemoryPlan, kv_bytes_per_token, plan_memory, state_bytes_per_request
 from windtunnel.spec.deployment import Parallelism, Pool
+from windtunnel.spec.engine_defaults import ENGINE_SCHEDULERS
 from windtunnel.spec.scenario import Scenario, Setup, pool_scenario, resolve
 
 ROLES = {"both": BOTH, "prefill": PREFILL, "decode": DECODE}
@@ -70,10 +75,10 @@ def simulate_pools(
     records, pools, steps, engine_time_s = run_pools(
         _with_given_link(scenario, [part.plan for part in parts]), travel_of(scenario, parts), requests, progress
     )
-    table = _request_table(records, pools, float(parts[0].setup.engine.host.first_token_s or 0.0), requests.num_warmup)
+    table = _request_table(records, pools, float(parts[0].setup.engine.host.first_token_s or 0.0), requests)
     summaries = [
-        _pool_summary(part, _steps_of(steps, pools, position), table, pools, position)
-        for position, part in enumerate(parts)
+        _pool_summary(scenario, part, _steps_of(steps, pools, at), table, int(pools.pools[at].first_replica))
+        for at, part in enumerate(parts)
     ]
     deployment = scenario.deployment
     prices = [summary.usd_per_hour for summary in summaries]
@@ -87,6 +92,7 @@ def simulate_pools(
         time_fractions=next(part.time_fractions for part in summaries if part.time_fractions),
         slo=scenario.slo,
         price_usd_per_hour=sum(known) / deployment.num_devices if len(known) == len(prices) else None,
+        tenants=limits_by_tenant(scenario, requests),
     )
     coverage, sources = _provenance(parts, [_steps_of(steps, pools, at) for at in range(len(parts))])
     return Result(
@@ -124,6 +130,11 @@ def _prepared(
     scenario: Scenario, pool: Pool, requests: RequestArrays, estimator: Estimator | None, allow_download: bool
 ) -> _Part:
     setup = with_model_len(resolve(pool_scenario(scenario, pool), allow_download), requests)
+    if setup.engine.scheduler not in ENGINE_SCHEDULERS:
+        raise InputError(
+            f"pool {pool.name}: the scheduler {setup.engine.scheduler} does not run in pools",
+            f"those that do: {', '.join(ENGINE_SCHEDULERS)}",
+        )
     if setup.engine.enable_prefix_caching and requests.prefixes is not None:
         raise InputError(
             f"pool {pool.name}: prompts share beginnings, and a deployment with pools has no prefix cache",
@@ -192,45 +203,49 @@ def _with_given_link(scenario: Scenario, plans: Sequence[PoolPlan]) -> list[Pool
     return [plan._replace(link_bytes_per_s=plan.link_bytes_per_s * transfer.link_efficiency) for plan in plans]
 
 
-def _request_table(records: NDArray[np.void], pools: Pools, frontend_s: float, num_warmup: int) -> Table:
+def _request_table(records: NDArray[np.void], pools: Pools, frontend_s: float, requests: RequestArrays) -> Table:
     journeys = pools.journeys
     moved = ~np.isnan(journeys.handed_s)
     per_replica = pools.pools.ranks_per_replica[pools.pool_of_replica]
     replica_of_rank = np.repeat(np.arange(per_replica.size), per_replica)
     started = replica_of_rank[np.where(moved, journeys.prefill_rank, records["rank"])]
     ended = replica_of_rank[np.where(moved, journeys.decode_rank, records["rank"])]
-    table = request_table({name: records[name].copy() for name in ENGINE_COLUMNS}, ended, frontend_s, num_warmup)
+    engine = {name: records[name].copy() for name in ENGINE_COLUMNS}
+    table = request_table(engine, ended, frontend_s, requests.num_warmup, tenant=requests.tenant)
     columns = {name: np.array(journeys[name]) for name in list(POOL_COLUMNS)[1:]}
     return table.with_columns({"prefill_replica": started, **columns}, POOL_COLUMNS)
 
 
-def _is_of(replica: NDArray[np.int64], pools: Pools, position: int) -> NDArray[np.bool_]:
-    pool = pools.pools[position]
-    return np.asarray((replica >= pool.first_replica) & (replica < pool.end_replica))
-
-
 def _steps_of(steps: Table, pools: Pools, position: int) -> Table:
-    return steps.where(_is_of(steps["replica"], pools, position))
+    pool = pools.pools[position]
+    return steps.where((steps["replica"] >= pool.first_replica) & (steps["replica"] < pool.end_replica))
 
 
-def _pool_summary(part: _Part, steps: Table, requests: Table, pools: Pools, position: int) -> PoolSummary:
-    pool, parallelism = part.pool, part.setup.parallelism
-    num_devices = pool.replicas * parallelism.num_devices
-    price = pool.price_usd_per_hour
-    price = part.setup.device.price_usd_per_hour if price is None else price
-    utilisation, fractions = IDLE, {}
-    if len(steps):
+def _pool_summary(scenario: Scenario, part: _Part, steps: Table, requests: Table, first_replica: int) -> PoolSummary:
+    pool, setup, pp = part.pool, part.setup, part.setup.parallelism.pp
+    num_devices = pool.replicas * setup.parallelism.num_devices
+    price = setup.device.price_usd_per_hour if pool.price_usd_per_hour is None else pool.price_usd_per_hour
+    utilisation, fractions, stages = IDLE, {}, []
+    own = steps.replaced(replica=steps["replica"] - first_replica)
+    if len(own):
         num_blocks = part.memory.num_blocks * part.settings.ranks_per_replica
-        utilisation = utilisation_of(requests, steps, pool.replicas * parallelism.pp, num_blocks)
-        fractions = time_fractions(part.lowered, steps, part.settings)
-    ended = requests["num_preemptions"][_is_of(requests["replica"], pools, position)]
+        utilisation = utilisation_of(requests, own, pool.replicas, pp, num_blocks)
+        fractions = time_fractions(part.lowered, own, part.settings)
+        work = step_work(setup.device, part.shard, own)
+        stages = stage_uses(work, own, pp, pool.replicas, span_of(requests))
+    ended_here = requests["replica"] - first_replica
+    ended_here = (ended_here >= 0) & (ended_here < pool.replicas)
+    preemptions = int(requests["num_preemptions"][ended_here].sum())
+    power = power_model(pool_scenario(scenario, pool), setup)
     return PoolSummary(
         name=pool.name,
         role=pool.role,
         num_replicas=pool.replicas,
         num_devices=num_devices,
-        utilisation=msgspec.structs.replace(utilisation, num_preemptions=int(ended.sum())),
+        utilisation=msgspec.structs.replace(utilisation, num_preemptions=preemptions),
         time_fractions=fractions,
+        stages=tuple(stages),
+        mean_w=None if power is None else power.at(utilisation.busy_fraction) * num_devices,
         usd_per_hour=None if price is None else price * num_devices,
     )
 
@@ -239,6 +254,8 @@ IDLE = Utilisation(
     busy_fraction=0.0,
     mean_running=0.0,
     mean_waiting=0.0,
+    mean_present=0.0,
+    bubble_fraction=0.0,
     kv_mean_fraction=0.0,
     kv_peak_fraction=0.0,
     num_preemptions=0,
