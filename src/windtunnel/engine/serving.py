@@ -1,8 +1,9 @@
 """Run a serving scenario: names -> setup -> arrays -> compiled loop -> records and summary."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -18,6 +19,7 @@ from windtunnel.estimate.estimator import COVERAGES, Coverage, Estimator
 from windtunnel.estimate.steps import LoweredSteps, lower_steps, price_step
 from windtunnel.interop.aiconfigurator import measured_estimator
 from windtunnel.kernels import state
+from windtunnel.kernels.pools import Pools
 from windtunnel.kernels.serve import DONE, MORE, OUT_OF_STEPS, run
 from windtunnel.kernels.walked_state import WalkedSettings
 from windtunnel.metrics.checks import check_run
@@ -56,6 +58,18 @@ class Result:
     """Measured table or fit -> share of the device's time that it prices."""
     engine_time_s: float
     """Wall time of the simulation loop alone."""
+    pools: tuple["PoolResult", ...] = ()
+    """Empty where all replicas are alike; else `setup` and `memory` are those of the first."""
+
+
+@dataclass(frozen=True, eq=False)
+class PoolResult:
+    """What one pool of a finished run consisted of."""
+
+    name: str
+    role: str
+    setup: Setup
+    memory: MemoryPlan
 
 
 def simulate(
@@ -65,7 +79,7 @@ def simulate(
     allow_download: bool = False,
     policy: Policy | None = None,
 ) -> Result:
-    """Simulate `scenario`.
+    """Simulate a `scenario` whose replicas are all alike.
 
     Args:
         scenario: what to run.
@@ -125,7 +139,7 @@ def simulate(
         time_fractions=time_fractions(lowered, steps, settings),
         slo=scenario.slo,
         price_usd_per_hour=setup.device.price_usd_per_hour if price is None else price,
-        tenants=_limits_by_tenant(scenario, requests),
+        tenants=limits_by_tenant(scenario, requests),
         checks=check_run(table, steps, rows, setup.parallelism.pp),
         stages=stage_uses(
             step_work(setup.device, shard, steps), steps, setup.parallelism.pp, num_replicas, span_of(table)
@@ -158,7 +172,8 @@ def power_model(scenario: Scenario, setup: Setup) -> PowerModel | None:
     return None if busy_w is None else PowerModel(scenario.deployment.idle_fraction * busy_w, busy_w)
 
 
-def _limits_by_tenant(scenario: Scenario, requests: RequestArrays) -> dict[str, Slo | None]:
+def limits_by_tenant(scenario: Scenario, requests: RequestArrays) -> dict[str, Slo | None]:
+    """Tenants' names in the order of their numbers, and their own limits."""
     own = {tenant.name: tenant.slo for tenant in scenario.workload.tenants}
     return {name: own.get(name) for name in requests.tenant_names}
 
@@ -236,7 +251,7 @@ def run_loop(
     progress: Progress | None = None,
     cache: state.Cache | None = None,
 ) -> tuple[NDArray[np.void], Table, float]:
-    """Run the compiled loop to its end.
+    """Run the compiled loop to its end, one pool of replicas.
 
     Args:
         settings, cost: of the replicas.
@@ -250,15 +265,42 @@ def run_loop(
     Raises:
         WindtunnelError: recorded step durations ran out before the requests did.
     """
-    records = state.new_requests(requests.arrival_s, requests.input_tokens, requests.output_tokens, requests.priority)
-    sessions = session_state(requests)
-    ranks, lanes, lists = state.new_ranks(settings), state.new_lanes(settings), state.new_lists(settings)
-    stages, events, clock = state.new_stages(settings), state.new_events(settings), state.new_clock(settings)
+    arrays = (
+        state.new_ranks(settings),
+        state.new_lanes(settings),
+        state.new_lists(settings),
+        state.new_stages(settings),
+    )
+    records = new_records(requests)
+    events = state.new_events(settings)
+    steps, engine_time_s = run_to_end(settings, cost, requests, records, arrays, events, progress, cache=cache)
+    return records.view(np.ndarray), steps, engine_time_s
+
+
+def new_records(requests: RequestArrays) -> state.Table:
+    """Fresh `REQUEST` records."""
+    return state.new_requests(requests.arrival_s, requests.input_tokens, requests.output_tokens, requests.priority)
+
+
+def run_to_end(
+    settings: Any,
+    cost: state.StepCost,
+    requests: RequestArrays,
+    records: state.Table,
+    arrays: Sequence[state.Table],
+    events: state.Table,
+    progress: Progress | None,
+    *,
+    cache: state.Cache | None = None,
+    pools: Pools | None = None,
+) -> tuple[Table, float]:
+    """Run the loop buffer by buffer; `records`, `arrays` and what belongs to them are changed in place."""
+    clock, sessions = state.new_clock(settings), session_state(requests)
     buffers = []
     started_s = time.perf_counter()
     while True:
         buffer = state.new_steps(STEP_BUFFER_ROWS)
-        status = run(settings, cost, cache, sessions, records, ranks, lanes, lists, stages, events, clock, buffer)
+        status = run(settings, cost, cache, sessions, records, *arrays, events, clock, buffer, pools)
         buffers.append(buffer[: clock[0].rows])
         if progress is not None:
             progress(int(clock[0].finished), records.size)
@@ -269,7 +311,7 @@ def run_loop(
         raise WindtunnelError(f"the {cost.recorded_step_s.size} recorded steps end before the requests do")
     assert status == DONE, "a request can never be scheduled"
     steps = Table({name: np.concatenate([b[name] for b in buffers]) for name in STEP_COLUMNS}, STEP_COLUMNS)
-    return records.view(np.ndarray), steps, engine_time_s
+    return steps, engine_time_s
 
 
 def users_policy(engine: EngineSettings) -> Policy | None:
