@@ -44,7 +44,7 @@ def prefix_cache(settings: state.Settings, requests: RequestArrays) -> state.Cac
             f"{num_shared:,} shared prompt segments on {num_ranks:,} ranks are too many for the prefix caches",
             "use fewer replicas or requests, or set engine.enable_prefix_caching to false",
         )
-    return state.new_cache(settings, nodes, num_shared, leaf)
+    return state.new_cache(settings, nodes, num_shared, request_node, leaf)
 
 
 def path_tokens(node_parent: NDArray[np.int64], node_tokens: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -21,6 +21,7 @@ ROUTERS = (
     "least_kv",
     "session_affinity",
     "prefix_affinity",
+    "least_waiting",
 )
 
 
@@ -227,7 +228,11 @@ class Reference:
             uneven = max(loads) - min(loads) > 64 and max(loads) > 1.5 * min(loads)
             if self.cached_blocks(longest, request) > 0 and not uneven:
                 return longest
-        return min(range(n), key=self.used_blocks if router == "least_kv" else self.num_outstanding)
+        load = {"least_kv": self.used_blocks, "least_waiting": self.num_waiting}.get(router, self.num_outstanding)
+        return min(range(n), key=load)
+
+    def num_waiting(self, replica: int) -> int:
+        return sum(len(rank.waiting) for rank in self.ranks_of(replica))
 
     def cached_blocks(self, replica: int, request: Request) -> int:
         return max(rank.cache.find(request.segments, 2**60)[1] for rank in self.ranks_of(replica))

@@ -8,7 +8,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.engine.policy import Policy, load_policy
 from windtunnel.engine.prefix_cache import prefix_cache, session_state
+from windtunnel.engine.walked import check_walked, most_batch_tokens, walk, walked_settings
 from windtunnel.engine.work import stage_uses, step_work
 from windtunnel.engine.workload import RequestArrays, generate
 from windtunnel.errors import InputError, WindtunnelError
@@ -17,6 +19,7 @@ from windtunnel.estimate.steps import LoweredSteps, lower_steps, price_step
 from windtunnel.interop.aiconfigurator import measured_estimator
 from windtunnel.kernels import state
 from windtunnel.kernels.serve import DONE, MORE, OUT_OF_STEPS, run
+from windtunnel.kernels.walked_state import WalkedSettings
 from windtunnel.metrics.checks import check_run
 from windtunnel.metrics.power import PowerModel
 from windtunnel.metrics.records import STEP_COLUMNS, Table, request_table
@@ -24,6 +27,8 @@ from windtunnel.metrics.summary import Summary, summarise
 from windtunnel.metrics.tokens import rows_by_replica, with_token_times
 from windtunnel.ops.forward import Shard, StepBatch
 from windtunnel.ops.memory import MemoryPlan, plan_memory
+from windtunnel.spec.deployment import EngineSettings
+from windtunnel.spec.engine_defaults import ENGINE_SCHEDULERS, is_users_own
 from windtunnel.spec.scenario import Scenario, Setup, resolve
 from windtunnel.spec.slo import Slo
 
@@ -58,6 +63,7 @@ def simulate(
     estimator: Estimator | None = None,
     progress: Progress | None = None,
     allow_download: bool = False,
+    policy: Policy | None = None,
 ) -> Result:
     """Simulate `scenario`.
 
@@ -67,6 +73,7 @@ def simulate(
             roofline.
         progress: called now and then.
         allow_download: look models up on the Hugging Face hub too.
+        policy: a scheduler of one's own, instead of the engine's: see `engine.policy.Policy`.
 
     Raises:
         InputError: the scenario's parts do not go together, or a request that this deployment can never serve.
@@ -77,14 +84,23 @@ def simulate(
     setup = with_model_len(setup, requests)
     memory = plan_memory(shard, setup.device, setup.engine, setup.max_model_len)
     deployment = scenario.deployment
-    settings = kernel_settings(setup, memory, deployment.replicas, requests, deployment.router, scenario.seed)
+    walks = policy is not None or setup.engine.scheduler not in ENGINE_SCHEDULERS
+    settings_of = walked_settings if walks else kernel_settings
+    settings = settings_of(setup, memory, deployment.replicas, requests, deployment.router, scenario.seed)
     check_requests(requests, setup, memory)
     estimator = estimator or estimator_for(setup)
-    lowered = lower_steps(estimator, setup.device, shard, setup.engine, setup.max_model_len)
     cache = None
-    if setup.engine.enable_prefix_caching and requests.prefixes is not None:
-        cache = prefix_cache(settings, requests)
-    records, steps, engine_time_s = run_loop(settings, lowered.cost, requests, progress, cache)
+    if isinstance(settings, WalkedSettings):
+        check_walked(settings, requests)
+        policy = policy or users_policy(setup.engine)
+        reach = msgspec.structs.replace(setup.engine, max_num_batched_tokens=most_batch_tokens(settings, requests))
+        lowered = lower_steps(estimator, setup.device, shard, reach, setup.max_model_len)
+        records, steps, engine_time_s = run_walking(settings, lowered.cost, requests, policy, progress)
+    else:
+        lowered = lower_steps(estimator, setup.device, shard, setup.engine, setup.max_model_len)
+        if setup.engine.enable_prefix_caching and requests.prefixes is not None:
+            cache = prefix_cache(settings, requests)
+        records, steps, engine_time_s = run_loop(settings, lowered.cost, requests, progress, cache)
     num_replicas = scenario.deployment.replicas
     table = request_table(
         {name: records[name].copy() for name in ENGINE_COLUMNS},
@@ -255,6 +271,24 @@ def run_loop(
     return records.view(np.ndarray), steps, engine_time_s
 
 
+def users_policy(engine: EngineSettings) -> Policy | None:
+    """The policy that `engine.scheduler` names as `module:function`, or None."""
+    return load_policy(str(engine.scheduler)) if is_users_own(str(engine.scheduler)) else None
+
+
+def run_walking(
+    settings: WalkedSettings,
+    cost: state.StepCost,
+    requests: RequestArrays,
+    policy: Policy | None = None,
+    progress: Progress | None = None,
+) -> tuple[NDArray[np.void], Table, float]:
+    """Run the walking loop to its end; returns what `run_loop` does."""
+    records = state.new_requests(requests.arrival_s, requests.input_tokens, requests.output_tokens, requests.priority)
+    walked = walk(settings, records, cost, sessions=session_state(requests), policy=policy, progress=progress)
+    return walked.requests, walked.steps, walked.engine_time_s
+
+
 def check_requests(requests: RequestArrays, setup: Setup, memory: MemoryPlan) -> None:
     """Raise InputError for the first request that the engine would refuse or could never hold."""
     whole = requests.input_tokens + requests.output_tokens
@@ -287,7 +321,7 @@ def check_requests(requests: RequestArrays, setup: Setup, memory: MemoryPlan) ->
         )
 
 
-def time_fractions(lowered: LoweredSteps, steps: Table, settings: state.Settings) -> dict[str, float]:
+def time_fractions(lowered: LoweredSteps, steps: Table, settings: state.Settings | WalkedSettings) -> dict[str, float]:
     """Share of busy time by what bounds it; with several ranks per replica from their mean batch.
 
     Look-ups of the operators' shares are scaled so that a step's parts add up to its duration; attention counts as

@@ -138,4 +138,4 @@ def stage_tables(config: VidurConfig, tables: OperatorTables) -> walked_state.Ta
 def _sum(arrays: list[NDArray[np.float64]]) -> NDArray[np.float64]:
     """The sum as far as the shortest array goes."""
     shortest = min(len(array) for array in arrays)
-    return np.sum([array[:shortest] for array in arrays], axis=0)
+    return np.asarray(np.sum([array[:shortest] for array in arrays], axis=0))

@@ -20,9 +20,10 @@ from windtunnel.kernels.state import NONE, SGLANG, TRTLLM
 @inner
 def entry_of(cache, rank, node):
     """Where the state of a segment on a rank is: segments of one request only are on one rank only."""
+    num_ranks = cache.ranks.size
     if node < cache.num_shared:
-        return rank * cache.num_shared + node
-    return (cache.ranks.size - 1) * cache.num_shared + node
+        return node * num_ranks + rank
+    return (num_ranks - 1) * cache.num_shared + node
 
 
 @inner
@@ -67,17 +68,6 @@ def forget(cache, rank, entry):
     else:
         cache.entries[after].before = before
     cache.ranks[rank].evictable_blocks -= cache.entries[entry].num_blocks
-
-
-@inner
-def cached_blocks(cache, rank, node):
-    """Blocks of the root path of segment `node` that a rank has cached."""
-    while node != NONE:
-        num_blocks = cache.entries[entry_of(cache, rank, node)].num_blocks
-        if num_blocks > 0:
-            return cache.nodes[node].first_block + num_blocks
-        node = cache.nodes[node].parent
-    return 0
 
 
 @inner

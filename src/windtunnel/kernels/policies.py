@@ -6,7 +6,7 @@ step needs, and returns how many requests decode in it. Without pipeline paralle
 
 from windtunnel.kernels.heap import meld, push
 from windtunnel.kernels.jit import inner
-from windtunnel.kernels.kvcache import acquire, cached_blocks, caches_when_scheduled, look_up, release, share
+from windtunnel.kernels.kvcache import acquire, caches_when_scheduled, entry_of, look_up, release, share
 from windtunnel.kernels.state import (
     BATCH,
     BATCH_ENDS,
@@ -14,7 +14,6 @@ from windtunnel.kernels.state import (
     FINISH_KEY,
     FINISH_VALUE,
     LEAST_KV,
-    LEAST_OUTSTANDING,
     LEAST_WAITING,
     MODULUS,
     MOST_REQUESTS,
@@ -609,20 +608,24 @@ def replica_with_prefix(settings, cache, ranks, i):
     1.5): the busiest replica has 64 requests more than the idlest, and 1.5 times as many. The caches are looked at as
     they are, as llm-d's precise prefix scorer does, not by a router's own guess of them.
     """
-    best, longest, least = NONE, 0, 0
     lightest, heaviest = NONE, 0
     for replica in range(settings.num_replicas):
         load = replica_load(settings, ranks, replica)
         lightest = load if lightest == NONE else min(lightest, load)
         heaviest = max(heaviest, load)
-        first = replica * settings.ranks_per_replica
-        num_blocks = 0
-        for rank in range(first, first + settings.ranks_per_replica):
-            num_blocks = max(num_blocks, cached_blocks(cache, rank, cache.requests[i].leaf))
-        if num_blocks > longest or (num_blocks == longest and num_blocks > 0 and load < least):
-            best, longest, least = replica, num_blocks, load
     if heaviest - lightest > UNEVEN_REQUESTS and heaviest > UNEVEN_RATIO * lightest:
         return NONE
+    best, longest, least = NONE, 0, 0
+    node = cache.requests[i].shared
+    while node != NONE and best == NONE:
+        for rank in range(ranks.size):
+            num_blocks = cache.entries[entry_of(cache, rank, node)].num_blocks
+            replica = rank // settings.ranks_per_replica
+            if num_blocks > 0 and num_blocks >= longest:
+                load = replica_load(settings, ranks, replica)
+                if num_blocks > longest or load < least:
+                    best, longest, least = replica, num_blocks, load
+        node = cache.nodes[node].parent
     return best
 
 

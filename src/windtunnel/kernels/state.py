@@ -248,7 +248,7 @@ class StepCost(NamedTuple):
     prefill, the experts; not in `mixed_token_s` then. `[0.0]` where there is one rank."""
 
 
-NODE = np.dtype([("parent", "i8"), ("first_block", "i8"), ("end_block", "i8")])
+NODE = np.dtype([("parent", "i4"), ("first_block", "i4"), ("end_block", "i4")])
 """One record a segment of prompts, parents first: the full blocks of the root path that end in it."""
 
 ENTRY = np.dtype([("num_blocks", "i4"), ("references", "i4"), ("before", "i4"), ("after", "i4")])
@@ -257,6 +257,7 @@ neighbours in the order of release."""
 
 CACHED_REQUEST = np.dtype(
     [
+        ("shared", "i8"),  # the last segment that others may have of its prompt
         ("leaf", "i8"),  # segment that the request's output, or what nobody shares of its prompt and output, belongs to
         ("deepest", "i8"),  # segment that it holds references to, with all above it
         ("shared_blocks", "i8"),  # of those that it holds, in cached segments
@@ -276,7 +277,7 @@ class Cache(NamedTuple):
     """Segments that may be cached on any rank; the rest belong to one request each."""
     nodes: Table
     entries: Table
-    """`[rank, segment]` of shared segments in one row, then one for each of the rest."""
+    """`[segment, rank]` of shared segments in one row, then one for each of the rest."""
     requests: Table
     ranks: Table
 
@@ -315,17 +316,18 @@ def new_requests(arrival_s: Floats, input_tokens: Ints, output_tokens: Ints, pri
     return requests
 
 
-def new_cache(settings: Settings, nodes: Table, num_shared: int, leaf: Ints) -> Cache:
+def new_cache(settings: Settings, nodes: Table, num_shared: int, shared: Ints, leaf: Ints) -> Cache:
     """Empty prefix caches.
 
     Args:
         settings: of the replicas.
         nodes: `NODE` records of all segments.
         num_shared: the first so many may be cached on any rank.
-        leaf: [n] the deepest segment of each request.
+        shared, leaf: [n] the segments in which each request's shared and whole text ends.
     """
     num_ranks = settings.num_replicas * settings.ranks_per_replica
     requests = np.zeros(leaf.size, CACHED_REQUEST).view(np.recarray)
+    requests.shared = shared
     requests.leaf = leaf
     requests.deepest = NONE
     requests.cached_tokens = NONE
