@@ -31,6 +31,7 @@ def run_document(result: Result) -> dict[str, Any]:
         "memory": memory_document(result.memory),
         "coverage": {coverage.value: share for coverage, share in result.coverage.items()},
         "sources": result.sources,
+        "operators": result.operators,
     }
 
 
