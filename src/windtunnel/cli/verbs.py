@@ -9,6 +9,7 @@ from windtunnel.errors import InputError, did_you_mean
 VERBS = {
     "simulate": "Predict latency, throughput and cost of a served model.",
     "explain": "Show one forward step operator by operator.",
+    "vidur": "Run what a Vidur config.json describes, event for event.",
     "catalog": "List known models, devices, nodes, engines and traces.",
 }
 """Verb -> its line of help. The command is `command` in the module `windtunnel.cli.VERB`."""

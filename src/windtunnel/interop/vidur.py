@@ -222,7 +222,8 @@ def read_tables(path: Path, granularity: int = 64) -> OperatorTables:
         with np.load(path) as archive:
             arrays = {name: archive[name] for name in archive.files}
     except (OSError, ValueError) as error:
-        raise InputError(f"{path} cannot be read as an .npz archive: {error}") from error
+        what = error.strerror if isinstance(error, OSError) and error.strerror else "it is not an .npz archive"
+        raise InputError(f"{path} cannot be read: {what}", "Vidur's prediction tables are needed") from error
 
     def column(name: str) -> Floats:
         return _from_zero(arrays, name, path)
