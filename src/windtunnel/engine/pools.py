@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -29,7 +30,7 @@ from windtunnel.engine.serving import (
 from windtunnel.engine.work import stage_uses, step_work
 from windtunnel.engine.workload import RequestArrays, generate
 from windtunnel.errors import InputError
-from windtunnel.estimate.estimator import Coverage, Estimator
+from windtunnel.estimate.estimator import Estimator
 from windtunnel.estimate.steps import LoweredSteps, lower_steps
 from windtunnel.kernels import state
 from windtunnel.kernels.pools import BOTH, DECODE, PREFILL, PoolPlan, Pools, Travel, cost_of, new_pool_events, new_pools
@@ -94,7 +95,7 @@ def simulate_pools(
         price_usd_per_hour=sum(known) / deployment.num_devices if len(known) == len(prices) else None,
         tenants=limits_by_tenant(scenario, requests),
     )
-    coverage, sources = _provenance(parts, [_steps_of(steps, pools, at) for at in range(len(parts))])
+    coverage, sources, operators = _provenance(parts, [_steps_of(steps, pools, at) for at in range(len(parts))])
     return Result(
         scenario=_resolved(scenario, parts),
         setup=parts[0].setup,
@@ -104,6 +105,7 @@ def simulate_pools(
         summary=with_pools(summary, table, summaries),
         coverage=coverage,
         sources=sources,
+        operators=operators,
         engine_time_s=engine_time_s,
         pools=tuple(PoolResult(part.pool.name, part.pool.role, part.setup, part.memory) for part in parts),
     )
@@ -262,21 +264,21 @@ IDLE = Utilisation(
 )
 
 
-def _provenance(parts: Sequence[_Part], steps: Sequence[Table]) -> tuple[dict[Coverage, float], dict[str, float]]:
-    """Shares of the device's time, pools weighted by how long they were busy."""
-    coverage: dict[Coverage, float] = {}
-    sources: dict[str, float] = {}
+def _provenance(parts: Sequence[_Part], steps: Sequence[Table]) -> list[dict[Any, float]]:
+    """Shares of the device's time as `provenance` gives them, pools weighted by how long they were busy."""
     whole_s = sum(float(table["duration_s"].sum()) for table in steps)
+    found: list[dict[Any, float]] = [{}, {}, {}]
     for part, table in zip(parts, steps, strict=True):
         if not len(table):
             continue
-        share = float(table["duration_s"].sum()) / whole_s
-        by_coverage, by_source = provenance(part.estimator, part.shard, table, part.settings.ranks_per_replica)
-        for how, fraction in by_coverage.items():
-            coverage[how] = coverage.get(how, 0.0) + share * fraction
-        for source, fraction in by_source.items():
-            sources[source] = sources.get(source, 0.0) + share * fraction
-    return coverage, dict(sorted(sources.items(), key=lambda item: -item[1]))
+        busy_fraction = float(table["duration_s"].sum()) / whole_s
+        shares: tuple[dict[Any, float], ...] = provenance(
+            part.estimator, part.shard, table, part.settings.ranks_per_replica
+        )
+        for merged, own in zip(found, shares, strict=True):
+            for name, fraction in own.items():
+                merged[name] = merged.get(name, 0.0) + busy_fraction * fraction
+    return [dict(sorted(merged.items(), key=lambda item: -item[1])) for merged in found]
 
 
 def _resolved(scenario: Scenario, parts: Sequence[_Part]) -> Scenario:

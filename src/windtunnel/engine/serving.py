@@ -56,6 +56,8 @@ class Result:
     """How sure the operator times are: share of the device's time by how it was found."""
     sources: dict[str, float]
     """Measured table or fit -> share of the device's time that it prices."""
+    operators: dict[str, float]
+    """Operator, as `windtunnel explain` names it -> share of the device's time."""
     engine_time_s: float
     """Wall time of the simulation loop alone."""
     pools: tuple["PoolResult", ...] = ()
@@ -147,7 +149,7 @@ def simulate(
         power_w=power_model(scenario, setup),
         is_caching=cache is not None,
     )
-    coverage, sources = provenance(estimator, shard, steps, settings.ranks_per_replica)
+    coverage, sources, operators = provenance(estimator, shard, steps, settings.ranks_per_replica)
     return Result(
         scenario=resolved_scenario(scenario, setup, memory),
         setup=setup,
@@ -157,6 +159,7 @@ def simulate(
         summary=summary,
         coverage=coverage,
         sources=sources,
+        operators=operators,
         engine_time_s=engine_time_s,
     )
 
@@ -410,8 +413,8 @@ NUM_SAMPLED_STEPS = 16
 
 def provenance(
     estimator: Estimator, shard: Shard, steps: Table, num_ranks: int
-) -> tuple[dict[Coverage, float], dict[str, float]]:
-    """How the operator times of a run were found: shares of device time by coverage, and by table.
+) -> tuple[dict[Coverage, float], dict[str, float], dict[str, float]]:
+    """Where the operator times of a run come from: shares of device time by coverage, by table and by operator.
 
     Read off `NUM_SAMPLED_STEPS` steps of the run, spread evenly over its busy time, priced operator by operator.
     """
@@ -419,16 +422,20 @@ def provenance(
     rows = np.unique(np.searchsorted(ends, (np.arange(NUM_SAMPLED_STEPS) + 0.5) / NUM_SAMPLED_STEPS * ends[-1]))
     by_coverage: dict[Coverage, float] = {}
     by_source: dict[str, float] = {}
+    by_operator: dict[str, float] = {}
     for row in rows:
         for priced in price_step(estimator, shard, batch_of(steps, int(row), num_ranks)):
             estimate = priced.estimate
             by_coverage[estimate.coverage] = by_coverage.get(estimate.coverage, 0.0) + priced.device_s
             by_source[estimate.source] = by_source.get(estimate.source, 0.0) + priced.device_s
+            name = priced.launch.name
+            by_operator[name] = by_operator.get(name, 0.0) + priced.device_s
     whole_s = sum(by_source.values())
-    sources = sorted(by_source.items(), key=lambda item: -item[1])
+    sources, operators = (sorted(shares.items(), key=lambda item: -item[1]) for shares in (by_source, by_operator))
     return (
         {coverage: by_coverage[coverage] / whole_s for coverage in COVERAGES if coverage in by_coverage},
         {source: seconds / whole_s for source, seconds in sources},
+        {operator: seconds / whole_s for operator, seconds in operators},
     )
 
 
