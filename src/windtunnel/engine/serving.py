@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.engine.prefix_cache import prefix_cache, session_state
+from windtunnel.engine.prefix_cache import cache_for, session_state, tier_tokens
 from windtunnel.engine.workload import RequestArrays, generate
 from windtunnel.errors import InputError, WindtunnelError
 from windtunnel.estimate.estimator import COVERAGES, Coverage, Estimator
@@ -76,9 +76,7 @@ def simulate(
     check_requests(requests, setup, memory)
     estimator = estimator or estimator_for(setup)
     lowered = lower_steps(estimator, setup.device, shard, setup.engine, setup.max_model_len)
-    cache = None
-    if setup.engine.enable_prefix_caching and requests.prefixes is not None:
-        cache = prefix_cache(settings, requests)
+    cache = cache_for(setup, memory, settings, requests)
     records, steps, engine_time_s = run_loop(settings, lowered.cost, requests, progress, cache)
     num_replicas = scenario.deployment.replicas
     table = request_table(
@@ -87,6 +85,7 @@ def simulate(
         float(setup.engine.host.first_token_s or 0.0),
         requests.num_warmup,
         None if cache is None else cache.requests["cached_tokens"],
+        None if cache is None else cache.loaded.sum(axis=0) * settings.block_size,
     )
     del records
     price = scenario.deployment.price_usd_per_hour
@@ -100,7 +99,7 @@ def simulate(
         time_fractions=time_fractions(lowered, steps, settings),
         slo=scenario.slo,
         price_usd_per_hour=setup.device.price_usd_per_hour if price is None else price,
-        is_caching=cache is not None,
+        tier_tokens=None if cache is None else tier_tokens(setup, cache, settings),
     )
     coverage, sources = provenance(estimator, shard, steps, settings.ranks_per_replica)
     return Result(
@@ -279,23 +278,27 @@ def time_fractions(lowered: LoweredSteps, steps: Table, settings: state.Settings
     compute_s = by_kind(lowered.decode_compute_s, lowered.mixed_compute_s)
     device_s = step_s if cost.host_overlaps else np.maximum(step_s - host_s, 0.0)
     waits_for_host = host_s >= step_s if cost.host_overlaps else np.zeros(step_s.size, bool)
+    load_s = steps["load_s"]
+    device_s = device_s - load_s
     attention_s = np.maximum(device_s - whole_s, 0.0)
     compute_s = compute_s + np.where(prefills, attention_s * _prefill_share(steps), 0.0)
     parts = {
         "compute": np.minimum(compute_s, device_s - communication_s),
         "communication": communication_s,
-        "host": np.where(waits_for_host, step_s, step_s - device_s),
+        "host": np.where(waits_for_host, step_s, step_s - device_s - load_s),
+        "kv_loading": load_s,
     }
     parts = {name: np.where(waits_for_host & (name != "host"), 0.0, part) for name, part in parts.items()}
     total_s = float(steps["duration_s"].sum())
     sums = {name: float((part * steps["num_steps"]).sum() / total_s) for name, part in parts.items()}
     memory = max(1.0 - sum(sums.values()), 0.0)
-    return {
+    fractions = {
         "compute": sums["compute"],
         "memory": memory,
         "communication": sums["communication"],
         "host": sums["host"],
     }
+    return fractions | ({"kv_loading": sums["kv_loading"]} if sums["kv_loading"] else {})
 
 
 NUM_SAMPLED_STEPS = 16
