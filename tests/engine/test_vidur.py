@@ -72,9 +72,7 @@ class Case:
             prompts[i] = lengths["length_generator_config"].get("prefill_tokens") or RESTARTED_IN_ITS_PROMPT.get(
                 folder.name, self.first_tokens(int(self.expected["Request Id"].iloc[i]))
             )
-        return VidurRequests(
-            requests.arrival_s, prompts, requests.prefill_tokens + requests.decode_tokens - prompts
-        )
+        return VidurRequests(requests.arrival_s, prompts, requests.prefill_tokens + requests.decode_tokens - prompts)
 
     def first_tokens(self, request: int) -> int:
         for ids, tokens in zip(self.batches["request_ids"], self.batches["num_tokens"], strict=True):

@@ -118,6 +118,7 @@ def _requests_of(
     counts = np.floor(expected + rngs["turns"].random(expected.size)).astype(np.int64)
     window = np.repeat(np.flatnonzero(inside), counts)
     arrival_s = client.start_s[window] + window_s * _spread(client, inside, counts, rngs["arrivals"])
+    arrival_s = np.minimum(arrival_s, np.nextafter(client.start_s[window] + window_s, 0.0))
     kept = (arrival_s >= start_s) & (arrival_s < last_s)
     inputs, outputs = _lengths_of(client, arrival_s, rngs)
     number = np.full(int(kept.sum()), client.number, np.int64)
@@ -137,7 +138,7 @@ def _spread(client: Client, inside: NDArray[np.bool_], counts: Counts, rng: np.r
     fraction = (sums - np.repeat(before, sizes)) / np.repeat(np.maximum(whole, np.finfo(float).tiny), sizes)
     is_last = np.zeros(gaps.size, bool)
     is_last[ends - 1] = True
-    return np.asarray(np.minimum(fraction[~is_last], np.nextafter(1.0, 0.0)))
+    return np.asarray(fraction[~is_last])
 
 
 def _lengths_of(client: Client, arrival_s: Seconds, rngs: dict[str, np.random.Generator]) -> tuple[Counts, Counts]:

@@ -55,10 +55,19 @@ def kv_tiers(setup: Setup, memory: MemoryPlan, settings: state.Settings) -> stat
     return tiers
 
 
-def tier_tokens(setup: Setup, cache: state.Cache, settings: state.Settings) -> dict[str, NDArray[np.int64]]:
+def refuse_tiers(setup: Setup) -> None:
+    """Raise InputError where a scheduler that knows no prefix cache is given KV tiers."""
+    if setup.engine.kv_tiers:
+        raise InputError(
+            f"the scheduler {setup.engine.scheduler} keeps no KV blocks in lower tiers",
+            "leave engine.kv_tiers out, or take vllm_v1, sglang or trtllm",
+        )
+
+
+def tier_tokens(setup: Setup, memory: MemoryPlan, cache: state.Cache) -> dict[str, NDArray[np.int64]]:
     """Tokens of each prompt that came from each lower tier, by the tier's name."""
     names = [tier.name for tier in setup.engine.kv_tiers or ()]
-    return {name: blocks * settings.block_size for name, blocks in zip(names, cache.loaded, strict=True)}
+    return {name: blocks * memory.block_size for name, blocks in zip(names, cache.loaded, strict=True)}
 
 
 NO_TIERS = np.zeros(0, state.TIER).view(np.recarray)

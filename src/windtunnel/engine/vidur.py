@@ -81,9 +81,7 @@ def walked_settings(config: VidurConfig, replicates_bugs: bool, fuses_steps: boo
         num_stages=stages,
         max_num_seqs=scheduler.batch_size_cap,
         max_batch_seqs=memory.max_batch_size if reserves else scheduler.batch_size_cap // stages,
-        max_num_batched_tokens=scheduler.chunk_size
-        if code == walked_state.SARATHI
-        else scheduler.max_tokens_in_batch,
+        max_num_batched_tokens=scheduler.chunk_size if code == walked_state.SARATHI else scheduler.max_tokens_in_batch,
         block_size=scheduler.block_size,
         num_blocks=memory.num_blocks,
         watermark_blocks=int(scheduler.watermark_blocks_fraction * memory.num_blocks),
@@ -140,4 +138,4 @@ def stage_tables(config: VidurConfig, tables: OperatorTables) -> walked_state.Ta
 def _sum(arrays: list[NDArray[np.float64]]) -> NDArray[np.float64]:
     """The sum as far as the shortest array goes."""
     shortest = min(len(array) for array in arrays)
-    return np.sum([array[:shortest] for array in arrays], axis=0)
+    return np.asarray(np.sum([array[:shortest] for array in arrays], axis=0))

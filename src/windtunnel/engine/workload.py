@@ -129,6 +129,8 @@ def stream_requests(
         arrival_s: when requests (or sessions) come, where another stream decided that.
     """
     rngs = spawn(seed)
+    if arrival_s is None and source.arrivals is not None and source.trace and source.trace.order == "resampled":
+        arrival_s = arrival_times(source, None, limit, duration_s, rngs["arrivals"])
     recorded = _read_trace(source, source.trace, limit, arrival_s, rngs["order"]) if source.trace else None
     if arrival_s is None:
         arrival_s = arrival_times(source, recorded, limit, duration_s, rngs["arrivals"])
@@ -427,9 +429,8 @@ def _read_trace(
     if trace.order == "shuffled":
         recorded = recorded.at(rng.permutation(recorded.num_requests))
     if trace.order == "resampled":
-        assert needed is not None or source.arrivals is not None, "Workload checks that a resampled trace has arrivals"
-        count = needed if needed is not None else recorded.num_requests
-        recorded = recorded.at(rng.integers(recorded.num_requests, size=count))
+        assert needed is not None, "Workload checks that a resampled trace has arrivals"
+        recorded = recorded.at(rng.integers(recorded.num_requests, size=needed))
     return recorded
 
 
@@ -448,8 +449,7 @@ def arrival_times(
     rng: np.random.Generator,
 ) -> Seconds:
     """The sorted arrival times of all requests, or with sessions of their first turns."""
-    by_trace = recorded is not None and not (source.trace and source.trace.order == "resampled")
-    most = limit or (recorded.num_requests if recorded is not None and by_trace else None)
+    most = limit or (recorded.num_requests if recorded is not None else None)
     if source.arrivals is not None:
         arrival_s = draw_times(source.arrivals, most, duration_s, rng)
     else:

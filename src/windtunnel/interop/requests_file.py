@@ -543,7 +543,10 @@ def _tokens(column: _Column) -> NDArray[np.int64]:
 def _integers(column: _Column) -> NDArray[np.int64]:
     if not column.is_numeric:
         column.refuse([not _is_number(value) for value in column.values], "is not a number")
-        column.refuse([True], "is text, not a number")
+        if ".csv" not in column.path.name.lower():
+            column.refuse(np.ones(column.values.size, bool), "is text, not a number")
+        # Text of a CSV file, read so because a later row is wrong.
+        column = replace(column, values=column.values.astype(np.float64))
     if column.values.dtype.kind == "f":
         column.refuse(column.values != np.rint(column.values), "is not a whole number")
         column.refuse(~(np.abs(column.values) < 2.0**62), "is out of range")

@@ -97,43 +97,61 @@ def _csv_names(path: Path, line: bytes) -> list[str]:
 
 def _csv_batches(path: Path, names: list[str], use: Callable[[int, Batch], bool]) -> None:
     """pyarrow decides a column's type by its first block; where a later one does not fit, numbers are read as floats,
-    and at last everything as text, so that whoever uses it can say which row is wrong.
+    and at last the column that is wrong as text, so that whoever uses it can say which row.
     """
     import pyarrow as pa
 
-    found: dict[str, Any] = {}
-    for types in (None, "wide", "text"):
-        try:
-            _csv_pass(path, names, use, found, types)
-            return
-        except pa.ArrowInvalid as error:
-            if "conversion error" not in str(error) or types == "text":
-                raise _broken_csv_row(path, error) from None
+    try:
+        return _csv_pass(path, names, use, {})
+    except pa.ArrowInvalid as error:
+        if "conversion error" not in str(error):
+            raise _broken_csv_row(path, error) from None
+    types = {name: _wider(kind) for name, kind in _first_types(path, names).items()}
+    if not _fits(path, names, types):
+        culprits = [name for name in names if _fits(path, names, {**types, name: pa.string()})]
+        types |= dict.fromkeys(culprits[:1] or names, pa.string())
+    return _csv_pass(path, names, use, types)
 
 
-def _csv_pass(
-    path: Path, names: list[str], use: Callable[[int, Batch], bool], found: dict[str, Any], types: str | None
-) -> None:
-    """One reading; `found` is told the types of the first block, and gives them to later readings."""
+def _fits(path: Path, names: list[str], types: dict[str, Any]) -> bool:
+    """Whether every value is of its column's type."""
     import pyarrow as pa
-    from pyarrow import csv as arrow_csv
 
-    wider = {name: pa.string() if types == "text" else _wider(kind) for name, kind in found.items()} if types else {}
+    try:
+        _csv_pass(path, names, lambda _row, _batch: True, types)
+    except pa.ArrowInvalid as error:
+        if "conversion error" not in str(error):
+            raise _broken_csv_row(path, error) from None
+        return False
+    return True
+
+
+def _csv_pass(path: Path, names: list[str], use: Callable[[int, Batch], bool], types: dict[str, Any]) -> None:
+    """One reading; the columns in `types` have those types, the others what their first block looks like."""
     with _opened(path) as file:
-        header = _csv_names(path, _first_line(path, file))
-        reader = arrow_csv.open_csv(
-            pa.PythonFile(_without_blank_end(file), mode="r"),
-            read_options=arrow_csv.ReadOptions(column_names=header, block_size=BLOCK_BYTES),
-            convert_options=arrow_csv.ConvertOptions(
-                include_columns=names, column_types=wider, strings_can_be_null=True
-            ),
-        )
-        found.update({name: reader.schema.field(name).type for name in names})
         row = 0
-        for batch in reader:
+        for batch in _csv_reader(path, file, names, types):
             if not use(row, {name: batch.column(name) for name in names}):
                 return
             row += batch.num_rows
+
+
+def _first_types(path: Path, names: list[str]) -> dict[str, Any]:
+    with _opened(path) as file:
+        schema = _csv_reader(path, file, names, {}).schema
+        return {name: schema.field(name).type for name in names}
+
+
+def _csv_reader(path: Path, file: BinaryIO, names: list[str], types: dict[str, Any]) -> Any:
+    import pyarrow as pa
+    from pyarrow import csv as arrow_csv
+
+    header = _csv_names(path, _first_line(path, file))
+    return arrow_csv.open_csv(
+        pa.PythonFile(_NotEmpty(file), mode="r"),
+        read_options=arrow_csv.ReadOptions(column_names=header, block_size=BLOCK_BYTES),
+        convert_options=arrow_csv.ConvertOptions(include_columns=names, column_types=types, strings_can_be_null=True),
+    )
 
 
 def _wider(kind: Any) -> Any:
@@ -145,7 +163,7 @@ def _wider(kind: Any) -> Any:
     return pa.float64() if is_number else pa.string()
 
 
-class _without_blank_end:  # noqa: N801
+class _NotEmpty:
     """A file that is not quite empty: pyarrow refuses to stream a file without a single row."""
 
     def __init__(self, file: BinaryIO) -> None:

@@ -18,7 +18,7 @@ class _Foreign(msgspec.Struct, frozen=True):
     """Part of a file of another program: what is not named is not needed."""
 
 
-class ModelConfig(_Foreign):
+class ModelConfig(_Foreign, frozen=True):
     """The widths that Vidur's planner and predictor use."""
 
     num_layers: int
@@ -29,13 +29,13 @@ class ModelConfig(_Foreign):
     use_gated_mlp: bool = True
 
 
-class DeviceConfig(_Foreign):
+class DeviceConfig(_Foreign, frozen=True):
     """Of one GPU."""
 
     total_memory_gb: float
 
 
-class ReplicaConfig(_Foreign):
+class ReplicaConfig(_Foreign, frozen=True):
     """One replica."""
 
     model_name: str
@@ -46,7 +46,7 @@ class ReplicaConfig(_Foreign):
     tensor_parallel_size: int = 1
 
 
-class SchedulerConfig(_Foreign):
+class SchedulerConfig(_Foreign, frozen=True):
     """A replica scheduler; fields that another scheduler has are left at their defaults."""
 
     name: str
@@ -59,13 +59,13 @@ class SchedulerConfig(_Foreign):
     max_waiting_iters: int = 10
 
 
-class Named(_Foreign):
+class Named(_Foreign, frozen=True):
     """A polymorphic member of which only the choice matters here."""
 
     name: str
 
 
-class ClusterConfig(_Foreign):
+class ClusterConfig(_Foreign, frozen=True):
     """Replicas and how requests reach them."""
 
     replica_config: ReplicaConfig
@@ -74,13 +74,13 @@ class ClusterConfig(_Foreign):
     num_replicas: int = 1
 
 
-class IntervalConfig(_Foreign):
+class IntervalConfig(_Foreign, frozen=True):
     """How Vidur drew arrivals."""
 
     name: str
 
 
-class GeneratorConfig(_Foreign):
+class GeneratorConfig(_Foreign, frozen=True):
     """What Vidur's request generator was told; only the longest sequence and its draws matter here."""
 
     name: str
@@ -88,7 +88,7 @@ class GeneratorConfig(_Foreign):
     interval_generator_config: IntervalConfig | None = None
 
 
-class PredictorConfig(_Foreign):
+class PredictorConfig(_Foreign, frozen=True):
     """How Vidur looks times up."""
 
     kv_cache_prediction_granularity: int = 64
@@ -99,7 +99,7 @@ class PredictorConfig(_Foreign):
     skip_cpu_overhead_modeling: bool = True
 
 
-class VidurConfig(_Foreign):
+class VidurConfig(_Foreign, frozen=True):
     """A run's `config.json`."""
 
     cluster_config: ClusterConfig
@@ -306,7 +306,7 @@ def random_replicas(config: VidurConfig, num_requests: int) -> NDArray[np.int64]
 
     They come from Python's generator as request generation left it: with Poisson arrivals after one draw a request.
     """
-    generator = random.Random(config.seed)  # noqa: S311  the stream is Vidur's
+    generator = random.Random(config.seed)
     interval = config.request_generator_config.interval_generator_config
     if interval is not None and interval.name == "poisson":
         for _ in range(num_requests):

@@ -285,7 +285,7 @@ def through_stages(settings, cost, stages, replica, now_s, device_s, num_running
 
 @inner
 def with_loading(settings, cache, first, end, stage, device_s):
-    """A step's duration on the device where its batch waits for KV blocks from lower tiers, or they come up beside it."""
+    """A step's time on the device where its batch waits for KV blocks from lower tiers, or they come up beside it."""
     load_s = 0.0
     for rank in range(first, end):
         lane = rank * settings.num_stages + stage

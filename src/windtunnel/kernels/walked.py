@@ -32,14 +32,18 @@ from windtunnel.kernels.walked_policies import (
     MEMBERS,
     SCRATCH,
     TOKENS,
+    add,
+    admit,
     form_batch_faster_transformer,
     form_batch_lightllm,
     form_batch_orca,
     form_batch_sarathi,
     form_batch_vllm_v0,
+    put_first,
     put_last,
     ready_row,
     release,
+    restart,
 )
 from windtunnel.kernels.walked_state import (
     ASSIGNED,
@@ -79,7 +83,7 @@ def deliver(settings, sessions, requests, walks, replicas, events, clock, now_s)
 def complete(settings, sessions, requests, walks, replicas, slots, batches, clock, replica, slot, now_s):
     """Apply the end of a batch: finished requests leave, the others are ready again."""
     row = ready_row(settings, replica)
-    size, num_steps = slots[slot].size, slots[slot].num_steps
+    size, num_steps = slots[slot].num_requests, slots[slot].num_steps
     unfinished = NONE
     num_ready = replicas[replica].num_ready
     members, tokens, ready = batches[slot, MEMBERS], batches[slot, TOKENS], batches[row, MEMBERS]
@@ -117,7 +121,7 @@ def complete(settings, sessions, requests, walks, replicas, slots, batches, cloc
                 walks[unfinished].num_blocks += walks[i].num_blocks
                 replicas[replica].num_running -= 1
                 walks[i].num_blocks = 0
-    slots[slot].size = 0
+    slots[slot].num_requests = 0
     replicas[replica].num_in_flight -= 1
 
 
@@ -231,7 +235,6 @@ def start(
     sampled += num_decodes
     running = replicas[replica].num_running
 
-    first = replica * settings.num_stages
     end_s = now_s
     between_s, start_s = 0.0, now_s
     if cost is not None:
@@ -262,9 +265,7 @@ def start(
             if cost.host_overlaps:
                 end_s = max(end_s, now_s + host_s)
     if tables is not None:
-        stage_s = table_stage_s(
-            tables, num_decodes, context_tokens, num_prompts, prompt_tokens, squares, cached, size
-        )
+        stage_s = table_stage_s(tables, num_decodes, context_tokens, num_prompts, prompt_tokens, squares, cached, size)
         if stage_s < 0:
             clock[0].culprit = size
             return OUT_OF_TABLES
@@ -286,8 +287,9 @@ def start(
 
     num_steps = 1
     is_alone = num_prompts == 0 and settings.num_stages == 1 and replicas[replica].num_ready == 0
+    # Blocks of a restarted request may let it in again at the next step.
     horizon_s = 0.0
-    if settings.fuses_steps and is_alone and settings.scheduler != USER:
+    if settings.fuses_steps and is_alone and settings.scheduler != USER and not replicas[replica].has_restarted:
         horizon_s = next_arrival_s(settings, sessions, requests, clock)
         if (settings.concurrency > 0 or sessions is not None) and clock[0].queued > 0:
             horizon_s = min(horizon_s, events[0].time_s)
@@ -312,7 +314,8 @@ def start(
             num_steps += 1
         if num_steps > 1:
             if settings.scheduler == LIGHTLLM:
-                replicas[replica].waited_steps += num_steps - 1
+                period = max(settings.max_waiting_steps, 1)
+                replicas[replica].waited_steps = (replicas[replica].waited_steps + num_steps - 2) % period + 1
             if not reserves:
                 for position in range(size):
                     i = batches[slot, MEMBERS, position]
@@ -339,7 +342,8 @@ def start(
             trail.members[clock[0].members, 2] = batches[slot, TOKENS, position]
             clock[0].members += 1
 
-    slots[slot].size = size
+    replicas[replica].has_restarted = 0
+    slots[slot].num_requests = size
     slots[slot].num_steps = num_steps
     slots[slot].start_s = now_s
     slots[slot].end_s = end_s
@@ -409,7 +413,17 @@ def run_walked(
             else:
                 clock[0].replica = lane // settings.num_stages
                 complete(
-                    settings, sessions, requests, walks, replicas, slots, batches, clock, clock[0].replica, lane, event_s
+                    settings,
+                    sessions,
+                    requests,
+                    walks,
+                    replicas,
+                    slots,
+                    batches,
+                    clock,
+                    clock[0].replica,
+                    lane,
+                    event_s,
                 )
         replica, now_s = clock[0].replica, clock[0].now_s
         while replicas[replica].num_in_flight < settings.num_stages:
@@ -418,7 +432,7 @@ def run_walked(
             if trail is not None and clock[0].members + batches.shape[2] > trail.members.shape[0]:
                 return MORE
             slot = replica * settings.num_stages
-            while slots[slot].size > 0:
+            while slots[slot].num_requests > 0:
                 slot += 1
             if settings.scheduler == VLLM_V0:
                 size = form_batch_vllm_v0(settings, requests, walks, replicas, batches, replica, slot, now_s)
@@ -427,13 +441,11 @@ def run_walked(
             elif settings.scheduler == ORCA:
                 size = form_batch_orca(settings, requests, walks, replicas, batches, replica, slot, now_s)
             elif settings.scheduler == FASTER_TRANSFORMER:
-                size = form_batch_faster_transformer(
-                    settings, requests, walks, replicas, batches, replica, slot, now_s
-                )
+                size = form_batch_faster_transformer(settings, requests, walks, replicas, batches, replica, slot, now_s)
             elif settings.scheduler == LIGHTLLM:
                 size = form_batch_lightllm(settings, requests, walks, replicas, batches, replica, slot, now_s)
             elif clock[0].answered:
-                size = clock[0].culprit
+                size = clock[0].asked_size
                 clock[0].answered = 0
             else:
                 clock[0].slot = slot
@@ -447,3 +459,89 @@ def run_walked(
             if status != DONE:
                 return status
         clock[0].replica = NONE
+
+
+TWICE, NOT_HERE, TOO_MANY_TOKENS, TOO_FEW_TOKENS, TOO_MANY_BLOCKS, TOO_MANY_SEQS, TOO_LONG = range(-7, 0)
+"""What `form_asked_batch` returns for a batch that the engine cannot run; the request is in `clock[0].culprit`."""
+
+
+@entry
+def list_waiting(walks, replicas, replica, out):
+    """Write the waiting requests of a replica to `out`, in order; returns how many there are."""
+    count = 0
+    i = replicas[replica].first_waiting
+    while i != NONE and count < out.size:
+        out[count] = i
+        count += 1
+        i = walks[i].next
+    return count
+
+
+@entry
+def form_asked_batch(settings, requests, walks, replicas, batches, clock, pairs):
+    """Form the batch that a user's policy chose, `pairs` [n, 2] of request and tokens; 0 tokens restart a request.
+
+    Requests are taken in the order given: waiting ones are admitted, blocks are taken as the tokens need them. Nothing
+    is changed where the answer is one of the error codes, except for what the batch already took: the run is over then.
+
+    Returns the size of the batch, or an error code.
+    """
+    replica, slot, now_s = clock[0].replica, clock[0].slot, clock[0].now_s
+    row = ready_row(settings, replica)
+    size, num_tokens = 0, 0
+    for k in range(pairs.shape[0]):
+        i, tokens = pairs[k, 0], pairs[k, 1]
+        clock[0].culprit = i
+        if i < 0 or i >= requests.size:
+            return NOT_HERE
+        position = 0
+        while position < replicas[replica].num_ready and batches[row, MEMBERS, position] != i:
+            position += 1
+        is_ready = position < replicas[replica].num_ready
+        if is_ready:
+            for later in range(position, replicas[replica].num_ready - 1):
+                batches[row, MEMBERS, later] = batches[row, MEMBERS, later + 1]
+            replicas[replica].num_ready -= 1
+            if tokens == 0:
+                restart(settings, requests, walks, replicas, replica, i)
+                continue
+        else:
+            for earlier in range(size):
+                if batches[slot, MEMBERS, earlier] == i:
+                    return TWICE
+            before, at = NONE, replicas[replica].first_waiting
+            while at != NONE and at != i:
+                before, at = at, walks[at].next
+            if at == NONE:
+                return NOT_HERE
+            if before != NONE:
+                walks[before].next = walks[i].next
+                if walks[i].next == NONE:
+                    replicas[replica].last_waiting = before
+                replicas[replica].num_waiting -= 1
+                put_first(walks, replicas, replica, i)
+        left = 1 if walks[i].is_prefilled else walks[i].prompt_tokens - walks[i].processed_tokens
+        if tokens < 1:
+            return TOO_FEW_TOKENS
+        if tokens > left:
+            return TOO_MANY_TOKENS
+        if not is_ready:
+            if replicas[replica].num_running >= settings.max_num_seqs:
+                return TOO_MANY_SEQS
+            admit(requests, walks, replicas, replica, 0, now_s)
+        held = walks[i].processed_tokens + (0 if walks[i].is_prefilled else tokens)
+        num_needed = (held + settings.block_size - 1) // settings.block_size - walks[i].num_blocks
+        if num_needed > replicas[replica].free_blocks:
+            return TOO_MANY_BLOCKS
+        if num_needed > 0:
+            walks[i].num_blocks += num_needed
+            replicas[replica].free_blocks -= num_needed
+        size = add(batches, slot, size, i, tokens)
+        num_tokens += tokens
+        if num_tokens > settings.max_num_batched_tokens:
+            return TOO_LONG
+        if size > settings.max_batch_seqs:
+            return TOO_MANY_SEQS
+    clock[0].asked_size = size
+    clock[0].answered = 1
+    return size

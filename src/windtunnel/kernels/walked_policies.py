@@ -1,8 +1,8 @@
 """How engines whose batches may be any subset of a replica's requests form the next one.
 
 A policy fills MEMBERS and TOKENS of a slot, takes the blocks that the step needs, and returns how many requests are in
-it. `ready` requests hold blocks and are in no batch. Facts about each: Vidur 7d47513, `vidur/scheduler/replica_scheduler`,
-whose behaviour these reproduce, restarts and conservative block checks included.
+it. `ready` requests hold blocks and are in no batch. Each policy forms the batches of Vidur 7d47513
+(`vidur/scheduler/replica_scheduler`), restarts and conservative block checks included.
 """
 
 from windtunnel.kernels.jit import inner
@@ -83,6 +83,7 @@ def restart(settings, requests, walks, replicas, replica, i):
     walks[i].processed_tokens = 0
     walks[i].is_prefilled = 0
     requests[i].num_preemptions += 1
+    replicas[replica].has_restarted = 1
     put_first(walks, replicas, replica, i)
 
 
@@ -190,8 +191,8 @@ def form_batch_vllm_v0(settings, requests, walks, replicas, batches, replica, sl
 
 @inner
 def form_batch_sarathi(settings, requests, walks, replicas, batches, replica, slot, now_s):
-    """Sarathi-Serve's `SarathiScheduler` (Agrawal et al., OSDI 2024): decoding requests, then the rest of begun prompts,
-    then new ones, the prompts cut so that a step has `max_num_batched_tokens` tokens.
+    """Sarathi-Serve's `SarathiScheduler` (Agrawal et al., OSDI 2024): decoding requests, then the rest of begun
+    prompts, then new ones, the prompts cut so that a step has `max_num_batched_tokens` tokens.
 
     Decoding requests are not limited by the budget, but use it up. Blocks of a whole prompt are taken at admission,
     above the watermark. When no block is free, the latest ready request is restarted.
@@ -346,7 +347,7 @@ def admit_by_peak(settings, requests, walks, replicas, batches, replica, slot, n
         ):
             break
         considered = consider(walks, batches, row, considered, i, prompt + 1)
-        if peak_blocks(walks, batches, row, considered) >= settings.num_blocks:
+        if peak_blocks(batches, row, considered) >= settings.num_blocks:
             break
         num_blocks = next_prompt_blocks(settings, walks, i)
         admit(requests, walks, replicas, replica, num_blocks, now_s)
@@ -370,7 +371,7 @@ def consider(walks, batches, row, size, i, held_tokens):
 
 
 @inner
-def peak_blocks(walks, batches, row, size):
+def peak_blocks(batches, row, size):
     """The most tokens that the requests of the scratch lists will hold together: when the k-th longest ends, k of them
     are left, each with its tokens of then.
     """

@@ -84,6 +84,7 @@ REPLICA = np.dtype(
         ("last_waiting", "i8"),
         ("waited_steps", "i8"),
         ("num_groups", "i8"),  # FasterTransformer: batches formed so far
+        ("has_restarted", "i8"),  # 1 if the batch that is formed made one restart
         ("is_awake", "i8"),  # 1 while an event that lets it look for work is queued
     ]
 )
@@ -91,7 +92,7 @@ REPLICA = np.dtype(
 
 SLOT = np.dtype(
     [
-        ("size", "i8"),  # 0: idle
+        ("num_requests", "i8"),  # 0: idle
         ("num_steps", "i8"),
         ("start_s", "f8"),
         ("end_s", "f8"),
@@ -116,6 +117,7 @@ WALK_CLOCK = np.dtype(
         ("replica", "i8"),  # whose batches are being formed, or NONE
         ("slot", "i8"),  # where the batch that a user's policy is asked for belongs
         ("answered", "i8"),  # 1 when it is there
+        ("asked_size", "i8"),
         ("culprit", "i8"),  # the request or batch size behind an error
         ("now_s", "f8"),
     ]

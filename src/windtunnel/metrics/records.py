@@ -36,6 +36,9 @@ REQUEST_COLUMNS: Mapping[str, str] = {
     "tpot_s": "time per output token: (finish - first token) / (output tokens - 1); NaN for a single token",
     "e2e_s": "end to end at the client: finish - arrival, and the frontend's share",
     "is_warmup": "sent before the measurement; left out of the summary",
+    "tenant": "position of its tenant's name in the summary, from 0; -1: none",
+    "itl_max_s": "longest gap before one of its tokens; NaN for a single token, and where it was preempted or left out",
+    "execution_s": "in steps that computed prompts before its first token, or decoded after it; NaN in a pipeline",
 }
 """Column -> meaning. All times count from the start of the simulation."""
 
@@ -72,6 +75,10 @@ class Table:
 
     def __len__(self) -> int:
         return len(next(iter(self.columns.values())))
+
+    def replaced(self, **columns: NDArray[Any]) -> "Table":
+        """With other values in some of its columns."""
+        return Table({**self.columns, **columns}, self.meanings)
 
     def where(self, rows: NDArray[np.bool_]) -> "Table":
         """The rows that `rows`, a mask, selects."""
@@ -111,16 +118,18 @@ def request_table(
     replica: NDArray[np.int64],
     frontend_s: float,
     num_warmup: int,
+    tenant: NDArray[np.int64] | None = None,
     cached_tokens: NDArray[np.int64] | None = None,
     loaded_tokens: NDArray[np.int64] | None = None,
 ) -> Table:
-    """The request table from what an engine recorded.
+    """The request table from what an engine recorded; the last two columns are unknown until the steps are looked at.
 
     Args:
         engine: the seven columns from `arrival_s` to `priority`, and `num_preemptions`, in order of sending.
         replica: of each request.
         frontend_s: what the client sees on top of the engine's times.
         num_warmup: the first so many requests are warm-up.
+        tenant: position of each request's tenant; None: nobody has a name.
         cached_tokens, loaded_tokens: of each prompt; None without prefix caching, or lower tiers.
     """
     first_token_s, finish_s, arrival_s = engine["first_token_s"], engine["finish_s"], engine["arrival_s"]
@@ -141,5 +150,8 @@ def request_table(
         "tpot_s": tpot_s,
         "e2e_s": finish_s - arrival_s + frontend_s,
         "is_warmup": np.arange(n) < num_warmup,
+        "tenant": np.full(n, -1) if tenant is None else tenant,
+        "itl_max_s": np.full(n, np.nan),
+        "execution_s": np.full(n, np.nan),
     }
     return Table(columns, REQUEST_COLUMNS)
