@@ -99,8 +99,8 @@ class EngineSettings(Noun):
     kv_tiers: tuple[KvTier, ...] | None = None
     """Fastest first; None: KV blocks that leave the pool are lost, and a preempted request is computed again."""
     kv_load_overlaps: bool | None = None
-    """True: blocks are loaded layer by layer beside the step that needs them (SGLang's HiCache); False or None: that
-    step waits for them (LMCache)."""
+    """True: blocks are loaded layer by layer beside the step that needs them (SGLang's HiCache); False: that step waits
+    for them (LMCache)."""
     scheduling_policy: str | None = None
     """`fcfs` or `priority`."""
     max_model_len: int | None = None
