@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.engine.policy import Policy, load_policy, policy_name
-from windtunnel.engine.prefix_cache import prefix_cache, session_state
+from windtunnel.engine.prefix_cache import cache_for, refuse_tiers, session_state, tier_tokens
 from windtunnel.engine.walked import check_walked, most_batch_tokens, walk, walked_settings
 from windtunnel.engine.work import stage_uses, step_work
 from windtunnel.engine.workload import RequestArrays, generate
@@ -109,14 +109,14 @@ def simulate(
     cache = None
     if isinstance(settings, WalkedSettings):
         check_walked(settings, requests)
+        refuse_tiers(setup)
         policy = policy or users_policy(setup.engine)
         reach = msgspec.structs.replace(setup.engine, max_num_batched_tokens=most_batch_tokens(settings, requests))
         lowered = lower_steps(estimator, setup.device, shard, reach, setup.max_model_len)
         records, steps, engine_time_s = run_walking(settings, lowered.cost, requests, policy, progress)
     else:
         lowered = lower_steps(estimator, setup.device, shard, setup.engine, setup.max_model_len)
-        if setup.engine.enable_prefix_caching and requests.prefixes is not None:
-            cache = prefix_cache(settings, requests)
+        cache = cache_for(setup, memory, settings, requests)
         records, steps, engine_time_s = run_loop(settings, lowered.cost, requests, progress, cache)
     num_replicas = scenario.deployment.replicas
     table = request_table(
@@ -126,6 +126,7 @@ def simulate(
         requests.num_warmup,
         tenant=requests.tenant,
         cached_tokens=None if cache is None else cache.requests["cached_tokens"],
+        loaded_tokens=None if cache is None else cache.loaded.sum(axis=0) * memory.block_size,
     )
     del records
     rows = rows_by_replica(steps, num_replicas)
@@ -147,7 +148,7 @@ def simulate(
             step_work(setup.device, shard, steps), steps, setup.parallelism.pp, num_replicas, span_of(table)
         ),
         power_w=power_model(scenario, setup),
-        is_caching=cache is not None,
+        tier_tokens=None if cache is None else tier_tokens(setup, memory, cache),
     )
     coverage, sources, operators = provenance(estimator, shard, steps, settings.ranks_per_replica)
     return Result(
@@ -389,23 +390,27 @@ def time_fractions(lowered: LoweredSteps, steps: Table, settings: state.Settings
     compute_s = by_kind(lowered.decode_compute_s, lowered.mixed_compute_s)
     device_s = step_s if cost.host_overlaps else np.maximum(step_s - host_s, 0.0)
     waits_for_host = host_s >= step_s if cost.host_overlaps else np.zeros(step_s.size, bool)
+    load_s = steps["load_s"]
+    device_s = device_s - load_s
     attention_s = np.maximum(device_s - whole_s, 0.0)
     compute_s = compute_s + np.where(prefills, attention_s * _prefill_share(steps), 0.0)
     parts = {
         "compute": np.minimum(compute_s, device_s - communication_s),
         "communication": communication_s,
-        "host": np.where(waits_for_host, step_s, step_s - device_s),
+        "host": np.where(waits_for_host, step_s, step_s - device_s - load_s),
+        "kv_loading": load_s,
     }
     parts = {name: np.where(waits_for_host & (name != "host"), 0.0, part) for name, part in parts.items()}
     total_s = float(steps["duration_s"].sum())
     sums = {name: float((part * steps["num_steps"]).sum() / total_s) for name, part in parts.items()}
     memory = max(1.0 - sum(sums.values()), 0.0)
-    return {
+    fractions = {
         "compute": sums["compute"],
         "memory": memory,
         "communication": sums["communication"],
         "host": sums["host"],
     }
+    return fractions | ({"kv_loading": sums["kv_loading"]} if sums["kv_loading"] else {})
 
 
 NUM_SAMPLED_STEPS = 16

@@ -330,8 +330,19 @@ def through_stages(settings, cost, stages, replica, now_s, device_s, num_running
 
 
 @inner
+def with_loading(settings, cache, first, end, stage, device_s):
+    """A step's time on the device where its batch waits for KV blocks from lower tiers, or they come up beside it."""
+    load_s = 0.0
+    for rank in range(first, end):
+        lane = rank * settings.num_stages + stage
+        load_s = max(load_s, cache.load_s[lane])
+        cache.load_s[lane] = 0.0
+    return max(device_s, load_s) if cache.load_overlaps else device_s + load_s
+
+
+@inner
 def start_step(
-    settings, cost, sessions, requests, ranks, lanes, lists, stages, events, clock, steps, replica, stage, now_s
+    settings, cost, cache, sessions, requests, ranks, lanes, lists, stages, events, clock, steps, replica, stage, now_s
 ):
     """Start the step that a replica's lane has formed, or a run of equal ones; writes its row and its end event.
 
@@ -403,6 +414,10 @@ def start_step(
             device_s = cost.mixed_token_s[most_tokens] + cost.sample_s[most_sampled] + attention_s
             if settings.ranks_per_replica > 1:
                 device_s += cost.group_token_s[min(decodes + prefill_tokens, cost.group_token_s.size - 1)]
+        if cache is not None:
+            loaded_s = with_loading(settings, cache, first, end, stage, device_s)
+            steps[row].load_s = loaded_s - device_s
+            device_s = loaded_s
         time_s = through_stages(settings, cost, stages, replica, now_s, device_s, most_running)
     duration_s = time_s - now_s
     last_start_s = now_s
@@ -600,6 +615,7 @@ def run(settings, cost, cache, sessions, requests, ranks, lanes, lists, stages, 
         status = start_step(
             settings,
             cost,
+            cache,
             sessions,
             requests,
             ranks,
