@@ -5,8 +5,12 @@ for the message between them. Everything is a number or an array; shapes are in 
 """
 
 import numpy as np
+from numpy.typing import NDArray
 
 from windtunnel.kernels.jit import entry, inner
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 
 FORWARD, BACKWARD, WEIGHT = 0, 1, 2
 PAIRED = 4
@@ -182,7 +186,18 @@ def peak_bytes(
     return 0
 
 
-def run(schedule_arrays, seconds, hidden_s, message_s, blocking, gather_s, reduce_s, num_buckets, slowdown, is_split):
+def run(
+    schedule_arrays: tuple[Ints, Ints, Ints, Ints, int],
+    seconds: Floats,
+    hidden_s: Floats,
+    message_s: Floats,
+    blocking: bool,
+    gather_s: Floats,
+    reduce_s: Floats,
+    num_buckets: Floats,
+    slowdown: float,
+    is_split: bool,
+) -> tuple[Floats, Floats, Floats]:
     """`replay` with its working arrays made; returns starts, ends and when each device's communication is done.
 
     Args:

@@ -363,14 +363,19 @@ def _linear(
     """A linear layer: `[rows, in] x [in, out]`, the gradient of its input and that of its weights."""
     wanted = rank.format if number_format is None else number_format
     kept = rows * num_inputs * rank.kept_input_bytes if kept_bytes is None else kept_bytes
-    return Part(
-        name,
-        (Task(name, ops.Gemm(rows, num_outputs, num_inputs, wanted)),),
-        (Task(f"{name}_dgrad", ops.Gemm(rows, num_inputs, num_outputs, wanted)),),
-        (Task(f"{name}_wgrad", ops.Gemm(num_outputs, num_inputs, int(rows), wanted)),),
-        kept,
-        module,
-    )
+    forward = (Task(name, ops.Gemm(rows, num_outputs, num_inputs, wanted)),)
+    backward = (Task(f"{name}_dgrad", ops.Gemm(rows, num_inputs, num_outputs, wanted)),)
+    weight = (Task(f"{name}_wgrad", ops.Gemm(num_outputs, num_inputs, int(rows), wanted)),)
+    lora = rank.setup.job.lora
+    if lora is not None:
+        down = Task(f"{name}_adapter", ops.Gemm(rows, lora.rank, num_inputs))
+        up = Task(f"{name}_adapter_up", ops.Gemm(rows, num_outputs, lora.rank))
+        adapts = lora.all_linear or name in ("qkv_proj", "o_proj")
+        if name in ("lm_head", "router") or not adapts:
+            down, up = (replace(task, count=0.0, flops_factor=0.0) for task in (down, up))
+        # A frozen layer keeps no input; its adapter keeps the 16-bit one.
+        return Part(name, (*forward, down, up), (*backward, down, up), (down, up), kept if adapts else 0.0, module)
+    return Part(name, forward, backward, weight, kept, module)
 
 
 def _enter_tensor_parallel(rank: Rank, linear: str, width: int) -> Iterator[Part]:
@@ -714,7 +719,7 @@ def _experts_parts(rank: Rank, feed_forward: ExpertsFeedForward) -> Iterator[Par
         "experts",
         (Task("experts", experts),),
         (Task("experts_dgrad", experts),),
-        (Task("experts_wgrad", experts),),
+        () if rank.setup.job.lora else (Task("experts_wgrad", experts),),
         kept_bytes=pairs * (width * rank.kept_input_bytes + up * BF16_BYTES + inner * rank.kept_input_bytes),
         module="experts",
     )
@@ -749,6 +754,15 @@ def _exchange(rank: Rank, name: str, num_values: float, is_dispatch: bool) -> It
             (Task(f"{name}_{there.op}", there, 1.0, Group.EXPERTS_TENSOR),),
             (Task(f"{name}_{back.op}_gradient", back, 1.0, Group.EXPERTS_TENSOR),),
         )
+
+
+def trained(rank: Rank, held: Parameters) -> Parameters:
+    """Of the parameters that a rank holds, those that are trained.
+
+    Adapters of rank r beside an `[h, n]` matrix have r (h + n); counted as 2 r / h of every dense matrix.
+    """
+    lora = rank.setup.job.lora
+    return held if lora is None else Parameters(held.dense * 2.0 * lora.rank / rank.width, 0.0)
 
 
 def layer_parameters(rank: Rank, group: LayerGroup) -> Parameters:

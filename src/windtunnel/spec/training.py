@@ -178,6 +178,18 @@ class Kernels(Noun):
     cuda_graphs: bool = False
 
 
+class Lora(Noun):
+    """Adapters beside frozen linear layers (arXiv:2106.09685)."""
+
+    rank: int = 16
+    all_linear: bool = True
+    """Adapters at every linear layer; else at those of attention only."""
+
+    def __post_init__(self) -> None:
+        if self.rank < 1:
+            raise ValueError(f"rank is {self.rank}; at least 1 is needed")
+
+
 class Faults(Noun):
     """What interrupts a run, and what an interruption costs; the goodput follows (Young 1974, Daly 2006)."""
 
@@ -208,11 +220,13 @@ class TrainingJob(Noun):
 
     model: str | ModelSpec
     """A catalog name, the path of a config.json, or a model written out."""
-    device: str
+    device: str | Device
+    """A catalog name, a YAML file, or a device written out; the node likewise."""
     sequence_tokens: int
     global_batch: int
     """Sequences of one optimizer step."""
-    node: str | None = None
+    node: str | Node | None = None
+    """None takes the usual node of the device."""
     num_devices: int | None = None
     """None: tp x cp x pp x dp."""
     micro_batch: int = 1
@@ -223,6 +237,8 @@ class TrainingJob(Noun):
     sharding: Sharding = Sharding()
     precision: TrainingPrecision = TrainingPrecision()
     recompute: Recompute = Recompute()
+    lora: Lora | None = None
+    """Low-rank adapters are trained and nothing else."""
     optimizer: Literal["adam", "sgd_momentum", "sgd", "adafactor", "muon"] = "adam"
     overlap: Overlap = Overlap()
     kernels: Kernels = Kernels()
@@ -407,8 +423,9 @@ def resolve(job: TrainingJob, allow_download: bool = False) -> TrainingSetup:
     """
     job = with_framework_defaults(job)
     model = job.model if isinstance(job.model, ModelSpec) else catalog.model(job.model, allow_download)
-    device = catalog.device(job.device)
-    node = catalog.node(job.node) if job.node else catalog.default_node(device)
+    device = job.device if isinstance(job.device, Device) else catalog.device(job.device)
+    node = job.node if isinstance(job.node, Node) else None
+    node = node or (catalog.node(str(job.node)) if job.node else catalog.default_node(device))
     if node.device not in (device.name, ANY_DEVICE):
         raise InputError(
             f"{node.title} holds {node.device}, not {device.name}", "leave node out, or take the node's own device"
