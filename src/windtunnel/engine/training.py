@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from windtunnel.estimate.estimator import Coverage, Estimator
 from windtunnel.estimate.roofline import machine
-from windtunnel.estimate.training import PassCost, TrainingPricer, pricer
+from windtunnel.estimate.training import FastestEstimator, PassCost, TrainingPricer, pricer
 from windtunnel.interop.aiconfigurator import measured_estimator
 from windtunnel.kernels import pipeline
 from windtunnel.ops.parameters import count_parameters
@@ -31,9 +31,9 @@ from windtunnel.ops.training import (
 from windtunnel.ops.training_memory import StageMemory, chunk_work, kept_bytes, stage_memory
 from windtunnel.spec.training import GEMM_FORMATS, TrainingJob, TrainingSetup, resolve
 
-KERNELS_OF = ("vllm", "0.24.0")
-"""Whose measured tables price training: vLLM's dense GEMMs are `torch.nn.functional.linear`, that is cuBLAS, and its
-attention is FlashAttention, as in Megatron, FSDP and DeepSpeed."""
+KERNELS_OF = (("vllm", "0.24.0"), ("trtllm", "1.3.0"))
+"""Whose measured tables price training, the faster at each operator: vLLM's bf16 GEMMs and attention are cuBLAS and
+FlashAttention, TensorRT-LLM's fp8 GEMMs are cuBLAS, as in Transformer Engine."""
 
 Floats = NDArray[np.float64]
 
@@ -138,12 +138,13 @@ def simulate_training(
         InputError: a name, split or schedule that cannot be.
     """
     setup = job if isinstance(job, TrainingSetup) else resolve(job, allow_download)
-    return simulate_with(setup, pricer(estimator or training_estimator(setup), setup.device))
+    return simulate_with(setup, pricer(estimator or training_estimator(setup), setup.device, setup.node))
 
 
 def training_estimator(setup: TrainingSetup) -> Estimator:
     """The estimator that knows most about the job's device."""
-    return measured_estimator(setup.device, setup.node, *KERNELS_OF)
+    measured = (measured_estimator(setup.device, setup.node, *engine) for engine in KERNELS_OF)
+    return FastestEstimator(tuple(measured))
 
 
 def simulate_with(setup: TrainingSetup, prices: TrainingPricer) -> TrainingResult:

@@ -1,18 +1,20 @@
-"""Seconds of a training pass: every task by the serving estimator, then what long runs and overlap change.
+"""Seconds of a training pass: every task by the serving estimators, then what long runs and overlap change.
 
-Three figures are global; none belongs to a model, a framework or a run. `benchmarks/training_accuracy.py` prints what
+A few figures are global; none belongs to a model, a framework or a run. `benchmarks/training_accuracy.py` prints what
 they give on measured runs, each data set also with figures fitted without it.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from windtunnel.estimate.estimator import COVERAGES, Coverage, Estimator
+from windtunnel.errors import InputError
+from windtunnel.estimate.estimator import COVERAGES, Coverage, Estimate, Estimator
 from windtunnel.ops import op as ops
 from windtunnel.ops.training import Group, Task
-from windtunnel.spec.hardware import Device
+from windtunnel.spec.hardware import Device, Node
 
 SUSTAINED_FRACTION: Mapping[str, float] = {"ampere": 0.9, "hopper": 0.85, "blackwell": 0.85}
 """Rate of matrix products in a run of days against that in a profiling loop of milliseconds, by architecture. A loop
@@ -22,6 +24,16 @@ OTHER_SUSTAINED_FRACTION = 0.87
 OVERLAP_SLOWDOWN = 0.12
 """What computation loses for each second of communication beside it: NCCL's kernels hold 16 to 24 of an H100's 132
 multiprocessors, and both share the memory's bandwidth."""
+
+NETWORK_EFFICIENCY = 0.9
+"""Share of the network cards' rate that large collectives between nodes reach: 386 of 400 GB/s for an all-reduce of 64
+H100 with SHARP, 92% of a 100 GB/s network without (nccl-tests logs of CoreWeave and of stas00/ml-engineering)."""
+
+SCALE_UP_EFFICIENCY = 0.8
+"""The same of links inside a node, where a ring passes both: 360 of 450 GB/s on eight H100."""
+
+NETWORK_ERROR = 0.15
+"""Assumed relative error of `network_seconds`."""
 
 CLASSES = ("matrix products", "attention", "experts", "memory-bound kernels", "recomputation")
 
@@ -77,11 +89,51 @@ class PassCost:
 
 
 @dataclass(frozen=True)
+class FastestEstimator:
+    """The fastest of several estimates: training frameworks tune their libraries, so that the best kernel that anyone
+    measured for an operator is the one that runs.
+    """
+
+    estimators: tuple[Estimator, ...]
+
+    def estimate(self, op: ops.Op) -> Estimate:
+        """The least seconds, with that estimate's coverage and source."""
+        return min((estimator.estimate(op) for estimator in self.estimators), key=lambda found: float(found.seconds))
+
+
+def network_seconds(op: ops.Collective, node: Node) -> float:
+    """Seconds of a collective between nodes: rings that leave a node by all of its ranks' network cards at once.
+
+    A ring's bytes pass the slower of the links inside and the cards together; what is exchanged by all-to-all leaves a
+    rank by its own card, except for the part that stays in its node. Each step of a ring costs a latency; all-reduce
+    takes trees where they are shorter (NCCL 2.27 src/graph/tuning.cc).
+
+    Raises:
+        InputError: the node has no link to others.
+    """
+    if node.scale_out is None:
+        raise InputError(f"{op.op} over {op.span_nodes} nodes needs a link between nodes, which {node.name} lacks")
+    inside = max(op.num_ranks // op.span_nodes, 1)
+    card = node.scale_out.bytes_per_s * NETWORK_EFFICIENCY
+    latency = node.scale_out.latency_s
+    if op.op == "send_recv":
+        return latency + float(op.message_bytes) / card
+    if op.op == "all_to_all":
+        leaves = (op.num_ranks - inside) / op.num_ranks
+        return latency * math.log2(op.span_nodes + 1) + float(op.message_bytes) * leaves / card
+    rate = min(inside * card, node.scale_up.bytes_per_s * SCALE_UP_EFFICIENCY) if inside > 1 else card
+    ring = (op.span_nodes - 1) * latency + (op.num_ranks - op.span_nodes) * node.scale_up.latency_s
+    if op.op == "all_reduce":
+        ring = min(2 * ring, 2 * math.log2(op.span_nodes) * latency + 2 * inside * node.scale_up.latency_s)
+    return ring + float(op.num_bytes) / rate
+
+
+@dataclass(frozen=True)
 class TrainingPricer:
     """Prices tasks; equal operators once."""
 
     estimator: Estimator
-    device: Device
+    node: Node
     sustained_fraction: float
     overlap_slowdown: float = OVERLAP_SLOWDOWN
     _known: dict[ops.Op, tuple[float, Coverage, str, float]] = field(default_factory=dict)
@@ -89,13 +141,18 @@ class TrainingPricer:
     def task(self, task: Task) -> TaskCost:
         """Seconds of one task."""
         if task.op not in self._known:
-            estimate = self.estimator.estimate(task.op)
-            seconds = float(estimate.seconds)
-            if not isinstance(task.op, ops.Elementwise | ops.Collective):
-                seconds /= self.sustained_fraction
-            self._known[task.op] = (seconds, estimate.coverage, estimate.source, estimate.relative_error)
+            self._known[task.op] = self._price(task.op)
         seconds, coverage, source, error = self._known[task.op]
         return TaskCost(task, seconds * task.count, coverage, source, error)
+
+    def _price(self, op: ops.Op) -> tuple[float, Coverage, str, float]:
+        if isinstance(op, ops.Collective) and op.span_nodes > 1:
+            return network_seconds(op, self.node), Coverage.ROOFLINE, "links between nodes", NETWORK_ERROR
+        found = self.estimator.estimate(op)
+        seconds = float(found.seconds)
+        if not isinstance(op, ops.Elementwise | ops.Collective):
+            seconds /= self.sustained_fraction
+        return seconds, found.coverage, found.source, found.relative_error
 
     def seconds(self, tasks: Iterable[Task]) -> float:
         """Seconds of tasks one after the other."""
@@ -131,10 +188,10 @@ class TrainingPricer:
         found.exposed_s[group] = found.exposed_s.get(group, 0.0) + cost.seconds - hidden
 
 
-def pricer(estimator: Estimator, device: Device) -> TrainingPricer:
+def pricer(estimator: Estimator, device: Device, node: Node) -> TrainingPricer:
     """A pricer with the shipped figures of the device's architecture."""
     sustained = SUSTAINED_FRACTION.get(device.architecture, OTHER_SUSTAINED_FRACTION)
-    return TrainingPricer(estimator, device, sustained)
+    return TrainingPricer(estimator, node, sustained)
 
 
 def class_of(task: Task) -> str:

@@ -363,8 +363,14 @@ def _linear(
     """A linear layer: `[rows, in] x [in, out]`, the gradient of its input and that of its weights."""
     wanted = rank.format if number_format is None else number_format
     kept = rows * num_inputs * rank.kept_input_bytes if kept_bytes is None else kept_bytes
-    forward = (Task(name, ops.Gemm(rows, num_outputs, num_inputs, wanted)),)
-    backward = (Task(f"{name}_dgrad", ops.Gemm(rows, num_inputs, num_outputs, wanted)),)
+    forward = (
+        *_quantised(rank, f"{name}_input", rows, num_inputs, wanted),
+        Task(name, ops.Gemm(rows, num_outputs, num_inputs, wanted)),
+    )
+    backward = (
+        *_quantised(rank, f"{name}_gradient", rows, num_outputs, wanted),
+        Task(f"{name}_dgrad", ops.Gemm(rows, num_inputs, num_outputs, wanted)),
+    )
     weight = (Task(f"{name}_wgrad", ops.Gemm(num_outputs, num_inputs, int(rows), wanted)),)
     lora = rank.setup.job.lora
     if lora is not None:
@@ -376,6 +382,17 @@ def _linear(
         # A frozen layer keeps no input; its adapter keeps the 16-bit one.
         return Part(name, (*forward, down, up), (*backward, down, up), (down, up), kept if adapts else 0.0, module)
     return Part(name, forward, backward, weight, kept, module)
+
+
+def _quantised(rank: Rank, name: str, rows: float, width: float, wanted: Format) -> tuple[Task, ...]:
+    """Casts a tensor for two products, once as it is and once transposed: read in 16 bit, written twice.
+
+    Transformer Engine does so for inputs and for gradients; GEMMs read both along their inner dimension.
+    """
+    if ACTIVATION_BITS[wanted] >= 16:
+        return ()
+    num_bytes = width * (BF16_BYTES + 2 * ACTIVATION_BITS[wanted] / 8)
+    return (Task(f"quantise_{name}", ops.Elementwise("quantise", rows, num_bytes * rank.passes)),)
 
 
 def _enter_tensor_parallel(rank: Rank, linear: str, width: int) -> Iterator[Part]:
@@ -700,30 +717,16 @@ def _experts_parts(rank: Rank, feed_forward: ExpertsFeedForward) -> Iterator[Par
     yield _pointwise("top_k", rows, top_k, top_k, rows * feed_forward.num_experts * 4.0)
     moved = 2 * per_token * width * BF16_BYTES
     yield _pointwise("permute", rows, moved, moved)
-    yield from _exchange(rank, "dispatch", rows * per_token * width, True)
+    yield from _exchange(rank, "dispatch", rows * per_token * width, True, per_token)
+    # Tokens of the ranks that shard an expert meet in each of them.
     pairs = rows * per_token * known.experts_tp
+    held = feed_forward.num_experts // known.ep
     inner = feed_forward.intermediate_size // known.experts_tp
     up = 2 * inner if feed_forward.gated else inner
-    experts = ops.Experts(
-        num_tokens=rows * known.ep * known.experts_tp,
-        hidden_size=width,
-        intermediate_size=feed_forward.intermediate_size,
-        num_experts=feed_forward.num_experts,
-        experts_per_token=per_token,
-        tp=known.experts_tp,
-        ep=known.ep,
-        format=rank.format,
-        gated=feed_forward.gated,
-    )
-    yield Part(
-        "experts",
-        (Task("experts", experts),),
-        (Task("experts_dgrad", experts),),
-        () if rank.setup.job.lora else (Task("experts_wgrad", experts),),
-        kept_bytes=pairs * (width * rank.kept_input_bytes + up * BF16_BYTES + inner * rank.kept_input_bytes),
-        module="experts",
-    )
-    yield from _exchange(rank, "combine", rows * per_token * width, False)
+    yield _grouped_linear(rank, "experts_up_proj", pairs, held, up, width)
+    yield _activation(rank, "experts_activation", pairs, up, inner)
+    yield _grouped_linear(rank, "experts_down_proj", pairs, held, width, inner)
+    yield from _exchange(rank, "combine", rows * per_token * width, False, per_token)
     yield _pointwise("unpermute", rows, moved, moved)
     if feed_forward.shared_intermediate_size:
         yield from _dense_parts(
@@ -731,14 +734,53 @@ def _experts_parts(rank: Rank, feed_forward: ExpertsFeedForward) -> Iterator[Par
         )
 
 
-def _exchange(rank: Rank, name: str, num_values: float, is_dispatch: bool) -> Iterator[Part]:
+def _grouped_linear(rank: Rank, name: str, pairs: float, num_groups: int, num_outputs: int, num_inputs: int) -> Part:
+    """The same linear layer for each of a rank's experts, tokens evenly spread: as many GEMMs of fewer rows."""
+    rows = max(pairs / num_groups, 1.0)
+    wanted = rank.format
+    frozen = rank.setup.job.lora is not None
+
+    def each(suffix: str, gemm: ops.Gemm) -> Task:
+        return Task(f"{name}{suffix}", gemm, num_groups, flops_factor=num_groups)
+
+    return Part(
+        name,
+        (
+            *_quantised(rank, f"{name}_input", pairs, num_inputs, wanted),
+            each("", ops.Gemm(rows, num_outputs, num_inputs, wanted)),
+        ),
+        (
+            *_quantised(rank, f"{name}_gradient", pairs, num_outputs, wanted),
+            each("_dgrad", ops.Gemm(rows, num_inputs, num_outputs, wanted)),
+        ),
+        () if frozen else (each("_wgrad", ops.Gemm(num_outputs, num_inputs, int(rows), wanted)),),
+        0.0 if frozen else pairs * num_inputs * rank.kept_input_bytes,
+        "experts",
+    )
+
+
+def _exchange_op(rank: Rank, message_bytes: float, per_token: int) -> ops.Collective:
+    """All-to-all of tokens with their experts' ranks.
+
+    By node (DeepEP, DeepSeek-V3 section 3.2.2): a token crosses to each node once and is copied there; of k experts on n
+    nodes n (1 - (1 - 1/n)^k) nodes are met. What goes on inside a node overlaps it.
+    """
+    plain = rank.collective(Group.EXPERTS, "all_to_all", message_bytes)
+    nodes = plain.span_nodes
+    if nodes == 1 or rank.setup.job.parallelism.experts_exchange != "by_node":
+        return plain
+    met = nodes * (1 - (1 - 1 / nodes) ** per_token)
+    return ops.Collective("all_to_all", message_bytes * met / per_token, plain.num_ranks, nodes)
+
+
+def _exchange(rank: Rank, name: str, num_values: float, is_dispatch: bool, per_token: int) -> Iterator[Part]:
     """All-to-all between expert-parallel ranks, and the gather or sum between ranks that share an expert."""
     known, job = rank.setup.degrees, rank.setup.job
     beside = "experts_beside" if job.overlap.experts else None
     if known.ep > 1:
         sent = WIRE_BYTES[job.precision.experts_dispatch or "bf16"] if is_dispatch else BF16_BYTES
-        there = rank.collective(Group.EXPERTS, "all_to_all", num_values * sent)
-        back = rank.collective(Group.EXPERTS, "all_to_all", num_values * BF16_BYTES)
+        there = _exchange_op(rank, num_values * sent, per_token)
+        back = _exchange_op(rank, num_values * BF16_BYTES, per_token)
         yield Part(
             name,
             (Task(f"{name}_all_to_all", there, 1.0, Group.EXPERTS, beside),),
@@ -821,9 +863,12 @@ def layer_work(rank: Rank, group: LayerGroup, recompute: str | None = None) -> W
     if granularity == "selective":
         dropped = [part for part in parts if part.module in job.recompute.modules]
         again = [task for part in dropped for task in part.forward]
-        lost = sum(part.kept_bytes for part in dropped)
         # Flash attention's inputs are not the core's own: they stay.
-        lost -= sum(part.kept_bytes for part in dropped if part.name == "attention")
+        lost = sum(part.kept_bytes for part in dropped if part.name != "attention")
+        if "every_second_product" in job.recompute.modules:
+            products = [part for part in parts if part.backward_weight and part not in dropped]
+            again += [_half(task) for part in products for task in part.forward]
+            lost += sum(part.kept_bytes for part in products) / 2
         return _work(parts, tuple(_renamed(again)), every_kept - lost, lost)
     return _work(parts, (), every_kept, 0.0)
 
@@ -844,6 +889,10 @@ def _work(parts: Iterable[Part], recomputed: tuple[Task, ...], kept_bytes: float
         kept_bytes,
         transient_bytes,
     )
+
+
+def _half(task: Task) -> Task:
+    return replace(task, count=task.count / 2, flops_factor=task.flops_factor / 2)
 
 
 def _renamed(tasks: Iterable[Task]) -> Iterator[Task]:

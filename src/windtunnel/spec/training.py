@@ -71,6 +71,9 @@ class TrainingParallelism(Noun):
     experts_tp: int | None = None
     """Ways that each expert is sharded (expert-TP); None takes 1, or `tp` where `ep` is 1."""
     experts_dp: int | None = None
+    experts_exchange: Literal["all_to_all", "by_node"] | None = None
+    """How tokens reach experts: each on its own, or once for each node and copied there (DeepEP). None: as the
+    framework does."""
 
     def __post_init__(self) -> None:
         for name in ("tp", "cp", "pp", "virtual_stages", "dp", "ep", "experts_tp", "experts_dp"):
@@ -135,7 +138,10 @@ class TrainingPrecision(Noun):
     """Tokens on their way to experts in the forward pass."""
 
 
-RecomputedModule = Literal["core_attention", "norms", "activation", "latent_up_projection", "feed_forward", "experts"]
+RecomputedModule = Literal[
+    "core_attention", "norms", "activation", "latent_up_projection", "feed_forward", "experts", "every_second_product"
+]
+"""What selective recomputation can drop. `every_second_product` is torchtitan's selective checkpointing of operators."""
 
 
 class Recompute(Noun):
