@@ -246,12 +246,18 @@ def _shard(rank: Rank, prices: TrainingPricer, chunk: Chunk, forward: PassCost, 
 
 
 def message_seconds(rank: Rank, prices: TrainingPricer) -> float:
-    """Seconds of hidden states from one stage to the next; each tensor rank sends its part."""
+    """Seconds of hidden states from one stage to the next.
+
+    Each tensor rank sends its part; where sequences are not split, the parts are gathered again on arrival
+    (arXiv:2104.04473, section 4.1).
+    """
     if rank.setup.degrees.pp == 1:
         return 0.0
-    num_bytes = rank.tokens * rank.width * 2.0 / (rank.tp if rank.split else 1)
-    send = rank.collective(Group.PIPELINE, "send_recv", num_bytes)
-    return prices.seconds([Task("pipeline_send_recv", send, 1.0, Group.PIPELINE)])
+    num_bytes = rank.tokens * rank.width * 2.0
+    tasks = [Task("send_recv", rank.collective(Group.PIPELINE, "send_recv", num_bytes / rank.tp), 1.0, Group.PIPELINE)]
+    if rank.tp > 1 and not rank.split:
+        tasks.append(Task("gather", rank.collective(Group.TENSOR, "all_gather", num_bytes), 1.0, Group.TENSOR))
+    return prices.seconds(tasks)
 
 
 def replay(rank: Rank, prices: TrainingPricer, plan: Schedule, costs: tuple[ChunkCost, ...]) -> Timeline:

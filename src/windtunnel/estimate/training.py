@@ -16,10 +16,10 @@ from windtunnel.ops import op as ops
 from windtunnel.ops.training import Group, Task
 from windtunnel.spec.hardware import Device, Node
 
-SUSTAINED_FRACTION: Mapping[str, float] = {"ampere": 0.9, "hopper": 0.85, "blackwell": 0.85}
+SUSTAINED_FRACTION: Mapping[str, float] = {"ampere": 0.86, "hopper": 0.76, "blackwell": 0.8}
 """Rate of matrix products in a run of days against that in a profiling loop of milliseconds, by architecture. A loop
 ends before power and temperature lower the clock."""
-OTHER_SUSTAINED_FRACTION = 0.87
+OTHER_SUSTAINED_FRACTION = 0.8
 
 OVERLAP_SLOWDOWN = 0.12
 """What computation loses for each second of communication beside it: NCCL's kernels hold 16 to 24 of an H100's 132

@@ -70,12 +70,41 @@ def read_training_runs(path: Path | str) -> tuple[list[TrainingRun], list[Skippe
     if not columns >= {"model", "n_gpus"} and "benchmark" not in columns:
         raise InputError(f"{path} holds no training runs: it has neither columns model and n_gpus nor benchmark")
     runs, skipped = [], []
+    rows = _completed(rows)
     for index, row in enumerate(rows):
         try:
             runs.append(_run(index, _mlperf_row(row) if "benchmark" in row else row))
         except (InputError, _TooLittleSaidError) as error:
             skipped.append(SkippedRow(index, str(error)))
     return runs, skipped
+
+
+def _completed(rows: list[dict[str, str]]) -> list[dict[str, str]]:
+    """Rows of BLOOM's chronicles that name a size and leave out its shape: that of the rows that give it.
+
+    Where only one of depth and width is known, the other follows from P = 12 l h^2 (arXiv:2104.04473, section 5), in
+    layers that the stages divide and widths in steps of 1,024.
+    """
+    shapes: dict[str, set[tuple[str, str]]] = {}
+    for row in rows:
+        if row.get("source", "").startswith("BigScience") and row.get("hidden"):
+            shapes.setdefault(row["model"], set()).add((row["layers"], row["hidden"]))
+    found = []
+    for row in rows:
+        same = shapes.get(row.get("model", ""), set())
+        if row.get("source", "").startswith("BigScience") and row.get("params_B"):
+            layers, hidden = row["layers"], row["hidden"]
+            if not hidden and not layers and len(same) == 1:
+                layers, hidden = next(iter(same))
+            size = float(row["params_B"]) * 1e9
+            if layers and not hidden:
+                hidden = str(round((size / (12 * float(layers))) ** 0.5 / 1024) * 1024)
+            if hidden and not layers:
+                stages = int(float(row["pp"]))
+                layers = str(round(size / (12 * float(hidden) ** 2) / stages) * stages)
+            row = {**row, "layers": layers, "hidden": hidden}
+        found.append(row)
+    return found
 
 
 class _TooLittleSaidError(Exception):
@@ -125,7 +154,7 @@ _SOURCES: dict[str, _Source] = {
     # 100 Gb/s for 8 GPUs (bigscience, jz/hardware).
     "BigScience BLOOM": _Source(
         "deepspeed",
-        {**_GPT_ERA, "sharding": {"zero": 1}, "precision": {"compute": "fp16", "gradient_reduce": "bf16"}},
+        {**_GPT_ERA, "sharding": {"zero": 1}, "precision": {"gradient_reduce": "bf16"}},
         vocab_size=50688,
         scale_out_bytes_per_s=6.25e9,
     ),
@@ -346,8 +375,9 @@ def _job(row: Row, source: _Source) -> dict[str, Any]:
     if "LoRA" in row.get("task", "") or "lora" in row["model"].lower():
         raw["lora"] = {"rank": 16, "all_linear": False}
     _merge(raw, source.settings)
-    if raw["precision"]["compute"] != compute and compute != "bf16":
-        raw["precision"]["compute"] = compute
+    if row["source"].startswith("BigScience"):
+        # fp16 sums gradients as they are; from 28 February on the runs use the bf16 optimizer, which sums in fp32.
+        raw["precision"]["gradients"] = "fp32" if "; 02-28" in row["note"] else "bf16"
     if is_sharded:
         raw.setdefault("sharding", {})["zero"] = 3
         if fsdp.replace(".", "").isdigit():
@@ -366,8 +396,8 @@ def _job(row: Row, source: _Source) -> dict[str, Any]:
 def _global_batch(row: Row, raw: dict[str, Any], num_devices: int) -> int:
     given = _number(row, "gbs")
     split = raw["parallelism"]
-    replicas = num_devices // (split["tp"] * split.get("cp", 1) * split["pp"])
-    each = replicas * raw["micro_batch"]
+    replicas = num_devices // (int(split["tp"]) * int(split["cp"]) * int(split["pp"]))
+    each = replicas * int(raw["micro_batch"])
     if given is None:
         return each
     # BLOOM's batch sizes were rounded to what the replicas divide.
@@ -449,7 +479,7 @@ def _model(row: Row, source: _Source, sequence: int) -> str | ModelSpec:
     hidden, layers = _number(row, "hidden"), _number(row, "layers")
     if hidden and layers and name.startswith(("gpt", "turing", "megatron")):
         vocab = int(source.vocab_size or _number(row, "vocab") or 51200)
-        heads = int(_number(row, "heads") or hidden // 128)
+        heads = int(_number(row, "heads") or _usual_heads(int(hidden), int(_number(row, "tp") or 1)))
         shape = _Shape(int(layers), int(hidden), heads, heads, int(4 * hidden), vocab)
         return _plain_model(row["model"], shape, sequence)
     key = _SAME_SHAPE.get(name.split(" 24.")[0], name.split(" 24.")[0])
@@ -464,6 +494,11 @@ def _model(row: Row, source: _Source, sequence: int) -> str | ModelSpec:
         shortened = msgspec.structs.replace(model.layers[0], num_layers=int(layers))
         return msgspec.structs.replace(model, layers=(shortened,))
     return known
+
+
+def _usual_heads(hidden: int, tp: int) -> int:
+    """Heads of about 128 that a width and a tensor-parallel degree divide."""
+    return min((n for n in range(tp, hidden + 1, tp) if hidden % n == 0), key=lambda n: abs(hidden / n - 128))
 
 
 def _plain_model(name: str, shape: _Shape, sequence: int) -> ModelSpec:

@@ -43,6 +43,16 @@ ATTENTION_BACKWARD_EFFICIENCY = 0.86
 section 1), 550 for 640 TFLOP/s on an H100, causal, 16k tokens (arXiv:2407.08608, figures 5 and 6)."""
 
 
+GROUPED_EFFICIENCY = 0.7
+"""Rate of grouped GEMMs against dense ones of the same rows: median over four models' experts, 65,536 tokens, bf16 and
+fp8, on H100, B200 and GB200 in the tables of aiconfigurator-core 0.12 (0.53 to 0.93)."""
+
+
+UNALIGNED_SLOWDOWN = 4.0
+"""Batched products of 16-bit values whose head size is no multiple of 8 (16 bytes): the tensor cores' rate against that
+of the CUDA cores, 312 and 78 TFLOP/s on an A100."""
+
+
 class Group(StrEnum):
     """The ranks that a collective joins."""
 
@@ -541,10 +551,11 @@ def _unfused_core(rank: Rank, heads: int, head_dim: int, qkv_bytes: float) -> It
     masks = 1.0 if job.dropout else 0.0
     scores = ops.Gemm(rows, keys, head_dim)
     values = ops.Gemm(rows, head_dim, keys)
+    slower = UNALIGNED_SLOWDOWN if head_dim % 8 else 1.0
     yield Part(
         "attention_scores",
-        (Task("attention_scores", scores),),
-        (Task("attention_scores_gradient", values, 2.0, flops_factor=2.0),),
+        (Task("attention_scores", scores, slower),),
+        (Task("attention_scores_gradient", values, 2.0 * slower, flops_factor=2.0),),
         kept_bytes=qkv_bytes,
         module=None,
     )
@@ -560,10 +571,10 @@ def _unfused_core(rank: Rank, heads: int, head_dim: int, qkv_bytes: float) -> It
     )
     yield Part(
         "attention_values",
-        (Task("attention_values", values),),
+        (Task("attention_values", values, slower),),
         (
-            Task("attention_values_gradient", scores),
-            Task("attention_keys_gradient", values),
+            Task("attention_values_gradient", scores, slower),
+            Task("attention_keys_gradient", values, slower),
         ),
         module="core_attention",
     )
@@ -741,7 +752,7 @@ def _grouped_linear(rank: Rank, name: str, pairs: float, num_groups: int, num_ou
     frozen = rank.setup.job.lora is not None
 
     def each(suffix: str, gemm: ops.Gemm) -> Task:
-        return Task(f"{name}{suffix}", gemm, num_groups, flops_factor=num_groups)
+        return Task(f"{name}{suffix}", gemm, num_groups / GROUPED_EFFICIENCY, flops_factor=num_groups)
 
     return Part(
         name,
@@ -762,8 +773,8 @@ def _grouped_linear(rank: Rank, name: str, pairs: float, num_groups: int, num_ou
 def _exchange_op(rank: Rank, message_bytes: float, per_token: int) -> ops.Collective:
     """All-to-all of tokens with their experts' ranks.
 
-    By node (DeepEP, DeepSeek-V3 section 3.2.2): a token crosses to each node once and is copied there; of k experts on n
-    nodes n (1 - (1 - 1/n)^k) nodes are met. What goes on inside a node overlaps it.
+    By node (DeepEP, DeepSeek-V3 section 3.2.2): a token crosses to each node once and is copied there; k experts on n
+    nodes meet n (1 - (1 - 1/n)^k) of them. What goes on inside a node overlaps it.
     """
     plain = rank.collective(Group.EXPERTS, "all_to_all", message_bytes)
     nodes = plain.span_nodes

@@ -126,7 +126,11 @@ def transient_bytes(rank: Rank, held_chunks: list[Chunk]) -> float:
             for chunk in held_chunks
         ]
         gathered += sum(ends) * wire
-    return max(layer, head) + gathered
+    sharding, buckets = job.sharding, 0.0
+    if sharding.zero and job.framework == "deepspeed":
+        # DeepSpeed copies gradients into two buckets in turn and gathers updated parameters through a third.
+        buckets = BF16_BYTES * (2 * (sharding.reduce_bucket_elements or 0) + (sharding.gather_bucket_elements or 0))
+    return max(layer, head) + gathered + buckets
 
 
 def stage_memory(

@@ -141,7 +141,7 @@ class TrainingPrecision(Noun):
 RecomputedModule = Literal[
     "core_attention", "norms", "activation", "latent_up_projection", "feed_forward", "experts", "every_second_product"
 ]
-"""What selective recomputation can drop. `every_second_product` is torchtitan's selective checkpointing of operators."""
+"""What selective recomputation can drop; `every_second_product` is what torchtitan calls selective checkpointing."""
 
 
 class Recompute(Noun):
