@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.engine.training_costs import ChunkCost, chunk_costs, message_seconds
 from windtunnel.estimate.estimator import Coverage, Estimator
 from windtunnel.estimate.roofline import machine
 from windtunnel.estimate.training import FastestEstimator, PassCost, TrainingPricer, pricer
@@ -16,19 +16,13 @@ from windtunnel.interop.aiconfigurator import measured_estimator
 from windtunnel.kernels import pipeline
 from windtunnel.ops.parameters import count_parameters
 from windtunnel.ops.schedules import BACKWARD, FORWARD, WEIGHT, Schedule, schedule
-from windtunnel.ops.sharding import finish_tasks, gather_tasks, optimizer_tasks, reduce_tasks
+from windtunnel.ops.sharding import finish_tasks, optimizer_tasks
 from windtunnel.ops.training import (
-    Chunk,
-    Group,
     Parameters,
     Rank,
-    Task,
-    chunk_parameters,
-    chunks,
-    layer_parameters,
     trained,
 )
-from windtunnel.ops.training_memory import StageMemory, chunk_work, kept_bytes, stage_memory
+from windtunnel.ops.training_memory import StageMemory, stage_memory
 from windtunnel.spec.training import GEMM_FORMATS, TrainingJob, TrainingSetup, resolve
 
 KERNELS_OF = (("vllm", "0.24.0"), ("trtllm", "1.3.0"))
@@ -36,25 +30,6 @@ KERNELS_OF = (("vllm", "0.24.0"), ("trtllm", "1.3.0"))
 FlashAttention, TensorRT-LLM's fp8 GEMMs are cuBLAS, as in Transformer Engine."""
 
 Floats = NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class ChunkCost:
-    """One micro-batch through one chunk, and what its parameters cost once a step."""
-
-    chunk: Chunk
-    parameters: Parameters
-    forward: PassCost
-    backward_input: PassCost
-    backward_weight: PassCost
-    kept_bytes: float
-    model_flops: float
-    """Forward and backward, without recomputation."""
-    hardware_flops: float
-    """With recomputation."""
-    gather_s: float
-    reduce_s: float
-    num_buckets: float
 
 
 @dataclass(frozen=True)
@@ -66,6 +41,31 @@ class Timeline:
     ends: Floats
     communicated: Floats
     """When each device's data-parallel communication is done."""
+
+    @property
+    def device_of_action(self) -> NDArray[np.int64]:
+        return np.repeat(np.arange(self.schedule.num_devices), np.diff(self.schedule.offsets))
+
+    @property
+    def busy_s(self) -> Floats:
+        """Seconds for which each device computes (or waits inside an action)."""
+        return np.bincount(self.device_of_action, weights=self.ends - self.starts).astype(np.float64)
+
+    @property
+    def last_s(self) -> Floats:
+        """When each device's last action ends."""
+        return np.maximum.reduceat(self.ends, self.schedule.offsets[:-1])
+
+    @property
+    def spans_s(self) -> Floats:
+        """Seconds from each device's first action to its last.
+
+        ZB-H2 and ZB-V let devices step their optimizer apart from each other, so that steps follow each other as
+        staggered; in other schedules all start and end with the whole pipeline.
+        """
+        if self.schedule.name in ("zb_h2", "zb_v"):
+            return self.last_s - np.minimum.reduceat(self.starts, self.schedule.offsets[:-1])
+        return np.full(self.schedule.num_devices, float(np.max(self.last_s)))
 
 
 @dataclass(frozen=True)
@@ -159,107 +159,6 @@ def simulate_with(setup: TrainingSetup, prices: TrainingPricer) -> TrainingResul
     return _result(rank, prices, plan, costs, timeline, memory)
 
 
-def chunk_costs(rank: Rank, prices: TrainingPricer) -> tuple[ChunkCost, ...]:
-    """Every chunk's costs; equal chunks are priced once."""
-    known: dict[tuple[object, ...], ChunkCost] = {}
-    found = []
-    for chunk in chunks(rank.setup):
-        if chunk.shape not in known:
-            known[chunk.shape] = _chunk_cost(rank, prices, chunk)
-        cost = known[chunk.shape]
-        found.append(ChunkCost(**{**vars(cost), "chunk": chunk}))
-    return tuple(found)
-
-
-def _chunk_cost(rank: Rank, prices: TrainingPricer, chunk: Chunk) -> ChunkCost:
-    held = chunk_parameters(rank, chunk)
-    forward, backward_input, backward_weight = PassCost(), PassCost(), PassCost()
-    model_flops = hardware_flops = 0.0
-    for work, count in chunk_work(rank, chunk):
-        forward.add(prices.of_pass(work.forward), count)
-        # Where weights' gradients are not split off, collectives may run beside them: both are one pass.
-        if _is_split(rank):
-            backward_input.add(prices.of_pass(work.backward_input), count)
-            backward_weight.add(prices.of_pass(work.backward_weight), count)
-        else:
-            backward_input.add(prices.of_pass(work.backward_input + work.backward_weight), count)
-        again = sum(task.flops for task in work.recomputed)
-        flops = sum(task.flops for task in work.forward + work.backward_input + work.backward_weight)
-        model_flops += (flops - again) * count
-        hardware_flops += flops * count
-    if rank.setup.job.sharding.zero == 3:
-        _shard(rank, prices, chunk, forward, backward_input)
-        gather_s = reduce_s = 0.0
-    else:
-        gather_s = prices.seconds(gather_tasks(rank, trained(rank, held)))
-        reduce_s = prices.seconds(reduce_tasks(rank, trained(rank, held)))
-    bucket = rank.setup.job.sharding.reduce_bucket_elements or 0
-    # Megatron-Core distributed_data_parallel.py: buckets grow with the number of ranks.
-    bucket = max(bucket, 1_000_000 * rank.setup.degrees.dp) if rank.setup.job.framework == "megatron" else bucket
-    num_buckets = max(held.total / bucket, 1.0) if bucket else max(chunk.num_layers, 1.0)
-    return ChunkCost(
-        chunk,
-        held,
-        forward,
-        backward_input,
-        backward_weight,
-        kept_bytes(rank, chunk),
-        model_flops,
-        hardware_flops,
-        gather_s,
-        reduce_s,
-        num_buckets,
-    )
-
-
-def _is_split(rank: Rank) -> bool:
-    return rank.setup.job.schedule in ("zb_h1", "zb_h2", "zb_v", "dualpipe", "dualpipe_v")
-
-
-def _shard(rank: Rank, prices: TrainingPricer, chunk: Chunk, forward: PassCost, backward: PassCost) -> None:
-    """Adds ZeRO-3's gathers and reductions, layer by layer, one layer ahead of computation.
-
-    n layers of c seconds with g seconds of communication each take g + (n - 1) max(c, g) + c where it is prefetched.
-    The embedding and head are one unit with nothing to hide behind.
-    """
-    job = rank.setup.job
-    num_layers = chunk.num_layers
-    per_layer = Parameters()
-    for group, count in chunk.layers:
-        per_layer = per_layer + layer_parameters(rank, group) * (count / num_layers)
-    ends = chunk_parameters(rank, chunk)
-    ends = Parameters(max(ends.dense - per_layer.dense * num_layers, 0.0), 0.0)
-    gather = prices.seconds(gather_tasks(rank, per_layer))
-    reduce = prices.seconds(reduce_tasks(rank, trained(rank, per_layer)))
-    again = gather if job.sharding.reshard_after_forward else 0.0
-    overlaps = bool(job.overlap.parameter_gather)
-    for cost, communication in ((forward, gather), (backward, again + reduce)):
-        each = cost.seconds / num_layers
-        hidden = min(communication, each) * (num_layers - 1) if overlaps else 0.0
-        cost.slowdown_s += hidden * prices.overlap_slowdown
-        cost.hidden_s[Group.DATA] = cost.hidden_s.get(Group.DATA, 0.0) + hidden
-        exposed = communication * num_layers - hidden
-        cost.exposed_s[Group.DATA] = cost.exposed_s.get(Group.DATA, 0.0) + exposed
-    for cost, tasks in ((forward, gather_tasks(rank, ends)), (backward, reduce_tasks(rank, trained(rank, ends)))):
-        if ends.dense:
-            cost.exposed_s[Group.DATA] += prices.seconds(tasks)
-
-
-def message_seconds(rank: Rank, prices: TrainingPricer) -> float:
-    """Seconds of hidden states from one stage to the next.
-
-    Each tensor rank sends its part; where sequences are not split, the parts are gathered again on arrival
-    (arXiv:2104.04473, section 4.1).
-    """
-    if rank.setup.degrees.pp == 1:
-        return 0.0
-    num_bytes = rank.tokens * rank.width * 2.0
-    tasks = [Task("send_recv", rank.collective(Group.PIPELINE, "send_recv", num_bytes / rank.tp), 1.0, Group.PIPELINE)]
-    if rank.tp > 1 and not rank.split:
-        tasks.append(Task("gather", rank.collective(Group.TENSOR, "all_gather", num_bytes), 1.0, Group.TENSOR))
-    return prices.seconds(tasks)
-
-
 def replay(rank: Rank, prices: TrainingPricer, plan: Schedule, costs: tuple[ChunkCost, ...]) -> Timeline:
     """Run the schedule with these costs."""
     # DualPipe's second direction runs the same chunks again.
@@ -315,65 +214,30 @@ def _result(
     timeline: Timeline,
     memory: tuple[StageMemory, ...],
 ) -> TrainingResult:
-    setup, overlap = rank.setup, rank.setup.job.overlap
-    device_of_action = np.repeat(np.arange(plan.num_devices), np.diff(plan.offsets))
-    busy = np.bincount(device_of_action, weights=timeline.ends - timeline.starts)
-    first = np.minimum.reduceat(timeline.starts, plan.offsets[:-1])
-    last = np.maximum.reduceat(timeline.ends, plan.offsets[:-1])
-    # ZB-H2 and ZB-V let devices step their optimizer apart from each other: the next step starts as staggered.
-    staggered = plan.name in ("zb_h2", "zb_v")
-    pipeline_s = float(np.max(last - first)) if staggered else float(np.max(last))
+    setup = rank.setup
+    busy, spans = timeline.busy_s, timeline.spans_s
+    pipeline_s = float(np.max(spans))
+    ends = _ends_of_step(rank, prices, plan, costs, timeline)
+    step = pipeline_s + sum(ends.values())
+    ends["stragglers"] = (straggling(setup) - 1.0) * step
     worst = int(np.argmax(busy))
-    held = [Parameters() for _ in range(plan.num_devices)]
-    late_gather, late_reduce = np.zeros(plan.num_devices), np.zeros(plan.num_devices)
-    for index, device in enumerate(plan.device_of_chunk):
-        cost = costs[index % len(costs)]
-        held[device] = held[device] + cost.parameters
-        late_gather[device] += 0.0 if overlap.parameter_gather else cost.gather_s
-        late_reduce[device] += 0.0 if overlap.gradient_reduce else cost.reduce_s
-    reduced = np.maximum(timeline.communicated - last, 0.0) + late_reduce
-    exposed_reduce = float(np.max(reduced + last)) - float(np.max(last))
-    optimizer = max(prices.seconds(optimizer_tasks(rank, trained(rank, parameters))) for parameters in held)
-    finish = prices.seconds(finish_tasks(rank))
-    step = pipeline_s + exposed_reduce + finish + optimizer + float(np.max(late_gather))
-    straggler = (straggling(setup) - 1.0) * step
-    num = setup.degrees.num_microbatches
-    per_device = [
-        cost
-        for index, cost in enumerate(costs * (plan.num_chunks // len(costs)))
-        if plan.device_of_chunk[index] == worst
-    ]
-    share = num / (2 if plan.name == "dualpipe" else 1)
-    breakdown: dict[str, float] = {}
-    for cost in per_device:
-        for part in (cost.forward, cost.backward_input, cost.backward_weight):
-            for kind, seconds in part.compute_s.items():
-                breakdown[kind] = breakdown.get(kind, 0.0) + seconds * share
-            breakdown["slowdown by overlap"] = breakdown.get("slowdown by overlap", 0.0) + part.slowdown_s * share
-            for group, seconds in part.exposed_s.items():
-                name = f"exposed communication ({group})"
-                breakdown[name] = breakdown.get(name, 0.0) + seconds * share
-    shown = sum(breakdown.values())
-    breakdown["waiting for parameters, hidden communication"] = float(busy[worst]) - shown
+    breakdown = _passes(plan, costs, worst)
+    breakdown["waiting for parameters, hidden communication"] = float(busy[worst]) - sum(breakdown.values())
     breakdown["pipeline bubble"] = pipeline_s - float(busy[worst])
-    breakdown["exposed gradient reduction"] = exposed_reduce
-    breakdown["exposed parameter gather"] = float(np.max(late_gather))
-    breakdown["end of step"] = finish
-    breakdown["optimizer"] = optimizer
-    breakdown["stragglers"] = straggler
+    breakdown |= ends
     whole = PassCost()
     for cost in costs:
-        for part in (cost.forward, cost.backward_input, cost.backward_weight):
+        for part in cost.passes:
             whole.add(part)
+    per_device = setup.degrees.num_microbatches / setup.degrees.pp
     total = sum(whole.by_coverage.values())
-    flops = num / setup.degrees.pp
     return TrainingResult(
         setup=setup,
-        step_s=step + straggler,
+        step_s=step + ends["stragglers"],
         breakdown_s={name: seconds for name, seconds in breakdown.items() if seconds > 1e-9 * step},
         bubble_fraction=float(np.mean(1.0 - busy / pipeline_s)),
-        model_flops=sum(cost.model_flops for cost in costs) * flops,
-        hardware_flops=sum(cost.hardware_flops for cost in costs) * flops,
+        model_flops=sum(cost.model_flops for cost in costs) * per_device,
+        hardware_flops=sum(cost.hardware_flops for cost in costs) * per_device,
         memory=memory,
         costs=costs,
         timeline=timeline,
@@ -381,6 +245,40 @@ def _result(
         relative_error=whole.error_s / total if total else 0.0,
         num_parameters=float(count_parameters(setup.model).total),
     )
+
+
+def _passes(plan: Schedule, costs: tuple[ChunkCost, ...], device: int) -> dict[str, float]:
+    """Seconds of one device's passes in a step, by class of operator and by group of exposed communication."""
+    # Of DualPipe's two directions each has half of the micro-batches.
+    num_passes = plan.num_microbatches * len(costs) / plan.num_chunks
+    found: dict[str, float] = {}
+    for index in np.flatnonzero(plan.device_of_chunk == device):
+        for part in costs[index % len(costs)].passes:
+            named = {f"exposed communication ({group})": seconds for group, seconds in part.exposed_s.items()}
+            for name, seconds in {**part.compute_s, "slowdown by overlap": part.slowdown_s, **named}.items():
+                found[name] = found.get(name, 0.0) + seconds * num_passes
+    return found
+
+
+def _ends_of_step(
+    rank: Rank, prices: TrainingPricer, plan: Schedule, costs: tuple[ChunkCost, ...], timeline: Timeline
+) -> dict[str, float]:
+    """What follows the pipeline: gradients still on their way, small collectives, the optimizer, parameters."""
+    overlap = rank.setup.job.overlap
+    held = [Parameters() for _ in range(plan.num_devices)]
+    gather, reduce = np.zeros(plan.num_devices), np.zeros(plan.num_devices)
+    for index, device in enumerate(plan.device_of_chunk):
+        cost = costs[index % len(costs)]
+        held[device] = held[device] + cost.parameters
+        gather[device] += 0.0 if overlap.parameter_gather else cost.gather_s
+        reduce[device] += 0.0 if overlap.gradient_reduce else cost.reduce_s
+    reduced = np.maximum(timeline.communicated, timeline.last_s) + reduce
+    return {
+        "exposed gradient reduction": float(np.max(reduced) - np.max(timeline.last_s)),
+        "end of step": prices.seconds(finish_tasks(rank)),
+        "optimizer": max(prices.seconds(optimizer_tasks(rank, trained(rank, parameters))) for parameters in held),
+        "exposed parameter gather": float(np.max(gather)),
+    }
 
 
 def straggling(setup: TrainingSetup) -> float:
@@ -396,18 +294,3 @@ def straggling(setup: TrainingSetup) -> float:
 def compute_peak(setup: TrainingSetup) -> float:
     """The device's dense peak rate in the format of the job's matrix products."""
     return machine(setup.device, GEMM_FORMATS[setup.job.precision.compute]).flops_per_s
-
-
-def as_dict(result: TrainingResult) -> dict[str, Any]:
-    """The figures of a result as builtins, SI units."""
-    return {
-        "step_s": result.step_s,
-        "tokens_per_s": result.tokens_per_s,
-        "tokens_per_s_per_device": result.tokens_per_s_per_device,
-        "flops_per_s_per_device": result.flops_per_s_per_device,
-        "mfu": result.mfu,
-        "hfu": result.hfu,
-        "bubble_fraction": result.bubble_fraction,
-        "breakdown_s": result.breakdown_s,
-        "fits": result.fits,
-    }

@@ -125,12 +125,12 @@ class _Source:
     """Per device, where it is not the usual node's."""
 
 
-_GPT_ERA = {
+_GPT_ERA: dict[str, Any] = {
     "dropout": True,
     "learned_positions": True,
     "parallelism": {"sequence_parallel": False},
     "kernels": {"attention": "unfused", "fused": True},
-    "overlap": {"gradient_reduce": False, "parameter_gather": False, "tensor_parallel": False, "pipeline": False},
+    "overlap": {"gradient_reduce": False, "parameter_gather": False, "tensor_gradient": False, "pipeline": False},
 }
 """Megatron-LM of 2021: fused softmax, bias-GeLU and bias-dropout-add, no flash attention, nothing overlapped."""
 
@@ -147,7 +147,12 @@ _SOURCES: dict[str, _Source] = {
     # Table 5 of arXiv:2205.05198; one model replica.
     "SeqPar": _Source(
         "megatron",
-        {**_GPT_ERA, "sharding": {"zero": 0}, "precision": {"compute": "fp16", "gradient_reduce": "bf16"}},
+        {
+            **_GPT_ERA,
+            "overlap": {**_GPT_ERA["overlap"], "tensor_gradient": True},
+            "sharding": {"zero": 0},
+            "precision": {"compute": "fp16", "gradient_reduce": "bf16"},
+        },
         vocab_size=51200,
     ),
     # Megatron-DeepSpeed, ZeRO-1 with bf16 or fp16, GBS reached through gradient accumulation; 4 Omni-Path links of

@@ -417,6 +417,8 @@ def _enter_tensor_parallel(rank: Rank, linear: str, width: int) -> Iterator[Part
     message = rank.tokens * width * BF16_BYTES
     pieces = rank.tp if rank.setup.job.overlap.tensor_parallel else 1
     beside = linear if pieces > 1 else None
+    is_beside = bool(rank.setup.job.overlap.tensor_gradient) or pieces > 1
+    dgrad, wgrad = (f"{linear}_dgrad", f"{linear}_wgrad") if is_beside else (None, None)
     if rank.split:
         gather = rank.collective(Group.TENSOR, "all_gather", message)
         scatter = rank.collective(Group.TENSOR, "reduce_scatter", message)
@@ -424,13 +426,13 @@ def _enter_tensor_parallel(rank: Rank, linear: str, width: int) -> Iterator[Part
             f"{linear}_gather",
             (Task(f"{linear}_all_gather", gather, 1.0, Group.TENSOR, beside, pieces),),
             (
-                Task(f"{linear}_input_all_gather", gather, 1.0, Group.TENSOR, f"{linear}_dgrad"),
-                Task(f"{linear}_reduce_scatter", scatter, 1.0, Group.TENSOR, f"{linear}_wgrad"),
+                Task(f"{linear}_input_all_gather", gather, 1.0, Group.TENSOR, dgrad),
+                Task(f"{linear}_reduce_scatter", scatter, 1.0, Group.TENSOR, wgrad),
             ),
         )
     else:
         reduce = rank.collective(Group.TENSOR, "all_reduce", message)
-        task = Task(f"{linear}_all_reduce_gradient", reduce, 1.0, Group.TENSOR, f"{linear}_wgrad")
+        task = Task(f"{linear}_all_reduce_gradient", reduce, 1.0, Group.TENSOR, wgrad)
         yield Part(f"{linear}_copy", (), (task,))
 
 

@@ -11,6 +11,7 @@ from windtunnel.ops.training import (
     BF16_BYTES,
     WIRE_BYTES,
     Chunk,
+    Group,
     Parameters,
     Rank,
     Work,
@@ -23,13 +24,15 @@ from windtunnel.ops.training import (
 )
 from windtunnel.units import GIB
 
-CONTEXT_BYTES = 1.5 * GIB
-"""CUDA context and loaded kernels of one process (0.5 to 0.6 GiB on Ampere and Hopper), cuBLAS workspaces and NCCL's
-channel buffers of a few communicators (about 0.1 to 0.2 GiB each)."""
+CONTEXT_BYTES = 1.0 * GIB
+"""CUDA context and loaded kernels of one process (0.5 to 0.6 GiB on Ampere and Hopper) and cuBLAS workspaces."""
 
-FRAGMENTATION = 0.04
-"""Share of activations and temporaries that the caching allocator cannot hand out again (PyTorch's reserved less
-allocated memory in long runs with equal shapes lies between 2 and 8%)."""
+COMMUNICATOR_BYTES = 0.4 * GIB
+"""NCCL's channel buffers of one communicator: 16 to 24 channels of about 10 MB of LL, LL128 and Simple, both ways."""
+
+FRAGMENTATION = 0.1
+"""Share of activations and temporaries that the caching allocator cannot hand out again: PyTorch's reserved less
+allocated memory in long runs lies between 5 and 15%."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,9 @@ def state_bytes(rank: Rank, held: Parameters) -> tuple[float, float, float]:
     if zero == 3 and rank.setup.job.lora:
         parameters = BF16_BYTES * owned(rank, held)
     gradients = gradient * (own if zero >= 2 else learnt.total)
+    if job.framework == "deepspeed" and precision.gradients == "fp32" and zero < 3:
+        # DeepSpeed's bf16_optimizer.py lets autograd fill 16-bit gradients and adds them to its fp32 ones.
+        gradients += BF16_BYTES * learnt.total
     moments = NUM_MOMENTS[job.optimizer] * STATE_BYTES[precision.moments]
     master = STATE_BYTES[precision.master_weights or "fp32"]
     keeps_master = precision.master_weights == "fp32" or zero >= 3
@@ -142,5 +148,6 @@ def stage_memory(
         held = held + chunk_parameters(rank, chunk)
     parameters, gradients, optimizer = state_bytes(rank, held)
     transient = transient_bytes(rank, held_chunks)
-    reserve = CONTEXT_BYTES + FRAGMENTATION * (activations_bytes + transient)
+    num_communicators = 1 + sum(rank.layout(group)[0] > 1 for group in Group)
+    reserve = CONTEXT_BYTES + num_communicators * COMMUNICATOR_BYTES + FRAGMENTATION * (activations_bytes + transient)
     return StageMemory(stage, parameters, gradients, optimizer, activations_bytes, transient, reserve, num_in_flight)

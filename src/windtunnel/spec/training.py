@@ -168,6 +168,8 @@ class Overlap(Noun):
     parameter_gather: bool | None = None
     tensor_parallel: bool | None = None
     """GEMMs cut into pieces that travel while others compute (Transformer Engine's userbuffers, async TP)."""
+    tensor_gradient: bool | None = None
+    """Tensor-parallel collectives of the backward pass beside the weights' gradients (Megatron-LM from 2022 on)."""
     pipeline: bool | None = None
     experts: bool | None = None
     """Dispatch and combine beside another micro-batch's computation (DualPipe, Megatron's 1F1B A2A overlap)."""
