@@ -69,7 +69,7 @@ def checkpoint_bytes(result: TrainingResult) -> float:
     """Parameters in 16 bit, master copy and the optimizer's state of the whole model."""
     precision = result.setup.job.precision
     each = 2.0 + NUM_MOMENTS[result.setup.job.optimizer] * STATE_BYTES[precision.moments]
-    each += STATE_BYTES[precision.master_weights or "fp32"] if precision.master_weights == "fp32" else 0.0
+    each += STATE_BYTES["fp32"] if precision.master_weights == "fp32" else 0.0
     return result.num_parameters * each
 
 

@@ -138,7 +138,12 @@ def simulate_training(
         InputError: a name, split or schedule that cannot be.
     """
     setup = job if isinstance(job, TrainingSetup) else resolve(job, allow_download)
-    return simulate_with(setup, pricer(estimator or training_estimator(setup), setup.device, setup.node))
+    return simulate_with(setup, pricer(estimator, setup.device, setup.node) if estimator else training_prices(setup))
+
+
+def training_prices(setup: TrainingSetup) -> TrainingPricer:
+    """Prices for the job's device and node; jobs that differ in nothing else may share them."""
+    return pricer(training_estimator(setup), setup.device, setup.node)
 
 
 def training_estimator(setup: TrainingSetup) -> Estimator:

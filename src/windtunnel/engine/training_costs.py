@@ -146,3 +146,54 @@ def message_seconds(rank: Rank, prices: TrainingPricer) -> float:
     if rank.tp > 1 and not rank.split:
         tasks.append(Task("gather", rank.collective(Group.TENSOR, "all_gather", num_bytes), 1.0, Group.TENSOR))
     return prices.seconds(tasks)
+
+
+PHASES = ("forward", "backward", "weights' gradients")
+
+
+@dataclass(frozen=True)
+class ExplainedTask:
+    """One task of one micro-batch, as `--explain` shows it."""
+
+    phase: str
+    where: str
+    """A layer, or the ends of the model."""
+    name: str
+    group: str | None
+    times: float
+    """In one chunk."""
+    seconds: float
+    flops: float
+    num_bytes: float
+    """Moved by a computation, or sent by a collective."""
+    coverage: str
+    source: str
+    beside: str | None
+
+
+def explain_tasks(rank: Rank, prices: TrainingPricer) -> list[ExplainedTask]:
+    """Every task of the pipeline's first and last chunk and of one in the middle, equal layers once."""
+    every = chunks(rank.setup)
+    found: dict[tuple[str, str, str], ExplainedTask] = {}
+    for chunk in (every[0], every[len(every) // 2], every[-1]):
+        for work, count in chunk_work(rank, chunk):
+            where = (
+                "layer" if work.transient_bytes or count > 1 or not (chunk.has_embedding or chunk.has_head) else "ends"
+            )
+            for phase, tasks in zip(PHASES, (work.forward, work.backward_input, work.backward_weight), strict=True):
+                for task in tasks:
+                    cost = prices.task(task)
+                    found[phase, where, task.name] = ExplainedTask(
+                        phase,
+                        where,
+                        task.name,
+                        None if task.group is None else task.group.value,
+                        count,
+                        cost.seconds,
+                        task.flops,
+                        task.wire_bytes if task.group else float(task.op.num_bytes) * task.count,
+                        cost.coverage.value,
+                        cost.source,
+                        task.beside,
+                    )
+    return list(found.values())

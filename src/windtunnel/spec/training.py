@@ -326,13 +326,32 @@ def load(path: Path | str, overrides: dict[str, Any] | None = None) -> TrainingJ
     Raises:
         InputError: the file is missing or wrong, or an override names no field.
     """
-    path = Path(path)
-    raw = read_yaml(path)
+    return job_of(Path(path), overrides or {})
+
+
+def job_of(path: Path | None, overrides: dict[str, Any]) -> TrainingJob:
+    """The job in a file, if there is one, with every override over it.
+
+    Raises:
+        InputError: the file is missing or wrong, or what a job needs is given by neither.
+    """
+    raw = read_yaml(path) if path is not None else {}
     if not isinstance(raw, dict):
         raise InputError(f"{path} is not a training job: it holds {type(raw).__name__}, not keys and values")
-    for dotted, value in (overrides or {}).items():
+    for dotted, value in overrides.items():
         set_path(raw, dotted, value)
-    return decode(raw, TrainingJob, str(path))
+    for name, what in _NEEDED.items():
+        if raw.get(name) is None:
+            raise InputError(f"{name} is missing: {what}", f"give --{name.replace('_', '-')}, or a job file")
+    return decode(raw, TrainingJob, str(path) if path is not None else "")
+
+
+_NEEDED = {
+    "model": "a model of the catalog (`windtunnel catalog models`)",
+    "device": "a device of the catalog (`windtunnel catalog devices`)",
+    "sequence_tokens": "tokens of one sequence",
+    "global_batch": "sequences of one optimizer step",
+}
 
 
 def save(job: TrainingJob, path: Path | str) -> None:
