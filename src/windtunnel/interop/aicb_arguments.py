@@ -179,6 +179,9 @@ TRAINING_GENERATORS = (
 INFERENCE_GENERATORS = ("SimAI_inference_workload_generator", "Vidur_workload_generator")
 GENERATORS = (*TRAINING_GENERATORS, *INFERENCE_GENERATORS)
 
+DEVICES = {"A100": "a100_sxm", "A800": "a100_sxm", "H100": "h100_sxm", "H800": "h800_sxm", "H20": "h20"}
+"""`--gpu_type` -> a device of the catalog; AICB only puts it into the name of its file."""
+
 FORMER_NAMES = {"AIOB_simAI_workload_generator": "SimAI_training_workload_generator"}
 
 IGNORED_VALUES = (

@@ -30,10 +30,8 @@ def training_records(setup: TrainingSetup, device: int = 0) -> RecordList:
     """The list of the ranks of one pipeline device.
 
     Raises:
-        InputError: the job sends over groups that AICB has no name for.
+        InputError: there is no such device, or the job sends over groups that AICB has no name for.
     """
-    if not 0 <= device < setup.degrees.pp:
-        raise InputError(f"the pipeline has devices 0 to {setup.degrees.pp - 1}; there is no device {device}")
     rank = Rank(setup)
 
     @cache

@@ -31,7 +31,7 @@ from windtunnel.ops.training import (
     layer_parts,
     trained,
 )
-from windtunnel.ops.training_program import layers_of
+from windtunnel.ops.training_program import check_device, layers_of
 from windtunnel.spec.training import TrainingSetup
 
 Seconds = Callable[[Task], float]
@@ -72,7 +72,7 @@ def training_workload(setup: TrainingSetup, seconds: Seconds, device: int = 0) -
         device: its position in the pipeline.
 
     Raises:
-        InputError: the job sends over groups that SimAI's format has no word for.
+        InputError: there is no such device, or the job sends over groups that SimAI's format has no word for.
     """
     _check(setup, device)
     writer = _Writer(setup, Rank(setup), seconds)
@@ -97,8 +97,7 @@ def training_workload(setup: TrainingSetup, seconds: Seconds, device: int = 0) -
 
 def _check(setup: TrainingSetup, device: int) -> None:
     known, job = setup.degrees, setup.job
-    if not 0 <= device < known.pp:
-        raise InputError(f"the pipeline has devices 0 to {known.pp - 1}; there is no device {device}")
+    check_device(setup, device)
     if known.cp > 1:
         raise InputError("SimAI's workloads have no group for context parallelism", "write a Chakra trace")
     if job.sharding.zero == 3:

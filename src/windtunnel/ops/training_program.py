@@ -11,6 +11,7 @@ from functools import cache
 
 import numpy as np
 
+from windtunnel.errors import InputError
 from windtunnel.ops.schedules import BACKWARD, FORWARD, PAIRED, WEIGHT, schedule
 from windtunnel.ops.sharding import finish_tasks, gather_tasks, optimizer_tasks, reduce_tasks
 from windtunnel.ops.training import (
@@ -83,7 +84,11 @@ def device_program(setup: TrainingSetup, device: int) -> Iterator[Action]:
     Args:
         setup: a resolved job.
         device: its position in the pipeline.
+
+    Raises:
+        InputError: the pipeline has no such device.
     """
+    check_device(setup, device)
     rank = Rank(setup)
     known = setup.degrees
     plan = schedule(str(setup.job.schedule), known.pp, known.num_microbatches, known.virtual_stages)
@@ -119,6 +124,12 @@ def device_program(setup: TrainingSetup, device: int) -> Iterator[Action]:
             yield Action("weights", chunk, microbatch, None, tasks.weights, None)
     held = [found[chunk % len(found)] for chunk in range(plan.num_chunks) if owner[chunk] == device]
     yield Action("end", -1, -1, None, tuple(_end_of_step(rank, held)), None)
+
+
+def check_device(setup: TrainingSetup, device: int) -> None:
+    """Raise InputError where the pipeline has no such device."""
+    if not 0 <= device < setup.degrees.pp:
+        raise InputError(f"the pipeline has devices 0 to {setup.degrees.pp - 1}; there is no device {device}")
 
 
 def _last_of_chunks(actions: np.ndarray) -> dict[int, int]:
