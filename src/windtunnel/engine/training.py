@@ -22,7 +22,7 @@ from windtunnel.ops.training import (
     Rank,
     trained,
 )
-from windtunnel.ops.training_memory import StageMemory, stage_memory
+from windtunnel.ops.training_memory import USABLE_FRACTION, StageMemory, stage_memory
 from windtunnel.spec.training import GEMM_FORMATS, TrainingJob, TrainingSetup, resolve
 
 KERNELS_OF = (("vllm", "0.24.0"), ("trtllm", "1.3.0"))
@@ -121,7 +121,8 @@ class TrainingResult:
 
     @property
     def fits(self) -> bool:
-        return self.worst_memory.total_bytes <= self.setup.device.memory_bytes
+        """Whether the fullest device keeps within what jobs were measured to fill (`USABLE_FRACTION`)."""
+        return self.worst_memory.total_bytes <= USABLE_FRACTION * self.setup.device.memory_bytes
 
 
 def simulate_training(

@@ -157,7 +157,7 @@ class TrainingPricer:
         seconds = float(found.seconds)
         if not isinstance(op, ops.Elementwise | ops.Collective):
             seconds /= self.sustained_fraction
-        if isinstance(op, ops.Gemm) and (op.n % ALIGNED_VALUES or op.k % ALIGNED_VALUES):
+        if isinstance(op, ops.Gemm) and any(size > ALIGNED_VALUES and size % ALIGNED_VALUES for size in (op.n, op.k)):
             seconds *= UNALIGNED_SLOWDOWN
         return seconds, found.coverage, found.source, found.relative_error
 

@@ -30,6 +30,10 @@ CONTEXT_BYTES = 1.0 * GIB
 COMMUNICATOR_BYTES = 0.4 * GIB
 """NCCL's channel buffers of one communicator: 16 to 24 channels of about 10 MB of LL, LL128 and Simple, both ways."""
 
+USABLE_FRACTION = 0.93
+"""Share of a device's memory that a job may be predicted to fill. The driver keeps about 1%; the rest is the error of
+this prediction: BLOOM's sweep ran out of memory at 94% and above, and its runs that fitted are predicted below."""
+
 FRAGMENTATION = 0.1
 """Share of activations and temporaries that the caching allocator cannot hand out again: PyTorch's reserved less
 allocated memory in long runs lies between 5 and 15%."""
