@@ -11,6 +11,7 @@ VERBS = {
     "train": "Predict a training job's step time, memory and cost.",
     "explain": "Show one forward step operator by operator.",
     "workload": "Read workloads and traces; write jobs for SimAI, AICB and Chakra.",
+    "lab": "Run parts of a prediction for real.",
     "catalog": "List known models, devices, nodes, engines and traces.",
 }
 """Verb -> its line of help. The command is `command` in the module `windtunnel.cli.VERB`."""
