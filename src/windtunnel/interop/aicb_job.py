@@ -44,6 +44,8 @@ def job_of(arguments: TrainingArguments, device: str) -> TrainingJob:
             "pp": at.pipeline_model_parallel,
             "ep": at.expert_model_parallel_size,
             "sequence_parallel": at.enable_sequence_parallel,
+            # AICB splits every expert over the tensor-parallel ranks, as Megatron-Core did before expert-TP.
+            "experts_tp": at.tensor_model_parallel_size if at.moe_enable else None,
         },
         "framework": "deepspeed" if is_deepspeed else "megatron",
         "learned_positions": at.frame == "Megatron",
