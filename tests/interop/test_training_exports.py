@@ -14,7 +14,7 @@ from windtunnel.interop.aicb_csv import read_records, records_text
 from windtunnel.interop.aicb_training import training_records
 from windtunnel.interop.chakra import ChakraTrace, Collective, NodeKind, read_trace
 from windtunnel.interop.chakra_training import GroupNames, training_traces, write_training_traces
-from windtunnel.interop.simai_training import training_workload
+from windtunnel.interop.simai_training import left_out, training_workload
 from windtunnel.interop.simai_workload import SimaiWorkload, meaning, read_workload, workload_text
 from windtunnel.ops.op import Collective as CollectiveOp
 from windtunnel.ops.training import Rank, Task, chunk_parameters, chunks
@@ -340,6 +340,15 @@ def test_what_simai_has_no_word_for_is_refused(fields: dict[str, Any], message: 
     if "experts_tp" not in message and "ZeRO" not in message:
         with pytest.raises(InputError, match="AICB's lists have no name for the group"):
             training_records(setup_of(**fields))
+
+
+def test_what_simai_leaves_out_is_told() -> None:
+    tied = setup_of(DENSE | {"tie_word_embeddings": True}, **JOBS["dense"])
+    told = left_out(tied)
+    assert told[0].startswith(f"embedding_gradient_all_reduce, {8000 * HIDDEN // 2 * 4:,} bytes over 2 ranks")
+    assert in_workload(training_workload(tied, micro)) == in_program(tied) - Counter(
+        {("embedding", "all_reduce"): 8000 * HIDDEN // 2 * 4}
+    )
 
 
 def test_a_pipeline_device_that_is_not_there() -> None:

@@ -176,10 +176,12 @@ def _write(job: "TrainingJob", target: str, out: Path | None, stage: int, overwr
         return
     seconds = _prices(setup)
     if target == "simai":
-        from windtunnel.interop.simai_training import training_workload
+        from windtunnel.interop.simai_training import left_out, training_workload
         from windtunnel.interop.simai_workload import workload_text
 
         _put(workload_text(training_workload(setup, seconds, stage)), out, overwrite)
+        for what in left_out(setup):
+            click.echo(f"note: SimAI has no group for {what}; it is left out", err=True)
         return
     if out is None:
         raise InputError("Chakra traces are one file a rank", "name their beginning: --out traces/job")

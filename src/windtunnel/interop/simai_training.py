@@ -95,6 +95,15 @@ def training_workload(setup: TrainingSetup, seconds: Seconds, device: int = 0) -
     return SimaiWorkload(header, (head, Block(tuple(first)), Block(tuple(others), known.num_microbatches - 1)))
 
 
+def left_out(setup: TrainingSetup) -> tuple[str, ...]:
+    """What of a job's step SimAI's format has no group for, in words."""
+    return tuple(
+        f"{task.name}, {round(float(task.op.message_bytes)):,} bytes over {task.op.num_ranks} ranks"
+        for task in finish_tasks(Rank(setup))
+        if isinstance(task.op, ops.Collective) and task.group is not Group.TENSOR
+    )
+
+
 def _check(setup: TrainingSetup, device: int) -> None:
     known, job = setup.degrees, setup.job
     check_device(setup, device)
