@@ -80,13 +80,18 @@ def read_training_runs(path: Path | str) -> tuple[list[TrainingRun], list[Skippe
 
 
 def _completed(rows: list[dict[str, str]]) -> list[dict[str, str]]:
-    """Rows of BLOOM's chronicles that name a size and leave out its shape: that of the rows that give it.
+    """Rows with what other rows of the same table say about them, where those agree.
 
-    Where only one of depth and width is known, the other follows from P = 12 l h^2 (arXiv:2104.04473, section 5), in
-    layers that the stages divide and widths in steps of 1,024.
+    Virtual stages that a row leaves out are those of rows with the same model, tensor and pipeline parallelism.
+    BLOOM's chronicles name a size and leave out its shape, which is that of rows that give it; where only one of depth
+    and width is known, the other follows from P = 12 l h^2 (arXiv:2104.04473, section 5), in layers that the stages
+    divide and widths in steps of 1,024.
     """
     shapes: dict[str, set[tuple[str, str]]] = {}
+    virtual: dict[tuple[str, ...], set[str]] = {}
     for row in rows:
+        if row.get("vp") and "model" in row:
+            virtual.setdefault(_pipeline_of(row), set()).add(row["vp"])
         if row.get("source", "").startswith("BigScience") and row.get("hidden"):
             shapes.setdefault(row["model"], set()).add((row["layers"], row["hidden"]))
     found = []
@@ -103,8 +108,14 @@ def _completed(rows: list[dict[str, str]]) -> list[dict[str, str]]:
                 stages = int(float(row["pp"]))
                 layers = str(round(size / (12 * float(hidden) ** 2) / stages) * stages)
             row = {**row, "layers": layers, "hidden": hidden}
+        if "model" in row and not row.get("vp") and len(known := virtual.get(_pipeline_of(row), set())) == 1:
+            row = {**row, "vp": next(iter(known))}
         found.append(row)
     return found
+
+
+def _pipeline_of(row: Row) -> tuple[str, ...]:
+    return (row["source"], row["model"].split(" 24.")[0], row["accelerator"], row.get("tp", ""), row.get("pp", ""))
 
 
 class _TooLittleSaidError(Exception):
@@ -120,7 +131,6 @@ class _Source:
     """Fields of the job, as a YAML file would give them."""
     vocab_size: int | None = None
     """Where the table leaves it out."""
-    node: str | None = None
     scale_out_bytes_per_s: float | None = None
     """Per device, where it is not the usual node's."""
 
@@ -139,7 +149,11 @@ _SOURCES: dict[str, _Source] = {
     **{
         name: _Source(
             "megatron",
-            {**_GPT_ERA, "sharding": {"zero": 0}, "precision": {"compute": "fp16", "gradient_reduce": "bf16"}},
+            {
+                **_GPT_ERA,
+                "sharding": {"zero": 0},
+                "precision": {"compute": "fp16", "gradients": "bf16", "gradient_reduce": "bf16"},
+            },
             vocab_size=51200,
         )
         for name in ("Megatron-LM SC21", "Megatron-LM Jan 2021", "Megatron-LM Sep 2020", "Megatron-LM README (GPT-3")

@@ -381,7 +381,10 @@ def _linear(
         *_quantised(rank, f"{name}_gradient", rows, num_outputs, wanted),
         Task(f"{name}_dgrad", ops.Gemm(rows, num_inputs, num_outputs, wanted)),
     )
-    weight = (Task(f"{name}_wgrad", ops.Gemm(num_outputs, num_inputs, int(rows), wanted)),)
+    weight = (
+        Task(f"{name}_wgrad", ops.Gemm(num_outputs, num_inputs, int(rows), wanted)),
+        *_accumulated(rank, name, num_outputs * num_inputs),
+    )
     lora = rank.setup.job.lora
     if lora is not None:
         down = Task(f"{name}_adapter", ops.Gemm(rows, lora.rank, num_inputs))
@@ -392,6 +395,22 @@ def _linear(
         # A frozen layer keeps no input; its adapter keeps the 16-bit one.
         return Part(name, (*forward, down, up), (*backward, down, up), (down, up), kept if adapts else 0.0, module)
     return Part(name, forward, backward, weight, kept, module)
+
+
+def _accumulated(rank: Rank, name: str, num_values: float) -> tuple[Task, ...]:
+    """Adds a micro-batch's gradient of weights to the sum of those before it.
+
+    Megatron-Core's GEMM does so in its epilogue (`gradient_accumulation_fusion`): the sum is read and written, in its
+    own format, in place of 16-bit results. Autograd writes those, reads them again and then does the same. FSDP
+    reduces every micro-batch's gradients and adds shards.
+    """
+    job = rank.setup.job
+    if job.sharding.zero == 3 or job.lora is not None:
+        return ()
+    each = WIRE_BYTES[job.precision.gradients or "fp32"]
+    is_fused = job.framework in ("megatron", "deepseek") and job.overlap.tensor_gradient
+    num_bytes = 2 * each - BF16_BYTES if is_fused else 2 * each + BF16_BYTES
+    return (Task(f"{name}_accumulate", ops.Elementwise("accumulate", num_values, num_bytes)),)
 
 
 def _quantised(rank: Rank, name: str, rows: float, width: float, wanted: Format) -> tuple[Task, ...]:
@@ -736,9 +755,16 @@ def _experts_parts(rank: Rank, feed_forward: ExpertsFeedForward) -> Iterator[Par
     held = feed_forward.num_experts // known.ep
     inner = feed_forward.intermediate_size // known.experts_tp
     up = 2 * inner if feed_forward.gated else inner
+    # What arrives is ordered by sender, and grouped GEMMs need it by expert (Megatron-Core token_dispatcher.py,
+    # `sort_chunks_by_idxs`); on the way back likewise.
+    sorted_bytes = 2 * width * BF16_BYTES
+    if known.ep > 1:
+        yield _pointwise("sort_by_expert", pairs, sorted_bytes, sorted_bytes)
     yield _grouped_linear(rank, "experts_up_proj", pairs, held, up, width)
     yield _activation(rank, "experts_activation", pairs, up, inner)
     yield _grouped_linear(rank, "experts_down_proj", pairs, held, width, inner)
+    if known.ep > 1:
+        yield _pointwise("sort_by_sender", pairs, sorted_bytes, sorted_bytes)
     yield from _exchange(rank, "combine", rows * per_token * width, False, per_token)
     yield _pointwise("unpermute", rows, moved, moved)
     if feed_forward.shared_intermediate_size:
@@ -766,7 +792,12 @@ def _grouped_linear(rank: Rank, name: str, pairs: float, num_groups: int, num_ou
             *_quantised(rank, f"{name}_gradient", pairs, num_outputs, wanted),
             each("_dgrad", ops.Gemm(rows, num_inputs, num_outputs, wanted)),
         ),
-        () if frozen else (each("_wgrad", ops.Gemm(num_outputs, num_inputs, int(rows), wanted)),),
+        ()
+        if frozen
+        else (
+            each("_wgrad", ops.Gemm(num_outputs, num_inputs, int(rows), wanted)),
+            *_accumulated(rank, name, num_groups * num_outputs * num_inputs),
+        ),
         0.0 if frozen else pairs * num_inputs * rank.kept_input_bytes,
         "experts",
     )
