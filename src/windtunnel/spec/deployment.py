@@ -107,7 +107,7 @@ class EngineSettings(Noun):
     for them (LMCache)."""
     scheduling_policy: str | None = None
     """Which waiting request is first: the oldest (`fcfs`), the one of least priority (`priority`), with the shortest
-    prompt (`shortest`), with the earliest deadline for its first token (`deadline`: its tenant's or the scenario's SLO),
+    prompt (`shortest`), with the earliest deadline for its first token (`deadline`: its tenant's SLO),
     or of the tenant that has had the least service (`fair_share`); of equal ones the oldest."""
     max_model_len: int | None = None
     """Longest prompt and output together; None takes the model's."""
