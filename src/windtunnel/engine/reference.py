@@ -42,6 +42,8 @@ class Request:
     session: int = -1
     sequence: int = -1
     """Requests sent before it."""
+    order: tuple[int, int] = (0, 0)
+    """Its place in the queue."""
     shared_blocks: int = 0
     """Of those that it holds, in the prefix cache."""
     num_used_segments: int = 0
@@ -149,6 +151,7 @@ class Reference:
         self.started_s: dict[tuple[int, int], float] = {}
         self.stage_free_s = [[0.0] * s.num_stages for _ in range(s.num_replicas)]
         self.turn, self.sent = 0, 0
+        self.caches = any(request.segments for request in self.requests)
         self.starts = [request for request in self.requests if request.previous < 0]
         self.started = 0
         self.following = {request.previous: request for request in self.requests if request.previous >= 0}
@@ -273,10 +276,8 @@ class Reference:
         return bool(rank.waiting) or unscheduled or any(r.is_decoding and r.lane == lane for r in rank.running)
 
     def enqueue(self, rank: Rank, request: Request) -> None:
-        def key(waiting: Request) -> tuple[int, int]:
-            return (waiting.priority if self.settings.priority else 0, waiting.sequence)
-
-        bisect.insort(rank.waiting, request, key=key)
+        request.order = (request.priority if self.settings.priority else 0, request.sequence)
+        bisect.insort(rank.waiting, request, key=lambda waiting: waiting.order)
 
     def start_step(self, replica: int, lane: int, now_s: float, ends_step: bool) -> bool:
         ranks = self.ranks_of(replica)
@@ -568,6 +569,8 @@ class Reference:
             self.take(rank, lane, request, chunk)
             chunk_budget -= chunk
             prompt_budget -= chunk
+        if self.caches and s.longest_prefix_first and len(rank.waiting) <= 128:
+            self.sort_by_prefix(rank)
         while chunk_budget > 0 and prompt_budget > 0 and rank.waiting and len(rank.running) < s.max_num_seqs:
             request = rank.waiting[0]
             if request.arrival_s > self.cutoff_s:
@@ -587,6 +590,14 @@ class Reference:
             promised += whole - chunk + output
             chunk_budget -= chunk
             prompt_budget -= chunk
+
+    def sort_by_prefix(self, rank: Rank) -> None:
+        for request in rank.waiting:
+            late = request.arrival_s > self.cutoff_s
+            if not late:
+                self.look_up(rank, request)
+            request.order = (1 if late else -request.computed_tokens, request.sequence)
+        rank.waiting.sort(key=lambda request: request.order)
 
     def retract_sglang(self, rank: Rank, lane: int) -> None:
         while self.needed_sglang(rank, lane) > rank.free_blocks:

@@ -213,6 +213,7 @@ def kernel_settings(
         chunked_prefill=int(bool(engine.enable_chunked_prefill)),
         max_prefill_tokens=engine.max_prefill_tokens or engine.max_num_batched_tokens,
         priority=int(engine.scheduling_policy == "priority"),
+        longest_prefix_first=int(engine.scheduling_policy == "lpm"),
         block_size=memory.block_size,
         num_blocks=memory.num_blocks,
         blocks_per_request=memory.blocks_per_request,

@@ -102,7 +102,7 @@ class EngineSettings(Noun):
     """True: blocks are loaded layer by layer beside the step that needs them (SGLang's HiCache); False: that step waits
     for them (LMCache)."""
     scheduling_policy: str | None = None
-    """`fcfs` or `priority`."""
+    """`fcfs` or `priority`; SGLang's `lpm` puts requests of which more is cached in front."""
     max_model_len: int | None = None
     """Longest prompt and output together; None takes the model's."""
     block_size: int | None = None
@@ -167,8 +167,8 @@ class EngineSettings(Noun):
         names = [tier.name for tier in self.kv_tiers or ()]
         if len(set(names)) < len(names):
             raise ValueError(f"kv_tiers has two tiers of one name: {', '.join(names)}")
-        if self.scheduling_policy not in (None, "fcfs", "priority"):
-            raise ValueError(f"scheduling_policy is {self.scheduling_policy!r}; known: fcfs, priority")
+        if self.scheduling_policy not in (None, "fcfs", "priority", "lpm"):
+            raise ValueError(f"scheduling_policy is {self.scheduling_policy!r}; known: fcfs, priority, lpm")
         if self.moe_backend not in (None, *MOE_BACKENDS):
             raise ValueError(f"moe_backend is {self.moe_backend!r}; known: {', '.join(MOE_BACKENDS)}")
 
