@@ -140,6 +140,23 @@ class Reference:
     load_overlaps: bool = False
 
     def run(self) -> list[Step]:
+        self.start()
+        while True:
+            event_s, (replica, lane) = min(((end, at) for at, end in self.end_s.items()), default=(math.inf, (-1, -1)))
+            arrival_s = self.next_arrival_s()
+            if arrival_s == event_s == math.inf:
+                if any(rank.num_outstanding for rank in self.ranks):
+                    raise AssertionError("a request can never be scheduled")
+                return self.steps
+            if arrival_s <= event_s:
+                self.deliver(arrival_s)
+                continue
+            ends_step = self.end_step(replica, lane, event_s)
+            while self.next_arrival_s() <= event_s:
+                self.deliver(self.next_arrival_s())
+            self.go_on(replica, lane, event_s, ends_step)
+
+    def start(self) -> None:
         s = self.settings
         num_ranks = s.num_replicas * s.ranks_per_replica
         self.ranks = [Rank(s.num_blocks, [{} for _ in range(s.num_stages)]) for _ in range(num_ranks)]
@@ -160,24 +177,18 @@ class Reference:
         self.completed_s: list[float] = []
         self.random: int = s.seed % (2**31 - 2) + 1
         self.steps: list[Step] = []
-        while True:
-            event_s, (replica, lane) = min(((end, at) for at, end in self.end_s.items()), default=(math.inf, (-1, -1)))
-            arrival_s = self.next_arrival_s()
-            if arrival_s == event_s == math.inf:
-                if any(rank.num_outstanding for rank in self.ranks):
-                    raise AssertionError("a request can never be scheduled")
-                return self.steps
-            if arrival_s <= event_s:
-                self.deliver(arrival_s)
-                continue
-            ends_step = any(rank.batches[lane] for rank in self.ranks_of(replica))
-            for rank in self.ranks_of(replica):
-                self.complete(rank, lane, event_s)
-            while self.next_arrival_s() <= event_s:
-                self.deliver(self.next_arrival_s())
-            del self.end_s[replica, lane]
-            started = self.start_step(replica, lane, event_s, ends_step)
-            self.wake_another(replica, lane, event_s, first=0 if ends_step or started else lane + 1)
+
+    def end_step(self, replica: int, lane: int, now_s: float) -> bool:
+        """Returns whether a step has ended; else the idle lane was woken."""
+        ends_step = any(rank.batches[lane] for rank in self.ranks_of(replica))
+        for rank in self.ranks_of(replica):
+            self.complete(rank, lane, now_s)
+        return ends_step
+
+    def go_on(self, replica: int, lane: int, now_s: float, ends_step: bool) -> None:
+        del self.end_s[replica, lane]
+        started = self.start_step(replica, lane, now_s, ends_step)
+        self.wake_another(replica, lane, now_s, first=0 if ends_step or started else lane + 1)
 
     def ranks_of(self, replica: int) -> list[Rank]:
         n = self.settings.ranks_per_replica
@@ -218,8 +229,14 @@ class Reference:
         self.sent += 1
         replica = self.route(request)
         self.replica_of_session[request.session] = replica
+        self.deliver_to(replica, request, now_s)
+
+    def deliver_to(self, replica: int, request: Request, now_s: float) -> None:
         rank = min(self.ranks_of(replica), key=lambda rank: rank.num_outstanding)
         self.enqueue(rank, request)
+        self.wake(replica, now_s)
+
+    def wake(self, replica: int, now_s: float) -> None:
         idle = [lane for lane in range(self.settings.num_stages) if (replica, lane) not in self.end_s]
         if idle:
             self.end_s[replica, idle[0]] = now_s
@@ -289,6 +306,7 @@ class Reference:
             self.cutoff_s = now_s
             for rank in ranks:
                 self.form_batch(rank, lane, now_s)
+        self.formed(replica, now_s)
         if self.settings.scheduler == SGLANG and any(self.prefills(rank, lane) for rank in ranks):
             for rank in ranks:
                 if not self.prefills(rank, lane):
@@ -312,6 +330,9 @@ class Reference:
         self.started_s[replica, lane] = now_s
         return True
 
+    def formed(self, replica: int, now_s: float) -> None:
+        """A batch has been formed, or there was nothing to form one of; a pool then looks at its handovers."""
+
     def emits_token(self, rank: Rank, lane: int, request: Request) -> bool:
         return request.index in rank.batches[lane] and rank.batches[lane][request.index].emits_token
 
@@ -332,16 +353,19 @@ class Reference:
             if math.isnan(request.first_token_s):
                 request.first_token_s = now_s
             if request.num_outputs == request.output_tokens:
-                request.finish_s = now_s
                 rank.running.remove(request)
-                self.release(rank, request, request.computed_tokens)
-                if request.index in self.following:
-                    turn = self.following[request.index]
-                    send_s = max(now_s + self.settings.frontend_s + turn.think_s, turn.arrival_s)
-                    self.thinking.append((send_s, turn.index))
-                else:
-                    self.completed_s.append(now_s)
+                self.finish(rank, request, now_s)
         rank.batches[lane] = {}
+
+    def finish(self, rank: Rank, request: Request, now_s: float) -> None:
+        request.finish_s = now_s
+        self.release(rank, request, request.computed_tokens)
+        if request.index in self.following:
+            turn = self.following[request.index]
+            send_s = max(now_s + self.settings.frontend_s + turn.think_s, turn.arrival_s)
+            self.thinking.append((send_s, turn.index))
+        else:
+            self.completed_s.append(now_s)
 
     def in_batch(self, rank: Rank, lane: int, decodes: bool) -> list[Request]:
         return [self.requests[index] for index, chunk in rank.batches[lane].items() if chunk.decodes == decodes]

@@ -74,15 +74,7 @@ def admit(settings, requests, ranks, lists, rank, i, now_s):
     ranks[rank].waiting = meld(requests.order, requests.left, requests.right, requests[i].left, requests[i].right)
     ranks[rank].num_waiting -= 1
     ranks[rank].waiting_tokens -= requests[i].target_tokens
-    last = ranks[rank].last
-    requests[i].before = last
-    requests[i].after = NONE
-    if last == NONE:
-        ranks[rank].first = i
-    else:
-        requests[last].after = i
-    ranks[rank].last = i
-    ranks[rank].num_running += 1
+    link(requests, ranks, rank, i)
     lists[rank * settings.num_stages, PREFILLING, ranks[rank].num_prefilling] = i
     ranks[rank].num_prefilling += 1
     ranks[rank].remaining_tokens += remaining_output(requests, i)
@@ -94,6 +86,20 @@ def admit(settings, requests, ranks, lists, rank, i, now_s):
 def remaining_output(requests, i):
     """Output tokens that request `i`, not decoding, has yet to produce."""
     return requests[i].output_tokens - (requests[i].target_tokens - requests[i].input_tokens)
+
+
+@inner
+def link(requests, ranks, rank, i):
+    """Put request `i` at the end of the running list."""
+    last = ranks[rank].last
+    requests[i].before = last
+    requests[i].after = NONE
+    if last == NONE:
+        ranks[rank].first = i
+    else:
+        requests[last].after = i
+    ranks[rank].last = i
+    ranks[rank].num_running += 1
 
 
 @inner

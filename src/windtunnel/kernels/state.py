@@ -86,6 +86,13 @@ class Settings(NamedTuple):
     router: int = ROUND_ROBIN
     seed: int = 0
     """Of the router's draws."""
+    first_replica: int = 0
+    """Of this pool among all pools' replicas."""
+    first_rank: int = 0
+    first_event: int = 0
+    """Of this pool's lanes in the event queue."""
+    heeds_all_events: int = 0
+    """1: any replica's event may bring this one work, so that a run of equal steps ends at the next of them."""
 
 
 REQUEST = np.dtype(

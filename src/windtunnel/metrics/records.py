@@ -42,6 +42,14 @@ REQUEST_COLUMNS: Mapping[str, str] = {
 }
 """Column -> meaning. All times count from the start of the simulation."""
 
+POOL_COLUMNS: Mapping[str, str] = {
+    "prefill_replica": "that computed the prompt; `replica` decoded",
+    "handed_s": "end of the prefill of a request that was handed over; NaN where one replica did all",
+    "transfer_start_s": "when its KV began to be read; with overlap during the prefill",
+    "transfer_end_s": "when all of it had been read",
+}
+"""Further columns of the request table of a deployment with pools."""
+
 STEP_COLUMNS: Mapping[str, str] = {
     "start_s": "of the first step",
     "duration_s": "of all steps of the row together",
@@ -75,6 +83,10 @@ class Table:
 
     def __len__(self) -> int:
         return len(next(iter(self.columns.values())))
+
+    def with_columns(self, columns: Mapping[str, NDArray[Any]], meanings: Mapping[str, str]) -> "Table":
+        """The table with further columns."""
+        return Table({**self.columns, **columns}, {**self.meanings, **meanings})
 
     def replaced(self, **columns: NDArray[Any]) -> "Table":
         """With other values in some of its columns."""

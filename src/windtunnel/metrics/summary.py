@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -76,6 +77,20 @@ class Cost(Noun):
     usd_per_hour: float
     usd_per_million_output_tokens: float
     usd_per_million_total_tokens: float
+
+
+class PoolSummary(Noun):
+    """One pool of a deployment with several."""
+
+    name: str
+    role: str
+    num_replicas: int
+    num_devices: int
+    utilisation: Utilisation
+    time_fractions: dict[str, float]
+    stages: tuple["StageUse", ...]
+    mean_w: float | None
+    usd_per_hour: float | None
 
 
 class StageUse(Noun):
@@ -155,6 +170,10 @@ class Summary(Noun):
     """None without an SLO."""
     cost: Cost | None = None
     """None where the device's price is unknown."""
+    transfer_s: Distribution | None = None
+    """From the end of the prefill to the arrival of the KV where it is decoded; None where nothing is handed over."""
+    pools: tuple[PoolSummary, ...] = ()
+    """Empty where all replicas are alike."""
     stages: tuple[StageUse, ...] = ()
     """Pipeline stages in order; one where there is no pipeline."""
     power: Power | None = None
@@ -202,7 +221,7 @@ def summarise(
     measured = requests.where(~warmup) if warmup.any() else requests
     span_s = float(measured["finish_s"].max() - measured["arrival_s"].min())
     throughput = _throughput(measured, span_s, num_devices)
-    utilisation = _utilisation(requests, steps, num_replicas, num_stages, num_blocks)
+    utilisation = utilisation_of(requests, steps, num_replicas, num_stages, num_blocks)
     cost = None
     if price_usd_per_hour is not None:
         per_hour = price_usd_per_hour * num_devices
@@ -239,11 +258,56 @@ def summarise(
     )
 
 
+def with_pools(summary: Summary, requests: Table, pools: Sequence[PoolSummary]) -> Summary:
+    """The summary of a deployment with pools: shares are means over replicas or busy time, and a part a pool."""
+    replicas = [pool.num_replicas for pool in pools]
+    busy = [pool.num_replicas * pool.utilisation.busy_fraction for pool in pools]
+    means = {
+        name: float(np.average([getattr(pool.utilisation, name) for pool in pools], weights=weights))
+        for name, weights in (
+            ("busy_fraction", replicas),
+            ("mean_running", busy),
+            ("mean_waiting", busy),
+            ("bubble_fraction", busy),
+            ("kv_mean_fraction", replicas),
+        )
+    }
+    utilisation = Utilisation(
+        mean_present=summary.utilisation.mean_present,
+        kv_peak_fraction=max(pool.utilisation.kv_peak_fraction for pool in pools),
+        num_preemptions=summary.utilisation.num_preemptions,
+        **means,
+    )
+    names = next(pool.time_fractions for pool in pools if pool.time_fractions)
+    fractions = {
+        name: float(np.average([pool.time_fractions.get(name, 0.0) for pool in pools], weights=busy)) for name in names
+    }
+    moved = requests.where(~requests["is_warmup"] & ~np.isnan(requests["handed_s"]))
+    return msgspec.structs.replace(
+        summary,
+        utilisation=utilisation,
+        time_fractions=fractions,
+        bound_by=max(fractions, key=lambda name: fractions[name]),
+        power=_power_of(summary, [pool.mean_w for pool in pools]),
+        transfer_s=distribution(moved["transfer_end_s"] - moved["handed_s"]) if len(moved) else None,
+        pools=tuple(pools),
+    )
+
+
 def _power(
     model: PowerModel, utilisation: Utilisation, num_devices: int, span_s: float, throughput: Throughput
 ) -> Power:
     mean_w = model.at(utilisation.busy_fraction) * num_devices
     return Power(mean_w=mean_w, energy_j=mean_w * span_s, output_token_j=mean_w / throughput.output_tokens_per_s)
+
+
+def _power_of(summary: Summary, mean_w: Sequence[float | None]) -> Power | None:
+    known = [watts for watts in mean_w if watts is not None]
+    if len(known) < len(mean_w):
+        return None
+    whole_w = sum(known)
+    per_token_j = whole_w / summary.throughput.output_tokens_per_s
+    return Power(mean_w=whole_w, energy_j=whole_w * summary.span_s, output_token_j=per_token_j)
 
 
 def _tenants(
@@ -347,7 +411,8 @@ def _throughput(requests: Table, span_s: float, num_devices: int) -> Throughput:
     )
 
 
-def _utilisation(requests: Table, steps: Table, num_replicas: int, num_stages: int, num_blocks: int) -> Utilisation:
+def utilisation_of(requests: Table, steps: Table, num_replicas: int, num_stages: int, num_blocks: int) -> Utilisation:
+    """Of replicas with `num_blocks` KV blocks each, from the steps that they ran."""
     span_s = float(requests["finish_s"].max()) - float(requests["arrival_s"].min())
     whole_s = span_s * num_replicas * num_stages
     busy_s = steps["duration_s"]
