@@ -95,7 +95,9 @@ def session_cases(draw: st.DrawFn) -> Case:
     if not case.settings.chunked_prefill:
         budget = max(budget, int(whole.max()))
     settings = case.settings._replace(
-        num_blocks=largest + draw(st.integers(0, 3 * largest)), max_num_batched_tokens=budget
+        longest_prefix_first=int(draw(st.booleans())),
+        num_blocks=largest + draw(st.integers(0, 3 * largest)),
+        max_num_batched_tokens=budget,
     )
     return Case(
         settings=settings,

@@ -47,6 +47,8 @@ class Request:
     ttft_limit_s: float = math.inf
     queue_key: int = 0
     """What it is ordered by while it waits, before `sequence`."""
+    order: tuple[int, int] = (0, 0)
+    """Its place in the queue."""
     shared_blocks: int = 0
     """Of those that it holds, in the prefix cache."""
     num_used_segments: int = 0
@@ -174,6 +176,7 @@ class Reference:
         self.stage_free_s = [[0.0] * s.num_stages for _ in range(s.num_replicas)]
         self.turn, self.sent = 0, 0
         self.service: dict[int, int] = {}
+        self.caches = any(request.segments for request in self.requests)
         self.starts = [request for request in self.requests if request.previous < 0]
         self.started = 0
         self.following = {request.previous: request for request in self.requests if request.previous >= 0}
@@ -299,7 +302,8 @@ class Reference:
         return bool(rank.waiting) or unscheduled or any(r.is_decoding and r.lane == lane for r in rank.running)
 
     def enqueue(self, rank: Rank, request: Request) -> None:
-        bisect.insort(rank.waiting, request, key=lambda waiting: (waiting.queue_key, waiting.sequence))
+        request.order = (request.queue_key, request.sequence)
+        bisect.insort(rank.waiting, request, key=lambda waiting: waiting.order)
 
     def queue_key(self, rank: Rank, request: Request, now_s: float) -> int:
         """The first part of a waiting request's key: by priority, prompt, deadline or its tenant's service."""
@@ -616,6 +620,8 @@ class Reference:
             self.take(rank, lane, request, chunk)
             chunk_budget -= chunk
             prompt_budget -= chunk
+        if self.caches and s.longest_prefix_first and len(rank.waiting) <= 128:
+            self.sort_by_prefix(rank)
         while chunk_budget > 0 and prompt_budget > 0 and rank.waiting and len(rank.running) < s.max_num_seqs:
             request = rank.waiting[0]
             if request.arrival_s > self.cutoff_s:
@@ -635,6 +641,14 @@ class Reference:
             promised += whole - chunk + output
             chunk_budget -= chunk
             prompt_budget -= chunk
+
+    def sort_by_prefix(self, rank: Rank) -> None:
+        for request in rank.waiting:
+            late = request.arrival_s > self.cutoff_s
+            if not late:
+                self.look_up(rank, request)
+            request.order = (1 if late else -request.computed_tokens, request.sequence)
+        rank.waiting.sort(key=lambda request: request.order)
 
     def retract_sglang(self, rank: Rank, lane: int) -> None:
         while self.needed_sglang(rank, lane) > rank.free_blocks:

@@ -231,7 +231,10 @@ def kernel_settings(
         long_prefill_token_threshold=engine.long_prefill_token_threshold or 0,
         chunked_prefill=int(bool(engine.enable_chunked_prefill)),
         max_prefill_tokens=engine.max_prefill_tokens or engine.max_num_batched_tokens,
-        priority=state.QUEUE_ORDERS.index(engine.scheduling_policy or "fcfs"),
+        priority=0
+        if engine.scheduling_policy == "lpm"
+        else state.QUEUE_ORDERS.index(engine.scheduling_policy or "fcfs"),
+        longest_prefix_first=int(engine.scheduling_policy == "lpm"),
         block_size=memory.block_size,
         num_blocks=memory.num_blocks,
         blocks_per_request=memory.blocks_per_request,

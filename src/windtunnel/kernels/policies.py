@@ -484,6 +484,34 @@ def form_batch_sglang(settings, cache, requests, ranks, lanes, lists, rank, lane
     return lanes[lane].num_decoding
 
 
+LONGEST_PREFIX_WAITING = 128
+
+
+@inner
+def sort_by_prefix(settings, cache, requests, ranks, rank, cutoff_s):
+    """Put waiting requests of which more is cached in front: `lpm`, `SchedulePolicy.calc_priority` of SGLang 0.5.
+
+    With more than 128 waiting the order stays as it is, later ones behind. SGLang also holds requests back that begin
+    like another one in the queue; that is left out.
+    """
+    if ranks[rank].num_waiting > LONGEST_PREFIX_WAITING:
+        return
+    unsorted, waiting = ranks[rank].waiting, NONE
+    while unsorted != NONE:
+        i = unsorted
+        unsorted = meld(requests.order, requests.left, requests.right, requests[i].left, requests[i].right)
+        requests[i].left = NONE
+        requests[i].right = NONE
+        requests[i].order = requests[i].sequence
+        if requests[i].arrival_s > cutoff_s:
+            requests[i].order += MOST_REQUESTS
+        else:
+            look_up(settings, cache, requests, ranks, rank, i)
+            requests[i].order -= requests[i].computed_tokens * MOST_REQUESTS
+        waiting = meld(requests.order, requests.left, requests.right, waiting, i)
+    ranks[rank].waiting = waiting
+
+
 @inner
 def form_prefill_sglang(settings, cache, requests, ranks, lanes, lists, rank, lane, now_s):
     """The prefill batch: `PrefillAdder` of SGLang 0.5."""
@@ -503,6 +531,9 @@ def form_prefill_sglang(settings, cache, requests, ranks, lanes, lists, rank, la
         chunk_budget -= chunk
         prompt_budget -= chunk
         add_chunk(settings, cache, requests, ranks, lanes, lists, rank, lane, i, chunk)
+    if cache is not None and settings.longest_prefix_first and ranks[rank].waiting != NONE:
+        sort_by_prefix(settings, cache, requests, ranks, rank, lanes[lane].cutoff_s)
+        lanes[lane].looks_again = 1
     promised = ranks[rank].remaining_tokens * ranks[rank].new_token_ratio
     while chunk_budget > 0 and prompt_budget > 0 and ranks[rank].waiting != NONE:
         i = ranks[rank].waiting

@@ -111,33 +111,28 @@ def with_host(cost, device_s, num_running):
 
 @inner
 def next_arrival_s(settings, sessions, requests, clock):
-    """When the next request is sent, as far as is known: infinity while the client waits for a completion."""
-    if sessions is not None and clock[0].thinking > 0:
-        return min(sessions.time_s[0], next_start_s(settings, requests, clock))
-    return next_start_s(settings, requests, clock)
+    """When the next request is sent, as far as is known: infinity while the client waits for a completion.
 
-
-@inner
-def next_start_s(settings, requests, clock):
-    """When the next request that waits for no other one is sent, a session's first turn.
-
-    A closed loop of C slots starts the k-th when the (k - C + 1)-th completion has freed one, and measured requests
-    only when all of warm-up has completed; arrival times then count from there.
+    A closed loop of C slots starts the k-th request, or session, when the (k - C + 1)-th completion has freed one, and
+    measured ones only when all of warm-up has completed; arrival times then count from there.
     """
-    if clock[0].next >= requests.size:
-        return np.inf
-    k = clock[0].started
-    send_s = requests[clock[0].next].arrival_s
-    if settings.concurrency == 0:
-        return send_s
-    if 0 < settings.num_warmup <= k:
-        if clock[0].ended < settings.num_warmup:
-            return np.inf
-        send_s += requests[settings.num_warmup - 1].completed_s + settings.frontend_s
-    if k >= settings.concurrency:
-        if clock[0].ended <= k - settings.concurrency:
-            return np.inf
-        send_s = max(send_s, requests[k - settings.concurrency].completed_s + settings.frontend_s)
+    send_s = np.inf
+    if clock[0].next < requests.size:
+        send_s = requests[clock[0].next].arrival_s
+        if settings.concurrency > 0:
+            k = clock[0].started
+            if 0 < settings.num_warmup <= k:
+                if clock[0].ended >= settings.num_warmup:
+                    send_s += requests[settings.num_warmup - 1].completed_s + settings.frontend_s
+                else:
+                    send_s = np.inf
+            if k >= settings.concurrency:
+                if clock[0].ended > k - settings.concurrency:
+                    send_s = max(send_s, requests[k - settings.concurrency].completed_s + settings.frontend_s)
+                else:
+                    send_s = np.inf
+    if sessions is not None and clock[0].thinking > 0:
+        send_s = min(send_s, sessions.time_s[0])
     return send_s
 
 

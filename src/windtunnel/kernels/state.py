@@ -89,6 +89,8 @@ class Settings(NamedTuple):
     batch_wait_steps: int = 0
     """TensorRT-LLM: prefill is held back for at most so many decode steps, until `batch_wait_tokens` are scheduled."""
     batch_wait_tokens: int = 0
+    longest_prefix_first: int = 0
+    """SGLang: 1: waiting requests of which more is cached go first (`lpm`)."""
     router: int = ROUND_ROBIN
     seed: int = 0
     """Of the router's draws."""

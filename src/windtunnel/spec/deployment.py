@@ -8,7 +8,7 @@ MOE_BACKENDS = ("cutlass", "trtllm", "deepgemm", "triton", "marlin", "flashinfer
 """Families of kernels that compute experts, by the names that engines' flags use; `flashinfer` is any that it wraps."""
 
 
-QUEUE_ORDERS = ("fcfs", "priority", "shortest", "deadline", "fair_share")
+QUEUE_ORDERS = ("fcfs", "priority", "shortest", "deadline", "fair_share", "lpm")
 """Known values of `EngineSettings.scheduling_policy`."""
 
 
@@ -108,7 +108,8 @@ class EngineSettings(Noun):
     scheduling_policy: str | None = None
     """Which waiting request is first: the oldest (`fcfs`), the one of least priority (`priority`), with the shortest
     prompt (`shortest`), with the earliest deadline for its first token (`deadline`: its tenant's SLO),
-    or of the tenant that has had the least service (`fair_share`); of equal ones the oldest."""
+    or of the tenant that has had the least service (`fair_share`); of equal ones the oldest. SGLang's
+    `lpm` puts requests of which more is cached in front."""
     max_model_len: int | None = None
     """Longest prompt and output together; None takes the model's."""
     block_size: int | None = None
