@@ -32,7 +32,7 @@ from windtunnel.errors import InputError
 from windtunnel.estimate.estimator import Coverage, Estimator
 from windtunnel.estimate.steps import LoweredSteps, lower_steps
 from windtunnel.kernels import state
-from windtunnel.kernels.pools import BOTH, DECODE, PREFILL, PoolPlan, Pools, Travel, cost_of, new_pool_events, new_pools
+from windtunnel.kernels.pools import BOTH, DECODE, PREFILL, PoolPlan, Pools, Travel, new_pool_events, new_pools
 from windtunnel.metrics.records import POOL_COLUMNS, Table, request_table
 from windtunnel.metrics.summary import PoolSummary, Utilisation, summarise, utilisation_of, with_pools
 from windtunnel.ops.forward import Shard
@@ -121,7 +121,7 @@ def run_pools(
     records = new_records(requests)
     pools = new_pools(plans, travel, records.size)
     arrays = (pools.ranks, pools.lanes, pools.lists, pools.stages)
-    cost, events = cost_of.py_func(pools, 0), new_pool_events(plans)
+    cost, events = state.StepCost(*(np.asarray(field)[0] for field in pools.cost)), new_pool_events(plans)
     steps, engine_time_s = run_to_end(pools.pools[0], cost, requests, records, arrays, events, progress, pools=pools)
     return records.view(np.ndarray), pools, steps, engine_time_s
 

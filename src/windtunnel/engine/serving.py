@@ -249,6 +249,7 @@ def run_loop(
     requests: RequestArrays,
     progress: Progress | None = None,
     cache: state.Cache | None = None,
+    speculation: state.Speculation | None = None,
 ) -> tuple[NDArray[np.void], Table, float]:
     """Run the compiled loop to its end, one pool of replicas.
 
@@ -257,6 +258,7 @@ def run_loop(
         requests: in order of sending.
         progress: called now and then.
         cache: prefix caches, None without prefix caching; holds what each request found.
+        speculation: None where a decode step gives one token.
 
     Returns:
         `REQUEST` records in order of sending, the step table, and the loop's wall time in seconds.
@@ -272,7 +274,9 @@ def run_loop(
     )
     records = new_records(requests)
     events = state.new_events(settings)
-    steps, engine_time_s = run_to_end(settings, cost, requests, records, arrays, events, progress, cache=cache)
+    steps, engine_time_s = run_to_end(
+        settings, cost, requests, records, arrays, events, progress, cache=cache, speculation=speculation
+    )
     return records.view(np.ndarray), steps, engine_time_s
 
 
@@ -291,6 +295,7 @@ def run_to_end(
     progress: Progress | None,
     *,
     cache: state.Cache | None = None,
+    speculation: state.Speculation | None = None,
     pools: Pools | None = None,
 ) -> tuple[Table, float]:
     """Run the loop buffer by buffer; `records`, `arrays` and what belongs to them are changed in place."""
@@ -299,7 +304,7 @@ def run_to_end(
     started_s = time.perf_counter()
     while True:
         buffer = state.new_steps(STEP_BUFFER_ROWS)
-        status = run(settings, cost, cache, sessions, records, *arrays, events, clock, buffer, pools)
+        status = run(settings, cost, cache, sessions, speculation, records, *arrays, events, clock, buffer, pools)
         buffers.append(buffer[: clock[0].rows])
         if progress is not None:
             progress(int(clock[0].finished), records.size)
