@@ -135,6 +135,8 @@ def _prepared(
             f"pool {pool.name}: the scheduler {setup.engine.scheduler} does not run in pools",
             f"those that do: {', '.join(ENGINE_SCHEDULERS)}",
         )
+    if setup.engine.speculative is not None:
+        raise InputError(f"pool {pool.name}: there is no speculative decoding in pools", "leave engine.speculative out")
     if setup.engine.enable_prefix_caching and requests.prefixes is not None:
         raise InputError(
             f"pool {pool.name}: prompts share beginnings, and a deployment with pools has no prefix cache",

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from windtunnel.engine.policy import Policy, load_policy
 from windtunnel.engine.prefix_cache import prefix_cache, session_state
+from windtunnel.engine.speculation import drafter_of, speculation_of, with_drafter
 from windtunnel.engine.walked import check_walked, most_batch_tokens, walk, walked_settings
 from windtunnel.engine.work import stage_uses, step_work
 from windtunnel.engine.workload import RequestArrays, generate
@@ -96,7 +97,8 @@ def simulate(
     shard = shard_of(setup)
     requests = generate(scenario.workload, scenario.seed)
     setup = with_model_len(setup, requests)
-    memory = plan_memory(shard, setup.device, setup.engine, setup.max_model_len)
+    speculation, drafter = speculation_of(setup), drafter_of(setup, shard)
+    memory = plan_memory(shard, setup.device, with_drafter(setup, drafter).engine, setup.max_model_len)
     deployment = scenario.deployment
     walks = policy is not None or setup.engine.scheduler not in ENGINE_SCHEDULERS
     settings_of = walked_settings if walks else kernel_settings
@@ -111,10 +113,10 @@ def simulate(
         lowered = lower_steps(estimator, setup.device, shard, reach, setup.max_model_len)
         records, steps, engine_time_s = run_walking(settings, lowered.cost, requests, policy, progress)
     else:
-        lowered = lower_steps(estimator, setup.device, shard, setup.engine, setup.max_model_len)
+        lowered = lower_steps(estimator, setup.device, shard, setup.engine, setup.max_model_len, drafter)
         if setup.engine.enable_prefix_caching and requests.prefixes is not None:
             cache = prefix_cache(settings, requests)
-        records, steps, engine_time_s = run_loop(settings, lowered.cost, requests, progress, cache)
+        records, steps, engine_time_s = run_loop(settings, lowered.cost, requests, progress, cache, speculation)
     num_replicas = scenario.deployment.replicas
     table = request_table(
         {name: records[name].copy() for name in ENGINE_COLUMNS},
@@ -139,7 +141,8 @@ def simulate(
         slo=scenario.slo,
         price_usd_per_hour=setup.device.price_usd_per_hour if price is None else price,
         tenants=limits_by_tenant(scenario, requests),
-        checks=check_run(table, steps, rows, setup.parallelism.pp),
+        # A verified step gives more tokens than it samples for.
+        checks=check_run(table, steps, rows, setup.parallelism.pp) if speculation is None else None,
         stages=stage_uses(
             step_work(setup.device, shard, steps), steps, setup.parallelism.pp, num_replicas, span_of(table)
         ),
@@ -347,7 +350,8 @@ def check_requests(requests: RequestArrays, setup: Setup, memory: MemoryPlan) ->
             f"{setup.model.name} accepts {setup.max_model_len:,} in all",
             "shorten the workload, or raise engine.max_model_len as far as the model goes",
         )
-    blocks = -(-int(whole[longest]) // memory.block_size) + memory.blocks_per_request
+    drafted = 0 if setup.engine.speculative is None else setup.engine.speculative.num_draft_tokens
+    blocks = -(-int(whole[longest] + drafted) // memory.block_size) + memory.blocks_per_request
     if blocks > memory.num_blocks:
         raise InputError(
             f"request {longest} of {whole[longest]:,} tokens needs {blocks:,} blocks of KV cache; "
