@@ -1,4 +1,4 @@
-"""Four H100, all serving whole requests, or some of them prefilling for the others: at which rate does either give way?"""
+"""Four H100, all serving whole requests or some prefilling for the others: at which rate does either give way?"""
 
 import windtunnel as wt
 

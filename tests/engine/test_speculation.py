@@ -49,7 +49,7 @@ def test_loop_equals_the_oracle(drawn: tuple[Case, state.Speculation]) -> None:
         Request(i, float(arrival), int(inputs), int(outputs), int(priority))
         for i, (arrival, inputs, outputs, priority) in enumerate(zip(*columns, strict=True))
     ]
-    reference_steps = Reference(case.settings, case.cost, requests, speculation).run()
+    reference_steps = Reference(case.settings, case.cost, requests, speculation=speculation).run()
     records, steps, _ = run_loop(case.settings, case.cost, arrays, speculation=speculation)
     for name in ("arrival_s", "scheduled_s", "first_token_s", "finish_s", "num_preemptions"):
         np.testing.assert_array_equal(records[name], [getattr(request, name) for request in requests], err_msg=name)

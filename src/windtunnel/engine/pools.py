@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -26,10 +27,11 @@ from windtunnel.engine.serving import (
     time_fractions,
     with_model_len,
 )
+from windtunnel.engine.speculation import drafter_of, speculation_of, with_drafter
 from windtunnel.engine.work import stage_uses, step_work
 from windtunnel.engine.workload import RequestArrays, generate
 from windtunnel.errors import InputError
-from windtunnel.estimate.estimator import Coverage, Estimator
+from windtunnel.estimate.estimator import Estimator
 from windtunnel.estimate.steps import LoweredSteps, lower_steps
 from windtunnel.kernels import state
 from windtunnel.kernels.pools import BOTH, DECODE, PREFILL, PoolPlan, Pools, Travel, new_pool_events, new_pools
@@ -72,9 +74,8 @@ def simulate_pools(
     requests = generate(scenario.workload, scenario.seed)
     parts = [_prepared(scenario, pool, requests, estimator, allow_download) for pool in scenario.deployment.pools]
     _check_first_tokens(scenario, parts)
-    records, pools, steps, engine_time_s = run_pools(
-        _with_given_link(scenario, [part.plan for part in parts]), travel_of(scenario, parts), requests, progress
-    )
+    plans, travel = _with_given_link(scenario, [part.plan for part in parts]), travel_of(scenario, parts)
+    records, pools, steps, engine_time_s = run_pools(plans, travel, requests, progress, _speculation(parts))
     table = _request_table(records, pools, float(parts[0].setup.engine.host.first_token_s or 0.0), requests)
     summaries = [
         _pool_summary(scenario, part, _steps_of(steps, pools, at), table, int(pools.pools[at].first_replica))
@@ -94,7 +95,7 @@ def simulate_pools(
         price_usd_per_hour=sum(known) / deployment.num_devices if len(known) == len(prices) else None,
         tenants=limits_by_tenant(scenario, requests),
     )
-    coverage, sources = _provenance(parts, [_steps_of(steps, pools, at) for at in range(len(parts))])
+    coverage, sources, operators = _provenance(parts, [_steps_of(steps, pools, at) for at in range(len(parts))])
     return Result(
         scenario=_resolved(scenario, parts),
         setup=parts[0].setup,
@@ -104,13 +105,18 @@ def simulate_pools(
         summary=with_pools(summary, table, summaries),
         coverage=coverage,
         sources=sources,
+        operators=operators,
         engine_time_s=engine_time_s,
         pools=tuple(PoolResult(part.pool.name, part.pool.role, part.setup, part.memory) for part in parts),
     )
 
 
 def run_pools(
-    plans: Sequence[PoolPlan], travel: Travel, requests: RequestArrays, progress: Progress | None = None
+    plans: Sequence[PoolPlan],
+    travel: Travel,
+    requests: RequestArrays,
+    progress: Progress | None = None,
+    speculation: state.Speculation | None = None,
 ) -> tuple[NDArray[np.void], Pools, Table, float]:
     """Run the compiled loop to its end over several pools.
 
@@ -122,7 +128,17 @@ def run_pools(
     pools = new_pools(plans, travel, records.size)
     arrays = (pools.ranks, pools.lanes, pools.lists, pools.stages)
     cost, events = state.StepCost(*(np.asarray(field)[0] for field in pools.cost)), new_pool_events(plans)
-    steps, engine_time_s = run_to_end(pools.pools[0], cost, requests, records, arrays, events, progress, pools=pools)
+    steps, engine_time_s = run_to_end(
+        pools.pools[0],
+        cost,
+        requests,
+        records,
+        arrays,
+        events,
+        progress,
+        speculation=speculation,
+        pools=pools,
+    )
     return records.view(np.ndarray), pools, steps, engine_time_s
 
 
@@ -135,15 +151,16 @@ def _prepared(
             f"pool {pool.name}: the scheduler {setup.engine.scheduler} does not run in pools",
             f"those that do: {', '.join(ENGINE_SCHEDULERS)}",
         )
-    if setup.engine.speculative is not None:
-        raise InputError(f"pool {pool.name}: there is no speculative decoding in pools", "leave engine.speculative out")
+    if setup.engine.kv_tiers:
+        raise InputError(f"pool {pool.name}: pools keep no KV blocks in lower tiers", "leave engine.kv_tiers out")
     if setup.engine.enable_prefix_caching and requests.prefixes is not None:
         raise InputError(
             f"pool {pool.name}: prompts share beginnings, and a deployment with pools has no prefix cache",
             "set deployment.engine.enable_prefix_caching to false to compute every prompt in full",
         )
     shard = shard_of(setup)
-    memory = plan_memory(shard, setup.device, setup.engine, setup.max_model_len)
+    drafter = drafter_of(setup, shard)
+    memory = plan_memory(shard, setup.device, with_drafter(setup, drafter).engine, setup.max_model_len)
     asked = requests
     if pool.role == "prefill":
         asked = replace(requests, output_tokens=np.ones_like(requests.output_tokens))
@@ -153,8 +170,19 @@ def _prepared(
         raise InputError(f"pool {pool.name}: {error.message}", error.hint) from None
     settings = kernel_settings(setup, memory, pool.replicas, requests, scenario.deployment.router, scenario.seed)
     estimator = estimator or estimator_for(setup)
-    lowered = lower_steps(estimator, setup.device, shard, setup.engine, setup.max_model_len)
+    lowered = lower_steps(estimator, setup.device, shard, setup.engine, setup.max_model_len, drafter)
     return _Part(pool, setup, shard, memory, estimator, lowered, settings)
+
+
+def _speculation(parts: Sequence[_Part]) -> state.Speculation | None:
+    """What the pools that decode do; one that only prefills has no decode steps."""
+    found = {speculation_of(part.setup) for part in parts if part.pool.role != "prefill"}
+    if len(found) > 1:
+        raise InputError(
+            "the pools that decode speculate differently",
+            "give deployment.engine.speculative instead of a pool's own",
+        )
+    return found.pop()
 
 
 def _check_first_tokens(scenario: Scenario, parts: Sequence[_Part]) -> None:
@@ -264,21 +292,21 @@ IDLE = Utilisation(
 )
 
 
-def _provenance(parts: Sequence[_Part], steps: Sequence[Table]) -> tuple[dict[Coverage, float], dict[str, float]]:
-    """Shares of the device's time, pools weighted by how long they were busy."""
-    coverage: dict[Coverage, float] = {}
-    sources: dict[str, float] = {}
+def _provenance(parts: Sequence[_Part], steps: Sequence[Table]) -> list[dict[Any, float]]:
+    """Shares of the device's time as `provenance` gives them, pools weighted by how long they were busy."""
     whole_s = sum(float(table["duration_s"].sum()) for table in steps)
+    found: list[dict[Any, float]] = [{}, {}, {}]
     for part, table in zip(parts, steps, strict=True):
         if not len(table):
             continue
-        share = float(table["duration_s"].sum()) / whole_s
-        by_coverage, by_source = provenance(part.estimator, part.shard, table, part.settings.ranks_per_replica)
-        for how, fraction in by_coverage.items():
-            coverage[how] = coverage.get(how, 0.0) + share * fraction
-        for source, fraction in by_source.items():
-            sources[source] = sources.get(source, 0.0) + share * fraction
-    return coverage, dict(sorted(sources.items(), key=lambda item: -item[1]))
+        busy_fraction = float(table["duration_s"].sum()) / whole_s
+        shares: tuple[dict[Any, float], ...] = provenance(
+            part.estimator, part.shard, table, part.settings.ranks_per_replica
+        )
+        for merged, own in zip(found, shares, strict=True):
+            for name, fraction in own.items():
+                merged[name] = merged.get(name, 0.0) + busy_fraction * fraction
+    return [dict(sorted(merged.items(), key=lambda item: -item[1])) for merged in found]
 
 
 def _resolved(scenario: Scenario, parts: Sequence[_Part]) -> Scenario:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from windtunnel.engine.reference_cache import RankCache, Segment
+from windtunnel.engine.reference_cache import RankCache, Segment, TierPool
 
 VLLM_V1, TRTLLM, SGLANG = range(3)
 ROUTERS = (
@@ -45,6 +45,9 @@ class Request:
     shared_blocks: int = 0
     """Of those that it holds, in the prefix cache."""
     num_used_segments: int = 0
+    loading_blocks: int = 0
+    """Of those that it was found to have, in lower tiers."""
+    load_s: float = 0.0
     cached_tokens: int = -1
     """Found when it was first admitted."""
     computed_tokens: int = 0
@@ -95,6 +98,8 @@ class Rank:
     cache: RankCache = field(default_factory=RankCache)
     running: list[Request] = field(default_factory=list)
     waiting: list[Request] = field(default_factory=list)
+    load_s: float = 0.0
+    """To load for the batch that is being formed."""
     new_token_ratio: float = 0.0
     steps_to_receive: int = 0
     waited_steps: int = 0
@@ -130,7 +135,11 @@ class Reference:
     settings: Any
     cost: Any
     requests: Sequence[Request]
+    tiers: Sequence[Any] = ()
+    """Of memory below the device's; `kernels.state.TIER` by shape."""
+    load_overlaps: bool = False
     speculation: Any = None
+    """`kernels.state.Speculation` by shape."""
 
     def run(self) -> list[Step]:
         self.start()
@@ -153,6 +162,10 @@ class Reference:
         s = self.settings
         num_ranks = s.num_replicas * s.ranks_per_replica
         self.ranks = [Rank(s.num_blocks, [{} for _ in range(s.num_stages)]) for _ in range(num_ranks)]
+        self.pools = [
+            [TierPool(int(tier.capacity_blocks)) for _ in range(0, num_ranks, int(tier.ranks_per_pool))]
+            for tier in self.tiers
+        ]
         self.end_s: dict[tuple[int, int], float] = {}
         self.started_s: dict[tuple[int, int], float] = {}
         self.stage_free_s = [[0.0] * s.num_stages for _ in range(s.num_replicas)]
@@ -261,13 +274,12 @@ class Reference:
             uneven = max(loads) - min(loads) > 64 and max(loads) > 1.5 * min(loads)
             if self.cached_blocks(longest, request) > 0 and not uneven:
                 return longest
-        load = {"least_kv": self.used_blocks, "least_waiting": self.num_waiting}.get(router, self.num_outstanding)
-        return min(range(n), key=load)
-
-    def num_waiting(self, replica: int) -> int:
-        return sum(len(rank.waiting) for rank in self.ranks_of(replica))
+        load_of = {"least_kv": self.used_blocks, "least_waiting": self.num_waiting}.get(router, self.num_outstanding)
+        return min(range(n), key=load_of)
 
     def cached_blocks(self, replica: int, request: Request) -> int:
+        for rank in self.ranks_of(replica):
+            rank.cache.shrink(rank.free_blocks)
         return max(rank.cache.find(request.segments, 2**60)[1] for rank in self.ranks_of(replica))
 
     def draw(self, count: int) -> int:
@@ -276,6 +288,9 @@ class Reference:
 
     def num_outstanding(self, replica: int) -> int:
         return sum(rank.num_outstanding for rank in self.ranks_of(replica))
+
+    def num_waiting(self, replica: int) -> int:
+        return sum(len(rank.waiting) for rank in self.ranks_of(replica))
 
     def used_blocks(self, replica: int) -> int:
         return sum(int(self.settings.num_blocks) - rank.free_blocks for rank in self.ranks_of(replica))
@@ -385,10 +400,23 @@ class Reference:
         unused = sum(rank.cache.blocks[s.index] for s in used if s.index in rank.cache.unused)
         whole = self.blocks_for(request.input_tokens + request.output_tokens) + self.settings.blocks_per_request
         if not rank.running and unused > hit_blocks and whole + unused - hit_blocks > rank.free_blocks:
-            request.num_used_segments = hit_blocks = unused = 0
-        request.shared_blocks = request.num_blocks = hit_blocks
-        request.computed_tokens = hit_blocks * int(self.settings.block_size)
-        return unused
+            request.num_used_segments = unused = 0
+            hit_blocks, most_blocks = 0, 0
+        request.shared_blocks = found = hit_blocks
+        request.load_s = 0.0
+        for tier, pool in zip(self.tiers, self.pools_of(rank), strict=True):
+            below = pool.find(request.segments, most_blocks)
+            request.load_s += max(below - found, 0) * float(tier.block_s)
+            found = max(found, below)
+        request.loading_blocks = found - hit_blocks
+        request.num_blocks = found
+        request.computed_tokens = found * int(self.settings.block_size)
+        return unused + found - hit_blocks
+
+    def pools_of(self, rank: Rank) -> list[TierPool]:
+        """Of each tier the one that keeps blocks for `rank`."""
+        number = next(number for number, other in enumerate(self.ranks) if other is rank)
+        return [pools[number // int(tier.ranks_per_pool)] for tier, pools in zip(self.tiers, self.pools, strict=True)]
 
     def share(self, rank: Rank, request: Request, computed_tokens: int) -> None:
         """Cache the full blocks that `request` has computed; where they are cached already, give up its own."""
@@ -411,8 +439,10 @@ class Reference:
             rank.free_blocks += gained - max(mine - found, 0)
 
     def release(self, rank: Rank, request: Request, computed_tokens: int) -> None:
-        """`request` stops running; what it computed stays in the cache."""
+        """`request` stops running; what it computed stays in the cache, and in the tiers below."""
         self.share(rank, request, computed_tokens)
+        for pool in self.pools_of(rank):
+            pool.write(request.segments, computed_tokens // int(self.settings.block_size))
         rank.free_blocks += request.num_blocks - request.shared_blocks
         rank.free_blocks += rank.cache.leave(request.segments[: request.num_used_segments])
         request.num_blocks = request.shared_blocks = request.num_used_segments = 0
@@ -455,6 +485,8 @@ class Reference:
         rank.waiting.remove(request)
         rank.running.append(request)
         rank.free_blocks -= sum(rank.cache.use(s) for s in request.segments[: request.num_used_segments])
+        rank.free_blocks -= request.loading_blocks
+        rank.load_s += request.load_s
         if request.cached_tokens < 0:
             request.cached_tokens = request.computed_tokens
         if math.isnan(request.scheduled_s):
@@ -642,6 +674,10 @@ class Reference:
         if len(c.recorded_step_s):
             return now_s + float(c.recorded_step_s[len(self.steps)])
         device_s = self.device_s([rank.batches[lane] for rank in ranks])
+        load_s = max(rank.load_s for rank in ranks)
+        device_s = max(device_s, load_s) if self.load_overlaps else device_s + load_s
+        for rank in ranks:
+            rank.load_s = 0.0
         host_s = c.host_step_s + c.host_request_s * max(len(rank.running) for rank in ranks)
         if s.num_stages == 1:
             return now_s + float(max(device_s, host_s) if c.host_overlaps else device_s + host_s)

@@ -9,8 +9,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.engine.policy import Policy, load_policy
-from windtunnel.engine.prefix_cache import prefix_cache, session_state
+from windtunnel.engine.policy import Policy, load_policy, policy_name
+from windtunnel.engine.prefix_cache import cache_for, refuse_tiers, session_state, tier_tokens
 from windtunnel.engine.speculation import drafter_of, speculation_of, with_drafter
 from windtunnel.engine.walked import check_walked, most_batch_tokens, walk, walked_settings
 from windtunnel.engine.work import stage_uses, step_work
@@ -57,6 +57,8 @@ class Result:
     """How sure the operator times are: share of the device's time by how it was found."""
     sources: dict[str, float]
     """Measured table or fit -> share of the device's time that it prices."""
+    operators: dict[str, float]
+    """Operator, as `windtunnel explain` names it -> share of the device's time."""
     engine_time_s: float
     """Wall time of the simulation loop alone."""
     pools: tuple["PoolResult", ...] = ()
@@ -94,28 +96,29 @@ def simulate(
         InputError: the scenario's parts do not go together, or a request that this deployment can never serve.
     """
     setup = resolve(scenario, allow_download)
+    if policy is not None:
+        setup = replace(setup, engine=msgspec.structs.replace(setup.engine, scheduler=policy_name(policy)))
     shard = shard_of(setup)
     requests = generate(scenario.workload, scenario.seed)
     setup = with_model_len(setup, requests)
     speculation, drafter = speculation_of(setup), drafter_of(setup, shard)
     memory = plan_memory(shard, setup.device, with_drafter(setup, drafter).engine, setup.max_model_len)
     deployment = scenario.deployment
-    walks = policy is not None or setup.engine.scheduler not in ENGINE_SCHEDULERS
-    settings_of = walked_settings if walks else kernel_settings
+    settings_of = kernel_settings if setup.engine.scheduler in ENGINE_SCHEDULERS else walked_settings
     settings = settings_of(setup, memory, deployment.replicas, requests, deployment.router, scenario.seed)
     check_requests(requests, setup, memory)
     estimator = estimator or estimator_for(setup)
     cache = None
     if isinstance(settings, WalkedSettings):
         check_walked(settings, requests)
+        refuse_tiers(setup)
         policy = policy or users_policy(setup.engine)
         reach = msgspec.structs.replace(setup.engine, max_num_batched_tokens=most_batch_tokens(settings, requests))
         lowered = lower_steps(estimator, setup.device, shard, reach, setup.max_model_len)
         records, steps, engine_time_s = run_walking(settings, lowered.cost, requests, policy, progress)
     else:
         lowered = lower_steps(estimator, setup.device, shard, setup.engine, setup.max_model_len, drafter)
-        if setup.engine.enable_prefix_caching and requests.prefixes is not None:
-            cache = prefix_cache(settings, requests)
+        cache = cache_for(setup, memory, settings, requests)
         records, steps, engine_time_s = run_loop(settings, lowered.cost, requests, progress, cache, speculation)
     num_replicas = scenario.deployment.replicas
     table = request_table(
@@ -125,6 +128,7 @@ def simulate(
         requests.num_warmup,
         tenant=requests.tenant,
         cached_tokens=None if cache is None else cache.requests["cached_tokens"],
+        loaded_tokens=None if cache is None else cache.loaded.sum(axis=0) * memory.block_size,
     )
     del records
     rows = rows_by_replica(steps, num_replicas)
@@ -147,9 +151,9 @@ def simulate(
             step_work(setup.device, shard, steps), steps, setup.parallelism.pp, num_replicas, span_of(table)
         ),
         power_w=power_model(scenario, setup),
-        is_caching=cache is not None,
+        tier_tokens=None if cache is None else tier_tokens(setup, memory, cache),
     )
-    coverage, sources = provenance(estimator, shard, steps, settings.ranks_per_replica)
+    coverage, sources, operators = provenance(estimator, shard, steps, settings.ranks_per_replica)
     return Result(
         scenario=resolved_scenario(scenario, setup, memory),
         setup=setup,
@@ -159,6 +163,7 @@ def simulate(
         summary=summary,
         coverage=coverage,
         sources=sources,
+        operators=operators,
         engine_time_s=engine_time_s,
     )
 
@@ -394,23 +399,27 @@ def time_fractions(lowered: LoweredSteps, steps: Table, settings: state.Settings
     compute_s = by_kind(lowered.decode_compute_s, lowered.mixed_compute_s)
     device_s = step_s if cost.host_overlaps else np.maximum(step_s - host_s, 0.0)
     waits_for_host = host_s >= step_s if cost.host_overlaps else np.zeros(step_s.size, bool)
+    load_s = steps["load_s"]
+    device_s = device_s - load_s
     attention_s = np.maximum(device_s - whole_s, 0.0)
     compute_s = compute_s + np.where(prefills, attention_s * _prefill_share(steps), 0.0)
     parts = {
         "compute": np.minimum(compute_s, device_s - communication_s),
         "communication": communication_s,
-        "host": np.where(waits_for_host, step_s, step_s - device_s),
+        "host": np.where(waits_for_host, step_s, step_s - device_s - load_s),
+        "kv_loading": load_s,
     }
     parts = {name: np.where(waits_for_host & (name != "host"), 0.0, part) for name, part in parts.items()}
     total_s = float(steps["duration_s"].sum())
     sums = {name: float((part * steps["num_steps"]).sum() / total_s) for name, part in parts.items()}
     memory = max(1.0 - sum(sums.values()), 0.0)
-    return {
+    fractions = {
         "compute": sums["compute"],
         "memory": memory,
         "communication": sums["communication"],
         "host": sums["host"],
     }
+    return fractions | ({"kv_loading": sums["kv_loading"]} if sums["kv_loading"] else {})
 
 
 NUM_SAMPLED_STEPS = 16
@@ -418,8 +427,8 @@ NUM_SAMPLED_STEPS = 16
 
 def provenance(
     estimator: Estimator, shard: Shard, steps: Table, num_ranks: int
-) -> tuple[dict[Coverage, float], dict[str, float]]:
-    """How the operator times of a run were found: shares of device time by coverage, and by table.
+) -> tuple[dict[Coverage, float], dict[str, float], dict[str, float]]:
+    """Where the operator times of a run come from: shares of device time by coverage, by table and by operator.
 
     Read off `NUM_SAMPLED_STEPS` steps of the run, spread evenly over its busy time, priced operator by operator.
     """
@@ -427,16 +436,20 @@ def provenance(
     rows = np.unique(np.searchsorted(ends, (np.arange(NUM_SAMPLED_STEPS) + 0.5) / NUM_SAMPLED_STEPS * ends[-1]))
     by_coverage: dict[Coverage, float] = {}
     by_source: dict[str, float] = {}
+    by_operator: dict[str, float] = {}
     for row in rows:
         for priced in price_step(estimator, shard, batch_of(steps, int(row), num_ranks)):
             estimate = priced.estimate
             by_coverage[estimate.coverage] = by_coverage.get(estimate.coverage, 0.0) + priced.device_s
             by_source[estimate.source] = by_source.get(estimate.source, 0.0) + priced.device_s
+            name = priced.launch.name
+            by_operator[name] = by_operator.get(name, 0.0) + priced.device_s
     whole_s = sum(by_source.values())
-    sources = sorted(by_source.items(), key=lambda item: -item[1])
+    sources, operators = (sorted(shares.items(), key=lambda item: -item[1]) for shares in (by_source, by_operator))
     return (
         {coverage: by_coverage[coverage] / whole_s for coverage in COVERAGES if coverage in by_coverage},
         {source: seconds / whole_s for source, seconds in sources},
+        {operator: seconds / whole_s for operator, seconds in operators},
     )
 
 

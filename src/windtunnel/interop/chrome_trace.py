@@ -209,7 +209,7 @@ def write_timeline(
     """
     plan = _plan(requests, steps, max_events)
     notes = {**(about or {}), **asdict(plan.detail), "sampling": plan.detail.sampling}
-    with _new_file(path) as file:
+    with new_file(path) as file:
         encode = msgspec.json.Encoder().encode
         # Perfetto tells formats apart by the first key: `{"meta` would be another one.
         file.write(b'{"displayTimeUnit":"ms","otherData":' + encode(notes) + b',"traceEvents":[\n')
@@ -236,7 +236,7 @@ def check_file(path: Path, overwrite: bool) -> None:
 
 
 @contextmanager
-def _new_file(path: Path) -> Iterator[IO[bytes] | gzip.GzipFile]:
+def new_file(path: Path) -> Iterator[IO[bytes] | gzip.GzipFile]:
     """A file that is at `path` when the block has ended well, and nowhere otherwise."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

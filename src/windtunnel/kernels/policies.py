@@ -8,7 +8,7 @@ import numpy as np
 
 from windtunnel.kernels.heap import meld, push
 from windtunnel.kernels.jit import inner
-from windtunnel.kernels.kvcache import acquire, caches_when_scheduled, entry_of, look_up, release, share
+from windtunnel.kernels.kvcache import acquire, caches_when_scheduled, entry_of, evict, look_up, release, share
 from windtunnel.kernels.state import (
     BATCH,
     BATCH_ENDS,
@@ -420,7 +420,7 @@ def form_batch_vllm_v1(settings, cache, speculation, requests, ranks, lanes, lis
         if num_needed + unused > ranks[rank].free_blocks:
             break
         if cache is not None:
-            acquire(cache, requests, ranks, rank, i)
+            acquire(cache, requests, ranks, rank, lane, i)
         admit(settings, requests, ranks, lists, rank, i, now_s)
         ranks[rank].free_blocks -= num_needed
         add_chunk(settings, cache, requests, ranks, lanes, lists, rank, lane, i, chunk)
@@ -532,7 +532,7 @@ def form_prefill_sglang(settings, cache, requests, ranks, lanes, lists, rank, la
         if num_needed + unused > ranks[rank].free_blocks:
             break
         if cache is not None:
-            acquire(cache, requests, ranks, rank, i)
+            acquire(cache, requests, ranks, rank, lane, i)
         admit(settings, requests, ranks, lists, rank, i, now_s)
         ranks[rank].free_blocks -= num_needed
         promised += whole - chunk + output
@@ -656,6 +656,8 @@ def replica_with_prefix(settings, cache, ranks, i):
         heaviest = max(heaviest, load)
     if heaviest - lightest > UNEVEN_REQUESTS and heaviest > UNEVEN_RATIO * lightest:
         return NONE
+    for rank in range(ranks.size):
+        evict(cache, ranks, rank)
     best, longest, least = NONE, 0, 0
     node = cache.requests[i].shared
     while node != NONE and best == NONE:

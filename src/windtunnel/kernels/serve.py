@@ -337,9 +337,21 @@ def through_stages(settings, cost, stages, replica, now_s, device_s, num_running
 
 
 @inner
+def with_loading(settings, cache, first, end, stage, device_s):
+    """A step's time on the device where its batch waits for KV blocks from lower tiers, or they come up beside it."""
+    load_s = 0.0
+    for rank in range(first, end):
+        lane = rank * settings.num_stages + stage
+        load_s = max(load_s, cache.load_s[lane])
+        cache.load_s[lane] = 0.0
+    return max(device_s, load_s) if cache.load_overlaps else device_s + load_s
+
+
+@inner
 def start_step(
     settings,
     cost,
+    cache,
     sessions,
     speculation,
     requests,
@@ -428,6 +440,10 @@ def start_step(
                 device_s += cost.draft_s[most_decodes]
             if settings.ranks_per_replica > 1:
                 device_s += cost.group_token_s[min(queries + prefill_tokens, cost.group_token_s.size - 1)]
+        if cache is not None:
+            loaded_s = with_loading(settings, cache, first, end, stage, device_s)
+            steps[row].load_s = loaded_s - device_s
+            device_s = loaded_s
         time_s = through_stages(settings, cost, stages, replica, now_s, device_s, most_running)
     duration_s = time_s - now_s
     last_start_s = now_s
@@ -651,6 +667,7 @@ def run(
         status = start_step(
             settings,
             cost,
+            cache,
             sessions,
             speculation,
             requests,

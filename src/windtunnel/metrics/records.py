@@ -28,7 +28,8 @@ REQUEST_COLUMNS: Mapping[str, str] = {
     "priority": "smaller goes first",
     "replica": "that served it",
     "num_preemptions": "times that it was preempted and computed again",
-    "cached_tokens": "of the prompt, found in the KV cache when it was first scheduled",
+    "cached_tokens": "of the prompt, found in the KV cache or below it when it was first scheduled",
+    "loaded_tokens": "of those, brought up from lower KV tiers",
     "queueing_s": "scheduled - arrival",
     "prefill_s": "first token - scheduled",
     "ttft_s": "time to first token at the client: first token - arrival, and the frontend's share",
@@ -65,6 +66,7 @@ STEP_COLUMNS: Mapping[str, str] = {
     "num_waiting": "requests in the queue",
     "paused_tokens": "decode tokens of the first step whose predecessor is older than the step",
     "resumed_tokens": "tokens that end the prefill of a request preempted before",
+    "load_s": "of the first step, waiting for KV blocks from lower tiers",
     "late_gap_s": "mean time since the predecessors of paused and resumed tokens",
 }
 
@@ -130,6 +132,7 @@ def request_table(
     num_warmup: int,
     tenant: NDArray[np.int64] | None = None,
     cached_tokens: NDArray[np.int64] | None = None,
+    loaded_tokens: NDArray[np.int64] | None = None,
 ) -> Table:
     """The request table from what an engine recorded; the last two columns are unknown until the steps are looked at.
 
@@ -139,7 +142,7 @@ def request_table(
         frontend_s: what the client sees on top of the engine's times.
         num_warmup: the first so many requests are warm-up.
         tenant: position of each request's tenant; None: nobody has a name.
-        cached_tokens: of each prompt; None without prefix caching.
+        cached_tokens, loaded_tokens: of each prompt; None without prefix caching, or lower tiers.
     """
     first_token_s, finish_s, arrival_s = engine["first_token_s"], engine["finish_s"], engine["arrival_s"]
     n = arrival_s.size
@@ -152,6 +155,7 @@ def request_table(
         "replica": replica,
         "num_preemptions": engine["num_preemptions"],
         "cached_tokens": np.zeros(n, np.int64) if cached_tokens is None else cached_tokens,
+        "loaded_tokens": np.zeros(n, np.int64) if loaded_tokens is None else loaded_tokens,
         "queueing_s": engine["scheduled_s"] - arrival_s,
         "prefill_s": first_token_s - engine["scheduled_s"],
         "ttft_s": first_token_s - arrival_s + frontend_s,

@@ -163,7 +163,9 @@ class Summary(Noun):
     bound_by: str
     """The largest of those, or `kv_capacity` where requests waited for KV blocks most of the busy time."""
     cache_hit_fraction: float | None = None
-    """Share of all prompt tokens that the KV cache had; None where nothing could be."""
+    """Share of all prompt tokens that were not computed again; None where nothing is cached."""
+    cache_hit_fractions: dict[str, float] | None = None
+    """The same by the memory that had them: `device`, and lower KV tiers by name."""
     goodput: Goodput | None = None
     """None without an SLO."""
     cost: Cost | None = None
@@ -197,7 +199,7 @@ def summarise(
     checks: Checks | None = None,
     stages: Sequence[StageUse] = (),
     power_w: PowerModel | None = None,
-    is_caching: bool = False,
+    tier_tokens: Mapping[str, NDArray[np.int64]] | None = None,
 ) -> Summary:
     """The summary of a finished run.
 
@@ -213,7 +215,7 @@ def summarise(
         checks: the run's self-check.
         stages: what each pipeline stage used of its device.
         power_w: of one device.
-        is_caching: prompts share beginnings, and the engine caches them.
+        tier_tokens: KV tier -> tokens of each prompt that were loaded from it; None where nothing is cached.
     """
     warmup = requests["is_warmup"]
     measured = requests.where(~warmup) if warmup.any() else requests
@@ -228,6 +230,7 @@ def summarise(
             usd_per_million_output_tokens=per_hour / SECONDS_PER_HOUR / throughput.output_tokens_per_s * 1e6,
             usd_per_million_total_tokens=per_hour / SECONDS_PER_HOUR / throughput.total_tokens_per_s * 1e6,
         )
+    hits = None if tier_tokens is None else _cache_hit_fractions(requests, tier_tokens)
     return Summary(
         num_requests=len(measured),
         num_devices=num_devices,
@@ -250,7 +253,8 @@ def summarise(
         checks=checks,
         stages=tuple(stages),
         power=None if power_w is None else _power(power_w, utilisation, num_devices, span_s, throughput),
-        cache_hit_fraction=_cache_hit_fraction(measured) if is_caching else None,
+        cache_hit_fraction=None if hits is None else sum(hits.values()),
+        cache_hit_fractions=hits,
     )
 
 
@@ -425,8 +429,13 @@ def utilisation_of(requests: Table, steps: Table, num_replicas: int, num_stages:
     )
 
 
-def _cache_hit_fraction(requests: Table) -> float:
-    return float(requests["cached_tokens"].sum() / requests["input_tokens"].sum())
+def _cache_hit_fractions(requests: Table, tier_tokens: Mapping[str, NDArray[np.int64]]) -> dict[str, float]:
+    measured = ~requests["is_warmup"]
+    all_tokens = requests["input_tokens"][measured].sum()
+    device = requests["cached_tokens"] - requests["loaded_tokens"]
+    return {
+        name: float(tokens[measured].sum() / all_tokens) for name, tokens in {"device": device, **tier_tokens}.items()
+    }
 
 
 def _bubble_fraction(steps: Table, num_replicas: int, num_stages: int) -> float:

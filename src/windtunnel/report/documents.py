@@ -33,6 +33,7 @@ def run_document(result: Result) -> dict[str, Any]:
         **({"memory_by_pool": by_pool} if by_pool else {}),
         "coverage": {coverage.value: share for coverage, share in result.coverage.items()},
         "sources": result.sources,
+        "operators": result.operators,
     }
 
 

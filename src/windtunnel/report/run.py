@@ -187,10 +187,10 @@ def _resource_rows(result: Result) -> list[tuple[str, str]]:
             f"{pool}; {percent(use.kv_mean_fraction)} used on average, {percent(use.kv_peak_fraction)} at most",
         ),
     ]
-    if summary.cache_hit_fraction is not None:
-        rows.append(
-            ("prefix cache", f"{percent(summary.cache_hit_fraction)} of all prompt tokens found in the KV cache")
-        )
+    if summary.cache_hit_fractions is not None:
+        device, *tiers = summary.cache_hit_fractions.items()
+        below = "".join(f", {percent(share)} in the {name}'s" for name, share in tiers)
+        rows.append(("prefix cache", f"{percent(device[1])} of all prompt tokens were in it{below}"))
     rows += _device_rows(summary)
     if summary.cost is None:
         return [*rows, ("cost", "unknown: the device has no list price (--set deployment.price_usd_per_hour=...)")]

@@ -101,6 +101,25 @@ class Speculative(Noun):
         return mean
 
 
+class KvTier(Noun):
+    """Memory below the device's that keeps KV blocks: the host's, a disk, a store in the network.
+
+    What requests have computed is written there beside the device's work, and loaded again when the pool has lost it.
+    """
+
+    capacity_bytes: int
+    """Of all devices of a replica together, or of the whole deployment where that shares it [kv_offloading_size]."""
+    bandwidth_bytes_per_s: float
+    """Of loading, to each device."""
+    name: str = "host"
+    shared_by: Literal["replica", "deployment"] = "replica"
+
+    def __post_init__(self) -> None:
+        _check_at_least(1, capacity_bytes=self.capacity_bytes, bandwidth_bytes_per_s=self.bandwidth_bytes_per_s)
+        if self.name == "device":
+            raise ValueError("a KV tier cannot be named 'device': that is the pool above all tiers")
+
+
 class EngineSettings(Noun):
     """A serving engine. `None` takes the default of that engine and version on that device, from the catalog.
 
@@ -122,6 +141,11 @@ class EngineSettings(Noun):
     enable_chunked_prefill: bool | None = None
     enable_prefix_caching: bool | None = None
     """Prompts that begin alike are computed once, as long as their KV blocks are kept [radix cache, block reuse]."""
+    kv_tiers: tuple[KvTier, ...] | None = None
+    """Fastest first; None: KV blocks that leave the pool are lost, and a preempted request is computed again."""
+    kv_load_overlaps: bool | None = None
+    """True: blocks are loaded layer by layer beside the step that needs them (SGLang's HiCache); False: that step waits
+    for them (LMCache)."""
     scheduling_policy: str | None = None
     """`fcfs` or `priority`."""
     max_model_len: int | None = None
@@ -187,6 +211,9 @@ class EngineSettings(Noun):
             raise ValueError(
                 f"gpu_memory_utilization is {self.gpu_memory_utilization}; more than 0 and at most 1 is needed"
             )
+        names = [tier.name for tier in self.kv_tiers or ()]
+        if len(set(names)) < len(names):
+            raise ValueError(f"kv_tiers has two tiers of one name: {', '.join(names)}")
         if self.scheduling_policy not in (None, "fcfs", "priority"):
             raise ValueError(f"scheduling_policy is {self.scheduling_policy!r}; known: fcfs, priority")
         if self.moe_backend not in (None, *MOE_BACKENDS):

@@ -71,8 +71,8 @@ def engine_defaults(name: str) -> EngineDefaults:
 def with_defaults(settings: EngineSettings, device: Device) -> EngineSettings:
     """`settings` with every `None` replaced by the default of that engine and version on `device`.
 
-    Fields that have no default anywhere (`max_model_len`, `num_gpu_blocks`, `cudagraph_sizes`, `moe_backend`) stay
-    `None`.
+    Fields that have no default anywhere (`max_model_len`, `num_gpu_blocks`, `cudagraph_sizes`, `moe_backend`,
+    `kv_tiers`) stay `None`.
 
     Raises:
         InputError: an unknown engine or scheduler, or a version older than any that the catalog describes.
