@@ -35,7 +35,7 @@ class Pool(Reference):
     """An engine whose requests may come from, or go on to, another pool."""
 
     def __init__(self, world: "ReferencePools", plan: Any) -> None:
-        super().__init__(plan.settings, plan.cost, world.requests)
+        super().__init__(plan.settings, plan.cost, world.requests, speculation=world.speculation)
         self.world, self.role, self.link_bytes_per_s = world, plan.role, plan.link_bytes_per_s
         self.start()
         # What the client knows is the same for all pools.
@@ -132,6 +132,7 @@ class ReferencePools:
     plans: Sequence[Any]
     travel: Any
     requests: Sequence[Request]
+    speculation: Any = None
     journeys: dict[int, Journey] = field(default_factory=dict)
 
     def run(self) -> list[Step]:

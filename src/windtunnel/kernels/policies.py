@@ -46,6 +46,30 @@ def num_blocks_for(num_tokens, block_size):
 
 
 @inner
+def gained_tokens(speculation, lanes, lane):
+    """Tokens that each decoding request gains in the lane's next decode step.
+
+    With speculation step v gains floor((v + 1) E) - floor(v E): whole numbers whose mean is E and that are as even as
+    they can be, the same for all requests of the lane.
+    """
+    if speculation is None:
+        return 1
+    before = np.floor(lanes[lane].num_verified * speculation.tokens_per_step)
+    return np.int64(np.floor((lanes[lane].num_verified + 1) * speculation.tokens_per_step) - before)
+
+
+@inner
+def blocks_of_step(settings, speculation, lanes, lists, lane):
+    """Blocks that the lane's decoding requests need for its next decode step."""
+    if speculation is None:
+        return lists[lane, PHASES, lanes[lane].steps % settings.block_size]
+    num_blocks = 0
+    for token in range(gained_tokens(speculation, lanes, lane)):
+        num_blocks += lists[lane, PHASES, (lanes[lane].steps + token) % settings.block_size]
+    return num_blocks
+
+
+@inner
 def held_blocks(settings, requests, lanes, i):
     """Blocks that running request `i` holds."""
     if settings.scheduler == TRTLLM:
@@ -258,7 +282,7 @@ def drop_scheduled(settings, requests, ranks, lists, rank):
 
 
 @inner
-def walk_running(settings, cache, requests, ranks, lanes, lists, rank, lane):
+def walk_running(settings, cache, speculation, requests, ranks, lanes, lists, rank, lane):
     """vLLM V1's pass over the running list, one request at a time, for steps in which tokens or blocks are short.
 
     Requests in a batch under way have nothing to schedule and are not preempted. Returns (decoding requests scheduled,
@@ -266,11 +290,15 @@ def walk_running(settings, cache, requests, ranks, lanes, lists, rank, lane):
     """
     block_size = settings.block_size
     budget = settings.max_num_batched_tokens
+    num_queries = 1 if speculation is None else speculation.num_queries
+    num_gained = gained_tokens(speculation, lanes, lane)
     any_preempted = False
     i = ranks[rank].first
     while i != NONE and budget > 0:
         if requests[i].is_decoding:
-            num_tokens = 1 if requests[i].lane == lane else 0
+            if budget < num_queries:
+                break
+            num_tokens = num_gained if requests[i].lane == lane else 0
             computed = lanes[requests[i].lane].steps - requests[i].joined
         else:
             computed = requests[i].computed_tokens
@@ -284,7 +312,10 @@ def walk_running(settings, cache, requests, ranks, lanes, lists, rank, lane):
             if victim == NONE:
                 gave_up = True
             else:
-                budget += requests[victim].step_tokens
+                given_back = requests[victim].step_tokens
+                if requests[victim].is_decoding and given_back > 0:
+                    given_back = num_queries
+                budget += given_back
                 preempt(settings, cache, requests, ranks, lanes, lists, rank, victim)
                 any_preempted = True
                 gave_up = victim == i
@@ -292,7 +323,7 @@ def walk_running(settings, cache, requests, ranks, lanes, lists, rank, lane):
             break
         ranks[rank].free_blocks -= num_needed
         requests[i].step_tokens = num_tokens
-        budget -= num_tokens
+        budget -= num_queries if requests[i].is_decoding and num_tokens > 0 else num_tokens
         i = requests[i].after
 
     num_decodes = 0
@@ -311,7 +342,7 @@ def walk_running(settings, cache, requests, ranks, lanes, lists, rank, lane):
         if requests[i].is_decoding and requests[i].lane == lane and requests[i].step_tokens == 0 and num_decodes > 0:
             lists[lane, PHASES, requests[i].joined % block_size] -= 1
             lanes[lane].skipped_context_tokens += lanes[lane].steps - requests[i].joined
-            requests[i].joined += 1
+            requests[i].joined += num_gained
             lists[lane, PHASES, requests[i].joined % block_size] += 1
         requests[i].step_tokens = 0
         i = requests[i].after
@@ -343,7 +374,7 @@ def find_victim(settings, requests, ranks, lanes, rank, lane):
 
 
 @inner
-def form_batch_vllm_v1(settings, cache, requests, ranks, lanes, lists, rank, lane, now_s):
+def form_batch_vllm_v1(settings, cache, speculation, requests, ranks, lanes, lists, rank, lane, now_s):
     """vLLM V1 `Scheduler.schedule` (0.8 to 0.24): running requests first in their order, then waiting ones, one token
     budget.
 
@@ -360,7 +391,9 @@ def form_batch_vllm_v1(settings, cache, requests, ranks, lanes, lists, rank, lan
     first_lane = rank * settings.num_stages
     num_decodes = lanes[lane].num_decoding
     budget = settings.max_num_batched_tokens - num_decodes
-    num_needed = 0 if reserves else lists[lane, PHASES, lanes[lane].steps % block_size]
+    if speculation is not None:
+        budget = settings.max_num_batched_tokens - num_decodes * speculation.num_queries
+    num_needed = 0 if reserves else blocks_of_step(settings, speculation, lanes, lists, lane)
     num_prefilling = ranks[rank].num_prefilling
     demand = 0
     for position in range(num_prefilling):
@@ -386,7 +419,7 @@ def form_batch_vllm_v1(settings, cache, requests, ranks, lanes, lists, rank, lan
         num_scheduled = 0
         while num_scheduled == 0:  # an empty step: the engine schedules again at once
             num_decodes, budget, any_preempted = walk_running(
-                settings, cache, requests, ranks, lanes, lists, rank, lane
+                settings, cache, speculation, requests, ranks, lanes, lists, rank, lane
             )
             num_scheduled = num_decodes + lanes[lane].batch_size
             if not any_preempted or ranks[rank].num_running == 0:
@@ -457,7 +490,7 @@ def initial_new_token_ratio(settings):
 
 
 @inner
-def form_batch_sglang(settings, cache, requests, ranks, lanes, lists, rank, lane, now_s):
+def form_batch_sglang(settings, cache, speculation, requests, ranks, lanes, lists, rank, lane, now_s):
     """SGLang `Scheduler.get_next_batch_to_run` (0.5): a prefill batch whenever one can be formed, else a decode step.
 
     A prefill batch takes up to `chunked_prefill_size` tokens, an unfinished chunk first; a request is admitted while
@@ -474,10 +507,10 @@ def form_batch_sglang(settings, cache, requests, ranks, lanes, lists, rank, lane
         return 0
     if ranks[rank].steps_to_receive <= 0:
         ranks[rank].steps_to_receive = settings.receive_interval_steps
-    num_needed = lists[lane, PHASES, lanes[lane].steps % settings.block_size]
+    num_needed = blocks_of_step(settings, speculation, lanes, lists, lane)
     if num_needed > ranks[rank].free_blocks:
-        retract_sglang(settings, cache, requests, ranks, lanes, lists, rank, lane)
-        num_needed = lists[lane, PHASES, lanes[lane].steps % settings.block_size]
+        retract_sglang(settings, cache, speculation, requests, ranks, lanes, lists, rank, lane)
+        num_needed = blocks_of_step(settings, speculation, lanes, lists, lane)
         if num_needed > ranks[rank].free_blocks:
             return 0
     ranks[rank].free_blocks -= num_needed
@@ -596,12 +629,12 @@ def find_retracted(requests, ranks, lanes, rank, lane):
 
 
 @inner
-def retract_sglang(settings, cache, requests, ranks, lanes, lists, rank, lane):
+def retract_sglang(settings, cache, speculation, requests, ranks, lanes, lists, rank, lane):
     """Free blocks for one more decode step: `ScheduleBatch.retract_decode` of SGLang 0.5.
 
     The lane's last decoding request is never retracted; a prompt half prefilled gives way to it instead.
     """
-    while lists[lane, PHASES, lanes[lane].steps % settings.block_size] > ranks[rank].free_blocks:
+    while blocks_of_step(settings, speculation, lanes, lists, lane) > ranks[rank].free_blocks:
         victim = find_retracted(requests, ranks, lanes, rank, lane)
         if victim == NONE:
             break

@@ -266,6 +266,7 @@ def cost_of(pools, pool):
         cost.host_overlaps[pool],
         cost.recorded_step_s[pool],
         cost.group_token_s[pool],
+        cost.draft_s[pool],
     )
 
 

@@ -174,6 +174,7 @@ LANE = np.dtype(
         ("num_joined", "i8"),  # requests that began to decode since the latest decode step
         ("joined_since_s", "f8"),  # sum of the times of their latest tokens
         ("last_decode_s", "f8"),  # end of that step
+        ("num_verified", "i8"),  # speculative decode steps so far
     ]
 )
 """One record a lane: one of the `num_stages` batches that a rank may have in flight, with the requests that decode in
@@ -235,6 +236,15 @@ STEP = np.dtype(
 """One record a run of equal steps; with several ranks the counts are sums over them."""
 
 
+class Speculation(NamedTuple):
+    """Speculative decoding: every decode step drafts and verifies tokens. Scalars."""
+
+    num_queries: int
+    """Tokens that a request's verification computes: those drafted and one more."""
+    tokens_per_step: float
+    """Mean that a request gains by it, from 1 to `num_queries`."""
+
+
 class StepCost(NamedTuple):
     """The estimator, lowered to arrays; seconds. A step's time is a sum of look-ups.
 
@@ -269,6 +279,8 @@ class StepCost(NamedTuple):
     group_token_s: Floats = np.zeros(1)
     """[tokens of all ranks + 1] what the ranks of an attention data-parallel replica compute together in a step with
     prefill, the experts; not in `mixed_token_s` then. `[0.0]` where there is one rank."""
+    draft_s: Floats = np.zeros(1)
+    """[max_num_seqs + 1] drafting for so many requests in a step with prefill; elsewhere it is in `decode_token_s`."""
 
 
 NODE = np.dtype([("parent", "i4"), ("first_block", "i4"), ("end_block", "i4")])

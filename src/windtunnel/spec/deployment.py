@@ -60,6 +60,51 @@ class HostOverheads(Noun):
         _check_at_least(0, step_s=self.step_s, request_s=self.request_s, first_token_s=self.first_token_s)
 
 
+class Speculative(Noun):
+    """Speculative decoding: `num_draft_tokens` are guessed for every request and verified in one step."""
+
+    method: Literal["mtp", "draft_model", "ngram"]
+    """`mtp`: a layer that the model brings for it, run once a token; `draft_model`: a smaller model; `ngram`: looked up
+    in the text so far, at no cost."""
+    num_draft_tokens: int
+    acceptance_fraction: float | tuple[float, ...]
+    """Share of draft tokens that are right, given that those before them are: one for all, or one for each position."""
+    draft_model: str | None = None
+    """A catalog name, of method `draft_model`."""
+
+    def __post_init__(self) -> None:
+        _check_at_least(1, num_draft_tokens=self.num_draft_tokens)
+        for share in self.acceptance_by_position:
+            if not 0 <= share <= 1:
+                raise ValueError(f"acceptance_fraction is {share}; from 0 to 1 is needed")
+        if len(self.acceptance_by_position) != self.num_draft_tokens:
+            raise ValueError(
+                f"acceptance_fraction has {len(self.acceptance_by_position)} entries for "
+                f"{self.num_draft_tokens} draft tokens"
+            )
+        if (self.method == "draft_model") != (self.draft_model is not None):
+            raise ValueError("draft_model goes with method draft_model, and only with it")
+
+    @property
+    def acceptance_by_position(self) -> tuple[float, ...]:
+        if isinstance(self.acceptance_fraction, tuple):
+            return self.acceptance_fraction
+        return (self.acceptance_fraction,) * self.num_draft_tokens
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Mean tokens that a step gives: 1 + a1 + a1 a2 + ..., with one rate (1 - a^(k + 1)) / (1 - a).
+
+        Source: Leviathan, Kalman and Matias, Fast Inference from Transformers via Speculative Decoding (2023),
+        equation 1.
+        """
+        mean, accepted = 1.0, 1.0
+        for share in self.acceptance_by_position:
+            accepted *= share
+            mean += accepted
+        return mean
+
+
 class KvTier(Noun):
     """Memory below the device's that keeps KV blocks: the host's, a disk, a store in the network.
 
@@ -142,6 +187,8 @@ class EngineSettings(Noun):
     moe_backend: str | None = None
     """One of `MOE_BACKENDS`; None takes the fastest that was measured, as an autotuned engine does
     [moe_config.backend, moe_runner_backend]."""
+    speculative: Speculative | None = None
+    """None: every step gives a token."""
     host: HostOverheads = HostOverheads()
 
     def __post_init__(self) -> None:
