@@ -121,7 +121,7 @@ def simulate_long(
         table = request_table(
             columns, np.zeros(mine.num_requests, np.int64), float(setup.engine.host.first_token_s or 0.0), 0
         )
-        rows = rows_by_replica(steps, 1)
+        rows = rows_by_replica(table, steps, 1)
         table = with_token_times(table, steps, rows, num_stages)
         for name in LATENCIES:
             latencies[name][index::num_replicas] = table[name]

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from windtunnel.engine.policy import Policy, load_policy
 from windtunnel.engine.prefix_cache import prefix_cache, session_state
 from windtunnel.engine.walked import check_walked, most_batch_tokens, walk, walked_settings
-from windtunnel.engine.work import stage_uses, step_work
+from windtunnel.engine.work import stage_uses, total_work
 from windtunnel.engine.workload import RequestArrays, generate
 from windtunnel.errors import InputError, WindtunnelError
 from windtunnel.estimate.estimator import COVERAGES, Coverage, Estimator
@@ -113,7 +113,7 @@ def simulate(
         cached_tokens=None if cache is None else cache.requests["cached_tokens"],
     )
     del records
-    rows = rows_by_replica(steps, num_replicas)
+    rows = rows_by_replica(table, steps, num_replicas)
     table = with_token_times(table, steps, rows, setup.parallelism.pp)
     price = scenario.deployment.price_usd_per_hour
     summary = summarise(
@@ -129,7 +129,7 @@ def simulate(
         tenants=_limits_by_tenant(scenario, requests),
         checks=check_run(table, steps, rows, setup.parallelism.pp),
         stages=stage_uses(
-            step_work(setup.device, shard, steps), steps, setup.parallelism.pp, num_replicas, span_of(table)
+            total_work(setup.device, shard, steps), steps, setup.parallelism.pp, num_replicas, span_of(table)
         ),
         power_w=power_model(scenario, setup),
         is_caching=cache is not None,
