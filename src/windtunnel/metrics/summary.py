@@ -310,7 +310,7 @@ def weighted_distribution(values: NDArray[Any], weights: Floats) -> Distribution
     Percentiles are the least value at or below which that share of the weight lies.
     """
     if values.dtype.kind in "iu" and values.max() < MOST_COUNTED:
-        weights = np.bincount(values, weights)
+        weights = np.asarray(np.bincount(values, weights), np.float64)
         values = np.arange(weights.size)
     counts, of_bin = _bins(values, weights)
     sums = np.cumsum(counts)
