@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from windtunnel.errors import InputError, did_you_mean
 from windtunnel.kernels import walked, walked_state
+from windtunnel.kernels.jit import passed
 
 Ints = NDArray[np.int64]
 
@@ -81,6 +82,11 @@ def load_policy(name: str) -> Policy:
     return policy
 
 
+def policy_name(policy: Policy) -> str:
+    """`module:function`, as `load_policy` takes it."""
+    return f"{policy.__module__}:{getattr(policy, '__name__', type(policy).__name__)}"
+
+
 PROBLEMS = {
     walked.TWICE: "chose request {i} twice",
     walked.NOT_HERE: "chose request {i}, which neither waits at this replica nor is ready",
@@ -106,19 +112,20 @@ class Asker:
         clock: Any,
     ) -> None:
         self.policy, self.settings = policy, settings
-        self.records, self.walks, self.replicas, self.batches, self.clock = records, walks, replicas, batches, clock
+        self.records, self.walks, self.replicas, self.clock = passed(records, walks, replicas, clock)
+        self.batches = batches
         self.waiting = np.zeros(records.size, np.int64)
+        requests, progress = records.view(np.ndarray), walks.view(np.ndarray)
         self.view = Requests(
-            records.arrival_s,
-            records.input_tokens,
-            records.output_tokens,
-            records.priority,
-            walks.prompt_tokens,
-            walks.processed_tokens,
-            walks.num_blocks,
-            walks.is_prefilled,
+            *(requests[name] for name in ("arrival_s", "input_tokens", "output_tokens", "priority")),
+            *(progress[name] for name in ("prompt_tokens", "processed_tokens", "num_blocks", "is_prefilled")),
         )
         self.name = getattr(policy, "__name__", type(policy).__name__)
+        # A field of a record array costs 4 us a look; of its columns, seen as plain arrays, 0.1 us.
+        registers, columns = clock.view(np.ndarray), replicas.view(np.ndarray)
+        self.asking, self.now_s, self.culprit = registers["replica"], registers["now_s"], registers["culprit"]
+        self.free_blocks, self.num_running = columns["free_blocks"], columns["num_running"]
+        self.num_ready = columns["num_ready"]
 
     def form_batch(self) -> None:
         """Let the policy form the batch that the loop asks for.
@@ -126,21 +133,21 @@ class Asker:
         Raises:
             InputError: the policy raised, or what it returned is no batch that the engine can run.
         """
-        settings, replica = self.settings, int(self.clock[0].replica)
-        one = self.replicas[replica]
+        settings, replica = self.settings, self.asking[0]
         num_waiting = walked.list_waiting(self.walks, self.replicas, replica, self.waiting)
         row = settings.num_replicas * settings.num_stages + replica
         engine = Engine(
-            float(self.clock[0].now_s),
-            int(one.free_blocks),
+            float(self.now_s[0]),
+            int(self.free_blocks[replica]),
             settings.num_blocks,
             settings.block_size,
-            int(one.num_running),
+            int(self.num_running[replica]),
             settings.max_num_seqs,
             settings.max_num_batched_tokens,
         )
+        ready = self.batches[row, 0, : self.num_ready[replica]]
         try:
-            answer = self.policy(self.view, self.waiting[:num_waiting], self.batches[row, 0, : one.num_ready], engine)
+            answer = self.policy(self.view, self.waiting[:num_waiting], ready, engine)
         except Exception as error:
             what = f"{type(error).__name__}: {error}"
             raise InputError(
@@ -151,7 +158,7 @@ class Asker:
             settings, self.records, self.walks, self.replicas, self.batches, self.clock, pairs
         )
         if size < 0:
-            problem = PROBLEMS[size].format(i=int(self.clock[0].culprit))
+            problem = PROBLEMS[size].format(i=int(self.culprit[0]))
             raise InputError(f"the scheduler {self.name} {problem}, at {engine.now_s:g} s")
 
     def _as_pairs(self, answer: Sequence[tuple[int, int]] | Ints | None) -> Ints:

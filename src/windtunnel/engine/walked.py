@@ -12,6 +12,7 @@ from windtunnel.engine.policy import Asker, Policy
 from windtunnel.engine.workload import RequestArrays
 from windtunnel.errors import InputError
 from windtunnel.kernels import state, walked_state
+from windtunnel.kernels.jit import passed
 from windtunnel.kernels.serve import DONE, MORE, OUT_OF_STEPS, STUCK
 from windtunnel.kernels.walked import ASK, OUT_OF_TABLES, run_walked
 from windtunnel.metrics.records import STEP_COLUMNS, Table
@@ -89,16 +90,18 @@ def walk(
     clock = walked_state.new_walk_clock(settings)
     buffers, members, stage_s = [], [], []
     asker = Asker(policy, settings, records, walks, replicas, batches, clock) if policy is not None else None
+    tables_of_records = passed(records, walks, replicas, slots)
+    queues = passed(events, clock)
     started_s = time.perf_counter()
     while True:
         buffer = state.new_steps(BUFFER_ROWS)
+        rows = passed(buffer)
         trail = walked_state.new_trail(settings, BUFFER_ROWS, BUFFER_MEMBERS) if keeps_trail else None
         status = ASK
         while status == ASK:
             status = run_walked(
-                settings, cost, tables, trail, sessions, records, walks, replicas, slots, batches, stages, events,
-                clock, buffer,
-            )  # fmt: skip
+                settings, cost, tables, trail, sessions, *tables_of_records, batches, stages, *queues, *rows
+            )
             if status == ASK:
                 assert asker is not None
                 asker.form_batch()
