@@ -76,8 +76,8 @@ class LongRun:
     summary: LongSummary
     generate_time_s: float
     """Wall time to draw or read the requests."""
-    engine_time_s: float
-    """In the simulation loop, summed over replicas."""
+    engine_cpu_s: float
+    """CPU time of the simulation loop, summed over replicas."""
 
 
 def simulate_long(
@@ -115,17 +115,19 @@ def simulate_long(
     def run_replica(index: int) -> "_Counts":
         mine = _of_replica(requests, index, num_replicas)
         settings = kernel_settings(setup, memory, 1, mine)
-        records, steps, engine_time_s = run_loop(settings, lowered.cost, mine)
+        started_cpu_s = time.thread_time()
+        records, steps, _ = run_loop(settings, lowered.cost, mine)
+        engine_cpu_s = time.thread_time() - started_cpu_s
         columns = {name: records[name].copy() for name in ENGINE_COLUMNS}
         del records
         table = request_table(
             columns, np.zeros(mine.num_requests, np.int64), float(setup.engine.host.first_token_s or 0.0), 0
         )
-        rows = rows_by_replica(steps, 1)
+        rows = rows_by_replica(table, steps, 1)
         table = with_token_times(table, steps, rows, num_stages)
         for name in LATENCIES:
             latencies[name][index::num_replicas] = table[name]
-        return _counts(table, steps, check_run(table, steps, rows, num_stages), engine_time_s)
+        return _counts(table, steps, check_run(table, steps, rows, num_stages), engine_cpu_s)
 
     counts: list[_Counts] = []
     for done in _in_turn(run_replica, min(num_replicas, requests.num_requests), num_threads):
@@ -134,7 +136,7 @@ def simulate_long(
             progress(sum(count.num_requests for count in counts), requests.num_requests)
     power = power_model(scenario, setup)
     summary = _summary(scenario, requests, latencies, counts, num_stages, None if power is None else power.at)
-    return LongRun(summary, generate_time_s, sum(count.engine_time_s for count in counts))
+    return LongRun(summary, generate_time_s, sum(count.engine_cpu_s for count in counts))
 
 
 def _check_independent(scenario: Scenario) -> None:
@@ -169,10 +171,10 @@ class _Counts:
     busy_s: float
     num_preemptions: int
     checks: Checks
-    engine_time_s: float
+    engine_cpu_s: float
 
 
-def _counts(requests: Table, steps: Table, checks: Checks, engine_time_s: float) -> _Counts:
+def _counts(requests: Table, steps: Table, checks: Checks, engine_cpu_s: float) -> _Counts:
     return _Counts(
         len(requests),
         int(steps["num_steps"].sum(dtype=np.int64)),
@@ -181,7 +183,7 @@ def _counts(requests: Table, steps: Table, checks: Checks, engine_time_s: float)
         float(steps["duration_s"].sum()),
         int(requests["num_preemptions"].sum()),
         checks,
-        engine_time_s,
+        engine_cpu_s,
     )
 
 

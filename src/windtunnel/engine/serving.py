@@ -13,7 +13,7 @@ from windtunnel.engine.policy import Policy, load_policy, policy_name
 from windtunnel.engine.prefix_cache import cache_for, refuse_tiers, session_state, tier_tokens
 from windtunnel.engine.speculation import drafter_of, speculation_of, with_drafter
 from windtunnel.engine.walked import check_walked, most_batch_tokens, walk, walked_settings
-from windtunnel.engine.work import stage_uses, step_work
+from windtunnel.engine.work import stage_uses, total_work
 from windtunnel.engine.workload import RequestArrays, generate
 from windtunnel.errors import InputError, WindtunnelError
 from windtunnel.estimate.estimator import COVERAGES, Coverage, Estimator
@@ -131,7 +131,7 @@ def simulate(
         loaded_tokens=None if cache is None else cache.loaded.sum(axis=0) * memory.block_size,
     )
     del records
-    rows = rows_by_replica(steps, num_replicas)
+    rows = rows_by_replica(table, steps, num_replicas)
     table = with_token_times(table, steps, rows, setup.parallelism.pp)
     price = scenario.deployment.price_usd_per_hour
     summary = summarise(
@@ -148,7 +148,7 @@ def simulate(
         # A verified step gives more tokens than it samples for.
         checks=check_run(table, steps, rows, setup.parallelism.pp) if speculation is None else None,
         stages=stage_uses(
-            step_work(setup.device, shard, steps), steps, setup.parallelism.pp, num_replicas, span_of(table)
+            total_work(setup.device, shard, steps), steps, setup.parallelism.pp, num_replicas, span_of(table)
         ),
         power_w=power_model(scenario, setup),
         tier_tokens=None if cache is None else tier_tokens(setup, memory, cache),
