@@ -172,7 +172,8 @@ def test_arguments_become_jobs(windtunnel: Command, aicb: str, megatron: str, tm
         (("{job}", "--set", "parallelism.tp=3"), "tp = 3 does not divide"),
         (("{aicb}", "--set", "global_batch=3"), "--set changes a job's file"),
         (("{job}", "--write", "simay"), "simay"),
-        (("{text}",), "is not a training job"),
+        (("{text}",), "is no workload or trace that is known: it begins with 'what'"),
+        (("{list}",), "is not a training job"),
         (("{binary}",), "is no workload or trace that is known"),
         (("{simai}", "--write", "aicb"), "only jobs and their arguments are written in other formats"),
         (("{simai}",), "line 3 has 2 columns"),
@@ -181,7 +182,12 @@ def test_arguments_become_jobs(windtunnel: Command, aicb: str, megatron: str, tm
 def test_wrong_input(
     windtunnel: Command, job: str, aicb: str, megatron: str, tmp_path: Path, arguments: tuple[str, ...], message: str
 ) -> None:
-    files = {"text": b"what is this", "binary": b"\x89PNG\r\n\x1a\n\xff", "simai": b"MICRO\n1\na b\n"}
+    files = {
+        "text": b"what is this",
+        "list": b"- sequence_tokens",
+        "binary": b"\x89PNG\r\n\x1a\n\xff",
+        "simai": b"MICRO\n1\na b\n",
+    }
     paths = {name: str(tmp_path / name) for name in files} | {"job": job, "aicb": aicb, "megatron": megatron}
     for name, content in files.items():
         Path(paths[name]).write_bytes(content)
