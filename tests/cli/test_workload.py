@@ -134,6 +134,9 @@ def test_jobs_are_written_for_other_simulators(windtunnel: Command, job: str, tm
     shown = windtunnel("workload", str(tmp_path / "et" / "job.3.et"))
     assert shown.stdout.startswith("Chakra trace\n")
     assert windtunnel("workload", job, "--write", "chakra", "--out", str(tmp_path / "et" / "job")).code == 2
+    some = windtunnel("workload", job, "--write", "chakra", "--out", str(tmp_path / "some" / "job"), "--ranks", "1-2")
+    assert some.code == 0, some.stderr
+    assert len(list((tmp_path / "some").glob("*.et"))) == 2
 
 
 def test_a_job_in_aicbs_words_and_with_its_mistakes(windtunnel: Command, job: str) -> None:
@@ -169,6 +172,12 @@ def test_arguments_become_jobs(windtunnel: Command, aicb: str, megatron: str, tm
             "AICB has no argument for context",
         ),
         (("{job}", "--write", "chakra"), "Chakra traces are one file a rank"),
+        (("{job}", "--write", "chakra", "--out", "t/x", "--ranks", "3-1"), "--ranks is '3-1'; it is one rank or two"),
+        (("{job}", "--write", "chakra", "--out", "t/x", "--ranks", "2-4"), "ranks 0 to 3; there is no rank 4"),
+        (
+            ("{job}", "--write", "chakra", "--out", "t/x", "--set", "parallelism.dp=512", "--set", "global_batch=512"),
+            "the job has 2,048 ranks, and as many traces",
+        ),
         (("{job}", "--set", "parallelism.tp=3"), "tp = 3 does not divide"),
         (("{aicb}", "--set", "global_batch=3"), "--set changes a job's file"),
         (("{job}", "--write", "simay"), "simay"),
