@@ -93,8 +93,7 @@ def test_every_recorded_format_is_recognised(windtunnel: Command, reference: Pat
 
 def test_a_recorded_command_gives_aicbs_file_under_its_name(windtunnel: Command, aicb: str, tmp_path: Path) -> None:
     out = tmp_path / "results"
-    out.mkdir()
-    done = windtunnel("workload", aicb, "--compat", "aicb", "--out", str(out))
+    done = windtunnel("workload", aicb, "--compat", "aicb", "--out", f"{out}/")
     assert done.code == 0, done.stderr
     (file,) = out.iterdir()
     assert (

@@ -45,7 +45,7 @@ workload_options = all_of(
     option(
         "--out",
         section=_WRITE,
-        type=click.Path(path_type=Path),
+        type=click.Path(),
         metavar="PATH",
         help="A file, a folder for AICB's own name, or the PREFIX of Chakra traces PREFIX.RANK.et.  [stdout]",
     ),
@@ -58,7 +58,7 @@ workload_options = all_of(
 @click.command(cls=Verb)
 @click.argument("file", type=click.Path(path_type=Path))
 @workload_options
-def command(file: Path, target: str | None, compat: str | None, out: Path | None, **options: Any) -> None:
+def command(file: Path, target: str | None, compat: str | None, out: str | None, **options: Any) -> None:
     """Read a training job, workload or trace, and write jobs for other simulators.
 
     FILE is a training job (YAML), a Megatron-LM command, script or log, an AICB command, a SimAI workload (.txt), an
@@ -91,7 +91,7 @@ def command(file: Path, target: str | None, compat: str | None, out: Path | None
     if target is None:
         _show(job_contents(resolve(job), options["stage"]), options["as_json"])
     else:
-        _write(job, target, out, **options)
+        _write(job, target, Path(out) if out else None, **options)
 
 
 def _write(
@@ -156,12 +156,13 @@ def _prices(setup: "TrainingSetup") -> Any:
     return lambda task: prices.task(task).seconds
 
 
-def _deliver(made: "GeneratedFile", out: Path | None, overwrite: bool) -> None:
+def _deliver(made: "GeneratedFile", out: str | None, overwrite: bool) -> None:
     for remark in made.remarks:
         click.echo(f"note: {remark}", err=True)
-    if out is not None and (out.is_dir() or str(out).endswith("/")):
-        out = out / made.name
-    _put(made.text, out, overwrite)
+    path = Path(out) if out else None
+    if path is not None and (path.is_dir() or str(out).endswith("/")):
+        path /= made.name
+    _put(made.text, path, overwrite)
 
 
 def _put(text: str, out: Path | None, overwrite: bool) -> None:

@@ -1,4 +1,4 @@
-"""A training job from what describes it: our own YAML, Megatron-LM's or AICB's arguments; and AICB's own files for it."""
+"""A training job from what describes it: our YAML, Megatron-LM's or AICB's arguments; and AICB's own files for it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
