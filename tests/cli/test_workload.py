@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 import yaml
 
-from windtunnel.interop.simai_workload import read_workload
+from windtunnel.interop.simai_workload_file import read_workload
 from windtunnel.spec.training import load
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from windtunnel.interop.aicb_training import training_records
 from windtunnel.interop.chakra import ChakraTrace, Collective, NodeKind, read_trace
 from windtunnel.interop.chakra_training import GroupNames, training_traces, write_training_traces
 from windtunnel.interop.simai_training import left_out, training_workload
-from windtunnel.interop.simai_workload import SimaiWorkload, meaning, read_workload, workload_text
+from windtunnel.interop.simai_workload_file import SimaiWorkload, meaning, read_workload, workload_text
 from windtunnel.ops.op import Collective as CollectiveOp
 from windtunnel.ops.training import Rank, Task, chunk_parameters, chunks
 from windtunnel.ops.training_program import device_program

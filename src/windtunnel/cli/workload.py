@@ -116,7 +116,7 @@ def _write(
     seconds = _prices(setup)
     if target == "simai":
         from windtunnel.interop.simai_training import left_out, training_workload
-        from windtunnel.interop.simai_workload import workload_text
+        from windtunnel.interop.simai_workload_file import workload_text
 
         _put(workload_text(training_workload(setup, seconds, stage)), out, overwrite)
         for what in left_out(setup):

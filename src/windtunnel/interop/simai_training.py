@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 
 from windtunnel.errors import InputError
-from windtunnel.interop.simai_workload import Block, Header, Phase, SimaiWorkload, WorkloadLayer
+from windtunnel.interop.simai_workload_file import Block, Header, Phase, SimaiWorkload, WorkloadLayer
 from windtunnel.ops import op as ops
 from windtunnel.ops.sharding import finish_tasks, gather_tasks, optimizer_tasks, reduce_tasks
 from windtunnel.ops.training import (

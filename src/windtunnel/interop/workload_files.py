@@ -11,7 +11,7 @@ from windtunnel.interop.aicb_csv import COLUMNS, RecordList, read_records
 from windtunnel.interop.aiob_times import read_aiob_times
 from windtunnel.interop.chakra import ChakraTrace, Collective, NodeKind, read_trace
 from windtunnel.interop.collective_calls import CollectiveCall, totals
-from windtunnel.interop.simai_workload import POLICIES, SimaiWorkload, meaning, read_workload
+from windtunnel.interop.simai_workload_file import POLICIES, SimaiWorkload, meaning, read_workload
 from windtunnel.interop.text_file import read_bytes
 from windtunnel.ops import op as ops
 from windtunnel.ops.training import Rank
