@@ -1,12 +1,12 @@
 """The compiled loop against the plain-Python engine, event for event, on random small scenarios."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from windtunnel.engine.prefix_cache import prefix_cache
+from windtunnel.engine.prefix_cache import NO_TIERS, prefix_cache
 from windtunnel.engine.reference import Reference, Request, Step
 from windtunnel.engine.reference_cache import Segment
 from windtunnel.engine.serving import run_loop
@@ -24,6 +24,8 @@ class Case:
     cost: state.StepCost
     requests: RequestArrays
     caches: bool = False
+    tiers: np.ndarray = field(default_factory=lambda: NO_TIERS)
+    load_overlaps: bool = False
 
 
 @st.composite
@@ -98,7 +100,18 @@ def session_cases(draw: st.DrawFn) -> Case:
         cost=random_cost(rng, settings.max_num_seqs, budget, bool(case.cost.host_overlaps)),
         requests=requests,
         caches=draw(st.sampled_from([True, True, False])),
+        tiers=random_tiers(rng, draw(st.sampled_from([0, 0, 1, 2])), settings),
+        load_overlaps=draw(st.booleans()),
     )
+
+
+def random_tiers(rng: np.random.Generator, count: int, settings: state.Settings) -> np.ndarray:
+    tiers = np.zeros(count, state.TIER).view(np.recarray)
+    tiers.capacity_blocks = rng.integers(1, 4 * settings.num_blocks, count)
+    num_ranks = settings.num_replicas * settings.ranks_per_replica
+    tiers.ranks_per_pool = rng.choice([settings.ranks_per_replica, num_ranks], count)
+    tiers.block_s = rng.choice([1e-5, 1e-3], count)
+    return tiers
 
 
 def random_sessions(
@@ -203,7 +216,8 @@ def run_oracle(case: Case) -> tuple[list[Request], list[Step]]:
             requests, arrays.previous, arrays.think_s, arrays.session, strict=True
         ):
             request.previous, request.think_s, request.session = int(previous), float(think_s), int(session)
-    return requests, Reference(case.settings, case.cost, requests).run()
+    tiers = case.tiers if case.caches else NO_TIERS
+    return requests, Reference(case.settings, case.cost, requests, tiers, case.load_overlaps).run()
 
 
 def expanded(steps: Table) -> dict[str, np.ndarray]:
@@ -232,7 +246,7 @@ def test_loop_equals_the_oracle(case: Case) -> None:
 @given(session_cases())
 def test_cached_prefixes_and_sessions_equal_the_oracles(case: Case) -> None:
     requests, reference_steps = run_oracle(case)
-    cache = prefix_cache(case.settings, case.requests) if case.caches else None
+    cache = prefix_cache(case.settings, case.requests, case.tiers, case.load_overlaps) if case.caches else None
     records, steps, _ = run_loop(case.settings, case.cost, case.requests, cache=cache)
     for name in ("arrival_s", "scheduled_s", "first_token_s", "finish_s", "num_preemptions"):
         np.testing.assert_array_equal(records[name], [getattr(request, name) for request in requests], err_msg=name)

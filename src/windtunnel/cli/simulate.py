@@ -96,7 +96,7 @@ def command(
 
     # Loading the engine takes most of a second; wrong input is answered before.
     from windtunnel.cli.progress import progress
-    from windtunnel.engine.serving import simulate
+    from windtunnel.engine.run import simulate
     from windtunnel.report.documents import as_text, run_document
     from windtunnel.report.run import run_report
     from windtunnel.report.tables import show

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from windtunnel.engine.reference_cache import RankCache, Segment
+from windtunnel.engine.reference_cache import RankCache, Segment, TierPool
 
 VLLM_V1, TRTLLM, SGLANG = range(3)
 ROUTERS = (
@@ -45,6 +45,9 @@ class Request:
     shared_blocks: int = 0
     """Of those that it holds, in the prefix cache."""
     num_used_segments: int = 0
+    loading_blocks: int = 0
+    """Of those that it was found to have, in lower tiers."""
+    load_s: float = 0.0
     cached_tokens: int = -1
     """Found when it was first admitted."""
     computed_tokens: int = 0
@@ -93,6 +96,8 @@ class Rank:
     cache: RankCache = field(default_factory=RankCache)
     running: list[Request] = field(default_factory=list)
     waiting: list[Request] = field(default_factory=list)
+    load_s: float = 0.0
+    """To load for the batch that is being formed."""
     new_token_ratio: float = 0.0
     steps_to_receive: int = 0
     waited_steps: int = 0
@@ -128,11 +133,35 @@ class Reference:
     settings: Any
     cost: Any
     requests: Sequence[Request]
+    tiers: Sequence[Any] = ()
+    """Of memory below the device's; `kernels.state.TIER` by shape."""
+    load_overlaps: bool = False
 
     def run(self) -> list[Step]:
+        self.start()
+        while True:
+            event_s, (replica, lane) = min(((end, at) for at, end in self.end_s.items()), default=(math.inf, (-1, -1)))
+            arrival_s = self.next_arrival_s()
+            if arrival_s == event_s == math.inf:
+                if any(rank.num_outstanding for rank in self.ranks):
+                    raise AssertionError("a request can never be scheduled")
+                return self.steps
+            if arrival_s <= event_s:
+                self.deliver(arrival_s)
+                continue
+            ends_step = self.end_step(replica, lane, event_s)
+            while self.next_arrival_s() <= event_s:
+                self.deliver(self.next_arrival_s())
+            self.go_on(replica, lane, event_s, ends_step)
+
+    def start(self) -> None:
         s = self.settings
         num_ranks = s.num_replicas * s.ranks_per_replica
         self.ranks = [Rank(s.num_blocks, [{} for _ in range(s.num_stages)]) for _ in range(num_ranks)]
+        self.pools = [
+            [TierPool(int(tier.capacity_blocks)) for _ in range(0, num_ranks, int(tier.ranks_per_pool))]
+            for tier in self.tiers
+        ]
         self.end_s: dict[tuple[int, int], float] = {}
         self.started_s: dict[tuple[int, int], float] = {}
         self.stage_free_s = [[0.0] * s.num_stages for _ in range(s.num_replicas)]
@@ -145,24 +174,18 @@ class Reference:
         self.completed_s: list[float] = []
         self.random: int = s.seed % (2**31 - 2) + 1
         self.steps: list[Step] = []
-        while True:
-            event_s, (replica, lane) = min(((end, at) for at, end in self.end_s.items()), default=(math.inf, (-1, -1)))
-            arrival_s = self.next_arrival_s()
-            if arrival_s == event_s == math.inf:
-                if any(rank.num_outstanding for rank in self.ranks):
-                    raise AssertionError("a request can never be scheduled")
-                return self.steps
-            if arrival_s <= event_s:
-                self.deliver(arrival_s)
-                continue
-            ends_step = any(rank.batches[lane] for rank in self.ranks_of(replica))
-            for rank in self.ranks_of(replica):
-                self.complete(rank, lane, event_s)
-            while self.next_arrival_s() <= event_s:
-                self.deliver(self.next_arrival_s())
-            del self.end_s[replica, lane]
-            started = self.start_step(replica, lane, event_s, ends_step)
-            self.wake_another(replica, lane, event_s, first=0 if ends_step or started else lane + 1)
+
+    def end_step(self, replica: int, lane: int, now_s: float) -> bool:
+        """Returns whether a step has ended; else the idle lane was woken."""
+        ends_step = any(rank.batches[lane] for rank in self.ranks_of(replica))
+        for rank in self.ranks_of(replica):
+            self.complete(rank, lane, now_s)
+        return ends_step
+
+    def go_on(self, replica: int, lane: int, now_s: float, ends_step: bool) -> None:
+        del self.end_s[replica, lane]
+        started = self.start_step(replica, lane, now_s, ends_step)
+        self.wake_another(replica, lane, now_s, first=0 if ends_step or started else lane + 1)
 
     def ranks_of(self, replica: int) -> list[Rank]:
         n = self.settings.ranks_per_replica
@@ -203,8 +226,14 @@ class Reference:
         self.sent += 1
         replica = self.route(request)
         self.replica_of_session[request.session] = replica
+        self.deliver_to(replica, request, now_s)
+
+    def deliver_to(self, replica: int, request: Request, now_s: float) -> None:
         rank = min(self.ranks_of(replica), key=lambda rank: rank.num_outstanding)
         self.enqueue(rank, request)
+        self.wake(replica, now_s)
+
+    def wake(self, replica: int, now_s: float) -> None:
         idle = [lane for lane in range(self.settings.num_stages) if (replica, lane) not in self.end_s]
         if idle:
             self.end_s[replica, idle[0]] = now_s
@@ -228,13 +257,12 @@ class Reference:
             uneven = max(loads) - min(loads) > 64 and max(loads) > 1.5 * min(loads)
             if self.cached_blocks(longest, request) > 0 and not uneven:
                 return longest
-        load = {"least_kv": self.used_blocks, "least_waiting": self.num_waiting}.get(router, self.num_outstanding)
-        return min(range(n), key=load)
-
-    def num_waiting(self, replica: int) -> int:
-        return sum(len(rank.waiting) for rank in self.ranks_of(replica))
+        load_of = {"least_kv": self.used_blocks, "least_waiting": self.num_waiting}.get(router, self.num_outstanding)
+        return min(range(n), key=load_of)
 
     def cached_blocks(self, replica: int, request: Request) -> int:
+        for rank in self.ranks_of(replica):
+            rank.cache.shrink(rank.free_blocks)
         return max(rank.cache.find(request.segments, 2**60)[1] for rank in self.ranks_of(replica))
 
     def draw(self, count: int) -> int:
@@ -243,6 +271,9 @@ class Reference:
 
     def num_outstanding(self, replica: int) -> int:
         return sum(rank.num_outstanding for rank in self.ranks_of(replica))
+
+    def num_waiting(self, replica: int) -> int:
+        return sum(len(rank.waiting) for rank in self.ranks_of(replica))
 
     def used_blocks(self, replica: int) -> int:
         return sum(int(self.settings.num_blocks) - rank.free_blocks for rank in self.ranks_of(replica))
@@ -274,6 +305,7 @@ class Reference:
             self.cutoff_s = now_s
             for rank in ranks:
                 self.form_batch(rank, lane, now_s)
+        self.formed(replica, now_s)
         if self.settings.scheduler == SGLANG and any(self.prefills(rank, lane) for rank in ranks):
             for rank in ranks:
                 if not self.prefills(rank, lane):
@@ -297,6 +329,9 @@ class Reference:
         self.started_s[replica, lane] = now_s
         return True
 
+    def formed(self, replica: int, now_s: float) -> None:
+        """A batch has been formed, or there was nothing to form one of; a pool then looks at its handovers."""
+
     def emits_token(self, rank: Rank, lane: int, request: Request) -> bool:
         return request.index in rank.batches[lane] and rank.batches[lane][request.index].emits_token
 
@@ -317,16 +352,19 @@ class Reference:
             if math.isnan(request.first_token_s):
                 request.first_token_s = now_s
             if request.num_outputs == request.output_tokens:
-                request.finish_s = now_s
                 rank.running.remove(request)
-                self.release(rank, request, request.computed_tokens)
-                if request.index in self.following:
-                    turn = self.following[request.index]
-                    send_s = max(now_s + self.settings.frontend_s + turn.think_s, turn.arrival_s)
-                    self.thinking.append((send_s, turn.index))
-                else:
-                    self.completed_s.append(now_s)
+                self.finish(rank, request, now_s)
         rank.batches[lane] = {}
+
+    def finish(self, rank: Rank, request: Request, now_s: float) -> None:
+        request.finish_s = now_s
+        self.release(rank, request, request.computed_tokens)
+        if request.index in self.following:
+            turn = self.following[request.index]
+            send_s = max(now_s + self.settings.frontend_s + turn.think_s, turn.arrival_s)
+            self.thinking.append((send_s, turn.index))
+        else:
+            self.completed_s.append(now_s)
 
     def in_batch(self, rank: Rank, lane: int, decodes: bool) -> list[Request]:
         return [self.requests[index] for index, chunk in rank.batches[lane].items() if chunk.decodes == decodes]
@@ -342,10 +380,23 @@ class Reference:
         unused = sum(rank.cache.blocks[s.index] for s in used if s.index in rank.cache.unused)
         whole = self.blocks_for(request.input_tokens + request.output_tokens) + self.settings.blocks_per_request
         if not rank.running and unused > hit_blocks and whole + unused - hit_blocks > rank.free_blocks:
-            request.num_used_segments = hit_blocks = unused = 0
-        request.shared_blocks = request.num_blocks = hit_blocks
-        request.computed_tokens = hit_blocks * int(self.settings.block_size)
-        return unused
+            request.num_used_segments = unused = 0
+            hit_blocks, most_blocks = 0, 0
+        request.shared_blocks = found = hit_blocks
+        request.load_s = 0.0
+        for tier, pool in zip(self.tiers, self.pools_of(rank), strict=True):
+            below = pool.find(request.segments, most_blocks)
+            request.load_s += max(below - found, 0) * float(tier.block_s)
+            found = max(found, below)
+        request.loading_blocks = found - hit_blocks
+        request.num_blocks = found
+        request.computed_tokens = found * int(self.settings.block_size)
+        return unused + found - hit_blocks
+
+    def pools_of(self, rank: Rank) -> list[TierPool]:
+        """Of each tier the one that keeps blocks for `rank`."""
+        number = next(number for number, other in enumerate(self.ranks) if other is rank)
+        return [pools[number // int(tier.ranks_per_pool)] for tier, pools in zip(self.tiers, self.pools, strict=True)]
 
     def share(self, rank: Rank, request: Request, computed_tokens: int) -> None:
         """Cache the full blocks that `request` has computed; where they are cached already, give up its own."""
@@ -368,8 +419,10 @@ class Reference:
             rank.free_blocks += gained - max(mine - found, 0)
 
     def release(self, rank: Rank, request: Request, computed_tokens: int) -> None:
-        """`request` stops running; what it computed stays in the cache."""
+        """`request` stops running; what it computed stays in the cache, and in the tiers below."""
         self.share(rank, request, computed_tokens)
+        for pool in self.pools_of(rank):
+            pool.write(request.segments, computed_tokens // int(self.settings.block_size))
         rank.free_blocks += request.num_blocks - request.shared_blocks
         rank.free_blocks += rank.cache.leave(request.segments[: request.num_used_segments])
         request.num_blocks = request.shared_blocks = request.num_used_segments = 0
@@ -409,6 +462,8 @@ class Reference:
         rank.waiting.remove(request)
         rank.running.append(request)
         rank.free_blocks -= sum(rank.cache.use(s) for s in request.segments[: request.num_used_segments])
+        rank.free_blocks -= request.loading_blocks
+        rank.load_s += request.load_s
         if request.cached_tokens < 0:
             request.cached_tokens = request.computed_tokens
         if math.isnan(request.scheduled_s):
@@ -591,6 +646,10 @@ class Reference:
         if len(c.recorded_step_s):
             return now_s + float(c.recorded_step_s[len(self.steps)])
         device_s = self.device_s([rank.batches[lane] for rank in ranks])
+        load_s = max(rank.load_s for rank in ranks)
+        device_s = max(device_s, load_s) if self.load_overlaps else device_s + load_s
+        for rank in ranks:
+            rank.load_s = 0.0
         host_s = c.host_step_s + c.host_request_s * max(len(rank.running) for rank in ranks)
         if s.num_stages == 1:
             return now_s + float(max(device_s, host_s) if c.host_overlaps else device_s + host_s)

@@ -432,14 +432,19 @@ def _flows(shown: _Requests, requests: Table, steps: Table, batches: _Batches, s
     do, the first of them is taken. A request that lives within one slice has no flow.
     """
     replica = requests["replica"][shown.request]
+    prefills_at = requests.columns.get("prefill_replica", requests["replica"])[shown.request]
     slice_of = np.repeat(np.arange(slices.first.size), slices.num_batches)
     busy_us = np.append(0, np.cumsum(batches.end_us - batches.start_us))
     drawn_us = slices.start_us[slice_of] + (busy_us[:-1] - busy_us[slices.first[slice_of]])
     has_prefill = np.flatnonzero(steps["prefill_tokens"][batches.rows] > 0)
     anything = np.arange(batches.rows.size)
+    first_token = [
+        _batch_at(batches.end_us, has_prefill, shown.times_us[:, 2], batches.replica, at)
+        for at in (prefills_at, replica)
+    ]
     which = [
-        _batch_at(batches.start_us, has_prefill, shown.times_us[:, 1], batches.replica, replica),
-        _batch_at(batches.end_us, has_prefill, shown.times_us[:, 2], batches.replica, replica),
+        _batch_at(batches.start_us, has_prefill, shown.times_us[:, 1], batches.replica, prefills_at),
+        np.where(first_token[0] >= 0, *first_token),
         _batch_at(batches.end_us, anything, shown.times_us[:, 3], batches.replica, replica),
     ]
     batch = np.stack(which, axis=1)

@@ -6,7 +6,7 @@ step needs, and returns how many requests decode in it. Without pipeline paralle
 
 from windtunnel.kernels.heap import meld, push
 from windtunnel.kernels.jit import inner
-from windtunnel.kernels.kvcache import acquire, caches_when_scheduled, entry_of, look_up, release, share
+from windtunnel.kernels.kvcache import acquire, caches_when_scheduled, entry_of, evict, look_up, release, share
 from windtunnel.kernels.state import (
     BATCH,
     BATCH_ENDS,
@@ -74,15 +74,7 @@ def admit(settings, requests, ranks, lists, rank, i, now_s):
     ranks[rank].waiting = meld(requests.order, requests.left, requests.right, requests[i].left, requests[i].right)
     ranks[rank].num_waiting -= 1
     ranks[rank].waiting_tokens -= requests[i].target_tokens
-    last = ranks[rank].last
-    requests[i].before = last
-    requests[i].after = NONE
-    if last == NONE:
-        ranks[rank].first = i
-    else:
-        requests[last].after = i
-    ranks[rank].last = i
-    ranks[rank].num_running += 1
+    link(requests, ranks, rank, i)
     lists[rank * settings.num_stages, PREFILLING, ranks[rank].num_prefilling] = i
     ranks[rank].num_prefilling += 1
     ranks[rank].remaining_tokens += remaining_output(requests, i)
@@ -94,6 +86,20 @@ def admit(settings, requests, ranks, lists, rank, i, now_s):
 def remaining_output(requests, i):
     """Output tokens that request `i`, not decoding, has yet to produce."""
     return requests[i].output_tokens - (requests[i].target_tokens - requests[i].input_tokens)
+
+
+@inner
+def link(requests, ranks, rank, i):
+    """Put request `i` at the end of the running list."""
+    last = ranks[rank].last
+    requests[i].before = last
+    requests[i].after = NONE
+    if last == NONE:
+        ranks[rank].first = i
+    else:
+        requests[last].after = i
+    ranks[rank].last = i
+    ranks[rank].num_running += 1
 
 
 @inner
@@ -379,7 +385,7 @@ def form_batch_vllm_v1(settings, cache, requests, ranks, lanes, lists, rank, lan
         if num_needed + unused > ranks[rank].free_blocks:
             break
         if cache is not None:
-            acquire(cache, requests, ranks, rank, i)
+            acquire(cache, requests, ranks, rank, lane, i)
         admit(settings, requests, ranks, lists, rank, i, now_s)
         ranks[rank].free_blocks -= num_needed
         add_chunk(settings, cache, requests, ranks, lanes, lists, rank, lane, i, chunk)
@@ -491,7 +497,7 @@ def form_prefill_sglang(settings, cache, requests, ranks, lanes, lists, rank, la
         if num_needed + unused > ranks[rank].free_blocks:
             break
         if cache is not None:
-            acquire(cache, requests, ranks, rank, i)
+            acquire(cache, requests, ranks, rank, lane, i)
         admit(settings, requests, ranks, lists, rank, i, now_s)
         ranks[rank].free_blocks -= num_needed
         promised += whole - chunk + output
@@ -615,6 +621,8 @@ def replica_with_prefix(settings, cache, ranks, i):
         heaviest = max(heaviest, load)
     if heaviest - lightest > UNEVEN_REQUESTS and heaviest > UNEVEN_RATIO * lightest:
         return NONE
+    for rank in range(ranks.size):
+        evict(cache, ranks, rank)
     best, longest, least = NONE, 0, 0
     node = cache.requests[i].shared
     while node != NONE and best == NONE:

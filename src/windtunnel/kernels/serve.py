@@ -28,6 +28,16 @@ from windtunnel.kernels.policies import (
     stop_decoding,
     unlink,
 )
+from windtunnel.kernels.pools import (
+    cost_of,
+    end_transfer,
+    hand_over,
+    join_ready,
+    lanes_of,
+    pull,
+    ranks_of,
+    route_arrival,
+)
 from windtunnel.kernels.state import (
     BATCH,
     BATCH_ENDS,
@@ -145,21 +155,28 @@ def take_next(sessions, requests, clock, now_s):
 
 
 @inner
-def deliver(settings, cache, sessions, requests, ranks, lanes, events, clock, now_s):
+def deliver(settings, cache, sessions, requests, ranks, lanes, events, clock, now_s, pools):
     """Send the next request to a replica, there to the rank with the fewest requests; an idle lane wakes."""
     k = take_next(sessions, requests, clock, now_s)
     requests[k].arrival_s = now_s
     requests[k].sequence = clock[0].sent
     clock[0].sent += 1
-    replica = route(settings, cache, sessions, ranks, clock, k)
+    if pools is None:
+        replica = route(settings, cache, sessions, ranks, clock, k)
+    else:
+        replica = route_arrival(pools, sessions, requests, clock, k)
     if sessions is not None and sessions.session[k] != NONE:
         sessions.replica[sessions.session[k]] = replica
+    if pools is not None:
+        settings = pools.pools[pools.pool_of_replica[replica]]
+        ranks, lanes = ranks_of(pools, settings), lanes_of(pools, settings)
+        replica -= settings.first_replica
     first = replica * settings.ranks_per_replica
     rank = first
     for other in range(first + 1, first + settings.ranks_per_replica):
         if ranks[other].num_outstanding < ranks[rank].num_outstanding:
             rank = other
-    requests[k].rank = rank
+    requests[k].rank = settings.first_rank + rank
     requests[k].target_tokens = requests[k].input_tokens
     ranks[rank].num_outstanding += 1
     enqueue(settings, requests, ranks, rank, k)
@@ -173,8 +190,20 @@ def deliver(settings, cache, sessions, requests, ranks, lanes, events, clock, no
 def wake(settings, lanes, events, clock, replica, stage, now_s):
     """Let an idle lane of the replica look for work at `now_s`."""
     set_busy(settings, lanes, replica, stage, 1)
-    lane = replica * settings.num_stages + stage
+    lane = settings.first_event + replica * settings.num_stages + stage
     clock[0].queued = push(events.time_s, events.lane, clock[0].queued, now_s, lane)
+
+
+@inner
+def wake_replica(events, clock, pools, replica, now_s):
+    """Let the first idle lane of a replica, of all pools', look for work."""
+    settings = pools.pools[pools.pool_of_replica[replica]]
+    lanes = lanes_of(pools, settings)
+    replica -= settings.first_replica
+    for stage in range(settings.num_stages):
+        if not lanes[replica * settings.ranks_per_replica * settings.num_stages + stage].is_busy:
+            wake(settings, lanes, events, clock, replica, stage, now_s)
+            break
 
 
 @inner
@@ -202,8 +231,15 @@ def wake_another(settings, ranks, lanes, events, clock, replica, stage, now_s, f
 
 
 @inner
-def finish(settings, cache, sessions, requests, ranks, lanes, clock, rank, i, now_s):
-    """Request `i`, running and not decoding, has produced its last token."""
+def finish(settings, cache, sessions, requests, ranks, lanes, events, clock, rank, i, now_s, pools):
+    """Request `i`, running and not decoding, has produced its last token, or the last of this pool."""
+    if pools is not None:
+        if pools.journeys[i].later_output_tokens > 0:
+            unlink(requests, ranks, rank, i)
+            ranks[rank].num_outstanding -= 1
+            replica = hand_over(settings, requests, lanes, clock, pools, rank, i, now_s)
+            wake_replica(events, clock, pools, replica, now_s)
+            return
     requests[i].finish_s = now_s
     held = held_blocks(settings, requests, lanes, i)
     if cache is None:
@@ -213,6 +249,16 @@ def finish(settings, cache, sessions, requests, ranks, lanes, clock, rank, i, no
     unlink(requests, ranks, rank, i)
     ranks[rank].num_outstanding -= 1
     conclude(settings, sessions, requests, clock, i, now_s)
+
+
+@inner
+def arrive(requests, events, clock, pools, i, now_s):
+    """The KV of request `i` has been read: both sides may have something to do."""
+    end_transfer(requests, pools, i)
+    for rank in (pools.journeys[i].prefill_rank, pools.journeys[i].decode_rank):
+        settings = pools.pools[pools.pool_of_rank[rank]]
+        replica = settings.first_replica + (rank - settings.first_rank) // settings.ranks_per_replica
+        wake_replica(events, clock, pools, replica, now_s)
 
 
 @inner
@@ -229,7 +275,7 @@ def conclude(settings, sessions, requests, clock, i, now_s):
 
 
 @inner
-def complete(settings, cache, sessions, requests, ranks, lanes, lists, clock, rank, lane, now_s):
+def complete(settings, cache, sessions, requests, ranks, lanes, lists, events, clock, rank, lane, now_s, pools):
     """Apply the end of the lane's step: finished requests leave, complete prefills give their token and begin to
     decode.
     """
@@ -237,7 +283,7 @@ def complete(settings, cache, sessions, requests, ranks, lanes, lists, clock, ra
         i = lists[lane, FINISH_VALUE, 0]
         lanes[lane].finish_size = pop(lists[lane, FINISH_KEY], lists[lane, FINISH_VALUE], lanes[lane].finish_size)
         stop_decoding(settings, requests, lanes, lists, i)
-        finish(settings, cache, sessions, requests, ranks, lanes, clock, rank, i, now_s)
+        finish(settings, cache, sessions, requests, ranks, lanes, events, clock, rank, i, now_s, pools)
 
     for position in range(lanes[lane].batch_size):
         i = lists[lane, BATCH, position]
@@ -251,7 +297,7 @@ def complete(settings, cache, sessions, requests, ranks, lanes, lists, clock, ra
         ranks[rank].remaining_tokens -= 1
         end = requests[i].input_tokens + requests[i].output_tokens - 1
         if requests[i].computed_tokens >= end:
-            finish(settings, cache, sessions, requests, ranks, lanes, clock, rank, i, now_s)
+            finish(settings, cache, sessions, requests, ranks, lanes, events, clock, rank, i, now_s, pools)
         else:
             joined = lanes[lane].steps - requests[i].computed_tokens
             requests[i].is_decoding = 1
@@ -284,8 +330,19 @@ def through_stages(settings, cost, stages, replica, now_s, device_s, num_running
 
 
 @inner
+def with_loading(settings, cache, first, end, stage, device_s):
+    """A step's time on the device where its batch waits for KV blocks from lower tiers, or they come up beside it."""
+    load_s = 0.0
+    for rank in range(first, end):
+        lane = rank * settings.num_stages + stage
+        load_s = max(load_s, cache.load_s[lane])
+        cache.load_s[lane] = 0.0
+    return max(device_s, load_s) if cache.load_overlaps else device_s + load_s
+
+
+@inner
 def start_step(
-    settings, cost, sessions, requests, ranks, lanes, lists, stages, events, clock, steps, replica, stage, now_s
+    settings, cost, cache, sessions, requests, ranks, lanes, lists, stages, events, clock, steps, replica, stage, now_s
 ):
     """Start the step that a replica's lane has formed, or a run of equal ones; writes its row and its end event.
 
@@ -357,6 +414,10 @@ def start_step(
             device_s = cost.mixed_token_s[most_tokens] + cost.sample_s[most_sampled] + attention_s
             if settings.ranks_per_replica > 1:
                 device_s += cost.group_token_s[min(decodes + prefill_tokens, cost.group_token_s.size - 1)]
+        if cache is not None:
+            loaded_s = with_loading(settings, cache, first, end, stage, device_s)
+            steps[row].load_s = loaded_s - device_s
+            device_s = loaded_s
         time_s = through_stages(settings, cost, stages, replica, now_s, device_s, most_running)
     duration_s = time_s - now_s
     last_start_s = now_s
@@ -368,10 +429,13 @@ def start_step(
             rank_decodes = lanes[lane].num_decoding - lanes[lane].num_skipped
             older = rank_decodes - lanes[lane].num_joined
             since_s = lanes[lane].joined_since_s
-            if older > 0:
+            num_late = lanes[lane].num_joined
+            are_late = since_s < num_late * now_s * (1 - 1e-12)
+            if older > 0 and lanes[lane].last_decode_s < now_s:
+                num_late, are_late = rank_decodes, True
                 since_s += older * lanes[lane].last_decode_s
-            if (older > 0 and lanes[lane].last_decode_s < now_s) or since_s < rank_decodes * now_s * (1 - 1e-12):
-                paused += rank_decodes
+            if are_late:
+                paused += num_late
                 late_since_s += since_s
             lanes[lane].steps += 1
             lanes[lane].context_tokens += rank_decodes
@@ -380,7 +444,8 @@ def start_step(
 
     if prefill_tokens == 0 and cost.recorded_step_s.size == 0 and settings.num_stages == 1:
         horizon_s = next_arrival_s(settings, sessions, requests, clock)
-        if (settings.concurrency > 0 or sessions is not None) and clock[0].queued > 0:
+        heeds_all = settings.concurrency > 0 or sessions is not None or settings.heeds_all_events
+        if heeds_all and clock[0].queued > 0:
             horizon_s = min(horizon_s, events[0].time_s)
         most_steps = steps_until_event(settings, ranks, lanes, lists, first, end)
         while num_steps < most_steps and time_s < horizon_s:
@@ -425,7 +490,7 @@ def start_step(
     steps[row].start_s = now_s
     steps[row].duration_s = time_s - now_s
     steps[row].num_steps = num_steps
-    steps[row].replica = replica
+    steps[row].replica = settings.first_replica + replica
     steps[row].decode_tokens = decodes
     steps[row].prefill_tokens = prefill_tokens
     steps[row].num_prefills = num_prefills
@@ -439,7 +504,7 @@ def start_step(
     steps[row].resumed_tokens = resumed
     steps[row].late_gap_s = late_gap_s
     clock[0].rows += 1
-    lane = replica * settings.num_stages + stage
+    lane = settings.first_event + replica * settings.num_stages + stage
     clock[0].queued = push(events.time_s, events.lane, clock[0].queued, time_s, lane)
     return DONE
 
@@ -467,7 +532,7 @@ def steps_until_event(settings, ranks, lanes, lists, first, end):
 
 
 @entry
-def run(settings, cost, cache, sessions, requests, ranks, lanes, lists, stages, events, clock, steps):
+def run(settings, cost, cache, sessions, requests, ranks, lanes, lists, stages, events, clock, steps, pools):
     """Advance the simulation until all requests have finished or `steps` is full.
 
     Where the host works beside the device, the batch that follows a step at once was formed when that step started:
@@ -481,6 +546,7 @@ def run(settings, cost, cache, sessions, requests, ranks, lanes, lists, stages, 
         cache, sessions: None where prompts share nothing, and where no request waits for another.
         requests, ranks, lanes, lists, stages, events, clock: see `kernels.state`; changed in place.
         steps: buffer for the rows of this call; `clock[0].rows` says how many were written.
+        pools: None, or `kernels.pools.Pools`; what belongs to one pool is then read from there at every event.
 
     Returns:
         DONE, MORE, STUCK or OUT_OF_STEPS.
@@ -492,21 +558,34 @@ def run(settings, cost, cache, sessions, requests, ranks, lanes, lists, stages, 
         if arrival_s <= event_s:
             if arrival_s == np.inf:
                 return DONE if clock[0].finished >= requests.size else STUCK
-            deliver(settings, cache, sessions, requests, ranks, lanes, events, clock, arrival_s)
+            deliver(settings, cache, sessions, requests, ranks, lanes, events, clock, arrival_s, pools)
             continue
         if clock[0].rows >= steps.size:
             return MORE
-        replica, stage = events[0].lane // settings.num_stages, events[0].lane % settings.num_stages
+        event = events[0].lane
         clock[0].queued = pop(events.time_s, events.lane, clock[0].queued)
+        if pools is not None:
+            if event < 0:
+                arrive(requests, events, clock, pools, event + requests.size, event_s)
+                continue
+            pool = pools.pool_of_event[event]
+            settings, cost = pools.pools[pool], cost_of(pools, pool)
+            ranks, lanes = ranks_of(pools, settings), lanes_of(pools, settings)
+            lists = pools.lists[settings.first_lane : settings.end_lane]
+            stages = pools.stages[settings.first_replica : settings.end_replica]
+            event -= settings.first_event
+        replica, stage = event // settings.num_stages, event % settings.num_stages
         first = replica * settings.ranks_per_replica
         ends_step = False
         for rank in range(first, first + settings.ranks_per_replica):
             lane = rank * settings.num_stages + stage
             ends_step = ends_step or lanes[lane].batch_size > 0 or lanes[lane].batch_decodes
-            complete(settings, cache, sessions, requests, ranks, lanes, lists, clock, rank, lane, event_s)
+            complete(
+                settings, cache, sessions, requests, ranks, lanes, lists, events, clock, rank, lane, event_s, pools
+            )
         arrival_s = next_arrival_s(settings, sessions, requests, clock)
         while arrival_s <= event_s:
-            deliver(settings, cache, sessions, requests, ranks, lanes, events, clock, arrival_s)
+            deliver(settings, cache, sessions, requests, ranks, lanes, events, clock, arrival_s, pools)
             arrival_s = next_arrival_s(settings, sessions, requests, clock)
         cutoff_s = event_s
         if cost.host_overlaps and ends_step:
@@ -516,6 +595,8 @@ def run(settings, cost, cache, sessions, requests, ranks, lanes, lists, stages, 
             for rank in range(first, first + settings.ranks_per_replica):
                 lane = rank * settings.num_stages + stage
                 begin_batch(lanes, lane, cutoff_s)
+                if pools is not None:
+                    join_ready(settings, requests, ranks, lanes, lists, pools, rank, lane)
                 if settings.scheduler == SGLANG:
                     num_decodes = form_batch_sglang(settings, cache, requests, ranks, lanes, lists, rank, lane, event_s)
                 else:
@@ -526,10 +607,15 @@ def run(settings, cost, cache, sessions, requests, ranks, lanes, lists, stages, 
             if cutoff_s == event_s:
                 break
             cutoff_s = event_s
+        if pools is not None:
+            for rank in range(first, first + settings.ranks_per_replica):
+                lane = rank * settings.num_stages + stage
+                pull(settings, requests, ranks, lanes, events, clock, pools, rank, lane, event_s)
         rows = clock[0].rows
         status = start_step(
             settings,
             cost,
+            cache,
             sessions,
             requests,
             ranks,

@@ -84,6 +84,13 @@ class Settings(NamedTuple):
     router: int = ROUND_ROBIN
     seed: int = 0
     """Of the router's draws."""
+    first_replica: int = 0
+    """Of this pool among all pools' replicas."""
+    first_rank: int = 0
+    first_event: int = 0
+    """Of this pool's lanes in the event queue."""
+    heeds_all_events: int = 0
+    """1: any replica's event may bring this one work, so that a run of equal steps ends at the next of them."""
 
 
 REQUEST = np.dtype(
@@ -194,6 +201,7 @@ STEP = np.dtype(
         ("start_s", "f8"),
         ("duration_s", "f8"),  # of all `num_steps` together
         ("prefill_pairs", "f8"),  # query-key pairs of the prefill chunks
+        ("load_s", "f8"),  # of it, waiting for KV blocks from lower tiers
         ("late_gap_s", "f8"),  # mean time since their predecessors of the paused and resumed tokens
         ("context_tokens", "i8"),  # in the cache of the decoding requests, at the start
         ("used_blocks", "i8"),
@@ -261,6 +269,8 @@ CACHED_REQUEST = np.dtype(
         ("leaf", "i8"),  # segment that the request's output, or what nobody shares of its prompt and output, belongs to
         ("deepest", "i8"),  # segment that it holds references to, with all above it
         ("shared_blocks", "i8"),  # of those that it holds, in cached segments
+        ("loading_blocks", "i8"),  # of those that it was found to have, in lower tiers
+        ("load_s", "f8"),  # to bring them up
         ("cached_tokens", "i8"),  # found when it was first admitted
     ]
 )
@@ -268,6 +278,18 @@ CACHED_REQUEST = np.dtype(
 
 CACHE_RANK = np.dtype([("evictable_blocks", "i8"), ("first", "i8"), ("last", "i8")])
 """One record a rank: cached blocks that no running request uses, and the ends of their list."""
+
+
+TIER = np.dtype([("capacity_blocks", "i8"), ("ranks_per_pool", "i8"), ("block_s", "f8")])
+"""One record a tier of memory below the device's, fastest first: blocks that one pool of it holds, ranks that share a
+pool, and seconds to load a block to a rank."""
+
+KEPT = np.dtype([("num_blocks", "i4"), ("before", "i4"), ("after", "i4")])
+"""One record a segment and rank (the first of those that share a pool): how many of its blocks the tier has, and its
+neighbours in the order of writing."""
+
+POOL = np.dtype([("num_blocks", "i8"), ("first", "i8"), ("last", "i8")])
+"""One record a pool of a tier: its blocks, and the ends of its list."""
 
 
 class Cache(NamedTuple):
@@ -280,6 +302,17 @@ class Cache(NamedTuple):
     """`[segment, rank]` of shared segments in one row, then one for each of the rest."""
     requests: Table
     ranks: Table
+    load_overlaps: int
+    """1: blocks from lower tiers come up beside the step that admits their request, layer by layer; 0: before it."""
+    load_s: Floats
+    """[lane] To load for the batch that is being formed."""
+    tiers: Table
+    kept: Table
+    """`[tier, entry]`"""
+    pools: Table
+    """`[tier, pool]`"""
+    loaded: Ints
+    """`[tier, n]` Blocks of each prompt that came from each tier when it was first admitted."""
 
 
 class Sessions(NamedTuple):
@@ -316,7 +349,15 @@ def new_requests(arrival_s: Floats, input_tokens: Ints, output_tokens: Ints, pri
     return requests
 
 
-def new_cache(settings: Settings, nodes: Table, num_shared: int, shared: Ints, leaf: Ints) -> Cache:
+def new_cache(
+    settings: Settings,
+    nodes: Table,
+    num_shared: int,
+    shared: Ints,
+    leaf: Ints,
+    tiers: Table,
+    load_overlaps: int = 0,
+) -> Cache:
     """Empty prefix caches.
 
     Args:
@@ -324,6 +365,8 @@ def new_cache(settings: Settings, nodes: Table, num_shared: int, shared: Ints, l
         nodes: `NODE` records of all segments.
         num_shared: the first so many may be cached on any rank.
         shared, leaf: [n] the segments in which each request's shared and whole text ends.
+        tiers: `TIER` records.
+        load_overlaps: see `Cache`.
     """
     num_ranks = settings.num_replicas * settings.ranks_per_replica
     requests = np.zeros(leaf.size, CACHED_REQUEST).view(np.recarray)
@@ -335,7 +378,23 @@ def new_cache(settings: Settings, nodes: Table, num_shared: int, shared: Ints, l
     ranks["first"] = NONE
     ranks["last"] = NONE
     entries = np.zeros((num_ranks - 1) * num_shared + nodes.size, ENTRY).view(np.recarray)
-    return Cache(num_shared, nodes, entries, requests, ranks)
+    kept = np.zeros((tiers.size, entries.size), KEPT).view(np.recarray)
+    pools = np.zeros((tiers.size, num_ranks), POOL).view(np.recarray)
+    pools["first"] = NONE
+    pools["last"] = NONE
+    return Cache(
+        num_shared=num_shared,
+        nodes=nodes,
+        entries=entries,
+        requests=requests,
+        ranks=ranks,
+        load_overlaps=load_overlaps,
+        load_s=np.zeros(num_ranks * settings.num_stages),
+        tiers=tiers,
+        kept=kept,
+        pools=pools,
+        loaded=np.zeros((tiers.size, leaf.size), np.int64),
+    )
 
 
 def new_sessions(previous: Ints, think_s: Floats, session: Ints) -> Sessions:

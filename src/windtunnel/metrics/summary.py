@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -78,6 +79,20 @@ class Cost(Noun):
     usd_per_million_total_tokens: float
 
 
+class PoolSummary(Noun):
+    """One pool of a deployment with several."""
+
+    name: str
+    role: str
+    num_replicas: int
+    num_devices: int
+    utilisation: Utilisation
+    time_fractions: dict[str, float]
+    stages: tuple["StageUse", ...]
+    mean_w: float | None
+    usd_per_hour: float | None
+
+
 class StageUse(Noun):
     """One pipeline stage, mean over replicas: shares of its device's published peaks."""
 
@@ -148,11 +163,17 @@ class Summary(Noun):
     bound_by: str
     """The largest of those, or `kv_capacity` where requests waited for KV blocks most of the busy time."""
     cache_hit_fraction: float | None = None
-    """Share of all prompt tokens that the KV cache had; None where nothing could be."""
+    """Share of all prompt tokens that were not computed again; None where nothing is cached."""
+    cache_hit_fractions: dict[str, float] | None = None
+    """The same by the memory that had them: `device`, and lower KV tiers by name."""
     goodput: Goodput | None = None
     """None without an SLO."""
     cost: Cost | None = None
     """None where the device's price is unknown."""
+    transfer_s: Distribution | None = None
+    """From the end of the prefill to the arrival of the KV where it is decoded; None where nothing is handed over."""
+    pools: tuple[PoolSummary, ...] = ()
+    """Empty where all replicas are alike."""
     stages: tuple[StageUse, ...] = ()
     """Pipeline stages in order; one where there is no pipeline."""
     power: Power | None = None
@@ -178,7 +199,7 @@ def summarise(
     checks: Checks | None = None,
     stages: Sequence[StageUse] = (),
     power_w: PowerModel | None = None,
-    is_caching: bool = False,
+    tier_tokens: Mapping[str, NDArray[np.int64]] | None = None,
 ) -> Summary:
     """The summary of a finished run.
 
@@ -194,13 +215,13 @@ def summarise(
         checks: the run's self-check.
         stages: what each pipeline stage used of its device.
         power_w: of one device.
-        is_caching: prompts share beginnings, and the engine caches them.
+        tier_tokens: KV tier -> tokens of each prompt that were loaded from it; None where nothing is cached.
     """
     warmup = requests["is_warmup"]
     measured = requests.where(~warmup) if warmup.any() else requests
     span_s = float(measured["finish_s"].max() - measured["arrival_s"].min())
     throughput = _throughput(measured, span_s, num_devices)
-    utilisation = _utilisation(requests, steps, num_replicas, num_stages, num_blocks)
+    utilisation = utilisation_of(requests, steps, num_replicas, num_stages, num_blocks)
     cost = None
     if price_usd_per_hour is not None:
         per_hour = price_usd_per_hour * num_devices
@@ -209,6 +230,7 @@ def summarise(
             usd_per_million_output_tokens=per_hour / SECONDS_PER_HOUR / throughput.output_tokens_per_s * 1e6,
             usd_per_million_total_tokens=per_hour / SECONDS_PER_HOUR / throughput.total_tokens_per_s * 1e6,
         )
+    hits = None if tier_tokens is None else _cache_hit_fractions(requests, tier_tokens)
     return Summary(
         num_requests=len(measured),
         num_devices=num_devices,
@@ -231,7 +253,44 @@ def summarise(
         checks=checks,
         stages=tuple(stages),
         power=None if power_w is None else _power(power_w, utilisation, num_devices, span_s, throughput),
-        cache_hit_fraction=_cache_hit_fraction(measured) if is_caching else None,
+        cache_hit_fraction=None if hits is None else sum(hits.values()),
+        cache_hit_fractions=hits,
+    )
+
+
+def with_pools(summary: Summary, requests: Table, pools: Sequence[PoolSummary]) -> Summary:
+    """The summary of a deployment with pools: shares are means over replicas or busy time, and a part a pool."""
+    replicas = [pool.num_replicas for pool in pools]
+    busy = [pool.num_replicas * pool.utilisation.busy_fraction for pool in pools]
+    means = {
+        name: float(np.average([getattr(pool.utilisation, name) for pool in pools], weights=weights))
+        for name, weights in (
+            ("busy_fraction", replicas),
+            ("mean_running", busy),
+            ("mean_waiting", busy),
+            ("bubble_fraction", busy),
+            ("kv_mean_fraction", replicas),
+        )
+    }
+    utilisation = Utilisation(
+        mean_present=summary.utilisation.mean_present,
+        kv_peak_fraction=max(pool.utilisation.kv_peak_fraction for pool in pools),
+        num_preemptions=summary.utilisation.num_preemptions,
+        **means,
+    )
+    names = next(pool.time_fractions for pool in pools if pool.time_fractions)
+    fractions = {
+        name: float(np.average([pool.time_fractions.get(name, 0.0) for pool in pools], weights=busy)) for name in names
+    }
+    moved = requests.where(~requests["is_warmup"] & ~np.isnan(requests["handed_s"]))
+    return msgspec.structs.replace(
+        summary,
+        utilisation=utilisation,
+        time_fractions=fractions,
+        bound_by=max(fractions, key=lambda name: fractions[name]),
+        power=_power_of(summary, [pool.mean_w for pool in pools]),
+        transfer_s=distribution(moved["transfer_end_s"] - moved["handed_s"]) if len(moved) else None,
+        pools=tuple(pools),
     )
 
 
@@ -240,6 +299,15 @@ def _power(
 ) -> Power:
     mean_w = model.at(utilisation.busy_fraction) * num_devices
     return Power(mean_w=mean_w, energy_j=mean_w * span_s, output_token_j=mean_w / throughput.output_tokens_per_s)
+
+
+def _power_of(summary: Summary, mean_w: Sequence[float | None]) -> Power | None:
+    known = [watts for watts in mean_w if watts is not None]
+    if len(known) < len(mean_w):
+        return None
+    whole_w = sum(known)
+    per_token_j = whole_w / summary.throughput.output_tokens_per_s
+    return Power(mean_w=whole_w, energy_j=whole_w * summary.span_s, output_token_j=per_token_j)
 
 
 def _tenants(
@@ -343,7 +411,8 @@ def _throughput(requests: Table, span_s: float, num_devices: int) -> Throughput:
     )
 
 
-def _utilisation(requests: Table, steps: Table, num_replicas: int, num_stages: int, num_blocks: int) -> Utilisation:
+def utilisation_of(requests: Table, steps: Table, num_replicas: int, num_stages: int, num_blocks: int) -> Utilisation:
+    """Of replicas with `num_blocks` KV blocks each, from the steps that they ran."""
     span_s = float(requests["finish_s"].max()) - float(requests["arrival_s"].min())
     whole_s = span_s * num_replicas * num_stages
     busy_s = steps["duration_s"]
@@ -360,8 +429,13 @@ def _utilisation(requests: Table, steps: Table, num_replicas: int, num_stages: i
     )
 
 
-def _cache_hit_fraction(requests: Table) -> float:
-    return float(requests["cached_tokens"].sum() / requests["input_tokens"].sum())
+def _cache_hit_fractions(requests: Table, tier_tokens: Mapping[str, NDArray[np.int64]]) -> dict[str, float]:
+    measured = ~requests["is_warmup"]
+    all_tokens = requests["input_tokens"][measured].sum()
+    device = requests["cached_tokens"] - requests["loaded_tokens"]
+    return {
+        name: float(tokens[measured].sum() / all_tokens) for name, tokens in {"device": device, **tier_tokens}.items()
+    }
 
 
 def _bubble_fraction(steps: Table, num_replicas: int, num_stages: int) -> float:

@@ -107,7 +107,9 @@ def memory_parts(memory: StageMemory) -> dict[str, float]:
 def _remedy_lines(result: TrainingResult, remedies: list[tuple[str, TrainingResult]]) -> list[RenderableType]:
     device = result.setup.device
     if not remedies:
-        return [f"It does not fit {device.title}, and no change or pair of changes tried makes it fit: use more devices."]
+        return [
+            f"It does not fit {device.title}, and no change or pair of changes tried makes it fit: use more devices."
+        ]
     rows = [
         (name, format_seconds(changed.step_s), format_bytes(changed.worst_memory.total_bytes))
         for name, changed in remedies

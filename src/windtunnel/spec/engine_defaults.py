@@ -71,8 +71,8 @@ def engine_defaults(name: str) -> EngineDefaults:
 def with_defaults(settings: EngineSettings, device: Device) -> EngineSettings:
     """`settings` with every `None` replaced by the default of that engine and version on `device`.
 
-    Fields that have no default anywhere (`max_model_len`, `num_gpu_blocks`, `cudagraph_sizes`, `moe_backend`) stay
-    `None`.
+    Fields that have no default anywhere (`max_model_len`, `num_gpu_blocks`, `cudagraph_sizes`, `moe_backend`,
+    `kv_tiers`) stay `None`.
 
     Raises:
         InputError: an unknown engine or scheduler, or a version older than any that the catalog describes.
@@ -85,12 +85,12 @@ def with_defaults(settings: EngineSettings, device: Device) -> EngineSettings:
         raise InputError(f"{defaults.title} {version} is older than {oldest}, the first version that is known")
     merged: dict[str, Any] = {}
     for entry in entries:
-        _overlay(merged, entry.settings)
+        overlay(merged, entry.settings)
         if device.memory_bytes >= LARGE_MEMORY_BYTES:
-            _overlay(merged, entry.large_memory_settings)
+            overlay(merged, entry.large_memory_settings)
     if settings.scheduler in OTHER_SCHEDULERS:
-        _overlay(merged, scheduler_defaults(settings.scheduler))
-    _overlay(merged, settings)
+        overlay(merged, scheduler_defaults(settings.scheduler))
+    overlay(merged, settings)
     merged["version"] = version
     resolved = EngineSettings(**merged)
     if resolved.scheduler not in SCHEDULERS and not is_users_own(str(resolved.scheduler)):
@@ -101,7 +101,8 @@ def with_defaults(settings: EngineSettings, device: Device) -> EngineSettings:
     return resolved
 
 
-def _overlay(merged: dict[str, Any], layer: EngineSettings) -> None:
+def overlay(merged: dict[str, Any], layer: EngineSettings) -> None:
+    """Set in `merged` what `layer` says."""
     for name in layer.__struct_fields__:
         value = getattr(layer, name)
         if isinstance(value, HostOverheads):
