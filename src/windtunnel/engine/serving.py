@@ -231,7 +231,7 @@ def kernel_settings(
         long_prefill_token_threshold=engine.long_prefill_token_threshold or 0,
         chunked_prefill=int(bool(engine.enable_chunked_prefill)),
         max_prefill_tokens=engine.max_prefill_tokens or engine.max_num_batched_tokens,
-        priority=int(engine.scheduling_policy == "priority"),
+        priority=state.QUEUE_ORDERS.index(engine.scheduling_policy or "fcfs"),
         block_size=memory.block_size,
         num_blocks=memory.num_blocks,
         blocks_per_request=memory.blocks_per_request,
@@ -283,7 +283,12 @@ def run_loop(
 
 def new_records(requests: RequestArrays) -> state.Table:
     """Fresh `REQUEST` records."""
-    return state.new_requests(requests.arrival_s, requests.input_tokens, requests.output_tokens, requests.priority)
+    records = state.new_requests(requests.arrival_s, requests.input_tokens, requests.output_tokens, requests.priority)
+    if requests.tenant is not None:
+        records.tenant = np.unique(requests.tenant, return_inverse=True)[1]
+    if requests.ttft_limit_s is not None:
+        records.ttft_limit_s = requests.ttft_limit_s
+    return records
 
 
 def run_to_end(
@@ -331,7 +336,7 @@ def run_walking(
     progress: Progress | None = None,
 ) -> tuple[NDArray[np.void], Table, float]:
     """Run the walking loop to its end; returns what `run_loop` does."""
-    records = state.new_requests(requests.arrival_s, requests.input_tokens, requests.output_tokens, requests.priority)
+    records = new_records(requests)
     walked = walk(settings, records, cost, sessions=session_state(requests), policy=policy, progress=progress)
     return walked.requests, walked.steps, walked.engine_time_s
 

@@ -4,6 +4,8 @@ A policy fills the lists BATCH and BATCH_TOKENS of its lane with `batch_size` pr
 step needs, and returns how many requests decode in it. Without pipeline parallelism a rank has one lane.
 """
 
+import numpy as np
+
 from windtunnel.kernels.heap import meld, push
 from windtunnel.kernels.jit import inner
 from windtunnel.kernels.kvcache import acquire, caches_when_scheduled, entry_of, evict, look_up, release, share
@@ -11,6 +13,10 @@ from windtunnel.kernels.state import (
     BATCH,
     BATCH_ENDS,
     BATCH_TOKENS,
+    DEADLINE,
+    FAIR_SHARE,
+    FAIR_TOKENS,
+    FCFS,
     FINISH_KEY,
     FINISH_VALUE,
     LEAST_KV,
@@ -23,10 +29,12 @@ from windtunnel.kernels.state import (
     POWER_OF_TWO,
     PREFILLING,
     PREFIX_AFFINITY,
+    PRIORITY,
     RANDOM,
     ROUND_ROBIN,
     SESSION_AFFINITY,
     SGLANG,
+    SHORTEST,
     TRTLLM,
 )
 
@@ -53,7 +61,7 @@ def held_blocks(settings, requests, lanes, i):
 
 @inner
 def enqueue(settings, requests, ranks, rank, i):
-    """Put request `i` on the waiting heap: first come first served, or by priority and then arrival.
+    """Put request `i` on the waiting heap: first come first served, or by `queue_key` and then arrival.
 
     Under first come first served a preempted request belongs in front; it was sent before any that waits, which puts
     it there.
@@ -61,16 +69,39 @@ def enqueue(settings, requests, ranks, rank, i):
     requests[i].left = NONE
     requests[i].right = NONE
     requests[i].order = requests[i].sequence
-    if settings.priority:
-        requests[i].order += requests[i].priority * MOST_REQUESTS
+    if settings.priority != FCFS:
+        requests[i].order += requests[i].queue_key * MOST_REQUESTS
     ranks[rank].waiting = meld(requests.order, requests.left, requests.right, ranks[rank].waiting, i)
     ranks[rank].num_waiting += 1
     ranks[rank].waiting_tokens += requests[i].target_tokens
 
 
 @inner
+def set_queue_key(settings, requests, ranks, rank, i, now_s):
+    """What request `i`, sent at `now_s`, is ordered by while it waits.
+
+    `deadline` in milliseconds. `fair_share` is start-time fair queueing (Goyal, Vin and Cheng, 1996) with the weights
+    of the virtual token counter (Sheng et al., OSDI 2024): a tenant's requests start at the service that it has had, at
+    least at that of the latest admitted one; a prompt token counts once when the request is sent, an output token twice
+    when it ends.
+    """
+    if settings.priority == PRIORITY:
+        requests[i].queue_key = requests[i].priority
+    elif settings.priority == SHORTEST:
+        requests[i].queue_key = requests[i].input_tokens
+    elif settings.priority == DEADLINE:
+        requests[i].queue_key = np.int64(min((now_s + requests[i].ttft_limit_s) * 1e3, 1.0 * MOST_REQUESTS))
+    elif settings.priority == FAIR_SHARE:
+        tenant = requests[i].tenant
+        requests[i].queue_key = max(requests[tenant].tenant_tag, ranks[rank].fair_tag)
+        requests[tenant].tenant_tag = requests[i].queue_key + num_blocks_for(requests[i].input_tokens, FAIR_TOKENS)
+
+
+@inner
 def admit(settings, requests, ranks, lists, rank, i, now_s):
     """Move the first waiting request, `i`, to the end of the running list."""
+    if settings.priority == FAIR_SHARE:
+        ranks[rank].fair_tag = max(ranks[rank].fair_tag, requests[i].queue_key)
     ranks[rank].waiting = meld(requests.order, requests.left, requests.right, requests[i].left, requests[i].right)
     ranks[rank].num_waiting -= 1
     ranks[rank].waiting_tokens -= requests[i].target_tokens
@@ -296,7 +327,7 @@ def find_victim(settings, requests, ranks, lanes, rank, lane):
     i = ranks[rank].last
     while i != NONE:
         if not is_in_flight(requests, lanes, lane, i):
-            if not settings.priority:
+            if settings.priority != PRIORITY:
                 return i
             if (
                 victim == NONE

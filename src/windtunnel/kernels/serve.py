@@ -25,6 +25,7 @@ from windtunnel.kernels.policies import (
     form_batch_vllm_v1,
     held_blocks,
     route,
+    set_queue_key,
     stop_decoding,
     unlink,
 )
@@ -42,6 +43,8 @@ from windtunnel.kernels.state import (
     BATCH,
     BATCH_ENDS,
     BATCH_TOKENS,
+    FAIR_SHARE,
+    FAIR_TOKENS,
     FINISH_KEY,
     FINISH_VALUE,
     NONE,
@@ -179,6 +182,7 @@ def deliver(settings, cache, sessions, requests, ranks, lanes, events, clock, no
     requests[k].rank = settings.first_rank + rank
     requests[k].target_tokens = requests[k].input_tokens
     ranks[rank].num_outstanding += 1
+    set_queue_key(settings, requests, ranks, rank, k, now_s)
     enqueue(settings, requests, ranks, rank, k)
     for stage in range(settings.num_stages):
         if not lanes[first * settings.num_stages + stage].is_busy:
@@ -248,6 +252,8 @@ def finish(settings, cache, sessions, requests, ranks, lanes, events, clock, ran
         release(settings, cache, ranks, rank, i, held, requests[i].computed_tokens)
     unlink(requests, ranks, rank, i)
     ranks[rank].num_outstanding -= 1
+    if settings.priority == FAIR_SHARE:
+        requests[requests[i].tenant].tenant_tag += 2 * requests[i].output_tokens // FAIR_TOKENS
     conclude(settings, sessions, requests, clock, i, now_s)
 
 
