@@ -16,6 +16,8 @@ from windtunnel.spec.network import SIMAI_SETTINGS, NetworkSettings
 from windtunnel.spec.packet import SIMAI_PACKETS, EcnThreshold, PacketSettings
 from windtunnel.spec.topology import GBPS, DcnPlus, SpectrumX, build_fabric
 
+pytestmark = pytest.mark.compiled  # thousands of packets
+
 MIB = 2**20
 LINE = 12.5e9
 """100 Gb/s in bytes."""
@@ -269,7 +271,6 @@ RECORDED = {
 }
 
 
-@pytest.mark.compiled
 @pytest.mark.parametrize("name", RECORDED)
 def test_it_agrees_with_ns3(name: str, reference: Path) -> None:
     topology, flows, budget = RECORDED[name]

@@ -10,6 +10,8 @@ from windtunnel.spec.network import SIMAI_SETTINGS
 from windtunnel.spec.packet import SIMAI_PACKETS, PacketSettings
 from windtunnel.spec.topology import DcnPlus, SpectrumX, build_fabric
 
+pytestmark = pytest.mark.compiled  # thousands of packets
+
 MIB = 2**20
 
 

@@ -9,9 +9,10 @@ import pytest
 
 from windtunnel.errors import InputError
 from windtunnel.estimate.simai import Overlap, SimaiHardware, collective_ns, simulate
+from windtunnel.interop.simai_layers import read_layers
 from windtunnel.interop.simai_report import end_to_end_csv, flow_table_csv
 from windtunnel.interop.simai_topology import read_topology, topology_text
-from windtunnel.interop.simai_workload import OPS, read_workload
+from windtunnel.interop.simai_workload_file import OPERATIONS
 from windtunnel.ops import flows
 from windtunnel.spec.layers import Communication, Group, LayerWorkload
 from windtunnel.spec.topology import GBPS, AlibabaHpn, DcnPlus, SpectrumX, Topology, TwoTier, build_fabric
@@ -106,25 +107,25 @@ LINE = "layer -1 1000 ALLREDUCE 16777216 1 NONE 0 1 NONE 0 1"
     ("text", "message"),
     [
         ("", "is empty"),
-        (f"{HEADER}\n", "ends after line 1"),
+        (f"{HEADER}\n", "line 2: the number of layers is ''"),
         (f"{HEADER}\nabc\n{LINE}\n", "line 2: the number of layers is 'abc'"),
-        (f"{HEADER}\n5\n{LINE}\n", "line 2: it announces 5 layers; 1 follow"),
-        (f"{HEADER}\n1\n{LINE.replace('1000', 'abc')}\n", "line 3: compute ns is 'abc'"),
-        (f"{HEADER}\n1\n{LINE.replace('16777216', '-5')}\n", "line 3: bytes is -5"),
-        (f"{HEADER}\n1\n{LINE.replace('ALLREDUCE', 'BROADCAST')}\n", "line 3: the collective 'BROADCAST'"),
-        (f"{HEADER}\n1\n{LINE} 7\n", "line 3: it has 13 columns"),
-        (f"{HEADER.replace('HYBRID', 'WILD')}\n1\n{LINE}\n", "line 1: the policy"),
+        (f"{HEADER}\n5\n{LINE}\n", "line 2 says that 5 layers follow; there are 1"),
+        (f"{HEADER}\n1\n{LINE.replace('1000', 'abc')}\n", "line 3: a compute time is 'abc'"),
+        (f"{HEADER}\n1\n{LINE.replace('16777216', '-5')}\n", "line 3: a size is -5"),
+        (f"{HEADER}\n1\n{LINE.replace('ALLREDUCE', 'BROADCAST')}\n", "line 3: BROADCAST has no time"),
+        (f"{HEADER}\n1\n{LINE} 7\n", "line 3 has 13 columns"),
+        (f"{HEADER.replace('HYBRID', 'WILD')}\n1\n{LINE}\n", "is not a SimAI workload"),
         (f"{HEADER.replace('all_gpus: 16', '')}\n1\n{LINE}\n", "line 1: all_gpus is missing"),
-        (f"{HEADER.replace('ga: 1', 'ga: 0')}\n1\n{LINE}\n", "line 1: num_micro_batches is 0"),
+        (f"{HEADER.replace('ga: 1', 'ga: 0')}\n1\n{LINE}\n", "line 1: ga is 0"),
         (f"{HEADER.replace('group: 8', 'group: 7')}\n1\n{LINE}\n", "line 1: tp x pp = 7 does not divide 16"),
-        (f"{HEADER.replace(' ep:', ' eq:')}\n1\n{LINE}\n", "line 1: the key 'eq'"),
+        (f"{HEADER.replace(' ep:', ' eq:')}\n1\n{LINE}\n", "line 1: 'eq' is no setting"),
     ],
 )
 def test_a_wrong_workload_is_named_with_its_line(text: str, message: str, tmp_path: Path) -> None:
     path = tmp_path / "workload.txt"
     path.write_text(text)
     with pytest.raises(InputError) as raised:
-        read_workload(path)
+        read_layers(path)
     assert message in raised.value.message
     assert str(path) in raised.value.message
 
@@ -142,7 +143,7 @@ def test_simai_analyticals_reports_are_equal_to_the_byte(reference: Path, name: 
     workload = "microAllReduce.txt" if name == "micro8" else "workload_analytical.txt"
     path = tmp_path / workload
     path.write_text(recorded(reference / "simai" / "workloads" / f"{workload}.gz"))
-    text = end_to_end_csv(simulate(read_workload(path), *RUNS[name]), f"{name}-")
+    text = end_to_end_csv(simulate(read_layers(path), *RUNS[name]), f"{name}-")
     assert text == recorded(reference / "simai" / "analytical" / f"{name}-EndToEnd.csv.gz")
 
 
@@ -160,7 +161,7 @@ def test_other_hardware_totals_as_simai_does(
 ) -> None:
     path = tmp_path / "workload.txt"
     path.write_text(recorded(reference / "simai" / "workloads" / "workload_analytical.txt.gz"))
-    assert round(simulate(read_workload(path), hardware).total_ns / 1000) == total_us
+    assert round(simulate(read_layers(path), hardware).total_ns / 1000) == total_us
 
 
 def test_every_collective_of_simai_analytical_takes_as_long(reference: Path) -> None:
@@ -175,7 +176,7 @@ def test_every_collective_of_simai_analytical_takes_as_long(reference: Path) -> 
             nics_per_server=int(row["nics_per_server"]),
             gpus_per_server=int(row["gpus_per_server"]),
         )
-        call = Communication(OPS[row["op"]], Group(row["group"].lower()), int(row["size_bytes"]))
+        call = Communication(OPERATIONS[row["op"]], Group(row["group"].lower()), int(row["size_bytes"]))
         assert abs(collective_ns(call, job, hardware) / 1000 - int(row["time_us"])) <= 1, row
 
 

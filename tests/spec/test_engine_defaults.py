@@ -14,7 +14,7 @@ H100, A10 = catalog.device("h100_sxm"), catalog.device("a10")
 
 SGLANGS_OWN = {"max_prefill_tokens", "schedule_conservativeness", "receive_interval_steps"}
 TENSORRTS_OWN = {"batch_wait_timeout_iters", "batch_wait_max_tokens_ratio"}
-UNSET = {"max_model_len", "num_gpu_blocks", "cudagraph_sizes", "moe_backend", *SGLANGS_OWN, *TENSORRTS_OWN}
+UNSET = {"max_model_len", "num_gpu_blocks", "cudagraph_sizes", "moe_backend", "kv_tiers", *SGLANGS_OWN, *TENSORRTS_OWN}
 """What an engine may leave open."""
 
 

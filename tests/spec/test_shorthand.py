@@ -4,8 +4,9 @@ import pytest
 
 from windtunnel.errors import InputError
 from windtunnel.spec.precision import Format
-from windtunnel.spec.scenario import Scenario, Slo
+from windtunnel.spec.scenario import Scenario
 from windtunnel.spec.shorthand import PATHS, raw_scenario, scenario
+from windtunnel.spec.slo import Slo
 from windtunnel.spec.workload import ClosedLoop, Poisson, Trace
 
 LLAMA = "meta-llama/Llama-3.1-8B"
@@ -28,6 +29,7 @@ def test_every_short_name_leads_to_a_field() -> None:
         "max_num_seqs": 7,
         "max_num_batched_tokens": 512,
         "gpu_memory_utilization": 0.8,
+        "enable_prefix_caching": False,
         "quant": "fp8",
         "kv_cache_dtype": "fp8",
         "input_tokens": 10,

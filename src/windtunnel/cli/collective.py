@@ -88,13 +88,24 @@ def command(
 
 
 def network_settings(
-    backend: str | None, compat: str | None, routing: str | None, send_latency: str | None, seed: int | None
+    backend: str | None,
+    compat: str | None,
+    routing: str | None,
+    send_latency: str | None,
+    seed: int | None,
+    conf: Path | None = None,
 ) -> "NetworkSettings":
-    """Options as `NetworkSettings`; what `compat: simai` sets unless told otherwise included."""
+    """Options as `NetworkSettings`, over those of a SimAI.conf, over what `compat` sets."""
     from windtunnel.spec.network import settings_from
 
     given = {"backend": backend, "compat": compat, "routing": routing, "send_latency_s": send_latency, "seed": seed}
-    return settings_from({name: value for name, value in given.items() if value is not None})
+    given = {name: value for name, value in given.items() if value is not None}
+    if conf is not None:
+        from windtunnel.interop.simai_conf import read_simai_conf
+        from windtunnel.spec.noun import encode
+
+        given = {**encode(read_simai_conf(conf)), **given}
+    return settings_from(given)
 
 
 def chosen_ranks(text: str | None, num_gpus: int) -> int | list[int]:

@@ -20,6 +20,7 @@ def command() -> None:
 @option("--topology", "-n", section=_WHAT, metavar="NAME", help="A file, a type with parameters, or a node.")
 @option("--backend", section=_HOW, metavar="NAME", help="analytic, flow or packet.  [analytic]")
 @option("--compat", section=_HOW, metavar="NAME", help="simai: as SimAI computes it.")
+@option("--conf", section=_HOW, type=click.Path(path_type=Path), metavar="FILE", help="SimAI.conf; means compat simai.")
 @option("--routing", section=_HOW, metavar="NAME", help="ecmp or spray.  [ecmp]")
 @option("--send-latency", section=_HOW, metavar="TIME", help="Before each flow.  [3us]")
 @option("--seed", section=_HOW, type=int, metavar="N", help="Of the switches' hashes.  [0]")
@@ -41,6 +42,7 @@ def run(
     topology: str | None,
     backend: str | None,
     compat: str | None,
+    conf: Path | None,
     routing: str | None,
     send_latency: str | None,
     seed: int | None,
@@ -67,8 +69,8 @@ def run(
     from windtunnel.cli.collective import network_settings
     from windtunnel.engine.layer_run import run_layers, run_simai_analytical
     from windtunnel.estimate.simai import hardware_from, overlap_from
+    from windtunnel.interop.simai_layers import read_layers
     from windtunnel.interop.simai_report import write_end_to_end
-    from windtunnel.interop.simai_workload import read_workload
     from windtunnel.interop.topologies import fabric_of
     from windtunnel.report.documents import as_text
     from windtunnel.report.network import iteration_document, iteration_report
@@ -78,8 +80,8 @@ def run(
         raise InputError("--workload is missing", "a workload file in SimAI's format")
     if out is not None and out.exists() and not overwrite:
         raise InputError(f"{out} exists already", "choose another --out, or replace it with --overwrite")
-    settings = network_settings(backend, compat, routing, send_latency, seed)
-    job = read_workload(workload)
+    settings = network_settings(backend, compat, routing, send_latency, seed, conf)
+    job = read_layers(workload)
     if settings.compat == "simai" and settings.backend == "analytic":
         if topology is not None:
             raise InputError("SimAI-Analytical knows no topology", "leave --topology out, or --compat simai")

@@ -106,6 +106,12 @@ deployment_options = all_of(
     ),
     option("--engine", section=_ENGINE, metavar="NAME", help="vllm, sglang or trtllm.  [vllm]"),
     option("--engine-version", section=_ENGINE, metavar="VERSION", help="Its version.  [the newest that was measured]"),
+    option(
+        "--scheduler",
+        section=_ENGINE,
+        metavar="NAME",
+        help="vllm_v0, sarathi, orca, faster_transformer, lightllm, or your own: module:function.  [the engine's]",
+    ),
     option("--max-num-seqs", section=_ENGINE, type=int, metavar="N", help="Most running requests.  [the engine's]"),
     option(
         "--max-num-batched-tokens",
@@ -238,12 +244,15 @@ def lengths(stream: str, text: str) -> Any:
 def _require_enough(raw: Mapping[str, Any]) -> None:
     """Raise for the first thing that a command line without a scenario file cannot do without."""
     deployment, workload = raw.get("deployment", {}), raw.get("workload", {})
+    whole = next(
+        (workload[name] for name in ("trace", "clients", "tenants", "total_tokens") if workload.get(name)), None
+    )
     needed = [
         ("--model", raw.get("model"), "list them with `windtunnel catalog models`"),
         ("--device", deployment.get("device"), "list them with `windtunnel catalog devices`"),
-        ("--rate, --concurrency or --trace", workload.get("arrivals") or workload.get("trace"), None),
-        ("--input-tokens", workload.get("input_tokens") or workload.get("trace"), None),
-        ("--output-tokens", workload.get("output_tokens") or workload.get("trace"), None),
+        ("--rate, --concurrency or --trace", workload.get("arrivals") or whole, None),
+        ("--input-tokens", workload.get("input_tokens") or whole, None),
+        ("--output-tokens", workload.get("output_tokens") or whole, None),
     ]
     for name, value, hint in needed:
         if value is None:

@@ -16,7 +16,6 @@ DATA, ACK, NACK, PAUSE, RESUME = range(5)
 DCQCN, DCTCP = 1, 8
 SWITCH = 2
 PAUSE_FRAME_BYTES = 64
-MASK = 2**64 - 1
 
 
 @dataclass(eq=False)
@@ -89,6 +88,13 @@ class Link:
     num_pauses: int = 0
     num_marks: int = 0
     num_drops: int = 0
+
+
+def scrambled(word: int) -> int:
+    """MurmurHash3's 32-bit finaliser."""
+    word = (word ^ (word >> 16)) * 0x85EBCA6B % 2**32
+    word = (word ^ (word >> 13)) * 0xC2B2AE35 % 2**32
+    return word ^ (word >> 16)
 
 
 class PacketReference:
@@ -323,13 +329,9 @@ class PacketReference:
         return self.draw(link) < (link.queue_bytes - low) / (high - low) * float(link.record.ecn_max_probability)
 
     def draw(self, link: Link) -> float:
-        """SplitMix64 of seed, link and count."""
+        """A hash of seed, link and count."""
         link.num_draws += 1
-        x = self.settings.seed * 0xD1342543DE82EF95 + int(link.record.name) * 0x9E3779B97F4A7C15
-        x = (x + link.num_draws * 0xBF58476D1CE4E5B9) & MASK
-        x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & MASK
-        x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & MASK
-        return ((x ^ (x >> 31)) >> 11) / 2**53
+        return scrambled(scrambled(scrambled(self.settings.seed) ^ int(link.record.name)) ^ link.num_draws) / 2**32
 
     def arrive(self, link: Link, packet: Packet) -> None:
         if packet.kind >= PAUSE:

@@ -62,16 +62,21 @@ def timer(kind, number, generation):
 
 
 @inner
+def scramble(word):
+    """MurmurHash3's 32-bit finaliser (Appleby); products in halves, so that nothing overflows without a compiler too."""
+    for factor in (0x85EBCA6B, 0xC2B2AE35):
+        word ^= word >> (16 if factor == 0x85EBCA6B else 13)
+        word = (word * (factor & 0xFFFF) + (((word * (factor >> 16)) & 0xFFFF) << 16)) & 0xFFFFFFFF
+    return word ^ (word >> 16)
+
+
+@inner
 def draw(settings, counters, link):
-    """The next uniform number of a link: SplitMix64 (Steele, Lea and Flood, 2014) of seed, link and count."""
+    """The next uniform number of a link: a hash of seed, link and count, so that it depends on no other link."""
     counters[0].num_draws += 1
     link.num_draws += 1
-    x = np.uint64(settings.seed) * np.uint64(0xD1342543DE82EF95) + np.uint64(link.name) * np.uint64(0x9E3779B97F4A7C15)
-    x += np.uint64(link.num_draws) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    x = x ^ (x >> np.uint64(31))
-    return np.float64(x >> np.uint64(11)) * (1.0 / 9007199254740992.0)
+    word = scramble(np.int64(settings.seed) & 0xFFFFFFFF) ^ np.int64(link.name)
+    return scramble(scramble(word) ^ np.int64(link.num_draws)) * (1.0 / 4294967296.0)
 
 
 @inner

@@ -6,7 +6,7 @@ from windtunnel.engine.serving import Result
 from windtunnel.metrics.summary import Distribution, Summary
 from windtunnel.report.setup import deployment_line, load_line, model_line, provenance_rows
 from windtunnel.report.tables import bars, columns, duration, grid, number, percent, title
-from windtunnel.spec.scenario import Slo
+from windtunnel.spec.slo import Slo
 from windtunnel.units import format_bytes, format_seconds
 
 
@@ -17,19 +17,107 @@ def run_report(result: Result) -> list[RenderableType]:
     coverage = {how.value: share for how, share in result.coverage.items()}
     return [
         title(model_line(result.setup)),
-        deployment_line(result.setup, result.scenario.deployment.replicas),
+        *_deployment_lines(result),
         load_line(result.scenario),
         "",
         columns(("latency", "mean", "p50", "p90", "p95", "p99", "max"), _latency_rows(summary)),
+        *_tenant_table(summary),
         "",
         grid([*_throughput_rows(summary, result.scenario.slo), *_resource_rows(result)]),
         "",
+        *_pool_rows(summary),
         title(f"Where the time goes: bound by {summary.bound_by.replace('_', ' ')}"),
         bars(dict(shares)),
         "",
         title("Where the operator times come from"),
         grid(provenance_rows(coverage, result.sources)),
+        *_failed_checks(summary),
     ]
+
+
+def _deployment_lines(result: Result) -> list[str]:
+    deployment = result.scenario.deployment
+    if not result.pools:
+        return [deployment_line(result.setup, deployment.replicas)]
+    return [
+        f"{pool.name}: {deployment_line(made.setup, pool.replicas)}"
+        for pool, made in zip(deployment.pools, result.pools, strict=True)
+    ]
+
+
+def _pool_rows(summary: Summary) -> list[RenderableType]:
+    """A line a pool; nothing where all replicas are alike."""
+    if not summary.pools:
+        return []
+    rows = [
+        [
+            pool.name,
+            pool.role,
+            f"{pool.num_devices:,}",
+            percent(pool.utilisation.busy_fraction),
+            f"{pool.utilisation.mean_running:,.1f}",
+            f"{pool.utilisation.mean_waiting:,.1f}",
+            percent(pool.utilisation.kv_mean_fraction),
+            percent(pool.utilisation.kv_peak_fraction),
+            "unknown" if pool.usd_per_hour is None else f"{pool.usd_per_hour:,.2f}",
+        ]
+        for pool in summary.pools
+    ]
+    heads = ("pool", "role", "devices", "busy", "running", "waiting", "KV used", "at most", "$/h")
+    return [columns(heads, rows), ""]
+
+
+def _device_rows(summary: Summary) -> list[tuple[str, str]]:
+    rows = []
+    if summary.stages:
+        mfu = " and ".join(percent(stage.mfu_fraction) for stage in summary.stages)
+        mbu = " and ".join(percent(stage.mbu_fraction) for stage in summary.stages)
+        bubbles = f"; {percent(summary.utilisation.bubble_fraction)} bubbles" if len(summary.stages) > 1 else ""
+        rows.append(("device", f"MFU {mfu}, MBU {mbu} of the published peaks over the whole span{bubbles}"))
+    if summary.power is not None:
+        power = summary.power
+        rows.append(
+            (
+                "power",
+                (
+                    f"{number(power.mean_w / 1e3)} kW on average, {number(power.energy_j / 3.6e6)} kWh, "
+                    f"{number(power.output_token_j)} J per output token"
+                ),
+            )
+        )
+    return rows
+
+
+def _tenant_table(summary: Summary) -> list[RenderableType]:
+    """A line for each tenant, where there are any."""
+    if not summary.tenants:
+        return []
+    rows = [
+        [
+            name,
+            f"{tenant.num_requests:,}",
+            format_seconds(tenant.ttft_s.p50),
+            format_seconds(tenant.ttft_s.p99),
+            format_seconds(tenant.tpot_s.p99) if tenant.tpot_s else "",
+            format_seconds(tenant.e2e_s.p99),
+            percent(tenant.goodput.fraction) if tenant.goodput else "",
+        ]
+        for name, tenant in summary.tenants.items()
+    ]
+    return ["", columns(("tenant", "requests", "TTFT p50", "TTFT p99", "TPOT p99", "E2E p99", "goodput"), rows)]
+
+
+def _failed_checks(summary: Summary) -> list[RenderableType]:
+    """A warning where the run contradicts itself."""
+    checks = summary.checks
+    if checks is None or checks.passed:
+        return []
+    found = (
+        f"{checks.num_out_of_order} requests out of order, {checks.num_missing_tokens} tokens missing, "
+        f"Little's law off by {checks.littles_law_error_fraction:.2g}, "
+        f"idle with work {checks.idle_with_work_fraction:.2g} of busy time"
+    )
+    return ["", title("This run contradicts itself; please report it"), found]
 
 
 def _latency_rows(summary: Summary) -> list[list[str]]:
@@ -40,6 +128,7 @@ def _latency_rows(summary: Summary) -> list[list[str]]:
         ("end to end", summary.e2e_s),
         ("queueing", summary.queueing_s),
         ("prefill", summary.prefill_s),
+        ("KV transfer", summary.transfer_s),
     ]
     return [[name, *_cells(seconds)] for name, seconds in quantities if seconds is not None]
 
@@ -77,6 +166,7 @@ def _resource_rows(result: Result) -> list[tuple[str, str]]:
     summary, memory, use = result.summary, result.memory, result.summary.utilisation
     ranks = result.setup.parallelism.attention_dp
     pool = f"{memory.kv_tokens:,} tokens" + (f" on each of {ranks} ranks" if ranks > 1 else "")
+    where = "each device" if not result.pools else f"each device of {result.pools[0].name}"
     rows = [
         (
             "batch",
@@ -89,7 +179,7 @@ def _resource_rows(result: Result) -> list[tuple[str, str]]:
             "memory",
             (
                 f"{format_bytes(memory.weight_bytes)} weights, {format_bytes(memory.kv_cache_bytes)} KV cache "
-                f"of {format_bytes(memory.device_bytes)} on each device"
+                f"of {format_bytes(memory.device_bytes)} on {where}"
             ),
         ),
         (
@@ -97,6 +187,11 @@ def _resource_rows(result: Result) -> list[tuple[str, str]]:
             f"{pool}; {percent(use.kv_mean_fraction)} used on average, {percent(use.kv_peak_fraction)} at most",
         ),
     ]
+    if summary.cache_hit_fractions is not None:
+        device, *tiers = summary.cache_hit_fractions.items()
+        below = "".join(f", {percent(share)} in the {name}'s" for name, share in tiers)
+        rows.append(("prefix cache", f"{percent(device[1])} of all prompt tokens were in it{below}"))
+    rows += _device_rows(summary)
     if summary.cost is None:
         return [*rows, ("cost", "unknown: the device has no list price (--set deployment.price_usd_per_hour=...)")]
     cost = summary.cost

@@ -15,7 +15,11 @@ from windtunnel.units import GIB
 LARGE_MEMORY_BYTES = 70 * GIB
 """Devices from this size on get an engine's `large_memory_settings` (vLLM: `_get_batch_defaults`)."""
 
-SCHEDULERS = ("vllm_v1", "trtllm", "sglang")
+ENGINE_SCHEDULERS = ("vllm_v1", "trtllm", "sglang")
+"""Those that an engine of the catalog has."""
+OTHER_SCHEDULERS = ("vllm_v0", "sarathi", "orca", "faster_transformer", "lightllm")
+"""Those that may be chosen instead, with the settings of `catalog/schedulers.yaml`."""
+SCHEDULERS = (*ENGINE_SCHEDULERS, *OTHER_SCHEDULERS)
 
 
 class VersionDefaults(Noun):
@@ -35,6 +39,25 @@ class EngineDefaults(Noun):
     sources: dict[str, str] = {}
 
 
+class SchedulerDefaults(Noun):
+    """What a scheduler brings where it is chosen instead of the engine's own."""
+
+    source: str
+    settings: EngineSettings
+
+
+def scheduler_defaults(name: str) -> EngineSettings:
+    """The settings of `catalog/schedulers.yaml` for the scheduler `name`."""
+    path = catalog.shipped("schedulers.yaml")
+    schedulers = read_yaml(path)
+    return decode(schedulers[name], SchedulerDefaults, path.name).settings
+
+
+def is_users_own(scheduler: str) -> bool:
+    """Whether `scheduler` names a policy in Python, as `module:function`."""
+    return ":" in scheduler
+
+
 def engine_defaults(name: str) -> EngineDefaults:
     """The catalog's entry of the engine `name`.
 
@@ -48,8 +71,8 @@ def engine_defaults(name: str) -> EngineDefaults:
 def with_defaults(settings: EngineSettings, device: Device) -> EngineSettings:
     """`settings` with every `None` replaced by the default of that engine and version on `device`.
 
-    Fields that have no default anywhere (`max_model_len`, `num_gpu_blocks`, `cudagraph_sizes`, `moe_backend`) stay
-    `None`.
+    Fields that have no default anywhere (`max_model_len`, `num_gpu_blocks`, `cudagraph_sizes`, `moe_backend`,
+    `kv_tiers`) stay `None`.
 
     Raises:
         InputError: an unknown engine or scheduler, or a version older than any that the catalog describes.
@@ -62,21 +85,28 @@ def with_defaults(settings: EngineSettings, device: Device) -> EngineSettings:
         raise InputError(f"{defaults.title} {version} is older than {oldest}, the first version that is known")
     merged: dict[str, Any] = {}
     for entry in entries:
-        _overlay(merged, entry.settings)
+        overlay(merged, entry.settings)
         if device.memory_bytes >= LARGE_MEMORY_BYTES:
-            _overlay(merged, entry.large_memory_settings)
-    _overlay(merged, settings)
+            overlay(merged, entry.large_memory_settings)
+    if settings.scheduler in OTHER_SCHEDULERS:
+        overlay(merged, scheduler_defaults(settings.scheduler))
+    overlay(merged, settings)
     merged["version"] = version
     resolved = EngineSettings(**merged)
-    if resolved.scheduler not in SCHEDULERS:
+    if resolved.scheduler not in SCHEDULERS and not is_users_own(str(resolved.scheduler)):
         raise InputError(
             f"there is no scheduler {resolved.scheduler!r}",
             did_you_mean(str(resolved.scheduler), SCHEDULERS, f"known: {', '.join(SCHEDULERS)}"),
         )
+    if resolved.scheduling_policy == "lpm" and resolved.scheduler != "sglang":
+        raise InputError(
+            f"scheduling_policy lpm is SGLang's; the scheduler is {resolved.scheduler}", "known here: fcfs, priority"
+        )
     return resolved
 
 
-def _overlay(merged: dict[str, Any], layer: EngineSettings) -> None:
+def overlay(merged: dict[str, Any], layer: EngineSettings) -> None:
+    """Set in `merged` what `layer` says."""
     for name in layer.__struct_fields__:
         value = getattr(layer, name)
         if isinstance(value, HostOverheads):

@@ -4,31 +4,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import yaml
 
 from windtunnel.errors import InputError
 from windtunnel.spec import catalog
-from windtunnel.spec.deployment import Deployment, EngineSettings, Parallelism
-from windtunnel.spec.engine_defaults import with_defaults
+from windtunnel.spec.deployment import Deployment, EngineSettings, Parallelism, Pool
+from windtunnel.spec.engine_defaults import overlay, with_defaults
 from windtunnel.spec.hardware import Device, Node
 from windtunnel.spec.model import ExpertsFeedForward, GatedDeltaAttention, GroupedQueryAttention, ModelSpec
 from windtunnel.spec.noun import Noun, decode, encode, read_yaml
 from windtunnel.spec.precision import COMPUTE, Precision
+from windtunnel.spec.slo import Slo
 from windtunnel.spec.workload import Workload
-
-
-class Slo(Noun):
-    """What a request must keep to count as goodput; `None` does not matter."""
-
-    ttft_s: float | None = None
-    tpot_s: float | None = None
-    e2e_s: float | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("ttft_s", "tpot_s", "e2e_s"):
-            value = getattr(self, name)
-            if value is not None and value <= 0:
-                raise ValueError(f"{name} is {value}; more than 0 is needed")
 
 
 class Scenario(Noun):
@@ -69,7 +57,7 @@ def load(path: Path | str, overrides: dict[str, Any] | None = None) -> Scenario:
     """The scenario in a YAML or JSON file.
 
     Args:
-        path: the file; a trace that it names is looked for beside it first.
+        path: the file; traces that it names are looked for beside it first.
         overrides: dotted path (`workload.arrivals.rate_per_s`) -> value, as `--set` gives them.
 
     Raises:
@@ -91,11 +79,21 @@ def scenario_from(raw: dict[str, Any], source: str = "", folder: Path | None = N
     Raises:
         InputError: names the path of what is wrong.
     """
-    trace = raw.get("workload", {}).get("trace") if isinstance(raw.get("workload"), dict) else None
-    if folder is not None and isinstance(trace, dict) and isinstance(trace.get("path"), str):
-        beside = folder / trace["path"]
-        trace["path"] = str(beside) if beside.exists() else trace["path"]
+    if folder is not None and "workload" in raw:
+        raw["workload"] = _beside(folder, raw["workload"])
     return decode(raw, Scenario, source)
+
+
+def _beside(folder: Path, raw: Any) -> Any:
+    """`raw` with every `path` of a file that lies in `folder` leading there."""
+    if isinstance(raw, list):
+        return [_beside(folder, entry) for entry in raw]
+    if not isinstance(raw, dict):
+        return raw
+    found = {key: _beside(folder, value) for key, value in raw.items()}
+    if isinstance(path := raw.get("path"), str) and (folder / path).exists():
+        found["path"] = str(folder / path)
+    return found
 
 
 def save(scenario: Scenario, path: Path | str) -> None:
@@ -132,9 +130,15 @@ def resolve(scenario: Scenario, allow_download: bool = False) -> Setup:
     """Look up the scenario's names, fill in its engine's defaults and check that its parts go together.
 
     Raises:
-        InputError: an unknown name, or a parallelism or format that this model, device or node cannot have.
+        InputError: an unknown name, or a parallelism or format that this model, device or node cannot have; or the
+            deployment has pools, each of which resolves alone (`pool_scenario`).
     """
     deployment = scenario.deployment
+    if deployment.pools:
+        raise InputError(
+            f"the deployment has {len(deployment.pools)} pools: there is not one setup of it",
+            "write the device, parallelism and engine of one pool as a deployment without pools",
+        )
     model = catalog.model(scenario.model, allow_download)
     device = catalog.device(deployment.device)
     node = catalog.node(deployment.node) if deployment.node else catalog.default_node(device)
@@ -156,6 +160,24 @@ def resolve(scenario: Scenario, allow_download: bool = False) -> Setup:
     check_parallelism(model, deployment.parallelism, node)
     check_formats(precision, device)
     return setup
+
+
+def pool_scenario(scenario: Scenario, pool: Pool) -> Scenario:
+    """The scenario of one pool alone: what it leaves out is as in the deployment."""
+    deployment = scenario.deployment
+    merged: dict[str, Any] = {}
+    for layer in (deployment.engine, pool.engine):
+        overlay(merged, layer)
+    alone = msgspec.structs.replace(
+        deployment,
+        device=pool.device or deployment.device,
+        node=pool.node or (deployment.node if pool.device in (None, deployment.device) else None),
+        parallelism=pool.parallelism or deployment.parallelism,
+        replicas=pool.replicas,
+        engine=EngineSettings(**merged),
+        pools=(),
+    )
+    return msgspec.structs.replace(scenario, deployment=alone)
 
 
 def check_parallelism(model: ModelSpec, parallelism: Parallelism, node: Node) -> None:
