@@ -71,7 +71,7 @@ def cases(draw: st.DrawFn) -> Tables:
 
 
 @given(cases())
-@settings(max_examples=60)
+@settings(max_examples=40)
 def test_the_compiled_loop_is_the_plain_one(tables: Tables) -> None:
     fast, slow = run_tables(tables), PacketReference(tables)
     np.testing.assert_array_equal(fast.flows.finish_ps, slow.finish_ps)

@@ -63,7 +63,7 @@ def timer(kind, number, generation):
 
 @inner
 def scramble(word):
-    """MurmurHash3's 32-bit finaliser (Appleby); products in halves, so that nothing overflows without a compiler too."""
+    """MurmurHash3's 32-bit finaliser (Appleby); products in halves: nothing overflows without a compiler either."""
     for factor in (0x85EBCA6B, 0xC2B2AE35):
         word ^= word >> (16 if factor == 0x85EBCA6B else 13)
         word = (word * (factor & 0xFFFF) + (((word * (factor >> 16)) & 0xFFFF) << 16)) & 0xFFFFFFFF
