@@ -58,6 +58,19 @@ def test_replicas_alone_are_what_they_are_together(num_threads: int) -> None:
 
 REFUSED = {
     "a router that looks": ({"deployment": {**RAW["deployment"], "router": "least_kv"}}, "the router least_kv looks"),
+    "pools": (
+        {
+            "deployment": {
+                "device": "h100_sxm",
+                "pools": [{"name": "p", "role": "prefill"}, {"name": "d", "role": "decode"}],
+            }
+        },
+        "pools hand requests over",
+    ),
+    "a scheduler that walks": (
+        {"deployment": {**RAW["deployment"], "engine": {"scheduler": "orca"}}},
+        "a long run cannot use the scheduler orca",
+    ),
     "a closed loop": (
         {
             "workload": {
