@@ -1,6 +1,6 @@
 """Pools joined by handovers: the compiled loop against plain Python, conservation, and limits that are known."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -28,6 +28,7 @@ class Case:
     plans: list[PoolPlan]
     travel: Travel
     requests: RequestArrays
+    speculation: state.Speculation | None = None
 
 
 @st.composite
@@ -112,18 +113,42 @@ def run_oracle(case: Case) -> tuple[list[Request], dict[int, Journey], list[Step
             zip(arrays.arrival_s, arrays.input_tokens, arrays.output_tokens, arrays.priority, strict=True)
         )
     ]
-    reference = ReferencePools(case.plans, case.travel, requests)
+    reference = ReferencePools(case.plans, case.travel, requests, case.speculation)
     steps = reference.run()
     return requests, reference.journeys, steps
 
 
 def run_compiled(case: Case) -> tuple[np.ndarray, Pools, Table]:
-    records, pools, steps, _ = run_pools(case.plans, case.travel, case.requests)
+    records, pools, steps, _ = run_pools(case.plans, case.travel, case.requests, speculation=case.speculation)
     return records, pools, steps
 
 
+@st.composite
+def speculative_cases(draw: st.DrawFn) -> Case:
+    """Cases in which a decode step gives several tokens."""
+    case = draw(cases())
+    speculation = state.Speculation(3, draw(st.floats(1.0, 3.0)))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    lengths = case.requests.input_tokens + case.requests.output_tokens + 3
+    made = []
+    for plan in case.plans:
+        s = plan.settings
+        largest = int((-(-lengths // s.block_size)).max()) + s.blocks_per_request
+        s = s._replace(
+            num_stages=1,
+            num_blocks=largest + draw(st.integers(0, 3 * largest)),
+            max_num_batched_tokens=max(s.max_num_batched_tokens, 3),
+        )
+        cost = random_cost(rng, s.max_num_seqs, s.max_num_batched_tokens + 3 * s.max_num_seqs, draw(st.booleans()))
+        cost = cost._replace(
+            sample_s=1e-4 + 1e-6 * np.arange(3 * s.max_num_seqs + 1.0), draft_s=1e-4 * np.arange(s.max_num_seqs + 1.0)
+        )
+        made.append(plan._replace(settings=s, cost=cost))
+    return replace(case, plans=made, speculation=speculation)
+
+
 @settings(max_examples=300)
-@given(cases())
+@given(st.one_of(cases(), speculative_cases()))
 def test_loop_equals_the_oracle(case: Case) -> None:
     requests, journeys, reference_steps = run_oracle(case)
     records, pools, steps = run_compiled(case)
@@ -138,6 +163,7 @@ def test_loop_equals_the_oracle(case: Case) -> None:
     for replica in range(num_replicas):
         mine = by_step["replica"] == replica
         theirs = [step for step in reference_steps if step.replica == replica]
+        # A decoding request counts as one in either, whatever it gains.
         tokens = by_step["decode_tokens"][mine] + by_step["prefill_tokens"][mine]
         np.testing.assert_array_equal(tokens, [sum(step.scheduled.values()) for step in theirs])
     assert steps["used_blocks"].max() == max(step.used_blocks for step in reference_steps)

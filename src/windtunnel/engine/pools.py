@@ -27,13 +27,14 @@ from windtunnel.engine.serving import (
     time_fractions,
     with_model_len,
 )
+from windtunnel.engine.speculation import drafter_of, speculation_of, with_drafter
 from windtunnel.engine.work import stage_uses, step_work
 from windtunnel.engine.workload import RequestArrays, generate
 from windtunnel.errors import InputError
 from windtunnel.estimate.estimator import Estimator
 from windtunnel.estimate.steps import LoweredSteps, lower_steps
 from windtunnel.kernels import state
-from windtunnel.kernels.pools import BOTH, DECODE, PREFILL, PoolPlan, Pools, Travel, cost_of, new_pool_events, new_pools
+from windtunnel.kernels.pools import BOTH, DECODE, PREFILL, PoolPlan, Pools, Travel, new_pool_events, new_pools
 from windtunnel.metrics.records import POOL_COLUMNS, Table, request_table
 from windtunnel.metrics.summary import PoolSummary, Utilisation, summarise, utilisation_of, with_pools
 from windtunnel.ops.forward import Shard
@@ -73,9 +74,8 @@ def simulate_pools(
     requests = generate(scenario.workload, scenario.seed)
     parts = [_prepared(scenario, pool, requests, estimator, allow_download) for pool in scenario.deployment.pools]
     _check_first_tokens(scenario, parts)
-    records, pools, steps, engine_time_s = run_pools(
-        _with_given_link(scenario, [part.plan for part in parts]), travel_of(scenario, parts), requests, progress
-    )
+    plans, travel = _with_given_link(scenario, [part.plan for part in parts]), travel_of(scenario, parts)
+    records, pools, steps, engine_time_s = run_pools(plans, travel, requests, progress, _speculation(parts))
     table = _request_table(records, pools, float(parts[0].setup.engine.host.first_token_s or 0.0), requests)
     summaries = [
         _pool_summary(scenario, part, _steps_of(steps, pools, at), table, int(pools.pools[at].first_replica))
@@ -112,7 +112,11 @@ def simulate_pools(
 
 
 def run_pools(
-    plans: Sequence[PoolPlan], travel: Travel, requests: RequestArrays, progress: Progress | None = None
+    plans: Sequence[PoolPlan],
+    travel: Travel,
+    requests: RequestArrays,
+    progress: Progress | None = None,
+    speculation: state.Speculation | None = None,
 ) -> tuple[NDArray[np.void], Pools, Table, float]:
     """Run the compiled loop to its end over several pools.
 
@@ -123,8 +127,18 @@ def run_pools(
     records = new_records(requests)
     pools = new_pools(plans, travel, records.size)
     arrays = (pools.ranks, pools.lanes, pools.lists, pools.stages)
-    cost, events = cost_of.py_func(pools, 0), new_pool_events(plans)
-    steps, engine_time_s = run_to_end(pools.pools[0], cost, requests, records, arrays, events, progress, pools=pools)
+    cost, events = state.StepCost(*(np.asarray(field)[0] for field in pools.cost)), new_pool_events(plans)
+    steps, engine_time_s = run_to_end(
+        pools.pools[0],
+        cost,
+        requests,
+        records,
+        arrays,
+        events,
+        progress,
+        speculation=speculation,
+        pools=pools,
+    )
     return records.view(np.ndarray), pools, steps, engine_time_s
 
 
@@ -137,13 +151,16 @@ def _prepared(
             f"pool {pool.name}: the scheduler {setup.engine.scheduler} does not run in pools",
             f"those that do: {', '.join(ENGINE_SCHEDULERS)}",
         )
+    if setup.engine.kv_tiers:
+        raise InputError(f"pool {pool.name}: pools keep no KV blocks in lower tiers", "leave engine.kv_tiers out")
     if setup.engine.enable_prefix_caching and requests.prefixes is not None:
         raise InputError(
             f"pool {pool.name}: prompts share beginnings, and a deployment with pools has no prefix cache",
             "set deployment.engine.enable_prefix_caching to false to compute every prompt in full",
         )
     shard = shard_of(setup)
-    memory = plan_memory(shard, setup.device, setup.engine, setup.max_model_len)
+    drafter = drafter_of(setup, shard)
+    memory = plan_memory(shard, setup.device, with_drafter(setup, drafter).engine, setup.max_model_len)
     asked = requests
     if pool.role == "prefill":
         asked = replace(requests, output_tokens=np.ones_like(requests.output_tokens))
@@ -153,8 +170,19 @@ def _prepared(
         raise InputError(f"pool {pool.name}: {error.message}", error.hint) from None
     settings = kernel_settings(setup, memory, pool.replicas, requests, scenario.deployment.router, scenario.seed)
     estimator = estimator or estimator_for(setup)
-    lowered = lower_steps(estimator, setup.device, shard, setup.engine, setup.max_model_len)
+    lowered = lower_steps(estimator, setup.device, shard, setup.engine, setup.max_model_len, drafter)
     return _Part(pool, setup, shard, memory, estimator, lowered, settings)
+
+
+def _speculation(parts: Sequence[_Part]) -> state.Speculation | None:
+    """What the pools that decode do; one that only prefills has no decode steps."""
+    found = {speculation_of(part.setup) for part in parts if part.pool.role != "prefill"}
+    if len(found) > 1:
+        raise InputError(
+            "the pools that decode speculate differently",
+            "give deployment.engine.speculative instead of a pool's own",
+        )
+    return found.pop()
 
 
 def _check_first_tokens(scenario: Scenario, parts: Sequence[_Part]) -> None:

@@ -23,6 +23,7 @@ ROUTERS = (
     "prefix_affinity",
     "least_waiting",
 )
+QUEUE_ORDERS = ("fcfs", "priority", "shortest", "deadline", "fair_share")
 
 
 @dataclass(eq=False)
@@ -42,6 +43,12 @@ class Request:
     session: int = -1
     sequence: int = -1
     """Requests sent before it."""
+    tenant: int = 0
+    ttft_limit_s: float = math.inf
+    queue_key: int = 0
+    """What it is ordered by while it waits, before `sequence`."""
+    order: tuple[int, int] = (0, 0)
+    """Its place in the queue."""
     shared_blocks: int = 0
     """Of those that it holds, in the prefix cache."""
     num_used_segments: int = 0
@@ -84,6 +91,8 @@ class Chunk:
     computed_before: int
     emits_token: bool
     decodes: bool
+    gained: int = 1
+    """Output tokens, where it decodes."""
 
 
 @dataclass
@@ -101,6 +110,8 @@ class Rank:
     new_token_ratio: float = 0.0
     steps_to_receive: int = 0
     waited_steps: int = 0
+    fair_tag: int = 0
+    """The most service that an admitted request's tenant had had when it was sent."""
 
     @property
     def num_outstanding(self) -> int:
@@ -136,6 +147,8 @@ class Reference:
     tiers: Sequence[Any] = ()
     """Of memory below the device's; `kernels.state.TIER` by shape."""
     load_overlaps: bool = False
+    speculation: Any = None
+    """`kernels.state.Speculation` by shape."""
 
     def run(self) -> list[Step]:
         self.start()
@@ -166,6 +179,8 @@ class Reference:
         self.started_s: dict[tuple[int, int], float] = {}
         self.stage_free_s = [[0.0] * s.num_stages for _ in range(s.num_replicas)]
         self.turn, self.sent = 0, 0
+        self.service: dict[int, int] = {}
+        self.caches = any(request.segments for request in self.requests)
         self.starts = [request for request in self.requests if request.previous < 0]
         self.started = 0
         self.following = {request.previous: request for request in self.requests if request.previous >= 0}
@@ -174,6 +189,19 @@ class Reference:
         self.completed_s: list[float] = []
         self.random: int = s.seed % (2**31 - 2) + 1
         self.steps: list[Step] = []
+        self.num_verified: dict[tuple[int, int], int] = {}
+
+    @property
+    def num_queries(self) -> int:
+        return 1 if self.speculation is None else int(self.speculation.num_queries)
+
+    def gained(self, rank: Rank, lane: int) -> int:
+        """Tokens of every decoding request in the lane's next step: as even as whole numbers of that mean can be."""
+        if self.speculation is None:
+            return 1
+        mean = float(self.speculation.tokens_per_step)
+        before = self.num_verified.get((id(rank), lane), 0)
+        return math.floor((before + 1) * mean) - math.floor(before * mean)
 
     def end_step(self, replica: int, lane: int, now_s: float) -> bool:
         """Returns whether a step has ended; else the idle lane was woken."""
@@ -230,6 +258,7 @@ class Reference:
 
     def deliver_to(self, replica: int, request: Request, now_s: float) -> None:
         rank = min(self.ranks_of(replica), key=lambda rank: rank.num_outstanding)
+        request.queue_key = self.queue_key(rank, request, now_s)
         self.enqueue(rank, request)
         self.wake(replica, now_s)
 
@@ -290,10 +319,23 @@ class Reference:
         return bool(rank.waiting) or unscheduled or any(r.is_decoding and r.lane == lane for r in rank.running)
 
     def enqueue(self, rank: Rank, request: Request) -> None:
-        def key(waiting: Request) -> tuple[int, int]:
-            return (waiting.priority if self.settings.priority else 0, waiting.sequence)
+        request.order = (request.queue_key, request.sequence)
+        bisect.insort(rank.waiting, request, key=lambda waiting: waiting.order)
 
-        bisect.insort(rank.waiting, request, key=key)
+    def queue_key(self, rank: Rank, request: Request, now_s: float) -> int:
+        """The first part of a waiting request's key: by priority, prompt, deadline or its tenant's service."""
+        order = QUEUE_ORDERS[self.settings.priority]
+        if order == "fair_share":
+            key = max(self.service.get(request.tenant, 0), rank.fair_tag)
+            self.service[request.tenant] = key + -(-request.input_tokens // 16)
+            return key
+        keys = {
+            "fcfs": 0,
+            "priority": request.priority,
+            "shortest": request.input_tokens,
+            "deadline": int(min((now_s + request.ttft_limit_s) * 1e3, 2.0**31)),
+        }
+        return keys[order]
 
     def start_step(self, replica: int, lane: int, now_s: float, ends_step: bool) -> bool:
         ranks = self.ranks_of(replica)
@@ -315,6 +357,9 @@ class Reference:
                 self.count_decode_sglang(rank, lane)
         if not any(rank.batches[lane] for rank in ranks):
             return False
+        for rank in ranks:
+            if any(chunk.decodes for chunk in rank.batches[lane].values()):
+                self.num_verified[id(rank), lane] = self.num_verified.get((id(rank), lane), 0) + 1
         end_s = self.finish_time_s(replica, lane, now_s)
         gaps_s = [
             end_s - request.last_token_s
@@ -345,19 +390,21 @@ class Reference:
                 self.share(rank, request, request.computed_tokens)
             if not self.emits_token(rank, lane, request):
                 continue
-            request.num_outputs += 1
+            request.num_outputs += rank.batches[lane][request.index].gained
             request.is_decoding = True
             request.lane = lane
             request.last_token_s = now_s
             if math.isnan(request.first_token_s):
                 request.first_token_s = now_s
-            if request.num_outputs == request.output_tokens:
+            if request.num_outputs >= request.output_tokens:
                 rank.running.remove(request)
                 self.finish(rank, request, now_s)
         rank.batches[lane] = {}
 
     def finish(self, rank: Rank, request: Request, now_s: float) -> None:
         request.finish_s = now_s
+        if QUEUE_ORDERS[self.settings.priority] == "fair_share":
+            self.service[request.tenant] += 2 * request.output_tokens // 16
         self.release(rank, request, request.computed_tokens)
         if request.index in self.following:
             turn = self.following[request.index]
@@ -456,10 +503,14 @@ class Reference:
         before = request.computed_tokens
         request.computed_tokens += num_tokens
         ends = request.computed_tokens == request.known_tokens
-        rank.batches[lane][request.index] = Chunk(num_tokens, before, ends, request.is_decoding)
+        if request.is_decoding:
+            rank.batches[lane][request.index] = Chunk(1, before, True, True, num_tokens)
+        else:
+            rank.batches[lane][request.index] = Chunk(num_tokens, before, ends, False)
 
     def admit(self, rank: Rank, lane: int, request: Request, num_tokens: int, now_s: float) -> None:
         rank.waiting.remove(request)
+        rank.fair_tag = max(rank.fair_tag, request.queue_key)
         rank.running.append(request)
         rank.free_blocks -= sum(rank.cache.use(s) for s in request.segments[: request.num_used_segments])
         rank.free_blocks -= request.loading_blocks
@@ -480,7 +531,9 @@ class Reference:
         request.is_decoding = False
         request.num_preemptions += 1
         self.enqueue(rank, request)
-        return given_back.tokens if given_back else 0
+        if given_back is None:
+            return 0
+        return self.num_queries if given_back.decodes else given_back.tokens
 
     def form_batch_vllm_v1(self, rank: Rank, lane: int, now_s: float) -> None:
         s = self.settings
@@ -489,7 +542,10 @@ class Reference:
         any_preempted = False
         while position < len(rank.running) and budget > 0:
             request = rank.running[position]
-            num_tokens = 1 if request.is_decoding else min(self.capped(request), budget)
+            if request.is_decoding and budget < self.num_queries:
+                break
+            gained = self.gained(rank, lane)
+            num_tokens = gained if request.is_decoding else min(self.capped(request), budget)
             if (request.is_decoding and request.lane != lane) or num_tokens == 0:
                 position += 1
                 continue
@@ -498,7 +554,7 @@ class Reference:
                 victims = [r for r in rank.running if not rank.is_in_flight(r, lane)]
                 if not victims:
                     break
-                victim = max(victims, key=lambda r: (r.priority, r.sequence)) if s.priority else victims[-1]
+                victim = max(victims, key=lambda r: (r.priority, r.sequence)) if s.priority == 1 else victims[-1]
                 if rank.running.index(victim) < position:
                     position -= 1
                 budget += self.preempt(rank, lane, victim)
@@ -508,7 +564,7 @@ class Reference:
             if victim is request or self.new_blocks(request, num_tokens) > rank.free_blocks:
                 break
             self.take(rank, lane, request, num_tokens)
-            budget -= num_tokens
+            budget -= self.num_queries if request.is_decoding else num_tokens
             position += 1
         if s.scheduler == VLLM_V1:
             for request in self.in_batch(rank, lane, decodes=False):
@@ -564,13 +620,13 @@ class Reference:
             self.retract_sglang(rank, lane)
         if self.needed_sglang(rank, lane) <= rank.free_blocks:
             for request in self.decoding(rank, lane):
-                self.take(rank, lane, request, 1)
+                self.take(rank, lane, request, self.gained(rank, lane))
 
     def decoding(self, rank: Rank, lane: int) -> list[Request]:
         return [r for r in rank.running if r.is_decoding and r.lane == lane]
 
     def needed_sglang(self, rank: Rank, lane: int) -> int:
-        return sum(self.new_blocks(r, 1) for r in self.decoding(rank, lane))
+        return sum(self.new_blocks(r, self.gained(rank, lane)) for r in self.decoding(rank, lane))
 
     def count_decode_sglang(self, rank: Rank, lane: int) -> None:
         if rank.batches[lane] and not self.prefills(rank, lane):
@@ -592,6 +648,8 @@ class Reference:
             self.take(rank, lane, request, chunk)
             chunk_budget -= chunk
             prompt_budget -= chunk
+        if self.caches and s.longest_prefix_first and len(rank.waiting) <= 128:
+            self.sort_by_prefix(rank)
         while chunk_budget > 0 and prompt_budget > 0 and rank.waiting and len(rank.running) < s.max_num_seqs:
             request = rank.waiting[0]
             if request.arrival_s > self.cutoff_s:
@@ -611,6 +669,14 @@ class Reference:
             promised += whole - chunk + output
             chunk_budget -= chunk
             prompt_budget -= chunk
+
+    def sort_by_prefix(self, rank: Rank) -> None:
+        for request in rank.waiting:
+            late = request.arrival_s > self.cutoff_s
+            if not late:
+                self.look_up(rank, request)
+            request.order = (1 if late else -request.computed_tokens, request.sequence)
+        rank.waiting.sort(key=lambda request: request.order)
 
     def retract_sglang(self, rank: Rank, lane: int) -> None:
         while self.needed_sglang(rank, lane) > rank.free_blocks:
@@ -632,8 +698,8 @@ class Reference:
 
     def cancel_decode(self, rank: Rank, lane: int) -> None:
         for request in rank.running:
-            if rank.batches[lane].pop(request.index, None):
-                request.computed_tokens -= 1
+            if chunk := rank.batches[lane].pop(request.index, None):
+                request.computed_tokens -= chunk.gained
                 given_back = request.num_blocks - self.blocks_for(request.computed_tokens)
                 given_back -= self.settings.blocks_per_request
                 request.num_blocks -= given_back
@@ -672,11 +738,17 @@ class Reference:
                 attention_s, self.decode_attention_s(len(decodes), context) + self.prefill_attention_s(tokens, pairs)
             )
         if any(not chunk.decodes for batch in batches for chunk in batch.values()):
-            most_tokens = max(sum(chunk.tokens for chunk in batch.values()) for batch in batches)
-            sampled = max(sum(chunk.emits_token for chunk in batch.values()) for batch in batches)
-            all_tokens = sum(chunk.tokens for batch in batches for chunk in batch.values())
-            group_s = float(c.group_token_s[all_tokens]) if len(batches) > 1 else 0.0
-            return float(c.mixed_token_s[most_tokens] + c.sample_s[sampled] + attention_s) + group_s
+            q = self.num_queries
+            num_tokens = [sum(q if chunk.decodes else chunk.tokens for chunk in batch.values()) for batch in batches]
+            most_tokens = max(num_tokens)
+            sampled = max(
+                sum(q if chunk.decodes else chunk.emits_token for chunk in batch.values()) for batch in batches
+            )
+            group_s = float(c.group_token_s[sum(num_tokens)]) if len(batches) > 1 else 0.0
+            device_s = float(c.mixed_token_s[most_tokens] + c.sample_s[sampled] + attention_s)
+            if self.speculation is not None:
+                device_s += float(c.draft_s[max(sum(chunk.decodes for chunk in batch.values()) for batch in batches)])
+            return device_s + group_s
         return float(c.decode_token_s[max(len(batch) for batch in batches)] + attention_s)
 
     def decode_attention_s(self, num_decodes: int, context_tokens: int) -> float:

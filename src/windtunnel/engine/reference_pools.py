@@ -35,7 +35,7 @@ class Pool(Reference):
     """An engine whose requests may come from, or go on to, another pool."""
 
     def __init__(self, world: "ReferencePools", plan: Any) -> None:
-        super().__init__(plan.settings, plan.cost, world.requests)
+        super().__init__(plan.settings, plan.cost, world.requests, speculation=world.speculation)
         self.world, self.role, self.link_bytes_per_s = world, plan.role, plan.link_bytes_per_s
         self.start()
         # What the client knows is the same for all pools.
@@ -62,6 +62,7 @@ class Pool(Reference):
         if request.index in self.world.journeys:
             journey = self.world.journeys[request.index]
             journey.prefill_pool, journey.prefill_rank = self, rank
+        request.queue_key = self.queue_key(rank, request, now_s)
         self.enqueue(rank, request)
         self.wake(replica, now_s)
 
@@ -115,7 +116,7 @@ class Pool(Reference):
 
     def an_older_one_waits(self, rank: Rank, request: Request) -> bool:
         def key(r: Request) -> tuple[int, int]:
-            return (r.priority if self.settings.priority else 0, r.sequence)
+            return (r.queue_key, r.sequence)
 
         return bool(rank.waiting) and key(rank.waiting[0]) < key(request)
 
@@ -131,6 +132,7 @@ class ReferencePools:
     plans: Sequence[Any]
     travel: Any
     requests: Sequence[Request]
+    speculation: Any = None
     journeys: dict[int, Journey] = field(default_factory=dict)
 
     def run(self) -> list[Step]:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from windtunnel.engine.policy import Policy, load_policy, policy_name
 from windtunnel.engine.prefix_cache import cache_for, refuse_tiers, session_state, tier_tokens
+from windtunnel.engine.speculation import drafter_of, speculation_of, with_drafter
 from windtunnel.engine.walked import check_walked, most_batch_tokens, walk, walked_settings
 from windtunnel.engine.work import stage_uses, total_work
 from windtunnel.engine.workload import RequestArrays, generate
@@ -100,7 +101,8 @@ def simulate(
     shard = shard_of(setup)
     requests = generate(scenario.workload, scenario.seed)
     setup = with_model_len(setup, requests)
-    memory = plan_memory(shard, setup.device, setup.engine, setup.max_model_len)
+    speculation, drafter = speculation_of(setup), drafter_of(setup, shard)
+    memory = plan_memory(shard, setup.device, with_drafter(setup, drafter).engine, setup.max_model_len)
     deployment = scenario.deployment
     settings_of = kernel_settings if setup.engine.scheduler in ENGINE_SCHEDULERS else walked_settings
     settings = settings_of(setup, memory, deployment.replicas, requests, deployment.router, scenario.seed)
@@ -115,9 +117,9 @@ def simulate(
         lowered = lower_steps(estimator, setup.device, shard, reach, setup.max_model_len)
         records, steps, engine_time_s = run_walking(settings, lowered.cost, requests, policy, progress)
     else:
-        lowered = lower_steps(estimator, setup.device, shard, setup.engine, setup.max_model_len)
+        lowered = lower_steps(estimator, setup.device, shard, setup.engine, setup.max_model_len, drafter)
         cache = cache_for(setup, memory, settings, requests)
-        records, steps, engine_time_s = run_loop(settings, lowered.cost, requests, progress, cache)
+        records, steps, engine_time_s = run_loop(settings, lowered.cost, requests, progress, cache, speculation)
     num_replicas = scenario.deployment.replicas
     table = request_table(
         {name: records[name].copy() for name in ENGINE_COLUMNS},
@@ -143,7 +145,8 @@ def simulate(
         slo=scenario.slo,
         price_usd_per_hour=setup.device.price_usd_per_hour if price is None else price,
         tenants=limits_by_tenant(scenario, requests),
-        checks=check_run(table, steps, rows, setup.parallelism.pp),
+        # A verified step gives more tokens than it samples for.
+        checks=check_run(table, steps, rows, setup.parallelism.pp) if speculation is None else None,
         stages=stage_uses(
             total_work(setup.device, shard, steps), steps, setup.parallelism.pp, num_replicas, span_of(table)
         ),
@@ -231,7 +234,10 @@ def kernel_settings(
         long_prefill_token_threshold=engine.long_prefill_token_threshold or 0,
         chunked_prefill=int(bool(engine.enable_chunked_prefill)),
         max_prefill_tokens=engine.max_prefill_tokens or engine.max_num_batched_tokens,
-        priority=int(engine.scheduling_policy == "priority"),
+        priority=0
+        if engine.scheduling_policy == "lpm"
+        else state.QUEUE_ORDERS.index(engine.scheduling_policy or "fcfs"),
+        longest_prefix_first=int(engine.scheduling_policy == "lpm"),
         block_size=memory.block_size,
         num_blocks=memory.num_blocks,
         blocks_per_request=memory.blocks_per_request,
@@ -254,6 +260,7 @@ def run_loop(
     requests: RequestArrays,
     progress: Progress | None = None,
     cache: state.Cache | None = None,
+    speculation: state.Speculation | None = None,
 ) -> tuple[NDArray[np.void], Table, float]:
     """Run the compiled loop to its end, one pool of replicas.
 
@@ -262,6 +269,7 @@ def run_loop(
         requests: in order of sending.
         progress: called now and then.
         cache: prefix caches, None without prefix caching; holds what each request found.
+        speculation: None where a decode step gives one token.
 
     Returns:
         `REQUEST` records in order of sending, the step table, and the loop's wall time in seconds.
@@ -277,13 +285,20 @@ def run_loop(
     )
     records = new_records(requests)
     events = state.new_events(settings)
-    steps, engine_time_s = run_to_end(settings, cost, requests, records, arrays, events, progress, cache=cache)
+    steps, engine_time_s = run_to_end(
+        settings, cost, requests, records, arrays, events, progress, cache=cache, speculation=speculation
+    )
     return records.view(np.ndarray), steps, engine_time_s
 
 
 def new_records(requests: RequestArrays) -> state.Table:
     """Fresh `REQUEST` records."""
-    return state.new_requests(requests.arrival_s, requests.input_tokens, requests.output_tokens, requests.priority)
+    records = state.new_requests(requests.arrival_s, requests.input_tokens, requests.output_tokens, requests.priority)
+    if requests.tenant is not None:
+        records.tenant = np.unique(requests.tenant, return_inverse=True)[1]
+    if requests.ttft_limit_s is not None:
+        records.ttft_limit_s = requests.ttft_limit_s
+    return records
 
 
 def run_to_end(
@@ -296,6 +311,7 @@ def run_to_end(
     progress: Progress | None,
     *,
     cache: state.Cache | None = None,
+    speculation: state.Speculation | None = None,
     pools: Pools | None = None,
 ) -> tuple[Table, float]:
     """Run the loop buffer by buffer; `records`, `arrays` and what belongs to them are changed in place."""
@@ -304,7 +320,7 @@ def run_to_end(
     started_s = time.perf_counter()
     while True:
         buffer = state.new_steps(STEP_BUFFER_ROWS)
-        status = run(settings, cost, cache, sessions, records, *arrays, events, clock, buffer, pools)
+        status = run(settings, cost, cache, sessions, speculation, records, *arrays, events, clock, buffer, pools)
         buffers.append(buffer[: clock[0].rows])
         if progress is not None:
             progress(int(clock[0].finished), records.size)
@@ -331,7 +347,7 @@ def run_walking(
     progress: Progress | None = None,
 ) -> tuple[NDArray[np.void], Table, float]:
     """Run the walking loop to its end; returns what `run_loop` does."""
-    records = state.new_requests(requests.arrival_s, requests.input_tokens, requests.output_tokens, requests.priority)
+    records = new_records(requests)
     walked = walk(settings, records, cost, sessions=session_state(requests), policy=policy, progress=progress)
     return walked.requests, walked.steps, walked.engine_time_s
 
@@ -347,7 +363,8 @@ def check_requests(requests: RequestArrays, setup: Setup, memory: MemoryPlan) ->
             f"{setup.model.name} accepts {setup.max_model_len:,} in all",
             "shorten the workload, or raise engine.max_model_len as far as the model goes",
         )
-    blocks = -(-int(whole[longest]) // memory.block_size) + memory.blocks_per_request
+    drafted = 0 if setup.engine.speculative is None else setup.engine.speculative.num_draft_tokens
+    blocks = -(-int(whole[longest] + drafted) // memory.block_size) + memory.blocks_per_request
     if blocks > memory.num_blocks:
         raise InputError(
             f"request {longest} of {whole[longest]:,} tokens needs {blocks:,} blocks of KV cache; "

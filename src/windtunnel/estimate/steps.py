@@ -78,9 +78,18 @@ def padded_sizes(sizes: NDArray[np.int64], most: int) -> NDArray[np.int64]:
 
 
 def lower_steps(
-    estimator: Estimator, device: Device, shard: Shard, engine: EngineSettings, max_model_len: int
+    estimator: Estimator,
+    device: Device,
+    shard: Shard,
+    engine: EngineSettings,
+    max_model_len: int,
+    drafter: Shard | None = None,
 ) -> LoweredSteps:
     """Price every step that the engine can form.
+
+    With speculative decoding a decode step is the verification of `num_draft_tokens` + 1 tokens for each request: dense
+    operators at so many tokens, attention as the slower of reading the cache once and computing all queries at the
+    device's peak; and the drafting before it, a pass of the drafter for every draft token.
 
     Args:
         estimator: prices operators.
@@ -88,11 +97,13 @@ def lower_steps(
         shard: the deployed model.
         engine: resolved settings.
         max_model_len: tokens of the longest request; the grids end there.
+        drafter: what drafts, with speculative decoding; None where that costs nothing.
     """
+    queries = 1 if engine.speculative is None else engine.speculative.num_draft_tokens + 1
     assert engine.max_num_seqs is not None
     assert engine.max_num_batched_tokens is not None
     pricer = _Pricer(estimator, device)
-    most_tokens = max(engine.max_num_batched_tokens, engine.max_prefill_tokens or 0) + engine.max_num_seqs
+    most_tokens = max(engine.max_num_batched_tokens, engine.max_prefill_tokens or 0) + queries * engine.max_num_seqs
     tokens = token_nodes(most_tokens)
     launches = token_launches(shard, tokens)
     whole, communication, compute = pricer.total(launches)
@@ -107,19 +118,31 @@ def lower_steps(
         group_token_s = np.interp(np.arange(ranks * most_tokens + 1) / ranks, tokens, group)
         rank_token_s = token_s - np.interp(every, tokens, group)
 
-    padded = padded_sizes(graph_sizes(engine), engine.max_num_seqs)
+    padded = padded_sizes(graph_sizes(engine), queries * engine.max_num_seqs)
     sampled = token_nodes(max(int(padded.max()), 2))
     head, head_communication, head_compute = pricer.total(head_launches(shard, sampled))
     upto = np.arange(engine.max_num_seqs + 1)
+    verified = padded[queries * upto]
 
     def at_padded(by_token: Floats, by_sample: Floats) -> Floats:
-        return by_token[np.minimum(padded, most_tokens)] + np.interp(padded, sampled, by_sample)
+        return by_token[np.minimum(verified, most_tokens)] + np.interp(verified, sampled, by_sample)
 
     context_nodes = geometric_nodes(max_model_len)
     batches = batch_nodes(engine.max_num_seqs)
     decode_grid = _over_grid(
         pricer, batches, context_nodes, lambda batch, context: decode_launches(shard, batch, context)
     )
+    draft_s = np.zeros(1)
+    if queries > 1:
+        decode_grid = np.maximum(decode_grid, queries * _ideal_compute_s(shard, device, batches, context_nodes))
+        draft_s = np.zeros(upto.size)
+    if drafter is not None:
+        at = token_nodes(max(engine.max_num_seqs, 2))
+        drafted = pricer.total(token_launches(drafter, at))[0] + pricer.total(head_launches(drafter, at))[0]
+        draft_s = (queries - 1) * np.interp(upto, at, drafted) * (upto > 0)
+        decode_grid += (queries - 1) * _over_grid(
+            pricer, batches, context_nodes, lambda batch, context: decode_launches(drafter, batch, context)
+        )
     decode_attention_s = np.stack(
         [np.interp(upto, batches, decode_grid[:, column]) for column in range(context_nodes.size)], axis=1
     )
@@ -134,9 +157,9 @@ def lower_steps(
     )
 
     cost = StepCost(
-        decode_token_s=at_padded(token_s, head),
+        decode_token_s=at_padded(token_s, head) + draft_s,
         mixed_token_s=rank_token_s,
-        sample_s=np.interp(upto, sampled, head),
+        sample_s=np.interp(np.arange(queries * engine.max_num_seqs + 1), sampled, head),
         context_nodes=context_nodes,
         decode_attention_s=np.ascontiguousarray(decode_attention_s),
         chunk_nodes=chunk_nodes,
@@ -147,6 +170,7 @@ def lower_steps(
         host_overlaps=int(bool(engine.async_scheduling)),
         recorded_step_s=np.zeros(0),
         group_token_s=group_token_s,
+        draft_s=draft_s,
     )
     return LoweredSteps(
         cost=cost,
@@ -236,3 +260,12 @@ def _over_grid(
     a, b = np.meshgrid(first, second, indexing="ij")
     whole, _, _ = pricer.total(launches(a.ravel(), b.ravel()))
     return np.broadcast_to(whole, a.size).reshape(a.shape)
+
+
+def _ideal_compute_s(shard: Shard, device: Device, batches: Floats, context: Floats) -> Floats:
+    """Decode attention's arithmetic alone, at the device's peak, over the grid batches x context."""
+    a, b = np.meshgrid(batches, context, indexing="ij")
+    total: Size = 0.0
+    for launch in decode_launches(shard, a.ravel(), b.ravel()):
+        total = total + launch.count * launch.op.flops / machine(device, compute_format(launch.op)).flops_per_s
+    return np.broadcast_to(np.asarray(total), a.size).reshape(a.shape)

@@ -18,13 +18,16 @@ from windtunnel.kernels.jit import entry, inner
 from windtunnel.kernels.kvcache import caches_when_scheduled, release, share
 from windtunnel.kernels.policies import (
     begin_batch,
+    blocks_of_step,
     decay_new_token_ratio,
     end_batch,
     enqueue,
     form_batch_sglang,
     form_batch_vllm_v1,
+    gained_tokens,
     held_blocks,
     route,
+    set_queue_key,
     stop_decoding,
     unlink,
 )
@@ -42,6 +45,8 @@ from windtunnel.kernels.state import (
     BATCH,
     BATCH_ENDS,
     BATCH_TOKENS,
+    FAIR_SHARE,
+    FAIR_TOKENS,
     FINISH_KEY,
     FINISH_VALUE,
     NONE,
@@ -108,33 +113,28 @@ def with_host(cost, device_s, num_running):
 
 @inner
 def next_arrival_s(settings, sessions, requests, clock):
-    """When the next request is sent, as far as is known: infinity while the client waits for a completion."""
-    if sessions is not None and clock[0].thinking > 0:
-        return min(sessions.time_s[0], next_start_s(settings, requests, clock))
-    return next_start_s(settings, requests, clock)
+    """When the next request is sent, as far as is known: infinity while the client waits for a completion.
 
-
-@inner
-def next_start_s(settings, requests, clock):
-    """When the next request that waits for no other one is sent, a session's first turn.
-
-    A closed loop of C slots starts the k-th when the (k - C + 1)-th completion has freed one, and measured requests
-    only when all of warm-up has completed; arrival times then count from there.
+    A closed loop of C slots starts the k-th request, or session, when the (k - C + 1)-th completion has freed one, and
+    measured ones only when all of warm-up has completed; arrival times then count from there.
     """
-    if clock[0].next >= requests.size:
-        return np.inf
-    k = clock[0].started
-    send_s = requests[clock[0].next].arrival_s
-    if settings.concurrency == 0:
-        return send_s
-    if 0 < settings.num_warmup <= k:
-        if clock[0].ended < settings.num_warmup:
-            return np.inf
-        send_s += requests[settings.num_warmup - 1].completed_s + settings.frontend_s
-    if k >= settings.concurrency:
-        if clock[0].ended <= k - settings.concurrency:
-            return np.inf
-        send_s = max(send_s, requests[k - settings.concurrency].completed_s + settings.frontend_s)
+    send_s = np.inf
+    if clock[0].next < requests.size:
+        send_s = requests[clock[0].next].arrival_s
+        if settings.concurrency > 0:
+            k = clock[0].started
+            if 0 < settings.num_warmup <= k:
+                if clock[0].ended >= settings.num_warmup:
+                    send_s += requests[settings.num_warmup - 1].completed_s + settings.frontend_s
+                else:
+                    send_s = np.inf
+            if k >= settings.concurrency:
+                if clock[0].ended > k - settings.concurrency:
+                    send_s = max(send_s, requests[k - settings.concurrency].completed_s + settings.frontend_s)
+                else:
+                    send_s = np.inf
+    if sessions is not None and clock[0].thinking > 0:
+        send_s = min(send_s, sessions.time_s[0])
     return send_s
 
 
@@ -179,6 +179,7 @@ def deliver(settings, cache, sessions, requests, ranks, lanes, events, clock, no
     requests[k].rank = settings.first_rank + rank
     requests[k].target_tokens = requests[k].input_tokens
     ranks[rank].num_outstanding += 1
+    set_queue_key(settings, requests, ranks, rank, k, now_s)
     enqueue(settings, requests, ranks, rank, k)
     for stage in range(settings.num_stages):
         if not lanes[first * settings.num_stages + stage].is_busy:
@@ -248,6 +249,8 @@ def finish(settings, cache, sessions, requests, ranks, lanes, events, clock, ran
         release(settings, cache, ranks, rank, i, held, requests[i].computed_tokens)
     unlink(requests, ranks, rank, i)
     ranks[rank].num_outstanding -= 1
+    if settings.priority == FAIR_SHARE:
+        requests[requests[i].tenant].tenant_tag += 2 * requests[i].output_tokens // FAIR_TOKENS
     conclude(settings, sessions, requests, clock, i, now_s)
 
 
@@ -275,7 +278,9 @@ def conclude(settings, sessions, requests, clock, i, now_s):
 
 
 @inner
-def complete(settings, cache, sessions, requests, ranks, lanes, lists, events, clock, rank, lane, now_s, pools):
+def complete(
+    settings, cache, sessions, speculation, requests, ranks, lanes, lists, events, clock, rank, lane, now_s, pools
+):
     """Apply the end of the lane's step: finished requests leave, complete prefills give their token and begin to
     decode.
     """
@@ -283,6 +288,9 @@ def complete(settings, cache, sessions, requests, ranks, lanes, lists, events, c
         i = lists[lane, FINISH_VALUE, 0]
         lanes[lane].finish_size = pop(lists[lane, FINISH_KEY], lists[lane, FINISH_VALUE], lanes[lane].finish_size)
         stop_decoding(settings, requests, lanes, lists, i)
+        if speculation is not None:
+            end = requests[i].input_tokens + requests[i].output_tokens - 1
+            ranks[rank].remaining_tokens += requests[i].computed_tokens - end
         finish(settings, cache, sessions, requests, ranks, lanes, events, clock, rank, i, now_s, pools)
 
     for position in range(lanes[lane].batch_size):
@@ -342,7 +350,22 @@ def with_loading(settings, cache, first, end, stage, device_s):
 
 @inner
 def start_step(
-    settings, cost, cache, sessions, requests, ranks, lanes, lists, stages, events, clock, steps, replica, stage, now_s
+    settings,
+    cost,
+    cache,
+    sessions,
+    speculation,
+    requests,
+    ranks,
+    lanes,
+    lists,
+    stages,
+    events,
+    clock,
+    steps,
+    replica,
+    stage,
+    now_s,
 ):
     """Start the step that a replica's lane has formed, or a run of equal ones; writes its row and its end event.
 
@@ -355,10 +378,10 @@ def start_step(
         any_prefill = any_prefill or lanes[rank * settings.num_stages + stage].batch_size > 0
     if settings.scheduler == SGLANG and any_prefill:
         for rank in range(first, end):
-            undo_decode(settings, ranks, lanes, lists, rank, rank * settings.num_stages + stage)
+            undo_decode(settings, speculation, ranks, lanes, lists, rank, rank * settings.num_stages + stage)
 
     row = clock[0].rows
-    decodes, prefill_tokens, sampled, running, waiting, context, num_prefills = 0, 0, 0, 0, 0, 0, 0
+    queries, decodes, prefill_tokens, sampled, running, waiting, context, num_prefills = 0, 0, 0, 0, 0, 0, 0, 0
     pairs = 0.0
     paused, resumed, late_since_s = 0, 0, 0.0
     most_decodes, most_tokens, most_sampled, most_running = 0, 0, 0, 0
@@ -367,7 +390,8 @@ def start_step(
         lane = rank * settings.num_stages + stage
         rank_decodes = lanes[lane].num_decoding if lanes[lane].batch_decodes else 0
         rank_decodes -= lanes[lane].num_skipped
-        rank_tokens, rank_sampled = 0, rank_decodes
+        rank_queries = rank_decodes if speculation is None else rank_decodes * speculation.num_queries
+        rank_tokens, rank_sampled = 0, rank_queries
         rank_pairs = 0.0
         for position in range(lanes[lane].batch_size):
             i = lists[lane, BATCH, position]
@@ -386,10 +410,11 @@ def start_step(
             + prefill_attention_s(cost, rank_tokens, rank_pairs),
         )
         most_decodes = max(most_decodes, rank_decodes)
-        most_tokens = max(most_tokens, rank_decodes + rank_tokens)
+        most_tokens = max(most_tokens, rank_queries + rank_tokens)
         most_sampled = max(most_sampled, rank_sampled)
         most_running = max(most_running, ranks[rank].num_running)
         decodes += rank_decodes
+        queries += rank_queries
         prefill_tokens += rank_tokens
         sampled += rank_sampled
         pairs += rank_pairs
@@ -412,8 +437,10 @@ def start_step(
             device_s = cost.decode_token_s[most_decodes] + attention_s
         else:
             device_s = cost.mixed_token_s[most_tokens] + cost.sample_s[most_sampled] + attention_s
+            if speculation is not None:
+                device_s += cost.draft_s[most_decodes]
             if settings.ranks_per_replica > 1:
-                device_s += cost.group_token_s[min(decodes + prefill_tokens, cost.group_token_s.size - 1)]
+                device_s += cost.group_token_s[min(queries + prefill_tokens, cost.group_token_s.size - 1)]
         if cache is not None:
             loaded_s = with_loading(settings, cache, first, end, stage, device_s)
             steps[row].load_s = loaded_s - device_s
@@ -437,9 +464,11 @@ def start_step(
             if are_late:
                 paused += num_late
                 late_since_s += since_s
-            lanes[lane].steps += 1
-            lanes[lane].context_tokens += rank_decodes
-            ranks[rank].remaining_tokens -= rank_decodes
+            num_gained = gained_tokens(speculation, lanes, lane)
+            lanes[lane].steps += num_gained
+            lanes[lane].num_verified += 1
+            lanes[lane].context_tokens += num_gained * rank_decodes
+            ranks[rank].remaining_tokens -= num_gained * rank_decodes
     late_gap_s = time_s - late_since_s / (paused + resumed) if paused + resumed > 0 else 0.0
 
     if prefill_tokens == 0 and cost.recorded_step_s.size == 0 and settings.num_stages == 1:
@@ -447,14 +476,14 @@ def start_step(
         heeds_all = settings.concurrency > 0 or sessions is not None or settings.heeds_all_events
         if heeds_all and clock[0].queued > 0:
             horizon_s = min(horizon_s, events[0].time_s)
-        most_steps = steps_until_event(settings, ranks, lanes, lists, first, end)
+        most_steps = steps_until_event(settings, speculation, ranks, lanes, lists, first, end)
         while num_steps < most_steps and time_s < horizon_s:
             attention_s = 0.0
             fits = True
             for rank in range(first, end):
                 count = lanes[rank].num_decoding
                 if settings.scheduler != TRTLLM:
-                    needed = lists[rank, PHASES, lanes[rank].steps % settings.block_size]
+                    needed = blocks_of_step(settings, speculation, lanes, lists, rank)
                     fits = fits and needed <= ranks[rank].free_blocks
                 attention_s = max(attention_s, decode_attention_s(cost, count, lanes[rank].context_tokens + count))
             step_s = with_host(cost, cost.decode_token_s[most_decodes] + attention_s, most_running)
@@ -463,10 +492,13 @@ def start_step(
             for rank in range(first, end):
                 count = lanes[rank].num_decoding
                 if settings.scheduler != TRTLLM:
-                    ranks[rank].free_blocks -= lists[rank, PHASES, lanes[rank].steps % settings.block_size]
-                lanes[rank].steps += 1
-                lanes[rank].context_tokens += count
-                ranks[rank].remaining_tokens -= count
+                    ranks[rank].free_blocks -= blocks_of_step(settings, speculation, lanes, lists, rank)
+                num_gained = gained_tokens(speculation, lanes, rank)
+                lanes[rank].steps += num_gained
+                if count > 0:
+                    lanes[rank].num_verified += 1
+                lanes[rank].context_tokens += num_gained * count
+                ranks[rank].remaining_tokens -= num_gained * count
             last_start_s = time_s
             time_s += step_s
             num_steps += 1
@@ -510,20 +542,23 @@ def start_step(
 
 
 @inner
-def undo_decode(settings, ranks, lanes, lists, rank, lane):
+def undo_decode(settings, speculation, ranks, lanes, lists, rank, lane):
     """SGLang's attention data parallelism: while any rank prefills, the others do not decode."""
     if lanes[lane].batch_decodes and lanes[lane].batch_size == 0:
-        ranks[rank].free_blocks += lists[lane, PHASES, lanes[lane].steps % settings.block_size]
+        ranks[rank].free_blocks += blocks_of_step(settings, speculation, lanes, lists, lane)
         lanes[lane].batch_decodes = 0
 
 
 @inner
-def steps_until_event(settings, ranks, lanes, lists, first, end):
+def steps_until_event(settings, speculation, ranks, lanes, lists, first, end):
     """How many decode steps may run before a request finishes or the policy must look again, arrivals aside."""
     fewest = np.int64(1) << 40
     for rank in range(first, end):
         if lanes[rank].finish_size > 0:
             fewest = min(fewest, lists[rank, FINISH_KEY, 0] - lanes[rank].steps + 1)
+            if speculation is not None:
+                left = max(lists[rank, FINISH_KEY, 0] - lanes[rank].steps, 0)
+                fewest = min(fewest, (left + speculation.num_queries - 1) // speculation.num_queries + 1)
         if lanes[rank].looks_again or ranks[rank].num_prefilling > 0:
             fewest = 1
         if settings.scheduler == SGLANG and ranks[rank].num_waiting > 0:
@@ -532,7 +567,9 @@ def steps_until_event(settings, ranks, lanes, lists, first, end):
 
 
 @entry
-def run(settings, cost, cache, sessions, requests, ranks, lanes, lists, stages, events, clock, steps, pools):
+def run(
+    settings, cost, cache, sessions, speculation, requests, ranks, lanes, lists, stages, events, clock, steps, pools
+):
     """Advance the simulation until all requests have finished or `steps` is full.
 
     Where the host works beside the device, the batch that follows a step at once was formed when that step started:
@@ -543,7 +580,8 @@ def run(settings, cost, cache, sessions, requests, ranks, lanes, lists, stages, 
 
     Args:
         settings, cost: see `kernels.state`.
-        cache, sessions: None where prompts share nothing, and where no request waits for another.
+        cache, sessions, speculation: None where prompts share nothing, where no request waits for another, and where
+            a decode step gives a token.
         requests, ranks, lanes, lists, stages, events, clock: see `kernels.state`; changed in place.
         steps: buffer for the rows of this call; `clock[0].rows` says how many were written.
         pools: None, or `kernels.pools.Pools`; what belongs to one pool is then read from there at every event.
@@ -581,7 +619,20 @@ def run(settings, cost, cache, sessions, requests, ranks, lanes, lists, stages, 
             lane = rank * settings.num_stages + stage
             ends_step = ends_step or lanes[lane].batch_size > 0 or lanes[lane].batch_decodes
             complete(
-                settings, cache, sessions, requests, ranks, lanes, lists, events, clock, rank, lane, event_s, pools
+                settings,
+                cache,
+                sessions,
+                speculation,
+                requests,
+                ranks,
+                lanes,
+                lists,
+                events,
+                clock,
+                rank,
+                lane,
+                event_s,
+                pools,
             )
         arrival_s = next_arrival_s(settings, sessions, requests, clock)
         while arrival_s <= event_s:
@@ -598,10 +649,12 @@ def run(settings, cost, cache, sessions, requests, ranks, lanes, lists, stages, 
                 if pools is not None:
                     join_ready(settings, requests, ranks, lanes, lists, pools, rank, lane)
                 if settings.scheduler == SGLANG:
-                    num_decodes = form_batch_sglang(settings, cache, requests, ranks, lanes, lists, rank, lane, event_s)
+                    num_decodes = form_batch_sglang(
+                        settings, cache, speculation, requests, ranks, lanes, lists, rank, lane, event_s
+                    )
                 else:
                     num_decodes = form_batch_vllm_v1(
-                        settings, cache, requests, ranks, lanes, lists, rank, lane, event_s
+                        settings, cache, speculation, requests, ranks, lanes, lists, rank, lane, event_s
                     )
                 num_batches += end_batch(settings, requests, ranks, lanes, lists, rank, lane, num_decodes)
             if cutoff_s == event_s:
@@ -617,6 +670,7 @@ def run(settings, cost, cache, sessions, requests, ranks, lanes, lists, stages, 
             cost,
             cache,
             sessions,
+            speculation,
             requests,
             ranks,
             lanes,

@@ -8,6 +8,10 @@ MOE_BACKENDS = ("cutlass", "trtllm", "deepgemm", "triton", "marlin", "flashinfer
 """Families of kernels that compute experts, by the names that engines' flags use; `flashinfer` is any that it wraps."""
 
 
+QUEUE_ORDERS = ("fcfs", "priority", "shortest", "deadline", "fair_share", "lpm")
+"""Known values of `EngineSettings.scheduling_policy`."""
+
+
 def _check_at_least(least: int, **values: float | None) -> None:
     for name, value in values.items():
         if value is not None and value < least:
@@ -56,6 +60,51 @@ class HostOverheads(Noun):
         _check_at_least(0, step_s=self.step_s, request_s=self.request_s, first_token_s=self.first_token_s)
 
 
+class Speculative(Noun):
+    """Speculative decoding: `num_draft_tokens` are guessed for every request and verified in one step."""
+
+    method: Literal["mtp", "draft_model", "ngram"]
+    """`mtp`: a layer that the model brings for it, run once a token; `draft_model`: a smaller model; `ngram`: looked up
+    in the text so far, at no cost."""
+    num_draft_tokens: int
+    acceptance_fraction: float | tuple[float, ...]
+    """Share of draft tokens that are right, given that those before them are: one for all, or one for each position."""
+    draft_model: str | None = None
+    """A catalog name, of method `draft_model`."""
+
+    def __post_init__(self) -> None:
+        _check_at_least(1, num_draft_tokens=self.num_draft_tokens)
+        for share in self.acceptance_by_position:
+            if not 0 <= share <= 1:
+                raise ValueError(f"acceptance_fraction is {share}; from 0 to 1 is needed")
+        if len(self.acceptance_by_position) != self.num_draft_tokens:
+            raise ValueError(
+                f"acceptance_fraction has {len(self.acceptance_by_position)} entries for "
+                f"{self.num_draft_tokens} draft tokens"
+            )
+        if (self.method == "draft_model") != (self.draft_model is not None):
+            raise ValueError("draft_model goes with method draft_model, and only with it")
+
+    @property
+    def acceptance_by_position(self) -> tuple[float, ...]:
+        if isinstance(self.acceptance_fraction, tuple):
+            return self.acceptance_fraction
+        return (self.acceptance_fraction,) * self.num_draft_tokens
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Mean tokens that a step gives: 1 + a1 + a1 a2 + ..., with one rate (1 - a^(k + 1)) / (1 - a).
+
+        Source: Leviathan, Kalman and Matias, Fast Inference from Transformers via Speculative Decoding (2023),
+        equation 1.
+        """
+        mean, accepted = 1.0, 1.0
+        for share in self.acceptance_by_position:
+            accepted *= share
+            mean += accepted
+        return mean
+
+
 class KvTier(Noun):
     """Memory below the device's that keeps KV blocks: the host's, a disk, a store in the network.
 
@@ -102,7 +151,10 @@ class EngineSettings(Noun):
     """True: blocks are loaded layer by layer beside the step that needs them (SGLang's HiCache); False: that step waits
     for them (LMCache)."""
     scheduling_policy: str | None = None
-    """`fcfs` or `priority`."""
+    """Which waiting request is first: the oldest (`fcfs`), the one of least priority (`priority`), with the shortest
+    prompt (`shortest`), with the earliest deadline for its first token (`deadline`: its tenant's SLO),
+    or of the tenant that has had the least service (`fair_share`); of equal ones the oldest. SGLang's
+    `lpm` puts requests of which more is cached in front."""
     max_model_len: int | None = None
     """Longest prompt and output together; None takes the model's."""
     block_size: int | None = None
@@ -135,6 +187,8 @@ class EngineSettings(Noun):
     moe_backend: str | None = None
     """One of `MOE_BACKENDS`; None takes the fastest that was measured, as an autotuned engine does
     [moe_config.backend, moe_runner_backend]."""
+    speculative: Speculative | None = None
+    """None: every step gives a token."""
     host: HostOverheads = HostOverheads()
 
     def __post_init__(self) -> None:
@@ -167,8 +221,8 @@ class EngineSettings(Noun):
         names = [tier.name for tier in self.kv_tiers or ()]
         if len(set(names)) < len(names):
             raise ValueError(f"kv_tiers has two tiers of one name: {', '.join(names)}")
-        if self.scheduling_policy not in (None, "fcfs", "priority"):
-            raise ValueError(f"scheduling_policy is {self.scheduling_policy!r}; known: fcfs, priority")
+        if self.scheduling_policy not in (None, *QUEUE_ORDERS):
+            raise ValueError(f"scheduling_policy is {self.scheduling_policy!r}; known: {', '.join(QUEUE_ORDERS)}")
         if self.moe_backend not in (None, *MOE_BACKENDS):
             raise ValueError(f"moe_backend is {self.moe_backend!r}; known: {', '.join(MOE_BACKENDS)}")
 
