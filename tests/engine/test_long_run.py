@@ -71,6 +71,15 @@ REFUSED = {
         {"deployment": {**RAW["deployment"], "engine": {"scheduler": "orca"}}},
         "a long run cannot use the scheduler orca",
     ),
+    "speculation": (
+        {
+            "deployment": {
+                **RAW["deployment"],
+                "engine": {"speculative": {"method": "ngram", "num_draft_tokens": 1, "acceptance_fraction": 0.5}},
+            }
+        },
+        "a long run cannot decode speculatively",
+    ),
     "a closed loop": (
         {
             "workload": {

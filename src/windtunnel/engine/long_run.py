@@ -105,6 +105,8 @@ def simulate_long(
             f"a long run cannot use the scheduler {setup.engine.scheduler}",
             f"possible: {', '.join(state.SCHEDULERS)}; or use simulate",
         )
+    if setup.engine.speculative is not None:
+        raise InputError("a long run cannot decode speculatively", "use simulate, or leave engine.speculative out")
     started_s = time.perf_counter()
     requests = generate(scenario.workload, scenario.seed)
     generate_time_s = time.perf_counter() - started_s
