@@ -30,6 +30,7 @@ from windtunnel.engine.workload import RequestArrays, generate
 from windtunnel.errors import InputError
 from windtunnel.estimate.estimator import Estimator
 from windtunnel.estimate.steps import lower_steps
+from windtunnel.kernels import state
 from windtunnel.metrics.checks import Checks, check_run
 from windtunnel.metrics.records import Table, request_table
 from windtunnel.metrics.summary import Distribution, Goodput, Power, distribution
@@ -99,6 +100,13 @@ def simulate_long(
     """
     _check_independent(scenario)
     setup = resolve(scenario)
+    if setup.engine.scheduler not in state.SCHEDULERS:
+        raise InputError(
+            f"a long run cannot use the scheduler {setup.engine.scheduler}",
+            f"possible: {', '.join(state.SCHEDULERS)}; or use simulate",
+        )
+    if setup.engine.speculative is not None:
+        raise InputError("a long run cannot decode speculatively", "use simulate, or leave engine.speculative out")
     started_s = time.perf_counter()
     requests = generate(scenario.workload, scenario.seed)
     generate_time_s = time.perf_counter() - started_s
@@ -140,6 +148,8 @@ def simulate_long(
 
 
 def _check_independent(scenario: Scenario) -> None:
+    if scenario.deployment.pools:
+        raise InputError("pools hand requests over; a long run needs replicas that are all alike", "use simulate")
     router = scenario.deployment.router
     if scenario.deployment.replicas > 1 and router not in STATIC_ROUTERS:
         raise InputError(

@@ -473,9 +473,10 @@ def start_step(
 
     if prefill_tokens == 0 and cost.recorded_step_s.size == 0 and settings.num_stages == 1:
         horizon_s = next_arrival_s(settings, sessions, requests, clock)
-        heeds_all = settings.concurrency > 0 or sessions is not None or settings.heeds_all_events
-        if heeds_all and clock[0].queued > 0:
+        if (settings.concurrency > 0 or settings.heeds_all_events) and clock[0].queued > 0:
             horizon_s = min(horizon_s, events[0].time_s)
+        if sessions is not None and clock[0].queued > 0:
+            horizon_s = min(horizon_s, events[0].time_s + settings.frontend_s + sessions.least_think_s)
         most_steps = steps_until_event(settings, speculation, ranks, lanes, lists, first, end)
         while num_steps < most_steps and time_s < horizon_s:
             attention_s = 0.0

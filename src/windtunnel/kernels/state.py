@@ -351,6 +351,8 @@ class Sessions(NamedTuple):
     """[n] The inverse."""
     think_s: Floats
     """[n]"""
+    least_think_s: float
+    """Of those that follow another one: no completion can send a request sooner."""
     session: Ints
     """[n] Or NONE."""
     replica: Ints
@@ -431,7 +433,8 @@ def new_sessions(previous: Ints, think_s: Floats, session: Ints) -> Sessions:
     following[previous[previous >= 0]] = np.flatnonzero(previous >= 0)
     replica = np.full(max(int(session.max(initial=NONE)) + 1, 1), NONE)
     heap_s, turn = np.zeros(previous.size + 1), np.zeros(previous.size + 1, np.int64)
-    return Sessions(previous, following, think_s, session, replica, heap_s, turn)
+    least_think_s = float(think_s[previous >= 0].min(initial=np.inf))
+    return Sessions(previous, following, think_s, least_think_s, session, replica, heap_s, turn)
 
 
 def new_ranks(settings: Settings) -> Table:
