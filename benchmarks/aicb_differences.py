@@ -13,7 +13,7 @@ from windtunnel.interop.aicb_job import job_of
 from windtunnel.interop.aicb_megatron import megatron_records
 from windtunnel.interop.aicb_model import aicb_model
 from windtunnel.interop.aicb_simai import simai_training
-from windtunnel.interop.simai_workload import SimaiWorkload, meaning
+from windtunnel.interop.simai_workload_file import SimaiWorkload, meaning
 from windtunnel.ops.op import Collective
 from windtunnel.ops.parameters import count_parameters
 from windtunnel.ops.training_program import device_program

@@ -8,7 +8,7 @@ from windtunnel.interop.chakra import read_trace
 from windtunnel.interop.chakra_training import write_training_traces
 from windtunnel.interop.megatron_arguments import read_megatron_arguments
 from windtunnel.interop.simai_training import training_workload
-from windtunnel.interop.simai_workload import workload_text
+from windtunnel.interop.simai_workload_file import workload_text
 from windtunnel.interop.workload_files import job_contents
 from windtunnel.ops.training import Task
 from windtunnel.spec.training import resolve

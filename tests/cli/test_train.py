@@ -105,3 +105,13 @@ def test_what_is_missing_is_named(windtunnel: Command) -> None:
     done = windtunnel("train", "--model", "llama-3.1-8b")
     assert (done.code, done.stdout) == (2, "")
     assert "device is missing" in done.stderr
+
+
+def test_a_search_shows_the_fastest_layouts_that_fit(windtunnel: Command) -> None:
+    asked = ("--model", "llama-3.1-8b", "--device", "h100_sxm", "--num-devices", "4", "--sequence-tokens", "4096")
+    done = windtunnel("train", *asked, "--global-batch", "8", "--search", "--json")
+    found = json.loads(done.stdout)
+    steps = [layout["step_s"] for layout in found["layouts"]]
+    assert steps == sorted(steps)
+    assert all(layout["fits"] for layout in found["layouts"])
+    assert found["num_tried"] > found["num_fitting"] >= len(steps) > 0

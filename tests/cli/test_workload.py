@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 import yaml
 
-from windtunnel.interop.simai_workload import read_workload
+from windtunnel.interop.simai_workload_file import read_workload
 from windtunnel.spec.training import load
 
 if TYPE_CHECKING:
@@ -93,8 +93,7 @@ def test_every_recorded_format_is_recognised(windtunnel: Command, reference: Pat
 
 def test_a_recorded_command_gives_aicbs_file_under_its_name(windtunnel: Command, aicb: str, tmp_path: Path) -> None:
     out = tmp_path / "results"
-    out.mkdir()
-    done = windtunnel("workload", aicb, "--compat", "aicb", "--out", str(out))
+    done = windtunnel("workload", aicb, "--compat", "aicb", "--out", f"{out}/")
     assert done.code == 0, done.stderr
     (file,) = out.iterdir()
     assert (
@@ -134,6 +133,9 @@ def test_jobs_are_written_for_other_simulators(windtunnel: Command, job: str, tm
     shown = windtunnel("workload", str(tmp_path / "et" / "job.3.et"))
     assert shown.stdout.startswith("Chakra trace\n")
     assert windtunnel("workload", job, "--write", "chakra", "--out", str(tmp_path / "et" / "job")).code == 2
+    some = windtunnel("workload", job, "--write", "chakra", "--out", str(tmp_path / "some" / "job"), "--ranks", "1-2")
+    assert some.code == 0, some.stderr
+    assert len(list((tmp_path / "some").glob("*.et"))) == 2
 
 
 def test_a_job_in_aicbs_words_and_with_its_mistakes(windtunnel: Command, job: str) -> None:
@@ -169,10 +171,17 @@ def test_arguments_become_jobs(windtunnel: Command, aicb: str, megatron: str, tm
             "AICB has no argument for context",
         ),
         (("{job}", "--write", "chakra"), "Chakra traces are one file a rank"),
+        (("{job}", "--write", "chakra", "--out", "t/x", "--ranks", "3-1"), "--ranks is '3-1'; it is one rank or two"),
+        (("{job}", "--write", "chakra", "--out", "t/x", "--ranks", "2-4"), "ranks 0 to 3; there is no rank 4"),
+        (
+            ("{job}", "--write", "chakra", "--out", "t/x", "--set", "parallelism.dp=512", "--set", "global_batch=512"),
+            "the job has 2,048 ranks, and as many traces",
+        ),
         (("{job}", "--set", "parallelism.tp=3"), "tp = 3 does not divide"),
         (("{aicb}", "--set", "global_batch=3"), "--set changes a job's file"),
         (("{job}", "--write", "simay"), "simay"),
-        (("{text}",), "is not a training job"),
+        (("{text}",), "is no workload or trace that is known: it begins with 'what'"),
+        (("{list}",), "is not a training job"),
         (("{binary}",), "is no workload or trace that is known"),
         (("{simai}", "--write", "aicb"), "only jobs and their arguments are written in other formats"),
         (("{simai}",), "line 3 has 2 columns"),
@@ -181,7 +190,12 @@ def test_arguments_become_jobs(windtunnel: Command, aicb: str, megatron: str, tm
 def test_wrong_input(
     windtunnel: Command, job: str, aicb: str, megatron: str, tmp_path: Path, arguments: tuple[str, ...], message: str
 ) -> None:
-    files = {"text": b"what is this", "binary": b"\x89PNG\r\n\x1a\n\xff", "simai": b"MICRO\n1\na b\n"}
+    files = {
+        "text": b"what is this",
+        "list": b"- sequence_tokens",
+        "binary": b"\x89PNG\r\n\x1a\n\xff",
+        "simai": b"MICRO\n1\na b\n",
+    }
     paths = {name: str(tmp_path / name) for name in files} | {"job": job, "aicb": aicb, "megatron": megatron}
     for name, content in files.items():
         Path(paths[name]).write_bytes(content)

@@ -53,7 +53,7 @@ def cases(draw: st.DrawFn) -> Case:
             long_prefill_token_threshold=draw(st.sampled_from([0, 0, 7, 20])),
             chunked_prefill=int(chunked),
             max_prefill_tokens=draw(st.integers(30, 200)),
-            priority=int(draw(st.booleans())) if scheduler == state.VLLM_V1 else 0,
+            priority=draw(st.integers(0, len(state.QUEUE_ORDERS) - 1)) if scheduler == state.VLLM_V1 else 0,
             block_size=block_size,
             num_blocks=largest + draw(st.integers(0, 3 * largest)),
             blocks_per_request=fixed,
@@ -74,6 +74,8 @@ def cases(draw: st.DrawFn) -> Case:
             input_tokens=inputs,
             output_tokens=outputs,
             priority=rng.integers(0, 3, n),
+            tenant=rng.integers(0, min(n, 3), n),
+            ttft_limit_s=rng.choice([0.05, 0.5, np.inf], n),
             concurrency=concurrency,
         ),
     )
@@ -93,7 +95,9 @@ def session_cases(draw: st.DrawFn) -> Case:
     if not case.settings.chunked_prefill:
         budget = max(budget, int(whole.max()))
     settings = case.settings._replace(
-        num_blocks=largest + draw(st.integers(0, 3 * largest)), max_num_batched_tokens=budget
+        longest_prefix_first=int(draw(st.booleans())),
+        num_blocks=largest + draw(st.integers(0, 3 * largest)),
+        max_num_batched_tokens=budget,
     )
     return Case(
         settings=settings,
@@ -211,6 +215,10 @@ def run_oracle(case: Case) -> tuple[list[Request], list[Step]]:
             zip(arrays.arrival_s, arrays.input_tokens, arrays.output_tokens, arrays.priority, chains(case), strict=True)
         )
     ]
+    if arrays.tenant is not None and arrays.ttft_limit_s is not None:
+        tenants = np.unique(arrays.tenant, return_inverse=True)[1]
+        for request, tenant, limit_s in zip(requests, tenants, arrays.ttft_limit_s, strict=True):
+            request.tenant, request.ttft_limit_s = int(tenant), float(limit_s)
     if arrays.previous is not None and arrays.think_s is not None and arrays.session is not None:
         for request, previous, think_s, session in zip(
             requests, arrays.previous, arrays.think_s, arrays.session, strict=True

@@ -417,6 +417,23 @@ def test_a_tier_swaps_preempted_requests_instead_of_computing_them_again() -> No
     assert swapped["finish_s"].max() < recomputed["finish_s"].max()
 
 
+@pytest.mark.parametrize("longest_first", [0, 1])
+def test_the_longest_prefix_goes_first_where_sglang_is_told_so(longest_first: int) -> None:
+    """One place, taken; a stranger waits in front of a request whose prompt is cached."""
+    requests = RequestArrays(
+        arrival_s=np.array([0.0, 1.0, 1.1, 1.2]),
+        input_tokens=np.array([200, 50, 200, 201]),
+        output_tokens=np.array([2, 100, 2, 2]),
+        priority=np.zeros(4, np.int64),
+        prefixes=PrefixArrays(np.array([-1]), np.array([200]), np.array([0, -1, -1, 0]), np.full(4, -1)),
+    )
+    settings = VLLM._replace(
+        scheduler=SCHEDULERS.index("sglang"), block_size=1, max_num_seqs=1, longest_prefix_first=longest_first
+    )
+    records, _, _ = run_loop(settings, cost(settings), requests, cache=prefix_cache(settings, requests))
+    assert (records["scheduled_s"][3] < records["scheduled_s"][2]) == bool(longest_first)
+
+
 def test_no_blocks_are_lost() -> None:
     """After a run with preemptions the pool holds cached blocks that nobody uses, and free ones."""
     requests = chats(30, 4)

@@ -9,7 +9,7 @@ from windtunnel.errors import InputError
 from windtunnel.interop.aicb import GeneratedFile, generate
 from windtunnel.interop.aicb_arguments import read_command
 from windtunnel.interop.aicb_csv import read_records, records_text
-from windtunnel.interop.simai_workload import read_workload, workload_text
+from windtunnel.interop.simai_workload_file import read_workload, workload_text
 
 MEGATRON = "python -m workload_generator.generate_megatron_workload"
 SIMAI = "python -m workload_generator.SimAI_training_workload_generator"

@@ -29,6 +29,7 @@ def test_every_short_name_leads_to_a_field() -> None:
         "max_num_seqs": 7,
         "max_num_batched_tokens": 512,
         "gpu_memory_utilization": 0.8,
+        "enable_prefix_caching": False,
         "quant": "fp8",
         "kv_cache_dtype": "fp8",
         "input_tokens": 10,

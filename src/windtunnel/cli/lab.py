@@ -5,11 +5,27 @@ from pathlib import Path
 import click
 
 from windtunnel.cli.options import Verb, option
+from windtunnel.errors import InputError, did_you_mean
 
 
-@click.group(no_args_is_help=True)
-def command() -> None:
+class Experiments(click.Group):
+    """A group whose unknown commands are answered as those of `windtunnel` are."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] not in self.commands and not args[0].startswith("-"):
+            hint = did_you_mean(args[0], self.commands, f"it has {', '.join(self.commands)}")
+            raise InputError(f"windtunnel lab has no command {args[0]!r}", hint)
+        return super().resolve_command(ctx, args)
+
+
+@click.group(cls=Experiments, no_args_is_help=False, invoke_without_command=True)
+@click.pass_context
+def command(ctx: click.Context) -> None:
     """Run parts of a prediction for real."""
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
 
 
 @command.command(cls=Verb)
@@ -41,7 +57,10 @@ def replay(job: Path, largest_message: str, settings: tuple[str, ...], as_json: 
     from windtunnel.spec.training import load, resolve
     from windtunnel.units import format_bytes, parse_quantity
 
-    largest = parse_quantity("message_bytes", largest_message)
+    try:
+        largest = parse_quantity("message_bytes", largest_message)
+    except InputError as error:
+        raise InputError(error.message.replace("message_bytes", "--largest-message"), error.hint) from None
     done = run(resolve(load(job, assignments(settings))), int(largest))
     facts = (
         ("ranks", f"{done.num_ranks} processes, gloo"),

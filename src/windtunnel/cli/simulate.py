@@ -16,6 +16,12 @@ _LOAD, _OUTPUT = "Load", "Result"
 workload_options = all_of(
     option("--replicas", section="What is served, on what", type=int, metavar="N", help="Equal copies."),
     option("--router", section="What is served, on what", metavar="NAME", help="round_robin, least_outstanding, ..."),
+    option(
+        "--enable-prefix-caching/--no-enable-prefix-caching",
+        section="Engine",
+        default=None,
+        help="Compute what prompts have in common once.  [the engine's]",
+    ),
     option("--input-tokens", section=_LOAD, metavar="N|MIN-MAX", help="Prompt tokens of a request."),
     option("--output-tokens", section=_LOAD, metavar="N|MIN-MAX", help="Generated tokens of a request."),
     option("--concurrency", section=_LOAD, type=int, metavar="N", help="Closed loop: so many requests under way."),

@@ -1,11 +1,15 @@
 """`windtunnel train`: a training job from a file and options, one step of it, its summary."""
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from windtunnel.cli.options import Verb, all_of, option
+
+if TYPE_CHECKING:
+    from windtunnel.engine.training import TrainingResult
+    from windtunnel.spec.training import TrainingJob
 
 _WHAT, _SPLIT, _OUTPUT = "What is trained, on what", "How it is split", "Result"
 
@@ -28,6 +32,7 @@ job_options = all_of(
     option("--zero", section=_SPLIT, type=int, metavar="0-3", help="ZeRO stage; 3 is FSDP."),
     option("--schedule", section=_SPLIT, metavar="NAME", help="1f1b, interleaved, zb_h1, dualpipe, ..."),
     option("--recompute", section=_SPLIT, metavar="HOW", help="none, selective or full.  [none]"),
+    option("--search", section=_OUTPUT, is_flag=True, help="Try every layout of the devices; show the fastest."),
     option("--explain", section=_OUTPUT, is_flag=True, help="Show one micro-batch task by task too."),
     option(
         "--timeline",
@@ -77,6 +82,7 @@ PATHS = {
 @job_options
 def command(
     job: Path | None,
+    search: bool,
     explain: bool,
     timeline: Path | None,
     overwrite: bool,
@@ -91,13 +97,18 @@ def command(
     windtunnel train --model llama-3.1-70b --device h100_sxm --num-devices 64 --tp 4 --pp 4 --cp 2 \\
         --vpp 5 --sequence-tokens 8192 --global-batch 128
     windtunnel train job.yaml --set overlap.tensor_parallel=true --timeline step.json
+    windtunnel train job.yaml --search
     """
     from windtunnel.cli.options import assignments
     from windtunnel.interop.chrome_trace import check_file
     from windtunnel.spec.training import job_of, resolve
 
     given = {PATHS[name]: value for name, value in options.items() if value is not None}
-    setup = resolve(job_of(job, given | assignments(settings)), allow_download=hub)
+    asked = job_of(job, given | assignments(settings))
+    if search:
+        _search(asked, as_json)
+        return
+    setup = resolve(asked, allow_download=hub)
     if timeline is not None:
         check_file(timeline, overwrite)
 
@@ -125,11 +136,26 @@ def command(
     show(*training_report(result, run, changes), *tasks_report(tasks))
 
 
-def _write_timeline(result: Any, file: Path) -> None:
+def _search(job: "TrainingJob", as_json: bool) -> None:
+    """Print the fastest layouts of a job."""
+    from windtunnel.engine.layouts import best_layouts
+    from windtunnel.report.documents import as_text
+    from windtunnel.report.tables import show
+    from windtunnel.report.training import layouts_report
+    from windtunnel.report.training_document import layouts_document
+
+    found = best_layouts(job)
+    if as_json:
+        click.echo(as_text(layouts_document(found)))
+    else:
+        show(*layouts_report(found))
+
+
+def _write_timeline(result: "TrainingResult", file: Path) -> None:
     from windtunnel.interop.training_timeline import write_step_timeline
     from windtunnel.report.version import version
 
-    about = {
+    about: dict[str, str | float] = {
         "producer": f"windtunnel {version()}",
         "model": result.setup.model.name,
         "device": result.setup.device.name,

@@ -5,12 +5,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from windtunnel.cli.options import Verb, all_of, option
+from windtunnel.cli.options import Verb, all_of, assignments, option
 from windtunnel.errors import InputError
 
 if TYPE_CHECKING:
     from windtunnel.interop.aicb import GeneratedFile
     from windtunnel.spec.training import TrainingJob, TrainingSetup
+
+MAX_TRACES = 1024
+"""Files that are written without being asked for by number."""
 
 _READ, _WRITE = "What is read", "What is written"
 
@@ -42,10 +45,11 @@ workload_options = all_of(
     option(
         "--out",
         section=_WRITE,
-        type=click.Path(path_type=Path),
+        type=click.Path(),
         metavar="PATH",
         help="A file, a folder for AICB's own name, or the PREFIX of Chakra traces PREFIX.RANK.et.  [stdout]",
     ),
+    option("--ranks", section=_WRITE, metavar="A-B", help="Of Chakra traces, those of these ranks only.  [all]"),
     option("--overwrite", section=_WRITE, is_flag=True, help="Replace a file that is there."),
     option("--json", "as_json", section="General", is_flag=True, help="Print JSON."),
 )
@@ -54,7 +58,7 @@ workload_options = all_of(
 @click.command(cls=Verb)
 @click.argument("file", type=click.Path(path_type=Path))
 @workload_options
-def command(file: Path, target: str | None, compat: str | None, out: Path | None, **options: Any) -> None:
+def command(file: Path, target: str | None, compat: str | None, out: str | None, **options: Any) -> None:
     """Read a training job, workload or trace, and write jobs for other simulators.
 
     FILE is a training job (YAML), a Megatron-LM command, script or log, an AICB command, a SimAI workload (.txt), an
@@ -66,98 +70,33 @@ def command(file: Path, target: str | None, compat: str | None, out: Path | None
     windtunnel workload job.yaml --write simai --out workload.txt
     windtunnel workload aicb_command.txt --compat aicb --out results/
     """
-    from windtunnel.interop.workload_files import AICB_COMMAND, JOB, MEGATRON, job_contents, read_contents, recognise
+    from windtunnel.interop.job_files import DESCRIPTIONS, Launch, aicb_file, read_job
+    from windtunnel.interop.workload_files import job_contents, read_contents, recognise
+    from windtunnel.spec.training import resolve
 
     kind = recognise(file)
-    if compat is not None and kind in (JOB, MEGATRON, AICB_COMMAND):
-        _deliver(_as_aicb(file, kind, target, **options), out, options["overwrite"])
-        return
-    if kind not in (JOB, MEGATRON, AICB_COMMAND):
+    if kind not in DESCRIPTIONS:
         if target or compat:
             raise InputError(f"{file} is a {kind}; only jobs and their arguments are written in other formats")
         _show(read_contents(file, kind), options["as_json"])
         return
-    job = _job(file, kind, **options)
-    if target is None:
-        from windtunnel.spec.training import resolve
-
-        _show(job_contents(resolve(job), options["stage"]), options["as_json"])
+    launch = Launch(options["device"], options["num_devices"], assignments(options["settings"]))
+    if compat is not None:
+        _deliver(aicb_file(file, kind, launch, target, options["times"]), out, options["overwrite"])
         return
-    _write(job, target, out, options["stage"], options["overwrite"])
+    job, unread = read_job(file, kind, launch)
+    if unread:
+        more = f" and {len(unread) - 8} more" if len(unread) > 8 else ""
+        click.echo(f"without effect on a prediction, or not read: {', '.join(unread[:8])}{more}", err=True)
+    if target is None:
+        _show(job_contents(resolve(job), options["stage"]), options["as_json"])
+    else:
+        _write(job, target, Path(out) if out else None, **options)
 
 
-def _job(file: Path, kind: str, **options: Any) -> "TrainingJob":
-    """The job that a file describes; what of its arguments was not read goes to stderr."""
-    from windtunnel.cli.options import assignments
-    from windtunnel.interop.text_file import read_text
-    from windtunnel.interop.workload_files import JOB, MEGATRON
-    from windtunnel.spec.training import load
-
-    if kind == JOB:
-        return load(file, assignments(options["settings"]))
-    if options["settings"]:
-        raise InputError("--set changes a job's file; these are arguments", "write them with --write job first")
-    device = options["device"]
-    if kind == MEGATRON:
-        from windtunnel.interop.megatron_arguments import read_megatron_arguments
-
-        if device is None:
-            raise InputError("--device is missing: Megatron's arguments do not name one", "windtunnel catalog devices")
-        found = read_megatron_arguments(read_text(file), device, options["num_devices"])
-        if found.unread:
-            shown = ", ".join(found.unread[:8]) + (
-                f" and {len(found.unread) - 8} more" if len(found.unread) > 8 else ""
-            )
-            click.echo(f"without effect on a prediction, or not read: {shown}", err=True)
-        return found.job
-    return _aicb_job(read_text(file), device)
-
-
-def _aicb_job(text: str, device: str | None) -> "TrainingJob":
-    from windtunnel.interop.aicb_arguments import DEVICES, TrainingArguments, read_command
-    from windtunnel.interop.aicb_job import job_of
-
-    arguments = read_command(text).arguments
-    if not isinstance(arguments, TrainingArguments):
-        raise InputError("an inference workload is no training job", "write AICB's own file with --compat aicb")
-    device = device or DEVICES.get(arguments.gpu_type or "")
-    if device is None:
-        raise InputError("--device is missing: the command names none", "windtunnel catalog devices")
-    return job_of(arguments, device)
-
-
-def _as_aicb(file: Path, kind: str, target: str | None, **options: Any) -> "GeneratedFile":
-    """What AICB itself writes: for its own command, or for a job in AICB's arguments."""
-    from windtunnel.interop.aicb import generate
-    from windtunnel.interop.aicb_arguments import Command, read_command
-    from windtunnel.interop.aicb_job import arguments_of
-    from windtunnel.interop.text_file import read_text
-    from windtunnel.interop.workload_files import AICB_COMMAND
-    from windtunnel.spec.training import resolve
-
-    if kind == AICB_COMMAND:
-        return generate(read_command(read_text(file)), options["times"])
-    arguments = arguments_of(resolve(_job(file, kind, **options)))
-    generators = {
-        "simai": "SimAI_training_workload_generator",
-        "aicb": "generate_deepspeed_stage3_workload"
-        if arguments.stage == 3
-        else "generate_deepspeed_stage1_2_workload",
-    }
-    if target not in generators:
-        raise InputError("--compat aicb needs to know which of AICB's files", "--write simai or --write aicb")
-    if arguments.frame != "DeepSpeed":
-        generators["aicb"] = "generate_megatron_workload"
-    elif target == "simai":
-        raise InputError("AICB has no SimAI workload for DeepSpeed or FSDP", "--write aicb, or leave --compat out")
-    if options["times"] is not None:
-        from dataclasses import replace
-
-        arguments = replace(arguments, aiob_enable=True)
-    return generate(Command(generators[target], arguments), options["times"])
-
-
-def _write(job: "TrainingJob", target: str, out: Path | None, stage: int, overwrite: bool) -> None:
+def _write(
+    job: "TrainingJob", target: str, out: Path | None, stage: int, overwrite: bool, ranks: str | None, **_: Any
+) -> None:
     from windtunnel.spec.training import resolve
 
     if target == "job":
@@ -177,7 +116,7 @@ def _write(job: "TrainingJob", target: str, out: Path | None, stage: int, overwr
     seconds = _prices(setup)
     if target == "simai":
         from windtunnel.interop.simai_training import left_out, training_workload
-        from windtunnel.interop.simai_workload import workload_text
+        from windtunnel.interop.simai_workload_file import workload_text
 
         _put(workload_text(training_workload(setup, seconds, stage)), out, overwrite)
         for what in left_out(setup):
@@ -187,10 +126,25 @@ def _write(job: "TrainingJob", target: str, out: Path | None, stage: int, overwr
         raise InputError("Chakra traces are one file a rank", "name their beginning: --out traces/job")
     from windtunnel.interop.chakra_training import write_training_traces
 
-    if not overwrite and out.with_name(f"{out.name}.0.et").exists():
-        raise InputError(f"{out}.0.et is there already", "replace the traces with --overwrite")
-    written = write_training_traces(setup, seconds, out)
+    if not overwrite and out.with_name(f"{out.name}.groups.json").exists():
+        raise InputError(f"{out}.groups.json is there already", "replace the traces with --overwrite")
+    chosen = _chosen(ranks, setup.degrees.num_devices)
+    written = write_training_traces(setup, seconds, out, chosen)
     click.echo(f"wrote {written[0]} and {len(written) - 2} more traces, {written[-1].name} with their groups", err=True)
+
+
+def _chosen(ranks: str | None, num_ranks: int) -> range:
+    """`0-7` as a range; all ranks where there are not so many that nobody can mean it."""
+    if ranks is None:
+        if num_ranks > MAX_TRACES:
+            raise InputError(
+                f"the job has {num_ranks:,} ranks, and as many traces", "write some of them with --ranks, such as 0-63"
+            )
+        return range(num_ranks)
+    first, dash, last = ranks.partition("-")
+    if not first.isdecimal() or (dash and not last.isdecimal()) or int(last or first) < int(first):
+        raise InputError(f"--ranks is {ranks!r}; it is one rank or two with a dash, such as 0-63")
+    return range(int(first), int(last or first) + 1)
 
 
 def _prices(setup: "TrainingSetup") -> Any:
@@ -202,12 +156,13 @@ def _prices(setup: "TrainingSetup") -> Any:
     return lambda task: prices.task(task).seconds
 
 
-def _deliver(made: "GeneratedFile", out: Path | None, overwrite: bool) -> None:
+def _deliver(made: "GeneratedFile", out: str | None, overwrite: bool) -> None:
     for remark in made.remarks:
         click.echo(f"note: {remark}", err=True)
-    if out is not None and (out.is_dir() or str(out).endswith("/")):
-        out = out / made.name
-    _put(made.text, out, overwrite)
+    path = Path(out) if out else None
+    if path is not None and (path.is_dir() or str(out).endswith("/")):
+        path /= made.name
+    _put(made.text, path, overwrite)
 
 
 def _put(text: str, out: Path | None, overwrite: bool) -> None:

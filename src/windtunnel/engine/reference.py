@@ -23,6 +23,7 @@ ROUTERS = (
     "prefix_affinity",
     "least_waiting",
 )
+QUEUE_ORDERS = ("fcfs", "priority", "shortest", "deadline", "fair_share")
 
 
 @dataclass(eq=False)
@@ -42,6 +43,12 @@ class Request:
     session: int = -1
     sequence: int = -1
     """Requests sent before it."""
+    tenant: int = 0
+    ttft_limit_s: float = math.inf
+    queue_key: int = 0
+    """What it is ordered by while it waits, before `sequence`."""
+    order: tuple[int, int] = (0, 0)
+    """Its place in the queue."""
     shared_blocks: int = 0
     """Of those that it holds, in the prefix cache."""
     num_used_segments: int = 0
@@ -103,6 +110,8 @@ class Rank:
     new_token_ratio: float = 0.0
     steps_to_receive: int = 0
     waited_steps: int = 0
+    fair_tag: int = 0
+    """The most service that an admitted request's tenant had had when it was sent."""
 
     @property
     def num_outstanding(self) -> int:
@@ -170,6 +179,8 @@ class Reference:
         self.started_s: dict[tuple[int, int], float] = {}
         self.stage_free_s = [[0.0] * s.num_stages for _ in range(s.num_replicas)]
         self.turn, self.sent = 0, 0
+        self.service: dict[int, int] = {}
+        self.caches = any(request.segments for request in self.requests)
         self.starts = [request for request in self.requests if request.previous < 0]
         self.started = 0
         self.following = {request.previous: request for request in self.requests if request.previous >= 0}
@@ -247,6 +258,7 @@ class Reference:
 
     def deliver_to(self, replica: int, request: Request, now_s: float) -> None:
         rank = min(self.ranks_of(replica), key=lambda rank: rank.num_outstanding)
+        request.queue_key = self.queue_key(rank, request, now_s)
         self.enqueue(rank, request)
         self.wake(replica, now_s)
 
@@ -307,10 +319,23 @@ class Reference:
         return bool(rank.waiting) or unscheduled or any(r.is_decoding and r.lane == lane for r in rank.running)
 
     def enqueue(self, rank: Rank, request: Request) -> None:
-        def key(waiting: Request) -> tuple[int, int]:
-            return (waiting.priority if self.settings.priority else 0, waiting.sequence)
+        request.order = (request.queue_key, request.sequence)
+        bisect.insort(rank.waiting, request, key=lambda waiting: waiting.order)
 
-        bisect.insort(rank.waiting, request, key=key)
+    def queue_key(self, rank: Rank, request: Request, now_s: float) -> int:
+        """The first part of a waiting request's key: by priority, prompt, deadline or its tenant's service."""
+        order = QUEUE_ORDERS[self.settings.priority]
+        if order == "fair_share":
+            key = max(self.service.get(request.tenant, 0), rank.fair_tag)
+            self.service[request.tenant] = key + -(-request.input_tokens // 16)
+            return key
+        keys = {
+            "fcfs": 0,
+            "priority": request.priority,
+            "shortest": request.input_tokens,
+            "deadline": int(min((now_s + request.ttft_limit_s) * 1e3, 2.0**31)),
+        }
+        return keys[order]
 
     def start_step(self, replica: int, lane: int, now_s: float, ends_step: bool) -> bool:
         ranks = self.ranks_of(replica)
@@ -378,6 +403,8 @@ class Reference:
 
     def finish(self, rank: Rank, request: Request, now_s: float) -> None:
         request.finish_s = now_s
+        if QUEUE_ORDERS[self.settings.priority] == "fair_share":
+            self.service[request.tenant] += 2 * request.output_tokens // 16
         self.release(rank, request, request.computed_tokens)
         if request.index in self.following:
             turn = self.following[request.index]
@@ -483,6 +510,7 @@ class Reference:
 
     def admit(self, rank: Rank, lane: int, request: Request, num_tokens: int, now_s: float) -> None:
         rank.waiting.remove(request)
+        rank.fair_tag = max(rank.fair_tag, request.queue_key)
         rank.running.append(request)
         rank.free_blocks -= sum(rank.cache.use(s) for s in request.segments[: request.num_used_segments])
         rank.free_blocks -= request.loading_blocks
@@ -526,7 +554,7 @@ class Reference:
                 victims = [r for r in rank.running if not rank.is_in_flight(r, lane)]
                 if not victims:
                     break
-                victim = max(victims, key=lambda r: (r.priority, r.sequence)) if s.priority else victims[-1]
+                victim = max(victims, key=lambda r: (r.priority, r.sequence)) if s.priority == 1 else victims[-1]
                 if rank.running.index(victim) < position:
                     position -= 1
                 budget += self.preempt(rank, lane, victim)
@@ -620,6 +648,8 @@ class Reference:
             self.take(rank, lane, request, chunk)
             chunk_budget -= chunk
             prompt_budget -= chunk
+        if self.caches and s.longest_prefix_first and len(rank.waiting) <= 128:
+            self.sort_by_prefix(rank)
         while chunk_budget > 0 and prompt_budget > 0 and rank.waiting and len(rank.running) < s.max_num_seqs:
             request = rank.waiting[0]
             if request.arrival_s > self.cutoff_s:
@@ -639,6 +669,14 @@ class Reference:
             promised += whole - chunk + output
             chunk_budget -= chunk
             prompt_budget -= chunk
+
+    def sort_by_prefix(self, rank: Rank) -> None:
+        for request in rank.waiting:
+            late = request.arrival_s > self.cutoff_s
+            if not late:
+                self.look_up(rank, request)
+            request.order = (1 if late else -request.computed_tokens, request.sequence)
+        rank.waiting.sort(key=lambda request: request.order)
 
     def retract_sglang(self, rank: Rank, lane: int) -> None:
         while self.needed_sglang(rank, lane) > rank.free_blocks:

@@ -62,6 +62,7 @@ class Pool(Reference):
         if request.index in self.world.journeys:
             journey = self.world.journeys[request.index]
             journey.prefill_pool, journey.prefill_rank = self, rank
+        request.queue_key = self.queue_key(rank, request, now_s)
         self.enqueue(rank, request)
         self.wake(replica, now_s)
 
@@ -115,7 +116,7 @@ class Pool(Reference):
 
     def an_older_one_waits(self, rank: Rank, request: Request) -> bool:
         def key(r: Request) -> tuple[int, int]:
-            return (r.priority if self.settings.priority else 0, r.sequence)
+            return (r.queue_key, r.sequence)
 
         return bool(rank.waiting) and key(rank.waiting[0]) < key(request)
 

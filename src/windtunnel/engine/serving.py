@@ -13,7 +13,7 @@ from windtunnel.engine.policy import Policy, load_policy, policy_name
 from windtunnel.engine.prefix_cache import cache_for, refuse_tiers, session_state, tier_tokens
 from windtunnel.engine.speculation import drafter_of, speculation_of, with_drafter
 from windtunnel.engine.walked import check_walked, most_batch_tokens, walk, walked_settings
-from windtunnel.engine.work import stage_uses, step_work
+from windtunnel.engine.work import stage_uses, total_work
 from windtunnel.engine.workload import RequestArrays, generate
 from windtunnel.errors import InputError, WindtunnelError
 from windtunnel.estimate.estimator import COVERAGES, Coverage, Estimator
@@ -131,7 +131,7 @@ def simulate(
         loaded_tokens=None if cache is None else cache.loaded.sum(axis=0) * memory.block_size,
     )
     del records
-    rows = rows_by_replica(steps, num_replicas)
+    rows = rows_by_replica(table, steps, num_replicas)
     table = with_token_times(table, steps, rows, setup.parallelism.pp)
     price = scenario.deployment.price_usd_per_hour
     summary = summarise(
@@ -148,7 +148,7 @@ def simulate(
         # A verified step gives more tokens than it samples for.
         checks=check_run(table, steps, rows, setup.parallelism.pp) if speculation is None else None,
         stages=stage_uses(
-            step_work(setup.device, shard, steps), steps, setup.parallelism.pp, num_replicas, span_of(table)
+            total_work(setup.device, shard, steps), steps, setup.parallelism.pp, num_replicas, span_of(table)
         ),
         power_w=power_model(scenario, setup),
         tier_tokens=None if cache is None else tier_tokens(setup, memory, cache),
@@ -234,7 +234,10 @@ def kernel_settings(
         long_prefill_token_threshold=engine.long_prefill_token_threshold or 0,
         chunked_prefill=int(bool(engine.enable_chunked_prefill)),
         max_prefill_tokens=engine.max_prefill_tokens or engine.max_num_batched_tokens,
-        priority=int(engine.scheduling_policy == "priority"),
+        priority=0
+        if engine.scheduling_policy == "lpm"
+        else state.QUEUE_ORDERS.index(engine.scheduling_policy or "fcfs"),
+        longest_prefix_first=int(engine.scheduling_policy == "lpm"),
         block_size=memory.block_size,
         num_blocks=memory.num_blocks,
         blocks_per_request=memory.blocks_per_request,
@@ -290,7 +293,12 @@ def run_loop(
 
 def new_records(requests: RequestArrays) -> state.Table:
     """Fresh `REQUEST` records."""
-    return state.new_requests(requests.arrival_s, requests.input_tokens, requests.output_tokens, requests.priority)
+    records = state.new_requests(requests.arrival_s, requests.input_tokens, requests.output_tokens, requests.priority)
+    if requests.tenant is not None:
+        records.tenant = np.unique(requests.tenant, return_inverse=True)[1]
+    if requests.ttft_limit_s is not None:
+        records.ttft_limit_s = requests.ttft_limit_s
+    return records
 
 
 def run_to_end(
@@ -339,7 +347,7 @@ def run_walking(
     progress: Progress | None = None,
 ) -> tuple[NDArray[np.void], Table, float]:
     """Run the walking loop to its end; returns what `run_loop` does."""
-    records = state.new_requests(requests.arrival_s, requests.input_tokens, requests.output_tokens, requests.priority)
+    records = new_records(requests)
     walked = walk(settings, records, cost, sessions=session_state(requests), policy=policy, progress=progress)
     return walked.requests, walked.steps, walked.engine_time_s
 

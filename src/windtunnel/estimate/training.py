@@ -20,6 +20,10 @@ SUSTAINED_FRACTION: Mapping[str, float] = {"ampere": 0.85, "hopper": 0.77, "blac
 """Rate of matrix products and attention in a run of days against that in a profiling loop of milliseconds, by
 architecture: a loop ends before power and temperature lower the clock. Data sets agree on it where they were fitted one
 by one: Ampere 0.84 to 0.87, Hopper 0.76 to 0.84, Blackwell 0.77 to 0.84."""
+RATED_W: Mapping[str, float] = {"ampere": 400.0, "hopper": 700.0, "blackwell": 1000.0}
+"""Power limit of the parts that those fractions are for. Below it the clock falls with the cube root of power, which
+grows as f V^2 with V in proportion to f."""
+
 OTHER_SUSTAINED_FRACTION = 0.8
 
 OVERLAP_SLOWDOWN = 0.12
@@ -199,6 +203,9 @@ class TrainingPricer:
 def pricer(estimator: Estimator, device: Device, node: Node) -> TrainingPricer:
     """A pricer with the shipped figures of the device's architecture."""
     sustained = SUSTAINED_FRACTION.get(device.architecture, OTHER_SUSTAINED_FRACTION)
+    rated_w = RATED_W.get(device.architecture)
+    if rated_w and device.tdp_w and device.tdp_w < rated_w:
+        sustained *= (device.tdp_w / rated_w) ** (1 / 3)
     return TrainingPricer(estimator, node, sustained)
 
 

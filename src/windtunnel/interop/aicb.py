@@ -2,7 +2,7 @@
 
 AICB (https://github.com/aliyun/aicb, the version 23eec3c that SimAI 1.7 pins) generates workloads from models that it
 makes up; docs/reference/aicb-differences.md lists where they differ from what the frameworks do. This module is for
-comparing with results that were made with AICB's files. `windtunnel.interop.simai_workload` writes right ones.
+comparing with results that were made with AICB's files. `windtunnel.interop.simai_workload_file` writes right ones.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from windtunnel.interop.aicb_inference import inference_model, simai_inference, 
 from windtunnel.interop.aicb_megatron import EPOCH_END, megatron_records
 from windtunnel.interop.aicb_simai import simai_training
 from windtunnel.interop.aiob_times import MLA_MODULES, AiobTimes, inference_ns, read_aiob_times, training_ns
-from windtunnel.interop.simai_workload import workload_text
+from windtunnel.interop.simai_workload_file import workload_text
 
 
 @dataclass(frozen=True)

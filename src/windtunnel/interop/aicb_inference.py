@@ -13,7 +13,7 @@ from typing import Any
 from windtunnel.errors import InputError
 from windtunnel.interop.aicb_arguments import InferenceArguments
 from windtunnel.interop.aicb_simai import FP8_SHARE, NOTHING, UNIT
-from windtunnel.interop.simai_workload import Block, Header, Phase, SimaiWorkload, WorkloadLayer
+from windtunnel.interop.simai_workload_file import Block, Header, Phase, SimaiWorkload, WorkloadLayer
 from windtunnel.interop.text_file import read_text
 
 CONFIGURATIONS: dict[str, dict[str, Any]] = {

@@ -8,10 +8,11 @@ node, and `exact_ns` has the true one.
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from windtunnel.errors import InputError
 from windtunnel.interop.chakra import Attribute, ChakraTrace, Collective, Node, NodeKind, write_trace
 from windtunnel.interop.text_file import write_text
 from windtunnel.ops import op as ops
@@ -49,7 +50,7 @@ class GroupNames:
 
 
 def training_traces(
-    setup: TrainingSetup, seconds: Seconds, names: GroupNames | None = None
+    setup: TrainingSetup, seconds: Seconds, names: GroupNames | None = None, ranks: Collection[int] | None = None
 ) -> Iterator[tuple[int, ChakraTrace]]:
     """(rank, trace) of every rank; `names` collects the groups.
 
@@ -57,6 +58,7 @@ def training_traces(
         setup: a resolved job.
         seconds: of a task, such as `TrainingPricer`'s.
         names: where the groups' numbers are kept.
+        ranks: only these; None: all.
     """
     rank = Rank(setup)
     known = setup.degrees
@@ -64,19 +66,25 @@ def training_traces(
     for device in range(known.pp):
         program = list(device_program(setup, device))
         for number in range(known.num_devices):
-            if stage_of_rank(rank, number) == device:
+            if stage_of_rank(rank, number) == device and (ranks is None or number in ranks):
                 yield number, _RankTrace(rank, number, names, seconds).trace(program)
 
 
-def write_training_traces(setup: TrainingSetup, seconds: Seconds, prefix: Path) -> list[Path]:
-    """Write `PREFIX.RANK.et` for every rank, and `PREFIX.groups.json`; the paths that were written.
+def write_training_traces(
+    setup: TrainingSetup, seconds: Seconds, prefix: Path, ranks: Collection[int] | None = None
+) -> list[Path]:
+    """Write `PREFIX.RANK.et` for every rank, or for `ranks`, and `PREFIX.groups.json`; the paths that were written.
 
     Raises:
-        WindtunnelError: one cannot be written.
+        InputError: the job has no such rank.
+        WindtunnelError: a file cannot be written.
     """
+    unknown = next((number for number in ranks or () if not 0 <= number < setup.degrees.num_devices), None)
+    if unknown is not None:
+        raise InputError(f"the job has ranks 0 to {setup.degrees.num_devices - 1}; there is no rank {unknown}")
     names = GroupNames(tuple(range(setup.degrees.num_devices)))
     written = []
-    for number, trace in training_traces(setup, seconds, names):
+    for number, trace in training_traces(setup, seconds, names, ranks):
         path = prefix.with_name(f"{prefix.name}.{number}.et")
         write_trace(path, trace)
         written.append(path)

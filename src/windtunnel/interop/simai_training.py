@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 
 from windtunnel.errors import InputError
-from windtunnel.interop.simai_workload import Block, Header, Phase, SimaiWorkload, WorkloadLayer
+from windtunnel.interop.simai_workload_file import Block, Header, Phase, SimaiWorkload, WorkloadLayer
 from windtunnel.ops import op as ops
 from windtunnel.ops.sharding import finish_tasks, gather_tasks, optimizer_tasks, reduce_tasks
 from windtunnel.ops.training import (
@@ -25,13 +25,9 @@ from windtunnel.ops.training import (
     Task,
     chunk_parameters,
     chunks,
-    embedding_parts,
-    head_parts,
-    layer_parameters,
-    layer_parts,
     trained,
 )
-from windtunnel.ops.training_program import check_device, layers_of
+from windtunnel.ops.training_program import Unit, check_device, chunk_units
 from windtunnel.spec.training import TrainingSetup
 
 Seconds = Callable[[Task], float]
@@ -114,6 +110,10 @@ def _check(setup: TrainingSetup, device: int) -> None:
             "SimAI's workloads have no word for parameters that are gathered in the forward pass (ZeRO-3)",
             "write a Chakra trace, or train with sharding.zero 1 or 2",
         )
+    if job.schedule == "dualpipe":
+        raise InputError(
+            "SimAI's workloads go through a device's layers one way, DualPipe both", "write a Chakra trace"
+        )
     if known.replicas > 1:
         raise InputError("SimAI's workloads have no group for replicas (HSDP)", "write a Chakra trace")
     if known.experts_tp not in (1, known.tp):
@@ -152,20 +152,11 @@ class _Writer:
     def chunk_lines(self, chunk: Chunk, closes: bool) -> Iterator[WorkloadLayer]:
         """One micro-batch through one chunk; `closes` where its gradients are the last and are reduced."""
         rank = self.rank
-        inside, arriving = Parameters(), tuple[Task, ...]()
-        layers = list(layers_of(rank, chunk))
-        for group, _ in layers:
-            inside = inside + layer_parameters(rank, group)
-        ends = chunk_parameters(rank, chunk) + inside * -1.0
-        units = [(layer_parts(rank, group), again, layer_parameters(rank, group)) for group, again in layers]
-        if chunk.has_embedding:
-            units.insert(0, (embedding_parts(rank), (), Parameters() if chunk.has_head else ends))
-        if chunk.has_head:
-            units.append((head_parts(rank), (), ends))
-        for parts, again, held in units:
+        arriving: tuple[Task, ...] = ()
+        for unit in chunk_units(rank, chunk):
             reduces = closes and self.setup.job.overlap.gradient_reduce
-            lines, arriving = self._unit_lines(parts, again, arriving)
-            reductions = reduce_tasks(rank, trained(rank, held)) if reduces else ()
+            lines, arriving = self._unit_lines(unit, arriving)
+            reductions = reduce_tasks(rank, trained(rank, unit.held)) if reduces else ()
             for line, task in zip_longest(lines, reductions):
                 gradient = self._phase(task, STEP_SUFFIXES) if task else Phase()
                 if line is None:
@@ -176,12 +167,10 @@ class _Writer:
         for task in reversed(arriving):
             yield self._line(task.name, NOTHING, None, task)
 
-    def _unit_lines(
-        self, parts: Iterable[Part], again: tuple[Task, ...], arriving: tuple[Task, ...]
-    ) -> tuple[list[WorkloadLayer], tuple[Task, ...]]:
+    def _unit_lines(self, unit: Unit, arriving: tuple[Task, ...]) -> tuple[list[WorkloadLayer], tuple[Task, ...]]:
         """Lines of a layer, and what its last piece sends back to it in the backward pass of what follows."""
         lines = []
-        for piece in _pieces(parts):
+        for piece in _pieces(unit.parts):
             compute = self._computation(piece.compute)
             # More collectives than one at a boundary take lines without computation. Going back through the lines in
             # reverse, SimAI meets those before this one after it.
@@ -190,7 +179,7 @@ class _Writer:
             lines += [self._line(piece.name, NOTHING, task, None) for task in piece.sent[1:]]
             arriving = piece.sent_back
         lines += reversed(
-            [self._line("recompute", (Phase(), *pair), None, task) for pair, task in self._repeated(again)]
+            [self._line("recompute", (Phase(), *pair), None, task) for pair, task in self._repeated(unit.again)]
         )
         return lines, arriving
 

@@ -158,14 +158,14 @@ _SOURCES: dict[str, _Source] = {
         )
         for name in ("Megatron-LM SC21", "Megatron-LM Jan 2021", "Megatron-LM Sep 2020", "Megatron-LM README (GPT-3")
     },
-    # Table 5 of arXiv:2205.05198; one model replica.
+    # Table 5 of arXiv:2205.05198; one model replica. Megatron-LM sums gradients in fp32 for bf16 only (arguments.py).
     "SeqPar": _Source(
         "megatron",
         {
             **_GPT_ERA,
             "overlap": {**_GPT_ERA["overlap"], "tensor_gradient": True},
             "sharding": {"zero": 0},
-            "precision": {"compute": "fp16", "gradient_reduce": "bf16"},
+            "precision": {"compute": "fp16", "gradients": "bf16", "gradient_reduce": "bf16"},
         },
         vocab_size=51200,
     ),
@@ -408,6 +408,9 @@ def _job(row: Row, source: _Source) -> dict[str, Any]:
         raw["kernels"] = {"fused": True}
     if "async tp" in row.get("note", "").lower() or "asynctp" in row.get("note", "").lower():
         raw["overlap"] = {"tensor_parallel": True}
+    if "Sep 2020" in row["source"]:
+        # Megatron-LM of 2020 had no accumulation: a replica computes its whole batch at once.
+        raw["micro_batch"] = _whole(row, "gbs") * parallelism["tp"] * parallelism["pp"] // num_devices
     raw["global_batch"] = _global_batch(row, raw, num_devices)
     return raw
 

@@ -11,7 +11,7 @@ from windtunnel.interop.aicb_csv import COLUMNS, RecordList, read_records
 from windtunnel.interop.aiob_times import read_aiob_times
 from windtunnel.interop.chakra import ChakraTrace, Collective, NodeKind, read_trace
 from windtunnel.interop.collective_calls import CollectiveCall, totals
-from windtunnel.interop.simai_workload import POLICIES, SimaiWorkload, meaning, read_workload
+from windtunnel.interop.simai_workload_file import POLICIES, SimaiWorkload, meaning, read_workload
 from windtunnel.interop.text_file import read_bytes
 from windtunnel.ops import op as ops
 from windtunnel.ops.training import Rank
@@ -21,6 +21,8 @@ from windtunnel.spec.training import TrainingSetup
 SIMAI, AICB, AIOB = "SimAI workload", "AICB list", "AIOB times"
 CHAKRA, KINETO, PYTORCH = "Chakra trace", "Kineto trace", "PyTorch execution trace"
 AICB_COMMAND, MEGATRON, JOB = "AICB command", "Megatron arguments", "training job"
+
+_KNOWN_HINT = "`windtunnel workload --help` lists what is"
 
 _CHAKRA_START = re.compile(rb"[\x02-\xff]{1,3}?\n[\x05-\x10]\d+\.\d+\.\d+")
 """The length of the metadata, then its first field, the version."""
@@ -57,7 +59,7 @@ def recognise(path: Path) -> str:
     try:
         text = content.decode("utf-8")
     except UnicodeDecodeError:
-        raise InputError(f"{path} is no workload or trace that is known: it is not text") from None
+        raise InputError(f"{path} is no workload or trace that is known: it is not text", _KNOWN_HINT) from None
     if not text.strip():
         raise InputError(f"{path} is empty")
     if text.lstrip().startswith("{"):
@@ -73,7 +75,11 @@ def recognise(path: Path) -> str:
         return AIOB
     if "workload_generator." in text or "workload_with_aiob.sh" in text:
         return AICB_COMMAND
-    return MEGATRON if "--num-layers" in text or "num_layers ..." in text else JOB
+    if "--num-layers" in text or "num_layers ..." in text:
+        return MEGATRON
+    if "sequence_tokens" in text or path.suffix in (".yaml", ".yml"):
+        return JOB
+    raise InputError(f"{path} is no workload or trace that is known: it begins with {first[:40]!r}", _KNOWN_HINT)
 
 
 def read_contents(path: Path, kind: str) -> Contents:

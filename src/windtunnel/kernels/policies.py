@@ -13,6 +13,10 @@ from windtunnel.kernels.state import (
     BATCH,
     BATCH_ENDS,
     BATCH_TOKENS,
+    DEADLINE,
+    FAIR_SHARE,
+    FAIR_TOKENS,
+    FCFS,
     FINISH_KEY,
     FINISH_VALUE,
     LEAST_KV,
@@ -25,10 +29,12 @@ from windtunnel.kernels.state import (
     POWER_OF_TWO,
     PREFILLING,
     PREFIX_AFFINITY,
+    PRIORITY,
     RANDOM,
     ROUND_ROBIN,
     SESSION_AFFINITY,
     SGLANG,
+    SHORTEST,
     TRTLLM,
 )
 
@@ -75,7 +81,7 @@ def held_blocks(settings, requests, lanes, i):
 
 @inner
 def enqueue(settings, requests, ranks, rank, i):
-    """Put request `i` on the waiting heap: first come first served, or by priority and then arrival.
+    """Put request `i` on the waiting heap: first come first served, or by `queue_key` and then arrival.
 
     Under first come first served a preempted request belongs in front; it was sent before any that waits, which puts
     it there.
@@ -83,16 +89,39 @@ def enqueue(settings, requests, ranks, rank, i):
     requests[i].left = NONE
     requests[i].right = NONE
     requests[i].order = requests[i].sequence
-    if settings.priority:
-        requests[i].order += requests[i].priority * MOST_REQUESTS
+    if settings.priority != FCFS:
+        requests[i].order += requests[i].queue_key * MOST_REQUESTS
     ranks[rank].waiting = meld(requests.order, requests.left, requests.right, ranks[rank].waiting, i)
     ranks[rank].num_waiting += 1
     ranks[rank].waiting_tokens += requests[i].target_tokens
 
 
 @inner
+def set_queue_key(settings, requests, ranks, rank, i, now_s):
+    """What request `i`, sent at `now_s`, is ordered by while it waits.
+
+    `deadline` in milliseconds. `fair_share` is start-time fair queueing (Goyal, Vin and Cheng, 1996) with the weights
+    of the virtual token counter (Sheng et al., OSDI 2024): a tenant's requests start at the service that it has had, at
+    least at that of the latest admitted one; a prompt token counts once when the request is sent, an output token twice
+    when it ends.
+    """
+    if settings.priority == PRIORITY:
+        requests[i].queue_key = requests[i].priority
+    elif settings.priority == SHORTEST:
+        requests[i].queue_key = requests[i].input_tokens
+    elif settings.priority == DEADLINE:
+        requests[i].queue_key = np.int64(min((now_s + requests[i].ttft_limit_s) * 1e3, 1.0 * MOST_REQUESTS))
+    elif settings.priority == FAIR_SHARE:
+        tenant = requests[i].tenant
+        requests[i].queue_key = max(requests[tenant].tenant_tag, ranks[rank].fair_tag)
+        requests[tenant].tenant_tag = requests[i].queue_key + num_blocks_for(requests[i].input_tokens, FAIR_TOKENS)
+
+
+@inner
 def admit(settings, requests, ranks, lists, rank, i, now_s):
     """Move the first waiting request, `i`, to the end of the running list."""
+    if settings.priority == FAIR_SHARE:
+        ranks[rank].fair_tag = max(ranks[rank].fair_tag, requests[i].queue_key)
     ranks[rank].waiting = meld(requests.order, requests.left, requests.right, requests[i].left, requests[i].right)
     ranks[rank].num_waiting -= 1
     ranks[rank].waiting_tokens -= requests[i].target_tokens
@@ -327,7 +356,7 @@ def find_victim(settings, requests, ranks, lanes, rank, lane):
     i = ranks[rank].last
     while i != NONE:
         if not is_in_flight(requests, lanes, lane, i):
-            if not settings.priority:
+            if settings.priority != PRIORITY:
                 return i
             if (
                 victim == NONE
@@ -492,6 +521,34 @@ def form_batch_sglang(settings, cache, speculation, requests, ranks, lanes, list
     return lanes[lane].num_decoding
 
 
+LONGEST_PREFIX_WAITING = 128
+
+
+@inner
+def sort_by_prefix(settings, cache, requests, ranks, rank, cutoff_s):
+    """Put waiting requests of which more is cached in front: `lpm`, `SchedulePolicy.calc_priority` of SGLang 0.5.
+
+    With more than 128 waiting the order stays as it is, later ones behind. SGLang also holds requests back that begin
+    like another one in the queue; that is left out.
+    """
+    if ranks[rank].num_waiting > LONGEST_PREFIX_WAITING:
+        return
+    unsorted, waiting = ranks[rank].waiting, NONE
+    while unsorted != NONE:
+        i = unsorted
+        unsorted = meld(requests.order, requests.left, requests.right, requests[i].left, requests[i].right)
+        requests[i].left = NONE
+        requests[i].right = NONE
+        requests[i].order = requests[i].sequence
+        if requests[i].arrival_s > cutoff_s:
+            requests[i].order += MOST_REQUESTS
+        else:
+            look_up(settings, cache, requests, ranks, rank, i)
+            requests[i].order -= requests[i].computed_tokens * MOST_REQUESTS
+        waiting = meld(requests.order, requests.left, requests.right, waiting, i)
+    ranks[rank].waiting = waiting
+
+
 @inner
 def form_prefill_sglang(settings, cache, requests, ranks, lanes, lists, rank, lane, now_s):
     """The prefill batch: `PrefillAdder` of SGLang 0.5."""
@@ -511,6 +568,9 @@ def form_prefill_sglang(settings, cache, requests, ranks, lanes, lists, rank, la
         chunk_budget -= chunk
         prompt_budget -= chunk
         add_chunk(settings, cache, requests, ranks, lanes, lists, rank, lane, i, chunk)
+    if cache is not None and settings.longest_prefix_first and ranks[rank].waiting != NONE:
+        sort_by_prefix(settings, cache, requests, ranks, rank, lanes[lane].cutoff_s)
+        lanes[lane].looks_again = 1
     promised = ranks[rank].remaining_tokens * ranks[rank].new_token_ratio
     while chunk_budget > 0 and prompt_budget > 0 and ranks[rank].waiting != NONE:
         i = ranks[rank].waiting

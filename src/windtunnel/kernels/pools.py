@@ -16,6 +16,7 @@ from windtunnel.kernels.jit import inlined, inner
 from windtunnel.kernels.policies import held_blocks, link, num_blocks_for
 from windtunnel.kernels.state import (
     EVENT,
+    FCFS,
     FINISH_KEY,
     FINISH_VALUE,
     LEAST_KV,
@@ -414,8 +415,8 @@ def pull(settings, requests, ranks, lanes, events, clock, pools, rank, lane, now
         waiting = ranks[rank].waiting
         if waiting != NONE:
             order = requests[i].sequence
-            if settings.priority:
-                order += requests[i].priority * MOST_REQUESTS
+            if settings.priority != FCFS:
+                order += requests[i].queue_key * MOST_REQUESTS
             if requests[waiting].order < order:
                 break
         num_needed = num_blocks_for(requests[i].input_tokens - routing.decode_samples_first, settings.block_size)

@@ -27,6 +27,7 @@ from windtunnel.kernels.policies import (
     gained_tokens,
     held_blocks,
     route,
+    set_queue_key,
     stop_decoding,
     unlink,
 )
@@ -44,6 +45,8 @@ from windtunnel.kernels.state import (
     BATCH,
     BATCH_ENDS,
     BATCH_TOKENS,
+    FAIR_SHARE,
+    FAIR_TOKENS,
     FINISH_KEY,
     FINISH_VALUE,
     NONE,
@@ -110,33 +113,28 @@ def with_host(cost, device_s, num_running):
 
 @inner
 def next_arrival_s(settings, sessions, requests, clock):
-    """When the next request is sent, as far as is known: infinity while the client waits for a completion."""
-    if sessions is not None and clock[0].thinking > 0:
-        return min(sessions.time_s[0], next_start_s(settings, requests, clock))
-    return next_start_s(settings, requests, clock)
+    """When the next request is sent, as far as is known: infinity while the client waits for a completion.
 
-
-@inner
-def next_start_s(settings, requests, clock):
-    """When the next request that waits for no other one is sent, a session's first turn.
-
-    A closed loop of C slots starts the k-th when the (k - C + 1)-th completion has freed one, and measured requests
-    only when all of warm-up has completed; arrival times then count from there.
+    A closed loop of C slots starts the k-th request, or session, when the (k - C + 1)-th completion has freed one, and
+    measured ones only when all of warm-up has completed; arrival times then count from there.
     """
-    if clock[0].next >= requests.size:
-        return np.inf
-    k = clock[0].started
-    send_s = requests[clock[0].next].arrival_s
-    if settings.concurrency == 0:
-        return send_s
-    if 0 < settings.num_warmup <= k:
-        if clock[0].ended < settings.num_warmup:
-            return np.inf
-        send_s += requests[settings.num_warmup - 1].completed_s + settings.frontend_s
-    if k >= settings.concurrency:
-        if clock[0].ended <= k - settings.concurrency:
-            return np.inf
-        send_s = max(send_s, requests[k - settings.concurrency].completed_s + settings.frontend_s)
+    send_s = np.inf
+    if clock[0].next < requests.size:
+        send_s = requests[clock[0].next].arrival_s
+        if settings.concurrency > 0:
+            k = clock[0].started
+            if 0 < settings.num_warmup <= k:
+                if clock[0].ended >= settings.num_warmup:
+                    send_s += requests[settings.num_warmup - 1].completed_s + settings.frontend_s
+                else:
+                    send_s = np.inf
+            if k >= settings.concurrency:
+                if clock[0].ended > k - settings.concurrency:
+                    send_s = max(send_s, requests[k - settings.concurrency].completed_s + settings.frontend_s)
+                else:
+                    send_s = np.inf
+    if sessions is not None and clock[0].thinking > 0:
+        send_s = min(send_s, sessions.time_s[0])
     return send_s
 
 
@@ -181,6 +179,7 @@ def deliver(settings, cache, sessions, requests, ranks, lanes, events, clock, no
     requests[k].rank = settings.first_rank + rank
     requests[k].target_tokens = requests[k].input_tokens
     ranks[rank].num_outstanding += 1
+    set_queue_key(settings, requests, ranks, rank, k, now_s)
     enqueue(settings, requests, ranks, rank, k)
     for stage in range(settings.num_stages):
         if not lanes[first * settings.num_stages + stage].is_busy:
@@ -250,6 +249,8 @@ def finish(settings, cache, sessions, requests, ranks, lanes, events, clock, ran
         release(settings, cache, ranks, rank, i, held, requests[i].computed_tokens)
     unlink(requests, ranks, rank, i)
     ranks[rank].num_outstanding -= 1
+    if settings.priority == FAIR_SHARE:
+        requests[requests[i].tenant].tenant_tag += 2 * requests[i].output_tokens // FAIR_TOKENS
     conclude(settings, sessions, requests, clock, i, now_s)
 
 
@@ -474,9 +475,10 @@ def start_step(
 
     if prefill_tokens == 0 and cost.recorded_step_s.size == 0 and settings.num_stages == 1:
         horizon_s = next_arrival_s(settings, sessions, requests, clock)
-        heeds_all = settings.concurrency > 0 or sessions is not None or settings.heeds_all_events
-        if heeds_all and clock[0].queued > 0:
+        if (settings.concurrency > 0 or settings.heeds_all_events) and clock[0].queued > 0:
             horizon_s = min(horizon_s, events[0].time_s)
+        if sessions is not None and clock[0].queued > 0:
+            horizon_s = min(horizon_s, events[0].time_s + settings.frontend_s + sessions.least_think_s)
         most_steps = steps_until_event(settings, speculation, ranks, lanes, lists, first, end)
         while num_steps < most_steps and time_s < horizon_s:
             attention_s = 0.0

@@ -22,7 +22,7 @@ MODULUS, MULTIPLIER = 2**31 - 1, 48271
 NONE = -1
 """No request, no neighbour."""
 
-MOST_REQUESTS = 1 << 40
+MOST_REQUESTS = 1 << 31
 """More than any run has: the step from one priority to the next in the key of the waiting heap."""
 
 SCHEDULERS = ("vllm_v1", "trtllm", "sglang")
@@ -45,6 +45,14 @@ ROUND_ROBIN, RANDOM, POWER_OF_TWO, LEAST_OUTSTANDING, LEAST_KV, SESSION_AFFINITY
 )
 
 
+QUEUE_ORDERS = ("fcfs", "priority", "shortest", "deadline", "fair_share")
+"""The codes of `Settings.priority` are positions here."""
+FCFS, PRIORITY, SHORTEST, DEADLINE, FAIR_SHARE = range(5)
+
+FAIR_TOKENS = 16
+"""Tokens of one unit of service under `fair_share`."""
+
+
 class Settings(NamedTuple):
     """How a replica's engine forms batches. Scalars."""
 
@@ -60,7 +68,7 @@ class Settings(NamedTuple):
     max_prefill_tokens: int
     """SGLang: prompt tokens of one prefill batch."""
     priority: int
-    """1: waiting and victims ordered by priority, 0: first come first served."""
+    """The order of waiting requests, a position in `QUEUE_ORDERS`; by priority, victims are ordered too."""
     block_size: int
     num_blocks: int
     """Of one rank."""
@@ -81,6 +89,8 @@ class Settings(NamedTuple):
     batch_wait_steps: int = 0
     """TensorRT-LLM: prefill is held back for at most so many decode steps, until `batch_wait_tokens` are scheduled."""
     batch_wait_tokens: int = 0
+    longest_prefix_first: int = 0
+    """SGLang: 1: waiting requests of which more is cached go first (`lpm`)."""
     router: int = ROUND_ROBIN
     seed: int = 0
     """Of the router's draws."""
@@ -110,6 +120,10 @@ REQUEST = np.dtype(
         ("priority", "i8"),  # smaller goes first, as in vLLM
         ("sequence", "i8"),  # requests sent before it
         ("order", "i8"),  # key in the waiting heap
+        ("queue_key", "i8"),  # its first part; the second is `sequence`
+        ("ttft_limit_s", "f8"),  # from the sending to the deadline of the first token
+        ("tenant", "i8"),
+        ("tenant_tag", "i8"),  # not of this request: the service that the tenant of this number has had, in units
         ("before", "i8"),  # neighbours in the rank's running list
         ("after", "i8"),
         ("left", "i8"),  # children in the rank's waiting heap
@@ -136,6 +150,7 @@ RANK = np.dtype(
         ("waiting", "i8"),  # root of the waiting heap
         ("num_prefilling", "i8"),
         ("new_token_ratio", "f8"),  # SGLang's estimate of the share of outputs still to come
+        ("fair_tag", "i8"),  # the greatest key admitted under `fair_share`
         ("waited_steps", "i8"),  # TensorRT-LLM: decode steps for which prefill has been held back
         ("steps_to_receive", "i8"),  # SGLang: decode steps until waiting requests are looked at again
     ]
@@ -336,6 +351,8 @@ class Sessions(NamedTuple):
     """[n] The inverse."""
     think_s: Floats
     """[n]"""
+    least_think_s: float
+    """Of those that follow another one: no completion can send a request sooner."""
     session: Ints
     """[n] Or NONE."""
     replica: Ints
@@ -354,6 +371,7 @@ def new_requests(arrival_s: Floats, input_tokens: Ints, output_tokens: Ints, pri
     requests.input_tokens = input_tokens
     requests.output_tokens = output_tokens
     requests.priority = priority
+    requests.ttft_limit_s = np.inf
     for unknown in ("scheduled_s", "first_token_s", "finish_s", "last_token_s"):
         requests[unknown] = np.nan
     for nobody in ("before", "after", "left", "right"):
@@ -415,7 +433,8 @@ def new_sessions(previous: Ints, think_s: Floats, session: Ints) -> Sessions:
     following[previous[previous >= 0]] = np.flatnonzero(previous >= 0)
     replica = np.full(max(int(session.max(initial=NONE)) + 1, 1), NONE)
     heap_s, turn = np.zeros(previous.size + 1), np.zeros(previous.size + 1, np.int64)
-    return Sessions(previous, following, think_s, session, replica, heap_s, turn)
+    least_think_s = float(think_s[previous >= 0].min(initial=np.inf))
+    return Sessions(previous, following, think_s, least_think_s, session, replica, heap_s, turn)
 
 
 def new_ranks(settings: Settings) -> Table:

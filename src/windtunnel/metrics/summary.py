@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.metrics.checks import Checks, busy_until
+from windtunnel.metrics.checks import Checks
 from windtunnel.metrics.power import PowerModel
 from windtunnel.metrics.records import Table
 from windtunnel.metrics.tokens import rows_by_replica
@@ -366,10 +366,10 @@ def itl_distribution(steps: Table) -> Distribution | None:
     """
     regular = steps["decode_tokens"].astype(np.float64) * steps["num_steps"] - steps["paused_tokens"]
     late = (steps["paused_tokens"] + steps["resumed_tokens"]).astype(np.float64)
-    values = np.concatenate([steps["duration_s"] / steps["num_steps"], steps["late_gap_s"]])
-    weights = np.concatenate([regular, late])
-    kept = weights > 0
-    return weighted_distribution(values[kept], weights[kept]) if kept.any() else None
+    some = np.flatnonzero(late)
+    values = np.concatenate([steps["duration_s"] / steps["num_steps"], steps["late_gap_s"][some]])
+    weights = np.concatenate([regular, late[some]])
+    return weighted_distribution(values, weights) if np.any(weights > 0) else None
 
 
 def weighted_distribution(values: NDArray[Any], weights: Floats) -> Distribution:
@@ -377,14 +377,47 @@ def weighted_distribution(values: NDArray[Any], weights: Floats) -> Distribution
 
     Percentiles are the least value at or below which that share of the weight lies.
     """
-    order = np.argsort(values, kind="stable")
-    values, cumulative = values[order], np.cumsum(weights[order])
-    at = np.searchsorted(cumulative, np.array(PERCENTILES) / 100 * cumulative[-1])
+    if values.dtype.kind in "iu" and values.max() < MOST_COUNTED:
+        weights = np.asarray(np.bincount(values, weights), np.float64)
+        values = np.arange(weights.size)
+    counts, of_bin = _bins(values, weights)
+    sums = np.cumsum(counts)
+    points = [_weighted_point(values, weights, of_bin, sums, q / 100) for q in PERCENTILES]
     return Distribution(
-        mean=float(np.average(values, weights=weights[order])),
-        **{f"p{q}": float(values[min(i, values.size - 1)]) for q, i in zip(PERCENTILES, at, strict=True)},
-        max=float(values[-1]),
+        mean=float(np.average(values, weights=weights)),
+        **{f"p{q}": point for q, point in zip(PERCENTILES, points, strict=True)},
+        max=float(values[weights > 0].max()),
     )
+
+
+MOST_COUNTED = 1 << 22
+"""Integers below this are counted one by one."""
+BIN_SHIFT = 42
+"""Leaves ten of a float's 52 bits of mantissa: bins of 0.1%."""
+
+
+def _bins(values: NDArray[Any], weights: Floats) -> tuple[Floats, NDArray[np.int64]]:
+    """The weight in each of many bins, and the bin of each value, which is not negative; bins rise with the values.
+
+    The bits of such floats, read as integers, are in the same order. Only the bins that hold a percentile are then
+    sorted: 28 million steps take two seconds and not ten.
+    """
+    of_bin = np.ascontiguousarray(values, np.float64).view(np.int64) >> BIN_SHIFT
+    lowest = int(of_bin[of_bin > 0].min(initial=1 << 62))
+    of_bin = np.maximum(of_bin - (lowest - 1), 0)
+    return np.asarray(np.bincount(of_bin, weights), np.float64), of_bin
+
+
+def _weighted_point(
+    values: NDArray[Any], weights: Floats, of_bin: NDArray[np.int64], sums: Floats, share: float
+) -> float:
+    wanted = share * sums[-1]
+    at = min(int(np.searchsorted(sums, wanted)), sums.size - 1)
+    inside = np.flatnonzero(of_bin == at)
+    inside = inside[np.argsort(values[inside], kind="stable")]
+    before = sums[at - 1] if at else 0.0
+    cumulative = before + np.cumsum(weights[inside])
+    return float(values[inside[min(int(np.searchsorted(cumulative, wanted)), inside.size - 1)]])
 
 
 def goodput(requests: Table, slo: Slo, span_s: float) -> Goodput:
@@ -422,7 +455,7 @@ def utilisation_of(requests: Table, steps: Table, num_replicas: int, num_stages:
         mean_running=float((steps["num_running"] * busy_s).sum() / total_s),
         mean_waiting=float((steps["num_waiting"] * busy_s).sum() / total_s),
         mean_present=float((requests["finish_s"] - requests["arrival_s"]).sum()) / span_s,
-        bubble_fraction=_bubble_fraction(steps, num_replicas, num_stages),
+        bubble_fraction=_bubble_fraction(requests, steps, num_replicas, num_stages),
         kv_mean_fraction=float((steps["used_blocks"] * busy_s).sum() / whole_s / num_blocks),
         kv_peak_fraction=float(steps["used_blocks"].max() / num_blocks),
         num_preemptions=int(requests["num_preemptions"].sum()),
@@ -438,14 +471,14 @@ def _cache_hit_fractions(requests: Table, tier_tokens: Mapping[str, NDArray[np.i
     }
 
 
-def _bubble_fraction(steps: Table, num_replicas: int, num_stages: int) -> float:
+def _bubble_fraction(requests: Table, steps: Table, num_replicas: int, num_stages: int) -> float:
     if num_stages == 1:
         return 0.0
-    rows = rows_by_replica(steps, num_replicas)
-    starts_s, ends_s = steps["start_s"][rows.order], busy_until(steps, rows)
-    before_s = np.concatenate([[-np.inf], ends_s[:-1]])
-    before_s[rows.first[:-1][rows.first[:-1] < len(steps)]] = -np.inf
-    active_s = float((ends_s - np.maximum(starts_s, before_s)).sum())
+    active_s = 0.0
+    for own, _ in rows_by_replica(requests, steps, num_replicas):
+        starts_s = steps["start_s"][own]
+        ends_s = np.maximum.accumulate(starts_s + steps["duration_s"][own])
+        active_s += float((ends_s - np.maximum(starts_s, np.append(-np.inf, ends_s[:-1]))).sum())
     return max(1.0 - float(steps["duration_s"].sum()) / (num_stages * active_s), 0.0)
 
 

@@ -143,18 +143,7 @@ def _last_of_chunks(actions: np.ndarray) -> dict[int, int]:
 
 def _chunk_passes(rank: Rank, chunk: Chunk, is_split: bool, is_last: bool) -> _Passes:
     """A chunk's layers one after the other, between its embedding and its head; `is_last` closes its gradients."""
-    units = [
-        _unit(layer_parts(rank, group), again, is_split, layer_parameters(rank, group))
-        for group, again in layers_of(rank, chunk)
-    ]
-    inside = Parameters()
-    for _, held in units:
-        inside = inside + held
-    ends = chunk_parameters(rank, chunk) + inside * -1.0
-    if chunk.has_embedding:
-        units.insert(0, _unit(embedding_parts(rank), (), is_split, Parameters() if chunk.has_head else ends))
-    if chunk.has_head:
-        units.append(_unit(head_parts(rank), (), is_split, ends))
+    units = [(_passes_of(unit, is_split), unit.held) for unit in chunk_units(rank, chunk)]
     if rank.setup.job.sharding.zero == 3:
         return _sharded(rank, units)
     closes = is_last and bool(rank.setup.job.overlap.gradient_reduce)
@@ -174,7 +163,34 @@ def _reduced(rank: Rank, units: list[tuple[tuple[Task, ...], Parameters]], close
             yield from reduce_tasks(rank, trained(rank, held), BESIDE_STEP)
 
 
-def layers_of(rank: Rank, chunk: Chunk) -> Iterator[tuple[LayerGroup, tuple[Task, ...]]]:
+@dataclass(frozen=True)
+class Unit:
+    """A layer, the embedding or the head."""
+
+    parts: tuple[Part, ...]
+    again: tuple[Task, ...]
+    """What its backward pass computes again first."""
+    held: Parameters
+    """Its parameters on this rank; of a chunk with both ends, the head's unit holds the embedding's too."""
+
+
+def chunk_units(rank: Rank, chunk: Chunk) -> list[Unit]:
+    """A chunk's units in the order of the forward pass."""
+    units = [
+        Unit(layer_parts(rank, group), again, layer_parameters(rank, group)) for group, again in _layers(rank, chunk)
+    ]
+    inside = Parameters()
+    for unit in units:
+        inside = inside + unit.held
+    ends = chunk_parameters(rank, chunk) + inside * -1.0
+    if chunk.has_embedding:
+        units.insert(0, Unit(embedding_parts(rank), (), Parameters() if chunk.has_head else ends))
+    if chunk.has_head:
+        units.append(Unit(head_parts(rank), (), ends))
+    return units
+
+
+def _layers(rank: Rank, chunk: Chunk) -> Iterator[tuple[LayerGroup, tuple[Task, ...]]]:
     """Every layer of a chunk in order, with what its backward pass computes again.
 
     Groups whose counts are fractions of a chunk's layers (hybrids that alternate) are spread evenly.
@@ -198,17 +214,13 @@ def layers_of(rank: Rank, chunk: Chunk) -> Iterator[tuple[LayerGroup, tuple[Task
         yield group, layer_work(rank, group, granularity).recomputed
 
 
-def _unit(
-    parts: Iterable[Part], again: tuple[Task, ...], is_split: bool, held: Parameters
-) -> tuple[_Passes, Parameters]:
-    parts = tuple(parts)
-    forward = [task for part in parts for task in part.forward]
-    backward, weights = list(again), list[Task]()
-    for part in reversed(parts):
+def _passes_of(unit: Unit, is_split: bool) -> _Passes:
+    forward = [task for part in unit.parts for task in part.forward]
+    backward, weights = list(unit.again), list[Task]()
+    for part in reversed(unit.parts):
         backward += part.backward_input
         (weights if is_split else backward).extend(part.backward_weight)
-    ordered = [_in_order(_present(tasks)) for tasks in (forward, backward, weights)]
-    return _Passes(*map(tuple, ordered)), held
+    return _Passes(*(tuple(_in_order(_present(tasks))) for tasks in (forward, backward, weights)))
 
 
 def _present(tasks: Iterable[Task]) -> list[Task]:

@@ -8,6 +8,10 @@ MOE_BACKENDS = ("cutlass", "trtllm", "deepgemm", "triton", "marlin", "flashinfer
 """Families of kernels that compute experts, by the names that engines' flags use; `flashinfer` is any that it wraps."""
 
 
+QUEUE_ORDERS = ("fcfs", "priority", "shortest", "deadline", "fair_share", "lpm")
+"""Known values of `EngineSettings.scheduling_policy`."""
+
+
 def _check_at_least(least: int, **values: float | None) -> None:
     for name, value in values.items():
         if value is not None and value < least:
@@ -147,7 +151,10 @@ class EngineSettings(Noun):
     """True: blocks are loaded layer by layer beside the step that needs them (SGLang's HiCache); False: that step waits
     for them (LMCache)."""
     scheduling_policy: str | None = None
-    """`fcfs` or `priority`."""
+    """Which waiting request is first: the oldest (`fcfs`), the one of least priority (`priority`), with the shortest
+    prompt (`shortest`), with the earliest deadline for its first token (`deadline`: its tenant's SLO),
+    or of the tenant that has had the least service (`fair_share`); of equal ones the oldest. SGLang's
+    `lpm` puts requests of which more is cached in front."""
     max_model_len: int | None = None
     """Longest prompt and output together; None takes the model's."""
     block_size: int | None = None
@@ -214,8 +221,8 @@ class EngineSettings(Noun):
         names = [tier.name for tier in self.kv_tiers or ()]
         if len(set(names)) < len(names):
             raise ValueError(f"kv_tiers has two tiers of one name: {', '.join(names)}")
-        if self.scheduling_policy not in (None, "fcfs", "priority"):
-            raise ValueError(f"scheduling_policy is {self.scheduling_policy!r}; known: fcfs, priority")
+        if self.scheduling_policy not in (None, *QUEUE_ORDERS):
+            raise ValueError(f"scheduling_policy is {self.scheduling_policy!r}; known: {', '.join(QUEUE_ORDERS)}")
         if self.moe_backend not in (None, *MOE_BACKENDS):
             raise ValueError(f"moe_backend is {self.moe_backend!r}; known: {', '.join(MOE_BACKENDS)}")
 

@@ -98,6 +98,10 @@ def with_defaults(settings: EngineSettings, device: Device) -> EngineSettings:
             f"there is no scheduler {resolved.scheduler!r}",
             did_you_mean(str(resolved.scheduler), SCHEDULERS, f"known: {', '.join(SCHEDULERS)}"),
         )
+    if resolved.scheduling_policy == "lpm" and resolved.scheduler != "sglang":
+        raise InputError(
+            f"scheduling_policy lpm is SGLang's; the scheduler is {resolved.scheduler}", "known here: fcfs, priority"
+        )
     return resolved
 
 

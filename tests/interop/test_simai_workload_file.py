@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from windtunnel.errors import InputError
-from windtunnel.interop.simai_workload import (
+from windtunnel.interop.simai_workload_file import (
     MICRO,
     OPERATIONS,
     Block,
