@@ -184,7 +184,16 @@ _SOURCES: dict[str, _Source] = {
     "Llama 3 paper": _Source(
         "megatron", {"sharding": {"zero": 2}, "parallelism": {"cp_method": "all_gather", "virtual_stages": 8}}
     ),
-    "DeepSeek-V3": _Source("deepseek", {"precision": {"compute": "fp8_block"}}),
+    # arXiv:2412.19437: batches grow to 15,360 sequences (4.2); DualPipe and experts over 64 ranks (3.2); norms, SwiGLU
+    # and the up-projections of attention are recomputed (3.2.3).
+    "DeepSeek-V3": _Source(
+        "deepseek",
+        {
+            "precision": {"moments": "bf16"},
+            "global_batch": 15360,
+            "recompute": {"granularity": "selective", "modules": ["norms", "activation", "latent_up_projection"]},
+        },
+    ),
     # NeMo's performance recipes: userbuffers for tensor parallelism, gradients reduced and kept in bf16.
     "NeMo": _Source(
         "megatron",
@@ -386,7 +395,7 @@ def _job(row: Row, source: _Source) -> dict[str, Any]:
         "parallelism": parallelism,
         "framework": source.framework,
         "precision": {"compute": compute},
-        "recompute": _recompute(row),
+        **_recompute(row),
         **_hardware(row, source),
     }
     if "sequence-parallel" in row.get("act_ckpt", ""):
@@ -421,7 +430,7 @@ def _global_batch(row: Row, raw: dict[str, Any], num_devices: int) -> int:
     replicas = num_devices // (int(split["tp"]) * int(split["cp"]) * int(split["pp"]))
     each = replicas * int(raw["micro_batch"])
     if given is None:
-        return each
+        return int(raw.get("global_batch", each))
     # BLOOM's batch sizes were rounded to what the replicas divide.
     return max(int(given) // each, 1) * each if row["source"].startswith("BigScience") else int(given)
 
@@ -465,12 +474,11 @@ def _uneven(num_layers: int, num_chunks: int) -> list[int]:
 def _recompute(row: Row) -> dict[str, Any]:
     said = row.get("act_ckpt", "")
     if said.startswith("full"):
-        return {"granularity": "full"}
+        return {"recompute": {"granularity": "full"}}
     if said.startswith("selective") and "torchtitan" in row["source"]:
-        return {"granularity": "selective", "modules": ["norms", "activation", "every_second_product"]}
-    if said.startswith("selective"):
-        return {"granularity": "selective"}
-    return {"granularity": "none"}
+        modules = ["norms", "activation", "every_second_product"]
+        return {"recompute": {"granularity": "selective", "modules": modules}}
+    return {"recompute": {"granularity": "selective"}} if said.startswith("selective") else {}
 
 
 def _hardware(row: Row, source: _Source) -> dict[str, Any]:
