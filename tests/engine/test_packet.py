@@ -282,6 +282,15 @@ def test_it_agrees_with_ns3(name: str, reference: Path) -> None:
     assert times.total_s * 1e6 == pytest.approx(recorded_us, rel=budget)
 
 
+def test_sprayed_packets_that_overtake_are_not_sent_again() -> None:
+    fabric = build_fabric(DcnPlus(num_gpus=16, num_spines=4, gpus_per_leaf=8))
+    flows = all_to_all(np.arange(16, dtype=np.int32), MIB)
+    spray = msgspec.structs.replace(PLAIN, routing="spray")
+    times = simulate_packets(fabric, flows, spray)
+    assert times.num_repeated_packets == 0
+    assert times.total_s < 1.1 * simulate_packets(fabric, flows, PLAIN).total_s
+
+
 def test_it_is_the_packet_backend_of_flows() -> None:
     flows = sends([(0, 2), (1, 2)], MIB)
     direct = simulate_packets(star(3), flows, PLAIN)

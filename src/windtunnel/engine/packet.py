@@ -124,7 +124,7 @@ def simulate_packets(
         InputError: ends are not connected, or the settings do not fit the fabric.
         WindtunnelError: flows wait for each other, or pauses do.
     """
-    packet = packet or settings.packet or (SIMAI_PACKETS if settings.compat == "simai" else PacketSettings())
+    packet = packet or settings.packet or default_packets(settings)
     tables = tables_of(fabric, flows, settings, packet)
     traced_links = np.asarray(traced, np.int32)
     outcome = run_in_parts(tables) if len(traced_links) == 0 else run_tables(tables, traced_links)
@@ -139,6 +139,16 @@ def simulate_packets(
             "they wait for each other" if not outcome.links.num_pauses.any() else "pause frames wait for each other",
         )
     return _times(outcome, traced_links)
+
+
+def default_packets(settings: NetworkSettings) -> PacketSettings:
+    """The packet settings of a network that gives none; sprayed packets overtake each other, and need a transport that
+    does not take that for a loss.
+    """
+    packet = SIMAI_PACKETS if settings.compat == "simai" else PacketSettings()
+    if settings.routing == "spray":
+        return msgspec.structs.replace(packet, recovery="selective_repeat", reordering_packets=1000)
+    return packet
 
 
 def run_tables(tables: Tables, traced: NDArray[np.int32] | None = None) -> Outcome:
