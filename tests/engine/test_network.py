@@ -77,8 +77,8 @@ def test_the_last_byte_needs_the_propagation_of_every_link() -> None:
 
 
 def test_bytes_are_conserved_on_every_link() -> None:
-    fabric = build_fabric(SpectrumX(num_gpus=32, num_spines=4))
-    flows = tables.all_to_all(ranks(32), 32 * 4096)
+    fabric = build_fabric(SpectrumX(num_gpus=16, gpus_per_server=4, num_spines=2))
+    flows = tables.all_to_all(ranks(16), 16 * 4096)
     paths = find_paths(fabric, flows, PLAIN)
     hops = np.diff(paths.pointer)[paths.of_flow]
     times = run_flow_level(fabric, flows, PLAIN, paths)
@@ -170,6 +170,7 @@ def test_flows_that_wait_for_each_other_are_refused() -> None:
         run_flow_level(build_fabric(flat(2)), cycle, PLAIN)
 
 
+@pytest.mark.compiled
 @pytest.mark.parametrize(
     ("topology", "n", "routing"),
     [
@@ -190,6 +191,7 @@ def test_alike_connections_once_give_the_time_of_all(topology: Topology, n: int,
     assert together_seconds(fabric, exchange, settings_) == pytest.approx(every, rel=1e-9)
 
 
+@pytest.mark.compiled
 def test_long_rings_are_continued_from_steady_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     fabric = build_fabric(SpectrumX(num_gpus=64))
     rings = tables.nccl_rings(ranks(64), 8)
@@ -216,6 +218,7 @@ MIB = 2**20
 SMALL = {"gpu_type": "A100", "nic_bytes_per_s": 100 * GBPS, "scale_up_bytes_per_s": 2400 * GBPS}
 
 
+@pytest.mark.compiled
 @pytest.mark.parametrize(
     ("topology", "flows", "recorded_us"),
     [
@@ -257,6 +260,7 @@ def test_the_analytic_depth_lets_nothing_wait() -> None:
     assert run_flows(fabric, flows, PLAIN, "analytic").sent_s.tolist() == pytest.approx([ALONE_S] * 2)
 
 
+@pytest.mark.compiled
 @pytest.mark.parametrize("op", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv"])
 @pytest.mark.parametrize("backend", ["analytic", "flow"])
 def test_every_collective_runs_and_grows_with_its_size(op: str, backend: str) -> None:
@@ -266,6 +270,7 @@ def test_every_collective_runs_and_grows_with_its_size(op: str, backend: str) ->
     assert times[0] > 0
 
 
+@pytest.mark.compiled
 @pytest.mark.parametrize("algorithm", ["ring", "tree", "pat", "nvls"])
 def test_algorithms_move_the_bytes_that_they_must(algorithm: str) -> None:
     op = "all_gather" if algorithm == "pat" else "all_reduce"
