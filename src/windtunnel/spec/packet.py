@@ -1,8 +1,8 @@
 """How NICs and switches behave where a network is simulated packet by packet.
 
 Beside each field stands its name in SimAI's configuration file, whose values are the defaults, but for DCQCN's: those
-are of Zhu et al., "Congestion Control for Large-Scale RDMA Deployments", SIGCOMM 2015, section 5.2 (SimAI's recover 16
-times more slowly), with ten times the additive step as the hyper-active one.
+are of the table of parameters in Zhu et al., "Congestion Control for Large-Scale RDMA Deployments", SIGCOMM 2015
+(SimAI's recover 16 times more slowly), with ten times the additive step as the hyper-active one.
 """
 
 from typing import Literal
