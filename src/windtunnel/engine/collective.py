@@ -24,6 +24,8 @@ ALGORITHMS = ("auto", "ring", "tree", "nvls", "pat")
 CHUNK_BYTES = 512 * 1024
 """A pipelined chunk: NCCL's buffer of 4 MiB in 8 steps (NCCL_BUFFSIZE, NCCL_STEPS)."""
 MOST_CHUNKS = 64
+TREE_FLOWS = 2_000_000
+"""Chunks are made larger where there would be more."""
 MOST_FLOWS = 20_000_000
 _NVLS_BYTES_PER_S = 150e9
 """Slower scale-up links are PCIe or bridges, whose switches do not add."""
@@ -299,8 +301,10 @@ def collective_flows(
         case "nvls":
             return tables.nvls(gpus, _scale_up_switch(fabric, int(gpus[0])), size_bytes)
         case "tree":
-            chunks = int(np.clip(size_bytes // 2 // CHUNK_BYTES, 1, MOST_CHUNKS))
-            return tables.double_binary_tree(gpus, size_bytes, chunks)
+            channels = place.per_server if place.num_servers > 1 else 1
+            chunks = int(np.clip(size_bytes // (2 * channels) // CHUNK_BYTES, 1, MOST_CHUNKS))
+            chunks = max(1, min(chunks, TREE_FLOWS // (4 * channels * len(gpus))))
+            return tables.double_binary_tree(gpus, place.num_servers, size_bytes, chunks)
         case "pat":
             return tables.pat(gpus, max(size_bytes // len(gpus), 1))
         case "pipeline":

@@ -52,17 +52,13 @@ def gained_tokens(speculation, lanes, lane):
     With speculation step v gains floor((v + 1) E) - floor(v E): whole numbers whose mean is E and that are as even as
     they can be, the same for all requests of the lane.
     """
-    if speculation is None:
-        return 1
     before = np.floor(lanes[lane].num_verified * speculation.tokens_per_step)
     return np.int64(np.floor((lanes[lane].num_verified + 1) * speculation.tokens_per_step) - before)
 
 
 @inner
 def blocks_of_step(settings, speculation, lanes, lists, lane):
-    """Blocks that the lane's decoding requests need for its next decode step."""
-    if speculation is None:
-        return lists[lane, PHASES, lanes[lane].steps % settings.block_size]
+    """Blocks that the lane's decoding requests need for its next decode step, with speculation."""
     num_blocks = 0
     for token in range(gained_tokens(speculation, lanes, lane)):
         num_blocks += lists[lane, PHASES, (lanes[lane].steps + token) % settings.block_size]
@@ -291,7 +287,9 @@ def walk_running(settings, cache, speculation, requests, ranks, lanes, lists, ra
     block_size = settings.block_size
     budget = settings.max_num_batched_tokens
     num_queries = 1 if speculation is None else speculation.num_queries
-    num_gained = gained_tokens(speculation, lanes, lane)
+    num_gained = 1
+    if speculation is not None:
+        num_gained = gained_tokens(speculation, lanes, lane)
     any_preempted = False
     i = ranks[rank].first
     while i != NONE and budget > 0:
@@ -393,7 +391,9 @@ def form_batch_vllm_v1(settings, cache, speculation, requests, ranks, lanes, lis
     budget = settings.max_num_batched_tokens - num_decodes
     if speculation is not None:
         budget = settings.max_num_batched_tokens - num_decodes * speculation.num_queries
-    num_needed = 0 if reserves else blocks_of_step(settings, speculation, lanes, lists, lane)
+    num_needed = 0 if reserves else lists[lane, PHASES, lanes[lane].steps % block_size]
+    if speculation is not None and not reserves:
+        num_needed = blocks_of_step(settings, speculation, lanes, lists, lane)
     num_prefilling = ranks[rank].num_prefilling
     demand = 0
     for position in range(num_prefilling):
@@ -507,10 +507,14 @@ def form_batch_sglang(settings, cache, speculation, requests, ranks, lanes, list
         return 0
     if ranks[rank].steps_to_receive <= 0:
         ranks[rank].steps_to_receive = settings.receive_interval_steps
-    num_needed = blocks_of_step(settings, speculation, lanes, lists, lane)
+    num_needed = lists[lane, PHASES, lanes[lane].steps % settings.block_size]
+    if speculation is not None:
+        num_needed = blocks_of_step(settings, speculation, lanes, lists, lane)
     if num_needed > ranks[rank].free_blocks:
         retract_sglang(settings, cache, speculation, requests, ranks, lanes, lists, rank, lane)
-        num_needed = blocks_of_step(settings, speculation, lanes, lists, lane)
+        num_needed = lists[lane, PHASES, lanes[lane].steps % settings.block_size]
+        if speculation is not None:
+            num_needed = blocks_of_step(settings, speculation, lanes, lists, lane)
         if num_needed > ranks[rank].free_blocks:
             return 0
     ranks[rank].free_blocks -= num_needed
@@ -634,7 +638,12 @@ def retract_sglang(settings, cache, speculation, requests, ranks, lanes, lists, 
 
     The lane's last decoding request is never retracted; a prompt half prefilled gives way to it instead.
     """
-    while blocks_of_step(settings, speculation, lanes, lists, lane) > ranks[rank].free_blocks:
+    while True:
+        num_needed = lists[lane, PHASES, lanes[lane].steps % settings.block_size]
+        if speculation is not None:
+            num_needed = blocks_of_step(settings, speculation, lanes, lists, lane)
+        if num_needed <= ranks[rank].free_blocks:
+            break
         victim = find_retracted(requests, ranks, lanes, rank, lane)
         if victim == NONE:
             break

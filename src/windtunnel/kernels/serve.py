@@ -464,7 +464,9 @@ def start_step(
             if are_late:
                 paused += num_late
                 late_since_s += since_s
-            num_gained = gained_tokens(speculation, lanes, lane)
+            num_gained = 1
+            if speculation is not None:
+                num_gained = gained_tokens(speculation, lanes, lane)
             lanes[lane].steps += num_gained
             lanes[lane].num_verified += 1
             lanes[lane].context_tokens += num_gained * rank_decodes
@@ -484,7 +486,9 @@ def start_step(
             for rank in range(first, end):
                 count = lanes[rank].num_decoding
                 if settings.scheduler != TRTLLM:
-                    needed = blocks_of_step(settings, speculation, lanes, lists, rank)
+                    needed = lists[rank, PHASES, lanes[rank].steps % settings.block_size]
+                    if speculation is not None:
+                        needed = blocks_of_step(settings, speculation, lanes, lists, rank)
                     fits = fits and needed <= ranks[rank].free_blocks
                 attention_s = max(attention_s, decode_attention_s(cost, count, lanes[rank].context_tokens + count))
             step_s = with_host(cost, cost.decode_token_s[most_decodes] + attention_s, most_running)
@@ -493,8 +497,13 @@ def start_step(
             for rank in range(first, end):
                 count = lanes[rank].num_decoding
                 if settings.scheduler != TRTLLM:
-                    ranks[rank].free_blocks -= blocks_of_step(settings, speculation, lanes, lists, rank)
-                num_gained = gained_tokens(speculation, lanes, rank)
+                    needed = lists[rank, PHASES, lanes[rank].steps % settings.block_size]
+                    if speculation is not None:
+                        needed = blocks_of_step(settings, speculation, lanes, lists, rank)
+                    ranks[rank].free_blocks -= needed
+                num_gained = 1
+                if speculation is not None:
+                    num_gained = gained_tokens(speculation, lanes, rank)
                 lanes[rank].steps += num_gained
                 if count > 0:
                     lanes[rank].num_verified += 1
@@ -546,7 +555,10 @@ def start_step(
 def undo_decode(settings, speculation, ranks, lanes, lists, rank, lane):
     """SGLang's attention data parallelism: while any rank prefills, the others do not decode."""
     if lanes[lane].batch_decodes and lanes[lane].batch_size == 0:
-        ranks[rank].free_blocks += blocks_of_step(settings, speculation, lanes, lists, lane)
+        needed = lists[lane, PHASES, lanes[lane].steps % settings.block_size]
+        if speculation is not None:
+            needed = blocks_of_step(settings, speculation, lanes, lists, lane)
+        ranks[rank].free_blocks += needed
         lanes[lane].batch_decodes = 0
 
 

@@ -384,24 +384,39 @@ def pipeline(order: Ids, size_bytes: int, num_chunks: int) -> Flows:
     )
 
 
-def double_binary_tree(local: Ids, size_bytes: int, num_chunks: int) -> Flows:
-    """An all-reduce over two binary trees of ranks with half the data each, chunk after chunk up and down.
+def double_binary_tree(ranks: Ids, num_servers: int, size_bytes: int, num_chunks: int) -> Flows:
+    """An all-reduce over pairs of binary trees of servers, one pair a channel, with chains inside the servers.
 
-    Every inner rank of one tree is a leaf of the other, so that each link carries the data once each way (Sanders,
-    Speck and Traff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan", 2009; NCCL 2.4 on).
+    Channel c enters every server at local rank c, whence a chain goes on; the two trees of a pair have half of the
+    channel's data each. Every inner server of one tree is a leaf of the other, so that each link carries the data once
+    each way (Sanders, Speck and Traff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan", 2009;
+    NCCL from 2.4 on). In one server the ranks themselves are the trees' nodes.
     """
-    n = len(local)
-    half = size_bytes // 2 // num_chunks
-    if n < 2 or half < 1:
-        raise InputError(f"a tree all-reduce of {size_bytes} bytes over {n} ranks in {num_chunks} chunks sends nothing")
+    local = _by_server(ranks, num_servers)
+    if num_servers == 1:
+        local = local.T
+    nodes, size = local.shape
+    each = size_bytes // (2 * size) // num_chunks
+    if len(ranks) < 2 or each < 1:
+        raise InputError(f"a tree all-reduce of {size_bytes} bytes over {len(ranks)} ranks sends nothing")
     tables = []
-    up = _binary_tree(n)
-    for tree in range(2):
-        # The second tree mirrors the first, shifted by one where their number is odd (NCCL src/graph/trees.cc).
-        names = np.arange(n) if tree == 0 else (np.arange(n)[::-1] if n % 2 == 0 else (np.arange(n) + 1) % n)
-        tables.append(_tree(local[names], up, half, num_chunks))
-    both = together(tables)
-    return replace(both, channel=both.group, connection=both.group, group=np.zeros(len(both), np.int32))
+    for channel in range(size):
+        order = np.roll(local, -channel, axis=1)
+        for tree in range(2):
+            # The second tree mirrors the first, shifted by one where their number is odd (NCCL src/graph/trees.cc).
+            names = np.arange(nodes)
+            if tree == 1:
+                names = names[::-1] if nodes % 2 == 0 else (names + 1) % nodes
+            tables.append(_tree(order[names].ravel(), _with_chains(_binary_tree(nodes), size), each, num_chunks))
+    every = together(tables)
+    return replace(every, channel=every.group, connection=every.group, group=np.zeros(len(every), np.int32))
+
+
+def _with_chains(up: NDArray[np.int64], size: int) -> NDArray[np.int64]:
+    """(nodes x size,) parents where each node of a tree is the head of a chain of `size` ranks."""
+    ranks = np.arange(len(up) * size)
+    heads = np.where(up < 0, -1, up * size)
+    return np.where(ranks % size == 0, heads[ranks // size], ranks - 1)
 
 
 def _binary_tree(n: int) -> NDArray[np.int64]:
@@ -419,35 +434,34 @@ def _binary_tree(n: int) -> NDArray[np.int64]:
 
 
 def _tree(ranks: Ids, up: NDArray[np.int64], chunk_bytes: int, num_chunks: int) -> Flows:
+    """Chunks up a tree and down again: flow k of a chunk is that of the k-th rank that has a parent."""
     inner = np.flatnonzero(up >= 0)
     count = len(inner)
-    position = {int(rank): i for i, rank in enumerate(inner)}
-    root = int(np.flatnonzero(up < 0)[0])
-    ptr = [0]
-    parents: list[int] = []
-    for chunk in range(num_chunks):
-        first = chunk * 2 * count
-        for i, rank in enumerate(inner):
-            parents.extend(first + position[int(child)] for child in np.flatnonzero(up == rank))
-            if chunk:
-                parents.append(first - 2 * count + i)
-            ptr.append(len(parents))
-        for i, rank in enumerate(inner):
-            above = int(up[rank])
-            if above == root:
-                parents.extend(first + position[int(child)] for child in np.flatnonzero(up == root))
-            else:
-                parents.append(first + count + position[above])
-            if chunk:
-                parents.append(first - count + i)
-            ptr.append(len(parents))
+    position = np.full(len(up), -1)
+    position[inner] = np.arange(count)
+    from_children: list[list[int]] = [[] for _ in up]
+    for rank in inner.tolist():
+        from_children[up[rank]].append(int(position[rank]))
+    above = [int(up[rank]) for rank in inner]
+    downward = [from_children[rank] if up[rank] < 0 else [count + int(position[rank])] for rank in above]
+    parents = [*(from_children[rank] for rank in inner.tolist()), *downward]
+    # From the second chunk on, a flow also follows that of the chunk before on the same pair.
+    later = [[*each, k - 2 * count] for k, each in enumerate(parents)]
+    flat = np.concatenate([np.array([p for each in table for p in each], np.int64) for table in (parents, later)])
+    first, rest = (np.array([len(each) for each in table]) for table in (parents, later))
+    head, tail = flat[: first.sum()], flat[first.sum() :]
+    offsets = 2 * count * np.arange(1, num_chunks)
+    lengths = np.concatenate([first, np.tile(rest, num_chunks - 1)])
     source = np.concatenate([ranks[inner], ranks[up[inner]]])
     destination = np.concatenate([ranks[up[inner]], ranks[inner]])
     return flows_of(
         np.tile(source, num_chunks),
         np.tile(destination, num_chunks),
         chunk_bytes,
-        parents=(np.array(ptr), np.array(parents, np.int64)),
+        parents=(
+            np.concatenate([[0], np.cumsum(lengths)]),
+            np.concatenate([head, (tail + offsets[:, None]).ravel()]),
+        ),
         step=np.repeat(np.arange(num_chunks), 2 * count),
         num_steps=num_chunks,
         hop=Hop.TREE,
