@@ -235,12 +235,12 @@ def test_flows_that_do_not_meet_take_as_long_as_in_ns3(
     topology: Topology, flows: tables.Flows, recorded_us: float
 ) -> None:
     seconds = run_flows(build_fabric(topology), flows, SIMAI_SETTINGS).total_s
-    assert seconds * 1e6 == pytest.approx(recorded_us, rel=0.012)
+    assert seconds * 1e6 == pytest.approx(recorded_us, rel=0.01)
 
 
 def test_wire_bytes_count_a_header_a_packet() -> None:
     sizes = np.array([1, 9000, 9001])
-    assert wire_bytes(sizes, SIMAI_SETTINGS).tolist() == [37, 9036, 9073]
+    assert wire_bytes(sizes, SIMAI_SETTINGS).tolist() == [51, 9050, 9101]
 
 
 def test_the_three_depths_agree_where_nothing_meets() -> None:

@@ -182,7 +182,7 @@ def run_flow_level(
     paths = paths or find_paths(fabric, flows, settings)
     table = _flow_table(fabric, flows, settings, paths)
     links = np.zeros(2 * fabric.num_links, flow_kernel.LINK).view(np.recarray)
-    links.rate = np.repeat(fabric.bandwidth_bytes_per_s, 2)
+    links.rate = np.repeat(data_bytes_per_s(fabric, settings), 2)
     links.first = -1
     links.stamp = -1
     loads = loads or paths
@@ -238,6 +238,20 @@ def wire_bytes(size_bytes: NDArray[np.int64], settings: NetworkSettings) -> NDAr
     """Bytes on the wire: those of the flow and a header for each packet."""
     packets = -(-size_bytes // settings.payload_bytes)
     return size_bytes + packets * settings.header_bytes
+
+
+def data_bytes_per_s(fabric: Fabric, settings: NetworkSettings) -> NDArray[np.float64]:
+    """What each link carries of data and its headers.
+
+    SimAI's ns-3 cuts the time of a packet to whole nanoseconds, and every data packet is answered by an acknowledgement
+    on the other direction of its links, which rings and all-to-alls load with data too.
+    """
+    if settings.compat != "simai":
+        return fabric.bandwidth_bytes_per_s
+    packet_bytes = settings.payload_bytes + settings.header_bytes
+    data_ns = np.floor(packet_bytes / fabric.bandwidth_bytes_per_s * 1e9 + 1e-6)
+    answer_ns = np.floor(SIMAI_ACK_BYTES / fabric.bandwidth_bytes_per_s * 1e9 + 1e-6)
+    return np.asarray(packet_bytes / np.maximum(data_ns + answer_ns, 1) * 1e9)
 
 
 def _flow_table(fabric: Fabric, flows: Flows, settings: NetworkSettings, paths: Paths) -> np.recarray:

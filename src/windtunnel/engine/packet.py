@@ -165,9 +165,6 @@ def run_tables(tables: Tables, traced: NDArray[np.int32] | None = None) -> Outco
     counters = np.zeros(1, state.COUNTERS).view(np.recarray)
     counters.num_free_connections, counters.num_free_packets = len(connections), len(packets)
     traces = []
-    loop.release_roots(flows, send_queues, events, heaps, buckets, calendar)
-    if settings.trace_interval_ps:
-        loop.schedule_trace(events, heaps, buckets, calendar)
     while True:
         outcome = loop.run(
             settings,

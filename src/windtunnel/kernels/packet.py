@@ -632,20 +632,6 @@ def find_groups(flows, parent_ptr, parent, paths, path_links, replies, reply_lin
 
 
 @entry
-def release_roots(flows, send_queues, events, heaps, buckets, calendar):
-    """Release the flows that wait for no other."""
-    for flow in range(flows.size):
-        if flows[flow].parents_left == 0:
-            release(flows, send_queues, events, heaps, buckets, calendar, flow)
-
-
-@entry
-def schedule_trace(events, heaps, buckets, calendar):
-    """Look at the queues at once, and then again and again."""
-    schedule(events, heaps, buckets, calendar, 0, event(TRACE, 0))
-
-
-@entry
 def run(
     settings,
     links,
@@ -684,6 +670,13 @@ def run(
         sacks: (2 x connections, words) rings of bits, senders' then receivers', for selective repeat.
         traced, trace: links whose queues are looked at; (rows, 1 + links) time in picoseconds, then bytes.
     """
+    if not counters[0].has_begun:
+        counters[0].has_begun = 1
+        for flow in range(flows.size):
+            if flows[flow].parents_left == 0:
+                release(flows, send_queues, events, heaps, buckets, calendar, flow)
+        if settings.trace_interval_ps > 0:
+            schedule(events, heaps, buckets, calendar, 0, event(TRACE, 0))
     while True:
         if calendar[0].num_free < settings.most_children + 8:
             return MORE_EVENTS
@@ -702,6 +695,9 @@ def run(
         number = (what >> KIND_BITS) & ((1 << NUMBER_BITS) - 1)
         generation = what >> (KIND_BITS + NUMBER_BITS)
         served = np.int64(NONE)
+        completed = np.int64(NONE)
+        awake = np.int64(NONE)
+        freed = np.int64(NONE)
 
         if kind == SERVE:
             links[number].is_due = 0
@@ -721,10 +717,10 @@ def run(
                     held.is_paused = 0
                     held.paused_ps += now_ps - held.paused_since_ps
                     served = over ^ 1
-                free_packet(packets, counters, connections, packet)
+                freed = packet
             elif link.error_fraction > 0.0 and draw(settings, counters, link) < link.error_fraction:
                 link.num_drops += 1
-                free_packet(packets, counters, connections, packet)
+                freed = packet
             elif packets[packet].hop < packets[packet].last_hop:
                 # On the way: into the buffer of the node, and onward.
                 is_admitted = True
@@ -747,7 +743,7 @@ def run(
                     packets[packet].ingress = over
                 if not is_admitted:
                     link.num_drops += 1
-                    free_packet(packets, counters, connections, packet)
+                    freed = packet
                 else:
                     packets[packet].hop += 1
                     if packet_kind != DATA:
@@ -772,20 +768,9 @@ def run(
                 if not settings.completes_on_ack and not connections[owner].is_complete:
                     if connections[owner].expected_byte >= connections[owner].size_bytes:
                         connections[owner].is_complete = 1
-                        complete(
-                            flows,
-                            send_queues,
-                            children_start,
-                            children,
-                            counters,
-                            events,
-                            heaps,
-                            buckets,
-                            calendar,
-                            flow,
-                        )
+                        completed = np.int64(flow)
                 if answer < 0:
-                    free_packet(packets, counters, connections, packet)
+                    freed = packet
                 else:
                     packets[packet].kind = answer
                     packets[packet].bytes = settings.ack_bytes
@@ -808,18 +793,7 @@ def run(
                     if connection.acked_byte >= connection.size_bytes:
                         if not connection.is_complete:
                             connection.is_complete = 1
-                            complete(
-                                flows,
-                                send_queues,
-                                children_start,
-                                children,
-                                counters,
-                                events,
-                                heaps,
-                                buckets,
-                                calendar,
-                                flow,
-                            )
+                            completed = np.int64(flow)
                     elif settings.congestion == DCQCN:
                         if packets[packet].is_marked:
                             due_ps = dcqcn_mark(settings, connection, now_ps)
@@ -839,8 +813,8 @@ def run(
                             seen,
                             owner,
                         )
-                    served = wake(settings, links, connections, sacks, events, heaps, buckets, calendar, owner)
-                free_packet(packets, counters, connections, packet)
+                    awake = np.int64(owner)
+                freed = packet
 
         elif kind == START:
             flow = number
@@ -848,18 +822,7 @@ def run(
             path = flows[flow].path
             if flows[flow].size_bytes == 0 or paths[path] == paths[path + 1]:
                 sent(flows, send_queues, events, heaps, buckets, calendar, flow, now_ps)
-                complete(
-                    flows,
-                    send_queues,
-                    children_start,
-                    children,
-                    counters,
-                    events,
-                    heaps,
-                    buckets,
-                    calendar,
-                    flow,
-                )
+                completed = np.int64(flow)
             else:
                 owner = counters[0].free_connection
                 connection = connections[owner]
@@ -873,7 +836,7 @@ def run(
                 if settings.timeout_ps > 0:
                     what = timer(TIMEOUT, owner, connection.generation)
                     schedule(events, heaps, buckets, calendar, now_ps + settings.timeout_ps, what)
-                served = wake(settings, links, connections, sacks, events, heaps, buckets, calendar, owner)
+                awake = np.int64(owner)
 
         elif kind == TRACE:
             row = counters[0].num_trace_rows
@@ -911,7 +874,16 @@ def run(
                     connection.progress_ps = now_ps
                 due_ps = connection.progress_ps + settings.timeout_ps
                 schedule(events, heaps, buckets, calendar, due_ps, timer(TIMEOUT, number, generation))
-            served = wake(settings, links, connections, sacks, events, heaps, buckets, calendar, number)
+            awake = np.int64(number)
+
+        if freed >= 0:
+            free_packet(packets, counters, connections, freed)
+        if completed >= 0:
+            complete(
+                flows, send_queues, children_start, children, counters, events, heaps, buckets, calendar, completed
+            )
+        if awake >= 0:
+            served = wake(settings, links, connections, sacks, events, heaps, buckets, calendar, awake)
 
         # At most one link has new work: it sends now if it is idle, or when it is free.
         if served < 0 or links[served].is_due:

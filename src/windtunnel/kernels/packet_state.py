@@ -220,6 +220,7 @@ STAMP = np.dtype([("time_ps", "i8"), ("sent_bytes", "i8"), ("queue_bytes", "i8")
 
 COUNTERS = np.dtype(
     [
+        ("has_begun", "i8"),
         ("free_packet", "i8"),
         ("num_free_packets", "i8"),
         ("free_connection", "i8"),

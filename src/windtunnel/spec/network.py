@@ -21,7 +21,7 @@ class NetworkSettings(Noun):
     payload_bytes: int = 4096
     """Of a full packet. SimAI's `PACKET_PAYLOAD_SIZE` is 9000."""
     header_bytes: int = 66
-    """Of a packet: Ethernet, IPv4, UDP, InfiniBand transport and check sums (RoCE v2). SimAI: 36."""
+    """Of a packet: Ethernet, IPv4, UDP, InfiniBand transport and check sums (RoCE v2). SimAI: 50."""
     seed: int = 0
     """Of the switches' hashes."""
     packet: PacketSettings | None = None
@@ -37,7 +37,7 @@ class NetworkSettings(Noun):
                 raise ValueError(f"{name} is {getattr(self, name)}; at least 0 is needed")
 
 
-SIMAI_SETTINGS = NetworkSettings(backend="flow", compat="simai", payload_bytes=9000, header_bytes=36)
+SIMAI_SETTINGS = NetworkSettings(backend="flow", compat="simai", payload_bytes=9000, header_bytes=50)
 """What SimAI 1.6 simulates with (`SimAI.conf`), with a send latency of 3 us."""
 
 
