@@ -1,7 +1,7 @@
 """The same training step in four layouts: how long it takes, where the time goes, and whether it fits."""
 
-from windtunnel.engine.training import simulate_training
-from windtunnel.spec.training import TrainingJob, TrainingParallelism
+import windtunnel as wt
+from windtunnel.spec.training import TrainingParallelism
 
 LAYOUTS = {
     "tensor": TrainingParallelism(tp=8, pp=4),
@@ -11,7 +11,7 @@ LAYOUTS = {
 }
 
 for name, parallelism in LAYOUTS.items():
-    job = TrainingJob(
+    job = wt.TrainingJob(
         model="meta-llama/Llama-3.1-70B",
         device="h100_sxm",
         num_devices=64,
@@ -19,7 +19,7 @@ for name, parallelism in LAYOUTS.items():
         global_batch=128,
         parallelism=parallelism,
     )
-    result = simulate_training(job)
+    result = wt.simulate_training(job)
     memory = result.worst_memory.total_bytes / 2**30
     print(f"{name:12} {result.step_s:5.1f} s, MFU {result.mfu:5.1%}, bubble {result.bubble_fraction:5.1%}, ", end="")
     print(f"{memory:3.0f} GiB on the fullest device {'fits' if result.fits else 'does not fit'}")

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from windtunnel.engine.explain import explain_step, step_batch
     from windtunnel.engine.run import simulate
     from windtunnel.engine.serving import Result
+    from windtunnel.engine.training import simulate_training
     from windtunnel.errors import InputError, WindtunnelError
     from windtunnel.estimate.estimator import Coverage, Estimate, Estimator
     from windtunnel.estimate.steps import price_step
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from windtunnel.spec.catalog import device, model, node
     from windtunnel.spec.scenario import Scenario, load, resolve, save
     from windtunnel.spec.shorthand import scenario
+    from windtunnel.spec.training import TrainingJob
 
 _HOME = {
     "Coverage": "estimate.estimator",
@@ -41,6 +43,7 @@ _HOME = {
     "Shard": "ops.forward",
     "StepBatch": "ops.forward",
     "Summary": "metrics.summary",
+    "TrainingJob": "spec.training",
     "WindtunnelError": "errors",
     "device": "spec.catalog",
     "explain_step": "engine.explain",
@@ -53,6 +56,7 @@ _HOME = {
     "save": "spec.scenario",
     "scenario": "spec.shorthand",
     "simulate": "engine.run",
+    "simulate_training": "engine.training",
     "step_batch": "engine.explain",
 }
 
@@ -66,6 +70,7 @@ __all__ = [
     "Shard",
     "StepBatch",
     "Summary",
+    "TrainingJob",
     "WindtunnelError",
     "device",
     "explain_step",
@@ -78,6 +83,7 @@ __all__ = [
     "save",
     "scenario",
     "simulate",
+    "simulate_training",
     "step_batch",
 ]
 

@@ -27,11 +27,12 @@ def remedies(result: TrainingResult, prices: TrainingPricer, most: int = 4) -> l
 def _that_fit(
     changes: Iterable[tuple[str, TrainingJob]], prices: TrainingPricer
 ) -> Iterator[tuple[str, TrainingResult]]:
-    tried: set[TrainingJob] = set()
+    # A device written out holds tables, and so has no hash.
+    tried: list[TrainingJob] = []
     for name, job in changes:
         if job in tried:
             continue
-        tried.add(job)
+        tried.append(job)
         try:
             changed = simulate_with(resolve(job), prices)
         except InputError:

@@ -1,0 +1,64 @@
+"""How fast runs with pools are: prefill and decode apart, against the same replicas that do both, in one run.
+
+Every figure is checked against the work it stands for: all requests finished, every output token decoded once.
+"""
+
+import time
+
+import numpy as np
+import serving_speed
+
+from windtunnel.engine.pools import run_pools
+from windtunnel.engine.serving import run_loop
+from windtunnel.engine.workload import RequestArrays
+from windtunnel.kernels.pools import DECODE, PREFILL, PoolPlan, Travel
+from windtunnel.kernels.state import ROUTERS
+
+NUM_REQUESTS = 100_000
+REPEATS = 3
+LEAST_OUTSTANDING = ROUTERS.index("least_outstanding")
+TRAVEL = Travel(decode_router=LEAST_OUTSTANDING, bytes_per_token=131072.0, latency_s=4e-4)
+
+
+def main() -> None:
+    """1,024 in, 256 out, a closed loop of 128 clients for each decode replica, or Poisson arrivals."""
+    settings, cost, requests = serving_speed.prepared(128, NUM_REQUESTS, 1024, 256)
+    print(
+        "| prefill + decode replicas | load | requests/s | ns a row | of the aggregated speed |\n|---|---|---|---|---|"
+    )
+    for prefill, decode in ((1, 1), (2, 2), (4, 4), (8, 24)):
+        for load, concurrency in (("closed loop", 128 * decode), ("Poisson", 0)):
+            gaps_s = np.random.default_rng(0).exponential(1 / (20 * decode), NUM_REQUESTS)
+            arrival_s = np.zeros(NUM_REQUESTS) if concurrency else np.cumsum(gaps_s)
+            sent = RequestArrays(
+                arrival_s, requests.input_tokens, requests.output_tokens, requests.priority, concurrency
+            )
+            own = settings._replace(concurrency=concurrency, router=LEAST_OUTSTANDING)
+            plans = [
+                PoolPlan(own._replace(num_replicas=count), cost, role, 4e10)
+                for count, role in ((prefill, PREFILL), (decode, DECODE))
+            ]
+            apart_s, num_rows = timed(lambda: run_pools(plans, TRAVEL, sent)[::2])  # noqa: B023
+            together = own._replace(num_replicas=prefill + decode)
+            together_s, _ = timed(lambda: run_loop(together, cost, sent)[:2])  # noqa: B023
+            print(
+                f"| {prefill} + {decode} | {load} | {NUM_REQUESTS / apart_s:,.0f} | {apart_s / num_rows * 1e9:,.0f} | "
+                f"{together_s / apart_s:.2f} |"
+            )
+
+
+def timed(run) -> tuple[float, int]:
+    """Least CPU seconds of several runs, and rows."""
+    best_s = np.inf
+    for _ in range(REPEATS):
+        started_s = time.process_time()
+        records, steps = run()
+        best_s = min(best_s, time.process_time() - started_s)
+        assert np.isfinite(records["finish_s"]).all()
+        decoded = (steps["decode_tokens"] * steps["num_steps"]).sum() + steps["resumed_tokens"].sum()
+        assert decoded == (records["output_tokens"] - 1).sum()
+    return best_s, len(steps)
+
+
+if __name__ == "__main__":
+    main()
