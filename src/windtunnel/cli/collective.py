@@ -51,7 +51,7 @@ def command(
 
     \b
     windtunnel collective --op all_reduce --size 1GiB --topology dgx_h100
-    windtunnel collective --op all_to_all --size 64MiB --topology dgx_h100:num_servers=4 --backend flow
+    windtunnel collective --op all_to_all --size 64MiB --topology nvl:num_gpus=144 --backend flow
     windtunnel collective --op all_reduce --size 4MiB --topology spectrum_x:num_gpus=16 \\
         --compat simai --backend flow --flows flows.csv
     """

@@ -64,7 +64,7 @@ def run(
 
     \b
     windtunnel network run --workload microAllReduce.txt --topology dgx_h100 --backend flow
-    windtunnel network run -w workload_analytical.txt --compat simai -nv 360 -nic 48.5 -n_p_s 8 -g_p_s 8
+    windtunnel network run -w workload.txt --compat simai -nv 360 -nic 48.5 -n_p_s 8 -g_p_s 8
     """
     from windtunnel.cli.collective import network_settings
     from windtunnel.engine.layer_run import run_layers, run_simai_analytical
