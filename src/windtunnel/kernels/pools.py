@@ -28,7 +28,6 @@ from windtunnel.kernels.state import (
     PHASES,
     POWER_OF_TWO,
     PREFILLING,
-    PRIORITY,
     RANDOM,
     ROUND_ROBIN,
     SESSION_AFFINITY,
