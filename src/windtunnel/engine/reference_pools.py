@@ -115,8 +115,10 @@ class Pool(Reference):
             self.world.transfer(handed.pop(0), now_s)
 
     def an_older_one_waits(self, rank: Rank, request: Request) -> bool:
+        """`queue_key` of a request that was handed over is still that of the pool where it arrived."""
+
         def key(r: Request) -> tuple[int, int]:
-            return (r.queue_key, r.sequence)
+            return (r.queue_key if self.settings.priority else 0, r.sequence)
 
         return bool(rank.waiting) and key(rank.waiting[0]) < key(request)
 
