@@ -6,7 +6,7 @@ Every figure is checked against the work it stands for: all requests finished, e
 import time
 
 import numpy as np
-import serving_speed
+import serving_speed  # type: ignore[import-not-found]  # beside this script
 
 from windtunnel.engine.pools import run_pools
 from windtunnel.engine.serving import run_loop
