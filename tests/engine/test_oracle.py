@@ -93,6 +93,7 @@ def random_cost(
         host_overlaps=int(overlaps),
         recorded_step_s=np.zeros(0),
         group_token_s=2e-5 * np.arange(3.0 * tokens.size),
+        launch_s=rng.choice([0.0, 1e-2, 3e-2]),
     )
 
 

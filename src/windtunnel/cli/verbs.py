@@ -9,6 +9,8 @@ from windtunnel.errors import InputError, did_you_mean
 VERBS = {
     "simulate": "Predict latency, throughput and cost of a served model.",
     "explain": "Show one forward step operator by operator.",
+    "validate": "Predict measured runs and show how far off the predictions are.",
+    "calibrate": "Fit host overheads and operator factors to measured runs.",
     "catalog": "List known models, devices, nodes, engines and traces.",
 }
 """Verb -> its line of help. The command is `command` in the module `windtunnel.cli.VERB`."""

@@ -492,7 +492,8 @@ class Reference:
             sampled = max(sum(chunk.emits_token for chunk in batch.values()) for batch in batches)
             all_tokens = sum(chunk.tokens for batch in batches for chunk in batch.values())
             group_s = float(c.group_token_s[all_tokens]) if len(batches) > 1 else 0.0
-            return float(c.mixed_token_s[most_tokens] + c.sample_s[sampled] + attention_s) + group_s
+            device_s = float(c.mixed_token_s[most_tokens] + c.sample_s[sampled] + attention_s) + group_s
+            return max(device_s, float(c.launch_s))
         return float(c.decode_token_s[max(len(batch) for batch in batches)] + attention_s)
 
     def decode_attention_s(self, num_decodes: int, context_tokens: int) -> float:

@@ -8,8 +8,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.engine.intervals import intervals, remarks
 from windtunnel.engine.workload import RequestArrays, generate
 from windtunnel.errors import InputError, WindtunnelError
+from windtunnel.estimate.calibrated import CalibratedEstimator
 from windtunnel.estimate.estimator import COVERAGES, Coverage, Estimator
 from windtunnel.estimate.steps import LoweredSteps, lower_steps, price_step
 from windtunnel.interop.aiconfigurator import measured_estimator
@@ -17,8 +19,10 @@ from windtunnel.kernels import state
 from windtunnel.kernels.serve import DONE, MORE, OUT_OF_STEPS, run
 from windtunnel.metrics.records import STEP_COLUMNS, Table, request_table
 from windtunnel.metrics.summary import Summary, summarise
+from windtunnel.metrics.uncertainty import Interval
 from windtunnel.ops.forward import Shard, StepBatch
 from windtunnel.ops.memory import MemoryPlan, plan_memory
+from windtunnel.spec.deployment import EngineSettings
 from windtunnel.spec.scenario import Scenario, Setup, resolve
 
 STEP_BUFFER_ROWS = 100_000
@@ -45,6 +49,10 @@ class Result:
     """Measured table or fit -> share of the device's time that it prices."""
     engine_time_s: float
     """Wall time of the simulation loop alone."""
+    intervals: dict[str, Interval]
+    """Metric (`tpot`, `ttft`, `e2e`, `throughput`) -> where 80% of measurements are expected."""
+    calibration_remarks: tuple[str, ...]
+    """In what the setup lies outside its calibration's runs."""
 
 
 def simulate(
@@ -68,7 +76,7 @@ def simulate(
     setup = resolve(scenario, allow_download)
     shard = shard_of(setup)
     requests = generate(scenario.workload, scenario.seed)
-    setup = _with_model_len(setup, requests)
+    setup = with_model_len(setup, requests)
     memory = plan_memory(shard, setup.device, setup.engine, setup.max_model_len)
     deployment = scenario.deployment
     settings = kernel_settings(setup, memory, deployment.replicas, requests, deployment.router, scenario.seed)
@@ -80,7 +88,7 @@ def simulate(
     table = request_table(
         {name: records[name].copy() for name in _ENGINE_COLUMNS},
         records["rank"] // settings.ranks_per_replica,
-        float(setup.engine.host.first_token_s or 0.0),
+        frontend_s(setup.engine, requests.input_tokens),
         requests.num_warmup,
     )
     del records
@@ -107,6 +115,8 @@ def simulate(
         coverage=coverage,
         sources=sources,
         engine_time_s=engine_time_s,
+        intervals=intervals(setup, summary, table, {how.value: share for how, share in coverage.items()}),
+        calibration_remarks=tuple(remarks(setup)),
     )
 
 
@@ -132,9 +142,17 @@ def estimator_for(setup: Setup) -> Estimator:
     engine = setup.engine
     assert engine.version is not None
     graphs = bool(engine.max_cudagraph_capture_size)
-    return measured_estimator(
+    measured = measured_estimator(
         setup.device, setup.node, engine.name, engine.version, cuda_graphs=graphs, moe_backend=engine.moe_backend
     )
+    return calibrated(measured, setup)
+
+
+def calibrated(estimator: Estimator, setup: Setup) -> Estimator:
+    """`estimator` with the factors of the setup's calibration, if it has one."""
+    if setup.calibration is None or not setup.calibration.factors:
+        return estimator
+    return CalibratedEstimator(estimator, setup.device, setup.calibration.factors)
 
 
 def kernel_settings(
@@ -167,13 +185,19 @@ def kernel_settings(
         receive_interval_steps=engine.receive_interval_steps or 1,
         concurrency=requests.concurrency,
         num_warmup=requests.num_warmup,
-        frontend_s=float(engine.host.first_token_s or 0.0),
+        frontend_s=float(frontend_s(engine, requests.input_tokens).mean()),
         num_stages=setup.parallelism.pp,
         batch_wait_steps=engine.batch_wait_timeout_iters or 0,
         batch_wait_tokens=round((engine.batch_wait_max_tokens_ratio or 0.0) * engine.max_num_batched_tokens),
         router=state.ROUTERS.index(router),
         seed=seed,
     )
+
+
+def frontend_s(engine: EngineSettings, input_tokens: NDArray[np.int64]) -> NDArray[np.float64]:
+    """What the client sees on top of the engine's times, of every request."""
+    host = engine.host
+    return float(host.first_token_s or 0.0) + float(host.prompt_token_s or 0.0) * input_tokens.astype(np.float64)
 
 
 def run_loop(
@@ -256,12 +280,14 @@ def time_fractions(lowered: LoweredSteps, steps: Table, settings: state.Settings
     def by_kind(decode: NDArray[np.float64], mixed: NDArray[np.float64]) -> NDArray[np.float64]:
         return np.asarray(np.where(prefills, mixed[tokens], decode[decodes]))
 
+    unhidden_s = lowered.unhidden_s[np.minimum(-(-steps["num_sampled"] // ranks), lowered.unhidden_s.size - 1)]
     host_s = cost.host_step_s + cost.host_request_s * steps["num_running"] / ranks
     whole_s = by_kind(cost.decode_token_s, lowered.mixed_token_s)
     communication_s = by_kind(lowered.decode_communication_s, lowered.mixed_communication_s)
     compute_s = by_kind(lowered.decode_compute_s, lowered.mixed_compute_s)
-    device_s = step_s if cost.host_overlaps else np.maximum(step_s - host_s, 0.0)
+    device_s = np.maximum(step_s - unhidden_s - (0.0 if cost.host_overlaps else host_s), 0.0)
     waits_for_host = host_s >= step_s if cost.host_overlaps else np.zeros(step_s.size, bool)
+    waits_for_host = waits_for_host | (prefills & (cost.launch_s >= device_s))
     attention_s = np.maximum(device_s - whole_s, 0.0)
     compute_s = compute_s + np.where(prefills, attention_s * _prefill_share(steps), 0.0)
     parts = {
@@ -336,7 +362,7 @@ def resolved_scenario(scenario: Scenario, setup: Setup, memory: MemoryPlan) -> S
     return msgspec.structs.replace(scenario, precision=setup.precision, deployment=deployment)
 
 
-def _with_model_len(setup: Setup, requests: RequestArrays) -> Setup:
+def with_model_len(setup: Setup, requests: RequestArrays) -> Setup:
     """The longest request decides how far the cost grids reach, unless the engine was told a limit."""
     if setup.engine.max_model_len is not None:
         return setup

@@ -308,6 +308,7 @@ def start_step(settings, cost, requests, ranks, lanes, lists, stages, events, cl
             device_s = cost.mixed_token_s[most_tokens] + cost.sample_s[most_sampled] + attention_s
             if settings.ranks_per_replica > 1:
                 device_s += cost.group_token_s[min(decodes + prefill_tokens, cost.group_token_s.size - 1)]
+            device_s = max(device_s, cost.launch_s)
         time_s = through_stages(settings, cost, stages, replica, now_s, device_s, most_running)
     duration_s = time_s - now_s
     last_start_s = now_s

@@ -198,6 +198,7 @@ class StepCost(NamedTuple):
 
     decode step of n requests:   decode_token_s[n] + decode_attention(n, mean context)
     step with prefill, T tokens: mixed_token_s[T] + sample_s[sampled] + decode_attention + prefill_attention(C, 2 W / C)
+                                 and no less than launch_s
     with attention data parallelism each term is the largest over the ranks.
     """
 
@@ -227,6 +228,8 @@ class StepCost(NamedTuple):
     group_token_s: Floats = np.zeros(1)
     """[tokens of all ranks + 1] what the ranks of an attention data-parallel replica compute together in a step with
     prefill, the experts; not in `mixed_token_s` then. `[0.0]` where there is one rank."""
+    launch_s: float = 0.0
+    """What the host needs to launch a step with prefill."""
 
 
 def new_requests(arrival_s: Floats, input_tokens: Ints, output_tokens: Ints, priority: Ints) -> Table:

@@ -104,14 +104,17 @@ class Table:
 
 
 def request_table(
-    engine: Mapping[str, NDArray[Any]], replica: NDArray[np.int64], frontend_s: float, num_warmup: int
+    engine: Mapping[str, NDArray[Any]],
+    replica: NDArray[np.int64],
+    frontend_s: NDArray[np.float64] | float,
+    num_warmup: int,
 ) -> Table:
     """The request table from what an engine recorded.
 
     Args:
         engine: the seven columns from `arrival_s` to `priority`, and `num_preemptions`, in order of sending.
         replica: of each request.
-        frontend_s: what the client sees on top of the engine's times.
+        frontend_s: what the client sees on top of the engine's times, of each request or of all.
         num_warmup: the first so many requests are warm-up.
     """
     first_token_s, finish_s, arrival_s = engine["first_token_s"], engine["finish_s"], engine["arrival_s"]

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from html import escape
-from itertools import pairwise
+from itertools import count, pairwise
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6bb1", "#7f7f7f")
 """Okabe and Ito's palette, which colour-blind readers tell apart, without its black and yellow."""
@@ -54,8 +54,8 @@ def figure(series: Sequence[Series], x: Axis, y: Axis, width: int = WIDTH, heigh
         x, y: the axes.
         width, height: in pixels of the page; the figure shrinks with its column.
     """
-    kept = [_drawable(one, x, y) for one in series]
-    named = [(index, one) for index, one in enumerate(kept) if one.label]
+    kept = _coloured([_drawable(one, x, y) for one in series])
+    named = [one for one in kept if one.label]
     rows = _legend_rows(named, width)
     top = _TOP + _LEGEND_LINE * len(rows)
     across = _Scale.over(x, [value for one in kept for value in one.x], _LEFT, width - _RIGHT)
@@ -64,7 +64,7 @@ def figure(series: Sequence[Series], x: Axis, y: Axis, width: int = WIDTH, heigh
         f'<svg viewBox="0 0 {width} {height}" width="{width}" role="img" xmlns="http://www.w3.org/2000/svg" {_FONT}>',
         *_legend(rows),
         *_grid(across, up, x, y, width, height, top),
-        *(mark for index, one in enumerate(kept) for mark in _marks(one, _colour(index, one), across, up)),
+        *(mark for one in kept for mark in _marks(one, str(one.colour), across, up)),
         "</svg>",
     ]
     return "\n".join(parts)
@@ -138,20 +138,22 @@ def _drawable(series: Series, x: Axis, y: Axis) -> Series:
     return Series(series.label, [a for a, _ in points], [b for _, b in points], series.style, tooltips, series.colour)
 
 
-def _colour(index: int, series: Series) -> str:
-    return series.colour or COLOURS[index % len(COLOURS)]
+def _coloured(series: Sequence[Series]) -> list[Series]:
+    """Those without a colour take the palette's in turn."""
+    turns = count()
+    return [one if one.colour else replace(one, colour=COLOURS[next(turns) % len(COLOURS)]) for one in series]
 
 
-def _legend_rows(named: list[tuple[int, Series]], width: int) -> list[list[tuple[float, str, str]]]:
+def _legend_rows(named: list[Series], width: int) -> list[list[tuple[float, str, str]]]:
     """(pixels from the left, colour, label) of every entry, wrapped at the figure's width."""
     rows: list[list[tuple[float, str, str]]] = []
     at = float(width)
-    for index, one in named:
+    for one in named:
         needed = 26 + 6.2 * len(one.label)
         if at + needed > width - _RIGHT:
             rows.append([])
             at = float(_LEFT)
-        rows[-1].append((at, _colour(index, one), one.label))
+        rows[-1].append((at, str(one.colour), one.label))
         at += needed
     return rows
 

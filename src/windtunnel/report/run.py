@@ -22,6 +22,8 @@ def run_report(result: Result) -> list[RenderableType]:
         "",
         columns(("latency", "mean", "p50", "p90", "p95", "p99", "max"), _latency_rows(summary)),
         "",
+        grid(sureness_rows(result)),
+        "",
         grid([*_throughput_rows(summary, result.scenario.slo), *_resource_rows(result)]),
         "",
         title(f"Where the time goes: bound by {summary.bound_by.replace('_', ' ')}"),
@@ -30,6 +32,26 @@ def run_report(result: Result) -> list[RenderableType]:
         title("Where the operator times come from"),
         grid(provenance_rows(coverage, result.sources)),
     ]
+
+
+def sureness_rows(result: Result) -> list[tuple[str, str]]:
+    """Where 80% of measurements of the means are expected, and on what that rests."""
+    found, name = result.intervals, result.setup.calibration_name
+    shown = [
+        f"{label} {format_seconds(found[metric].low)} to {format_seconds(found[metric].high)}"
+        for metric, label in (("ttft", "TTFT"), ("tpot", "TPOT"), ("e2e", "end to end"))
+        if metric in found
+    ]
+    rate = found["throughput"]
+    shown.append(f"output {number(rate.low)} to {number(rate.high)} tokens/s")
+    calibration = result.setup.calibration
+    if calibration is None:
+        basis = "none; host overheads and operators as they are without measured runs"
+    else:
+        record = calibration.provenance
+        basis = f"{name}, {record.num_runs} runs in {record.num_configurations} configurations"
+        basis = "; ".join([basis, *result.calibration_remarks])
+    return [("80% interval", ", ".join(shown)), ("calibration", basis)]
 
 
 def _latency_rows(summary: Summary) -> list[list[str]]:

@@ -45,8 +45,10 @@ def engine_defaults(name: str) -> EngineDefaults:
     return decode(read_yaml(path), EngineDefaults, path.name)
 
 
-def with_defaults(settings: EngineSettings, device: Device) -> EngineSettings:
+def with_defaults(settings: EngineSettings, device: Device, calibrated: HostOverheads | None = None) -> EngineSettings:
     """`settings` with every `None` replaced by the default of that engine and version on `device`.
+
+    `calibrated` overheads replace the default ones; what `settings` says itself stays.
 
     Fields that have no default anywhere (`max_model_len`, `num_gpu_blocks`, `cudagraph_sizes`, `moe_backend`) stay
     `None`.
@@ -65,6 +67,7 @@ def with_defaults(settings: EngineSettings, device: Device) -> EngineSettings:
         _overlay(merged, entry.settings)
         if device.memory_bytes >= LARGE_MEMORY_BYTES:
             _overlay(merged, entry.large_memory_settings)
+    _overlay(merged, EngineSettings(name=settings.name, host=calibrated or HostOverheads()))
     _overlay(merged, settings)
     merged["version"] = version
     resolved = EngineSettings(**merged)
