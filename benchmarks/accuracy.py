@@ -311,14 +311,14 @@ def cross_validated(runs: Sequence[Bench], name: str) -> dict[str, Predicted]:
 
     Runs that their own record calls odd have no weight in any fit.
     """
-    _, rounds = fit_runs(runs)
+    whole = fit_runs(runs)
     found = {}
     for way, key, count in (
         (name, by_configuration, 5),
         ("calibrated, device held out", lambda bench: bench.scope[1], None),
         ("calibrated, model held out", lambda bench: bench.setup.model.name, None),
     ):
-        held = held_out(runs, rounds, folds(runs, key, count))
+        held = held_out(runs, whole, folds(runs, key, count))
         found[way] = {bench.measurement.id: one for bench, one in zip(runs, held, strict=True)}
     return found
 

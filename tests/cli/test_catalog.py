@@ -39,7 +39,7 @@ def test_no_line_is_wider_than_the_terminal(
         ("devices", "h100_sxm", ["NVIDIA H100", "3.35 TB/s", "989 TFLOP/s", "NVIDIA H100 datasheet"]),
         ("nodes", "dgx_h100", ["450 GB/s", "num_devices"]),
         ("engines", "vllm", ["max_num_batched_tokens", "8,192", "arg_utils.py"]),
-        ("traces", "azure2023_code", ["CC-BY-4.0", "Microsoft Azure", "5,000"]),
+        ("traces", "azure2023_code", ["CC-BY-4.0", "Microsoft Azure", "8,819"]),
     ],
 )
 def test_an_entry_is_shown_in_full_with_its_sources(

@@ -86,21 +86,21 @@ def test_a_bench_predicts_what_the_simulator_does(runs: list[Bench]) -> None:
 
 def test_a_fit_explains_what_was_put_in(runs: list[Bench]) -> None:
     before = np.abs(errors(runs, [predict(bench, Fit({})) for bench in runs]))
-    fit, _ = fit_runs(runs)
+    fit = fit_runs(runs).fit
     after = np.abs(errors(runs, [predict(bench, fit) for bench in runs]))
     assert np.median(before) > 0.1
     assert np.median(after) < 0.01
 
 
 def test_runs_that_agree_with_the_defaults_move_nothing() -> None:
-    fit, _ = fit_runs(measured(Fit({})), num_rounds=1)
+    fit = fit_runs(measured(Fit({})), num_rounds=1).fit
     assert max(map(abs, fit.effects.values())) < 1e-6
 
 
 def test_a_wild_run_does_not_move_the_others(runs: list[Bench]) -> None:
     wild = {name: 8 * value for name, value in runs[0].measurement.measured.items()}
     spoilt = [replace(runs[0], measurement=replace(runs[0].measurement, measured=wild)), *runs[1:]]
-    fit, _ = fit_runs(spoilt)
+    fit = fit_runs(spoilt).fit
     assert np.median(np.abs(errors(runs[1:], [predict(bench, fit) for bench in runs[1:]]))) < 0.03
 
 
@@ -109,11 +109,11 @@ def test_a_fold_holds_whole_configurations_and_fits_see_none_of_it(runs: list[Be
     assert len(set(fold.tolist())) == 3
     for one in set(map(by_configuration, runs)):
         assert len({int(fold[i]) for i, bench in enumerate(runs) if by_configuration(bench) == one}) == 1
-    _, rounds = fit_runs(runs)
-    held = held_out(runs, rounds, fold)
+    whole = fit_runs(runs)
+    held = held_out(runs, whole, fold)
     lied = [replace(b, measurement=replace(b.measurement, measured={"tpot": 9.0, "ttft": 9.0})) for b in runs]
     mixed = [lied[i] if fold[i] == 0 else runs[i] for i in range(len(runs))]
-    again = held_out(mixed, rounds, fold)
+    again = held_out(mixed, whole, fold)
     assert [again[i] for i in range(len(runs)) if fold[i] == 0] == [held[i] for i in range(len(runs)) if fold[i] == 0]
     assert np.median(np.abs(errors(runs, held))) < 0.05
 

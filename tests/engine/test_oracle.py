@@ -1,14 +1,16 @@
 """The compiled loop against the plain-Python engine, event for event, on random small scenarios."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from windtunnel.engine.prefix_cache import prefix_cache
 from windtunnel.engine.reference import Reference, Request, Step
+from windtunnel.engine.reference_cache import Segment
 from windtunnel.engine.serving import run_loop
-from windtunnel.engine.workload import RequestArrays
+from windtunnel.engine.workload import PrefixArrays, RequestArrays
 from windtunnel.kernels import state
 from windtunnel.metrics.records import Table
 from windtunnel.metrics.summary import itl_distribution
@@ -21,6 +23,7 @@ class Case:
     settings: state.Settings
     cost: state.StepCost
     requests: RequestArrays
+    caches: bool = False
 
 
 @st.composite
@@ -74,6 +77,97 @@ def cases(draw: st.DrawFn) -> Case:
     )
 
 
+@st.composite
+def session_cases(draw: st.DrawFn) -> Case:
+    """Cases whose prompts share beginnings and whose requests may be turns of a session, with and without a cache."""
+    case = draw(cases())
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    requests = random_sessions(
+        rng, case.requests, case.settings.num_warmup, draw(st.sampled_from([0.0, 0.5, 0.9])), draw(st.booleans())
+    )
+    whole = requests.input_tokens + requests.output_tokens
+    largest = int((-(-whole // case.settings.block_size)).max()) + case.settings.blocks_per_request
+    budget = case.settings.max_num_batched_tokens
+    if not case.settings.chunked_prefill:
+        budget = max(budget, int(whole.max()))
+    settings = case.settings._replace(
+        num_blocks=largest + draw(st.integers(0, 3 * largest)), max_num_batched_tokens=budget
+    )
+    return Case(
+        settings=settings,
+        cost=random_cost(rng, settings.max_num_seqs, budget, bool(case.cost.host_overlaps)),
+        requests=requests,
+        caches=draw(st.sampled_from([True, True, False])),
+    )
+
+
+def random_sessions(
+    rng: np.random.Generator, requests: RequestArrays, num_warmup: int, follows: float, have_outputs: bool
+) -> RequestArrays:
+    """`requests` with prompts that begin alike, some of them after another one of their session."""
+    n = requests.arrival_s.size
+    parents, tokens = [-1, -1, 0, 1], [int(rng.integers(1, 50)) for _ in range(4)]
+    previous, session, node, output_node = (np.full(n, -1) for _ in range(4))
+    inputs, think_s = requests.input_tokens.copy(), rng.choice([0.0, 0.0, 0.02], n)
+    followed: set[int] = set()
+    for i in range(n):
+        before = [j for j in range(num_warmup, i) if j not in followed]
+        session[i] = i
+        node[i] = rng.integers(-1, len(parents))
+        if i >= num_warmup and before and rng.random() < follows:
+            previous[i] = rng.choice(before)
+            session[i] = session[previous[i]]
+            followed.add(int(previous[i]))
+            parents.append(int(output_node[previous[i]]))
+            tokens.append(int(rng.integers(1, 30)))
+            node[i] = len(parents) - 1
+        own = int(rng.integers(0, 20)) if node[i] >= 0 else int(inputs[i])
+        path, at = 0, int(node[i])
+        while at >= 0:
+            path, at = path + tokens[at], parents[at]
+        inputs[i] = path + own
+        if have_outputs and rng.random() < 0.8:
+            parents.append(int(node[i]))
+            tokens.append(own + int(requests.output_tokens[i]))
+            output_node[i] = len(parents) - 1
+    arrivals = requests.arrival_s * (previous < 0) + (requests.arrival_s * 2 * (rng.random(n) < 0.1)) * (previous >= 0)
+    forest = PrefixArrays(np.array(parents), np.array(tokens), node, output_node)
+    return replace(
+        requests,
+        arrival_s=arrivals,
+        input_tokens=inputs,
+        previous=previous,
+        think_s=think_s,
+        session=session,
+        prefixes=forest,
+    )
+
+
+def chains(case: Case) -> list[tuple[Segment, ...]]:
+    """The segments of each request's prompt and output that have full blocks, root first."""
+    forest, block_size = case.requests.prefixes, case.settings.block_size
+    if forest is None or not case.caches:
+        return [()] * case.requests.arrival_s.size
+    found = []
+    for i, whole in enumerate(case.requests.input_tokens + case.requests.output_tokens):
+        at, path = int(forest.request_node[i]), []
+        if forest.request_output_node[i] >= 0:
+            at = int(forest.request_output_node[i])
+        while at >= 0:
+            path.append((at, int(forest.node_tokens[at])))
+            at = int(forest.node_parent[at])
+        if forest.request_output_node[i] < 0:
+            path.insert(0, (10_000 + i, int(whole) - sum(tokens for _, tokens in path)))
+        end, segments = 0, []
+        for index, tokens in reversed(path):
+            segment = Segment(index, end // block_size, (end + tokens) // block_size)
+            end += tokens
+            if segment.end_block > segment.first_block:
+                segments.append(segment)
+        found.append(tuple(segments))
+    return found
+
+
 def random_cost(
     rng: np.random.Generator, max_num_seqs: int, max_num_batched_tokens: int, overlaps: bool
 ) -> state.StepCost:
@@ -100,11 +194,16 @@ def random_cost(
 def run_oracle(case: Case) -> tuple[list[Request], list[Step]]:
     arrays = case.requests
     requests = [
-        Request(i, float(arrival), int(inputs), int(outputs), int(priority))
-        for i, (arrival, inputs, outputs, priority) in enumerate(
-            zip(arrays.arrival_s, arrays.input_tokens, arrays.output_tokens, arrays.priority, strict=True)
+        Request(i, float(arrival), int(inputs), int(outputs), int(priority), segments)
+        for i, (arrival, inputs, outputs, priority, segments) in enumerate(
+            zip(arrays.arrival_s, arrays.input_tokens, arrays.output_tokens, arrays.priority, chains(case), strict=True)
         )
     ]
+    if arrays.previous is not None and arrays.think_s is not None and arrays.session is not None:
+        for request, previous, think_s, session in zip(
+            requests, arrays.previous, arrays.think_s, arrays.session, strict=True
+        ):
+            request.previous, request.think_s, request.session = int(previous), float(think_s), int(session)
     return requests, Reference(case.settings, case.cost, requests).run()
 
 
@@ -127,6 +226,19 @@ def test_loop_equals_the_oracle(case: Case) -> None:
         theirs = [step for step in reference_steps if step.replica == replica]
         tokens = by_step["decode_tokens"][mine] + by_step["prefill_tokens"][mine]
         np.testing.assert_array_equal(tokens, [sum(step.scheduled.values()) for step in theirs])
+    assert steps["used_blocks"].max() == max(step.used_blocks for step in reference_steps)
+
+
+@settings(max_examples=400)
+@given(session_cases())
+def test_cached_prefixes_and_sessions_equal_the_oracles(case: Case) -> None:
+    requests, reference_steps = run_oracle(case)
+    cache = prefix_cache(case.settings, case.requests) if case.caches else None
+    records, steps, _ = run_loop(case.settings, case.cost, case.requests, cache=cache)
+    for name in ("arrival_s", "scheduled_s", "first_token_s", "finish_s", "num_preemptions"):
+        np.testing.assert_array_equal(records[name], [getattr(request, name) for request in requests], err_msg=name)
+    if cache is not None:
+        np.testing.assert_array_equal(cache.requests.cached_tokens, [request.cached_tokens for request in requests])
     assert steps["used_blocks"].max() == max(step.used_blocks for step in reference_steps)
 
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from windtunnel.engine.workload import RequestArrays, draw_lengths, generate
 from windtunnel.errors import InputError
+from windtunnel.spec.noun import decode
 from windtunnel.spec.workload import (
     Arrivals,
     Burst,
@@ -340,3 +341,33 @@ def test_a_workload_without_a_request_is_refused(trace_path: str) -> None:
 def test_a_workload_beyond_memory_is_refused() -> None:
     with pytest.raises(InputError, match=r"about 1e\+12 requests"):
         generate(workload(Poisson(rate_per_s=1e6), duration_s=1e6), seed=0)
+
+
+def test_a_resampled_trace_has_as_many_pairs_as_there_are_arrivals(tmp_path: Path) -> None:
+    path = tmp_path / "pairs.csv"
+    path.write_text("num_prefill_tokens,num_decode_tokens\n10,1\n20,2\n40,4\n")
+    raw = {"arrivals": {"type": "poisson", "rate_per_s": 10}, "trace": {"path": str(path), "order": "resampled"}}
+    for end in ({"num_requests": 3000}, {"duration_s": 300}):
+        requests = generate(decode({**raw, **end}, Workload), seed=0)
+        assert requests.num_requests == pytest.approx(3000, rel=0.1)
+        assert np.array_equal(requests.input_tokens, 10 * requests.output_tokens)
+        assert np.bincount(requests.output_tokens)[[1, 2, 4]] == pytest.approx([1000] * 3, rel=0.15)
+    shuffled = {**raw, "trace": {"path": str(path), "order": "shuffled"}}
+    assert set(generate(decode(shuffled, Workload), seed=0).input_tokens) == {10, 20, 40}
+    with pytest.raises(InputError, match=r"asks for 4 requests, but .* has 3") as refused:
+        generate(decode({**shuffled, "num_requests": 4}, Workload), seed=0)
+    assert "resampled" in str(refused.value.hint)
+
+
+def test_total_lengths_are_split_in_a_ratio() -> None:
+    raw = {
+        "arrivals": {"type": "poisson", "rate_per_s": 1},
+        "total_tokens": {"type": "uniform", "min_tokens": 1024, "max_tokens": 4096},
+        "input_to_output_ratio": 20,
+        "num_requests": 1000,
+    }
+    requests = generate(decode(raw, Workload), seed=0)
+    total = requests.input_tokens + requests.output_tokens
+    assert 1024 <= total.min() < 1100
+    assert 4000 < total.max() <= 4096
+    assert np.array_equal(requests.output_tokens, np.ceil(total / 21))

@@ -15,7 +15,7 @@ from windtunnel.metrics.summary import (
     summarise,
     to_builtins,
 )
-from windtunnel.spec.scenario import Slo
+from windtunnel.spec.slo import Slo
 
 FRACTIONS = {"compute": 0.2, "memory": 0.5, "communication": 0.2, "host": 0.1}
 

@@ -114,7 +114,7 @@ def test_a_word_for_a_table_names_what_the_table_may_hold() -> None:
     raw["workload"]["arrivals"] = "poisson"  # type: ignore[index]
     found, hint = message(raw, Scenario)
     assert found == "$.workload.arrivals is 'poisson'; a table of keys and values is needed"
-    assert hint == "its types: poisson, gamma, static, burst, closed_loop"
+    assert hint == "its types: poisson, gamma, static, burst, closed_loop, curve, recorded"
 
 
 def test_nouns_cannot_be_changed() -> None:

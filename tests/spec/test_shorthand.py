@@ -4,8 +4,9 @@ import pytest
 
 from windtunnel.errors import InputError
 from windtunnel.spec.precision import Format
-from windtunnel.spec.scenario import Scenario, Slo
+from windtunnel.spec.scenario import Scenario
 from windtunnel.spec.shorthand import PATHS, raw_scenario, scenario
+from windtunnel.spec.slo import Slo
 from windtunnel.spec.workload import ClosedLoop, Poisson, Trace
 
 LLAMA = "meta-llama/Llama-3.1-8B"

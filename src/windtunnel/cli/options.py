@@ -106,6 +106,12 @@ deployment_options = all_of(
     ),
     option("--engine", section=_ENGINE, metavar="NAME", help="vllm, sglang or trtllm.  [vllm]"),
     option("--engine-version", section=_ENGINE, metavar="VERSION", help="Its version.  [the newest that was measured]"),
+    option(
+        "--scheduler",
+        section=_ENGINE,
+        metavar="NAME",
+        help="vllm_v0, sarathi, orca, faster_transformer, lightllm, or your own: module:function.  [the engine's]",
+    ),
     option("--max-num-seqs", section=_ENGINE, type=int, metavar="N", help="Most running requests.  [the engine's]"),
     option(
         "--max-num-batched-tokens",

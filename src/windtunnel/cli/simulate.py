@@ -31,7 +31,7 @@ workload_options = all_of(
         section=_OUTPUT,
         type=click.Path(path_type=Path),
         metavar="FOLDER",
-        help="Write requests.parquet, steps.parquet, summary.json and the resolved scenario.yaml.",
+        help="Write requests.parquet, steps.parquet, series.parquet, summary.json and the resolved scenario.yaml.",
     ),
     option(
         "--timeline",
@@ -41,6 +41,13 @@ workload_options = all_of(
         help="Write a timeline that opens in ui.perfetto.dev: .json or .json.gz.",
     ),
     option("--timeline-events", section=_OUTPUT, type=int, metavar="N", help="Most events of it.  [200000]"),
+    option(
+        "--vidur-metrics",
+        section=_OUTPUT,
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        help="Write the requests under Vidur's column names, as its request_metrics.csv.",
+    ),
     option("--overwrite", section=_OUTPUT, is_flag=True, help="Replace the files of a former run."),
 )
 
@@ -59,6 +66,7 @@ def command(
     out: Path | None,
     timeline: Path | None,
     timeline_events: int | None,
+    vidur_metrics: Path | None,
     overwrite: bool,
     as_json: bool,
     hub: bool,
@@ -72,6 +80,7 @@ def command(
     windtunnel simulate scenario.yaml --set workload.arrivals.rate_per_s=6.5 --json
     """
     from windtunnel.interop.chrome_trace import check_file
+    from windtunnel.interop.vidur_metrics import check_metrics_file, request_metrics, write_request_metrics
     from windtunnel.report.files import check_folder, write_run
 
     wanted = scenario_of(scenario, hub=hub, **options)
@@ -81,6 +90,9 @@ def command(
         check_file(timeline, overwrite)
     elif timeline_events is not None:
         raise InputError("--timeline-events is the size of a --timeline", "name its file: --timeline run.json")
+
+    if vidur_metrics is not None:
+        check_metrics_file(vidur_metrics, overwrite)
 
     # Loading the engine takes most of a second; wrong input is answered before.
     from windtunnel.cli.progress import progress
@@ -96,6 +108,10 @@ def command(
     if out is not None:
         write_run(result, out)
         click.echo(f"wrote {out}", err=True)
+    if vidur_metrics is not None:
+        columns = request_metrics(result.requests, result.steps, result.setup, result.scenario.deployment.replicas)
+        write_request_metrics(vidur_metrics, columns)
+        click.echo(f"wrote {vidur_metrics}", err=True)
     if as_json:
         click.echo(as_text(run_document(result)))
     else:

@@ -11,6 +11,7 @@ VERBS = {
     "explain": "Show one forward step operator by operator.",
     "validate": "Predict measured runs and show how far off the predictions are.",
     "calibrate": "Fit host overheads and operator factors to measured runs.",
+    "vidur": "Run what a Vidur config.json describes, event for event.",
     "catalog": "List known models, devices, nodes, engines and traces.",
 }
 """Verb -> its line of help. The command is `command` in the module `windtunnel.cli.VERB`."""

@@ -11,6 +11,7 @@ explains lose weight (Geman and McClure, 1985).
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -47,8 +48,11 @@ Floats = NDArray[np.float64]
 HOST = HostOverheads.__struct_fields__
 """Overheads that are fitted, as multiples of the engine's defaults."""
 
+HIDDEN = ("step_s", "request_s")
+"""Those of them that asynchronous scheduling hides behind the device."""
+
 FITTED = ("tpot", "ttft")
-NOISE: Mapping[str, float] = {"tpot": 0.03, "ttft": 0.10}
+NOISE: Mapping[str, float] = {"tpot": 0.04, "ttft": 0.10}
 """What two runs of equal settings differ by, and a little more: the scale in which residuals are counted."""
 
 OUTLIER = 5.0
@@ -58,13 +62,15 @@ TRUST = 0.3
 """How far one round may move an effect."""
 
 SPREAD_OF_EFFECTS: Mapping[str, tuple[float, float, float]] = {
-    "host": (0.5, 0.7, 0.5),
-    "class": (0.10, 0.10, 0.07),
+    "host": (0.4, 0.5, 0.4),
+    "class": (0.07, 0.07, 0.05),
 }
 """How far the effects of all runs, of an engine and of an engine on a device may move a logarithm: one standard
 deviation of the ridge's prior. Overheads are known to a factor of two, operators to 10%."""
-SPREAD_OF_FORMATS = 0.15
-"""The same for a format's effect on GEMMs and experts."""
+SPREAD_OF_FORMATS = 0.08
+"""The same for a format's effect on GEMMs and experts, of an engine and of an engine on a device."""
+CROWDING = 0.4
+"""Runs of one configuration err alike: each of n counts n to the power of minus this."""
 
 STEP = 0.05
 """Of the finite differences, in the logarithm."""
@@ -93,8 +99,13 @@ class Bench:
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """Names of what decides its times: `host.step_s`, `gemm.fp8.memory`, ..."""
-        return (*(f"host.{name}" for name in HOST), *self.parts)
+        """Names of what its times tell about: `host.step_s`, `gemm.fp8.memory`, ...
+
+        Where scheduling overlaps, the host's work per step is a floor that steps seldom touch; a fit would raise it to
+        whatever the slowest of them take. It is fitted on runs whose steps it adds to.
+        """
+        hidden = HIDDEN if self.setup.engine.async_scheduling else ()
+        return (*(f"host.{name}" for name in HOST if name not in hidden), *self.parts)
 
     def predict(self, factors: Mapping[str, float], host: HostOverheads) -> dict[str, float]:
         """The metrics of a simulation with these factors and overheads."""
@@ -199,6 +210,7 @@ def effects(parameter: str, engine: str, device: str) -> dict[Effect, float]:
     found = {(base, "all"): overall, (base, engine): of_engine, (base, engine, device): of_device}
     if base != parameter:
         found[parameter, engine] = SPREAD_OF_FORMATS
+        found[parameter, engine, device] = SPREAD_OF_FORMATS
     return found
 
 
@@ -261,37 +273,45 @@ def jacobian(runs: Sequence[Bench], fit: Fit) -> Jacobian:
     return slopes
 
 
-def fit_runs(runs: Sequence[Bench], num_rounds: int = 4) -> tuple[Fit, list[Jacobian]]:
-    """Fit effects to `runs`; also returns the Jacobian of every round, for `refit`."""
-    fit, rounds = Fit({}), []
-    shares_of_runs = np.array([bench.weight for bench in runs])
+@dataclass(frozen=True)
+class Fitted:
+    """A fit with the elasticities of its last round."""
+
+    fit: Fit
+    slopes: Jacobian
+
+
+def fit_runs(runs: Sequence[Bench], num_rounds: int = 4) -> Fitted:
+    """Fit effects to `runs`."""
+    fit, slopes = Fit({}), []
     for _ in range(num_rounds):
         slopes = jacobian(runs, fit)
-        rounds.append(slopes)
-        fit = _improved(runs, slopes, fit, shares_of_runs)
-    return fit, rounds
+        fit = _improved(runs, slopes, fit)
+    return Fitted(fit, slopes)
 
 
-def refit(runs: Sequence[Bench], rounds: Sequence[Jacobian], kept: NDArray[np.bool_]) -> Fit:
-    """The fit to the runs that are `kept`, from zero, along the Jacobians of a fit to all.
+def refit(runs: Sequence[Bench], whole: Fitted, kept: NDArray[np.bool_]) -> Fit:
+    """The fit to the runs that are `kept`.
 
-    Elasticities depend on the point of linearisation, hardly on the measurements; residuals, which do, are those of the
-    kept runs alone.
+    Every step solves the whole regression anew on the residuals of the kept runs. It starts where the fit to all runs
+    ended and uses its elasticities, which depend on the point of linearisation and hardly on the measurements; what was
+    learnt from the others is undone by the first step.
     """
-    fit = Fit({})
     chosen = np.flatnonzero(kept).tolist()
-    some = [runs[index] for index in chosen]
-    shares_of_runs = np.array([bench.weight for bench in some])
-    for slopes in rounds:
-        fit = _improved(some, [slopes[index] for index in chosen], fit, shares_of_runs)
-    return fit
+    return _improved([runs[index] for index in chosen], [whole.slopes[index] for index in chosen], whole.fit)
 
 
 NUM_STEPS = 2
 """Per Jacobian; each simulates every run once."""
 
 
-def _improved(runs: Sequence[Bench], slopes: Jacobian, fit: Fit, weights: Floats) -> Fit:
+def _weights(runs: Sequence[Bench]) -> Floats:
+    sizes = Counter(by_configuration(bench) for bench in runs)
+    return np.array([bench.weight * sizes[by_configuration(bench)] ** -CROWDING for bench in runs])
+
+
+def _improved(runs: Sequence[Bench], slopes: Jacobian, fit: Fit) -> Fit:
+    weights = _weights(runs)
     names: dict[Effect, int] = {}
     spreads: list[float] = []
     for bench in runs:
@@ -369,11 +389,11 @@ def folds(
     return np.array([fold[key(bench)] for bench in runs])
 
 
-def held_out(runs: Sequence[Bench], rounds: Sequence[Jacobian], fold: NDArray[np.int64]) -> list[dict[str, float]]:
+def held_out(runs: Sequence[Bench], whole: Fitted, fold: NDArray[np.int64]) -> list[dict[str, float]]:
     """Every run's prediction by a fit that saw none of its fold."""
     found: list[dict[str, float]] = [{} for _ in runs]
     for one in np.unique(fold):
-        fit = refit(runs, rounds, fold != one)
+        fit = refit(runs, whole, fold != one)
         for index in np.flatnonzero(fold == one).tolist():
             found[index] = predict(runs[index], fit)
     return found
@@ -416,7 +436,11 @@ def profile(
     place = (engine, device or "")
     names = {name for index in own for name in runs[index].parts}
     bases = {f"{name.partition('.')[0]}.{name.rpartition('.')[2]}" if "." in name else name for name in names}
-    formats = {name: fit.effects.get((name, engine), 0.0) for name in names if "." in name}
+    formats = {
+        name: sum(fit.effects.get(effect, 0.0) for effect in ((name, engine), (name, *place)))
+        for name in names
+        if "." in name
+    }
     factors = {name: math.exp(fit.logarithm(name, *place)) for name in bases}
     factors |= {name: math.exp(value) for name, value in formats.items()}
     left = ratios([runs[index] for index in kin], [held[index] for index in kin])
@@ -465,18 +489,26 @@ def _median_error(values: Sequence[float]) -> float:
 
 
 def profiles(runs: Sequence[Bench], source: str) -> dict[str, Calibration]:
-    """Name -> calibration: one for every engine and device among the runs, and one for every engine on any device.
+    """Name -> calibration: one for every engine on any device, and for every device that is better with its own.
 
-    The spread of the latter is of devices left out whole, where there are several.
+    The spread of the former is of devices left out whole, where there are several. A device has one of its own
+    where its runs, configurations held out, are predicted better than by a fit to the other devices alone.
     """
-    fit, rounds = fit_runs(runs)
-    held = held_out(runs, rounds, folds(runs))
-    found = {
-        f"{engine}-{device}": profile(runs, fit, engine, device, held, source)
-        for engine, device in sorted({bench.scope for bench in runs})
-    }
+    whole = fit_runs(runs)
+    fit, held = whole.fit, held_out(runs, whole, folds(runs))
     several = len({bench.scope[1] for bench in runs}) > 1
-    apart = held_out(runs, rounds, folds(runs, lambda bench: bench.scope[1], None)) if several else held
+    apart = held_out(runs, whole, folds(runs, lambda bench: bench.scope[1], None)) if several else held
+    found = {}
+    for engine, device in sorted({bench.scope for bench in runs}):
+        own = [index for index, bench in enumerate(runs) if bench.scope == (engine, device)]
+        if not several or _misfit(runs, held, own) <= _misfit(runs, apart, own):
+            found[f"{engine}-{device}"] = profile(runs, fit, engine, device, held, source)
     for engine in sorted({bench.scope[0] for bench in runs}):
         found[engine] = profile(runs, fit, engine, None, apart, source)
     return found
+
+
+def _misfit(runs: Sequence[Bench], predictions: Sequence[Mapping[str, float]], chosen: Sequence[int]) -> float:
+    """Median errors of the fitted metrics in units of their noise."""
+    found = ratios([runs[index] for index in chosen], [predictions[index] for index in chosen])
+    return sum(_median_error(found[metric]) / NOISE[metric] for metric in FITTED if metric in found)

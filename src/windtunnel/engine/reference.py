@@ -10,8 +10,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from windtunnel.engine.reference_cache import RankCache, Segment
+
 VLLM_V1, TRTLLM, SGLANG = range(3)
-ROUTERS = ("round_robin", "random", "power_of_two", "least_outstanding", "least_kv")
+ROUTERS = (
+    "round_robin",
+    "random",
+    "power_of_two",
+    "least_outstanding",
+    "least_kv",
+    "session_affinity",
+    "prefix_affinity",
+    "least_waiting",
+)
 
 
 @dataclass(eq=False)
@@ -23,6 +34,19 @@ class Request:
     input_tokens: int
     output_tokens: int
     priority: int = 0
+    segments: tuple[Segment, ...] = ()
+    """Of its prompt and output, root first, as far as they can be cached."""
+    previous: int = -1
+    """Its predecessor in a session."""
+    think_s: float = 0.0
+    session: int = -1
+    sequence: int = -1
+    """Requests sent before it."""
+    shared_blocks: int = 0
+    """Of those that it holds, in the prefix cache."""
+    num_used_segments: int = 0
+    cached_tokens: int = -1
+    """Found when it was first admitted."""
     computed_tokens: int = 0
     num_outputs: int = 0
     num_blocks: int = 0
@@ -66,6 +90,7 @@ class Rank:
     free_blocks: int
     batches: list[dict[int, Chunk]]
     """Per lane, request index -> its part of the step under way."""
+    cache: RankCache = field(default_factory=RankCache)
     running: list[Request] = field(default_factory=list)
     waiting: list[Request] = field(default_factory=list)
     new_token_ratio: float = 0.0
@@ -111,7 +136,12 @@ class Reference:
         self.end_s: dict[tuple[int, int], float] = {}
         self.started_s: dict[tuple[int, int], float] = {}
         self.stage_free_s = [[0.0] * s.num_stages for _ in range(s.num_replicas)]
-        self.next, self.turn = 0, 0
+        self.turn, self.sent = 0, 0
+        self.starts = [request for request in self.requests if request.previous < 0]
+        self.started = 0
+        self.following = {request.previous: request for request in self.requests if request.previous >= 0}
+        self.thinking: list[tuple[float, int]] = []
+        self.replica_of_session: dict[int, int] = {}
         self.completed_s: list[float] = []
         self.random: int = s.seed % (2**31 - 2) + 1
         self.steps: list[Step] = []
@@ -139,34 +169,47 @@ class Reference:
         return self.ranks[replica * n : (replica + 1) * n]
 
     def next_arrival_s(self) -> float:
+        return min([self.next_start_s(), *(send_s for send_s, _ in self.thinking)])
+
+    def next_start_s(self) -> float:
         s = self.settings
-        if self.next >= len(self.requests):
+        if self.started >= len(self.starts):
             return math.inf
-        send_s = self.requests[self.next].arrival_s
+        send_s = self.starts[self.started].arrival_s
         if s.concurrency == 0:
             return send_s
-        if 0 < s.num_warmup <= self.next:
+        if 0 < s.num_warmup <= self.started:
             if len(self.completed_s) < s.num_warmup:
                 return math.inf
             send_s += self.completed_s[s.num_warmup - 1] + s.frontend_s
-        if self.next - len(self.completed_s) >= s.concurrency:
+        if self.started - len(self.completed_s) >= s.concurrency:
             return math.inf
-        if self.next >= s.concurrency:
-            send_s = max(send_s, self.completed_s[self.next - s.concurrency] + s.frontend_s)
+        if self.started >= s.concurrency:
+            send_s = max(send_s, self.completed_s[self.started - s.concurrency] + s.frontend_s)
         return send_s
 
+    def take_next(self, now_s: float) -> Request:
+        ready = sorted(turn for turn in self.thinking if turn[0] <= now_s)
+        if ready:
+            self.thinking.remove(ready[0])
+            return self.requests[ready[0][1]]
+        self.started += 1
+        return self.starts[self.started - 1]
+
     def deliver(self, now_s: float) -> None:
-        request = self.requests[self.next]
+        request = self.take_next(now_s)
         request.arrival_s = now_s
-        self.next += 1
-        replica = self.route()
+        request.sequence = self.sent
+        self.sent += 1
+        replica = self.route(request)
+        self.replica_of_session[request.session] = replica
         rank = min(self.ranks_of(replica), key=lambda rank: rank.num_outstanding)
         self.enqueue(rank, request)
         idle = [lane for lane in range(self.settings.num_stages) if (replica, lane) not in self.end_s]
         if idle:
             self.end_s[replica, idle[0]] = now_s
 
-    def route(self) -> int:
+    def route(self, request: Request) -> int:
         router, n = ROUTERS[self.settings.router], self.settings.num_replicas
         if n == 1:
             return 0
@@ -177,7 +220,22 @@ class Reference:
             return self.draw(n)
         if router == "power_of_two":
             return min(sorted([self.draw(n), self.draw(n)]), key=self.num_outstanding)
-        return min(range(n), key=self.num_outstanding if router == "least_outstanding" else self.used_blocks)
+        if router == "session_affinity" and request.session >= 0 and request.session in self.replica_of_session:
+            return self.replica_of_session[request.session]
+        if router == "prefix_affinity":
+            loads = [self.num_outstanding(replica) for replica in range(n)]
+            longest = max(range(n), key=lambda replica: (self.cached_blocks(replica, request), -loads[replica]))
+            uneven = max(loads) - min(loads) > 64 and max(loads) > 1.5 * min(loads)
+            if self.cached_blocks(longest, request) > 0 and not uneven:
+                return longest
+        load = {"least_kv": self.used_blocks, "least_waiting": self.num_waiting}.get(router, self.num_outstanding)
+        return min(range(n), key=load)
+
+    def num_waiting(self, replica: int) -> int:
+        return sum(len(rank.waiting) for rank in self.ranks_of(replica))
+
+    def cached_blocks(self, replica: int, request: Request) -> int:
+        return max(rank.cache.find(request.segments, 2**60)[1] for rank in self.ranks_of(replica))
 
     def draw(self, count: int) -> int:
         self.random = self.random * 48271 % (2**31 - 1)
@@ -202,7 +260,7 @@ class Reference:
 
     def enqueue(self, rank: Rank, request: Request) -> None:
         def key(waiting: Request) -> tuple[int, int]:
-            return (waiting.priority if self.settings.priority else 0, waiting.index)
+            return (waiting.priority if self.settings.priority else 0, waiting.sequence)
 
         bisect.insort(rank.waiting, request, key=key)
 
@@ -246,7 +304,12 @@ class Reference:
         return any(not chunk.decodes for chunk in rank.batches[lane].values())
 
     def complete(self, rank: Rank, lane: int, now_s: float) -> None:
-        for request in [r for r in rank.running if self.emits_token(rank, lane, r)]:
+        decoding = sorted(self.in_batch(rank, lane, decodes=True), key=lambda r: r.index)
+        for request in [*decoding, *self.in_batch(rank, lane, decodes=False)]:
+            if not request.is_decoding and self.settings.scheduler in (SGLANG, TRTLLM):
+                self.share(rank, request, request.computed_tokens)
+            if not self.emits_token(rank, lane, request):
+                continue
             request.num_outputs += 1
             request.is_decoding = True
             request.lane = lane
@@ -256,9 +319,60 @@ class Reference:
             if request.num_outputs == request.output_tokens:
                 request.finish_s = now_s
                 rank.running.remove(request)
-                rank.free_blocks += request.num_blocks
-                self.completed_s.append(now_s)
+                self.release(rank, request, request.computed_tokens)
+                if request.index in self.following:
+                    turn = self.following[request.index]
+                    send_s = max(now_s + self.settings.frontend_s + turn.think_s, turn.arrival_s)
+                    self.thinking.append((send_s, turn.index))
+                else:
+                    self.completed_s.append(now_s)
         rank.batches[lane] = {}
+
+    def in_batch(self, rank: Rank, lane: int, decodes: bool) -> list[Request]:
+        return [self.requests[index] for index, chunk in rank.batches[lane].items() if chunk.decodes == decodes]
+
+    # Prefix cache
+
+    def look_up(self, rank: Rank, request: Request) -> int:
+        """Start waiting `request` from what is cached; returns the blocks in the cache that nobody else uses."""
+        rank.cache.shrink(rank.free_blocks)
+        most_blocks = (request.known_tokens - 1) // int(self.settings.block_size)
+        request.num_used_segments, hit_blocks = rank.cache.find(request.segments, most_blocks)
+        used = request.segments[: request.num_used_segments]
+        unused = sum(rank.cache.blocks[s.index] for s in used if s.index in rank.cache.unused)
+        whole = self.blocks_for(request.input_tokens + request.output_tokens) + self.settings.blocks_per_request
+        if not rank.running and unused > hit_blocks and whole + unused - hit_blocks > rank.free_blocks:
+            request.num_used_segments = hit_blocks = unused = 0
+        request.shared_blocks = request.num_blocks = hit_blocks
+        request.computed_tokens = hit_blocks * int(self.settings.block_size)
+        return unused
+
+    def share(self, rank: Rank, request: Request, computed_tokens: int) -> None:
+        """Cache the full blocks that `request` has computed; where they are cached already, give up its own."""
+        rank.cache.shrink(rank.free_blocks)
+        whole = computed_tokens // int(self.settings.block_size)
+        for position, segment in enumerate(request.segments):
+            mine = min(whole, segment.end_block) - segment.first_block
+            found = rank.cache.blocks.get(segment.index, 0)
+            behind = segment.index in rank.cache.unused and found > mine
+            if mine <= 0 or (position >= request.num_used_segments and behind):
+                break
+            if segment.first_block + mine <= request.shared_blocks:
+                continue
+            if position >= request.num_used_segments:
+                rank.free_blocks -= rank.cache.use(segment)
+                request.num_used_segments += 1
+            rank.cache.blocks[segment.index] = max(found, mine)
+            gained = segment.first_block + mine - request.shared_blocks
+            request.shared_blocks += gained
+            rank.free_blocks += gained - max(mine - found, 0)
+
+    def release(self, rank: Rank, request: Request, computed_tokens: int) -> None:
+        """`request` stops running; what it computed stays in the cache."""
+        self.share(rank, request, computed_tokens)
+        rank.free_blocks += request.num_blocks - request.shared_blocks
+        rank.free_blocks += rank.cache.leave(request.segments[: request.num_used_segments])
+        request.num_blocks = request.shared_blocks = request.num_used_segments = 0
 
     # Policies
 
@@ -294,6 +408,9 @@ class Reference:
     def admit(self, rank: Rank, lane: int, request: Request, num_tokens: int, now_s: float) -> None:
         rank.waiting.remove(request)
         rank.running.append(request)
+        rank.free_blocks -= sum(rank.cache.use(s) for s in request.segments[: request.num_used_segments])
+        if request.cached_tokens < 0:
+            request.cached_tokens = request.computed_tokens
         if math.isnan(request.scheduled_s):
             request.scheduled_s = now_s
         self.take(rank, lane, request, num_tokens)
@@ -301,13 +418,13 @@ class Reference:
     def preempt(self, rank: Rank, lane: int, request: Request) -> int:
         """Returns the tokens of the step that `request` gives back."""
         rank.running.remove(request)
-        rank.free_blocks += request.num_blocks
-        request.num_blocks = 0
+        given_back = rank.batches[lane].pop(request.index, None)
+        computed = given_back.computed_before if given_back else request.computed_tokens
+        self.release(rank, request, 0 if self.settings.scheduler == SGLANG else computed)
         request.computed_tokens = 0
         request.is_decoding = False
         request.num_preemptions += 1
         self.enqueue(rank, request)
-        given_back = rank.batches[lane].pop(request.index, None)
         return given_back.tokens if given_back else 0
 
     def form_batch_vllm_v1(self, rank: Rank, lane: int, now_s: float) -> None:
@@ -326,7 +443,7 @@ class Reference:
                 victims = [r for r in rank.running if not rank.is_in_flight(r, lane)]
                 if not victims:
                     break
-                victim = max(victims, key=lambda r: (r.priority, r.index)) if s.priority else victims[-1]
+                victim = max(victims, key=lambda r: (r.priority, r.sequence)) if s.priority else victims[-1]
                 if rank.running.index(victim) < position:
                     position -= 1
                 budget += self.preempt(rank, lane, victim)
@@ -338,19 +455,25 @@ class Reference:
             self.take(rank, lane, request, num_tokens)
             budget -= num_tokens
             position += 1
+        if s.scheduler == VLLM_V1:
+            for request in self.in_batch(rank, lane, decodes=False):
+                self.share(rank, request, request.computed_tokens)
         if self.waits_for_a_fuller_batch(rank, lane):
             return
         while not any_preempted and rank.waiting and budget > 0 and len(rank.running) < s.max_num_seqs:
             request = rank.waiting[0]
-            num_tokens = self.capped(request)
             if request.arrival_s > self.cutoff_s:
                 break
+            unused = self.look_up(rank, request)
+            num_tokens = self.capped(request)
             if num_tokens > budget and not s.chunked_prefill:
                 break
             num_tokens = min(num_tokens, budget)
-            if self.new_blocks(request, num_tokens) > rank.free_blocks:
+            if self.new_blocks(request, num_tokens) + unused > rank.free_blocks:
                 break
             self.admit(rank, lane, request, num_tokens, now_s)
+            if s.scheduler == VLLM_V1:
+                self.share(rank, request, request.computed_tokens)
             budget -= num_tokens
         if any_preempted and not rank.batches[lane]:  # an empty step: the engine schedules again at once
             self.form_batch_vllm_v1(rank, lane, now_s)
@@ -360,7 +483,7 @@ class Reference:
         num_decodes = sum(chunk.decodes for chunk in rank.batches[lane].values())
         if not s.batch_wait_steps or not rank.waiting or not num_decodes:
             return False
-        fills = num_decodes + sum(r.wanted_tokens for r in rank.waiting) >= s.batch_wait_tokens
+        fills = num_decodes + sum(r.known_tokens for r in rank.waiting) >= s.batch_wait_tokens
         if fills or rank.waited_steps >= s.batch_wait_steps:
             rank.waited_steps = 0
             return False
@@ -416,15 +539,17 @@ class Reference:
             prompt_budget -= chunk
         while chunk_budget > 0 and prompt_budget > 0 and rank.waiting and len(rank.running) < s.max_num_seqs:
             request = rank.waiting[0]
+            if request.arrival_s > self.cutoff_s:
+                break
+            unused = self.look_up(rank, request)
             whole, output = request.wanted_tokens, min(request.remaining_outputs, 4096)
-            free_tokens = (rank.free_blocks - s.blocks_per_request) * s.block_size - promised
+            free_tokens = (rank.free_blocks - unused - s.blocks_per_request) * s.block_size - promised
             chunk = min(whole, chunk_budget)
             if (
-                request.arrival_s > self.cutoff_s
-                or (whole + output > free_tokens and rank.running)
+                (whole + output > free_tokens and rank.running)
                 or (whole > prompt_budget and prompt_budget < s.max_prefill_tokens)
                 or (chunk < whole and not s.chunked_prefill)
-                or self.new_blocks(request, chunk) > rank.free_blocks
+                or self.new_blocks(request, chunk) + unused > rank.free_blocks
             ):
                 break
             self.admit(rank, lane, request, chunk, now_s)

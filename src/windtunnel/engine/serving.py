@@ -9,6 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.engine.intervals import intervals, remarks
+from windtunnel.engine.policy import Policy, load_policy, policy_name
+from windtunnel.engine.prefix_cache import prefix_cache, session_state
+from windtunnel.engine.walked import check_walked, most_batch_tokens, walk, walked_settings
+from windtunnel.engine.work import stage_uses, step_work
 from windtunnel.engine.workload import RequestArrays, generate
 from windtunnel.errors import InputError, WindtunnelError
 from windtunnel.estimate.calibrated import CalibratedEstimator
@@ -17,13 +21,19 @@ from windtunnel.estimate.steps import LoweredSteps, lower_steps, price_step
 from windtunnel.interop.aiconfigurator import measured_estimator
 from windtunnel.kernels import state
 from windtunnel.kernels.serve import DONE, MORE, OUT_OF_STEPS, run
+from windtunnel.kernels.walked_state import WalkedSettings
+from windtunnel.metrics.checks import check_run
+from windtunnel.metrics.power import PowerModel
 from windtunnel.metrics.records import STEP_COLUMNS, Table, request_table
 from windtunnel.metrics.summary import Summary, summarise
+from windtunnel.metrics.tokens import rows_by_replica, with_token_times
 from windtunnel.metrics.uncertainty import Interval
 from windtunnel.ops.forward import Shard, StepBatch
 from windtunnel.ops.memory import MemoryPlan, plan_memory
 from windtunnel.spec.deployment import EngineSettings
+from windtunnel.spec.engine_defaults import ENGINE_SCHEDULERS, is_users_own
 from windtunnel.spec.scenario import Scenario, Setup, resolve
+from windtunnel.spec.slo import Slo
 
 STEP_BUFFER_ROWS = 100_000
 """Rows between two looks at progress and Ctrl-C: 30 to 100 ms."""
@@ -60,6 +70,7 @@ def simulate(
     estimator: Estimator | None = None,
     progress: Progress | None = None,
     allow_download: bool = False,
+    policy: Policy | None = None,
 ) -> Result:
     """Simulate `scenario`.
 
@@ -69,29 +80,47 @@ def simulate(
             roofline.
         progress: called now and then.
         allow_download: look models up on the Hugging Face hub too.
+        policy: a scheduler of one's own, instead of the engine's: see `engine.policy.Policy`.
 
     Raises:
         InputError: the scenario's parts do not go together, or a request that this deployment can never serve.
     """
     setup = resolve(scenario, allow_download)
+    if policy is not None:
+        setup = replace(setup, engine=msgspec.structs.replace(setup.engine, scheduler=policy_name(policy)))
     shard = shard_of(setup)
     requests = generate(scenario.workload, scenario.seed)
     setup = with_model_len(setup, requests)
     memory = plan_memory(shard, setup.device, setup.engine, setup.max_model_len)
     deployment = scenario.deployment
-    settings = kernel_settings(setup, memory, deployment.replicas, requests, deployment.router, scenario.seed)
+    settings_of = kernel_settings if setup.engine.scheduler in ENGINE_SCHEDULERS else walked_settings
+    settings = settings_of(setup, memory, deployment.replicas, requests, deployment.router, scenario.seed)
     check_requests(requests, setup, memory)
     estimator = estimator or estimator_for(setup)
-    lowered = lower_steps(estimator, setup.device, shard, setup.engine, setup.max_model_len)
-    records, steps, engine_time_s = run_loop(settings, lowered.cost, requests, progress)
+    cache = None
+    if isinstance(settings, WalkedSettings):
+        check_walked(settings, requests)
+        policy = policy or users_policy(setup.engine)
+        reach = msgspec.structs.replace(setup.engine, max_num_batched_tokens=most_batch_tokens(settings, requests))
+        lowered = lower_steps(estimator, setup.device, shard, reach, setup.max_model_len)
+        records, steps, engine_time_s = run_walking(settings, lowered.cost, requests, policy, progress)
+    else:
+        lowered = lower_steps(estimator, setup.device, shard, setup.engine, setup.max_model_len)
+        if setup.engine.enable_prefix_caching and requests.prefixes is not None:
+            cache = prefix_cache(settings, requests)
+        records, steps, engine_time_s = run_loop(settings, lowered.cost, requests, progress, cache)
     num_replicas = scenario.deployment.replicas
     table = request_table(
-        {name: records[name].copy() for name in _ENGINE_COLUMNS},
+        {name: records[name].copy() for name in ENGINE_COLUMNS},
         records["rank"] // settings.ranks_per_replica,
         frontend_s(setup.engine, requests.input_tokens),
         requests.num_warmup,
+        tenant=requests.tenant,
+        cached_tokens=None if cache is None else cache.requests["cached_tokens"],
     )
     del records
+    rows = rows_by_replica(steps, num_replicas)
+    table = with_token_times(table, steps, rows, setup.parallelism.pp)
     price = scenario.deployment.price_usd_per_hour
     summary = summarise(
         table,
@@ -103,6 +132,13 @@ def simulate(
         time_fractions=time_fractions(lowered, steps, settings),
         slo=scenario.slo,
         price_usd_per_hour=setup.device.price_usd_per_hour if price is None else price,
+        tenants=_limits_by_tenant(scenario, requests),
+        checks=check_run(table, steps, rows, setup.parallelism.pp),
+        stages=stage_uses(
+            step_work(setup.device, shard, steps), steps, setup.parallelism.pp, num_replicas, span_of(table)
+        ),
+        power_w=power_model(scenario, setup),
+        is_caching=cache is not None,
     )
     coverage, sources = provenance(estimator, shard, steps, settings.ranks_per_replica)
     return Result(
@@ -120,7 +156,23 @@ def simulate(
     )
 
 
-_ENGINE_COLUMNS = (
+def span_of(requests: Table) -> float:
+    """Seconds from the first sending to the last token, warm-up included."""
+    return float(requests["finish_s"].max() - requests["arrival_s"].min())
+
+
+def power_model(scenario: Scenario, setup: Setup) -> PowerModel | None:
+    """What one device draws; None where nobody says."""
+    busy_w = scenario.deployment.busy_w or setup.device.tdp_w
+    return None if busy_w is None else PowerModel(scenario.deployment.idle_fraction * busy_w, busy_w)
+
+
+def _limits_by_tenant(scenario: Scenario, requests: RequestArrays) -> dict[str, Slo | None]:
+    own = {tenant.name: tenant.slo for tenant in scenario.workload.tenants}
+    return {name: own.get(name) for name in requests.tenant_names}
+
+
+ENGINE_COLUMNS = (
     "arrival_s",
     "scheduled_s",
     "first_token_s",
@@ -201,9 +253,19 @@ def frontend_s(engine: EngineSettings, input_tokens: NDArray[np.int64]) -> NDArr
 
 
 def run_loop(
-    settings: state.Settings, cost: state.StepCost, requests: RequestArrays, progress: Progress | None = None
+    settings: state.Settings,
+    cost: state.StepCost,
+    requests: RequestArrays,
+    progress: Progress | None = None,
+    cache: state.Cache | None = None,
 ) -> tuple[NDArray[np.void], Table, float]:
     """Run the compiled loop to its end.
+
+    Args:
+        settings, cost: of the replicas.
+        requests: in order of sending.
+        progress: called now and then.
+        cache: prefix caches, None without prefix caching; holds what each request found.
 
     Returns:
         `REQUEST` records in order of sending, the step table, and the loop's wall time in seconds.
@@ -212,13 +274,14 @@ def run_loop(
         WindtunnelError: recorded step durations ran out before the requests did.
     """
     records = state.new_requests(requests.arrival_s, requests.input_tokens, requests.output_tokens, requests.priority)
+    sessions = session_state(requests)
     ranks, lanes, lists = state.new_ranks(settings), state.new_lanes(settings), state.new_lists(settings)
     stages, events, clock = state.new_stages(settings), state.new_events(settings), state.new_clock(settings)
     buffers = []
     started_s = time.perf_counter()
     while True:
         buffer = state.new_steps(STEP_BUFFER_ROWS)
-        status = run(settings, cost, records, ranks, lanes, lists, stages, events, clock, buffer)
+        status = run(settings, cost, cache, sessions, records, ranks, lanes, lists, stages, events, clock, buffer)
         buffers.append(buffer[: clock[0].rows])
         if progress is not None:
             progress(int(clock[0].finished), records.size)
@@ -230,6 +293,24 @@ def run_loop(
     assert status == DONE, "a request can never be scheduled"
     steps = Table({name: np.concatenate([b[name] for b in buffers]) for name in STEP_COLUMNS}, STEP_COLUMNS)
     return records.view(np.ndarray), steps, engine_time_s
+
+
+def users_policy(engine: EngineSettings) -> Policy | None:
+    """The policy that `engine.scheduler` names as `module:function`, or None."""
+    return load_policy(str(engine.scheduler)) if is_users_own(str(engine.scheduler)) else None
+
+
+def run_walking(
+    settings: WalkedSettings,
+    cost: state.StepCost,
+    requests: RequestArrays,
+    policy: Policy | None = None,
+    progress: Progress | None = None,
+) -> tuple[NDArray[np.void], Table, float]:
+    """Run the walking loop to its end; returns what `run_loop` does."""
+    records = state.new_requests(requests.arrival_s, requests.input_tokens, requests.output_tokens, requests.priority)
+    walked = walk(settings, records, cost, sessions=session_state(requests), policy=policy, progress=progress)
+    return walked.requests, walked.steps, walked.engine_time_s
 
 
 def check_requests(requests: RequestArrays, setup: Setup, memory: MemoryPlan) -> None:
@@ -264,7 +345,7 @@ def check_requests(requests: RequestArrays, setup: Setup, memory: MemoryPlan) ->
         )
 
 
-def time_fractions(lowered: LoweredSteps, steps: Table, settings: state.Settings) -> dict[str, float]:
+def time_fractions(lowered: LoweredSteps, steps: Table, settings: state.Settings | WalkedSettings) -> dict[str, float]:
     """Share of busy time by what bounds it; with several ranks per replica from their mean batch.
 
     Look-ups of the operators' shares are scaled so that a step's parts add up to its duration; attention counts as

@@ -1,14 +1,12 @@
-"""Request traces: CSV, JSON Lines or Parquet with named columns, read into arrays.
+"""Request traces: CSV, JSON Lines, JSON or Parquet with named columns, read into arrays block by block.
 
-The column names of common traces are known (`KNOWN_LAYOUTS`); others are named by `TraceColumns`.
+The column names of common traces are known (`KNOWN_LAYOUTS`); others are named by `TraceColumns`. Memory is what the
+arrays take, 24 bytes a request, and a block of the file.
 """
 
-import csv
-import gzip
-import io
-import zlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import InputError, did_you_mean
+from windtunnel.interop.table_file import Batch, batches_of, header_of
 from windtunnel.spec import catalog
 from windtunnel.spec.workload import MAX_TOKENS, Trace, TraceColumns
 
@@ -40,6 +39,11 @@ class Layout:
     source: str
     arrival_unit: str = "s"
     priority: str | None = None
+    tenant: str | None = None
+    session: str | None = None
+    hash_ids: str | None = None
+    zero_output_failed: bool = False
+    """Its publisher says that requests without output failed; they are left out."""
 
     @property
     def columns(self) -> tuple[str, str, str]:
@@ -54,6 +58,9 @@ KNOWN_LAYOUTS = (
         input_tokens="input_tokens",
         output_tokens="output_tokens",
         priority="priority",
+        tenant="tenant",
+        session="session",
+        hash_ids="hash_ids",
         source="this project",
     ),
     Layout(
@@ -75,6 +82,8 @@ KNOWN_LAYOUTS = (
         arrival="Timestamp",
         input_tokens="Request tokens",
         output_tokens="Response tokens",
+        session="Session ID",
+        zero_output_failed=True,
         source="https://github.com/HPMLL/BurstGPT",
     ),
     Layout(
@@ -83,6 +92,7 @@ KNOWN_LAYOUTS = (
         arrival_unit="ms",
         input_tokens="input_length",
         output_tokens="output_length",
+        hash_ids="hash_ids",
         source="https://github.com/kvcache-ai/Mooncake",
     ),
     Layout(
@@ -104,17 +114,44 @@ KNOWN_LAYOUTS = (
 """Recognised by the columns of both lengths; times may be absent, as in Vidur's length files of ShareGPT and arXiv."""
 
 
+CONVERSATIONS = "conversations"
+"""Column of ShareGPT's JSON: what people and the model said, in turn. As in vLLM's benchmark, the first text is the
+prompt and the second the output, and conversations of fewer than two texts are left out."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BlockIds:
+    """The blocks of each prompt: those of row i are ids[offsets[i] : offsets[i + 1]]."""
+
+    offsets: NDArray[np.int64]
+    ids: NDArray[np.int64]
+    block_tokens: int
+
+    def at(self, rows: NDArray[np.int64] | slice) -> "BlockIds":
+        """Those of `rows`, in that order."""
+        sizes = np.diff(self.offsets)[rows]
+        offsets = np.concatenate([[0], np.cumsum(sizes)])
+        begin = np.repeat(self.offsets[:-1][rows] - offsets[:-1], sizes)
+        return replace(self, offsets=offsets, ids=self.ids[begin + np.arange(offsets[-1])])
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class RecordedRequests:
     """A trace's columns, each of shape [num_requests]; None where the file has no such column.
 
-    `arrival_s` is float64, sorted and not negative; token counts are positive int64; `priority` is int64.
+    `arrival_s` is float64, sorted and not negative; token counts are positive int64; the others are int64.
     """
 
-    arrival_s: NDArray[np.float64] | None
-    input_tokens: NDArray[np.int64] | None
-    output_tokens: NDArray[np.int64] | None
-    priority: NDArray[np.int64] | None
+    arrival_s: NDArray[np.float64] | None = None
+    input_tokens: NDArray[np.int64] | None = None
+    output_tokens: NDArray[np.int64] | None = None
+    priority: NDArray[np.int64] | None = None
+    tenant: NDArray[np.int64] | None = None
+    """Position in `tenant_names`."""
+    session: NDArray[np.int64] | None = None
+    """Number of the session, from 0; -1 where the file names none."""
+    tenant_names: tuple[str, ...] = ()
+    blocks: BlockIds | None = None
 
     @property
     def num_requests(self) -> int:
@@ -122,33 +159,35 @@ class RecordedRequests:
         columns = (self.arrival_s, self.input_tokens, self.output_tokens)
         return next(len(column) for column in columns if column is not None)
 
+    def at(self, rows: NDArray[np.int64] | slice) -> "RecordedRequests":
+        """The requests `rows`, in that order."""
+        columns = ("arrival_s", "input_tokens", "output_tokens", "priority", "tenant", "session", "blocks")
+        found = {name: getattr(self, name) for name in columns if getattr(self, name) is not None}
+        return replace(
+            self, **{name: value.at(rows) if name == "blocks" else value[rows] for name, value in found.items()}
+        )
 
-def read_requests(trace: Trace, needed: Sequence[str] = STREAMS) -> RecordedRequests:
-    """The requests in `trace.path`, every row checked. `start_s` and `time_scale` are the caller's to apply.
+
+def read_requests(trace: Trace, needed: Sequence[str] = STREAMS, most: int | None = None) -> RecordedRequests:
+    """The requests in `trace.path`, every row checked, lengths scaled and shortened as `trace` says.
+
+    `start_s`, `time_scale` and `order` are the caller's to apply.
 
     Args:
         trace: where the file is and what its columns are called.
-        needed: which of `STREAMS` to read; priorities are read wherever the file has them.
+        needed: which of `STREAMS` to read; priorities, tenants, sessions and blocks are read where the file has them.
+        most: stop after so many requests; None reads all.
 
     Raises:
         InputError: a missing, empty or broken file, a missing column, a value that cannot be; names file and row.
     """
     path = _find(trace.path)
-    suffix = _suffix(path)
-    content = _content(path)
-    read_header, read_columns = _READERS[suffix]
-    header = read_header(path, content)
-    layout = _recognise(header, trace.columns, needed)
-    names = _find_columns(path, header, layout, trace.columns, needed)
-    arrays = read_columns(path, content, list(names.values()))
-    columns = {stream: _column(path, name, arrays[name]) for stream, name in names.items()}
-    unit_s = UNITS_S[layout.arrival_unit if layout and not trace.columns.arrival else trace.columns.arrival_unit]
-    return RecordedRequests(
-        arrival_s=_arrival_s(columns["arrival"], unit_s) if "arrival" in columns else None,
-        input_tokens=_tokens(columns["input_tokens"]) if "input_tokens" in columns else None,
-        output_tokens=_tokens(columns["output_tokens"]) if "output_tokens" in columns else None,
-        priority=_integers(columns["priority"]) if "priority" in columns else None,
-    )
+    header = header_of(path)
+    if CONVERSATIONS in header and set(needed) <= set(LENGTHS):
+        recorded = _conversations(path, trace)
+    else:
+        recorded = _rows(path, header, trace, needed, most)
+    return _fitted(recorded, trace)
 
 
 def read_lengths(path: str, column: str | None, stream: str) -> NDArray[np.int64]:
@@ -162,9 +201,6 @@ def read_lengths(path: str, column: str | None, stream: str) -> NDArray[np.int64
     return lengths
 
 
-# The file
-
-
 def _find(name: str) -> Path:
     """The file at the path `name`; a bare word that is no file names a trace of the catalog."""
     path = Path(name)
@@ -172,146 +208,217 @@ def _find(name: str) -> Path:
     return catalog.find("traces", name) if is_word and not path.exists() else path
 
 
-def _suffix(path: Path) -> str:
-    suffix = Path(path.name.lower().removesuffix(".gz")).suffix
-    if suffix not in _READERS:
-        hint = f"known endings: {', '.join(_READERS)}, each also with .gz"
-        raise InputError(f"{path} is not a kind of requests file that can be read", hint)
-    return suffix
+def _rows(path: Path, header: list[str], trace: Trace, needed: Sequence[str], most: int | None) -> RecordedRequests:
+    layout = _recognise(header, trace.columns, needed)
+    names = _find_columns(path, header, layout, trace.columns, needed)
+    if "hash_ids" in names and ("input_tokens" not in needed or trace.input_scale != 1 or trace.max_tokens is not None):
+        del names["hash_ids"]
+    unit_s = UNITS_S[layout.arrival_unit if layout and not trace.columns.arrival else trace.columns.arrival_unit]
+    drops = trace.failed == "leave_out" or (trace.failed is None and layout is not None and layout.zero_output_failed)
+    reading = _Reading(path, names, unit_s, drops, trace.hash_block_tokens)
+
+    def use(row: int, batch: Batch) -> bool:
+        nonlocal reading
+        if row == 0:
+            reading = _Reading(path, names, unit_s, drops, trace.hash_block_tokens)
+        reading.add(row, batch)
+        return most is None or reading.num_requests < most
+
+    batches_of(path, list(names.values()), use)
+    recorded = reading.finish()
+    return recorded if most is None else recorded.at(slice(0, most))
 
 
-def _content(path: Path) -> bytes:
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError:
-        siblings = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
-        raise InputError(f"there is no file {path}", did_you_mean(path.name, siblings)) from None
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}") from None
-    try:
-        content = gzip.decompress(content) if content.startswith(b"\x1f\x8b") else content
-    except (EOFError, OSError, zlib.error) as error:
-        raise InputError(f"{path} is a broken gzip file: {error}", "fetch or compress it again") from None
-    if not content.strip():
-        raise InputError(f"{path} is empty")
-    return content
+@dataclass(slots=True)
+class _Reading:
+    """A file's columns so far, block by block."""
+
+    path: Path
+    names: dict[str, str]
+    unit_s: float
+    drops_failed: bool
+    block_tokens: int
+    num_requests: int = 0
+    num_rows: int = 0
+    origin: Any = None
+    last_s: float = -math.inf
+    parts: dict[str, list[Any]] = field(default_factory=dict)
+    codes: dict[str, dict[str, int]] = field(default_factory=lambda: {"tenant": {}, "session": {}})
+
+    def add(self, row: int, batch: Batch) -> None:
+        """Check a block and keep it."""
+        columns = {
+            stream: _column(self.path, name, batch[name], row)
+            for stream, name in self.names.items()
+            if stream in (*STREAMS, "priority", "tenant")
+        }
+        keep: Any = slice(None)
+        if "output_tokens" in columns and self.drops_failed:
+            outputs = _integers(columns["output_tokens"])
+            keep = outputs != 0
+            columns["output_tokens"] = replace(columns["output_tokens"], values=np.where(keep, outputs, 1))
+        found: dict[str, Any] = {}
+        if "arrival" in columns:
+            found["arrival"] = self._arrival_s(columns["arrival"])
+        for stream in LENGTHS:
+            if stream in columns:
+                found[stream] = _tokens(columns[stream])
+        if "priority" in columns:
+            found["priority"] = _integers(columns["priority"])
+        for stream in ("tenant", "session"):
+            if stream in self.names:
+                found[stream] = self._codes(stream, batch[self.names[stream]])
+        size = len(next(iter(batch.values())))
+        for stream, values in found.items():
+            self.parts.setdefault(stream, []).append(values[keep])
+        if "hash_ids" in self.names:
+            self.parts.setdefault("hash_ids", []).append(
+                _block_ids(self.path, self.names["hash_ids"], batch[self.names["hash_ids"]], row).at(
+                    np.arange(size)[keep]
+                )
+            )
+        self.num_rows += size
+        self.num_requests += len(next(iter(found.values()))[keep])
+
+    def finish(self) -> RecordedRequests:
+        """All blocks as one."""
+        if not self.num_requests:
+            why = "; all of them failed" if self.num_rows else ""
+            raise InputError(f"{self.path} has no requests{why}")
+        whole = {
+            {"arrival": "arrival_s"}.get(stream, stream): np.concatenate(parts)
+            for stream, parts in self.parts.items()
+            if stream != "hash_ids"
+        }
+        blocks = _joined(self.parts["hash_ids"], self.block_tokens) if "hash_ids" in self.parts else None
+        if blocks is not None:
+            _check_blocks(self.path, self.names["hash_ids"], blocks, whole["input_tokens"])
+        return RecordedRequests(**whole, tenant_names=tuple(self.codes["tenant"]), blocks=blocks)
+
+    def _arrival_s(self, column: "_Column") -> NDArray[np.float64]:
+        if not column.values.size:
+            return np.zeros(0)
+        if column.is_numeric:
+            seconds = self._times_s(column)
+        else:
+            seconds, self.origin = _dates_s(column, self.origin)
+        backwards = np.flatnonzero(np.diff(seconds, prepend=self.last_s) < 0)
+        if backwards.size:
+            row = column.first_row + int(backwards[0]) + 1
+            message = f"{column.path} row {row}: {column.name} is before that of row {row - 1}"
+            raise InputError(message, f"sort the requests by {column.name}")
+        self.last_s = float(seconds[-1])
+        return seconds
+
+    def _times_s(self, column: "_Column") -> NDArray[np.float64]:
+        times = column.values
+        column.refuse(~np.isfinite(times), "is not a time")
+        column.refuse(times < 0, "is negative")
+        if self.origin is None:
+            self.origin = times[0] if times[0] * self.unit_s > UNIX_TIME_AFTER_S else times.dtype.type(0)
+        return np.asarray((times - self.origin) * self.unit_s, np.float64)
+
+    def _codes(self, stream: str, column: Any) -> NDArray[np.int64]:
+        """Each value's number, in order of first appearance; -1 for none."""
+        known = self.codes[stream]
+        values, of_row = np.unique(np.array([_name(value) for value in column.to_pylist()]), return_inverse=True)
+        first = np.full(values.size, len(of_row))
+        np.minimum.at(first, of_row, np.arange(len(of_row)))
+        numbers = np.empty(values.size, np.int64)
+        for at in np.argsort(first):
+            name = str(values[at])
+            numbers[at] = known.setdefault(name, len(known)) if name else -1
+        return numbers[of_row]
 
 
-def _csv_header(path: Path, content: bytes) -> list[str]:
-    first_line = io.BytesIO(content.lstrip(b"\r\n")).readline()
-    try:
-        return [name.strip() for name in next(csv.reader(io.StringIO(first_line.decode("utf-8-sig"))))]
-    except (UnicodeDecodeError, csv.Error):
-        raise InputError(f"{path} does not begin with a line of column names") from None
+def _name(value: Any) -> str:
+    return "" if value is None or (isinstance(value, float) and math.isnan(value)) else str(value)
 
 
-def _csv_columns(path: Path, content: bytes, names: list[str]) -> dict[str, Any]:
-    import pyarrow as pa
-    from pyarrow import csv as arrow_csv
+def _block_ids(path: Path, name: str, column: Any, first_row: int) -> BlockIds:
+    """The blocks of one part of a file; its last offset is the number of its ids."""
+    lists = column.to_pylist() if hasattr(column, "to_pylist") else column
+    for row, ids in enumerate(lists, start=first_row + 1):
+        if ids is not None and not (isinstance(ids, list) and all(isinstance(block, int) for block in ids)):
+            raise InputError(f"{path} row {row}: {name} is not a list of whole numbers: {_shown(ids)}")
+    sizes = [0 if ids is None else len(ids) for ids in lists]
+    flat = [block for ids in lists if ids for block in ids]
+    return BlockIds(np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64), np.array(flat, np.int64), 0)
 
-    header = _csv_header(path, content)
-    try:
-        table = arrow_csv.read_csv(
-            pa.BufferReader(content.lstrip(b"\r\n")),
-            read_options=arrow_csv.ReadOptions(column_names=header, skip_rows=1, block_size=1 << 24),
-            convert_options=arrow_csv.ConvertOptions(include_columns=names),
+
+def _joined(parts: list[BlockIds], block_tokens: int) -> BlockIds:
+    sizes = np.concatenate([np.diff(part.offsets) for part in parts])
+    offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+    return BlockIds(offsets, np.concatenate([part.ids for part in parts]), block_tokens)
+
+
+def _check_blocks(path: Path, name: str, blocks: BlockIds, input_tokens: NDArray[np.int64]) -> None:
+    counts = np.diff(blocks.offsets)
+    too_many = (counts > 0) & ((counts - 1) * blocks.block_tokens >= input_tokens)
+    if too_many.any():
+        row = int(np.argmax(too_many))
+        raise InputError(
+            f"{path} row {row + 1}: {name} has {counts[row]} blocks of {blocks.block_tokens} tokens, "
+            f"but the prompt has {input_tokens[row]:,} tokens",
+            "say how long a block is: workload.trace.hash_block_tokens",
         )
-    except pa.ArrowInvalid as error:
-        raise _broken_csv_row(path, content, len(header), error) from None
-    return {name: table[name] for name in names}
 
 
-def _broken_csv_row(path: Path, content: bytes, num_columns: int, error: Exception) -> InputError:
-    """What is wrong with a file that pyarrow refused; it names rows only of some files, so they are counted again."""
-    lines = io.StringIO(content.decode(errors="replace").strip())
-    try:
-        rows = [len(row) for row in csv.reader(lines) if row]
-    except csv.Error:
-        rows = []
-    for row, num_values in enumerate(rows):
-        if num_values != num_columns:
-            return InputError(f"{path} row {row} has {num_values} values, but there are {num_columns} columns")
-    return InputError(f"{path} is not valid CSV: {_first_sentence(error)}")
+def _conversations(path: Path, trace: Trace) -> RecordedRequests:
+    """The first text and its answer of each conversation, their lengths estimated from their characters."""
+    if trace.characters_per_token is None:
+        raise InputError(
+            f"{path} holds texts, not lengths",
+            "say how long a token is: workload.trace.characters_per_token (about 4 for English), or count the tokens",
+        )
+    lengths: list[tuple[int, int]] = []
+
+    def use(_: int, batch: Batch) -> bool:
+        for row, conversation in enumerate(batch[CONVERSATIONS], start=1):
+            texts = [_text(path, row, said) for said in conversation or []]
+            if len(texts) >= 2:
+                lengths.append((len(texts[0]), len(texts[1])))
+        return True
+
+    batches_of(path, [CONVERSATIONS], use)
+    if not lengths:
+        raise InputError(f"{path} has no requests: no conversation of two texts")
+    tokens = np.ceil(np.array(lengths) / trace.characters_per_token).astype(np.int64)
+    tokens = np.maximum(tokens, 1)
+    return RecordedRequests(input_tokens=tokens[:, 0], output_tokens=tokens[:, 1])
 
 
-def _json_header(path: Path, content: bytes) -> list[str]:
-    first_line = io.BytesIO(content.lstrip()).readline()
-    try:
-        return list(msgspec.json.decode(first_line, type=dict[str, Any]))
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} row 1 is not a JSON object: {error}", "one object a line is needed") from None
+def _text(path: Path, row: int, said: Any) -> str:
+    text = said.get("value", said.get("content")) if isinstance(said, dict) else None
+    if not isinstance(text, str):
+        raise InputError(f"{path} row {row}: a part of {CONVERSATIONS} has no text: {_shown(said)}")
+    return text
 
 
-def _json_columns(path: Path, content: bytes, names: list[str]) -> dict[str, Any]:
-    keys = [f"column_{index}" for index in range(len(names))]
-    row_type = msgspec.defstruct(
-        "Row",
-        [(key, int | float | str | None, None) for key in keys],
-        rename=dict(zip(keys, names, strict=True)),
-        gc=False,
+def _fitted(recorded: RecordedRequests, trace: Trace) -> RecordedRequests:
+    """Lengths scaled, then shortened to `trace.max_tokens` in all; nothing becomes less than one token."""
+    scaled = {}
+    for stream, scale in (("input_tokens", trace.input_scale), ("output_tokens", trace.output_scale)):
+        tokens = getattr(recorded, stream)
+        if tokens is not None and scale != 1:
+            scaled[stream] = np.clip(np.floor(tokens * scale), 1, MAX_TOKENS).astype(np.int64)
+    recorded = replace(recorded, **scaled)
+    prompt, output = recorded.input_tokens, recorded.output_tokens
+    if trace.max_tokens is None or prompt is None or output is None:
+        return recorded
+    whole, most = prompt + output, trace.max_tokens
+    is_long = whole > most
+    if trace.shorten == "both":
+        shorter = np.clip(prompt * (most / whole), 1, most - 1).astype(np.int64)
+        shorter_output = most - shorter
+    else:
+        shorter = np.maximum(most - output, 1)
+        shorter_output = np.minimum(output, most - 1)
+    return replace(
+        recorded,
+        input_tokens=np.where(is_long, shorter, prompt),
+        output_tokens=np.where(is_long, shorter_output, output),
     )
-    decoder = msgspec.json.Decoder(row_type)
-    try:
-        rows = decoder.decode_lines(content)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        raise _broken_json_row(path, content, decoder) from None
-    return {name: _json_column([getattr(row, key) for row in rows]) for key, name in zip(keys, names, strict=True)}
-
-
-def _json_column(values: list[Any]) -> Any:
-    import pyarrow as pa
-
-    try:
-        return pa.array(values)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
-        kind = str if any(isinstance(value, str) for value in values) else float
-        return pa.array([None if value is None else kind(value) for value in values])
-
-
-def _broken_json_row(path: Path, content: bytes, decoder: Any) -> InputError:
-    lines = [line for line in content.split(b"\n") if line.strip()]
-    for row, line in enumerate(lines, start=1):
-        try:
-            decoder.decode(line)
-        except msgspec.ValidationError as error:
-            reason = str(error).replace(" - at `$.", " at ").rstrip("`")
-            return InputError(f"{path} row {row}: {reason[:1].lower()}{reason[1:]}".replace("`", ""))
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            reason = "the file ends within it" if row == len(lines) and "truncated" in str(error) else str(error)
-            return InputError(f"{path} row {row} is not valid JSON: {reason}")
-    return InputError(f"{path} is not valid JSON Lines")
-
-
-def _parquet_header(path: Path, content: bytes) -> list[str]:
-    return [str(name) for name in _from_parquet(path, content, lambda file: file.schema_arrow.names)]
-
-
-def _parquet_columns(path: Path, content: bytes, names: list[str]) -> dict[str, Any]:
-    table = _from_parquet(path, content, lambda file: file.read(columns=names))
-    return {name: table[name] for name in names}
-
-
-def _from_parquet(path: Path, content: bytes, look: Callable[[Any], Any]) -> Any:
-    import pyarrow as pa
-    from pyarrow import parquet
-
-    try:
-        return look(parquet.ParquetFile(pa.BufferReader(content)))
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} is not a valid Parquet file: {_first_sentence(error)}") from None
-
-
-_READERS = {
-    ".csv": (_csv_header, _csv_columns),
-    ".jsonl": (_json_header, _json_columns),
-    ".ndjson": (_json_header, _json_columns),
-    ".parquet": (_parquet_header, _parquet_columns),
-}
-"""Ending of the file's name -> its column names, and its columns as pyarrow arrays."""
-
-
-def _first_sentence(error: Exception) -> str:
-    return str(error).strip().splitlines()[0].rstrip(".")
 
 
 # Which column is what
@@ -334,14 +441,14 @@ def _find_columns(
     path: Path, header: list[str], layout: Layout | None, asked: TraceColumns, needed: Sequence[str]
 ) -> dict[str, str]:
     """Stream -> the name of its column: of every stream in `needed`, and of the priority where there is one."""
-    wanted = (*needed, "priority")
+    wanted = (*needed, "priority", "tenant", "session", "hash_ids")
     named = {stream: getattr(asked, stream) for stream in wanted if getattr(asked, stream)}
     if unknown := [name for name in named.values() if name not in header]:
         raise InputError(
             f"{path} has no column {unknown[0]!r}; it has {_listed(header)}", did_you_mean(unknown[0], header)
         )
     known = {stream: getattr(layout, stream) for stream in wanted} if layout else {}
-    found = {stream: name for stream, name in (known | named).items() if name in header}
+    found = {stream: name for stream, name in (known | named).items() if name is not None and name in header}
     if not set(needed) <= set(found):
         raise _no_stream(path, header, [stream for stream in needed if stream not in named], layout)
     if repeated := [name for name in found.values() if header.count(name) > 1]:
@@ -387,6 +494,7 @@ class _Column:
     path: Path
     name: str
     values: NDArray[Any]
+    first_row: int = 0
 
     @property
     def is_numeric(self) -> bool:
@@ -396,40 +504,24 @@ class _Column:
         """Raise an InputError for the first row where `wrong`."""
         if np.any(wrong):
             row = int(np.argmax(wrong))
-            raise InputError(f"{self.path} row {row + 1}: {self.name} {reason}: {_shown(self.values[row])}", hint)
+            message = f"{self.path} row {self.first_row + row + 1}: {self.name} {reason}: {_shown(self.values[row])}"
+            raise InputError(message, hint)
 
 
-def _column(path: Path, name: str, column: Any) -> _Column:
-    if len(column) == 0:
-        raise InputError(f"{path} has no requests")
-    if column.null_count:
-        row = int(np.argmax(np.asarray(column.is_null()))) + 1
+def _column(path: Path, name: str, column: Any, first_row: int) -> _Column:
+    if isinstance(column, list):
+        raise InputError(f"{path} row {first_row + 1}: {name} is not a number: {_shown(column[0])}")
+    if column.null_count and len(column):
+        row = first_row + int(np.argmax(np.asarray(column.is_null()))) + 1
         raise InputError(f"{path} row {row}: {name} is missing or not a number")
-    return _Column(path, name, np.asarray(column))
+    return _Column(path, name, np.asarray(column), first_row)
 
 
-def _arrival_s(column: _Column, unit_s: float) -> NDArray[np.float64]:
-    seconds = _times_s(column, unit_s) if column.is_numeric else _dates_s(column)
-    backwards = np.flatnonzero(seconds[1:] < seconds[:-1])
-    if backwards.size:
-        row = int(backwards[0]) + 2
-        message = f"{column.path} row {row}: {column.name} is before that of row {row - 1}"
-        raise InputError(message, f"sort the requests by {column.name}")
-    return seconds
-
-
-def _times_s(column: _Column, unit_s: float) -> NDArray[np.float64]:
-    times = column.values
-    column.refuse(~np.isfinite(times), "is not a time")
-    column.refuse(times < 0, "is negative")
-    origin = times[0] if times[0] * unit_s > UNIX_TIME_AFTER_S else 0
-    return np.asarray((times - origin) * unit_s, np.float64)
-
-
-def _dates_s(column: _Column) -> NDArray[np.float64]:
-    """Seconds since the first date; dates are datetime64, or ISO 8601 text (UTC where it names no zone)."""
+def _dates_s(column: _Column, origin: Any) -> tuple[NDArray[np.float64], Any]:
+    """Seconds since `origin` (None: the first date), and that; dates are datetime64 or ISO 8601 (UTC by default)."""
     if column.values.dtype.kind == "M":
-        return np.asarray((column.values - column.values[0]) / np.timedelta64(1, "s"), np.float64)
+        origin = column.values[0] if origin is None else origin
+        return np.asarray((column.values - origin) / np.timedelta64(1, "s"), np.float64), origin
     dates = [_date(value) for value in column.values]
     wrong = [date is None for date in dates]
     column.refuse(
@@ -437,7 +529,8 @@ def _dates_s(column: _Column) -> NDArray[np.float64]:
     )
     column.refuse(wrong, "is not a date, but others are")
     stamps = [date.replace(tzinfo=date.tzinfo or UTC).timestamp() for date in dates if date]
-    return np.array(stamps, np.float64) - stamps[0]
+    origin = stamps[0] if origin is None else origin
+    return np.array(stamps, np.float64) - origin, origin
 
 
 def _tokens(column: _Column) -> NDArray[np.int64]:
@@ -450,7 +543,10 @@ def _tokens(column: _Column) -> NDArray[np.int64]:
 def _integers(column: _Column) -> NDArray[np.int64]:
     if not column.is_numeric:
         column.refuse([not _is_number(value) for value in column.values], "is not a number")
-        column.refuse([True], "is text, not a number")
+        if ".csv" not in column.path.name.lower():
+            column.refuse(np.ones(column.values.size, bool), "is text, not a number")
+        # Text of a CSV file, read so because a later row is wrong.
+        column = replace(column, values=column.values.astype(np.float64))
     if column.values.dtype.kind == "f":
         column.refuse(column.values != np.rint(column.values), "is not a whole number")
         column.refuse(~(np.abs(column.values) < 2.0**62), "is out of range")

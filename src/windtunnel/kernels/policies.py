@@ -6,6 +6,7 @@ step needs, and returns how many requests decode in it. Without pipeline paralle
 
 from windtunnel.kernels.heap import meld, push
 from windtunnel.kernels.jit import inner
+from windtunnel.kernels.kvcache import acquire, caches_when_scheduled, entry_of, look_up, release, share
 from windtunnel.kernels.state import (
     BATCH,
     BATCH_ENDS,
@@ -13,14 +14,19 @@ from windtunnel.kernels.state import (
     FINISH_KEY,
     FINISH_VALUE,
     LEAST_KV,
-    LEAST_OUTSTANDING,
+    LEAST_WAITING,
     MODULUS,
+    MOST_REQUESTS,
     MULTIPLIER,
     NONE,
     PHASES,
     POWER_OF_TWO,
     PREFILLING,
+    PREFIX_AFFINITY,
+    RANDOM,
     ROUND_ROBIN,
+    SESSION_AFFINITY,
+    SGLANG,
     TRTLLM,
 )
 
@@ -49,12 +55,14 @@ def held_blocks(settings, requests, lanes, i):
 def enqueue(settings, requests, ranks, rank, i):
     """Put request `i` on the waiting heap: first come first served, or by priority and then arrival.
 
-    Under first come first served a preempted request belongs in front; its index, older than any that waits, puts it
-    there.
+    Under first come first served a preempted request belongs in front; it was sent before any that waits, which puts
+    it there.
     """
     requests[i].left = NONE
     requests[i].right = NONE
-    requests[i].order = requests[i].priority if settings.priority else 0
+    requests[i].order = requests[i].sequence
+    if settings.priority:
+        requests[i].order += requests[i].priority * MOST_REQUESTS
     ranks[rank].waiting = meld(requests.order, requests.left, requests.right, ranks[rank].waiting, i)
     ranks[rank].num_waiting += 1
     ranks[rank].waiting_tokens += requests[i].target_tokens
@@ -123,15 +131,23 @@ def is_in_flight(requests, lanes, lane, i):
 
 
 @inner
-def preempt(settings, requests, ranks, lanes, lists, rank, i):
-    """Free all of running request `i` and put it back in the queue, to be computed again from its first token.
+def preempt(settings, cache, requests, ranks, lanes, lists, rank, i):
+    """Free all of running request `i` and put it back in the queue, to be computed again from its first token, or from
+    what is cached of it then.
 
     Its outputs so far become part of what must be prefilled (vLLM V1 `Scheduler._preempt_request`, SGLang
-    `retract_decode`).
+    `retract_decode`). vLLM caches what it had computed, SGLang drops it.
     """
-    ranks[rank].free_blocks += held_blocks(settings, requests, lanes, i)
-    if requests[i].is_decoding:
+    held = held_blocks(settings, requests, lanes, i)
+    if cache is None:
+        ranks[rank].free_blocks += held
+    decoded = requests[i].is_decoding
+    if decoded:
         stop_decoding(settings, requests, lanes, lists, i)
+    if cache is not None:
+        kept = 0 if settings.scheduler == SGLANG else requests[i].computed_tokens
+        release(settings, cache, ranks, rank, i, held, kept)
+    if decoded:
         lane = requests[i].lane
         if requests[i].computed_tokens == requests[i].target_tokens and lanes[lane].num_joined > 0:
             lanes[lane].num_joined -= 1
@@ -178,7 +194,7 @@ def wanted_tokens(settings, requests, i):
 
 
 @inner
-def add_chunk(requests, lanes, lists, lane, i, num_tokens):
+def add_chunk(settings, cache, requests, ranks, lanes, lists, rank, lane, i, num_tokens):
     """Put the next `num_tokens` prompt tokens of request `i` into the lane's batch."""
     position = lanes[lane].batch_size
     requests[i].computed_tokens += num_tokens
@@ -187,6 +203,8 @@ def add_chunk(requests, lanes, lists, lane, i, num_tokens):
     lists[lane, BATCH_TOKENS, position] = num_tokens
     lists[lane, BATCH_ENDS, position] = requests[i].computed_tokens == requests[i].target_tokens
     lanes[lane].batch_size = position + 1
+    if cache is not None and caches_when_scheduled(settings):
+        share(settings, cache, ranks, rank, i, requests[i].computed_tokens)
 
 
 @inner
@@ -203,7 +221,7 @@ def drop_scheduled(settings, requests, ranks, lists, rank):
 
 
 @inner
-def walk_running(settings, requests, ranks, lanes, lists, rank, lane):
+def walk_running(settings, cache, requests, ranks, lanes, lists, rank, lane):
     """vLLM V1's pass over the running list, one request at a time, for steps in which tokens or blocks are short.
 
     Requests in a batch under way have nothing to schedule and are not preempted. Returns (decoding requests scheduled,
@@ -230,7 +248,7 @@ def walk_running(settings, requests, ranks, lanes, lists, rank, lane):
                 gave_up = True
             else:
                 budget += requests[victim].step_tokens
-                preempt(settings, requests, ranks, lanes, lists, rank, victim)
+                preempt(settings, cache, requests, ranks, lanes, lists, rank, victim)
                 any_preempted = True
                 gave_up = victim == i
         if gave_up:
@@ -247,7 +265,7 @@ def walk_running(settings, requests, ranks, lanes, lists, rank, lane):
             if requests[i].is_decoding:
                 num_decodes += 1
             else:
-                add_chunk(requests, lanes, lists, lane, i, requests[i].step_tokens)
+                add_chunk(settings, cache, requests, ranks, lanes, lists, rank, lane, i, requests[i].step_tokens)
         i = requests[i].after
     if num_decodes > 0:
         lanes[lane].num_skipped = lanes[lane].num_decoding - num_decodes
@@ -277,7 +295,10 @@ def find_victim(settings, requests, ranks, lanes, rank, lane):
             if (
                 victim == NONE
                 or requests[i].priority > requests[victim].priority
-                or (requests[i].priority == requests[victim].priority and i > victim)
+                or (
+                    requests[i].priority == requests[victim].priority
+                    and requests[i].sequence > requests[victim].sequence
+                )
             ):
                 victim = i
         i = requests[i].before
@@ -285,7 +306,7 @@ def find_victim(settings, requests, ranks, lanes, rank, lane):
 
 
 @inner
-def form_batch_vllm_v1(settings, requests, ranks, lanes, lists, rank, lane, now_s):
+def form_batch_vllm_v1(settings, cache, requests, ranks, lanes, lists, rank, lane, now_s):
     """vLLM V1 `Scheduler.schedule` (0.8 to 0.24): running requests first in their order, then waiting ones, one token
     budget.
 
@@ -322,11 +343,14 @@ def form_batch_vllm_v1(settings, requests, ranks, lanes, lists, rank, lane, now_
         budget -= demand
         for position in range(num_prefilling):
             i = lists[first_lane, PREFILLING, position]
-            add_chunk(requests, lanes, lists, lane, i, min(wanted_tokens(settings, requests, i), demand))
+            chunk = min(wanted_tokens(settings, requests, i), demand)
+            add_chunk(settings, cache, requests, ranks, lanes, lists, rank, lane, i, chunk)
     else:
         num_scheduled = 0
         while num_scheduled == 0:  # an empty step: the engine schedules again at once
-            num_decodes, budget, any_preempted = walk_running(settings, requests, ranks, lanes, lists, rank, lane)
+            num_decodes, budget, any_preempted = walk_running(
+                settings, cache, requests, ranks, lanes, lists, rank, lane
+            )
             num_scheduled = num_decodes + lanes[lane].batch_size
             if not any_preempted or ranks[rank].num_running == 0:
                 break
@@ -341,6 +365,9 @@ def form_batch_vllm_v1(settings, requests, ranks, lanes, lists, rank, lane, now_
         if requests[i].arrival_s > lanes[lane].cutoff_s:
             lanes[lane].looks_again = 1
             break
+        unused = 0
+        if cache is not None:
+            unused = look_up(settings, cache, requests, ranks, rank, i)
         chunk = wanted_tokens(settings, requests, i)
         if chunk > budget:
             if not settings.chunked_prefill:
@@ -348,12 +375,14 @@ def form_batch_vllm_v1(settings, requests, ranks, lanes, lists, rank, lane, now_
             chunk = budget
         num_needed = num_blocks_for(chunk, block_size) + settings.blocks_per_request
         if reserves:
-            num_needed = held_blocks(settings, requests, lanes, i)
-        if num_needed > ranks[rank].free_blocks:
+            num_needed = held_blocks(settings, requests, lanes, i) - requests[i].computed_tokens // block_size
+        if num_needed + unused > ranks[rank].free_blocks:
             break
+        if cache is not None:
+            acquire(cache, requests, ranks, rank, i)
         admit(settings, requests, ranks, lists, rank, i, now_s)
         ranks[rank].free_blocks -= num_needed
-        add_chunk(requests, lanes, lists, lane, i, chunk)
+        add_chunk(settings, cache, requests, ranks, lanes, lists, rank, lane, i, chunk)
         budget -= chunk
     return num_decodes
 
@@ -368,11 +397,12 @@ def waits_for_a_fuller_batch(settings, ranks, lanes, rank, lane, num_decodes):
     if settings.batch_wait_steps == 0 or ranks[rank].num_waiting == 0 or num_decodes == 0:
         return False
     fills = num_decodes + ranks[rank].waiting_tokens >= settings.batch_wait_tokens
+    if not fills:
+        lanes[lane].looks_again = 1
     if fills or ranks[rank].waited_steps >= settings.batch_wait_steps:
         ranks[rank].waited_steps = 0
         return False
     ranks[rank].waited_steps += 1
-    lanes[lane].looks_again = 1
     return True
 
 
@@ -390,7 +420,7 @@ def initial_new_token_ratio(settings):
 
 
 @inner
-def form_batch_sglang(settings, requests, ranks, lanes, lists, rank, lane, now_s):
+def form_batch_sglang(settings, cache, requests, ranks, lanes, lists, rank, lane, now_s):
     """SGLang `Scheduler.get_next_batch_to_run` (0.5): a prefill batch whenever one can be formed, else a decode step.
 
     A prefill batch takes up to `chunked_prefill_size` tokens, an unfinished chunk first; a request is admitted while
@@ -399,7 +429,7 @@ def form_batch_sglang(settings, requests, ranks, lanes, lists, rank, lane, now_s
     out of blocks and retracts requests, those with the fewest outputs and the longest prompts first.
     """
     if ranks[rank].steps_to_receive <= 0 or lanes[lane].num_decoding == 0:
-        form_prefill_sglang(settings, requests, ranks, lanes, lists, rank, lane, now_s)
+        form_prefill_sglang(settings, cache, requests, ranks, lanes, lists, rank, lane, now_s)
     if lanes[lane].batch_size > 0:
         ranks[rank].steps_to_receive = 0
         return 0
@@ -409,7 +439,7 @@ def form_batch_sglang(settings, requests, ranks, lanes, lists, rank, lane, now_s
         ranks[rank].steps_to_receive = settings.receive_interval_steps
     num_needed = lists[lane, PHASES, lanes[lane].steps % settings.block_size]
     if num_needed > ranks[rank].free_blocks:
-        retract_sglang(settings, requests, ranks, lanes, lists, rank, lane)
+        retract_sglang(settings, cache, requests, ranks, lanes, lists, rank, lane)
         num_needed = lists[lane, PHASES, lanes[lane].steps % settings.block_size]
         if num_needed > ranks[rank].free_blocks:
             return 0
@@ -418,7 +448,7 @@ def form_batch_sglang(settings, requests, ranks, lanes, lists, rank, lane, now_s
 
 
 @inner
-def form_prefill_sglang(settings, requests, ranks, lanes, lists, rank, lane, now_s):
+def form_prefill_sglang(settings, cache, requests, ranks, lanes, lists, rank, lane, now_s):
     """The prefill batch: `PrefillAdder` of SGLang 0.5."""
     block_size = settings.block_size
     if ranks[rank].num_running == 0:
@@ -435,7 +465,7 @@ def form_prefill_sglang(settings, requests, ranks, lanes, lists, rank, lane, now
         ranks[rank].free_blocks -= num_needed
         chunk_budget -= chunk
         prompt_budget -= chunk
-        add_chunk(requests, lanes, lists, lane, i, chunk)
+        add_chunk(settings, cache, requests, ranks, lanes, lists, rank, lane, i, chunk)
     promised = ranks[rank].remaining_tokens * ranks[rank].new_token_ratio
     while chunk_budget > 0 and prompt_budget > 0 and ranks[rank].waiting != NONE:
         i = ranks[rank].waiting
@@ -444,9 +474,12 @@ def form_prefill_sglang(settings, requests, ranks, lanes, lists, rank, lane, now
             break
         if ranks[rank].num_running >= settings.max_num_seqs:
             break
+        unused = 0
+        if cache is not None:
+            unused = look_up(settings, cache, requests, ranks, rank, i)
         output = min(remaining_output(requests, i), SGLANG_CLIPPED_OUTPUT_TOKENS)
-        free_tokens = (ranks[rank].free_blocks - settings.blocks_per_request) * block_size - promised
-        whole = requests[i].target_tokens
+        free_tokens = (ranks[rank].free_blocks - unused - settings.blocks_per_request) * block_size - promised
+        whole = requests[i].target_tokens - requests[i].computed_tokens
         if whole + output > free_tokens and ranks[rank].num_running > 0:
             break
         if whole > prompt_budget and prompt_budget < settings.max_prefill_tokens:
@@ -455,14 +488,16 @@ def form_prefill_sglang(settings, requests, ranks, lanes, lists, rank, lane, now
         if chunk < whole and not settings.chunked_prefill:
             break
         num_needed = num_blocks_for(chunk, block_size) + settings.blocks_per_request
-        if num_needed > ranks[rank].free_blocks:
+        if num_needed + unused > ranks[rank].free_blocks:
             break
+        if cache is not None:
+            acquire(cache, requests, ranks, rank, i)
         admit(settings, requests, ranks, lists, rank, i, now_s)
         ranks[rank].free_blocks -= num_needed
         promised += whole - chunk + output
         chunk_budget -= chunk
         prompt_budget -= chunk
-        add_chunk(requests, lanes, lists, lane, i, chunk)
+        add_chunk(settings, cache, requests, ranks, lanes, lists, rank, lane, i, chunk)
 
 
 @inner
@@ -493,7 +528,7 @@ def find_retracted(requests, ranks, lanes, rank, lane):
 
 
 @inner
-def retract_sglang(settings, requests, ranks, lanes, lists, rank, lane):
+def retract_sglang(settings, cache, requests, ranks, lanes, lists, rank, lane):
     """Free blocks for one more decode step: `ScheduleBatch.retract_decode` of SGLang 0.5.
 
     The lane's last decoding request is never retracted; a prompt half prefilled gives way to it instead.
@@ -502,7 +537,7 @@ def retract_sglang(settings, requests, ranks, lanes, lists, rank, lane):
         victim = find_retracted(requests, ranks, lanes, rank, lane)
         if victim == NONE:
             break
-        preempt(settings, requests, ranks, lanes, lists, rank, victim)
+        preempt(settings, cache, requests, ranks, lanes, lists, rank, victim)
     rebuild_rank(settings, requests, ranks, lanes, lists, rank)
     lanes[lane].looks_again = 1
     decoded = 0
@@ -545,23 +580,65 @@ def end_batch(settings, requests, ranks, lanes, lists, rank, lane, num_decodes):
 
 @inner
 def replica_load(settings, ranks, replica):
-    """What a router compares: blocks in use under `least_kv`, else requests waiting and running."""
+    """What a router compares: blocks in use under `least_kv`, requests that wait under `least_waiting`, else those that
+    wait or run.
+    """
     first = replica * settings.ranks_per_replica
     load = 0
     for rank in range(first, first + settings.ranks_per_replica):
         if settings.router == LEAST_KV:
             load += settings.num_blocks - ranks[rank].free_blocks
+        elif settings.router == LEAST_WAITING:
+            load += ranks[rank].num_waiting
         else:
             load += ranks[rank].num_outstanding
     return load
 
 
+UNEVEN_REQUESTS = 64
+UNEVEN_RATIO = 1.5
+
+
 @inner
-def route(settings, ranks, clock):
-    """The replica that the next request goes to; of equal ones the first.
+def replica_with_prefix(settings, cache, ranks, i):
+    """The replica with most of request `i`'s prompt in its cache, of equal ones that with the fewest requests; NONE
+    where nothing is cached, or where the load is uneven.
+
+    Uneven is as in SGLang's cache-aware policy (sgl-router 0.2: `balance_abs_threshold` 64 and `balance_rel_threshold`
+    1.5): the busiest replica has 64 requests more than the idlest, and 1.5 times as many. The caches are looked at as
+    they are, as llm-d's precise prefix scorer does, not by a router's own guess of them.
+    """
+    lightest, heaviest = NONE, 0
+    for replica in range(settings.num_replicas):
+        load = replica_load(settings, ranks, replica)
+        lightest = load if lightest == NONE else min(lightest, load)
+        heaviest = max(heaviest, load)
+    if heaviest - lightest > UNEVEN_REQUESTS and heaviest > UNEVEN_RATIO * lightest:
+        return NONE
+    best, longest, least = NONE, 0, 0
+    node = cache.requests[i].shared
+    while node != NONE and best == NONE:
+        for rank in range(ranks.size):
+            num_blocks = cache.entries[entry_of(cache, rank, node)].num_blocks
+            replica = rank // settings.ranks_per_replica
+            if num_blocks > 0 and num_blocks >= longest:
+                load = replica_load(settings, ranks, replica)
+                if num_blocks > longest or load < least:
+                    best, longest, least = replica, num_blocks, load
+        node = cache.nodes[node].parent
+    return best
+
+
+@inner
+def route(settings, cache, sessions, ranks, clock, i):
+    """The replica that request `i` goes to; of equal ones the first.
 
     `round_robin` and `random` see no load; `power_of_two` takes the less loaded of two drawn ones (Mitzenmacher, 2001);
-    `least_outstanding` and `least_kv` look at all, as the production stack's and llm-d's scorers do.
+    `least_outstanding` and `least_kv` look at all, as the production stack's and llm-d's scorers do; `least_waiting` is
+    Vidur's "lor", blind to requests that run.
+    `session_affinity` sends a session's later turns where its first went, as the production stack's session router;
+    `prefix_affinity` goes where most of the prompt is cached, unless the load is uneven. First turns, and prompts of
+    which nothing is cached, go to the replica with the fewest requests.
     """
     if settings.num_replicas == 1:
         return 0
@@ -569,7 +646,15 @@ def route(settings, ranks, clock):
         replica = clock[0].turn
         clock[0].turn = (replica + 1) % settings.num_replicas
         return replica
-    looks_at_all = settings.router == LEAST_OUTSTANDING or settings.router == LEAST_KV
+    if sessions is not None and settings.router == SESSION_AFFINITY:
+        session = sessions.session[i]
+        if session != NONE and sessions.replica[session] != NONE:
+            return sessions.replica[session]
+    if cache is not None and settings.router == PREFIX_AFFINITY:
+        replica = replica_with_prefix(settings, cache, ranks, i)
+        if replica != NONE:
+            return replica
+    looks_at_all = settings.router != RANDOM and settings.router != POWER_OF_TWO
     best, least = NONE, 0
     for position in range(settings.num_replicas if looks_at_all else 1 + (settings.router == POWER_OF_TWO)):
         replica = position

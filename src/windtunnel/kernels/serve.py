@@ -15,6 +15,7 @@ import numpy as np
 
 from windtunnel.kernels.heap import pop, push
 from windtunnel.kernels.jit import entry, inner
+from windtunnel.kernels.kvcache import caches_when_scheduled, release, share
 from windtunnel.kernels.policies import (
     begin_batch,
     decay_new_token_ratio,
@@ -33,6 +34,7 @@ from windtunnel.kernels.state import (
     BATCH_TOKENS,
     FINISH_KEY,
     FINISH_VALUE,
+    NONE,
     PHASES,
     SGLANG,
     TRTLLM,
@@ -95,36 +97,63 @@ def with_host(cost, device_s, num_running):
 
 
 @inner
-def next_arrival_s(settings, requests, clock):
-    """When the next request is sent, as far as is known: infinity while the client waits for a completion.
+def next_arrival_s(settings, sessions, requests, clock):
+    """When the next request is sent, as far as is known: infinity while the client waits for a completion."""
+    if sessions is not None and clock[0].thinking > 0:
+        return min(sessions.time_s[0], next_start_s(settings, requests, clock))
+    return next_start_s(settings, requests, clock)
 
-    A closed loop of C slots sends request k when the (k - C + 1)-th completion has freed one, and measured requests
+
+@inner
+def next_start_s(settings, requests, clock):
+    """When the next request that waits for no other one is sent, a session's first turn.
+
+    A closed loop of C slots starts the k-th when the (k - C + 1)-th completion has freed one, and measured requests
     only when all of warm-up has completed; arrival times then count from there.
     """
-    k = clock[0].next
-    if k >= requests.size:
+    if clock[0].next >= requests.size:
         return np.inf
-    send_s = requests[k].arrival_s
+    k = clock[0].started
+    send_s = requests[clock[0].next].arrival_s
     if settings.concurrency == 0:
         return send_s
     if 0 < settings.num_warmup <= k:
-        if clock[0].finished < settings.num_warmup:
+        if clock[0].ended < settings.num_warmup:
             return np.inf
         send_s += requests[settings.num_warmup - 1].completed_s + settings.frontend_s
     if k >= settings.concurrency:
-        if clock[0].finished <= k - settings.concurrency:
+        if clock[0].ended <= k - settings.concurrency:
             return np.inf
         send_s = max(send_s, requests[k - settings.concurrency].completed_s + settings.frontend_s)
     return send_s
 
 
 @inner
-def deliver(settings, requests, ranks, lanes, events, clock, now_s):
-    """Send the next request to a replica, there to the rank with the fewest requests; an idle lane wakes."""
+def take_next(sessions, requests, clock, now_s):
+    """The request that is sent at `now_s`: a session's first turn, or a later one, which goes first at equal times."""
+    if sessions is not None and clock[0].thinking > 0 and sessions.time_s[0] <= now_s:
+        k = sessions.turn[0]
+        clock[0].thinking = pop(sessions.time_s, sessions.turn, clock[0].thinking)
+        return k
     k = clock[0].next
     clock[0].next += 1
+    clock[0].started += 1
+    if sessions is not None:
+        while clock[0].next < requests.size and sessions.previous[clock[0].next] != NONE:
+            clock[0].next += 1
+    return k
+
+
+@inner
+def deliver(settings, cache, sessions, requests, ranks, lanes, events, clock, now_s):
+    """Send the next request to a replica, there to the rank with the fewest requests; an idle lane wakes."""
+    k = take_next(sessions, requests, clock, now_s)
     requests[k].arrival_s = now_s
-    replica = route(settings, ranks, clock)
+    requests[k].sequence = clock[0].sent
+    clock[0].sent += 1
+    replica = route(settings, cache, sessions, ranks, clock, k)
+    if sessions is not None and sessions.session[k] != NONE:
+        sessions.replica[sessions.session[k]] = replica
     first = replica * settings.ranks_per_replica
     rank = first
     for other in range(first + 1, first + settings.ranks_per_replica):
@@ -173,18 +202,34 @@ def wake_another(settings, ranks, lanes, events, clock, replica, stage, now_s, f
 
 
 @inner
-def finish(settings, requests, ranks, lanes, clock, rank, i, now_s):
+def finish(settings, cache, sessions, requests, ranks, lanes, clock, rank, i, now_s):
     """Request `i`, running and not decoding, has produced its last token."""
     requests[i].finish_s = now_s
-    ranks[rank].free_blocks += held_blocks(settings, requests, lanes, i)
+    held = held_blocks(settings, requests, lanes, i)
+    if cache is None:
+        ranks[rank].free_blocks += held
+    else:
+        release(settings, cache, ranks, rank, i, held, requests[i].computed_tokens)
     unlink(requests, ranks, rank, i)
     ranks[rank].num_outstanding -= 1
-    requests[clock[0].finished].completed_s = now_s
-    clock[0].finished += 1
+    conclude(settings, sessions, requests, clock, i, now_s)
 
 
 @inner
-def complete(settings, requests, ranks, lanes, lists, clock, rank, lane, now_s):
+def conclude(settings, sessions, requests, clock, i, now_s):
+    """Request `i` is done: the turn that follows it will be sent, or the client has a free slot."""
+    clock[0].finished += 1
+    if sessions is not None and sessions.following[i] != NONE:
+        turn = sessions.following[i]
+        send_s = max(now_s + settings.frontend_s + sessions.think_s[turn], requests[turn].arrival_s)
+        clock[0].thinking = push(sessions.time_s, sessions.turn, clock[0].thinking, send_s, turn)
+    else:
+        requests[clock[0].ended].completed_s = now_s
+        clock[0].ended += 1
+
+
+@inner
+def complete(settings, cache, sessions, requests, ranks, lanes, lists, clock, rank, lane, now_s):
     """Apply the end of the lane's step: finished requests leave, complete prefills give their token and begin to
     decode.
     """
@@ -192,11 +237,13 @@ def complete(settings, requests, ranks, lanes, lists, clock, rank, lane, now_s):
         i = lists[lane, FINISH_VALUE, 0]
         lanes[lane].finish_size = pop(lists[lane, FINISH_KEY], lists[lane, FINISH_VALUE], lanes[lane].finish_size)
         stop_decoding(settings, requests, lanes, lists, i)
-        finish(settings, requests, ranks, lanes, clock, rank, i, now_s)
+        finish(settings, cache, sessions, requests, ranks, lanes, clock, rank, i, now_s)
 
     for position in range(lanes[lane].batch_size):
         i = lists[lane, BATCH, position]
         requests[i].chunks_in_flight -= 1
+        if cache is not None and not caches_when_scheduled(settings):
+            share(settings, cache, ranks, rank, i, requests[i].computed_tokens)
         if not lists[lane, BATCH_ENDS, position]:
             continue
         if requests[i].first_token_s != requests[i].first_token_s:
@@ -204,7 +251,7 @@ def complete(settings, requests, ranks, lanes, lists, clock, rank, lane, now_s):
         ranks[rank].remaining_tokens -= 1
         end = requests[i].input_tokens + requests[i].output_tokens - 1
         if requests[i].computed_tokens >= end:
-            finish(settings, requests, ranks, lanes, clock, rank, i, now_s)
+            finish(settings, cache, sessions, requests, ranks, lanes, clock, rank, i, now_s)
         else:
             joined = lanes[lane].steps - requests[i].computed_tokens
             requests[i].is_decoding = 1
@@ -237,7 +284,9 @@ def through_stages(settings, cost, stages, replica, now_s, device_s, num_running
 
 
 @inner
-def start_step(settings, cost, requests, ranks, lanes, lists, stages, events, clock, steps, replica, stage, now_s):
+def start_step(
+    settings, cost, sessions, requests, ranks, lanes, lists, stages, events, clock, steps, replica, stage, now_s
+):
     """Start the step that a replica's lane has formed, or a run of equal ones; writes its row and its end event.
 
     Returns DONE with the lane busy or idle, or OUT_OF_STEPS.
@@ -331,8 +380,8 @@ def start_step(settings, cost, requests, ranks, lanes, lists, stages, events, cl
     late_gap_s = time_s - late_since_s / (paused + resumed) if paused + resumed > 0 else 0.0
 
     if prefill_tokens == 0 and cost.recorded_step_s.size == 0 and settings.num_stages == 1:
-        horizon_s = next_arrival_s(settings, requests, clock)
-        if settings.concurrency > 0 and clock[0].queued > 0:
+        horizon_s = next_arrival_s(settings, sessions, requests, clock)
+        if (settings.concurrency > 0 or sessions is not None) and clock[0].queued > 0:
             horizon_s = min(horizon_s, events[0].time_s)
         most_steps = steps_until_event(settings, ranks, lanes, lists, first, end)
         while num_steps < most_steps and time_s < horizon_s:
@@ -419,7 +468,7 @@ def steps_until_event(settings, ranks, lanes, lists, first, end):
 
 
 @entry
-def run(settings, cost, requests, ranks, lanes, lists, stages, events, clock, steps):
+def run(settings, cost, cache, sessions, requests, ranks, lanes, lists, stages, events, clock, steps):
     """Advance the simulation until all requests have finished or `steps` is full.
 
     Where the host works beside the device, the batch that follows a step at once was formed when that step started:
@@ -429,7 +478,9 @@ def run(settings, cost, requests, ranks, lanes, lists, stages, events, clock, st
     that it calls, which took 3 s of a cold compile.
 
     Args:
-        settings, cost, requests, ranks, lanes, lists, stages, events, clock: see `kernels.state`; changed in place.
+        settings, cost: see `kernels.state`.
+        cache, sessions: None where prompts share nothing, and where no request waits for another.
+        requests, ranks, lanes, lists, stages, events, clock: see `kernels.state`; changed in place.
         steps: buffer for the rows of this call; `clock[0].rows` says how many were written.
 
     Returns:
@@ -438,11 +489,11 @@ def run(settings, cost, requests, ranks, lanes, lists, stages, events, clock, st
     clock[0].rows = 0
     while True:
         event_s = events[0].time_s if clock[0].queued > 0 else np.inf
-        arrival_s = next_arrival_s(settings, requests, clock)
+        arrival_s = next_arrival_s(settings, sessions, requests, clock)
         if arrival_s <= event_s:
             if arrival_s == np.inf:
                 return DONE if clock[0].finished >= requests.size else STUCK
-            deliver(settings, requests, ranks, lanes, events, clock, arrival_s)
+            deliver(settings, cache, sessions, requests, ranks, lanes, events, clock, arrival_s)
             continue
         if clock[0].rows >= steps.size:
             return MORE
@@ -453,11 +504,11 @@ def run(settings, cost, requests, ranks, lanes, lists, stages, events, clock, st
         for rank in range(first, first + settings.ranks_per_replica):
             lane = rank * settings.num_stages + stage
             ends_step = ends_step or lanes[lane].batch_size > 0 or lanes[lane].batch_decodes
-            complete(settings, requests, ranks, lanes, lists, clock, rank, lane, event_s)
-        arrival_s = next_arrival_s(settings, requests, clock)
+            complete(settings, cache, sessions, requests, ranks, lanes, lists, clock, rank, lane, event_s)
+        arrival_s = next_arrival_s(settings, sessions, requests, clock)
         while arrival_s <= event_s:
-            deliver(settings, requests, ranks, lanes, events, clock, arrival_s)
-            arrival_s = next_arrival_s(settings, requests, clock)
+            deliver(settings, cache, sessions, requests, ranks, lanes, events, clock, arrival_s)
+            arrival_s = next_arrival_s(settings, sessions, requests, clock)
         cutoff_s = event_s
         if cost.host_overlaps and ends_step:
             cutoff_s = lanes[first * settings.num_stages + stage].started_s
@@ -467,16 +518,31 @@ def run(settings, cost, requests, ranks, lanes, lists, stages, events, clock, st
                 lane = rank * settings.num_stages + stage
                 begin_batch(lanes, lane, cutoff_s)
                 if settings.scheduler == SGLANG:
-                    num_decodes = form_batch_sglang(settings, requests, ranks, lanes, lists, rank, lane, event_s)
+                    num_decodes = form_batch_sglang(settings, cache, requests, ranks, lanes, lists, rank, lane, event_s)
                 else:
-                    num_decodes = form_batch_vllm_v1(settings, requests, ranks, lanes, lists, rank, lane, event_s)
+                    num_decodes = form_batch_vllm_v1(
+                        settings, cache, requests, ranks, lanes, lists, rank, lane, event_s
+                    )
                 num_batches += end_batch(settings, requests, ranks, lanes, lists, rank, lane, num_decodes)
             if cutoff_s == event_s:
                 break
             cutoff_s = event_s
         rows = clock[0].rows
         status = start_step(
-            settings, cost, requests, ranks, lanes, lists, stages, events, clock, steps, replica, stage, event_s
+            settings,
+            cost,
+            sessions,
+            requests,
+            ranks,
+            lanes,
+            lists,
+            stages,
+            events,
+            clock,
+            steps,
+            replica,
+            stage,
+            event_s,
         )
         if status != DONE:
             return status

@@ -22,13 +22,27 @@ MODULUS, MULTIPLIER = 2**31 - 1, 48271
 NONE = -1
 """No request, no neighbour."""
 
+MOST_REQUESTS = 1 << 40
+"""More than any run has: the step from one priority to the next in the key of the waiting heap."""
+
 SCHEDULERS = ("vllm_v1", "trtllm", "sglang")
 """The codes of `Settings.scheduler` are positions here."""
 VLLM_V1, TRTLLM, SGLANG = range(3)
 
-ROUTERS = ("round_robin", "random", "power_of_two", "least_outstanding", "least_kv")
+ROUTERS = (
+    "round_robin",
+    "random",
+    "power_of_two",
+    "least_outstanding",
+    "least_kv",
+    "session_affinity",
+    "prefix_affinity",
+    "least_waiting",
+)
 """The codes of `Settings.router` are positions here."""
-ROUND_ROBIN, RANDOM, POWER_OF_TWO, LEAST_OUTSTANDING, LEAST_KV = range(5)
+ROUND_ROBIN, RANDOM, POWER_OF_TWO, LEAST_OUTSTANDING, LEAST_KV, SESSION_AFFINITY, PREFIX_AFFINITY, LEAST_WAITING = (
+    range(8)
+)
 
 
 class Settings(NamedTuple):
@@ -78,7 +92,7 @@ REQUEST = np.dtype(
         ("scheduled_s", "f8"),
         ("first_token_s", "f8"),
         ("finish_s", "f8"),
-        ("completed_s", "f8"),  # not of this request: when the so-many-eth request to complete did
+        ("completed_s", "f8"),  # not of this request: when the so-many-eth request (or session) to complete did
         ("last_token_s", "f8"),  # set on preemption
         ("input_tokens", "i8"),
         ("output_tokens", "i8"),
@@ -87,6 +101,7 @@ REQUEST = np.dtype(
         ("joined", "i8"),  # while decoding: the lane's step count at which nothing would be computed
         ("step_tokens", "i8"),  # scratch of a pass over the running list: tokens given in this step
         ("priority", "i8"),  # smaller goes first, as in vLLM
+        ("sequence", "i8"),  # requests sent before it
         ("order", "i8"),  # key in the waiting heap
         ("before", "i8"),  # neighbours in the rank's running list
         ("after", "i8"),
@@ -159,8 +174,12 @@ lanes.
 
 CLOCK = np.dtype(
     [
-        ("next", "i8"),  # request to be sent next
+        ("next", "i8"),  # request to be sent next, of those that wait for no other one
+        ("started", "i8"),  # such requests sent: sessions, where turns follow one another
+        ("sent", "i8"),
+        ("ended", "i8"),  # requests finished that no other one waits for
         ("finished", "i8"),
+        ("thinking", "i8"),  # turns whose predecessor has finished
         ("queued", "i8"),  # events on the heap
         ("recorded", "i8"),  # recorded step durations used
         ("turn", "i8"),  # round robin: replica that the next request goes to
@@ -232,6 +251,58 @@ class StepCost(NamedTuple):
     """What the host needs to launch a step with prefill."""
 
 
+NODE = np.dtype([("parent", "i4"), ("first_block", "i4"), ("end_block", "i4")])
+"""One record a segment of prompts, parents first: the full blocks of the root path that end in it."""
+
+ENTRY = np.dtype([("num_blocks", "i4"), ("references", "i4"), ("before", "i4"), ("after", "i4")])
+"""One record a segment and rank: how many of its blocks are cached, requests that use them, and, where none does, its
+neighbours in the order of release."""
+
+CACHED_REQUEST = np.dtype(
+    [
+        ("shared", "i8"),  # the last segment that others may have of its prompt
+        ("leaf", "i8"),  # segment that the request's output, or what nobody shares of its prompt and output, belongs to
+        ("deepest", "i8"),  # segment that it holds references to, with all above it
+        ("shared_blocks", "i8"),  # of those that it holds, in cached segments
+        ("cached_tokens", "i8"),  # found when it was first admitted
+    ]
+)
+"""One record a request: its place in the prefix cache."""
+
+CACHE_RANK = np.dtype([("evictable_blocks", "i8"), ("first", "i8"), ("last", "i8")])
+"""One record a rank: cached blocks that no running request uses, and the ends of their list."""
+
+
+class Cache(NamedTuple):
+    """The prefix caches of all ranks, see `kernels.kvcache`."""
+
+    num_shared: int
+    """Segments that may be cached on any rank; the rest belong to one request each."""
+    nodes: Table
+    entries: Table
+    """`[segment, rank]` of shared segments in one row, then one for each of the rest."""
+    requests: Table
+    ranks: Table
+
+
+class Sessions(NamedTuple):
+    """Which request is sent when which other one is done."""
+
+    previous: Ints
+    """[n]"""
+    following: Ints
+    """[n] The inverse."""
+    think_s: Floats
+    """[n]"""
+    session: Ints
+    """[n] Or NONE."""
+    replica: Ints
+    """[sessions] That a session was last sent to, or NONE."""
+    time_s: Floats
+    """[n] The heap of turns to be sent, with `turn`."""
+    turn: Ints
+
+
 def new_requests(arrival_s: Floats, input_tokens: Ints, output_tokens: Ints, priority: Ints) -> Table:
     """Fresh `REQUEST` records for `[n]` arrivals, prompt lengths, output lengths and priorities, in the order of
     sending.
@@ -246,6 +317,37 @@ def new_requests(arrival_s: Floats, input_tokens: Ints, output_tokens: Ints, pri
     for nobody in ("before", "after", "left", "right"):
         requests[nobody] = NONE
     return requests
+
+
+def new_cache(settings: Settings, nodes: Table, num_shared: int, shared: Ints, leaf: Ints) -> Cache:
+    """Empty prefix caches.
+
+    Args:
+        settings: of the replicas.
+        nodes: `NODE` records of all segments.
+        num_shared: the first so many may be cached on any rank.
+        shared, leaf: [n] the segments in which each request's shared and whole text ends.
+    """
+    num_ranks = settings.num_replicas * settings.ranks_per_replica
+    requests = np.zeros(leaf.size, CACHED_REQUEST).view(np.recarray)
+    requests.shared = shared
+    requests.leaf = leaf
+    requests.deepest = NONE
+    requests.cached_tokens = NONE
+    ranks = np.zeros(num_ranks, CACHE_RANK).view(np.recarray)
+    ranks["first"] = NONE
+    ranks["last"] = NONE
+    entries = np.zeros((num_ranks - 1) * num_shared + nodes.size, ENTRY).view(np.recarray)
+    return Cache(num_shared, nodes, entries, requests, ranks)
+
+
+def new_sessions(previous: Ints, think_s: Floats, session: Ints) -> Sessions:
+    """Sessions of which none has begun, from the predecessor, think time and session of each request."""
+    following = np.full(previous.size, NONE)
+    following[previous[previous >= 0]] = np.flatnonzero(previous >= 0)
+    replica = np.full(max(int(session.max(initial=NONE)) + 1, 1), NONE)
+    heap_s, turn = np.zeros(previous.size + 1), np.zeros(previous.size + 1, np.int64)
+    return Sessions(previous, following, think_s, session, replica, heap_s, turn)
 
 
 def new_ranks(settings: Settings) -> Table:

@@ -28,12 +28,16 @@ REQUEST_COLUMNS: Mapping[str, str] = {
     "priority": "smaller goes first",
     "replica": "that served it",
     "num_preemptions": "times that it was preempted and computed again",
+    "cached_tokens": "of the prompt, found in the KV cache when it was first scheduled",
     "queueing_s": "scheduled - arrival",
     "prefill_s": "first token - scheduled",
     "ttft_s": "time to first token at the client: first token - arrival, and the frontend's share",
     "tpot_s": "time per output token: (finish - first token) / (output tokens - 1); NaN for a single token",
     "e2e_s": "end to end at the client: finish - arrival, and the frontend's share",
     "is_warmup": "sent before the measurement; left out of the summary",
+    "tenant": "position of its tenant's name in the summary, from 0; -1: none",
+    "itl_max_s": "longest gap before one of its tokens; NaN for a single token, and where it was preempted or left out",
+    "execution_s": "in steps that computed prompts before its first token, or decoded after it; NaN in a pipeline",
 }
 """Column -> meaning. All times count from the start of the simulation."""
 
@@ -69,6 +73,10 @@ class Table:
 
     def __len__(self) -> int:
         return len(next(iter(self.columns.values())))
+
+    def replaced(self, **columns: NDArray[Any]) -> "Table":
+        """With other values in some of its columns."""
+        return Table({**self.columns, **columns}, self.meanings)
 
     def where(self, rows: NDArray[np.bool_]) -> "Table":
         """The rows that `rows`, a mask, selects."""
@@ -108,14 +116,18 @@ def request_table(
     replica: NDArray[np.int64],
     frontend_s: NDArray[np.float64] | float,
     num_warmup: int,
+    tenant: NDArray[np.int64] | None = None,
+    cached_tokens: NDArray[np.int64] | None = None,
 ) -> Table:
-    """The request table from what an engine recorded.
+    """The request table from what an engine recorded; the last two columns are unknown until the steps are looked at.
 
     Args:
         engine: the seven columns from `arrival_s` to `priority`, and `num_preemptions`, in order of sending.
         replica: of each request.
         frontend_s: what the client sees on top of the engine's times, of each request or of all.
         num_warmup: the first so many requests are warm-up.
+        tenant: position of each request's tenant; None: nobody has a name.
+        cached_tokens: of each prompt; None without prefix caching.
     """
     first_token_s, finish_s, arrival_s = engine["first_token_s"], engine["finish_s"], engine["arrival_s"]
     n = arrival_s.size
@@ -127,11 +139,15 @@ def request_table(
         **{name: engine[name] for name in list(REQUEST_COLUMNS)[1:8]},
         "replica": replica,
         "num_preemptions": engine["num_preemptions"],
+        "cached_tokens": np.zeros(n, np.int64) if cached_tokens is None else cached_tokens,
         "queueing_s": engine["scheduled_s"] - arrival_s,
         "prefill_s": first_token_s - engine["scheduled_s"],
         "ttft_s": first_token_s - arrival_s + frontend_s,
         "tpot_s": tpot_s,
         "e2e_s": finish_s - arrival_s + frontend_s,
         "is_warmup": np.arange(n) < num_warmup,
+        "tenant": np.full(n, -1) if tenant is None else tenant,
+        "itl_max_s": np.full(n, np.nan),
+        "execution_s": np.full(n, np.nan),
     }
     return Table(columns, REQUEST_COLUMNS)

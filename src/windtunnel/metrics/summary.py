@@ -1,14 +1,17 @@
 """The figures that users quote, from the records: latency percentiles, throughput, goodput, utilisation, money."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.metrics.checks import Checks, busy_until
+from windtunnel.metrics.power import PowerModel
 from windtunnel.metrics.records import Table
+from windtunnel.metrics.tokens import rows_by_replica
 from windtunnel.spec.noun import Noun
-from windtunnel.spec.scenario import Slo
+from windtunnel.spec.slo import Slo
 
 Floats = NDArray[np.float64]
 
@@ -57,6 +60,11 @@ class Utilisation(Noun):
     mean_running: float
     """Requests admitted, per replica, while busy."""
     mean_waiting: float
+    mean_present: float
+    """Requests sent and not yet answered, over the whole deployment and span."""
+    bubble_fraction: float
+    """Of a replica's pipeline stages, the share without a step of their own while another has one; 0 without a
+    pipeline."""
     kv_mean_fraction: float
     kv_peak_fraction: float
     num_preemptions: int
@@ -70,6 +78,52 @@ class Cost(Noun):
     usd_per_million_total_tokens: float
 
 
+class StageUse(Noun):
+    """One pipeline stage, mean over replicas: shares of its device's published peaks."""
+
+    mfu_fraction: float
+    """Model FLOPs utilisation, over the whole span."""
+    mbu_fraction: float
+    """Memory bandwidth utilisation, over the whole span."""
+    busy_mfu_fraction: float
+    """While a replica had a step under way."""
+    busy_mbu_fraction: float
+
+
+class Power(Noun):
+    """Electric power of all devices, without their hosts."""
+
+    mean_w: float
+    energy_j: float
+    """Over the span."""
+    output_token_j: float
+    """Energy over output tokens."""
+
+
+class TenantSummary(Noun):
+    """One tenant's requests."""
+
+    num_requests: int
+    ttft_s: Distribution
+    tpot_s: Distribution | None
+    e2e_s: Distribution
+    output_tokens_per_s: float
+    goodput: Goodput | None
+    """By the tenant's own limits, or else the scenario's; None without either."""
+
+
+class Batches(Noun):
+    """Engine steps; distributions over steps, by the counts of each row's first one."""
+
+    num_steps: int
+    step_s: Distribution
+    num_tokens: Distribution
+    prefill_tokens: Distribution
+    decode_tokens: Distribution
+    num_requests: Distribution
+    """Scheduled in the step: prompts and decoding requests."""
+
+
 class Summary(Noun):
     """A run in a few numbers. Times in seconds; warm-up requests left out of all but utilisation."""
 
@@ -81,19 +135,32 @@ class Summary(Noun):
     """None where every request has one output token."""
     itl_s: Distribution | None
     """Inter-token latency: over tokens, not requests."""
+    itl_max_s: Distribution | None
+    """Longest gap before one of a request's tokens, over the requests whose gaps are known."""
     e2e_s: Distribution
     queueing_s: Distribution
     prefill_s: Distribution
+    batches: Batches
     throughput: Throughput
     utilisation: Utilisation
     time_fractions: dict[str, float]
     """Share of busy time by what bounds it: compute, memory, communication, host."""
     bound_by: str
     """The largest of those, or `kv_capacity` where requests waited for KV blocks most of the busy time."""
+    cache_hit_fraction: float | None = None
+    """Share of all prompt tokens that the KV cache had; None where nothing could be."""
     goodput: Goodput | None = None
     """None without an SLO."""
     cost: Cost | None = None
     """None where the device's price is unknown."""
+    stages: tuple[StageUse, ...] = ()
+    """Pipeline stages in order; one where there is no pipeline."""
+    power: Power | None = None
+    """None where the device's power is unknown."""
+    tenants: dict[str, TenantSummary] = {}
+    """By name; empty where nobody has one."""
+    checks: Checks | None = None
+    """None where no steps were recorded."""
 
 
 def summarise(
@@ -107,6 +174,11 @@ def summarise(
     time_fractions: Mapping[str, float],
     slo: Slo | None = None,
     price_usd_per_hour: float | None = None,
+    tenants: Mapping[str, Slo | None] = {},
+    checks: Checks | None = None,
+    stages: Sequence[StageUse] = (),
+    power_w: PowerModel | None = None,
+    is_caching: bool = False,
 ) -> Summary:
     """The summary of a finished run.
 
@@ -118,12 +190,17 @@ def summarise(
         time_fractions: share of busy time by what bounds it.
         slo: limits that decide goodput.
         price_usd_per_hour: of one device.
+        tenants: names in the order of the column `tenant`, and their own limits.
+        checks: the run's self-check.
+        stages: what each pipeline stage used of its device.
+        power_w: of one device.
+        is_caching: prompts share beginnings, and the engine caches them.
     """
     warmup = requests["is_warmup"]
     measured = requests.where(~warmup) if warmup.any() else requests
     span_s = float(measured["finish_s"].max() - measured["arrival_s"].min())
     throughput = _throughput(measured, span_s, num_devices)
-    utilisation = _utilisation(requests, steps, num_replicas * num_stages, num_blocks)
+    utilisation = _utilisation(requests, steps, num_replicas, num_stages, num_blocks)
     cost = None
     if price_usd_per_hour is not None:
         per_hour = price_usd_per_hour * num_devices
@@ -132,31 +209,83 @@ def summarise(
             usd_per_million_output_tokens=per_hour / SECONDS_PER_HOUR / throughput.output_tokens_per_s * 1e6,
             usd_per_million_total_tokens=per_hour / SECONDS_PER_HOUR / throughput.total_tokens_per_s * 1e6,
         )
-    tpot_s = measured["tpot_s"][~np.isnan(measured["tpot_s"])]
     return Summary(
         num_requests=len(measured),
         num_devices=num_devices,
         span_s=span_s,
         ttft_s=distribution(measured["ttft_s"]),
-        tpot_s=distribution(tpot_s) if tpot_s.size else None,
+        tpot_s=_known_distribution(measured["tpot_s"]),
         itl_s=itl_distribution(steps),
+        itl_max_s=_known_distribution(measured["itl_max_s"]),
         e2e_s=distribution(measured["e2e_s"]),
         queueing_s=distribution(measured["queueing_s"]),
         prefill_s=distribution(measured["prefill_s"]),
+        batches=batch_distributions(steps),
         throughput=throughput,
         goodput=goodput(measured, slo, span_s) if slo is not None else None,
         utilisation=utilisation,
         cost=cost,
         time_fractions=dict(time_fractions),
         bound_by=_bound_by(steps, num_blocks, time_fractions),
+        tenants=_tenants(measured, tenants, slo, span_s),
+        checks=checks,
+        stages=tuple(stages),
+        power=None if power_w is None else _power(power_w, utilisation, num_devices, span_s, throughput),
+        cache_hit_fraction=_cache_hit_fraction(measured) if is_caching else None,
     )
 
 
-def distribution(values: Floats) -> Distribution:
+def _power(
+    model: PowerModel, utilisation: Utilisation, num_devices: int, span_s: float, throughput: Throughput
+) -> Power:
+    mean_w = model.at(utilisation.busy_fraction) * num_devices
+    return Power(mean_w=mean_w, energy_j=mean_w * span_s, output_token_j=mean_w / throughput.output_tokens_per_s)
+
+
+def _tenants(
+    requests: Table, tenants: Mapping[str, Slo | None], slo: Slo | None, span_s: float
+) -> dict[str, TenantSummary]:
+    found = {}
+    for index, (name, own) in enumerate(tenants.items()):
+        mine = requests.where(requests["tenant"] == index)
+        limits = own or slo
+        if len(mine):
+            found[name] = TenantSummary(
+                num_requests=len(mine),
+                ttft_s=distribution(mine["ttft_s"]),
+                tpot_s=_known_distribution(mine["tpot_s"]),
+                e2e_s=distribution(mine["e2e_s"]),
+                output_tokens_per_s=float(mine["output_tokens"].sum()) / span_s,
+                goodput=None if limits is None else goodput(mine, limits, span_s),
+            )
+    return found
+
+
+def batch_distributions(steps: Table) -> Batches:
+    """Distributions over the steps of all rows."""
+    weights = steps["num_steps"].astype(np.float64)
+    prefill, decode = steps["prefill_tokens"], steps["decode_tokens"]
+    return Batches(
+        num_steps=int(weights.sum()),
+        step_s=weighted_distribution(steps["duration_s"] / weights, weights),
+        num_tokens=weighted_distribution(prefill + decode, weights),
+        prefill_tokens=weighted_distribution(prefill, weights),
+        decode_tokens=weighted_distribution(decode, weights),
+        num_requests=weighted_distribution(steps["num_prefills"] + decode, weights),
+    )
+
+
+def _known_distribution(values: Floats) -> Distribution | None:
+    """Of the values that are not NaN; None where there are none."""
+    known = values[~np.isnan(values)]
+    return distribution(known) if known.size else None
+
+
+def distribution(values: Floats | NDArray[np.float32]) -> Distribution:
     """The distribution of `[n]` values, n > 0."""
     points = np.percentile(values, PERCENTILES)
     return Distribution(
-        mean=float(values.mean()),
+        mean=float(values.mean(dtype=np.float64)),
         **{f"p{q}": float(point) for q, point in zip(PERCENTILES, points, strict=True)},
         max=float(values.max()),
     )
@@ -165,17 +294,21 @@ def distribution(values: Floats) -> Distribution:
 def itl_distribution(steps: Table) -> Distribution | None:
     """Inter-token latency over all decoded tokens, from the step rows, None where nothing was decoded.
 
-    A decode token's gap is its step's duration, but for tokens of requests that were paused or preempted. Percentiles
-    are the least value at or below which that share of tokens lies.
+    A decode token's gap is its step's duration, but for tokens of requests that were paused or preempted.
     """
     regular = steps["decode_tokens"].astype(np.float64) * steps["num_steps"] - steps["paused_tokens"]
     late = (steps["paused_tokens"] + steps["resumed_tokens"]).astype(np.float64)
     values = np.concatenate([steps["duration_s"] / steps["num_steps"], steps["late_gap_s"]])
     weights = np.concatenate([regular, late])
     kept = weights > 0
-    values, weights = values[kept], weights[kept]
-    if not values.size:
-        return None
+    return weighted_distribution(values[kept], weights[kept]) if kept.any() else None
+
+
+def weighted_distribution(values: NDArray[Any], weights: Floats) -> Distribution:
+    """The distribution of `[n]` values of which each counts as often as its weight says, n > 0.
+
+    Percentiles are the least value at or below which that share of the weight lies.
+    """
     order = np.argsort(values, kind="stable")
     values, cumulative = values[order], np.cumsum(weights[order])
     at = np.searchsorted(cumulative, np.array(PERCENTILES) / 100 * cumulative[-1])
@@ -210,19 +343,36 @@ def _throughput(requests: Table, span_s: float, num_devices: int) -> Throughput:
     )
 
 
-def _utilisation(requests: Table, steps: Table, num_replicas: int, num_blocks: int) -> Utilisation:
-    start_s = float(requests["arrival_s"].min())
-    whole_s = (float(requests["finish_s"].max()) - start_s) * num_replicas
+def _utilisation(requests: Table, steps: Table, num_replicas: int, num_stages: int, num_blocks: int) -> Utilisation:
+    span_s = float(requests["finish_s"].max()) - float(requests["arrival_s"].min())
+    whole_s = span_s * num_replicas * num_stages
     busy_s = steps["duration_s"]
     total_s = float(busy_s.sum())
     return Utilisation(
         busy_fraction=min(total_s / whole_s, 1.0),
         mean_running=float((steps["num_running"] * busy_s).sum() / total_s),
         mean_waiting=float((steps["num_waiting"] * busy_s).sum() / total_s),
+        mean_present=float((requests["finish_s"] - requests["arrival_s"]).sum()) / span_s,
+        bubble_fraction=_bubble_fraction(steps, num_replicas, num_stages),
         kv_mean_fraction=float((steps["used_blocks"] * busy_s).sum() / whole_s / num_blocks),
         kv_peak_fraction=float(steps["used_blocks"].max() / num_blocks),
         num_preemptions=int(requests["num_preemptions"].sum()),
     )
+
+
+def _cache_hit_fraction(requests: Table) -> float:
+    return float(requests["cached_tokens"].sum() / requests["input_tokens"].sum())
+
+
+def _bubble_fraction(steps: Table, num_replicas: int, num_stages: int) -> float:
+    if num_stages == 1:
+        return 0.0
+    rows = rows_by_replica(steps, num_replicas)
+    starts_s, ends_s = steps["start_s"][rows.order], busy_until(steps, rows)
+    before_s = np.concatenate([[-np.inf], ends_s[:-1]])
+    before_s[rows.first[:-1][rows.first[:-1] < len(steps)]] = -np.inf
+    active_s = float((ends_s - np.maximum(starts_s, before_s)).sum())
+    return max(1.0 - float(steps["duration_s"].sum()) / (num_stages * active_s), 0.0)
 
 
 def _bound_by(steps: Table, num_blocks: int, time_fractions: Mapping[str, float]) -> str:
@@ -240,4 +390,8 @@ def to_builtins(summary: Summary) -> dict[str, Any]:
 def _builtin(value: Any) -> Any:
     if isinstance(value, Noun):
         return {name: _builtin(getattr(value, name)) for name in value.__struct_fields__}
+    if isinstance(value, tuple):
+        return [_builtin(entry) for entry in value]
+    if isinstance(value, dict):
+        return {name: _builtin(entry) for name, entry in value.items()}
     return value

@@ -6,6 +6,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from windtunnel.engine.over_time import over_time
 from windtunnel.errors import InputError, WindtunnelError
 from windtunnel.report.documents import as_text, run_document
 from windtunnel.spec.scenario import save
@@ -13,7 +14,7 @@ from windtunnel.spec.scenario import save
 if TYPE_CHECKING:
     from windtunnel.engine.serving import Result
 
-RUN_FILES = ("requests.parquet", "steps.parquet", "summary.json", "scenario.yaml")
+RUN_FILES = ("requests.parquet", "steps.parquet", "series.parquet", "summary.json", "scenario.yaml")
 
 
 def check_folder(folder: Path, overwrite: bool) -> None:
@@ -38,6 +39,7 @@ def write_run(result: Result, folder: Path) -> None:
             draft = Path(name)
             result.requests.write_parquet(draft / "requests.parquet")
             result.steps.write_parquet(draft / "steps.parquet")
+            over_time(result).write_parquet(draft / "series.parquet")
             (draft / "summary.json").write_text(as_text(run_document(result)) + "\n", encoding="utf-8")
             save(result.scenario, draft / "scenario.yaml")
             folder.mkdir(exist_ok=True)

@@ -6,7 +6,7 @@ from windtunnel.engine.serving import Result
 from windtunnel.metrics.summary import Distribution, Summary
 from windtunnel.report.setup import deployment_line, load_line, model_line, provenance_rows
 from windtunnel.report.tables import bars, columns, duration, grid, number, percent, title
-from windtunnel.spec.scenario import Slo
+from windtunnel.spec.slo import Slo
 from windtunnel.units import format_bytes, format_seconds
 
 
@@ -21,6 +21,7 @@ def run_report(result: Result) -> list[RenderableType]:
         load_line(result.scenario),
         "",
         columns(("latency", "mean", "p50", "p90", "p95", "p99", "max"), _latency_rows(summary)),
+        *_tenant_table(summary),
         "",
         grid(sureness_rows(result)),
         "",
@@ -31,6 +32,7 @@ def run_report(result: Result) -> list[RenderableType]:
         "",
         title("Where the operator times come from"),
         grid(provenance_rows(coverage, result.sources)),
+        *_failed_checks(summary),
     ]
 
 
@@ -52,6 +54,59 @@ def sureness_rows(result: Result) -> list[tuple[str, str]]:
         basis = f"{name}, {record.num_runs} runs in {record.num_configurations} configurations"
         basis = "; ".join([basis, *result.calibration_remarks])
     return [("80% interval", ", ".join(shown)), ("calibration", basis)]
+
+
+def _device_rows(summary: Summary) -> list[tuple[str, str]]:
+    rows = []
+    if summary.stages:
+        mfu = " and ".join(percent(stage.mfu_fraction) for stage in summary.stages)
+        mbu = " and ".join(percent(stage.mbu_fraction) for stage in summary.stages)
+        bubbles = f"; {percent(summary.utilisation.bubble_fraction)} bubbles" if len(summary.stages) > 1 else ""
+        rows.append(("device", f"MFU {mfu}, MBU {mbu} of the published peaks over the whole span{bubbles}"))
+    if summary.power is not None:
+        power = summary.power
+        rows.append(
+            (
+                "power",
+                (
+                    f"{number(power.mean_w / 1e3)} kW on average, {number(power.energy_j / 3.6e6)} kWh, "
+                    f"{number(power.output_token_j)} J per output token"
+                ),
+            )
+        )
+    return rows
+
+
+def _tenant_table(summary: Summary) -> list[RenderableType]:
+    """A line for each tenant, where there are any."""
+    if not summary.tenants:
+        return []
+    rows = [
+        [
+            name,
+            f"{tenant.num_requests:,}",
+            format_seconds(tenant.ttft_s.p50),
+            format_seconds(tenant.ttft_s.p99),
+            format_seconds(tenant.tpot_s.p99) if tenant.tpot_s else "",
+            format_seconds(tenant.e2e_s.p99),
+            percent(tenant.goodput.fraction) if tenant.goodput else "",
+        ]
+        for name, tenant in summary.tenants.items()
+    ]
+    return ["", columns(("tenant", "requests", "TTFT p50", "TTFT p99", "TPOT p99", "E2E p99", "goodput"), rows)]
+
+
+def _failed_checks(summary: Summary) -> list[RenderableType]:
+    """A warning where the run contradicts itself."""
+    checks = summary.checks
+    if checks is None or checks.passed:
+        return []
+    found = (
+        f"{checks.num_out_of_order} requests out of order, {checks.num_missing_tokens} tokens missing, "
+        f"Little's law off by {checks.littles_law_error_fraction:.2g}, "
+        f"idle with work {checks.idle_with_work_fraction:.2g} of busy time"
+    )
+    return ["", title("This run contradicts itself; please report it"), found]
 
 
 def _latency_rows(summary: Summary) -> list[list[str]]:
@@ -119,6 +174,11 @@ def _resource_rows(result: Result) -> list[tuple[str, str]]:
             f"{pool}; {percent(use.kv_mean_fraction)} used on average, {percent(use.kv_peak_fraction)} at most",
         ),
     ]
+    if summary.cache_hit_fraction is not None:
+        rows.append(
+            ("prefix cache", f"{percent(summary.cache_hit_fraction)} of all prompt tokens found in the KV cache")
+        )
+    rows += _device_rows(summary)
     if summary.cost is None:
         return [*rows, ("cost", "unknown: the device has no list price (--set deployment.price_usd_per_hour=...)")]
     cost = summary.cost

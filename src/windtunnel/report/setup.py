@@ -3,6 +3,7 @@
 from windtunnel.report.tables import formats, percent
 from windtunnel.spec.scenario import Scenario, Setup
 from windtunnel.spec.workload import (
+    Arrivals,
     Burst,
     ClosedLoop,
     Empirical,
@@ -12,8 +13,12 @@ from windtunnel.spec.workload import (
     Lognormal,
     Normal,
     Poisson,
+    RateCurve,
+    Recorded,
+    Requests,
     Static,
     Uniform,
+    Workload,
     Zipf,
 )
 
@@ -47,25 +52,57 @@ def deployment_line(setup: Setup, replicas: int = 1) -> str:
 
 
 def load_line(scenario: Scenario) -> str:
-    """Arrivals and lengths."""
-    workload = scenario.workload
-    trace = workload.trace.path if workload.trace else None
-    parts = [arrivals_text(workload.arrivals) if workload.arrivals else f"arrivals of {trace}"]
-    for name, tokens in (("in", workload.input_tokens), ("out", workload.output_tokens)):
+    """Arrivals and lengths, and what belongs together."""
+    return f"{workload_text(scenario.workload)}; seed {scenario.seed}"
+
+
+def workload_text(workload: Workload) -> str:
+    """A workload in a few words."""
+    if workload.clients is not None:
+        rate = f" at {workload.clients.rate_per_s:g}/s" if workload.clients.rate_per_s else ""
+        return f"the clients of {workload.clients.path}{rate}"
+    if workload.tenants and not all(tenant.is_label for tenant in workload.tenants):
+        names = ", ".join(tenant.name for tenant in workload.tenants)
+        shared = f"{arrivals_text(workload.arrivals)}, " if workload.arrivals else ""
+        return f"{shared}{len(workload.tenants)} tenants: {names}"
+    return ", ".join([_streams_text(workload), *_groups_text(workload)])
+
+
+def _streams_text(requests: Requests) -> str:
+    trace = requests.trace.path if requests.trace else None
+    parts = [arrivals_text(requests.arrivals) if requests.arrivals else f"arrivals of {trace}"]
+    if requests.total_tokens is not None:
+        return f"{parts[0]}, {lengths_text(requests.total_tokens)} in and out, {requests.input_to_output_ratio:g} to 1"
+    for name, tokens in (("in", requests.input_tokens), ("out", requests.output_tokens)):
         parts.append(f"{lengths_text(tokens)} {name}" if tokens is not None else f"{name}put of {trace}")
-    if trace is not None and workload.input_tokens is None and workload.output_tokens is None:
-        parts[1:] = [f"lengths of {trace}"] if workload.arrivals else []
-        parts[0] = parts[0] if workload.arrivals else f"replaying {trace}"
-    return f"{', '.join(parts)}; seed {scenario.seed}"
+    if trace is not None and requests.input_tokens is None and requests.output_tokens is None:
+        parts[1:] = [f"lengths of {trace}"] if requests.arrivals else []
+        parts[0] = parts[0] if requests.arrivals else f"replaying {trace}"
+    return ", ".join(parts)
 
 
-def arrivals_text(arrivals: Poisson | Gamma | Static | Burst | ClosedLoop) -> str:
+def _groups_text(requests: Requests) -> list[str]:
+    parts = []
+    if requests.sessions is not None:
+        parts.append("sessions of several turns" + (" with tool calls" if requests.sessions.tool_calls else ""))
+    if requests.shared_prompts is not None:
+        count = requests.shared_prompts.count
+        parts.append("a shared prompt" if count == 1 else f"{count:,} shared prompts")
+    return parts
+
+
+def arrivals_text(arrivals: Arrivals) -> str:
     """How requests arrive, in a few words."""
     if isinstance(arrivals, ClosedLoop):
         released = f" at {arrivals.rate_per_s:g}/s" if arrivals.rate_per_s else ""
         return f"{arrivals.concurrency:,} concurrent requests{released}"
     if isinstance(arrivals, Burst):
         return f"bursts of {arrivals.num_per_burst:,}" if arrivals.num_per_burst else "all requests at once"
+    if isinstance(arrivals, Recorded):
+        return f"arrivals of {arrivals.path}"
+    if isinstance(arrivals, RateCurve):
+        rates = [point.rate_per_s * arrivals.scale for point in arrivals.points]
+        return f"arrivals at {min(rates):g} to {max(rates):g}/s"
     name = {Poisson: "Poisson", Gamma: "gamma", Static: "evenly spaced"}[type(arrivals)]
     burstiness = f" (cv {arrivals.cv:g})" if isinstance(arrivals, Gamma) else ""
     return f"{name} arrivals{burstiness} at {arrivals.rate_per_s:g}/s"

@@ -33,6 +33,11 @@ _INDEX_FILES = ("aliases", "defaults")
 _GENERIC_NODE = "pcie"
 
 
+def shipped(name: str) -> Path:
+    """The path of `name`, a file at the root of the shipped catalog."""
+    return _SHIPPED / name
+
+
 class Variant(Noun, frozen=True):
     """An entry of `aliases.yaml`: a checkpoint with the shape of `base` and formats of its own."""
 

@@ -74,7 +74,8 @@ class EngineSettings(Noun):
     name: str = "vllm"
     version: str | None = None
     scheduler: str | None = None
-    """`vllm_v1`, `sglang` or `trtllm`."""
+    """`vllm_v1`, `sglang` or `trtllm`; `vllm_v0`, `sarathi`, `orca`, `faster_transformer` or `lightllm`; or a policy of
+    one's own, `module:function`."""
     max_num_seqs: int | None = None
     """[max_running_requests, max_batch_size]"""
     max_num_batched_tokens: int | None = None
@@ -83,6 +84,8 @@ class EngineSettings(Noun):
     """Prompt tokens of one prefill batch (SGLang)."""
     long_prefill_token_threshold: int | None = None
     enable_chunked_prefill: bool | None = None
+    enable_prefix_caching: bool | None = None
+    """Prompts that begin alike are computed once, as long as their KV blocks are kept [radix cache, block reuse]."""
     scheduling_policy: str | None = None
     """`fcfs` or `priority`."""
     max_model_len: int | None = None
@@ -110,6 +113,10 @@ class EngineSettings(Noun):
     """TensorRT-LLM: decode steps for which prompts may be held back; 0 or None: never."""
     batch_wait_max_tokens_ratio: float | None = None
     """TensorRT-LLM: share of `max_num_batched_tokens` at which they are not."""
+    watermark_fraction: float | None = None
+    """vLLM V0 and Sarathi: share of the KV blocks that admission leaves free."""
+    max_waiting_steps: int | None = None
+    """LightLLM: decode steps between looks at waiting requests."""
     moe_backend: str | None = None
     """One of `MOE_BACKENDS`; None takes the fastest that was measured, as an autotuned engine does
     [moe_config.backend, moe_runner_backend]."""
@@ -133,6 +140,8 @@ class EngineSettings(Noun):
             reserved_bytes=self.reserved_bytes,
             max_cudagraph_capture_size=self.max_cudagraph_capture_size,
             batch_wait_timeout_iters=self.batch_wait_timeout_iters,
+            watermark_fraction=self.watermark_fraction,
+            max_waiting_steps=self.max_waiting_steps,
             batch_wait_max_tokens_ratio=self.batch_wait_max_tokens_ratio,
             schedule_conservativeness=self.schedule_conservativeness,
         )
@@ -155,18 +164,35 @@ class Deployment(Noun):
     """A catalog name or a YAML file; None takes the usual node of the device."""
     parallelism: Parallelism = Parallelism()
     replicas: int = 1
-    router: Literal["round_robin", "random", "power_of_two", "least_outstanding", "least_kv"] = "round_robin"
+    router: Literal[
+        "round_robin",
+        "random",
+        "power_of_two",
+        "least_outstanding",
+        "least_kv",
+        "session_affinity",
+        "prefix_affinity",
+        "least_waiting",
+    ] = "round_robin"
     """Which replica a request goes to: the next in turn, one drawn, the less busy of two drawn, that with the fewest
-    requests, or that with the fewest KV blocks in use."""
+    requests, that with the fewest KV blocks in use, that of the session's former turns, or that with most of the prompt
+    in its cache (what these two cannot decide goes to the replica with the fewest requests), or that with the fewest
+    requests waiting, which is what Vidur calls lor."""
     engine: EngineSettings = EngineSettings()
     calibration: str | None = None
     """A calibration of the catalog or a YAML file, or `none`; None takes the shipped one of engine and device."""
     price_usd_per_hour: float | None = None
     """Of one device; None takes the catalog's list price."""
+    busy_w: float | None = None
+    """Power of one device that runs steps; None takes the catalog's thermal design power."""
+    idle_fraction: float = 0.15
+    """Of `busy_w`, what an idle device draws. Measured on an A100 SXM: 62 W of 400 W."""
 
     def __post_init__(self) -> None:
         _check_at_least(1, replicas=self.replicas)
-        _check_at_least(0, price_usd_per_hour=self.price_usd_per_hour)
+        _check_at_least(0, price_usd_per_hour=self.price_usd_per_hour, busy_w=self.busy_w)
+        if not 0 <= self.idle_fraction <= 1:
+            raise ValueError(f"idle_fraction is {self.idle_fraction}; from 0 to 1 is needed")
 
     @property
     def num_devices(self) -> int:

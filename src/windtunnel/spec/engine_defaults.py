@@ -15,7 +15,11 @@ from windtunnel.units import GIB
 LARGE_MEMORY_BYTES = 70 * GIB
 """Devices from this size on get an engine's `large_memory_settings` (vLLM: `_get_batch_defaults`)."""
 
-SCHEDULERS = ("vllm_v1", "trtllm", "sglang")
+ENGINE_SCHEDULERS = ("vllm_v1", "trtllm", "sglang")
+"""Those that an engine of the catalog has."""
+OTHER_SCHEDULERS = ("vllm_v0", "sarathi", "orca", "faster_transformer", "lightllm")
+"""Those that may be chosen instead, with the settings of `catalog/schedulers.yaml`."""
+SCHEDULERS = (*ENGINE_SCHEDULERS, *OTHER_SCHEDULERS)
 
 
 class VersionDefaults(Noun):
@@ -33,6 +37,25 @@ class EngineDefaults(Noun):
     default_version: str
     versions: tuple[VersionDefaults, ...]
     sources: dict[str, str] = {}
+
+
+class SchedulerDefaults(Noun):
+    """What a scheduler brings where it is chosen instead of the engine's own."""
+
+    source: str
+    settings: EngineSettings
+
+
+def scheduler_defaults(name: str) -> EngineSettings:
+    """The settings of `catalog/schedulers.yaml` for the scheduler `name`."""
+    path = catalog.shipped("schedulers.yaml")
+    schedulers = read_yaml(path)
+    return decode(schedulers[name], SchedulerDefaults, path.name).settings
+
+
+def is_users_own(scheduler: str) -> bool:
+    """Whether `scheduler` names a policy in Python, as `module:function`."""
+    return ":" in scheduler
 
 
 def engine_defaults(name: str) -> EngineDefaults:
@@ -68,10 +91,12 @@ def with_defaults(settings: EngineSettings, device: Device, calibrated: HostOver
         if device.memory_bytes >= LARGE_MEMORY_BYTES:
             _overlay(merged, entry.large_memory_settings)
     _overlay(merged, EngineSettings(name=settings.name, host=calibrated or HostOverheads()))
+    if settings.scheduler in OTHER_SCHEDULERS:
+        _overlay(merged, scheduler_defaults(settings.scheduler))
     _overlay(merged, settings)
     merged["version"] = version
     resolved = EngineSettings(**merged)
-    if resolved.scheduler not in SCHEDULERS:
+    if resolved.scheduler not in SCHEDULERS and not is_users_own(str(resolved.scheduler)):
         raise InputError(
             f"there is no scheduler {resolved.scheduler!r}",
             did_you_mean(str(resolved.scheduler), SCHEDULERS, f"known: {', '.join(SCHEDULERS)}"),

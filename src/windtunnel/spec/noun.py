@@ -112,16 +112,13 @@ def _near_file(path: Path) -> str | None:
 def _to_si(raw: Any, where: str, name: str = "", path: str = "$") -> Any:
     """`raw` with every text value of a field whose name has a unit turned into an SI number, and NaN refused.
 
-    Entries of a table that is itself a quantity (`peak_flops_per_s: {bf16: 989TFLOPS}`) have its unit; `sources` are
-    texts.
+    Entries of a table that is itself a quantity (`peak_flops_per_s: {bf16: 989TFLOPS}`) have its unit; `sources` and
+    `type` are texts.
     """
-    if name == "sources":
+    if name in ("sources", "type"):
         return raw
     if isinstance(raw, dict):
-        return {
-            key: _to_si(value, where, str(key) if units_for(str(key)) or not units_for(name) else name, f"{path}.{key}")
-            for key, value in raw.items()
-        }
+        return {key: _to_si(value, where, _quantity(str(key), name), f"{path}.{key}") for key, value in raw.items()}
     if isinstance(raw, list):
         return [_to_si(value, where, name, f"{path}[{index}]") for index, value in enumerate(raw)]
     if isinstance(raw, float) and not math.isfinite(raw):
@@ -133,6 +130,11 @@ def _to_si(raw: Any, where: str, name: str = "", path: str = "$") -> Any:
             raise InputError(f"{where}{path}: {error.message.removeprefix(name + ': ')}", error.hint) from None
         return int(value) if value.is_integer() else value
     return raw
+
+
+def _quantity(key: str, table: str) -> str:
+    """The name whose unit the entry `key` of `table` has."""
+    return key if key == "type" or units_for(key) or not units_for(table) else table
 
 
 def _input_error(message: str, where: str, noun: type, raw: Any) -> InputError:

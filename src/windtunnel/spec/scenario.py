@@ -15,21 +15,8 @@ from windtunnel.spec.hardware import Device, Node
 from windtunnel.spec.model import ExpertsFeedForward, GatedDeltaAttention, GroupedQueryAttention, ModelSpec
 from windtunnel.spec.noun import Noun, decode, encode, read_yaml
 from windtunnel.spec.precision import COMPUTE, Precision
+from windtunnel.spec.slo import Slo
 from windtunnel.spec.workload import Workload
-
-
-class Slo(Noun):
-    """What a request must keep to count as goodput; `None` does not matter."""
-
-    ttft_s: float | None = None
-    tpot_s: float | None = None
-    e2e_s: float | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("ttft_s", "tpot_s", "e2e_s"):
-            value = getattr(self, name)
-            if value is not None and value <= 0:
-                raise ValueError(f"{name} is {value}; more than 0 is needed")
 
 
 class Scenario(Noun):
@@ -73,7 +60,7 @@ def load(path: Path | str, overrides: dict[str, Any] | None = None) -> Scenario:
     """The scenario in a YAML or JSON file.
 
     Args:
-        path: the file; a trace that it names is looked for beside it first.
+        path: the file; traces that it names are looked for beside it first.
         overrides: dotted path (`workload.arrivals.rate_per_s`) -> value, as `--set` gives them.
 
     Raises:
@@ -95,11 +82,21 @@ def scenario_from(raw: dict[str, Any], source: str = "", folder: Path | None = N
     Raises:
         InputError: names the path of what is wrong.
     """
-    trace = raw.get("workload", {}).get("trace") if isinstance(raw.get("workload"), dict) else None
-    if folder is not None and isinstance(trace, dict) and isinstance(trace.get("path"), str):
-        beside = folder / trace["path"]
-        trace["path"] = str(beside) if beside.exists() else trace["path"]
+    if folder is not None and "workload" in raw:
+        raw["workload"] = _beside(folder, raw["workload"])
     return decode(raw, Scenario, source)
+
+
+def _beside(folder: Path, raw: Any) -> Any:
+    """`raw` with every `path` of a file that lies in `folder` leading there."""
+    if isinstance(raw, list):
+        return [_beside(folder, entry) for entry in raw]
+    if not isinstance(raw, dict):
+        return raw
+    found = {key: _beside(folder, value) for key, value in raw.items()}
+    if isinstance(path := raw.get("path"), str) and (folder / path).exists():
+        found["path"] = str(folder / path)
+    return found
 
 
 def save(scenario: Scenario, path: Path | str) -> None:

@@ -18,6 +18,7 @@ PATHS: dict[str, str] = {
     "engine": "deployment.engine.name",
     "engine_version": "deployment.engine.version",
     "calibration": "deployment.calibration",
+    "scheduler": "deployment.engine.scheduler",
     "max_num_seqs": "deployment.engine.max_num_seqs",
     "max_num_batched_tokens": "deployment.engine.max_num_batched_tokens",
     "gpu_memory_utilization": "deployment.engine.gpu_memory_utilization",

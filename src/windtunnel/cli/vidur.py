@@ -1,0 +1,73 @@
+"""`windtunnel vidur`: run what a Vidur `config.json` describes on Vidur's own look-up tables."""
+
+from pathlib import Path
+
+import click
+
+from windtunnel.cli.options import Verb, option
+
+_FILES, _OUTPUT = "Vidur's files", "Result"
+
+
+@click.command(cls=Verb, epilog="Guide: docs/guides/from-vidur.md")
+@click.argument("config", type=click.Path(path_type=Path), metavar="CONFIG.json")
+@option(
+    "--tables",
+    section=_FILES,
+    type=click.Path(path_type=Path),
+    required=True,
+    metavar="FILE.npz",
+    help="Prediction tables, in milliseconds.",
+)
+@option(
+    "--requests",
+    section=_FILES,
+    type=click.Path(path_type=Path),
+    required=True,
+    metavar="FILE",
+    help="Requests: request_metrics.csv, or the same columns as Parquet.",
+)
+@option("--first-arrival", section=_FILES, type=float, default=0.0, metavar="S", help="Which that file lacks.  [0]")
+@option("--against", section=_OUTPUT, is_flag=True, help="Compare with the times in that file, request by request.")
+@option("--right", section=_OUTPUT, is_flag=True, help="Leave out the bugs of Vidur that change times.")
+@option(
+    "--metrics",
+    section=_OUTPUT,
+    type=click.Path(path_type=Path),
+    metavar="FILE.csv",
+    help="Write request_metrics.csv.",
+)
+@option("--overwrite", section=_OUTPUT, is_flag=True, help="Replace the file of a former run.")
+@option("--json", "as_json", section="General", is_flag=True, help="Print JSON.")
+def command(
+    config: Path,
+    tables: Path,
+    requests: Path,
+    first_arrival: float,
+    against: bool,
+    right: bool,
+    metrics: Path | None,
+    overwrite: bool,
+    as_json: bool,
+) -> None:
+    """Run what a Vidur config.json describes, event for event, on Vidur's own look-up tables."""
+    from windtunnel.engine.vidur import replay
+    from windtunnel.interop.vidur import read_config, read_requests, read_tables
+    from windtunnel.interop.vidur_metrics import check_metrics_file, write_request_metrics
+    from windtunnel.report.documents import as_text
+    from windtunnel.report.tables import show
+    from windtunnel.report.vidur import replay_document, replay_metrics, replay_report
+
+    if metrics is not None:
+        check_metrics_file(metrics, overwrite)
+    run_config = read_config(config)
+    granularity = run_config.execution_time_predictor_config.kv_cache_prediction_granularity
+    recorded = read_requests(requests, first_arrival)
+    run = replay(run_config, read_tables(tables, granularity), recorded, replicates_bugs=not right)
+    if metrics is not None:
+        write_request_metrics(metrics, replay_metrics(run))
+    recorded_times = requests if against else None
+    if as_json:
+        click.echo(as_text(replay_document(run, recorded_times)))
+    else:
+        show(*replay_report(run_config, run, recorded_times))

@@ -1,0 +1,316 @@
+"""Vidur's files: the `config.json` of a run, its look-up tables, and its request metrics."""
+
+import random
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.errors import InputError
+from windtunnel.units import GIB
+
+Floats = NDArray[np.float64]
+
+
+class _Foreign(msgspec.Struct, frozen=True):
+    """Part of a file of another program: what is not named is not needed."""
+
+
+class ModelConfig(_Foreign, frozen=True):
+    """The widths that Vidur's planner and predictor use."""
+
+    num_layers: int
+    num_q_heads: int
+    num_kv_heads: int
+    embedding_dim: int
+    mlp_hidden_dim: int
+    use_gated_mlp: bool = True
+
+
+class DeviceConfig(_Foreign, frozen=True):
+    """Of one GPU."""
+
+    total_memory_gb: float
+
+
+class ReplicaConfig(_Foreign, frozen=True):
+    """One replica."""
+
+    model_name: str
+    model_config: ModelConfig
+    device_config: DeviceConfig
+    memory_margin_fraction: float = 0.1
+    num_pipeline_stages: int = 1
+    tensor_parallel_size: int = 1
+
+
+class SchedulerConfig(_Foreign, frozen=True):
+    """A replica scheduler; fields that another scheduler has are left at their defaults."""
+
+    name: str
+    batch_size_cap: int = 128
+    block_size: int = 16
+    watermark_blocks_fraction: float = 0.01
+    num_blocks: float | None = None
+    max_tokens_in_batch: int = 4096
+    chunk_size: int = 512
+    max_waiting_iters: int = 10
+
+
+class Named(_Foreign, frozen=True):
+    """A polymorphic member of which only the choice matters here."""
+
+    name: str
+
+
+class ClusterConfig(_Foreign, frozen=True):
+    """Replicas and how requests reach them."""
+
+    replica_config: ReplicaConfig
+    global_scheduler_config: Named
+    replica_scheduler_config: SchedulerConfig
+    num_replicas: int = 1
+
+
+class IntervalConfig(_Foreign, frozen=True):
+    """How Vidur drew arrivals."""
+
+    name: str
+
+
+class GeneratorConfig(_Foreign, frozen=True):
+    """What Vidur's request generator was told; only the longest sequence and its draws matter here."""
+
+    name: str
+    max_tokens: int | None = None
+    interval_generator_config: IntervalConfig | None = None
+
+
+class PredictorConfig(_Foreign, frozen=True):
+    """How Vidur looks times up."""
+
+    kv_cache_prediction_granularity: int = 64
+    attention_decode_batching_overhead_fraction: float = 0.1
+    attention_prefill_batching_overhead_fraction: float = 0.1
+    nccl_cpu_launch_overhead_ms: float = 0.02
+    nccl_cpu_skew_overhead_per_device_ms: float = 0.0
+    skip_cpu_overhead_modeling: bool = True
+
+
+class VidurConfig(_Foreign, frozen=True):
+    """A run's `config.json`."""
+
+    cluster_config: ClusterConfig
+    request_generator_config: GeneratorConfig
+    execution_time_predictor_config: PredictorConfig
+    seed: int = 42
+    time_limit: float = 0
+
+
+def read_config(path: Path) -> VidurConfig:
+    """The run that `path`, a `config.json` which Vidur wrote, describes.
+
+    Raises:
+        InputError: there is no such file, or it is not one of Vidur's.
+    """
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=VidurConfig)
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}") from error
+    except msgspec.DecodeError as error:
+        raise InputError(f"{path} is not a configuration that Vidur wrote: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class VidurMemory:
+    """Vidur's memory plan of a replica."""
+
+    max_batch_size: int
+    """Requests of the longest length that fit."""
+    num_blocks: int
+    blocks_per_request: int
+    """Of the longest length."""
+
+
+def plan_memory(config: VidurConfig) -> VidurMemory:
+    """KV blocks as Vidur plans them (`vidur/scheduler/utils/memory_planner.py`, `vidur/utils/param_counter.py`).
+
+    Weights are those of attention and MLP alone; a request takes the keys of all layers even where stages share them,
+    which the number of stages makes up for; the pool is a whole number of requests of the longest length.
+
+    Raises:
+        InputError: the degrees do not divide the model, or nothing fits.
+    """
+    replica, scheduler = config.cluster_config.replica_config, config.cluster_config.replica_scheduler_config
+    model, tp, pp = replica.model_config, replica.tensor_parallel_size, replica.num_pipeline_stages
+    longest = config.request_generator_config.max_tokens or 4096
+    if model.num_q_heads % tp or model.embedding_dim % tp or model.num_layers % pp:
+        raise InputError(
+            f"{replica.model_name} with {model.num_q_heads} heads and {model.num_layers} layers is not divisible by "
+            f"tensor_parallel_size {tp} and num_pipeline_stages {pp}"
+        )
+    head_dim = model.embedding_dim // model.num_q_heads
+    heads, kv_heads = model.num_q_heads // tp, -(-model.num_kv_heads // tp)
+    attention = model.embedding_dim * head_dim * (2 * heads + 2 * kv_heads)
+    mlp = (3 if model.use_gated_mlp else 2) * model.embedding_dim * model.mlp_hidden_dim // tp
+    weights_bytes = 2 * (attention + mlp) * (model.num_layers // pp)
+    request_bytes = 4 * head_dim * kv_heads * longest * model.num_layers
+    memory_bytes = replica.device_config.total_memory_gb * GIB * (1 - replica.memory_margin_fraction)
+    max_batch = int((memory_bytes - weights_bytes) // request_bytes)
+    if max_batch < 1:
+        raise InputError(
+            f"no request of {longest:,} tokens fits beside the weights of {replica.model_name} "
+            f"in {replica.device_config.total_memory_gb:g} GiB",
+            "raise tensor_parallel_size or num_pipeline_stages",
+        )
+    per_request = longest // scheduler.block_size
+    planned = per_request * max_batch * pp
+    return VidurMemory(
+        max_batch_size=min(max_batch, scheduler.batch_size_cap),
+        num_blocks=int(scheduler.num_blocks or planned),
+        blocks_per_request=per_request,
+    )
+
+
+TOKEN_OPERATORS = (
+    "attn_pre_proj",
+    "attn_post_proj",
+    "attn_rope",
+    "mlp_up_proj",
+    "mlp_down_proj",
+    "mlp_act",
+    "input_layernorm",
+    "post_attention_layernorm",
+    "add",
+)
+HOST_OPERATORS = ("schedule", "sampler_e2e", "prepare_inputs_e2e", "process_model_outputs", "ray_comm_time")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OperatorTables:
+    """Times of a layer's operators by shape, in seconds, as Vidur's predictor looks them up.
+
+    All arrays start at 0 tokens, requests or cached tokens, which cost nothing.
+    """
+
+    token_s: dict[str, Floats]
+    """Operator -> [tokens + 1]; `all_reduce`, `send_recv` and `attn_kv_cache_save` among them where they are known."""
+    prefill_s: Floats
+    """[cached tokens / granularity + 1, chunk + 1]"""
+    decode_s: Floats
+    """[requests + 1, cached tokens / granularity + 1]"""
+    host_s: dict[str, Floats]
+    """Operator -> [requests + 1], by batch size; empty where it was not measured."""
+
+
+def read_tables(path: Path, granularity: int = 64) -> OperatorTables:
+    """Vidur's prediction tables from an `.npz` of arrays in milliseconds.
+
+    Arrays: `NAME` with its tokens (or batch sizes) in `NAME__x`; `attn_prefill` [kv, chunk] and `attn_decode`
+    [batch, kv] with their axes in `attn_prefill_kv`, `attn_prefill_chunk`, `attn_decode_bs`, `attn_decode_kv`.
+
+    Args:
+        path: of the file.
+        granularity: tokens between two entries of the kv axes.
+
+    Raises:
+        InputError: the file is not such an archive, an array is missing, or an axis has gaps.
+    """
+    try:
+        with np.load(path) as archive:
+            arrays = {name: archive[name] for name in archive.files}
+    except (OSError, ValueError) as error:
+        what = error.strerror if isinstance(error, OSError) and error.strerror else "it is not an .npz archive"
+        raise InputError(f"{path} cannot be read: {what}", "Vidur's prediction tables are needed") from error
+
+    def column(name: str) -> Floats:
+        return _from_zero(arrays, name, path)
+
+    missing = [
+        name
+        for name in ("attn_pre_proj", "attn_kv_cache_save", "attn_prefill", "attn_decode", "attn_prefill_kv")
+        if name not in arrays
+    ]
+    if missing:
+        raise InputError(f"{path} has no {', '.join(missing)}", "it should hold Vidur's prediction tables")
+    by_tokens = (*TOKEN_OPERATORS, "attn_kv_cache_save", "all_reduce", "send_recv")
+    _check_axis(arrays["attn_prefill_kv"], granularity, "attn_prefill_kv", path)
+    _check_axis(arrays["attn_decode_kv"], granularity, "attn_decode_kv", path)
+    _check_axis(arrays["attn_prefill_chunk"], 1, "attn_prefill_chunk", path)
+    _check_axis(arrays["attn_decode_bs"], 1, "attn_decode_bs", path)
+    return OperatorTables(
+        token_s={name: column(name) for name in by_tokens if name in arrays},
+        prefill_s=np.pad(arrays["attn_prefill"] * 1e-3, ((0, 0), (1, 0))),
+        decode_s=np.pad(arrays["attn_decode"] * 1e-3, ((1, 0), (0, 0))),
+        host_s={name: column(name) for name in HOST_OPERATORS if name in arrays},
+    )
+
+
+def _from_zero(arrays: dict[str, NDArray[np.float64]], name: str, path: Path) -> Floats:
+    _check_axis(arrays[f"{name}__x"], 1, f"{name}__x", path)
+    return np.pad(arrays[name] * 1e-3, (1, 0))
+
+
+def _check_axis(axis: NDArray[np.float64], step: int, name: str, path: Path) -> None:
+    first = 0 if step > 1 else 1
+    if not np.array_equal(axis, first + step * np.arange(len(axis))):
+        raise InputError(f"{path}: the axis {name} does not go from {first} in steps of {step}")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class VidurRequests:
+    """Requests of a run in order of arrival, shape [n] each."""
+
+    arrival_s: Floats
+    prefill_tokens: NDArray[np.int64]
+    decode_tokens: NDArray[np.int64]
+
+
+def read_requests(path: Path, first_arrival_s: float = 0.0) -> VidurRequests:
+    """The requests of `request_metrics.csv` (or the same columns as Parquet).
+
+    Vidur writes the time between arrivals, so the first one's is not in the file. Of a restarted request it writes
+    the grown prompt; the number of all its tokens stays right.
+
+    Raises:
+        InputError: the file cannot be read, or a column is missing.
+    """
+    from pyarrow import csv, parquet
+
+    names = {
+        "request_inter_arrival_delay": "arrivals",
+        "request_num_prefill_tokens": "prompts",
+        "request_num_decode_tokens": "outputs",
+    }
+    try:
+        table = parquet.read_table(path) if path.suffix == ".parquet" else csv.read_csv(path)
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} cannot be read: {error}") from error
+    missing = [name for name in names if name not in table.column_names]
+    if missing:
+        raise InputError(f"{path} has no column {missing[0]}", "Vidur's request_metrics.csv has it")
+    if "Request Id" in table.column_names:
+        table = table.sort_by("Request Id")
+    gaps = table.column("request_inter_arrival_delay").to_numpy().astype(np.float64)
+    gaps[:1] = first_arrival_s
+    return VidurRequests(
+        arrival_s=np.cumsum(gaps),
+        prefill_tokens=table.column("request_num_prefill_tokens").to_numpy().astype(np.int64),
+        decode_tokens=table.column("request_num_decode_tokens").to_numpy().astype(np.int64),
+    )
+
+
+def random_replicas(config: VidurConfig, num_requests: int) -> NDArray[np.int64]:
+    """The replicas that Vidur's `random` global scheduler draws.
+
+    They come from Python's generator as request generation left it: with Poisson arrivals after one draw a request.
+    """
+    generator = random.Random(config.seed)
+    interval = config.request_generator_config.interval_generator_config
+    if interval is not None and interval.name == "poisson":
+        for _ in range(num_requests):
+            generator.random()
+    num_replicas = config.cluster_config.num_replicas
+    return np.array([generator.randint(1, num_replicas) - 1 for _ in range(num_requests)], np.int64)

@@ -1,0 +1,210 @@
+"""The walking loop against its plain-Python oracle, and what must hold for any scheduler."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.test_oracle import random_cost
+from windtunnel.engine import reference_walked
+from windtunnel.engine.policy import Engine, Requests, load_policy
+from windtunnel.engine.walked import WalkedRun, walk
+from windtunnel.errors import InputError
+from windtunnel.kernels import state, walked_state
+from windtunnel.kernels.walked_state import WalkedSettings
+
+SCHEDULERS = (
+    walked_state.VLLM_V0,
+    walked_state.SARATHI,
+    walked_state.ORCA,
+    walked_state.FASTER_TRANSFORMER,
+    walked_state.LIGHTLLM,
+)
+ROUTERS = ("round_robin", "random", "power_of_two", "least_outstanding", "least_kv", "least_waiting")
+
+
+@dataclass(frozen=True)
+class Case:
+    settings: WalkedSettings
+    cost: state.StepCost
+    arrival_s: np.ndarray
+    input_tokens: np.ndarray
+    output_tokens: np.ndarray
+
+    def records(self) -> np.recarray:
+        nobody = np.zeros(self.arrival_s.size, np.int64)
+        return state.new_requests(self.arrival_s, self.input_tokens, self.output_tokens, nobody)
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    n = draw(st.integers(1, 30))
+    scheduler = draw(st.sampled_from(SCHEDULERS))
+    inputs = np.array(draw(st.lists(st.integers(1, 60), min_size=n, max_size=n)))
+    outputs = np.array(draw(st.lists(st.integers(1, 40), min_size=n, max_size=n)))
+    block_size = 1 if scheduler == walked_state.LIGHTLLM else draw(st.sampled_from([1, 2, 4, 16]))
+    largest = int(-(-(inputs + outputs).max() // block_size))
+    watermark = draw(st.integers(0, 3))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    stages = draw(st.sampled_from([1, 1, 2, 4])) if scheduler != walked_state.LIGHTLLM else 1
+    most = draw(st.integers(1, 12))
+    concurrency = draw(st.sampled_from([0, 1, 3, 8]))
+    chunk = draw(st.integers(2, 80)) if scheduler == walked_state.SARATHI else 100
+    gap_s = draw(st.sampled_from([0.0, 0.001, 0.01, 0.1]))
+    return Case(
+        settings=WalkedSettings(
+            scheduler=scheduler,
+            num_replicas=draw(st.integers(1, 3)),
+            num_stages=stages,
+            max_num_seqs=most,
+            max_batch_seqs=max(most // stages, 1),
+            max_num_batched_tokens=chunk,
+            block_size=block_size,
+            num_blocks=largest + watermark + 1 + draw(st.integers(0, 3 * largest)),
+            watermark_blocks=watermark,
+            reserved_blocks=largest if scheduler in (walked_state.ORCA, walked_state.FASTER_TRANSFORMER) else 0,
+            max_waiting_steps=draw(st.integers(0, 10)),
+            loses_prompts=draw(st.sampled_from([0, 0, 1])),
+            fuses_steps=draw(st.sampled_from([0, 1, 1])),
+            concurrency=concurrency,
+            num_warmup=min(n, draw(st.integers(0, 5))) if concurrency else 0,
+            frontend_s=draw(st.sampled_from([0.0, 0.004])),
+            router=state.ROUTERS.index(draw(st.sampled_from(ROUTERS))),
+            seed=draw(st.integers(0, 2**32)),
+        ),
+        cost=random_cost(rng, most, most * 60 + 100, draw(st.booleans())),
+        arrival_s=np.cumsum(rng.exponential(gap_s, n)) if gap_s else np.zeros(n),
+        input_tokens=inputs,
+        output_tokens=outputs,
+    )
+
+
+def run_oracle(
+    case: Case, policy: reference_walked.Policy | None = None
+) -> tuple[list[reference_walked.Request], list[tuple[float, float, int, list[tuple[int, int]]]]]:
+    requests = [
+        reference_walked.Request(i, float(arrival), int(inputs), int(outputs))
+        for i, (arrival, inputs, outputs) in enumerate(
+            zip(case.arrival_s, case.input_tokens, case.output_tokens, strict=True)
+        )
+    ]
+    return requests, reference_walked.WalkedReference(case.settings, case.cost, requests, policy).run()
+
+
+def assert_equal_times(run: WalkedRun, requests: list[reference_walked.Request]) -> None:
+    for column, name in (
+        ("arrival_s", "arrival_s"),
+        ("scheduled_s", "scheduled_s"),
+        ("first_token_s", "first_token_s"),
+        ("finish_s", "finish_s"),
+        ("num_preemptions", "restarts"),
+    ):
+        np.testing.assert_array_equal(run.requests[column], [getattr(request, name) for request in requests])
+
+
+@given(cases())
+def test_loop_equals_the_oracle(case: Case) -> None:
+    run = walk(case.settings, case.records(), case.cost, keeps_trail=True)
+    requests, batches = run_oracle(case)
+    assert_equal_times(run, requests)
+    assert run.steps["num_steps"].sum() == len(batches)
+    if not case.settings.fuses_steps:
+        assert run.trail is not None
+        np.testing.assert_array_equal(run.steps["start_s"], [start_s for start_s, *_ in batches])
+        np.testing.assert_array_equal(run.steps["replica"], [replica for _, _, replica, _ in batches])
+        np.testing.assert_array_equal(run.trail.members[:, 1:], [part for *_, parts in batches for part in parts])
+
+
+@given(cases())
+def test_every_token_is_computed_once_and_every_block_comes_back(case: Case) -> None:
+    settings = case.settings._replace(loses_prompts=0)
+    run = walk(settings, case.records(), case.cost)
+    requests, steps = run.requests, run.steps
+    assert (requests["arrival_s"] <= requests["scheduled_s"]).all()
+    assert (requests["scheduled_s"] < requests["first_token_s"]).all()
+    assert (requests["first_token_s"] <= requests["finish_s"]).all()
+    tokens = steps["decode_tokens"] @ steps["num_steps"] + steps["resumed_tokens"].sum()
+    assert tokens == (case.output_tokens - 1).sum()
+    assert (run.walks["num_blocks"] == 0).all()
+    assert steps["used_blocks"].max() <= settings.num_blocks
+    assert steps["num_running"].max() <= settings.max_num_seqs * settings.num_stages
+    in_stages_s = run.execution_s
+    assert (in_stages_s > 0).all()
+    assert (in_stages_s <= (requests["finish_s"] - requests["scheduled_s"]) * (1 + 1e-12)).all()
+
+
+def first_come(requests: Requests, waiting: np.ndarray, ready: np.ndarray, engine: Engine) -> list[tuple[int, int]]:
+    """What Sarathi does while blocks suffice."""
+    batch = [(int(i), 1) for i in ready if requests.is_prefilled[i]]
+    budget = engine.max_num_batched_tokens - len(batch)
+    for i in [i for i in ready if not requests.is_prefilled[i]] + list(
+        waiting[: engine.max_num_seqs - engine.num_running]
+    ):
+        chunk = min(int(requests.prompt_tokens[i] - requests.processed_tokens[i]), budget)
+        if chunk > 0:
+            batch.append((int(i), chunk))
+            budget -= chunk
+    return batch
+
+
+@given(cases())
+def test_a_users_policy_runs_on_the_same_loop(case: Case) -> None:
+    """One written like Sarathi gives Sarathi's times, where neither memory nor the size of a batch binds."""
+    settings = case.settings._replace(
+        num_blocks=10_000,
+        watermark_blocks=0,
+        reserved_blocks=0,
+        max_num_batched_tokens=max(case.settings.max_num_batched_tokens, 40),
+        max_batch_seqs=case.settings.max_num_seqs,
+        num_stages=1,
+    )
+    ours = walk(settings._replace(scheduler=walked_state.SARATHI), case.records(), case.cost)
+    users = walk(settings._replace(scheduler=walked_state.USER), case.records(), case.cost, policy=first_come)
+    for column in ("scheduled_s", "first_token_s", "finish_s"):
+        np.testing.assert_array_equal(users.requests[column], ours.requests[column])
+
+
+@pytest.mark.parametrize(
+    ("answer", "problem"),
+    [
+        ([(0, 1), (0, 1)], "chose request 0 twice"),
+        ([(7, 1)], "neither waits at this replica nor is ready"),
+        ([(99, 1)], "neither waits at this replica nor is ready"),
+        ([(0, 11)], "more tokens than it has left"),
+        ([(0, -1)], "no tokens, or fewer"),
+        ([(0, 10), (1, 10)], "free KV blocks"),
+        ("abc", "returned 'abc'"),
+        ([(0, 1, 2)], "returned"),
+    ],
+)
+def test_a_policy_that_returns_nonsense_is_told_so(answer: object, problem: str) -> None:
+    settings = WalkedSettings(walked_state.USER, 1, 1, 8, 8, 100, block_size=1, num_blocks=15)
+    ten = np.full(3, 10)
+    records = state.new_requests(np.zeros(3), ten, ten, np.zeros(3, np.int64))
+    cost = random_cost(np.random.default_rng(0), 8, 108, overlaps=False)
+    with pytest.raises(InputError, match=problem):
+        walk(settings, records, cost, policy=lambda *_: answer)
+
+
+def test_a_policy_that_raises_is_named_with_its_line() -> None:
+    settings = WalkedSettings(walked_state.USER, 1, 1, 8, 8, 100, block_size=1, num_blocks=50)
+    records = state.new_requests(np.zeros(1), np.ones(1, np.int64), np.ones(1, np.int64), np.zeros(1, np.int64))
+    cost = random_cost(np.random.default_rng(0), 8, 108, overlaps=False)
+
+    def divides(*arguments: np.ndarray) -> list[tuple[int, int]]:
+        return [(0, 1 // len(arguments[2]))]
+
+    with pytest.raises(InputError, match="divides failed at 0 s: ZeroDivisionError") as caught:
+        walk(settings, records, cost, policy=divides)
+    assert caught.value.hint is not None
+    assert "test_walked.py, line" in caught.value.hint
+
+
+def test_a_policy_is_loaded_by_name() -> None:
+    assert load_policy("operator:add")(1, 2) == 3  # type: ignore[call-arg, arg-type]
+    with pytest.raises(InputError, match="has no function 'ad'"):
+        load_policy("operator:ad")
+    with pytest.raises(InputError, match="cannot be imported"):
+        load_policy("no_such_module_here:f")
