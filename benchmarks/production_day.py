@@ -129,7 +129,7 @@ def week(scale: float, num_threads: int) -> None:
         f"a week, {round(WEEK_REPLICAS * scale)} replicas of Llama-3.1-8B",
         summary.num_requests,
         started_s,
-        f"drawn in {run.generate_time_s:.1f} s; loop {run.engine_time_s:.1f} CPU-s, {summary.num_steps:,} steps; busy "
+        f"drawn in {run.generate_time_s:.1f} s; loop {run.engine_cpu_s:.1f} CPU-s, {summary.num_steps:,} steps; busy "
         f"{summary.busy_fraction:.0%}; TTFT p50 {summary.ttft_s.p50:.3f} s, p99 {summary.ttft_s.p99:.3f} s; "
         f"within limits: {shares}",
     )

@@ -3,7 +3,7 @@
 In a ```console block, lines that start with `$ ` are commands (a trailing backslash continues one) and the lines after
 a command are what it prints to stdout; `...` stands for anything. A command without output need only succeed. A comment
 before a block changes that: `<!-- not run: reason -->` leaves it out; `<!-- exit code 2 -->` expects a failure, and its
-output is stdout and stderr. A ```yaml block with `title="scenario.yaml"` writes that file. ```python blocks run in one
+output is stdout and stderr. A block with `title="scenario.yaml"` writes that file. ```python blocks run in one
 namespace, as doctests where they have prompts. The blocks of a page run in order, in one new folder.
 """
 
@@ -76,12 +76,12 @@ def test_page_is_true(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.chdir(folder)
     names: dict[str, Any] = {"__name__": "__main__"}
     for block in filter(lambda block: block.runs, blocks_of(page)):
+        if title := _TITLE.search(block.options):
+            (folder / title[1]).write_text(block.text, encoding="utf-8")
         if block.language == "console":
             check_commands(block, folder)
         elif block.language == "python":
             check_python(block, names)
-        elif title := _TITLE.search(block.options):
-            (folder / title[1]).write_text(block.text, encoding="utf-8")
 
 
 def check_commands(block: Block, folder: Path) -> None:

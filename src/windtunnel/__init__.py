@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from windtunnel.engine.explain import explain_step, step_batch
-    from windtunnel.engine.serving import Result, simulate
+    from windtunnel.engine.run import simulate
+    from windtunnel.engine.serving import Result
     from windtunnel.errors import InputError, WindtunnelError
     from windtunnel.estimate.estimator import Coverage, Estimate, Estimator
     from windtunnel.estimate.steps import price_step
@@ -51,7 +52,7 @@ _HOME = {
     "resolve": "spec.scenario",
     "save": "spec.scenario",
     "scenario": "spec.shorthand",
-    "simulate": "engine.serving",
+    "simulate": "engine.run",
     "step_batch": "engine.explain",
 }
 

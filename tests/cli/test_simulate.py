@@ -13,7 +13,7 @@ import yaml
 if TYPE_CHECKING:
     from cli.conftest import Command
 
-FILES = {"requests.parquet", "steps.parquet", "summary.json", "scenario.yaml"}
+FILES = {"requests.parquet", "steps.parquet", "series.parquet", "summary.json", "scenario.yaml"}
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -40,7 +40,7 @@ def test_no_line_is_wider_than_the_terminal(
 
 def test_json_has_the_summary_and_all_that_decided_it(windtunnel: Command, small: tuple[str, ...]) -> None:
     document = json.loads(windtunnel("simulate", *small, "--json", "--seed", "7").stdout)
-    assert set(document) == {"windtunnel", "scenario", "summary", "memory", "coverage", "sources"}
+    assert set(document) == {"windtunnel", "scenario", "summary", "memory", "coverage", "sources", "operators"}
     assert document["summary"]["num_requests"] == 20
     assert document["scenario"]["seed"] == 7
     assert document["scenario"]["deployment"]["engine"]["max_num_batched_tokens"] == 8192
@@ -149,3 +149,44 @@ def test_a_file_of_that_name_goes_before_the_catalog(
 
 def test_progress_stays_off_pipes(windtunnel: Command, small: tuple[str, ...]) -> None:
     assert windtunnel("simulate", *small).stderr == ""
+
+
+def test_the_requests_under_vidurs_names(windtunnel: Command, small: tuple[str, ...], tmp_path: Path) -> None:
+    path = tmp_path / "request_metrics.csv"
+    done = windtunnel("simulate", *small, "--vidur-metrics", str(path))
+    assert (done.code, done.stderr) == (0, f"wrote {path}\n")
+    lines = path.read_text().splitlines()
+    assert lines[0].startswith('"Request Id","request_e2e_time"')
+    assert len(lines) == 21
+    again = windtunnel("simulate", *small, "--vidur-metrics", str(path))
+    assert again.code == 2
+    assert "is there already" in again.stderr
+
+
+def test_tenants_have_a_line_each(windtunnel: Command, small: tuple[str, ...]) -> None:
+    tenants = (
+        "[{name: chat, share: 3, input_tokens: 64, output_tokens: 8, slo: {ttft_s: 1us}},"
+        " {name: code, share: 1, input_tokens: 32, output_tokens: 4}]"
+    )
+    load = ("--rate", "5", "--num-requests", "40", "--set", f"workload.tenants={tenants}")
+    done = windtunnel("simulate", *small[:4], *load)
+    assert done.code == 0
+    assert "2 tenants: chat, code" in done.stdout
+    assert "goodput" in done.stdout
+    document = json.loads(windtunnel("simulate", *small[:4], *load, "--json").stdout)
+    found = document["summary"]["tenants"]
+    assert found["chat"]["goodput"]["fraction"] == 0
+    assert found["code"]["goodput"] is None
+    assert found["chat"]["num_requests"] + found["code"]["num_requests"] == 40
+    assert document["summary"]["checks"]["passed"] is True
+    assert sum(document["operators"].values()) == pytest.approx(1)
+
+
+def test_the_file_of_a_tenant_lies_beside_its_scenario(windtunnel: Command, tmp_path: Path) -> None:
+    (tmp_path / "mine.csv").write_text("input_tokens,output_tokens\n10,2\n")
+    (tmp_path / "scenario.yaml").write_text(
+        "model: meta-llama/Llama-3.1-8B\ndeployment: {device: h100_sxm}\nworkload:\n"
+        "  arrivals: {type: poisson, rate_per_s: 5}\n  num_requests: 10\n"
+        "  tenants: [{name: a, share: 1, trace: {path: mine.csv, order: resampled}}]\n"
+    )
+    assert windtunnel("simulate", str(tmp_path / "scenario.yaml")).code == 0

@@ -58,6 +58,28 @@ def test_replicas_alone_are_what_they_are_together(num_threads: int) -> None:
 
 REFUSED = {
     "a router that looks": ({"deployment": {**RAW["deployment"], "router": "least_kv"}}, "the router least_kv looks"),
+    "pools": (
+        {
+            "deployment": {
+                "device": "h100_sxm",
+                "pools": [{"name": "p", "role": "prefill"}, {"name": "d", "role": "decode"}],
+            }
+        },
+        "pools hand requests over",
+    ),
+    "a scheduler that walks": (
+        {"deployment": {**RAW["deployment"], "engine": {"scheduler": "orca"}}},
+        "a long run cannot use the scheduler orca",
+    ),
+    "speculation": (
+        {
+            "deployment": {
+                **RAW["deployment"],
+                "engine": {"speculative": {"method": "ngram", "num_draft_tokens": 1, "acceptance_fraction": 0.5}},
+            }
+        },
+        "a long run cannot decode speculatively",
+    ),
     "a closed loop": (
         {
             "workload": {

@@ -1,12 +1,12 @@
 """The compiled loop against the plain-Python engine, event for event, on random small scenarios."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from windtunnel.engine.prefix_cache import prefix_cache
+from windtunnel.engine.prefix_cache import NO_TIERS, prefix_cache
 from windtunnel.engine.reference import Reference, Request, Step
 from windtunnel.engine.reference_cache import Segment
 from windtunnel.engine.serving import run_loop
@@ -24,6 +24,8 @@ class Case:
     cost: state.StepCost
     requests: RequestArrays
     caches: bool = False
+    tiers: np.ndarray = field(default_factory=lambda: NO_TIERS)
+    load_overlaps: bool = False
 
 
 @st.composite
@@ -51,7 +53,7 @@ def cases(draw: st.DrawFn) -> Case:
             long_prefill_token_threshold=draw(st.sampled_from([0, 0, 7, 20])),
             chunked_prefill=int(chunked),
             max_prefill_tokens=draw(st.integers(30, 200)),
-            priority=int(draw(st.booleans())) if scheduler == state.VLLM_V1 else 0,
+            priority=draw(st.integers(0, len(state.QUEUE_ORDERS) - 1)) if scheduler == state.VLLM_V1 else 0,
             block_size=block_size,
             num_blocks=largest + draw(st.integers(0, 3 * largest)),
             blocks_per_request=fixed,
@@ -72,6 +74,8 @@ def cases(draw: st.DrawFn) -> Case:
             input_tokens=inputs,
             output_tokens=outputs,
             priority=rng.integers(0, 3, n),
+            tenant=rng.integers(0, min(n, 3), n),
+            ttft_limit_s=rng.choice([0.05, 0.5, np.inf], n),
             concurrency=concurrency,
         ),
     )
@@ -91,14 +95,27 @@ def session_cases(draw: st.DrawFn) -> Case:
     if not case.settings.chunked_prefill:
         budget = max(budget, int(whole.max()))
     settings = case.settings._replace(
-        num_blocks=largest + draw(st.integers(0, 3 * largest)), max_num_batched_tokens=budget
+        longest_prefix_first=int(draw(st.booleans())),
+        num_blocks=largest + draw(st.integers(0, 3 * largest)),
+        max_num_batched_tokens=budget,
     )
     return Case(
         settings=settings,
         cost=random_cost(rng, settings.max_num_seqs, budget, bool(case.cost.host_overlaps)),
         requests=requests,
         caches=draw(st.sampled_from([True, True, False])),
+        tiers=random_tiers(rng, draw(st.sampled_from([0, 0, 1, 2])), settings),
+        load_overlaps=draw(st.booleans()),
     )
+
+
+def random_tiers(rng: np.random.Generator, count: int, settings: state.Settings) -> np.ndarray:
+    tiers = np.zeros(count, state.TIER).view(np.recarray)
+    tiers.capacity_blocks = rng.integers(1, 4 * settings.num_blocks, count)
+    num_ranks = settings.num_replicas * settings.ranks_per_replica
+    tiers.ranks_per_pool = rng.choice([settings.ranks_per_replica, num_ranks], count)
+    tiers.block_s = rng.choice([1e-5, 1e-3], count)
+    return tiers
 
 
 def random_sessions(
@@ -187,7 +204,7 @@ def random_cost(
         host_overlaps=int(overlaps),
         recorded_step_s=np.zeros(0),
         group_token_s=2e-5 * np.arange(3.0 * tokens.size),
-        launch_s=rng.choice([0.0, 1e-2, 3e-2]),
+        launch_s=1e-2 if max_num_seqs % 2 else 0.0,
     )
 
 
@@ -199,12 +216,17 @@ def run_oracle(case: Case) -> tuple[list[Request], list[Step]]:
             zip(arrays.arrival_s, arrays.input_tokens, arrays.output_tokens, arrays.priority, chains(case), strict=True)
         )
     ]
+    if arrays.tenant is not None and arrays.ttft_limit_s is not None:
+        tenants = np.unique(arrays.tenant, return_inverse=True)[1]
+        for request, tenant, limit_s in zip(requests, tenants, arrays.ttft_limit_s, strict=True):
+            request.tenant, request.ttft_limit_s = int(tenant), float(limit_s)
     if arrays.previous is not None and arrays.think_s is not None and arrays.session is not None:
         for request, previous, think_s, session in zip(
             requests, arrays.previous, arrays.think_s, arrays.session, strict=True
         ):
             request.previous, request.think_s, request.session = int(previous), float(think_s), int(session)
-    return requests, Reference(case.settings, case.cost, requests).run()
+    tiers = case.tiers if case.caches else NO_TIERS
+    return requests, Reference(case.settings, case.cost, requests, tiers, case.load_overlaps).run()
 
 
 def expanded(steps: Table) -> dict[str, np.ndarray]:
@@ -233,7 +255,7 @@ def test_loop_equals_the_oracle(case: Case) -> None:
 @given(session_cases())
 def test_cached_prefixes_and_sessions_equal_the_oracles(case: Case) -> None:
     requests, reference_steps = run_oracle(case)
-    cache = prefix_cache(case.settings, case.requests) if case.caches else None
+    cache = prefix_cache(case.settings, case.requests, case.tiers, case.load_overlaps) if case.caches else None
     records, steps, _ = run_loop(case.settings, case.cost, case.requests, cache=cache)
     for name in ("arrival_s", "scheduled_s", "first_token_s", "finish_s", "num_preemptions"):
         np.testing.assert_array_equal(records[name], [getattr(request, name) for request in requests], err_msg=name)

@@ -82,3 +82,19 @@ def test_an_integral_of_pieces() -> None:
 def test_no_stretch_is_refused(result: wt.Result) -> None:
     with pytest.raises(InputError, match="num_stretches is 0"):
         over_time(result, 0)
+
+
+def test_pools_are_added_up() -> None:
+    pools = [{"name": "prefill", "role": "prefill", "replicas": 1}, {"name": "decode", "role": "decode", "replicas": 2}]
+    scenario = wt.scenario(
+        model="meta-llama/Llama-3.1-8B", device="h100_sxm", rate_per_s=6, input_tokens=700, output_tokens=30,
+        num_requests=60, settings={"deployment.pools": pools},
+    )  # fmt: skip
+    result = wt.simulate(scenario)
+    series = over_time(result, 11)
+    assert np.all((series["busy_fraction"] >= 0) & (series["busy_fraction"] <= 1 + 1e-9))
+    busy_s = float((series["busy_fraction"] * series["duration_s"]).sum()) * 3
+    assert busy_s == pytest.approx(float(result.steps["duration_s"].sum()), rel=1e-9)
+    assert result.summary.power is not None
+    energy_j = float((series["power_w"] * series["duration_s"]).sum())
+    assert energy_j == pytest.approx(result.summary.power.energy_j, rel=0.01)

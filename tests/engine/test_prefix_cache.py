@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from windtunnel.engine.prefix_cache import path_tokens, prefix_cache
 from windtunnel.engine.serving import run_loop
 from windtunnel.engine.workload import PrefixArrays, RequestArrays
-from windtunnel.kernels.state import ROUTERS, SCHEDULERS, Settings, StepCost
+from windtunnel.kernels.state import ROUTERS, SCHEDULERS, TIER, Settings, StepCost
 
 VLLM = Settings(
     scheduler=SCHEDULERS.index("vllm_v1"),
@@ -343,6 +343,95 @@ def test_prefix_affinity_gives_way_to_an_uneven_load() -> None:
     settings = VLLM._replace(num_replicas=4, max_num_seqs=32, router=ROUTERS.index("prefix_affinity"))
     records, _, _ = run_loop(settings, cost(settings), requests, cache=prefix_cache(settings, requests))
     assert np.bincount(records["rank"], minlength=4).min() > n / 8
+
+
+def tier(capacity_blocks: int, block_s: float, ranks_per_pool: int = 1) -> Any:
+    found = np.zeros(1, TIER).view(np.recarray)
+    found.capacity_blocks, found.block_s, found.ranks_per_pool = capacity_blocks, block_s, ranks_per_pool
+    return found
+
+
+def test_a_large_tier_has_what_a_small_pool_has_lost() -> None:
+    requests = chats(30, 5)
+    small = VLLM._replace(num_blocks=120)
+    cache = prefix_cache(small, requests, tier(1 << 30, 1e-6))
+    run_loop(small, cost(small), requests, cache=cache)
+    full = np.maximum(150 * (np.arange(150) % 5) - 1, 0) // 16 * 16
+    np.testing.assert_array_equal(cache.requests["cached_tokens"], full)
+    assert 0 < cache.loaded.sum() < full.sum() / 16
+    assert (cached_tokens(small, requests) < full).any()
+
+
+@pytest.mark.parametrize(("overlaps", "block_s"), [(False, 0.001), (True, 0.001), (True, 1.0)])
+def test_loading_takes_its_time(overlaps: bool, block_s: float) -> None:
+    """Two turns with another request between them that takes the whole pool: the second turn loads its blocks."""
+    requests = RequestArrays(
+        arrival_s=np.array([0.0, 5.0, 0.0]),
+        input_tokens=np.array([320, 639, 480]),
+        output_tokens=np.array([1, 1, 1]),
+        priority=np.zeros(3, np.int64),
+        previous=np.array([-1, -1, 0]),
+        think_s=np.array([0.0, 0.0, 10.0]),
+        prefixes=PrefixArrays(np.array([-1, 0]), np.array([320, 160]), np.array([0, -1, 1]), np.full(3, -1)),
+    )
+    settings = VLLM._replace(num_blocks=40)
+    cache = prefix_cache(settings, requests, tier(1000, block_s), overlaps)
+    records, steps, _ = run_loop(settings, cost(settings), requests, cache=cache)
+    assert cache.loaded[0, 2] == 20
+    step_s, load_s = 0.02 + 2e-5 * 160, 20 * block_s
+    taken_s = max(step_s, load_s) if overlaps else step_s + load_s
+    assert records["first_token_s"][2] - records["scheduled_s"][2] == pytest.approx(taken_s)
+    assert steps["load_s"].sum() == pytest.approx(taken_s - step_s)
+
+
+def test_replicas_find_each_others_blocks_in_a_tier_that_they_share() -> None:
+    requests = chats(20, 4)
+    full = np.maximum(150 * (np.arange(80) % 4) - 1, 0) // 16 * 16
+    settings = VLLM._replace(num_replicas=4, router=ROUTERS.index("random"))
+    found = {}
+    for ranks_per_pool in (1, 4):
+        cache = prefix_cache(settings, requests, tier(1 << 30, 1e-6, ranks_per_pool))
+        run_loop(settings, cost(settings), requests, cache=cache)
+        found[ranks_per_pool] = cache.requests["cached_tokens"].copy()
+    np.testing.assert_array_equal(found[4], full)
+    assert found[1].sum() < full.sum()
+
+
+def test_a_tier_swaps_preempted_requests_instead_of_computing_them_again() -> None:
+    n = 40
+    requests = RequestArrays(
+        arrival_s=np.zeros(n),
+        input_tokens=np.full(n, 200),
+        output_tokens=np.full(n, 300),
+        priority=np.zeros(n, np.int64),
+    )
+    settings = VLLM._replace(num_blocks=200)
+    recomputed, steps, _ = run_loop(settings, cost(settings), requests)
+    swapped, swap_steps, _ = run_loop(
+        settings, cost(settings), requests, cache=prefix_cache(settings, requests, tier(1 << 20, 1e-6))
+    )
+    assert recomputed["num_preemptions"].sum() > 0
+    assert swapped["num_preemptions"].sum() > 0
+    again = steps["prefill_tokens"].sum() - 200 * n
+    assert swap_steps["prefill_tokens"].sum() - 200 * n < 0.05 * again
+    assert swapped["finish_s"].max() < recomputed["finish_s"].max()
+
+
+@pytest.mark.parametrize("longest_first", [0, 1])
+def test_the_longest_prefix_goes_first_where_sglang_is_told_so(longest_first: int) -> None:
+    """One place, taken; a stranger waits in front of a request whose prompt is cached."""
+    requests = RequestArrays(
+        arrival_s=np.array([0.0, 1.0, 1.1, 1.2]),
+        input_tokens=np.array([200, 50, 200, 201]),
+        output_tokens=np.array([2, 100, 2, 2]),
+        priority=np.zeros(4, np.int64),
+        prefixes=PrefixArrays(np.array([-1]), np.array([200]), np.array([0, -1, -1, 0]), np.full(4, -1)),
+    )
+    settings = VLLM._replace(
+        scheduler=SCHEDULERS.index("sglang"), block_size=1, max_num_seqs=1, longest_prefix_first=longest_first
+    )
+    records, _, _ = run_loop(settings, cost(settings), requests, cache=prefix_cache(settings, requests))
+    assert (records["scheduled_s"][3] < records["scheduled_s"][2]) == bool(longest_first)
 
 
 def test_no_blocks_are_lost() -> None:

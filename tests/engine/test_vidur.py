@@ -1,6 +1,5 @@
 """Parity with Vidur: the recorded cases, on Vidur's own look-up tables, batch for batch and request for request."""
 
-import json
 from functools import cache
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import pytest
 from windtunnel.engine.vidur import replay, walked_settings
 from windtunnel.engine.walked import WalkedRun, walk
 from windtunnel.estimate.steps import recorded_steps
-from windtunnel.interop.vidur import VidurConfig, VidurRequests, read_config, read_requests, read_tables
+from windtunnel.interop.vidur import VidurBatches, VidurRequests, read_case, read_tables
 from windtunnel.kernels import state
 from windtunnel.spec.deployment import EngineSettings
 
@@ -50,35 +49,17 @@ def table_of(case: str) -> str:
 
 
 class Case:
-    """A recorded run."""
+    """A recorded run with what Vidur made of it."""
 
     def __init__(self, folder: Path) -> None:
-        self.config: VidurConfig = read_config(folder / "config.json")
+        case = read_case(folder)
+        self.config, self.batches, self.requests = case.config, case.batches, case.requests
         self.expected = pd.read_parquet(folder / "requests.parquet").sort_values("Request Id")
-        batches = pd.read_parquet(folder / "iterations.parquet")
-        self.batches = batches[batches["stage"] == 0].sort_values("batch_id")
-        first = min(
-            start_us * 1e-6 - self.expected["request_scheduling_delay"].iloc[0]
-            for start_us, ids in zip(self.batches["start_us"], self.batches["request_ids"], strict=True)
-            if 0 in ids
-        )
-        self.requests = self.as_they_came(read_requests(folder / "requests.parquet", first), folder)
-
-    def as_they_came(self, requests: VidurRequests, folder: Path) -> VidurRequests:
-        """Undo that Vidur records the grown prompts of restarted requests."""
-        prompts = requests.prefill_tokens.copy()
-        lengths = json.loads((folder / "config.json").read_text())["request_generator_config"]
-        for i in np.flatnonzero(self.expected["request_num_restarts"].to_numpy() > 0):
-            prompts[i] = lengths["length_generator_config"].get("prefill_tokens") or RESTARTED_IN_ITS_PROMPT.get(
-                folder.name, self.first_tokens(int(self.expected["Request Id"].iloc[i]))
-            )
-        return VidurRequests(requests.arrival_s, prompts, requests.prefill_tokens + requests.decode_tokens - prompts)
-
-    def first_tokens(self, request: int) -> int:
-        for ids, tokens in zip(self.batches["request_ids"], self.batches["num_tokens"], strict=True):
-            if request in ids:
-                return int(tokens[list(ids).index(request)])
-        raise AssertionError
+        if folder.name in RESTARTED_IN_ITS_PROMPT:
+            whole = self.requests.prefill_tokens + self.requests.decode_tokens
+            restarted = self.expected["request_num_restarts"].to_numpy() > 0
+            prompts = np.where(restarted, RESTARTED_IN_ITS_PROMPT[folder.name], self.requests.prefill_tokens)
+            self.requests = VidurRequests(self.requests.arrival_s, prompts, whole - prompts)
 
 
 @cache
@@ -86,13 +67,10 @@ def case(folder: Path) -> Case:
     return Case(folder)
 
 
-def assert_same_batches(run: WalkedRun, expected: pd.DataFrame) -> None:
+def assert_same_batches(run: WalkedRun, expected: VidurBatches) -> None:
     assert run.trail is not None
-    members = run.trail.members
-    ends = np.searchsorted(members[:, 0], np.arange(len(run.trail.stage_s) + 1))
-    np.testing.assert_array_equal(np.diff(ends), expected["request_ids"].map(len))
-    np.testing.assert_array_equal(members[:, 1], np.concatenate(expected["request_ids"].to_list()))
-    np.testing.assert_array_equal(members[:, 2], np.concatenate(expected["num_tokens"].to_list()))
+    for ours, theirs in zip(run.trail.members.T, (expected.batch, expected.request, expected.tokens), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -102,7 +80,7 @@ def test_batches_and_times_equal_vidurs(reference: Path, name: str) -> None:
     run = replay(recorded.config, tables, recorded.requests, fuses_steps=False, keeps_trail=True)
     assert_same_batches(run, recorded.batches)
     assert run.trail is not None
-    np.testing.assert_allclose(run.trail.stage_s[:, 0, 0], recorded.batches["start_us"] * 1e-6, rtol=1e-9)
+    np.testing.assert_allclose(run.trail.stage_s[:, 0, 0], recorded.batches.start_s, rtol=1e-9)
     requests, walks, expected = run.requests, run.walks, recorded.expected
     np.testing.assert_array_equal(requests["num_preemptions"], expected["request_num_restarts"])
     for ours, theirs in (
@@ -137,7 +115,7 @@ def test_lightllm_forms_vidurs_batches(reference: Path) -> None:
         requests.decode_tokens,
         np.zeros(len(requests.arrival_s), np.int64),
     )
-    cost = recorded_steps(recorded.batches["duration_us"].to_numpy() * 1e-6, EngineSettings(max_num_seqs=128))
+    cost = recorded_steps(recorded.batches.duration_s, EngineSettings(max_num_seqs=128))
     run = walk(settings, records, cost=cost, keeps_trail=True)
     assert_same_batches(run, recorded.batches)
     np.testing.assert_allclose(

@@ -33,7 +33,7 @@ def result(request: pytest.FixtureRequest) -> wt.Result:
 
 def checked(result: wt.Result, requests: Table | None = None, steps: Table | None = None) -> Checks:
     requests, steps = requests or result.requests, steps or result.steps
-    rows = rows_by_replica(steps, result.scenario.deployment.replicas)
+    rows = rows_by_replica(requests, steps, result.scenario.deployment.replicas)
     return check_run(requests, steps, rows, result.setup.parallelism.pp)
 
 
@@ -95,11 +95,11 @@ def test_the_longest_gap_by_hand() -> None:
         },
         {},
     )
-    found = token_times(requests, steps, rows_by_replica(steps, 1), num_stages=1)
+    found = token_times(requests, steps, rows_by_replica(requests, steps, 1), num_stages=1)
     assert list(found.itl_max_s) == [3.0, 1.0]
     assert list(found.execution_s) == [6.0, 4.0]
     preempted = requests.replaced(output_tokens=np.array([3, 2]))
-    found = token_times(preempted, steps, rows_by_replica(steps, 1), num_stages=1)
+    found = token_times(preempted, steps, rows_by_replica(requests, steps, 1), num_stages=1)
     assert np.isnan(found.itl_max_s[0])
 
 

@@ -14,6 +14,7 @@ from windtunnel.metrics.summary import (
     itl_distribution,
     summarise,
     to_builtins,
+    weighted_distribution,
 )
 from windtunnel.spec.slo import Slo
 
@@ -185,3 +186,16 @@ def test_a_summary_as_json_has_every_field() -> None:
 
 def test_the_columns_are_those_of_the_records() -> None:
     assert set(requests().columns) == set(REQUEST_COLUMNS)
+
+
+@pytest.mark.parametrize("size", [1, 2, 50, 5000])
+def test_a_weighted_distribution_is_that_of_the_repeated_values(size: int) -> None:
+    rng = np.random.default_rng(size)
+    for values in (rng.lognormal(0, 5, size), rng.integers(0, 40, size), np.zeros(size), rng.choice([0.1, 0.3], size)):
+        weights = rng.integers(1, 6, size).astype(float)
+        found = weighted_distribution(values, weights)
+        repeated = np.sort(np.repeat(values, weights.astype(int)))
+        assert found.mean == pytest.approx(repeated.mean(), abs=1e-12)
+        assert found.max == repeated[-1]
+        for q in (50, 90, 95, 99):
+            assert getattr(found, f"p{q}") == repeated[max(int(np.ceil(q / 100 * repeated.size)) - 1, 0)]

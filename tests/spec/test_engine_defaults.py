@@ -7,14 +7,27 @@ import pytest
 from windtunnel.errors import InputError
 from windtunnel.spec import catalog
 from windtunnel.spec.deployment import EngineSettings, HostOverheads
-from windtunnel.spec.engine_defaults import SCHEDULERS, engine_defaults, version_key, with_defaults
+from windtunnel.spec.engine_defaults import (
+    OTHER_SCHEDULERS,
+    SCHEDULERS,
+    engine_defaults,
+    scheduler_defaults,
+    version_key,
+    with_defaults,
+)
 from windtunnel.spec.hardware import Device
 
 H100, A10 = catalog.device("h100_sxm"), catalog.device("a10")
 
 SGLANGS_OWN = {"max_prefill_tokens", "schedule_conservativeness", "receive_interval_steps"}
 TENSORRTS_OWN = {"batch_wait_timeout_iters", "batch_wait_max_tokens_ratio"}
-UNSET = {"max_model_len", "num_gpu_blocks", "cudagraph_sizes", "moe_backend", *SGLANGS_OWN, *TENSORRTS_OWN}
+OTHER_SCHEDULERS_OWN = {"watermark_fraction", "max_waiting_steps"}
+UNSET = {
+    *("max_model_len", "num_gpu_blocks", "cudagraph_sizes", "moe_backend", "kv_tiers", "speculative"),
+    *SGLANGS_OWN,
+    *TENSORRTS_OWN,
+    *OTHER_SCHEDULERS_OWN,
+}
 """What an engine may leave open."""
 
 
@@ -74,7 +87,7 @@ def test_what_does_not_exist_is_refused() -> None:
         with_defaults(EngineSettings(version="0.2.0"), H100)
     with pytest.raises(InputError, match="there is no scheduler 'vllm_v2'") as caught:
         with_defaults(EngineSettings(scheduler="vllm_v2"), H100)
-    assert caught.value.hint == "did you mean vllm_v1?"
+    assert caught.value.hint == "did you mean vllm_v1 or vllm_v0?"
 
 
 def test_versions_in_order() -> None:
@@ -83,3 +96,14 @@ def test_versions_in_order() -> None:
     assert all(older < newer for older, newer in pairwise(keys))
     assert version_key("v0.19") == version_key("0.19.0")
     assert version_key("main") > version_key("99.0")
+
+
+@pytest.mark.parametrize("name", OTHER_SCHEDULERS)
+def test_another_scheduler_brings_its_own_settings(name: str) -> None:
+    """They replace the engine's; what the user says replaces both."""
+    settings = with_defaults(EngineSettings(scheduler=name), H100)
+    own = scheduler_defaults(name)
+    for field in own.__struct_fields__:
+        if (value := getattr(own, field)) is not None and field not in ("name", "host"):
+            assert getattr(settings, field) == value
+    assert with_defaults(EngineSettings(scheduler=name, max_num_seqs=7), H100).max_num_seqs == 7

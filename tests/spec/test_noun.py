@@ -46,7 +46,7 @@ def test_an_unknown_key_names_its_path_and_its_neighbour() -> None:
     raw = raw_scenario(deployment={"device": "h100_sxm", "engine": {"max_num_seq": 3}})
     assert message(raw, Scenario, "s.yaml") == (
         "s.yaml: unknown key $.deployment.engine.max_num_seq",
-        "did you mean max_num_seqs?",
+        "did you mean max_num_seqs or max_waiting_steps?",
     )
 
 

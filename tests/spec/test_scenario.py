@@ -234,7 +234,7 @@ def test_a_format_that_the_device_cannot_compute() -> None:
         ({"deployment": {"device": "h100_sxm", "engine": {"reserved_bytes": -1}}}, "reserved_bytes is -1"),
         ({"deployment": {"device": "h100_sxm", "engine": {"cudagraph_sizes": [8, 0]}}}, "cudagraph_sizes is 0"),
         ({"deployment": {"device": "h100_sxm", "engine": {"gpu_memory_utilization": 1.5}}}, "gpu_memory_utilization"),
-        ({"deployment": {"device": "h100_sxm", "engine": {"scheduling_policy": "lifo"}}}, "known: fcfs, priority"),
+        ({"deployment": {"device": "h100_sxm", "engine": {"scheduling_policy": "lifo"}}}, "known: fcfs, priority, lpm"),
         ({"deployment": {"device": "h100_sxm", "engine": {"host": {"step_s": -1e-3}}}}, "step_s is -0.001"),
     ],
 )

@@ -43,6 +43,42 @@ SHAPES = {
           time_scale: 0.5
         num_requests: 10
     """,
+    "a day": """
+        arrivals: {type: curve, period_s: 24h, cv: 1.5, points: [{at_s: 4h, rate_per_s: 2}, {at_s: 9h, rate_per_s: 9}]}
+        total_tokens: {type: uniform, min_tokens: 1024, max_tokens: 4096}
+        input_to_output_ratio: 20
+        duration_s: 2d
+    """,
+    "agents": """
+        arrivals: {type: recorded, path: times.csv, column: at, unit: ms}
+        input_tokens: 100
+        output_tokens: 50
+        sessions:
+          turns: {type: uniform, least: 1, most: 4}
+          think_s: {type: lognormal, median_s: 20s, sigma: 1}
+          followup_tokens: 30
+          tool_calls:
+            per_turn: {type: empirical, values: [0, 1, 5], weights: [5, 3, 1]}
+            run_s: {type: uniform, min_s: 100ms, max_s: 5s}
+            output_tokens: {type: lognormal, median_tokens: 500, sigma: 1}
+          max_context_tokens: 32768
+        shared_prompts: {tokens: 2000, count: 8, alpha: 1}
+    """,
+    "tenants": """
+        arrivals: {type: poisson, rate_per_s: 5}
+        duration_s: 1h
+        tenants:
+          - {name: chat, share: 3, trace: {path: a.csv, order: resampled}, slo: {ttft_s: 500ms}}
+          - {name: batch, priority: 1, arrivals: {type: burst}, input_tokens: 9, output_tokens: 9}
+    """,
+    "tenants of a trace": """
+        trace: {path: a.csv, columns: {tenant: customer, session: chat, hash_ids: blocks}}
+        tenants: [{name: acme, slo: {e2e_s: 10s}}]
+    """,
+    "clients": """
+        clients: {path: m-small.tar.xz, rate_per_s: 20, start_s: 1d, num_clients: 5, without_lengths: leave_out}
+        num_requests: 1000
+    """,
     "the lengths of a trace under another load": """
         trace: {path: requests.csv}
         arrivals: {type: static, rate_per_s: 3}
@@ -78,6 +114,8 @@ def test_range_ratio_is_that_of_the_benchmark_client() -> None:
 
 POISSON = {"type": "poisson", "rate_per_s": 1}
 WHOLE: dict[str, Any] = {"arrivals": POISSON, "input_tokens": 10, "output_tokens": 10, "num_requests": 10}
+WHOLE_OF_TENANTS: dict[str, Any] = {"arrivals": POISSON, "num_requests": 10}
+TENANT: dict[str, Any] = {"name": "a", "share": 1, "input_tokens": 10, "output_tokens": 10}
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "negative rate": (WHOLE | {"arrivals": {"type": "poisson", "rate_per_s": -2}}, r"rate_per_s.*-2.*\$\.arrivals"),
     "zero rate": (WHOLE | {"arrivals": {"type": "static", "rate_per_s": 0}}, "rate_per_s must be a positive"),
@@ -122,6 +160,68 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         "time_scale have no effect",
     ),
     "scale of zero": ({"trace": {"path": "a.csv", "time_scale": 0}}, "time_scale must be a positive"),
+    "a curve that ends at zero": (
+        WHOLE | {"arrivals": {"type": "curve", "points": [{"at_s": 0, "rate_per_s": 1}, {"at_s": 9, "rate_per_s": 0}]}},
+        "the rate stays at 0, so that the requests never end",
+    ),
+    "points out of order": (
+        WHOLE | {"arrivals": {"type": "curve", "points": [{"at_s": 9, "rate_per_s": 1}, {"at_s": 9, "rate_per_s": 2}]}},
+        "in order of at_s, no two at the same time",
+    ),
+    "a point after the period": (
+        WHOLE | {"arrivals": {"type": "curve", "period_s": 5, "points": [{"at_s": 9, "rate_per_s": 1}]}},
+        "the point at 9 s is not within the period of 5 s",
+    ),
+    "a curve of nothing": (WHOLE | {"arrivals": {"type": "curve", "points": []}}, "points is empty"),
+    "half a split": (WHOLE | {"total_tokens": 100}, "total_tokens and input_to_output_ratio must be given together"),
+    "lengths twice": (
+        WHOLE | {"total_tokens": 100, "input_to_output_ratio": 2},
+        "total_tokens stands in place of input_tokens and output_tokens",
+    ),
+    "sessions of a trace": (
+        {"arrivals": POISSON, "trace": {"path": "a.csv"}, "sessions": {"turns": 2}},
+        "sessions draw the lengths of every turn",
+    ),
+    "no turns": (WHOLE | {"sessions": {"turns": 0}}, "turns must be from 1 to"),
+    "turns from zero": (
+        WHOLE | {"sessions": {"turns": {"type": "geometric", "mean": 2, "least": 0}}},
+        "turns must be from 1 to",
+    ),
+    "a mean below the least": (
+        WHOLE | {"sessions": {"turns": {"type": "geometric", "mean": 0.5}}},
+        "mean must be from least, which is 1",
+    ),
+    "negative think time": (
+        WHOLE | {"sessions": {"turns": 2, "think_s": -1}},
+        "think_s must be a number of at least 0",
+    ),
+    "think time without a unit": (WHOLE | {"sessions": {"turns": 2, "think_s": "5 apples"}}, "has the unit 'apples'"),
+    "no prompts": (WHOLE | {"shared_prompts": {"tokens": 10, "count": 0}}, "count must be from 1"),
+    "a tenant with two sources": (
+        WHOLE_OF_TENANTS | {"tenants": [{**TENANT, "arrivals": POISSON}]},
+        "tenant 'a' has both a share and arrivals",
+    ),
+    "a tenant without a source": (
+        WHOLE_OF_TENANTS | {"tenants": [TENANT, {"name": "b", "input_tokens": 1, "output_tokens": 1}]},
+        "tenant 'b' has neither a share nor arrivals",
+    ),
+    "two tenants of one name": (WHOLE_OF_TENANTS | {"tenants": [TENANT, TENANT]}, "two tenants are called 'a'"),
+    "a share of nothing": (
+        {"num_requests": 9, "tenants": [TENANT]},
+        "tenant 'a' has a share, but the workload has no arrivals to share",
+    ),
+    "lengths beside tenants": (
+        WHOLE_OF_TENANTS | {"input_tokens": 5, "tenants": [TENANT]},
+        "with tenants, input_tokens belongs to each of them",
+    ),
+    "arrivals that nobody shares": (
+        WHOLE_OF_TENANTS | {"tenants": [{"name": "a", "arrivals": POISSON, "input_tokens": 1, "output_tokens": 1}]},
+        "no tenant has a share of the workload's arrivals",
+    ),
+    "a label without a trace": (WHOLE | {"tenants": [{"name": "a"}]}, "tenant 'a' has neither a share nor arrivals"),
+    "a replay in another order": ({"trace": {"path": "a.csv", "order": "shuffled"}}, "cannot keep its times"),
+    "clients and arrivals": (WHOLE | {"clients": {"path": "x"}}, "clients give times and lengths; arrivals cannot"),
+    "shortened to nothing": ({"trace": {"path": "a.csv", "max_tokens": 1}}, "max_tokens must be from 2"),
     "text for a number": (WHOLE | {"num_requests": "many"}, r"\$\.num_requests is 'many'; a whole number is needed"),
 }  # fmt: skip
 

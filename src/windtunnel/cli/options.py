@@ -250,12 +250,15 @@ def lengths(stream: str, text: str) -> Any:
 def _require_enough(raw: Mapping[str, Any]) -> None:
     """Raise for the first thing that a command line without a scenario file cannot do without."""
     deployment, workload = raw.get("deployment", {}), raw.get("workload", {})
+    whole = next(
+        (workload[name] for name in ("trace", "clients", "tenants", "total_tokens") if workload.get(name)), None
+    )
     needed = [
         ("--model", raw.get("model"), "list them with `windtunnel catalog models`"),
         ("--device", deployment.get("device"), "list them with `windtunnel catalog devices`"),
-        ("--rate, --concurrency or --trace", workload.get("arrivals") or workload.get("trace"), None),
-        ("--input-tokens", workload.get("input_tokens") or workload.get("trace"), None),
-        ("--output-tokens", workload.get("output_tokens") or workload.get("trace"), None),
+        ("--rate, --concurrency or --trace", workload.get("arrivals") or whole, None),
+        ("--input-tokens", workload.get("input_tokens") or whole, None),
+        ("--output-tokens", workload.get("output_tokens") or whole, None),
     ]
     for name, value, hint in needed:
         if value is None:

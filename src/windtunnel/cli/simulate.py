@@ -16,6 +16,12 @@ _LOAD, _OUTPUT = "Load", "Result"
 workload_options = all_of(
     option("--replicas", section="What is served, on what", type=int, metavar="N", help="Equal copies."),
     option("--router", section="What is served, on what", metavar="NAME", help="round_robin, least_outstanding, ..."),
+    option(
+        "--enable-prefix-caching/--no-enable-prefix-caching",
+        section="Engine",
+        default=None,
+        help="Compute what prompts have in common once.  [the engine's]",
+    ),
     option("--input-tokens", section=_LOAD, metavar="N|MIN-MAX", help="Prompt tokens of a request."),
     option("--output-tokens", section=_LOAD, metavar="N|MIN-MAX", help="Generated tokens of a request."),
     option("--concurrency", section=_LOAD, type=int, metavar="N", help="Closed loop: so many requests under way."),
@@ -96,7 +102,7 @@ def command(
 
     # Loading the engine takes most of a second; wrong input is answered before.
     from windtunnel.cli.progress import progress
-    from windtunnel.engine.serving import simulate
+    from windtunnel.engine.run import simulate
     from windtunnel.report.documents import as_text, run_document
     from windtunnel.report.run import run_report
     from windtunnel.report.tables import show

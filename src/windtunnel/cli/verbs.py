@@ -8,9 +8,15 @@ from windtunnel.errors import InputError, did_you_mean
 
 VERBS = {
     "simulate": "Predict latency, throughput and cost of a served model.",
+    "train": "Predict a training job's step time, memory and cost.",
     "explain": "Show one forward step operator by operator.",
     "validate": "Predict measured runs and show how far off the predictions are.",
     "calibrate": "Fit host overheads and operator factors to measured runs.",
+    "collective": "Predict the time and bandwidth of one collective.",
+    "network": "Run a training workload on a network (SimAI's job).",
+    "topology": "Generate, show and check networks of GPUs.",
+    "workload": "Read workloads and traces; write jobs for SimAI, AICB and Chakra.",
+    "lab": "Run parts of a prediction for real.",
     "vidur": "Run what a Vidur config.json describes, event for event.",
     "catalog": "List known models, devices, nodes, engines and traces.",
 }

@@ -30,6 +30,7 @@ from windtunnel.engine.workload import RequestArrays, generate
 from windtunnel.errors import InputError
 from windtunnel.estimate.estimator import Estimator
 from windtunnel.estimate.steps import lower_steps
+from windtunnel.kernels import state
 from windtunnel.metrics.checks import Checks, check_run
 from windtunnel.metrics.records import Table, request_table
 from windtunnel.metrics.summary import Distribution, Goodput, Power, distribution
@@ -76,8 +77,8 @@ class LongRun:
     summary: LongSummary
     generate_time_s: float
     """Wall time to draw or read the requests."""
-    engine_time_s: float
-    """In the simulation loop, summed over replicas."""
+    engine_cpu_s: float
+    """CPU time of the simulation loop, summed over replicas."""
 
 
 def simulate_long(
@@ -99,6 +100,13 @@ def simulate_long(
     """
     _check_independent(scenario)
     setup = resolve(scenario)
+    if setup.engine.scheduler not in state.SCHEDULERS:
+        raise InputError(
+            f"a long run cannot use the scheduler {setup.engine.scheduler}",
+            f"possible: {', '.join(state.SCHEDULERS)}; or use simulate",
+        )
+    if setup.engine.speculative is not None:
+        raise InputError("a long run cannot decode speculatively", "use simulate, or leave engine.speculative out")
     started_s = time.perf_counter()
     requests = generate(scenario.workload, scenario.seed)
     generate_time_s = time.perf_counter() - started_s
@@ -115,17 +123,19 @@ def simulate_long(
     def run_replica(index: int) -> "_Counts":
         mine = _of_replica(requests, index, num_replicas)
         settings = kernel_settings(setup, memory, 1, mine)
-        records, steps, engine_time_s = run_loop(settings, lowered.cost, mine)
+        started_cpu_s = time.thread_time()
+        records, steps, _ = run_loop(settings, lowered.cost, mine)
+        engine_cpu_s = time.thread_time() - started_cpu_s
         columns = {name: records[name].copy() for name in ENGINE_COLUMNS}
         del records
         table = request_table(
             columns, np.zeros(mine.num_requests, np.int64), float(setup.engine.host.first_token_s or 0.0), 0
         )
-        rows = rows_by_replica(steps, 1)
+        rows = rows_by_replica(table, steps, 1)
         table = with_token_times(table, steps, rows, num_stages)
         for name in LATENCIES:
             latencies[name][index::num_replicas] = table[name]
-        return _counts(table, steps, check_run(table, steps, rows, num_stages), engine_time_s)
+        return _counts(table, steps, check_run(table, steps, rows, num_stages), engine_cpu_s)
 
     counts: list[_Counts] = []
     for done in _in_turn(run_replica, min(num_replicas, requests.num_requests), num_threads):
@@ -134,10 +144,12 @@ def simulate_long(
             progress(sum(count.num_requests for count in counts), requests.num_requests)
     power = power_model(scenario, setup)
     summary = _summary(scenario, requests, latencies, counts, num_stages, None if power is None else power.at)
-    return LongRun(summary, generate_time_s, sum(count.engine_time_s for count in counts))
+    return LongRun(summary, generate_time_s, sum(count.engine_cpu_s for count in counts))
 
 
 def _check_independent(scenario: Scenario) -> None:
+    if scenario.deployment.pools:
+        raise InputError("pools hand requests over; a long run needs replicas that are all alike", "use simulate")
     router = scenario.deployment.router
     if scenario.deployment.replicas > 1 and router not in STATIC_ROUTERS:
         raise InputError(
@@ -169,10 +181,10 @@ class _Counts:
     busy_s: float
     num_preemptions: int
     checks: Checks
-    engine_time_s: float
+    engine_cpu_s: float
 
 
-def _counts(requests: Table, steps: Table, checks: Checks, engine_time_s: float) -> _Counts:
+def _counts(requests: Table, steps: Table, checks: Checks, engine_cpu_s: float) -> _Counts:
     return _Counts(
         len(requests),
         int(steps["num_steps"].sum(dtype=np.int64)),
@@ -181,7 +193,7 @@ def _counts(requests: Table, steps: Table, checks: Checks, engine_time_s: float)
         float(steps["duration_s"].sum()),
         int(requests["num_preemptions"].sum()),
         checks,
-        engine_time_s,
+        engine_cpu_s,
     )
 
 

@@ -1,5 +1,6 @@
 """A run over time: what was sent, waiting, running and used in each of equal stretches."""
 
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -9,6 +10,8 @@ from windtunnel.engine.serving import power_model, shard_of
 from windtunnel.engine.work import step_work
 from windtunnel.errors import InputError
 from windtunnel.metrics.records import Table
+from windtunnel.ops.memory import MemoryPlan
+from windtunnel.spec.scenario import Setup
 
 if TYPE_CHECKING:
     from windtunnel.engine.serving import Result
@@ -47,40 +50,71 @@ def over_time(result: "Result", num_stretches: int = NUM_STRETCHES) -> Table:
     arrival_s, finish_s = requests["arrival_s"], requests["finish_s"]
     edges = np.linspace(arrival_s.min(), finish_s.max(), num_stretches + 1)
     width_s = np.diff(edges)
-    num_replicas, num_stages = result.scenario.deployment.replicas, result.setup.parallelism.pp
-    ranks = result.setup.parallelism.attention_dp
     start_s, end_s = steps["start_s"], steps["start_s"] + steps["duration_s"]
 
     def mean_of(begin: Floats, end: Floats, value: Floats) -> Floats:
         return np.diff(integral(edges, begin, end, value)) / width_s
 
-    def rate_of(amount: Floats) -> Floats:
-        return mean_of(start_s, end_s, amount / steps["duration_s"])
-
-    work = step_work(result.setup.device, shard_of(result.setup), steps)
-    lanes = num_replicas * num_stages
     sampled = steps["num_sampled"] + (steps["num_steps"].astype(np.float64) - 1) * steps["decode_tokens"]
-    busy_fraction = mean_of(start_s, end_s, np.ones(len(steps))) / lanes
-    power = power_model(result.scenario, result.setup)
-    num_devices = result.scenario.deployment.num_devices
+    prompt = steps["prefill_tokens"] * steps["num_steps"].astype(np.float64)
     ones = np.ones(len(requests))
     columns = {
         "time_s": edges[:-1],
         "duration_s": width_s,
         "sent_per_s": np.histogram(arrival_s, edges)[0] / width_s,
         "finished_per_s": np.histogram(finish_s, edges)[0] / width_s,
-        "prompt_tokens_per_s": rate_of(steps["prefill_tokens"] * steps["num_steps"].astype(np.float64)),
-        "output_tokens_per_s": rate_of(sampled),
+        "prompt_tokens_per_s": mean_of(start_s, end_s, prompt / steps["duration_s"]),
+        "output_tokens_per_s": mean_of(start_s, end_s, sampled / steps["duration_s"]),
         "num_waiting": mean_of(arrival_s, requests["scheduled_s"], ones),
         "num_present": mean_of(arrival_s, finish_s, ones),
-        "busy_fraction": busy_fraction,
-        "kv_fraction": mean_of(start_s, end_s, steps["used_blocks"].astype(np.float64))
-        / (result.memory.num_blocks * ranks * lanes),
-        "mfu_fraction": rate_of(work.body_compute_s + work.head_compute_s) / lanes,
-        "mbu_fraction": rate_of(work.body_memory_s + work.head_memory_s) / lanes,
-        "power_w": np.full(num_stretches, np.nan) if power is None else power.over(busy_fraction) * num_devices,
+        **_device_columns(result, mean_of, num_stretches),
     }
     return Table(columns, SERIES_COLUMNS)
+
+
+def _device_columns(
+    result: "Result", mean_of: Callable[[Floats, Floats, Floats], Floats], num_stretches: int
+) -> dict[str, Floats]:
+    """What the devices did, summed over the pools of equal replicas."""
+    busy, used, compute, memory, power = (np.zeros(num_stretches) for _ in range(5))
+    num_lanes = num_blocks = 0
+    for setup, plan, first, replicas in _pools_of(result):
+        steps = result.steps
+        steps = steps.where((steps["replica"] >= first) & (steps["replica"] < first + replicas))
+        lanes = replicas * setup.parallelism.pp
+        num_lanes += lanes
+        num_blocks += plan.num_blocks * setup.parallelism.attention_dp * lanes
+        own_busy = np.zeros(num_stretches)
+        if len(steps):
+            span = steps["start_s"], steps["start_s"] + steps["duration_s"]
+            work = step_work(setup.device, shard_of(setup), steps)
+            own_busy = mean_of(*span, np.ones(len(steps)))
+            used += mean_of(*span, steps["used_blocks"].astype(np.float64))
+            compute += mean_of(*span, (work.body_compute_s + work.head_compute_s) / steps["duration_s"])
+            memory += mean_of(*span, (work.body_memory_s + work.head_memory_s) / steps["duration_s"])
+        busy += own_busy
+        model = power_model(result.scenario, setup)
+        num_devices = replicas * setup.parallelism.num_devices
+        power += np.nan if model is None else model.over(own_busy / lanes) * num_devices
+    return {
+        "busy_fraction": busy / num_lanes,
+        "kv_fraction": used / num_blocks,
+        "mfu_fraction": compute / num_lanes,
+        "mbu_fraction": memory / num_lanes,
+        "power_w": power,
+    }
+
+
+def _pools_of(result: "Result") -> Iterator[tuple[Setup, MemoryPlan, int, int]]:
+    """(setup, memory, first replica, number of replicas) of each pool; one where all replicas are alike."""
+    deployment = result.scenario.deployment
+    if not result.pools:
+        yield result.setup, result.memory, 0, deployment.replicas
+        return
+    first = 0
+    for pool, noun in zip(result.pools, deployment.pools, strict=True):
+        yield pool.setup, pool.memory, first, noun.replicas
+        first += noun.replicas
 
 
 def integral(time_s: Floats, begin: Floats, end: Floats, value: Floats) -> Floats:

@@ -1,21 +1,91 @@
 """From what prompts have in common to the prefix caches that the loop works on."""
 
+from dataclasses import replace
+
 import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.engine.workload import RequestArrays
 from windtunnel.errors import InputError
 from windtunnel.kernels import state
+from windtunnel.ops.memory import MemoryPlan
+from windtunnel.spec.scenario import Setup
+from windtunnel.units import format_bytes
 
 MAX_ENTRIES = 2**31 - 1
 """Segments times ranks that the caches can tell apart."""
 
 
-def prefix_cache(settings: state.Settings, requests: RequestArrays) -> state.Cache:
+def cache_for(
+    setup: Setup, memory: MemoryPlan, settings: state.Settings, requests: RequestArrays
+) -> state.Cache | None:
+    """The caches that the setup's engine would use for these requests; None where there is nothing to cache.
+
+    Without prefix caching lower tiers still take the KV blocks of preempted requests: preemption by swap.
+    """
+    tiers = kv_tiers(setup, memory, settings)
+    if not setup.engine.enable_prefix_caching:
+        requests = replace(requests, prefixes=None)
+    if requests.prefixes is None and not tiers.size:
+        return None
+    return prefix_cache(settings, requests, tiers, bool(setup.engine.kv_load_overlaps))
+
+
+def kv_tiers(setup: Setup, memory: MemoryPlan, settings: state.Settings) -> state.Table:
+    """`TIER` records of the engine's lower tiers. Every device of a rank keeps and loads its own part of a block.
+
+    Raises:
+        InputError: a tier that holds no block.
+    """
+    engine, parallelism = setup.engine, setup.parallelism
+    block_bytes = memory.kv_bytes_per_token * memory.block_size
+    rank_bytes = block_bytes * parallelism.tp * parallelism.pp
+    tiers = np.zeros(len(engine.kv_tiers or ()), state.TIER).view(np.recarray)
+    for row, tier in zip(tiers, engine.kv_tiers or (), strict=True):
+        if not rank_bytes or tier.capacity_bytes < rank_bytes:
+            raise InputError(
+                f"the KV tier {tier.name!r} of {format_bytes(tier.capacity_bytes)} holds no block: one takes "
+                f"{format_bytes(rank_bytes)}",
+                "raise its capacity_bytes, or leave it out where no layer's KV cache grows with the context",
+            )
+        row.capacity_blocks = tier.capacity_bytes // rank_bytes
+        row.block_s = block_bytes / tier.bandwidth_bytes_per_s
+        replicas = settings.num_replicas if tier.shared_by == "deployment" else 1
+        row.ranks_per_pool = settings.ranks_per_replica * replicas
+    return tiers
+
+
+def refuse_tiers(setup: Setup) -> None:
+    """Raise InputError where a scheduler that knows no prefix cache is given KV tiers."""
+    if setup.engine.kv_tiers:
+        raise InputError(
+            f"the scheduler {setup.engine.scheduler} keeps no KV blocks in lower tiers",
+            "leave engine.kv_tiers out, or take vllm_v1, sglang or trtllm",
+        )
+
+
+def tier_tokens(setup: Setup, memory: MemoryPlan, cache: state.Cache) -> dict[str, NDArray[np.int64]]:
+    """Tokens of each prompt that came from each lower tier, by the tier's name."""
+    names = [tier.name for tier in setup.engine.kv_tiers or ()]
+    return {name: blocks * memory.block_size for name, blocks in zip(names, cache.loaded, strict=True)}
+
+
+NO_TIERS = np.zeros(0, state.TIER).view(np.recarray)
+
+
+def prefix_cache(
+    settings: state.Settings, requests: RequestArrays, tiers: state.Table = NO_TIERS, load_overlaps: bool = False
+) -> state.Cache:
     """Empty caches for the prompts of `requests`, on every rank.
 
     A request whose output nobody asks for gets a segment of its own: its blocks take room in the cache like any other,
     and it finds them again after a preemption.
+
+    Args:
+        settings: of the replicas.
+        requests: without `prefixes` nothing is shared between them.
+        tiers: `TIER` records of memory below the pool.
+        load_overlaps: blocks come up beside the step that needs them.
 
     Raises:
         InputError: too many segments for the number of ranks.
@@ -44,7 +114,7 @@ def prefix_cache(settings: state.Settings, requests: RequestArrays) -> state.Cac
             f"{num_shared:,} shared prompt segments on {num_ranks:,} ranks are too many for the prefix caches",
             "use fewer replicas or requests, or set engine.enable_prefix_caching to false",
         )
-    return state.new_cache(settings, nodes, num_shared, request_node, leaf)
+    return state.new_cache(settings, nodes, num_shared, request_node, leaf, tiers, int(load_overlaps))
 
 
 def path_tokens(node_parent: NDArray[np.int64], node_tokens: NDArray[np.int64]) -> NDArray[np.int64]:

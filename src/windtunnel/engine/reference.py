@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from windtunnel.engine.reference_cache import RankCache, Segment
+from windtunnel.engine.reference_cache import RankCache, Segment, TierPool
 
 VLLM_V1, TRTLLM, SGLANG = range(3)
 ROUTERS = (
@@ -23,6 +23,7 @@ ROUTERS = (
     "prefix_affinity",
     "least_waiting",
 )
+QUEUE_ORDERS = ("fcfs", "priority", "shortest", "deadline", "fair_share")
 
 
 @dataclass(eq=False)
@@ -42,9 +43,18 @@ class Request:
     session: int = -1
     sequence: int = -1
     """Requests sent before it."""
+    tenant: int = 0
+    ttft_limit_s: float = math.inf
+    queue_key: int = 0
+    """What it is ordered by while it waits, before `sequence`."""
+    order: tuple[int, int] = (0, 0)
+    """Its place in the queue."""
     shared_blocks: int = 0
     """Of those that it holds, in the prefix cache."""
     num_used_segments: int = 0
+    loading_blocks: int = 0
+    """Of those that it was found to have, in lower tiers."""
+    load_s: float = 0.0
     cached_tokens: int = -1
     """Found when it was first admitted."""
     computed_tokens: int = 0
@@ -81,6 +91,8 @@ class Chunk:
     computed_before: int
     emits_token: bool
     decodes: bool
+    gained: int = 1
+    """Output tokens, where it decodes."""
 
 
 @dataclass
@@ -93,9 +105,13 @@ class Rank:
     cache: RankCache = field(default_factory=RankCache)
     running: list[Request] = field(default_factory=list)
     waiting: list[Request] = field(default_factory=list)
+    load_s: float = 0.0
+    """To load for the batch that is being formed."""
     new_token_ratio: float = 0.0
     steps_to_receive: int = 0
     waited_steps: int = 0
+    fair_tag: int = 0
+    """The most service that an admitted request's tenant had had when it was sent."""
 
     @property
     def num_outstanding(self) -> int:
@@ -128,23 +144,14 @@ class Reference:
     settings: Any
     cost: Any
     requests: Sequence[Request]
+    tiers: Sequence[Any] = ()
+    """Of memory below the device's; `kernels.state.TIER` by shape."""
+    load_overlaps: bool = False
+    speculation: Any = None
+    """`kernels.state.Speculation` by shape."""
 
     def run(self) -> list[Step]:
-        s = self.settings
-        num_ranks = s.num_replicas * s.ranks_per_replica
-        self.ranks = [Rank(s.num_blocks, [{} for _ in range(s.num_stages)]) for _ in range(num_ranks)]
-        self.end_s: dict[tuple[int, int], float] = {}
-        self.started_s: dict[tuple[int, int], float] = {}
-        self.stage_free_s = [[0.0] * s.num_stages for _ in range(s.num_replicas)]
-        self.turn, self.sent = 0, 0
-        self.starts = [request for request in self.requests if request.previous < 0]
-        self.started = 0
-        self.following = {request.previous: request for request in self.requests if request.previous >= 0}
-        self.thinking: list[tuple[float, int]] = []
-        self.replica_of_session: dict[int, int] = {}
-        self.completed_s: list[float] = []
-        self.random: int = s.seed % (2**31 - 2) + 1
-        self.steps: list[Step] = []
+        self.start()
         while True:
             event_s, (replica, lane) = min(((end, at) for at, end in self.end_s.items()), default=(math.inf, (-1, -1)))
             arrival_s = self.next_arrival_s()
@@ -155,14 +162,58 @@ class Reference:
             if arrival_s <= event_s:
                 self.deliver(arrival_s)
                 continue
-            ends_step = any(rank.batches[lane] for rank in self.ranks_of(replica))
-            for rank in self.ranks_of(replica):
-                self.complete(rank, lane, event_s)
+            ends_step = self.end_step(replica, lane, event_s)
             while self.next_arrival_s() <= event_s:
                 self.deliver(self.next_arrival_s())
-            del self.end_s[replica, lane]
-            started = self.start_step(replica, lane, event_s, ends_step)
-            self.wake_another(replica, lane, event_s, first=0 if ends_step or started else lane + 1)
+            self.go_on(replica, lane, event_s, ends_step)
+
+    def start(self) -> None:
+        s = self.settings
+        num_ranks = s.num_replicas * s.ranks_per_replica
+        self.ranks = [Rank(s.num_blocks, [{} for _ in range(s.num_stages)]) for _ in range(num_ranks)]
+        self.pools = [
+            [TierPool(int(tier.capacity_blocks)) for _ in range(0, num_ranks, int(tier.ranks_per_pool))]
+            for tier in self.tiers
+        ]
+        self.end_s: dict[tuple[int, int], float] = {}
+        self.started_s: dict[tuple[int, int], float] = {}
+        self.stage_free_s = [[0.0] * s.num_stages for _ in range(s.num_replicas)]
+        self.turn, self.sent = 0, 0
+        self.service: dict[int, int] = {}
+        self.caches = any(request.segments for request in self.requests)
+        self.starts = [request for request in self.requests if request.previous < 0]
+        self.started = 0
+        self.following = {request.previous: request for request in self.requests if request.previous >= 0}
+        self.thinking: list[tuple[float, int]] = []
+        self.replica_of_session: dict[int, int] = {}
+        self.completed_s: list[float] = []
+        self.random: int = s.seed % (2**31 - 2) + 1
+        self.steps: list[Step] = []
+        self.num_verified: dict[tuple[int, int], int] = {}
+
+    @property
+    def num_queries(self) -> int:
+        return 1 if self.speculation is None else int(self.speculation.num_queries)
+
+    def gained(self, rank: Rank, lane: int) -> int:
+        """Tokens of every decoding request in the lane's next step: as even as whole numbers of that mean can be."""
+        if self.speculation is None:
+            return 1
+        mean = float(self.speculation.tokens_per_step)
+        before = self.num_verified.get((id(rank), lane), 0)
+        return math.floor((before + 1) * mean) - math.floor(before * mean)
+
+    def end_step(self, replica: int, lane: int, now_s: float) -> bool:
+        """Returns whether a step has ended; else the idle lane was woken."""
+        ends_step = any(rank.batches[lane] for rank in self.ranks_of(replica))
+        for rank in self.ranks_of(replica):
+            self.complete(rank, lane, now_s)
+        return ends_step
+
+    def go_on(self, replica: int, lane: int, now_s: float, ends_step: bool) -> None:
+        del self.end_s[replica, lane]
+        started = self.start_step(replica, lane, now_s, ends_step)
+        self.wake_another(replica, lane, now_s, first=0 if ends_step or started else lane + 1)
 
     def ranks_of(self, replica: int) -> list[Rank]:
         n = self.settings.ranks_per_replica
@@ -203,8 +254,15 @@ class Reference:
         self.sent += 1
         replica = self.route(request)
         self.replica_of_session[request.session] = replica
+        self.deliver_to(replica, request, now_s)
+
+    def deliver_to(self, replica: int, request: Request, now_s: float) -> None:
         rank = min(self.ranks_of(replica), key=lambda rank: rank.num_outstanding)
+        request.queue_key = self.queue_key(rank, request, now_s)
         self.enqueue(rank, request)
+        self.wake(replica, now_s)
+
+    def wake(self, replica: int, now_s: float) -> None:
         idle = [lane for lane in range(self.settings.num_stages) if (replica, lane) not in self.end_s]
         if idle:
             self.end_s[replica, idle[0]] = now_s
@@ -228,13 +286,12 @@ class Reference:
             uneven = max(loads) - min(loads) > 64 and max(loads) > 1.5 * min(loads)
             if self.cached_blocks(longest, request) > 0 and not uneven:
                 return longest
-        load = {"least_kv": self.used_blocks, "least_waiting": self.num_waiting}.get(router, self.num_outstanding)
-        return min(range(n), key=load)
-
-    def num_waiting(self, replica: int) -> int:
-        return sum(len(rank.waiting) for rank in self.ranks_of(replica))
+        load_of = {"least_kv": self.used_blocks, "least_waiting": self.num_waiting}.get(router, self.num_outstanding)
+        return min(range(n), key=load_of)
 
     def cached_blocks(self, replica: int, request: Request) -> int:
+        for rank in self.ranks_of(replica):
+            rank.cache.shrink(rank.free_blocks)
         return max(rank.cache.find(request.segments, 2**60)[1] for rank in self.ranks_of(replica))
 
     def draw(self, count: int) -> int:
@@ -243,6 +300,9 @@ class Reference:
 
     def num_outstanding(self, replica: int) -> int:
         return sum(rank.num_outstanding for rank in self.ranks_of(replica))
+
+    def num_waiting(self, replica: int) -> int:
+        return sum(len(rank.waiting) for rank in self.ranks_of(replica))
 
     def used_blocks(self, replica: int) -> int:
         return sum(int(self.settings.num_blocks) - rank.free_blocks for rank in self.ranks_of(replica))
@@ -259,10 +319,23 @@ class Reference:
         return bool(rank.waiting) or unscheduled or any(r.is_decoding and r.lane == lane for r in rank.running)
 
     def enqueue(self, rank: Rank, request: Request) -> None:
-        def key(waiting: Request) -> tuple[int, int]:
-            return (waiting.priority if self.settings.priority else 0, waiting.sequence)
+        request.order = (request.queue_key, request.sequence)
+        bisect.insort(rank.waiting, request, key=lambda waiting: waiting.order)
 
-        bisect.insort(rank.waiting, request, key=key)
+    def queue_key(self, rank: Rank, request: Request, now_s: float) -> int:
+        """The first part of a waiting request's key: by priority, prompt, deadline or its tenant's service."""
+        order = QUEUE_ORDERS[self.settings.priority]
+        if order == "fair_share":
+            key = max(self.service.get(request.tenant, 0), rank.fair_tag)
+            self.service[request.tenant] = key + -(-request.input_tokens // 16)
+            return key
+        keys = {
+            "fcfs": 0,
+            "priority": request.priority,
+            "shortest": request.input_tokens,
+            "deadline": int(min((now_s + request.ttft_limit_s) * 1e3, 2.0**31)),
+        }
+        return keys[order]
 
     def start_step(self, replica: int, lane: int, now_s: float, ends_step: bool) -> bool:
         ranks = self.ranks_of(replica)
@@ -274,6 +347,7 @@ class Reference:
             self.cutoff_s = now_s
             for rank in ranks:
                 self.form_batch(rank, lane, now_s)
+        self.formed(replica, now_s)
         if self.settings.scheduler == SGLANG and any(self.prefills(rank, lane) for rank in ranks):
             for rank in ranks:
                 if not self.prefills(rank, lane):
@@ -283,6 +357,9 @@ class Reference:
                 self.count_decode_sglang(rank, lane)
         if not any(rank.batches[lane] for rank in ranks):
             return False
+        for rank in ranks:
+            if any(chunk.decodes for chunk in rank.batches[lane].values()):
+                self.num_verified[id(rank), lane] = self.num_verified.get((id(rank), lane), 0) + 1
         end_s = self.finish_time_s(replica, lane, now_s)
         gaps_s = [
             end_s - request.last_token_s
@@ -297,6 +374,9 @@ class Reference:
         self.started_s[replica, lane] = now_s
         return True
 
+    def formed(self, replica: int, now_s: float) -> None:
+        """A batch has been formed, or there was nothing to form one of; a pool then looks at its handovers."""
+
     def emits_token(self, rank: Rank, lane: int, request: Request) -> bool:
         return request.index in rank.batches[lane] and rank.batches[lane][request.index].emits_token
 
@@ -310,23 +390,28 @@ class Reference:
                 self.share(rank, request, request.computed_tokens)
             if not self.emits_token(rank, lane, request):
                 continue
-            request.num_outputs += 1
+            request.num_outputs += rank.batches[lane][request.index].gained
             request.is_decoding = True
             request.lane = lane
             request.last_token_s = now_s
             if math.isnan(request.first_token_s):
                 request.first_token_s = now_s
-            if request.num_outputs == request.output_tokens:
-                request.finish_s = now_s
+            if request.num_outputs >= request.output_tokens:
                 rank.running.remove(request)
-                self.release(rank, request, request.computed_tokens)
-                if request.index in self.following:
-                    turn = self.following[request.index]
-                    send_s = max(now_s + self.settings.frontend_s + turn.think_s, turn.arrival_s)
-                    self.thinking.append((send_s, turn.index))
-                else:
-                    self.completed_s.append(now_s)
+                self.finish(rank, request, now_s)
         rank.batches[lane] = {}
+
+    def finish(self, rank: Rank, request: Request, now_s: float) -> None:
+        request.finish_s = now_s
+        if QUEUE_ORDERS[self.settings.priority] == "fair_share":
+            self.service[request.tenant] += 2 * request.output_tokens // 16
+        self.release(rank, request, request.computed_tokens)
+        if request.index in self.following:
+            turn = self.following[request.index]
+            send_s = max(now_s + self.settings.frontend_s + turn.think_s, turn.arrival_s)
+            self.thinking.append((send_s, turn.index))
+        else:
+            self.completed_s.append(now_s)
 
     def in_batch(self, rank: Rank, lane: int, decodes: bool) -> list[Request]:
         return [self.requests[index] for index, chunk in rank.batches[lane].items() if chunk.decodes == decodes]
@@ -342,10 +427,23 @@ class Reference:
         unused = sum(rank.cache.blocks[s.index] for s in used if s.index in rank.cache.unused)
         whole = self.blocks_for(request.input_tokens + request.output_tokens) + self.settings.blocks_per_request
         if not rank.running and unused > hit_blocks and whole + unused - hit_blocks > rank.free_blocks:
-            request.num_used_segments = hit_blocks = unused = 0
-        request.shared_blocks = request.num_blocks = hit_blocks
-        request.computed_tokens = hit_blocks * int(self.settings.block_size)
-        return unused
+            request.num_used_segments = unused = 0
+            hit_blocks, most_blocks = 0, 0
+        request.shared_blocks = found = hit_blocks
+        request.load_s = 0.0
+        for tier, pool in zip(self.tiers, self.pools_of(rank), strict=True):
+            below = pool.find(request.segments, most_blocks)
+            request.load_s += max(below - found, 0) * float(tier.block_s)
+            found = max(found, below)
+        request.loading_blocks = found - hit_blocks
+        request.num_blocks = found
+        request.computed_tokens = found * int(self.settings.block_size)
+        return unused + found - hit_blocks
+
+    def pools_of(self, rank: Rank) -> list[TierPool]:
+        """Of each tier the one that keeps blocks for `rank`."""
+        number = next(number for number, other in enumerate(self.ranks) if other is rank)
+        return [pools[number // int(tier.ranks_per_pool)] for tier, pools in zip(self.tiers, self.pools, strict=True)]
 
     def share(self, rank: Rank, request: Request, computed_tokens: int) -> None:
         """Cache the full blocks that `request` has computed; where they are cached already, give up its own."""
@@ -368,8 +466,10 @@ class Reference:
             rank.free_blocks += gained - max(mine - found, 0)
 
     def release(self, rank: Rank, request: Request, computed_tokens: int) -> None:
-        """`request` stops running; what it computed stays in the cache."""
+        """`request` stops running; what it computed stays in the cache, and in the tiers below."""
         self.share(rank, request, computed_tokens)
+        for pool in self.pools_of(rank):
+            pool.write(request.segments, computed_tokens // int(self.settings.block_size))
         rank.free_blocks += request.num_blocks - request.shared_blocks
         rank.free_blocks += rank.cache.leave(request.segments[: request.num_used_segments])
         request.num_blocks = request.shared_blocks = request.num_used_segments = 0
@@ -403,12 +503,18 @@ class Reference:
         before = request.computed_tokens
         request.computed_tokens += num_tokens
         ends = request.computed_tokens == request.known_tokens
-        rank.batches[lane][request.index] = Chunk(num_tokens, before, ends, request.is_decoding)
+        if request.is_decoding:
+            rank.batches[lane][request.index] = Chunk(1, before, True, True, num_tokens)
+        else:
+            rank.batches[lane][request.index] = Chunk(num_tokens, before, ends, False)
 
     def admit(self, rank: Rank, lane: int, request: Request, num_tokens: int, now_s: float) -> None:
         rank.waiting.remove(request)
+        rank.fair_tag = max(rank.fair_tag, request.queue_key)
         rank.running.append(request)
         rank.free_blocks -= sum(rank.cache.use(s) for s in request.segments[: request.num_used_segments])
+        rank.free_blocks -= request.loading_blocks
+        rank.load_s += request.load_s
         if request.cached_tokens < 0:
             request.cached_tokens = request.computed_tokens
         if math.isnan(request.scheduled_s):
@@ -425,7 +531,9 @@ class Reference:
         request.is_decoding = False
         request.num_preemptions += 1
         self.enqueue(rank, request)
-        return given_back.tokens if given_back else 0
+        if given_back is None:
+            return 0
+        return self.num_queries if given_back.decodes else given_back.tokens
 
     def form_batch_vllm_v1(self, rank: Rank, lane: int, now_s: float) -> None:
         s = self.settings
@@ -434,7 +542,10 @@ class Reference:
         any_preempted = False
         while position < len(rank.running) and budget > 0:
             request = rank.running[position]
-            num_tokens = 1 if request.is_decoding else min(self.capped(request), budget)
+            if request.is_decoding and budget < self.num_queries:
+                break
+            gained = self.gained(rank, lane)
+            num_tokens = gained if request.is_decoding else min(self.capped(request), budget)
             if (request.is_decoding and request.lane != lane) or num_tokens == 0:
                 position += 1
                 continue
@@ -443,7 +554,7 @@ class Reference:
                 victims = [r for r in rank.running if not rank.is_in_flight(r, lane)]
                 if not victims:
                     break
-                victim = max(victims, key=lambda r: (r.priority, r.sequence)) if s.priority else victims[-1]
+                victim = max(victims, key=lambda r: (r.priority, r.sequence)) if s.priority == 1 else victims[-1]
                 if rank.running.index(victim) < position:
                     position -= 1
                 budget += self.preempt(rank, lane, victim)
@@ -453,7 +564,7 @@ class Reference:
             if victim is request or self.new_blocks(request, num_tokens) > rank.free_blocks:
                 break
             self.take(rank, lane, request, num_tokens)
-            budget -= num_tokens
+            budget -= self.num_queries if request.is_decoding else num_tokens
             position += 1
         if s.scheduler == VLLM_V1:
             for request in self.in_batch(rank, lane, decodes=False):
@@ -509,13 +620,13 @@ class Reference:
             self.retract_sglang(rank, lane)
         if self.needed_sglang(rank, lane) <= rank.free_blocks:
             for request in self.decoding(rank, lane):
-                self.take(rank, lane, request, 1)
+                self.take(rank, lane, request, self.gained(rank, lane))
 
     def decoding(self, rank: Rank, lane: int) -> list[Request]:
         return [r for r in rank.running if r.is_decoding and r.lane == lane]
 
     def needed_sglang(self, rank: Rank, lane: int) -> int:
-        return sum(self.new_blocks(r, 1) for r in self.decoding(rank, lane))
+        return sum(self.new_blocks(r, self.gained(rank, lane)) for r in self.decoding(rank, lane))
 
     def count_decode_sglang(self, rank: Rank, lane: int) -> None:
         if rank.batches[lane] and not self.prefills(rank, lane):
@@ -537,6 +648,8 @@ class Reference:
             self.take(rank, lane, request, chunk)
             chunk_budget -= chunk
             prompt_budget -= chunk
+        if self.caches and s.longest_prefix_first and len(rank.waiting) <= 128:
+            self.sort_by_prefix(rank)
         while chunk_budget > 0 and prompt_budget > 0 and rank.waiting and len(rank.running) < s.max_num_seqs:
             request = rank.waiting[0]
             if request.arrival_s > self.cutoff_s:
@@ -556,6 +669,14 @@ class Reference:
             promised += whole - chunk + output
             chunk_budget -= chunk
             prompt_budget -= chunk
+
+    def sort_by_prefix(self, rank: Rank) -> None:
+        for request in rank.waiting:
+            late = request.arrival_s > self.cutoff_s
+            if not late:
+                self.look_up(rank, request)
+            request.order = (1 if late else -request.computed_tokens, request.sequence)
+        rank.waiting.sort(key=lambda request: request.order)
 
     def retract_sglang(self, rank: Rank, lane: int) -> None:
         while self.needed_sglang(rank, lane) > rank.free_blocks:
@@ -577,8 +698,8 @@ class Reference:
 
     def cancel_decode(self, rank: Rank, lane: int) -> None:
         for request in rank.running:
-            if rank.batches[lane].pop(request.index, None):
-                request.computed_tokens -= 1
+            if chunk := rank.batches[lane].pop(request.index, None):
+                request.computed_tokens -= chunk.gained
                 given_back = request.num_blocks - self.blocks_for(request.computed_tokens)
                 given_back -= self.settings.blocks_per_request
                 request.num_blocks -= given_back
@@ -591,6 +712,10 @@ class Reference:
         if len(c.recorded_step_s):
             return now_s + float(c.recorded_step_s[len(self.steps)])
         device_s = self.device_s([rank.batches[lane] for rank in ranks])
+        load_s = max(rank.load_s for rank in ranks)
+        device_s = max(device_s, load_s) if self.load_overlaps else device_s + load_s
+        for rank in ranks:
+            rank.load_s = 0.0
         host_s = c.host_step_s + c.host_request_s * max(len(rank.running) for rank in ranks)
         if s.num_stages == 1:
             return now_s + float(max(device_s, host_s) if c.host_overlaps else device_s + host_s)
@@ -613,12 +738,17 @@ class Reference:
                 attention_s, self.decode_attention_s(len(decodes), context) + self.prefill_attention_s(tokens, pairs)
             )
         if any(not chunk.decodes for batch in batches for chunk in batch.values()):
-            most_tokens = max(sum(chunk.tokens for chunk in batch.values()) for batch in batches)
-            sampled = max(sum(chunk.emits_token for chunk in batch.values()) for batch in batches)
-            all_tokens = sum(chunk.tokens for batch in batches for chunk in batch.values())
-            group_s = float(c.group_token_s[all_tokens]) if len(batches) > 1 else 0.0
-            device_s = float(c.mixed_token_s[most_tokens] + c.sample_s[sampled] + attention_s) + group_s
-            return max(device_s, float(c.launch_s))
+            q = self.num_queries
+            num_tokens = [sum(q if chunk.decodes else chunk.tokens for chunk in batch.values()) for batch in batches]
+            most_tokens = max(num_tokens)
+            sampled = max(
+                sum(q if chunk.decodes else chunk.emits_token for chunk in batch.values()) for batch in batches
+            )
+            group_s = float(c.group_token_s[sum(num_tokens)]) if len(batches) > 1 else 0.0
+            device_s = float(c.mixed_token_s[most_tokens] + c.sample_s[sampled] + attention_s)
+            if self.speculation is not None:
+                device_s += float(c.draft_s[max(sum(chunk.decodes for chunk in batch.values()) for batch in batches)])
+            return max(device_s + group_s, float(c.launch_s))
         return float(c.decode_token_s[max(len(batch) for batch in batches)] + attention_s)
 
     def decode_attention_s(self, num_decodes: int, context_tokens: int) -> float:

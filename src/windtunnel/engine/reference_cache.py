@@ -1,4 +1,4 @@
-"""The prefix cache of one rank in plain Python: the oracle of the compiled one.
+"""The prefix cache of one rank in plain Python, and the tiers below it: the oracle of the compiled ones.
 
 A prompt is a chain of segments, root first; of each the cache knows how many blocks it has, from the front, and how
 many running requests use it. What nobody uses is kept in the order of release and shortened from its end.
@@ -67,3 +67,33 @@ class RankCache:
                 self.unused[segment.index] = None
                 num_blocks += self.blocks[segment.index]
         return num_blocks
+
+
+@dataclass
+class TierPool:
+    """Segments that a tier of memory below the device's keeps for some ranks."""
+
+    capacity_blocks: int
+    blocks: dict[int, int] = field(default_factory=dict)
+    """By segment, the least recently written first."""
+
+    def write(self, chain: Sequence[Segment], num_blocks: int) -> None:
+        """Keep the first `num_blocks` of `chain`."""
+        for segment in reversed(chain):
+            if segment.first_block < num_blocks:
+                had = self.blocks.pop(segment.index, 0)
+                self.blocks[segment.index] = max(had, min(num_blocks, segment.end_block) - segment.first_block)
+        while sum(self.blocks.values()) > self.capacity_blocks:
+            oldest = next(iter(self.blocks))
+            self.blocks[oldest] -= 1
+            if self.blocks[oldest] == 0:
+                del self.blocks[oldest]
+
+    def find(self, chain: Sequence[Segment], most_blocks: int) -> int:
+        """Leading blocks of `chain` that are there, at most `most_blocks`."""
+        num_blocks = 0
+        for segment in chain:
+            if segment.index not in self.blocks or num_blocks < segment.first_block:
+                break
+            num_blocks = segment.first_block + self.blocks[segment.index]
+        return min(num_blocks, most_blocks)

@@ -1,8 +1,9 @@
 """Run a serving scenario: names -> setup -> arrays -> compiled loop -> records and summary."""
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -10,9 +11,10 @@ from numpy.typing import NDArray
 
 from windtunnel.engine.intervals import intervals, remarks
 from windtunnel.engine.policy import Policy, load_policy, policy_name
-from windtunnel.engine.prefix_cache import prefix_cache, session_state
+from windtunnel.engine.prefix_cache import cache_for, refuse_tiers, session_state, tier_tokens
+from windtunnel.engine.speculation import drafter_of, speculation_of, with_drafter
 from windtunnel.engine.walked import check_walked, most_batch_tokens, walk, walked_settings
-from windtunnel.engine.work import stage_uses, step_work
+from windtunnel.engine.work import stage_uses, total_work
 from windtunnel.engine.workload import RequestArrays, generate
 from windtunnel.errors import InputError, WindtunnelError
 from windtunnel.estimate.calibrated import CalibratedEstimator
@@ -20,6 +22,7 @@ from windtunnel.estimate.estimator import COVERAGES, Coverage, Estimator
 from windtunnel.estimate.steps import LoweredSteps, lower_steps, price_step
 from windtunnel.interop.aiconfigurator import measured_estimator
 from windtunnel.kernels import state
+from windtunnel.kernels.pools import Pools
 from windtunnel.kernels.serve import DONE, MORE, OUT_OF_STEPS, run
 from windtunnel.kernels.walked_state import WalkedSettings
 from windtunnel.metrics.checks import check_run
@@ -57,12 +60,26 @@ class Result:
     """How sure the operator times are: share of the device's time by how it was found."""
     sources: dict[str, float]
     """Measured table or fit -> share of the device's time that it prices."""
+    operators: dict[str, float]
+    """Operator, as `windtunnel explain` names it -> share of the device's time."""
     engine_time_s: float
     """Wall time of the simulation loop alone."""
-    intervals: dict[str, Interval]
+    intervals: dict[str, Interval] = field(default_factory=dict)
     """Metric (`tpot`, `ttft`, `e2e`, `throughput`) -> where 80% of measurements are expected."""
-    calibration_remarks: tuple[str, ...]
+    calibration_remarks: tuple[str, ...] = ()
     """In what the setup lies outside its calibration's runs."""
+    pools: tuple["PoolResult", ...] = ()
+    """Empty where all replicas are alike; else `setup` and `memory` are those of the first."""
+
+
+@dataclass(frozen=True, eq=False)
+class PoolResult:
+    """What one pool of a finished run consisted of."""
+
+    name: str
+    role: str
+    setup: Setup
+    memory: MemoryPlan
 
 
 def simulate(
@@ -72,7 +89,7 @@ def simulate(
     allow_download: bool = False,
     policy: Policy | None = None,
 ) -> Result:
-    """Simulate `scenario`.
+    """Simulate a `scenario` whose replicas are all alike.
 
     Args:
         scenario: what to run.
@@ -91,7 +108,8 @@ def simulate(
     shard = shard_of(setup)
     requests = generate(scenario.workload, scenario.seed)
     setup = with_model_len(setup, requests)
-    memory = plan_memory(shard, setup.device, setup.engine, setup.max_model_len)
+    speculation, drafter = speculation_of(setup), drafter_of(setup, shard)
+    memory = plan_memory(shard, setup.device, with_drafter(setup, drafter).engine, setup.max_model_len)
     deployment = scenario.deployment
     settings_of = kernel_settings if setup.engine.scheduler in ENGINE_SCHEDULERS else walked_settings
     settings = settings_of(setup, memory, deployment.replicas, requests, deployment.router, scenario.seed)
@@ -100,15 +118,15 @@ def simulate(
     cache = None
     if isinstance(settings, WalkedSettings):
         check_walked(settings, requests)
+        refuse_tiers(setup)
         policy = policy or users_policy(setup.engine)
         reach = msgspec.structs.replace(setup.engine, max_num_batched_tokens=most_batch_tokens(settings, requests))
         lowered = lower_steps(estimator, setup.device, shard, reach, setup.max_model_len)
         records, steps, engine_time_s = run_walking(settings, lowered.cost, requests, policy, progress)
     else:
-        lowered = lower_steps(estimator, setup.device, shard, setup.engine, setup.max_model_len)
-        if setup.engine.enable_prefix_caching and requests.prefixes is not None:
-            cache = prefix_cache(settings, requests)
-        records, steps, engine_time_s = run_loop(settings, lowered.cost, requests, progress, cache)
+        lowered = lower_steps(estimator, setup.device, shard, setup.engine, setup.max_model_len, drafter)
+        cache = cache_for(setup, memory, settings, requests)
+        records, steps, engine_time_s = run_loop(settings, lowered.cost, requests, progress, cache, speculation)
     num_replicas = scenario.deployment.replicas
     table = request_table(
         {name: records[name].copy() for name in ENGINE_COLUMNS},
@@ -117,9 +135,10 @@ def simulate(
         requests.num_warmup,
         tenant=requests.tenant,
         cached_tokens=None if cache is None else cache.requests["cached_tokens"],
+        loaded_tokens=None if cache is None else cache.loaded.sum(axis=0) * memory.block_size,
     )
     del records
-    rows = rows_by_replica(steps, num_replicas)
+    rows = rows_by_replica(table, steps, num_replicas)
     table = with_token_times(table, steps, rows, setup.parallelism.pp)
     price = scenario.deployment.price_usd_per_hour
     summary = summarise(
@@ -132,15 +151,16 @@ def simulate(
         time_fractions=time_fractions(lowered, steps, settings),
         slo=scenario.slo,
         price_usd_per_hour=setup.device.price_usd_per_hour if price is None else price,
-        tenants=_limits_by_tenant(scenario, requests),
-        checks=check_run(table, steps, rows, setup.parallelism.pp),
+        tenants=limits_by_tenant(scenario, requests),
+        # A verified step gives more tokens than it samples for.
+        checks=check_run(table, steps, rows, setup.parallelism.pp) if speculation is None else None,
         stages=stage_uses(
-            step_work(setup.device, shard, steps), steps, setup.parallelism.pp, num_replicas, span_of(table)
+            total_work(setup.device, shard, steps), steps, setup.parallelism.pp, num_replicas, span_of(table)
         ),
         power_w=power_model(scenario, setup),
-        is_caching=cache is not None,
+        tier_tokens=None if cache is None else tier_tokens(setup, memory, cache),
     )
-    coverage, sources = provenance(estimator, shard, steps, settings.ranks_per_replica)
+    coverage, sources, operators = provenance(estimator, shard, steps, settings.ranks_per_replica)
     return Result(
         scenario=resolved_scenario(scenario, setup, memory),
         setup=setup,
@@ -150,6 +170,7 @@ def simulate(
         summary=summary,
         coverage=coverage,
         sources=sources,
+        operators=operators,
         engine_time_s=engine_time_s,
         intervals=intervals(setup, summary, table, {how.value: share for how, share in coverage.items()}),
         calibration_remarks=tuple(remarks(setup)),
@@ -167,7 +188,8 @@ def power_model(scenario: Scenario, setup: Setup) -> PowerModel | None:
     return None if busy_w is None else PowerModel(scenario.deployment.idle_fraction * busy_w, busy_w)
 
 
-def _limits_by_tenant(scenario: Scenario, requests: RequestArrays) -> dict[str, Slo | None]:
+def limits_by_tenant(scenario: Scenario, requests: RequestArrays) -> dict[str, Slo | None]:
+    """Tenants' names in the order of their numbers, and their own limits."""
     own = {tenant.name: tenant.slo for tenant in scenario.workload.tenants}
     return {name: own.get(name) for name in requests.tenant_names}
 
@@ -229,7 +251,10 @@ def kernel_settings(
         long_prefill_token_threshold=engine.long_prefill_token_threshold or 0,
         chunked_prefill=int(bool(engine.enable_chunked_prefill)),
         max_prefill_tokens=engine.max_prefill_tokens or engine.max_num_batched_tokens,
-        priority=int(engine.scheduling_policy == "priority"),
+        priority=0
+        if engine.scheduling_policy == "lpm"
+        else state.QUEUE_ORDERS.index(engine.scheduling_policy or "fcfs"),
+        longest_prefix_first=int(engine.scheduling_policy == "lpm"),
         block_size=memory.block_size,
         num_blocks=memory.num_blocks,
         blocks_per_request=memory.blocks_per_request,
@@ -258,14 +283,16 @@ def run_loop(
     requests: RequestArrays,
     progress: Progress | None = None,
     cache: state.Cache | None = None,
+    speculation: state.Speculation | None = None,
 ) -> tuple[NDArray[np.void], Table, float]:
-    """Run the compiled loop to its end.
+    """Run the compiled loop to its end, one pool of replicas.
 
     Args:
         settings, cost: of the replicas.
         requests: in order of sending.
         progress: called now and then.
         cache: prefix caches, None without prefix caching; holds what each request found.
+        speculation: None where a decode step gives one token.
 
     Returns:
         `REQUEST` records in order of sending, the step table, and the loop's wall time in seconds.
@@ -273,15 +300,50 @@ def run_loop(
     Raises:
         WindtunnelError: recorded step durations ran out before the requests did.
     """
+    arrays = (
+        state.new_ranks(settings),
+        state.new_lanes(settings),
+        state.new_lists(settings),
+        state.new_stages(settings),
+    )
+    records = new_records(requests)
+    events = state.new_events(settings)
+    steps, engine_time_s = run_to_end(
+        settings, cost, requests, records, arrays, events, progress, cache=cache, speculation=speculation
+    )
+    return records.view(np.ndarray), steps, engine_time_s
+
+
+def new_records(requests: RequestArrays) -> state.Table:
+    """Fresh `REQUEST` records."""
     records = state.new_requests(requests.arrival_s, requests.input_tokens, requests.output_tokens, requests.priority)
-    sessions = session_state(requests)
-    ranks, lanes, lists = state.new_ranks(settings), state.new_lanes(settings), state.new_lists(settings)
-    stages, events, clock = state.new_stages(settings), state.new_events(settings), state.new_clock(settings)
+    if requests.tenant is not None:
+        records.tenant = np.unique(requests.tenant, return_inverse=True)[1]
+    if requests.ttft_limit_s is not None:
+        records.ttft_limit_s = requests.ttft_limit_s
+    return records
+
+
+def run_to_end(
+    settings: Any,
+    cost: state.StepCost,
+    requests: RequestArrays,
+    records: state.Table,
+    arrays: Sequence[state.Table],
+    events: state.Table,
+    progress: Progress | None,
+    *,
+    cache: state.Cache | None = None,
+    speculation: state.Speculation | None = None,
+    pools: Pools | None = None,
+) -> tuple[Table, float]:
+    """Run the loop buffer by buffer; `records`, `arrays` and what belongs to them are changed in place."""
+    clock, sessions = state.new_clock(settings), session_state(requests)
     buffers = []
     started_s = time.perf_counter()
     while True:
         buffer = state.new_steps(STEP_BUFFER_ROWS)
-        status = run(settings, cost, cache, sessions, records, ranks, lanes, lists, stages, events, clock, buffer)
+        status = run(settings, cost, cache, sessions, speculation, records, *arrays, events, clock, buffer, pools)
         buffers.append(buffer[: clock[0].rows])
         if progress is not None:
             progress(int(clock[0].finished), records.size)
@@ -292,7 +354,7 @@ def run_loop(
         raise WindtunnelError(f"the {cost.recorded_step_s.size} recorded steps end before the requests do")
     assert status == DONE, "a request can never be scheduled"
     steps = Table({name: np.concatenate([b[name] for b in buffers]) for name in STEP_COLUMNS}, STEP_COLUMNS)
-    return records.view(np.ndarray), steps, engine_time_s
+    return steps, engine_time_s
 
 
 def users_policy(engine: EngineSettings) -> Policy | None:
@@ -308,7 +370,7 @@ def run_walking(
     progress: Progress | None = None,
 ) -> tuple[NDArray[np.void], Table, float]:
     """Run the walking loop to its end; returns what `run_loop` does."""
-    records = state.new_requests(requests.arrival_s, requests.input_tokens, requests.output_tokens, requests.priority)
+    records = new_records(requests)
     walked = walk(settings, records, cost, sessions=session_state(requests), policy=policy, progress=progress)
     return walked.requests, walked.steps, walked.engine_time_s
 
@@ -324,7 +386,8 @@ def check_requests(requests: RequestArrays, setup: Setup, memory: MemoryPlan) ->
             f"{setup.model.name} accepts {setup.max_model_len:,} in all",
             "shorten the workload, or raise engine.max_model_len as far as the model goes",
         )
-    blocks = -(-int(whole[longest]) // memory.block_size) + memory.blocks_per_request
+    drafted = 0 if setup.engine.speculative is None else setup.engine.speculative.num_draft_tokens
+    blocks = -(-int(whole[longest] + drafted) // memory.block_size) + memory.blocks_per_request
     if blocks > memory.num_blocks:
         raise InputError(
             f"request {longest} of {whole[longest]:,} tokens needs {blocks:,} blocks of KV cache; "
@@ -369,23 +432,27 @@ def time_fractions(lowered: LoweredSteps, steps: Table, settings: state.Settings
     device_s = np.maximum(step_s - unhidden_s - (0.0 if cost.host_overlaps else host_s), 0.0)
     waits_for_host = host_s >= step_s if cost.host_overlaps else np.zeros(step_s.size, bool)
     waits_for_host = waits_for_host | (prefills & (cost.launch_s >= device_s))
+    load_s = steps["load_s"]
+    device_s = device_s - load_s
     attention_s = np.maximum(device_s - whole_s, 0.0)
     compute_s = compute_s + np.where(prefills, attention_s * _prefill_share(steps), 0.0)
     parts = {
         "compute": np.minimum(compute_s, device_s - communication_s),
         "communication": communication_s,
-        "host": np.where(waits_for_host, step_s, step_s - device_s),
+        "host": np.where(waits_for_host, step_s, step_s - device_s - load_s),
+        "kv_loading": load_s,
     }
     parts = {name: np.where(waits_for_host & (name != "host"), 0.0, part) for name, part in parts.items()}
     total_s = float(steps["duration_s"].sum())
     sums = {name: float((part * steps["num_steps"]).sum() / total_s) for name, part in parts.items()}
     memory = max(1.0 - sum(sums.values()), 0.0)
-    return {
+    fractions = {
         "compute": sums["compute"],
         "memory": memory,
         "communication": sums["communication"],
         "host": sums["host"],
     }
+    return fractions | ({"kv_loading": sums["kv_loading"]} if sums["kv_loading"] else {})
 
 
 NUM_SAMPLED_STEPS = 16
@@ -393,8 +460,8 @@ NUM_SAMPLED_STEPS = 16
 
 def provenance(
     estimator: Estimator, shard: Shard, steps: Table, num_ranks: int
-) -> tuple[dict[Coverage, float], dict[str, float]]:
-    """How the operator times of a run were found: shares of device time by coverage, and by table.
+) -> tuple[dict[Coverage, float], dict[str, float], dict[str, float]]:
+    """Where the operator times of a run come from: shares of device time by coverage, by table and by operator.
 
     Read off `NUM_SAMPLED_STEPS` steps of the run, spread evenly over its busy time, priced operator by operator.
     """
@@ -402,16 +469,20 @@ def provenance(
     rows = np.unique(np.searchsorted(ends, (np.arange(NUM_SAMPLED_STEPS) + 0.5) / NUM_SAMPLED_STEPS * ends[-1]))
     by_coverage: dict[Coverage, float] = {}
     by_source: dict[str, float] = {}
+    by_operator: dict[str, float] = {}
     for row in rows:
         for priced in price_step(estimator, shard, batch_of(steps, int(row), num_ranks)):
             estimate = priced.estimate
             by_coverage[estimate.coverage] = by_coverage.get(estimate.coverage, 0.0) + priced.device_s
             by_source[estimate.source] = by_source.get(estimate.source, 0.0) + priced.device_s
+            name = priced.launch.name
+            by_operator[name] = by_operator.get(name, 0.0) + priced.device_s
     whole_s = sum(by_source.values())
-    sources = sorted(by_source.items(), key=lambda item: -item[1])
+    sources, operators = (sorted(shares.items(), key=lambda item: -item[1]) for shares in (by_source, by_operator))
     return (
         {coverage: by_coverage[coverage] / whole_s for coverage in COVERAGES if coverage in by_coverage},
         {source: seconds / whole_s for source, seconds in sources},
+        {operator: seconds / whole_s for operator, seconds in operators},
     )
 
 

@@ -111,6 +111,10 @@ class StepPrices:
     length_nodes: Floats
     prefill: Floats
     """Prefill attention, at `chunk_nodes` x `length_nodes`."""
+    queries: int = 1
+    """Tokens that a decode step computes for each request: more than one with speculative decoding."""
+    draft: Floats | None = None
+    """[max_num_seqs + 1] drafting for so many requests; None without speculative decoding."""
 
     def lowered(self) -> LoweredSteps:
         """The arrays that the loop looks durations up in, the host's overheads among them."""
@@ -124,22 +128,24 @@ class StepPrices:
         if ranks > 1:
             group_token_s = np.interp(np.arange(ranks * most_tokens + 1) / ranks, self.token_nodes, self.group)
             rank_token_s = token_s - np.interp(every, self.token_nodes, self.group)
-        padded = padded_sizes(graph_sizes(engine), engine.max_num_seqs)
+        padded = padded_sizes(graph_sizes(engine), self.queries * engine.max_num_seqs)
         upto = np.arange(engine.max_num_seqs + 1)
+        verified, positions = padded[self.queries * upto], np.arange(self.queries * engine.max_num_seqs + 1)
+        draft_s = np.zeros(1) if self.draft is None else self.draft
         unhidden_s = float(host.unhidden_step_s or 0.0) + float(host.unhidden_request_s or 0.0) * upto.astype(
             np.float64
         )
         head_s, head_communication_s, head_compute_s = self.head
 
         def at_padded(by_token: Floats, by_sample: Floats) -> Floats:
-            return by_token[np.minimum(padded, most_tokens)] + np.interp(padded, self.sampled_nodes, by_sample)
+            return by_token[np.minimum(verified, most_tokens)] + np.interp(verified, self.sampled_nodes, by_sample)
 
         columns = range(self.context_nodes.size)
         attention_s = [np.interp(upto, self.batch_nodes, self.decode[:, column]) for column in columns]
         cost = StepCost(
-            decode_token_s=at_padded(token_s, head_s) + unhidden_s,
+            decode_token_s=at_padded(token_s, head_s) + draft_s + unhidden_s,
             mixed_token_s=rank_token_s,
-            sample_s=np.interp(upto, self.sampled_nodes, head_s) + unhidden_s,
+            sample_s=np.interp(positions, self.sampled_nodes, head_s) + unhidden_s[positions // self.queries],
             context_nodes=self.context_nodes,
             decode_attention_s=np.ascontiguousarray(np.stack(attention_s, axis=1)),
             chunk_nodes=self.chunk_nodes,
@@ -151,6 +157,7 @@ class StepPrices:
             recorded_step_s=np.zeros(0),
             group_token_s=group_token_s,
             launch_s=float(host.launch_s or 0.0) * num_launches(self.shard),
+            draft_s=draft_s,
         )
         return LoweredSteps(
             cost=cost,
@@ -164,9 +171,18 @@ class StepPrices:
 
 
 def price_steps(
-    estimator: Estimator, device: Device, shard: Shard, engine: EngineSettings, max_model_len: int
+    estimator: Estimator,
+    device: Device,
+    shard: Shard,
+    engine: EngineSettings,
+    max_model_len: int,
+    drafter: Shard | None = None,
 ) -> StepPrices:
     """Price every step that the engine can form.
+
+    With speculative decoding a decode step is the verification of `num_draft_tokens` + 1 tokens for each request: dense
+    operators at so many tokens, attention as the slower of reading the cache once and computing all queries at the
+    device's peak; and the drafting before it, a pass of the drafter for every draft token.
 
     Args:
         estimator: prices operators.
@@ -174,21 +190,35 @@ def price_steps(
         shard: the deployed model.
         engine: resolved settings.
         max_model_len: tokens of the longest request; the grids end there.
+        drafter: what drafts, with speculative decoding; None where that costs nothing.
     """
+    queries = 1 if engine.speculative is None else engine.speculative.num_draft_tokens + 1
     assert engine.max_num_seqs is not None
     assert engine.max_num_batched_tokens is not None
     pricer = _Pricer(estimator, device)
-    most_tokens = max(engine.max_num_batched_tokens, engine.max_prefill_tokens or 0) + engine.max_num_seqs
+    most_tokens = max(engine.max_num_batched_tokens, engine.max_prefill_tokens or 0) + queries * engine.max_num_seqs
     tokens = token_nodes(most_tokens)
     launches = token_launches(shard, tokens)
     token = pricer.total(launches)
     group = np.zeros(tokens.size)
     if shard.parallelism.attention_dp > 1:
         group, _, _ = pricer.total(launch for launch in launches if launch.name in GROUP_LAUNCHES)
-    padded = padded_sizes(graph_sizes(engine), engine.max_num_seqs)
+    padded = padded_sizes(graph_sizes(engine), queries * engine.max_num_seqs)
     sampled = token_nodes(max(int(padded.max()), 2))
     contexts, batches = geometric_nodes(max_model_len), batch_nodes(engine.max_num_seqs)
     chunks, lengths = geometric_nodes(most_tokens), geometric_nodes(2 * max_model_len)
+    decode = _over_grid(pricer, batches, contexts, lambda batch, context: decode_launches(shard, batch, context))
+    draft_s = None
+    if queries > 1:
+        decode = np.maximum(decode, queries * _ideal_compute_s(shard, device, batches, contexts))
+        draft_s = np.zeros(engine.max_num_seqs + 1)
+    if drafter is not None:
+        at, upto = token_nodes(max(engine.max_num_seqs, 2)), np.arange(engine.max_num_seqs + 1)
+        drafted = pricer.total(token_launches(drafter, at))[0] + pricer.total(head_launches(drafter, at))[0]
+        draft_s = (queries - 1) * np.interp(upto, at, drafted) * (upto > 0)
+        decode = decode + (queries - 1) * _over_grid(
+            pricer, batches, contexts, lambda batch, context: decode_launches(drafter, batch, context)
+        )
     return StepPrices(
         shard=shard,
         engine=engine,
@@ -199,12 +229,14 @@ def price_steps(
         head=pricer.total(head_launches(shard, sampled)),
         batch_nodes=batches,
         context_nodes=contexts,
-        decode=_over_grid(pricer, batches, contexts, lambda batch, context: decode_launches(shard, batch, context)),
+        decode=decode,
         chunk_nodes=chunks,
         length_nodes=lengths,
         prefill=_over_grid(
             pricer, chunks, lengths, lambda chunk, length: prefill_launches(shard, chunk / length, length)
         ),
+        queries=queries,
+        draft=draft_s,
     )
 
 
@@ -230,10 +262,15 @@ def combined(parts: Mapping[str, StepPrices], weights: Mapping[str, float]) -> S
 
 
 def lower_steps(
-    estimator: Estimator, device: Device, shard: Shard, engine: EngineSettings, max_model_len: int
+    estimator: Estimator,
+    device: Device,
+    shard: Shard,
+    engine: EngineSettings,
+    max_model_len: int,
+    drafter: Shard | None = None,
 ) -> LoweredSteps:
     """`price_steps`, as the arrays that the loop looks durations up in."""
-    return price_steps(estimator, device, shard, engine, max_model_len).lowered()
+    return price_steps(estimator, device, shard, engine, max_model_len, drafter).lowered()
 
 
 def num_launches(shard: Shard) -> float:
@@ -320,3 +357,12 @@ def _over_grid(
     a, b = np.meshgrid(first, second, indexing="ij")
     whole, _, _ = pricer.total(launches(a.ravel(), b.ravel()))
     return np.broadcast_to(whole, a.size).reshape(a.shape)
+
+
+def _ideal_compute_s(shard: Shard, device: Device, batches: Floats, context: Floats) -> Floats:
+    """Decode attention's arithmetic alone, at the device's peak, over the grid batches x context."""
+    a, b = np.meshgrid(batches, context, indexing="ij")
+    total: Size = 0.0
+    for launch in decode_launches(shard, a.ravel(), b.ravel()):
+        total = total + launch.count * launch.op.flops / machine(device, compute_format(launch.op)).flops_per_s
+    return np.broadcast_to(np.asarray(total), a.size).reshape(a.shape)

@@ -14,7 +14,7 @@ from windtunnel.estimate.estimator import Estimator, RooflineEstimator, TableEst
 from windtunnel.estimate.roofline import Roofline
 from windtunnel.estimate.table import MeasurementTable
 from windtunnel.interop.aiconfigurator_files import DISTRIBUTIONS, Collection
-from windtunnel.interop.aiconfigurator_operators import table_for
+from windtunnel.interop.aiconfigurator_operators import nccl_table, table_for
 from windtunnel.ops import op as ops
 from windtunnel.spec.deployment import MOE_BACKENDS
 from windtunnel.spec.hardware import Device, Node
@@ -105,3 +105,30 @@ class Tables:
     def table_for(self, op: ops.Op) -> MeasurementTable | None:
         """The table to price `op` from, or None where nobody measured its kind in its format on this system."""
         return table_for(self.collection, op)
+
+
+def nccl_estimator(device: Device, node: Node | None, data_dir: Path | None = None) -> Estimator:
+    """The estimator of NCCL's collectives inside a server: as measured on `device`, else the calibrated closed form.
+
+    Raises:
+        InputError: the measured operators are not installed.
+    """
+    roofline = Roofline(device, node)
+    folder = systems_folder(data_dir) / device.measured_as if device.measured_as else None
+    if folder is None or not folder.is_dir():
+        return RooflineEstimator(roofline)
+    return TableEstimator(NcclTables(Collection(folder, "nccl", "", roofline)), roofline)
+
+
+@dataclass(frozen=True)
+class NcclTables:
+    """Measured collectives of one system as NCCL alone runs them."""
+
+    collection: Collection
+
+    def table_for(self, op: ops.Op) -> MeasurementTable | None:
+        """The table of the collective, or None where nobody measured it on this system."""
+        key = ("nccl alone", getattr(op, "op", op.kind))
+        if key not in self.collection.read:
+            self.collection.read[key] = nccl_table(self.collection, op)
+        return self.collection.read[key]

@@ -717,7 +717,7 @@ _NCCL_NAMES = {"all_to_all": "alltoall"}
 
 def _collective(collection: Collection, op: Any) -> Choice:
     def read() -> MeasurementTable | None:
-        parts = [part for part in (_nccl(collection, op), _custom_all_reduce(collection, op)) if part is not None]
+        parts = [part for part in (nccl_table(collection, op), _custom_all_reduce(collection, op)) if part is not None]
         if not parts or op.span_nodes > 1:
             return None
         return parts[0] if len(parts) == 1 else _faster_of(parts[0], parts[1])
@@ -725,7 +725,8 @@ def _collective(collection: Collection, op: Any) -> Choice:
     return read, (op.op, str(op.span_nodes > 1))
 
 
-def _nccl(collection: Collection, op: Any) -> MeasurementTable | None:
+def nccl_table(collection: Collection, op: Any) -> MeasurementTable | None:
+    """What NCCL alone (oneCCL on Intel's devices) took for the collective of `op`, by its newest measured version."""
     for library in ("nccl", "oneccl"):
         found = [path for path in (collection.system / "comm" / library).glob("*") if path.is_dir()]
         folders = sorted(found, key=lambda path: version_key(path.name))

@@ -209,7 +209,7 @@ def write_timeline(
     """
     plan = _plan(requests, steps, max_events)
     notes = {**(about or {}), **asdict(plan.detail), "sampling": plan.detail.sampling}
-    with _new_file(path) as file:
+    with new_file(path) as file:
         encode = msgspec.json.Encoder().encode
         # Perfetto tells formats apart by the first key: `{"meta` would be another one.
         file.write(b'{"displayTimeUnit":"ms","otherData":' + encode(notes) + b',"traceEvents":[\n')
@@ -236,7 +236,7 @@ def check_file(path: Path, overwrite: bool) -> None:
 
 
 @contextmanager
-def _new_file(path: Path) -> Iterator[IO[bytes] | gzip.GzipFile]:
+def new_file(path: Path) -> Iterator[IO[bytes] | gzip.GzipFile]:
     """A file that is at `path` when the block has ended well, and nowhere otherwise."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -432,14 +432,19 @@ def _flows(shown: _Requests, requests: Table, steps: Table, batches: _Batches, s
     do, the first of them is taken. A request that lives within one slice has no flow.
     """
     replica = requests["replica"][shown.request]
+    prefills_at = requests.columns.get("prefill_replica", requests["replica"])[shown.request]
     slice_of = np.repeat(np.arange(slices.first.size), slices.num_batches)
     busy_us = np.append(0, np.cumsum(batches.end_us - batches.start_us))
     drawn_us = slices.start_us[slice_of] + (busy_us[:-1] - busy_us[slices.first[slice_of]])
     has_prefill = np.flatnonzero(steps["prefill_tokens"][batches.rows] > 0)
     anything = np.arange(batches.rows.size)
+    first_token = [
+        _batch_at(batches.end_us, has_prefill, shown.times_us[:, 2], batches.replica, at)
+        for at in (prefills_at, replica)
+    ]
     which = [
-        _batch_at(batches.start_us, has_prefill, shown.times_us[:, 1], batches.replica, replica),
-        _batch_at(batches.end_us, has_prefill, shown.times_us[:, 2], batches.replica, replica),
+        _batch_at(batches.start_us, has_prefill, shown.times_us[:, 1], batches.replica, prefills_at),
+        np.where(first_token[0] >= 0, *first_token),
         _batch_at(batches.end_us, anything, shown.times_us[:, 3], batches.replica, replica),
     ]
     batch = np.stack(which, axis=1)

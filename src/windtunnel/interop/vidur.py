@@ -302,6 +302,96 @@ def read_requests(path: Path, first_arrival_s: float = 0.0) -> VidurRequests:
     )
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class VidurBatches:
+    """Every batch of a run in its first pipeline stage, in order of forming."""
+
+    start_s: Floats
+    """[b]"""
+    duration_s: Floats
+    """[b] of that stage."""
+    batch: NDArray[np.int64]
+    """[m] position of the batch that a part belongs to; ascending."""
+    request: NDArray[np.int64]
+    """[m]"""
+    tokens: NDArray[np.int64]
+    """[m]"""
+
+
+def read_batches(path: Path) -> VidurBatches:
+    """Batches from a Parquet file with `stage`, `batch_id`, `start_us`, `duration_us`, `request_ids`, `num_tokens`.
+
+    Raises:
+        InputError: the file cannot be read, or a column is missing.
+    """
+    import pyarrow.compute as pc
+    from pyarrow import parquet
+
+    try:
+        table = parquet.read_table(path)
+        table = table.filter(pc.equal(table["stage"], 0)).sort_by("batch_id")
+        lengths = pc.list_value_length(table["request_ids"]).to_numpy()
+        return VidurBatches(
+            start_s=table["start_us"].to_numpy() * 1e-6,
+            duration_s=table["duration_us"].to_numpy() * 1e-6,
+            batch=np.repeat(np.arange(len(lengths)), lengths),
+            request=pc.list_flatten(table["request_ids"]).to_numpy(),
+            tokens=pc.list_flatten(table["num_tokens"]).to_numpy(),
+        )
+    except KeyError as error:
+        raise InputError(f"{path} has no column {error.args[0]!r}") from error
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} cannot be read: {error}") from error
+
+
+def as_they_came(
+    requests: VidurRequests, batches: VidurBatches, first_token_s: Floats, num_restarts: NDArray[np.int64]
+) -> VidurRequests:
+    """`requests` with the prompts that restarted ones had at first: what they computed before their first token.
+
+    Where Vidur restarted one in the middle of its prompt, nothing says how long that was.
+    """
+    prompts = requests.prefill_tokens.copy()
+    for i in np.flatnonzero(num_restarts):
+        parts = batches.request == i
+        is_before = batches.start_s[batches.batch[parts]] < first_token_s[i] * (1 - 1e-12)
+        prompts[i] = batches.tokens[parts][is_before].sum()
+    whole = requests.prefill_tokens + requests.decode_tokens
+    return VidurRequests(requests.arrival_s, prompts, whole - prompts)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class VidurCase:
+    """A recorded run."""
+
+    config: VidurConfig
+    requests: VidurRequests
+    batches: VidurBatches
+
+
+def read_case(folder: Path) -> VidurCase:
+    """A run from its folder: `config.json`, `requests.parquet` (request metrics) and `iterations.parquet` (batches).
+
+    Raises:
+        InputError: a file is missing, or not what its name says.
+    """
+    from pyarrow import parquet
+
+    path = folder / "requests.parquet"
+    batches, recorded = read_batches(folder / "iterations.parquet"), read_requests(path)
+    metrics = parquet.read_table(path).sort_by("Request Id")
+    first = int(metrics["Request Id"][0].as_py())
+    start_s = float(batches.start_s[batches.batch[np.argmax(batches.request == first)]])
+    arrival_s = recorded.arrival_s + start_s - float(metrics["request_scheduling_delay"][0].as_py())
+    requests = as_they_came(
+        VidurRequests(arrival_s, recorded.prefill_tokens, recorded.decode_tokens),
+        batches,
+        arrival_s + metrics["prefill_e2e_time"].to_numpy(),
+        metrics["request_num_restarts"].to_numpy(),
+    )
+    return VidurCase(read_config(folder / "config.json"), requests, batches)
+
+
 def random_replicas(config: VidurConfig, num_requests: int) -> NDArray[np.int64]:
     """The replicas that Vidur's `random` global scheduler draws.
 

@@ -20,7 +20,7 @@ from windtunnel.spec.scenario import Setup
 
 def request_metrics(requests: Table, steps: Table, setup: Setup, num_replicas: int) -> dict[str, NDArray[Any]]:
     """Column of `request_metrics.csv` -> values `[num_requests]`, in order of sending."""
-    rows = rows_by_replica(steps, num_replicas)
+    rows = rows_by_replica(requests, steps, num_replicas)
     device_steps = steps.replaced(duration_s=_device_s(steps, setup))
     model_execution_s = token_times(requests, device_steps, rows, setup.parallelism.pp).execution_s
     return columns_of(requests, model_execution_s)

@@ -19,6 +19,10 @@ out the wrappers cuts the compile time of the serving loop by a quarter.
 """
 
 
+inlined = njit(_nrt=False, nogil=True, error_model="numpy", inline="always")
+"""A function that returns parts of arrays, which numba without reference counting allows only inside the caller."""
+
+
 def passed(*tables: Any) -> tuple[Any, ...]:
     """Record arrays in the form that a call takes fastest.
 

@@ -14,6 +14,7 @@ copy up once it is complete, as in SGLang; vLLM keeps and caches both.
 """
 
 from windtunnel.kernels.jit import inner
+from windtunnel.kernels.kvtiers import find_below, write_through
 from windtunnel.kernels.state import NONE, SGLANG, TRTLLM
 
 
@@ -75,7 +76,7 @@ def look_up(settings, cache, requests, ranks, rank, i):
     """Find how much of what waiting request `i` must compute is cached; it starts from there.
 
     Whole blocks count, and one token at least is computed again, for its logits. Returns how many blocks count as free
-    now and would not if the request took what was found.
+    now and would not if the request took what was found here and in the tiers below.
     """
     evict(cache, ranks, rank)
     most_blocks = (requests[i].target_tokens - 1) // settings.block_size
@@ -90,7 +91,10 @@ def look_up(settings, cache, requests, ranks, rank, i):
     if node != NONE:
         hit_blocks = min(cache.nodes[node].first_block + num_blocks, most_blocks)
     cache.requests[i].shared_blocks = hit_blocks
-    requests[i].computed_tokens = hit_blocks * settings.block_size
+    found, load_s = find_below(cache, rank, i, hit_blocks, most_blocks)
+    cache.requests[i].load_s = load_s
+    cache.requests[i].loading_blocks = found - hit_blocks
+    requests[i].computed_tokens = found * settings.block_size
     unused = 0
     while node != NONE:
         entry = entry_of(cache, rank, node)
@@ -104,14 +108,23 @@ def look_up(settings, cache, requests, ranks, rank, i):
         if whole + settings.blocks_per_request + unused - hit_blocks > ranks[rank].free_blocks:
             cache.requests[i].deepest = NONE
             cache.requests[i].shared_blocks = 0
+            cache.requests[i].load_s = 0.0
+            cache.requests[i].loading_blocks = 0
+            if cache.requests[i].cached_tokens == NONE:
+                for tier in range(cache.tiers.size):
+                    cache.loaded[tier, i] = 0
             requests[i].computed_tokens = 0
             return 0
-    return unused
+    return unused + found - hit_blocks
 
 
 @inner
-def acquire(cache, requests, ranks, rank, i):
-    """Take references to what `look_up` found for request `i`, which is admitted."""
+def acquire(cache, requests, ranks, rank, lane, i):
+    """Take references to what `look_up` found for request `i`, which is admitted to the lane's batch, and blocks for
+    what it loads.
+    """
+    ranks[rank].free_blocks -= cache.requests[i].loading_blocks
+    cache.load_s[lane] += cache.requests[i].load_s
     node = cache.requests[i].deepest
     while node != NONE:
         entry = entry_of(cache, rank, node)
@@ -179,6 +192,7 @@ def release(settings, cache, ranks, rank, i, held, computed_tokens):
     room.
     """
     share(settings, cache, ranks, rank, i, computed_tokens)
+    write_through(settings, cache, rank, i, computed_tokens)
     ranks[rank].free_blocks += held - cache.requests[i].shared_blocks
     node = cache.requests[i].deepest
     while node != NONE:

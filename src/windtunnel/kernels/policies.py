@@ -4,13 +4,19 @@ A policy fills the lists BATCH and BATCH_TOKENS of its lane with `batch_size` pr
 step needs, and returns how many requests decode in it. Without pipeline parallelism a rank has one lane.
 """
 
+import numpy as np
+
 from windtunnel.kernels.heap import meld, push
 from windtunnel.kernels.jit import inner
-from windtunnel.kernels.kvcache import acquire, caches_when_scheduled, entry_of, look_up, release, share
+from windtunnel.kernels.kvcache import acquire, caches_when_scheduled, entry_of, evict, look_up, release, share
 from windtunnel.kernels.state import (
     BATCH,
     BATCH_ENDS,
     BATCH_TOKENS,
+    DEADLINE,
+    FAIR_SHARE,
+    FAIR_TOKENS,
+    FCFS,
     FINISH_KEY,
     FINISH_VALUE,
     LEAST_KV,
@@ -23,10 +29,12 @@ from windtunnel.kernels.state import (
     POWER_OF_TWO,
     PREFILLING,
     PREFIX_AFFINITY,
+    PRIORITY,
     RANDOM,
     ROUND_ROBIN,
     SESSION_AFFINITY,
     SGLANG,
+    SHORTEST,
     TRTLLM,
 )
 
@@ -35,6 +43,26 @@ from windtunnel.kernels.state import (
 def num_blocks_for(num_tokens, block_size):
     """Blocks that hold `num_tokens`."""
     return (num_tokens + block_size - 1) // block_size
+
+
+@inner
+def gained_tokens(speculation, lanes, lane):
+    """Tokens that each decoding request gains in the lane's next decode step.
+
+    With speculation step v gains floor((v + 1) E) - floor(v E): whole numbers whose mean is E and that are as even as
+    they can be, the same for all requests of the lane.
+    """
+    before = np.floor(lanes[lane].num_verified * speculation.tokens_per_step)
+    return np.int64(np.floor((lanes[lane].num_verified + 1) * speculation.tokens_per_step) - before)
+
+
+@inner
+def blocks_of_step(settings, speculation, lanes, lists, lane):
+    """Blocks that the lane's decoding requests need for its next decode step, with speculation."""
+    num_blocks = 0
+    for token in range(gained_tokens(speculation, lanes, lane)):
+        num_blocks += lists[lane, PHASES, (lanes[lane].steps + token) % settings.block_size]
+    return num_blocks
 
 
 @inner
@@ -53,7 +81,7 @@ def held_blocks(settings, requests, lanes, i):
 
 @inner
 def enqueue(settings, requests, ranks, rank, i):
-    """Put request `i` on the waiting heap: first come first served, or by priority and then arrival.
+    """Put request `i` on the waiting heap: first come first served, or by `queue_key` and then arrival.
 
     Under first come first served a preempted request belongs in front; it was sent before any that waits, which puts
     it there.
@@ -61,28 +89,43 @@ def enqueue(settings, requests, ranks, rank, i):
     requests[i].left = NONE
     requests[i].right = NONE
     requests[i].order = requests[i].sequence
-    if settings.priority:
-        requests[i].order += requests[i].priority * MOST_REQUESTS
+    if settings.priority != FCFS:
+        requests[i].order += requests[i].queue_key * MOST_REQUESTS
     ranks[rank].waiting = meld(requests.order, requests.left, requests.right, ranks[rank].waiting, i)
     ranks[rank].num_waiting += 1
     ranks[rank].waiting_tokens += requests[i].target_tokens
 
 
 @inner
+def set_queue_key(settings, requests, ranks, rank, i, now_s):
+    """What request `i`, sent at `now_s`, is ordered by while it waits.
+
+    `deadline` in milliseconds. `fair_share` is start-time fair queueing (Goyal, Vin and Cheng, 1996) with the weights
+    of the virtual token counter (Sheng et al., OSDI 2024): a tenant's requests start at the service that it has had, at
+    least at that of the latest admitted one; a prompt token counts once when the request is sent, an output token twice
+    when it ends.
+    """
+    if settings.priority == PRIORITY:
+        requests[i].queue_key = requests[i].priority
+    elif settings.priority == SHORTEST:
+        requests[i].queue_key = requests[i].input_tokens
+    elif settings.priority == DEADLINE:
+        requests[i].queue_key = np.int64(min((now_s + requests[i].ttft_limit_s) * 1e3, 1.0 * MOST_REQUESTS))
+    elif settings.priority == FAIR_SHARE:
+        tenant = requests[i].tenant
+        requests[i].queue_key = max(requests[tenant].tenant_tag, ranks[rank].fair_tag)
+        requests[tenant].tenant_tag = requests[i].queue_key + num_blocks_for(requests[i].input_tokens, FAIR_TOKENS)
+
+
+@inner
 def admit(settings, requests, ranks, lists, rank, i, now_s):
     """Move the first waiting request, `i`, to the end of the running list."""
+    if settings.priority == FAIR_SHARE:
+        ranks[rank].fair_tag = max(ranks[rank].fair_tag, requests[i].queue_key)
     ranks[rank].waiting = meld(requests.order, requests.left, requests.right, requests[i].left, requests[i].right)
     ranks[rank].num_waiting -= 1
     ranks[rank].waiting_tokens -= requests[i].target_tokens
-    last = ranks[rank].last
-    requests[i].before = last
-    requests[i].after = NONE
-    if last == NONE:
-        ranks[rank].first = i
-    else:
-        requests[last].after = i
-    ranks[rank].last = i
-    ranks[rank].num_running += 1
+    link(requests, ranks, rank, i)
     lists[rank * settings.num_stages, PREFILLING, ranks[rank].num_prefilling] = i
     ranks[rank].num_prefilling += 1
     ranks[rank].remaining_tokens += remaining_output(requests, i)
@@ -94,6 +137,20 @@ def admit(settings, requests, ranks, lists, rank, i, now_s):
 def remaining_output(requests, i):
     """Output tokens that request `i`, not decoding, has yet to produce."""
     return requests[i].output_tokens - (requests[i].target_tokens - requests[i].input_tokens)
+
+
+@inner
+def link(requests, ranks, rank, i):
+    """Put request `i` at the end of the running list."""
+    last = ranks[rank].last
+    requests[i].before = last
+    requests[i].after = NONE
+    if last == NONE:
+        ranks[rank].first = i
+    else:
+        requests[last].after = i
+    ranks[rank].last = i
+    ranks[rank].num_running += 1
 
 
 @inner
@@ -221,7 +278,7 @@ def drop_scheduled(settings, requests, ranks, lists, rank):
 
 
 @inner
-def walk_running(settings, cache, requests, ranks, lanes, lists, rank, lane):
+def walk_running(settings, cache, speculation, requests, ranks, lanes, lists, rank, lane):
     """vLLM V1's pass over the running list, one request at a time, for steps in which tokens or blocks are short.
 
     Requests in a batch under way have nothing to schedule and are not preempted. Returns (decoding requests scheduled,
@@ -229,11 +286,17 @@ def walk_running(settings, cache, requests, ranks, lanes, lists, rank, lane):
     """
     block_size = settings.block_size
     budget = settings.max_num_batched_tokens
+    num_queries = 1 if speculation is None else speculation.num_queries
+    num_gained = 1
+    if speculation is not None:
+        num_gained = gained_tokens(speculation, lanes, lane)
     any_preempted = False
     i = ranks[rank].first
     while i != NONE and budget > 0:
         if requests[i].is_decoding:
-            num_tokens = 1 if requests[i].lane == lane else 0
+            if budget < num_queries:
+                break
+            num_tokens = num_gained if requests[i].lane == lane else 0
             computed = lanes[requests[i].lane].steps - requests[i].joined
         else:
             computed = requests[i].computed_tokens
@@ -247,7 +310,10 @@ def walk_running(settings, cache, requests, ranks, lanes, lists, rank, lane):
             if victim == NONE:
                 gave_up = True
             else:
-                budget += requests[victim].step_tokens
+                given_back = requests[victim].step_tokens
+                if requests[victim].is_decoding and given_back > 0:
+                    given_back = num_queries
+                budget += given_back
                 preempt(settings, cache, requests, ranks, lanes, lists, rank, victim)
                 any_preempted = True
                 gave_up = victim == i
@@ -255,7 +321,7 @@ def walk_running(settings, cache, requests, ranks, lanes, lists, rank, lane):
             break
         ranks[rank].free_blocks -= num_needed
         requests[i].step_tokens = num_tokens
-        budget -= num_tokens
+        budget -= num_queries if requests[i].is_decoding and num_tokens > 0 else num_tokens
         i = requests[i].after
 
     num_decodes = 0
@@ -274,7 +340,7 @@ def walk_running(settings, cache, requests, ranks, lanes, lists, rank, lane):
         if requests[i].is_decoding and requests[i].lane == lane and requests[i].step_tokens == 0 and num_decodes > 0:
             lists[lane, PHASES, requests[i].joined % block_size] -= 1
             lanes[lane].skipped_context_tokens += lanes[lane].steps - requests[i].joined
-            requests[i].joined += 1
+            requests[i].joined += num_gained
             lists[lane, PHASES, requests[i].joined % block_size] += 1
         requests[i].step_tokens = 0
         i = requests[i].after
@@ -290,7 +356,7 @@ def find_victim(settings, requests, ranks, lanes, rank, lane):
     i = ranks[rank].last
     while i != NONE:
         if not is_in_flight(requests, lanes, lane, i):
-            if not settings.priority:
+            if settings.priority != PRIORITY:
                 return i
             if (
                 victim == NONE
@@ -306,7 +372,7 @@ def find_victim(settings, requests, ranks, lanes, rank, lane):
 
 
 @inner
-def form_batch_vllm_v1(settings, cache, requests, ranks, lanes, lists, rank, lane, now_s):
+def form_batch_vllm_v1(settings, cache, speculation, requests, ranks, lanes, lists, rank, lane, now_s):
     """vLLM V1 `Scheduler.schedule` (0.8 to 0.24): running requests first in their order, then waiting ones, one token
     budget.
 
@@ -323,7 +389,11 @@ def form_batch_vllm_v1(settings, cache, requests, ranks, lanes, lists, rank, lan
     first_lane = rank * settings.num_stages
     num_decodes = lanes[lane].num_decoding
     budget = settings.max_num_batched_tokens - num_decodes
+    if speculation is not None:
+        budget = settings.max_num_batched_tokens - num_decodes * speculation.num_queries
     num_needed = 0 if reserves else lists[lane, PHASES, lanes[lane].steps % block_size]
+    if speculation is not None and not reserves:
+        num_needed = blocks_of_step(settings, speculation, lanes, lists, lane)
     num_prefilling = ranks[rank].num_prefilling
     demand = 0
     for position in range(num_prefilling):
@@ -349,7 +419,7 @@ def form_batch_vllm_v1(settings, cache, requests, ranks, lanes, lists, rank, lan
         num_scheduled = 0
         while num_scheduled == 0:  # an empty step: the engine schedules again at once
             num_decodes, budget, any_preempted = walk_running(
-                settings, cache, requests, ranks, lanes, lists, rank, lane
+                settings, cache, speculation, requests, ranks, lanes, lists, rank, lane
             )
             num_scheduled = num_decodes + lanes[lane].batch_size
             if not any_preempted or ranks[rank].num_running == 0:
@@ -379,7 +449,7 @@ def form_batch_vllm_v1(settings, cache, requests, ranks, lanes, lists, rank, lan
         if num_needed + unused > ranks[rank].free_blocks:
             break
         if cache is not None:
-            acquire(cache, requests, ranks, rank, i)
+            acquire(cache, requests, ranks, rank, lane, i)
         admit(settings, requests, ranks, lists, rank, i, now_s)
         ranks[rank].free_blocks -= num_needed
         add_chunk(settings, cache, requests, ranks, lanes, lists, rank, lane, i, chunk)
@@ -420,7 +490,7 @@ def initial_new_token_ratio(settings):
 
 
 @inner
-def form_batch_sglang(settings, cache, requests, ranks, lanes, lists, rank, lane, now_s):
+def form_batch_sglang(settings, cache, speculation, requests, ranks, lanes, lists, rank, lane, now_s):
     """SGLang `Scheduler.get_next_batch_to_run` (0.5): a prefill batch whenever one can be formed, else a decode step.
 
     A prefill batch takes up to `chunked_prefill_size` tokens, an unfinished chunk first; a request is admitted while
@@ -438,13 +508,45 @@ def form_batch_sglang(settings, cache, requests, ranks, lanes, lists, rank, lane
     if ranks[rank].steps_to_receive <= 0:
         ranks[rank].steps_to_receive = settings.receive_interval_steps
     num_needed = lists[lane, PHASES, lanes[lane].steps % settings.block_size]
+    if speculation is not None:
+        num_needed = blocks_of_step(settings, speculation, lanes, lists, lane)
     if num_needed > ranks[rank].free_blocks:
-        retract_sglang(settings, cache, requests, ranks, lanes, lists, rank, lane)
+        retract_sglang(settings, cache, speculation, requests, ranks, lanes, lists, rank, lane)
         num_needed = lists[lane, PHASES, lanes[lane].steps % settings.block_size]
+        if speculation is not None:
+            num_needed = blocks_of_step(settings, speculation, lanes, lists, lane)
         if num_needed > ranks[rank].free_blocks:
             return 0
     ranks[rank].free_blocks -= num_needed
     return lanes[lane].num_decoding
+
+
+LONGEST_PREFIX_WAITING = 128
+
+
+@inner
+def sort_by_prefix(settings, cache, requests, ranks, rank, cutoff_s):
+    """Put waiting requests of which more is cached in front: `lpm`, `SchedulePolicy.calc_priority` of SGLang 0.5.
+
+    With more than 128 waiting the order stays as it is, later ones behind. SGLang also holds requests back that begin
+    like another one in the queue; that is left out.
+    """
+    if ranks[rank].num_waiting > LONGEST_PREFIX_WAITING:
+        return
+    unsorted, waiting = ranks[rank].waiting, NONE
+    while unsorted != NONE:
+        i = unsorted
+        unsorted = meld(requests.order, requests.left, requests.right, requests[i].left, requests[i].right)
+        requests[i].left = NONE
+        requests[i].right = NONE
+        requests[i].order = requests[i].sequence
+        if requests[i].arrival_s > cutoff_s:
+            requests[i].order += MOST_REQUESTS
+        else:
+            look_up(settings, cache, requests, ranks, rank, i)
+            requests[i].order -= requests[i].computed_tokens * MOST_REQUESTS
+        waiting = meld(requests.order, requests.left, requests.right, waiting, i)
+    ranks[rank].waiting = waiting
 
 
 @inner
@@ -466,6 +568,9 @@ def form_prefill_sglang(settings, cache, requests, ranks, lanes, lists, rank, la
         chunk_budget -= chunk
         prompt_budget -= chunk
         add_chunk(settings, cache, requests, ranks, lanes, lists, rank, lane, i, chunk)
+    if cache is not None and settings.longest_prefix_first and ranks[rank].waiting != NONE:
+        sort_by_prefix(settings, cache, requests, ranks, rank, lanes[lane].cutoff_s)
+        lanes[lane].looks_again = 1
     promised = ranks[rank].remaining_tokens * ranks[rank].new_token_ratio
     while chunk_budget > 0 and prompt_budget > 0 and ranks[rank].waiting != NONE:
         i = ranks[rank].waiting
@@ -491,7 +596,7 @@ def form_prefill_sglang(settings, cache, requests, ranks, lanes, lists, rank, la
         if num_needed + unused > ranks[rank].free_blocks:
             break
         if cache is not None:
-            acquire(cache, requests, ranks, rank, i)
+            acquire(cache, requests, ranks, rank, lane, i)
         admit(settings, requests, ranks, lists, rank, i, now_s)
         ranks[rank].free_blocks -= num_needed
         promised += whole - chunk + output
@@ -528,12 +633,17 @@ def find_retracted(requests, ranks, lanes, rank, lane):
 
 
 @inner
-def retract_sglang(settings, cache, requests, ranks, lanes, lists, rank, lane):
+def retract_sglang(settings, cache, speculation, requests, ranks, lanes, lists, rank, lane):
     """Free blocks for one more decode step: `ScheduleBatch.retract_decode` of SGLang 0.5.
 
     The lane's last decoding request is never retracted; a prompt half prefilled gives way to it instead.
     """
-    while lists[lane, PHASES, lanes[lane].steps % settings.block_size] > ranks[rank].free_blocks:
+    while True:
+        num_needed = lists[lane, PHASES, lanes[lane].steps % settings.block_size]
+        if speculation is not None:
+            num_needed = blocks_of_step(settings, speculation, lanes, lists, lane)
+        if num_needed <= ranks[rank].free_blocks:
+            break
         victim = find_retracted(requests, ranks, lanes, rank, lane)
         if victim == NONE:
             break
@@ -615,6 +725,8 @@ def replica_with_prefix(settings, cache, ranks, i):
         heaviest = max(heaviest, load)
     if heaviest - lightest > UNEVEN_REQUESTS and heaviest > UNEVEN_RATIO * lightest:
         return NONE
+    for rank in range(ranks.size):
+        evict(cache, ranks, rank)
     best, longest, least = NONE, 0, 0
     node = cache.requests[i].shared
     while node != NONE and best == NONE:

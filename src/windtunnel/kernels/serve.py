@@ -18,20 +18,35 @@ from windtunnel.kernels.jit import entry, inner
 from windtunnel.kernels.kvcache import caches_when_scheduled, release, share
 from windtunnel.kernels.policies import (
     begin_batch,
+    blocks_of_step,
     decay_new_token_ratio,
     end_batch,
     enqueue,
     form_batch_sglang,
     form_batch_vllm_v1,
+    gained_tokens,
     held_blocks,
     route,
+    set_queue_key,
     stop_decoding,
     unlink,
+)
+from windtunnel.kernels.pools import (
+    cost_of,
+    end_transfer,
+    hand_over,
+    join_ready,
+    lanes_of,
+    pull,
+    ranks_of,
+    route_arrival,
 )
 from windtunnel.kernels.state import (
     BATCH,
     BATCH_ENDS,
     BATCH_TOKENS,
+    FAIR_SHARE,
+    FAIR_TOKENS,
     FINISH_KEY,
     FINISH_VALUE,
     NONE,
@@ -98,33 +113,28 @@ def with_host(cost, device_s, num_running):
 
 @inner
 def next_arrival_s(settings, sessions, requests, clock):
-    """When the next request is sent, as far as is known: infinity while the client waits for a completion."""
-    if sessions is not None and clock[0].thinking > 0:
-        return min(sessions.time_s[0], next_start_s(settings, requests, clock))
-    return next_start_s(settings, requests, clock)
+    """When the next request is sent, as far as is known: infinity while the client waits for a completion.
 
-
-@inner
-def next_start_s(settings, requests, clock):
-    """When the next request that waits for no other one is sent, a session's first turn.
-
-    A closed loop of C slots starts the k-th when the (k - C + 1)-th completion has freed one, and measured requests
-    only when all of warm-up has completed; arrival times then count from there.
+    A closed loop of C slots starts the k-th request, or session, when the (k - C + 1)-th completion has freed one, and
+    measured ones only when all of warm-up has completed; arrival times then count from there.
     """
-    if clock[0].next >= requests.size:
-        return np.inf
-    k = clock[0].started
-    send_s = requests[clock[0].next].arrival_s
-    if settings.concurrency == 0:
-        return send_s
-    if 0 < settings.num_warmup <= k:
-        if clock[0].ended < settings.num_warmup:
-            return np.inf
-        send_s += requests[settings.num_warmup - 1].completed_s + settings.frontend_s
-    if k >= settings.concurrency:
-        if clock[0].ended <= k - settings.concurrency:
-            return np.inf
-        send_s = max(send_s, requests[k - settings.concurrency].completed_s + settings.frontend_s)
+    send_s = np.inf
+    if clock[0].next < requests.size:
+        send_s = requests[clock[0].next].arrival_s
+        if settings.concurrency > 0:
+            k = clock[0].started
+            if 0 < settings.num_warmup <= k:
+                if clock[0].ended >= settings.num_warmup:
+                    send_s += requests[settings.num_warmup - 1].completed_s + settings.frontend_s
+                else:
+                    send_s = np.inf
+            if k >= settings.concurrency:
+                if clock[0].ended > k - settings.concurrency:
+                    send_s = max(send_s, requests[k - settings.concurrency].completed_s + settings.frontend_s)
+                else:
+                    send_s = np.inf
+    if sessions is not None and clock[0].thinking > 0:
+        send_s = min(send_s, sessions.time_s[0])
     return send_s
 
 
@@ -145,23 +155,31 @@ def take_next(sessions, requests, clock, now_s):
 
 
 @inner
-def deliver(settings, cache, sessions, requests, ranks, lanes, events, clock, now_s):
+def deliver(settings, cache, sessions, requests, ranks, lanes, events, clock, now_s, pools):
     """Send the next request to a replica, there to the rank with the fewest requests; an idle lane wakes."""
     k = take_next(sessions, requests, clock, now_s)
     requests[k].arrival_s = now_s
     requests[k].sequence = clock[0].sent
     clock[0].sent += 1
-    replica = route(settings, cache, sessions, ranks, clock, k)
+    if pools is None:
+        replica = route(settings, cache, sessions, ranks, clock, k)
+    else:
+        replica = route_arrival(pools, sessions, requests, clock, k)
     if sessions is not None and sessions.session[k] != NONE:
         sessions.replica[sessions.session[k]] = replica
+    if pools is not None:
+        settings = pools.pools[pools.pool_of_replica[replica]]
+        ranks, lanes = ranks_of(pools, settings), lanes_of(pools, settings)
+        replica -= settings.first_replica
     first = replica * settings.ranks_per_replica
     rank = first
     for other in range(first + 1, first + settings.ranks_per_replica):
         if ranks[other].num_outstanding < ranks[rank].num_outstanding:
             rank = other
-    requests[k].rank = rank
+    requests[k].rank = settings.first_rank + rank
     requests[k].target_tokens = requests[k].input_tokens
     ranks[rank].num_outstanding += 1
+    set_queue_key(settings, requests, ranks, rank, k, now_s)
     enqueue(settings, requests, ranks, rank, k)
     for stage in range(settings.num_stages):
         if not lanes[first * settings.num_stages + stage].is_busy:
@@ -173,8 +191,20 @@ def deliver(settings, cache, sessions, requests, ranks, lanes, events, clock, no
 def wake(settings, lanes, events, clock, replica, stage, now_s):
     """Let an idle lane of the replica look for work at `now_s`."""
     set_busy(settings, lanes, replica, stage, 1)
-    lane = replica * settings.num_stages + stage
+    lane = settings.first_event + replica * settings.num_stages + stage
     clock[0].queued = push(events.time_s, events.lane, clock[0].queued, now_s, lane)
+
+
+@inner
+def wake_replica(events, clock, pools, replica, now_s):
+    """Let the first idle lane of a replica, of all pools', look for work."""
+    settings = pools.pools[pools.pool_of_replica[replica]]
+    lanes = lanes_of(pools, settings)
+    replica -= settings.first_replica
+    for stage in range(settings.num_stages):
+        if not lanes[replica * settings.ranks_per_replica * settings.num_stages + stage].is_busy:
+            wake(settings, lanes, events, clock, replica, stage, now_s)
+            break
 
 
 @inner
@@ -202,8 +232,15 @@ def wake_another(settings, ranks, lanes, events, clock, replica, stage, now_s, f
 
 
 @inner
-def finish(settings, cache, sessions, requests, ranks, lanes, clock, rank, i, now_s):
-    """Request `i`, running and not decoding, has produced its last token."""
+def finish(settings, cache, sessions, requests, ranks, lanes, events, clock, rank, i, now_s, pools):
+    """Request `i`, running and not decoding, has produced its last token, or the last of this pool."""
+    if pools is not None:
+        if pools.journeys[i].later_output_tokens > 0:
+            unlink(requests, ranks, rank, i)
+            ranks[rank].num_outstanding -= 1
+            replica = hand_over(settings, requests, lanes, clock, pools, rank, i, now_s)
+            wake_replica(events, clock, pools, replica, now_s)
+            return
     requests[i].finish_s = now_s
     held = held_blocks(settings, requests, lanes, i)
     if cache is None:
@@ -212,7 +249,19 @@ def finish(settings, cache, sessions, requests, ranks, lanes, clock, rank, i, no
         release(settings, cache, ranks, rank, i, held, requests[i].computed_tokens)
     unlink(requests, ranks, rank, i)
     ranks[rank].num_outstanding -= 1
+    if settings.priority == FAIR_SHARE:
+        requests[requests[i].tenant].tenant_tag += 2 * requests[i].output_tokens // FAIR_TOKENS
     conclude(settings, sessions, requests, clock, i, now_s)
+
+
+@inner
+def arrive(requests, events, clock, pools, i, now_s):
+    """The KV of request `i` has been read: both sides may have something to do."""
+    end_transfer(requests, pools, i)
+    for rank in (pools.journeys[i].prefill_rank, pools.journeys[i].decode_rank):
+        settings = pools.pools[pools.pool_of_rank[rank]]
+        replica = settings.first_replica + (rank - settings.first_rank) // settings.ranks_per_replica
+        wake_replica(events, clock, pools, replica, now_s)
 
 
 @inner
@@ -229,7 +278,9 @@ def conclude(settings, sessions, requests, clock, i, now_s):
 
 
 @inner
-def complete(settings, cache, sessions, requests, ranks, lanes, lists, clock, rank, lane, now_s):
+def complete(
+    settings, cache, sessions, speculation, requests, ranks, lanes, lists, events, clock, rank, lane, now_s, pools
+):
     """Apply the end of the lane's step: finished requests leave, complete prefills give their token and begin to
     decode.
     """
@@ -237,7 +288,10 @@ def complete(settings, cache, sessions, requests, ranks, lanes, lists, clock, ra
         i = lists[lane, FINISH_VALUE, 0]
         lanes[lane].finish_size = pop(lists[lane, FINISH_KEY], lists[lane, FINISH_VALUE], lanes[lane].finish_size)
         stop_decoding(settings, requests, lanes, lists, i)
-        finish(settings, cache, sessions, requests, ranks, lanes, clock, rank, i, now_s)
+        if speculation is not None:
+            end = requests[i].input_tokens + requests[i].output_tokens - 1
+            ranks[rank].remaining_tokens += requests[i].computed_tokens - end
+        finish(settings, cache, sessions, requests, ranks, lanes, events, clock, rank, i, now_s, pools)
 
     for position in range(lanes[lane].batch_size):
         i = lists[lane, BATCH, position]
@@ -251,7 +305,7 @@ def complete(settings, cache, sessions, requests, ranks, lanes, lists, clock, ra
         ranks[rank].remaining_tokens -= 1
         end = requests[i].input_tokens + requests[i].output_tokens - 1
         if requests[i].computed_tokens >= end:
-            finish(settings, cache, sessions, requests, ranks, lanes, clock, rank, i, now_s)
+            finish(settings, cache, sessions, requests, ranks, lanes, events, clock, rank, i, now_s, pools)
         else:
             joined = lanes[lane].steps - requests[i].computed_tokens
             requests[i].is_decoding = 1
@@ -284,8 +338,34 @@ def through_stages(settings, cost, stages, replica, now_s, device_s, num_running
 
 
 @inner
+def with_loading(settings, cache, first, end, stage, device_s):
+    """A step's time on the device where its batch waits for KV blocks from lower tiers, or they come up beside it."""
+    load_s = 0.0
+    for rank in range(first, end):
+        lane = rank * settings.num_stages + stage
+        load_s = max(load_s, cache.load_s[lane])
+        cache.load_s[lane] = 0.0
+    return max(device_s, load_s) if cache.load_overlaps else device_s + load_s
+
+
+@inner
 def start_step(
-    settings, cost, sessions, requests, ranks, lanes, lists, stages, events, clock, steps, replica, stage, now_s
+    settings,
+    cost,
+    cache,
+    sessions,
+    speculation,
+    requests,
+    ranks,
+    lanes,
+    lists,
+    stages,
+    events,
+    clock,
+    steps,
+    replica,
+    stage,
+    now_s,
 ):
     """Start the step that a replica's lane has formed, or a run of equal ones; writes its row and its end event.
 
@@ -298,10 +378,10 @@ def start_step(
         any_prefill = any_prefill or lanes[rank * settings.num_stages + stage].batch_size > 0
     if settings.scheduler == SGLANG and any_prefill:
         for rank in range(first, end):
-            undo_decode(settings, ranks, lanes, lists, rank, rank * settings.num_stages + stage)
+            undo_decode(settings, speculation, ranks, lanes, lists, rank, rank * settings.num_stages + stage)
 
     row = clock[0].rows
-    decodes, prefill_tokens, sampled, running, waiting, context, num_prefills = 0, 0, 0, 0, 0, 0, 0
+    queries, decodes, prefill_tokens, sampled, running, waiting, context, num_prefills = 0, 0, 0, 0, 0, 0, 0, 0
     pairs = 0.0
     paused, resumed, late_since_s = 0, 0, 0.0
     most_decodes, most_tokens, most_sampled, most_running = 0, 0, 0, 0
@@ -310,7 +390,8 @@ def start_step(
         lane = rank * settings.num_stages + stage
         rank_decodes = lanes[lane].num_decoding if lanes[lane].batch_decodes else 0
         rank_decodes -= lanes[lane].num_skipped
-        rank_tokens, rank_sampled = 0, rank_decodes
+        rank_queries = rank_decodes if speculation is None else rank_decodes * speculation.num_queries
+        rank_tokens, rank_sampled = 0, rank_queries
         rank_pairs = 0.0
         for position in range(lanes[lane].batch_size):
             i = lists[lane, BATCH, position]
@@ -329,10 +410,11 @@ def start_step(
             + prefill_attention_s(cost, rank_tokens, rank_pairs),
         )
         most_decodes = max(most_decodes, rank_decodes)
-        most_tokens = max(most_tokens, rank_decodes + rank_tokens)
+        most_tokens = max(most_tokens, rank_queries + rank_tokens)
         most_sampled = max(most_sampled, rank_sampled)
         most_running = max(most_running, ranks[rank].num_running)
         decodes += rank_decodes
+        queries += rank_queries
         prefill_tokens += rank_tokens
         sampled += rank_sampled
         pairs += rank_pairs
@@ -355,9 +437,15 @@ def start_step(
             device_s = cost.decode_token_s[most_decodes] + attention_s
         else:
             device_s = cost.mixed_token_s[most_tokens] + cost.sample_s[most_sampled] + attention_s
+            if speculation is not None:
+                device_s += cost.draft_s[most_decodes]
             if settings.ranks_per_replica > 1:
-                device_s += cost.group_token_s[min(decodes + prefill_tokens, cost.group_token_s.size - 1)]
+                device_s += cost.group_token_s[min(queries + prefill_tokens, cost.group_token_s.size - 1)]
             device_s = max(device_s, cost.launch_s)
+        if cache is not None:
+            loaded_s = with_loading(settings, cache, first, end, stage, device_s)
+            steps[row].load_s = loaded_s - device_s
+            device_s = loaded_s
         time_s = through_stages(settings, cost, stages, replica, now_s, device_s, most_running)
     duration_s = time_s - now_s
     last_start_s = now_s
@@ -369,21 +457,30 @@ def start_step(
             rank_decodes = lanes[lane].num_decoding - lanes[lane].num_skipped
             older = rank_decodes - lanes[lane].num_joined
             since_s = lanes[lane].joined_since_s
-            if older > 0:
+            num_late = lanes[lane].num_joined
+            are_late = since_s < num_late * now_s * (1 - 1e-12)
+            if older > 0 and lanes[lane].last_decode_s < now_s:
+                num_late, are_late = rank_decodes, True
                 since_s += older * lanes[lane].last_decode_s
-            if (older > 0 and lanes[lane].last_decode_s < now_s) or since_s < rank_decodes * now_s * (1 - 1e-12):
-                paused += rank_decodes
+            if are_late:
+                paused += num_late
                 late_since_s += since_s
-            lanes[lane].steps += 1
-            lanes[lane].context_tokens += rank_decodes
-            ranks[rank].remaining_tokens -= rank_decodes
+            num_gained = 1
+            if speculation is not None:
+                num_gained = gained_tokens(speculation, lanes, lane)
+            lanes[lane].steps += num_gained
+            lanes[lane].num_verified += 1
+            lanes[lane].context_tokens += num_gained * rank_decodes
+            ranks[rank].remaining_tokens -= num_gained * rank_decodes
     late_gap_s = time_s - late_since_s / (paused + resumed) if paused + resumed > 0 else 0.0
 
     if prefill_tokens == 0 and cost.recorded_step_s.size == 0 and settings.num_stages == 1:
         horizon_s = next_arrival_s(settings, sessions, requests, clock)
-        if (settings.concurrency > 0 or sessions is not None) and clock[0].queued > 0:
+        if (settings.concurrency > 0 or settings.heeds_all_events) and clock[0].queued > 0:
             horizon_s = min(horizon_s, events[0].time_s)
-        most_steps = steps_until_event(settings, ranks, lanes, lists, first, end)
+        if sessions is not None and clock[0].queued > 0:
+            horizon_s = min(horizon_s, events[0].time_s + settings.frontend_s + sessions.least_think_s)
+        most_steps = steps_until_event(settings, speculation, ranks, lanes, lists, first, end)
         while num_steps < most_steps and time_s < horizon_s:
             attention_s = 0.0
             fits = True
@@ -391,6 +488,8 @@ def start_step(
                 count = lanes[rank].num_decoding
                 if settings.scheduler != TRTLLM:
                     needed = lists[rank, PHASES, lanes[rank].steps % settings.block_size]
+                    if speculation is not None:
+                        needed = blocks_of_step(settings, speculation, lanes, lists, rank)
                     fits = fits and needed <= ranks[rank].free_blocks
                 attention_s = max(attention_s, decode_attention_s(cost, count, lanes[rank].context_tokens + count))
             step_s = with_host(cost, cost.decode_token_s[most_decodes] + attention_s, most_running)
@@ -399,10 +498,18 @@ def start_step(
             for rank in range(first, end):
                 count = lanes[rank].num_decoding
                 if settings.scheduler != TRTLLM:
-                    ranks[rank].free_blocks -= lists[rank, PHASES, lanes[rank].steps % settings.block_size]
-                lanes[rank].steps += 1
-                lanes[rank].context_tokens += count
-                ranks[rank].remaining_tokens -= count
+                    needed = lists[rank, PHASES, lanes[rank].steps % settings.block_size]
+                    if speculation is not None:
+                        needed = blocks_of_step(settings, speculation, lanes, lists, rank)
+                    ranks[rank].free_blocks -= needed
+                num_gained = 1
+                if speculation is not None:
+                    num_gained = gained_tokens(speculation, lanes, rank)
+                lanes[rank].steps += num_gained
+                if count > 0:
+                    lanes[rank].num_verified += 1
+                lanes[rank].context_tokens += num_gained * count
+                ranks[rank].remaining_tokens -= num_gained * count
             last_start_s = time_s
             time_s += step_s
             num_steps += 1
@@ -426,7 +533,7 @@ def start_step(
     steps[row].start_s = now_s
     steps[row].duration_s = time_s - now_s
     steps[row].num_steps = num_steps
-    steps[row].replica = replica
+    steps[row].replica = settings.first_replica + replica
     steps[row].decode_tokens = decodes
     steps[row].prefill_tokens = prefill_tokens
     steps[row].num_prefills = num_prefills
@@ -440,26 +547,32 @@ def start_step(
     steps[row].resumed_tokens = resumed
     steps[row].late_gap_s = late_gap_s
     clock[0].rows += 1
-    lane = replica * settings.num_stages + stage
+    lane = settings.first_event + replica * settings.num_stages + stage
     clock[0].queued = push(events.time_s, events.lane, clock[0].queued, time_s, lane)
     return DONE
 
 
 @inner
-def undo_decode(settings, ranks, lanes, lists, rank, lane):
+def undo_decode(settings, speculation, ranks, lanes, lists, rank, lane):
     """SGLang's attention data parallelism: while any rank prefills, the others do not decode."""
     if lanes[lane].batch_decodes and lanes[lane].batch_size == 0:
-        ranks[rank].free_blocks += lists[lane, PHASES, lanes[lane].steps % settings.block_size]
+        needed = lists[lane, PHASES, lanes[lane].steps % settings.block_size]
+        if speculation is not None:
+            needed = blocks_of_step(settings, speculation, lanes, lists, lane)
+        ranks[rank].free_blocks += needed
         lanes[lane].batch_decodes = 0
 
 
 @inner
-def steps_until_event(settings, ranks, lanes, lists, first, end):
+def steps_until_event(settings, speculation, ranks, lanes, lists, first, end):
     """How many decode steps may run before a request finishes or the policy must look again, arrivals aside."""
     fewest = np.int64(1) << 40
     for rank in range(first, end):
         if lanes[rank].finish_size > 0:
             fewest = min(fewest, lists[rank, FINISH_KEY, 0] - lanes[rank].steps + 1)
+            if speculation is not None:
+                left = max(lists[rank, FINISH_KEY, 0] - lanes[rank].steps, 0)
+                fewest = min(fewest, (left + speculation.num_queries - 1) // speculation.num_queries + 1)
         if lanes[rank].looks_again or ranks[rank].num_prefilling > 0:
             fewest = 1
         if settings.scheduler == SGLANG and ranks[rank].num_waiting > 0:
@@ -468,7 +581,9 @@ def steps_until_event(settings, ranks, lanes, lists, first, end):
 
 
 @entry
-def run(settings, cost, cache, sessions, requests, ranks, lanes, lists, stages, events, clock, steps):
+def run(
+    settings, cost, cache, sessions, speculation, requests, ranks, lanes, lists, stages, events, clock, steps, pools
+):
     """Advance the simulation until all requests have finished or `steps` is full.
 
     Where the host works beside the device, the batch that follows a step at once was formed when that step started:
@@ -479,9 +594,11 @@ def run(settings, cost, cache, sessions, requests, ranks, lanes, lists, stages, 
 
     Args:
         settings, cost: see `kernels.state`.
-        cache, sessions: None where prompts share nothing, and where no request waits for another.
+        cache, sessions, speculation: None where prompts share nothing, where no request waits for another, and where
+            a decode step gives a token.
         requests, ranks, lanes, lists, stages, events, clock: see `kernels.state`; changed in place.
         steps: buffer for the rows of this call; `clock[0].rows` says how many were written.
+        pools: None, or `kernels.pools.Pools`; what belongs to one pool is then read from there at every event.
 
     Returns:
         DONE, MORE, STUCK or OUT_OF_STEPS.
@@ -493,21 +610,47 @@ def run(settings, cost, cache, sessions, requests, ranks, lanes, lists, stages, 
         if arrival_s <= event_s:
             if arrival_s == np.inf:
                 return DONE if clock[0].finished >= requests.size else STUCK
-            deliver(settings, cache, sessions, requests, ranks, lanes, events, clock, arrival_s)
+            deliver(settings, cache, sessions, requests, ranks, lanes, events, clock, arrival_s, pools)
             continue
         if clock[0].rows >= steps.size:
             return MORE
-        replica, stage = events[0].lane // settings.num_stages, events[0].lane % settings.num_stages
+        event = events[0].lane
         clock[0].queued = pop(events.time_s, events.lane, clock[0].queued)
+        if pools is not None:
+            if event < 0:
+                arrive(requests, events, clock, pools, event + requests.size, event_s)
+                continue
+            pool = pools.pool_of_event[event]
+            settings, cost = pools.pools[pool], cost_of(pools, pool)
+            ranks, lanes = ranks_of(pools, settings), lanes_of(pools, settings)
+            lists = pools.lists[settings.first_lane : settings.end_lane]
+            stages = pools.stages[settings.first_replica : settings.end_replica]
+            event -= settings.first_event
+        replica, stage = event // settings.num_stages, event % settings.num_stages
         first = replica * settings.ranks_per_replica
         ends_step = False
         for rank in range(first, first + settings.ranks_per_replica):
             lane = rank * settings.num_stages + stage
             ends_step = ends_step or lanes[lane].batch_size > 0 or lanes[lane].batch_decodes
-            complete(settings, cache, sessions, requests, ranks, lanes, lists, clock, rank, lane, event_s)
+            complete(
+                settings,
+                cache,
+                sessions,
+                speculation,
+                requests,
+                ranks,
+                lanes,
+                lists,
+                events,
+                clock,
+                rank,
+                lane,
+                event_s,
+                pools,
+            )
         arrival_s = next_arrival_s(settings, sessions, requests, clock)
         while arrival_s <= event_s:
-            deliver(settings, cache, sessions, requests, ranks, lanes, events, clock, arrival_s)
+            deliver(settings, cache, sessions, requests, ranks, lanes, events, clock, arrival_s, pools)
             arrival_s = next_arrival_s(settings, sessions, requests, clock)
         cutoff_s = event_s
         if cost.host_overlaps and ends_step:
@@ -517,21 +660,31 @@ def run(settings, cost, cache, sessions, requests, ranks, lanes, lists, stages, 
             for rank in range(first, first + settings.ranks_per_replica):
                 lane = rank * settings.num_stages + stage
                 begin_batch(lanes, lane, cutoff_s)
+                if pools is not None:
+                    join_ready(settings, requests, ranks, lanes, lists, pools, rank, lane)
                 if settings.scheduler == SGLANG:
-                    num_decodes = form_batch_sglang(settings, cache, requests, ranks, lanes, lists, rank, lane, event_s)
+                    num_decodes = form_batch_sglang(
+                        settings, cache, speculation, requests, ranks, lanes, lists, rank, lane, event_s
+                    )
                 else:
                     num_decodes = form_batch_vllm_v1(
-                        settings, cache, requests, ranks, lanes, lists, rank, lane, event_s
+                        settings, cache, speculation, requests, ranks, lanes, lists, rank, lane, event_s
                     )
                 num_batches += end_batch(settings, requests, ranks, lanes, lists, rank, lane, num_decodes)
             if cutoff_s == event_s:
                 break
             cutoff_s = event_s
+        if pools is not None:
+            for rank in range(first, first + settings.ranks_per_replica):
+                lane = rank * settings.num_stages + stage
+                pull(settings, requests, ranks, lanes, events, clock, pools, rank, lane, event_s)
         rows = clock[0].rows
         status = start_step(
             settings,
             cost,
+            cache,
             sessions,
+            speculation,
             requests,
             ranks,
             lanes,

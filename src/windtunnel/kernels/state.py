@@ -22,7 +22,7 @@ MODULUS, MULTIPLIER = 2**31 - 1, 48271
 NONE = -1
 """No request, no neighbour."""
 
-MOST_REQUESTS = 1 << 40
+MOST_REQUESTS = 1 << 31
 """More than any run has: the step from one priority to the next in the key of the waiting heap."""
 
 SCHEDULERS = ("vllm_v1", "trtllm", "sglang")
@@ -45,6 +45,14 @@ ROUND_ROBIN, RANDOM, POWER_OF_TWO, LEAST_OUTSTANDING, LEAST_KV, SESSION_AFFINITY
 )
 
 
+QUEUE_ORDERS = ("fcfs", "priority", "shortest", "deadline", "fair_share")
+"""The codes of `Settings.priority` are positions here."""
+FCFS, PRIORITY, SHORTEST, DEADLINE, FAIR_SHARE = range(5)
+
+FAIR_TOKENS = 16
+"""Tokens of one unit of service under `fair_share`."""
+
+
 class Settings(NamedTuple):
     """How a replica's engine forms batches. Scalars."""
 
@@ -60,7 +68,7 @@ class Settings(NamedTuple):
     max_prefill_tokens: int
     """SGLang: prompt tokens of one prefill batch."""
     priority: int
-    """1: waiting and victims ordered by priority, 0: first come first served."""
+    """The order of waiting requests, a position in `QUEUE_ORDERS`; by priority, victims are ordered too."""
     block_size: int
     num_blocks: int
     """Of one rank."""
@@ -81,9 +89,18 @@ class Settings(NamedTuple):
     batch_wait_steps: int = 0
     """TensorRT-LLM: prefill is held back for at most so many decode steps, until `batch_wait_tokens` are scheduled."""
     batch_wait_tokens: int = 0
+    longest_prefix_first: int = 0
+    """SGLang: 1: waiting requests of which more is cached go first (`lpm`)."""
     router: int = ROUND_ROBIN
     seed: int = 0
     """Of the router's draws."""
+    first_replica: int = 0
+    """Of this pool among all pools' replicas."""
+    first_rank: int = 0
+    first_event: int = 0
+    """Of this pool's lanes in the event queue."""
+    heeds_all_events: int = 0
+    """1: any replica's event may bring this one work, so that a run of equal steps ends at the next of them."""
 
 
 REQUEST = np.dtype(
@@ -103,6 +120,10 @@ REQUEST = np.dtype(
         ("priority", "i8"),  # smaller goes first, as in vLLM
         ("sequence", "i8"),  # requests sent before it
         ("order", "i8"),  # key in the waiting heap
+        ("queue_key", "i8"),  # its first part; the second is `sequence`
+        ("ttft_limit_s", "f8"),  # from the sending to the deadline of the first token
+        ("tenant", "i8"),
+        ("tenant_tag", "i8"),  # not of this request: the service that the tenant of this number has had, in units
         ("before", "i8"),  # neighbours in the rank's running list
         ("after", "i8"),
         ("left", "i8"),  # children in the rank's waiting heap
@@ -129,6 +150,7 @@ RANK = np.dtype(
         ("waiting", "i8"),  # root of the waiting heap
         ("num_prefilling", "i8"),
         ("new_token_ratio", "f8"),  # SGLang's estimate of the share of outputs still to come
+        ("fair_tag", "i8"),  # the greatest key admitted under `fair_share`
         ("waited_steps", "i8"),  # TensorRT-LLM: decode steps for which prefill has been held back
         ("steps_to_receive", "i8"),  # SGLang: decode steps until waiting requests are looked at again
     ]
@@ -152,6 +174,7 @@ LANE = np.dtype(
         ("num_joined", "i8"),  # requests that began to decode since the latest decode step
         ("joined_since_s", "f8"),  # sum of the times of their latest tokens
         ("last_decode_s", "f8"),  # end of that step
+        ("num_verified", "i8"),  # speculative decode steps so far
     ]
 )
 """One record a lane: one of the `num_stages` batches that a rank may have in flight, with the requests that decode in
@@ -194,6 +217,7 @@ STEP = np.dtype(
         ("start_s", "f8"),
         ("duration_s", "f8"),  # of all `num_steps` together
         ("prefill_pairs", "f8"),  # query-key pairs of the prefill chunks
+        ("load_s", "f8"),  # of it, waiting for KV blocks from lower tiers
         ("late_gap_s", "f8"),  # mean time since their predecessors of the paused and resumed tokens
         ("context_tokens", "i8"),  # in the cache of the decoding requests, at the start
         ("used_blocks", "i8"),
@@ -210,6 +234,15 @@ STEP = np.dtype(
     ]
 )
 """One record a run of equal steps; with several ranks the counts are sums over them."""
+
+
+class Speculation(NamedTuple):
+    """Speculative decoding: every decode step drafts and verifies tokens. Scalars."""
+
+    num_queries: int
+    """Tokens that a request's verification computes: those drafted and one more."""
+    tokens_per_step: float
+    """Mean that a request gains by it, from 1 to `num_queries`."""
 
 
 class StepCost(NamedTuple):
@@ -247,6 +280,8 @@ class StepCost(NamedTuple):
     group_token_s: Floats = np.zeros(1)
     """[tokens of all ranks + 1] what the ranks of an attention data-parallel replica compute together in a step with
     prefill, the experts; not in `mixed_token_s` then. `[0.0]` where there is one rank."""
+    draft_s: Floats = np.zeros(1)
+    """[max_num_seqs + 1] drafting for so many requests in a step with prefill; elsewhere it is in `decode_token_s`."""
     launch_s: float = 0.0
     """What the host needs to launch a step with prefill."""
 
@@ -264,6 +299,8 @@ CACHED_REQUEST = np.dtype(
         ("leaf", "i8"),  # segment that the request's output, or what nobody shares of its prompt and output, belongs to
         ("deepest", "i8"),  # segment that it holds references to, with all above it
         ("shared_blocks", "i8"),  # of those that it holds, in cached segments
+        ("loading_blocks", "i8"),  # of those that it was found to have, in lower tiers
+        ("load_s", "f8"),  # to bring them up
         ("cached_tokens", "i8"),  # found when it was first admitted
     ]
 )
@@ -271,6 +308,18 @@ CACHED_REQUEST = np.dtype(
 
 CACHE_RANK = np.dtype([("evictable_blocks", "i8"), ("first", "i8"), ("last", "i8")])
 """One record a rank: cached blocks that no running request uses, and the ends of their list."""
+
+
+TIER = np.dtype([("capacity_blocks", "i8"), ("ranks_per_pool", "i8"), ("block_s", "f8")])
+"""One record a tier of memory below the device's, fastest first: blocks that one pool of it holds, ranks that share a
+pool, and seconds to load a block to a rank."""
+
+KEPT = np.dtype([("num_blocks", "i4"), ("before", "i4"), ("after", "i4")])
+"""One record a segment and rank (the first of those that share a pool): how many of its blocks the tier has, and its
+neighbours in the order of writing."""
+
+POOL = np.dtype([("num_blocks", "i8"), ("first", "i8"), ("last", "i8")])
+"""One record a pool of a tier: its blocks, and the ends of its list."""
 
 
 class Cache(NamedTuple):
@@ -283,6 +332,17 @@ class Cache(NamedTuple):
     """`[segment, rank]` of shared segments in one row, then one for each of the rest."""
     requests: Table
     ranks: Table
+    load_overlaps: int
+    """1: blocks from lower tiers come up beside the step that admits their request, layer by layer; 0: before it."""
+    load_s: Floats
+    """[lane] To load for the batch that is being formed."""
+    tiers: Table
+    kept: Table
+    """`[tier, entry]`"""
+    pools: Table
+    """`[tier, pool]`"""
+    loaded: Ints
+    """`[tier, n]` Blocks of each prompt that came from each tier when it was first admitted."""
 
 
 class Sessions(NamedTuple):
@@ -294,6 +354,8 @@ class Sessions(NamedTuple):
     """[n] The inverse."""
     think_s: Floats
     """[n]"""
+    least_think_s: float
+    """Of those that follow another one: no completion can send a request sooner."""
     session: Ints
     """[n] Or NONE."""
     replica: Ints
@@ -312,6 +374,7 @@ def new_requests(arrival_s: Floats, input_tokens: Ints, output_tokens: Ints, pri
     requests.input_tokens = input_tokens
     requests.output_tokens = output_tokens
     requests.priority = priority
+    requests.ttft_limit_s = np.inf
     for unknown in ("scheduled_s", "first_token_s", "finish_s", "last_token_s"):
         requests[unknown] = np.nan
     for nobody in ("before", "after", "left", "right"):
@@ -319,7 +382,15 @@ def new_requests(arrival_s: Floats, input_tokens: Ints, output_tokens: Ints, pri
     return requests
 
 
-def new_cache(settings: Settings, nodes: Table, num_shared: int, shared: Ints, leaf: Ints) -> Cache:
+def new_cache(
+    settings: Settings,
+    nodes: Table,
+    num_shared: int,
+    shared: Ints,
+    leaf: Ints,
+    tiers: Table,
+    load_overlaps: int = 0,
+) -> Cache:
     """Empty prefix caches.
 
     Args:
@@ -327,6 +398,8 @@ def new_cache(settings: Settings, nodes: Table, num_shared: int, shared: Ints, l
         nodes: `NODE` records of all segments.
         num_shared: the first so many may be cached on any rank.
         shared, leaf: [n] the segments in which each request's shared and whole text ends.
+        tiers: `TIER` records.
+        load_overlaps: see `Cache`.
     """
     num_ranks = settings.num_replicas * settings.ranks_per_replica
     requests = np.zeros(leaf.size, CACHED_REQUEST).view(np.recarray)
@@ -338,7 +411,23 @@ def new_cache(settings: Settings, nodes: Table, num_shared: int, shared: Ints, l
     ranks["first"] = NONE
     ranks["last"] = NONE
     entries = np.zeros((num_ranks - 1) * num_shared + nodes.size, ENTRY).view(np.recarray)
-    return Cache(num_shared, nodes, entries, requests, ranks)
+    kept = np.zeros((tiers.size, entries.size), KEPT).view(np.recarray)
+    pools = np.zeros((tiers.size, num_ranks), POOL).view(np.recarray)
+    pools["first"] = NONE
+    pools["last"] = NONE
+    return Cache(
+        num_shared=num_shared,
+        nodes=nodes,
+        entries=entries,
+        requests=requests,
+        ranks=ranks,
+        load_overlaps=load_overlaps,
+        load_s=np.zeros(num_ranks * settings.num_stages),
+        tiers=tiers,
+        kept=kept,
+        pools=pools,
+        loaded=np.zeros((tiers.size, leaf.size), np.int64),
+    )
 
 
 def new_sessions(previous: Ints, think_s: Floats, session: Ints) -> Sessions:
@@ -347,7 +436,8 @@ def new_sessions(previous: Ints, think_s: Floats, session: Ints) -> Sessions:
     following[previous[previous >= 0]] = np.flatnonzero(previous >= 0)
     replica = np.full(max(int(session.max(initial=NONE)) + 1, 1), NONE)
     heap_s, turn = np.zeros(previous.size + 1), np.zeros(previous.size + 1, np.int64)
-    return Sessions(previous, following, think_s, session, replica, heap_s, turn)
+    least_think_s = float(think_s[previous >= 0].min(initial=np.inf))
+    return Sessions(previous, following, think_s, least_think_s, session, replica, heap_s, turn)
 
 
 def new_ranks(settings: Settings) -> Table:

@@ -6,8 +6,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.metrics.records import Table
-from windtunnel.metrics.tokens import ReplicaRows, first_row_from
+from windtunnel.metrics.tokens import ReplicaRows
 from windtunnel.spec.noun import Noun
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 
 MOST_ERROR_FRACTION = 1e-6
 """Of Little's law and of idle time, where sums of millions of floats are compared."""
@@ -38,65 +41,42 @@ def check_run(requests: Table, steps: Table, rows: ReplicaRows, num_stages: int)
     in_order = np.logical_and.reduce([before <= after for before, after in pairwise(times)])
     sampled = steps["num_sampled"] + (steps["num_steps"].astype(np.int64) - 1) * steps["decode_tokens"]
     num_missing = int(requests["output_tokens"].sum() - sampled.sum())
-    ends_s = busy_until(steps, rows)
-    law = _littles_law_error(requests, steps, rows, ends_s)
-    idle = _idle_with_work(requests, steps, rows, ends_s)
+    counted_s, expected_s, lost_s = np.sum([_of_replica(requests, mine, steps, own) for own, mine in rows], axis=0)
+    law = abs(counted_s - expected_s) / expected_s if expected_s > 0 else float(counted_s > 0)
+    idle = lost_s / max(float(steps["duration_s"].sum()), np.finfo(float).tiny)
     num_out_of_order = int((~in_order).sum())
     most = MOST_PIPELINE_ERROR_FRACTION if num_stages > 1 else MOST_ERROR_FRACTION
     return Checks(
-        passed=num_out_of_order == 0 and num_missing == 0 and law <= most and idle <= most,
+        passed=bool(num_out_of_order == 0 and num_missing == 0 and law <= most and idle <= most),
         num_out_of_order=num_out_of_order,
         num_missing_tokens=num_missing,
-        littles_law_error_fraction=law,
-        idle_with_work_fraction=idle,
+        littles_law_error_fraction=float(law),
+        idle_with_work_fraction=float(idle),
     )
 
 
-def busy_until(steps: Table, rows: ReplicaRows) -> NDArray[np.float64]:
-    """When each row's replica has ended all its steps so far, in order of `rows`."""
-    ends_s = (steps["start_s"] + steps["duration_s"])[rows.order]
-    for low, high in pairwise(rows.first):
-        np.maximum.accumulate(ends_s[low:high], out=ends_s[low:high])
-    return np.asarray(ends_s)
+def _of_replica(requests: Table, mine: Ints, steps: Table, own: Ints) -> tuple[float, float, float]:
+    """Of one replica: L and lambda W, both times the span, and the time that it stood still with work.
 
-
-def _next_start(steps: Table, rows: ReplicaRows) -> NDArray[np.float64]:
-    """When the next row of the same replica starts; inf for its last one."""
-    starts = steps["start_s"][rows.order]
-    following = np.append(starts[1:], np.inf)
-    following[rows.first[1:][rows.first[1:] > rows.first[:-1]] - 1] = np.inf
-    return following
-
-
-def _littles_law_error(requests: Table, steps: Table, rows: ReplicaRows, ends_s: NDArray[np.float64]) -> float:
-    """|L - lambda W| / lambda W, both times the span.
-
-    A request counts from the first row that starts after it was sent: the counters are read then.
+    A request counts from the first row that starts after it was sent, for the counters are read then. A row's counters
+    hold until the next row starts or all steps so far have ended.
     """
-    starts = steps["start_s"][rows.order]
-    held_s = np.minimum(_next_start(steps, rows), ends_s) - starts
-    present = (steps["num_running"].astype(np.float64) + steps["num_waiting"])[rows.order]
-    counted = float((present * held_s).sum())
-    seen = first_row_from(starts, rows, requests["replica"], requests["arrival_s"])
-    inside = seen < rows.first[requests["replica"] + 1]
-    own = requests["finish_s"] - np.where(inside, starts[np.minimum(seen, starts.size - 1)], requests["finish_s"])
-    expected = float(own.sum())
-    return abs(counted - expected) / expected if expected > 0 else float(counted > 0)
+    starts = steps["start_s"][own]
+    ends_s = np.maximum.accumulate(starts + steps["duration_s"][own])
+    following = np.append(starts[1:], np.inf)
+    present = steps["num_running"][own].astype(np.float64) + steps["num_waiting"][own]
+    counted_s = float((present * (np.minimum(following, ends_s) - starts)).sum())
+    arrival_s, finish_s = requests["arrival_s"][mine], requests["finish_s"][mine]
+    seen_s = np.append(starts, np.inf)[np.searchsorted(starts, arrival_s)]
+    expected_s = float((finish_s - np.minimum(seen_s, finish_s)).sum())
+    return counted_s, expected_s, _idle_with_work_s(ends_s, following, arrival_s, finish_s)
 
 
-def _idle_with_work(requests: Table, steps: Table, rows: ReplicaRows, ends_s: NDArray[np.float64]) -> float:
-    """Time between a replica's steps in which one of its requests was there, over the time in its steps."""
-    following = _next_start(steps, rows)
-    lost_s = 0.0
-    for index in range(rows.first.size - 1):
-        mine = slice(rows.first[index], rows.first[index + 1])
-        begin, end = ends_s[mine], following[mine]
-        gaps = np.flatnonzero((end - begin > 1e-9 * np.maximum(np.abs(begin), 1.0)) & np.isfinite(end))
-        if not gaps.size:
-            continue
-        middle = (begin[gaps] + end[gaps]) / 2
-        own = requests["replica"] == index
-        came = np.searchsorted(np.sort(requests["arrival_s"][own]), middle, side="right")
-        left = np.searchsorted(np.sort(requests["finish_s"][own]), middle, side="right")
-        lost_s += float((end[gaps] - begin[gaps])[came > left].sum())
-    return lost_s / max(float(steps["duration_s"].sum()), np.finfo(float).tiny)
+def _idle_with_work_s(ends_s: Floats, following: Floats, arrival_s: Floats, finish_s: Floats) -> float:
+    """Time between a replica's steps in which one of its requests was there."""
+    gaps = np.flatnonzero((following - ends_s > 1e-9 * np.maximum(np.abs(ends_s), 1.0)) & np.isfinite(following))
+    begin, end = ends_s[gaps], following[gaps]
+    middle = (begin + end) / 2
+    came = np.searchsorted(np.sort(arrival_s), middle, side="right")
+    left = np.searchsorted(np.sort(finish_s), middle, side="right")
+    return float((end - begin)[came > left].sum())

@@ -28,7 +28,8 @@ REQUEST_COLUMNS: Mapping[str, str] = {
     "priority": "smaller goes first",
     "replica": "that served it",
     "num_preemptions": "times that it was preempted and computed again",
-    "cached_tokens": "of the prompt, found in the KV cache when it was first scheduled",
+    "cached_tokens": "of the prompt, found in the KV cache or below it when it was first scheduled",
+    "loaded_tokens": "of those, brought up from lower KV tiers",
     "queueing_s": "scheduled - arrival",
     "prefill_s": "first token - scheduled",
     "ttft_s": "time to first token at the client: first token - arrival, and the frontend's share",
@@ -40,6 +41,14 @@ REQUEST_COLUMNS: Mapping[str, str] = {
     "execution_s": "in steps that computed prompts before its first token, or decoded after it; NaN in a pipeline",
 }
 """Column -> meaning. All times count from the start of the simulation."""
+
+POOL_COLUMNS: Mapping[str, str] = {
+    "prefill_replica": "that computed the prompt; `replica` decoded",
+    "handed_s": "end of the prefill of a request that was handed over; NaN where one replica did all",
+    "transfer_start_s": "when its KV began to be read; with overlap during the prefill",
+    "transfer_end_s": "when all of it had been read",
+}
+"""Further columns of the request table of a deployment with pools."""
 
 STEP_COLUMNS: Mapping[str, str] = {
     "start_s": "of the first step",
@@ -57,6 +66,7 @@ STEP_COLUMNS: Mapping[str, str] = {
     "num_waiting": "requests in the queue",
     "paused_tokens": "decode tokens of the first step whose predecessor is older than the step",
     "resumed_tokens": "tokens that end the prefill of a request preempted before",
+    "load_s": "of the first step, waiting for KV blocks from lower tiers",
     "late_gap_s": "mean time since the predecessors of paused and resumed tokens",
 }
 
@@ -73,6 +83,10 @@ class Table:
 
     def __len__(self) -> int:
         return len(next(iter(self.columns.values())))
+
+    def with_columns(self, columns: Mapping[str, NDArray[Any]], meanings: Mapping[str, str]) -> "Table":
+        """The table with further columns."""
+        return Table({**self.columns, **columns}, {**self.meanings, **meanings})
 
     def replaced(self, **columns: NDArray[Any]) -> "Table":
         """With other values in some of its columns."""
@@ -118,6 +132,7 @@ def request_table(
     num_warmup: int,
     tenant: NDArray[np.int64] | None = None,
     cached_tokens: NDArray[np.int64] | None = None,
+    loaded_tokens: NDArray[np.int64] | None = None,
 ) -> Table:
     """The request table from what an engine recorded; the last two columns are unknown until the steps are looked at.
 
@@ -127,7 +142,7 @@ def request_table(
         frontend_s: what the client sees on top of the engine's times, of each request or of all.
         num_warmup: the first so many requests are warm-up.
         tenant: position of each request's tenant; None: nobody has a name.
-        cached_tokens: of each prompt; None without prefix caching.
+        cached_tokens, loaded_tokens: of each prompt; None without prefix caching, or lower tiers.
     """
     first_token_s, finish_s, arrival_s = engine["first_token_s"], engine["finish_s"], engine["arrival_s"]
     n = arrival_s.size
@@ -140,6 +155,7 @@ def request_table(
         "replica": replica,
         "num_preemptions": engine["num_preemptions"],
         "cached_tokens": np.zeros(n, np.int64) if cached_tokens is None else cached_tokens,
+        "loaded_tokens": np.zeros(n, np.int64) if loaded_tokens is None else loaded_tokens,
         "queueing_s": engine["scheduled_s"] - arrival_s,
         "prefill_s": first_token_s - engine["scheduled_s"],
         "ttft_s": first_token_s - arrival_s + frontend_s,

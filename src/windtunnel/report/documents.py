@@ -24,15 +24,18 @@ def as_text(document: Any) -> str:
 
 def run_document(result: Result) -> dict[str, Any]:
     """A simulation: its summary, the scenario with every default filled in, memory, and where its times come from."""
+    by_pool = {pool.name: memory_document(pool.memory) for pool in result.pools}
     return {
         "windtunnel": version(),
         "scenario": encode(result.scenario),
         "summary": to_builtins(result.summary),
         "memory": memory_document(result.memory),
+        **({"memory_by_pool": by_pool} if by_pool else {}),
         "coverage": {coverage.value: share for coverage, share in result.coverage.items()},
         "sources": result.sources,
         "interval_80": {name: {"low": found.low, "high": found.high} for name, found in result.intervals.items()},
         "calibration": {"name": result.setup.calibration_name, "remarks": list(result.calibration_remarks)},
+        "operators": result.operators,
     }
 
 

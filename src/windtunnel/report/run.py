@@ -17,7 +17,7 @@ def run_report(result: Result) -> list[RenderableType]:
     coverage = {how.value: share for how, share in result.coverage.items()}
     return [
         title(model_line(result.setup)),
-        deployment_line(result.setup, result.scenario.deployment.replicas),
+        *_deployment_lines(result),
         load_line(result.scenario),
         "",
         columns(("latency", "mean", "p50", "p90", "p95", "p99", "max"), _latency_rows(summary)),
@@ -27,6 +27,7 @@ def run_report(result: Result) -> list[RenderableType]:
         "",
         grid([*_throughput_rows(summary, result.scenario.slo), *_resource_rows(result)]),
         "",
+        *_pool_rows(summary),
         title(f"Where the time goes: bound by {summary.bound_by.replace('_', ' ')}"),
         bars(dict(shares)),
         "",
@@ -39,6 +40,8 @@ def run_report(result: Result) -> list[RenderableType]:
 def sureness_rows(result: Result) -> list[tuple[str, str]]:
     """Where 80% of measurements of the means are expected, and on what that rests."""
     found, name = result.intervals, result.setup.calibration_name
+    if not found:
+        return [("80% interval", "not known for separate pools")]
     shown = [
         f"{label} {format_seconds(found[metric].low)} to {format_seconds(found[metric].high)}"
         for metric, label in (("ttft", "TTFT"), ("tpot", "TPOT"), ("e2e", "end to end"))
@@ -54,6 +57,38 @@ def sureness_rows(result: Result) -> list[tuple[str, str]]:
         basis = f"{name}, {record.num_runs} runs in {record.num_configurations} configurations"
         basis = "; ".join([basis, *result.calibration_remarks])
     return [("80% interval", ", ".join(shown)), ("calibration", basis)]
+
+
+def _deployment_lines(result: Result) -> list[str]:
+    deployment = result.scenario.deployment
+    if not result.pools:
+        return [deployment_line(result.setup, deployment.replicas)]
+    return [
+        f"{pool.name}: {deployment_line(made.setup, pool.replicas)}"
+        for pool, made in zip(deployment.pools, result.pools, strict=True)
+    ]
+
+
+def _pool_rows(summary: Summary) -> list[RenderableType]:
+    """A line a pool; nothing where all replicas are alike."""
+    if not summary.pools:
+        return []
+    rows = [
+        [
+            pool.name,
+            pool.role,
+            f"{pool.num_devices:,}",
+            percent(pool.utilisation.busy_fraction),
+            f"{pool.utilisation.mean_running:,.1f}",
+            f"{pool.utilisation.mean_waiting:,.1f}",
+            percent(pool.utilisation.kv_mean_fraction),
+            percent(pool.utilisation.kv_peak_fraction),
+            "unknown" if pool.usd_per_hour is None else f"{pool.usd_per_hour:,.2f}",
+        ]
+        for pool in summary.pools
+    ]
+    heads = ("pool", "role", "devices", "busy", "running", "waiting", "KV used", "at most", "$/h")
+    return [columns(heads, rows), ""]
 
 
 def _device_rows(summary: Summary) -> list[tuple[str, str]]:
@@ -117,6 +152,7 @@ def _latency_rows(summary: Summary) -> list[list[str]]:
         ("end to end", summary.e2e_s),
         ("queueing", summary.queueing_s),
         ("prefill", summary.prefill_s),
+        ("KV transfer", summary.transfer_s),
     ]
     return [[name, *_cells(seconds)] for name, seconds in quantities if seconds is not None]
 
@@ -154,6 +190,7 @@ def _resource_rows(result: Result) -> list[tuple[str, str]]:
     summary, memory, use = result.summary, result.memory, result.summary.utilisation
     ranks = result.setup.parallelism.attention_dp
     pool = f"{memory.kv_tokens:,} tokens" + (f" on each of {ranks} ranks" if ranks > 1 else "")
+    where = "each device" if not result.pools else f"each device of {result.pools[0].name}"
     rows = [
         (
             "batch",
@@ -166,7 +203,7 @@ def _resource_rows(result: Result) -> list[tuple[str, str]]:
             "memory",
             (
                 f"{format_bytes(memory.weight_bytes)} weights, {format_bytes(memory.kv_cache_bytes)} KV cache "
-                f"of {format_bytes(memory.device_bytes)} on each device"
+                f"of {format_bytes(memory.device_bytes)} on {where}"
             ),
         ),
         (
@@ -174,10 +211,10 @@ def _resource_rows(result: Result) -> list[tuple[str, str]]:
             f"{pool}; {percent(use.kv_mean_fraction)} used on average, {percent(use.kv_peak_fraction)} at most",
         ),
     ]
-    if summary.cache_hit_fraction is not None:
-        rows.append(
-            ("prefix cache", f"{percent(summary.cache_hit_fraction)} of all prompt tokens found in the KV cache")
-        )
+    if summary.cache_hit_fractions is not None:
+        device, *tiers = summary.cache_hit_fractions.items()
+        below = "".join(f", {percent(share)} in the {name}'s" for name, share in tiers)
+        rows.append(("prefix cache", f"{percent(device[1])} of all prompt tokens were in it{below}"))
     rows += _device_rows(summary)
     if summary.cost is None:
         return [*rows, ("cost", "unknown: the device has no list price (--set deployment.price_usd_per_hour=...)")]

@@ -8,6 +8,10 @@ MOE_BACKENDS = ("cutlass", "trtllm", "deepgemm", "triton", "marlin", "flashinfer
 """Families of kernels that compute experts, by the names that engines' flags use; `flashinfer` is any that it wraps."""
 
 
+QUEUE_ORDERS = ("fcfs", "priority", "shortest", "deadline", "fair_share", "lpm")
+"""Known values of `EngineSettings.scheduling_policy`."""
+
+
 def _check_at_least(least: int, **values: float | None) -> None:
     for name, value in values.items():
         if value is not None and value < least:
@@ -65,6 +69,70 @@ class HostOverheads(Noun):
         _check_at_least(0, **{name: getattr(self, name) for name in self.__struct_fields__})
 
 
+class Speculative(Noun):
+    """Speculative decoding: `num_draft_tokens` are guessed for every request and verified in one step."""
+
+    method: Literal["mtp", "draft_model", "ngram"]
+    """`mtp`: a layer that the model brings for it, run once a token; `draft_model`: a smaller model; `ngram`: looked up
+    in the text so far, at no cost."""
+    num_draft_tokens: int
+    acceptance_fraction: float | tuple[float, ...]
+    """Share of draft tokens that are right, given that those before them are: one for all, or one for each position."""
+    draft_model: str | None = None
+    """A catalog name, of method `draft_model`."""
+
+    def __post_init__(self) -> None:
+        _check_at_least(1, num_draft_tokens=self.num_draft_tokens)
+        for share in self.acceptance_by_position:
+            if not 0 <= share <= 1:
+                raise ValueError(f"acceptance_fraction is {share}; from 0 to 1 is needed")
+        if len(self.acceptance_by_position) != self.num_draft_tokens:
+            raise ValueError(
+                f"acceptance_fraction has {len(self.acceptance_by_position)} entries for "
+                f"{self.num_draft_tokens} draft tokens"
+            )
+        if (self.method == "draft_model") != (self.draft_model is not None):
+            raise ValueError("draft_model goes with method draft_model, and only with it")
+
+    @property
+    def acceptance_by_position(self) -> tuple[float, ...]:
+        if isinstance(self.acceptance_fraction, tuple):
+            return self.acceptance_fraction
+        return (self.acceptance_fraction,) * self.num_draft_tokens
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Mean tokens that a step gives: 1 + a1 + a1 a2 + ..., with one rate (1 - a^(k + 1)) / (1 - a).
+
+        Source: Leviathan, Kalman and Matias, Fast Inference from Transformers via Speculative Decoding (2023),
+        equation 1.
+        """
+        mean, accepted = 1.0, 1.0
+        for share in self.acceptance_by_position:
+            accepted *= share
+            mean += accepted
+        return mean
+
+
+class KvTier(Noun):
+    """Memory below the device's that keeps KV blocks: the host's, a disk, a store in the network.
+
+    What requests have computed is written there beside the device's work, and loaded again when the pool has lost it.
+    """
+
+    capacity_bytes: int
+    """Of all devices of a replica together, or of the whole deployment where that shares it [kv_offloading_size]."""
+    bandwidth_bytes_per_s: float
+    """Of loading, to each device."""
+    name: str = "host"
+    shared_by: Literal["replica", "deployment"] = "replica"
+
+    def __post_init__(self) -> None:
+        _check_at_least(1, capacity_bytes=self.capacity_bytes, bandwidth_bytes_per_s=self.bandwidth_bytes_per_s)
+        if self.name == "device":
+            raise ValueError("a KV tier cannot be named 'device': that is the pool above all tiers")
+
+
 class EngineSettings(Noun):
     """A serving engine. `None` takes the default of that engine and version on that device, from the catalog.
 
@@ -86,8 +154,16 @@ class EngineSettings(Noun):
     enable_chunked_prefill: bool | None = None
     enable_prefix_caching: bool | None = None
     """Prompts that begin alike are computed once, as long as their KV blocks are kept [radix cache, block reuse]."""
+    kv_tiers: tuple[KvTier, ...] | None = None
+    """Fastest first; None: KV blocks that leave the pool are lost, and a preempted request is computed again."""
+    kv_load_overlaps: bool | None = None
+    """True: blocks are loaded layer by layer beside the step that needs them (SGLang's HiCache); False: that step waits
+    for them (LMCache)."""
     scheduling_policy: str | None = None
-    """`fcfs` or `priority`."""
+    """Which waiting request is first: the oldest (`fcfs`), the one of least priority (`priority`), with the shortest
+    prompt (`shortest`), with the earliest deadline for its first token (`deadline`: its tenant's SLO),
+    or of the tenant that has had the least service (`fair_share`); of equal ones the oldest. SGLang's
+    `lpm` puts requests of which more is cached in front."""
     max_model_len: int | None = None
     """Longest prompt and output together; None takes the model's."""
     block_size: int | None = None
@@ -120,6 +196,8 @@ class EngineSettings(Noun):
     moe_backend: str | None = None
     """One of `MOE_BACKENDS`; None takes the fastest that was measured, as an autotuned engine does
     [moe_config.backend, moe_runner_backend]."""
+    speculative: Speculative | None = None
+    """None: every step gives a token."""
     host: HostOverheads = HostOverheads()
 
     def __post_init__(self) -> None:
@@ -149,14 +227,77 @@ class EngineSettings(Noun):
             raise ValueError(
                 f"gpu_memory_utilization is {self.gpu_memory_utilization}; more than 0 and at most 1 is needed"
             )
-        if self.scheduling_policy not in (None, "fcfs", "priority"):
-            raise ValueError(f"scheduling_policy is {self.scheduling_policy!r}; known: fcfs, priority")
+        names = [tier.name for tier in self.kv_tiers or ()]
+        if len(set(names)) < len(names):
+            raise ValueError(f"kv_tiers has two tiers of one name: {', '.join(names)}")
+        if self.scheduling_policy not in (None, *QUEUE_ORDERS):
+            raise ValueError(f"scheduling_policy is {self.scheduling_policy!r}; known: {', '.join(QUEUE_ORDERS)}")
         if self.moe_backend not in (None, *MOE_BACKENDS):
             raise ValueError(f"moe_backend is {self.moe_backend!r}; known: {', '.join(MOE_BACKENDS)}")
 
 
+class Pool(Noun):
+    """Equal replicas with one role, beside others; what is left out is as in the deployment."""
+
+    name: str
+    role: Literal["prefill", "decode", "both"] = "both"
+    """`prefill` hands requests over after their prefill, `decode` takes them, `both` serves whole requests."""
+    device: str | None = None
+    node: str | None = None
+    parallelism: Parallelism | None = None
+    replicas: int = 1
+    engine: EngineSettings = EngineSettings()
+    """Settings that differ from the deployment's, one by one."""
+    price_usd_per_hour: float | None = None
+
+    def __post_init__(self) -> None:
+        _check_at_least(1, replicas=self.replicas)
+        _check_at_least(0, price_usd_per_hour=self.price_usd_per_hour)
+
+
+Router = Literal[
+    "round_robin",
+    "random",
+    "power_of_two",
+    "least_outstanding",
+    "least_kv",
+    "session_affinity",
+    "prefix_affinity",
+    "least_waiting",
+]
+
+
+class Transfer(Noun):
+    """How requests and their KV cache go from the replica that prefills them to the one that decodes them."""
+
+    bytes_per_s: float | None = None
+    """Between two ranks, in one direction; None takes the nodes' `scale_out` links of all devices of a rank, times
+    `link_efficiency`."""
+    link_efficiency: float = 0.72
+    """Share of the links' published bandwidth that large transfers reach. Mooncake measured 0.71 for 4.5 GB between
+    H800 nodes with eight 200 Gb/s interfaces (docs of the vLLM v1 connector, commit 3b5a594)."""
+    latency_s: float = 4e-4
+    """Of a transfer of nothing; the same measurements, extrapolated."""
+    overlap: bool = False
+    """True: each layer's KV is sent as soon as it is computed, so that only the last layer's follows the prefill."""
+    first_token: Literal["prefill", "decode"] = "prefill"
+    """Which side has a request's first output: the one that computed the prompt (SGLang, TensorRT-LLM), or the one that
+    decodes, which computes the last prompt token again (vLLM behind its proxies)."""
+    router: Router = "round_robin"
+    """Which decode replica a prefilled request goes to."""
+    local_prefill_tokens: int = 0
+    """Prompts up to so many tokens are prefilled where they decode."""
+
+    def __post_init__(self) -> None:
+        if self.bytes_per_s is not None and self.bytes_per_s <= 0:
+            raise ValueError(f"bytes_per_s is {self.bytes_per_s}; more than 0 is needed")
+        if not 0 < self.link_efficiency <= 1:
+            raise ValueError(f"link_efficiency is {self.link_efficiency}; more than 0 and at most 1 is needed")
+        _check_at_least(0, latency_s=self.latency_s, local_prefill_tokens=self.local_prefill_tokens)
+
+
 class Deployment(Noun):
-    """`replicas` equal copies of an engine, each over `parallelism.num_devices` devices."""
+    """`replicas` equal copies of an engine, each over `parallelism.num_devices` devices; or several `pools` of them."""
 
     device: str
     """A catalog name or a YAML file."""
@@ -164,16 +305,7 @@ class Deployment(Noun):
     """A catalog name or a YAML file; None takes the usual node of the device."""
     parallelism: Parallelism = Parallelism()
     replicas: int = 1
-    router: Literal[
-        "round_robin",
-        "random",
-        "power_of_two",
-        "least_outstanding",
-        "least_kv",
-        "session_affinity",
-        "prefix_affinity",
-        "least_waiting",
-    ] = "round_robin"
+    router: Router = "round_robin"
     """Which replica a request goes to: the next in turn, one drawn, the less busy of two drawn, that with the fewest
     requests, that with the fewest KV blocks in use, that of the session's former turns, or that with most of the prompt
     in its cache (what these two cannot decide goes to the replica with the fewest requests), or that with the fewest
@@ -187,13 +319,34 @@ class Deployment(Noun):
     """Power of one device that runs steps; None takes the catalog's thermal design power."""
     idle_fraction: float = 0.15
     """Of `busy_w`, what an idle device draws. Measured on an A100 SXM: 62 W of 400 W."""
+    pools: tuple[Pool, ...] = ()
+    """Replicas of several kinds, instead of `replicas` of one."""
+    transfer: Transfer = Transfer()
+    """Between pools that prefill and pools that decode."""
 
     def __post_init__(self) -> None:
         _check_at_least(1, replicas=self.replicas)
         _check_at_least(0, price_usd_per_hour=self.price_usd_per_hour, busy_w=self.busy_w)
         if not 0 <= self.idle_fraction <= 1:
             raise ValueError(f"idle_fraction is {self.idle_fraction}; from 0 to 1 is needed")
+        if self.pools:
+            _check_pools(self.pools, self.replicas)
 
     @property
     def num_devices(self) -> int:
+        if self.pools:
+            return sum(pool.replicas * (pool.parallelism or self.parallelism).num_devices for pool in self.pools)
         return self.replicas * self.parallelism.num_devices
+
+
+def _check_pools(pools: tuple[Pool, ...], replicas: int) -> None:
+    names = [pool.name for pool in pools]
+    roles = {pool.role for pool in pools}
+    if len(set(names)) < len(names):
+        raise ValueError(f"two pools are called {next(name for name in names if names.count(name) > 1)!r}")
+    if replicas != 1:
+        raise ValueError("replicas and pools exclude each other: every pool has replicas of its own")
+    if "prefill" in roles and not roles & {"decode", "both"}:
+        raise ValueError("no pool decodes: one with role decode or both is needed")
+    if "decode" in roles and "prefill" not in roles:
+        raise ValueError("no pool prefills for those that decode: one with role prefill is needed")

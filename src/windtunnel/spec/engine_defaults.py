@@ -73,8 +73,8 @@ def with_defaults(settings: EngineSettings, device: Device, calibrated: HostOver
 
     `calibrated` overheads replace the default ones; what `settings` says itself stays.
 
-    Fields that have no default anywhere (`max_model_len`, `num_gpu_blocks`, `cudagraph_sizes`, `moe_backend`) stay
-    `None`.
+    Fields that have no default anywhere (`max_model_len`, `num_gpu_blocks`, `cudagraph_sizes`, `moe_backend`,
+    `kv_tiers`) stay `None`.
 
     Raises:
         InputError: an unknown engine or scheduler, or a version older than any that the catalog describes.
@@ -87,13 +87,13 @@ def with_defaults(settings: EngineSettings, device: Device, calibrated: HostOver
         raise InputError(f"{defaults.title} {version} is older than {oldest}, the first version that is known")
     merged: dict[str, Any] = {}
     for entry in entries:
-        _overlay(merged, entry.settings)
+        overlay(merged, entry.settings)
         if device.memory_bytes >= LARGE_MEMORY_BYTES:
-            _overlay(merged, entry.large_memory_settings)
-    _overlay(merged, EngineSettings(name=settings.name, host=calibrated or HostOverheads()))
+            overlay(merged, entry.large_memory_settings)
+    overlay(merged, EngineSettings(name=settings.name, host=calibrated or HostOverheads()))
     if settings.scheduler in OTHER_SCHEDULERS:
-        _overlay(merged, scheduler_defaults(settings.scheduler))
-    _overlay(merged, settings)
+        overlay(merged, scheduler_defaults(settings.scheduler))
+    overlay(merged, settings)
     merged["version"] = version
     resolved = EngineSettings(**merged)
     if resolved.scheduler not in SCHEDULERS and not is_users_own(str(resolved.scheduler)):
@@ -101,10 +101,15 @@ def with_defaults(settings: EngineSettings, device: Device, calibrated: HostOver
             f"there is no scheduler {resolved.scheduler!r}",
             did_you_mean(str(resolved.scheduler), SCHEDULERS, f"known: {', '.join(SCHEDULERS)}"),
         )
+    if resolved.scheduling_policy == "lpm" and resolved.scheduler != "sglang":
+        raise InputError(
+            f"scheduling_policy lpm is SGLang's; the scheduler is {resolved.scheduler}", "known here: fcfs, priority"
+        )
     return resolved
 
 
-def _overlay(merged: dict[str, Any], layer: EngineSettings) -> None:
+def overlay(merged: dict[str, Any], layer: EngineSettings) -> None:
+    """Set in `merged` what `layer` says."""
     for name in layer.__struct_fields__:
         value = getattr(layer, name)
         if isinstance(value, HostOverheads):

@@ -4,13 +4,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import yaml
 
 from windtunnel.errors import InputError
 from windtunnel.spec import catalog
 from windtunnel.spec.calibration import Calibration, calibration_for
-from windtunnel.spec.deployment import Deployment, EngineSettings, Parallelism
-from windtunnel.spec.engine_defaults import with_defaults
+from windtunnel.spec.deployment import Deployment, EngineSettings, Parallelism, Pool
+from windtunnel.spec.engine_defaults import overlay, with_defaults
 from windtunnel.spec.hardware import Device, Node
 from windtunnel.spec.model import ExpertsFeedForward, GatedDeltaAttention, GroupedQueryAttention, ModelSpec
 from windtunnel.spec.noun import Noun, decode, encode, read_yaml
@@ -133,9 +134,15 @@ def resolve(scenario: Scenario, allow_download: bool = False) -> Setup:
     """Look up the scenario's names, fill in its engine's defaults and check that its parts go together.
 
     Raises:
-        InputError: an unknown name, or a parallelism or format that this model, device or node cannot have.
+        InputError: an unknown name, or a parallelism or format that this model, device or node cannot have; or the
+            deployment has pools, each of which resolves alone (`pool_scenario`).
     """
     deployment = scenario.deployment
+    if deployment.pools:
+        raise InputError(
+            f"the deployment has {len(deployment.pools)} pools: there is not one setup of it",
+            "write the device, parallelism and engine of one pool as a deployment without pools",
+        )
     model = catalog.model(scenario.model, allow_download)
     device = catalog.device(deployment.device)
     node = catalog.node(deployment.node) if deployment.node else catalog.default_node(device)
@@ -161,6 +168,24 @@ def resolve(scenario: Scenario, allow_download: bool = False) -> Setup:
     check_parallelism(model, deployment.parallelism, node)
     check_formats(precision, device)
     return setup
+
+
+def pool_scenario(scenario: Scenario, pool: Pool) -> Scenario:
+    """The scenario of one pool alone: what it leaves out is as in the deployment."""
+    deployment = scenario.deployment
+    merged: dict[str, Any] = {}
+    for layer in (deployment.engine, pool.engine):
+        overlay(merged, layer)
+    alone = msgspec.structs.replace(
+        deployment,
+        device=pool.device or deployment.device,
+        node=pool.node or (deployment.node if pool.device in (None, deployment.device) else None),
+        parallelism=pool.parallelism or deployment.parallelism,
+        replicas=pool.replicas,
+        engine=EngineSettings(**merged),
+        pools=(),
+    )
+    return msgspec.structs.replace(scenario, deployment=alone)
 
 
 def check_parallelism(model: ModelSpec, parallelism: Parallelism, node: Node) -> None:

@@ -22,6 +22,7 @@ PATHS: dict[str, str] = {
     "max_num_seqs": "deployment.engine.max_num_seqs",
     "max_num_batched_tokens": "deployment.engine.max_num_batched_tokens",
     "gpu_memory_utilization": "deployment.engine.gpu_memory_utilization",
+    "enable_prefix_caching": "deployment.engine.enable_prefix_caching",
     "quant": "precision.weights",
     "kv_cache_dtype": "precision.kv_cache",
     "input_tokens": "workload.input_tokens",
@@ -94,11 +95,18 @@ def raw_scenario(
         set_path(raw, dotted, value)
     keep_published_formats(raw, allow_download)
     workload = raw.setdefault("workload", {})
-    if isinstance(workload, dict) and "trace" not in workload and not {"num_requests", "duration_s"} & set(workload):
+    if isinstance(workload, dict) and _never_ends(workload):
         slots = workload.get("arrivals", {}).get("concurrency") if isinstance(workload.get("arrivals"), dict) else None
         per_slot = DEFAULT_REQUESTS_PER_SLOT * slots if isinstance(slots, int) and slots > 0 else DEFAULT_NUM_REQUESTS
         workload["num_requests"] = per_slot
     return raw
+
+
+def _never_ends(workload: dict[str, Any]) -> bool:
+    """Whether nothing in `workload` says where it ends: no count, no time and no file."""
+    arrivals = workload.get("arrivals")
+    is_recorded = isinstance(arrivals, dict) and arrivals.get("type") == "recorded"
+    return not is_recorded and not {"num_requests", "duration_s", "trace", "tenants"} & set(workload)
 
 
 def _set_concurrency(raw: dict[str, Any], concurrency: int) -> None:

@@ -634,7 +634,8 @@ class Workload(Requests):
             raise ValueError("duration_s cannot end a closed loop or a single burst; give num_requests")
         if self.num_requests is not None or self.duration_s is not None or self.trace is not None:
             return
-        if not isinstance(self.arrivals, Recorded):
+        sources = [self.arrivals, *(tenant.arrivals for tenant in self.tenants)]
+        if not all(source is None or isinstance(source, Recorded) for source in sources) or self.clients is not None:
             raise ValueError("num_requests is missing; give num_requests or duration_s")
 
 

@@ -1,0 +1,170 @@
+"""The packet level against the recorded ns-3 runs of SimAI: error, and CPU seconds.
+
+Every run of `simai/ns3/results.csv` that ended with a result: the same collective as the same flows over the same
+topology. Ours is the CPU time from flows to finish times: routes, tables and loop, kernels compiled. Runs whose name
+begins with A, B, C or dbg are of SimAI's debug build as shipped; O are of an optimised one, the fair opponent.
+"""
+
+import csv
+import os
+import re
+import resource
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from windtunnel.engine.packet import run_in_parts, run_tables, tables_of
+from windtunnel.ops.flows import Flows, all_to_all, nvls, ring, simai_rings, together
+from windtunnel.spec.network import SIMAI_SETTINGS
+from windtunnel.spec.packet import SIMAI_PACKETS
+from windtunnel.spec.topology import GBPS, AlibabaHpn, DcnPlus, SpectrumX, Topology, TwoTier, build_fabric
+
+REFERENCE = Path(os.environ.get("WINDTUNNEL_REFERENCE") or Path(__file__).resolve().parents[2] / "shared" / "reference")
+CONTROLS = {1: "dcqcn", 7: "timely", 8: "dctcp"}
+COLLIDING = ("DCN", "dcn")
+
+
+def number(pattern: str, text: str, otherwise: int = 0) -> int:
+    found = re.search(pattern, text)
+    return int(found[1]) if found else otherwise
+
+
+def topology_of(name: str) -> Topology:
+    """What SimAI's topology of that file name was generated from."""
+    num_gpus = number(r"_(\d+)g", name)
+    common: dict[str, Any] = {"num_gpus": num_gpus, "num_spines": number(r"psn(\d+)", name, 64)}
+    if "100Gbps_A100" in name:
+        common |= {"gpu_type": "A100", "nic_bytes_per_s": 100 * GBPS, "scale_up_bytes_per_s": 2400 * GBPS}
+    if name.startswith("DCN"):
+        return DcnPlus(**common, nic_bytes_per_s=400 * GBPS, gpus_per_leaf=number(r"npa(\d+)", name) or None)
+    if name.startswith("AlibabaHPN"):
+        return AlibabaHpn(num_gpus=num_gpus, num_spines=16, dual_plane="DualPlane" in name)
+    if name.startswith("Rail_"):
+        scale_up = number(r"_(\d+)_psn", name) * GBPS
+        nic = 400 * GBPS
+        return TwoTier(**common, rail_optimised=True, scale_up_bytes_per_s=scale_up, nic_bytes_per_s=nic)
+    return SpectrumX(**common)
+
+
+def collective(name: str, size_bytes: int, ranks: np.ndarray, gpus_per_server: int, row: dict[str, str]) -> Flows:
+    servers = len(np.unique(ranks // gpus_per_server))
+    if name == "ALLTOALL":
+        return all_to_all(ranks, size_bytes)
+    is_reduce = name == "ALLREDUCE"
+    is_hopper = "H100" in row["topology"] or row["topology"].startswith("Rail_32g_1360")
+    if "AS_NVLS_ENABLE=1" in row["env"] and is_reduce and is_hopper and len(ranks) == 8:
+        switch = int(row["num_gpus"]) + ranks[0] // gpus_per_server
+        return nvls(ranks, switch, size_bytes)
+    rings = simai_rings(ranks, servers, pxn="AS_PXN_ENABLE=1" in row["env"] and is_reduce)
+    steps = (2 if is_reduce else 1) * (len(ranks) - 1)
+    return ring(rings, size_bytes // len(ranks) // rings.num_channels, steps)
+
+
+def layers_of(row: dict[str, str]) -> list[Flows]:
+    """The flows of every layer with a collective."""
+    head, *layers = re.split(r"[|;]", row["workload"])
+    sizes = dict(re.findall(r"(\w+): (\d+)", head.replace("model_parallel_NPU_group", "tp")))
+    tp, ep = int(sizes["tp"]), int(sizes["ep"])
+    num_gpus = int(row["num_gpus"])
+    ranks = np.arange(num_gpus, dtype=np.int32)
+    flows = []
+    for layer in layers:
+        _, _, _, forward, forward_bytes, _, _, _, _, weights, weight_bytes, _ = layer.split()
+        tensor_groups = ranks.reshape(-1, tp)
+        if weights != "NONE":
+            groups, name, size_bytes = tensor_groups.T, weights, int(weight_bytes)
+        elif forward.endswith("_EP"):
+            groups = tensor_groups.reshape(-1, ep, tp).transpose(0, 2, 1).reshape(-1, ep)
+            name, size_bytes = forward.removesuffix("_EP"), int(forward_bytes)
+        else:
+            groups, name, size_bytes = tensor_groups, forward, int(forward_bytes)
+        flows.append(together([collective(name, size_bytes, np.ascontiguousarray(g), 8, row) for g in groups]))
+    return flows
+
+
+def recorded_us(row: dict[str, str]) -> list[float]:
+    layers = [layer for layer in row["layers_us"].split(" / ") if not layer.startswith("SUM")]
+    return [max(float(value) for value in re.findall(r"_comm=([\d.]+)", layer)) for layer in layers]
+
+
+def run(row: dict[str, str]) -> tuple[list[float], float]:
+    """Microseconds of each layer, and CPU seconds."""
+    payload = 4096 if "mtu4096" in row["dir"] else 9000
+    settings = msgspec.structs.replace(
+        SIMAI_SETTINGS, send_latency_s=number(r"AS_SEND_LAT=(\d+)", row["env"], 6000) * 1e-6, payload_bytes=payload
+    )
+    control = CONTROLS[number(r"cc(\d+)", row["dir"], 1)]
+    packet = msgspec.structs.replace(SIMAI_PACKETS, congestion=control, ecn="noecn" not in row["dir"])
+    fabric = build_fabric(topology_of(row["topology"]))
+    times, cpu_s = [], 0.0
+    for flows in layers_of(row):
+        started = time.process_time()
+        outcome = run_in_parts(tables_of(fabric, flows, settings, packet))
+        cpu_s += time.process_time() - started
+        assert (outcome.flows.finish_ps > 0).all()
+        times.append(outcome.flows.finish_ps.max() * 1e-6)
+    return times, cpu_s
+
+
+def rows() -> list[dict[str, str]]:
+    with (REFERENCE / "simai/ns3/results.csv").open() as file:
+        found = [row for row in csv.DictReader(file) if row["rc"] == "0" and row["layers_us"]]
+    for row in found:
+        row["num_gpus"] = str(number(r"_(\d+)g", row["topology"]))
+    return [row for row in found if sum(recorded_us(row)) > 0 and "pp2" not in row["dir"]]
+
+
+def print_growth() -> None:
+    """Cost per event as the fabric grows: an all-to-all in each pair of servers, every pair with another size."""
+    print(f"\n{'GPUs':>8s}{'flows':>10s}{'events':>12s}{'ns/event':>10s}{'as one':>8s}")
+    for num_gpus in (64, 256, 1024, 4096):
+        ranks = np.arange(num_gpus, dtype=np.int32)
+        groups = [all_to_all(ranks[first : first + 16], 2**22 + 16 * first) for first in range(0, num_gpus, 16)]
+        flows = together(groups)
+        tables = tables_of(build_fabric(SpectrumX(num_gpus=num_gpus)), flows, SIMAI_SETTINGS, SIMAI_PACKETS)
+        costs = []
+        for simulate in (run_in_parts, run_tables):
+            started = time.process_time()
+            outcome = simulate(tables)
+            costs.append((time.process_time() - started) / outcome.num_events * 1e9)
+            assert (outcome.flows.finish_ps > 0).all()
+        print(f"{num_gpus:8d}{len(flows):10d}{outcome.num_events:12d}{costs[0]:10.0f}{costs[1]:8.0f}")
+
+
+def main() -> None:
+    wanted = sys.argv[1] if len(sys.argv) > 1 else ""
+    run(next(row for row in rows() if row["dir"] == "O_ar_tp8_1M_400G"))  # compiles
+    titles = ("flows", "ns-3 us", "ours us", "error", "ns-3 s", "ours s", "ratio")
+    print(f"{'run':33s}" + "".join(f"{title:>11s}" for title in titles))
+    errors = {}
+    for row in rows():
+        if not re.search(wanted, row["dir"]):
+            continue
+        times, cpu_s = run(row)
+        recorded = recorded_us(row)
+        error = max(((ours / theirs - 1) * 100 for ours, theirs in zip(times, recorded, strict=True)), key=abs)
+        errors[row["dir"]] = error
+        ns3_s = float(row["user_cpu_s"])
+        print(
+            f"{row['dir']:33s}{row['n_flows_in_fct'].removesuffix('.0'):>11s}{sum(recorded):11.2f}{sum(times):11.2f}"
+            f"{error:+10.2f}%{ns3_s:11.2f}{cpu_s:11.3f}{ns3_s / cpu_s:11.0f}",
+            flush=True,
+        )
+    colliding = {name: error for name, error in errors.items() if any(word in name for word in COLLIDING)}
+    plain = np.abs([error for name, error in errors.items() if name not in colliding])
+    if len(plain):
+        print(f"\n{np.count_nonzero(plain <= 5)} of {len(plain)} within 5%, median {np.median(plain):.2f}%")
+    if colliding:
+        worst = np.abs(list(colliding.values()))
+        print(f"on DCN: {np.count_nonzero(worst <= 10)} of {len(worst)} within 10%, median {np.median(worst):.2f}%")
+    if not wanted:
+        print_growth()
+    print(f"\nlargest memory: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MiB")
+
+
+if __name__ == "__main__":
+    main()

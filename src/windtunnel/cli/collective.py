@@ -1,0 +1,118 @@
+"""`windtunnel collective`: one collective on a fabric."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from windtunnel.cli.options import Verb, option
+from windtunnel.errors import InputError
+
+if TYPE_CHECKING:
+    from windtunnel.spec.network import NetworkSettings
+
+_WHAT, _HOW, _OUT = "What is sent, where", "How", "Output"
+
+
+@click.command(cls=Verb)
+@option("--op", section=_WHAT, metavar="NAME", help="all_reduce, all_gather, reduce_scatter, all_to_all, ...")
+@option("--size", section=_WHAT, metavar="BYTES", help="As nccl-tests counts: 1GiB, 16MiB, 4194304.")
+@option("--topology", section=_WHAT, metavar="NAME", help="A file, a type with parameters, or a node of the catalog.")
+@option("--ranks", section=_WHAT, metavar="N|A,B,...", help="How many GPUs, or their ids.  [all]")
+@option("--backend", section=_HOW, metavar="NAME", help="analytic, flow or packet.  [analytic]")
+@option("--algorithm", section=_HOW, metavar="NAME", help="ring, tree, nvls, pat; for flows.  [NCCL's choice]")
+@option("--routing", section=_HOW, metavar="NAME", help="ecmp or spray.  [ecmp]")
+@option("--compat", section=_HOW, metavar="NAME", help="simai: its rings, packets and ports.")
+@option("--pxn", section=_HOW, is_flag=True, help="With --compat simai: NCCL's PXN.")
+@option("--send-latency", section=_HOW, metavar="TIME", help="Before each flow.  [3us]")
+@option("--cuda-graph", section=_HOW, is_flag=True, help="Analytic: without the host's launch.")
+@option("--seed", section=_HOW, type=int, metavar="N", help="Of the switches' hashes.  [0]")
+@option(
+    "--flows", section=_OUT, type=click.Path(path_type=Path), metavar="FILE", help="Write the flows as CSV (SimCCL's)."
+)
+@option("--json", "as_json", section=_OUT, is_flag=True, help="Print JSON.")
+def command(
+    op: str | None,
+    size: str | None,
+    topology: str | None,
+    ranks: str | None,
+    backend: str | None,
+    algorithm: str | None,
+    routing: str | None,
+    compat: str | None,
+    pxn: bool,
+    send_latency: str | None,
+    cuda_graph: bool,
+    seed: int | None,
+    flows: Path | None,
+    as_json: bool,
+) -> None:
+    """Predict the time and bandwidth of one collective.
+
+    \b
+    windtunnel collective --op all_reduce --size 1GiB --topology dgx_h100
+    windtunnel collective --op all_to_all --size 64MiB --topology dgx_h100:num_servers=4 --backend flow
+    windtunnel collective --op all_reduce --size 4MiB --topology spectrum_x:num_gpus=16 \\
+        --compat simai --backend flow --flows flows.csv
+    """
+    from windtunnel.engine.collective import chosen_gpus, flows_like, run_collective
+    from windtunnel.estimate.collective import LAUNCH_S
+    from windtunnel.interop.simai_report import write_flow_table
+    from windtunnel.interop.topologies import fabric_of
+    from windtunnel.report.documents import as_text
+    from windtunnel.report.network import collective_document, collective_report
+    from windtunnel.report.tables import show
+    from windtunnel.units import parse_quantity
+
+    if op is None or size is None or topology is None:
+        missing = next(name for name, value in (("op", op), ("size", size), ("topology", topology)) if value is None)
+        raise InputError(f"--{missing} is missing", "see `windtunnel collective --help`")
+    fabric = fabric_of(topology)
+    settings = network_settings(backend, compat, routing, send_latency, seed)
+    wanted = chosen_ranks(ranks, fabric.num_gpus)
+    num_bytes = parse_quantity("size_bytes", size)
+    if num_bytes != int(num_bytes):
+        raise InputError(f"--size: {size!r} is not a whole number of bytes")
+    launch_s = 0.0 if cuda_graph or settings.backend != "analytic" else LAUNCH_S
+    run = run_collective(
+        fabric, op.lower(), int(num_bytes), wanted, settings.backend, settings, algorithm or "auto", pxn, launch_s
+    )
+    if flows is not None:
+        table, chosen = flows_like(fabric, run, chosen_gpus(fabric, wanted), settings, pxn)
+        write_flow_table(table, run.op, run.size_bytes, chosen, flows)
+        click.echo(f"{len(table)} flows written to {flows}", err=True)
+    if as_json:
+        click.echo(as_text(collective_document(run)))
+    else:
+        show(*collective_report(run, fabric))
+
+
+def network_settings(
+    backend: str | None,
+    compat: str | None,
+    routing: str | None,
+    send_latency: str | None,
+    seed: int | None,
+    conf: Path | None = None,
+) -> "NetworkSettings":
+    """Options as `NetworkSettings`, over those of a SimAI.conf, over what `compat` sets."""
+    from windtunnel.spec.network import settings_from
+
+    given = {"backend": backend, "compat": compat, "routing": routing, "send_latency_s": send_latency, "seed": seed}
+    given = {name: value for name, value in given.items() if value is not None}
+    if conf is not None:
+        from windtunnel.interop.simai_conf import read_simai_conf
+        from windtunnel.spec.noun import encode
+
+        given = {**encode(read_simai_conf(conf)), **given}
+    return settings_from(given)
+
+
+def chosen_ranks(text: str | None, num_gpus: int) -> int | list[int]:
+    """`8` as a number of ranks, `0,8,16` as their ids."""
+    if text is None:
+        return num_gpus
+    parts = text.split(",")
+    if not all(part.strip().isdecimal() for part in parts):
+        raise InputError(f"--ranks: {text!r} is neither a number of GPUs nor their ids", "as 16, or 0,8,16,24")
+    return int(text) if len(parts) == 1 else [int(part) for part in parts]

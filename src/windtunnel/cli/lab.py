@@ -1,0 +1,75 @@
+"""`windtunnel lab`: what runs for real."""
+
+from pathlib import Path
+
+import click
+
+from windtunnel.cli.options import Verb, option
+from windtunnel.errors import InputError, did_you_mean
+
+
+class Experiments(click.Group):
+    """A group whose unknown commands are answered as those of `windtunnel` are."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] not in self.commands and not args[0].startswith("-"):
+            hint = did_you_mean(args[0], self.commands, f"it has {', '.join(self.commands)}")
+            raise InputError(f"windtunnel lab has no command {args[0]!r}", hint)
+        return super().resolve_command(ctx, args)
+
+
+@click.group(cls=Experiments, no_args_is_help=False, invoke_without_command=True)
+@click.pass_context
+def command(ctx: click.Context) -> None:
+    """Run parts of a prediction for real."""
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+
+
+@command.command(cls=Verb)
+@click.argument("job", type=click.Path(path_type=Path), metavar="JOB.yaml")
+@option(
+    "--largest-message",
+    section="Replay",
+    default="1MiB",
+    metavar="SIZE",
+    help="Longer messages are cut to this.  [1MiB]",
+)
+@option("--set", "settings", section="Replay", multiple=True, metavar="PATH=VALUE", help="Set a field of the job.")
+@option("--json", "as_json", section="General", is_flag=True, help="Print JSON.")
+def replay(job: Path, largest_message: str, settings: tuple[str, ...], as_json: bool) -> None:
+    """Carry out the communication of a training job's step between processes of this machine, without a GPU.
+
+    Every collective and every message between stages is executed over gloo with data whose result is known: a test of
+    the job's groups, sizes and schedule. It needs torch, and at most 16 ranks.
+
+    \b
+    windtunnel lab replay job.yaml --set parallelism.tp=2 --set parallelism.dp=2
+    """
+    from windtunnel.cli.options import assignments
+    from windtunnel.interop.workload_files import Contents
+    from windtunnel.lab.replay import replay as run
+    from windtunnel.report.documents import as_text
+    from windtunnel.report.tables import show
+    from windtunnel.report.workload import contents_document, contents_report
+    from windtunnel.spec.training import load, resolve
+    from windtunnel.units import format_bytes, parse_quantity
+
+    try:
+        largest = parse_quantity("message_bytes", largest_message)
+    except InputError as error:
+        raise InputError(error.message.replace("message_bytes", "--largest-message"), error.hint) from None
+    done = run(resolve(load(job, assignments(settings))), int(largest))
+    facts = (
+        ("ranks", f"{done.num_ranks} processes, gloo"),
+        ("checked", f"{done.num_checked:,} results, all right"),
+        ("cut", f"messages above {format_bytes(done.largest_bytes)} carried a part of their data"),
+        ("shown", "rank 0, one step, times of this machine"),
+    )
+    contents = Contents("replay", facts, done.calls)
+    if as_json:
+        click.echo(as_text(contents_document(contents) | {"num_checked": done.num_checked}))
+    else:
+        show(*contents_report(contents))

@@ -1,0 +1,102 @@
+"""`windtunnel network`: SimAI's job in one command."""
+
+from pathlib import Path
+
+import click
+
+from windtunnel.cli.options import Verb, option
+from windtunnel.errors import InputError
+
+_WHAT, _HOW, _SIMAI, _OUT = "What runs, where", "How", "With --compat simai --backend analytic", "Output"
+
+
+@click.group(no_args_is_help=False, context_settings={"help_option_names": ["-h", "--help"]})
+def command() -> None:
+    """Run workloads on a network of GPUs."""
+
+
+@command.command(cls=Verb)
+@option("--workload", "-w", section=_WHAT, type=click.Path(path_type=Path), metavar="FILE", help="SimAI's workload.")
+@option("--topology", "-n", section=_WHAT, metavar="NAME", help="A file, a type with parameters, or a node.")
+@option("--backend", section=_HOW, metavar="NAME", help="analytic, flow or packet.  [analytic]")
+@option("--compat", section=_HOW, metavar="NAME", help="simai: as SimAI computes it.")
+@option("--conf", section=_HOW, type=click.Path(path_type=Path), metavar="FILE", help="SimAI.conf; means compat simai.")
+@option("--routing", section=_HOW, metavar="NAME", help="ecmp or spray.  [ecmp]")
+@option("--send-latency", section=_HOW, metavar="TIME", help="Before each flow.  [3us]")
+@option("--seed", section=_HOW, type=int, metavar="N", help="Of the switches' hashes.  [0]")
+@option("--nvlink-busbw", "-nv", section=_SIMAI, type=float, metavar="GIB/S", help="Inside a server.  [360]")
+@option("--nic-busbw", "-nic", section=_SIMAI, type=float, metavar="GIB/S", help="Of one NIC.  [48.5]")
+@option("--nics-per-server", "-n_p_s", section=_SIMAI, type=int, metavar="N", help="[8]")
+@option("--gpus-per-server", "-g_p_s", section=_SIMAI, type=int, metavar="N", help="[8]")
+@option("--nic-type", "-nic_t", section=_SIMAI, metavar="NAME", help="cx6, cx7 or bf3, for --nic-busbw.")
+@option("--gpu-type", "-g_type", section=_SIMAI, metavar="NAME", help="A100, H100, ..., for --nvlink-busbw.")
+@option("--dp-overlap", "-dp_o", section=_SIMAI, type=float, metavar="X", help="[0]")
+@option("--ep-overlap", "-ep_o", section=_SIMAI, type=float, metavar="X", help="[0]")
+@option("--tp-overlap", "-tp_o", section=_SIMAI, type=float, metavar="X", help="[0]")
+@option("--pp-overlap", "-pp_o", section=_SIMAI, type=float, metavar="X", help="[1]")
+@option("--out", "-o", section=_OUT, type=click.Path(path_type=Path), metavar="FILE", help="Write EndToEnd.csv.")
+@option("--overwrite", section=_OUT, is_flag=True, help="Replace the file.")
+@option("--json", "as_json", section=_OUT, is_flag=True, help="Print JSON.")
+def run(
+    workload: Path | None,
+    topology: str | None,
+    backend: str | None,
+    compat: str | None,
+    conf: Path | None,
+    routing: str | None,
+    send_latency: str | None,
+    seed: int | None,
+    nvlink_busbw: float | None,
+    nic_busbw: float | None,
+    nics_per_server: int | None,
+    gpus_per_server: int | None,
+    nic_type: str | None,
+    gpu_type: str | None,
+    dp_overlap: float | None,
+    ep_overlap: float | None,
+    tp_overlap: float | None,
+    pp_overlap: float | None,
+    out: Path | None,
+    overwrite: bool,
+    as_json: bool,
+) -> None:
+    """Predict a training iteration from a SimAI workload file.
+
+    \b
+    windtunnel network run --workload microAllReduce.txt --topology dgx_h100 --backend flow
+    windtunnel network run -w workload_analytical.txt --compat simai -nv 360 -nic 48.5 -n_p_s 8 -g_p_s 8
+    """
+    from windtunnel.cli.collective import network_settings
+    from windtunnel.engine.layer_run import run_layers, run_simai_analytical
+    from windtunnel.estimate.simai import hardware_from, overlap_from
+    from windtunnel.interop.simai_layers import read_layers
+    from windtunnel.interop.simai_report import write_end_to_end
+    from windtunnel.interop.topologies import fabric_of
+    from windtunnel.report.documents import as_text
+    from windtunnel.report.network import iteration_document, iteration_report
+    from windtunnel.report.tables import show
+
+    if workload is None:
+        raise InputError("--workload is missing", "a workload file in SimAI's format")
+    if out is not None and out.exists() and not overwrite:
+        raise InputError(f"{out} exists already", "choose another --out, or replace it with --overwrite")
+    settings = network_settings(backend, compat, routing, send_latency, seed, conf)
+    job = read_layers(workload)
+    if settings.compat == "simai" and settings.backend == "analytic":
+        if topology is not None:
+            raise InputError("SimAI-Analytical knows no topology", "leave --topology out, or --compat simai")
+        hardware = hardware_from(nvlink_busbw, nic_busbw, nics_per_server, gpus_per_server, nic_type, gpu_type)
+        iteration = run_simai_analytical(job, hardware, overlap_from(dp_overlap, ep_overlap, tp_overlap, pp_overlap))
+    else:
+        if topology is None:
+            raise InputError(
+                "--topology is missing", "a topology file, a type such as spectrum_x:num_gpus=128, or a node"
+            )
+        iteration = run_layers(job, fabric_of(topology), settings)
+    if out is not None:
+        write_end_to_end(iteration, out)
+        click.echo(f"written to {out}", err=True)
+    if as_json:
+        click.echo(as_text(iteration_document(iteration)))
+    else:
+        show(*iteration_report(iteration))

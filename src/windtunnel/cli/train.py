@@ -1,0 +1,167 @@
+"""`windtunnel train`: a training job from a file and options, one step of it, its summary."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from windtunnel.cli.options import Verb, all_of, option
+
+if TYPE_CHECKING:
+    from windtunnel.engine.training import TrainingResult
+    from windtunnel.spec.training import TrainingJob
+
+_WHAT, _SPLIT, _OUTPUT = "What is trained, on what", "How it is split", "Result"
+
+job_options = all_of(
+    option("--model", section=_WHAT, metavar="NAME", help="A model of the catalog, or a config.json."),
+    option("--device", section=_WHAT, metavar="NAME", help="A device of the catalog, or a YAML file."),
+    option("--node", section=_WHAT, metavar="NAME", help="A node of the catalog.  [the device's usual one]"),
+    option("--num-devices", section=_WHAT, type=int, metavar="N", help="Devices in all."),
+    option("--sequence-tokens", section=_WHAT, type=int, metavar="N", help="Tokens of a sequence."),
+    option("--global-batch", section=_WHAT, type=int, metavar="N", help="Sequences of one step."),
+    option("--micro-batch", section=_WHAT, type=int, metavar="N", help="Sequences that a rank computes at once.  [1]"),
+    option("--precision", section=_WHAT, metavar="FORMAT", help="bf16, fp8, fp8_block, mxfp8, nvfp4, ...  [bf16]"),
+    option("--total-tokens", section=_WHAT, type=float, metavar="X", help="Tokens of the whole run, as 15e12."),
+    option("--framework", section=_SPLIT, metavar="NAME", help="megatron, deepspeed, fsdp2 or deepseek.  [megatron]"),
+    option("--tp", "-tp", section=_SPLIT, type=int, metavar="N", help="Tensor parallelism."),
+    option("--cp", "-cp", section=_SPLIT, type=int, metavar="N", help="Context parallelism."),
+    option("--pp", "-pp", section=_SPLIT, type=int, metavar="N", help="Pipeline stages."),
+    option("--vpp", "-vpp", section=_SPLIT, type=int, metavar="N", help="Chunks of layers on each device."),
+    option("--ep", "-ep", section=_SPLIT, type=int, metavar="N", help="Expert parallelism."),
+    option("--zero", section=_SPLIT, type=int, metavar="0-3", help="ZeRO stage; 3 is FSDP."),
+    option("--schedule", section=_SPLIT, metavar="NAME", help="1f1b, interleaved, zb_h1, dualpipe, ..."),
+    option("--recompute", section=_SPLIT, metavar="HOW", help="none, selective or full.  [none]"),
+    option("--search", section=_OUTPUT, is_flag=True, help="Try every layout of the devices; show the fastest."),
+    option("--explain", section=_OUTPUT, is_flag=True, help="Show one micro-batch task by task too."),
+    option(
+        "--timeline",
+        section=_OUTPUT,
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        help="Write the step's pipeline for ui.perfetto.dev: .json or .json.gz.",
+    ),
+    option("--overwrite", section=_OUTPUT, is_flag=True, help="Replace that file."),
+    option(
+        "--set",
+        "settings",
+        section="General",
+        multiple=True,
+        metavar="PATH=VALUE",
+        help="Set any field of the job, as overlap.tensor_parallel=true. May be repeated.",
+    ),
+    option("--hub", section="General", is_flag=True, help="Look unknown models up on huggingface.co."),
+    option("--json", "as_json", section="General", is_flag=True, help="Print JSON."),
+)
+
+PATHS = {
+    "model": "model",
+    "device": "device",
+    "node": "node",
+    "num_devices": "num_devices",
+    "sequence_tokens": "sequence_tokens",
+    "global_batch": "global_batch",
+    "micro_batch": "micro_batch",
+    "precision": "precision.compute",
+    "total_tokens": "total_tokens",
+    "framework": "framework",
+    "tp": "parallelism.tp",
+    "cp": "parallelism.cp",
+    "pp": "parallelism.pp",
+    "vpp": "parallelism.virtual_stages",
+    "ep": "parallelism.ep",
+    "zero": "sharding.zero",
+    "schedule": "schedule",
+    "recompute": "recompute.granularity",
+}
+"""Option -> path in a training job."""
+
+
+@click.command(cls=Verb, epilog="Options override the file.")
+@click.argument("job", required=False, type=click.Path(path_type=Path), metavar="[JOB.yaml]")
+@job_options
+def command(
+    job: Path | None,
+    search: bool,
+    explain: bool,
+    timeline: Path | None,
+    overwrite: bool,
+    settings: tuple[str, ...],
+    hub: bool,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Predict a training step: its time and what it is made of, memory, and what a whole run takes.
+
+    \b
+    windtunnel train --model llama-3.1-70b --device h100_sxm --num-devices 64 --tp 4 --pp 4 --cp 2 \\
+        --vpp 5 --sequence-tokens 8192 --global-batch 128
+    windtunnel train job.yaml --set overlap.tensor_parallel=true --timeline step.json
+    windtunnel train job.yaml --search
+    """
+    from windtunnel.cli.options import assignments
+    from windtunnel.interop.chrome_trace import check_file
+    from windtunnel.spec.training import job_of, resolve
+
+    given = {PATHS[name]: value for name, value in options.items() if value is not None}
+    asked = job_of(job, given | assignments(settings))
+    if search:
+        _search(asked, as_json)
+        return
+    setup = resolve(asked, allow_download=hub)
+    if timeline is not None:
+        check_file(timeline, overwrite)
+
+    # Loading the engine takes most of a second; wrong input is answered before.
+    from windtunnel.engine.campaign import campaign
+    from windtunnel.engine.remedies import remedies
+    from windtunnel.engine.training import simulate_with, training_prices
+    from windtunnel.engine.training_costs import explain_tasks
+    from windtunnel.ops.training import Rank
+    from windtunnel.report.documents import as_text
+    from windtunnel.report.tables import show
+    from windtunnel.report.training import tasks_report, training_report
+    from windtunnel.report.training_document import training_document
+
+    prices = training_prices(setup)
+    result = simulate_with(setup, prices)
+    tasks = explain_tasks(Rank(setup), prices) if explain else []
+    run = campaign(result)
+    if timeline is not None:
+        _write_timeline(result, timeline)
+    if as_json:
+        click.echo(as_text(training_document(result, run, tasks)))
+        return
+    changes = [] if result.fits else remedies(result, prices)
+    show(*training_report(result, run, changes), *tasks_report(tasks))
+
+
+def _search(job: "TrainingJob", as_json: bool) -> None:
+    """Print the fastest layouts of a job."""
+    from windtunnel.engine.layouts import best_layouts
+    from windtunnel.report.documents import as_text
+    from windtunnel.report.tables import show
+    from windtunnel.report.training import layouts_report
+    from windtunnel.report.training_document import layouts_document
+
+    found = best_layouts(job)
+    if as_json:
+        click.echo(as_text(layouts_document(found)))
+    else:
+        show(*layouts_report(found))
+
+
+def _write_timeline(result: "TrainingResult", file: Path) -> None:
+    from windtunnel.interop.training_timeline import write_step_timeline
+    from windtunnel.report.version import version
+
+    about: dict[str, str | float] = {
+        "producer": f"windtunnel {version()}",
+        "model": result.setup.model.name,
+        "device": result.setup.device.name,
+        "schedule": str(result.setup.job.schedule),
+        "step_s": result.step_s,
+    }
+    line = result.timeline
+    num_events = write_step_timeline(file, line.schedule, line.starts, line.ends, line.communicated, about)
+    click.echo(f"wrote {file}: {num_events:,} events", err=True)

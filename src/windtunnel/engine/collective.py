@@ -1,0 +1,345 @@
+"""A collective on a fabric: which ranks, which algorithm, how long, at any of the three depths."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.engine.alike import ring_seconds, together_seconds
+from windtunnel.engine.network import FlowTimes, run_flows
+from windtunnel.errors import InputError, did_you_mean
+from windtunnel.estimate import collective as forms
+from windtunnel.interop.aiconfigurator import nccl_estimator
+from windtunnel.ops import flows as tables
+from windtunnel.ops.op import COLLECTIVES, Collective
+from windtunnel.spec import catalog
+from windtunnel.spec.fabric import Fabric, NodeKind
+from windtunnel.spec.hardware import Device
+from windtunnel.spec.network import Backend, NetworkSettings
+
+ALGORITHMS = ("auto", "ring", "tree", "nvls", "pat")
+"""What flows can be made of; `auto` takes NCCL's choice among them."""
+
+CHUNK_BYTES = 512 * 1024
+"""A pipelined chunk: NCCL's buffer of 4 MiB in 8 steps (NCCL_BUFFSIZE, NCCL_STEPS)."""
+MOST_CHUNKS = 64
+TREE_FLOWS = 2_000_000
+"""Chunks are made larger where there would be more."""
+MOST_FLOWS = 20_000_000
+_NVLS_BYTES_PER_S = 150e9
+"""Slower scale-up links are PCIe or bridges, whose switches do not add."""
+
+
+@dataclass(frozen=True)
+class CollectiveRun:
+    """One collective's time and how it was found."""
+
+    op: str
+    size_bytes: int
+    num_ranks: int
+    num_servers: int
+    seconds: float
+    algorithm: str
+    protocol: str
+    backend: Backend
+    source: str
+    """Measured tables, closed form, or the number of flows."""
+
+    @property
+    def algorithm_bytes_per_s(self) -> float:
+        """Size by time, as nccl-tests prints it."""
+        return self.size_bytes / self.seconds
+
+    @property
+    def bus_bytes_per_s(self) -> float:
+        """What the slowest link carries, as nccl-tests defines it."""
+        return self.algorithm_bytes_per_s * forms.bus_factor(self.op, self.num_ranks)
+
+
+def collective_seconds(
+    fabric: Fabric,
+    op: str,
+    size_bytes: int,
+    ranks: int | Sequence[int],
+    backend: Backend = "analytic",
+    settings: NetworkSettings | None = None,
+) -> float:
+    """Seconds of one collective, the host's launch left out.
+
+    Args:
+        fabric: where it runs.
+        op: `all_reduce`, `all_gather`, `reduce_scatter`, `all_to_all`, `broadcast` or `send_recv`.
+        size_bytes: as nccl-tests counts: the whole buffer; of an all-to-all, what one rank holds.
+        ranks: how many GPUs from the first on, or their ids.
+        backend: how deep.
+        settings: of the flow and packet levels.
+
+    Raises:
+        InputError: no such operation or ranks, or the fabric does not connect them.
+    """
+    return run_collective(fabric, op, size_bytes, ranks, backend, settings).seconds
+
+
+def run_collective(
+    fabric: Fabric,
+    op: str,
+    size_bytes: int,
+    ranks: int | Sequence[int],
+    backend: Backend = "analytic",
+    settings: NetworkSettings | None = None,
+    algorithm: str = "auto",
+    pxn: bool = False,
+    launch_s: float = 0.0,
+) -> CollectiveRun:
+    """One collective with its algorithm and time; the arguments of `collective_seconds` and three more.
+
+    Args:
+        algorithm: one of `ALGORITHMS`, for flows.
+        pxn: let SimAI's rings hand over to the GPU on the right rail before they leave a server.
+        launch_s: added to the analytic time: what the host needs to launch it (`estimate.collective.LAUNCH_S`).
+    """
+    forms.check_op(op)
+    settings = settings or NetworkSettings()
+    gpus = chosen_gpus(fabric, ranks)
+    if size_bytes < 1:
+        raise InputError(f"{op} of {size_bytes} bytes moves nothing", "give a size of at least 1 byte")
+    place = place_of(fabric, gpus)
+    if backend == "analytic":
+        return _analytic(fabric, op, size_bytes, place, launch_s)
+    algorithm = _algorithm(op, size_bytes, place, algorithm, settings)
+    num_flows = 0
+    if algorithm == "ring" and op in RING_ROUNDS and backend == "flow" and settings.compat is None:
+        rings = tables.nccl_rings(gpus, place.num_servers)
+        chunk = ring_chunk_bytes(size_bytes, rings)
+        seconds = ring_seconds(fabric, rings, chunk, RING_ROUNDS[op] * (len(gpus) - 1), settings)
+        source = "flow level, alike connections once"
+    else:
+        flows = collective_flows(fabric, op, size_bytes, gpus, settings, algorithm, pxn)
+        num_flows = len(flows)
+        if backend == "flow" and settings.compat is None and len(flows.parent) == 0:
+            seconds = together_seconds(fabric, flows, settings)
+        else:
+            seconds = run_flows(fabric, flows, settings, backend).total_s
+        source = f"{backend} level, {num_flows} flows"
+    return CollectiveRun(op, size_bytes, len(gpus), place.num_servers, seconds, algorithm, "simple", backend, source)
+
+
+def transfer_seconds(
+    fabric: Fabric,
+    source: int,
+    destination: int,
+    size_bytes: int,
+    backend: Backend = "analytic",
+    settings: NetworkSettings | None = None,
+) -> float:
+    """Seconds to move bytes from one GPU to another on an idle fabric: a KV cache, activations between stages.
+
+    Raises:
+        InputError: the two are not connected.
+    """
+    return collective_seconds(fabric, "send_recv", size_bytes, (source, destination), backend, settings)
+
+
+def run_transfers(
+    fabric: Fabric,
+    source: NDArray[np.integer],
+    destination: NDArray[np.integer],
+    size_bytes: NDArray[np.integer],
+    start_s: NDArray[np.float64] | float,
+    backend: Backend = "flow",
+    settings: NetworkSettings | None = None,
+) -> FlowTimes:
+    """Times of many transfers that share a fabric, each starting at its own moment.
+
+    Raises:
+        InputError: ends are not connected.
+    """
+    each = np.arange(len(source), dtype=np.int32)
+    flows = tables.flows_of(source, destination, size_bytes, connection=each, start_s=start_s)
+    return run_flows(fabric, flows, settings or NetworkSettings(), backend)
+
+
+def chosen_gpus(fabric: Fabric, ranks: int | Sequence[int]) -> NDArray[np.int32]:
+    """GPU ids of `ranks`, which is how many from the first on, or the ids themselves."""
+    gpus = np.arange(ranks) if isinstance(ranks, int) else np.asarray(ranks)
+    if len(gpus) < 2:
+        raise InputError(f"a collective needs two ranks; {len(gpus)} given")
+    if len(np.unique(gpus)) < len(gpus):
+        raise InputError("a rank is given twice")
+    if gpus.min() < 0 or gpus.max() >= fabric.num_gpus:
+        raise InputError(f"rank {gpus.max()} is asked for; {fabric.name} has GPUs 0 to {fabric.num_gpus - 1}")
+    return gpus.astype(np.int32)
+
+
+def place_of(fabric: Fabric, gpus: NDArray[np.int32]) -> forms.Ranks:
+    """How the ranks lie over servers, and the links of the slowest of them.
+
+    Raises:
+        InputError: servers hold different numbers of them.
+    """
+    _, per_server = np.unique(fabric.server[gpus], return_counts=True)
+    if len(np.unique(per_server)) > 1:
+        raise InputError(
+            f"servers hold {per_server.min()} to {per_server.max()} of the ranks; equal numbers are needed"
+        )
+    inside, outside = _bandwidths(fabric)
+    device = device_of(fabric)
+    hopper_on = device is not None and device.architecture in ("hopper", "blackwell")
+    up = float(inside[gpus].min())
+    return forms.Ranks(
+        num_ranks=len(gpus),
+        num_servers=len(per_server),
+        scale_up_bytes_per_s=_published_rate(up, device),
+        network_bytes_per_s=float(outside[gpus].min()),
+        nvls=hopper_on and up >= _NVLS_BYTES_PER_S,
+    )
+
+
+def _bandwidths(fabric: Fabric) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """(num_nodes,) bandwidth of each GPU to its server's others, and to the network."""
+    inside, outside = np.zeros(fabric.num_nodes), np.zeros(fabric.num_nodes)
+    for one, other in ((fabric.link_a, fabric.link_b), (fabric.link_b, fabric.link_a)):
+        near = (fabric.kind[other] == NodeKind.SCALE_UP_SWITCH) | (fabric.server[one] == fabric.server[other])
+        np.add.at(inside, one[near], fabric.bandwidth_bytes_per_s[near])
+        np.add.at(outside, one[~near], fabric.bandwidth_bytes_per_s[~near])
+    return inside, outside
+
+
+def _published_rate(bytes_per_s: float, device: Device | None) -> float:
+    """A scale-up rate as data sheets give it: topology files often have what a ring reaches of it instead."""
+    published = device.scale_up_bytes_per_s if device else None
+    return min(published, bytes_per_s / forms.RING_SHARE) if published else bytes_per_s
+
+
+def device_of(fabric: Fabric) -> Device | None:
+    """The catalog's device of a fabric's GPU type (`H100`, `h100_sxm`), None where it has none."""
+    known = catalog.names("devices")
+    wanted = fabric.gpu_type.lower()
+    found = next((name for name in (wanted, f"{wanted}_sxm") if name in known), None)
+    return catalog.device(found) if found else None
+
+
+def _analytic(fabric: Fabric, op: str, size_bytes: int, place: forms.Ranks, launch_s: float) -> CollectiveRun:
+    """Inside a server as measured, where somebody has; closed forms elsewhere."""
+    if fabric.gpus_forward:
+        raise InputError(f"{fabric.name} has no switches, and closed forms assume them", "use the flow backend")
+    best = forms.closed_form(op, size_bytes, place)
+    device = device_of(fabric)
+    seconds, source = best.seconds, best.source
+    if place.num_servers == 1 and device is not None and op in COLLECTIVES and place.num_ranks <= device_ranks(device):
+        collective = Collective(op, size_bytes, place.num_ranks)
+        estimate = nccl_estimator(device, catalog.default_node(device)).estimate(collective)
+        seconds, source = float(estimate.seconds), f"{estimate.coverage.value}: {estimate.source}"
+    return CollectiveRun(
+        op,
+        size_bytes,
+        place.num_ranks,
+        place.num_servers,
+        seconds + launch_s,
+        best.algorithm,
+        best.protocol,
+        "analytic",
+        source,
+    )
+
+
+def device_ranks(device: Device) -> int:
+    """The most ranks that collectives of a device were measured with, 0 where they were not."""
+    return 8 if device.measured_as else 0
+
+
+RING_ROUNDS = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}
+"""Operation -> rounds around the ring."""
+
+
+def _algorithm(op: str, size_bytes: int, place: forms.Ranks, asked: str, settings: NetworkSettings) -> str:
+    if asked not in ALGORITHMS:
+        raise InputError(
+            f"there is no algorithm {asked!r}", did_you_mean(asked, ALGORITHMS, f"known: {', '.join(ALGORITHMS)}")
+        )
+    possible = {
+        "all_reduce": ("ring", "tree", "nvls"),
+        "all_gather": ("ring", "pat"),
+        "reduce_scatter": ("ring", "pat"),
+    }
+    if op not in possible:
+        return {"all_to_all": "direct", "broadcast": "pipeline", "send_recv": "direct"}[op]
+    if asked == "nvls" and (place.num_servers > 1 or not place.nvls):
+        raise InputError("nvls needs one server whose switches add", "use ring or tree")
+    if asked != "auto":
+        if asked not in possible[op]:
+            raise InputError(f"{op} has no algorithm {asked!r}", f"it has {', '.join(possible[op])}")
+        return asked
+    if settings.compat == "simai":
+        return "ring"
+    choice = forms.closed_form(op, size_bytes, place).algorithm
+    return choice if choice in possible[op] else "ring"
+
+
+def ring_chunk_bytes(size_bytes: int, rings: tables.Rings) -> int:
+    """What one rank sends in one step of one channel; what does not divide is dropped, as in SimAI."""
+    return max(size_bytes // rings.num_ranks // rings.num_channels, 1)
+
+
+def collective_flows(
+    fabric: Fabric,
+    op: str,
+    size_bytes: int,
+    gpus: NDArray[np.int32],
+    settings: NetworkSettings,
+    algorithm: str = "ring",
+    pxn: bool = False,
+) -> tables.Flows:
+    """The point-to-point flows of a collective.
+
+    Raises:
+        InputError: there are too many, or none.
+    """
+    place = place_of(fabric, gpus)
+    match algorithm:
+        case "nvls":
+            return tables.nvls(gpus, _scale_up_switch(fabric, int(gpus[0])), size_bytes)
+        case "tree":
+            channels = place.per_server if place.num_servers > 1 else 1
+            chunks = int(np.clip(size_bytes // (2 * channels) // CHUNK_BYTES, 1, MOST_CHUNKS))
+            chunks = max(1, min(chunks, TREE_FLOWS // (4 * channels * len(gpus))))
+            return tables.double_binary_tree(gpus, place.num_servers, size_bytes, chunks)
+        case "pat":
+            return tables.pat(gpus, max(size_bytes // len(gpus), 1))
+        case "pipeline":
+            chunks = int(np.clip(size_bytes // CHUNK_BYTES, 1, MOST_CHUNKS))
+            return tables.pipeline(gpus, size_bytes, chunks)
+        case "direct" if op == "send_recv":
+            return tables.send_recv(int(gpus[0]), int(gpus[-1]), size_bytes)
+        case "direct":
+            return tables.all_to_all(gpus, size_bytes)
+    rings = (
+        tables.simai_rings(gpus, place.num_servers, pxn)
+        if settings.compat == "simai"
+        else tables.nccl_rings(gpus, place.num_servers)
+    )
+    steps = RING_ROUNDS[op] * (len(gpus) - 1)
+    if rings.order.size * steps > MOST_FLOWS:
+        raise InputError(
+            f"a ring of {len(gpus)} ranks in {rings.num_channels} channels is {rings.order.size * steps} flows; "
+            f"{MOST_FLOWS} are the most",
+            "use the flow backend without compat, which runs alike connections once, or the analytic one",
+        )
+    return tables.ring(rings, ring_chunk_bytes(size_bytes, rings), steps)
+
+
+def flows_like(
+    fabric: Fabric, run: CollectiveRun, gpus: NDArray[np.int32], settings: NetworkSettings, pxn: bool = False
+) -> tuple[tables.Flows, str]:
+    """The flows of a run's algorithm and its name; a ring's where there are none of its own (nvls_tree, collnet)."""
+    direct = {"all_to_all": "direct", "broadcast": "pipeline", "send_recv": "direct"}
+    algorithm = direct.get(run.op, run.algorithm if run.algorithm in ALGORITHMS else "ring")
+    return collective_flows(fabric, run.op, run.size_bytes, gpus, settings, algorithm, pxn), algorithm
+
+
+def _scale_up_switch(fabric: Fabric, gpu: int) -> int:
+    found = np.flatnonzero((fabric.kind == NodeKind.SCALE_UP_SWITCH) & (fabric.server == fabric.server[gpu]))
+    if len(found) == 0:
+        raise InputError(f"GPU {gpu} of {fabric.name} has no scale-up switch, which nvls needs", "use ring")
+    return int(found[0])

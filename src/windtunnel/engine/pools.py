@@ -1,0 +1,323 @@
+"""Run a deployment of several pools: prefill and decode on replicas of their own, or kinds of replicas side by side."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.engine.serving import (
+    ENGINE_COLUMNS,
+    PoolResult,
+    Progress,
+    Result,
+    check_requests,
+    estimator_for,
+    kernel_settings,
+    limits_by_tenant,
+    new_records,
+    power_model,
+    provenance,
+    resolved_scenario,
+    run_to_end,
+    shard_of,
+    span_of,
+    time_fractions,
+    with_model_len,
+)
+from windtunnel.engine.speculation import drafter_of, speculation_of, with_drafter
+from windtunnel.engine.work import stage_uses, step_work
+from windtunnel.engine.workload import RequestArrays, generate
+from windtunnel.errors import InputError
+from windtunnel.estimate.estimator import Estimator
+from windtunnel.estimate.steps import LoweredSteps, lower_steps
+from windtunnel.kernels import state
+from windtunnel.kernels.pools import BOTH, DECODE, PREFILL, PoolPlan, Pools, Travel, new_pool_events, new_pools
+from windtunnel.metrics.records import POOL_COLUMNS, Table, request_table
+from windtunnel.metrics.summary import PoolSummary, Utilisation, summarise, utilisation_of, with_pools
+from windtunnel.ops.forward import Shard
+from windtunnel.ops.memory import MemoryPlan, kv_bytes_per_token, plan_memory, state_bytes_per_request
+from windtunnel.spec.deployment import Parallelism, Pool
+from windtunnel.spec.engine_defaults import ENGINE_SCHEDULERS
+from windtunnel.spec.scenario import Scenario, Setup, pool_scenario, resolve
+
+ROLES = {"both": BOTH, "prefill": PREFILL, "decode": DECODE}
+
+
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """One pool, ready to run."""
+
+    pool: Pool
+    setup: Setup
+    shard: Shard
+    memory: MemoryPlan
+    estimator: Estimator
+    lowered: LoweredSteps
+    settings: state.Settings
+
+    @property
+    def plan(self) -> PoolPlan:
+        link_bytes_per_s = _link_bytes_per_s(self.setup)
+        return PoolPlan(self.settings, self.lowered.cost, ROLES[self.pool.role], link_bytes_per_s)
+
+
+def simulate_pools(
+    scenario: Scenario,
+    estimator: Estimator | None = None,
+    progress: Progress | None = None,
+    allow_download: bool = False,
+) -> Result:
+    """Simulate a scenario whose deployment has pools; arguments and errors as `engine.serving.simulate`."""
+    requests = generate(scenario.workload, scenario.seed)
+    parts = [_prepared(scenario, pool, requests, estimator, allow_download) for pool in scenario.deployment.pools]
+    _check_first_tokens(scenario, parts)
+    plans, travel = _with_given_link(scenario, [part.plan for part in parts]), travel_of(scenario, parts)
+    records, pools, steps, engine_time_s = run_pools(plans, travel, requests, progress, _speculation(parts))
+    table = _request_table(records, pools, float(parts[0].setup.engine.host.first_token_s or 0.0), requests)
+    summaries = [
+        _pool_summary(scenario, part, _steps_of(steps, pools, at), table, int(pools.pools[at].first_replica))
+        for at, part in enumerate(parts)
+    ]
+    deployment = scenario.deployment
+    prices = [summary.usd_per_hour for summary in summaries]
+    known = [price for price in prices if price is not None]
+    summary = summarise(
+        table,
+        steps,
+        num_replicas=len(pools.pool_of_replica),
+        num_devices=deployment.num_devices,
+        num_blocks=max(part.memory.num_blocks * part.settings.ranks_per_replica for part in parts),
+        time_fractions=next(part.time_fractions for part in summaries if part.time_fractions),
+        slo=scenario.slo,
+        price_usd_per_hour=sum(known) / deployment.num_devices if len(known) == len(prices) else None,
+        tenants=limits_by_tenant(scenario, requests),
+    )
+    coverage, sources, operators = _provenance(parts, [_steps_of(steps, pools, at) for at in range(len(parts))])
+    return Result(
+        scenario=_resolved(scenario, parts),
+        setup=parts[0].setup,
+        memory=parts[0].memory,
+        requests=table,
+        steps=steps,
+        summary=with_pools(summary, table, summaries),
+        coverage=coverage,
+        sources=sources,
+        operators=operators,
+        engine_time_s=engine_time_s,
+        pools=tuple(PoolResult(part.pool.name, part.pool.role, part.setup, part.memory) for part in parts),
+    )
+
+
+def run_pools(
+    plans: Sequence[PoolPlan],
+    travel: Travel,
+    requests: RequestArrays,
+    progress: Progress | None = None,
+    speculation: state.Speculation | None = None,
+) -> tuple[NDArray[np.void], Pools, Table, float]:
+    """Run the compiled loop to its end over several pools.
+
+    Returns:
+        `REQUEST` records in order of sending, the pools as the run left them with every request's journey, the step
+        table, and the loop's wall time in seconds.
+    """
+    records = new_records(requests)
+    pools = new_pools(plans, travel, records.size)
+    arrays = (pools.ranks, pools.lanes, pools.lists, pools.stages)
+    cost, events = state.StepCost(*(np.asarray(field)[0] for field in pools.cost)), new_pool_events(plans)
+    steps, engine_time_s = run_to_end(
+        pools.pools[0],
+        cost,
+        requests,
+        records,
+        arrays,
+        events,
+        progress,
+        speculation=speculation,
+        pools=pools,
+    )
+    return records.view(np.ndarray), pools, steps, engine_time_s
+
+
+def _prepared(
+    scenario: Scenario, pool: Pool, requests: RequestArrays, estimator: Estimator | None, allow_download: bool
+) -> _Part:
+    setup = with_model_len(resolve(pool_scenario(scenario, pool), allow_download), requests)
+    if setup.engine.scheduler not in ENGINE_SCHEDULERS:
+        raise InputError(
+            f"pool {pool.name}: the scheduler {setup.engine.scheduler} does not run in pools",
+            f"those that do: {', '.join(ENGINE_SCHEDULERS)}",
+        )
+    if setup.engine.kv_tiers:
+        raise InputError(f"pool {pool.name}: pools keep no KV blocks in lower tiers", "leave engine.kv_tiers out")
+    if setup.engine.enable_prefix_caching and requests.prefixes is not None:
+        raise InputError(
+            f"pool {pool.name}: prompts share beginnings, and a deployment with pools has no prefix cache",
+            "set deployment.engine.enable_prefix_caching to false to compute every prompt in full",
+        )
+    shard = shard_of(setup)
+    drafter = drafter_of(setup, shard)
+    memory = plan_memory(shard, setup.device, with_drafter(setup, drafter).engine, setup.max_model_len)
+    asked = requests
+    if pool.role == "prefill":
+        asked = replace(requests, output_tokens=np.ones_like(requests.output_tokens))
+    try:
+        check_requests(asked, setup, memory)
+    except InputError as error:
+        raise InputError(f"pool {pool.name}: {error.message}", error.hint) from None
+    settings = kernel_settings(setup, memory, pool.replicas, requests, scenario.deployment.router, scenario.seed)
+    estimator = estimator or estimator_for(setup)
+    lowered = lower_steps(estimator, setup.device, shard, setup.engine, setup.max_model_len, drafter)
+    return _Part(pool, setup, shard, memory, estimator, lowered, settings)
+
+
+def _speculation(parts: Sequence[_Part]) -> state.Speculation | None:
+    """What the pools that decode do; one that only prefills has no decode steps."""
+    found = {speculation_of(part.setup) for part in parts if part.pool.role != "prefill"}
+    if len(found) > 1:
+        raise InputError(
+            "the pools that decode speculate differently",
+            "give deployment.engine.speculative instead of a pool's own",
+        )
+    return found.pop()
+
+
+def _check_first_tokens(scenario: Scenario, parts: Sequence[_Part]) -> None:
+    if scenario.deployment.transfer.first_token == "decode":
+        for part in parts:
+            if part.setup.engine.scheduler == "sglang":
+                raise InputError(
+                    f"pool {part.pool.name}: SGLang's decode side takes the first output from the prefill side",
+                    "leave transfer.first_token out, or set it to prefill",
+                )
+
+
+def travel_of(scenario: Scenario, parts: Sequence[_Part]) -> Travel:
+    """How requests travel, in the loop's terms; the KV of a request is what one copy of the model caches."""
+    transfer, first = scenario.deployment.transfer, parts[0]
+    whole = replace(first.shard, parallelism=Parallelism())
+    num_layers = first.setup.model.num_layers
+    return Travel(
+        decode_router=state.ROUTERS.index(transfer.router),
+        local_tokens=transfer.local_prefill_tokens,
+        decode_samples_first=int(transfer.first_token == "decode"),
+        bytes_per_token=kv_bytes_per_token(whole, first.setup.max_model_len),
+        bytes_per_request=state_bytes_per_request(whole, first.setup.max_model_len),
+        latency_s=transfer.latency_s,
+        tail_fraction=1.0 / num_layers if transfer.overlap else 1.0,
+    )
+
+
+def _link_bytes_per_s(setup: Setup) -> float:
+    """Published bandwidth of the interfaces of one rank's devices, out of its node."""
+    link = setup.node.scale_out
+    return 0.0 if link is None else link.bytes_per_s * setup.parallelism.tp * setup.parallelism.pp
+
+
+def _with_given_link(scenario: Scenario, plans: Sequence[PoolPlan]) -> list[PoolPlan]:
+    """The plans with the bandwidth that transfers reach: what the scenario says, or a share of the links'."""
+    transfer = scenario.deployment.transfer
+    if transfer.bytes_per_s is not None:
+        return [plan._replace(link_bytes_per_s=transfer.bytes_per_s) for plan in plans]
+    named = zip(scenario.deployment.pools, plans, strict=True)
+    hands_over = any(plan.role == PREFILL for plan in plans)
+    for pool, plan in named:
+        if plan.link_bytes_per_s == 0.0 and hands_over:
+            raise InputError(
+                f"pool {pool.name}: its node has no link to others over which a KV cache could be sent",
+                "give deployment.transfer.bytes_per_s, or take a node with scale_out",
+            )
+    return [plan._replace(link_bytes_per_s=plan.link_bytes_per_s * transfer.link_efficiency) for plan in plans]
+
+
+def _request_table(records: NDArray[np.void], pools: Pools, frontend_s: float, requests: RequestArrays) -> Table:
+    journeys = pools.journeys
+    moved = ~np.isnan(journeys.handed_s)
+    per_replica = pools.pools.ranks_per_replica[pools.pool_of_replica]
+    replica_of_rank = np.repeat(np.arange(per_replica.size), per_replica)
+    started = replica_of_rank[np.where(moved, journeys.prefill_rank, records["rank"])]
+    ended = replica_of_rank[np.where(moved, journeys.decode_rank, records["rank"])]
+    engine = {name: records[name].copy() for name in ENGINE_COLUMNS}
+    table = request_table(engine, ended, frontend_s, requests.num_warmup, tenant=requests.tenant)
+    columns = {name: np.array(journeys[name]) for name in list(POOL_COLUMNS)[1:]}
+    return table.with_columns({"prefill_replica": started, **columns}, POOL_COLUMNS)
+
+
+def _steps_of(steps: Table, pools: Pools, position: int) -> Table:
+    pool = pools.pools[position]
+    return steps.where((steps["replica"] >= pool.first_replica) & (steps["replica"] < pool.end_replica))
+
+
+def _pool_summary(scenario: Scenario, part: _Part, steps: Table, requests: Table, first_replica: int) -> PoolSummary:
+    pool, setup, pp = part.pool, part.setup, part.setup.parallelism.pp
+    num_devices = pool.replicas * setup.parallelism.num_devices
+    price = setup.device.price_usd_per_hour if pool.price_usd_per_hour is None else pool.price_usd_per_hour
+    utilisation, fractions, stages = IDLE, {}, []
+    own = steps.replaced(replica=steps["replica"] - first_replica)
+    if len(own):
+        num_blocks = part.memory.num_blocks * part.settings.ranks_per_replica
+        utilisation = utilisation_of(requests, own, pool.replicas, pp, num_blocks)
+        fractions = time_fractions(part.lowered, own, part.settings)
+        work = step_work(setup.device, part.shard, own)
+        stages = stage_uses(work, own, pp, pool.replicas, span_of(requests))
+    ended_here = requests["replica"] - first_replica
+    ended_here = (ended_here >= 0) & (ended_here < pool.replicas)
+    preemptions = int(requests["num_preemptions"][ended_here].sum())
+    power = power_model(pool_scenario(scenario, pool), setup)
+    return PoolSummary(
+        name=pool.name,
+        role=pool.role,
+        num_replicas=pool.replicas,
+        num_devices=num_devices,
+        utilisation=msgspec.structs.replace(utilisation, num_preemptions=preemptions),
+        time_fractions=fractions,
+        stages=tuple(stages),
+        mean_w=None if power is None else power.at(utilisation.busy_fraction) * num_devices,
+        usd_per_hour=None if price is None else price * num_devices,
+    )
+
+
+IDLE = Utilisation(
+    busy_fraction=0.0,
+    mean_running=0.0,
+    mean_waiting=0.0,
+    mean_present=0.0,
+    bubble_fraction=0.0,
+    kv_mean_fraction=0.0,
+    kv_peak_fraction=0.0,
+    num_preemptions=0,
+)
+
+
+def _provenance(parts: Sequence[_Part], steps: Sequence[Table]) -> list[dict[Any, float]]:
+    """Shares of the device's time as `provenance` gives them, pools weighted by how long they were busy."""
+    whole_s = sum(float(table["duration_s"].sum()) for table in steps)
+    found: list[dict[Any, float]] = [{}, {}, {}]
+    for part, table in zip(parts, steps, strict=True):
+        if not len(table):
+            continue
+        busy_fraction = float(table["duration_s"].sum()) / whole_s
+        shares: tuple[dict[Any, float], ...] = provenance(
+            part.estimator, part.shard, table, part.settings.ranks_per_replica
+        )
+        for merged, own in zip(found, shares, strict=True):
+            for name, fraction in own.items():
+                merged[name] = merged.get(name, 0.0) + busy_fraction * fraction
+    return [dict(sorted(merged.items(), key=lambda item: -item[1])) for merged in found]
+
+
+def _resolved(scenario: Scenario, parts: Sequence[_Part]) -> Scenario:
+    """`scenario` with what decided the result written out in every pool."""
+    pools = []
+    for part in parts:
+        own = resolved_scenario(pool_scenario(scenario, part.pool), part.setup, part.memory).deployment
+        pools.append(
+            msgspec.structs.replace(
+                part.pool, device=own.device, node=own.node, parallelism=own.parallelism, engine=own.engine
+            )
+        )
+    deployment = msgspec.structs.replace(scenario.deployment, pools=tuple(pools))
+    return msgspec.structs.replace(scenario, precision=parts[0].setup.precision, deployment=deployment)

@@ -1,0 +1,34 @@
+"""Run any scenario: one kind of replica, or pools of several."""
+
+from windtunnel.engine import pools, serving
+from windtunnel.engine.policy import Policy
+from windtunnel.engine.serving import Progress, Result
+from windtunnel.errors import InputError
+from windtunnel.estimate.estimator import Estimator
+from windtunnel.spec.scenario import Scenario
+
+
+def simulate(
+    scenario: Scenario,
+    estimator: Estimator | None = None,
+    progress: Progress | None = None,
+    allow_download: bool = False,
+    policy: Policy | None = None,
+) -> Result:
+    """Simulate `scenario`.
+
+    Args:
+        scenario: what to run.
+        estimator: prices operators; None reads the tables measured on each pool's device, or its calibrated roofline.
+        progress: called now and then.
+        allow_download: look models up on the Hugging Face hub too.
+        policy: a scheduler of one's own, instead of the engine's: see `engine.policy.Policy`.
+
+    Raises:
+        InputError: the scenario's parts do not go together, or a request that this deployment can never serve.
+    """
+    if not scenario.deployment.pools:
+        return serving.simulate(scenario, estimator, progress, allow_download, policy)
+    if policy is not None:
+        raise InputError("a scheduler of one's own does not run in pools", "leave the pools out of the deployment")
+    return pools.simulate_pools(scenario, estimator, progress, allow_download)

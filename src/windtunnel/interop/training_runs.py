@@ -1,0 +1,596 @@
+"""Published training runs, row by row in one table of CSV columns, as jobs and what was measured.
+
+The columns: `source, model, layers, hidden, heads, accelerator, n_gpus, precision, gbs, mbs, seq_len, tp, pp, cp, vp,
+ep, fsdp, act_ckpt, framework, tokens_per_s_per_gpu, tflops_per_gpu, iter_time_s, mem_GB, note`, or those of a table of
+MLPerf Training's results (`benchmark, n_accel, global_batch_size, step_time_s_median, ...`). What a row does not say
+follows from its source: one `_Source` for each, with where its facts are published.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from windtunnel.errors import InputError
+from windtunnel.ops.parameters import count_parameters
+from windtunnel.spec import catalog
+from windtunnel.spec.hardware import Device, Link
+from windtunnel.spec.model import DenseFeedForward, GroupedQueryAttention, LayerGroup, ModelSpec
+from windtunnel.spec.noun import decode
+from windtunnel.spec.training import TrainingJob
+
+Row = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class TrainingRun:
+    """One published run."""
+
+    row: int
+    """Of the file, counted from 0 after the header."""
+    source: str
+    job: TrainingJob
+    step_s: float | None
+    """Measured; None where only a rate of FLOPs was published, or nothing (it ran out of memory)."""
+    flops_per_s_per_device: float | None
+    """As published, by the source's own count of FLOPs."""
+    memory_bytes: float | None
+    out_of_memory: bool
+    quality: str
+
+
+@dataclass(frozen=True)
+class SkippedRow:
+    """A row that says too little to be a job, and why."""
+
+    row: int
+    reason: str
+
+
+def read_training_runs(path: Path | str) -> tuple[list[TrainingRun], list[SkippedRow]]:
+    """Every row of a table of published runs that is complete enough to be a job; the others with the reason.
+
+    Raises:
+        InputError: the file is missing or has none of the columns.
+    """
+    path = Path(path)
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            rows = list(csv.DictReader(file))
+    except FileNotFoundError:
+        raise InputError(f"there is no file {path}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} cannot be read: {error}") from None
+    columns = set(rows[0]) if rows else set()
+    if not columns >= {"model", "n_gpus"} and "benchmark" not in columns:
+        raise InputError(f"{path} holds no training runs: it has neither columns model and n_gpus nor benchmark")
+    runs, skipped = [], []
+    rows = _completed(rows)
+    for index, row in enumerate(rows):
+        try:
+            runs.append(_run(index, _mlperf_row(row) if "benchmark" in row else row))
+        except (InputError, _TooLittleSaidError) as error:
+            skipped.append(SkippedRow(index, str(error)))
+    return runs, skipped
+
+
+def _completed(rows: list[dict[str, str]]) -> list[dict[str, str]]:
+    """Rows with what other rows of the same table say about them, where those agree.
+
+    Virtual stages that a row leaves out are those of rows with the same model, tensor and pipeline parallelism.
+    BLOOM's chronicles name a size and leave out its shape, which is that of rows that give it; where only one of depth
+    and width is known, the other follows from P = 12 l h^2 (arXiv:2104.04473, section 5), in layers that the stages
+    divide and widths in steps of 1,024.
+    """
+    shapes: dict[str, set[tuple[str, str]]] = {}
+    virtual: dict[tuple[str, ...], set[str]] = {}
+    for row in rows:
+        if row.get("vp") and "model" in row:
+            virtual.setdefault(_pipeline_of(row), set()).add(row["vp"])
+        if row.get("source", "").startswith("BigScience") and row.get("hidden"):
+            shapes.setdefault(row["model"], set()).add((row["layers"], row["hidden"]))
+    found = []
+    for row in rows:
+        same = shapes.get(row.get("model", ""), set())
+        if row.get("source", "").startswith("BigScience") and row.get("params_B"):
+            layers, hidden = row["layers"], row["hidden"]
+            if not hidden and not layers and len(same) == 1:
+                layers, hidden = next(iter(same))
+            size = float(row["params_B"]) * 1e9
+            if layers and not hidden:
+                hidden = str(round((size / (12 * float(layers))) ** 0.5 / 1024) * 1024)
+            if hidden and not layers:
+                stages = int(float(row["pp"]))
+                layers = str(round(size / (12 * float(hidden) ** 2) / stages) * stages)
+            row = {**row, "layers": layers, "hidden": hidden}
+        if "model" in row and not row.get("vp") and len(known := virtual.get(_pipeline_of(row), set())) == 1:
+            row = {**row, "vp": next(iter(known))}
+        found.append(row)
+    return found
+
+
+def _pipeline_of(row: Row) -> tuple[str, ...]:
+    return (row["source"], row["model"].split(" 24.")[0], row["accelerator"], row.get("tp", ""), row.get("pp", ""))
+
+
+class _TooLittleSaidError(Exception):
+    """A row lacks what decides its time."""
+
+
+@dataclass(frozen=True)
+class _Source:
+    """What runs of one source have in common and their tables do not print."""
+
+    framework: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of the job, as a YAML file would give them."""
+    vocab_size: int | None = None
+    """Where the table leaves it out."""
+    scale_out_bytes_per_s: float | None = None
+    """Per device, where it is not the usual node's."""
+
+
+_GPT_ERA: dict[str, Any] = {
+    "dropout": True,
+    "learned_positions": True,
+    "parallelism": {"sequence_parallel": False},
+    "kernels": {"attention": "unfused", "fused": True},
+    "overlap": {"gradient_reduce": False, "parameter_gather": False, "tensor_gradient": False, "pipeline": False},
+}
+"""Megatron-LM of 2021: fused softmax, bias-GeLU and bias-dropout-add, no flash attention, nothing overlapped."""
+
+_SOURCES: dict[str, _Source] = {
+    # arXiv:2104.04473: no distributed optimizer, gradients all-reduced after the last micro-batch.
+    **{
+        name: _Source(
+            "megatron",
+            {
+                **_GPT_ERA,
+                "sharding": {"zero": 0},
+                "precision": {"compute": "fp16", "gradients": "bf16", "gradient_reduce": "bf16"},
+            },
+            vocab_size=51200,
+        )
+        for name in ("Megatron-LM SC21", "Megatron-LM Jan 2021", "Megatron-LM Sep 2020", "Megatron-LM README (GPT-3")
+    },
+    # Table 5 of arXiv:2205.05198; one model replica. Megatron-LM sums gradients in fp32 for bf16 only (arguments.py).
+    "SeqPar": _Source(
+        "megatron",
+        {
+            **_GPT_ERA,
+            "overlap": {**_GPT_ERA["overlap"], "tensor_gradient": True},
+            "sharding": {"zero": 0},
+            "precision": {"compute": "fp16", "gradients": "bf16", "gradient_reduce": "bf16"},
+        },
+        vocab_size=51200,
+    ),
+    # Megatron-DeepSpeed, ZeRO-1 with bf16 or fp16, GBS reached through gradient accumulation; 4 Omni-Path links of
+    # 100 Gb/s for 8 GPUs (bigscience, jz/hardware).
+    "BigScience BLOOM": _Source(
+        "deepspeed",
+        {**_GPT_ERA, "sharding": {"zero": 1}, "precision": {"gradient_reduce": "bf16"}},
+        vocab_size=50688,
+        scale_out_bytes_per_s=6.25e9,
+    ),
+    # MegatronLM README and its H100 figure: distributed optimizer, overlapped reduction and gather, flash attention.
+    "Megatron-LM": _Source("megatron", {"overlap": {"tensor_parallel": True}}),
+    # Llama 3: FSDP that keeps parameters between forward and backward (ZeRO-2), interleaved 1F1B, all-gather CP; the
+    # 126 layers, one taken from each end, give 16 stages 8 chunks of one layer (arXiv:2407.21783, section 3.3.2).
+    "Llama 3 paper": _Source(
+        "megatron", {"sharding": {"zero": 2}, "parallelism": {"cp_method": "all_gather", "virtual_stages": 8}}
+    ),
+    # arXiv:2412.19437: batches grow to 15,360 sequences (4.2); DualPipe and experts over 64 ranks (3.2); norms, SwiGLU
+    # and the up-projections of attention are recomputed (3.2.3).
+    "DeepSeek-V3": _Source(
+        "deepseek",
+        {
+            "precision": {"moments": "bf16"},
+            "global_batch": 15360,
+            "recompute": {"granularity": "selective", "modules": ["norms", "activation", "latent_up_projection"]},
+        },
+    ),
+    # NeMo's performance recipes: userbuffers for tensor parallelism, gradients reduced and kept in bf16.
+    "NeMo": _Source(
+        "megatron",
+        {
+            "overlap": {"tensor_parallel": True},
+            "precision": {"gradients": "bf16", "gradient_reduce": "bf16"},
+            "parallelism": {"experts_exchange": "by_node"},
+        },
+    ),
+    # FSDP1 with Triton's flash attention; learned positions, tied embeddings, eager layer norms (llm-foundry,
+    # scripts/train/benchmarking).
+    "MosaicML llm-foundry": _Source("fsdp2", {"learned_positions": True, "precision": {"gradients": "fp32"}}),
+    "torchtitan": _Source("fsdp2", {}),
+    "MLPerf": _Source(
+        "megatron",
+        {"overlap": {"tensor_parallel": True}, "precision": {"gradients": "bf16", "gradient_reduce": "bf16"}},
+    ),
+}
+_ALSO_NEMO = ("Megatron-Bridge", "NVIDIA DGX Cloud")
+
+
+def _source(row: Row) -> _Source:
+    name = row["source"]
+    for start in sorted(_SOURCES, key=len, reverse=True):
+        if name.startswith(start):
+            return _SOURCES[start]
+    if name.startswith(_ALSO_NEMO):
+        return _SOURCES["NeMo"]
+    raise _TooLittleSaidError(f"the source {name!r} is not known")
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """A published model that has no config.json in the catalog."""
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    ffn: int
+    vocab: int
+    tied: bool = True
+    bias: bool = True
+
+
+_SHAPES: dict[str, _Shape] = {
+    # arXiv:2005.14165, table 2.1; NeMo's GPT-3 recipes for the sizes between.
+    "gpt3-175b": _Shape(96, 12288, 96, 96, 49152, 51200),
+    "gpt3-20b": _Shape(44, 6144, 48, 48, 24576, 51200),
+    "gpt5b": _Shape(24, 4096, 32, 32, 16384, 51200),
+    "gpt-20b": _Shape(44, 6144, 48, 48, 24576, 51200),
+    # arXiv:2402.16819 and arXiv:2406.11704; the small ones as in NeMo's recipes.
+    "nemotron4 15b": _Shape(32, 6144, 48, 8, 24576, 256000, tied=False, bias=False),
+    "nemotron4 340b": _Shape(96, 18432, 96, 8, 73728, 256000, tied=False, bias=False),
+    "nemotron-8b": _Shape(32, 4096, 32, 32, 16384, 256000, tied=False, bias=False),
+    "nemotron-22b": _Shape(40, 6144, 48, 48, 24576, 256000, tied=False, bias=False),
+    "nemotron-340b": _Shape(96, 18432, 96, 8, 73728, 256000, tied=False, bias=False),
+    # llm-foundry, scripts/train/yamls/pretrain/mpt-*.yaml; padded vocabulary.
+    "mpt-125m": _Shape(12, 768, 12, 12, 3072, 50368, bias=False),
+    "mpt-350m": _Shape(24, 1024, 16, 16, 4096, 50368, bias=False),
+    "mpt-760m": _Shape(24, 1536, 12, 12, 6144, 50368, bias=False),
+    "mpt-1b": _Shape(24, 2048, 16, 16, 8192, 50368, bias=False),
+    "mpt-3b": _Shape(32, 2560, 20, 20, 10240, 50368, bias=False),
+    "mpt-7b": _Shape(32, 4096, 32, 32, 16384, 50368, bias=False),
+    "mpt-13b": _Shape(40, 5120, 40, 40, 20480, 50368, bias=False),
+    "mpt-30b": _Shape(48, 7168, 56, 56, 28672, 50368, bias=False),
+    "mpt-70b": _Shape(80, 8192, 64, 64, 32768, 50368, bias=False),
+}
+_SAME_SHAPE = {"paxml gpt175b": "gpt3-175b", "paxml gpt5b": "gpt5b", "gpt3": "gpt3-175b"}
+
+_CATALOG_NAMES = {
+    "llama2-7b": "Llama-2-7b-hf",
+    "llama2-13b": "Llama-2-13b-hf",
+    "llama2-70b": "Llama-2-70b-hf",
+    "llama2_70b_lora": "Llama-2-70b-hf",
+    "llama3-8b": "Meta-Llama-3-8B",
+    "llama3.1-8b": "Llama-3.1-8B",
+    "llama3-70b": "Meta-Llama-3-70B",
+    "llama3.1-70b": "Llama-3.1-70B",
+    "llama3-405b": "Llama-3.1-405B",
+    "llama3.1-405b": "Llama-3.1-405B",
+    "llama31-405b": "Llama-3.1-405B",
+    "deepseekv3": "DeepSeek-V3",
+    "deepseek-v3": "DeepSeek-V3",
+    "gpt-oss-120b": "gpt-oss-120b",
+    "qwen3-30b-a3b": "Qwen3-30B-A3B",
+    "qwen3-235b-a22b": "Qwen3-235B-A22B",
+}
+
+_DEVICES = {
+    "A100-SXM4-80GB": "a100_sxm",
+    "A100-SXM4-40GB": "a100_40gb_sxm",
+    "V100-SXM3-32GB": "v100_sxm",
+    "H100 96GB": "h100_sxm",
+    "H100-SXM5-80GB": "h100_sxm",
+    "NVIDIA H100-SXM5-80GB": "h100_sxm",
+    "NVIDIA H200-SXM5-141GB": "h200_sxm",
+    "H200-SXM-141GB": "h200_sxm",
+    "H800": "h800_sxm",
+    "DGX-H100": "h100_sxm",
+    "DGX-B200": "b200_sxm",
+    "B200": "b200_sxm",
+    "NVIDIA Blackwell GPU (B200": "b200_sxm",
+    "NVIDIA Blackwell GPU (GB200": "gb200",
+    "DGX-GB200": "gb200",
+    "DGX-GB300": "gb300",
+}
+
+_FORMATS = {
+    "fp16": "fp16",
+    "fp16/bf16": "fp16",
+    "bf16": "bf16",
+    "amp_bf16": "bf16",
+    "fp8": "fp8",
+    "fp8-cs": "fp8",
+    "fp8-mx": "mxfp8",
+    "mxfp8": "mxfp8",
+    "nvfp4": "nvfp4",
+}
+
+
+def _run(index: int, row: Row) -> TrainingRun:
+    source = _source(row)
+    raw = _job(row, source)
+    job = decode(raw, TrainingJob, f"row {index}")
+    tokens = job.global_batch * job.sequence_tokens
+    seconds = _number(row, "iter_time_s")
+    rate = _number(row, "tokens_per_s_per_gpu")
+    if seconds is None and rate is not None:
+        seconds = tokens / (rate * _whole(row, "n_gpus"))
+    flops = _number(row, "tflops_per_gpu")
+    memory = _number(row, "mem_GB")
+    out_of_memory = row.get("note", "").startswith("OOM")
+    if seconds is None and flops is None and not out_of_memory:
+        raise _TooLittleSaidError("neither a time nor a rate was measured")
+    if seconds is None and flops is not None and "2021 README" in row["source"]:
+        seconds = _sc21_flops(job) / (flops * 1e12 * _whole(row, "n_gpus"))
+    if seconds is None and flops is not None and row.get("release", "") in ("24.03.01", "25.04.rc2"):
+        seconds = _nemo_flops(job) / (flops * 1e12 * _whole(row, "n_gpus"))
+    return TrainingRun(
+        index,
+        row["source"],
+        job,
+        seconds,
+        None if flops is None else flops * 1e12,
+        None if memory is None else memory * 1e9,
+        out_of_memory,
+        row.get("quality", ""),
+    )
+
+
+def _sc21_flops(job: TrainingJob) -> float:
+    """arXiv:2104.04473, equation 3: hardware FLOPs of a step with full recomputation."""
+    assert isinstance(job.model, ModelSpec)
+    model = job.model
+    width, layers, length = model.hidden_size, model.num_layers, job.sequence_tokens
+    whole = 1 + length / (6 * width) + model.vocab_size / (16 * layers * width)
+    return 96.0 * job.global_batch * length * layers * width**2 * whole
+
+
+def _nemo_flops(job: TrainingJob) -> float:
+    """NeMo 2.0 `flops_formulas.py`: forward and backward, attention counted whole although it is causal."""
+    model = job.model if isinstance(job.model, ModelSpec) else catalog.model(job.model)
+    tokens = job.global_batch * job.sequence_tokens
+    counted = count_parameters(model)
+    products = counted.active - counted.embedding - counted.norms
+    scores = sum(
+        12.0 * group.num_layers * group.attention.num_heads * group.attention.head_dim * job.sequence_tokens
+        for group in model.layers
+        if isinstance(group.attention, GroupedQueryAttention)
+    )
+    return tokens * (6.0 * products + scores)
+
+
+def _job(row: Row, source: _Source) -> dict[str, Any]:
+    """A row as the table that a job's YAML file would hold."""
+    num_devices = _whole(row, "n_gpus")
+    compute = _FORMATS.get(row["precision"].split(" ")[0].lower())
+    if "parenthesised" in row["precision"]:
+        compute = "mxfp8" if "B200" in row["accelerator"] else "fp8"
+    if compute is None:
+        raise _TooLittleSaidError(f"the precision {row['precision']!r} is not known")
+    if "proxy" in row.get("note", "") and not row.get("layers"):
+        raise _TooLittleSaidError("a model with fewer layers, and it is not said how many")
+    # GPT-2's sequences have 1024 tokens, torchtitan's default of Llama 3 is 8192.
+    usual = 8192 if "Llama" in row["model"] else 1024 if row["model"].startswith("GPT2") else 2048
+    sequence = int(_number(row, "seq_len") or usual)
+    model = _model(row, source, sequence)
+    parallelism = _parallelism(row, source, model)
+    fsdp = row.get("fsdp", "")
+    is_sharded = fsdp not in ("", "0.0", "0") and not fsdp.startswith("ZeRO-2")
+    if not row.get("tp") and not is_sharded:
+        raise _TooLittleSaidError("its parallel layout was not published")
+    raw: dict[str, Any] = {
+        "model": msgspec.to_builtins(model) if isinstance(model, ModelSpec) else model,
+        "num_devices": num_devices,
+        "sequence_tokens": sequence,
+        "micro_batch": int(_number(row, "mbs") or 1),
+        "parallelism": parallelism,
+        "framework": source.framework,
+        "precision": {"compute": compute},
+        **_recompute(row),
+        **_hardware(row, source),
+    }
+    if "sequence-parallel" in row.get("act_ckpt", ""):
+        parallelism["sequence_parallel"] = True
+    if "LoRA" in row.get("task", "") or "lora" in row["model"].lower():
+        raw["lora"] = {"rank": 16, "all_linear": False}
+    _merge(raw, source.settings)
+    if row["source"].startswith("BigScience"):
+        # fp16 sums gradients as they are; from 28 February on the runs use the bf16 optimizer, which sums in fp32.
+        raw["precision"]["gradients"] = "fp32" if "; 02-28" in row["note"] else "bf16"
+    if is_sharded:
+        raw.setdefault("sharding", {})["zero"] = 3
+        if fsdp.replace(".", "").isdigit():
+            group = int(float(fsdp))
+            raw["sharding"]["group"] = group if group > 1 else None
+        if source.framework == "megatron":
+            raw["sharding"]["zero"] = 3
+    if "compile" in row.get("note", ""):
+        raw["kernels"] = {"fused": True}
+    if "async tp" in row.get("note", "").lower() or "asynctp" in row.get("note", "").lower():
+        raw["overlap"] = {"tensor_parallel": True}
+    if "Sep 2020" in row["source"]:
+        # Megatron-LM of 2020 had no accumulation: a replica computes its whole batch at once.
+        raw["micro_batch"] = _whole(row, "gbs") * parallelism["tp"] * parallelism["pp"] // num_devices
+    raw["global_batch"] = _global_batch(row, raw, num_devices)
+    return raw
+
+
+def _global_batch(row: Row, raw: dict[str, Any], num_devices: int) -> int:
+    given = _number(row, "gbs")
+    split = raw["parallelism"]
+    replicas = num_devices // (int(split["tp"]) * int(split["cp"]) * int(split["pp"]))
+    each = replicas * int(raw["micro_batch"])
+    if given is None:
+        return int(raw.get("global_batch", each))
+    # BLOOM's batch sizes were rounded to what the replicas divide.
+    return max(int(given) // each, 1) * each if row["source"].startswith("BigScience") else int(given)
+
+
+def _merge(raw: dict[str, Any], settings: Mapping[str, Any]) -> None:
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            _merge(raw.setdefault(name, {}), value)
+        else:
+            raw.setdefault(name, value)
+
+
+def _parallelism(row: Row, source: _Source, model: str | ModelSpec) -> dict[str, Any]:
+    pp, chunks = int(_number(row, "pp") or 1), int(_number(row, "vp") or 1)
+    chunks = int(source.settings.get("parallelism", {}).get("virtual_stages", chunks))
+    found: dict[str, Any] = {"tp": int(_number(row, "tp") or 1), "pp": pp, "cp": int(_number(row, "cp") or 1)}
+    if pp > 1:
+        found["virtual_stages"] = chunks
+        num_layers = (model if isinstance(model, ModelSpec) else catalog.model(model)).num_layers
+        if num_layers % (pp * chunks):
+            found["layers_per_stage"] = _uneven(num_layers, pp * chunks)
+    if (ep := int(_number(row, "ep") or 1)) > 1:
+        found["ep"] = ep
+        found["experts_tp"] = int(_number(row, "etp") or 1)
+    return found
+
+
+def _uneven(num_layers: int, num_chunks: int) -> list[int]:
+    """As even as can be where embedding and head count as a layer each (Megatron-Core
+    `account_for_embedding_in_pipeline_split`).
+    """
+    share, rest = divmod(num_layers + 2, num_chunks)
+    layers = [share + (1 if 0 < index <= rest else 0) for index in range(num_chunks)]
+    layers[0] -= 1
+    layers[-1] -= 1
+    if min(layers) < 0:
+        raise _TooLittleSaidError(f"{num_layers} layers do not spread over {num_chunks} chunks")
+    return layers
+
+
+def _recompute(row: Row) -> dict[str, Any]:
+    said = row.get("act_ckpt", "")
+    if said.startswith("full"):
+        return {"recompute": {"granularity": "full"}}
+    if said.startswith("selective") and "torchtitan" in row["source"]:
+        modules = ["norms", "activation", "every_second_product"]
+        return {"recompute": {"granularity": "selective", "modules": modules}}
+    return {"recompute": {"granularity": "selective"}} if said.startswith("selective") else {}
+
+
+def _hardware(row: Row, source: _Source) -> dict[str, Any]:
+    name = max((key for key in _DEVICES if row["accelerator"].startswith(key)), key=len, default=None)
+    if name is None:
+        raise _TooLittleSaidError(f"the accelerator {row['accelerator']!r} is not known")
+    device = catalog.device(_DEVICES[name])
+    if "500W" in row["accelerator"]:
+        # Meta's part: HBM2e at 2.4 TB/s and 500 W (torchtitan, benchmarks/llama3_h100_202412).
+        slower = {"memory_bytes": 96_000_000_000, "memory_bytes_per_s": 2.4e12, "tdp_w": 500.0}
+        device = msgspec.structs.replace(device, **slower)
+        return {"device": msgspec.to_builtins(device)}
+    found: dict[str, Any] = {"device": device.name}
+    if source.scale_out_bytes_per_s:
+        found["node"] = _other_network(device, source.scale_out_bytes_per_s)
+    return found
+
+
+def _other_network(device: Device, bytes_per_s: float) -> dict[str, Any]:
+    node = catalog.default_node(device)
+    link = Link(name="own", bytes_per_s=bytes_per_s, latency_s=node.scale_out.latency_s if node.scale_out else 3e-6)
+    built: dict[str, Any] = msgspec.to_builtins(msgspec.structs.replace(node, scale_out=link))
+    return built
+
+
+def _model(row: Row, source: _Source, sequence: int) -> str | ModelSpec:
+    name = row["model"].lower().split(" (")[0]
+    hidden, layers = _number(row, "hidden"), _number(row, "layers")
+    if hidden and layers and name.startswith(("gpt", "turing", "megatron")):
+        vocab = int(source.vocab_size or _number(row, "vocab") or 51200)
+        heads = int(_number(row, "heads") or _usual_heads(int(hidden), int(_number(row, "tp") or 1)))
+        shape = _Shape(int(layers), int(hidden), heads, heads, int(4 * hidden), vocab)
+        return _plain_model(row["model"], shape, sequence)
+    key = _SAME_SHAPE.get(name.split(" 24.")[0], name.split(" 24.")[0])
+    if key in _SHAPES:
+        return _plain_model(row["model"], _SHAPES[key], sequence)
+    slug = name.split(" 24.")[0].replace("llama ", "llama").replace("_", "-").replace(" ", "-")
+    known = _CATALOG_NAMES.get(name) or _CATALOG_NAMES.get(slug)
+    if known is None:
+        raise _TooLittleSaidError(f"the shape of {row['model']!r} is not known")
+    model = catalog.model(known)
+    if layers and int(layers) != model.num_layers and len(model.layers) == 1:
+        shortened = msgspec.structs.replace(model.layers[0], num_layers=int(layers))
+        return msgspec.structs.replace(model, layers=(shortened,))
+    return known
+
+
+def _usual_heads(hidden: int, tp: int) -> int:
+    """Heads of about 128 that a width and a tensor-parallel degree divide."""
+    return min((n for n in range(tp, hidden + 1, tp) if hidden % n == 0), key=lambda n: abs(hidden / n - 128))
+
+
+def _plain_model(name: str, shape: _Shape, sequence: int) -> ModelSpec:
+    attention = GroupedQueryAttention(
+        num_heads=shape.heads,
+        num_kv_heads=shape.kv_heads,
+        head_dim=shape.hidden // shape.heads,
+        qkv_bias=shape.bias,
+        output_bias=shape.bias,
+    )
+    feed_forward = DenseFeedForward(intermediate_size=shape.ffn, gated=False, bias=shape.bias)
+    return ModelSpec(
+        name=name,
+        hidden_size=shape.hidden,
+        vocab_size=shape.vocab,
+        max_context_tokens=sequence,
+        layers=(LayerGroup(num_layers=shape.layers, attention=attention, feed_forward=feed_forward),),
+        tie_word_embeddings=shape.tied,
+        norm_bias=True,
+    )
+
+
+def _mlperf_row(row: Row) -> dict[str, str]:
+    """A row of MLPerf Training's results under the names of the other tables."""
+    fp4, fp8 = (row.get(name, "").lower() in ("true", "1", "1.0") for name in ("fp4", "fp8"))
+    model = row["benchmark"].replace("llama31_405b", "llama31-405b")
+    return {
+        "source": f"MLPerf Training {row['round']}",
+        "model": model,
+        "accelerator": row["accelerator"],
+        "n_gpus": row["n_accel"],
+        # NVIDIA's GPT-3 and Llama submissions compute in fp8 from round 3.0 on, whether or not the log says so.
+        "precision": "nvfp4" if fp4 else "fp8" if fp8 or "NVIDIA" in row["accelerator"] else "bf16",
+        "gbs": row["global_batch_size"],
+        "mbs": row["mbs"],
+        "seq_len": row["nominal_seq_len"] or row["seq_len"],
+        **{name: row[name] for name in ("tp", "pp", "cp", "vp")},
+        "iter_time_s": row["step_time_s_median"],
+        "mem_GB": row["max_memory_GB"],
+        "note": "",
+    }
+
+
+def _number(row: Row, name: str) -> float | None:
+    text = row.get(name, "")
+    try:
+        return float(text) if text else None
+    except ValueError:
+        return None
+
+
+def _whole(row: Row, name: str) -> int:
+    value = _number(row, name)
+    if value is None:
+        raise _TooLittleSaidError(f"{name} was not published")
+    return int(value)
+
+
+def runs_in(folder: Path) -> Iterator[tuple[str, list[TrainingRun], list[SkippedRow]]]:
+    """Every table of published runs in a folder, by name."""
+    for path in sorted(folder.glob("*.csv")):
+        try:
+            yield path.stem, *read_training_runs(path)
+        except InputError:
+            continue

@@ -1,0 +1,265 @@
+"""Runs a small job's communication for real: a process for each rank, gloo between them, no GPU.
+
+Every rank goes through its device's program (`ops/training_program.py`) and carries out each collective and message
+with data whose result it knows: that groups have the members and sizes that everyone expects, and that the order of a
+schedule comes to its end, is then shown and not assumed. Computation is left out. Times are those of this machine's
+loopback and say nothing about a GPU.
+"""
+
+import json
+import tempfile
+import time
+import traceback
+from dataclasses import dataclass, field
+from datetime import timedelta
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from windtunnel.errors import InputError, MissingExtraError, WindtunnelError
+from windtunnel.interop.collective_calls import CollectiveCall, totals
+from windtunnel.ops import op as ops
+from windtunnel.ops.rank_groups import group_ranks, stage_of_rank
+from windtunnel.ops.training import Group, Rank, Task
+from windtunnel.ops.training_program import Exchange, device_program
+from windtunnel.spec.training import TrainingSetup
+
+MAX_RANKS = 16
+"""Processes of one machine."""
+TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What ran."""
+
+    num_ranks: int
+    calls: tuple[CollectiveCall, ...]
+    """Of rank 0: sizes as the job has them, with the time they took here."""
+    num_checked: int
+    """Results that were compared with what they must be, over all ranks."""
+    largest_bytes: int
+    """Messages above this were carried out with a part of their data."""
+    elapsed_s: float
+
+
+def replay(setup: TrainingSetup, largest_bytes: int = 1 << 20) -> Replay:
+    """Carry out one step's communication of `setup` between processes of this machine.
+
+    Args:
+        setup: a resolved job of at most 16 ranks.
+        largest_bytes: longer messages are cut to this, in whole shares of their group.
+
+    Raises:
+        MissingExtraError: torch is not installed.
+        InputError: the job has more ranks than that.
+        WindtunnelError: a rank died, hung, or received what it should not have.
+    """
+    num_ranks = setup.degrees.num_devices
+    if find_spec("torch") is None:
+        raise MissingExtraError("torch", "replay")
+    if num_ranks > MAX_RANKS:
+        raise InputError(
+            f"the job has {num_ranks} ranks; a replay takes at most {MAX_RANKS}, each a process of this machine",
+            "replay it with smaller degrees: they form the same groups",
+        )
+    if largest_bytes < num_ranks:
+        raise InputError(f"messages of {largest_bytes} bytes cannot be shared by {num_ranks} ranks")
+    import torch.multiprocessing as processes
+
+    start = time.perf_counter()
+    with tempfile.TemporaryDirectory(prefix="windtunnel-replay-") as folder:
+        try:
+            processes.spawn(_run_rank, (setup, largest_bytes, folder), nprocs=num_ranks)
+        except (processes.ProcessRaisedException, processes.ProcessExitedException) as error:
+            raise WindtunnelError(_first_failure(Path(folder)) or f"a rank of the replay died: {error}") from None
+        found = [json.loads((Path(folder) / f"{number}.done").read_text()) for number in range(num_ranks)]
+    elapsed_s = time.perf_counter() - start
+    calls = tuple(CollectiveCall(*call) for call in found[0]["calls"])
+    return Replay(num_ranks, calls, sum(one["num_checked"] for one in found), largest_bytes, elapsed_s)
+
+
+def _run_rank(number: int, setup: TrainingSetup, largest_bytes: int, folder: str) -> None:
+    """One process."""
+    import torch
+    from torch import distributed
+
+    torch.set_num_threads(1)
+    distributed.init_process_group(
+        "gloo",
+        init_method=f"file://{folder}/meeting",
+        rank=number,
+        world_size=setup.degrees.num_devices,
+        timeout=timedelta(seconds=TIMEOUT_S),
+    )
+    try:
+        runner = _Runner(setup, number, largest_bytes, _new_groups(setup))
+        runner.run()
+        done = {"calls": [*totals(runner.calls)], "num_checked": runner.num_checked}
+        (Path(folder) / f"{number}.done").write_text(json.dumps(done))
+    except Exception as error:
+        (Path(folder) / f"{number}.failed").write_text(f"rank {number}: {error}\n{traceback.format_exc()}")
+        raise
+    finally:
+        distributed.destroy_process_group()
+
+
+def _first_failure(folder: Path) -> str | None:
+    """What the rank said that failed for a reason of its own; the others then miss it."""
+    texts = sorted(path.read_text().splitlines()[0] for path in folder.glob("*.failed"))
+    own = [text for text in texts if "expected" in text]
+    return next(iter([*own, *texts]), None)
+
+
+def _new_groups(setup: TrainingSetup) -> dict[tuple[int, ...], Any]:
+    """Every group of every rank, made by all ranks in the same order, as torch.distributed asks."""
+    from torch import distributed
+
+    rank = Rank(setup)
+    every = {group_ranks(rank, group, number) for group in Group for number in range(setup.degrees.num_devices)}
+    return {ranks: distributed.new_group(list(ranks)) for ranks in sorted(every) if len(ranks) > 1}
+
+
+def _newest(name: str, former_name: str) -> Any:
+    """A collective of torch.distributed under the name that torch 2.13 gave it, or under the one before."""
+    from torch import distributed
+
+    return getattr(distributed, name, None) or getattr(distributed, former_name)
+
+
+@dataclass
+class _Runner:
+    """One rank on its way through the program."""
+
+    setup: TrainingSetup
+    number: int
+    largest_bytes: int
+    groups: dict[tuple[int, ...], Any]
+    calls: list[CollectiveCall] = field(default_factory=list)
+    num_checked: int = 0
+    leaving: list[tuple[Any, Any]] = field(default_factory=list)
+    """Messages on their way, with the data that must live until then."""
+
+    def run(self) -> None:
+        rank = Rank(self.setup)
+        for action in device_program(self.setup, stage_of_rank(rank, self.number)):
+            if action.receives:
+                self._receive(action.receives)
+            for task in action.tasks:
+                if task.group is not None:
+                    self._communicate(rank, task, task.group)
+            if action.sends:
+                self._send(action.sends)
+        for work, _ in self.leaving:
+            work.wait()
+
+    def _communicate(self, rank: Rank, task: Task, group: Group) -> None:
+        op = task.op
+        assert isinstance(op, ops.Collective)
+        ranks = group_ranks(rank, group, self.number)
+        if len(ranks) != op.num_ranks:
+            ranks = tuple(range(self.setup.degrees.num_devices))
+        if len(ranks) != op.num_ranks:
+            raise WindtunnelError(f"{task.name}: expected a group of {op.num_ranks} ranks, it has {len(ranks)}")
+        size = round(float(op.message_bytes))
+        shares = self._shares(size, len(ranks))
+        carry_out = getattr(self, f"_{op.op}")
+        for _ in range(round(task.count)):
+            start = time.perf_counter()
+            carry_out(task.name, ranks, shares)
+            elapsed_s = time.perf_counter() - start
+            self.calls.append(CollectiveCall(op.op, str(group), len(ranks), size, duration_s=elapsed_s))
+
+    def _shares(self, size: int, num_ranks: int) -> int:
+        """Bytes of one rank's share: what a framework pads the tensor to, or what the limit leaves of it."""
+        return -(-min(size, self.largest_bytes) // num_ranks)
+
+    def _group(self, ranks: tuple[int, ...]) -> Any:
+        return self.groups.get(ranks)
+
+    def _check(self, name: str, found: Any, expected: Any) -> None:
+        import torch
+
+        if not torch.equal(found, expected):
+            raise WindtunnelError(f"{name}: expected {expected[:4].tolist()}..., received {found[:4].tolist()}...")
+        self.num_checked += 1
+
+    def _numbered(self, ranks: tuple[int, ...], share: int) -> Any:
+        """A share from each rank, filled with its number."""
+        import torch
+
+        return torch.tensor(ranks, dtype=torch.uint8).repeat_interleave(share)
+
+    def _all_reduce(self, name: str, ranks: tuple[int, ...], share: int) -> None:
+        import torch
+        from torch import distributed
+
+        data = torch.ones(share * len(ranks), dtype=torch.uint8)
+        distributed.all_reduce(data, group=self._group(ranks))
+        self._check(name, data, torch.full_like(data, len(ranks)))
+
+    def _all_gather(self, name: str, ranks: tuple[int, ...], share: int) -> None:
+        import torch
+
+        gathered = torch.empty(share * len(ranks), dtype=torch.uint8)
+        mine = torch.full((share,), self.number, dtype=torch.uint8)
+        _newest("all_gather_single", "all_gather_into_tensor")(gathered, mine, group=self._group(ranks))
+        self._check(name, gathered, self._numbered(ranks, share))
+
+    def _reduce_scatter(self, name: str, ranks: tuple[int, ...], share: int) -> None:
+        import torch
+
+        # Every rank gives the share of rank r the value of r's place; their sum is that times the ranks.
+        places = torch.arange(len(ranks), dtype=torch.uint8).repeat_interleave(share)
+        mine = torch.empty(share, dtype=torch.uint8)
+        _newest("reduce_scatter_single", "reduce_scatter_tensor")(mine, places, group=self._group(ranks))
+        self._check(name, mine, torch.full_like(mine, ranks.index(self.number) * len(ranks)))
+
+    def _all_to_all(self, name: str, ranks: tuple[int, ...], share: int) -> None:
+        import torch
+        from torch import distributed
+
+        arrived = torch.empty(share * len(ranks), dtype=torch.uint8)
+        mine = torch.full((share * len(ranks),), self.number, dtype=torch.uint8)
+        distributed.all_to_all_single(arrived, mine, group=self._group(ranks))
+        self._check(name, arrived, self._numbered(ranks, share))
+
+    def _send_recv(self, name: str, ranks: tuple[int, ...], share: int) -> None:
+        """One turn of a ring: to the next rank, from the one before."""
+        import torch
+        from torch import distributed
+
+        place = ranks.index(self.number)
+        mine = torch.full((share * len(ranks),), self.number, dtype=torch.uint8)
+        arrived = torch.empty_like(mine)
+        work = distributed.isend(mine, ranks[(place + 1) % len(ranks)], tag=len(self.calls))
+        distributed.recv(arrived, ranks[place - 1], tag=len(self.calls))
+        work.wait()
+        self._check(name, arrived, torch.full_like(mine, ranks[place - 1]))
+
+    def _message(self, found: Exchange) -> tuple[int, int, int]:
+        """(peer, tag, bytes); both ends come to the same tag."""
+        per_stage = self.setup.degrees.num_devices // self.setup.degrees.pp
+        tag = 1 << 30 | found.microbatch << 9 | found.boundary << 1 | int(found.is_gradient)
+        return found.peer * per_stage + self.number % per_stage, tag, min(round(found.size_bytes), self.largest_bytes)
+
+    def _send(self, found: Exchange) -> None:
+        import torch
+        from torch import distributed
+
+        peer, tag, size = self._message(found)
+        data = torch.full((size,), found.microbatch % 251, dtype=torch.uint8)
+        self.leaving.append((distributed.isend(data, peer, tag=tag), data))
+        self.calls.append(CollectiveCall("send", "pp", 2, round(found.size_bytes), duration_s=0.0))
+
+    def _receive(self, found: Exchange) -> None:
+        import torch
+        from torch import distributed
+
+        peer, tag, size = self._message(found)
+        data = torch.empty(size, dtype=torch.uint8)
+        start = time.perf_counter()
+        distributed.recv(data, peer, tag=tag)
+        elapsed_s = time.perf_counter() - start
+        self._check("pipeline message", data, torch.full_like(data, found.microbatch % 251))
+        self.calls.append(CollectiveCall("receive", "pp", 2, round(found.size_bytes), duration_s=elapsed_s))

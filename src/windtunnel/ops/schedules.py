@@ -1,0 +1,297 @@
+"""Pipeline schedules as data: what every device of a pipeline runs, in order. Times are not in them.
+
+gpipe        arXiv:1811.06965     all forward passes, then all backward passes
+1f1b         arXiv:2104.04473     as few micro-batches in flight as there are stages behind
+interleaved  arXiv:2104.04473     1f1b over several chunks on each device, `pp` micro-batches of a chunk in turn
+looped_bfs   arXiv:2211.05953     all micro-batches of a chunk in turn
+zb_h1, zb_h2 arXiv:2401.10241     weights' gradients fill bubbles; h2 keeps twice the activations
+zb_v         arXiv:2405.15362     two chunks on each device, the pipeline folded into a V
+dualpipe     arXiv:2412.19437     from both ends at once; every stage held twice (deepseek-ai/DualPipe, dualpipe.py)
+dualpipe_v   deepseek-ai/DualPipe dualpipev.py: DualPipe cut in half, folded into a V
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.errors import InputError
+
+FORWARD, BACKWARD, WEIGHT = 0, 1, 2
+"""Kinds of actions. Where a schedule has no weight actions, its backward actions compute both gradients."""
+
+SPLIT_SCHEDULES = ("zb_h1", "zb_h2", "zb_v", "dualpipe", "dualpipe_v")
+"""Schedules that run weights' gradients as actions of their own."""
+
+Ints = NDArray[np.int64]
+Action = tuple[int, int, int]
+"""Kind, chunk, micro-batch; a kind of `FORWARD + PAIRED` is one piece with the two actions after it."""
+
+PAIRED = 4
+"""Marks a forward pass that runs interleaved with the backward pass and weights' gradient that follow it (F&B)."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Actions of all devices, device by device, each in its order of execution."""
+
+    name: str
+    actions: Ints
+    """`[num_actions, 3]`: kind (`PAIRED` or not), chunk, micro-batch."""
+    offsets: Ints
+    """Where each device's actions begin; one more entry for the end."""
+    device_of_chunk: Ints
+    next_chunk: Ints
+    """The chunk that a forward pass goes on with; -1: it ends."""
+    num_microbatches: int
+
+    @property
+    def num_devices(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def num_chunks(self) -> int:
+        return len(self.device_of_chunk)
+
+    @property
+    def is_split(self) -> bool:
+        """Whether weights' gradients are actions of their own."""
+        return bool((self.actions[:, 0] == WEIGHT).any())
+
+    def of_device(self, device: int) -> Ints:
+        """One device's actions."""
+        return self.actions[self.offsets[device] : self.offsets[device + 1]]
+
+
+@cache
+def schedule(name: str, pp: int, num_microbatches: int, virtual_stages: int = 1) -> Schedule:
+    """The schedule `name` for a pipeline of `pp` devices.
+
+    Chunks are numbered in the order of the forward pass; DualPipe's second direction has chunks `pp` to `2 pp - 1`.
+
+    Raises:
+        InputError: there is no such schedule.
+    """
+    if name in ("gpipe", "1f1b", "interleaved", "looped_bfs"):
+        lists: Iterable[Ints] = (_looped(name, pp, num_microbatches, virtual_stages, i) for i in range(pp))
+        return _schedule(name, list(lists), [c % pp for c in range(pp * virtual_stages)], num_microbatches)
+    if name in ("zb_h1", "zb_h2"):
+        memory = 1 if name == "zb_h1" else 2
+        lists = (_array(_zero_bubble(pp, num_microbatches, memory, i)) for i in range(pp))
+        return _schedule(name, list(lists), range(pp), num_microbatches)
+    if name in ("zb_v", "dualpipe_v"):
+        write = _zero_bubble_v if name == "zb_v" else _dualpipe_v
+        devices = [c if c < pp else 2 * pp - 1 - c for c in range(2 * pp)]
+        return _schedule(name, [_array(write(pp, num_microbatches, i)) for i in range(pp)], devices, num_microbatches)
+    if name == "dualpipe":
+        devices = [c if c < pp else 2 * pp - 1 - c for c in range(2 * pp)]
+        found = _schedule(
+            name, [_array(_dualpipe(pp, num_microbatches, i)) for i in range(pp)], devices, num_microbatches
+        )
+        found.next_chunk[pp - 1] = -1
+        return found
+    raise InputError(f"there is no pipeline schedule {name!r}")
+
+
+def _schedule(name: str, lists: list[Ints], devices: Iterable[int], num_microbatches: int) -> Schedule:
+    device_of_chunk = np.array(list(devices), dtype=np.int64)
+    following = np.arange(1, len(device_of_chunk) + 1, dtype=np.int64)
+    following[-1] = -1
+    offsets = np.cumsum([0, *(len(actions) for actions in lists)]).astype(np.int64)
+    return Schedule(name, np.concatenate(lists), offsets, device_of_chunk, following, num_microbatches)
+
+
+def _array(actions: Iterable[Action]) -> Ints:
+    return np.array(list(actions), dtype=np.int64).reshape(-1, 3)
+
+
+def _looped(name: str, pp: int, num_microbatches: int, chunks: int, device: int) -> Ints:
+    """Schedules that alternate one forward and one backward pass after a warm-up; the warm-up decides which it is."""
+    total = num_microbatches * chunks
+    if name in ("gpipe", "looped_bfs"):
+        warm_up = total
+    elif chunks == 1:
+        warm_up = min(pp - device - 1, total)
+    else:
+        # Megatron-Core schedules.py, get_pp_rank_microbatches.
+        warm_up = min((pp - device - 1) * 2 + (chunks - 1) * pp, total)
+    group = pp if name == "interleaved" else num_microbatches
+    step = np.arange(total)
+    turn = step // group
+    microbatch = (turn // chunks) * group + step % group
+    chunk = turn % chunks * pp + device
+    forward = np.stack([np.full(total, FORWARD), chunk, microbatch], axis=1)
+    backward = np.stack([np.full(total, BACKWARD), (chunks - 1 - turn % chunks) * pp + device, microbatch], axis=1)
+    if name == "gpipe":
+        return np.concatenate([forward, backward[::-1]])
+    steady = total - warm_up
+    alternate = np.empty((2 * steady, 3), dtype=np.int64)
+    alternate[0::2] = forward[warm_up:]
+    alternate[1::2] = backward[:steady]
+    return np.concatenate([forward[:warm_up], alternate, backward[steady:]])
+
+
+def _zero_bubble(pp: int, num_microbatches: int, memory: int, device: int) -> Iterator[Action]:
+    """ZB-H1 (`memory` 1) and ZB-H2 (2) of arXiv:2401.10241, section 2: 1F1B whose weights' gradients come later.
+
+    They lag by `memory` micro-batches a stage, so that all devices hold as many activations as the first one does.
+    """
+    warm_up = min(memory * (pp - 1 - device), num_microbatches)
+    lag = memory * device
+    for microbatch in range(warm_up):
+        yield FORWARD, device, microbatch
+    for microbatch in range(num_microbatches):
+        if microbatch + warm_up < num_microbatches:
+            yield FORWARD, device, microbatch + warm_up
+        yield BACKWARD, device, microbatch
+        if microbatch >= lag:
+            yield WEIGHT, device, microbatch - lag
+    for microbatch in range(max(num_microbatches - lag, 0), num_microbatches):
+        yield WEIGHT, device, microbatch
+
+
+class _Counter:
+    """Numbers the micro-batches of each kind and chunk in the order in which they are asked for."""
+
+    def __init__(self) -> None:
+        self.counts: dict[tuple[int, int], int] = {}
+
+    def __call__(self, kind: int, chunk: int) -> Action:
+        microbatch = self.counts.get((kind, chunk), 0)
+        self.counts[kind, chunk] = microbatch + 1
+        return kind, chunk, microbatch
+
+
+def _zero_bubble_v(pp: int, num_microbatches: int, device: int) -> Iterator[Action]:
+    """ZB-V of arXiv:2405.15362, in the order of PyTorch 2.6's `ScheduleZBVZeroBubble`."""
+    down, up = device, 2 * pp - 1 - device
+    counter = _Counter()
+
+    def both(chunk: int) -> Iterator[Action]:
+        yield counter(BACKWARD, chunk)
+        yield counter(WEIGHT, chunk)
+
+    for _ in range(2 * (pp - device) - 1):
+        yield counter(FORWARD, down)
+    for _ in range(device):
+        yield counter(FORWARD, up)
+        yield counter(FORWARD, down)
+    for _ in range(pp - device):
+        yield counter(FORWARD, up)
+        yield from both(up)
+    while counter.counts[FORWARD, up] < num_microbatches:
+        if counter.counts[FORWARD, down] < num_microbatches:
+            yield counter(FORWARD, down)
+        yield from both(down)
+        yield counter(FORWARD, up)
+        yield from both(up)
+    for _ in range(device):
+        yield counter(BACKWARD, down)
+        yield counter(BACKWARD, up)
+    for _ in range(pp - device):
+        yield from both(down)
+    for chunk in (up, down):
+        while counter.counts.get((WEIGHT, chunk), 0) < num_microbatches:
+            yield counter(WEIGHT, chunk)
+
+
+def _dualpipe(pp: int, num_microbatches: int, device: int) -> Iterator[Action]:
+    """deepseek-ai/DualPipe, dualpipe.py `step`: each direction has half of the micro-batches."""
+    half = pp // 2
+    from_end = min(device, pp - 1 - device)
+    directions = (device, 2 * pp - 1 - device)
+    near, far = directions if device < half else directions[::-1]
+    main = num_microbatches // 2 - pp + from_end + 1
+    yield from _bidirectional(near, far, half - from_end - 1, from_end, main)
+
+
+def _dualpipe_v(pp: int, num_microbatches: int, device: int) -> Iterator[Action]:
+    """deepseek-ai/DualPipe, dualpipev.py `step`."""
+    main = num_microbatches - 2 * pp + device + 1
+    yield from _bidirectional(device, 2 * pp - 1 - device, pp - device - 1, device, main)
+
+
+def _bidirectional(near: int, far: int, inner: int, from_end: int, main: int) -> Iterator[Action]:
+    """The eight steps that DualPipe and DualPipeV share. `near` and `far` are the device's two chunks."""
+    counter = _Counter()
+    waiting: list[Action] = []
+
+    def backward(chunk: int, split: bool) -> Iterator[Action]:
+        _, _, microbatch = action = counter(BACKWARD, chunk)
+        yield action
+        weight = (WEIGHT, chunk, microbatch)
+        if split:
+            waiting.append(weight)
+        else:
+            yield weight
+
+    def paired(chunk: int) -> Action:
+        kind, _, microbatch = counter(FORWARD, chunk)
+        return kind + PAIRED, chunk, microbatch
+
+    for _ in range(2 * inner):
+        yield counter(FORWARD, near)
+    for _ in range(from_end + 1):
+        yield counter(FORWARD, near)
+        yield counter(FORWARD, far)
+    for _ in range(inner):
+        yield from backward(far, True)
+        yield waiting.pop(0)
+        yield counter(FORWARD, far)
+    for index in range(main):
+        # The innermost device's two passes wait for each other at first.
+        alone = index == 0 and inner == 0
+        yield counter(FORWARD, near) if alone else paired(near)
+        yield from backward(far, False)
+        yield paired(far)
+        yield from backward(near, False)
+    for _ in range(inner):
+        yield from backward(far, False)
+        yield paired(far)
+        yield from backward(near, False)
+    split = False
+    for index in range(from_end + 1):
+        middle = index == (from_end + 1) // 2
+        split = split or (middle and from_end % 2 == 1)
+        yield from backward(far, split)
+        split = split or (middle and from_end % 2 == 0)
+        yield from backward(near, split)
+    for _ in range(inner):
+        yield waiting.pop(0)
+        yield from backward(near, True)
+    yield from waiting
+
+
+def ideal_bubble_s(
+    name: str, pp: int, forward_s: float, backward_s: float, weight_s: float, virtual_stages: int = 1
+) -> float:
+    """Seconds for which a device idles in one step, by the formula of the schedule's paper.
+
+    Args:
+        name: the schedule.
+        pp: devices of the pipeline.
+        forward_s: a device's whole forward pass of one micro-batch, all its chunks (of DualPipe: one of its two).
+        backward_s: its gradients of inputs and of weights.
+        weight_s: of those, the gradients of weights.
+        virtual_stages: chunks of each device, for the schedules that take any number.
+
+    Sources: GPipe and 1F1B (p-1)(F+B), interleaved divided by v (arXiv:2104.04473, section 2.2); looped BFS likewise
+    (arXiv:2211.05953, section 4); ZB-H1 (p-1)(F+B-2W) and ZB-H2 (p-1)(F+B-3W) with B whole (arXiv:2401.10241, table 1);
+    ZB-V 0 where F = B_input = W (arXiv:2405.15362); DualPipe (p/2-1)(F&B + B - 3W), F&B = F + B unless communication
+    hides behind it (arXiv:2412.19437, table 2), DualPipeV (p-1) of half as long chunks.
+    """
+    both = forward_s + backward_s
+    input_s = backward_s - weight_s
+    return {
+        "gpipe": (pp - 1) * both,
+        "1f1b": (pp - 1) * both,
+        "interleaved": (pp - 1) * both / virtual_stages,
+        "looped_bfs": (pp - 1) * both / virtual_stages,
+        "zb_h1": (pp - 1) * max(forward_s + input_s - weight_s, 0.0),
+        "zb_h2": (pp - 1) * max(forward_s + input_s - 2 * weight_s, 0.0),
+        "zb_v": 0.0,
+        "dualpipe": max(pp // 2 - 1, 0) * max(both + backward_s - 3 * weight_s, 0.0),
+        "dualpipe_v": (pp - 1) * max(both + backward_s - 3 * weight_s, 0.0) / 2,
+    }[name]

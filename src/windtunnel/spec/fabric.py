@@ -1,0 +1,163 @@
+"""A fabric: GPUs, switches and the links between them, as arrays. Topologies and files become one."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.errors import InputError
+
+
+class NodeKind(IntEnum):
+    """What a node of a fabric is."""
+
+    GPU = 0
+    SCALE_UP_SWITCH = 1
+    """NVSwitch, or the PCIe switch of a server: reached by the GPUs of one server (or NVLink domain) only."""
+    SWITCH = 2
+    """A switch of the scale-out network."""
+
+
+@dataclass(frozen=True, eq=False)
+class Fabric:
+    """Nodes and bidirectional links; a link carries its bandwidth in each direction at the same time.
+
+    Node ids are positions: GPUs first, then the scale-up switches, then the other switches tier by tier.
+    """
+
+    name: str
+    gpu_type: str
+    """`H100`, as topology files name it."""
+    gpus_per_server: int
+    kind: NDArray[np.int8]
+    """(num_nodes,) `NodeKind`."""
+    tier: NDArray[np.int8]
+    """(num_nodes,) 0 for GPUs and scale-up switches; 1 leaf (ToR, ASW), 2 spine (PSW, aggregation), 3 core."""
+    server: NDArray[np.int32]
+    """(num_nodes,) the server of a GPU or scale-up switch; -1 elsewhere."""
+    link_a: NDArray[np.int32]
+    link_b: NDArray[np.int32]
+    """(num_links,) the two ends."""
+    bandwidth_bytes_per_s: NDArray[np.float64]
+    """(num_links,) in each direction."""
+    latency_s: NDArray[np.float64]
+    """(num_links,) propagation, one way."""
+    error_fraction: NDArray[np.float64]
+    """(num_links,) packets that are lost."""
+    gpus_forward: bool = False
+    """Whether GPUs pass on traffic of others, as in a torus."""
+
+    @property
+    def num_nodes(self) -> int:
+        return len(self.kind)
+
+    @property
+    def num_gpus(self) -> int:
+        return int(np.count_nonzero(self.kind == NodeKind.GPU))
+
+    @property
+    def num_links(self) -> int:
+        return len(self.link_a)
+
+    @property
+    def num_servers(self) -> int:
+        return int(self.server.max()) + 1
+
+    def nodes_of(self, kind: NodeKind, tier: int | None = None) -> NDArray[np.int64]:
+        """The ids of the nodes of a `kind` (and tier)."""
+        return np.flatnonzero((self.kind == kind) & ((tier is None) | (self.tier == tier)))
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something wrong with a fabric, in one sentence; `link` is its position where it is a link."""
+
+    message: str
+    link: int | None = None
+
+
+def problems(fabric: Fabric) -> list[Problem]:
+    """What is wrong with a fabric: bad ends, loops, duplicates, rates, and GPUs that cannot reach the others."""
+    found = _link_problems(fabric)
+    return found or _connection_problems(fabric)
+
+
+def check(fabric: Fabric) -> None:
+    """Raise InputError with the first of the `problems` of a fabric."""
+    first = next(iter(problems(fabric)), None)
+    if first is not None:
+        where = "" if first.link is None else f", link {first.link + 1}"
+        raise InputError(f"{fabric.name}{where}: {first.message}")
+
+
+def _link_problems(fabric: Fabric) -> list[Problem]:
+    a, b = fabric.link_a.astype(np.int64), fabric.link_b.astype(np.int64)
+    low, high = np.minimum(a, b), np.maximum(a, b)
+    outside = (low < 0) | (high >= fabric.num_nodes)
+    pair = low * fabric.num_nodes + high
+    _, first = np.unique(pair, return_index=True)
+    repeated = np.ones(len(pair), bool)
+    repeated[first] = False
+    rate, latency, error = fabric.bandwidth_bytes_per_s, fabric.latency_s, fabric.error_fraction
+    checks: tuple[tuple[NDArray[np.bool_], Callable[[int], str]], ...] = (
+        (outside, lambda i: f"it joins {a[i]} and {b[i]}; nodes are 0 to {fabric.num_nodes - 1}"),
+        (a == b, lambda i: f"it joins node {a[i]} to itself"),
+        (~(rate > 0) | ~np.isfinite(rate), lambda i: f"its bandwidth is {rate[i]:g} B/s; more than 0 is needed"),
+        (~(latency >= 0) | ~np.isfinite(latency), lambda i: f"its latency is {latency[i]:g} s; at least 0 is needed"),
+        (~((error >= 0) & (error < 1)), lambda i: f"its error rate is {error[i]:g}; 0 to below 1 is possible"),
+        (repeated & ~outside, lambda i: f"nodes {a[i]} and {b[i]} are joined twice"),
+    )
+    return [Problem(words(int(i)), int(i)) for wrong, words in checks for i in np.flatnonzero(wrong)[:3]]
+
+
+def _connection_problems(fabric: Fabric) -> list[Problem]:
+    """GPUs without links, and GPUs that GPU 0 does not reach."""
+    if fabric.num_gpus == 0:
+        return [Problem("it has no GPUs")]
+    group = connected_groups(fabric)
+    gpus = fabric.nodes_of(NodeKind.GPU)
+    apart = gpus[group[gpus] != group[gpus[0]]]
+    if len(apart) == 0:
+        return []
+    return [Problem(f"GPU {apart[0]} cannot reach GPU 0, nor can {len(apart) - 1} others")]
+
+
+def connected_groups(fabric: Fabric) -> NDArray[np.int64]:
+    """(num_nodes,) The smallest node id that each node is connected to."""
+    label = np.arange(fabric.num_nodes, dtype=np.int64)
+    while True:
+        before = label.copy()
+        low = np.minimum(label[fabric.link_a], label[fabric.link_b])
+        np.minimum.at(label, fabric.link_a, low)
+        np.minimum.at(label, fabric.link_b, low)
+        label = label[label]
+        if np.array_equal(before, label):
+            return label
+
+
+def without(fabric: Fabric, links: tuple[tuple[int, int], ...] = (), nodes: tuple[int, ...] = ()) -> Fabric:
+    """The fabric after failures: `links` (pairs of node ids) are gone, and every link of `nodes`.
+
+    Raises:
+        InputError: there is no such link or node.
+    """
+    gone = np.isin(fabric.link_a, nodes) | np.isin(fabric.link_b, nodes)
+    for node in nodes:
+        if not 0 <= node < fabric.num_nodes:
+            raise InputError(f"there is no node {node} to fail", f"nodes are 0 to {fabric.num_nodes - 1}")
+    for a, b in links:
+        hit = ((fabric.link_a == a) & (fabric.link_b == b)) | ((fabric.link_a == b) & (fabric.link_b == a))
+        if not hit.any():
+            raise InputError(f"there is no link between {a} and {b} to fail")
+        gone |= hit
+    keep = ~gone
+    return replace(
+        fabric,
+        link_a=fabric.link_a[keep],
+        link_b=fabric.link_b[keep],
+        bandwidth_bytes_per_s=fabric.bandwidth_bytes_per_s[keep],
+        latency_s=fabric.latency_s[keep],
+        error_fraction=fabric.error_fraction[keep],
+    )

@@ -1,0 +1,135 @@
+"""`windtunnel topology`, `collective` and `network run`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from cli.conftest import Command
+
+WORKLOAD = """HYBRID_TRANSFORMER_FWD_IN_BCKWD model_parallel_NPU_group: 8 ep: 1 pp: 1 vpp: 1 ga: 1 all_gpus: 16
+2
+first -1 500000 ALLREDUCE 16777216 1 NONE 0 1 ALLREDUCE 1048576 1
+second -1 500000 NONE 0 800000 ALLGATHER 16777216 1 REDUCESCATTER 4194304 1
+"""
+
+
+@pytest.fixture
+def workload(tmp_path: Path) -> str:
+    path = tmp_path / "workload.txt"
+    path.write_text(WORKLOAD)
+    return str(path)
+
+
+def test_generate_understands_simais_flags_and_ours(windtunnel: Command, tmp_path: Path) -> None:
+    theirs, ours = tmp_path / "theirs", tmp_path / "ours"
+    done = windtunnel(
+        *("topology", "generate", "-topo", "Spectrum-X", "-g", "16", "-psn", "8", "-bw", "200Gbps", "-o", str(theirs))
+    )
+    assert done.code == 0
+    assert "200 Gbps" in done.stdout
+    windtunnel(
+        *("topology", "generate", "--type", "spectrum_x", "--num-gpus", "16", "--num-spines", "8"),
+        *("--set", "nic_bytes_per_s=25GB/s", "--out", str(ours)),
+    )
+    assert theirs.read_bytes() == ours.read_bytes()
+    again = windtunnel("topology", "generate", "-topo", "Spectrum-X", "-g", "16", "-o", str(theirs))
+    assert again.code == 2
+    assert "exists already" in again.stderr
+
+
+def test_show_draws(windtunnel: Command, tmp_path: Path) -> None:
+    picture = tmp_path / "fabric.html"
+    done = windtunnel("topology", "show", "dgx_h100:num_servers=2", "--html", str(picture), "--json")
+    document = json.loads(done.stdout)
+    assert document["num_gpus"] == 16
+    assert sum(link["num"] for link in document["links"]) == document["num_links"]
+    text = picture.read_text()
+    assert text.count("<circle") == 16
+    assert "http" not in text
+
+
+def test_check_finds_what_a_failure_cuts_off(windtunnel: Command) -> None:
+    assert windtunnel("topology", "check", "spectrum_x:num_gpus=16,num_spines=2", "--fail-node", "26").code == 0
+    # Without servers' NVLink, a leaf is the only way to its GPUs.
+    done = windtunnel("topology", "check", "spectrum_x:num_gpus=16,gpus_per_server=1", "--fail-node", "32")
+    assert done.code == 2
+    assert "cannot reach GPU 0" in done.stderr
+
+
+@pytest.mark.parametrize("backend", ["analytic", "flow"])
+def test_collective_prints_nccl_tests_bandwidths(windtunnel: Command, backend: str) -> None:
+    words = ("collective", "--op", "all_reduce", "--size", "256MiB", "--topology", "dgx_h100", "--backend", backend)
+    document = json.loads(windtunnel(*words, "--json").stdout)
+    assert document["algorithm_bytes_per_s"] == pytest.approx(2**28 / document["seconds"])
+    assert document["bus_bytes_per_s"] == pytest.approx(document["algorithm_bytes_per_s"] * 2 * 7 / 8)
+    assert "busbw" in windtunnel(*words).stdout
+
+
+def test_collective_writes_simccls_table(windtunnel: Command, tmp_path: Path) -> None:
+    path = tmp_path / "flows.csv"
+    done = windtunnel(
+        *("collective", "--op", "all_reduce", "--size", "4MiB", "--topology", "spectrum_x:num_gpus=16"),
+        *("--compat", "simai", "--backend", "flow", "--flows", str(path)),
+    )
+    assert done.code == 0
+    assert len(path.read_text().splitlines()) == 1 + 3840
+
+
+@pytest.mark.parametrize("options", [[], ["--backend", "flow"], ["--backend", "flow", "--compat", "simai"]])
+def test_network_run_reports_every_layer(
+    windtunnel: Command, workload: str, options: list[str], tmp_path: Path
+) -> None:
+    report = tmp_path / "EndToEnd.csv"
+    words = ("network", "run", "--workload", workload, "--topology", "spectrum_x:num_gpus=16", *options)
+    document = json.loads(windtunnel(*words, "--json", "--out", str(report)).stdout)
+    spent = document["compute_s"] + sum(document["exposed_s"].values()) + document["pp_s"] + document["bubble_s"]
+    assert document["total_s"] == pytest.approx(spent)
+    assert [layer["name"] for layer in document["layers"]] == ["first", "second"]
+    assert report.read_text().count("\n") == 5
+
+
+def test_gradients_hide_behind_what_is_computed_later(windtunnel: Command, workload: str) -> None:
+    words = ("network", "run", "--workload", workload, "--topology", "spectrum_x:num_gpus=16", "--json")
+    second = json.loads(windtunnel(*words).stdout)["layers"][1]["phases"]["weight_gradient"]
+    assert 0 <= second["exposed_s"] < second["communication_s"]
+
+
+def test_compat_simai_needs_no_topology(windtunnel: Command, workload: str) -> None:
+    done = windtunnel("network", "run", "-w", workload, "--compat", "simai", "-nv", "360", "-nic", "48.5", "--json")
+    # 16 MiB over 8 ranks at 360 GiB/s: 2 x 7/8 x 1/64 GiB / 360.
+    assert json.loads(done.stdout)["layers"][0]["phases"]["forward"]["communication_s"] == pytest.approx(75.954e-6)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["topology", "generate", "-topo", "Foo"], "there is no topology 'foo'"),
+        (["topology", "generate", "-g", "12"], "does not divide"),
+        (["topology", "generate", "-bw", "banana"], "'banana' is not a number"),
+        (["topology", "show", "nowhere"], "there is no topology 'nowhere'"),
+        (["topology", "check", "dgx_h100", "--fail-link", "0"], "is not two node ids"),
+        (["topology"], "missing command"),
+        (["collective", "--op", "all_reduce", "--size", "1GiB"], "--topology is missing"),
+        (["collective", "--op", "sum", "--size", "1GiB", "--topology", "dgx_h100"], "there is no collective 'sum'"),
+        (["collective", "--op", "all_reduce", "--size", "1.5", "--topology", "dgx_h100"], "whole number of bytes"),
+        (["collective", "--op", "all_reduce", "--size", "1", "--topology", "torus"], "has no switches"),
+        (["network", "run"], "--workload is missing"),
+        (["network", "run", "-w", "nothing.txt", "--topology", "dgx_h100"], "there is no file nothing.txt"),
+    ],
+)
+def test_wrong_words_are_answered_in_a_sentence(windtunnel: Command, words: list[str], message: str) -> None:
+    done = windtunnel(*words)
+    assert done.code == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_workload_must_fit_its_topology(windtunnel: Command, workload: str) -> None:
+    done = windtunnel("network", "run", "-w", workload, "--topology", "dgx_h100")
+    assert done.code == 2
+    assert "is for 16 GPUs" in done.stderr

@@ -1,0 +1,117 @@
+"""`windtunnel train` as people run it."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from cli.conftest import Command
+
+JOB = """
+model: meta-llama/Llama-3.1-8B
+device: h100_sxm
+num_devices: 16
+sequence_tokens: 8192
+global_batch: 32
+parallelism: {tp: 2, pp: 2}
+total_tokens: 1.0e+12
+faults: {device_mtbf_s: 1000d, checkpoint_bytes_per_s: 10GB/s}
+"""
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    path = tmp_path / "job.yaml"
+    path.write_text(JOB)
+    return path
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_it_shows_the_step_memory_and_the_whole_run(
+    windtunnel: Command, job: Path, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    done = windtunnel("train", str(job), "--explain")
+    assert done.code == 0
+    for words in ("MFU", "pipeline bubble", "stage 0: fits", "To 1,000 billion tokens", "checkpoints", "interpolated"):
+        assert words in done.stdout
+    assert "qkv_proj" in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= width
+
+
+def test_json_adds_up(windtunnel: Command, job: Path) -> None:
+    document = json.loads(windtunnel("train", str(job), "--explain", "--json").stdout)
+    assert sum(document["breakdown_s"].values()) == pytest.approx(document["step_s"])
+    assert document["degrees"]["dp"] == 4
+    assert document["run"]["num_steps"] == -(-(10**12) // (32 * 8192))
+    assert {task["phase"] for task in document["tasks"]} == {"forward", "backward", "weights' gradients"}
+
+
+def test_options_override_the_file(windtunnel: Command, job: Path) -> None:
+    asked = ("train", str(job), "--pp", "4", "--schedule", "zb_h1", "--set", "recompute.granularity=full", "--json")
+    document = json.loads(windtunnel(*asked).stdout)
+    assert (document["degrees"]["pp"], document["job"]["schedule"]) == (4, "zb_h1")
+    assert document["hfu"] > document["mfu"]
+
+
+def test_no_file_is_needed(windtunnel: Command) -> None:
+    done = windtunnel(
+        *("train", "--model", "llama-3.1-8b", "--device", "h100_sxm", "--num-devices", "8"),
+        *("--sequence-tokens", "8192", "--global-batch", "64", "--micro-batch", "2"),
+    )
+    assert done.code == 0
+    assert "It would fit" in done.stdout
+    assert "micro_batch=1" in done.stdout
+
+
+def test_the_timeline_holds_every_pass(windtunnel: Command, job: Path, tmp_path: Path) -> None:
+    file = tmp_path / "step.json"
+    assert windtunnel("train", str(job), "--timeline", str(file)).code == 0
+    events = json.loads(file.read_text())["traceEvents"]
+    passes = [event for event in events if event["ph"] == "X" and event["tid"] == 0]
+    # 2 devices, 8 micro-batches, forward and backward.
+    assert len(passes) == 2 * 8 * 2
+    for device in (0, 1):
+        own = [event for event in passes if event["pid"] == device]
+        assert all(a["ts"] + a["dur"] <= b["ts"] for a, b in pairwise(own))
+    assert windtunnel("train", str(job), "--timeline", str(file)).code == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--tp", "3"), "num_devices = tp x cp x pp x dp"),
+        (("--schedule", "zb"), "did you mean"),
+        (("--set", "overlap.tensor=true"), "unknown key $.overlap.tensor"),
+        (("--device", "h1000"), "did you mean h100_sxm"),
+        (("--ep", "2"), "has no experts"),
+    ],
+)
+def test_wrong_input_exits_with_2_and_says_why(
+    windtunnel: Command, job: Path, options: tuple[str, ...], message: str
+) -> None:
+    done = windtunnel("train", str(job), *options)
+    assert done.code == 2
+    assert message in done.stderr
+    assert not done.stdout
+
+
+def test_what_is_missing_is_named(windtunnel: Command) -> None:
+    done = windtunnel("train", "--model", "llama-3.1-8b")
+    assert (done.code, done.stdout) == (2, "")
+    assert "device is missing" in done.stderr
+
+
+def test_a_search_shows_the_fastest_layouts_that_fit(windtunnel: Command) -> None:
+    asked = ("--model", "llama-3.1-8b", "--device", "h100_sxm", "--num-devices", "4", "--sequence-tokens", "4096")
+    done = windtunnel("train", *asked, "--global-batch", "8", "--search", "--json")
+    found = json.loads(done.stdout)
+    steps = [layout["step_s"] for layout in found["layouts"]]
+    assert steps == sorted(steps)
+    assert all(layout["fits"] for layout in found["layouts"])
+    assert found["num_tried"] > found["num_fitting"] >= len(steps) > 0

@@ -1,0 +1,111 @@
+"""Scenarios with pools: what they resolve to, what they report, and transfers as they were measured."""
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import windtunnel as wt
+from windtunnel.errors import InputError
+from windtunnel.spec.deployment import Transfer
+from windtunnel.spec.scenario import Scenario
+
+
+def scenario(pools: list[dict[str, object]], **deployment: object) -> Scenario:
+    return wt.scenario(
+        model="meta-llama/Llama-3.1-8B",
+        device="h100_sxm",
+        rate_per_s=12,
+        num_requests=200,
+        input_tokens=2048,
+        output_tokens=64,
+        settings={"deployment.pools": pools, **{f"deployment.{name}": value for name, value in deployment.items()}},
+    )
+
+
+PREFILL, DECODE = {"name": "prompts", "role": "prefill"}, {"name": "outputs", "role": "decode", "replicas": 2}
+
+
+def test_a_run_reports_its_pools_and_its_requests_where_they_were() -> None:
+    result = wt.simulate(scenario([PREFILL, DECODE]))
+    summary, requests = result.summary, result.requests
+    assert [pool.name for pool in summary.pools] == ["prompts", "outputs"]
+    assert [pool.num_devices for pool in summary.pools] == [1, 2]
+    assert summary.num_devices == 3
+    assert summary.cost is not None
+    assert summary.cost.usd_per_hour == pytest.approx(sum(pool.usd_per_hour or 0.0 for pool in summary.pools))
+    assert (requests["prefill_replica"] == 0).all()
+    assert set(requests["replica"]) == {1, 2}
+    assert summary.transfer_s is not None
+    num_bytes = 2048 * 32 * 8 * 128 * 2 * 2  # layers, key/value heads, their width, keys and values, bytes
+    assert (requests["transfer_end_s"] - requests["transfer_start_s"]).min() == pytest.approx(
+        num_bytes / (0.72 * 50e9) + 4e-4
+    )
+    prefills = result.steps["replica"] == 0
+    assert (result.steps["decode_tokens"][prefills] == 0).all()
+    assert (result.steps["prefill_tokens"][~prefills] == 0).all()
+
+
+def test_the_resolved_scenario_runs_the_same_again() -> None:
+    first = wt.simulate(scenario([PREFILL, DECODE], transfer={"overlap": True, "router": "least_kv"}))
+    again = wt.simulate(first.scenario)
+    assert again.scenario == first.scenario
+    for name in first.requests.columns:
+        np.testing.assert_array_equal(first.requests[name], again.requests[name])
+
+
+def test_a_pool_takes_from_the_deployment_what_it_leaves_out() -> None:
+    pools = [PREFILL | {"engine": {"max_num_seqs": 7}}, DECODE | {"device": "l40s", "parallelism": {"tp": 2}}]
+    result = wt.simulate(scenario(pools, engine={"max_num_batched_tokens": 4096}))
+    prompts, outputs = (pool.setup for pool in result.pools)
+    assert (prompts.engine.max_num_seqs, prompts.engine.max_num_batched_tokens) == (7, 4096)
+    assert outputs.engine.max_num_batched_tokens == 4096
+    assert (prompts.device.name, prompts.parallelism.tp) == ("h100_sxm", 1)
+    assert (outputs.device.name, outputs.parallelism.tp) == ("l40s", 2)
+
+
+def test_short_prompts_stay_where_they_decode() -> None:
+    result = wt.simulate(scenario([PREFILL, DECODE], transfer={"local_prefill_tokens": 2048}))
+    assert (result.requests["prefill_replica"] == result.requests["replica"]).all()
+    assert np.isnan(result.requests["handed_s"]).all()
+    assert result.summary.transfer_s is None
+    assert result.summary.pools[0].utilisation.busy_fraction == 0
+
+
+@pytest.mark.parametrize(
+    ("pools", "deployment", "message"),
+    [
+        ([PREFILL], {}, "no pool decodes"),
+        ([DECODE], {}, "no pool prefills"),
+        ([PREFILL, PREFILL], {}, "two pools are called 'prompts'"),
+        ([PREFILL, DECODE], {"replicas": 2}, "replicas and pools exclude each other"),
+        ([PREFILL, DECODE | {"replicas": 0}], {}, "replicas is 0"),
+        ([PREFILL, DECODE | {"parallelism": {"tp": 3}}], {}, "tp = 3 does not divide"),
+        ([PREFILL, DECODE | {"engine": {"num_gpu_blocks": 100}}], {}, "pool outputs: request 0 of 2,112 tokens needs"),
+        ([PREFILL, DECODE | {"engine": {"name": "sglang"}}], {"transfer": {"first_token": "decode"}}, "SGLang"),
+        ([PREFILL, DECODE], {"transfer": {"link_efficiency": 1.5}}, "link_efficiency is 1.5"),
+    ],
+)
+def test_pools_that_cannot_work_are_refused(
+    pools: list[dict[str, object]], deployment: dict[str, object], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        wt.simulate(scenario(pools, **deployment))
+
+
+def test_a_deployment_of_pools_is_not_one_setup() -> None:
+    with pytest.raises(InputError, match="2 pools"):
+        wt.resolve(scenario([PREFILL, DECODE]))
+
+
+def test_transfers_take_as_long_as_mooncake_measured(reference: Path) -> None:
+    """Qwen3-8B between two nodes of eight 200 Gb/s interfaces, 128 to 32,768 tokens: 0.5 to 32 ms. Latency and
+    efficiency, our defaults, are from the ends of this very table; the points between are not.
+    """
+    with (reference / "serving" / "mooncake_pd_transfer.csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    transfer = Transfer()
+    for row in rows:
+        seconds = float(row["kv_size_MB"]) * 1e6 / (8 * 25e9 * transfer.link_efficiency) + transfer.latency_s
+        assert seconds == pytest.approx(float(row["transfer_ms"]) / 1e3, rel=0.11)

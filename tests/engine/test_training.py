@@ -1,0 +1,118 @@
+"""A simulated training step: its parts add up, faster with better means, and it is as fast to simulate as promised."""
+
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from windtunnel.engine.campaign import campaign
+from windtunnel.engine.remedies import remedies
+from windtunnel.engine.training import TrainingResult, simulate_training, simulate_with, training_prices
+from windtunnel.estimate.estimator import RooflineEstimator
+from windtunnel.estimate.roofline import Roofline
+from windtunnel.spec.noun import decode
+from windtunnel.spec.training import TrainingJob, resolve
+
+JOB: dict[str, Any] = {
+    "model": "meta-llama/Llama-3.1-8B",
+    "device": "h100_sxm",
+    "num_devices": 32,
+    "sequence_tokens": 8192,
+    "global_batch": 64,
+    "parallelism": {"tp": 2, "pp": 4},
+}
+
+
+def step(**changes: Any) -> TrainingResult:
+    setup = resolve(decode({**JOB, **changes}, TrainingJob))
+    return simulate_training(setup, RooflineEstimator(Roofline(setup.device, setup.node)))
+
+
+def test_the_breakdown_adds_up_to_the_step() -> None:
+    for changes in ({}, {"schedule": "zb_h1"}, {"framework": "fsdp2", "parallelism": {}}, {"schedule": "dualpipe"}):
+        result = step(**changes)
+        assert sum(result.breakdown_s.values()) == pytest.approx(result.step_s, rel=1e-6)
+        assert min(result.breakdown_s.values()) >= 0
+
+
+def test_the_same_job_gives_the_same_numbers() -> None:
+    assert step().step_s == step().step_s
+
+
+def test_more_micro_batches_shrink_the_bubble() -> None:
+    # A model whose head is light beside its layers.
+    light = {"model": "meta-llama/Llama-2-70b-hf", "sequence_tokens": 4096}
+    bubbles = [step(global_batch=batch, **light).bubble_fraction for batch in (32, 64, 256)]
+    assert bubbles == sorted(bubbles, reverse=True)
+    # 1F1B: (p - 1) / (m + p - 1), up to the head's weight on the last stage.
+    assert bubbles[2] == pytest.approx(3 / 67, abs=0.03)
+
+
+def test_recomputation_takes_time_and_saves_memory() -> None:
+    plain, full = step(), step(recompute={"granularity": "full"})
+    assert 1.15 < full.step_s / plain.step_s < 1.4
+    assert full.worst_memory.activations_bytes < plain.worst_memory.activations_bytes / 5
+    assert full.hfu / full.mfu == pytest.approx(4 / 3, rel=0.05)
+    assert plain.hfu == plain.mfu
+
+
+def test_better_means_never_cost_time() -> None:
+    base = step().step_s
+    assert step(overlap={"tensor_parallel": True}).step_s < base
+    assert step(overlap={"gradient_reduce": False, "parameter_gather": False}).step_s > base
+    assert step(parallelism={"tp": 2, "pp": 4, "virtual_stages": 4}).step_s < base
+    assert step(overlap={"pipeline": False}).step_s > base
+
+
+def test_lora_trains_adapters_only() -> None:
+    plain, lora = step(), step(lora={"rank": 16})
+    assert lora.step_s < 0.9 * plain.step_s
+    assert lora.worst_memory.optimizer_bytes < 0.02 * plain.worst_memory.optimizer_bytes
+
+
+def test_memory_peaks_on_the_first_stage_and_remedies_fit() -> None:
+    setup = resolve(decode({**JOB, "num_devices": 8, "parallelism": {"tp": 1}, "micro_batch": 2}, TrainingJob))
+    prices = training_prices(setup)
+    result = simulate_with(setup, prices)
+    assert not result.fits
+    found = remedies(result, prices)
+    assert found
+    assert all(changed.fits for _, changed in found)
+    stages = step().memory
+    assert stages[0].num_in_flight > stages[-1].num_in_flight == 1
+
+
+def test_stragglers_cost_the_expected_largest_deviation() -> None:
+    slow = step(faults={"straggler_fraction": 0.02})
+    assert slow.step_s / step().step_s == pytest.approx(1 + 0.02 * np.sqrt(2 * np.log(32)))
+
+
+def test_goodput_is_youngs() -> None:
+    run = campaign(
+        step(total_tokens=1e12, faults={"device_mtbf_s": 32e6, "restart_s": 600, "checkpoint_bytes_per_s": 1e9})
+    )
+    assert run is not None
+    interval = np.sqrt(2 * run.checkpoint_s * 1e6)
+    assert run.checkpoint_interval_s == pytest.approx(interval)
+    writing = run.checkpoint_s / (interval + run.checkpoint_s)
+    assert run.goodput_fraction == pytest.approx((1 - writing) / (1 + (600 + interval / 2) / 1e6))
+    assert run.num_steps == np.ceil(1e12 / (64 * 8192))
+    assert campaign(step()) is None
+
+
+@pytest.mark.compiled
+def test_16384_ranks_take_less_than_a_second() -> None:
+    raw = {
+        "model": "meta-llama/Llama-3.1-405B",
+        "device": "h100_sxm",
+        "num_devices": 16384,
+        "sequence_tokens": 8192,
+        "global_batch": 16384,
+        "parallelism": {"tp": 8, "pp": 16, "layers_per_stage": [7, *[8] * 14, 7]},
+    }
+    simulate_training(decode(raw, TrainingJob))
+    began = time.process_time()
+    result = simulate_training(decode(raw, TrainingJob))
+    assert time.process_time() - began < 1.0
+    assert result.timeline.starts.size == 16 * 128 * 2

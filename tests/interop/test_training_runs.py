@@ -1,0 +1,99 @@
+"""Published training runs: rows become jobs, what says too little is skipped, and predictions stay within budget."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from windtunnel.engine.training import simulate_with, training_prices
+from windtunnel.errors import InputError
+from windtunnel.interop.training_runs import TrainingRun, read_training_runs
+from windtunnel.spec.training import resolve
+
+HEADER = (
+    "source,release,task,model,params_B,layers,hidden,heads,accelerator,n_gpus,precision,gbs,mbs,seq_len,"
+    "tp,pp,cp,vp,ep,etp,fsdp,act_ckpt,tokens_per_s_per_gpu,tflops_per_gpu,iter_time_s,mem_GB,quality,note\n"
+)
+
+
+def table(folder: Path, *rows: str) -> Path:
+    path = folder / "runs.csv"
+    path.write_text(HEADER + "\n".join(rows) + "\n")
+    return path
+
+
+def test_a_row_becomes_a_job(tmp_path: Path) -> None:
+    row = "NeMo x,,pretrain,LLAMA3-70B,70,,,,H100-SXM5-80GB,64,FP8,128,1,8192,4,8,1,5,,,,,1619,727,,,A,"
+    (run,), skipped = read_training_runs(table(tmp_path, row))
+    assert not skipped
+    at = run.job.parallelism
+    assert (at.tp, at.pp, at.virtual_stages, run.job.precision.compute) == (4, 8, 5, "fp8")
+    assert run.job.overlap.tensor_parallel is True
+    assert run.step_s == pytest.approx(128 * 8192 / (1619 * 64))
+
+
+def test_what_a_row_does_not_say_is_not_guessed(tmp_path: Path) -> None:
+    rows = (
+        "NeMo x,,pretrain,Unheard-7B,7,,,,H100-SXM5-80GB,64,FP8,128,1,8192,4,8,1,5,,,,,1619,727,,,A,",
+        "NeMo x,,pretrain,LLAMA3-70B,70,,,,H100-SXM5-80GB,64,FP8,128,1,8192,,,,,,,,,1619,727,,,A,",
+        "NeMo x,,pretrain,LLAMA3-70B,70,,,,Abacus,64,FP8,128,1,8192,4,8,1,5,,,,,1619,727,,,A,",
+        "Nobody,,pretrain,LLAMA3-70B,70,,,,H100-SXM5-80GB,64,FP8,128,1,8192,4,8,1,5,,,,,1619,727,,,A,",
+        "NeMo x,,pretrain,LLAMA3-70B,70,,,,H100-SXM5-80GB,64,FP8,128,1,8192,4,8,1,5,,,,,,,,,A,",
+    )
+    runs, skipped = read_training_runs(table(tmp_path, *rows))
+    assert not runs
+    words = ("shape", "layout", "accelerator", "source", "neither a time nor a rate")
+    assert all(word in found.reason for word, found in zip(words, skipped, strict=True))
+
+
+def test_layers_that_do_not_divide_leave_room_for_embedding_and_head(tmp_path: Path) -> None:
+    row = "NeMo x,,pretrain,LLAMA3.1_405B,405,,,,DGX-H100,1024,FP8,512,1,8192,8,8,2,8,,,,,302,763,,,A,"
+    (run,), _ = read_training_runs(table(tmp_path, row))
+    assert run.job.parallelism.layers_per_stage == (1, *[2] * 62, 1)
+
+
+def test_other_files_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "other.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(InputError):
+        read_training_runs(tmp_path / "other.csv")
+    with pytest.raises(InputError):
+        read_training_runs(tmp_path / "absent.csv")
+
+
+def errors(runs: list[TrainingRun]) -> np.ndarray:
+    found = []
+    prices = {}
+    for run in runs:
+        try:
+            setup = resolve(run.job)
+        except InputError:
+            continue
+        key = (setup.device.name, setup.node.name)
+        prices.setdefault(key, training_prices(setup))
+        if run.step_s is not None:
+            found.append(simulate_with(setup, prices[key]).step_s / run.step_s - 1)
+    return np.array(found)
+
+
+def test_selective_recomputation_runs_are_predicted_within_calculons_error(reference: Path) -> None:
+    # The same eight points: Calculon 3.65% on average and 8.87% at worst.
+    runs, _ = read_training_runs(reference / "training" / "seqpar_calculon.csv")
+    found = np.abs(errors(runs))
+    assert len(found) == 8
+    assert found.mean() < 0.035
+    assert found.max() < 0.08
+
+
+@pytest.mark.parametrize(("name", "budget"), [("megatron", 0.10), ("mlperf_summary", 0.10)])
+def test_published_runs_are_predicted_within_budget(reference: Path, name: str, budget: float) -> None:
+    runs, _ = read_training_runs(reference / "training" / f"{name}.csv")
+    assert np.median(np.abs(errors(runs))) < budget
+
+
+def test_runs_out_of_memory_are_told_from_those_that_fit(reference: Path) -> None:
+    runs, _ = read_training_runs(reference / "training" / "bloom_chronicles.csv")
+    setups = [(run, resolve(run.job)) for run in runs]
+    prices = training_prices(setups[0][1])
+    fits = [(run.out_of_memory, simulate_with(setup, prices).fits) for run, setup in setups]
+    assert sum(not fit for out, fit in fits if out) >= 0.9 * sum(out for out, _ in fits)
+    assert sum(fit for out, fit in fits if not out) >= 0.9 * sum(not out for out, _ in fits)
