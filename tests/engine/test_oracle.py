@@ -204,7 +204,6 @@ def random_cost(
         host_overlaps=int(overlaps),
         recorded_step_s=np.zeros(0),
         group_token_s=2e-5 * np.arange(3.0 * tokens.size),
-        launch_s=1e-2 if max_num_seqs % 2 else 0.0,
     )
 
 
