@@ -748,7 +748,7 @@ class Reference:
             device_s = float(c.mixed_token_s[most_tokens] + c.sample_s[sampled] + attention_s)
             if self.speculation is not None:
                 device_s += float(c.draft_s[max(sum(chunk.decodes for chunk in batch.values()) for batch in batches)])
-            return device_s + group_s
+            return max(device_s + group_s, float(c.launch_s))
         return float(c.decode_token_s[max(len(batch) for batch in batches)] + attention_s)
 
     def decode_attention_s(self, num_decodes: int, context_tokens: int) -> float:

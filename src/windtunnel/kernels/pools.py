@@ -267,6 +267,7 @@ def cost_of(pools, pool):
         cost.recorded_step_s[pool],
         cost.group_token_s[pool],
         cost.draft_s[pool],
+        cost.launch_s[pool],
     )
 
 

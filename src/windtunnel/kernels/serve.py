@@ -441,6 +441,7 @@ def start_step(
                 device_s += cost.draft_s[most_decodes]
             if settings.ranks_per_replica > 1:
                 device_s += cost.group_token_s[min(queries + prefill_tokens, cost.group_token_s.size - 1)]
+            device_s = max(device_s, cost.launch_s)
         if cache is not None:
             loaded_s = with_loading(settings, cache, first, end, stage, device_s)
             steps[row].load_s = loaded_s - device_s

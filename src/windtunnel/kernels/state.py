@@ -250,6 +250,7 @@ class StepCost(NamedTuple):
 
     decode step of n requests:   decode_token_s[n] + decode_attention(n, mean context)
     step with prefill, T tokens: mixed_token_s[T] + sample_s[sampled] + decode_attention + prefill_attention(C, 2 W / C)
+                                 and no less than launch_s
     with attention data parallelism each term is the largest over the ranks.
     """
 
@@ -281,6 +282,8 @@ class StepCost(NamedTuple):
     prefill, the experts; not in `mixed_token_s` then. `[0.0]` where there is one rank."""
     draft_s: Floats = np.zeros(1)
     """[max_num_seqs + 1] drafting for so many requests in a step with prefill; elsewhere it is in `decode_token_s`."""
+    launch_s: float = 0.0
+    """What the host needs to launch a step with prefill."""
 
 
 NODE = np.dtype([("parent", "i4"), ("first_block", "i4"), ("end_block", "i4")])
