@@ -251,7 +251,7 @@ def kernel_settings(
         long_prefill_token_threshold=engine.long_prefill_token_threshold or 0,
         chunked_prefill=int(bool(engine.enable_chunked_prefill)),
         max_prefill_tokens=engine.max_prefill_tokens or engine.max_num_batched_tokens,
-        priority=0
+        queue_order=0
         if engine.scheduling_policy == "lpm"
         else state.QUEUE_ORDERS.index(engine.scheduling_policy or "fcfs"),
         longest_prefix_first=int(engine.scheduling_policy == "lpm"),

@@ -46,7 +46,7 @@ ROUND_ROBIN, RANDOM, POWER_OF_TWO, LEAST_OUTSTANDING, LEAST_KV, SESSION_AFFINITY
 
 
 QUEUE_ORDERS = ("fcfs", "priority", "shortest", "deadline", "fair_share")
-"""The codes of `Settings.priority` are positions here."""
+"""The codes of `Settings.queue_order` are positions here."""
 FCFS, PRIORITY, SHORTEST, DEADLINE, FAIR_SHARE = range(5)
 
 FAIR_TOKENS = 16
@@ -67,7 +67,7 @@ class Settings(NamedTuple):
     chunked_prefill: int
     max_prefill_tokens: int
     """SGLang: prompt tokens of one prefill batch."""
-    priority: int
+    queue_order: int
     """The order of waiting requests, a position in `QUEUE_ORDERS`; by priority, victims are ordered too."""
     block_size: int
     num_blocks: int
