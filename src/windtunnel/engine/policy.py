@@ -151,7 +151,7 @@ class Asker:
         except Exception as error:
             what = f"{type(error).__name__}: {error}"
             raise InputError(
-                f"the scheduler {self.name} failed at {engine.now_s:g} s: {what}", _place(error)
+                f"the scheduler {self.name} failed at {engine.now_s:g} s: {what}", place(error)
             ) from error
         pairs = self._as_pairs(answer)
         size = walked.form_asked_batch(
@@ -172,7 +172,7 @@ class Asker:
         return np.ascontiguousarray(pairs)
 
 
-def _place(error: Exception) -> str | None:
+def place(error: Exception) -> str | None:
     """Where in the user's code `error` was raised."""
     last = error.__traceback__
     while last is not None and last.tb_next is not None:

@@ -51,6 +51,7 @@ def kv_tiers(setup: Setup, memory: MemoryPlan, settings: state.Settings) -> stat
         row.capacity_blocks = tier.capacity_bytes // rank_bytes
         row.block_s = block_bytes / tier.bandwidth_bytes_per_s
         replicas = settings.num_replicas if tier.shared_by == "deployment" else 1
+        row.outlives = tier.shared_by == "deployment"
         row.ranks_per_pool = settings.ranks_per_replica * replicas
     return tiers
 

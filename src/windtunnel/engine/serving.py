@@ -9,9 +9,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.engine.fleet import FleetRun
 from windtunnel.engine.intervals import intervals, remarks
 from windtunnel.engine.policy import Policy, load_policy, policy_name
 from windtunnel.engine.prefix_cache import cache_for, refuse_tiers, session_state, tier_tokens
+from windtunnel.engine.router import Router, RouterAsker
 from windtunnel.engine.speculation import drafter_of, speculation_of, with_drafter
 from windtunnel.engine.walked import check_walked, most_batch_tokens, walk, walked_settings
 from windtunnel.engine.work import stage_uses, total_work
@@ -23,7 +25,7 @@ from windtunnel.estimate.steps import LoweredSteps, lower_steps, price_step
 from windtunnel.interop.aiconfigurator import measured_estimator
 from windtunnel.kernels import state
 from windtunnel.kernels.pools import Pools
-from windtunnel.kernels.serve import DONE, MORE, OUT_OF_STEPS, run
+from windtunnel.kernels.serve import ASK_ROUTER, DONE, MORE, OUT_OF_STEPS, STUCK, run
 from windtunnel.kernels.walked_state import WalkedSettings
 from windtunnel.metrics.checks import check_run
 from windtunnel.metrics.power import PowerModel
@@ -284,6 +286,8 @@ def run_loop(
     progress: Progress | None = None,
     cache: state.Cache | None = None,
     speculation: state.Speculation | None = None,
+    fleet: FleetRun | None = None,
+    router: Router | None = None,
 ) -> tuple[NDArray[np.void], Table, float]:
     """Run the compiled loop to its end, one pool of replicas.
 
@@ -293,6 +297,8 @@ def run_loop(
         progress: called now and then.
         cache: prefix caches, None without prefix caching; holds what each request found.
         speculation: None where a decode step gives one token.
+        fleet: None where all replicas are there all the time; it keeps the log.
+        router: the user's, if `settings` say so.
 
     Returns:
         `REQUEST` records in order of sending, the step table, and the loop's wall time in seconds.
@@ -309,7 +315,17 @@ def run_loop(
     records = new_records(requests)
     events = state.new_events(settings)
     steps, engine_time_s = run_to_end(
-        settings, cost, requests, records, arrays, events, progress, cache=cache, speculation=speculation
+        settings,
+        cost,
+        requests,
+        records,
+        arrays,
+        events,
+        progress,
+        cache=cache,
+        speculation=speculation,
+        fleet=fleet,
+        router=router,
     )
     return records.view(np.ndarray), steps, engine_time_s
 
@@ -336,15 +352,31 @@ def run_to_end(
     cache: state.Cache | None = None,
     speculation: state.Speculation | None = None,
     pools: Pools | None = None,
+    fleet: FleetRun | None = None,
+    router: Router | None = None,
 ) -> tuple[Table, float]:
     """Run the loop buffer by buffer; `records`, `arrays` and what belongs to them are changed in place."""
     clock, sessions = state.new_clock(settings), session_state(requests)
+    replicas = None if fleet is None else fleet.fleet
+    asker = None
+    if router is not None:
+        assert replicas is not None
+        asker = RouterAsker(router, settings, requests, records, arrays[0], replicas)
     buffers = []
     started_s = time.perf_counter()
     while True:
         buffer = state.new_steps(STEP_BUFFER_ROWS)
-        status = run(settings, cost, cache, sessions, speculation, records, *arrays, events, clock, buffer, pools)
+        status = ASK_ROUTER
+        while status == ASK_ROUTER:
+            status = run(
+                settings, cost, cache, sessions, speculation, records, *arrays, events, clock, buffer, pools, replicas
+            )
+            if status == ASK_ROUTER:
+                assert asker is not None
+                asker.route()
         buffers.append(buffer[: clock[0].rows])
+        if fleet is not None:
+            fleet.collect()
         if progress is not None:
             progress(int(clock[0].finished), records.size)
         if status != MORE:
@@ -352,6 +384,11 @@ def run_to_end(
     engine_time_s = time.perf_counter() - started_s
     if status == OUT_OF_STEPS:
         raise WindtunnelError(f"the {cost.recorded_step_s.size} recorded steps end before the requests do")
+    if status == STUCK and fleet is not None:
+        raise InputError(
+            f"{fleet.fleet.control[0].num_held} requests are held at the router and no replica will ever take them",
+            "a router that holds a request back is asked again when another one ends",
+        )
     assert status == DONE, "a request can never be scheduled"
     steps = Table({name: np.concatenate([b[name] for b in buffers]) for name in STEP_COLUMNS}, STEP_COLUMNS)
     return steps, engine_time_s
