@@ -76,7 +76,7 @@ def simulate_pools(
     _check_first_tokens(scenario, parts)
     plans, travel = _with_given_link(scenario, [part.plan for part in parts]), travel_of(scenario, parts)
     records, pools, steps, engine_time_s = run_pools(plans, travel, requests, progress, _speculation(parts))
-    table = _request_table(records, pools, float(parts[0].setup.engine.host.first_token_s or 0.0), requests)
+    table = _request_table(records, pools, parts[0].setup.engine.host.frontend_s(requests.input_tokens), requests)
     summaries = [
         _pool_summary(scenario, part, _steps_of(steps, pools, at), table, int(pools.pools[at].first_replica))
         for at, part in enumerate(parts)
@@ -233,7 +233,9 @@ def _with_given_link(scenario: Scenario, plans: Sequence[PoolPlan]) -> list[Pool
     return [plan._replace(link_bytes_per_s=plan.link_bytes_per_s * transfer.link_efficiency) for plan in plans]
 
 
-def _request_table(records: NDArray[np.void], pools: Pools, frontend_s: float, requests: RequestArrays) -> Table:
+def _request_table(
+    records: NDArray[np.void], pools: Pools, frontend_s: NDArray[np.float64], requests: RequestArrays
+) -> Table:
     journeys = pools.journeys
     moved = ~np.isnan(journeys.handed_s)
     per_replica = pools.pools.ranks_per_replica[pools.pool_of_replica]
