@@ -63,10 +63,9 @@ def _deployment_lines(result: Result) -> list[str]:
     deployment = result.scenario.deployment
     if not result.pools:
         return [deployment_line(result.setup, deployment.replicas), *network_lines(result.setup.network)]
-    return [
-        f"{pool.name}: {deployment_line(made.setup, pool.replicas)}"
-        for pool, made in zip(deployment.pools, result.pools, strict=True)
-    ]
+    pools = zip(deployment.pools, result.pools, strict=True)
+    lines = [f"{pool.name}: {deployment_line(made.setup, pool.replicas)}" for pool, made in pools]
+    return [*lines, *network_lines(deployment.network)]
 
 
 def _pool_rows(summary: Summary) -> list[RenderableType]:
