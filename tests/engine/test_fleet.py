@@ -14,7 +14,7 @@ from windtunnel.engine.serving import run_loop
 from windtunnel.kernels import state
 from windtunnel.kernels.fleet import METRICS, Scaling
 from windtunnel.metrics.records import Table
-from engine.test_oracle import Case, cases, chains, give_tenants, session_cases
+from engine.test_oracle import Case, chains, give_tenants, random_cost, session_cases
 
 
 @dataclass
@@ -23,6 +23,7 @@ class FleetCase:
 
     case: Case
     plan: FleetPlan
+    speculation: state.Speculation
 
 
 @st.composite
@@ -63,12 +64,28 @@ def plans(draw: st.DrawFn, num_replicas: int) -> FleetPlan:
 
 @st.composite
 def fleet_cases(draw: st.DrawFn) -> FleetCase:
-    case = draw(st.one_of(cases(), session_cases()))
+    """With prefix caches, sessions and speculation always there, so that the loop is compiled once."""
+    case = draw(session_cases())
     router = draw(st.sampled_from([case.settings.router, state.DEFERRED]))
+    s = case.settings
+    if s.scheduler == state.SGLANG:  # does not speculate in a pipeline
+        s = s._replace(num_stages=1)
+    num_queries = draw(st.sampled_from([1, 3])) if s.num_stages == 1 else 1
+    speculation = state.Speculation(num_queries, draw(st.floats(1.0, num_queries)))
+    most = max(s.max_num_batched_tokens, num_queries)
+    if num_queries > 1 and s.chunked_prefill:
+        most = draw(st.sampled_from([most, num_queries + 1, 2 * num_queries + 1]))  # short: requests are left out
+    case.settings = s._replace(router=router, num_blocks=s.num_blocks + num_queries, max_num_batched_tokens=most)
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    cost = random_cost(rng, s.max_num_seqs, most + num_queries * s.max_num_seqs, bool(case.cost.host_overlaps))
+    case.cost = cost._replace(
+        sample_s=1e-4 + 1e-6 * np.arange(num_queries * s.max_num_seqs + 1.0),
+        draft_s=1e-4 * np.arange(s.max_num_seqs + 1.0),
+    )
+    case.caches = True
     if case.tiers.size:
-        case.tiers.outlives = case.tiers.ranks_per_pool > case.settings.ranks_per_replica
-    case.settings = case.settings._replace(router=router)
-    return FleetCase(case, draw(plans(case.settings.num_replicas)))
+        case.tiers.outlives = case.tiers.ranks_per_pool > s.ranks_per_replica
+    return FleetCase(case, draw(plans(s.num_replicas)), speculation)
 
 
 def run_both(found: FleetCase) -> tuple[np.ndarray, Table, FleetRun, ReferenceFleet, list[Request]]:
@@ -85,12 +102,15 @@ def run_both(found: FleetCase) -> tuple[np.ndarray, Table, FleetRun, ReferenceFl
             requests, arrays.previous, arrays.think_s, arrays.session, strict=True
         ):
             request.previous, request.think_s, request.session = int(previous), float(think_s), int(session)
-    tiers = case.tiers if case.caches else ()
-    reference = ReferenceFleet(found.plan, case.settings, case.cost, requests, tiers, case.load_overlaps)
+    reference = ReferenceFleet(
+        found.plan, case.settings, case.cost, requests, case.tiers, case.load_overlaps, found.speculation
+    )
     reference.run()
-    cache = prefix_cache(case.settings, arrays, case.tiers, case.load_overlaps) if case.caches else None
+    cache = prefix_cache(case.settings, arrays, case.tiers, case.load_overlaps)
     fleet = start_fleet(found.plan, case.settings, arrays.arrival_s.size)
-    records, steps, _ = run_loop(case.settings, case.cost, arrays, cache=cache, fleet=fleet)
+    records, steps, _ = run_loop(
+        case.settings, case.cost, arrays, cache=cache, speculation=found.speculation, fleet=fleet
+    )
     return records, steps, fleet, reference, requests
 
 
