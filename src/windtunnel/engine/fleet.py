@@ -12,9 +12,10 @@ from windtunnel.engine.draws import child
 from windtunnel.errors import InputError
 from windtunnel.kernels import fleet as kernel
 from windtunnel.kernels import state
-from windtunnel.metrics.fleet import PHASE_COLUMNS, STAY_COLUMNS
+from windtunnel.metrics.fleet import FLEET_COLUMNS, PHASE_COLUMNS, STAY_COLUMNS
 from windtunnel.metrics.records import Table
 from windtunnel.spec.deployment import Deployment, Faults, ScheduledScaling, TargetScaling
+from windtunnel.spec.engine_defaults import is_users_own
 
 FAULT_STREAM = 2000
 """The seed's child whose children draw each replica's faults."""
@@ -87,18 +88,21 @@ def _fill(
 
 def has_fleet(deployment: Deployment) -> bool:
     """Whether replicas come and go, or requests may be held at the router."""
-    holds = deployment.router in state.HOLDING_ROUTERS or ":" in deployment.router
-    return bool(deployment.autoscaling or deployment.faults or holds)
+    return comes_and_goes(deployment) or deployment.router == "deferred" or is_users_own(deployment.router)
 
 
-def most_replicas(deployment: Deployment) -> int:
-    """Of all times."""
-    scaling = deployment.autoscaling
-    if isinstance(scaling, TargetScaling):
-        return max(deployment.replicas, scaling.max_replicas)
-    if isinstance(scaling, ScheduledScaling):
-        return max(deployment.replicas, *(change.replicas for change in scaling.changes))
-    return deployment.replicas
+def comes_and_goes(deployment: Deployment) -> bool:
+    """Whether not all replicas are there all the time."""
+    return deployment.autoscaling is not None or deployment.faults is not None
+
+
+def refuse_fleet(deployment: Deployment, scheduler: str) -> None:
+    """Raise InputError where replicas come and go under a scheduler whose loop does not know that."""
+    if comes_and_goes(deployment):
+        raise InputError(
+            f"the scheduler {scheduler} runs with all replicas all the time",
+            "leave deployment.autoscaling and deployment.faults out, or take vllm_v1, sglang or trtllm",
+        )
 
 
 def fleet_plan(deployment: Deployment, most_outstanding: int, seed: int) -> FleetPlan:
@@ -112,13 +116,13 @@ def fleet_plan(deployment: Deployment, most_outstanding: int, seed: int) -> Flee
     Raises:
         InputError: nobody says how long a replica takes to start, or a fault is of a replica that there never is.
     """
-    scaling, faults, num_replicas = deployment.autoscaling, deployment.faults, most_replicas(deployment)
+    scaling, faults = deployment.autoscaling, deployment.faults
     if (scaling or faults) and deployment.start_s is None:
         raise InputError(
             "replicas come and go, and nobody says how long one takes until it serves",
             "give deployment.start_s: loading weights and capturing graphs, and booting the node if that is part of it",
         )
-    _check_faults(faults, num_replicas, deployment.start_s or 0.0)
+    _check_faults(faults, deployment.most_replicas, deployment.start_s or 0.0)
     policy: dict[str, Any] = {}
     if isinstance(scaling, TargetScaling):
         policy = {
@@ -208,3 +212,20 @@ def stay_table(run: FleetRun, records: NDArray[np.void], ranks_per_replica: int)
         "is_lost": np.arange(lost.size + n) < lost.size,
     }
     return Table(columns, STAY_COLUMNS)
+
+
+@dataclass(frozen=True, eq=False)
+class FleetRecord:
+    """What became of the replicas of a finished run."""
+
+    phases: Table
+    """One row a change of a replica's phase."""
+    stays: Table
+    """One row a stay of a request at a replica."""
+
+
+def with_retries(requests: Table, num_retries: NDArray[np.int64]) -> Table:
+    """The request table of a fleet: gaps and times in steps of what was sent again are not known."""
+    was_lost = num_retries > 0
+    unknown = {name: np.where(was_lost, np.nan, requests[name]) for name in ("itl_max_s", "execution_s")}
+    return requests.replaced(**unknown).with_columns({"num_retries": num_retries}, FLEET_COLUMNS)

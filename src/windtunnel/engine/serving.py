@@ -10,7 +10,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.engine.cluster_network import OnNetwork, network_of
-from windtunnel.engine.fleet import FleetRun
+from windtunnel.engine.fleet import (
+    FleetRecord,
+    FleetRun,
+    comes_and_goes,
+    fleet_plan,
+    has_fleet,
+    phase_table,
+    refuse_fleet,
+    start_fleet,
+    stay_table,
+    with_retries,
+)
 from windtunnel.engine.intervals import intervals, remarks
 from windtunnel.engine.policy import Policy, load_policy, policy_name
 from windtunnel.engine.prefix_cache import cache_for, refuse_tiers, session_state, tier_tokens
@@ -29,6 +40,7 @@ from windtunnel.kernels.pools import Pools
 from windtunnel.kernels.serve import ASK_ROUTER, DONE, MORE, OUT_OF_STEPS, STUCK, run
 from windtunnel.kernels.walked_state import WalkedSettings
 from windtunnel.metrics.checks import check_run
+from windtunnel.metrics.fleet import fleet_summary, lost_steps
 from windtunnel.metrics.power import PowerModel
 from windtunnel.metrics.records import STEP_COLUMNS, Table, request_table
 from windtunnel.metrics.summary import Summary, summarise
@@ -36,7 +48,7 @@ from windtunnel.metrics.tokens import rows_by_replica, with_token_times
 from windtunnel.metrics.uncertainty import Interval
 from windtunnel.ops.forward import Shard, StepBatch
 from windtunnel.ops.memory import MemoryPlan, plan_memory
-from windtunnel.spec.deployment import EngineSettings
+from windtunnel.spec.deployment import Deployment, EngineSettings
 from windtunnel.spec.engine_defaults import ENGINE_SCHEDULERS, is_users_own
 from windtunnel.spec.scenario import Scenario, Setup, resolve
 from windtunnel.spec.slo import Slo
@@ -73,6 +85,8 @@ class Result:
     """In what the setup lies outside its calibration's runs."""
     pools: tuple["PoolResult", ...] = ()
     """Empty where all replicas are alike; else `setup` and `memory` are those of the first."""
+    fleet: FleetRecord | None = None
+    """None where all replicas are there all the time."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,6 +105,7 @@ def simulate(
     progress: Progress | None = None,
     allow_download: bool = False,
     policy: Policy | None = None,
+    router: Router | None = None,
 ) -> Result:
     """Simulate a `scenario` whose replicas are all alike.
 
@@ -101,10 +116,13 @@ def simulate(
         progress: called now and then.
         allow_download: look models up on the Hugging Face hub too.
         policy: a scheduler of one's own, instead of the engine's: see `engine.policy.Policy`.
+        router: a router of one's own, instead of the deployment's: see `engine.router.Router`.
 
     Raises:
         InputError: the scenario's parts do not go together, or a request that this deployment can never serve.
     """
+    if router is not None:
+        scenario = with_router(scenario, router)
     setup = resolve(scenario, allow_download)
     if policy is not None:
         setup = replace(setup, engine=msgspec.structs.replace(setup.engine, scheduler=policy_name(policy)))
@@ -115,13 +133,15 @@ def simulate(
     memory = plan_memory(shard, setup.device, with_drafter(setup, drafter).engine, setup.max_model_len)
     deployment = scenario.deployment
     settings_of = kernel_settings if setup.engine.scheduler in ENGINE_SCHEDULERS else walked_settings
-    settings = settings_of(setup, memory, deployment.replicas, requests, deployment.router, scenario.seed)
+    num_replicas = deployment.most_replicas
+    settings = settings_of(setup, memory, num_replicas, requests, deployment.router, scenario.seed)
     check_requests(requests, setup, memory)
     estimator = estimator or estimator_for(setup)
-    cache = None
+    cache, fleet = None, None
     if isinstance(settings, WalkedSettings):
         check_walked(settings, requests)
         refuse_tiers(setup)
+        refuse_fleet(deployment, str(setup.engine.scheduler))
         policy = policy or users_policy(setup.engine)
         reach = msgspec.structs.replace(setup.engine, max_num_batched_tokens=most_batch_tokens(settings, requests))
         lowered = lower_steps(estimator, setup.device, shard, reach, setup.max_model_len)
@@ -129,8 +149,17 @@ def simulate(
     else:
         lowered = lower_steps(estimator, setup.device, shard, setup.engine, setup.max_model_len, drafter)
         cache = cache_for(setup, memory, settings, requests)
-        records, steps, engine_time_s = run_loop(settings, lowered.cost, requests, progress, cache, speculation)
-    num_replicas = scenario.deployment.replicas
+        if has_fleet(deployment):
+            plan = fleet_plan(deployment, settings.max_num_seqs * settings.ranks_per_replica, scenario.seed)
+            fleet = start_fleet(plan, settings, requests.arrival_s.size)
+            router = router or users_router(deployment)
+        records, steps, engine_time_s = run_loop(
+            settings, lowered.cost, requests, progress, cache, speculation, fleet, router
+        )
+    stays = None
+    if fleet is not None:
+        stays = stay_table(fleet, records, settings.ranks_per_replica)
+        records["arrival_s"] = fleet.fleet.sent_s
     table = request_table(
         {name: records[name].copy() for name in ENGINE_COLUMNS},
         records["rank"] // settings.ranks_per_replica,
@@ -143,6 +172,14 @@ def simulate(
     del records
     rows = rows_by_replica(table, steps, num_replicas)
     table = with_token_times(table, steps, rows, setup.parallelism.pp)
+    found, ended = None, steps
+    if fleet is not None and stays is not None:
+        rows = rows_by_replica(stays, steps, num_replicas)
+        if comes_and_goes(deployment):
+            table = with_retries(table, fleet.fleet.num_retries)
+            found = FleetRecord(phase_table(fleet, deployment.replicas), stays)
+            ended = steps.where(~lost_steps(steps))
+    fleet_use = None if found is None else fleet_summary(found.phases, table, steps, num_replicas)
     price = scenario.deployment.price_usd_per_hour
     summary = summarise(
         table,
@@ -151,19 +188,24 @@ def simulate(
         num_stages=setup.parallelism.pp,
         num_devices=scenario.deployment.num_devices,
         num_blocks=memory.num_blocks * settings.ranks_per_replica,
-        time_fractions=time_fractions(lowered, steps, settings),
+        time_fractions=time_fractions(lowered, ended, settings),
         slo=scenario.slo,
         price_usd_per_hour=setup.device.price_usd_per_hour if price is None else price,
         tenants=limits_by_tenant(scenario, requests),
         # A verified step gives more tokens than it samples for.
-        checks=check_run(table, steps, rows, setup.parallelism.pp) if speculation is None else None,
+        checks=check_run(table, steps, rows, setup.parallelism.pp, stays) if speculation is None else None,
         stages=stage_uses(
-            total_work(setup.device, shard, steps), steps, setup.parallelism.pp, num_replicas, span_of(table)
+            total_work(setup.device, shard, ended),
+            ended,
+            setup.parallelism.pp,
+            num_replicas if fleet_use is None else fleet_use.mean_replicas,
+            span_of(table),
         ),
         power_w=power_model(scenario, setup),
         tier_tokens=None if cache is None else tier_tokens(setup, memory, cache),
+        fleet=fleet_use,
     )
-    coverage, sources, operators = provenance(estimator, shard, steps, settings.ranks_per_replica)
+    coverage, sources, operators = provenance(estimator, shard, ended, settings.ranks_per_replica)
     return Result(
         scenario=resolved_scenario(scenario, setup, memory),
         setup=setup,
@@ -177,7 +219,19 @@ def simulate(
         engine_time_s=engine_time_s,
         intervals=intervals(setup, summary, table, {how.value: share for how, share in coverage.items()}),
         calibration_remarks=tuple(remarks(setup)),
+        fleet=found,
     )
+
+
+def with_router(scenario: Scenario, router: Router) -> Scenario:
+    """`scenario` with the name of a router that was given as a function."""
+    deployment = msgspec.structs.replace(scenario.deployment, router=policy_name(router), router_limit=None)
+    return msgspec.structs.replace(scenario, deployment=deployment)
+
+
+def users_router(deployment: Deployment) -> Router | None:
+    """The router that `deployment.router` names as `module:function`, or None."""
+    return load_policy(deployment.router, "router") if is_users_own(deployment.router) else None
 
 
 def span_of(requests: Table) -> float:
@@ -278,9 +332,15 @@ def kernel_settings(
         num_stages=setup.parallelism.pp,
         batch_wait_steps=engine.batch_wait_timeout_iters or 0,
         batch_wait_tokens=round((engine.batch_wait_max_tokens_ratio or 0.0) * engine.max_num_batched_tokens),
-        router=state.ROUTERS.index(router),
+        router=router_code(router),
         seed=seed,
     )
+
+
+def router_code(router: str) -> int:
+    """How the loop knows it."""
+    name = "user" if is_users_own(router) else router
+    return (*state.ROUTERS, *state.HOLDING_ROUTERS).index(name)
 
 
 def run_loop(

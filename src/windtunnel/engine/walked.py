@@ -148,6 +148,11 @@ def walked_settings(
     assert engine.max_num_seqs is not None
     assert engine.max_num_batched_tokens is not None
     name = "user" if is_users_own(str(engine.scheduler)) else str(engine.scheduler)
+    if router not in state.ROUTERS:
+        raise InputError(
+            f"the scheduler {engine.scheduler} does not run behind the router {router}",
+            f"use vllm_v1, sglang or trtllm, or one of these routers: {', '.join(state.ROUTERS)}",
+        )
     if setup.parallelism.attention_dp > 1:
         raise InputError(
             f"the scheduler {engine.scheduler} has no attention data parallelism", "leave attention_dp at 1"

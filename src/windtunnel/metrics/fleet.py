@@ -13,6 +13,8 @@ Floats = NDArray[np.float64]
 PHASES = ("off", "starting", "up", "draining", "failed")
 """The codes of the column `phase` are positions here."""
 OFF, STARTING, UP, DRAINING, FAILED = range(5)
+HOLDING = (STARTING, UP, DRAINING, FAILED)
+"""Phases in which a replica holds its devices."""
 
 PHASE_COLUMNS: Mapping[str, str] = {
     "time_s": "when the phase began",
@@ -68,7 +70,7 @@ def fleet_summary(phases: Table, requests: Table, steps: Table, num_replicas: in
         np.add.at(hours, kinds, lengths_s / 3600.0)
         again_s += float(lengths_s[_starts_again(kinds)].sum())
         changes.append((starts_s, kinds))
-    held = [_count_over_time(changes, begin_s, end_s, kinds) for kinds in ((STARTING, UP, DRAINING, FAILED), (UP,))]
+    held = [_count_over_time(changes, begin_s, end_s, kinds) for kinds in (HOLDING, (UP,))]
     (lengths_s, holding), (up_lengths_s, up) = held
     serving_h = float(hours[UP] + hours[DRAINING])
     away_h = float(hours[FAILED]) + again_s / 3600.0

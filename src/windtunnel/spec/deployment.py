@@ -467,7 +467,16 @@ class Deployment(Noun):
     def num_devices(self) -> int:
         if self.pools:
             return sum(pool.replicas * (pool.parallelism or self.parallelism).num_devices for pool in self.pools)
-        return self.replicas * self.parallelism.num_devices
+        return self.most_replicas * self.parallelism.num_devices
+
+    @property
+    def most_replicas(self) -> int:
+        """That there are at any time."""
+        if isinstance(self.autoscaling, TargetScaling):
+            return max(self.replicas, self.autoscaling.max_replicas)
+        if isinstance(self.autoscaling, ScheduledScaling):
+            return max(self.replicas, *(change.replicas for change in self.autoscaling.changes))
+        return self.replicas
 
 
 def _check_pools(pools: tuple[Pool, ...], replicas: int) -> None:
