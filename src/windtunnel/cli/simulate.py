@@ -15,7 +15,12 @@ _LOAD, _OUTPUT = "Load", "Result"
 
 workload_options = all_of(
     option("--replicas", section="What is served, on what", type=int, metavar="N", help="Equal copies."),
-    option("--router", section="What is served, on what", metavar="NAME", help="round_robin, ..., or your own: module:function."),
+    option(
+        "--router",
+        section="What is served, on what",
+        metavar="NAME",
+        help="round_robin, ..., or your own: module:function.",
+    ),
     option(
         "--enable-prefix-caching/--no-enable-prefix-caching",
         section="Engine",

@@ -79,9 +79,7 @@ def start_fleet(plan: FleetPlan, settings: state.Settings, num_requests: int) ->
     return FleetRun(made, faults)
 
 
-def _fill(
-    fault_s: NDArray[np.float64], repair_s: NDArray[np.float64], first: int, faults: Iterator[Fault]
-) -> None:
+def _fill(fault_s: NDArray[np.float64], repair_s: NDArray[np.float64], first: int, faults: Iterator[Fault]) -> None:
     for column in range(first, FAULT_COLUMNS):
         fault_s[column], repair_s[column] = next(faults, (np.inf, 0.0))
 

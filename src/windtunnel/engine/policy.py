@@ -150,9 +150,7 @@ class Asker:
             answer = self.policy(self.view, self.waiting[:num_waiting], ready, engine)
         except Exception as error:
             what = f"{type(error).__name__}: {error}"
-            raise InputError(
-                f"the scheduler {self.name} failed at {engine.now_s:g} s: {what}", place(error)
-            ) from error
+            raise InputError(f"the scheduler {self.name} failed at {engine.now_s:g} s: {what}", place(error)) from error
         pairs = self._as_pairs(answer)
         size = walked.form_asked_batch(
             settings, self.records, self.walks, self.replicas, self.batches, self.clock, pairs

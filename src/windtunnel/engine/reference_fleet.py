@@ -185,7 +185,7 @@ class ReferenceFleet(Reference):
 
     def next_change_s(self) -> float:
         times = [self.look_s, self.resize_at_s, *(at_s for at_s, _ in self.changes[:1])]
-        return min([*times, *(min(replica.fault[0], replica.next_s) for replica in self.replicas)])
+        return float(min([*times, *(min(replica.fault[0], replica.next_s) for replica in self.replicas)]))
 
     def set_phase(self, number: int, phase: int, now_s: float) -> None:
         self.replicas[number].phase = phase

@@ -19,7 +19,8 @@ Ints = NDArray[np.int64]
 class Arrival(NamedTuple):
     """The request that is to be sent to a replica."""
 
-    index: int
+    number: int
+    """In the order of sending."""
     arrival_s: float
     """When the client sent it."""
     input_tokens: int
@@ -100,7 +101,9 @@ class RouterAsker:
         per_replica = self.settings.ranks_per_replica
         columns = self.ranks if per_replica == 1 else [c.reshape(-1, per_replica).sum(axis=1) for c in self.ranks]
         is_up = self.phase == state.UP
-        replicas = Replicas(now_s, is_up, *columns, self.settings.num_blocks * per_replica)
+        waiting, running, waiting_tokens, free_blocks = columns
+        num_blocks = self.settings.num_blocks * per_replica
+        replicas = Replicas(now_s, is_up, waiting, running, waiting_tokens, free_blocks, num_blocks)
         try:
             answer = self.router(request, replicas)
         except Exception as error:
@@ -123,6 +126,7 @@ class RouterAsker:
         if not 0 <= replica < is_up.size or not is_up[replica]:
             up = ", ".join(map(str, np.flatnonzero(is_up)[:20])) or "none"
             raise InputError(
-                f"the router {self.name} sent request {i} to replica {replica} at {now_s:g} s; replicas that are up: {up}"
+                f"the router {self.name} sent request {i} to replica {replica} at {now_s:g} s",
+                f"replicas that are up: {up}",
             )
         return replica

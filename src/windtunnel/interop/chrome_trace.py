@@ -601,7 +601,7 @@ def _composition(decodes: float, prefill_tokens: int, num_prefills: int, num_bat
         parts.append(f"prefill {times}{'~' if rest else ''}{each:,}")
     if decodes:
         parts.append(f"decode {'' if decodes == int(decodes) else '~'}{max(round(decodes), 1)}")
-    name = " + ".join(parts) or "idle"
+    name = " + ".join(parts) or "cut short by a failure"
     return f"{num_batches} batches: {name}" if num_batches > 1 else name
 
 

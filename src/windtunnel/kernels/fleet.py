@@ -1,10 +1,11 @@
 """Replicas that come and go, and what waits for them at the router: autoscaling, faults, deferred and users' routing.
 
-A replica is off, starts for `start_s`, is up, drains (serves what it has and gets nothing new) or has failed. Faults are
-drawn before the run, so that a step knows when it starts whether it will end: one that a failure cuts short is recorded
-with its time and no tokens, and nothing of it is kept. The requests of a failed replica are sent again `retry_s` later;
-what they had produced stays produced, and is computed again with their prompt, as after a preemption. Requests for which
-no replica has room are held at the router in order, and tried again whenever a request ends or a replica comes up.
+A replica is off, starts for `start_s`, is up, drains (serves what it has and gets nothing new) or has failed. Faults
+are drawn before the run, so that a step knows when it starts whether it will end: one that a failure cuts short is
+recorded with its time and no tokens, and nothing of it is kept. The requests of a failed replica are sent again
+`retry_s` later; what they had produced stays produced, and is computed again with their prompt, as after a preemption.
+Requests for which no replica has room are held at the router in order, and tried again whenever a request ends or a
+replica comes up.
 
 Changes of replicas go before arrivals and step ends of the same time.
 """
@@ -376,7 +377,7 @@ def clear(settings, cache, requests, speculation, ranks, lanes, lists, stages, f
             lose_cache(cache, rank)
         empty_rank(settings, ranks, rank)
         for lane in range(rank * settings.num_stages, (rank + 1) * settings.num_stages):
-            empty_lane(settings, lanes, lists, lane)
+            empty_lane(lanes, lists, lane)
             if cache is not None:
                 cache.load_s[lane] = 0.0
     for stage in range(settings.num_stages):
@@ -403,7 +404,7 @@ def empty_rank(settings, ranks, rank):
 
 
 @inner
-def empty_lane(settings, lanes, lists, lane):
+def empty_lane(lanes, lists, lane):
     """As `state.new_lanes` and `new_lists` make it."""
     lanes[lane].is_busy = 0
     lanes[lane].steps = 0
@@ -428,10 +429,10 @@ def empty_lane(settings, lanes, lists, lane):
 def has_requests(settings, ranks, replica):
     """Whether any request waits or runs there."""
     first = replica * settings.ranks_per_replica
+    num_present = 0
     for rank in range(first, first + settings.ranks_per_replica):
-        if ranks[rank].num_outstanding > 0:
-            return True
-    return False
+        num_present += ranks[rank].num_outstanding
+    return num_present > 0
 
 
 @inner
@@ -444,11 +445,12 @@ def after_step(settings, cache, requests, speculation, ranks, lanes, lists, stag
 
 
 @inner
-def look(settings, ranks, fleet, now_s):
+def look(settings, ranks, fleet):
     """The policy's look: Kubernetes' horizontal pod autoscaler (`pkg/controller/podautoscaler`, 1.30).
 
-    As many replicas are recommended as bring the metric to its target, unless it is within the tolerance of it. More are
-    started if all looks of the last `up_looks` asked for more, fewer if all of the last `down_looks` asked for fewer.
+    As many replicas are recommended as bring the metric to its target, unless it is within the tolerance of it. More
+    are started if all looks of the last `up_looks` asked for more, fewer if all of the last `down_looks` asked for
+    fewer.
     """
     scaling, control = fleet.scaling, fleet.control
     total = 0
@@ -497,7 +499,7 @@ def resize(settings, ranks, fleet, now_s):
     num_active = 0
     for replica in range(settings.num_replicas):
         phase = fleet.replicas[replica].phase
-        if phase == STARTING or phase == UP:
+        if phase in (STARTING, UP):
             num_active += 1
     for replica in range(settings.num_replicas):
         if num_active < fleet.control[0].wanted and fleet.replicas[replica].phase == OFF:
@@ -552,7 +554,7 @@ def change(settings, cache, requests, speculation, ranks, lanes, lists, stages, 
         control[0].wanted = fleet.change_replicas[control[0].next_change]
         control[0].next_change += 1
     if control[0].look_s <= now_s:
-        look(settings, ranks, fleet, now_s)
+        look(settings, ranks, fleet)
         control[0].look_s += scaling.interval_s
     idle = resize(settings, ranks, fleet, now_s)
     while idle != NONE:
@@ -561,7 +563,7 @@ def change(settings, cache, requests, speculation, ranks, lanes, lists, stages, 
         idle = resize(settings, ranks, fleet, now_s)
     next_s = min(control[0].look_s, fleet.change_s[control[0].next_change])
     for replica in range(settings.num_replicas):
-        next_s = min(next_s, min(replicas[replica].fails_s, replicas[replica].next_s))
+        next_s = min(next_s, replicas[replica].fails_s, replicas[replica].next_s)
     control[0].next_s = next_s
 
 

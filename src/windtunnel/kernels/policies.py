@@ -720,8 +720,8 @@ def replica_with_prefix(settings, cache, ranks, fleet, i):
 
     Uneven is as in SGLang's cache-aware policy (sgl-router 0.2: `balance_abs_threshold` 64 and `balance_rel_threshold`
     1.5): the busiest replica has 64 requests more than the idlest, and 1.5 times as many. The caches are looked at as
-    they are, as llm-d's precise prefix scorer does, not by a router's own guess of them. Of a `fleet` only replicas that
-    are up count.
+    they are, as llm-d's precise prefix scorer does, not by a router's own guess of them. Of a `fleet` only replicas
+    that are up count.
     """
     lightest, heaviest = NONE, 0
     for replica in range(settings.num_replicas):

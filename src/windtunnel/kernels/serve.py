@@ -546,7 +546,7 @@ def start_step(
     if prefill_tokens == 0 and cost.recorded_step_s.size == 0 and settings.num_stages == 1 and not is_doomed:
         horizon_s = next_arrival_s(settings, sessions, requests, clock)
         if fleet is not None:
-            horizon_s = min(horizon_s, min(next_resend_s(fleet), fleet.control[0].next_s))
+            horizon_s = min(horizon_s, next_resend_s(fleet), fleet.control[0].next_s)
             if fleet.control[0].num_held > 0 and clock[0].queued > 0:
                 horizon_s = min(horizon_s, events[0].time_s)
         if (settings.concurrency > 0 or settings.heeds_all_events) and clock[0].queued > 0:
@@ -770,9 +770,7 @@ def run(
         if fleet is not None:
             if clock[0].finished > num_finished:
                 ask_again(fleet, event_s)
-                after_step(
-                    settings, cache, requests, speculation, ranks, lanes, lists, stages, fleet, replica, event_s
-                )
+                after_step(settings, cache, requests, speculation, ranks, lanes, lists, stages, fleet, replica, event_s)
             arrival_s = min(arrival_s, next_resend_s(fleet))
         while arrival_s <= event_s:
             if deliver(settings, cache, sessions, requests, ranks, lanes, events, clock, arrival_s, pools, fleet):

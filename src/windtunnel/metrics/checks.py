@@ -32,9 +32,7 @@ class Checks(Noun):
     """Work conservation: time in which a replica ran no step although one of its requests was there, over busy time."""
 
 
-def check_run(
-    requests: Table, steps: Table, rows: ReplicaRows, num_stages: int, stays: Table | None = None
-) -> Checks:
+def check_run(requests: Table, steps: Table, rows: ReplicaRows, num_stages: int, stays: Table | None = None) -> Checks:
     """The self-check of a finished run.
 
     `stays` says when each request was at which replica, where it was not at one all the time; `rows` are then of it.

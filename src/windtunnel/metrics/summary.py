@@ -462,8 +462,8 @@ def utilisation_of(
     num_blocks: int,
     mean_replicas: float | None = None,
 ) -> Utilisation:
-    """Of replicas with `num_blocks` KV blocks each, from the steps that they ran; `mean_replicas` were there on average,
-    if not all were all the time.
+    """Of replicas with `num_blocks` KV blocks each, from the steps that they ran; `mean_replicas` were there on
+    average, if not all were all the time.
     """
     span_s = float(requests["finish_s"].max()) - float(requests["arrival_s"].min())
     whole_s = span_s * (mean_replicas or num_replicas) * num_stages

@@ -428,8 +428,8 @@ class Deployment(Noun):
     """None: `replicas` all the time."""
     faults: Faults | None = None
     start_s: float | None = None
-    """From the launch or repair of a replica until it serves: loading weights, capturing graphs, booting its node. Those
-    of the beginning serve at once."""
+    """From the launch or repair of a replica until it serves: loading weights, capturing graphs, booting its node.
+    Those of the beginning serve at once."""
     engine: EngineSettings = EngineSettings()
     calibration: str | None = None
     """A calibration of the catalog or a YAML file, or `none`; None takes the shipped one of engine and device."""
@@ -455,7 +455,9 @@ class Deployment(Noun):
         _check_at_least(0, start_s=self.start_s)
         _check_finite(start_s=self.start_s)
         if self.router not in (*get_args(Router), "deferred") and ":" not in self.router:
-            raise ValueError(f"router is {self.router!r}; known: {', '.join(get_args(Router))}, deferred, module:function")
+            raise ValueError(
+                f"router is {self.router!r}; known: {', '.join(get_args(Router))}, deferred, module:function"
+            )
         if self.router_limit is not None and self.router != "deferred":
             raise ValueError("router_limit goes with the router deferred, and only with it")
         if self.pools:
