@@ -94,15 +94,6 @@ def comes_and_goes(deployment: Deployment) -> bool:
     return deployment.autoscaling is not None or deployment.faults is not None
 
 
-def refuse_fleet(deployment: Deployment, scheduler: str) -> None:
-    """Raise InputError where replicas come and go under a scheduler whose loop does not know that."""
-    if comes_and_goes(deployment):
-        raise InputError(
-            f"the scheduler {scheduler} runs with all replicas all the time",
-            "leave deployment.autoscaling and deployment.faults out, or take vllm_v1, sglang or trtllm",
-        )
-
-
 def fleet_plan(deployment: Deployment, most_outstanding: int, seed: int) -> FleetPlan:
     """The plan that a deployment describes.
 

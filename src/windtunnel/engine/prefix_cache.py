@@ -56,15 +56,6 @@ def kv_tiers(setup: Setup, memory: MemoryPlan, settings: state.Settings) -> stat
     return tiers
 
 
-def refuse_tiers(setup: Setup) -> None:
-    """Raise InputError where a scheduler that knows no prefix cache is given KV tiers."""
-    if setup.engine.kv_tiers:
-        raise InputError(
-            f"the scheduler {setup.engine.scheduler} keeps no KV blocks in lower tiers",
-            "leave engine.kv_tiers out, or take vllm_v1, sglang or trtllm",
-        )
-
-
 def tier_tokens(setup: Setup, memory: MemoryPlan, cache: state.Cache) -> dict[str, NDArray[np.int64]]:
     """Tokens of each prompt that came from each lower tier, by the tier's name."""
     names = [tier.name for tier in setup.engine.kv_tiers or ()]

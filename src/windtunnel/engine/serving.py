@@ -17,17 +17,16 @@ from windtunnel.engine.fleet import (
     fleet_plan,
     has_fleet,
     phase_table,
-    refuse_fleet,
     start_fleet,
     stay_table,
     with_retries,
 )
 from windtunnel.engine.intervals import intervals, remarks
 from windtunnel.engine.policy import Policy, load_policy, policy_name
-from windtunnel.engine.prefix_cache import cache_for, refuse_tiers, session_state, tier_tokens
+from windtunnel.engine.prefix_cache import cache_for, session_state, tier_tokens
 from windtunnel.engine.router import Router, RouterAsker
 from windtunnel.engine.speculation import drafter_of, speculation_of, with_drafter
-from windtunnel.engine.walked import check_walked, most_batch_tokens, walk, walked_settings
+from windtunnel.engine.walked import check_walked, most_batch_tokens, refuse_unknown, walk, walked_settings
 from windtunnel.engine.work import stage_uses, total_work
 from windtunnel.engine.workload import RequestArrays, generate
 from windtunnel.errors import InputError, WindtunnelError
@@ -139,9 +138,8 @@ def simulate(
     estimator = estimator or estimator_for(setup)
     cache, fleet = None, None
     if isinstance(settings, WalkedSettings):
+        refuse_unknown(deployment, setup, requests)
         check_walked(settings, requests)
-        refuse_tiers(setup)
-        refuse_fleet(deployment, str(setup.engine.scheduler))
         policy = policy or users_policy(setup.engine)
         reach = msgspec.structs.replace(setup.engine, max_num_batched_tokens=most_batch_tokens(settings, requests))
         lowered = lower_steps(estimator, setup.device, shard, reach, setup.max_model_len)
@@ -495,6 +493,8 @@ def check_requests(requests: RequestArrays, setup: Setup, memory: MemoryPlan) ->
             f"{memory.num_blocks:,} of {memory.block_size} tokens fit beside the weights",
             "use more devices, a smaller KV format (kv_cache: fp8), or shorter requests",
         )
+    if setup.engine.scheduler not in ENGINE_SCHEDULERS:
+        return  # `check_walked` knows what each of these runs whole
     most = setup.engine.max_num_batched_tokens or 0
     # A preempted request computes its outputs again too, all but the last; TensorRT-LLM's policy never preempts.
     never_preempts = setup.engine.scheduler == "trtllm"

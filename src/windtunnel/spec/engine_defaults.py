@@ -108,6 +108,21 @@ def with_defaults(settings: EngineSettings, device: Device, calibrated: HostOver
     return resolved
 
 
+LEAST_WHOLE_PROMPT_TOKENS = 2048
+
+
+def whole_prompt_tokens(given: EngineSettings, resolved: EngineSettings, max_model_len: int) -> EngineSettings:
+    """`resolved` with the token budget of vLLM V0 where nobody gave one: the longest prompt fits, as prompts run whole.
+
+    Source: vllm/config.py, `SchedulerConfig.__post_init__`, 0.4 to 0.7: max(max_model_len, 2048) without chunked
+    prefill.
+    """
+    if resolved.scheduler != "vllm_v0" or given.max_num_batched_tokens is not None:
+        return resolved
+    budget = max(max_model_len, LEAST_WHOLE_PROMPT_TOKENS)
+    return msgspec.structs.replace(resolved, max_num_batched_tokens=budget)
+
+
 def overlay(merged: dict[str, Any], layer: EngineSettings) -> None:
     """Set in `merged` what `layer` says."""
     for name in layer.__struct_fields__:
