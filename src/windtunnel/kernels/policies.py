@@ -387,6 +387,10 @@ def form_batch_vllm_v1(settings, cache, speculation, requests, ranks, lanes, lis
 
     With `scheduler` TRTLLM this is TensorRT-LLM's GUARANTEED_NO_EVICT (1.0 to 1.3): generation first, context requests
     while `max_num_tokens` and `max_batch_size` allow, admitted only if blocks for prompt and all outputs are free.
+    With TRTLLM_MAX_UTILIZATION it is that engine's MAX_UTILIZATION (`MaxUtilizationScheduler`, capacityScheduler.cpp,
+    1.0 to 1.3): admission looks at the next step only, and on shortage the request that started last is paused, its
+    outputs becoming part of its prompt. TensorRT-LLM gives a prompt that it cuts into chunks all its blocks with the
+    first one, where here each chunk takes its own; without chunked context, the default, that is the same.
     """
     block_size = settings.block_size
     reserves = settings.scheduler == TRTLLM

@@ -25,9 +25,9 @@ NONE = -1
 MOST_REQUESTS = 1 << 31
 """More than any run has: the step from one priority to the next in the key of the waiting heap."""
 
-SCHEDULERS = ("vllm_v1", "trtllm", "sglang")
+SCHEDULERS = ("vllm_v1", "trtllm", "sglang", "trtllm_max_utilization")
 """The codes of `Settings.scheduler` are positions here."""
-VLLM_V1, TRTLLM, SGLANG = range(3)
+VLLM_V1, TRTLLM, SGLANG, TRTLLM_MAX_UTILIZATION = range(4)
 
 ROUTERS = (
     "round_robin",

@@ -160,7 +160,7 @@ class EngineSettings(Noun):
     name: str = "vllm"
     version: str | None = None
     scheduler: str | None = None
-    """`vllm_v1`, `sglang` or `trtllm`; `vllm_v0`, `sarathi`, `orca`, `faster_transformer` or `lightllm`; or a policy of
+    """`vllm_v1`, `sglang`, `trtllm` or `trtllm_max_utilization`; `vllm_v0`, `sarathi`, `orca`, `faster_transformer` or `lightllm`; or a policy of
     one's own, `module:function`."""
     max_num_seqs: int | None = None
     """[max_running_requests, max_batch_size]"""

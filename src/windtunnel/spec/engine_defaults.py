@@ -15,7 +15,7 @@ from windtunnel.units import GIB
 LARGE_MEMORY_BYTES = 70 * GIB
 """Devices from this size on get an engine's `large_memory_settings` (vLLM: `_get_batch_defaults`)."""
 
-ENGINE_SCHEDULERS = ("vllm_v1", "trtllm", "sglang")
+ENGINE_SCHEDULERS = ("vllm_v1", "trtllm", "sglang", "trtllm_max_utilization")
 """Those that an engine of the catalog has."""
 OTHER_SCHEDULERS = ("vllm_v0", "sarathi", "orca", "faster_transformer", "lightllm")
 """Those that may be chosen instead, with the settings of `catalog/schedulers.yaml`."""
