@@ -160,8 +160,8 @@ class EngineSettings(Noun):
     name: str = "vllm"
     version: str | None = None
     scheduler: str | None = None
-    """`vllm_v1`, `sglang`, `trtllm` or `trtllm_max_utilization`; `vllm_v0`, `sarathi`, `orca`, `faster_transformer` or `lightllm`; or a policy of
-    one's own, `module:function`."""
+    """`vllm_v1`, `sglang`, `trtllm` or `trtllm_max_utilization`; `vllm_v0`, `sarathi`, `orca`, `faster_transformer` or
+    `lightllm`; or a policy of one's own, `module:function`."""
     max_num_seqs: int | None = None
     """[max_running_requests, max_batch_size]"""
     max_num_batched_tokens: int | None = None
