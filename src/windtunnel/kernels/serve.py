@@ -170,45 +170,15 @@ def take_next(sessions, requests, clock, now_s):
 def deliver(settings, cache, sessions, requests, ranks, lanes, events, clock, now_s, pools, fleet):
     """Send the next request to a replica, there to the rank with the fewest requests; an idle lane wakes.
 
-    Of a fleet the next one may be one that was held or lost, and may have to be held. Returns whether a user's router
-    must be asked for it.
+    Of a fleet the next one may be one that was held or lost, and may have to be held; `pending` says afterwards whether
+    a user's router must be asked for it.
     """
-    k, replica, has_key = NONE, NONE, False
+    k, replica = NONE, NONE
     if fleet is not None:
-        control = fleet.control
-        is_held, is_answered = False, control[0].pending != NONE
-        if is_answered:
-            k, is_held, replica = control[0].pending, control[0].is_held == 1, control[0].answer
-            control[0].pending = NONE
-        elif control[0].num_held > 0 and control[0].asks:
-            k, is_held = fleet.held[control[0].first_held], True
-        else:
-            k = take_lost(fleet, now_s)
-        if k == NONE:
-            k = take_next(sessions, requests, clock, now_s)
-            requests[k].arrival_s = now_s
-            requests[k].sequence = clock[0].sent
-            clock[0].sent += 1
-            fleet.sent_s[k] = now_s
-        if not is_answered:
-            if control[0].num_held > 0 and not is_held:
-                hold(fleet, k)
-                return False
-            if settings.router == USERS_ROUTER:
-                control[0].pending = k
-                control[0].pending_s = now_s
-                control[0].is_held = is_held
-                return True
-            replica = route_up(settings, cache, sessions, ranks, clock, fleet, k)
+        k, replica = deliver_again(settings, cache, sessions, requests, ranks, clock, now_s, fleet)
         if replica == NONE:
-            control[0].asks = 0
-            if not is_held:
-                hold(fleet, k)
-            return False
-        if is_held:
-            drop_held(fleet)
-        has_key = fleet.num_retries[k] > 0
-    if k == NONE:
+            return
+    if fleet is None:
         k = take_next(sessions, requests, clock, now_s)
         requests[k].arrival_s = now_s
         requests[k].sequence = clock[0].sent
@@ -230,17 +200,59 @@ def deliver(settings, cache, sessions, requests, ranks, lanes, events, clock, no
             rank = other
     requests[k].rank = settings.first_rank + rank
     ranks[rank].num_outstanding += 1
-    if not has_key:
+    if fleet is None:
         requests[k].target_tokens = requests[k].input_tokens
         set_queue_key(settings, requests, ranks, rank, k, requests[k].input_tokens)
     if fleet is not None:
+        if fleet.num_retries[k] == 0:
+            requests[k].target_tokens = requests[k].input_tokens
+            set_queue_key(settings, requests, ranks, rank, k, requests[k].input_tokens)
         requests[k].arrival_s = now_s
     enqueue(settings, requests, ranks, rank, k)
     for stage in range(settings.num_stages):
         if not lanes[first * settings.num_stages + stage].is_busy:
             wake(settings, lanes, events, clock, replica, stage, now_s)
             break
-    return False
+
+
+@inner
+def deliver_again(settings, cache, sessions, requests, ranks, clock, now_s, fleet):
+    """The next request of a fleet, and the replica that it goes to: one that a user's router has answered for, the
+    first one held, a lost one, or a new one. Without a replica it is held, or a user's router must be asked for it.
+    """
+    control = fleet.control
+    k, is_held, replica = control[0].pending, False, NONE
+    is_answered = k != NONE
+    if is_answered:
+        is_held, replica = control[0].is_held == 1, control[0].answer
+        control[0].pending = NONE
+    elif control[0].num_held > 0 and control[0].asks:
+        k, is_held = fleet.held[control[0].first_held], True
+    else:
+        k = take_lost(fleet, now_s)
+    if k == NONE:
+        k = take_next(sessions, requests, clock, now_s)
+        requests[k].arrival_s = now_s
+        requests[k].sequence = clock[0].sent
+        clock[0].sent += 1
+        fleet.sent_s[k] = now_s
+    if not is_answered:
+        if control[0].num_held > 0 and not is_held:
+            hold(fleet, k)
+            return k, NONE
+        if settings.router == USERS_ROUTER:
+            control[0].pending = k
+            control[0].pending_s = now_s
+            control[0].is_held = is_held
+            return k, NONE
+        replica = route_up(settings, cache, sessions, ranks, clock, fleet, k)
+    if replica == NONE:
+        control[0].asks = 0
+        if not is_held:
+            hold(fleet, k)
+    elif is_held:
+        drop_held(fleet)
+    return k, replica
 
 
 @inner
@@ -725,8 +737,10 @@ def run(
         if arrival_s <= event_s and not goes_on:
             if arrival_s == np.inf:
                 return DONE if clock[0].finished >= requests.size else STUCK
-            if deliver(settings, cache, sessions, requests, ranks, lanes, events, clock, arrival_s, pools, fleet):
-                return ASK_ROUTER
+            deliver(settings, cache, sessions, requests, ranks, lanes, events, clock, arrival_s, pools, fleet)
+            if fleet is not None:
+                if fleet.control[0].pending != NONE:
+                    return ASK_ROUTER
             continue
         if clock[0].rows >= steps.size and not goes_on:
             return MORE
@@ -773,14 +787,14 @@ def run(
                 after_step(settings, cache, requests, speculation, ranks, lanes, lists, stages, fleet, replica, event_s)
             arrival_s = min(arrival_s, next_resend_s(fleet))
         while arrival_s <= event_s:
-            if deliver(settings, cache, sessions, requests, ranks, lanes, events, clock, arrival_s, pools, fleet):
-                if fleet is not None:
+            deliver(settings, cache, sessions, requests, ranks, lanes, events, clock, arrival_s, pools, fleet)
+            arrival_s = next_arrival_s(settings, sessions, requests, clock)
+            if fleet is not None:
+                if fleet.control[0].pending != NONE:
                     fleet.control[0].event = event
                     fleet.control[0].event_s = event_s
                     fleet.control[0].ended_step = ends_step
-                return ASK_ROUTER
-            arrival_s = next_arrival_s(settings, sessions, requests, clock)
-            if fleet is not None:
+                    return ASK_ROUTER
                 arrival_s = min(arrival_s, next_resend_s(fleet))
         cutoff_s = event_s
         if cost.host_overlaps and ends_step:
