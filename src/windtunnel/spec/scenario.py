@@ -9,6 +9,7 @@ import yaml
 
 from windtunnel.errors import InputError
 from windtunnel.spec import catalog
+from windtunnel.spec.calibration import Calibration, calibration_for
 from windtunnel.spec.deployment import Deployment, EngineSettings, Parallelism, Pool
 from windtunnel.spec.engine_defaults import overlay, with_defaults
 from windtunnel.spec.hardware import Device, Node
@@ -51,6 +52,9 @@ class Setup:
     engine: EngineSettings
     max_model_len: int
     """Tokens of the longest request that the engine accepts."""
+    calibration: Calibration | None = None
+    """None: not calibrated."""
+    calibration_name: str | None = None
 
 
 def load(path: Path | str, overrides: dict[str, Any] | None = None) -> Scenario:
@@ -143,7 +147,9 @@ def resolve(scenario: Scenario, allow_download: bool = False) -> Setup:
     device = catalog.device(deployment.device)
     node = catalog.node(deployment.node) if deployment.node else catalog.default_node(device)
     precision = scenario.precision or model.precision
-    engine = with_defaults(deployment.engine, device)
+    found = calibration_for(deployment.engine.name, device.name, deployment.calibration)
+    name, calibration = found or (None, None)
+    engine = with_defaults(deployment.engine, device, calibration.host if calibration else None)
     setup = Setup(
         model=model,
         precision=precision,
@@ -152,6 +158,8 @@ def resolve(scenario: Scenario, allow_download: bool = False) -> Setup:
         parallelism=deployment.parallelism,
         engine=engine,
         max_model_len=engine.max_model_len or model.max_context_tokens,
+        calibration=calibration,
+        calibration_name=name,
     )
     if node.device not in (device.name, ANY_DEVICE):
         raise InputError(
