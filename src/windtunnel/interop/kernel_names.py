@@ -10,8 +10,8 @@ from functools import cache
 
 from windtunnel.metrics.capture import CLASSES
 
-# The first class with a pattern that is found decides, so what is special stands before what is general: a FlashAttention
-# kernel has `cutlass` in its template arguments, and a fused norm `add`.
+# The first class with a pattern that is found decides, so what is special stands before what is general: a kernel of
+# FlashAttention has `cutlass` in its template arguments, and a fused norm `add`.
 _PATTERNS: Mapping[str, tuple[str, ...]] = {
     "communication": (
         *("nccl", "rccl", "all_?reduce", "_?all_?gather", "reduce_?scatter", "all_?to_?all", "cross_device_reduce"),

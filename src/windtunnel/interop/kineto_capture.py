@@ -152,7 +152,7 @@ def _kernels(
     calls: Mapping[int, int],
 ) -> Table:
     by_id = {event.external_id: event for event in operators if event.external_id is not None}
-    launched_by = [by_id.get(event.external_id) if event.cat == "kernel" else None for event in events]
+    launched_by = [by_id.get(event.external_id or -1) if event.cat == "kernel" else None for event in events]
     classes = [kernel_class(event.name) if event.cat == "kernel" else CLASSES.index("copy") for event in events]
     work = _work_of_kernels(events, launched_by, classes)
     grids = [_three(event.args.get("grid")) for event in events]
@@ -306,7 +306,8 @@ def _attention_flops(operator: KinetoEvent) -> float:
     tensors = [shape for shape in operator.input_shapes if _is_shape(shape) and len(shape) == 4]
     if len(tensors) < 2:
         return nan
-    (batch, heads, queries, width), keys = tensors[0], tensors[1][2]
+    batch, heads, queries, width = map(float, tensors[0])
+    keys = float(tensors[1][2])
     concrete = operator.args.get("Concrete Inputs")
     is_causal = isinstance(concrete, list) and "True" in concrete[4:6]
     pairs = queries * keys - queries * queries / 2 if is_causal else queries * keys

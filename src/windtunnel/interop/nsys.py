@@ -191,7 +191,7 @@ class _Database:
 
 
 def _seconds(ns: NDArray[np.int64], start_ns: int) -> NDArray[np.float64]:
-    return (ns - start_ns) * 1e-9
+    return (ns - start_ns).astype(np.float64) * 1e-9
 
 
 def _ranges(found: _Database, texts: Mapping[int, str], names: Names, start_ns: int) -> Table:
