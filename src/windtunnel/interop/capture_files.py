@@ -12,7 +12,7 @@ from windtunnel.interop.ncu import REPORT_HINT as NCU_HINT
 from windtunnel.interop.ncu import is_ncu, read_ncu
 from windtunnel.interop.nsys import MAGIC, read_nsys
 from windtunnel.interop.nsys import REPORT_HINT as NSYS_HINT
-from windtunnel.interop.text_file import read_bytes
+from windtunnel.interop.text_file import read_bytes, write_bytes
 from windtunnel.metrics.capture import Capture
 
 FORMATS = "nsys SQLite, ncu CSV and Kineto JSON (also .gz) are read"
@@ -88,3 +88,17 @@ def _remove_private(database: sqlite3.Connection) -> int:
             removed += database.execute(f"DELETE FROM {table} WHERE {where}").rowcount
     database.commit()
     return removed
+
+
+def write_kernels(capture: Capture, path: Path) -> None:
+    """Write the kernel table with its texts as Parquet; it appears whole or not at all.
+
+    Raises:
+        WindtunnelError: it cannot be written.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    content = pa.BufferOutputStream()
+    pq.write_table(capture.to_arrow(), content)
+    write_bytes(path, content.getvalue().to_pybytes())

@@ -81,7 +81,7 @@ def short_name(name: str) -> str:
     `void at::native::elementwise_kernel<128, 4, ...>(int, ...)` -> `elementwise_kernel`.
     """
     text = re.sub(r"\(anonymous namespace\)::", "", name)
-    depth, kept = 0, []
+    depth, kept = 0, list[str]()
     for letter in text:
         depth += (letter == "<") - (letter == ">")
         if letter == "(" and depth == 0 and kept:

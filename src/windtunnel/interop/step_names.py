@@ -1,7 +1,7 @@
 """The batch of a step, read from the range around it.
 
-vLLM's detailed annotations (`detailed_trace_annotation`, 0.32) name a step after the sums over its requests of the tokens
-computed (sq), of the keys that they see (sk), and of their squares and products:
+vLLM's detailed annotations (`detailed_trace_annotation`, 0.32) name a step after the sums over its requests of the
+tokens computed (sq), of the keys that they see (sk), and of their squares and products:
 `execute_146_context_2(sq144sk200sqsq11936sqsk14400)_generation_2(sq2sk202sqsq2sqsk202)`. What runs here is named alike.
 """
 
@@ -29,7 +29,8 @@ def step_name(computed: list[int], seen: list[int], num_prefills: int) -> str:
         num_prefills: how many of the requests are prompts.
     """
     parts = []
-    for tokens, keys in ((computed[:num_prefills], seen[:num_prefills]), (computed[num_prefills:], seen[num_prefills:])):
+    for which in (slice(num_prefills), slice(num_prefills, None)):
+        tokens, keys = computed[which], seen[which]
         squares, products = sum(q * q for q in tokens), sum(q * k for q, k in zip(tokens, keys, strict=True))
         parts.append(f"{len(tokens)}(sq{sum(tokens)}sk{sum(keys)}sqsq{squares}sqsk{products})")
     return f"execute_{sum(computed)}_context_{parts[0]}_generation_{parts[1]}"

@@ -9,11 +9,12 @@ it with what. What stays unclear is the row `other`.
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
-from windtunnel.errors import InputError
-from windtunnel.estimate.table import MeasurementTable, site_names, text_names
+from windtunnel.errors import InputError, WindtunnelError
+from windtunnel.estimate.table import MeasurementTable, site_names, text_names, write_tables
 from windtunnel.interop.step_names import CapturedStep, captured_steps
 from windtunnel.metrics.capture import CLASSES, COPY, MEMSET, Capture
 from windtunnel.ops.forward import Shard, forward_launches
@@ -56,8 +57,8 @@ _MODULES: tuple[tuple[str, str], ...] = (
     (r"(^|\.)(mlp|feed_forward)$", "activation"),
     (r"(^|\.)(layers|h|blocks)\.\d+$", NORMS),
 )
-"""A module's path -> its row: the names that transformers' and vLLM's models have; the first that fits. What stands bare
-in a layer is the residual's addition, which the simulator counts with the norm."""
+"""A module's path -> its row: the names that transformers' and vLLM's models have; the first that fits. What stands
+bare in a layer is the residual's addition, which the simulator counts with the norm."""
 _COMPILED_MODULES = tuple((re.compile(pattern), row) for pattern, row in _MODULES)
 _COMPILED_ROWS = tuple((re.compile(f"(?:{pattern})$"), row) for row, pattern in _ROWS.items())
 
@@ -270,3 +271,21 @@ def _table(kind: str, words: tuple[str, ...], points: list[tuple[Op, float]], so
         source=source,
         words=dict(zip(text_names(kind), words, strict=True)),
     )
+
+
+def write_measurements(folder: Path, tables: Sequence[MeasurementTable], about: Mapping[str, str]) -> list[Path]:
+    """Write one Parquet file a kind of operator, as `estimate.table.read_tables` reads it.
+
+    Raises:
+        WindtunnelError: the folder cannot be written to.
+    """
+    by_kind: dict[str, list[MeasurementTable]] = {}
+    for table in tables:
+        by_kind.setdefault(table.kind, []).append(table)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for kind, found in by_kind.items():
+            write_tables(folder / f"{kind}.parquet", found, about)
+    except OSError as error:
+        raise WindtunnelError(f"{folder} cannot be written to: {error.strerror or error}") from None
+    return [folder / f"{kind}.parquet" for kind in by_kind]

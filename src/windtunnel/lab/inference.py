@@ -1,14 +1,15 @@
 """Runs one experiment's model in this process and records it: what `inference_script.py` of a result folder calls.
 
-All requests have the same prompt, come at once and are answered in one batch: a prefill step, then a decode step a token,
-each inside a range that names its batch (`interop/step_names.py`), every module inside a range of its own name. Tokens
-that would end an answer are passed over, so that the work is what was asked for.
+All requests have the same prompt, come at once and are answered in one batch: a prefill step, then a decode step a
+token, each inside a range that names its batch (`interop/step_names.py`), every module inside a range of its own name.
+Tokens that would end an answer are passed over, so that the work is what was asked for.
 """
 
 import json
 import logging
 import os
 import platform
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -19,16 +20,23 @@ from typing import Any
 
 import numpy as np
 
-from windtunnel.errors import InputError, MissingExtraError, WindtunnelError
+from windtunnel.errors import InputError, WindtunnelError
 from windtunnel.interop.step_names import MEASURED, step_name
 from windtunnel.metrics.records import STEP_COLUMNS, Table, request_table
 from windtunnel.metrics.summary import distribution
-from windtunnel.spec.experiment import Experiment, load_experiment
+from windtunnel.spec.experiment import CONFIG, METRICS, REQUESTS, STEPS, TRACE, Experiment, load_experiment
 from windtunnel.spec.noun import encode
 
-CONFIG, TRACE = "config.yaml", "torch_trace.json.gz"
-
 _LOG = logging.getLogger("windtunnel.lab")
+
+
+def main(folder: Path) -> None:
+    """As `run`, for a script: what is wrong goes to stderr in a line, and the exit code says whose mistake it is."""
+    try:
+        run(folder)
+    except WindtunnelError as error:
+        sys.stderr.write(f"error: {error.message}\n" + (f"hint: {error.hint}\n" if error.hint else ""))
+        sys.exit(error.exit_code)
 
 
 def run(folder: Path) -> None:
@@ -36,7 +44,6 @@ def run(folder: Path) -> None:
 
     Raises:
         InputError: the experiment cannot run on this machine.
-        MissingExtraError: torch or transformers is not installed.
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     experiment = load_experiment(folder / CONFIG, {})
@@ -61,14 +68,16 @@ def run(folder: Path) -> None:
     _write(folder, experiment, runner, clock, outputs, load_s)
 
 
-def _write(folder: Path, experiment: Experiment, runner: "Runner", clock: "_Clock", outputs: Any, load_s: float) -> None:
+def _write(
+    folder: Path, experiment: Experiment, runner: "Runner", clock: "_Clock", outputs: Any, load_s: float
+) -> None:
     steps = _step_table(clock)
     requests = _requests(experiment, runner, clock, steps)
-    steps.write_parquet(folder / "steps.parquet")
-    requests.write_parquet(folder / "requests.parquet")
+    steps.write_parquet(folder / STEPS)
+    requests.write_parquet(folder / REQUESTS)
     (folder / "generated_output.txt").write_text(runner.texts(outputs), encoding="utf-8")
     metrics = _metrics(experiment, runner, requests, steps) | {"load_s": load_s, "peak_memory_bytes": peak_memory()}
-    (folder / "metrics.json").write_text(json.dumps(metrics, indent=2) + "\n")
+    (folder / METRICS).write_text(json.dumps(metrics, indent=2) + "\n")
 
 
 # ------------------------------------------------------------------------------------------------------------- steps
@@ -262,19 +271,7 @@ def _uses_cuda(experiment: Experiment) -> bool:
     return experiment.device != "cpu" and torch.cuda.is_available()
 
 
-def _require(package: str, extra: str) -> None:
-    if find_spec(package) is None:
-        raise MissingExtraError(package, extra)
-
-
 def _transformers_runner(experiment: Experiment) -> Runner:
-    for package in ("torch", "transformers"):
-        _require(package, "lab")
-    if experiment.tensor_parallel_size > 1:
-        raise InputError(
-            f"tensor_parallel_size is {experiment.tensor_parallel_size}; the engine transformers runs on one device here",
-            "take --engine vllm",
-        )
     import torch
     import transformers
 
@@ -285,13 +282,13 @@ def _transformers_runner(experiment: Experiment) -> Runner:
     prompt = _prompt_tokens(experiment, model.config, tokenizer)
     ids = torch.tensor([prompt] * experiment.batch_size, device=device)
 
-    @torch.inference_mode()
     def generate(clock: _Clock) -> list[list[int]]:
         generator = torch.Generator(device=device).manual_seed(experiment.seed)
-        number, length, cache, tokens, outputs = experiment.batch_size, len(prompt), None, ids, []
+        number, length, cache, tokens = experiment.batch_size, len(prompt), None, ids
+        outputs: list[list[int]] = []
         for step in range(experiment.max_tokens):
             computed, seen = [tokens.shape[1]] * number, [length + step] * number
-            with clock.step():
+            with torch.inference_mode(), clock.step():
                 clock.begin(_Batch(computed, seen, 0 if step else number, list(range(number))))
                 found = model(input_ids=tokens, past_key_values=cache, use_cache=True, logits_to_keep=1)
                 cache = found.past_key_values
@@ -337,7 +334,7 @@ def _load_model(experiment: Experiment, device: str) -> Any:
     if (path.suffix == ".json" or "/" not in experiment.model or path.is_absolute()) and not path.exists():
         raise InputError(f"there is no model {experiment.model}", "name a folder with config.json, or a config.json")
     has_weights = not folder.is_dir() or any(folder.glob("*.safetensors")) or any(folder.glob("pytorch_model*.bin"))
-    auto = transformers.AutoModelForCausalLM
+    auto: Any = transformers.AutoModelForCausalLM
     try:
         if has_weights:
             model = auto.from_pretrained(experiment.model, dtype=dtype)
@@ -384,14 +381,16 @@ def _annotator(experiment: Experiment, device: str) -> Callable[[str], AbstractC
     import torch
 
     if experiment.mode == "torch":
-        return lambda name: torch.profiler.record_function(name)
-    if device == "cuda":
-        return torch.cuda.nvtx.range
-    if find_spec("nvtx") is not None:
+        found: Callable[[str], AbstractContextManager[Any]] = torch.profiler.record_function
+    elif device == "cuda":
+        found = torch.cuda.nvtx.range
+    elif find_spec("nvtx") is not None:
         import nvtx
 
-        return nvtx.annotate  # type: ignore[no-any-return]
-    return lambda _: nullcontext()
+        found = nvtx.annotate
+    else:
+        found = nullcontext
+    return found
 
 
 @contextmanager
@@ -422,8 +421,6 @@ def _module_ranges(model: Any, annotate: Callable[[str], AbstractContextManager[
 
 def _vllm_runner(experiment: Experiment) -> Runner:
     """vLLM's V1 engine in this process, one step at a time, scheduling not running ahead of its results."""
-    for package in ("torch", "vllm"):
-        _require(package, "lab")
     os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1"}
     import vllm
     from vllm.engine.arg_utils import EngineArgs
@@ -470,7 +467,7 @@ def _vllm_runner(experiment: Experiment) -> Runner:
         scheduler.schedule = schedule_and_name
         for number in range(experiment.batch_size):
             engine.add_request(f"{id(clock)}-{number}", {"prompt_token_ids": prompt}, sampling)
-        outputs = {}
+        outputs: dict[int, Any] = {}
         while engine.has_unfinished_requests():
             with clock.step():
                 outputs |= {_number(output.request_id): output for output in engine.step()}
@@ -483,7 +480,12 @@ def _vllm_runner(experiment: Experiment) -> Runner:
 
     device = "cuda" if _uses_cuda(experiment) else "cpu"
     return Runner(
-        vllm.__version__, device, str(engine.model_config.dtype), len(prompt), generate, texts,
+        vllm.__version__,
+        device,
+        str(engine.model_config.dtype),
+        len(prompt),
+        generate,
+        texts,
         annotate=_annotator(experiment, device),
     )
 

@@ -13,7 +13,10 @@ import yaml
 from windtunnel.errors import InputError, did_you_mean
 from windtunnel.spec.noun import Noun, decode, encode, parse_yaml, read_yaml
 
-MODES = ("inference_only", "nsys", "nsys_ncu", "torch")
+CONFIG, SUMMARY, METRICS, LOG = "config.yaml", "summary.json", "metrics.json", "experiment.log"
+SCRIPT, TRACE = "inference_script.py", "torch_trace.json.gz"
+REQUESTS, STEPS, KERNELS = "requests.parquet", "steps.parquet", "kernels.parquet"
+"""Files of a result folder."""
 
 
 class NsysOptions(Noun):
@@ -184,7 +187,9 @@ def check_field(field: str) -> None:
     """Raise InputError where experiments have no field of that name."""
     known = [name for name in Experiment.__struct_fields__ if not name.endswith("_options")]
     if field not in known:
-        raise InputError(f"--parameter-sweep: there is no field {field!r}", did_you_mean(field, known, ", ".join(known)))
+        raise InputError(
+            f"--parameter-sweep: there is no field {field!r}", did_you_mean(field, known, ", ".join(known))
+        )
 
 
 def points(raw: Mapping[str, Any], sweep: Mapping[str, tuple[Any, ...]], source: str = "") -> list[Experiment]:
