@@ -5,6 +5,7 @@ from pathlib import Path
 import click
 
 from windtunnel.cli.lab_capture import kernels, scrub, to_table
+from windtunnel.cli.lab_compare import compare
 from windtunnel.cli.lab_run import run, sweep
 from windtunnel.cli.options import Verb, option
 from windtunnel.errors import InputError, did_you_mean
@@ -30,7 +31,7 @@ def command(ctx: click.Context) -> None:
         click.echo(ctx.get_help())
 
 
-@command.command(cls=Verb)
+@command.command(cls=Verb, short_help="Carry out a training job's communication here.")
 @click.argument("job", type=click.Path(path_type=Path), metavar="JOB.yaml")
 @option(
     "--largest-message",
@@ -77,5 +78,5 @@ def replay(job: Path, largest_message: str, settings: tuple[str, ...], as_json: 
         show(*contents_report(contents))
 
 
-for part in (run, sweep, kernels, to_table, scrub):
+for part in (run, sweep, compare, kernels, to_table, scrub):
     command.add_command(part)

@@ -11,7 +11,7 @@ PATH = click.Path(path_type=Path)
 _OUTPUT = "Result"
 
 
-@click.command(cls=Verb)
+@click.command(cls=Verb, short_help="Show where the time of a profile goes.")
 @click.argument("capture", type=PATH, metavar="CAPTURE")
 @option("--html", section=_OUTPUT, type=PATH, metavar="FILE", help="Write a page.")
 @option("--parquet", section=_OUTPUT, type=PATH, metavar="FILE", help="Write every kernel, copy and operator.")
@@ -56,7 +56,7 @@ def kernels(
         show(*capture_report(found))
 
 
-@click.command(cls=Verb)
+@click.command(cls=Verb, short_help="Take private rows out of a capture of nsys.")
 @click.argument("capture", type=PATH, metavar="CAPTURE.sqlite")
 def scrub(capture: Path) -> None:
     """Take environment variables, users, hosts and folders out of a capture of Nsight Systems, in its place.
@@ -70,7 +70,7 @@ def scrub(capture: Path) -> None:
     click.echo(f"took {number:,} rows out of {capture}; the .nsys-rep beside it still has them", err=True)
 
 
-@click.command("to-table", cls=Verb)
+@click.command("to-table", cls=Verb, short_help="Turn a profile into measured operators.")
 @click.argument("capture", type=PATH, metavar="CAPTURE")
 @option("--model", section="What ran", metavar="NAME", required=True, help="A model of the catalog, or a config.json.")
 @option("--tp", section="What ran", type=int, default=1, metavar="N", help="Tensor parallelism.  [1]")

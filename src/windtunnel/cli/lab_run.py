@@ -45,7 +45,7 @@ class VerbOfVllm(Verb):
         self.context_settings = {"token_normalize_func": lambda name: name.replace("_", "-")}
 
 
-@click.command(cls=VerbOfVllm)
+@click.command(cls=VerbOfVllm, short_help="Run a real model, alone or profiled.")
 @experiment_file
 @experiment_options
 @option("--resume", section=_OUTPUT, is_flag=True, help="Take a finished run of the same experiment that is there.")
@@ -76,7 +76,7 @@ def run(
         show(*experiment_report(outcome.summary))
 
 
-@click.command(cls=VerbOfVllm)
+@click.command(cls=VerbOfVllm, short_help="Run it at many settings; goes on where it stopped.")
 @experiment_file
 @experiment_options
 @option(
