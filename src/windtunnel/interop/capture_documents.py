@@ -18,6 +18,7 @@ from windtunnel.metrics.kernel_time import (
     copy_bytes,
     copy_time,
     device_time,
+    host_range_time,
     kernel_table,
     kernel_time,
     launch_times,
@@ -71,6 +72,7 @@ def capture_document(capture: Capture) -> dict[str, Any]:
         "copied": _statistics_document(capture, copy_bytes(capture), "bytes"),
         "launch_latency_s": _middle(queue.latency_s),
         "queue_s": _middle(queue.queue_s),
+        "host_ranges": _statistics_document(capture, host_range_time(capture), "s"),
         "ranges": [
             {"name": capture.name_of(name), "host_s": float(host_s), "device_s": float(device_s), "num_kernels": int(n)}
             for name, host_s, device_s, n in zip(

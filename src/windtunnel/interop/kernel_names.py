@@ -80,7 +80,9 @@ def short_name(name: str) -> str:
 
     `void at::native::elementwise_kernel<128, 4, ...>(int, ...)` -> `elementwise_kernel`.
     """
-    text = re.sub(r"\(anonymous namespace\)::", "", name)
+    if name.startswith("["):
+        return name
+    text = name.replace("(anonymous namespace)::", "")
     depth, kept = 0, list[str]()
     for letter in text:
         depth += (letter == "<") - (letter == ">")

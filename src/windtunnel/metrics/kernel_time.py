@@ -134,6 +134,11 @@ def copy_bytes(capture: Capture) -> Statistics:
     return statistics(rows["name"], rows["num_bytes"])
 
 
+def host_range_time(capture: Capture) -> Statistics:
+    """Seconds of ranges on the host by name (`nvtx_sum`); ranges within ranges count in both."""
+    return statistics(capture.ranges["name"], capture.ranges["duration_s"])
+
+
 @dataclass(frozen=True)
 class LaunchTimes:
     """Of every kernel whose launch was recorded (`cuda_kern_exec_sum`)."""

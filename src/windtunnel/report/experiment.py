@@ -1,7 +1,7 @@
 """A real run as people see it: a summary on the terminal, and a page with its kernels, calls, steps and roofline."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +21,14 @@ from windtunnel.metrics.kernel_time import (
     copy_bytes,
     copy_time,
     device_time,
+    host_range_time,
     kernel_table,
     launch_times,
     range_time,
 )
 from windtunnel.metrics.records import Table
 from windtunnel.report.html import Section, cards, figures, page, paragraph, table
-from windtunnel.report.plots import COLOURS, Axis, Series, bar_chart, figure
+from windtunnel.report.plots import COLOURS, Axis, Series, bar_chart, figure, shortened
 from windtunnel.report.tables import bars, columns, grid, number, percent, title
 from windtunnel.spec.experiment import CONFIG, STEPS, SUMMARY, TRACE
 from windtunnel.spec.hardware import Device
@@ -99,18 +100,22 @@ def capture_report(capture: Capture) -> list[RenderableType]:
     parts += [grid(_device_rows(capture))] if capture.is_timeline and len(capture.kernels) else []
     parts += [bars(_shares(class_time(capture))), ""]
     kernels = kernel_table(capture)
-    parts.append(
-        columns(
-            ("kernel", "class", "runs", "total", "share", "median", "FLOP/s", "B/s", "occupancy"),
-            [_kernel_cells(capture, kernels, place) for place in range(min(len(kernels), MOST_BARS))],
-            left=2,
-        )
-    )
+    rows = [_kernel_cells(capture, kernels, place) for place in range(min(len(kernels), MOST_BARS))]
+    parts.append(columns(*_without_empty(_KERNEL_HEADERS, rows), left=2))
     for name, found in (("API call", call_time(capture)), ("copy", copy_time(capture))):
         if len(found):
             rows = _statistics_rows(capture, found)[:MOST_BARS]
             parts += ["", columns((name, "number", "total", "share", "median", "most"), rows)]
     return [*parts, *(f"note: {note}" for note in capture.notes)]
+
+
+_KERNEL_HEADERS = ("kernel", "class", "runs", "total", "share", "median", "FLOP/s", "B/s", "occupancy")
+
+
+def _without_empty(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> tuple[list[str], list[list[str]]]:
+    """The columns in which something stands."""
+    keep = [place for place in range(len(headers)) if place < 2 or any(row[place] for row in rows)]
+    return [headers[place] for place in keep], [[row[place] for place in keep] for row in rows]
 
 
 def _device_rows(capture: Capture) -> Iterator[tuple[str, str]]:
@@ -136,8 +141,8 @@ def _device_rows(capture: Capture) -> Iterator[tuple[str, str]]:
 
 def _kernel_cells(capture: Capture, kernels: Table, place: int) -> list[str]:
     return [
-        short_name(capture.names[kernels["name"][place]]),
-        CLASSES[kernels["kernel_class"][place]],
+        shortened(short_name(capture.names[kernels["name"][place]])),
+        CLASSES[kernels["kernel_class"][place]].replace("_", " "),
         f"{kernels['count'][place]:,}",
         format_seconds(float(kernels["total_s"][place])),
         percent(float(kernels["share"][place])),
@@ -284,7 +289,9 @@ def capture_figures(capture: Capture) -> dict[str, str]:
 
 
 def _class_colour(code: int) -> str:
-    return COLOURS[code % len(COLOURS)]
+    """A colour for the classes that matter most, grey for the others."""
+    named = ("gemm", "attention", "experts", "norm", "activation", "communication", "rope")
+    return COLOURS[named.index(CLASSES[code])] if CLASSES[code] in named else COLOURS[-1]
 
 
 def capture_sections(capture: Capture, drawn: Mapping[str, str], device: Device | None) -> list[Section]:
@@ -292,18 +299,67 @@ def capture_sections(capture: Capture, drawn: Mapping[str, str], device: Device 
     notes = "".join(paragraph(f"Note: {note}.") for note in capture.notes)
     found = [Section("Where the time goes", notes + _device_table(capture) + _drawn(drawn))]
     found += _roofline(capture, device)
-    kernels = kernel_table(capture)
-    rows = [_kernel_cells(capture, kernels, place) for place in range(min(len(kernels), MOST_ROWS))]
-    for row, code in zip(rows, kernels["name"], strict=False):
-        row[0] = capture.names[code]
-    headers = ("kernel", "class", "runs", "total", "share", "median", "FLOP/s", "B/s", "occupancy")
-    found.append(Section("Kernels", table(headers, rows, left=2)))
-    columns_of = ("name", "number", "total", "share", "median", "most")
+    found.append(Section("Kernels", _kernel_page_table(capture)))
+    headers = ("name", "number", "total (ms)", "share (%)", "median (us)", "most (us)")
     for name, statistics in (("API calls", call_time(capture)), ("Copies", copy_time(capture))):
         if len(statistics):
             moved = _moved(capture) if name == "Copies" else ""
-            found.append(Section(name, moved + table(columns_of, _statistics_rows(capture, statistics)[:MOST_ROWS])))
+            found.append(Section(name, moved + table(headers, _statistics_cells(capture, statistics)[:MOST_ROWS])))
     return found + _ranges(capture)
+
+
+def _kernel_page_table(capture: Capture) -> str:
+    """The kernel table in fixed units, so that its columns sort."""
+    kernels = kernel_table(capture)
+    headers = ("kernel", "class", "runs", "total (ms)", "share (%)", "median (us)", "stream", "grid", "block")
+    rates = ("TFLOP/s", "GB/s", "occupancy (%)", "compute (% of peak)", "memory (% of peak)")
+    scales = {"flops_per_s": 1e-12, "bytes_per_s": 1e-9}
+    scales |= dict.fromkeys(("occupancy_fraction", "compute_fraction", "memory_fraction"), 100.0)
+    rows = [
+        [
+            capture.names[kernels["name"][place]],
+            CLASSES[kernels["kernel_class"][place]].replace("_", " "),
+            str(kernels["count"][place]),
+            _scaled(kernels["total_s"][place], 1e3),
+            _scaled(kernels["share"][place], 100.0),
+            _scaled(kernels["median_s"][place], 1e6),
+            "several" if kernels["num_streams"][place] > 1 else _whole(kernels["stream"][place]),
+            _grid(kernels, place),
+            _whole(kernels["block_threads"][place]),
+            *(_scaled(kernels[name][place], scale) for name, scale in scales.items()),
+        ]
+        for place in range(min(len(kernels), MOST_ROWS))
+    ]
+    return table(*_without_empty((*headers, *rates), rows), left=2)
+
+
+def _grid(kernels: Table, place: int) -> str:
+    """The commonest grid, and how many others there are."""
+    sizes = [int(kernels[f"grid_{axis}"][place]) for axis in "xyz"]
+    others = int(kernels["num_grids"][place]) - 1
+    return "" if min(sizes) < 0 else " x ".join(map(str, sizes)) + (f", {others} more" if others else "")
+
+
+def _scaled(value: float, scale: float) -> str:
+    return f"{value * scale:.4g}" if np.isfinite(value) else ""
+
+
+def _whole(value: int) -> str:
+    return "" if value < 0 else str(value)
+
+
+def _statistics_cells(capture: Capture, found: Statistics) -> list[list[str]]:
+    return [
+        [
+            capture.names[found.names[place]],
+            str(found.count[place]),
+            _scaled(found.total[place], 1e3),
+            _scaled(found.share[place], 100.0),
+            _scaled(found.median[place], 1e6),
+            _scaled(found.most[place], 1e6),
+        ]
+        for place in range(len(found))
+    ]
 
 
 def _drawn(drawn: Mapping[str, str]) -> str:
@@ -342,20 +398,27 @@ def _moved(capture: Capture) -> str:
 def _ranges(capture: Capture) -> list[Section]:
     found = range_time(capture)
     if not len(found.names):
-        return []
+        hosts = host_range_time(capture)
+        headers = ("range", "number", "total (ms)", "share (%)", "median (us)", "most (us)")
+        shown = table(headers, _statistics_cells(capture, hosts)[:MOST_ROWS])
+        return [Section("Ranges, on the host", shown)] if len(hosts) else []
     rows = [
         (
             capture.name_of(name),
-            format_seconds(float(host_s)),
-            format_seconds(float(device_s)),
-            format_seconds(float(busy_s)),
-            f"{kernels:,}",
+            _scaled(host_s, 1e3),
+            _scaled(device_s, 1e3),
+            _scaled(busy_s, 1e3),
+            str(kernels),
         )
         for name, host_s, device_s, busy_s, kernels in list(
             zip(found.names, found.host_s, found.device_s, found.busy_s, found.num_kernels, strict=True)
         )[:MOST_ROWS]
     ]
-    return [Section("Ranges", table(("range", "host", "device, from first to last", "kernels' sum", "kernels"), rows))]
+    return [
+        Section(
+            "Ranges", table(("range", "host (ms)", "device, first to last (ms)", "kernels' sum (ms)", "kernels"), rows)
+        )
+    ]
 
 
 def _roofline(capture: Capture, device: Device | None) -> list[Section]:

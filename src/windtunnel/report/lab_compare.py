@@ -75,7 +75,7 @@ class OperatorComparison:
 
 @dataclass(frozen=True)
 class StepComparison:
-    """Steps of one kind, `decode` or with prompts."""
+    """Steps of one kind: those that only decode, or those with prompts."""
 
     name: str
     num_steps: int
@@ -178,7 +178,7 @@ def compare_steps(capture: Capture, setup: Setup) -> tuple[tuple[StepComparison,
     groups: dict[str, list[tuple[MeasuredStep, Explanation]]] = {}
     skipped: dict[str, int] = {}
     for measured in measured_steps(capture, shard):
-        kind = "steps with prompts" if measured.step.batch.prefill_tokens else "decode steps"
+        kind = "Steps with prompts" if measured.step.batch.prefill_tokens else "Decode steps"
         try:
             explained = explain_step(setup, measured.step.batch)
         except InputError as error:
@@ -224,9 +224,13 @@ def comparison_report(found: Comparison) -> list[RenderableType]:
         columns(("requests", "measured", "simulated", "mean off", "median off", "each off"), _request_rows(found)),
     ]
     for step in found.steps:
-        parts += ["", title(f"{step.num_steps:,} {step.name}, mean of one")]
+        parts += ["", title(_step_title(step))]
         parts.append(columns(("operator", "measured", "simulated", "off", "share"), _operator_rows(step)))
     return [*parts, *(f"note: {note}" for note in found.notes)]
+
+
+def _step_title(step: StepComparison) -> str:
+    return f"{step.name}: mean of {step.num_steps:,}"
 
 
 def _request_rows(found: Comparison) -> list[list[str]]:
@@ -325,7 +329,7 @@ def write_comparison_page(found: Comparison, path: Path) -> None:
         unmatched = paragraph(
             f"{step.unmatched_fraction:.1%} of the kernels' time belongs to no operator of the model."
         )
-        sections.append(Section(f"{step.num_steps:,} {step.name}, mean of one", shown + unmatched + drawn))
+        sections.append(Section(_step_title(step), shown + unmatched + drawn))
     sections.append(Section("Notes", "".join(paragraph(note) for note in found.notes)))
     lead = f"simulated: {found.setup.model.name} on {found.setup.device.title}"
     write_text(path, page(f"{found.run}: measured beside simulated", lead, sections))

@@ -226,11 +226,17 @@ def bar_chart(
     for place, (label, value) in enumerate(zip(labels, values, strict=True)):
         y = 4 + line * place
         colour = colours[place] if colours else COLOURS[0]
-        shown = label if len(label) <= 36 else f"{label[:22]}…{label[-13:]}"
         parts.append(f"<g><title>{escape(label)}: {value:.4g}</title>")
-        parts.append(f'<text x="{left - 6}" y="{y + 13}" text-anchor="end" fill="currentColor">{escape(shown)}</text>')
+        parts.append(
+            f'<text x="{left - 6}" y="{y + 13}" text-anchor="end" fill="currentColor">{escape(shortened(label))}</text>'
+        )
         wide = max(across(value) - left, 0.5)
         parts.append(f'<rect x="{left}" y="{y + 3}" width="{wide:.1f}" height="{line - 6}" fill="{colour}"/>')
         parts.append(f'<text x="{left + wide + 5:.1f}" y="{y + 13}" fill="currentColor">{value:.3g}</text></g>')
     parts.append(f'<text x="{(left + end) / 2}" y="{height - 10}" {_MIDDLE}>{escape(axis.label)}</text>')
     return "\n".join([*parts, "</svg>"])
+
+
+def shortened(label: str) -> str:
+    """A label of 36 characters at most: the middle of a longer one is left out."""
+    return label if len(label) <= 36 else f"{label[:22]}…{label[-13:]}"
