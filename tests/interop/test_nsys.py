@@ -24,6 +24,7 @@ from windtunnel.metrics.kernel_time import (
     copy_bytes,
     copy_time,
     device_time,
+    host_range_time,
     kernel_table,
     kernel_time,
     launch_times,
@@ -115,6 +116,16 @@ def test_ranges_on_the_device_are_those_of_nsys_stats(capture: Capture) -> None:
         assert round(found.device_s[mine].sum() * 1e9) == int(row["Total Proj Time (ns)"])
         assert round(found.host_s[mine].sum() * 1e9) == int(row["Total Range Time (ns)"])
         assert found.num_kernels[mine].sum() == int(row["Total GPU Ops"])
+
+
+def test_ranges_on_the_host_are_those_of_nsys_stats(capture: Capture) -> None:
+    """`nsys stats` splits them by style too, which the one range with both styles shows."""
+    found = host_range_time(capture)
+    ours = {capture.names[code]: round(total * 1e9) for code, total in zip(found.names, found.total, strict=True)}
+    expected: dict[str, int] = {}
+    for row in printed("nvtx_sum"):
+        expected[row["Range"]] = expected.get(row["Range"], 0) + int(row["Total Time (ns)"])
+    assert ours == expected
 
 
 @pytest.mark.parametrize("version", ["2022.4.2", "2023.4.4"])

@@ -29,6 +29,7 @@ from windtunnel.interop.capture_documents import (
 from windtunnel.interop.capture_files import read_capture, scrub_nsys, write_kernels
 from windtunnel.interop.kernel_names import short_name
 from windtunnel.interop.text_file import write_text
+from windtunnel.lab.inference import model_folder
 from windtunnel.metrics.capture import KERNEL, Capture
 from windtunnel.metrics.kernel_time import kernel_time
 from windtunnel.spec.experiment import (
@@ -137,7 +138,8 @@ def _new_folder(experiment: Experiment, results: Path) -> Path:
 
 
 def check_tools(experiment: Experiment) -> None:
-    """Raise InputError where this machine lacks what the experiment needs: a package, or a profiler on PATH."""
+    """Raise InputError where this machine lacks what the experiment needs: the model, a package, a profiler on PATH."""
+    model_folder(experiment)
     for package in ("torch", experiment.engine):
         if find_spec(package) is None:
             raise MissingExtraError(package, "lab")

@@ -323,21 +323,39 @@ def _sample(logits: Any, temperature: float, generator: Any) -> Any:
     return torch.multinomial(weights, 1, generator=generator)
 
 
+def model_folder(experiment: Experiment) -> Path | None:
+    """The model's folder on this machine; None where its name is one of huggingface.co.
+
+    Raises:
+        InputError: it is a path, and there is no config.json at it.
+    """
+    path = Path(experiment.model)
+    folder = path.parent if path.name == "config.json" else path
+    is_path = path.is_absolute() or path.suffix == ".json" or experiment.model.startswith(".") or folder.is_dir()
+    if is_path and not (folder / "config.json").is_file():
+        raise InputError(f"there is no model {experiment.model}", "name a folder with config.json, or a config.json")
+    return folder if is_path else None
+
+
+def _has_weights(folder: Path) -> bool:
+    return any(folder.glob("*.safetensors")) or any(folder.glob("pytorch_model*.bin"))
+
+
+def _has_tokenizer(folder: Path) -> bool:
+    return any(folder.glob("tokenizer*"))
+
+
 def _load_model(experiment: Experiment, device: str) -> Any:
     """The model in evaluation mode; random weights, the same for the same seed, where there are none to load."""
     import torch
     import transformers
 
-    path = Path(experiment.model)
-    folder = path.parent if path.name == "config.json" else path
+    folder = model_folder(experiment)
     dtype = "auto" if experiment.dtype == "auto" else getattr(torch, experiment.dtype)
-    if (path.suffix == ".json" or "/" not in experiment.model or path.is_absolute()) and not path.exists():
-        raise InputError(f"there is no model {experiment.model}", "name a folder with config.json, or a config.json")
-    has_weights = not folder.is_dir() or any(folder.glob("*.safetensors")) or any(folder.glob("pytorch_model*.bin"))
     auto: Any = transformers.AutoModelForCausalLM
     try:
-        if has_weights:
-            model = auto.from_pretrained(experiment.model, dtype=dtype)
+        if folder is None or _has_weights(folder):
+            model = auto.from_pretrained(folder or experiment.model, dtype=dtype)
         else:
             _LOG.info("no weights in %s: they are random", folder)
             config = transformers.AutoConfig.from_pretrained(folder)
@@ -352,11 +370,10 @@ def _tokenizer(experiment: Experiment) -> Any:
     """The model's tokenizer; None where its folder has none, or where the prompt is a number of tokens."""
     import transformers
 
-    path = Path(experiment.model)
-    folder = path.parent if path.name == "config.json" else path
-    if folder.is_dir() and not any(folder.glob("tokenizer*")):
+    folder = model_folder(experiment)
+    if folder is not None and not _has_tokenizer(folder):
         return None
-    return transformers.AutoTokenizer.from_pretrained(experiment.model)
+    return transformers.AutoTokenizer.from_pretrained(folder or experiment.model)
 
 
 def _prompt_tokens(experiment: Experiment, config: Any, tokenizer: Any) -> list[int]:
@@ -426,19 +443,17 @@ def _vllm_runner(experiment: Experiment) -> Runner:
     from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.engine.llm_engine import LLMEngine
 
-    path = Path(experiment.model)
-    folder = path.parent if path.name == "config.json" else path
-    has_tokenizer = not folder.is_dir() or any(folder.glob("tokenizer*"))
-    has_weights = not folder.is_dir() or any(folder.glob("*.safetensors")) or any(folder.glob("pytorch_model*.bin"))
+    folder = model_folder(experiment)
+    has_tokenizer = folder is None or _has_tokenizer(folder)
     engine = LLMEngine.from_engine_args(
         EngineArgs(
-            model=str(folder) if folder.is_dir() else experiment.model,
+            model=str(folder or experiment.model),
             dtype=experiment.dtype,
             seed=experiment.seed,
             tensor_parallel_size=experiment.tensor_parallel_size,
             enable_prefix_caching=False,
             async_scheduling=False,
-            load_format="auto" if has_weights else "dummy",
+            load_format="auto" if folder is None or _has_weights(folder) else "dummy",
             skip_tokenizer_init=not has_tokenizer,
         )
     )

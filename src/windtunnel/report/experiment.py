@@ -98,7 +98,7 @@ def capture_report(capture: Capture) -> list[RenderableType]:
     """Any profiler's file: kernels, calls, copies, the device's time, and what is not shown."""
     parts: list[RenderableType] = [title(f"{capture.tool}: {len(capture.kernels):,} kernels and copies")]
     parts += [grid(_device_rows(capture))] if capture.is_timeline and len(capture.kernels) else []
-    parts += [bars(_shares(class_time(capture))), ""]
+    parts += ["", bars(_shares(class_time(capture))), ""]
     kernels = kernel_table(capture)
     rows = [_kernel_cells(capture, kernels, place) for place in range(min(len(kernels), MOST_BARS))]
     parts.append(columns(*_without_empty(_KERNEL_HEADERS, rows), left=2))
@@ -120,11 +120,11 @@ def _without_empty(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> tup
 
 def _device_rows(capture: Capture) -> Iterator[tuple[str, str]]:
     for device, found in device_time(capture).items():
-        name = capture.devices.get(device, f"device {device}" if device >= 0 else "processor")
+        name = f"{capture.devices[device]}, " if device in capture.devices else ""
         yield (
-            name,
+            f"device {device}" if device >= 0 else "processor",
             (
-                f"busy {format_seconds(found.busy_s)} of {format_seconds(found.span_s)} "
+                f"{name}busy {format_seconds(found.busy_s)} of {format_seconds(found.span_s)} "
                 f"({percent(found.busy_s / found.span_s) if found.span_s else '-'}), {len(found.gaps_s):,} gaps, "
                 f"the longest {format_seconds(float(found.gaps_s.max(initial=0.0)))}"
             ),
