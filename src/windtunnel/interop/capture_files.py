@@ -1,8 +1,10 @@
 """A profiler's file of whichever kind, told by its content: nsys SQLite, ncu CSV, Kineto JSON."""
 
+import gzip
 import shutil
 import sqlite3
 import tempfile
+import zlib
 from contextlib import closing
 from pathlib import Path
 
@@ -12,7 +14,7 @@ from windtunnel.interop.ncu import REPORT_HINT as NCU_HINT
 from windtunnel.interop.ncu import is_ncu, read_ncu
 from windtunnel.interop.nsys import MAGIC, read_nsys
 from windtunnel.interop.nsys import REPORT_HINT as NSYS_HINT
-from windtunnel.interop.text_file import read_bytes, write_bytes
+from windtunnel.interop.text_file import write_bytes
 from windtunnel.metrics.capture import Capture
 
 FORMATS = "nsys SQLite, ncu CSV and Kineto JSON (also .gz) are read"
@@ -32,7 +34,7 @@ def read_capture(path: Path) -> Capture:
         raise InputError(
             f"{path} is a report that only its own tool opens", _REPORTS[path.suffix].replace("FILE", path.name)
         )
-    start = read_bytes(path)[:4096]
+    start = _start_of(path)
     if not start:
         raise InputError(f"{path} is empty", FORMATS)
     if MAGIC.startswith(start[: len(MAGIC)]):
@@ -42,6 +44,23 @@ def read_capture(path: Path) -> Capture:
     if is_ncu(start.decode("utf-8", "replace")):
         return read_ncu(path)
     raise InputError(f"{path} is no capture that is known", FORMATS)
+
+
+def _start_of(path: Path) -> bytes:
+    """The first bytes of a file, unpacked; captures may be larger than the memory."""
+    try:
+        with path.open("rb") as file:
+            start = file.read(4096)
+        if not start.startswith(b"\x1f\x8b"):
+            return start
+        with gzip.open(path) as packed:
+            return packed.read(4096)
+    except FileNotFoundError:
+        raise InputError(f"there is no file {path}") from None
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise InputError(f"{path} is a broken gzip file: {error}", "fetch or compress it again") from None
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror or error}") from None
 
 
 _PRIVATE_ROWS = (

@@ -140,15 +140,16 @@ class _Database:
 
     def rows(self, table: str, *columns: str, order: str = "start, rowid", where: str = "1") -> list[tuple[Any, ...]]:
         """The columns of a table; those that this version lacks are None. Newer exports promise no order."""
-        has = self.columns[table]
-        chosen = ", ".join(f'"{name}"' if name in has else "NULL" for name in columns)
+        chosen = ", ".join(f'"{name}"' if name in self.columns[table] else "NULL" for name in columns)
         return self._database.execute(f'SELECT {chosen} FROM "{table}" WHERE {where} ORDER BY {order}').fetchall()
 
     def arrays(self, table: str, *columns: str) -> dict[str, NDArray[np.int64]]:
         """The columns as whole numbers, -1 where there is none; no rows of a table that is missing."""
-        rows = self.rows(table, *columns) if table in self.columns else []
-        whole = np.array([[-1 if value is None else value for value in row] for row in rows], np.int64)
-        return dict(zip(columns, whole.reshape(len(rows), len(columns)).T, strict=True))
+        has = self.columns.get(table, frozenset())
+        chosen = ", ".join(f'coalesce("{name}", -1)' if name in has else "-1" for name in columns)
+        query = f'SELECT {chosen} FROM "{table}" ORDER BY start, rowid'
+        rows = self._database.execute(query).fetchall() if has else []
+        return dict(zip(columns, np.array(rows, np.int64).reshape(len(rows), len(columns)).T, strict=True))
 
     def start_ns(self) -> int:
         """The earliest time of anything that is read."""

@@ -185,9 +185,7 @@ def _products(
     # cuBLAS adds the parts of a product in a kernel of its own.
     whole = [place for place, name in zip(places, names, strict=True) if not re.search("splitk_?reduce", name)]
     expected = [launch for launch in launches if isinstance(launch.op, Gemm)]
-    in_layer = [launch for launch in expected if launch.name not in ("lm_head", "router")]
-    num_layers = int(max((launch.count for launch in in_layer), default=0))
-    order = [row_of_launch(launch.name) for launch in in_layer] * num_layers + ["lm_head"]
+    order = _order_of_products(expected)
     by_work = _rows_by_work(expected)
     for number, place in enumerate(whole):
         row = by_work.get(_work_key(capture.kernels["flops"][step.rows[place]]))
@@ -198,6 +196,15 @@ def _products(
         last = next((found for found in reversed(whole) if found < place), None)
         if last is not None and len(whole) == len(order):
             yield place, order[whole.index(last)]
+
+
+def _order_of_products(expected: Sequence[Launch]) -> list[str]:
+    """The rows of a step's products in their order; empty where the layers are not all alike."""
+    in_layer = [launch for launch in expected if launch.name != "lm_head"]
+    counts = {launch.count for launch in in_layer}
+    if len(counts) != 1:
+        return []
+    return [row_of_launch(launch.name) for launch in in_layer] * int(counts.pop()) + ["lm_head"]
 
 
 def _rows_by_work(expected: Sequence[Launch]) -> dict[float, str]:

@@ -6,6 +6,7 @@ back into the kernel table; of the process's environment nothing is kept.
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -275,7 +276,7 @@ def top_kernel_pattern(capture: Capture, num_kernels: int) -> str:
     found = kernel_time(capture)
     names = [capture.names[code] for code in found.names if code in set(rows["name"].tolist())]
     different = list(dict.fromkeys(short_name(name) for name in names))
-    return f"^({'|'.join(different[:num_kernels])})$"
+    return f"^({'|'.join(map(re.escape, different[:num_kernels]))})$"
 
 
 def _write_capture(capture: Capture, folder: Path, tool: str) -> None:

@@ -497,7 +497,7 @@ def _vllm_runner(experiment: Experiment) -> Runner:
     return Runner(
         vllm.__version__,
         device,
-        str(engine.model_config.dtype),
+        str(engine.model_config.dtype).removeprefix("torch."),
         len(prompt),
         generate,
         texts,
