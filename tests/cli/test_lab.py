@@ -63,7 +63,10 @@ def test_without_a_command_it_helps(windtunnel: Command) -> None:
         (("lab", "kernels", "{job}"), "is no capture that is known"),
         (("lab", "kernels", "{job}", "--device", "h100_sxm"), "--device is for the roofline of a page"),
         (("lab", "scrub", "{job}"), "is not an SQLite file"),
-        (("lab", "to-table", "{job}", "--model", "llama-3.1-8b", "--out", "p"), "is no capture that is known"),
+        (
+            ("lab", "to-table", "{job}", "--model", "llama-3.1-8b", "--device-name", "x", "--out", "p"),
+            "is no capture that is known",
+        ),
         (("lab", "compare", "none", "{job}"), "none holds no requests.parquet"),
     ],
 )
@@ -108,7 +111,8 @@ def test_a_real_profile_becomes_measured_operators(windtunnel: Command, tmp_path
     config = tmp_path / "config.json"
     config.write_text(json.dumps(CONFIG))
     trace = str(reference / "profiler" / "vllm_cpu_kineto.json.gz")
-    done = windtunnel("lab", "to-table", trace, "--model", str(config), "--out", str(tmp_path / "profiles"))
+    options = ("--model", str(config), "--device-name", "my_cpu", "--out", str(tmp_path / "profiles"))
+    done = windtunnel("lab", "to-table", trace, *options)
     assert done.code == 0
     assert "of 21 steps; 1.1% of the time belongs to no operator" in done.stdout
     assert sorted(path.stem for path in (tmp_path / "profiles").iterdir()) == [

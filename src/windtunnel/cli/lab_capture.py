@@ -74,17 +74,17 @@ def scrub(capture: Path) -> None:
 @click.argument("capture", type=PATH, metavar="CAPTURE")
 @option("--model", section="What ran", metavar="NAME", required=True, help="A model of the catalog, or a config.json.")
 @option("--tp", section="What ran", type=int, default=1, metavar="N", help="Tensor parallelism.  [1]")
-@option("--source", section="What ran", metavar="TEXT", help="Device, engine and version, for people.  [the profiler]")
+@option("--device-name", section="What ran", metavar="NAME", required=True, help="What it ran on: h200_sxm, my_cpu.")
 @option(
     "--out", section=_OUTPUT, type=PATH, required=True, metavar="FOLDER", help="One Parquet file a kind of operator."
 )
-def to_table(capture: Path, model: str, tp: int, source: str | None, out: Path) -> None:
+def to_table(capture: Path, model: str, tp: int, device_name: str, out: Path) -> None:
     """Turn the steps of a profile into measured operators that estimators read.
 
     The steps must be named after their batch: by `windtunnel lab run`, or by vLLM with detailed_trace_annotation.
 
     \b
-    windtunnel lab to-table trace.json.gz --model config.json --out profiles/
+    windtunnel lab to-table trace.json.gz --model config.json --device-name my_cpu --out profiles/my_cpu
     """
     from windtunnel.interop.capture_files import read_capture
     from windtunnel.interop.step_operators import measured_steps, measurement_tables, write_measurements
@@ -95,8 +95,14 @@ def to_table(capture: Path, model: str, tp: int, source: str | None, out: Path) 
     found = catalog.model(model)
     recorded = read_capture(capture)
     steps = measured_steps(recorded, Shard(found, found.precision, Parallelism(tp=tp)))
-    tables = measurement_tables(steps, source or recorded.tool)
-    for path in write_measurements(out, tables, {"profiler": recorded.tool, "model": found.name}):
+    tables = measurement_tables(steps, f"{device_name}, {recorded.tool}")
+    about = {
+        "device": device_name,
+        "method": f"steps under {recorded.tool}",
+        "model": found.name,
+        "trace": capture.name,
+    }
+    for path in write_measurements(out, tables, about):
         click.echo(f"wrote {path}", err=True)
     unmatched = sum(step.unmatched_fraction * sum(step.seconds.values()) for step in steps)
     whole = sum(sum(step.seconds.values()) for step in steps)

@@ -448,11 +448,11 @@ def _roofline(capture: Capture, device: Device | None) -> list[Section]:
 
 
 def _roofs(device: Device, intensity: np.ndarray[Any, np.dtype[np.float64]]) -> list[Series]:
-    low, high = float(intensity.min()) / 2, float(intensity.max()) * 2
+    ridges = {name: peak / device.memory_bytes_per_s for name, peak in device.peak_flops_per_s.items()}
+    low, high = float(intensity.min()) / 2, max(float(intensity.max()), *ridges.values()) * 2
     found = []
     for name, peak in device.peak_flops_per_s.items():
-        ridge = peak / device.memory_bytes_per_s
-        at = sorted({low, min(max(ridge, low), high), high})
+        at = sorted({low, max(ridges[name], low), high})
         rates = [min(peak, value * device.memory_bytes_per_s) / 1e9 for value in at]
         found.append(Series(f"peak {name}", at, rates, "line"))
     return found
