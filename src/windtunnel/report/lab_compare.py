@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from rich.console import RenderableType
 
 from windtunnel.engine.explain import Explanation, explain_step
+from windtunnel.engine.serving import estimator_for
 from windtunnel.errors import InputError
 from windtunnel.estimate.table import numeric_column, read_parquet, require_columns
 from windtunnel.interop.step_operators import OTHER, ROWS, MeasuredStep, measured_steps, row_of_launch
@@ -175,12 +176,13 @@ def compare_steps(capture: Capture, setup: Setup) -> tuple[tuple[StepComparison,
         InputError: no step of the capture can be told.
     """
     shard = Shard(setup.model, setup.precision, setup.parallelism, setup.node.num_devices)
+    estimator = estimator_for(setup)
     groups: dict[str, list[tuple[MeasuredStep, Explanation]]] = {}
     skipped: dict[str, int] = {}
     for measured in measured_steps(capture, shard):
         kind = "Steps with prompts" if measured.step.batch.prefill_tokens else "Decode steps"
         try:
-            explained = explain_step(setup, measured.step.batch)
+            explained = explain_step(setup, measured.step.batch, estimator)
         except InputError as error:
             skipped[error.message] = skipped.get(error.message, 0) + 1
         else:
