@@ -123,6 +123,7 @@ def test_counters_have_durations_and_no_timeline(tmp_path: Path) -> None:
     ("text", "message"),
     [
         (raw_page(True)[:-40], "is cut off"),
+        (DETAILS[: DETAILS.index("python") + 3], "a row is not whole"),
         (raw_page(True, num_launches=0), "holds no kernel"),
         (FIXED + "\n", "holds no kernel"),
         (raw_page(True).replace("gpu__time_duration.sum", "gpu__nothing"), "has no gpu__time_duration.sum"),

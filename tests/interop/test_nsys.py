@@ -267,3 +267,34 @@ def test_statistics_of_nothing_and_of_one() -> None:
     one = statistics(np.array([3]), np.array([2.0]))
     assert (one.total[0], one.median[0]) == (2.0, 2.0)
     assert np.isnan(one.deviation[0])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("UPDATE NVTX_EVENTS SET start = 'abc'", "holds what is no number"),
+        ("UPDATE NVTX_EVENTS SET globalTid = 'x'", "NVTX_EVENTS holds what is no number"),
+        ("UPDATE TARGET_INFO_GPU SET maxWarpsPerSm = 'x'", "TARGET_INFO_GPU holds what is no number"),
+        ("ALTER TABLE CUPTI_ACTIVITY_KIND_KERNEL DROP COLUMN end", "the column end of CUPTI_ACTIVITY_KIND_KERNEL"),
+        ("DROP TABLE StringIds", "StringIds is missing"),
+    ],
+)
+def test_what_is_wrong_inside_is_said_too(change: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "s.sqlite"
+    nsys_report.write_report(path)
+    with closing(sqlite3.connect(path)) as database:
+        database.execute(change)
+        database.commit()
+    with pytest.raises(InputError, match=message):
+        read_capture(path)
+
+
+def test_a_name_that_is_missing_is_not_passed_off_as_empty(tmp_path: Path) -> None:
+    path = tmp_path / "s.sqlite"
+    nsys_report.write_report(path)
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("DELETE FROM StringIds")
+        database.commit()
+    capture = read_capture(path)
+    assert {capture.names[code] for code in capture.kernels_of(0)["name"]} >= {"(name 7 is missing)"}
+    assert len(kernel_time(capture)) == 7

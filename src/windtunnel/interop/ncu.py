@@ -111,9 +111,9 @@ def _launches(text: str, path: Path) -> list[tuple[dict[str, str], dict[str, flo
     missing = [name for name in _FIXED if name not in header]
     if missing:
         raise InputError(f"{path} has no column {missing[0]}", REPORT_HINT)
-    cut = next((number for number, row in enumerate(body) if len(row) < len(_FIXED)), None)
-    if cut is not None or not body:
-        raise InputError(f"{path} is cut off: {'its last row is not whole' if body else 'it holds no kernel'}")
+    num_fixed = 1 + max(header.index(name) for name in _FIXED)
+    if not body or any(len(row) < num_fixed for row in body):
+        raise InputError(f"{path} is cut off: {'a row is not whole' if body else 'it holds no kernel'}")
     launches = _of_details(header, body) if "Metric Name" in header else _of_raw(header, body, path)
     if not launches:
         raise InputError(f"{path} is cut off: it holds no kernel")
@@ -124,9 +124,10 @@ def _of_raw(header: list[str], body: list[list[str]], path: Path) -> list[tuple[
     has_units = not body[0][0].strip()
     units = body[0] if has_units else [""] * len(header)
     launches = []
+    short = next((row for row in body if len(row) != len(header)), None)
+    if short is not None:
+        raise InputError(f"{path} is cut off: a row has {len(short)} of {len(header)} columns")
     for row in body[has_units:]:
-        if len(row) != len(header):
-            raise InputError(f"{path} is cut off: a row has {len(row)} of {len(header)} columns")
         fixed = {name: row[header.index(name)] for name in _FIXED}
         cells = zip(header, row, units, strict=True)
         launches.append((fixed, {name: _number(value, unit) for name, value, unit in cells if name not in _FIXED}))

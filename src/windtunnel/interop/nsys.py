@@ -7,7 +7,7 @@ and 2023.4 (3.7.2). The environment of the process that was profiled, which a ca
 
 import re
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -96,7 +96,8 @@ def _opened(path: Path) -> Iterator[sqlite3.Connection]:
     try:
         with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro&immutable=1", uri=True)) as database:
             yield database
-    except sqlite3.Error as error:
+    # The message about a broken schema quotes it, in whatever bytes it has become.
+    except (sqlite3.Error, UnicodeDecodeError) as error:
         raise InputError(f"{path} cannot be read as SQLite: {error}", "is the file cut off? export it again") from None
 
 
@@ -104,9 +105,9 @@ def _capture(database: sqlite3.Connection, path: Path) -> Capture:
     found = _Database(database)
     if not any(name in found.columns for name in (*_KNOWN, "StringIds")):
         raise InputError(f"{path} is no capture of Nsight Systems: it has neither StringIds nor CUPTI's tables")
-    missing = [name for name in _needed(found) if name not in found.columns]
+    missing = next(_missing(found), None)
     if missing:
-        raise InputError(f"{path} is no whole capture of Nsight Systems: {missing[0]} is missing")
+        raise InputError(f"{path} is no whole capture of Nsight Systems: {missing} is missing")
     texts = dict(found.rows("StringIds", "id", "value", order="id")) if "StringIds" in found.columns else {}
     names = Names()
     start_ns = found.start_ns()
@@ -124,8 +125,14 @@ def _capture(database: sqlite3.Connection, path: Path) -> Capture:
     )
 
 
-def _needed(found: "_Database") -> list[str]:
-    return ["StringIds"] if _KERNELS in found.columns or _CALLS in found.columns else []
+def _missing(found: "_Database") -> Iterator[str]:
+    """Tables and columns without which nothing can be said."""
+    if "StringIds" not in found.columns and (_KERNELS in found.columns or _CALLS in found.columns):
+        yield "StringIds"
+    for table in _KNOWN:
+        for column in ("start", "end"):
+            if table in found.columns and column not in found.columns[table]:
+                yield f"the column {column} of {table}"
 
 
 class _Database:
@@ -133,6 +140,7 @@ class _Database:
 
     def __init__(self, database: sqlite3.Connection) -> None:
         self._database = database
+        database.text_factory = lambda text: text.decode("utf-8", "replace")
         tables = [name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
         self.columns = {
             name: frozenset(row[1] for row in database.execute(f'PRAGMA table_info("{name}")')) for name in tables
@@ -149,7 +157,7 @@ class _Database:
         chosen = ", ".join(f'coalesce("{name}", -1)' if name in has else "-1" for name in columns)
         query = f'SELECT {chosen} FROM "{table}" ORDER BY start, rowid'
         rows = self._database.execute(query).fetchall() if has else []
-        return dict(zip(columns, np.array(rows, np.int64).reshape(len(rows), len(columns)).T, strict=True))
+        return dict(zip(columns, _whole_numbers(rows, table).reshape(len(rows), len(columns)).T, strict=True))
 
     def start_ns(self) -> int:
         """The earliest time of anything that is read."""
@@ -160,7 +168,7 @@ class _Database:
             for (value,) in self._database.execute(f'SELECT min(start) FROM "{table}"')
             if value is not None
         ]
-        return int(min(starts, default=0))
+        return int(_whole_numbers(starts, "a column of times").min(initial=np.iinfo(np.int64).max)) if starts else 0
 
     def tool(self) -> str:
         """The version of the exporter and of its schema."""
@@ -174,7 +182,8 @@ class _Database:
         if "TARGET_INFO_GPU" not in self.columns:
             return {}
         rows = self.rows("TARGET_INFO_GPU", "cuDevice", "id", "name", order="id")
-        return {int(own if own is not None else number): str(name) for own, number, name in rows}
+        numbers = _whole_numbers([number if own is None else own for own, number, _ in rows], "TARGET_INFO_GPU")
+        return dict(zip(numbers.tolist(), (str(name) for *_, name in rows), strict=True))
 
     def limits(self) -> dict[int, tuple[dict[str, float], float]]:
         """Device -> what a multiprocessor of it holds, and the shared memory reserved for each block."""
@@ -182,13 +191,21 @@ class _Database:
         if "TARGET_INFO_GPU" not in self.columns or not set(columns) <= self.columns["TARGET_INFO_GPU"]:
             return {}
         found = {}
-        for own, number, *values in self.rows("TARGET_INFO_GPU", "cuDevice", "id", *columns, order="id"):
+        rows = self.rows("TARGET_INFO_GPU", "cuDevice", "id", *columns, order="id")
+        numbers = _whole_numbers([[value or 0 for value in row[2:]] for row in rows], "TARGET_INFO_GPU")
+        for device, values in zip(self.devices(), numbers.tolist(), strict=False):
             if all(values[:4]):
-                limits = dict(
-                    zip(("warps", "blocks", "registers", "shared_bytes"), map(float, values[:4]), strict=True)
-                )
-                found[int(own if own is not None else number)] = (limits, 1024.0 if (values[4] or 0) >= 8 else 0.0)
+                limits = dict(zip(("warps", "blocks", "registers", "shared_bytes"), map(float, values), strict=False))
+                found[device] = (limits, 1024.0 if values[4] >= 8 else 0.0)
         return found
+
+
+def _whole_numbers(values: Sequence[Any], table: str) -> NDArray[np.int64]:
+    """Values of a table as numbers; SQLite keeps whatever it is given, and a broken file whatever it became."""
+    try:
+        return np.array(values, np.int64)
+    except (ValueError, TypeError, OverflowError):
+        raise sqlite3.DataError(f"{table} holds what is no number") from None
 
 
 def _seconds(ns: NDArray[np.int64], start_ns: int) -> NDArray[np.float64]:
@@ -205,19 +222,20 @@ def _ranges(found: _Database, texts: Mapping[int, str], names: Names, start_ns: 
             for row in rows
             if row[0] == _DOMAIN
         }
-    last_ns = max((row[2] or row[1] for row in rows), default=0)
+    ends = _whole_numbers([row[1] if row[2] is None else row[2] for row in rows], _RANGES)
+    last_ns = int(ends.max(initial=0))
     rows = [row for row in rows if row[0] != _DOMAIN and row[6] in (None, row[5])]
     shown = []
     for row in rows:
         domain = domains.get((row[5] & _PROCESS if row[5] is not None else None, row[7]), "") if row[7] else ""
         shown.append(f"{domain}:{_text(row, texts)}" if domain else _text(row, texts))
-    start = np.array([row[1] for row in rows], np.int64)
-    end = np.array([last_ns if row[2] is None else row[2] for row in rows], np.int64)
+    start = _whole_numbers([row[1] for row in rows], _RANGES)
+    end = _whole_numbers([last_ns if row[2] is None else row[2] for row in rows], _RANGES)
     columns_of = {
         "name": names.codes(shown),
         "start_s": _seconds(start, start_ns),
         "duration_s": (end - start) * 1e-9,
-        "thread": [-1 if row[5] is None else row[5] for row in rows],
+        "thread": _whole_numbers([-1 if row[5] is None else row[5] for row in rows], _RANGES),
         "is_nested": [int(row[0] == _PUSH_POP) for row in rows],
     }
     return capture_table(RANGE_COLUMNS, len(rows), columns_of)
@@ -225,7 +243,12 @@ def _ranges(found: _Database, texts: Mapping[int, str], names: Names, start_ns: 
 
 def _text(row: tuple[Any, ...], texts: Mapping[int, str]) -> str:
     """A range's text, its own or a registered one."""
-    return str(row[3]) if row[3] is not None else str(texts.get(row[4], ""))
+    return str(row[3]) if row[3] is not None else _name(texts, row[4])
+
+
+def _name(texts: Mapping[int, str], code: Any) -> str:
+    """The text of that number, which a file that was cut or merged may lack."""
+    return str(texts[code]) if code in texts else f"(name {code} is missing)"
 
 
 def _calls(
@@ -234,7 +257,7 @@ def _calls(
     """The API calls, and (process, correlation) -> row of the call that launched."""
     calls = found.arrays(_CALLS, "start", "end", "nameId", "globalTid", "correlationId")
     number = len(calls["start"])
-    codes = {code: names.code(call_name(texts.get(code, ""))) for code in np.unique(calls["nameId"]).tolist()}
+    codes = {code: names.code(call_name(_name(texts, code))) for code in np.unique(calls["nameId"]).tolist()}
     table = capture_table(
         CALL_COLUMNS,
         number,
@@ -264,7 +287,7 @@ def _kernels(
     copies = found.arrays(_COPIES, *place, "copyKind", "bytes")
     memsets = found.arrays(_MEMSETS, *place, "bytes")
     graphs = found.arrays(_GRAPHS, *place, "graphId")
-    of_kernels = [texts.get(code, "") for code in kernels["demangledName"].tolist()]
+    of_kernels = [_name(texts, code) for code in kernels["demangledName"].tolist()]
     of_copies = [f"[CUDA memcpy {COPY_NAMES.get(kind, f'kind {kind}')}]" for kind in copies["copyKind"].tolist()]
     of_graphs = [f"[CUDA graph {number}]" for number in graphs["graphId"].tolist()]
     parts = (kernels, copies, memsets, graphs)
