@@ -16,7 +16,7 @@ import nsys_report
 from windtunnel.errors import InputError
 from windtunnel.interop.capture_files import read_capture, scrub_nsys
 from windtunnel.interop.nsys import read_nsys
-from windtunnel.metrics.capture import CLASSES, GRAPH, Capture
+from windtunnel.metrics.capture import CLASSES, GRAPH, Capture, within
 from windtunnel.metrics.kernel_time import (
     Statistics,
     call_time,
@@ -179,6 +179,19 @@ def test_graphs_recorded_whole_are_seen_and_said(tmp_path: Path) -> None:
     assert class_time(capture)["graph"] == pytest.approx(8e-3)
     assert "91% of the device's time is in CUDA graphs" in capture.notes[0]
     assert "--cuda-graph-trace=node" in capture.notes[0]
+
+
+def test_what_lies_within_a_range_keeps_its_launches_and_ranges(capture: Capture) -> None:
+    assert within(capture, "no such range") is capture
+    found = within(capture, "layer 1")
+    assert len(found.kernels) == len(found.calls) == 12
+    first = next(row for row, code in enumerate(capture.ranges["name"]) if capture.names[code] == "layer 1")
+    same = capture.kernels.where(capture.kernels["range"] == first)
+    for name in ("name", "start_s", "stream"):
+        np.testing.assert_array_equal(found.kernels[name], same[name])
+    assert {found.name_of(found.ranges["name"][row]) for row in found.kernels["range"]} == {"layer 1"}
+    launches = [found.name_of(found.calls["name"][row]) for row in found.kernels["call"]]
+    assert launches == [capture.name_of(capture.calls["name"][row]) for row in same["call"]]
 
 
 def test_a_capture_without_kernels_says_so(tmp_path: Path) -> None:

@@ -29,9 +29,10 @@ from windtunnel.interop.capture_documents import (
 )
 from windtunnel.interop.capture_files import read_capture, scrub_nsys, write_kernels
 from windtunnel.interop.kernel_names import short_name
+from windtunnel.interop.step_names import MEASURED
 from windtunnel.interop.text_file import write_text
 from windtunnel.lab.inference import model_folder
-from windtunnel.metrics.capture import KERNEL, Capture
+from windtunnel.metrics.capture import KERNEL, Capture, within
 from windtunnel.metrics.kernel_time import kernel_time
 from windtunnel.spec.experiment import (
     CONFIG,
@@ -245,7 +246,8 @@ def _analyse(experiment: Experiment, folder: Path) -> dict[str, Any]:
         _write_capture(capture, folder, "torch")
         return {"metrics": metrics, **capture_summary(capture)}
     database = folder / f"{experiment.engine}_profile.sqlite"
-    capture = read_capture(database)
+    # Loading and warming up were recorded too.
+    capture = within(read_capture(database), MEASURED)
     scrub_nsys(database)
     _write_capture(capture, folder, "nsys")
     found = {"metrics": metrics, **capture_summary(capture)}

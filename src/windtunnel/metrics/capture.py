@@ -7,7 +7,7 @@ of the capture. What a profiler does not tell is -1 in a column of whole numbers
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -202,6 +202,28 @@ def innermost_ranges(calls: Table, ranges: Table) -> Ints:
             inner[first[place] : last[place]] = mine[place]
         found[here] = inner
     return found
+
+
+def within(capture: Capture, range_name: str) -> Capture:
+    """What was launched within the first range of that name, on any thread; all of it where there is no such range."""
+    named = [row for row, code in enumerate(capture.ranges["name"]) if capture.names[code] == range_name]
+    if not named:
+        return capture
+    start_s = capture.ranges["start_s"][named[0]]
+    end_s = start_s + capture.ranges["duration_s"][named[0]]
+    began_s = capture.kernels["start_s"].copy()
+    launched = capture.kernels["call"] >= 0
+    began_s[launched] = capture.calls["start_s"][capture.kernels["call"][launched]]
+    kept = [(began >= start_s) & (began <= end_s) for began in (capture.calls["start_s"], capture.ranges["start_s"])]
+    kernels = capture.kernels.where((began_s >= start_s) & (began_s <= end_s))
+    # The rows that columns point to have moved; -1 stays what it is.
+    calls, ranges = (np.append(np.where(keep, np.cumsum(keep) - 1, -1), -1) for keep in kept)
+    return replace(
+        capture,
+        kernels=kernels.replaced(call=calls[kernels["call"]], range=ranges[kernels["range"]]),
+        calls=capture.calls.where(kept[0]),
+        ranges=capture.ranges.where(kept[1]),
+    )
 
 
 def theoretical_occupancy(

@@ -12,8 +12,9 @@ from windtunnel.errors import InputError
 from windtunnel.estimate.table import read_parquet
 from windtunnel.interop.capture_files import read_capture
 from windtunnel.interop.kernel_names import short_name
+from windtunnel.interop.step_names import MEASURED
 from windtunnel.interop.text_file import write_text
-from windtunnel.metrics.capture import CLASSES, Capture
+from windtunnel.metrics.capture import CLASSES, Capture, within
 from windtunnel.metrics.kernel_time import (
     Statistics,
     call_time,
@@ -224,11 +225,11 @@ def finished_summary(folder: Path) -> dict[str, Any]:
 
 
 def capture_of(folder: Path, mode: str) -> Capture | None:
-    """What the profiler of a run recorded; None of a run without one."""
+    """What the profiler of a run recorded of the part that is measured; None of a run without one."""
     if mode == "torch":
         return read_capture(folder / TRACE)
     databases = sorted(folder.glob("*_profile.sqlite"))
-    return read_capture(databases[0]) if mode in ("nsys", "nsys_ncu") and databases else None
+    return within(read_capture(databases[0]), MEASURED) if mode in ("nsys", "nsys_ncu") and databases else None
 
 
 def capture_page(capture: Capture, name: str, device: Device | None = None) -> str:
