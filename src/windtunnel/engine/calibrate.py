@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -23,12 +22,16 @@ from numpy.typing import NDArray
 from windtunnel.engine.serving import (
     check_requests,
     estimator_for,
+    estimator_key,
     frontend_s,
     kernel_settings,
     run_loop,
     shard_of,
+    streams,
+    usual_streams,
     with_model_len,
 )
+from windtunnel.engine.speculation import drafter_of, speculation_of, with_drafter
 from windtunnel.engine.workload import RequestArrays, generate
 from windtunnel.errors import InputError
 from windtunnel.estimate.calibrated import factor, shares
@@ -37,6 +40,7 @@ from windtunnel.estimate.steps import StepPrices, combined, price_steps
 from windtunnel.interop.measured_runs import Measurement
 from windtunnel.kernels import state
 from windtunnel.ops import op as ops
+from windtunnel.ops.forward import Shard
 from windtunnel.ops.memory import plan_memory
 from windtunnel.spec.calibration import NONE, Calibration, Provenance, Spread
 from windtunnel.spec.deployment import HostOverheads
@@ -86,7 +90,9 @@ class Bench:
     settings: state.Settings
     requests: RequestArrays
     parts: Mapping[str, StepPrices]
-    """Name of a factor -> prices of the operators that it applies to, as shares of them."""
+    """Name of a factor -> prices of the operators that it applies to, as shares of them. One part where decoding is
+    speculative: its attention is the slower of two bounds, which does not split."""
+    speculation: state.Speculation | None = None
 
     @property
     def weight(self) -> float:
@@ -112,8 +118,13 @@ class Bench:
         prices = combined(self.parts, {name: factor(factors, name) for name in self.parts})
         engine = msgspec.structs.replace(self.setup.engine, host=host)
         cost = replace(prices, engine=engine).lowered().cost
-        seen_s = frontend_s(engine, self.requests.input_tokens)
-        records, _, _ = run_loop(self.settings._replace(frontend_s=float(seen_s.mean())), cost, self.requests)
+        settings, requests = self.settings, self.requests
+        busy = usual_streams(engine, self.setup, settings.num_replicas, requests.concurrency)
+        usual_s = float(frontend_s(engine, requests.input_tokens, busy).mean())
+        timed = settings._replace(frontend_s=usual_s)
+        records, _, _ = run_loop(timed, cost, requests, speculation=self.speculation)
+        replica = records["rank"] // settings.ranks_per_replica
+        seen_s = frontend_s(engine, requests.input_tokens, streams(records, replica, settings.num_replicas))
         measured = np.arange(records.size) >= self.requests.num_warmup
         ttft_s = (records["first_token_s"] - records["arrival_s"] + seen_s)[measured]
         gaps = np.maximum(records["output_tokens"] - 1, 1)
@@ -132,7 +143,7 @@ def benches(
         measurements: what was run and measured.
         estimator_of: prices a setup's operators; asked once for each device, engine version and backend of experts.
     """
-    estimators: dict[tuple[Any, ...], Estimator] = {}
+    estimators: dict[tuple[Hashable, ...], Estimator] = {}
     for measurement in measurements:
         try:
             yield measurement, _bench(measurement, estimators, estimator_of)
@@ -142,7 +153,7 @@ def benches(
 
 def _bench(
     measurement: Measurement,
-    estimators: dict[tuple[Any, ...], Estimator],
+    estimators: dict[tuple[Hashable, ...], Estimator],
     estimator_of: Callable[[Setup], Estimator],
 ) -> Bench:
     if measurement.scenario is None:
@@ -152,19 +163,28 @@ def _bench(
     requests = generate(scenario.workload, scenario.seed)
     setup = with_model_len(resolve(scenario), requests)
     shard = shard_of(setup)
-    memory = plan_memory(shard, setup.device, setup.engine, setup.max_model_len)
+    speculation, drafter = speculation_of(setup), drafter_of(setup, shard)
+    memory = plan_memory(shard, setup.device, with_drafter(setup, drafter).engine, setup.max_model_len)
     check_requests(requests, setup, memory)
-    key = (setup.device.name, setup.node.name, setup.engine.name, setup.engine.version, setup.engine.moe_backend)
+    key = estimator_key(setup)
     if key not in estimators:
         estimators[key] = estimator_of(setup)
-    recorder = _Recorder(estimators[key], setup.device)
+    if speculation is None:
+        parts = _parts(estimators[key], setup, shard)
+    else:
+        whole = price_steps(estimators[key], setup.device, shard, setup.engine, setup.max_model_len, drafter)
+        parts = {"all": whole}
+    settings = kernel_settings(setup, memory, deployment.replicas, requests, deployment.router, scenario.seed)
+    return Bench(measurement, setup, settings, requests, parts, speculation)
+
+
+def _parts(estimator: Estimator, setup: Setup, shard: Shard) -> dict[str, StepPrices]:
+    recorder = _Recorder(estimator, setup.device)
     price_steps(recorder, setup.device, shard, setup.engine, setup.max_model_len)
-    parts = {
+    return {
         name: price_steps(_Player(recorder, name), setup.device, shard, setup.engine, setup.max_model_len)
         for name in recorder.names()
     }
-    settings = kernel_settings(setup, memory, deployment.replicas, requests, deployment.router, scenario.seed)
-    return Bench(measurement, setup, settings, requests, parts)
 
 
 class _Recorder:

@@ -20,10 +20,12 @@ from windtunnel.engine.serving import (
     Progress,
     check_requests,
     estimator_for,
+    frontend_s,
     kernel_settings,
     power_model,
     run_loop,
     shard_of,
+    streams,
     with_model_len,
 )
 from windtunnel.engine.workload import RequestArrays, generate
@@ -128,9 +130,9 @@ def simulate_long(
         engine_cpu_s = time.thread_time() - started_cpu_s
         columns = {name: records[name].copy() for name in ENGINE_COLUMNS}
         del records
-        table = request_table(
-            columns, np.zeros(mine.num_requests, np.int64), float(setup.engine.host.first_token_s or 0.0), 0
-        )
+        replica = np.zeros(mine.num_requests, np.int64)
+        seen_s = frontend_s(setup.engine, mine.input_tokens, streams(columns, replica, 1))
+        table = request_table(columns, replica, seen_s, 0)
         rows = rows_by_replica(table, steps, 1)
         table = with_token_times(table, steps, rows, num_stages)
         for name in LATENCIES:

@@ -1,7 +1,7 @@
 """Run a serving scenario: names -> setup -> arrays -> compiled loop -> records and summary."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -128,10 +128,11 @@ def simulate(
         cache = cache_for(setup, memory, settings, requests)
         records, steps, engine_time_s = run_loop(settings, lowered.cost, requests, progress, cache, speculation)
     num_replicas = scenario.deployment.replicas
+    replica = records["rank"] // settings.ranks_per_replica
     table = request_table(
         {name: records[name].copy() for name in ENGINE_COLUMNS},
-        records["rank"] // settings.ranks_per_replica,
-        frontend_s(setup.engine, requests.input_tokens),
+        replica,
+        frontend_s(setup.engine, requests.input_tokens, streams(records, replica, num_replicas)),
         requests.num_warmup,
         tenant=requests.tenant,
         cached_tokens=None if cache is None else cache.requests["cached_tokens"],
@@ -208,7 +209,8 @@ ENGINE_COLUMNS = (
 
 def shard_of(setup: Setup) -> Shard:
     """The model as the setup deploys it."""
-    return Shard(setup.model, setup.precision, setup.parallelism, setup.node.num_devices)
+    fused = bool(setup.engine.fused_all_reduce)
+    return Shard(setup.model, setup.precision, setup.parallelism, setup.node.num_devices, fused)
 
 
 def estimator_for(setup: Setup) -> Estimator:
@@ -217,9 +219,23 @@ def estimator_for(setup: Setup) -> Estimator:
     assert engine.version is not None
     graphs = bool(engine.max_cudagraph_capture_size)
     measured = measured_estimator(
-        setup.device, setup.node, engine.name, engine.version, cuda_graphs=graphs, moe_backend=engine.moe_backend
+        setup.device,
+        setup.node,
+        engine.name,
+        engine.version,
+        cuda_graphs=graphs,
+        moe_backend=engine.moe_backend,
+        fused_all_reduce=bool(engine.fused_all_reduce),
     )
     return calibrated(measured, setup)
+
+
+def estimator_key(setup: Setup) -> tuple[Hashable, ...]:
+    """Setups of equal keys have equal estimators, calibrations aside."""
+    engine = setup.engine
+    graphs = bool(engine.max_cudagraph_capture_size)
+    kernels = (engine.name, engine.version, graphs, engine.moe_backend, bool(engine.fused_all_reduce))
+    return (setup.device.name, setup.node.name, *kernels)
 
 
 def calibrated(estimator: Estimator, setup: Setup) -> Estimator:
@@ -242,6 +258,7 @@ def kernel_settings(
     assert engine.max_num_seqs is not None
     assert engine.max_num_batched_tokens is not None
     most = max(requests.arrival_s.size, 1)
+    busy = usual_streams(engine, setup, num_replicas, requests.concurrency)
     return state.Settings(
         scheduler=state.SCHEDULERS.index(str(engine.scheduler)),
         num_replicas=num_replicas,
@@ -262,7 +279,7 @@ def kernel_settings(
         receive_interval_steps=engine.receive_interval_steps or 1,
         concurrency=requests.concurrency,
         num_warmup=requests.num_warmup,
-        frontend_s=float(frontend_s(engine, requests.input_tokens).mean()),
+        frontend_s=float(frontend_s(engine, requests.input_tokens, busy).mean()),
         num_stages=setup.parallelism.pp,
         batch_wait_steps=engine.batch_wait_timeout_iters or 0,
         batch_wait_tokens=round((engine.batch_wait_max_tokens_ratio or 0.0) * engine.max_num_batched_tokens),
@@ -271,10 +288,37 @@ def kernel_settings(
     )
 
 
-def frontend_s(engine: EngineSettings, input_tokens: NDArray[np.int64]) -> NDArray[np.float64]:
-    """What the client sees on top of the engine's times, of every request."""
+def frontend_s(
+    engine: EngineSettings, input_tokens: NDArray[np.int64], num_streams: NDArray[np.float64] | float
+) -> NDArray[np.float64]:
+    """What the client sees on top of the engine's times, of every request.
+
+    Args:
+        engine: resolved settings.
+        input_tokens: of the requests.
+        num_streams: other requests of the replica that are being streamed when a request has its first token.
+    """
     host = engine.host
-    return float(host.first_token_s or 0.0) + float(host.prompt_token_s or 0.0) * input_tokens.astype(np.float64)
+    by_request = float(host.first_token_s or 0.0) + float(host.stream_s or 0.0) * num_streams
+    return by_request + float(host.prompt_token_s or 0.0) * input_tokens.astype(np.float64)
+
+
+def streams(records: Any, replica: NDArray[np.integer], num_replicas: int) -> NDArray[np.float64]:
+    """Other requests of its replica that have had their first token and not their last, at each one's first token."""
+    found = np.empty(replica.size)
+    for one in range(num_replicas):
+        mine = np.flatnonzero(replica == one) if num_replicas > 1 else slice(None)
+        first_s, finish_s = records["first_token_s"][mine], records["finish_s"][mine]
+        begun = np.searchsorted(np.sort(first_s), first_s, side="right") - 1.0
+        ended = np.searchsorted(np.sort(finish_s), first_s, side="right")
+        found[mine] = np.maximum(begun - ended, 0.0)
+    return found
+
+
+def usual_streams(engine: EngineSettings, setup: Setup, num_replicas: int, concurrency: int) -> float:
+    """Of a closed loop whose slots are all taken: what one replica streams beside a new request."""
+    slots = float(engine.max_num_seqs or 0) * setup.parallelism.attention_dp
+    return max(min(concurrency / num_replicas, slots) - 1.0, 0.0)
 
 
 def run_loop(

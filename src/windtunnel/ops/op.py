@@ -326,7 +326,8 @@ class Launch:
 
     name: str
     op: Op
-    count: float = 1.0
+    count: Size = 1.0
+    """One number, or one for each point of the axes."""
 
 
 def site(op: Op) -> tuple[tuple[str, Any], ...]:

@@ -55,6 +55,9 @@ class HostOverheads(Noun):
     """Per step and running request."""
     first_token_s: float | None = None
     """Per request, outside the steps: HTTP, detokenisation of the first token, the client's own; part of TTFT."""
+    stream_s: float | None = None
+    """Per other request whose tokens are being streamed: the API server and the client handle a token of each of them
+    before they come to a new request; part of TTFT."""
     prompt_token_s: float | None = None
     """Per prompt token, outside the steps: tokenisation and validation; part of TTFT."""
     launch_s: float | None = None
@@ -196,6 +199,9 @@ class EngineSettings(Noun):
     moe_backend: str | None = None
     """One of `MOE_BACKENDS`; None takes the fastest that was measured, as an autotuned engine does
     [moe_config.backend, moe_runner_backend]."""
+    fused_all_reduce: bool | None = None
+    """All-reduce, residual add and norm are one kernel, up to some size [fuse_allreduce_rms,
+    enable-flashinfer-allreduce-fusion]."""
     speculative: Speculative | None = None
     """None: every step gives a token."""
     host: HostOverheads = HostOverheads()
