@@ -1,11 +1,11 @@
 """Fit what no operator table holds to measured runs: host overheads, and factors on classes of operators.
 
 A run is priced once, class by class (`Bench`); a simulation with other factors and overheads then costs milliseconds.
-The fit is a ridge regression of log(measured / predicted) on the logarithms of all parameters, repeated around its own
-result (Gauss-Newton with a Jacobian from finite differences). Every parameter is a sum of effects: of all runs, of an
-engine, of an engine on a device, and of a format, each drawn towards zero, so that what few runs speak for stays near
-what is known of its kin, and an engine or device without runs falls back to theirs. Runs that no such correction
-explains lose weight (Geman and McClure, 1985).
+The fit is a ridge regression of log(measured / predicted) on the logarithms of all parameters (Gauss-Newton on
+predictions that are linear in the parameters, from finite differences), repeated around its own result. Every
+parameter is a sum of effects: of all runs, of an engine, of an engine on a device, and of a format, each drawn towards
+zero, so that what few runs speak for stays near what is known of its kin, and an engine or device without runs falls
+back to theirs. Runs that no such correction explains lose weight (Geman and McClure, 1985).
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ FITTED = ("tpot", "ttft")
 NOISE: Mapping[str, float] = {"tpot": 0.04, "ttft": 0.10}
 """What two runs of equal settings differ by, and a little more: the scale in which residuals are counted."""
 
-OUTLIER = 5.0
+OUTLIER = 3.0
 """Residuals of so many scales have a quarter of their weight, and larger ones hardly any."""
 
-TRUST = 0.3
-"""How far one round may move an effect."""
+TRUST = 0.5
+"""How far one step may move an effect."""
 
 SPREAD_OF_EFFECTS: Mapping[str, tuple[float, float, float]] = {
     "host": (0.4, 0.5, 0.4),
@@ -76,8 +76,16 @@ SPREAD_OF_FORMATS = 0.08
 CROWDING = 0.4
 """Runs of one configuration err alike: each of n counts n to the power of minus this."""
 
-STEP = 0.05
-"""Of the finite differences, in the logarithm."""
+HOST_RATIO, FACTOR_RATIO = 2.0, 1.05
+"""By how much a parameter is moved to learn what it does."""
+
+NUM_ROUNDS = 2
+"""Of simulating around the last fit and fitting again."""
+NUM_STEPS = 8
+"""Of Gauss and Newton, at most."""
+CONVERGED = 0.01
+LEAST_RELATIVE = 0.05
+"""A linear prediction is taken to fall no lower than this share of where it started."""
 
 
 @dataclass(frozen=True)
@@ -222,6 +230,9 @@ Effect = tuple[str, ...]
 """What an effect is of: (parameter or its class, "all" | engine | engine and device | engine and format)."""
 
 
+MOST_EFFECTS = 5
+
+
 def effects(parameter: str, engine: str, device: str) -> dict[Effect, float]:
     """The effects whose sum is the logarithm of a parameter of a run, with the spread that each may have."""
     kind, _, rest = parameter.partition(".")
@@ -268,61 +279,64 @@ def _whole(fit: Fit, bench: Bench) -> dict[str, float]:
     return fit.factors(bench.parts, *bench.scope)
 
 
-Jacobian = list[dict[str, dict[str, float]]]
-"""Of every bench: metric -> parameter -> d log(metric) / d log(parameter)."""
+@dataclass(frozen=True)
+class Local:
+    """Predictions around a fit: seconds are taken as linear in every factor and overhead."""
+
+    fit: Fit
+    base: Sequence[Mapping[str, float]]
+    """Of every run: metric -> its prediction under the fit."""
+    slopes: Sequence[Mapping[str, Mapping[str, float]]]
+    """Of every run: metric -> parameter -> the share of the metric that is proportional to the parameter."""
 
 
-def jacobian(runs: Sequence[Bench], fit: Fit) -> Jacobian:
-    """The elasticities of the runs' predictions under `fit` to every parameter, by forward differences."""
-    slopes = []
+def local(runs: Sequence[Bench], fit: Fit) -> Local:
+    """Simulate every run with every one of its parameters moved.
+
+    Overheads are doubled and not nudged: what the device hides at first would otherwise never be found.
+    """
+    base, slopes = [], []
     for bench in runs:
         engine, device = bench.scope
         factors, host = _whole(fit, bench), fit.host(bench.setup.engine.host, engine, device)
-        base = bench.predict(factors, host)
+        here = bench.predict(factors, host)
         slope: dict[str, dict[str, float]] = {metric: {} for metric in FITTED}
         for name in bench.parameters:
             kind, _, field = name.partition(".")
             if kind == "host":
-                moved = {field: getattr(host, field) * math.exp(STEP)}
-                found = bench.predict(factors, msgspec.structs.replace(host, **moved))
+                ratio = HOST_RATIO
+                found = bench.predict(factors, msgspec.structs.replace(host, **{field: getattr(host, field) * ratio}))
             else:
-                found = bench.predict(factors | {name: factors[name] * math.exp(STEP)}, host)
+                ratio = FACTOR_RATIO
+                found = bench.predict(factors | {name: factors[name] * ratio}, host)
             for metric in FITTED:
-                slope[metric][name] = math.log(found[metric] / base[metric]) / STEP
+                slope[metric][name] = (found[metric] / here[metric] - 1.0) / (ratio - 1.0)
+        base.append(here)
         slopes.append(slope)
-    return slopes
+    return Local(fit, base, slopes)
 
 
-@dataclass(frozen=True)
-class Fitted:
-    """A fit with the elasticities of its last round."""
-
-    fit: Fit
-    slopes: Jacobian
-
-
-def fit_runs(runs: Sequence[Bench], num_rounds: int = 4) -> Fitted:
-    """Fit effects to `runs`."""
-    fit, slopes = Fit({}), []
-    for _ in range(num_rounds):
-        slopes = jacobian(runs, fit)
-        fit = _improved(runs, slopes, fit)
-    return Fitted(fit, slopes)
+def fit_runs(runs: Sequence[Bench], num_rounds: int = NUM_ROUNDS) -> Local:
+    """Fit effects to `runs`; what is returned predicts around the fit."""
+    around = local(runs, Fit({}))
+    for at in range(num_rounds):
+        fit = _fitted(runs, around)
+        if at + 1 < num_rounds:
+            around = local(runs, fit)
+        else:
+            around = replace(around, fit=fit, base=[predict(bench, fit) for bench in runs])
+    return around
 
 
-def refit(runs: Sequence[Bench], whole: Fitted, kept: NDArray[np.bool_]) -> Fit:
+def refit(runs: Sequence[Bench], around: Local, kept: NDArray[np.bool_]) -> Fit:
     """The fit to the runs that are `kept`.
 
-    Every step solves the whole regression anew on the residuals of the kept runs. It starts where the fit to all runs
-    ended and uses its elasticities, which depend on the point of linearisation and hardly on the measurements; what was
-    learnt from the others is undone by the first step.
+    The whole regression is solved anew on the measurements of the kept runs. From the fit to all runs it takes the
+    point around which predictions are linear, and nothing that was measured.
     """
     chosen = np.flatnonzero(kept).tolist()
-    return _improved([runs[index] for index in chosen], [whole.slopes[index] for index in chosen], whole.fit)
-
-
-NUM_STEPS = 2
-"""Per Jacobian; each simulates every run once."""
+    base, slopes = [around.base[index] for index in chosen], [around.slopes[index] for index in chosen]
+    return _fitted([runs[index] for index in chosen], Local(around.fit, base, slopes))
 
 
 def _weights(runs: Sequence[Bench]) -> Floats:
@@ -330,8 +344,9 @@ def _weights(runs: Sequence[Bench]) -> Floats:
     return np.array([bench.weight * sizes[by_configuration(bench)] ** -CROWDING for bench in runs])
 
 
-def _improved(runs: Sequence[Bench], slopes: Jacobian, fit: Fit) -> Fit:
-    weights = _weights(runs)
+def _fitted(runs: Sequence[Bench], around: Local) -> Fit:
+    """Ridge regression by Gauss and Newton on predictions that are linear around a fit."""
+    weights = np.repeat(_weights(runs), len(FITTED))
     names: dict[Effect, int] = {}
     spreads: list[float] = []
     for bench in runs:
@@ -340,36 +355,44 @@ def _improved(runs: Sequence[Bench], slopes: Jacobian, fit: Fit) -> Fit:
                 if effect not in names:
                     names[effect] = len(names)
                     spreads.append(spread)
-    design = _design(runs, slopes, names)
-    scale = np.array([1.0 / NOISE[metric] for _ in runs for metric in FITTED])
-    values = np.array([fit.effects.get(effect, 0.0) for effect in names])
+    shares, summed = _terms(runs, around, names)
+    measured = np.array([[bench.measurement.measured.get(metric, math.nan) for metric in FITTED] for bench in runs])
+    base = np.array([[one[metric] for metric in FITTED] for one in around.base])
+    scale = np.tile([1.0 / NOISE[metric] for metric in FITTED], len(runs))
+    start = np.array([around.fit.effects.get(effect, 0.0) for effect in names])
+    values = start.copy()
     for _ in range(NUM_STEPS):
-        residual = _residuals(runs, Fit(dict(zip(names, values.tolist(), strict=True))))
-        values = values + _ridge_step(
-            design, residual, scale, np.repeat(weights, len(FITTED)), np.array(spreads), values
-        )
+        moved = np.append(values - start, 0.0)
+        grown = np.exp(moved[summed].sum(axis=-1))
+        relative = np.maximum(1.0 + np.einsum("rmp,rp->rm", shares, grown - 1.0), LEAST_RELATIVE)
+        terms = shares * grown[:, None, :] / relative[:, :, None]
+        design = np.zeros((*base.shape, len(names) + 1))
+        for at in range(summed.shape[-1]):
+            run, metric, parameter = np.indices(terms.shape)
+            np.add.at(design, (run, metric, summed[run, parameter, at]), terms)
+        residual = np.log(measured / (base * relative))
+        flat = design[:, :, :-1].reshape(residual.size, -1)
+        change = _ridge_step(flat, residual.ravel(), scale, weights, np.array(spreads), values)
+        values = values + change
+        if np.abs(change).max(initial=0.0) < CONVERGED:
+            break
     return Fit(dict(zip(names, values.tolist(), strict=True)))
 
 
-def _design(runs: Sequence[Bench], slopes: Jacobian, names: Mapping[Effect, int]) -> Floats:
-    design = np.zeros((len(runs) * len(FITTED), len(names)))
-    for row, (bench, slope) in enumerate(zip(runs, slopes, strict=True)):
-        for at, metric in enumerate(FITTED):
-            for parameter, elasticity in slope[metric].items():
-                for effect in effects(parameter, *bench.scope):
-                    design[row * len(FITTED) + at, names[effect]] += elasticity
-    return design
+def _terms(runs: Sequence[Bench], around: Local, names: Mapping[Effect, int]) -> tuple[Floats, NDArray[np.int64]]:
+    """[run, metric, parameter] shares, and [run, parameter, ...] the effects that a parameter sums.
 
-
-def _residuals(runs: Sequence[Bench], fit: Fit) -> Floats:
-    """log(measured / predicted), metric by metric; NaN where it was not measured."""
-    found = []
-    for bench in runs:
-        predicted = predict(bench, fit)
-        for metric in FITTED:
-            measured = bench.measurement.measured.get(metric, math.nan)
-            found.append(math.log(measured / predicted[metric]))
-    return np.array(found)
+    What a run lacks has a share of 0 and the effect after the last.
+    """
+    most = max(len(bench.parameters) for bench in runs)
+    shares = np.zeros((len(runs), len(FITTED), most))
+    summed = np.full((len(runs), most, MOST_EFFECTS), len(names))
+    for run, (bench, slope) in enumerate(zip(runs, around.slopes, strict=True)):
+        for at, parameter in enumerate(bench.parameters):
+            shares[run, :, at] = [slope[metric][parameter] for metric in FITTED]
+            for place, effect in enumerate(effects(parameter, *bench.scope)):
+                summed[run, at, place] = names[effect]
+    return shares, summed
 
 
 def _ridge_step(
@@ -379,13 +402,10 @@ def _ridge_step(
     known = np.isfinite(residual)
     a, r = design[known] * scale[known, None], residual[known] * scale[known]
     prior = np.diag(1.0 / spreads)
-    change = np.zeros(values.size)
-    for _ in range(4):
-        left = np.abs(r - a @ change)
-        weight = np.sqrt(share[known]) / (1.0 + (left / OUTLIER) ** 2)
-        stacked = np.concatenate([a * weight[:, None], prior])
-        wanted = np.concatenate([r * weight, -values / spreads])
-        change = np.linalg.lstsq(stacked, wanted, rcond=None)[0]
+    weight = np.sqrt(share[known]) / (1.0 + (r / OUTLIER) ** 2)
+    stacked = np.concatenate([a * weight[:, None], prior])
+    wanted = np.concatenate([r * weight, -values / spreads])
+    change = np.linalg.lstsq(stacked, wanted, rcond=None)[0]
     return np.clip(change, -TRUST, TRUST)
 
 
@@ -409,7 +429,7 @@ def folds(
     return np.array([fold[key(bench)] for bench in runs])
 
 
-def held_out(runs: Sequence[Bench], whole: Fitted, fold: NDArray[np.int64]) -> list[dict[str, float]]:
+def held_out(runs: Sequence[Bench], whole: Local, fold: NDArray[np.int64]) -> list[dict[str, float]]:
     """Every run's prediction by a fit that saw none of its fold."""
     found: list[dict[str, float]] = [{} for _ in runs]
     for one in np.unique(fold):
@@ -477,7 +497,7 @@ def profile(
             num_runs=len(own),
             num_configurations=len({by_configuration(runs[index]) for index in own}),
             models=tuple(sorted({one.model.name for one in setups})),
-            versions=tuple(sorted({one.engine.version or "" for one in setups})),
+            versions=tuple(sorted({version for version in (_version(runs[index]) for index in own) if version})),
             formats=tuple(sorted(formats_seen)),
             devices=tuple(sorted({one.device.name for one in setups})),
             median_error={
@@ -490,6 +510,11 @@ def profile(
             },
         ),
     )
+
+
+def _version(bench: Bench) -> str:
+    """What the record says was run; empty where an image of no release stands there and defaults were priced."""
+    return bench.measurement.labels.get("version", "")
 
 
 def _rounded(host: HostOverheads) -> HostOverheads:

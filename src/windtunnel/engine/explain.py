@@ -209,7 +209,7 @@ def step_launches(shard: Shard, batch: StepBatch, num_tokens: int) -> list[Launc
     counts: dict[tuple[str, Op], float] = {}
     for launch in [*tokens[:after_cores], *cores, *tokens[after_cores:], *head]:
         place = (launch.name, launch.op)
-        counts[place] = counts.get(place, 0.0) + float(launch.count)
+        counts[place] = counts.get(place, 0.0) + launch.count
     return [Launch(name, op, count) for (name, op), count in counts.items()]
 
 
@@ -223,10 +223,10 @@ def _explain(launch: Launch, estimator: Estimator, setup: Setup) -> ExplainedLau
     return ExplainedLaunch(
         name=launch.name,
         op=op,
-        count=float(launch.count),
+        count=launch.count,
         each_s=each_s,
-        flops=flops * float(launch.count),
-        num_bytes=num_bytes * float(launch.count),
+        flops=flops * launch.count,
+        num_bytes=num_bytes * launch.count,
         flops_fraction=flops / (each_s * peak.flops_per_s),
         bandwidth_fraction=num_bytes / (each_s * bytes_per_s),
         bound_by=_bound_by(op, setup),

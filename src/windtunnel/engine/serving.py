@@ -209,8 +209,7 @@ ENGINE_COLUMNS = (
 
 def shard_of(setup: Setup) -> Shard:
     """The model as the setup deploys it."""
-    fused = bool(setup.engine.fused_all_reduce)
-    return Shard(setup.model, setup.precision, setup.parallelism, setup.node.num_devices, fused)
+    return Shard(setup.model, setup.precision, setup.parallelism, setup.node.num_devices)
 
 
 def estimator_for(setup: Setup) -> Estimator:

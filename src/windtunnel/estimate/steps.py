@@ -281,7 +281,7 @@ quantised again, the second product, and the sum over experts (vLLM 0.19 `fused_
 def num_launches(shard: Shard) -> float:
     """Kernels that a step with prefill launches."""
     step = [*token_launches(shard, 1.0), *prefill_launches(shard, 1.0, 1.0), *head_launches(shard, 1.0)]
-    return float(sum(launch.count * LAUNCHES_EACH.get(launch.op.kind, 1) for launch in step))
+    return sum(launch.count * LAUNCHES_EACH.get(launch.op.kind, 1) for launch in step)
 
 
 def recorded_steps(duration_s: Floats, engine: EngineSettings) -> StepCost:
@@ -300,7 +300,7 @@ def price_step(estimator: Estimator, shard: Shard, batch: StepBatch) -> list[Pri
     priced = []
     for launch in forward_launches(shard, batch):
         estimate = estimator.estimate(launch.op)
-        priced.append(PricedLaunch(launch, estimate, float(np.asarray(estimate.seconds) * launch.count)))
+        priced.append(PricedLaunch(launch, estimate, float(np.asarray(estimate.seconds)) * launch.count))
     return priced
 
 

@@ -6,7 +6,7 @@ on the positions sampled, `decode_launches` and `prefill_launches` (attention co
 may be arrays, so the same functions price one step for `explain` and a whole grid for the simulator.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,15 +38,9 @@ from windtunnel.spec.model import (
     ModelSpec,
 )
 from windtunnel.spec.precision import ACTIVATION_BITS, BITS, Format, Precision
-from windtunnel.units import MIB
 
 GROUP_LAUNCHES = frozenset({"dispatch_all_gather", "experts", "combine_reduce_scatter"})
 """What the ranks of an attention data-parallel group do together: its cost follows the tokens of all of them."""
-
-
-FUSED_BYTES: Mapping[int, int] = {2: int(32 * MIB), 4: int(32 * MIB), 8: int(8 * MIB)}
-"""Ranks -> the largest all-reduce that is fused with the norm after it; the thresholds of InferenceX's recipes for
-FlashInfer's kernels, which are TensorRT-LLM's."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +51,6 @@ class Shard:
     precision: Precision
     parallelism: Parallelism
     devices_per_node: int = 8
-    fused_all_reduce: bool = False
-    """Whether the kernel of an all-reduce adds the residual and norms too, up to `FUSED_BYTES`."""
 
     @property
     def tp(self) -> int:
@@ -90,7 +82,7 @@ def token_launches(shard: Shard, num_tokens: Size) -> list[Launch]:
     for group in shard.model.layers:
         count = group.num_layers
         layer = _layer(shard, group, num_tokens)
-        launches += [Launch(each.name, each.op, each.count * count) for each in layer if np.any(each.count)]
+        launches += [Launch(launch.name, launch.op, launch.count * count) for launch in layer]
     launches.append(_norm(shard, "final_norm", num_tokens, shard.precision.lm_head))
     if shard.parallelism.pp > 1:
         # Hidden states and residual go to the next stage; a rank sends its share of them.
@@ -188,8 +180,7 @@ def _embedding(shard: Shard, num_tokens: Size) -> Iterator[Launch]:
 
 
 def _layer(shard: Shard, group: LayerGroup, num_tokens: Size) -> Iterator[Launch]:
-    alone = _num_alone(shard, num_tokens)
-    yield _norm(shard, "input_norm", num_tokens, shard.precision.attention_format, alone)
+    yield _norm(shard, "input_norm", num_tokens, shard.precision.attention_format)
     yield from _attention_projections(shard, group.attention, num_tokens)
     if shard.tp > 1:
         message = num_tokens * shard.model.hidden_size * BF16_BYTES
@@ -197,22 +188,14 @@ def _layer(shard: Shard, group: LayerGroup, num_tokens: Size) -> Iterator[Launch
     if group.num_norms > 1:
         first = group.feed_forward
         wanted = shard.precision.weights if isinstance(first, DenseFeedForward) else Format.BF16
-        yield _norm(shard, "post_attention_norm", num_tokens, wanted, (group.num_norms - 1) * alone)
+        yield _norm(shard, "post_attention_norm", num_tokens, wanted, group.num_norms - 1)
     if isinstance(group.feed_forward, DenseFeedForward):
         yield from _dense_feed_forward(shard, group.feed_forward, num_tokens)
     else:
         yield from _experts_feed_forward(shard, group.feed_forward, num_tokens)
 
 
-def _num_alone(shard: Shard, num_tokens: Size) -> Size:
-    """1 where a norm is a kernel of its own, 0 where it is part of the all-reduce before it."""
-    if not shard.fused_all_reduce or shard.tp == 1:
-        return 1
-    message = num_tokens * shard.model.hidden_size * BF16_BYTES
-    return np.where(message > FUSED_BYTES.get(shard.tp, 0), 1, 0)[()]
-
-
-def _norm(shard: Shard, name: str, num_tokens: Size, output: Format, count: Size = 1) -> Launch:
+def _norm(shard: Shard, name: str, num_tokens: Size, output: Format, count: int = 1) -> Launch:
     """Residual add and norm in one kernel: two streams read, the residual and the normed activation written."""
     width = shard.model.hidden_size
     num_bytes = width * (3 * BF16_BYTES + ACTIVATION_BITS[output] / 8)

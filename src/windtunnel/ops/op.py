@@ -326,8 +326,7 @@ class Launch:
 
     name: str
     op: Op
-    count: Size = 1.0
-    """One number, or one for each point of the axes."""
+    count: float = 1.0
 
 
 def site(op: Op) -> tuple[tuple[str, Any], ...]:

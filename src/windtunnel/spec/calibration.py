@@ -5,6 +5,8 @@ left out of the fit, and the record of how it was made. Shipped ones are files o
 and device.
 """
 
+import re
+from dataclasses import dataclass
 from pathlib import Path
 
 from windtunnel.errors import InputError, did_you_mean
@@ -88,15 +90,26 @@ def load_calibration(name: str) -> Calibration:
     return decode(read_yaml(catalog.find("calibrations", name)), Calibration, name)
 
 
-def calibration_for(engine: str, device: str, wanted: str | None = None) -> tuple[str, Calibration] | None:
-    """The name and calibration to use: the one asked for, else the shipped one of engine and device, else of the
-    engine on any device; None where there is none, or `none` was asked for.
+@dataclass(frozen=True)
+class Choice:
+    """The calibration in force, or why there is none."""
+
+    name: str | None = None
+    calibration: Calibration | None = None
+    reason: str = ""
+
+
+def calibration_for(engine: str, device: str, version: str, wanted: str | None = None) -> Choice:
+    """The calibration to use: the one asked for, else the shipped one of the engine on the device, else on any device.
+
+    A shipped one is taken only for a release of the engine that is among its runs: on releases that a fit did not see,
+    its predictions are no better than uncalibrated ones (`benchmarks/accuracy.py`, version held out).
 
     Raises:
         InputError: it is another engine's, there is none of that name, or it is malformed.
     """
     if wanted == NONE:
-        return None
+        return Choice(reason="none was asked for")
     if wanted is not None:
         found = load_calibration(wanted)
         if found.engine != engine:
@@ -104,10 +117,24 @@ def calibration_for(engine: str, device: str, wanted: str | None = None) -> tupl
                 f"the calibration {wanted} is of {found.engine}, and the engine is {engine}",
                 "its overheads and factors are another program's",
             )
-        return wanted, found
+        return Choice(wanted, found)
     known = catalog.names("calibrations")
-    name = next((name for name in (f"{engine}-{device}", engine) if name in known), None)
-    return None if name is None else (name, load_calibration(name))
+    shipped = {name: load_calibration(name) for name in (f"{engine}-{device}", engine) if name in known}
+    for name, found in shipped.items():
+        if any(release(version) == release(seen) for seen in found.provenance.versions):
+            return Choice(name, found)
+    if not shipped:
+        return Choice(reason=f"no runs of {engine} were measured")
+    seen = dict.fromkeys(seen for found in shipped.values() for seen in found.provenance.versions if seen)
+    return Choice(reason=f"version {version} is not among those measured: {', '.join(seen)}")
+
+
+def release(version: str) -> str:
+    """The release that a version belongs to: `1.2.0` for `1.2.0rc6.post2`, `0.18.0` for `v0.18.0`; itself for a
+    nightly build.
+    """
+    found = re.match(r"v?(\d+(?:\.\d+)*)", version)
+    return found[1] if found else version
 
 
 def outside(calibration: Calibration, device: str, model: str, formats: tuple[str, ...], version: str) -> list[str]:

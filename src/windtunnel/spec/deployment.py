@@ -200,8 +200,8 @@ class EngineSettings(Noun):
     """One of `MOE_BACKENDS`; None takes the fastest that was measured, as an autotuned engine does
     [moe_config.backend, moe_runner_backend]."""
     fused_all_reduce: bool | None = None
-    """All-reduce, residual add and norm are one kernel, up to some size [fuse_allreduce_rms,
-    enable-flashinfer-allreduce-fusion]."""
+    """FlashInfer's all-reduce, TensorRT-LLM's kernel, may be called in place of the engine's own [fuse_allreduce_rms,
+    enable-flashinfer-allreduce-fusion]. The norms that it does too are still priced as kernels of their own."""
     speculative: Speculative | None = None
     """None: every step gives a token."""
     host: HostOverheads = HostOverheads()
@@ -318,7 +318,8 @@ class Deployment(Noun):
     requests waiting, which is what Vidur calls lor."""
     engine: EngineSettings = EngineSettings()
     calibration: str | None = None
-    """A calibration of the catalog or a YAML file, or `none`; None takes the shipped one of engine and device."""
+    """A calibration of the catalog or a YAML file, or `none`; None takes the shipped one of engine and device where it
+    was fitted to runs of the engine's version."""
     price_usd_per_hour: float | None = None
     """Of one device; None takes the catalog's list price."""
     busy_w: float | None = None
