@@ -19,16 +19,14 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.engine.frontend import streams, usual_streams
 from windtunnel.engine.serving import (
     check_requests,
     estimator_for,
     estimator_key,
-    frontend_s,
     kernel_settings,
     run_loop,
     shard_of,
-    streams,
-    usual_streams,
     with_model_len,
 )
 from windtunnel.engine.speculation import drafter_of, speculation_of, with_drafter
@@ -67,11 +65,11 @@ TRUST = 0.5
 
 SPREAD_OF_EFFECTS: Mapping[str, tuple[float, float, float]] = {
     "host": (0.4, 0.5, 0.4),
-    "class": (0.07, 0.07, 0.05),
+    "class": (0.05, 0.05, 0.03),
 }
 """How far the effects of all runs, of an engine and of an engine on a device may move a logarithm: one standard
-deviation of the ridge's prior. Overheads are known to a factor of two, operators to 10%."""
-SPREAD_OF_FORMATS = 0.08
+deviation of the ridge's prior. Overheads are known to a factor of two, operators to 8%."""
+SPREAD_OF_FORMATS = 0.05
 """The same for a format's effect on GEMMs and experts, of an engine and of an engine on a device."""
 CROWDING = 0.4
 """Runs of one configuration err alike: each of n counts n to the power of minus this."""
@@ -127,12 +125,12 @@ class Bench:
         engine = msgspec.structs.replace(self.setup.engine, host=host)
         cost = replace(prices, engine=engine).lowered().cost
         settings, requests = self.settings, self.requests
-        busy = usual_streams(engine, self.setup, settings.num_replicas, requests.concurrency)
-        usual_s = float(frontend_s(engine, requests.input_tokens, busy).mean())
+        busy = usual_streams(settings.max_num_seqs, self.setup, settings.num_replicas, requests.concurrency)
+        usual_s = float(host.frontend_s(requests.input_tokens.mean(), busy))
         timed = settings._replace(frontend_s=usual_s)
         records, _, _ = run_loop(timed, cost, requests, speculation=self.speculation)
         replica = records["rank"] // settings.ranks_per_replica
-        seen_s = frontend_s(engine, requests.input_tokens, streams(records, replica, settings.num_replicas))
+        seen_s = host.frontend_s(requests.input_tokens, streams(records, replica, settings.num_replicas))
         measured = np.arange(records.size) >= self.requests.num_warmup
         ttft_s = (records["first_token_s"] - records["arrival_s"] + seen_s)[measured]
         gaps = np.maximum(records["output_tokens"] - 1, 1)
@@ -405,8 +403,8 @@ def _ridge_step(
     weight = np.sqrt(share[known]) / (1.0 + (r / OUTLIER) ** 2)
     stacked = np.concatenate([a * weight[:, None], prior])
     wanted = np.concatenate([r * weight, -values / spreads])
-    change = np.linalg.lstsq(stacked, wanted, rcond=None)[0]
-    return np.clip(change, -TRUST, TRUST)
+    change: Floats = np.clip(np.linalg.lstsq(stacked, wanted, rcond=None)[0], -TRUST, TRUST)
+    return change
 
 
 # ----------------------------------------------------------------------------------------------------- cross-validation

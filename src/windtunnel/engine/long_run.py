@@ -15,17 +15,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.engine.frontend import streams
 from windtunnel.engine.serving import (
     ENGINE_COLUMNS,
     Progress,
     check_requests,
     estimator_for,
-    frontend_s,
     kernel_settings,
     power_model,
     run_loop,
     shard_of,
-    streams,
     with_model_len,
 )
 from windtunnel.engine.workload import RequestArrays, generate
@@ -131,7 +130,7 @@ def simulate_long(
         columns = {name: records[name].copy() for name in ENGINE_COLUMNS}
         del records
         replica = np.zeros(mine.num_requests, np.int64)
-        seen_s = frontend_s(setup.engine, mine.input_tokens, streams(columns, replica, 1))
+        seen_s = setup.engine.host.frontend_s(mine.input_tokens, streams(columns, replica, 1))
         table = request_table(columns, replica, seen_s, 0)
         rows = rows_by_replica(table, steps, 1)
         table = with_token_times(table, steps, rows, num_stages)

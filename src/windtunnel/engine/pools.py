@@ -8,6 +8,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.engine.cluster_network import handover_bytes_per_s, network_of
+from windtunnel.engine.frontend import streams
 from windtunnel.engine.serving import (
     ENGINE_COLUMNS,
     PoolResult,
@@ -15,7 +17,6 @@ from windtunnel.engine.serving import (
     Result,
     check_requests,
     estimator_for,
-    frontend_s,
     kernel_settings,
     limits_by_tenant,
     new_records,
@@ -25,7 +26,6 @@ from windtunnel.engine.serving import (
     run_to_end,
     shard_of,
     span_of,
-    streams,
     time_fractions,
     with_model_len,
 )
@@ -76,7 +76,8 @@ def simulate_pools(
     requests = generate(scenario.workload, scenario.seed)
     parts = [_prepared(scenario, pool, requests, estimator, allow_download) for pool in scenario.deployment.pools]
     _check_first_tokens(scenario, parts)
-    plans, travel = _with_given_link(scenario, [part.plan for part in parts]), travel_of(scenario, parts)
+    plans = _with_given_link(scenario, _on_network(scenario, parts, [part.plan for part in parts]))
+    travel = travel_of(scenario, parts)
     records, pools, steps, engine_time_s = run_pools(plans, travel, requests, progress, _speculation(parts))
     table = _request_table(records, pools, parts[0].setup.engine, requests)
     summaries = [
@@ -219,6 +220,31 @@ def _link_bytes_per_s(setup: Setup) -> float:
     return 0.0 if link is None else link.bytes_per_s * setup.parallelism.tp * setup.parallelism.pp
 
 
+def _on_network(scenario: Scenario, parts: Sequence[_Part], plans: list[PoolPlan]) -> list[PoolPlan]:
+    """The plans with what the deployment's network carries from rank to rank, if it is less than their own links'.
+
+    Pools lie on the network one after the other, their replicas too.
+    """
+    settings = scenario.deployment.network
+    if settings is None or not any(plan.role == PREFILL for plan in plans):
+        return plans
+    if len({part.setup.node.name for part in parts}) > 1:
+        raise InputError(
+            "the pools stand in different nodes, and a network is made of one kind",
+            "leave deployment.network out, or give the pools one device",
+        )
+    network = network_of(settings, parts[0].setup.node, scenario.deployment.num_devices)
+    first, sides = 0, dict[bool, list[NDArray[np.int64]]]({True: [], False: []})
+    for part, plan in zip(parts, plans, strict=True):
+        width = part.setup.parallelism.tp * part.setup.parallelism.pp
+        ranks = first + np.arange(plan.settings.num_replicas * plan.settings.ranks_per_replica * width)
+        sides[plan.role == PREFILL].append(ranks.reshape(-1, width))
+        first += ranks.size
+    rates = [handover_bytes_per_s(network, senders, receivers) for senders in sides[True] for receivers in sides[False]]
+    slowest = min(rates)
+    return [plan._replace(link_bytes_per_s=min(plan.link_bytes_per_s, slowest)) for plan in plans]
+
+
 def _with_given_link(scenario: Scenario, plans: Sequence[PoolPlan]) -> list[PoolPlan]:
     """The plans with the bandwidth that transfers reach: what the scenario says, or a share of the links'."""
     transfer = scenario.deployment.transfer
@@ -243,7 +269,7 @@ def _request_table(records: NDArray[np.void], pools: Pools, engine: EngineSettin
     started = replica_of_rank[np.where(moved, journeys.prefill_rank, records["rank"])]
     ended = replica_of_rank[np.where(moved, journeys.decode_rank, records["rank"])]
     own = {name: records[name].copy() for name in ENGINE_COLUMNS}
-    seen_s = frontend_s(engine, requests.input_tokens, streams(own, ended, per_replica.size))
+    seen_s = engine.host.frontend_s(requests.input_tokens, streams(own, ended, per_replica.size))
     table = request_table(own, ended, seen_s, requests.num_warmup, tenant=requests.tenant)
     columns = {name: np.array(journeys[name]) for name in list(POOL_COLUMNS)[1:]}
     return table.with_columns({"prefill_replica": started, **columns}, POOL_COLUMNS)

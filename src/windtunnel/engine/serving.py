@@ -9,6 +9,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.engine.cluster_network import OnNetwork, network_of
+from windtunnel.engine.frontend import streams, usual_streams
 from windtunnel.engine.intervals import intervals, remarks
 from windtunnel.engine.policy import Policy, load_policy, policy_name
 from windtunnel.engine.prefix_cache import cache_for, refuse_tiers, session_state, tier_tokens
@@ -132,7 +134,7 @@ def simulate(
     table = request_table(
         {name: records[name].copy() for name in ENGINE_COLUMNS},
         replica,
-        frontend_s(setup.engine, requests.input_tokens, streams(records, replica, num_replicas)),
+        setup.engine.host.frontend_s(requests.input_tokens, streams(records, replica, num_replicas)),
         requests.num_warmup,
         tenant=requests.tenant,
         cached_tokens=None if cache is None else cache.requests["cached_tokens"],
@@ -226,7 +228,16 @@ def estimator_for(setup: Setup) -> Estimator:
         moe_backend=engine.moe_backend,
         fused_all_reduce=bool(engine.fused_all_reduce),
     )
-    return calibrated(measured, setup)
+    return on_network(calibrated(measured, setup), setup)
+
+
+def on_network(estimator: Estimator, setup: Setup) -> Estimator:
+    """`estimator` with the replica's collectives between nodes on the setup's network, if it has one."""
+    num_devices = setup.parallelism.num_devices
+    if setup.network is None or num_devices <= setup.node.num_devices:
+        return estimator
+    network = network_of(setup.network, setup.node, num_devices)
+    return OnNetwork(estimator, network, num_devices // setup.parallelism.pp)
 
 
 def estimator_key(setup: Setup) -> tuple[Hashable, ...]:
@@ -257,7 +268,7 @@ def kernel_settings(
     assert engine.max_num_seqs is not None
     assert engine.max_num_batched_tokens is not None
     most = max(requests.arrival_s.size, 1)
-    busy = usual_streams(engine, setup, num_replicas, requests.concurrency)
+    busy = usual_streams(engine.max_num_seqs, setup, num_replicas, requests.concurrency)
     return state.Settings(
         scheduler=state.SCHEDULERS.index(str(engine.scheduler)),
         num_replicas=num_replicas,
@@ -278,46 +289,13 @@ def kernel_settings(
         receive_interval_steps=engine.receive_interval_steps or 1,
         concurrency=requests.concurrency,
         num_warmup=requests.num_warmup,
-        frontend_s=float(frontend_s(engine, requests.input_tokens, busy).mean()),
+        frontend_s=float(engine.host.frontend_s(requests.input_tokens.mean(), busy)),
         num_stages=setup.parallelism.pp,
         batch_wait_steps=engine.batch_wait_timeout_iters or 0,
         batch_wait_tokens=round((engine.batch_wait_max_tokens_ratio or 0.0) * engine.max_num_batched_tokens),
         router=state.ROUTERS.index(router),
         seed=seed,
     )
-
-
-def frontend_s(
-    engine: EngineSettings, input_tokens: NDArray[np.int64], num_streams: NDArray[np.float64] | float
-) -> NDArray[np.float64]:
-    """What the client sees on top of the engine's times, of every request.
-
-    Args:
-        engine: resolved settings.
-        input_tokens: of the requests.
-        num_streams: other requests of the replica that are being streamed when a request has its first token.
-    """
-    host = engine.host
-    by_request = float(host.first_token_s or 0.0) + float(host.stream_s or 0.0) * num_streams
-    return by_request + float(host.prompt_token_s or 0.0) * input_tokens.astype(np.float64)
-
-
-def streams(records: Any, replica: NDArray[np.integer], num_replicas: int) -> NDArray[np.float64]:
-    """Other requests of its replica that have had their first token and not their last, at each one's first token."""
-    found = np.empty(replica.size)
-    for one in range(num_replicas):
-        mine = np.flatnonzero(replica == one) if num_replicas > 1 else slice(None)
-        first_s, finish_s = records["first_token_s"][mine], records["finish_s"][mine]
-        begun = np.searchsorted(np.sort(first_s), first_s, side="right") - 1.0
-        ended = np.searchsorted(np.sort(finish_s), first_s, side="right")
-        found[mine] = np.maximum(begun - ended, 0.0)
-    return found
-
-
-def usual_streams(engine: EngineSettings, setup: Setup, num_replicas: int, concurrency: int) -> float:
-    """Of a closed loop whose slots are all taken: what one replica streams beside a new request."""
-    slots = float(engine.max_num_seqs or 0) * setup.parallelism.attention_dp
-    return max(min(concurrency / num_replicas, slots) - 1.0, 0.0)
 
 
 def run_loop(

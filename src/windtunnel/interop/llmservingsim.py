@@ -1,4 +1,4 @@
-"""LLMServingSim's layer profiles (casys-kaist/LLMServingSim, `llm_profile` of version 1): kernels of a vLLM model runner
+"""LLMServingSim's layer profiles (casys-kaist/LLMServingSim, version 1 of its profiler): kernels of a vLLM model runner,
 timed one by one, as the cost of every step that the engine forms.
 
 Files, gzipped CSV with a row a measured point, times in microseconds: `v1_dense` (a layer at so many tokens),
@@ -89,18 +89,18 @@ def layer_steps(
         shard: its number of layers counts.
         engine: resolved settings; the host's overheads are taken from it.
         max_model_len: tokens of the longest request.
-        all_reduce_s: `[max_num_batched_tokens + max_num_seqs + 1]` seconds of one all-reduce of so many tokens, of which
-            a layer has two; None where tp is 1.
+        all_reduce_s: `[max_num_batched_tokens + max_num_seqs + 1]` seconds of one all-reduce of so many tokens; a layer
+            has two; None where tp is 1.
     """
     assert engine.max_num_seqs is not None
     assert engine.max_num_batched_tokens is not None
     layers, most = shard.model.num_layers, engine.max_num_seqs
     tokens = np.arange(engine.max_num_batched_tokens + most + 1, dtype=np.float64)
     requests = np.arange(most + 1, dtype=np.float64)
-    token_s = sum((_at(profile.dense_s[name], tokens) for name in ONCE if name in profile.dense_s), np.zeros(tokens.size))
-    for name, count in A_LAYER.items():
+    token_s = np.zeros(tokens.size)
+    for name, count in [*((name, 1) for name in ONCE), *((name, layers * each) for name, each in A_LAYER.items())]:
         if name in profile.dense_s:
-            token_s = token_s + layers * count * _at(profile.dense_s[name], tokens)
+            token_s += count * _at(profile.dense_s[name], tokens)
     if all_reduce_s is not None:
         token_s = token_s + 2 * layers * all_reduce_s
     host = engine.host

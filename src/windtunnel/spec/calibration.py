@@ -5,13 +5,13 @@ left out of the fit, and the record of how it was made. Shipped ones are files o
 and device.
 """
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from windtunnel.errors import InputError, did_you_mean
 from windtunnel.spec import catalog
 from windtunnel.spec.deployment import HostOverheads
+from windtunnel.spec.engine_defaults import version_key
 from windtunnel.spec.noun import Noun, decode, read_yaml
 
 NONE = "none"
@@ -102,8 +102,9 @@ class Choice:
 def calibration_for(engine: str, device: str, version: str, wanted: str | None = None) -> Choice:
     """The calibration to use: the one asked for, else the shipped one of the engine on the device, else on any device.
 
-    A shipped one is taken only for a release of the engine that is among its runs: on releases that a fit did not see,
-    its predictions are no better than uncalibrated ones (`benchmarks/accuracy.py`, version held out).
+    A shipped one is taken for versions from the oldest to the newest of its runs. Tables of operators are measured on
+    versions newer than those, and the further from the runs, the less of what they taught still holds: with versions
+    held out (`benchmarks/accuracy.py`) calibrated predictions are the better ones but of the newest vLLM.
 
     Raises:
         InputError: it is another engine's, there is none of that name, or it is malformed.
@@ -121,20 +122,14 @@ def calibration_for(engine: str, device: str, version: str, wanted: str | None =
     known = catalog.names("calibrations")
     shipped = {name: load_calibration(name) for name in (f"{engine}-{device}", engine) if name in known}
     for name, found in shipped.items():
-        if any(release(version) == release(seen) for seen in found.provenance.versions):
+        measured = sorted(found.provenance.versions, key=version_key)
+        if measured and version_key(measured[0]) <= version_key(version) <= version_key(measured[-1]):
             return Choice(name, found)
     if not shipped:
         return Choice(reason=f"no runs of {engine} were measured")
-    seen = dict.fromkeys(seen for found in shipped.values() for seen in found.provenance.versions if seen)
-    return Choice(reason=f"version {version} is not among those measured: {', '.join(seen)}")
-
-
-def release(version: str) -> str:
-    """The release that a version belongs to: `1.2.0` for `1.2.0rc6.post2`, `0.18.0` for `v0.18.0`; itself for a
-    nightly build.
-    """
-    found = re.match(r"v?(\d+(?:\.\d+)*)", version)
-    return found[1] if found else version
+    seen = sorted({version for found in shipped.values() for version in found.provenance.versions}, key=version_key)
+    advice = f"--calibration {next(iter(shipped))} applies what they taught"
+    return Choice(reason=f"version {version} lies outside those measured, {seen[0]} to {seen[-1]}; {advice}")
 
 
 def outside(calibration: Calibration, device: str, model: str, formats: tuple[str, ...], version: str) -> list[str]:

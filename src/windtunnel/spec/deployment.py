@@ -1,7 +1,8 @@
 """Where and how a model is served: devices, parallelism, replicas, and the engine with its settings."""
 
-from typing import Literal
+from typing import Any, Literal
 
+from windtunnel.spec.network import ClusterNetwork
 from windtunnel.spec.noun import Noun
 
 MOE_BACKENDS = ("cutlass", "trtllm", "deepgemm", "triton", "marlin", "flashinfer")
@@ -70,6 +71,14 @@ class HostOverheads(Noun):
 
     def __post_init__(self) -> None:
         _check_at_least(0, **{name: getattr(self, name) for name in self.__struct_fields__})
+
+    def frontend_s(self, input_tokens: Any, num_streams: Any) -> Any:
+        """What the client sees on top of the engine's times, of prompts of so many tokens (a number or an array).
+
+        `num_streams`: other requests whose tokens the replica streams when the prompt's first token comes.
+        """
+        by_request = (self.first_token_s or 0.0) + (self.stream_s or 0.0) * num_streams
+        return by_request + (self.prompt_token_s or 0.0) * input_tokens
 
 
 class Speculative(Noun):
@@ -318,8 +327,8 @@ class Deployment(Noun):
     requests waiting, which is what Vidur calls lor."""
     engine: EngineSettings = EngineSettings()
     calibration: str | None = None
-    """A calibration of the catalog or a YAML file, or `none`; None takes the shipped one of engine and device where it
-    was fitted to runs of the engine's version."""
+    """A calibration of the catalog or a YAML file, or `none`; None takes the shipped one of engine and device for
+    versions that it was fitted to, or that lie between them."""
     price_usd_per_hour: float | None = None
     """Of one device; None takes the catalog's list price."""
     busy_w: float | None = None
@@ -330,6 +339,8 @@ class Deployment(Noun):
     """Replicas of several kinds, instead of `replicas` of one."""
     transfer: Transfer = Transfer()
     """Between pools that prefill and pools that decode."""
+    network: ClusterNetwork | None = None
+    """Between the nodes of a replica; None takes closed forms over their published links."""
 
     def __post_init__(self) -> None:
         _check_at_least(1, replicas=self.replicas)
