@@ -28,14 +28,25 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from windtunnel.engine.calibrate import Bench, Fit, benches, by_configuration, fit_runs, folds, held_out, predict
+from windtunnel.engine.calibrate import (
+    LEAST_CONFIGURATIONS,
+    Bench,
+    Fit,
+    benches,
+    by_configuration,
+    fit_runs,
+    folds,
+    held_out,
+    predict,
+    spreads,
+)
 from windtunnel.errors import InputError
 from windtunnel.estimate.calibrated import factor
 from windtunnel.estimate.estimator import Estimator, roofline_estimator
 from windtunnel.interop.measured_runs import Measurement
 from windtunnel.interop.silicon import ODD_FLAGS, UNRECORDED_SOURCES, measurement_of, read_runs
 from windtunnel.metrics.accuracy import kendall_tau, score
-from windtunnel.spec.calibration import calibration_for
+from windtunnel.spec.calibration import Spread, calibration_for
 from windtunnel.spec.deployment import HostOverheads
 from windtunnel.spec.scenario import Setup
 
@@ -238,21 +249,24 @@ def rate(run: Measurement, e2e_s: float) -> float:
 def interval_coverage(runs: Sequence[Bench], held: Predicted) -> dict[str, float]:
     """Share of held-out measurements in 80% intervals whose spread comes from other configurations.
 
-    Runs are halved by configuration; each half is judged by the quantiles of the other's, engine by engine.
+    Five folds of whole configurations; each is judged by the spread of the other four's runs of the engine on the
+    device, or of the engine where those are of few configurations, as a profile's is.
     """
-    half = folds(runs, count=2, seed=1)
+    predictions = [held[bench.measurement.id] for bench in runs]
     inside: dict[str, list[bool]] = {metric: [] for metric in METRICS}
+    fold = folds(runs, seed=1)
+    known: dict[tuple[int, ...], dict[str, Spread]] = {}
     for index, bench in enumerate(runs):
+        others = [at for at in range(len(runs)) if fold[at] != fold[index] and runs[at].scope[0] == bench.scope[0]]
+        own = [at for at in others if runs[at].scope == bench.scope]
+        if len({by_configuration(runs[at]) for at in own}) >= LEAST_CONFIGURATIONS:
+            others = own
+        if tuple(others) not in known:
+            known[tuple(others)] = spreads([runs[at] for at in others], [predictions[at] for at in others])
         for metric in METRICS:
-            others = [
-                other.measurement.measured[metric] / held[other.measurement.id][metric]
-                for at, other in enumerate(runs)
-                if half[at] != half[index] and other.scope[0] == bench.scope[0]
-            ]
-            if len(others) >= 20:
-                low, high = np.quantile(others, (0.1, 0.9))
-                ratio = bench.measurement.measured[metric] / held[bench.measurement.id][metric]
-                inside[metric].append(bool(low <= ratio <= high))
+            spread = known[tuple(others)][metric]
+            ratio = bench.measurement.measured[metric] / predictions[index][metric]
+            inside[metric].append(spread.p10 <= ratio <= spread.p90)
     return {metric: float(np.mean(found)) for metric, found in inside.items() if found}
 
 
@@ -332,7 +346,8 @@ def main() -> int:
     if options.cross_validate:
         best = "calibrated, configuration held out"
         columns |= cross_validated(runs, best)
-        intervals = interval_coverage([bench for bench in runs if bench.measurement.use == "primary"], columns[best])
+        fitted = [bench for bench in runs if bench.measurement.use == "primary" and bench.weight > 0]
+        intervals = interval_coverage(fitted, columns[best])
     columns["log-linear regression, configuration held out"] = regression([bench.measurement for bench in runs], fold)
     by_roofline = benches([bench.measurement for bench in runs], roofline_of)
     columns["roofline alone, uncalibrated"] = {

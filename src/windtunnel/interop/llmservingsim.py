@@ -1,4 +1,4 @@
-"""LLMServingSim's layer profiles (casys-kaist/LLMServingSim, version 1 of its profiler): kernels of a vLLM model runner,
+"""LLMServingSim's layer profiles (casys-kaist/LLMServingSim, its profiler's version 1): kernels of a vLLM model runner
 timed one by one, as the cost of every step that the engine forms.
 
 Files, gzipped CSV with a row a measured point, times in microseconds: `v1_dense` (a layer at so many tokens),
