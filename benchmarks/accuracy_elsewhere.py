@@ -218,7 +218,7 @@ def apex(folder: Path, scratch: Path) -> Iterator[Run | str]:
     requests: dict[str, list[str]] = {}
     with gzip.open(folder / "per_request" / APEX_LENGTHS, "rt", encoding="utf-8", newline="") as file:
         for one in csv.DictReader(file):
-            if one["engine"] == "vllm":
+            if one["engine"] == "vllm" and one["actual_output_tokens"]:
                 line = [one["arrival_offset_s"], one["actual_prompt_tokens"], one["actual_output_tokens"]]
                 requests.setdefault(one["case"], []).append(",".join(str(float(value)) for value in line))
     for row in rows_of(folder / "apex_validation.csv"):

@@ -1,4 +1,4 @@
-"""LLMServingSim's layer profiles price steps; its vLLM runs on the same machines are met from profile and trace alone."""
+"""LLMServingSim's layer profiles price steps; its vLLM runs on the same machines are met by profile and trace alone."""
 
 import csv
 import gzip
