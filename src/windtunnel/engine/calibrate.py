@@ -344,7 +344,9 @@ def _weights(runs: Sequence[Bench]) -> Floats:
 
 
 def _fitted(runs: Sequence[Bench], around: Local) -> Fit:
-    """Ridge regression by Gauss and Newton on predictions that are linear around a fit."""
+    """Ridge regression by Gauss and Newton on predictions that are linear around a fit; nothing from no runs."""
+    if not runs:
+        return Fit({})
     weights = np.repeat(_weights(runs), len(FITTED))
     names: dict[Effect, int] = {}
     spreads: list[float] = []
