@@ -104,6 +104,15 @@ deployment_options = all_of(
     option(
         "--kv-cache-dtype", section=_WHAT, metavar="FORMAT", help="Format of the KV cache: bf16, fp8.  [as published]"
     ),
+    option(
+        "--profile", section=_WHAT, metavar="FOLDER", help="Operators that `windtunnel profile` measured on the device."
+    ),
+    option(
+        "--estimator",
+        section=_WHAT,
+        metavar="NAME",
+        help="Of a profile: interpolation, auto, forest, ... (`windtunnel profile check`).  [interpolation]",
+    ),
     option("--engine", section=_ENGINE, metavar="NAME", help="vllm, sglang or trtllm.  [vllm]"),
     option("--engine-version", section=_ENGINE, metavar="VERSION", help="Its version.  [the newest that was measured]"),
     option(

@@ -112,13 +112,17 @@ def roofline_estimator(device: Device, node: Node | None = None) -> Estimator:
     return RooflineEstimator(Roofline(device, node))
 
 
-def canonical(op: ops.Op) -> ops.Op:
+ANY = "any"
+"""Name of the table of elementwise kernels that stands for all of them: they cost what their bytes cost."""
+
+
+def canonical(op: ops.Op, table: MeasurementTable) -> ops.Op:
     """`op` with the dimensions that do not change its cost made equal, so that it meets the rows that measured it.
 
-    Elementwise kernels cost what their bytes cost; Gated DeltaNet's core does not see the hidden size.
+    A table of all elementwise kernels knows their bytes alone; Gated DeltaNet's core does not see the hidden size.
     """
-    if isinstance(op, ops.Elementwise):
-        return ops.Elementwise("any", op.num_bytes, 1.0)
+    if isinstance(op, ops.Elementwise) and table.words["name"] == ANY:
+        return ops.Elementwise(ANY, op.num_bytes, 1.0)
     if isinstance(op, ops.GatedDelta):
         return replace(op, hidden_size=0)
     return op
@@ -373,10 +377,10 @@ class TableEstimator:
             InputError: a size along an axis is not positive and finite, or a table cannot be read.
         """
         _require_work(op)
-        op = canonical(op)
         table = self.tables.table_for(op)
         if table is None:
             return RooflineEstimator(self.roofline).estimate(op)
+        op = canonical(op, table)
         if id(table) not in self._models:
             self._models[id(table)] = TableModel(table, self.roofline)
         seconds, coverage, lacking = self._models[id(table)].estimate(op)

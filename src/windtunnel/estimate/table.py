@@ -7,7 +7,7 @@ GEMM's n and k, an attention's heads) at which a curve or surface was measured a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,6 +44,9 @@ KINDS: dict[str, type[ops.Op]] = {
 
 _TEXT_FIELDS = ("format", "kv_format", "name", "op")
 
+STATISTICS = ("mean_s", "min_s", "max_s", "std_s", "num_samples", "num_outliers")
+"""What a profiler may keep beside `seconds`, the median of its samples; all but the last count no outliers."""
+
 
 def site_names(kind: str) -> tuple[str, ...]:
     """The numeric dimensions that tell one site of `kind` from another."""
@@ -67,6 +70,7 @@ class MeasurementTable:
         seconds: what one execution took.
         source: a short name for people: device, engine, version, kernel.
         words: the table's words (`format`, `kv_format`, `op`).
+        statistics: of the samples of each row: all of `STATISTICS`, or none where nobody kept them.
 
     Raises:
         InputError: a column of another length, or a time that is not a positive finite number.
@@ -78,9 +82,10 @@ class MeasurementTable:
     seconds: Floats
     source: str
     words: Mapping[str, str]
+    statistics: Mapping[str, Floats] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name, column in (*self.sites.items(), *self.axes.items()):
+        for name, column in (*self.sites.items(), *self.axes.items(), *self.statistics.items()):
             if len(column) != len(self.seconds):
                 raise InputError(
                     f"{self.source}: column {name} has {len(column)} rows, seconds has {len(self.seconds)}"
@@ -115,7 +120,8 @@ class MeasurementTable:
         """The table with only `rows` (a mask or indices)."""
         sites = {name: column[rows] for name, column in self.sites.items()}
         axes = {name: column[rows] for name, column in self.axes.items()}
-        return MeasurementTable(self.kind, sites, axes, self.seconds[rows], self.source, self.words)
+        statistics = {name: column[rows] for name, column in self.statistics.items()}
+        return MeasurementTable(self.kind, sites, axes, self.seconds[rows], self.source, self.words, statistics)
 
     def operator(self, site: tuple[float, ...], axes: Mapping[str, Any]) -> ops.Op:
         """The operator at `site`, with arrays along its axes."""
@@ -171,7 +177,7 @@ def write_tables(path: Path, tables: list[MeasurementTable], provenance: Mapping
 
 def _columns_of(table: MeasurementTable) -> dict[str, Any]:
     words = {name: [word] * len(table) for name, word in table.words.items()}
-    numbers = {**table.sites, **table.axes, "seconds": table.seconds}
+    numbers = {**table.sites, **table.axes, "seconds": table.seconds, **table.statistics}
     columns = {name: np.asarray(column, dtype=np.float64) for name, column in numbers.items()}
     return {**words, **columns, "source": [table.source] * len(table)}
 
@@ -193,17 +199,34 @@ def read_tables(path: Path) -> list[MeasurementTable]:
     combinations, codes = np.unique(
         np.array([rows[name].to_pylist() for name in labels]).T, axis=0, return_inverse=True
     )
-    numbers = {name: numeric_column(rows, name, path) for name in (*sites, *axes, "seconds")}
+    kept = STATISTICS if set(STATISTICS) <= set(rows.column_names) else ()
+    numbers = {name: numeric_column(rows, name, path) for name in (*sites, *axes, "seconds", *kept)}
     tables = []
     for index, combination in enumerate(combinations):
         of = {name: column[codes.ravel() == index] for name, column in numbers.items()}
         named = dict(zip(labels, map(str, combination), strict=True))
         source = named.pop("source")
-        site_part = {name: of[name] for name in sites}
-        tables.append(
-            MeasurementTable(kind, site_part, {name: of[name] for name in axes}, of["seconds"], source, named)
-        )
+        parts = ({name: of[name] for name in names} for names in (sites, axes, kept))
+        site_part, axis_part, statistics = parts
+        tables.append(MeasurementTable(kind, site_part, axis_part, of["seconds"], source, named, statistics))
     return tables
+
+
+def read_provenance(path: Path) -> dict[str, str]:
+    """What `write_tables` was told of where the rows come from.
+
+    Raises:
+        InputError: no such file, or not Parquet.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        metadata = pq.read_schema(path).metadata or {}
+    except (OSError, pa.ArrowException) as error:
+        raise InputError(f"{path} is not a readable Parquet file: {str(error).partition(chr(10))[0]}") from None
+    ours = {key.decode(): value.decode() for key, value in metadata.items() if key.startswith(b"windtunnel.")}
+    return {key.removeprefix("windtunnel."): value for key, value in ours.items()}
 
 
 def read_parquet(path: Path, columns: list[str] | None = None, dictionaries: list[str] | None = None) -> pa.Table:

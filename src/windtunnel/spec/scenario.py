@@ -9,7 +9,7 @@ import yaml
 
 from windtunnel.errors import InputError
 from windtunnel.spec import catalog
-from windtunnel.spec.deployment import Deployment, EngineSettings, Parallelism, Pool
+from windtunnel.spec.deployment import Deployment, EngineSettings, Parallelism, Pool, Profile
 from windtunnel.spec.engine_defaults import overlay, with_defaults
 from windtunnel.spec.hardware import Device, Node
 from windtunnel.spec.model import ExpertsFeedForward, GatedDeltaAttention, GroupedQueryAttention, ModelSpec
@@ -51,6 +51,8 @@ class Setup:
     engine: EngineSettings
     max_model_len: int
     """Tokens of the longest request that the engine accepts."""
+    profile: Profile | None = None
+    """Where the operators were measured, if not by those whose tables ship."""
 
 
 def load(path: Path | str, overrides: dict[str, Any] | None = None) -> Scenario:
@@ -152,6 +154,7 @@ def resolve(scenario: Scenario, allow_download: bool = False) -> Setup:
         parallelism=deployment.parallelism,
         engine=engine,
         max_model_len=engine.max_model_len or model.max_context_tokens,
+        profile=deployment.profile,
     )
     if node.device not in (device.name, ANY_DEVICE):
         raise InputError(

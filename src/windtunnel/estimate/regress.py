@@ -1,0 +1,342 @@
+"""Regressions over measured tables, chosen by cross-validation and lowered to tables again.
+
+A fitted regression is evaluated at the points that were measured and becomes a table of the same shape, which is read
+as every other table is (`interpolate`): between points along the roofline's shape, beyond them at the utilisation of
+the last. So no regression extrapolates on its own (a forest is flat there, a polynomial goes anywhere), the simulator
+needs no scikit-learn, and what is kept on disk is a small Parquet file and never a pickle.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations_with_replacement
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.errors import InputError, MissingExtraError, did_you_mean
+from windtunnel.estimate.estimator import TableModel
+from windtunnel.estimate.profile import Fitted
+from windtunnel.estimate.roofline import Roofline
+from windtunnel.estimate.table import Floats, MeasurementTable, read_tables, write_tables
+from windtunnel.ops import op as ops
+from windtunnel.spec.deployment import ESTIMATORS
+
+Ints = NDArray[np.intp]
+Fit = Callable[[Floats, Floats, Floats], Callable[[Floats, Floats], Floats]]
+"""(features [k, d], roofline seconds [k], seconds [k]) -> a function of features and roofline seconds to seconds."""
+
+FOLDS = 5
+MOST_FOLD_ROWS = 3_000
+"""Rows of a site that cross-validation looks at; of more, evenly spread ones speak for all."""
+SEED = 0
+
+
+@dataclass(frozen=True)
+class Score:
+    """How one regression did on points that it was not shown."""
+
+    method: str
+    mean_error: float
+    """Mean |predicted / measured - 1| (MAPE)."""
+    median_error: float
+
+
+def fitted(table: MeasurementTable, roofline: Roofline, method: str) -> MeasurementTable:
+    """The table with its seconds replaced by those of a regression at the same points.
+
+    Args:
+        table: measured.
+        roofline: of the device; the residual regression fits the ratio to it.
+        method: one of `spec.deployment.ESTIMATORS`; `auto` chooses by cross-validation.
+
+    Raises:
+        InputError: there is no such method, or scikit-learn is needed and missing.
+    """
+    if method not in ESTIMATORS:
+        raise InputError(f"there is no estimator {method!r}", did_you_mean(method, ESTIMATORS, ", ".join(ESTIMATORS)))
+    if method == "auto":
+        method = scores(table, roofline)[0].method
+    if method == "interpolation":
+        return table
+    seconds = _predicted(table, roofline, method, table)
+    note = f"{table.source}, {method.replace('_', ' ')}"
+    return monotone(replace(table, seconds=seconds, source=note, statistics={}))
+
+
+def regression(method: str) -> Fitted | None:
+    """What `profile.profile_estimator` takes: a fit that is kept on disk, or None where tables are read as they are."""
+    if method == "interpolation":
+        return None
+    return lambda table, roofline: cached(table, roofline, method)
+
+
+def scores(
+    table: MeasurementTable, roofline: Roofline, methods: Sequence[str] = ESTIMATORS, folds: int = FOLDS
+) -> list[Score]:
+    """Every method's error on points left out, the best first.
+
+    Points are left out at random, a fold after the other, within each site; a fit sees the others and is then read as
+    the simulator reads it. Repeated points are taken together, so that none is on both sides.
+
+    Raises:
+        InputError: scikit-learn is needed and missing.
+    """
+    found = [_score(table, roofline, method, folds) for method in methods if method != "auto"]
+    return sorted(found, key=lambda score: score.median_error)
+
+
+def _score(table: MeasurementTable, roofline: Roofline, method: str, folds: int) -> Score:
+    table = thinned(table)
+    group = _point_numbers(table)
+    fold = np.random.default_rng(SEED).permutation(int(group.max()) + 1)[group] % folds
+    errors = []
+    for number in range(folds):
+        hidden = fold == number
+        if not hidden.any() or hidden.all():
+            continue
+        shown = table.take(~hidden)
+        shown = fitted(shown, roofline, method)
+        errors.append(np.abs(predict(shown, roofline, table.take(hidden)) / table.seconds[hidden] - 1))
+    every = np.concatenate(errors) if errors else np.array([np.nan])
+    return Score(method, float(every.mean()), float(np.median(every)))
+
+
+def thinned(table: MeasurementTable) -> MeasurementTable:
+    """The table with at most `MOST_FOLD_ROWS` rows, evenly spread over its sorted rows."""
+    if len(table) <= MOST_FOLD_ROWS:
+        return table
+    order = np.concatenate(list(table.rows_by_site.values()))
+    return table.take(order[np.linspace(0, len(order) - 1, MOST_FOLD_ROWS).astype(np.intp)])
+
+
+def _point_numbers(table: MeasurementTable) -> Ints:
+    """A number for every row; rows of the same site and point have the same."""
+    columns = np.column_stack([*table.sites.values(), *table.axes.values()])
+    _, numbers = np.unique(columns, axis=0, return_inverse=True)
+    return np.asarray(numbers.ravel(), np.intp)
+
+
+def predict(shown: MeasurementTable, roofline: Roofline, wanted: MeasurementTable) -> Floats:
+    """Seconds at the rows of `wanted`, read from the table `shown`."""
+    model = TableModel(shown, roofline)
+    seconds = np.empty(len(wanted))
+    for site, rows in wanted.rows_by_site.items():
+        axes = {name: column[rows] for name, column in wanted.axes.items()}
+        seconds[rows] = model.estimate(wanted.operator(site, axes))[0]
+    return seconds
+
+
+# ----------------------------------------------------------------------------------------------------------- the methods
+
+
+def _predicted(table: MeasurementTable, roofline: Roofline, method: str, wanted: MeasurementTable) -> Floats:
+    """What a regression of `table` says at the rows of `wanted`; each site has a fit of its own, as in Vidur."""
+    if method == "monotone":
+        return table.seconds
+    seconds = np.empty(len(wanted))
+    fit = _METHODS[method]
+    for site, rows in wanted.rows_by_site.items():
+        shown = table.rows_by_site[site]
+        if len(shown) < _LEAST_ROWS:
+            seconds[rows] = table.seconds[rows]
+            continue
+        model = fit(_features(table, shown), _roofline_s(table, roofline, site, shown), table.seconds[shown])
+        seconds[rows] = model(_features(wanted, rows), _roofline_s(wanted, roofline, site, rows))
+    return seconds
+
+
+_LEAST_ROWS = 4
+"""Fewer points of a site are left as they are."""
+
+
+def _features(table: MeasurementTable, rows: Ints) -> Floats:
+    return np.column_stack([column[rows] for column in table.axes.values()])
+
+
+def _roofline_s(table: MeasurementTable, roofline: Roofline, site: tuple[float, ...], rows: Ints) -> Floats:
+    op: ops.Op = table.operator(site, {name: column[rows] for name, column in table.axes.items()})
+    return np.broadcast_to(np.asarray(roofline.seconds(op), np.float64), len(rows))
+
+
+def _fit_polynomial(features: Floats, roofline_s: Floats, seconds: Floats) -> Callable[[Floats, Floats], Floats]:  # noqa: ARG001
+    """Least squares of relative errors on monomials of the axes; the degree with the least error on folds."""
+    degrees = range(1, 4)
+    order = np.random.default_rng(SEED).permutation(len(seconds))
+    parts = np.array_split(order, min(3, len(seconds)))
+
+    def error(degree: int) -> float:
+        found = []
+        for part in parts:
+            shown = np.setdiff1d(order, part)
+            guess = _polynomial(features[shown], seconds[shown], degree)(features[part])
+            found.append(np.abs(guess / seconds[part] - 1))
+        return float(np.concatenate(found).mean())
+
+    best = _polynomial(features, seconds, min(degrees, key=error))
+    floor = float(seconds.min()) / 2
+
+    def of(at: Floats, _roofline_s: Floats) -> Floats:
+        # A polynomial may dip below zero between its points; half the least measured time is no time either.
+        return np.maximum(best(at), floor)
+
+    return of
+
+
+def _polynomial(features: Floats, seconds: Floats, degree: int) -> Callable[[Floats], Floats]:
+    scale = features.max(axis=0)
+
+    def monomials(at: Floats) -> Floats:
+        x = at / scale
+        terms = [np.ones(len(x))]
+        for power in range(1, degree + 1):
+            terms += [np.prod(x[:, list(c)], axis=1) for c in combinations_with_replacement(range(x.shape[1]), power)]
+        return np.column_stack(terms)
+
+    weights, *_ = np.linalg.lstsq(monomials(features) / seconds[:, None], np.ones(len(seconds)), rcond=None)
+    return lambda at: np.asarray(monomials(at) @ weights)
+
+
+def _fit_forest(features: Floats, roofline_s: Floats, seconds: Floats) -> Callable[[Floats, Floats], Floats]:  # noqa: ARG001
+    """A random forest of log seconds over the axes (Breiman 2001), with Vidur's usual depth."""
+    forest = _sklearn("ensemble").RandomForestRegressor(
+        n_estimators=50, max_depth=16, min_samples_split=2, random_state=SEED, n_jobs=1
+    )
+    forest.fit(np.log(features), np.log(seconds))
+    return lambda at, _: np.asarray(np.exp(forest.predict(np.log(at))))
+
+
+def _fit_boosting(features: Floats, roofline_s: Floats, seconds: Floats) -> Callable[[Floats, Floats], Floats]:  # noqa: ARG001
+    """Gradient boosting of log seconds that may only rise along every axis (Friedman 2001)."""
+    model = _boosting(np.log(features), np.log(seconds), rising=True)
+    return lambda at, _: np.asarray(np.exp(model.predict(np.log(at))))
+
+
+def _fit_residual(features: Floats, roofline_s: Floats, seconds: Floats) -> Callable[[Floats, Floats], Floats]:
+    """Gradient boosting of log seconds over the roofline's: what it does not know of the device's kernels."""
+    model = _boosting(np.log(features), np.log(seconds / roofline_s), rising=False)
+    return lambda at, floor_s: np.asarray(floor_s * np.exp(model.predict(np.log(at))))
+
+
+def _boosting(features: Floats, wanted: Floats, rising: bool) -> Any:
+    model = _sklearn("ensemble").HistGradientBoostingRegressor(
+        max_iter=120,
+        learning_rate=0.15,
+        max_leaf_nodes=31,
+        min_samples_leaf=min(5, max(len(wanted) // 4, 1)),
+        monotonic_cst=[int(rising)] * features.shape[1],
+        random_state=SEED,
+    )
+    return model.fit(features, wanted)
+
+
+def _sklearn(module: str) -> Any:
+    try:
+        from importlib import import_module
+
+        return import_module(f"sklearn.{module}")
+    except ImportError:
+        raise MissingExtraError("scikit-learn", "estimators") from None
+
+
+_METHODS: Mapping[str, Fit] = {
+    "polynomial": _fit_polynomial,
+    "forest": _fit_forest,
+    "boosting": _fit_boosting,
+    "roofline_residual": _fit_residual,
+}
+
+
+def monotone(table: MeasurementTable) -> MeasurementTable:
+    """The table with times that never fall along an axis of a site: the nearest such ones, by pooling neighbours.
+
+    More tokens cannot be less work; where a measured curve falls, it is noise or a kernel's switch that an engine, which
+    pads to it, would use too. Curves of two axes are pooled along one after the other until both rise.
+    """
+    seconds = table.seconds.copy()
+    for rows in table.rows_by_site.values():
+        points = [column[rows] for column in table.axes.values()]
+        seconds[rows] = np.exp(_rising(points, np.log(seconds[rows])))
+    return replace(table, seconds=seconds)
+
+
+_MOST_PASSES = 20
+
+
+def _rising(axes: list[Floats], values: Floats) -> Floats:
+    lines = [_lines(axes, axis) for axis in range(len(axes))]
+    for _ in range(_MOST_PASSES):
+        before = values
+        for along in lines:
+            values = values.copy()
+            for rows in along:
+                values[rows] = pooled(values[rows])
+        if np.array_equal(before, values):
+            return values
+    for along in lines:  # what pooling in turn has not settled is lifted
+        for rows in along:
+            values[rows] = np.maximum.accumulate(values[rows])
+    return values
+
+
+def _lines(axes: list[Floats], axis: int) -> list[Ints]:
+    """The rows of every line along `axis`: all other coordinates equal, sorted."""
+    others = [column for index, column in enumerate(axes) if index != axis]
+    order = np.lexsort([axes[axis], *others])
+    if not others:
+        return [order]
+    fixed = np.column_stack(others)[order]
+    starts = np.flatnonzero(np.any(fixed[1:] != fixed[:-1], axis=1)) + 1
+    return [rows for rows in np.split(order, starts) if len(rows) > 1]
+
+
+def pooled(values: Floats) -> Floats:
+    """The rising sequence nearest to `values` in squares (pool adjacent violators; Ayer et al. 1955)."""
+    means: list[float] = []
+    sizes: list[int] = []
+    for value in values.tolist():
+        mean, size = value, 1
+        while means and means[-1] > mean:
+            mean = (mean * size + means[-1] * sizes[-1]) / (size + sizes[-1])
+            size += sizes.pop()
+            means.pop()
+        means.append(mean)
+        sizes.append(size)
+    return np.repeat(means, sizes)
+
+
+# ------------------------------------------------------------------------------------------------------------- the cache
+
+_VERSION = "1"
+"""Of what the methods compute; a change of theirs is a change of this."""
+
+
+def cached(table: MeasurementTable, roofline: Roofline, method: str) -> MeasurementTable:
+    """`fitted`, kept on disk under a hash of everything that decides it: rows, device, method and libraries."""
+    path = cache_folder() / f"{_digest(table, roofline, method)}.parquet"
+    if path.is_file():
+        return read_tables(path)[0]
+    found = fitted(table, roofline, method)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_tables(path, [found], {"method": method})
+    return found
+
+
+def cache_folder() -> Path:
+    """Where fits are kept, below the user's cache folder."""
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return home / "windtunnel" / "fits"
+
+
+def _digest(table: MeasurementTable, roofline: Roofline, method: str) -> str:
+    digest = hashlib.sha256(repr((_VERSION, table.kind, sorted(table.words.items()), table.source, method)).encode())
+    digest.update(repr((roofline.device, roofline.node, np.__version__)).encode())
+    for name, column in sorted({**table.sites, **table.axes, "seconds": table.seconds}.items()):
+        digest.update(name.encode())
+        digest.update(np.ascontiguousarray(column).tobytes())
+    return digest.hexdigest()[:32]
