@@ -4,13 +4,16 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
-# A failing example must be the same on every machine, and the first example pays for compilation.
-settings.register_profile("ci", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("dev", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# A failing example must be the same on every machine, and the first example pays for compilation. Explaining a failure
+# traces every line of the oracles: on a scenario of thousands of steps it took longer than the whole test run.
+PHASES = tuple(phase for phase in Phase if phase is not Phase.explain)
+SLOW = [HealthCheck.too_slow]
+settings.register_profile("ci", derandomize=True, deadline=None, phases=PHASES, suppress_health_check=SLOW)
+settings.register_profile("dev", deadline=None, phases=PHASES, suppress_health_check=SLOW)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 

@@ -12,7 +12,7 @@ from windtunnel.spec import catalog
 if TYPE_CHECKING:
     from cli.conftest import Command
 
-KINDS = ["models", "devices", "nodes", "engines", "traces"]
+KINDS = ["models", "devices", "nodes", "engines", "traces", "calibrations"]
 
 
 @pytest.mark.parametrize("kind", KINDS)

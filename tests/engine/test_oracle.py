@@ -53,7 +53,7 @@ def cases(draw: st.DrawFn) -> Case:
             long_prefill_token_threshold=draw(st.sampled_from([0, 0, 7, 20])),
             chunked_prefill=int(chunked),
             max_prefill_tokens=draw(st.integers(30, 200)),
-            priority=draw(st.integers(0, len(state.QUEUE_ORDERS) - 1)) if scheduler == state.VLLM_V1 else 0,
+            queue_order=draw(st.integers(0, len(state.QUEUE_ORDERS) - 1)) if scheduler == state.VLLM_V1 else 0,
             block_size=block_size,
             num_blocks=largest + draw(st.integers(0, 3 * largest)),
             blocks_per_request=fixed,
@@ -204,7 +204,16 @@ def random_cost(
         host_overlaps=int(overlaps),
         recorded_step_s=np.zeros(0),
         group_token_s=2e-5 * np.arange(3.0 * tokens.size),
+        launch_s=9.5e-3,
     )
+
+
+def give_tenants(requests: list[Request], arrays: RequestArrays) -> None:
+    """Set the tenants and deadlines of `requests` as in `arrays`."""
+    if arrays.tenant is not None and arrays.ttft_limit_s is not None:
+        tenants = np.unique(arrays.tenant, return_inverse=True)[1]
+        for request, tenant, limit_s in zip(requests, tenants, arrays.ttft_limit_s, strict=True):
+            request.tenant, request.ttft_limit_s = int(tenant), float(limit_s)
 
 
 def run_oracle(case: Case) -> tuple[list[Request], list[Step]]:
@@ -215,10 +224,7 @@ def run_oracle(case: Case) -> tuple[list[Request], list[Step]]:
             zip(arrays.arrival_s, arrays.input_tokens, arrays.output_tokens, arrays.priority, chains(case), strict=True)
         )
     ]
-    if arrays.tenant is not None and arrays.ttft_limit_s is not None:
-        tenants = np.unique(arrays.tenant, return_inverse=True)[1]
-        for request, tenant, limit_s in zip(requests, tenants, arrays.ttft_limit_s, strict=True):
-            request.tenant, request.ttft_limit_s = int(tenant), float(limit_s)
+    give_tenants(requests, arrays)
     if arrays.previous is not None and arrays.think_s is not None and arrays.session is not None:
         for request, previous, think_s, session in zip(
             requests, arrays.previous, arrays.think_s, arrays.session, strict=True
@@ -267,7 +273,7 @@ def test_cached_prefixes_and_sessions_equal_the_oracles(case: Case) -> None:
 @given(cases())
 def test_inter_token_latency_equals_the_oracles(case: Case) -> None:
     """Exact in the mean, but where a short token budget skips decoding requests: there a gap is taken for a step."""
-    if case.settings.max_num_batched_tokens < 2 * case.settings.max_num_seqs or case.settings.priority:
+    if case.settings.max_num_batched_tokens < 2 * case.settings.max_num_seqs or case.settings.queue_order:
         return
     _, reference_steps = run_oracle(case)
     _, steps, _ = run_loop(case.settings, case.cost, case.requests)

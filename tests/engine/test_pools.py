@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.test_oracle import expanded, random_cost
+from engine.test_oracle import expanded, give_tenants, random_cost
 from windtunnel.engine.pools import run_pools
 from windtunnel.engine.reference import Request, Step
 from windtunnel.engine.reference_pools import Journey, ReferencePools
@@ -66,6 +66,8 @@ def cases(draw: st.DrawFn) -> Case:
             output_tokens=outputs,
             priority=rng.integers(0, 3, n),
             concurrency=concurrency,
+            tenant=rng.integers(0, min(n, 3), n),
+            ttft_limit_s=rng.choice([0.05, 1.0, np.inf], n),
         ),
     )
 
@@ -90,7 +92,7 @@ def plans(
         long_prefill_token_threshold=draw(st.sampled_from([0, 0, 7, 20])),
         chunked_prefill=int(chunked),
         max_prefill_tokens=draw(st.integers(30, 200)),
-        priority=int(draw(st.booleans())) if scheduler == state.VLLM_V1 else 0,
+        queue_order=draw(st.integers(0, len(state.QUEUE_ORDERS) - 1)) if scheduler == state.VLLM_V1 else 0,
         block_size=block_size,
         num_blocks=largest + draw(st.integers(0, 3 * largest)),
         blocks_per_request=fixed,
@@ -113,6 +115,7 @@ def run_oracle(case: Case) -> tuple[list[Request], dict[int, Journey], list[Step
             zip(arrays.arrival_s, arrays.input_tokens, arrays.output_tokens, arrays.priority, strict=True)
         )
     ]
+    give_tenants(requests, arrays)
     reference = ReferencePools(case.plans, case.travel, requests, case.speculation)
     steps = reference.run()
     return requests, reference.journeys, steps
@@ -173,7 +176,7 @@ def test_loop_equals_the_oracle(case: Case) -> None:
 @given(cases())
 def test_inter_token_latency_equals_the_oracles(case: Case) -> None:
     if any(
-        plan.settings.max_num_batched_tokens < 2 * plan.settings.max_num_seqs or plan.settings.priority
+        plan.settings.max_num_batched_tokens < 2 * plan.settings.max_num_seqs or plan.settings.queue_order
         for plan in case.plans
     ):
         return

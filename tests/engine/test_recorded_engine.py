@@ -28,7 +28,7 @@ def settings() -> Settings:
         long_prefill_token_threshold=0,
         chunked_prefill=1,
         max_prefill_tokens=MAX_NUM_BATCHED_TOKENS,
-        priority=0,
+        queue_order=0,
         block_size=16,
         num_blocks=4096,
         blocks_per_request=0,

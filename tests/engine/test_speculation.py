@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import windtunnel as wt
-from engine.test_oracle import Case, cases, random_cost
+from engine.test_oracle import Case, cases, give_tenants, random_cost
 from windtunnel.engine.reference import Reference, Request
 from windtunnel.engine.serving import run_loop
 from windtunnel.errors import InputError
@@ -44,16 +44,12 @@ def speculative_cases(draw: st.DrawFn) -> tuple[Case, state.Speculation]:
 def test_loop_equals_the_oracle(drawn: tuple[Case, state.Speculation]) -> None:
     case, speculation = drawn
     arrays = case.requests
-    assert arrays.tenant is not None
-    assert arrays.ttft_limit_s is not None
-    tenants = np.unique(arrays.tenant, return_inverse=True)[1]
     columns = (arrays.arrival_s, arrays.input_tokens, arrays.output_tokens, arrays.priority)
     requests = [
         Request(i, float(arrival), int(inputs), int(outputs), int(priority))
         for i, (arrival, inputs, outputs, priority) in enumerate(zip(*columns, strict=True))
     ]
-    for request, tenant, limit_s in zip(requests, tenants, arrays.ttft_limit_s, strict=True):
-        request.tenant, request.ttft_limit_s = int(tenant), float(limit_s)
+    give_tenants(requests, arrays)
     reference_steps = Reference(case.settings, case.cost, requests, speculation=speculation).run()
     records, steps, _ = run_loop(case.settings, case.cost, arrays, speculation=speculation)
     for name in ("arrival_s", "scheduled_s", "first_token_s", "finish_s", "num_preemptions"):

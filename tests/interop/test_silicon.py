@@ -110,7 +110,10 @@ def test_a_row_without_recovered_settings_takes_its_own_columns_and_engine_defau
                  warmup="", concurrency="5", backend_version="1.0.0rc3")  # fmt: skip
     assert run.parallelism == Parallelism(tp=2, ep=4, attention_dp=2)
     workload = scenario_of(run).workload
-    assert (workload.input_tokens, workload.output_tokens, workload.num_requests) == (1024, 8192, 100)
+    assert workload.input_tokens == Uniform(min_tokens=922, max_tokens=1126)
+    assert workload.output_tokens == Uniform(min_tokens=7373, max_tokens=9011)
+    assert workload.num_requests == 100
+    assert run.mean_output_tokens == 8192
     assert run.engine.version == "1.0.0rc3"
     assert run.engine.max_num_batched_tokens is None
 

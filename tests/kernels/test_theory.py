@@ -26,7 +26,7 @@ ONE_AT_A_TIME = Settings(
     long_prefill_token_threshold=0,
     chunked_prefill=1,
     max_prefill_tokens=64,
-    priority=0,
+    queue_order=0,
     block_size=16,
     num_blocks=100_000,
     blocks_per_request=0,
@@ -65,7 +65,7 @@ def serve(
     **settings: Any,
 ) -> tuple[NDArray[Any], Table]:
     n = arrival_s.size
-    chosen = ONE_AT_A_TIME._replace(priority=int(by_priority), **settings)
+    chosen = ONE_AT_A_TIME._replace(queue_order=int(by_priority), **settings)
     arrays = RequestArrays(
         arrival_s,
         np.broadcast_to(np.asarray(input_tokens, np.int64), n),

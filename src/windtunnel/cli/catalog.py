@@ -5,7 +5,7 @@ import click
 from windtunnel.cli.options import Verb
 from windtunnel.errors import InputError, did_you_mean
 
-KINDS = ("models", "devices", "nodes", "engines", "traces")
+KINDS = ("models", "devices", "nodes", "engines", "traces", "calibrations")
 
 
 @click.command(cls=Verb)
@@ -13,7 +13,7 @@ KINDS = ("models", "devices", "nodes", "engines", "traces")
 @click.argument("name", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(kind: str | None, name: str | None, as_json: bool) -> None:
-    """List known models, devices, nodes, engines or traces; with a NAME, show one in full with its sources.
+    """List known models, devices, nodes, engines, traces or calibrations; with a NAME, one in full with its sources.
 
     \b
     windtunnel catalog devices

@@ -136,6 +136,12 @@ deployment_options = all_of(
         metavar="X",
         help="Share of memory to use.  [the engine's]",
     ),
+    option(
+        "--calibration",
+        section=_ENGINE,
+        metavar="NAME",
+        help="A calibration of the catalog, its file, or none.  [the shipped one]",
+    ),
 )
 
 general_options = all_of(

@@ -10,6 +10,8 @@ VERBS = {
     "simulate": "Predict latency, throughput and cost of a served model.",
     "train": "Predict a training job's step time, memory and cost.",
     "explain": "Show one forward step operator by operator.",
+    "validate": "Predict measured runs and show how far off the predictions are.",
+    "calibrate": "Fit host overheads and operator factors to measured runs.",
     "collective": "Predict the time and bandwidth of one collective.",
     "network": "Run a training workload on a network (SimAI's job).",
     "topology": "Generate, show and check networks of GPUs.",

@@ -9,7 +9,7 @@ from windtunnel.engine.serving import estimator_for, shard_of
 from windtunnel.errors import InputError
 from windtunnel.estimate.estimator import Coverage, Estimator
 from windtunnel.estimate.roofline import compute_format, machine
-from windtunnel.estimate.steps import graph_sizes, is_compute_bound, padded_sizes
+from windtunnel.estimate.steps import graph_sizes, is_compute_bound, num_launches, padded_sizes
 from windtunnel.ops.forward import Shard, StepBatch, decode_launches, head_launches, prefill_launches, token_launches
 from windtunnel.ops.memory import MemoryPlan, plan_memory
 from windtunnel.ops.op import Collective, Elementwise, Launch, Op
@@ -59,6 +59,10 @@ class Explanation:
     """Scheduling and input preparation of the step."""
     host_overlaps: bool
     """The host works beside the device, and the longer of the two decides."""
+    launch_s: float
+    """What the host needs to launch a step with prefill, which the device waits for where it is faster; 0 in decode."""
+    unhidden_s: float
+    """The host's time that is not hidden even where it overlaps."""
 
     @property
     def device_s(self) -> float:
@@ -67,12 +71,13 @@ class Explanation:
     @property
     def step_s(self) -> float:
         """The step's duration."""
-        return max(self.device_s, self.host_s) if self.host_overlaps else self.device_s + self.host_s
+        busy_s = max(self.device_s + self.unhidden_s, self.launch_s)
+        return max(busy_s, self.host_s) if self.host_overlaps else busy_s + self.host_s
 
     @property
     def bound_by(self) -> str:
         """`host` where the device waits for it, else what bounds the operators that take most of the device's time."""
-        if self.host_overlaps and self.host_s > self.device_s:
+        if (self.host_overlaps and self.host_s > self.device_s + self.unhidden_s) or self.launch_s > self.device_s:
             return "host"
         return next(iter(self.seconds_by(lambda launch: launch.bound_by)))
 
@@ -109,6 +114,8 @@ def explain_step(setup: Setup, batch: StepBatch, estimator: Estimator | None = N
         memory=memory,
         host_s=float(host.step_s or 0.0) + float(host.request_s or 0.0) * num_running,
         host_overlaps=bool(setup.engine.async_scheduling),
+        launch_s=float(host.launch_s or 0.0) * num_launches(shard) if batch.prefill_tokens else 0.0,
+        unhidden_s=float(host.unhidden_step_s or 0.0) + float(host.unhidden_request_s or 0.0) * batch.sampled,
     )
 
 

@@ -258,7 +258,7 @@ class Reference:
 
     def deliver_to(self, replica: int, request: Request, now_s: float) -> None:
         rank = min(self.ranks_of(replica), key=lambda rank: rank.num_outstanding)
-        request.queue_key = self.queue_key(rank, request, now_s)
+        request.queue_key = self.queue_key(rank, request, request.input_tokens)
         self.enqueue(rank, request)
         self.wake(replica, now_s)
 
@@ -319,21 +319,22 @@ class Reference:
         return bool(rank.waiting) or unscheduled or any(r.is_decoding and r.lane == lane for r in rank.running)
 
     def enqueue(self, rank: Rank, request: Request) -> None:
-        request.order = (request.queue_key, request.sequence)
+        first = request.queue_key if self.settings.queue_order else 0
+        request.order = (first, request.sequence)
         bisect.insort(rank.waiting, request, key=lambda waiting: waiting.order)
 
-    def queue_key(self, rank: Rank, request: Request, now_s: float) -> int:
+    def queue_key(self, rank: Rank, request: Request, prompt_tokens: int) -> int:
         """The first part of a waiting request's key: by priority, prompt, deadline or its tenant's service."""
-        order = QUEUE_ORDERS[self.settings.priority]
+        order = QUEUE_ORDERS[self.settings.queue_order]
         if order == "fair_share":
             key = max(self.service.get(request.tenant, 0), rank.fair_tag)
-            self.service[request.tenant] = key + -(-request.input_tokens // 16)
+            self.service[request.tenant] = key + -(-prompt_tokens // 16)
             return key
         keys = {
             "fcfs": 0,
             "priority": request.priority,
             "shortest": request.input_tokens,
-            "deadline": int(min((now_s + request.ttft_limit_s) * 1e3, 2.0**31)),
+            "deadline": int(min((request.arrival_s + request.ttft_limit_s) * 1e3, 2.0**31)),
         }
         return keys[order]
 
@@ -403,7 +404,7 @@ class Reference:
 
     def finish(self, rank: Rank, request: Request, now_s: float) -> None:
         request.finish_s = now_s
-        if QUEUE_ORDERS[self.settings.priority] == "fair_share":
+        if QUEUE_ORDERS[self.settings.queue_order] == "fair_share":
             self.service[request.tenant] += 2 * request.output_tokens // 16
         self.release(rank, request, request.computed_tokens)
         if request.index in self.following:
@@ -554,7 +555,7 @@ class Reference:
                 victims = [r for r in rank.running if not rank.is_in_flight(r, lane)]
                 if not victims:
                     break
-                victim = max(victims, key=lambda r: (r.priority, r.sequence)) if s.priority == 1 else victims[-1]
+                victim = max(victims, key=lambda r: (r.priority, r.sequence)) if s.queue_order == 1 else victims[-1]
                 if rank.running.index(victim) < position:
                     position -= 1
                 budget += self.preempt(rank, lane, victim)
@@ -748,7 +749,7 @@ class Reference:
             device_s = float(c.mixed_token_s[most_tokens] + c.sample_s[sampled] + attention_s)
             if self.speculation is not None:
                 device_s += float(c.draft_s[max(sum(chunk.decodes for chunk in batch.values()) for batch in batches)])
-            return device_s + group_s
+            return max(device_s + group_s, float(c.launch_s))
         return float(c.decode_token_s[max(len(batch) for batch in batches)] + attention_s)
 
     def decode_attention_s(self, num_decodes: int, context_tokens: int) -> float:

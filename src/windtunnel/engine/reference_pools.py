@@ -39,7 +39,7 @@ class Pool(Reference):
         self.world, self.role, self.link_bytes_per_s = world, plan.role, plan.link_bytes_per_s
         self.start()
         # What the client knows is the same for all pools.
-        self.completed_s, self.thinking = world.completed_s, world.thinking
+        self.completed_s, self.thinking, self.service = world.completed_s, world.thinking, world.service
         self.handed: dict[int, list[Journey]] = {id(rank): [] for rank in self.ranks}
         self.pulled: dict[int, list[Journey]] = {id(rank): [] for rank in self.ranks}
         """They hold blocks: their KV is under way."""
@@ -62,7 +62,7 @@ class Pool(Reference):
         if request.index in self.world.journeys:
             journey = self.world.journeys[request.index]
             journey.prefill_pool, journey.prefill_rank = self, rank
-        request.queue_key = self.queue_key(rank, request, now_s)
+        request.queue_key = self.queue_key(rank, request, request.input_tokens)
         self.enqueue(rank, request)
         self.wake(replica, now_s)
 
@@ -115,10 +115,8 @@ class Pool(Reference):
             self.world.transfer(handed.pop(0), now_s)
 
     def an_older_one_waits(self, rank: Rank, request: Request) -> bool:
-        """`queue_key` of a request that was handed over is still that of the pool where it arrived."""
-
         def key(r: Request) -> tuple[int, int]:
-            return (r.queue_key if self.settings.priority else 0, r.sequence)
+            return (r.queue_key if self.settings.queue_order else 0, r.sequence)
 
         return bool(rank.waiting) and key(rank.waiting[0]) < key(request)
 
@@ -140,6 +138,7 @@ class ReferencePools:
     def run(self) -> list[Step]:
         self.completed_s: list[float] = []
         self.thinking: list[tuple[float, int]] = []
+        self.service: dict[int, int] = {}
         self.replica_of_session: dict[int, int] = {}
         self.pools = [Pool(self, plan) for plan in self.plans]
         self.first = self.pools[0]
@@ -224,6 +223,8 @@ class ReferencePools:
     def hand_over(self, journey: Journey, now_s: float) -> None:
         pool, replica = self.replicas[self.choose(self.decoders, self.travel.decode_router, 1)]
         journey.decode_pool, journey.decode_rank = pool, pool.fewest_outstanding(replica)
+        if pool.settings.queue_order:
+            journey.request.queue_key = pool.queue_key(journey.decode_rank, journey.request, 0)
         pool.handed[id(journey.decode_rank)].append(journey)
         pool.wake(replica, now_s)
 

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.engine.intervals import intervals, remarks
 from windtunnel.engine.policy import Policy, load_policy, policy_name
 from windtunnel.engine.prefix_cache import cache_for, refuse_tiers, session_state, tier_tokens
 from windtunnel.engine.speculation import drafter_of, speculation_of, with_drafter
@@ -17,6 +18,7 @@ from windtunnel.engine.walked import check_walked, most_batch_tokens, walk, walk
 from windtunnel.engine.work import stage_uses, total_work
 from windtunnel.engine.workload import RequestArrays, generate
 from windtunnel.errors import InputError, WindtunnelError
+from windtunnel.estimate.calibrated import CalibratedEstimator
 from windtunnel.estimate.estimator import COVERAGES, Coverage, Estimator
 from windtunnel.estimate.profile import profile_estimator
 from windtunnel.estimate.regress import regression
@@ -31,6 +33,7 @@ from windtunnel.metrics.power import PowerModel
 from windtunnel.metrics.records import STEP_COLUMNS, Table, request_table
 from windtunnel.metrics.summary import Summary, summarise
 from windtunnel.metrics.tokens import rows_by_replica, with_token_times
+from windtunnel.metrics.uncertainty import Interval
 from windtunnel.ops.forward import Shard, StepBatch
 from windtunnel.ops.memory import MemoryPlan, plan_memory
 from windtunnel.spec.deployment import EngineSettings
@@ -64,6 +67,10 @@ class Result:
     """Operator, as `windtunnel explain` names it -> share of the device's time."""
     engine_time_s: float
     """Wall time of the simulation loop alone."""
+    intervals: dict[str, Interval] = field(default_factory=dict)
+    """Metric (`tpot`, `ttft`, `e2e`, `throughput`) -> where 80% of measurements are expected."""
+    calibration_remarks: tuple[str, ...] = ()
+    """In what the setup lies outside its calibration's runs."""
     pools: tuple["PoolResult", ...] = ()
     """Empty where all replicas are alike; else `setup` and `memory` are those of the first."""
 
@@ -127,7 +134,7 @@ def simulate(
     table = request_table(
         {name: records[name].copy() for name in ENGINE_COLUMNS},
         records["rank"] // settings.ranks_per_replica,
-        float(setup.engine.host.first_token_s or 0.0),
+        frontend_s(setup.engine, requests.input_tokens),
         requests.num_warmup,
         tenant=requests.tenant,
         cached_tokens=None if cache is None else cache.requests["cached_tokens"],
@@ -168,6 +175,8 @@ def simulate(
         sources=sources,
         operators=operators,
         engine_time_s=engine_time_s,
+        intervals=intervals(setup, summary, table, {how.value: share for how, share in coverage.items()}),
+        calibration_remarks=tuple(remarks(setup)),
     )
 
 
@@ -206,17 +215,24 @@ def shard_of(setup: Setup) -> Shard:
 
 
 def estimator_for(setup: Setup) -> Estimator:
-    """The estimator that knows most about the setup's device and engine: of its own profile, where it has one."""
+    """The estimator that knows most about the setup's device and engine: that of its own profile, where it has one."""
     if setup.profile is not None:
-        return profile_estimator(
-            Path(setup.profile.folder), setup.device, setup.node, regression(setup.profile.estimator)
-        )
+        fit = regression(setup.profile.estimator)
+        return calibrated(profile_estimator(Path(setup.profile.folder), setup.device, setup.node, fit), setup)
     engine = setup.engine
     assert engine.version is not None
     graphs = bool(engine.max_cudagraph_capture_size)
-    return measured_estimator(
+    measured = measured_estimator(
         setup.device, setup.node, engine.name, engine.version, cuda_graphs=graphs, moe_backend=engine.moe_backend
     )
+    return calibrated(measured, setup)
+
+
+def calibrated(estimator: Estimator, setup: Setup) -> Estimator:
+    """`estimator` with the factors of the setup's calibration, if it has one."""
+    if setup.calibration is None or not setup.calibration.factors:
+        return estimator
+    return CalibratedEstimator(estimator, setup.device, setup.calibration.factors)
 
 
 def kernel_settings(
@@ -241,7 +257,7 @@ def kernel_settings(
         long_prefill_token_threshold=engine.long_prefill_token_threshold or 0,
         chunked_prefill=int(bool(engine.enable_chunked_prefill)),
         max_prefill_tokens=engine.max_prefill_tokens or engine.max_num_batched_tokens,
-        priority=0
+        queue_order=0
         if engine.scheduling_policy == "lpm"
         else state.QUEUE_ORDERS.index(engine.scheduling_policy or "fcfs"),
         longest_prefix_first=int(engine.scheduling_policy == "lpm"),
@@ -252,13 +268,19 @@ def kernel_settings(
         receive_interval_steps=engine.receive_interval_steps or 1,
         concurrency=requests.concurrency,
         num_warmup=requests.num_warmup,
-        frontend_s=float(engine.host.first_token_s or 0.0),
+        frontend_s=float(frontend_s(engine, requests.input_tokens).mean()),
         num_stages=setup.parallelism.pp,
         batch_wait_steps=engine.batch_wait_timeout_iters or 0,
         batch_wait_tokens=round((engine.batch_wait_max_tokens_ratio or 0.0) * engine.max_num_batched_tokens),
         router=state.ROUTERS.index(router),
         seed=seed,
     )
+
+
+def frontend_s(engine: EngineSettings, input_tokens: NDArray[np.int64]) -> NDArray[np.float64]:
+    """What the client sees on top of the engine's times, of every request."""
+    host = engine.host
+    return float(host.first_token_s or 0.0) + float(host.prompt_token_s or 0.0) * input_tokens.astype(np.float64)
 
 
 def run_loop(
@@ -408,12 +430,14 @@ def time_fractions(lowered: LoweredSteps, steps: Table, settings: state.Settings
     def by_kind(decode: NDArray[np.float64], mixed: NDArray[np.float64]) -> NDArray[np.float64]:
         return np.asarray(np.where(prefills, mixed[tokens], decode[decodes]))
 
+    unhidden_s = lowered.unhidden_s[np.minimum(-(-steps["num_sampled"] // ranks), lowered.unhidden_s.size - 1)]
     host_s = cost.host_step_s + cost.host_request_s * steps["num_running"] / ranks
     whole_s = by_kind(cost.decode_token_s, lowered.mixed_token_s)
     communication_s = by_kind(lowered.decode_communication_s, lowered.mixed_communication_s)
     compute_s = by_kind(lowered.decode_compute_s, lowered.mixed_compute_s)
-    device_s = step_s if cost.host_overlaps else np.maximum(step_s - host_s, 0.0)
+    device_s = np.maximum(step_s - unhidden_s - (0.0 if cost.host_overlaps else host_s), 0.0)
     waits_for_host = host_s >= step_s if cost.host_overlaps else np.zeros(step_s.size, bool)
+    waits_for_host = waits_for_host | (prefills & (cost.launch_s >= device_s))
     load_s = steps["load_s"]
     device_s = device_s - load_s
     attention_s = np.maximum(device_s - whole_s, 0.0)

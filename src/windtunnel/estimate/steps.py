@@ -1,7 +1,9 @@
 """Lower an estimator to the arrays that the serving loop looks durations up in, and price single steps for people."""
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,6 +46,8 @@ class LoweredSteps:
     """A `StepCost` with what is needed to explain a run made with it."""
 
     cost: StepCost
+    unhidden_s: Floats
+    """[max_num_seqs + 1] the part of `cost.decode_token_s` and `cost.sample_s` that is the host's."""
     decode_communication_s: Floats
     """[max_num_seqs + 1] the part of `cost.decode_token_s` that is collectives."""
     mixed_token_s: Floats
@@ -77,14 +81,103 @@ def padded_sizes(sizes: NDArray[np.int64], most: int) -> NDArray[np.int64]:
     return np.where(at < sizes.size, sizes[np.minimum(at, sizes.size - 1)], n)
 
 
-def lower_steps(
+Split = tuple[Floats, Floats, Floats]
+"""Seconds of operators: all, those of collectives, those of compute-bound ones."""
+
+
+@dataclass(frozen=True)
+class StepPrices:
+    """Every step that an engine can form, priced at the nodes of grids; linear in the operators' seconds.
+
+    Prices of parts of the operators add up to those of all: a calibration is fitted on such parts.
+    """
+
+    shard: Shard
+    engine: EngineSettings
+    token_nodes: Floats
+    """Tokens of one rank."""
+    token: Split
+    """At `token_nodes`: everything that depends on the tokens alone."""
+    group: Floats
+    """At `token_nodes`: of that, what the ranks of an attention data-parallel group do together."""
+    sampled_nodes: Floats
+    head: Split
+    """At `sampled_nodes`: LM head and sampling."""
+    batch_nodes: Floats
+    context_nodes: Floats
+    decode: Floats
+    """Decode attention, at `batch_nodes` x `context_nodes`."""
+    chunk_nodes: Floats
+    length_nodes: Floats
+    prefill: Floats
+    """Prefill attention, at `chunk_nodes` x `length_nodes`."""
+    queries: int = 1
+    """Tokens that a decode step computes for each request: more than one with speculative decoding."""
+    draft: Floats | None = None
+    """[max_num_seqs + 1] drafting for so many requests; None without speculative decoding."""
+
+    def lowered(self) -> LoweredSteps:
+        """The arrays that the loop looks durations up in, the host's overheads among them."""
+        engine, host = self.engine, self.engine.host
+        assert engine.max_num_seqs is not None
+        most_tokens = int(self.token_nodes[-1])
+        every = np.arange(most_tokens + 1, dtype=np.float64)
+        token_s, communication_s, compute_s = (np.interp(every, self.token_nodes, part) for part in self.token)
+        ranks = self.shard.parallelism.attention_dp
+        group_token_s, rank_token_s = np.zeros(1), token_s
+        if ranks > 1:
+            group_token_s = np.interp(np.arange(ranks * most_tokens + 1) / ranks, self.token_nodes, self.group)
+            rank_token_s = token_s - np.interp(every, self.token_nodes, self.group)
+        padded = padded_sizes(graph_sizes(engine), self.queries * engine.max_num_seqs)
+        upto = np.arange(engine.max_num_seqs + 1)
+        verified, positions = padded[self.queries * upto], np.arange(self.queries * engine.max_num_seqs + 1)
+        draft_s = np.zeros(1) if self.draft is None else self.draft
+        unhidden_s = float(host.unhidden_step_s or 0.0) + float(host.unhidden_request_s or 0.0) * upto.astype(
+            np.float64
+        )
+        head_s, head_communication_s, head_compute_s = self.head
+
+        def at_padded(by_token: Floats, by_sample: Floats) -> Floats:
+            return by_token[np.minimum(verified, most_tokens)] + np.interp(verified, self.sampled_nodes, by_sample)
+
+        columns = range(self.context_nodes.size)
+        attention_s = [np.interp(upto, self.batch_nodes, self.decode[:, column]) for column in columns]
+        cost = StepCost(
+            decode_token_s=at_padded(token_s, head_s) + draft_s + unhidden_s,
+            mixed_token_s=rank_token_s,
+            sample_s=np.interp(positions, self.sampled_nodes, head_s) + unhidden_s[positions // self.queries],
+            context_nodes=self.context_nodes,
+            decode_attention_s=np.ascontiguousarray(np.stack(attention_s, axis=1)),
+            chunk_nodes=self.chunk_nodes,
+            length_nodes=self.length_nodes,
+            prefill_attention_s=np.ascontiguousarray(self.prefill),
+            host_step_s=float(host.step_s or 0.0),
+            host_request_s=float(host.request_s or 0.0),
+            host_overlaps=int(bool(engine.async_scheduling)),
+            recorded_step_s=np.zeros(0),
+            group_token_s=group_token_s,
+            launch_s=float(host.launch_s or 0.0) * num_launches(self.shard),
+            draft_s=draft_s,
+        )
+        return LoweredSteps(
+            cost=cost,
+            unhidden_s=unhidden_s,
+            decode_communication_s=at_padded(communication_s, head_communication_s),
+            mixed_token_s=token_s,
+            mixed_communication_s=communication_s,
+            decode_compute_s=at_padded(compute_s, head_compute_s),
+            mixed_compute_s=compute_s,
+        )
+
+
+def price_steps(
     estimator: Estimator,
     device: Device,
     shard: Shard,
     engine: EngineSettings,
     max_model_len: int,
     drafter: Shard | None = None,
-) -> LoweredSteps:
+) -> StepPrices:
     """Price every step that the engine can form.
 
     With speculative decoding a decode step is the verification of `num_draft_tokens` + 1 tokens for each request: dense
@@ -106,80 +199,84 @@ def lower_steps(
     most_tokens = max(engine.max_num_batched_tokens, engine.max_prefill_tokens or 0) + queries * engine.max_num_seqs
     tokens = token_nodes(most_tokens)
     launches = token_launches(shard, tokens)
-    whole, communication, compute = pricer.total(launches)
-    every = np.arange(most_tokens + 1, dtype=np.float64)
-    token_s, communication_s, compute_s = (
-        np.interp(every, tokens, values) for values in (whole, communication, compute)
-    )
-    ranks = shard.parallelism.attention_dp
-    group_token_s, rank_token_s = np.zeros(1), token_s
-    if ranks > 1:
+    token = pricer.total(launches)
+    group = np.zeros(tokens.size)
+    if shard.parallelism.attention_dp > 1:
         group, _, _ = pricer.total(launch for launch in launches if launch.name in GROUP_LAUNCHES)
-        group_token_s = np.interp(np.arange(ranks * most_tokens + 1) / ranks, tokens, group)
-        rank_token_s = token_s - np.interp(every, tokens, group)
-
     padded = padded_sizes(graph_sizes(engine), queries * engine.max_num_seqs)
     sampled = token_nodes(max(int(padded.max()), 2))
-    head, head_communication, head_compute = pricer.total(head_launches(shard, sampled))
-    upto = np.arange(engine.max_num_seqs + 1)
-    verified = padded[queries * upto]
-
-    def at_padded(by_token: Floats, by_sample: Floats) -> Floats:
-        return by_token[np.minimum(verified, most_tokens)] + np.interp(verified, sampled, by_sample)
-
-    context_nodes = geometric_nodes(max_model_len)
-    batches = batch_nodes(engine.max_num_seqs)
-    decode_grid = _over_grid(
-        pricer, batches, context_nodes, lambda batch, context: decode_launches(shard, batch, context)
-    )
-    draft_s = np.zeros(1)
+    contexts, batches = geometric_nodes(max_model_len), batch_nodes(engine.max_num_seqs)
+    chunks, lengths = geometric_nodes(most_tokens), geometric_nodes(2 * max_model_len)
+    decode = _over_grid(pricer, batches, contexts, lambda batch, context: decode_launches(shard, batch, context))
+    draft_s = None
     if queries > 1:
-        decode_grid = np.maximum(decode_grid, queries * _ideal_compute_s(shard, device, batches, context_nodes))
-        draft_s = np.zeros(upto.size)
+        decode = np.maximum(decode, queries * _ideal_compute_s(shard, device, batches, contexts))
+        draft_s = np.zeros(engine.max_num_seqs + 1)
     if drafter is not None:
-        at = token_nodes(max(engine.max_num_seqs, 2))
+        at, upto = token_nodes(max(engine.max_num_seqs, 2)), np.arange(engine.max_num_seqs + 1)
         drafted = pricer.total(token_launches(drafter, at))[0] + pricer.total(head_launches(drafter, at))[0]
         draft_s = (queries - 1) * np.interp(upto, at, drafted) * (upto > 0)
-        decode_grid += (queries - 1) * _over_grid(
-            pricer, batches, context_nodes, lambda batch, context: decode_launches(drafter, batch, context)
+        decode = decode + (queries - 1) * _over_grid(
+            pricer, batches, contexts, lambda batch, context: decode_launches(drafter, batch, context)
         )
-    decode_attention_s = np.stack(
-        [np.interp(upto, batches, decode_grid[:, column]) for column in range(context_nodes.size)], axis=1
+    return StepPrices(
+        shard=shard,
+        engine=engine,
+        token_nodes=tokens,
+        token=token,
+        group=group,
+        sampled_nodes=sampled,
+        head=pricer.total(head_launches(shard, sampled)),
+        batch_nodes=batches,
+        context_nodes=contexts,
+        decode=decode,
+        chunk_nodes=chunks,
+        length_nodes=lengths,
+        prefill=_over_grid(
+            pricer, chunks, lengths, lambda chunk, length: prefill_launches(shard, chunk / length, length)
+        ),
+        queries=queries,
+        draft=draft_s,
     )
 
-    chunk_nodes = geometric_nodes(most_tokens)
-    length_nodes = geometric_nodes(2 * max_model_len)
-    prefill_grid = _over_grid(
-        pricer,
-        chunk_nodes,
-        length_nodes,
-        lambda chunk, length: prefill_launches(shard, chunk / length, length),
+
+def combined(parts: Mapping[str, StepPrices], weights: Mapping[str, float]) -> StepPrices:
+    """The weighted sum of prices at equal nodes."""
+    first = next(iter(parts.values()))
+
+    def total(of: Callable[[StepPrices], Floats]) -> Floats:
+        return np.asarray(sum(weights[name] * of(part) for name, part in parts.items()), np.float64)
+
+    def split(of: Callable[[StepPrices], Split]) -> Split:
+        whole, communication, compute = (total(lambda part, at=at: of(part)[at]) for at in range(3))  # type: ignore[misc]
+        return whole, communication, compute
+
+    return replace(
+        first,
+        token=split(lambda part: part.token),
+        group=total(lambda part: part.group),
+        head=split(lambda part: part.head),
+        decode=total(lambda part: part.decode),
+        prefill=total(lambda part: part.prefill),
     )
 
-    cost = StepCost(
-        decode_token_s=at_padded(token_s, head) + draft_s,
-        mixed_token_s=rank_token_s,
-        sample_s=np.interp(np.arange(queries * engine.max_num_seqs + 1), sampled, head),
-        context_nodes=context_nodes,
-        decode_attention_s=np.ascontiguousarray(decode_attention_s),
-        chunk_nodes=chunk_nodes,
-        length_nodes=length_nodes,
-        prefill_attention_s=np.ascontiguousarray(prefill_grid),
-        host_step_s=float(engine.host.step_s or 0.0),
-        host_request_s=float(engine.host.request_s or 0.0),
-        host_overlaps=int(bool(engine.async_scheduling)),
-        recorded_step_s=np.zeros(0),
-        group_token_s=group_token_s,
-        draft_s=draft_s,
-    )
-    return LoweredSteps(
-        cost=cost,
-        decode_communication_s=at_padded(communication_s, head_communication),
-        mixed_token_s=token_s,
-        mixed_communication_s=communication_s,
-        decode_compute_s=at_padded(compute_s, head_compute),
-        mixed_compute_s=compute_s,
-    )
+
+def lower_steps(
+    estimator: Estimator,
+    device: Device,
+    shard: Shard,
+    engine: EngineSettings,
+    max_model_len: int,
+    drafter: Shard | None = None,
+) -> LoweredSteps:
+    """`price_steps`, as the arrays that the loop looks durations up in."""
+    return price_steps(estimator, device, shard, engine, max_model_len, drafter).lowered()
+
+
+def num_launches(shard: Shard) -> float:
+    """Operators that a step with prefill launches."""
+    step = [*token_launches(shard, 1.0), *prefill_launches(shard, 1.0, 1.0), *head_launches(shard, 1.0)]
+    return sum(launch.count for launch in step)
 
 
 def recorded_steps(duration_s: Floats, engine: EngineSettings) -> StepCost:
@@ -238,7 +335,7 @@ class _Pricer:
         self.estimator = estimator
         self.device = device
 
-    def total(self, launches: Iterable[Launch]) -> tuple[Floats, Floats, Floats]:
+    def total(self, launches: Iterable[Launch]) -> Split:
         """(all seconds, those of collectives, those of compute-bound operators) at every point of the axes."""
         whole: Size = 0.0
         communication: Size = 0.0

@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 from windtunnel.errors import InputError, did_you_mean
+from windtunnel.interop.measured_runs import UNRECORDED_SPREAD, Measurement
 from windtunnel.spec import catalog
 from windtunnel.spec.deployment import MOE_BACKENDS, Deployment, EngineSettings, Parallelism
 from windtunnel.spec.precision import Format, Precision
@@ -31,6 +32,19 @@ ENGINES = ("vllm", "sglang", "trtllm")
 REQUESTS_PER_SLOT = {"vllm": 10, "sglang": 20, "trtllm": 20}
 """Requests per client slot where the number was not recorded: the digits of those rows' means are multiples of 1 / N
 with these N."""
+
+ODD_FLAGS = ("cold_start_no_warmup", "token_inflation_5x", "debug_run_c512", "gtl_client_unknown", "ttft>30%_of_e2e")
+"""Rows that are not a steady run of what their settings say: no warm-up, prompts five times too long, a debugging run,
+an unknown client, or mostly queueing."""
+UNRECORDED_SOURCES = ("autogap", "gtl")
+"""Collections of which neither server flags nor client settings are known; engine defaults are assumed."""
+OFTEN_ODD = ("gtl",)
+"""Collections whose concurrency spans several replicas, by the looks of their TPOT."""
+UNRECORDED_WEIGHT = 0.2
+"""In a calibration, of a run whose settings were not recorded."""
+
+SECONDARY_WEIGHT = 0.3
+"""In a calibration, of a run that may have had speculative decoding on without a record of it."""
 
 CHECKPOINTS = {
     ("MiniMaxAI/MiniMax-M2.5", "fp4"): "nvidia/MiniMax-M2.5-NVFP4",
@@ -137,7 +151,8 @@ class MeasuredRun:
     input_tokens: int
     output_tokens: int
     """The longest prompt and output; the client draws from `range_ratio` of them to them."""
-    range_ratio: float
+    range_ratio: float | None
+    """None: not recorded."""
     concurrency: int | None
     num_requests: int | None
     num_warmup_requests: int
@@ -152,12 +167,20 @@ class MeasuredRun:
     @property
     def mean_output_tokens(self) -> float:
         """Of the client's distribution."""
-        return self.output_tokens * (1 + self.range_ratio) / 2
+        return self.output_tokens * (1.0 if self.range_ratio is None else (1 + self.range_ratio) / 2)
 
     @property
     def e2e_s(self) -> float:
         """Mean latency of a request, from the two means that were measured."""
         return self.ttft_s + self.tpot_s * (self.mean_output_tokens - 1)
+
+
+def is_silicon(path: Path) -> bool:
+    """Whether a CSV file has the columns of this layout."""
+    if path.suffix != ".csv":
+        return False
+    with path.open(encoding="utf-8", errors="replace") as file:
+        return "silicon_ttft_ms" in file.readline().split(",")
 
 
 def read_runs(measurements: Path) -> list[MeasuredRun]:
@@ -223,7 +246,41 @@ def served_checkpoint(run: MeasuredRun) -> tuple[str, Precision]:
     return spec.name, precision
 
 
-def _lengths(most: int, range_ratio: float) -> Lengths:
+def measurement_of(run: MeasuredRun) -> Measurement:
+    """`run` with the scenario that it measured, or with the reason why there is none."""
+    scenario, refused, precision = None, "", None
+    try:
+        scenario = scenario_of(run)
+        precision = scenario.precision
+    except InputError as error:
+        refused = error.message
+    shape = run.parallelism
+    widths = {"tp": shape.tp, "pp": shape.pp, "ep": shape.ep, "dp": shape.attention_dp}
+    labels = {
+        "engine": run.engine.name,
+        "version": run.engine.version or "",
+        "device": run.system,
+        "model": (run.checkpoint or run.model).rpartition("/")[2],
+        "format": "" if precision is None else f"{precision.weights}/{precision.experts_format}/{precision.kv_cache}",
+        "parallelism": " ".join(f"{name}{width}" for name, width in widths.items() if width > 1 or name == "tp"),
+        "prompt": str(run.input_tokens),
+        "output": str(run.output_tokens),
+        "concurrency": str(run.concurrency or ""),
+        "source": run.source,
+        "flags": " ".join(run.flags),
+        "unmodelled": "; ".join(run.unmodelled),
+    }
+    measured = {"tpot": run.tpot_s, "ttft": run.ttft_s, "e2e": run.e2e_s}
+    is_odd = run.source in OFTEN_ODD or any(flag in ODD_FLAGS for flag in run.flags)
+    weight = 0.0 if is_odd else UNRECORDED_WEIGHT if run.source in UNRECORDED_SOURCES else 1.0
+    weight *= 1.0 if run.use == "primary" else SECONDARY_WEIGHT
+    return Measurement(run.id, scenario, refused, measured, labels, run.use, weight=weight)
+
+
+def _lengths(most: int, range_ratio: float | None) -> Lengths:
+    if range_ratio is None:
+        low, high = round(most * (1 - UNRECORDED_SPREAD)), round(most * (1 + UNRECORDED_SPREAD))
+        return Uniform(min_tokens=max(low, 1), max_tokens=high)
     return most if range_ratio == 1.0 else Uniform.of_range_ratio(most, range_ratio)
 
 
@@ -273,7 +330,7 @@ def _run(measured: Row, row: Row, servers: Mapping[str, Row]) -> MeasuredRun:
         engine=_engine(engine, row, server) if server else _default_engine(engine, measured),
         input_tokens=measured.count("isl"),
         output_tokens=measured.count("osl"),
-        range_ratio=server.number("client_random_range_ratio") if server else 1.0,
+        range_ratio=server.number("client_random_range_ratio") if server else None,
         concurrency=row.count_or_none("concurrency"),
         num_requests=row.count_or_none("num_prompts"),
         num_warmup_requests=_num_warmup(row),

@@ -89,7 +89,7 @@ def enqueue(settings, requests, ranks, rank, i):
     requests[i].left = NONE
     requests[i].right = NONE
     requests[i].order = requests[i].sequence
-    if settings.priority != FCFS:
+    if settings.queue_order != FCFS:
         requests[i].order += requests[i].queue_key * MOST_REQUESTS
     ranks[rank].waiting = meld(requests.order, requests.left, requests.right, ranks[rank].waiting, i)
     ranks[rank].num_waiting += 1
@@ -97,30 +97,32 @@ def enqueue(settings, requests, ranks, rank, i):
 
 
 @inner
-def set_queue_key(settings, requests, ranks, rank, i, now_s):
-    """What request `i`, sent at `now_s`, is ordered by while it waits.
+def set_queue_key(settings, requests, ranks, rank, i, prompt_tokens):
+    """What request `i` is ordered by while it waits, on a rank that computes `prompt_tokens` of its prompt.
 
     `deadline` in milliseconds. `fair_share` is start-time fair queueing (Goyal, Vin and Cheng, 1996) with the weights
     of the virtual token counter (Sheng et al., OSDI 2024): a tenant's requests start at the service that it has had, at
     least at that of the latest admitted one; a prompt token counts once when the request is sent, an output token twice
     when it ends.
     """
-    if settings.priority == PRIORITY:
+    if settings.queue_order == PRIORITY:
         requests[i].queue_key = requests[i].priority
-    elif settings.priority == SHORTEST:
+    elif settings.queue_order == SHORTEST:
         requests[i].queue_key = requests[i].input_tokens
-    elif settings.priority == DEADLINE:
-        requests[i].queue_key = np.int64(min((now_s + requests[i].ttft_limit_s) * 1e3, 1.0 * MOST_REQUESTS))
-    elif settings.priority == FAIR_SHARE:
+    elif settings.queue_order == DEADLINE:
+        requests[i].queue_key = np.int64(
+            min((requests[i].arrival_s + requests[i].ttft_limit_s) * 1e3, 1.0 * MOST_REQUESTS)
+        )
+    elif settings.queue_order == FAIR_SHARE:
         tenant = requests[i].tenant
         requests[i].queue_key = max(requests[tenant].tenant_tag, ranks[rank].fair_tag)
-        requests[tenant].tenant_tag = requests[i].queue_key + num_blocks_for(requests[i].input_tokens, FAIR_TOKENS)
+        requests[tenant].tenant_tag = requests[i].queue_key + num_blocks_for(prompt_tokens, FAIR_TOKENS)
 
 
 @inner
 def admit(settings, requests, ranks, lists, rank, i, now_s):
     """Move the first waiting request, `i`, to the end of the running list."""
-    if settings.priority == FAIR_SHARE:
+    if settings.queue_order == FAIR_SHARE:
         ranks[rank].fair_tag = max(ranks[rank].fair_tag, requests[i].queue_key)
     ranks[rank].waiting = meld(requests.order, requests.left, requests.right, requests[i].left, requests[i].right)
     ranks[rank].num_waiting -= 1
@@ -356,7 +358,7 @@ def find_victim(settings, requests, ranks, lanes, rank, lane):
     i = ranks[rank].last
     while i != NONE:
         if not is_in_flight(requests, lanes, lane, i):
-            if settings.priority != PRIORITY:
+            if settings.queue_order != PRIORITY:
                 return i
             if (
                 victim == NONE

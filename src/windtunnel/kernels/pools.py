@@ -13,7 +13,7 @@ import numpy as np
 
 from windtunnel.kernels.heap import push
 from windtunnel.kernels.jit import inlined, inner
-from windtunnel.kernels.policies import held_blocks, link, num_blocks_for
+from windtunnel.kernels.policies import held_blocks, link, num_blocks_for, set_queue_key
 from windtunnel.kernels.state import (
     EVENT,
     FCFS,
@@ -267,6 +267,7 @@ def cost_of(pools, pool):
         cost.recorded_step_s[pool],
         cost.group_token_s[pool],
         cost.draft_s[pool],
+        cost.launch_s[pool],
     )
 
 
@@ -382,6 +383,7 @@ def hand_over(settings, requests, lanes, clock, pools, rank, i, now_s):
     there = pools.pools[pools.pool_of_replica[replica]]
     to_rank = there.first_rank + fewest_outstanding(there, ranks_of(pools, there), replica - there.first_replica)
     journey.decode_rank = to_rank
+    set_queue_key(there, requests, ranks_of(pools, there), to_rank - there.first_rank, i, 0)
     pools.ranks[to_rank].num_outstanding += 1
     requests[i].after = NONE
     last = pools.handovers[to_rank].pull_last
@@ -415,7 +417,7 @@ def pull(settings, requests, ranks, lanes, events, clock, pools, rank, lane, now
         waiting = ranks[rank].waiting
         if waiting != NONE:
             order = requests[i].sequence
-            if settings.priority != FCFS:
+            if settings.queue_order != FCFS:
                 order += requests[i].queue_key * MOST_REQUESTS
             if requests[waiting].order < order:
                 break

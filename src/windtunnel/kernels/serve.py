@@ -179,7 +179,7 @@ def deliver(settings, cache, sessions, requests, ranks, lanes, events, clock, no
     requests[k].rank = settings.first_rank + rank
     requests[k].target_tokens = requests[k].input_tokens
     ranks[rank].num_outstanding += 1
-    set_queue_key(settings, requests, ranks, rank, k, now_s)
+    set_queue_key(settings, requests, ranks, rank, k, requests[k].input_tokens)
     enqueue(settings, requests, ranks, rank, k)
     for stage in range(settings.num_stages):
         if not lanes[first * settings.num_stages + stage].is_busy:
@@ -249,7 +249,7 @@ def finish(settings, cache, sessions, requests, ranks, lanes, events, clock, ran
         release(settings, cache, ranks, rank, i, held, requests[i].computed_tokens)
     unlink(requests, ranks, rank, i)
     ranks[rank].num_outstanding -= 1
-    if settings.priority == FAIR_SHARE:
+    if settings.queue_order == FAIR_SHARE:
         requests[requests[i].tenant].tenant_tag += 2 * requests[i].output_tokens // FAIR_TOKENS
     conclude(settings, sessions, requests, clock, i, now_s)
 
@@ -441,6 +441,7 @@ def start_step(
                 device_s += cost.draft_s[most_decodes]
             if settings.ranks_per_replica > 1:
                 device_s += cost.group_token_s[min(queries + prefill_tokens, cost.group_token_s.size - 1)]
+            device_s = max(device_s, cost.launch_s)
         if cache is not None:
             loaded_s = with_loading(settings, cache, first, end, stage, device_s)
             steps[row].load_s = loaded_s - device_s

@@ -46,7 +46,7 @@ ROUND_ROBIN, RANDOM, POWER_OF_TWO, LEAST_OUTSTANDING, LEAST_KV, SESSION_AFFINITY
 
 
 QUEUE_ORDERS = ("fcfs", "priority", "shortest", "deadline", "fair_share")
-"""The codes of `Settings.priority` are positions here."""
+"""The codes of `Settings.queue_order` are positions here."""
 FCFS, PRIORITY, SHORTEST, DEADLINE, FAIR_SHARE = range(5)
 
 FAIR_TOKENS = 16
@@ -67,7 +67,7 @@ class Settings(NamedTuple):
     chunked_prefill: int
     max_prefill_tokens: int
     """SGLang: prompt tokens of one prefill batch."""
-    priority: int
+    queue_order: int
     """The order of waiting requests, a position in `QUEUE_ORDERS`; by priority, victims are ordered too."""
     block_size: int
     num_blocks: int
@@ -250,6 +250,7 @@ class StepCost(NamedTuple):
 
     decode step of n requests:   decode_token_s[n] + decode_attention(n, mean context)
     step with prefill, T tokens: mixed_token_s[T] + sample_s[sampled] + decode_attention + prefill_attention(C, 2 W / C)
+                                 and no less than launch_s
     with attention data parallelism each term is the largest over the ranks.
     """
 
@@ -281,6 +282,8 @@ class StepCost(NamedTuple):
     prefill, the experts; not in `mixed_token_s` then. `[0.0]` where there is one rank."""
     draft_s: Floats = np.zeros(1)
     """[max_num_seqs + 1] drafting for so many requests in a step with prefill; elsewhere it is in `decode_token_s`."""
+    launch_s: float = 0.0
+    """What the host needs to launch a step with prefill."""
 
 
 NODE = np.dtype([("parent", "i4"), ("first_block", "i4"), ("end_block", "i4")])

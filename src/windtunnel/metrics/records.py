@@ -128,7 +128,7 @@ class Table:
 def request_table(
     engine: Mapping[str, NDArray[Any]],
     replica: NDArray[np.int64],
-    frontend_s: float,
+    frontend_s: NDArray[np.float64] | float,
     num_warmup: int,
     tenant: NDArray[np.int64] | None = None,
     cached_tokens: NDArray[np.int64] | None = None,
@@ -139,7 +139,7 @@ def request_table(
     Args:
         engine: the seven columns from `arrival_s` to `priority`, and `num_preemptions`, in order of sending.
         replica: of each request.
-        frontend_s: what the client sees on top of the engine's times.
+        frontend_s: what the client sees on top of the engine's times, of each request or of all.
         num_warmup: the first so many requests are warm-up.
         tenant: position of each request's tenant; None: nobody has a name.
         cached_tokens, loaded_tokens: of each prompt; None without prefix caching, or lower tiers.

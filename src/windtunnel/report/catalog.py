@@ -11,6 +11,7 @@ from windtunnel.ops.parameters import count_parameters
 from windtunnel.report.setup import SCHEDULER_TITLES
 from windtunnel.report.tables import columns, duration, grid, number, title
 from windtunnel.spec import catalog
+from windtunnel.spec.calibration import load_calibration
 from windtunnel.spec.engine_defaults import engine_defaults
 from windtunnel.spec.model import (
     Attention,
@@ -58,6 +59,8 @@ def entry(kind: str, name: str) -> dict[str, Any]:
         return _trace(name)
     if kind == "engines":
         return {"name": catalog.find(kind, name).stem, **_plain(engine_defaults(name))}
+    if kind == "calibrations":
+        return {"name": catalog.find(kind, name).stem, **_plain(load_calibration(name))}
     return dict(_plain(catalog.device(name) if kind == "devices" else catalog.node(name)))
 
 
@@ -122,6 +125,16 @@ def _text(name: str, value: Any) -> str:
 
 
 # Lists
+
+
+def _calibrations() -> RenderableType:
+    rows = []
+    for name in catalog.names("calibrations"):
+        record = load_calibration(name).provenance
+        before, after = record.median_error_before, record.median_error
+        errors = [f"{before[m]:.1%} to {after[m]:.1%}" if m in before and m in after else "" for m in ("tpot", "ttft")]
+        rows.append([name, str(record.num_runs), str(record.num_configurations), *errors])
+    return columns(("calibration", "runs", "configs", "TPOT error", "TTFT error"), rows)
 
 
 def _models() -> RenderableType:
@@ -247,4 +260,11 @@ def _trace(name: str) -> dict[str, Any]:
     }
 
 
-_LISTS = {"models": _models, "devices": _devices, "nodes": _nodes, "engines": _engines, "traces": _traces}
+_LISTS = {
+    "models": _models,
+    "devices": _devices,
+    "nodes": _nodes,
+    "engines": _engines,
+    "traces": _traces,
+    "calibrations": _calibrations,
+}

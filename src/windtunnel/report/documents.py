@@ -33,6 +33,8 @@ def run_document(result: Result) -> dict[str, Any]:
         **({"memory_by_pool": by_pool} if by_pool else {}),
         "coverage": {coverage.value: share for coverage, share in result.coverage.items()},
         "sources": result.sources,
+        "interval_80": {name: {"low": found.low, "high": found.high} for name, found in result.intervals.items()},
+        "calibration": {"name": result.setup.calibration_name, "remarks": list(result.calibration_remarks)},
         "operators": result.operators,
     }
 
@@ -53,6 +55,8 @@ def step_document(step: Explanation) -> dict[str, Any]:
         "device_s": step.device_s,
         "host_s": step.host_s,
         "host_overlaps": step.host_overlaps,
+        "launch_s": step.launch_s,
+        "unhidden_s": step.unhidden_s,
         "step_s": step.step_s,
         "bound_by": step.bound_by,
         "seconds_by_kind": step.seconds_by(lambda launch: launch.op.kind),

@@ -23,6 +23,8 @@ def run_report(result: Result) -> list[RenderableType]:
         columns(("latency", "mean", "p50", "p90", "p95", "p99", "max"), _latency_rows(summary)),
         *_tenant_table(summary),
         "",
+        grid(sureness_rows(result)),
+        "",
         grid([*_throughput_rows(summary, result.scenario.slo), *_resource_rows(result)]),
         "",
         *_pool_rows(summary),
@@ -33,6 +35,28 @@ def run_report(result: Result) -> list[RenderableType]:
         grid(provenance_rows(coverage, result.sources)),
         *_failed_checks(summary),
     ]
+
+
+def sureness_rows(result: Result) -> list[tuple[str, str]]:
+    """Where 80% of measurements of the means are expected, and on what that rests."""
+    found, name = result.intervals, result.setup.calibration_name
+    if not found:
+        return [("80% interval", "not known for separate pools")]
+    shown = [
+        f"{label} {format_seconds(found[metric].low)} to {format_seconds(found[metric].high)}"
+        for metric, label in (("ttft", "TTFT"), ("tpot", "TPOT"), ("e2e", "end to end"))
+        if metric in found
+    ]
+    rate = found["throughput"]
+    shown.append(f"output {number(rate.low)} to {number(rate.high)} tokens/s")
+    calibration = result.setup.calibration
+    if calibration is None:
+        basis = "none; host overheads and operators as they are without measured runs"
+    else:
+        record = calibration.provenance
+        basis = f"{name}, {record.num_runs} runs in {record.num_configurations} configurations"
+        basis = "; ".join([basis, *result.calibration_remarks])
+    return [("80% interval", ", ".join(shown)), ("calibration", basis)]
 
 
 def _deployment_lines(result: Result) -> list[str]:

@@ -141,17 +141,24 @@ def _size(num_bytes: Size) -> str:
     return format_bytes(float(np.asarray(num_bytes)))
 
 
+def _host(step: Explanation) -> str:
+    beside = "beside the device's" if step.host_overlaps else "before the device's"
+    parts = [f"{format_seconds(step.host_s)}, {beside}", f"{format_seconds(step.unhidden_s)} after it"]
+    if step.launch_s:
+        parts.append(f"{format_seconds(step.launch_s)} to launch what no graph covers")
+    return "; ".join(parts)
+
+
 def _totals(step: Explanation) -> list[tuple[str, str]]:
     memory, setup = step.memory, step.setup
     flops, num_bytes = sum(launch.flops for launch in step.launches), _memory_bytes(step)
-    beside = "beside the device's" if step.host_overlaps else "before the device's"
     return [
         ("step", f"{format_seconds(step.step_s)}, as the simulator takes it; {_rate(step)}"),
         (
             "device",
             f"{format_seconds(step.device_s)} in {sum(launch.count for launch in step.launches):,.0f} operators",
         ),
-        ("host", f"{format_seconds(step.host_s)}, {beside}"),
+        ("host", _host(step)),
         (
             "work",
             (

@@ -1,6 +1,7 @@
 """The models, devices and nodes that ship with Windtunnel, and those that a user adds: one file each, found by name.
 
-A catalog is a folder with `models/`, `devices/`, `nodes/`, `engines/` and `traces/`. The folders in the environment
+A catalog is a folder with `models/`, `devices/`, `nodes/`, `engines/`, `traces/` and
+`calibrations/`. The folders in the environment
 variable `WINDTUNNEL_CATALOG` (separated as in `PATH`) come first and the shipped one last. A model is its Hugging Face
 `config.json` under the name `organisation--model.json`; `models/aliases.yaml` gives further names, and checkpoints that
 differ from a base model in their formats only.
@@ -22,7 +23,7 @@ from windtunnel.spec.model_config import model_from_config
 from windtunnel.spec.noun import Noun, decode, read_yaml
 from windtunnel.spec.precision import Precision
 
-KINDS = ("models", "devices", "nodes", "engines", "traces")
+KINDS = ("models", "devices", "nodes", "engines", "traces", "calibrations")
 """What a catalog holds: the names of its folders."""
 
 SEARCH_PATH_VARIABLE = "WINDTUNNEL_CATALOG"

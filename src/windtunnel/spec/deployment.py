@@ -54,10 +54,19 @@ class HostOverheads(Noun):
     request_s: float | None = None
     """Per step and running request."""
     first_token_s: float | None = None
-    """Per request, outside the steps: HTTP, tokenisation, detokenisation of the first token; part of TTFT."""
+    """Per request, outside the steps: HTTP, detokenisation of the first token, the client's own; part of TTFT."""
+    prompt_token_s: float | None = None
+    """Per prompt token, outside the steps: tokenisation and validation; part of TTFT."""
+    launch_s: float | None = None
+    """Per operator of a step with prefill, which no CUDA graph covers whole: the host launches them one by one, and the
+    device waits where it is faster."""
+    unhidden_step_s: float | None = None
+    """Per step, which asynchronous scheduling cannot hide: copying tokens out and updated inputs in."""
+    unhidden_request_s: float | None = None
+    """The same per sampled request."""
 
     def __post_init__(self) -> None:
-        _check_at_least(0, step_s=self.step_s, request_s=self.request_s, first_token_s=self.first_token_s)
+        _check_at_least(0, **{name: getattr(self, name) for name in self.__struct_fields__})
 
 
 class Speculative(Noun):
@@ -329,6 +338,8 @@ class Deployment(Noun):
     engine: EngineSettings = EngineSettings()
     profile: Profile | None = None
     """Operators measured on the device; None takes those that ship, or the device's roofline."""
+    calibration: str | None = None
+    """A calibration of the catalog or a YAML file, or `none`; None takes the shipped one of engine and device."""
     price_usd_per_hour: float | None = None
     """Of one device; None takes the catalog's list price."""
     busy_w: float | None = None

@@ -68,8 +68,10 @@ def engine_defaults(name: str) -> EngineDefaults:
     return decode(read_yaml(path), EngineDefaults, path.name)
 
 
-def with_defaults(settings: EngineSettings, device: Device) -> EngineSettings:
+def with_defaults(settings: EngineSettings, device: Device, calibrated: HostOverheads | None = None) -> EngineSettings:
     """`settings` with every `None` replaced by the default of that engine and version on `device`.
+
+    `calibrated` overheads replace the default ones; what `settings` says itself stays.
 
     Fields that have no default anywhere (`max_model_len`, `num_gpu_blocks`, `cudagraph_sizes`, `moe_backend`,
     `kv_tiers`) stay `None`.
@@ -88,6 +90,7 @@ def with_defaults(settings: EngineSettings, device: Device) -> EngineSettings:
         overlay(merged, entry.settings)
         if device.memory_bytes >= LARGE_MEMORY_BYTES:
             overlay(merged, entry.large_memory_settings)
+    overlay(merged, EngineSettings(name=settings.name, host=calibrated or HostOverheads()))
     if settings.scheduler in OTHER_SCHEDULERS:
         overlay(merged, scheduler_defaults(settings.scheduler))
     overlay(merged, settings)

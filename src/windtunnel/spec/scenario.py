@@ -9,6 +9,7 @@ import yaml
 
 from windtunnel.errors import InputError
 from windtunnel.spec import catalog
+from windtunnel.spec.calibration import NONE, Calibration, calibration_for
 from windtunnel.spec.deployment import Deployment, EngineSettings, Parallelism, Pool, Profile
 from windtunnel.spec.engine_defaults import overlay, with_defaults
 from windtunnel.spec.hardware import Device, Node
@@ -53,6 +54,9 @@ class Setup:
     """Tokens of the longest request that the engine accepts."""
     profile: Profile | None = None
     """Where the operators were measured, if not by those whose tables ship."""
+    calibration: Calibration | None = None
+    """None: not calibrated."""
+    calibration_name: str | None = None
 
 
 def load(path: Path | str, overrides: dict[str, Any] | None = None) -> Scenario:
@@ -145,7 +149,11 @@ def resolve(scenario: Scenario, allow_download: bool = False) -> Setup:
     device = catalog.device(deployment.device)
     node = catalog.node(deployment.node) if deployment.node else catalog.default_node(device)
     precision = scenario.precision or model.precision
-    engine = with_defaults(deployment.engine, device)
+    # The shipped calibrations correct the shipped tables; a profile of one's own has none but the one named with it.
+    shipped = None if deployment.profile is None else NONE
+    found = calibration_for(deployment.engine.name, device.name, deployment.calibration or shipped)
+    name, calibration = found or (None, None)
+    engine = with_defaults(deployment.engine, device, calibration.host if calibration else None)
     setup = Setup(
         model=model,
         precision=precision,
@@ -155,6 +163,8 @@ def resolve(scenario: Scenario, allow_download: bool = False) -> Setup:
         engine=engine,
         max_model_len=engine.max_model_len or model.max_context_tokens,
         profile=deployment.profile,
+        calibration=calibration,
+        calibration_name=name,
     )
     if node.device not in (device.name, ANY_DEVICE):
         raise InputError(

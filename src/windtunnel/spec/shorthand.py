@@ -17,6 +17,7 @@ PATHS: dict[str, str] = {
     "attention_dp": "deployment.parallelism.attention_dp",
     "engine": "deployment.engine.name",
     "engine_version": "deployment.engine.version",
+    "calibration": "deployment.calibration",
     "scheduler": "deployment.engine.scheduler",
     "max_num_seqs": "deployment.engine.max_num_seqs",
     "max_num_batched_tokens": "deployment.engine.max_num_batched_tokens",

@@ -1,0 +1,327 @@
+"""The scoreboard: measured serving runs against predictions, calibrated and not, beside naive baselines.
+
+Reads the runs of `DIR/silicon` (`windtunnel.interop.silicon`), prices each once, and simulates it uncalibrated, with
+the shipped calibrations, and with calibrations that never saw it: whole configurations left out (5 folds), whole
+devices, whole models. Beside them stand two baselines: the same simulations with operators from the roofline alone, and
+a log-linear regression on the runs' own numbers, cross-validated by the same configurations.
+
+    python benchmarks/accuracy.py --reference DIR                    the shipped calibrations, 2 minutes
+    python benchmarks/accuracy.py --reference DIR --cross-validate   all of it, 8 minutes of one core
+    python benchmarks/accuracy.py --reference DIR --cross-validate --page docs/accuracy.md
+
+DIR is also taken from the environment variable WINDTUNNEL_REFERENCE.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from windtunnel.engine.calibrate import Bench, Fit, benches, by_configuration, fit_runs, folds, held_out, predict
+from windtunnel.errors import InputError
+from windtunnel.estimate.calibrated import factor
+from windtunnel.estimate.estimator import Estimator, roofline_estimator
+from windtunnel.interop.measured_runs import Measurement
+from windtunnel.interop.silicon import ODD_FLAGS, UNRECORDED_SOURCES, measurement_of, read_runs
+from windtunnel.metrics.accuracy import kendall_tau, score
+from windtunnel.spec.calibration import calibration_for
+from windtunnel.spec.deployment import HostOverheads
+from windtunnel.spec.scenario import Setup
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+
+METRICS = ("tpot", "ttft", "e2e")
+SCORED = ("primary", "secondary")
+
+PAGE_MARK = "<!-- written by benchmarks/accuracy.py -->"
+"""Everything after it on the page is replaced."""
+
+NOTES = """\
+Noise: 160 pairs of runs with equal settings differ by 0.3-0.4% in TPOT and 3-4% in TTFT (median), by 1.6-2.3% and
+16-22% at the 90th percentile.
+
+Others, median absolute error, as measured by running them on parts of the same public table: AIConfigurator 0.12 on 333
+runs TPOT 18-22%, TTFT 57%, E2E 17%; AISimulate 0.13-dev on 25 vLLM runs (H100, H200) TPOT 5.5%, TTFT 36%, E2E 4.4%."""
+
+Predicted = dict[str, dict[str, float]]
+"""Id of a run -> metric -> seconds."""
+
+
+def shipped(bench: Bench) -> dict[str, float]:
+    """The prediction with the calibration that `windtunnel simulate` would take."""
+    engine, device = bench.scope
+    found = calibration_for(engine, device)
+    if found is None:
+        return predict(bench, Fit({}))
+    calibration = found[1]
+    default = bench.setup.engine.host
+    host = HostOverheads(
+        **{
+            name: value if (value := getattr(calibration.host, name)) is not None else getattr(default, name)
+            for name in default.__struct_fields__
+        }
+    )
+    return bench.predict({name: factor(calibration.factors, name) for name in bench.parts}, host)
+
+
+def roofline_of(setup: Setup) -> Estimator:
+    return roofline_estimator(setup.device, setup.node)
+
+
+def regression(runs: Sequence[Measurement], fold: np.ndarray) -> Predicted:
+    """log(metric) by ridge regression on the logarithms of lengths, load and devices and on which engine, device, model
+    and format it is; every run by a fit that did not see its fold.
+    """
+    words = ("engine", "device", "model", "format", "parallelism")
+    kinds = [sorted({run.labels[name] for run in runs}) for name in words]
+    rows = []
+    for run in runs:
+        scenario = run.scenario
+        assert scenario is not None
+        load = [float(run.labels[name]) for name in ("prompt", "output", "concurrency")]
+        devices = scenario.deployment.num_devices
+        numbers = [math.log(value) for value in (*load, load[2] / devices, devices)]
+        flags = [float(run.labels[name] == kind) for name, known in zip(words, kinds, strict=True) for kind in known]
+        rows.append([1.0, *numbers, numbers[2] * numbers[0], *flags])
+    features = np.array(rows)
+    found: Predicted = {run.id: {} for run in runs}
+    ridge = 0.3 * np.eye(features.shape[1])
+    for metric in METRICS:
+        target = np.log([run.measured[metric] for run in runs])
+        for one in np.unique(fold):
+            kept = fold != one
+            matrix = features[kept].T @ features[kept] + ridge
+            weights = np.linalg.solve(matrix, features[kept].T @ target[kept])
+            for index in np.flatnonzero(~kept).tolist():
+                found[runs[index].id][metric] = float(np.exp(features[index] @ weights))
+    return found
+
+
+# --------------------------------------------------------------------------------------------------------------- tables
+
+
+def is_odd(run: Measurement) -> bool:
+    return any(flag in ODD_FLAGS for flag in run.labels.get("flags", "").split())
+
+
+def is_recovered(run: Measurement) -> bool:
+    return run.labels.get("source") not in UNRECORDED_SOURCES
+
+
+def errors(runs: Iterable[Measurement], predicted: Predicted, metric: str) -> list[float]:
+    return [predicted[run.id][metric] / run.measured[metric] - 1 for run in runs if predicted.get(run.id)]
+
+
+def cells(runs: Sequence[Measurement], predicted: Predicted) -> list[str]:
+    found: list[str] = [str(sum(bool(predicted.get(run.id)) for run in runs))]
+    for metric in METRICS:
+        one = score(errors(runs, predicted, metric))
+        found += ["", "", ""] if one is None else [f"{one.median:.1%}", f"{one.p90:.1%}", f"{one.bias:+.1%}"]
+    return found
+
+
+def markdown(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [f"| {' | '.join(headers)} |", f"|---|{'---:|' * (len(headers) - 1)}"]
+    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
+
+
+HEADERS = ("n", *(f"{name} {what}" for name in ("TPOT", "TTFT", "E2E") for what in ("median", "p90", "bias")))
+
+
+def table(title: str, first: str, rows: Iterable[tuple[str, Sequence[Measurement], Predicted]]) -> str:
+    body = [(name, *cells(runs, predicted)) for name, runs, predicted in rows if runs]
+    return f"### {title}\n\n{markdown((first, *HEADERS), body)}"
+
+
+def groups(runs: Sequence[Measurement], key: Callable[[Measurement], str]) -> dict[str, list[Measurement]]:
+    found: dict[str, list[Measurement]] = {}
+    for run in runs:
+        found.setdefault(key(run), []).append(run)
+    return dict(sorted(found.items()))
+
+
+def subsets(runs: Sequence[Measurement]) -> dict[str, list[Measurement]]:
+    primary = [run for run in runs if run.use == "primary"]
+    return {
+        "primary": primary,
+        "primary, settings recovered, not odd": [run for run in primary if is_recovered(run) and not is_odd(run)],
+        "primary, settings not recorded": [run for run in primary if not is_recovered(run)],
+        "primary, odd": [run for run in primary if is_odd(run)],
+        "primary, vLLM on H100 and H200, recovered, not odd": [
+            run
+            for run in primary
+            if is_recovered(run)
+            and not is_odd(run)
+            and run.labels["engine"] == "vllm"
+            and run.labels["device"] in ("h100_sxm", "h200_sxm")
+        ],
+        "secondary": [run for run in runs if run.use == "secondary"],
+    }
+
+
+def ranking(runs: Sequence[Measurement], predicted: Predicted) -> tuple[float, int]:
+    """Median of Kendall's tau between predicted and measured throughput per device, over deployments and loads of each
+    model, device and pair of lengths with three runs or more; and the number of such groups.
+    """
+    taus = []
+    for members in groups(
+        runs, lambda run: " ".join(run.labels[name] for name in ("model", "device", "prompt", "output"))
+    ).values():
+        if len(members) >= 3:
+            measured = [rate(run, run.measured["e2e"]) for run in members]
+            found = [rate(run, predicted[run.id]["e2e"]) for run in members]
+            taus.append(kendall_tau(measured, found))
+    known = [tau for tau in taus if math.isfinite(tau)]
+    return (float(np.median(known)), len(known)) if known else (math.nan, 0)
+
+
+def rate(run: Measurement, e2e_s: float) -> float:
+    assert run.scenario is not None
+    return float(run.labels["concurrency"]) / e2e_s / run.scenario.deployment.num_devices
+
+
+def interval_coverage(runs: Sequence[Bench], held: Predicted) -> dict[str, float]:
+    """Share of held-out measurements in 80% intervals whose spread comes from other configurations.
+
+    Runs are halved by configuration; each half is judged by the quantiles of the other's, engine by engine.
+    """
+    half = folds(runs, count=2, seed=1)
+    inside: dict[str, list[bool]] = {metric: [] for metric in METRICS}
+    for index, bench in enumerate(runs):
+        for metric in METRICS:
+            others = [
+                other.measurement.measured[metric] / held[other.measurement.id][metric]
+                for at, other in enumerate(runs)
+                if half[at] != half[index] and other.scope[0] == bench.scope[0]
+            ]
+            if len(others) >= 20:
+                low, high = np.quantile(others, (0.1, 0.9))
+                ratio = bench.measurement.measured[metric] / held[bench.measurement.id][metric]
+                inside[metric].append(bool(low <= ratio <= high))
+    return {metric: float(np.mean(found)) for metric, found in inside.items() if found}
+
+
+def coverage_table(measurements: Sequence[Measurement], refused: Mapping[str, str]) -> str:
+    rows = []
+    for use in SCORED:
+        of_use = [run for run in measurements if run.use == use]
+        done = sum(run.id not in refused for run in of_use)
+        rows.append((use, str(len(of_use)), str(done), f"{done / max(len(of_use), 1):.1%}"))
+    text = f"### Runs that could be simulated\n\n{markdown(('use', 'runs', 'simulated', ''), rows)}"
+    uses = {run.id: run.use for run in measurements}
+    reasons = Counter((uses[identity], why) for identity, why in refused.items())
+    lines = [(why, use, str(count)) for (use, why), count in sorted(reasons.items())]
+    return f"{text}\n\n{markdown(('refused because', 'use', 'runs'), lines)}" if lines else text
+
+
+def scoreboard(runs: Sequence[Bench], columns: Mapping[str, Predicted], best: str) -> list[str]:
+    """Every way of predicting on every subset, then the best way broken down."""
+    measured = [bench.measurement for bench in runs]
+    parts = [
+        table(
+            f"{name[:1].upper()}{name[1:]}",
+            "predicted",
+            ((way, members, predicted) for way, predicted in columns.items()),
+        )
+        for name, members in subsets(measured).items()
+        if members
+    ]
+    primary = [run for run in measured if run.use == "primary"]
+    taus = []
+    for way, predicted in columns.items():
+        tau, count = ranking([run for run in primary if predicted.get(run.id)], predicted)
+        taus.append((way, str(count), f"{tau:.2f}"))
+    title = "### Ranking of deployments by throughput per device, primary"
+    parts.append(f"{title}\n\n{markdown(('predicted', 'groups', 'Kendall tau, median'), taus)}")
+    for name in ("engine", "device", "model"):
+        rows = []
+        for label, members in groups(primary, lambda run, name=name: run.labels[name]).items():  # type: ignore[misc]
+            rows += [(f"{label}, {way}", members, columns[way]) for way in ("uncalibrated", best)]
+        parts.append(table(f"By {name}, primary", name, rows))
+    return parts
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    default = os.environ.get("WINDTUNNEL_REFERENCE") or REPOSITORY.parent / "shared" / "reference"
+    parser.add_argument("--reference", type=Path, default=Path(default), metavar="DIR", help="the recorded data")
+    parser.add_argument("--measurements", default="silicon/dev.csv", metavar="FILE", help="below DIR")
+    parser.add_argument("--cross-validate", action="store_true", help="fit calibrations that never saw a run")
+    parser.add_argument("--json", action="store_true", help="print every run's predictions")
+    parser.add_argument("--page", type=Path, metavar="FILE", help="replace what follows the mark in this Markdown page")
+    parser.add_argument("--only", default="", metavar="TEXT", help="runs whose id contains it")
+    options = parser.parse_args()
+    if not options.reference.is_dir():
+        print(f"skipped: there is no recorded reference data at {options.reference}")
+        return 0
+    started_s = time.perf_counter()
+    try:
+        read = [measurement_of(run) for run in read_runs(options.reference / options.measurements)]
+    except InputError as error:
+        print(f"error: {error.message}", *([f"hint: {error.hint}"] if error.hint else []), sep="\n", file=sys.stderr)
+        return 2
+    measurements = [run for run in read if run.use in SCORED and options.only in run.id]
+    priced = list(benches(measurements))
+    refused = {run.id: found for run, found in priced if isinstance(found, str)}
+    runs = [found for _, found in priced if not isinstance(found, str)]
+    fold = folds(runs)
+    columns: dict[str, Predicted] = {
+        "uncalibrated": {bench.measurement.id: predict(bench, Fit({})) for bench in runs},
+        "shipped calibration": {bench.measurement.id: shipped(bench) for bench in runs},
+    }
+    best = "shipped calibration"
+    intervals: dict[str, float] = {}
+    if options.cross_validate:
+        best = "calibrated, configuration held out"
+        columns |= cross_validated(runs, best)
+        intervals = interval_coverage([bench for bench in runs if bench.measurement.use == "primary"], columns[best])
+    columns["log-linear regression, configuration held out"] = regression([bench.measurement for bench in runs], fold)
+    by_roofline = benches((bench.measurement for bench in runs), roofline_of)
+    columns["roofline alone, uncalibrated"] = {
+        run.id: predict(found, Fit({})) for run, found in by_roofline if not isinstance(found, str)
+    }
+    if options.json:
+        print(json.dumps({"refused": refused, "predicted": columns}, indent=2))
+        return 0
+    parts = [coverage_table(measurements, refused), *scoreboard(runs, columns, best)]
+    if intervals:
+        rows = [(name.upper(), f"{share:.0%}") for name, share in intervals.items()]
+        title = "### Measured values inside 80% intervals, configuration held out, primary"
+        parts.append(f"{title}\n\n{markdown(('metric', 'inside'), rows)}")
+    text = "\n\n".join([*parts, NOTES])
+    if options.page is not None:
+        head, _, _ = options.page.read_text(encoding="utf-8").partition(PAGE_MARK)
+        options.page.write_text(f"{head}{PAGE_MARK}\n\n{text}\n", encoding="utf-8")
+    print(text)
+    print(f"{time.perf_counter() - started_s:.0f} s", file=sys.stderr)
+    return 0
+
+
+def cross_validated(runs: Sequence[Bench], name: str) -> dict[str, Predicted]:
+    """Predictions of every run by fits that saw none of its configuration, of its device, of its model.
+
+    Runs that their own record calls odd have no weight in any fit.
+    """
+    whole = fit_runs(runs)
+    found = {}
+    for way, key, count in (
+        (name, by_configuration, 5),
+        ("calibrated, device held out", lambda bench: bench.scope[1], None),
+        ("calibrated, model held out", lambda bench: bench.setup.model.name, None),
+    ):
+        held = held_out(runs, whole, folds(runs, key, count))
+        found[way] = {bench.measurement.id: one for bench, one in zip(runs, held, strict=True)}
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())

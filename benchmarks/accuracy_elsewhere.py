@@ -1,0 +1,273 @@
+"""The scoreboard's other rows: published runs of other clients, engines and years. Nothing was fitted to them.
+
+    python benchmarks/accuracy_elsewhere.py --reference DIR     a row for each set below DIR/serving
+
+- TensorRT-LLM's published offline throughput (release 1.0 and 0.17): all requests at once, output tokens a second.
+- TensorRT-LLM's published online latencies (0.14, Triton): Poisson arrivals, TTFT and TPOT.
+- LLMServingSim's vLLM 0.19 runs on workstation cards: a trace with more arrivals than the card serves.
+- Splitwise's profile of Llama-2-70B (A100, H100): batches of equal prompts, prefill and decode time.
+- gpt-fast's single-stream decode on A100: one request, bf16.
+
+Beside the predictions stand those with operators from the roofline alone. DIR is also taken from WINDTUNNEL_REFERENCE.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import gzip
+import math
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from windtunnel.engine.serving import simulate
+from windtunnel.errors import InputError
+from windtunnel.estimate.estimator import roofline_estimator
+from windtunnel.metrics.accuracy import score
+from windtunnel.spec.scenario import Scenario, keep_published_formats, resolve, scenario_from
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+
+METRICS = ("tpot", "ttft", "throughput")
+MOST_REQUESTS = 1000
+"""Of a set's thousands; a burst is at its steady rate long before."""
+
+MODELS = {
+    "LLaMA v3.1 8B": "meta-llama/Llama-3.1-8B",
+    "Llama 3.1 8B": "meta-llama/Llama-3.1-8B",
+    "LLaMA 3.1 8B": "meta-llama/Llama-3.1-8B",
+    "Llama-3.1-8B": "meta-llama/Llama-3.1-8B",
+    "LLaMA v3.1 70B": "meta-llama/Llama-3.1-70B",
+    "LLaMA 3.1 70B": "meta-llama/Llama-3.1-70B",
+    "Llama 3.3 70B": "meta-llama/Llama-3.1-70B",
+    "Llama-3.1-70B": "meta-llama/Llama-3.1-70B",
+    "LLaMA v3.1 405B": "meta-llama/Llama-3.1-405B",
+    "Llama 3.1 405B": "meta-llama/Llama-3.1-405B",
+    "Mistral 7B": "mistralai/Mistral-7B-v0.1",
+    "Qwen3-30B-A3B": "Qwen/Qwen3-30B-A3B",
+    "Qwen3-32B": "Qwen/Qwen3-32B",
+    "Llama-2-7B": "meta-llama/Llama-2-7b-hf",
+    "Llama-2-70B": "meta-llama/Llama-2-70b-hf",
+    "llama2-70b": "meta-llama/Llama-2-70b-hf",
+}
+DEVICES = {
+    "H100": "h100_sxm",
+    "H200": "h200_sxm",
+    "B200": "b200_sxm",
+    "A100-SXM4-80GB": "a100_sxm",
+    "A100-PCIE-80GB": "a100_pcie",
+    "L40S": "l40s",
+    "RTX4090": "rtx_4090",
+    "RTXPRO6000": "rtx_pro_6000_server",
+    "a100-80gb": "a100_sxm",
+    "h100-80gb": "h100_sxm",
+}
+FORMATS: dict[str, dict[str, str]] = {
+    "FP8": {"weights": "fp8", "kv_cache": "fp8"},
+    "FP4": {"weights": "nvfp4", "kv_cache": "fp8"},
+    "FP16": {"weights": "bf16"},
+    "BF16": {"weights": "bf16"},
+}
+
+Run = tuple[Scenario, dict[str, float]]
+Source = Callable[[Path, Path], Iterator["Run | str"]]
+
+
+def rows_of(path: Path) -> Iterator[dict[str, str]]:
+    with path.open(newline="", encoding="utf-8") as file:
+        yield from csv.DictReader(file)
+
+
+def scenario_of(model: str, device: str, engine: dict[str, Any], workload: dict[str, Any], **rest: Any) -> Scenario:
+    raw: dict[str, Any] = {
+        "model": model,
+        "deployment": {
+            "device": device,
+            "engine": engine,
+            "parallelism": {name: rest.pop(name) for name in ("tp", "pp") if name in rest},
+        },
+        "workload": workload,
+        **rest,
+    }
+    keep_published_formats(raw)
+    return scenario_from(raw)
+
+
+def trtllm_offline(folder: Path, _: Path) -> Iterator[Run | str]:
+    for row in rows_of(folder / "trtllm_offline_throughput.csv"):
+        if row["release"] not in ("v1.0", "v0.17"):
+            continue
+        if row["model"] not in MODELS:
+            yield f"{row['model']} is not in the catalog"
+            continue
+        workload = {
+            "arrivals": {"type": "burst"},
+            "input_tokens": int(row["isl"]),
+            "output_tokens": int(row["osl"]),
+            "num_requests": min(int(row["n_requests"]), MOST_REQUESTS),
+        }
+        # Releases before 1.0 are taken as 1.0, the first whose kernels were measured.
+        engine = {"name": "trtllm", "version": "1.0.0", "enable_chunked_prefill": True}
+        shape = {"tp": int(row["tp"]), "pp": int(row["pp"]), "precision": FORMATS[row["precision"]]}
+        made = scenario_of(MODELS[row["model"]], DEVICES[row["gpu"]], engine, workload, **shape)
+        yield made, {"throughput": float(row["output_tok_per_s"])}
+
+
+def trtllm_online(folder: Path, _: Path) -> Iterator[Run | str]:
+    for row in rows_of(folder / "trtllm_online.csv"):
+        if row["model"] not in MODELS:
+            yield f"{row['model']} is not in the catalog"
+            continue
+        rate = float(row["qps"])
+        arrivals = {"type": "burst"} if math.isinf(rate) else {"type": "poisson", "rate_per_s": rate}
+        workload = {
+            "arrivals": arrivals,
+            "input_tokens": int(row["isl"]),
+            "output_tokens": int(row["osl"]),
+            "num_requests": int(row["n_requests"]),
+        }
+        engine = {"name": "trtllm", "version": "1.0.0", "enable_chunked_prefill": True}
+        shape = {"tp": int(row["tp"]), "precision": FORMATS[row["precision"]]}
+        made = scenario_of(MODELS[row["model"]], DEVICES[row["gpu"]], engine, workload, **shape)
+        yield made, {"ttft": float(row["mean_ttft_ms"]) * 1e-3, "tpot": float(row["mean_itl_ms"]) * 1e-3}
+
+
+def llmservingsim(folder: Path, scratch: Path) -> Iterator[Run | str]:
+    for row in rows_of(folder / "llmservingsim_vllm.csv"):
+        traces = folder.parent / "traces"
+        name = {"Llama-3.1-8B": "llama-3.1-8b", "Qwen3-32B": "qwen3-32b"}.get(row["model"], "")
+        trace = traces / f"llmservingsim_sharegpt_{name}_300_sps10.csv.gz"
+        if not trace.is_file():
+            yield f"there is no trace of {row['model']}"
+            continue
+        path = scratch / f"{name}.csv"
+        with gzip.open(trace, "rt", encoding="utf-8") as file:
+            lines = [
+                f"{int(one['arrival_ns']) * 1e-9},{one['input_toks']},{one['output_toks']}"
+                for one in csv.DictReader(file)
+            ]
+        path.write_text("\n".join(["arrival_s,input_tokens,output_tokens", *lines]) + "\n", encoding="utf-8")
+        engine: dict[str, Any] = {
+            "name": "vllm",
+            "version": row["vllm_version"],
+            "max_num_seqs": int(row["max_num_seqs"]),
+            "max_num_batched_tokens": int(row["max_num_batched_tokens"]),
+        }
+        if row["num_gpu_blocks"]:
+            engine["num_gpu_blocks"] = int(float(row["num_gpu_blocks"]))
+        made = scenario_of(
+            MODELS[row["model"]], DEVICES[row["gpu"]], engine, {"trace": {"path": str(path)}}, tp=int(row["tp"])
+        )
+        yield (
+            made,
+            {
+                "ttft": float(row["ttft_mean_ms"]) * 1e-3,
+                "tpot": float(row["tpot_mean_ms"]) * 1e-3,
+                "throughput": float(row["output_tok_per_s"]),
+            },
+        )
+
+
+def splitwise(folder: Path, _: Path) -> Iterator[Run | str]:
+    found: dict[tuple[str, ...], list[tuple[float, float]]] = {}
+    for row in rows_of(folder / "splitwise_perf.csv"):
+        key = tuple(row[name] for name in ("hardware", "tensor_parallel", "prompt_size", "batch_size", "token_size"))
+        found.setdefault(key, []).append((float(row["prompt_time"]), float(row["token_time"])))
+    for (hardware, tp, prompt, batch, output), times in found.items():
+        tokens = int(prompt) * int(batch)
+        engine = {"name": "vllm", "version": "0.8.0", "max_num_seqs": 256, "max_num_batched_tokens": max(tokens, 2048)}
+        engine |= {"host": {"first_token_s": 0.0, "prompt_token_s": 0.0}}
+        workload = {
+            "arrivals": {"type": "burst"},
+            "input_tokens": int(prompt),
+            "output_tokens": int(output),
+            "num_requests": int(batch),
+        }
+        made = scenario_of(MODELS["llama2-70b"], DEVICES[hardware], engine, workload, tp=int(tp))
+        prompts, decodes = sorted(one for one, _ in times), sorted(one for _, one in times)
+        yield made, {"ttft": prompts[len(prompts) // 2] * 1e-3, "tpot": decodes[len(decodes) // 2] * 1e-3}
+
+
+def gptfast(folder: Path, _: Path) -> Iterator[Run | str]:
+    for row in rows_of(folder / "gptfast_bs1_decode.csv"):
+        if row["weight"] != "bf16" or row["model"] not in MODELS:
+            yield f"{row['model']} in {row['weight']}"
+            continue
+        workload = {
+            "arrivals": {"type": "closed_loop", "concurrency": 1},
+            "input_tokens": 8,
+            "output_tokens": 200,
+            "num_requests": 2,
+        }
+        made = scenario_of(
+            MODELS[row["model"]], "a100_sxm", {"name": "vllm", "version": "0.14.0"}, workload, tp=int(row["tp"])
+        )
+        yield made, {"tpot": float(row["tpot_ms"]) * 1e-3}
+
+
+SETS: dict[str, Source] = {
+    "TensorRT-LLM offline throughput (1.0, 0.17)": trtllm_offline,
+    "TensorRT-LLM online (0.14)": trtllm_online,
+    "LLMServingSim, vLLM 0.19, RTX cards": llmservingsim,
+    "Splitwise, Llama-2-70B static batches": splitwise,
+    "gpt-fast, batch 1": gptfast,
+}
+
+
+def predicted(scenario: Scenario, roofline: bool) -> dict[str, float]:
+    setup = resolve(scenario)
+    result = simulate(scenario, roofline_estimator(setup.device, setup.node) if roofline else None)
+    summary = result.summary
+    found = {"ttft": summary.ttft_s.mean, "throughput": summary.throughput.output_tokens_per_s}
+    return {**found, "tpot": summary.tpot_s.mean} if summary.tpot_s is not None else found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    default = os.environ.get("WINDTUNNEL_REFERENCE") or REPOSITORY.parent / "shared" / "reference"
+    parser.add_argument("--reference", type=Path, default=Path(default), metavar="DIR", help="the recorded data")
+    parser.add_argument("--only", default="", metavar="TEXT", help="sets whose name contains it")
+    parser.add_argument("--every", type=int, default=1, metavar="N", help="only every so-many-th run of a set")
+    options = parser.parse_args()
+    folder = options.reference / "serving"
+    if not folder.is_dir():
+        print(f"skipped: there is no recorded reference data at {folder}")
+        return 0
+    print("| set | runs | refused | predicted by | TPOT median | p90 | TTFT median | p90 | throughput median | p90 |")
+    print("|---|---:|---:|---|---:|---:|---:|---:|---:|---:|")
+    for name, source in SETS.items():
+        if options.only not in name:
+            continue
+        with tempfile.TemporaryDirectory() as scratch:
+            for line in lines_of(name, list(source(folder, Path(scratch)))[:: options.every]):
+                print(line, flush=True)
+    return 0
+
+
+def lines_of(name: str, runs: list[Run | str]) -> Iterator[str]:
+    for way in ("windtunnel", "roofline alone"):
+        errors: dict[str, list[float]] = {metric: [] for metric in METRICS}
+        refused = 0
+        for run in runs:
+            try:
+                found = None if isinstance(run, str) else predicted(run[0], way != "windtunnel")
+            except InputError:
+                found = None
+            if found is None or isinstance(run, str):
+                refused += 1
+                continue
+            for metric, value in run[1].items():
+                errors[metric].append(found[metric] / value - 1)
+        cells = []
+        for metric in METRICS:
+            one = score(errors[metric])
+            cells += ["", ""] if one is None else [f"{one.median:.1%} ({one.bias:+.1%})", f"{one.p90:.1%}"]
+        yield f"| {name} | {len(runs)} | {refused} | {way} | {' | '.join(cells)} |"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

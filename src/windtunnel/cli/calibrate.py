@@ -1,0 +1,91 @@
+"""`windtunnel calibrate`: measured runs in, a profile out."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from windtunnel.cli.options import Verb, all_of, deployment_options, option
+from windtunnel.cli.runs import read_measurements
+from windtunnel.errors import InputError
+
+if TYPE_CHECKING:
+    from windtunnel.spec.calibration import Calibration
+
+_RUNS, _OUTPUT = "Runs", "Output"
+
+calibration_options = all_of(
+    option("--use", section=_RUNS, metavar="NAMES", help="Only runs of these uses: primary,secondary.  [all]"),
+    option("--only", section=_RUNS, metavar="TEXT", help="Only runs whose id contains it."),
+    option(
+        "--out",
+        section=_OUTPUT,
+        type=click.Path(path_type=Path),
+        metavar="PATH",
+        help="A YAML file; or a folder, for one file an engine and device.",
+    ),
+    option("--json", "as_json", section=_OUTPUT, is_flag=True, help="Print JSON."),
+)
+
+
+@click.command(cls=Verb)
+@click.argument("runs", nargs=-1, type=click.Path(path_type=Path), metavar="RUNS...")
+@calibration_options
+@deployment_options
+def command(
+    runs: tuple[Path, ...], use: str | None, only: str | None, out: Path | None, as_json: bool, **options: Any
+) -> None:
+    """Fit host overheads and operator factors to measured runs, and write them as a profile.
+
+    RUNS are as for `windtunnel validate`. The profile says how it was made and how far off predictions were of runs
+    that the fit did not see, whole configurations left out at a time. Use it with `windtunnel simulate --calibration`.
+
+    \b
+    windtunnel calibrate runs.csv --out profile.yaml
+    windtunnel calibrate runs.csv --out profiles/
+    """
+    from windtunnel.engine.calibrate import benches, profiles
+    from windtunnel.report.calibration import calibration_report, write_calibration
+    from windtunnel.report.documents import as_text
+    from windtunnel.report.tables import show
+    from windtunnel.spec.noun import encode
+
+    if out is None:
+        raise InputError("--out is missing", "a YAML file, or a folder for a profile of each engine and device")
+    wanted = set(use.split(",")) if use else None
+    found = [
+        one
+        for one in read_measurements(runs, options)
+        if (wanted is None or one.use in wanted) and (only is None or only in one.id) and one.weight > 0
+    ]
+    if not found:
+        raise InputError("no run is left to fit", "see --use and --only")
+    priced = list(benches(found))
+    ready = [bench for _, bench in priced if not isinstance(bench, str)]
+    if not ready:
+        raise InputError(f"no run could be simulated; the first: {priced[0][1]}")
+    made = profiles(ready, ", ".join(path.name for path in runs))
+    chosen = _chosen(made, out)
+    for name, one in chosen.items():
+        write_calibration(one, out / f"{name}.yaml" if _is_folder(out) else out)
+    if as_json:
+        click.echo(as_text({name: encode(one) for name, one in chosen.items()}))
+    else:
+        show(*calibration_report(chosen, len(found), len(ready), out))
+
+
+def _is_folder(out: Path) -> bool:
+    return out.is_dir() or out.suffix not in (".yaml", ".yml")
+
+
+def _chosen(made: "dict[str, Calibration]", out: Path) -> "dict[str, Calibration]":
+    """All for a folder; for a file the one of the runs' only engine and device."""
+    if _is_folder(out):
+        return made
+    of_devices = {name: one for name, one in made.items() if one.device is not None}
+    if len(of_devices) > 1:
+        raise InputError(
+            f"the runs are of {len(of_devices)} engines and devices: {', '.join(of_devices)}",
+            "give --out a folder, for a profile each, or choose runs with --only",
+        )
+    return of_devices

@@ -1,0 +1,120 @@
+"""`windtunnel validate`: measured runs in, predictions beside them out."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from windtunnel.cli.options import Verb, all_of, deployment_options, option
+from windtunnel.cli.runs import read_measurements
+from windtunnel.errors import InputError
+
+_RUNS, _OUTPUT = "Runs", "Output"
+
+validation_options = all_of(
+    option("--use", section=_RUNS, metavar="NAMES", help="Only runs of these uses: primary,secondary.  [all]"),
+    option("--only", section=_RUNS, metavar="TEXT", help="Only runs whose id contains it."),
+    option("--processes", section=_RUNS, type=int, metavar="N", help="Processes to simulate in.  [1]"),
+    option("--html", section=_OUTPUT, type=click.Path(path_type=Path), metavar="FILE", help="Write a page."),
+    option("--json", "as_json", section=_OUTPUT, is_flag=True, help="Print JSON."),
+    option(
+        "--max-error",
+        section=_OUTPUT,
+        metavar="LIMITS",
+        help="Exit with 1 where a median error is above: tpot=10%,ttft=25%, or one limit for all.",
+    ),
+)
+
+
+@click.command(cls=Verb)
+@click.argument("runs", nargs=-1, type=click.Path(path_type=Path), metavar="RUNS...")
+@validation_options
+@deployment_options
+def command(
+    runs: tuple[Path, ...],
+    use: str | None,
+    only: str | None,
+    calibration: str | None,
+    processes: int | None,
+    html: Path | None,
+    as_json: bool,
+    max_error: str | None,
+    **options: Any,
+) -> None:
+    """Predict measured runs and show how far off the predictions are.
+
+    RUNS are CSV or Parquet tables (a run a row), or result files of a benchmark client: vLLM's and SGLang's bench
+    serving, AIPerf, GenAI-Perf, guidellm. A client's file does not say what served it: give --model, --device, ...
+
+    \b
+    windtunnel validate runs.csv --html report.html --max-error tpot=10%,ttft=25%
+    windtunnel validate vllm-result.json --model llama-3.1-8b --device h100_sxm --tp 1
+    """
+    from windtunnel.engine.validate import predict_runs
+    from windtunnel.report.documents import as_text
+    from windtunnel.report.tables import show
+    from windtunnel.report.validation import validation_document, validation_page, validation_report
+    from windtunnel.spec.calibration import NONE, load_calibration
+
+    limits = error_limits(max_error)
+    if calibration not in (None, NONE):
+        load_calibration(calibration)
+    wanted = set(use.split(",")) if use else None
+    found = [
+        one
+        for one in read_measurements(runs, options)
+        if (wanted is None or one.use in wanted) and (only is None or only in one.id)
+    ]
+    if not found:
+        raise InputError("no run is left to predict", "see --use and --only")
+    predictions = predict_runs(found, calibration, processes or 1)
+    if html is not None:
+        html.write_text(validation_page(predictions, ", ".join(path.name for path in runs)), encoding="utf-8")
+    if as_json:
+        click.echo(as_text(validation_document(predictions)))
+    else:
+        show(*validation_report(predictions))
+    above = exceeded(predictions, limits)
+    for line in above:
+        click.echo(line, err=True)
+    if above:
+        click.get_current_context().exit(1)
+
+
+def error_limits(text: str | None) -> dict[str, float]:
+    """`tpot=10%,ttft=0.25` as {"tpot": 0.1, "ttft": 0.25}; a limit without a name is of every metric.
+
+    Raises:
+        InputError: a metric that does not exist, or no number.
+    """
+    from windtunnel.errors import did_you_mean
+    from windtunnel.interop.measured_runs import METRICS
+
+    limits: dict[str, float] = {}
+    for part in text.replace(",", " ").split() if text else []:
+        name, separator, value = part.rpartition("=")
+        if separator and name not in METRICS:
+            hint = did_you_mean(name, METRICS, f"known: {', '.join(METRICS)}")
+            raise InputError(f"--max-error: there is no metric {name!r}", hint)
+        try:
+            limit = float(value.removesuffix("%")) / (100 if value.endswith("%") else 1)
+        except ValueError:
+            limit = -1.0
+        if limit <= 0:
+            raise InputError(f"--max-error: {part!r} is no limit", "for instance --max-error tpot=10%,ttft=25%")
+        limits |= dict.fromkeys([name] if separator else METRICS, limit)
+    return limits
+
+
+def exceeded(predictions: Any, limits: dict[str, float]) -> list[str]:
+    """A line for every metric whose median error is above its limit, and one where nothing could be predicted."""
+    from windtunnel.metrics.accuracy import score
+
+    lines = []
+    if limits and all(one.refused for one in predictions):
+        lines.append("no run could be predicted")
+    for name, limit in limits.items():
+        found = score([one.error(name) for one in predictions])
+        if found is not None and found.median > limit:
+            lines.append(f"{name}: median error {found.median:.1%} is above {limit:.1%} ({found.num_runs} runs)")
+    return lines

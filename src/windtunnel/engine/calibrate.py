@@ -1,0 +1,514 @@
+"""Fit what no operator table holds to measured runs: host overheads, and factors on classes of operators.
+
+A run is priced once, class by class (`Bench`); a simulation with other factors and overheads then costs milliseconds.
+The fit is a ridge regression of log(measured / predicted) on the logarithms of all parameters, repeated around its own
+result (Gauss-Newton with a Jacobian from finite differences). Every parameter is a sum of effects: of all runs, of an
+engine, of an engine on a device, and of a format, each drawn towards zero, so that what few runs speak for stays near
+what is known of its kin, and an engine or device without runs falls back to theirs. Runs that no such correction
+explains lose weight (Geman and McClure, 1985).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.engine.serving import (
+    check_requests,
+    estimator_for,
+    frontend_s,
+    kernel_settings,
+    run_loop,
+    shard_of,
+    with_model_len,
+)
+from windtunnel.engine.workload import RequestArrays, generate
+from windtunnel.errors import InputError
+from windtunnel.estimate.calibrated import factor, shares
+from windtunnel.estimate.estimator import Estimate, Estimator
+from windtunnel.estimate.steps import StepPrices, combined, price_steps
+from windtunnel.interop.measured_runs import Measurement
+from windtunnel.kernels import state
+from windtunnel.ops import op as ops
+from windtunnel.ops.memory import plan_memory
+from windtunnel.spec.calibration import NONE, Calibration, Provenance, Spread
+from windtunnel.spec.deployment import HostOverheads
+from windtunnel.spec.hardware import Device
+from windtunnel.spec.scenario import Setup, resolve
+
+Floats = NDArray[np.float64]
+
+HOST = HostOverheads.__struct_fields__
+"""Overheads that are fitted, as multiples of the engine's defaults."""
+
+HIDDEN = ("step_s", "request_s")
+"""Those of them that asynchronous scheduling hides behind the device."""
+
+FITTED = ("tpot", "ttft")
+NOISE: Mapping[str, float] = {"tpot": 0.04, "ttft": 0.10}
+"""What two runs of equal settings differ by, and a little more: the scale in which residuals are counted."""
+
+OUTLIER = 5.0
+"""Residuals of so many scales have a quarter of their weight, and larger ones hardly any."""
+
+TRUST = 0.3
+"""How far one round may move an effect."""
+
+SPREAD_OF_EFFECTS: Mapping[str, tuple[float, float, float]] = {
+    "host": (0.4, 0.5, 0.4),
+    "class": (0.07, 0.07, 0.05),
+}
+"""How far the effects of all runs, of an engine and of an engine on a device may move a logarithm: one standard
+deviation of the ridge's prior. Overheads are known to a factor of two, operators to 10%."""
+SPREAD_OF_FORMATS = 0.08
+"""The same for a format's effect on GEMMs and experts, of an engine and of an engine on a device."""
+CROWDING = 0.4
+"""Runs of one configuration err alike: each of n counts n to the power of minus this."""
+
+STEP = 0.05
+"""Of the finite differences, in the logarithm."""
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A measured run, priced class by class and ready to be simulated with any calibration."""
+
+    measurement: Measurement
+    setup: Setup
+    """Not calibrated."""
+    settings: state.Settings
+    requests: RequestArrays
+    parts: Mapping[str, StepPrices]
+    """Name of a factor -> prices of the operators that it applies to, as shares of them."""
+
+    @property
+    def weight(self) -> float:
+        """In a fit: none for runs that their own record calls odd, little where settings were not recorded."""
+        return self.measurement.weight
+
+    @property
+    def scope(self) -> tuple[str, str]:
+        return self.setup.engine.name, self.setup.device.name
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """Names of what its times tell about: `host.step_s`, `gemm.fp8.memory`, ...
+
+        Where scheduling overlaps, the host's work per step is a floor that steps seldom touch; a fit would raise it to
+        whatever the slowest of them take. It is fitted on runs whose steps it adds to.
+        """
+        hidden = HIDDEN if self.setup.engine.async_scheduling else ()
+        return (*(f"host.{name}" for name in HOST if name not in hidden), *self.parts)
+
+    def predict(self, factors: Mapping[str, float], host: HostOverheads) -> dict[str, float]:
+        """The metrics of a simulation with these factors and overheads."""
+        prices = combined(self.parts, {name: factor(factors, name) for name in self.parts})
+        engine = msgspec.structs.replace(self.setup.engine, host=host)
+        cost = replace(prices, engine=engine).lowered().cost
+        seen_s = frontend_s(engine, self.requests.input_tokens)
+        records, _, _ = run_loop(self.settings._replace(frontend_s=float(seen_s.mean())), cost, self.requests)
+        measured = np.arange(records.size) >= self.requests.num_warmup
+        ttft_s = (records["first_token_s"] - records["arrival_s"] + seen_s)[measured]
+        gaps = np.maximum(records["output_tokens"] - 1, 1)
+        tpot_s = ((records["finish_s"] - records["first_token_s"]) / gaps)[measured]
+        e2e_s = ttft_s + (records["finish_s"] - records["first_token_s"])[measured]
+        middle = np.median if self.measurement.statistic == "p50" else np.mean
+        return {"tpot": float(middle(tpot_s)), "ttft": float(middle(ttft_s)), "e2e": float(middle(e2e_s))}
+
+
+def benches(
+    measurements: Iterable[Measurement], estimator_of: Callable[[Setup], Estimator] = estimator_for
+) -> Iterator[tuple[Measurement, Bench | str]]:
+    """Every measurement with its bench, or with the reason why it cannot be simulated.
+
+    Args:
+        measurements: what was run and measured.
+        estimator_of: prices a setup's operators; asked once for each device, engine version and backend of experts.
+    """
+    estimators: dict[tuple[Any, ...], Estimator] = {}
+    for measurement in measurements:
+        try:
+            yield measurement, _bench(measurement, estimators, estimator_of)
+        except InputError as error:
+            yield measurement, error.message
+
+
+def _bench(
+    measurement: Measurement,
+    estimators: dict[tuple[Any, ...], Estimator],
+    estimator_of: Callable[[Setup], Estimator],
+) -> Bench:
+    if measurement.scenario is None:
+        raise InputError(measurement.refused)
+    deployment = msgspec.structs.replace(measurement.scenario.deployment, calibration=NONE)
+    scenario = msgspec.structs.replace(measurement.scenario, deployment=deployment)
+    requests = generate(scenario.workload, scenario.seed)
+    setup = with_model_len(resolve(scenario), requests)
+    shard = shard_of(setup)
+    memory = plan_memory(shard, setup.device, setup.engine, setup.max_model_len)
+    check_requests(requests, setup, memory)
+    key = (setup.device.name, setup.node.name, setup.engine.name, setup.engine.version, setup.engine.moe_backend)
+    if key not in estimators:
+        estimators[key] = estimator_of(setup)
+    recorder = _Recorder(estimators[key], setup.device)
+    price_steps(recorder, setup.device, shard, setup.engine, setup.max_model_len)
+    parts = {
+        name: price_steps(_Player(recorder, name), setup.device, shard, setup.engine, setup.max_model_len)
+        for name in recorder.names()
+    }
+    settings = kernel_settings(setup, memory, deployment.replicas, requests, deployment.router, scenario.seed)
+    return Bench(measurement, setup, settings, requests, parts)
+
+
+class _Recorder:
+    """Prices operators and remembers, in the order of the questions, seconds and shares."""
+
+    def __init__(self, estimator: Estimator, device: Device) -> None:
+        self.estimator = estimator
+        self.device = device
+        self.answers: list[tuple[Estimate, dict[str, Floats]]] = []
+
+    def estimate(self, op: ops.Op) -> Estimate:
+        found = self.estimator.estimate(op)
+        self.answers.append((found, shares(op, self.device)))
+        return found
+
+    def names(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(name for _, parts in self.answers for name in parts))
+
+
+class _Player:
+    """Answers the same questions again with one factor's share of the seconds."""
+
+    def __init__(self, recorder: _Recorder, name: str) -> None:
+        self.answers = iter(recorder.answers)
+        self.name = name
+
+    def estimate(self, op: ops.Op) -> Estimate:  # noqa: ARG002
+        found, parts = next(self.answers)
+        return replace(found, seconds=np.asarray(found.seconds) * parts.get(self.name, np.asarray(0.0)))
+
+
+# ------------------------------------------------------------------------------------------------------------------ fit
+
+Effect = tuple[str, ...]
+"""What an effect is of: (parameter or its class, "all" | engine | engine and device | engine and format)."""
+
+
+def effects(parameter: str, engine: str, device: str) -> dict[Effect, float]:
+    """The effects whose sum is the logarithm of a parameter of a run, with the spread that each may have."""
+    kind, _, rest = parameter.partition(".")
+    base = parameter if kind == "host" else f"{kind}.{rest.rpartition('.')[2]}" if rest else kind
+    overall, of_engine, of_device = SPREAD_OF_EFFECTS["host" if kind == "host" else "class"]
+    found = {(base, "all"): overall, (base, engine): of_engine, (base, engine, device): of_device}
+    if base != parameter:
+        found[parameter, engine] = SPREAD_OF_FORMATS
+        found[parameter, engine, device] = SPREAD_OF_FORMATS
+    return found
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Fitted effects; what is not in it is zero."""
+
+    effects: Mapping[Effect, float]
+
+    def logarithm(self, parameter: str, engine: str, device: str) -> float:
+        return sum(self.effects.get(effect, 0.0) for effect in effects(parameter, engine, device))
+
+    def factors(self, names: Iterable[str], engine: str, device: str) -> dict[str, float]:
+        """Factor's name -> value, for the names of a bench's parts."""
+        return {name: math.exp(self.logarithm(name, engine, device)) for name in names}
+
+    def host(self, default: HostOverheads, engine: str, device: str) -> HostOverheads:
+        """The overheads of an engine on a device, from its defaults."""
+        return HostOverheads(
+            **{
+                name: float(getattr(default, name) or 0.0) * math.exp(self.logarithm(f"host.{name}", engine, device))
+                for name in HOST
+            }
+        )
+
+
+def predict(bench: Bench, fit: Fit) -> dict[str, float]:
+    """The metrics of a bench under a fit."""
+    engine, device = bench.scope
+    return bench.predict(_whole(fit, bench), fit.host(bench.setup.engine.host, engine, device))
+
+
+def _whole(fit: Fit, bench: Bench) -> dict[str, float]:
+    """Factors by the names of the bench's parts, format and all; `factor` then finds no others to multiply."""
+    return fit.factors(bench.parts, *bench.scope)
+
+
+Jacobian = list[dict[str, dict[str, float]]]
+"""Of every bench: metric -> parameter -> d log(metric) / d log(parameter)."""
+
+
+def jacobian(runs: Sequence[Bench], fit: Fit) -> Jacobian:
+    """The elasticities of the runs' predictions under `fit` to every parameter, by forward differences."""
+    slopes = []
+    for bench in runs:
+        engine, device = bench.scope
+        factors, host = _whole(fit, bench), fit.host(bench.setup.engine.host, engine, device)
+        base = bench.predict(factors, host)
+        slope: dict[str, dict[str, float]] = {metric: {} for metric in FITTED}
+        for name in bench.parameters:
+            kind, _, field = name.partition(".")
+            if kind == "host":
+                moved = {field: getattr(host, field) * math.exp(STEP)}
+                found = bench.predict(factors, msgspec.structs.replace(host, **moved))
+            else:
+                found = bench.predict(factors | {name: factors[name] * math.exp(STEP)}, host)
+            for metric in FITTED:
+                slope[metric][name] = math.log(found[metric] / base[metric]) / STEP
+        slopes.append(slope)
+    return slopes
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A fit with the elasticities of its last round."""
+
+    fit: Fit
+    slopes: Jacobian
+
+
+def fit_runs(runs: Sequence[Bench], num_rounds: int = 4) -> Fitted:
+    """Fit effects to `runs`."""
+    fit, slopes = Fit({}), []
+    for _ in range(num_rounds):
+        slopes = jacobian(runs, fit)
+        fit = _improved(runs, slopes, fit)
+    return Fitted(fit, slopes)
+
+
+def refit(runs: Sequence[Bench], whole: Fitted, kept: NDArray[np.bool_]) -> Fit:
+    """The fit to the runs that are `kept`.
+
+    Every step solves the whole regression anew on the residuals of the kept runs. It starts where the fit to all runs
+    ended and uses its elasticities, which depend on the point of linearisation and hardly on the measurements; what was
+    learnt from the others is undone by the first step.
+    """
+    chosen = np.flatnonzero(kept).tolist()
+    return _improved([runs[index] for index in chosen], [whole.slopes[index] for index in chosen], whole.fit)
+
+
+NUM_STEPS = 2
+"""Per Jacobian; each simulates every run once."""
+
+
+def _weights(runs: Sequence[Bench]) -> Floats:
+    sizes = Counter(by_configuration(bench) for bench in runs)
+    return np.array([bench.weight * sizes[by_configuration(bench)] ** -CROWDING for bench in runs])
+
+
+def _improved(runs: Sequence[Bench], slopes: Jacobian, fit: Fit) -> Fit:
+    weights = _weights(runs)
+    names: dict[Effect, int] = {}
+    spreads: list[float] = []
+    for bench in runs:
+        for parameter in bench.parameters:
+            for effect, spread in effects(parameter, *bench.scope).items():
+                if effect not in names:
+                    names[effect] = len(names)
+                    spreads.append(spread)
+    design = _design(runs, slopes, names)
+    scale = np.array([1.0 / NOISE[metric] for _ in runs for metric in FITTED])
+    values = np.array([fit.effects.get(effect, 0.0) for effect in names])
+    for _ in range(NUM_STEPS):
+        residual = _residuals(runs, Fit(dict(zip(names, values.tolist(), strict=True))))
+        values = values + _ridge_step(
+            design, residual, scale, np.repeat(weights, len(FITTED)), np.array(spreads), values
+        )
+    return Fit(dict(zip(names, values.tolist(), strict=True)))
+
+
+def _design(runs: Sequence[Bench], slopes: Jacobian, names: Mapping[Effect, int]) -> Floats:
+    design = np.zeros((len(runs) * len(FITTED), len(names)))
+    for row, (bench, slope) in enumerate(zip(runs, slopes, strict=True)):
+        for at, metric in enumerate(FITTED):
+            for parameter, elasticity in slope[metric].items():
+                for effect in effects(parameter, *bench.scope):
+                    design[row * len(FITTED) + at, names[effect]] += elasticity
+    return design
+
+
+def _residuals(runs: Sequence[Bench], fit: Fit) -> Floats:
+    """log(measured / predicted), metric by metric; NaN where it was not measured."""
+    found = []
+    for bench in runs:
+        predicted = predict(bench, fit)
+        for metric in FITTED:
+            measured = bench.measurement.measured.get(metric, math.nan)
+            found.append(math.log(measured / predicted[metric]))
+    return np.array(found)
+
+
+def _ridge_step(
+    design: Floats, residual: Floats, scale: Floats, share: Floats, spreads: Floats, values: Floats
+) -> Floats:
+    """The change of all effects: weighted least squares with the prior as further rows, Geman and McClure's weights."""
+    known = np.isfinite(residual)
+    a, r = design[known] * scale[known, None], residual[known] * scale[known]
+    prior = np.diag(1.0 / spreads)
+    change = np.zeros(values.size)
+    for _ in range(4):
+        left = np.abs(r - a @ change)
+        weight = np.sqrt(share[known]) / (1.0 + (left / OUTLIER) ** 2)
+        stacked = np.concatenate([a * weight[:, None], prior])
+        wanted = np.concatenate([r * weight, -values / spreads])
+        change = np.linalg.lstsq(stacked, wanted, rcond=None)[0]
+    return np.clip(change, -TRUST, TRUST)
+
+
+# ----------------------------------------------------------------------------------------------------- cross-validation
+
+NUM_FOLDS = 5
+
+
+def by_configuration(bench: Bench) -> str:
+    """Runs that differ in load only go together."""
+    return bench.measurement.configuration
+
+
+def folds(
+    runs: Sequence[Bench], key: Callable[[Bench], str] = by_configuration, count: int | None = NUM_FOLDS, seed: int = 0
+) -> NDArray[np.int64]:
+    """The fold of every run; runs of equal `key` share one; with `count` None every key is a fold of its own."""
+    keys = sorted({key(bench) for bench in runs})
+    order = np.random.default_rng(seed).permutation(len(keys))
+    fold = {name: int(order[index]) % (count or len(keys)) for index, name in enumerate(keys)}
+    return np.array([fold[key(bench)] for bench in runs])
+
+
+def held_out(runs: Sequence[Bench], whole: Fitted, fold: NDArray[np.int64]) -> list[dict[str, float]]:
+    """Every run's prediction by a fit that saw none of its fold."""
+    found: list[dict[str, float]] = [{} for _ in runs]
+    for one in np.unique(fold):
+        fit = refit(runs, whole, fold != one)
+        for index in np.flatnonzero(fold == one).tolist():
+            found[index] = predict(runs[index], fit)
+    return found
+
+
+def ratios(runs: Sequence[Bench], predictions: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
+    """Metric -> measured over predicted, for what was measured; throughput of a closed loop is inverse to E2E."""
+    found: dict[str, list[float]] = {}
+    for bench, predicted in zip(runs, predictions, strict=True):
+        for metric, value in predicted.items():
+            if metric in bench.measurement.measured:
+                found.setdefault(metric, []).append(bench.measurement.measured[metric] / value)
+    if "e2e" in found:
+        found["throughput"] = [1 / value for value in found["e2e"]]
+    return found
+
+
+# ------------------------------------------------------------------------------------------------------------- profiles
+
+LEAST_RUNS = 10
+"""A spread of fewer runs says little; that of the engine's runs on all devices stands in."""
+
+
+def profile(
+    runs: Sequence[Bench], fit: Fit, engine: str, device: str | None, held: Sequence[Mapping[str, float]], source: str
+) -> Calibration:
+    """The calibration of an engine on a device, or on any.
+
+    Args:
+        runs: all that were fitted.
+        fit: to all of them.
+        engine, device: whose; None: the effects that devices share.
+        held: predictions of the runs by fits that did not see them.
+        source: what the runs are, for the record.
+    """
+    own = [index for index, bench in enumerate(runs) if bench.scope[0] == engine and device in (None, bench.scope[1])]
+    kin = own if len(own) >= LEAST_RUNS else [i for i, bench in enumerate(runs) if bench.scope[0] == engine]
+    kin = kin if len(kin) >= LEAST_RUNS else list(range(len(runs)))
+    default = runs[own[0]].setup.engine.host if own else runs[0].setup.engine.host
+    place = (engine, device or "")
+    names = {name for index in own for name in runs[index].parts}
+    bases = {f"{name.partition('.')[0]}.{name.rpartition('.')[2]}" if "." in name else name for name in names}
+    formats = {
+        name: sum(fit.effects.get(effect, 0.0) for effect in ((name, engine), (name, *place)))
+        for name in names
+        if "." in name
+    }
+    factors = {name: math.exp(fit.logarithm(name, *place)) for name in bases}
+    factors |= {name: math.exp(value) for name, value in formats.items()}
+    left = ratios([runs[index] for index in kin], [held[index] for index in kin])
+    setups = [runs[index].setup for index in own]
+    formats_seen = {str(form) for one in setups for form in (one.precision.weights, one.precision.experts_format)}
+    return Calibration(
+        engine=engine,
+        device=device,
+        host=_rounded(fit.host(default, *place)),
+        factors={name: float(f"{value:.4g}") for name, value in sorted(factors.items())},
+        spread={metric: _spread(values) for metric, values in left.items()},
+        provenance=Provenance(
+            fitted_on=source,
+            num_runs=len(own),
+            num_configurations=len({by_configuration(runs[index]) for index in own}),
+            models=tuple(sorted({one.model.name for one in setups})),
+            versions=tuple(sorted({one.engine.version or "" for one in setups})),
+            formats=tuple(sorted(formats_seen)),
+            devices=tuple(sorted({one.device.name for one in setups})),
+            median_error={
+                metric: _median_error(values)
+                for metric, values in ratios([runs[i] for i in own], [held[i] for i in own]).items()
+            },
+            median_error_before={
+                metric: _median_error(values)
+                for metric, values in ratios([runs[i] for i in own], [predict(runs[i], Fit({})) for i in own]).items()
+            },
+        ),
+    )
+
+
+def _rounded(host: HostOverheads) -> HostOverheads:
+    return HostOverheads(**{name: float(f"{getattr(host, name):.4g}") for name in HOST})
+
+
+def _spread(values: Sequence[float]) -> Spread:
+    """Quantiles that hold 80% of a further value, not of those seen: each is one order statistic further out."""
+    ordered = np.sort(values)
+    outer = min(0.9 * (1 + 1 / len(ordered)), 1.0)
+    p10, p50, p90 = np.quantile(ordered, (1 - outer, 0.5, outer))
+    return Spread(p10=float(f"{p10:.4g}"), p50=float(f"{p50:.4g}"), p90=float(f"{p90:.4g}"), num_runs=len(ordered))
+
+
+def _median_error(values: Sequence[float]) -> float:
+    return float(f"{np.median([abs(1 / value - 1) for value in values]):.3g}")
+
+
+def profiles(runs: Sequence[Bench], source: str) -> dict[str, Calibration]:
+    """Name -> calibration: one for every engine on any device, and for every device that is better with its own.
+
+    The spread of the former is of devices left out whole, where there are several. A device has one of its own
+    where its runs, configurations held out, are predicted better than by a fit to the other devices alone.
+    """
+    whole = fit_runs(runs)
+    fit, held = whole.fit, held_out(runs, whole, folds(runs))
+    several = len({bench.scope[1] for bench in runs}) > 1
+    apart = held_out(runs, whole, folds(runs, lambda bench: bench.scope[1], None)) if several else held
+    found = {}
+    for engine, device in sorted({bench.scope for bench in runs}):
+        own = [index for index, bench in enumerate(runs) if bench.scope == (engine, device)]
+        if not several or _misfit(runs, held, own) <= _misfit(runs, apart, own):
+            found[f"{engine}-{device}"] = profile(runs, fit, engine, device, held, source)
+    for engine in sorted({bench.scope[0] for bench in runs}):
+        found[engine] = profile(runs, fit, engine, None, apart, source)
+    return found
+
+
+def _misfit(runs: Sequence[Bench], predictions: Sequence[Mapping[str, float]], chosen: Sequence[int]) -> float:
+    """Median errors of the fitted metrics in units of their noise."""
+    found = ratios([runs[index] for index in chosen], [predictions[index] for index in chosen])
+    return sum(_median_error(found[metric]) / NOISE[metric] for metric in FITTED if metric in found)

@@ -1,0 +1,52 @@
+"""The 80% intervals of a run's headline metrics."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+from windtunnel.metrics.records import Table
+from windtunnel.metrics.summary import Summary
+from windtunnel.metrics.uncertainty import UNCALIBRATED, Interval, interval
+from windtunnel.spec.calibration import outside
+from windtunnel.spec.scenario import Setup
+
+
+def remarks(setup: Setup) -> list[str]:
+    """In what a setup lies outside the runs of its calibration; empty without one."""
+    if setup.calibration is None:
+        return []
+    formats = tuple(dict.fromkeys((str(setup.precision.weights), str(setup.precision.experts_format))))
+    return outside(setup.calibration, setup.device.name, setup.model.name, formats, setup.engine.version or "")
+
+
+def intervals(setup: Setup, summary: Summary, requests: Table, coverage: Mapping[str, float]) -> dict[str, Interval]:
+    """Metric -> interval of its mean (`tpot`, `ttft`, `e2e`, seconds) or of the whole run (`throughput`, output tokens
+    a second).
+    """
+    spreads = UNCALIBRATED if setup.calibration is None else {**UNCALIBRATED, **setup.calibration.spread}
+    num_outside = len([remark for remark in remarks(setup) if "version" not in remark])
+    found = {}
+    for name, central in headline(summary).items():
+        sampling = 0.0 if name == "throughput" else _sampling_error(requests, f"{name}_s")
+        found[name] = interval(central, spreads[name], num_outside, coverage, sampling)
+    return found
+
+
+def headline(summary: Summary) -> dict[str, float]:
+    """The metrics that have intervals."""
+    found = {"ttft": summary.ttft_s.mean, "e2e": summary.e2e_s.mean}
+    if summary.tpot_s is not None:
+        found["tpot"] = summary.tpot_s.mean
+    return {**found, "throughput": summary.throughput.output_tokens_per_s}
+
+
+def _sampling_error(requests: Table, column: str) -> float:
+    """Relative standard error of the mean over the measured requests, as if they were independent."""
+    values = requests[column][~requests["is_warmup"]]
+    values = values[np.isfinite(values)]
+    if values.size < 2 or values.mean() <= 0:
+        return 0.0
+    return float(values.std(ddof=1) / values.mean() / math.sqrt(values.size))

@@ -1,0 +1,147 @@
+"""Predict measured runs, one simulation each, and set what was measured beside."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from windtunnel.engine.serving import Result, calibrated, estimator_for, simulate
+from windtunnel.errors import InputError
+from windtunnel.estimate.estimator import Coverage, Estimator
+from windtunnel.interop.measured_runs import METRICS, Measurement
+from windtunnel.metrics.uncertainty import Interval
+from windtunnel.spec.calibration import NONE
+from windtunnel.spec.scenario import resolve
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A measured run with its prediction, or with the reason why there is none."""
+
+    measurement: Measurement
+    refused: str
+    predicted: dict[str, float]
+    """Metric -> value, for those that were measured."""
+    intervals: dict[str, Interval]
+    calibration: str
+    """Name of the calibration in force; empty: none."""
+    facts: dict[str, float]
+    """What explains an error: shares of time, peak of KV use, preemptions, share of rooflines."""
+    remarks: tuple[str, ...] = ()
+
+    def error(self, metric: str) -> float:
+        """Predicted over measured, less one; NaN where either is missing."""
+        measured, predicted = self.measurement.measured.get(metric), self.predicted.get(metric)
+        return math.nan if measured is None or predicted is None else predicted / measured - 1
+
+    @property
+    def reason(self) -> str:
+        """The likeliest cause of an error, from what is known about the run."""
+        labels, facts = self.measurement.labels, self.facts
+        if labels.get("flags"):
+            return f"the record calls it {labels['flags'].replace('_', ' ')}"
+        if facts.get("preemptions") or facts.get("kv_peak", 0.0) > 0.98:
+            return "KV cache full: queueing decides, and a small error of its size counts much"
+        if facts.get("roofline", 0.0) > 0.2:
+            return f"{facts['roofline']:.0%} of device time priced by a roofline"
+        if facts.get("scaled", 0.0) > 0.3:
+            return f"{facts['scaled']:.0%} of device time beyond measured shapes"
+        if labels.get("unmodelled"):
+            return f"not modelled: {labels['unmodelled']}"
+        if labels.get("source") in ("autogap", "gtl"):
+            return "settings of server and client were not recorded"
+        if facts.get("host", 0.0) > 0.3:
+            return f"{facts['host']:.0%} of the time is the host's"
+        if facts.get("communication", 0.0) > 0.3:
+            return f"{facts['communication']:.0%} of the time is communication"
+        return "; ".join(self.remarks)
+
+
+def predict_runs(
+    measurements: Sequence[Measurement], calibration: str | None = None, num_processes: int = 1
+) -> list[Prediction]:
+    """Predictions in the order of `measurements`.
+
+    Args:
+        measurements: what to predict.
+        calibration: by name or file, in place of the scenarios' own (`none`: without).
+        num_processes: runs of one device and engine go together, as their tables are read once.
+    """
+    groups: dict[tuple[str, ...], list[int]] = {}
+    for index, measurement in enumerate(measurements):
+        names = ("device", "engine", "version", "model")
+        groups.setdefault(tuple(measurement.labels.get(name, "") for name in names), []).append(index)
+    batches = sorted(groups.values(), key=len, reverse=True)
+    work = [([measurements[index] for index in batch], calibration) for batch in batches]
+    found: dict[int, Prediction] = {}
+    if num_processes > 1 and len(batches) > 1:
+        with ProcessPoolExecutor(num_processes) as pool:
+            done: Iterable[list[Prediction]] = list(pool.map(_predict_batch, work))
+    else:
+        done = map(_predict_batch, work)
+    for batch, predictions in zip(batches, done, strict=True):
+        found.update(zip(batch, predictions, strict=True))
+    return [found[index] for index in range(len(measurements))]
+
+
+def _predict_batch(work: tuple[list[Measurement], str | None]) -> list[Prediction]:
+    return list(_predictions(*work))
+
+
+def _predictions(measurements: Iterable[Measurement], calibration: str | None) -> Iterator[Prediction]:
+    estimators: dict[tuple[Any, ...], Estimator] = {}
+    for measurement in measurements:
+        try:
+            yield _predicted(measurement, calibration, estimators)
+        except InputError as error:
+            yield Prediction(measurement, error.message, {}, {}, "", {})
+
+
+def _predicted(
+    measurement: Measurement, calibration: str | None, estimators: dict[tuple[Any, ...], Estimator]
+) -> Prediction:
+    if measurement.scenario is None:
+        raise InputError(measurement.refused)
+    scenario = measurement.scenario
+    if calibration is not None:
+        deployment = msgspec.structs.replace(scenario.deployment, calibration=calibration)
+        scenario = msgspec.structs.replace(scenario, deployment=deployment)
+    setup = resolve(scenario)
+    key = (setup.device.name, setup.node.name, setup.engine.name, setup.engine.version, setup.engine.moe_backend)
+    if key not in estimators:
+        plain = msgspec.structs.replace(scenario.deployment, calibration=NONE)
+        estimators[key] = estimator_for(resolve(msgspec.structs.replace(scenario, deployment=plain)))
+    result = simulate(scenario, calibrated(estimators[key], setup))
+    return Prediction(
+        measurement=measurement,
+        refused="",
+        predicted=_metrics(result, measurement),
+        intervals={name: found for name, found in result.intervals.items() if name in METRICS},
+        calibration=setup.calibration_name or "",
+        facts={
+            "host": result.summary.time_fractions["host"],
+            "communication": result.summary.time_fractions["communication"],
+            "kv_peak": result.summary.utilisation.kv_peak_fraction,
+            "preemptions": float(result.summary.utilisation.num_preemptions),
+            "roofline": result.coverage.get(Coverage.ROOFLINE, 0.0),
+            "scaled": result.coverage.get(Coverage.SCALED, 0.0),
+        },
+        remarks=result.calibration_remarks,
+    )
+
+
+def _metrics(result: Result, measurement: Measurement) -> dict[str, float]:
+    summary = result.summary
+    distributions = {"tpot": summary.tpot_s, "ttft": summary.ttft_s, "e2e": summary.e2e_s}
+    found = {
+        name: float(getattr(distribution, measurement.statistic))
+        for name, distribution in distributions.items()
+        if distribution is not None
+    }
+    found["throughput"] = summary.throughput.output_tokens_per_s
+    return {name: value for name, value in found.items() if name in measurement.measured}

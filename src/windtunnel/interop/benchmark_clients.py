@@ -1,0 +1,187 @@
+"""Result files of benchmark clients: vLLM's and SGLang's `bench_serving`, GenAI-Perf and AIPerf, guidellm.
+
+They say what was sent and measured, not what served it: the deployment is given beside them. All report the time to the
+first token, the time per output token after it, and throughput, and define them alike; guidellm's
+`time_per_output_token`, which spreads the first token's time too, is left aside for its `inter_token_latency`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from windtunnel.errors import InputError
+
+MS = 1e-3
+
+
+@dataclass(frozen=True)
+class ClientResult:
+    """One run as its client saw it."""
+
+    id: str
+    client: str
+    input_tokens: float
+    """Mean over requests."""
+    output_tokens: float
+    range_ratio: float | None
+    """Lengths were drawn from this share of the longest to the longest; None: not recorded."""
+    num_requests: int
+    concurrency: int | None
+    rate_per_s: float | None
+    """None: as fast as `concurrency` lets."""
+    measured: Mapping[str, float]
+    """Metric -> mean, as in `Measurement.measured`."""
+
+
+def read_client_results(path: Path) -> list[ClientResult]:
+    """The runs in a client's result file: one JSON document, or one a line.
+
+    Raises:
+        InputError: not JSON, or of no client that is known.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}") from None
+    found = []
+    for number, document in enumerate(_documents(path, text)):
+        name = path.stem if number == 0 else f"{path.stem}:{number + 1}"
+        found += _results(path, name, document)
+    if not found:
+        raise InputError(f"{path} holds no finished run")
+    return found
+
+
+def _documents(path: Path, text: str) -> list[Any]:
+    try:
+        return [json.loads(text)]
+    except ValueError:
+        pass
+    try:
+        return [json.loads(line) for line in text.splitlines() if line.strip()]
+    except ValueError as error:
+        raise InputError(f"{path} is neither JSON nor JSON lines: {error}") from None
+
+
+def _results(path: Path, name: str, document: Any) -> list[ClientResult]:
+    if isinstance(document, dict):
+        for fits, read in _READERS:
+            if fits(document):
+                try:
+                    return read(name, document)
+                except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+                    raise InputError(f"{path}: {name} lacks or misstates {error}") from None
+    raise InputError(
+        f"{path} is of no benchmark client that is known",
+        "vLLM's `bench serve --save-result`, SGLang's bench_serving, AIPerf, GenAI-Perf and guidellm are",
+    )
+
+
+def _bench_serving(name: str, document: dict[str, Any]) -> list[ClientResult]:
+    """vLLM's `vllm bench serve` (0.6 to 0.24) and SGLang's `sglang.bench_serving` (0.4 and 0.5)."""
+    num_requests = int(document["completed"])
+    rate = document.get("request_rate")
+    finite = rate is not None and float(rate) not in (float("inf"), -1.0)
+    measured = {"tpot": document["mean_tpot_ms"] * MS, "ttft": document["mean_ttft_ms"] * MS}
+    for key in ("mean_e2el_ms", "mean_e2e_latency_ms"):
+        if document.get(key):
+            measured["e2e"] = document[key] * MS
+    measured["throughput"] = float(document["output_throughput"])
+    concurrency = document.get("max_concurrency")
+    return [
+        ClientResult(
+            id=name,
+            client="sglang" if "random_range_ratio" in document or "mean_e2e_latency_ms" in document else "vllm",
+            input_tokens=document["total_input_tokens"] / num_requests,
+            output_tokens=document["total_output_tokens"] / num_requests,
+            range_ratio=document.get("random_range_ratio"),
+            num_requests=num_requests,
+            concurrency=int(concurrency) if concurrency else None,
+            rate_per_s=float(rate) if finite and rate is not None else None,
+            measured=measured,
+        )
+    ]
+
+
+def _aiperf(name: str, document: dict[str, Any]) -> list[ClientResult]:
+    """AIPerf's `profile_export_aiperf.json` and GenAI-Perf's `profile_export_genai_perf.json`."""
+
+    def mean(key: str) -> float:
+        return float(document[key]["avg"])
+
+    settings = document.get("input_config", {})
+    load = settings.get("loadgen", {})
+    stimulus = settings.get("perf_analyzer", {}).get("stimulus", {})
+    concurrency = load.get("concurrency") or stimulus.get("concurrency") or settings.get("concurrency")
+    rate = load.get("request_rate") or stimulus.get("request_rate")
+    per_s = mean("request_throughput")
+    num_requests = document.get("request_count", {}).get("avg") or load.get("request_count")
+    return [
+        ClientResult(
+            id=name,
+            client="aiperf",
+            input_tokens=mean("input_sequence_length"),
+            output_tokens=mean("output_sequence_length"),
+            range_ratio=None,
+            num_requests=int(num_requests or 10 * int(concurrency or per_s * 60)),
+            concurrency=int(concurrency) if concurrency else None,
+            rate_per_s=float(rate) if rate else None,
+            measured={
+                "tpot": mean("inter_token_latency") * MS,
+                "ttft": mean("time_to_first_token") * MS,
+                "e2e": mean("request_latency") * MS,
+                "throughput": mean("output_token_throughput"),
+            },
+        )
+    ]
+
+
+def _guidellm(name: str, document: dict[str, Any]) -> list[ClientResult]:
+    """guidellm's `benchmarks.json` (0.2 to 0.5): one run for each rate or concurrency that was tried."""
+    found = []
+    for index, run in enumerate(document["benchmarks"]):
+        metrics = run["metrics"]
+
+        def mean(key: str, metrics: dict[str, Any] = metrics) -> float:
+            return float(metrics[key]["successful"]["mean"])
+
+        places = (run.get("args", {}), run.get("config", {}), run.get("scheduler", {}))
+        strategy: dict[str, Any] = next((place["strategy"] for place in places if place.get("strategy")), {})
+        streams = strategy.get("streams") or strategy.get("max_concurrency")
+        kind = strategy.get("type_") or strategy.get("type")
+        rate = strategy.get("rate")
+        found.append(
+            ClientResult(
+                id=f"{name}:{index + 1}",
+                client="guidellm",
+                input_tokens=mean("prompt_token_count"),
+                output_tokens=mean("output_token_count"),
+                range_ratio=None,
+                num_requests=int(_total(run)),
+                concurrency=1 if kind == "synchronous" else int(streams) if streams else None,
+                rate_per_s=float(rate) if rate else None,
+                measured={
+                    "tpot": mean("inter_token_latency_ms") * MS,
+                    "ttft": mean("time_to_first_token_ms") * MS,
+                    "e2e": mean("request_latency"),
+                    "throughput": mean("output_tokens_per_second"),
+                },
+            )
+        )
+    return found
+
+
+def _total(run: dict[str, Any]) -> float:
+    totals = run.get("request_totals") or run["metrics"]["request_totals"]
+    return float(totals["successful"])
+
+
+_READERS: tuple[tuple[Callable[[dict[str, Any]], bool], Callable[[str, dict[str, Any]], list[ClientResult]]], ...] = (
+    (lambda document: "benchmarks" in document, _guidellm),
+    (lambda document: isinstance(document.get("time_to_first_token"), dict), _aiperf),
+    (lambda document: "mean_ttft_ms" in document, _bench_serving),
+)

@@ -1,0 +1,280 @@
+"""Measured serving runs from anywhere, as one noun: what was run, and what was measured.
+
+Read are tables of runs (CSV or Parquet, a row each, `COLUMNS`) and the result files of benchmark clients.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from windtunnel.errors import InputError, did_you_mean
+from windtunnel.interop.benchmark_clients import MS, ClientResult, read_client_results
+from windtunnel.spec.scenario import Scenario, keep_published_formats, scenario_from
+
+METRICS = ("tpot", "ttft", "e2e", "throughput")
+"""Seconds per output token after the first, to the first token and in all; output tokens a second."""
+
+STATISTICS = ("mean", "p50")
+
+UNRECORDED_SPREAD = 0.1
+"""Lengths that a client did not record are taken as uniform within 10% of their mean. Exactly equal lengths keep a
+closed loop's requests in step for ever, all prompts of a wave arriving at once; the mean TTFT of runs whose clients are
+unknown grows smoothly with the concurrency and hardly depends on the lengths, as only desynchronised loops do
+(TensorRT-LLM, Qwen3-235B, H100: 90th percentile of |error| around its median 67% in step, 33% with the spread)."""
+
+COLUMNS: Mapping[str, str] = {
+    "id": "a name for the run; the line's number where it is left out",
+    "model": "a model of the catalog, or a config.json",
+    "device": "a device of the catalog, or a YAML file",
+    "node": "a node of the catalog",
+    "engine": "vllm, sglang or trtllm",
+    "engine_version": "0.19.0",
+    "quant": "format of the weights; empty: as published",
+    "kv_cache_dtype": "format of the KV cache",
+    "tp": "tensor parallelism",
+    "pp": "pipeline parallelism",
+    "ep": "expert parallelism",
+    "attention_dp": "attention data parallelism",
+    "replicas": "equal copies behind a router",
+    "max_num_seqs": "most running requests",
+    "max_num_batched_tokens": "token budget of a step",
+    "gpu_memory_utilization": "share of memory to use",
+    "input_tokens": "the longest prompt",
+    "output_tokens": "the longest output",
+    "range_ratio": "lengths are uniform from this share of the longest; 1: all equal; empty: not known",
+    "concurrency": "requests that the client keeps under way",
+    "rate_per_s": "Poisson arrivals a second, where there is no concurrency",
+    "num_requests": "sent in all; empty: 10 for each of the concurrency",
+    "num_warmup_requests": "sent before them and left out",
+    "ttft_ms": "measured time to the first token",
+    "tpot_ms": "measured time per output token after the first",
+    "e2e_ms": "measured latency of a request",
+    "output_tokens_per_s": "measured throughput of the deployment",
+    "statistic": "mean or p50: what the three latencies are",
+    "use": "primary (or empty), secondary, or anything else to leave the row out",
+}
+"""The schema of a table of runs: column -> meaning. Model, device, lengths, a concurrency or rate, and one measured
+value are needed; columns whose name starts with `_` are ignored."""
+
+_MEASURED = {"ttft_ms": "ttft", "tpot_ms": "tpot", "e2e_ms": "e2e", "output_tokens_per_s": "throughput"}
+_PATHS = {
+    "node": "deployment.node",
+    "engine": "deployment.engine.name",
+    "engine_version": "deployment.engine.version",
+    "tp": "deployment.parallelism.tp",
+    "pp": "deployment.parallelism.pp",
+    "ep": "deployment.parallelism.ep",
+    "attention_dp": "deployment.parallelism.attention_dp",
+    "replicas": "deployment.replicas",
+    "max_num_seqs": "deployment.engine.max_num_seqs",
+    "max_num_batched_tokens": "deployment.engine.max_num_batched_tokens",
+    "gpu_memory_utilization": "deployment.engine.gpu_memory_utilization",
+    "quant": "precision.weights",
+    "kv_cache_dtype": "precision.kv_cache",
+}
+_NUMBERS = (
+    "input_tokens",
+    "output_tokens",
+    "range_ratio",
+    "concurrency",
+    "rate_per_s",
+    "num_requests",
+    "num_warmup_requests",
+)
+_TEXTS = ("node", "engine", "engine_version", "quant", "kv_cache_dtype")
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One measured serving run."""
+
+    id: str
+    scenario: Scenario | None
+    """What was run; None where it cannot be said, and `refused` says why."""
+    refused: str
+    measured: Mapping[str, float]
+    """Metric -> value: those of `METRICS` that are known."""
+    labels: Mapping[str, str]
+    """What runs are grouped by: engine, version, device, model, format, parallelism, prompt, output, concurrency."""
+    use: str = "primary"
+    """`primary` runs are scored first."""
+    statistic: str = "mean"
+    """Of the latencies: one of `STATISTICS`."""
+    weight: float = 1.0
+    """In a calibration; 0: left out."""
+
+    @property
+    def configuration(self) -> str:
+        """What is held out together in cross-validation: the deployment, at whatever load."""
+        names = ("engine", "version", "device", "model", "format", "parallelism")
+        return " ".join(self.labels.get(name, "") for name in names)
+
+
+def read_table(path: Path) -> list[Measurement]:
+    """The runs of a CSV or Parquet file with `COLUMNS`.
+
+    Raises:
+        InputError: an unknown or missing column, or a value that is none; names the row.
+    """
+    rows = list(_rows(path))
+    if not rows:
+        raise InputError(f"{path} has no rows")
+    unknown = [name for name in rows[0] if name not in COLUMNS and not name.startswith("_")]
+    if unknown:
+        hint = did_you_mean(unknown[0], COLUMNS, f"known: {', '.join(COLUMNS)}")
+        raise InputError(f"{path.name} has a column {unknown[0]!r}, which is not known", hint)
+    for name in ("model", "device", "input_tokens", "output_tokens"):
+        if name not in rows[0]:
+            raise InputError(f"{path.name} has no column {name!r}", f"known: {', '.join(COLUMNS)}")
+    return [_measurement(f"{path.name} row {number}", str(number), row) for number, row in enumerate(rows, 1)]
+
+
+def measurements_of(results: list[ClientResult], base: dict[str, Any], source: str) -> list[Measurement]:
+    """A client's results with the deployment that `base`, a scenario without workload, describes."""
+    found = []
+    for result in results:
+        values = {
+            "input_tokens": result.input_tokens,
+            "output_tokens": result.output_tokens,
+            "range_ratio": result.range_ratio,
+            "concurrency": result.concurrency,
+            "rate_per_s": result.rate_per_s,
+            "num_requests": result.num_requests,
+        }
+        raw = {**base, "workload": _workload(source, values, are_means=True)}
+        scenario = scenario_from(raw, source)
+        found.append(Measurement(result.id, scenario, "", result.measured, _labels(scenario, values)))
+    return found
+
+
+def read_client_files(path: Path, base: dict[str, Any]) -> list[Measurement]:
+    """The runs of a benchmark client's result file, served as `base` says."""
+    return measurements_of(read_client_results(path), base, path.name)
+
+
+def _rows(path: Path) -> Iterator[dict[str, str]]:
+    if path.suffix == ".parquet":
+        import pyarrow.parquet as pq
+
+        try:
+            table = pq.read_table(path)
+        except (OSError, ValueError) as error:
+            raise InputError(f"{path} cannot be read: {error}") from None
+        for row in table.to_pylist():
+            yield {name: "" if value is None else str(value) for name, value in row.items()}
+        return
+    try:
+        lines = csv.DictReader(path.read_text(encoding="utf-8").splitlines())
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} cannot be read: {error}") from None
+    for number, line in enumerate(lines, 1):
+        if None in line or None in line.values():
+            raise InputError(f"{path.name} row {number} has another number of values than the header")
+        yield {name: value.strip() for name, value in line.items()}
+
+
+def _measurement(where: str, identity: str, row: Mapping[str, str]) -> Measurement:
+    given = {name: value for name, value in row.items() if value != "" and name in COLUMNS}
+    for name in ("model", "device", "input_tokens", "output_tokens"):
+        if name not in given:
+            raise InputError(f"{where}: {name} is empty")
+    measured = {}
+    for name, metric in _MEASURED.items():
+        if name in given:
+            value = _number(where, name, given[name])
+            measured[metric] = value * (1.0 if metric == "throughput" else MS)
+    if not measured:
+        raise InputError(f"{where}: nothing was measured", f"one of: {', '.join(_MEASURED)}")
+    statistic = {"median": "p50"}.get(given.get("statistic", "mean"), given.get("statistic", "mean"))
+    if statistic not in STATISTICS:
+        raise InputError(f"{where}: statistic is {statistic!r}; known: {', '.join(STATISTICS)}")
+    values: dict[str, Any] = {name: _number(where, name, given[name]) for name in _NUMBERS if name in given}
+    raw: dict[str, Any] = {"model": given["model"], "deployment": {"device": given["device"]}}
+    for name, dotted in _PATHS.items():
+        if name in given:
+            _set(raw, dotted, given[name] if name in _TEXTS else _whole(where, name, given[name]))
+    raw["workload"] = _workload(where, values, are_means=False)
+    identity = given.get("id", identity)
+    try:
+        keep_published_formats(raw)
+        scenario = scenario_from(raw, where)
+    except InputError as error:
+        known = {"model": given["model"], "device": given["device"], "engine": given.get("engine", "vllm")}
+        return Measurement(identity, None, error.message, measured, known, given.get("use", "primary"), statistic)
+    return Measurement(
+        identity, scenario, "", measured, _labels(scenario, values), given.get("use", "primary"), statistic
+    )
+
+
+def _set(raw: dict[str, Any], dotted: str, value: Any) -> None:
+    *parents, last = dotted.split(".")
+    for name in parents:
+        raw = raw.setdefault(name, {})
+    raw[last] = value
+
+
+def _number(where: str, name: str, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 < value < float("inf"):
+        raise InputError(f"{where}: {name} is {text!r}; a number above zero is needed")
+    return value
+
+
+def _whole(where: str, name: str, text: str) -> float | int:
+    value = _number(where, name, text)
+    return int(value) if value == int(value) else value
+
+
+def _workload(where: str, values: Mapping[str, Any], are_means: bool) -> dict[str, Any]:
+    concurrency, rate = values.get("concurrency"), values.get("rate_per_s")
+    if concurrency is None and rate is None:
+        raise InputError(f"{where}: neither concurrency nor rate_per_s is given")
+    if concurrency is None:
+        arrivals: dict[str, Any] = {"type": "poisson", "rate_per_s": rate}
+    else:
+        arrivals = {"type": "closed_loop", "concurrency": int(concurrency)}
+        if rate is not None:
+            arrivals["rate_per_s"] = rate
+        if values.get("num_warmup_requests"):
+            arrivals["num_warmup_requests"] = int(values["num_warmup_requests"])
+    return {
+        "arrivals": arrivals,
+        "input_tokens": _lengths(values["input_tokens"], values.get("range_ratio"), are_means),
+        "output_tokens": _lengths(values["output_tokens"], values.get("range_ratio"), are_means),
+        "num_requests": int(values.get("num_requests") or 10 * (concurrency or 100)),
+    }
+
+
+def _lengths(tokens: float, range_ratio: float | None, are_means: bool) -> int | dict[str, Any]:
+    """The longest with the share of it that the shortest has; or a mean with the spread of what nobody recorded."""
+    if range_ratio is None:
+        low, high = tokens * (1 - UNRECORDED_SPREAD), tokens * (1 + UNRECORDED_SPREAD)
+    else:
+        high = 2 * tokens / (1 + range_ratio) if are_means else tokens
+        low = high * range_ratio
+    shortest, longest = max(round(low), 1), max(round(high), 1)
+    return longest if shortest == longest else {"type": "uniform", "min_tokens": shortest, "max_tokens": longest}
+
+
+def _labels(scenario: Scenario, values: Mapping[str, Any]) -> dict[str, str]:
+    deployment, shape = scenario.deployment, scenario.deployment.parallelism
+    widths = {"tp": shape.tp, "pp": shape.pp, "ep": shape.ep, "dp": shape.attention_dp}
+    precision = scenario.precision
+    return {
+        "engine": deployment.engine.name,
+        "version": deployment.engine.version or "",
+        "device": deployment.device,
+        "model": scenario.model.rpartition("/")[2],
+        "format": "" if precision is None else f"{precision.weights}/{precision.experts_format}/{precision.kv_cache}",
+        "parallelism": " ".join(f"{name}{width}" for name, width in widths.items() if width > 1 or name == "tp"),
+        "prompt": f"{values['input_tokens']:.0f}",
+        "output": f"{values['output_tokens']:.0f}",
+        "concurrency": f"{values['concurrency']:.0f}" if values.get("concurrency") else "",
+    }

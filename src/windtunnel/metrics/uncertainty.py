@@ -1,0 +1,65 @@
+"""How far a prediction may be off: 80% intervals from what calibration left over and where operator times come from.
+
+An interval is central / spread to central x spread. On a logarithmic scale its halves add up in quadrature from
+independent parts: the errors of predictions of runs that were left out of the calibration (an asymmetric pair of
+quantiles), the errors of operator times by how they were found, and the run's own sampling error. What lies outside the
+calibration's runs, a model or a device that was not among them, widens the first part.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from windtunnel.spec.calibration import Spread
+
+COVERED = 0.8
+"""The share of measured values that an interval is meant to hold."""
+HALF_WIDTH = 1.2816
+"""Of 80%, in standard deviations of a normal distribution."""
+
+UNCALIBRATED: Mapping[str, Spread] = {
+    "tpot": Spread(p10=0.841, p50=1.014, p90=1.208, num_runs=716),
+    "ttft": Spread(p10=0.987, p50=1.324, p90=2.765, num_runs=716),
+    "e2e": Spread(p10=0.845, p50=1.022, p90=1.218, num_runs=716),
+    "throughput": Spread(p10=0.821, p50=0.978, p90=1.183, num_runs=716),
+}
+"""Measured over predicted without calibration: the primary runs of `benchmarks/accuracy.py` that are not odd."""
+
+OUTSIDE_WIDENING = 1.5
+"""By so much a spread grows, in logarithm, with each way in which a deployment lies outside the calibration's runs, up
+to the second."""
+
+OPERATOR_ERROR: Mapping[str, float] = {"measured": 0.0, "interpolated": 0.02, "scaled": 0.12, "roofline": 0.30}
+"""Standard deviation of the logarithm of an operator's time, by how it was found; errors of one run's operators are
+taken as fully dependent."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """80% of measured values are expected in it."""
+
+    low: float
+    high: float
+
+
+def interval(
+    central: float, spread: Spread, num_outside: int, coverage: Mapping[str, float], sampling_error: float = 0.0
+) -> Interval:
+    """The interval around a prediction.
+
+    Args:
+        central: the prediction.
+        spread: measured over predicted, of runs left out.
+        num_outside: in how many ways the deployment lies outside the calibrated runs.
+        coverage: shares of device time by how operator times were found.
+        sampling_error: relative standard error of the prediction over seeds.
+    """
+    widening = OUTSIDE_WIDENING ** min(num_outside, 2)
+    operators = HALF_WIDTH * sum(OPERATOR_ERROR[how] * share for how, share in coverage.items())
+    other = math.hypot(operators, HALF_WIDTH * sampling_error)
+    below = math.hypot(math.log(spread.p50 / spread.p10) * widening, other)
+    above = math.hypot(math.log(spread.p90 / spread.p50) * widening, other)
+    middle = math.log(spread.p50)
+    return Interval(central * math.exp(middle - below), central * math.exp(middle + above))

@@ -1,0 +1,59 @@
+"""A fitted calibration: its file, and what a user is told about it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import yaml
+from rich.console import RenderableType
+
+from windtunnel.errors import WindtunnelError
+from windtunnel.report.tables import columns, grid, title
+from windtunnel.spec.calibration import Calibration
+from windtunnel.spec.noun import encode
+from windtunnel.units import format_seconds
+
+_METRICS = {"tpot": "TPOT", "ttft": "TTFT", "e2e": "end to end"}
+
+
+def write_calibration(calibration: Calibration, path: Path) -> None:
+    """Write `calibration` as YAML; loading it gives an equal one.
+
+    Raises:
+        WindtunnelError: the file cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(yaml.safe_dump(encode(calibration), sort_keys=False, width=120), encoding="utf-8")
+    except OSError as error:
+        raise WindtunnelError(f"{path} cannot be written: {error.strerror or error}") from None
+
+
+def calibration_report(
+    made: Mapping[str, Calibration], num_runs: int, num_fitted: int, out: Path
+) -> list[RenderableType]:
+    """Errors before and after on runs left out, then what was fitted."""
+    headers = ["profile", "runs", "configurations"]
+    headers += [f"{name} {what}" for name in _METRICS.values() for what in ("before", "after")]
+    rows = []
+    for name, one in made.items():
+        record = one.provenance
+        cells = [name, str(record.num_runs), str(record.num_configurations)]
+        for metric in _METRICS:
+            both = (record.median_error_before, record.median_error)
+            cells += [f"{errors[metric]:.1%}" if metric in errors else "" for errors in both]
+        rows.append(cells)
+    parts: list[RenderableType] = [
+        title(f"{num_fitted} of {num_runs} runs fitted"),
+        "Median errors; after: of runs in configurations that the fit did not see.",
+        "",
+        columns(headers, rows),
+    ]
+    if len(made) == 1:
+        (one,) = made.values()
+        host = {name: value for name in one.host.__struct_fields__ if (value := getattr(one.host, name)) is not None}
+        parts += ["", title("Host"), grid([(name, format_seconds(float(value))) for name, value in host.items()])]
+        factors = [(name, f"x {value:.3f}") for name, value in one.factors.items()]
+        parts += ["", title("Operators: measured over priced time"), grid(factors, 28)]
+    return [*parts, "", f"written to {out}"]

@@ -1,0 +1,209 @@
+"""Figures as SVG text: scatter, lines, steps and bars, with nothing to load, so that a page stays one file.
+
+Text and axes take the page's colour (`currentColor`), so a figure reads on light and dark pages alike. Points carry
+their label as a tooltip.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from html import escape
+from itertools import count, pairwise
+
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6bb1", "#7f7f7f")
+"""Okabe and Ito's palette, which colour-blind readers tell apart, without its black and yellow."""
+
+WIDTH, HEIGHT = 560, 360
+_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 12, 14, 46
+_LEGEND_LINE = 16
+_FONT = 'font-family="system-ui, sans-serif" font-size="11"'
+_MIDDLE = 'text-anchor="middle" fill="currentColor"'
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One axis: its label with the unit, and its range where the data should not decide."""
+
+    label: str
+    is_log: bool = False
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True)
+class Series:
+    """Points of one colour."""
+
+    label: str
+    """In the legend; empty: not listed."""
+    x: Sequence[float]
+    y: Sequence[float]
+    style: str = "points"
+    """`points`, `line`, `bars` (from zero, as wide as the distance to the next), or `dashes`."""
+    tooltips: Sequence[str] = field(default=())
+    colour: str | None = None
+
+
+def figure(series: Sequence[Series], x: Axis, y: Axis, width: int = WIDTH, height: int = HEIGHT) -> str:
+    """An SVG figure.
+
+    Args:
+        series: what to draw, in order; points that are not finite (or not positive on a logarithmic axis) are left out.
+        x, y: the axes.
+        width, height: in pixels of the page; the figure shrinks with its column.
+    """
+    kept = _coloured([_drawable(one, x, y) for one in series])
+    named = [one for one in kept if one.label]
+    rows = _legend_rows(named, width)
+    top = _TOP + _LEGEND_LINE * len(rows)
+    across = _Scale.over(x, [value for one in kept for value in one.x], _LEFT, width - _RIGHT)
+    up = _Scale.over(y, [value for one in kept for value in one.y], height - _BOTTOM, top)
+    parts = [
+        f'<svg viewBox="0 0 {width} {height}" width="{width}" role="img" xmlns="http://www.w3.org/2000/svg" {_FONT}>',
+        *_legend(rows),
+        *_grid(across, up, x, y, width, height, top),
+        *(mark for one in kept for mark in _marks(one, str(one.colour), across, up)),
+        "</svg>",
+    ]
+    return "\n".join(parts)
+
+
+def histogram(
+    label: str, values: Sequence[float], edges: Sequence[float], x: Axis, y_label: str = "count", **size: int
+) -> str:
+    """How many `values` lie between neighbouring `edges`; those outside are counted in the first and last bin."""
+    counts = [0] * (len(edges) - 1)
+    for value in values:
+        if math.isfinite(value):
+            at = sum(value >= edge for edge in edges) - 1
+            counts[min(max(at, 0), len(counts) - 1)] += 1
+    bars = Series(label, list(edges), [*map(float, counts), 0.0], "bars")
+    return figure([bars], x, Axis(y_label, low=0.0), **size)
+
+
+@dataclass(frozen=True)
+class _Scale:
+    """From data to pixels."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+    is_log: bool
+
+    @classmethod
+    def over(cls, axis: Axis, values: list[float], start: float, end: float) -> _Scale:
+        low = min(values, default=0.0) if axis.low is None else axis.low
+        high = max(values, default=1.0) if axis.high is None else axis.high
+        if axis.is_log:
+            low, high = (low, high) if low > 0 else (1.0, 10.0)
+            low, high = (low / 1.1 if axis.low is None else low), (high * 1.1 if axis.high is None else high)
+        elif high > low:
+            margin = 0.03 * (high - low)
+            low, high = (low - margin if axis.low is None else low), (high + margin if axis.high is None else high)
+        if high <= low:
+            high = low * 2 if axis.is_log else low + 1.0
+        return cls(low, high, start, end, axis.is_log)
+
+    def __call__(self, value: float) -> float:
+        if self.is_log:
+            share = math.log(value / self.low) / math.log(self.high / self.low)
+        else:
+            share = (value - self.low) / (self.high - self.low)
+        return self.start + min(max(share, -0.05), 1.05) * (self.end - self.start)
+
+    def ticks(self) -> list[float]:
+        """Round values within the range, five or so."""
+        if self.is_log:
+            decades = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
+            steps = (1, 2, 5) if self.high / self.low < 1e3 else (1,)
+            found = [step * 10.0**decade for decade in decades for step in steps]
+            return [value for value in found if self.low <= value <= self.high]
+        raw = (self.high - self.low) / 5
+        size = 10.0 ** math.floor(math.log10(raw))
+        step = next(size * factor for factor in (1, 2, 5, 10) if size * factor >= raw)
+        first = math.ceil(self.low / step)
+        return [index * step for index in range(first, math.floor(self.high / step + 1e-9) + 1)]
+
+
+def _drawable(series: Series, x: Axis, y: Axis) -> Series:
+    keep = [
+        math.isfinite(a) and math.isfinite(b) and (a > 0 or not x.is_log) and (b > 0 or not y.is_log)
+        for a, b in zip(series.x, series.y, strict=True)
+    ]
+    tooltips = [tip for tip, kept in zip(series.tooltips, keep, strict=True) if kept] if series.tooltips else []
+    points = [(a, b) for a, b, kept in zip(series.x, series.y, keep, strict=True) if kept]
+    return Series(series.label, [a for a, _ in points], [b for _, b in points], series.style, tooltips, series.colour)
+
+
+def _coloured(series: Sequence[Series]) -> list[Series]:
+    """Those without a colour take the palette's in turn."""
+    turns = count()
+    return [one if one.colour else replace(one, colour=COLOURS[next(turns) % len(COLOURS)]) for one in series]
+
+
+def _legend_rows(named: list[Series], width: int) -> list[list[tuple[float, str, str]]]:
+    """(pixels from the left, colour, label) of every entry, wrapped at the figure's width."""
+    rows: list[list[tuple[float, str, str]]] = []
+    at = float(width)
+    for one in named:
+        needed = 26 + 6.2 * len(one.label)
+        if at + needed > width - _RIGHT:
+            rows.append([])
+            at = float(_LEFT)
+        rows[-1].append((at, str(one.colour), one.label))
+        at += needed
+    return rows
+
+
+def _legend(rows: list[list[tuple[float, str, str]]]) -> Iterator[str]:
+    for line, row in enumerate(rows):
+        y = _TOP + _LEGEND_LINE * line
+        for x, colour, label in row:
+            yield f'<rect x="{x:.0f}" y="{y - 7}" width="9" height="9" rx="2" fill="{colour}"/>'
+            yield f'<text x="{x + 14:.0f}" y="{y + 1}" fill="currentColor">{escape(label)}</text>'
+
+
+def _grid(across: _Scale, up: _Scale, x: Axis, y: Axis, width: int, height: int, top: int) -> Iterator[str]:
+    bottom, right = height - _BOTTOM, width - _RIGHT
+    for value in across.ticks():
+        at = across(value)
+        yield f'<path d="M{at:.1f} {top}V{bottom}" stroke="currentColor" stroke-opacity=".12"/>'
+        yield f'<text x="{at:.1f}" y="{bottom + 15}" {_MIDDLE}>{tick(value)}</text>'
+    for value in up.ticks():
+        at = up(value)
+        yield f'<path d="M{_LEFT} {at:.1f}H{right}" stroke="currentColor" stroke-opacity=".12"/>'
+        yield f'<text x="{_LEFT - 6}" y="{at + 4:.1f}" text-anchor="end" fill="currentColor">{tick(value)}</text>'
+    yield f'<path d="M{_LEFT} {top}V{bottom}H{right}" fill="none" stroke="currentColor" stroke-opacity=".6"/>'
+    middle = (top + bottom) / 2
+    yield f'<text x="{(_LEFT + right) / 2}" y="{height - 10}" {_MIDDLE}>{escape(x.label)}</text>'
+    yield f'<text transform="translate(14 {middle:.0f}) rotate(-90)" {_MIDDLE}>{escape(y.label)}</text>'
+
+
+def _marks(series: Series, colour: str, across: _Scale, up: _Scale) -> Iterator[str]:
+    pixels = [(across(a), up(b)) for a, b in zip(series.x, series.y, strict=True)]
+    if series.style == "points":
+        for index, (a, b) in enumerate(pixels):
+            tip = f"<title>{escape(series.tooltips[index])}</title>" if series.tooltips else ""
+            yield f'<circle cx="{a:.1f}" cy="{b:.1f}" r="3" fill="{colour}" fill-opacity=".6">{tip}</circle>'
+    elif series.style == "bars":
+        floor = up(max(up.low, 0.0))
+        for (a, b), (c, _) in pairwise(pixels):
+            yield (
+                f'<rect x="{a + 0.5:.1f}" y="{min(b, floor):.1f}" width="{max(c - a - 1, 0.5):.1f}" '
+                f'height="{abs(floor - b):.1f}" fill="{colour}" fill-opacity=".75"/>'
+            )
+    elif pixels:
+        path = "L".join(f"{a:.1f} {b:.1f}" for a, b in pixels)
+        dashes = ' stroke-dasharray="5 4"' if series.style == "dashes" else ""
+        yield f'<path d="M{path}" fill="none" stroke="{colour}" stroke-width="1.6"{dashes}/>'
+
+
+def tick(value: float) -> str:
+    """A tick's label: `0.5`, `20`, `5k`, `2M`."""
+    for size, suffix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= size:
+            return f"{value / size:.4g}{suffix}"
+    return f"{value:.4g}"

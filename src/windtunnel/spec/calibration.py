@@ -1,0 +1,124 @@
+"""A calibration: what measured runs say about an engine on a device that no operator table holds, and how sure it is.
+
+It holds the host's overheads, factors on the time of classes of operators, the spread of errors that remained on runs
+left out of the fit, and the record of how it was made. Shipped ones are files of the catalog, named after their engine
+and device.
+"""
+
+from pathlib import Path
+
+from windtunnel.errors import InputError, did_you_mean
+from windtunnel.spec import catalog
+from windtunnel.spec.deployment import HostOverheads
+from windtunnel.spec.noun import Noun, decode, read_yaml
+
+NONE = "none"
+"""The name that turns calibration off."""
+
+METRICS = ("tpot", "ttft", "e2e", "throughput")
+"""What a spread is given for; throughput is that of output tokens."""
+
+
+class Spread(Noun):
+    """Measured over predicted, of runs left out of the fit: quantiles of the ratio."""
+
+    p10: float
+    p50: float
+    p90: float
+    num_runs: int
+
+    def __post_init__(self) -> None:
+        if not 0 < self.p10 <= self.p50 <= self.p90:
+            raise ValueError(f"the quantiles {self.p10}, {self.p50}, {self.p90} do not ascend from above 0")
+
+
+class Provenance(Noun):
+    """How a calibration was made."""
+
+    fitted_on: str
+    """The runs, by name."""
+    num_runs: int
+    num_configurations: int
+    """Distinct models, formats, parallelisms and settings; cross-validation leaves out whole ones."""
+    models: tuple[str, ...] = ()
+    versions: tuple[str, ...] = ()
+    formats: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ()
+    median_error: dict[str, float] = {}
+    """Metric -> median |error| of runs left out."""
+    median_error_before: dict[str, float] = {}
+    """The same without calibration."""
+
+
+class Calibration(Noun):
+    """What was learnt about one engine, on one device or on any."""
+
+    engine: str
+    provenance: Provenance
+    device: str | None = None
+    """None: any device, from the runs of all."""
+    host: HostOverheads = HostOverheads()
+    factors: dict[str, float] = {}
+    """Class of operators -> measured over priced time; see `estimate.calibrated`. What is not listed is 1."""
+    spread: dict[str, Spread] = {}
+    """Metric -> what remained."""
+
+    def __post_init__(self) -> None:
+        for name, value in self.factors.items():
+            if value <= 0:
+                raise ValueError(f"factors.{name} is {value}; more than 0 is needed")
+        unknown = [name for name in self.spread if name not in METRICS]
+        if unknown:
+            raise ValueError(f"there is no spread of {unknown[0]!r}; known: {', '.join(METRICS)}")
+
+
+def load_calibration(name: str) -> Calibration:
+    """The calibration in a file, or of the catalog by name (`vllm-h200_sxm`).
+
+    Raises:
+        InputError: there is none, or it is malformed.
+    """
+    path = Path(name)
+    if path.suffix in (".yaml", ".yml", ".json") or path.exists():
+        return decode(read_yaml(path), Calibration, str(path))
+    known = catalog.names("calibrations")
+    if name not in known:
+        hint = did_you_mean(name, [*known, NONE], f"a YAML file, {NONE}, or one of: {', '.join(known)}")
+        raise InputError(f"there is no calibration {name!r}", hint)
+    return decode(read_yaml(catalog.find("calibrations", name)), Calibration, name)
+
+
+def calibration_for(engine: str, device: str, wanted: str | None = None) -> tuple[str, Calibration] | None:
+    """The name and calibration to use: the one asked for, else the shipped one of engine and device, else of the
+    engine on any device; None where there is none, or `none` was asked for.
+
+    Raises:
+        InputError: it is another engine's, there is none of that name, or it is malformed.
+    """
+    if wanted == NONE:
+        return None
+    if wanted is not None:
+        found = load_calibration(wanted)
+        if found.engine != engine:
+            raise InputError(
+                f"the calibration {wanted} is of {found.engine}, and the engine is {engine}",
+                "its overheads and factors are another program's",
+            )
+        return wanted, found
+    known = catalog.names("calibrations")
+    name = next((name for name in (f"{engine}-{device}", engine) if name in known), None)
+    return None if name is None else (name, load_calibration(name))
+
+
+def outside(calibration: Calibration, device: str, model: str, formats: tuple[str, ...], version: str) -> list[str]:
+    """In what a deployment differs from all runs that `calibration` was fitted on, as short phrases."""
+    seen = calibration.provenance
+    remarks = []
+    if seen.devices and device not in seen.devices:
+        remarks.append(f"fitted on other devices ({', '.join(seen.devices)})")
+    if seen.models and model not in seen.models:
+        remarks.append("the model was not among the runs")
+    remarks += [f"{name} was not among the formats" for name in formats if seen.formats and name not in seen.formats]
+    if seen.versions and version not in seen.versions:
+        remarks.append(f"version {version} was not among the runs")
+    return remarks

@@ -1,0 +1,89 @@
+"""`windtunnel validate` and `calibrate` on a small table of runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from cli.conftest import Command
+
+RUNS = """\
+id,model,device,tp,max_num_seqs,max_num_batched_tokens,input_tokens,output_tokens,range_ratio,concurrency,num_requests,ttft_ms,tpot_ms
+one,qwen2.5-0.5b,h100_sxm,1,16,1024,256,32,0.8,1,4,20,3
+two,qwen2.5-0.5b,h100_sxm,1,16,1024,256,32,0.8,8,32,30,4
+bad,qwen2.5-0.5b,h100_sxm,3,16,1024,256,32,0.8,8,32,30,4
+"""
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> str:
+    path = tmp_path / "runs.csv"
+    path.write_text(RUNS, encoding="utf-8")
+    return str(path)
+
+
+def test_errors_are_shown_with_what_was_refused(windtunnel: Command, runs: str) -> None:
+    done = windtunnel("validate", runs)
+    assert done.code == 0
+    assert "2 of 3 runs predicted" in done.stdout
+    assert "tp = 3" in " ".join(done.stdout.split())
+
+
+def test_json_holds_every_run_with_its_interval(windtunnel: Command, runs: str) -> None:
+    document = json.loads(windtunnel("validate", runs, "--json").stdout)
+    one, _, bad = document["rows"]
+    assert one["error"]["tpot"] == pytest.approx(one["predicted"]["tpot"] / 0.003 - 1)
+    low, high = one["interval"]["tpot"]
+    assert low < one["predicted"]["tpot"] < high
+    assert "tp = 3" in bad["refused"]
+
+
+@pytest.mark.parametrize(("limit", "code"), [("tpot=10000%", 0), ("0.001%", 1), ("ttft=1e-9", 1)])
+def test_the_exit_status_keeps_an_error_budget(windtunnel: Command, runs: str, limit: str, code: int) -> None:
+    done = windtunnel("validate", runs, "--max-error", limit)
+    assert done.code == code
+    assert ("is above" in done.stderr) == (code == 1)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["missing.csv"],
+        [],
+        ["{runs}", "--max-error", "tpt=5%"],
+        ["{runs}", "--max-error", "many"],
+        ["{runs}", "--use", "secondary"],
+        ["{runs}", "--calibration", "nobody"],
+    ],
+)
+def test_wrong_input_is_refused(windtunnel: Command, runs: str, arguments: list[str]) -> None:
+    done = windtunnel("validate", *(argument.format(runs=runs) for argument in arguments))
+    assert done.code == 2
+    assert done.stderr.startswith("error: ")
+
+
+def test_a_page_is_one_file(windtunnel: Command, runs: str, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    assert windtunnel("validate", runs, "--html", str(page)).code == 0
+    text = page.read_text(encoding="utf-8")
+    assert text.count("<svg") >= 4
+    assert "tp = 3" in text
+
+
+def test_a_profile_is_fitted_and_used(windtunnel: Command, runs: str, tmp_path: Path) -> None:
+    profile = tmp_path / "profile.yaml"
+    done = windtunnel("calibrate", runs, "--out", str(profile))
+    assert done.code == 0
+    assert "2 of 3 runs fitted" in done.stdout
+    before = json.loads(windtunnel("validate", runs, "--calibration", "none", "--json").stdout)
+    after = json.loads(windtunnel("validate", runs, "--calibration", str(profile), "--json").stdout)
+    assert after["rows"][0]["calibration"] == str(profile)
+    assert after["scores"]["tpot"]["median"] < before["scores"]["tpot"]["median"]
+
+
+def test_a_profile_needs_somewhere_to_go(windtunnel: Command, runs: str) -> None:
+    assert windtunnel("calibrate", runs).code == 2

@@ -1,0 +1,138 @@
+"""A fit finds again what was put in, leaves out whole configurations, and moves nothing that no run speaks for."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from windtunnel.engine.calibrate import (
+    Bench,
+    Fit,
+    benches,
+    by_configuration,
+    effects,
+    fit_runs,
+    folds,
+    held_out,
+    predict,
+    profiles,
+)
+from windtunnel.engine.serving import simulate
+from windtunnel.estimate.estimator import Estimator, roofline_estimator
+from windtunnel.interop.measured_runs import Measurement
+from windtunnel.spec.calibration import NONE
+from windtunnel.spec.scenario import Scenario, Setup
+from windtunnel.spec.shorthand import scenario
+
+TRUTH = Fit(
+    {
+        ("gemm.memory", "vllm"): 0.12,
+        ("host.first_token_s", "vllm"): 0.8,
+        ("host.unhidden_step_s", "vllm"): 0.7,
+    }
+)
+
+
+def of_roofline(setup: Setup) -> Estimator:
+    return roofline_estimator(setup.device, setup.node)
+
+
+def run_of(tp: int, concurrency: int) -> Measurement:
+    made = scenario(
+        model="llama-3.1-8b",
+        device="h100_sxm",
+        tp=tp,
+        max_num_seqs=64,
+        max_num_batched_tokens=2048,
+        input_tokens=512,
+        output_tokens=64,
+        concurrency=concurrency,
+        num_requests=4 * concurrency,
+        calibration=NONE,
+    )
+    labels = {"engine": "vllm", "device": "h100_sxm", "parallelism": f"tp{tp}", "concurrency": str(concurrency)}
+    return Measurement(f"tp{tp} c{concurrency}", made, "", {"tpot": 1.0, "ttft": 1.0}, labels)
+
+
+def measured(fit: Fit) -> list[Bench]:
+    """Runs whose measurements are the predictions of `fit`."""
+    runs = [run_of(tp, concurrency) for tp in (1, 2, 4) for concurrency in (1, 16)]
+    found = [bench for _, bench in benches(runs, of_roofline) if isinstance(bench, Bench)]
+    return [replace(b, measurement=replace(b.measurement, measured=predict(b, fit))) for b in found]
+
+
+def errors(runs: list[Bench], predictions: list[dict[str, float]]) -> np.ndarray:
+    return np.array(
+        [one[m] / b.measurement.measured[m] - 1 for b, one in zip(runs, predictions, strict=True) for m in one]
+    )
+
+
+@pytest.fixture(scope="module")
+def runs() -> list[Bench]:
+    return measured(TRUTH)
+
+
+def test_a_bench_predicts_what_the_simulator_does(runs: list[Bench]) -> None:
+    bench = runs[1]
+    assert isinstance(bench.measurement.scenario, Scenario)
+    setup = bench.setup
+    result = simulate(bench.measurement.scenario, of_roofline(setup))
+    found = predict(bench, Fit({}))
+    assert result.summary.tpot_s is not None
+    assert found["tpot"] == pytest.approx(result.summary.tpot_s.mean, rel=1e-9)
+    assert found["ttft"] == pytest.approx(result.summary.ttft_s.mean, rel=1e-9)
+    assert found["e2e"] == pytest.approx(result.summary.e2e_s.mean, rel=1e-9)
+
+
+def test_a_fit_explains_what_was_put_in(runs: list[Bench]) -> None:
+    before = np.abs(errors(runs, [predict(bench, Fit({})) for bench in runs]))
+    fit = fit_runs(runs).fit
+    after = np.abs(errors(runs, [predict(bench, fit) for bench in runs]))
+    assert np.median(before) > 0.1
+    assert np.median(after) < 0.01
+
+
+def test_runs_that_agree_with_the_defaults_move_nothing() -> None:
+    fit = fit_runs(measured(Fit({})), num_rounds=1).fit
+    assert max(map(abs, fit.effects.values())) < 1e-6
+
+
+def test_a_wild_run_does_not_move_the_others(runs: list[Bench]) -> None:
+    wild = {name: 8 * value for name, value in runs[0].measurement.measured.items()}
+    spoilt = [replace(runs[0], measurement=replace(runs[0].measurement, measured=wild)), *runs[1:]]
+    fit = fit_runs(spoilt).fit
+    assert np.median(np.abs(errors(runs[1:], [predict(bench, fit) for bench in runs[1:]]))) < 0.03
+
+
+def test_a_fold_holds_whole_configurations_and_fits_see_none_of_it(runs: list[Bench]) -> None:
+    fold = folds(runs, count=3)
+    assert len(set(fold.tolist())) == 3
+    for one in set(map(by_configuration, runs)):
+        assert len({int(fold[i]) for i, bench in enumerate(runs) if by_configuration(bench) == one}) == 1
+    whole = fit_runs(runs)
+    held = held_out(runs, whole, fold)
+    lied = [replace(b, measurement=replace(b.measurement, measured={"tpot": 9.0, "ttft": 9.0})) for b in runs]
+    mixed = [lied[i] if fold[i] == 0 else runs[i] for i in range(len(runs))]
+    again = held_out(mixed, whole, fold)
+    assert [again[i] for i in range(len(runs)) if fold[i] == 0] == [held[i] for i in range(len(runs)) if fold[i] == 0]
+    assert np.median(np.abs(errors(runs, held))) < 0.05
+
+
+def test_a_format_has_an_effect_of_its_own_and_overheads_have_none() -> None:
+    assert ("gemm.fp8.memory", "vllm") in effects("gemm.fp8.memory", "vllm", "h100_sxm")
+    assert set(effects("host.step_s", "vllm", "h100_sxm")) == {
+        ("host.step_s", "all"),
+        ("host.step_s", "vllm"),
+        ("host.step_s", "vllm", "h100_sxm"),
+    }
+
+
+def test_profiles_carry_their_record(runs: list[Bench]) -> None:
+    made = profiles(runs, "runs.csv")
+    assert set(made) == {"vllm", "vllm-h100_sxm"}
+    one = made["vllm-h100_sxm"]
+    assert one.provenance.num_runs == 6
+    assert one.provenance.num_configurations == 3
+    assert one.provenance.median_error["tpot"] < one.provenance.median_error_before["tpot"]
+    assert one.spread["tpot"].p10 <= 1.0 <= one.spread["tpot"].p90 * 1.05
+    assert one.host.first_token_s == pytest.approx(0.008 * np.exp(0.8), rel=0.35)

@@ -1,0 +1,154 @@
+"""Tables of runs and benchmark clients' files become scenarios with what was measured beside."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from windtunnel.errors import InputError
+from windtunnel.interop.benchmark_clients import read_client_results
+from windtunnel.interop.measured_runs import read_client_files, read_table
+from windtunnel.spec.workload import ClosedLoop, Poisson, Uniform
+
+BASE: dict[str, Any] = {"model": "llama-3.1-8b", "deployment": {"device": "h100_sxm"}}
+
+VLLM = {
+    "date": "20260101-000000",
+    "model_id": "meta-llama/Llama-3.1-8B",
+    "num_prompts": 100,
+    "request_rate": "inf",
+    "max_concurrency": 10,
+    "duration": 20.0,
+    "completed": 100,
+    "total_input_tokens": 100_000,
+    "total_output_tokens": 20_000,
+    "output_throughput": 1000.0,
+    "mean_ttft_ms": 50.0,
+    "mean_tpot_ms": 8.0,
+    "mean_e2el_ms": 1642.0,
+}
+SGLANG = {
+    **{name: value for name, value in VLLM.items() if name != "mean_e2el_ms"},
+    "backend": "sglang",
+    "request_rate": 4.0,
+    "max_concurrency": None,
+    "random_range_ratio": 0.5,
+    "mean_e2e_latency_ms": 1642.0,
+}
+AIPERF = {
+    "request_throughput": {"unit": "requests/sec", "avg": 5.0},
+    "request_count": {"unit": "requests", "avg": 100},
+    "time_to_first_token": {"unit": "ms", "avg": 50.0, "p50": 45.0},
+    "inter_token_latency": {"unit": "ms", "avg": 8.0},
+    "request_latency": {"unit": "ms", "avg": 1642.0},
+    "output_token_throughput": {"unit": "tokens/sec", "avg": 1000.0},
+    "input_sequence_length": {"unit": "tokens", "avg": 1000.0},
+    "output_sequence_length": {"unit": "tokens", "avg": 200.0},
+    "input_config": {"loadgen": {"concurrency": 10}},
+}
+
+
+def _mean(value: float) -> dict[str, Any]:
+    return {"successful": {"mean": value}}
+
+
+GUIDELLM = {
+    "benchmarks": [
+        {
+            "args": {"strategy": {"type_": "concurrent", "streams": 10}},
+            "request_totals": {"successful": 100},
+            "metrics": {
+                "time_to_first_token_ms": _mean(50.0),
+                "inter_token_latency_ms": _mean(8.0),
+                "request_latency": _mean(1.642),
+                "output_tokens_per_second": _mean(1000.0),
+                "prompt_token_count": _mean(1000.0),
+                "output_token_count": _mean(200.0),
+            },
+        }
+    ]
+}
+
+
+@pytest.mark.parametrize(
+    ("document", "client"), [(VLLM, "vllm"), (SGLANG, "sglang"), (AIPERF, "aiperf"), (GUIDELLM, "guidellm")]
+)
+def test_every_client_gives_the_same_run(tmp_path: Path, document: dict[str, Any], client: str) -> None:
+    path = tmp_path / "result.json"
+    path.write_text(json.dumps(document), encoding="utf-8")
+    (result,) = read_client_results(path)
+    assert result.client == client
+    assert result.measured == pytest.approx({"tpot": 0.008, "ttft": 0.05, "e2e": 1.642, "throughput": 1000.0})
+    assert (result.input_tokens, result.output_tokens, result.num_requests) == (1000, 200, 100)
+    (run,) = read_client_files(path, BASE)
+    assert run.scenario is not None
+    workload = run.scenario.workload
+    if client == "sglang":
+        assert workload.arrivals == Poisson(rate_per_s=4.0)
+        assert workload.input_tokens == Uniform(min_tokens=667, max_tokens=1333)
+    else:
+        assert workload.arrivals == ClosedLoop(concurrency=10)
+        assert workload.input_tokens == Uniform(min_tokens=900, max_tokens=1100)
+
+
+def test_json_lines_hold_several_runs(tmp_path: Path) -> None:
+    path = tmp_path / "runs.jsonl"
+    path.write_text(f"{json.dumps(SGLANG)}\n{json.dumps(SGLANG)}\n", encoding="utf-8")
+    assert [run.id for run in read_client_files(path, BASE)] == ["runs", "runs:2"]
+
+
+@pytest.mark.parametrize("text", ['{"a": 1}', "[1, 2]", "not json", '{"mean_ttft_ms": 5}', "{}"])
+def test_other_documents_are_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "other.json"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(InputError, match=r"other\.json"):
+        read_client_results(path)
+
+
+HEADER = "id,model,device,engine,tp,input_tokens,output_tokens,range_ratio,concurrency,ttft_ms,tpot_ms,_note"
+ROW = "one,llama-3.1-8b,h100_sxm,sglang,2,1024,256,0.8,16,50,8,mine"
+
+
+def table_of(folder: Path, header: str = HEADER, row: str = ROW) -> Path:
+    path = folder / "runs.csv"
+    path.write_text(f"{header}\n{row}\n", encoding="utf-8")
+    return path
+
+
+def test_a_row_says_what_was_run_and_measured(tmp_path: Path) -> None:
+    (run,) = read_table(table_of(tmp_path))
+    assert run.scenario is not None
+    assert run.scenario.deployment.parallelism.tp == 2
+    assert run.scenario.workload.input_tokens == Uniform(min_tokens=819, max_tokens=1024)
+    assert run.scenario.workload.num_requests == 160
+    assert run.measured == pytest.approx({"ttft": 0.05, "tpot": 0.008})
+    assert run.labels["engine"] == "sglang"
+
+
+def test_runs_of_a_deployment_at_other_loads_are_one_configuration(tmp_path: Path) -> None:
+    both = [read_table(table_of(tmp_path, row=ROW.replace(",16,", f",{load},")))[0] for load in (16, 64)]
+    assert both[0].configuration == both[1].configuration
+    other = read_table(table_of(tmp_path, row=ROW.replace("sglang,2", "sglang,4")))[0]
+    assert other.configuration != both[0].configuration
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("one,", "one,x,", "another number of values"),
+        (",16,50", ",,50", "neither concurrency nor rate_per_s"),
+        (",50,8", ",-1,8", "ttft_ms is '-1'"),
+        (",50,8", ",,", "nothing was measured"),
+        ("llama-3.1-8b", "", "model is empty"),
+    ],
+)
+def test_a_malformed_row_is_refused(tmp_path: Path, old: str, new: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        read_table(table_of(tmp_path, row=ROW.replace(old, new, 1)))
+
+
+def test_an_unknown_column_is_refused_with_the_nearest(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="concurency") as caught:
+        read_table(table_of(tmp_path, header=HEADER.replace("concurrency", "concurency")))
+    assert "concurrency" in (caught.value.hint or "")

@@ -1,0 +1,48 @@
+"""Scores, rankings and intervals."""
+
+import math
+
+import pytest
+from scipy import stats
+
+from windtunnel.metrics.accuracy import kendall_tau, quantile, score
+from windtunnel.metrics.uncertainty import interval
+from windtunnel.spec.calibration import Spread
+
+SPREAD = Spread(p10=0.9, p50=1.0, p90=1.2, num_runs=50)
+
+
+def test_a_score_takes_sizes_for_the_median_and_signs_for_the_bias() -> None:
+    found = score([0.1, -0.3, -0.2, float("nan")])
+    assert found is not None
+    assert (found.num_runs, found.median, found.bias) == (3, pytest.approx(0.2), pytest.approx(-0.2))
+    assert found.p90 == pytest.approx(0.28)
+    assert score([math.nan]) is None
+
+
+def test_quantiles_interpolate() -> None:
+    assert quantile([3.0, 1.0, 2.0], 0.5) == 2.0
+    assert quantile([1.0, 2.0], 0.9) == pytest.approx(1.9)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [([1, 2, 3, 4], [1, 2, 3, 4]), ([1, 2, 3, 4], [4, 3, 2, 1]), ([1, 2, 2, 5, 3], [2, 1, 4, 4, 3])],
+)
+def test_tau_is_scipys(one: list[float], other: list[float]) -> None:
+    assert kendall_tau(one, other) == pytest.approx(stats.kendalltau(one, other).statistic)
+
+
+def test_an_interval_is_the_spread_where_all_was_measured() -> None:
+    found = interval(10.0, SPREAD, 0, {"measured": 1.0})
+    assert (found.low, found.high) == (pytest.approx(9.0), pytest.approx(12.0))
+
+
+def test_what_is_less_sure_widens_the_interval() -> None:
+    inside = interval(10.0, SPREAD, 0, {"measured": 1.0})
+    outside = interval(10.0, SPREAD, 1, {"measured": 1.0})
+    guessed = interval(10.0, SPREAD, 0, {"measured": 0.5, "roofline": 0.5})
+    noisy = interval(10.0, SPREAD, 0, {"measured": 1.0}, sampling_error=0.2)
+    for wider in (outside, guessed, noisy):
+        assert wider.low < inside.low
+        assert wider.high > inside.high
