@@ -32,8 +32,9 @@ Fit = Callable[[Floats, Floats, Floats], Callable[[Floats, Floats], Floats]]
 """(features [k, d], roofline seconds [k], seconds [k]) -> a function of features and roofline seconds to seconds."""
 
 FOLDS = 5
-MOST_FOLD_ROWS = 3_000
-"""Rows of a site that cross-validation looks at; of more, evenly spread ones speak for all."""
+MOST_CHOICE_SITES = 3
+"""Shapes of a table that `auto` looks at, spread evenly over its sorted ones: choosing on all takes five times as long
+and chose the same or one within 0.1 points."""
 SEED = 0
 
 
@@ -61,7 +62,7 @@ def fitted(table: MeasurementTable, roofline: Roofline, method: str) -> Measurem
     if method not in ESTIMATORS:
         raise InputError(f"there is no estimator {method!r}", did_you_mean(method, ESTIMATORS, ", ".join(ESTIMATORS)))
     if method == "auto":
-        method = scores(table, roofline)[0].method
+        method = scores(few_sites(table), roofline)[0].method
     if method == "interpolation":
         return table
     seconds = _predicted(table, roofline, method, table)
@@ -92,7 +93,6 @@ def scores(
 
 
 def _score(table: MeasurementTable, roofline: Roofline, method: str, folds: int) -> Score:
-    table = thinned(table)
     group = _point_numbers(table)
     fold = np.random.default_rng(SEED).permutation(int(group.max()) + 1)[group] % folds
     errors = []
@@ -107,12 +107,13 @@ def _score(table: MeasurementTable, roofline: Roofline, method: str, folds: int)
     return Score(method, float(every.mean()), float(np.median(every)))
 
 
-def thinned(table: MeasurementTable) -> MeasurementTable:
-    """The table with at most `MOST_FOLD_ROWS` rows, evenly spread over its sorted rows."""
-    if len(table) <= MOST_FOLD_ROWS:
+def few_sites(table: MeasurementTable) -> MeasurementTable:
+    """The rows of at most `MOST_CHOICE_SITES` sites."""
+    sites = list(table.rows_by_site.values())
+    if len(sites) <= MOST_CHOICE_SITES:
         return table
-    order = np.concatenate(list(table.rows_by_site.values()))
-    return table.take(order[np.linspace(0, len(order) - 1, MOST_FOLD_ROWS).astype(np.intp)])
+    chosen = np.linspace(0, len(sites) - 1, MOST_CHOICE_SITES).round().astype(int)
+    return table.take(np.concatenate([sites[number] for number in chosen]))
 
 
 def _point_numbers(table: MeasurementTable) -> Ints:
@@ -132,7 +133,7 @@ def predict(shown: MeasurementTable, roofline: Roofline, wanted: MeasurementTabl
     return seconds
 
 
-# ----------------------------------------------------------------------------------------------------------- the methods
+# ---------------------------------------------------------------------------------------------------------- the methods
 
 
 def _predicted(table: MeasurementTable, roofline: Roofline, method: str, wanted: MeasurementTable) -> Floats:
@@ -156,7 +157,16 @@ _LEAST_ROWS = 4
 
 
 def _features(table: MeasurementTable, rows: Ints) -> Floats:
-    return np.column_stack([column[rows] for column in table.axes.values()])
+    """What a regression sees of each row: the axes; of prefill, prompts, tokens of each and tokens cached before them,
+    along which it was measured and never falls.
+    """
+    axes = {name: column[rows] for name, column in table.axes.items()}
+    if table.kind not in ("prefill_attention", "latent_prefill_attention"):
+        return np.column_stack(list(axes.values()))
+    batch, length = axes["batch"], axes["num_tokens"]
+    prompts = np.maximum(batch, 1.0)
+    cached = np.asarray(ops.prefill_context_tokens(batch, length)) - batch * length
+    return np.column_stack([prompts, batch * length / prompts, np.round(cached, 6)])
 
 
 def _roofline_s(table: MeasurementTable, roofline: Roofline, site: tuple[float, ...], rows: Ints) -> Floats:
@@ -189,7 +199,7 @@ def _fit_polynomial(features: Floats, roofline_s: Floats, seconds: Floats) -> Ca
 
 
 def _polynomial(features: Floats, seconds: Floats, degree: int) -> Callable[[Floats], Floats]:
-    scale = features.max(axis=0)
+    scale = np.maximum(features.max(axis=0), 1.0)
 
     def monomials(at: Floats) -> Floats:
         x = at / scale
@@ -205,28 +215,28 @@ def _polynomial(features: Floats, seconds: Floats, degree: int) -> Callable[[Flo
 def _fit_forest(features: Floats, roofline_s: Floats, seconds: Floats) -> Callable[[Floats, Floats], Floats]:  # noqa: ARG001
     """A random forest of log seconds over the axes (Breiman 2001), with Vidur's usual depth."""
     forest = _sklearn("ensemble").RandomForestRegressor(
-        n_estimators=50, max_depth=16, min_samples_split=2, random_state=SEED, n_jobs=1
+        n_estimators=30, max_depth=16, min_samples_split=2, random_state=SEED, n_jobs=1
     )
-    forest.fit(np.log(features), np.log(seconds))
-    return lambda at, _: np.asarray(np.exp(forest.predict(np.log(at))))
+    forest.fit(np.log1p(features), np.log(seconds))
+    return lambda at, _: np.asarray(np.exp(forest.predict(np.log1p(at))))
 
 
 def _fit_boosting(features: Floats, roofline_s: Floats, seconds: Floats) -> Callable[[Floats, Floats], Floats]:  # noqa: ARG001
     """Gradient boosting of log seconds that may only rise along every axis (Friedman 2001)."""
-    model = _boosting(np.log(features), np.log(seconds), rising=True)
-    return lambda at, _: np.asarray(np.exp(model.predict(np.log(at))))
+    model = _boosting(np.log1p(features), np.log(seconds), rising=True)
+    return lambda at, _: np.asarray(np.exp(model.predict(np.log1p(at))))
 
 
 def _fit_residual(features: Floats, roofline_s: Floats, seconds: Floats) -> Callable[[Floats, Floats], Floats]:
     """Gradient boosting of log seconds over the roofline's: what it does not know of the device's kernels."""
-    model = _boosting(np.log(features), np.log(seconds / roofline_s), rising=False)
-    return lambda at, floor_s: np.asarray(floor_s * np.exp(model.predict(np.log(at))))
+    model = _boosting(np.log1p(features), np.log(seconds / roofline_s), rising=False)
+    return lambda at, floor_s: np.asarray(floor_s * np.exp(model.predict(np.log1p(at))))
 
 
 def _boosting(features: Floats, wanted: Floats, rising: bool) -> Any:
     model = _sklearn("ensemble").HistGradientBoostingRegressor(
-        max_iter=120,
-        learning_rate=0.15,
+        max_iter=80,
+        learning_rate=0.2,
         max_leaf_nodes=31,
         min_samples_leaf=min(5, max(len(wanted) // 4, 1)),
         monotonic_cst=[int(rising)] * features.shape[1],
@@ -255,12 +265,12 @@ _METHODS: Mapping[str, Fit] = {
 def monotone(table: MeasurementTable) -> MeasurementTable:
     """The table with times that never fall along an axis of a site: the nearest such ones, by pooling neighbours.
 
-    More tokens cannot be less work; where a measured curve falls, it is noise or a kernel's switch that an engine, which
-    pads to it, would use too. Curves of two axes are pooled along one after the other until both rise.
+    More tokens cannot be less work; where a measured curve falls, it is noise, or a kernel's switch that padding would
+    reach too. Curves of two axes are pooled along one after the other until both rise.
     """
     seconds = table.seconds.copy()
     for rows in table.rows_by_site.values():
-        points = [column[rows] for column in table.axes.values()]
+        points = list(_features(table, rows).T)
         seconds[rows] = np.exp(_rising(points, np.log(seconds[rows])))
     return replace(table, seconds=seconds)
 
@@ -310,7 +320,7 @@ def pooled(values: Floats) -> Floats:
     return np.repeat(means, sizes)
 
 
-# ------------------------------------------------------------------------------------------------------------- the cache
+# ------------------------------------------------------------------------------------------------------------ the cache
 
 _VERSION = "1"
 """Of what the methods compute; a change of theirs is a change of this."""

@@ -1,4 +1,4 @@
-"""Measure a model's operators on this machine: steps of a grid, each timed operator by operator inside a real forward."""
+"""Measure a model's operators on this machine: steps of a grid, timed operator by operator inside a real forward."""
 
 from __future__ import annotations
 
@@ -14,16 +14,23 @@ import numpy as np
 from windtunnel.errors import InputError, MissingExtraError
 from windtunnel.estimate.table import STATISTICS, MeasurementTable, site_names, text_names
 from windtunnel.lab.profile_grid import Point, Refinement, octaves
-from windtunnel.lab.profile_model import LayerStack, StepShape, check_profilable, layer_weight_bytes
+from windtunnel.lab.profile_model import (
+    LayerStack,
+    StepShape,
+    check_profilable,
+    layer_weight_bytes,
+    operators_of,
+)
 from windtunnel.lab.profile_timing import Statistics, Stopwatch, cpu_pressure, statistics_of, stopwatch
 from windtunnel.ops.forward import Shard
 from windtunnel.ops.op import Op
-from windtunnel.spec.model import LayerGroup
 
 MIN_REPEATS, MAX_REPEATS = 5, 50
-REPEAT_S = 0.4
+REPEAT_S = 0.3
 """A step is repeated until so much time was measured, within the two counts above."""
 WARM_UPS = 2
+MOST_CACHED_TOKENS = 1 << 16
+"""KV cache of one layer of the torch forward; larger products of batch and context are left to the roofline's shape."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +91,7 @@ class TorchStepper:
         for _ in range(WARM_UPS):
             self.stack.run(shape, _no_mark)
         parts, whole = repeated(lambda watch: self.stack.run(shape, watch.mark), lambda: self._whole(shape), self.clock)
-        known = self.stack.operators(shape)
+        known = operators_of(self.stack.shard, self.stack.group, shape)
         operators = [
             MeasuredOperator(name, known[name], len(samples) // len(whole), statistics_of(samples))
             for name, samples in parts.items()
@@ -220,7 +227,7 @@ def measure_steps(
     for grid, shape_of in grids:
         for point in grid.coarse():
             yield from take(shape_of(point), 1.0)
-        grid.start({point: attention_s(steps[shape_of(point)]) for point in grid.coarse()})
+        grid.start({point: steps[shape_of(point)].sum_s for point in grid.coarse()})
     while True:
         grid, shape_of = max(grids, key=lambda pair: pair[0].worst())
         if grid.worst() <= budget.tolerance or (budget.seconds is not None and spent() >= budget.seconds):
@@ -234,12 +241,7 @@ def measure_steps(
         if budget.seconds is not None and spent() + longest_s > budget.seconds:
             continue
         yield from take(shape, grid.worst())
-        grid.learn(interval, middle, attention_s(steps[shape]))
-
-
-def attention_s(step: MeasuredStep) -> float:
-    """What refinement looks at: the whole step, of which attention alone depends on both axes."""
-    return step.sum_s
+        grid.learn(interval, middle, steps[shape].sum_s)
 
 
 def tables_of(steps: Iterable[MeasuredStep], source: str) -> list[MeasurementTable]:
@@ -375,9 +377,7 @@ def require_torch(device: str) -> None:
         raise InputError("torch finds no CUDA device here", "measure the CPU with --torch-device cpu")
 
 
-def torch_steppers(
-    shard: Shard, device: str, clock: str, extent: Extent, cache_bytes: int
-) -> Iterator[tuple[LayerGroup, TorchStepper]]:
+def torch_steppers(shard: Shard, device: str, clock: str, extent: Extent, cache_bytes: int) -> Iterator[TorchStepper]:
     """A stepper for every group of layers of the shard; their weights exceed `cache_bytes`."""
     check_profilable(shard)
     for group in shard.model.layers:
@@ -385,9 +385,9 @@ def torch_steppers(
         # it has, or a small model would seem slower than it is.
         enough = -(-2 * cache_bytes // layer_weight_bytes(shard, group))
         num_layers = min(max(3, enough), max(group.num_layers, 3))
-        cached = max(extent.max_context * 4, extent.max_tokens)
+        cached = min(extent.max_context * extent.max_batch, MOST_CACHED_TOKENS)
         stack = LayerStack(shard, group, num_layers, device, extent.max_tokens, cached)
-        yield group, TorchStepper(stack, clock)
+        yield TorchStepper(stack, clock)
 
 
 @dataclass(frozen=True)

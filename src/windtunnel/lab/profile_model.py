@@ -1,7 +1,8 @@
 """A few layers of a model as torch modules with the operators of `ops.forward`, one rank's shard, for timing.
 
 The forward is real: every operator reads what the one before wrote, layers have weights of their own, and all of it
-runs in order. Operators timed alone, in a loop, are 18% to 54% too fast on a CPU, since their weights stay in the cache.
+runs in order. Operators timed alone, in a loop, are 18% to 54% too fast on a CPU: their weights stay in the
+cache.
 """
 
 from __future__ import annotations
@@ -282,22 +283,23 @@ class LayerStack:
             mark("")
         flow.hidden = out
 
-    def operators(self, shape: StepShape) -> dict[str, Op]:
-        """Launch name -> the operator that a step of this shape executes under that name."""
-        batch = shape.step_batch
-        launches = [*token_launches(_of_group(self.shard, self.group), batch.num_tokens), *head_launches(self.shard, batch.sampled)]
-        if shape.chunk:
-            length = 2 * batch.prefill_pairs / batch.prefill_tokens
-            launches += prefill_launches(_of_group(self.shard, self.group), batch.prefill_tokens / length, length)
-        else:
-            launches += decode_launches(_of_group(self.shard, self.group), batch.decode_requests, batch.decode_context_tokens)
-        return {launch.name: launch.op for launch in launches}
+
+def operators_of(shard: Shard, group: LayerGroup, shape: StepShape) -> dict[str, Op]:
+    """Launch name -> the operator that a step of this shape executes under that name in the layers of one group."""
+    batch, alone = shape.step_batch, of_group(shard, group)
+    launches = [*token_launches(alone, batch.num_tokens), *head_launches(shard, batch.sampled)]
+    if shape.chunk:
+        length = 2 * batch.prefill_pairs / batch.prefill_tokens
+        launches += prefill_launches(alone, batch.prefill_tokens / length, length)
+    else:
+        launches += decode_launches(alone, batch.decode_requests, batch.decode_context_tokens)
+    return {launch.name: launch.op for launch in launches}
 
 
 def _weights(shard: Shard, group: LayerGroup, matrix: Callable[..., Tensor]) -> dict[str, Tensor]:
     """The matrices of one layer by the names of their launches."""
     found = {"input_norm": matrix(shard.model.hidden_size)}
-    for launch in token_launches(_of_group(shard, group), 1):
+    for launch in token_launches(of_group(shard, group), 1):
         op = launch.op
         if isinstance(op, Gemm):
             found[launch.name] = matrix(op.n, op.k)
@@ -306,9 +308,7 @@ def _weights(shard: Shard, group: LayerGroup, matrix: Callable[..., Tensor]) -> 
         found["qk_norm"] = matrix(attention.head_dim)
     elif isinstance(attention, LatentAttention):
         heads = attention.num_heads // shard.tp
-        found["kv_b_proj"] = matrix(
-            heads * (attention.qk_nope_head_dim + attention.v_head_dim), attention.kv_lora_rank
-        )
+        found["kv_b_proj"] = matrix(heads * (attention.qk_nope_head_dim + attention.v_head_dim), attention.kv_lora_rank)
         found["latent_norm"] = matrix(attention.kv_lora_rank)
         found["q_norm"] = matrix(attention.q_lora_rank or 1)
     if isinstance(feed_forward, ExpertsFeedForward):
@@ -320,14 +320,15 @@ def _weights(shard: Shard, group: LayerGroup, matrix: Callable[..., Tensor]) -> 
     return found
 
 
-def _of_group(shard: Shard, group: LayerGroup) -> Shard:
+def of_group(shard: Shard, group: LayerGroup) -> Shard:
+    """The shard as if the model consisted of these layers alone."""
     return replace(shard, model=msgspec.structs.replace(shard.model, layers=(group,)))
 
 
 def layer_weight_bytes(shard: Shard, group: LayerGroup) -> int:
     """Bytes of the matrices of one layer on one rank."""
     total = 0.0
-    for launch in token_launches(_of_group(shard, group), 1):
+    for launch in token_launches(of_group(shard, group), 1):
         op = launch.op
         if isinstance(op, Gemm):
             total += launch.count / group.num_layers * op.n * op.k * BITS[op.format] / 8
@@ -396,7 +397,7 @@ def _feed_forward(flow: Flow, weights: dict[str, Tensor], prefix: str, gated: bo
 
 
 def _attend(shape: StepShape, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """torch's scaled_dot_product_attention over the caches `[batch, length, heads, width]`; `[tokens, heads, width]`."""
+    """torch's scaled_dot_product_attention over caches `[batch, length, heads, width]`: `[tokens, heads, width]`."""
     from torch.nn.attention.bias import causal_lower_right
     from torch.nn.functional import scaled_dot_product_attention
 

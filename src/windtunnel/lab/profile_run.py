@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
 
-from windtunnel.errors import InputError
+from windtunnel.errors import InputError, did_you_mean
 from windtunnel.estimate.profile import write_profile
+from windtunnel.lab.engine_vllm import VllmEngine, VllmSettings, VllmStepper, sharded_config, vllm_version
 from windtunnel.lab.profile_compute import (
     Budget,
     Extent,
@@ -33,19 +36,30 @@ from windtunnel.lab.profile_machine import (
     today,
     write_device,
 )
-from windtunnel.lab.profile_timing import clock_for
+from windtunnel.lab.profile_model import check_profilable
+from windtunnel.lab.profile_overheads import HostSample, write_overheads
+from windtunnel.lab.profile_timing import CLOCKS_OF_HOST, clock_for
 from windtunnel.ops.forward import Shard
 from windtunnel.spec.deployment import Parallelism
-from windtunnel.spec.hardware import Device
+from windtunnel.spec.hardware import Device, Node
 from windtunnel.spec.model import ModelSpec
-from windtunnel.spec.precision import Precision
+from windtunnel.spec.precision import Format, Precision
 from windtunnel.spec.scenario import ANY_DEVICE, check_parallelism
+
+ENGINES = ("torch", "vllm")
+"""Whose kernels can be measured: torch's own, or those that vLLM's model calls."""
 
 JOURNALS = "steps"
 """Folder of a profile that holds every measured step, so that a profile can go on or grow."""
 
+DEFAULT_EXTENT, DEFAULT_BUDGET = Extent(), Budget()
+
 Notify = Callable[[int, Progress], None]
 """Called with the tensor-parallel size and what was done of it."""
+
+
+def _no_notice(_tp: int, _done: Progress) -> None:
+    """Nobody wants to be told."""
 
 
 @dataclass(frozen=True)
@@ -72,11 +86,13 @@ def profile_compute(
     folder: Path,
     *,
     tp: Sequence[int] = (1,),
+    engine: str = "torch",
+    config: Mapping[str, Any] | None = None,
     torch_device: str = "cpu",
     clock: str | None = None,
-    extent: Extent = Extent(),
-    budget: Budget = Budget(),
-    notify: Notify | None = None,
+    extent: Extent = DEFAULT_EXTENT,
+    budget: Budget = DEFAULT_BUDGET,
+    notify: Notify = _no_notice,
 ) -> Profile:
     """Measure the operators of `model` under each tensor-parallel split, on one device, and write them to `folder`.
 
@@ -87,6 +103,8 @@ def profile_compute(
         device_name: a device of the catalog, or a new name for this machine.
         folder: of the profile.
         tp: the splits; each rank's shard is measured alone, without collectives.
+        engine: one of `ENGINES`: whose kernels.
+        config: the model's config.json, which vLLM needs.
         torch_device: `cpu` or `cuda`.
         clock: one of `profile_timing.CLOCKS`; None takes the steadiest.
         extent: how far.
@@ -96,6 +114,8 @@ def profile_compute(
     Raises:
         InputError: torch, the device, the split or the model cannot be measured, or the folder holds something else.
     """
+    if engine not in ENGINES:
+        raise InputError(f"operators of {engine!r} cannot be measured", did_you_mean(engine, ENGINES, "torch or vllm"))
     require_torch(torch_device)
     import torch
 
@@ -103,23 +123,62 @@ def profile_compute(
     for degree in tp:
         check_parallelism(model, Parallelism(tp=degree), _any_node())
     device = device_of(device_name, torch_device, clock)
-    about = provenance_of(device, torch_device, clock) | {"engine": "torch"}
+    about = provenance_of(device, torch_device, clock) | {"engine": engine}
+    if engine == "vllm":
+        about |= {"engine_version": vllm_version()}
     pressure = Pressure.start()
     folder.mkdir(parents=True, exist_ok=True)
     write_device(device, folder / "device.yaml")
-    cache_bytes = last_level_cache_bytes(torch_device)
-    for degree in tp:
-        shard = Shard(model, precision, Parallelism(tp=degree))
-        for index, (_, stepper) in enumerate(torch_steppers(shard, torch_device, clock, extent, cache_bytes)):
-            part = replace(budget, seconds=budget.seconds and budget.seconds / len(tp) / len(model.layers))
-            named = about | {"model": model.name, "shard": _digest(model, precision, degree, index)}
-            journal = Journal(folder / JOURNALS / f"{_slug(model.name)}_tp{degree}_{index}.jsonl", named)
-            say = (lambda degree: lambda done: notify and notify(degree, done))(degree)
-            for step in measure_steps(stepper, extent, part, journal.steps, say):
+    shards = [Shard(model, precision, Parallelism(tp=degree)) for degree in tp]
+    part = replace(budget, seconds=budget.seconds and budget.seconds / len(tp) / len(model.layers))
+    host: list[HostSample] = []
+    for shard in shards:
+        steppers = (
+            vllm_steppers(shard, config, clock, extent, host)
+            if engine == "vllm"
+            else torch_steppers(shard, torch_device, clock, extent, last_level_cache_bytes(torch_device))
+        )
+        for index, stepper in enumerate(steppers):
+            named = about | {"model": model.name, "shard": _digest(shard, index)}
+            journal = Journal(folder / JOURNALS / f"{_slug(model.name)}_{engine}_tp{shard.tp}_{index}.jsonl", named)
+            for step in measure_steps(stepper, extent, part, journal.steps, partial(notify, shard.tp)):
                 journal.add(step)
     steps = read_journals(folder / JOURNALS)
     files = write_profile(folder, tables_of(steps, source_of(device, about)), about | {"date": today()})
+    if host:
+        files.append(write_overheads(folder, about, model.name, host))
     return Profile(folder, device, tuple(steps), tuple(files), pressure.fraction())
+
+
+def vllm_steppers(
+    shard: Shard, config: Mapping[str, Any] | None, clock: str, extent: Extent, host: list[HostSample]
+) -> Iterator[VllmStepper]:
+    """The stepper of a vLLM engine that holds one shard; what the host does beside the forward is added to `host`.
+
+    Raises:
+        InputError: the model's layers are not all alike, or it has no config.json.
+    """
+    check_profilable(shard)
+    if config is None:
+        raise InputError(f"vLLM needs the config.json of {shard.model.name}", "give its path as --model")
+    if len(shard.model.layers) > 1:
+        raise InputError(f"{shard.model.name} has layers of {len(shard.model.layers)} kinds; vLLM's are timed of one")
+    now = CLOCKS_OF_HOST[clock]
+    # Measured requests decode a while before and after the wanted context.
+    longest = 2 * extent.max_context + 4 * extent.max_batch
+    config = {**config, "max_position_embeddings": max(longest, int(config.get("max_position_embeddings", 0)))}
+    settings = VllmSettings(
+        max_model_len=longest,
+        max_num_seqs=extent.max_batch,
+        max_num_batched_tokens=extent.max_tokens,
+        dtype="float32" if shard.precision.weights == Format.FP32 else "bfloat16",
+    )
+    engine = VllmEngine(sharded_config(config, shard.tp), settings, now)
+    try:
+        yield (stepper := VllmStepper(engine, shard, engine.num_blocks * engine.block_size // 2, now))
+        host += stepper.host
+    finally:
+        engine.close()
 
 
 def source_of(device: Device, about: dict[str, str]) -> str:
@@ -127,14 +186,14 @@ def source_of(device: Device, about: dict[str, str]) -> str:
     return f"{device.name}, {about['engine']} {about.get('engine_version', about['torch'])}, {about['clock']}"
 
 
-def _any_node() -> object:
+def _any_node() -> Node:
     from windtunnel.spec import catalog
 
     return msgspec.structs.replace(catalog.node("pcie"), device=ANY_DEVICE, num_devices=1024)
 
 
-def _digest(model: ModelSpec, precision: Precision, degree: int, index: int) -> str:
-    text = msgspec.json.encode([model, precision, degree, index])
+def _digest(shard: Shard, index: int) -> str:
+    text = msgspec.json.encode([shard.model, shard.precision, shard.tp, index])
     return hashlib.sha256(text).hexdigest()[:16]
 
 

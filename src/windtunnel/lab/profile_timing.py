@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -17,6 +17,8 @@ Floats = NDArray[np.float64]
 CLOCKS = ("cpu_time", "wall", "cuda_event")
 """`cpu_time` counts this process alone: at a load of one other task per core, the spread of a forward on the wall
 clock is 17% to 75%, on the CPU-time clock 1% to 9%. It means seconds only where one thread computes."""
+
+CLOCKS_OF_HOST: Mapping[str, Callable[[], float]] = {"cpu_time": time.process_time, "wall": time.perf_counter}
 
 QUEUE_AHEAD_CYCLES = 2_000_000
 """A GPU waits so long before a timed forward, while the host queues its kernels: none then waits for a launch."""
@@ -86,9 +88,7 @@ def _stretches(names: Sequence[str], seconds: Sequence[float]) -> dict[str, list
 
 def stopwatch(clock: str) -> Stopwatch:
     """A fresh stopwatch on one of `CLOCKS`."""
-    if clock == "cuda_event":
-        return CudaStopwatch()
-    return HostStopwatch(time.process_time if clock == "cpu_time" else time.perf_counter)
+    return CudaStopwatch() if clock == "cuda_event" else HostStopwatch(CLOCKS_OF_HOST[clock])
 
 
 def clock_for(device: str, num_threads: int, wanted: str | None = None) -> str:
