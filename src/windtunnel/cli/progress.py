@@ -20,19 +20,20 @@ def progress() -> Iterator[Callable[[int, int], None] | None]:
     from windtunnel.kernels import is_compiled
 
     if not is_compiled():
-        _draw("compiling the serving loop (first run only, about ten seconds)")
+        draw("compiling the serving loop (first run only, about ten seconds)")
     started_s = time.monotonic()
 
     def show(finished: int, total: int) -> None:
         if time.monotonic() - started_s > QUIET_S:
             done = 30 * finished // max(total, 1)
-            _draw(f"simulating  {'━' * done}{' ' * (30 - done)}  {finished:,} of {total:,} requests")
+            draw(f"simulating  {'━' * done}{' ' * (30 - done)}  {finished:,} of {total:,} requests")
 
     try:
         yield show
     finally:
-        _draw("")
+        draw("")
 
 
-def _draw(text: str) -> None:
+def draw(text: str) -> None:
+    """Replace the line on stderr."""
     click.echo(f"\r\x1b[2K{text}", nl=False, err=True)

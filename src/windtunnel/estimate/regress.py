@@ -70,6 +70,19 @@ def fitted(table: MeasurementTable, roofline: Roofline, method: str) -> Measurem
     return monotone(replace(table, seconds=seconds, source=note, statistics={}))
 
 
+def check_methods(names: Sequence[str] | None) -> list[str]:
+    """The methods to compare, all but `auto` where none are named.
+
+    Raises:
+        InputError: there is no such method.
+    """
+    for name in names or ():
+        if name not in ESTIMATORS or name == "auto":
+            known = [one for one in ESTIMATORS if one != "auto"]
+            raise InputError(f"there is no estimator {name!r}", did_you_mean(name, known, f"known: {', '.join(known)}"))
+    return list(names or [name for name in ESTIMATORS if name != "auto"])
+
+
 def regression(method: str) -> Fitted | None:
     """What `profile.profile_estimator` takes: a fit that is kept on disk, or None where tables are read as they are."""
     if method == "interpolation":
@@ -78,7 +91,7 @@ def regression(method: str) -> Fitted | None:
 
 
 def scores(
-    table: MeasurementTable, roofline: Roofline, methods: Sequence[str] = ESTIMATORS, folds: int = FOLDS
+    table: MeasurementTable, roofline: Roofline, methods: Sequence[str] | None = None, folds: int = FOLDS
 ) -> list[Score]:
     """Every method's error on points left out, the best first.
 
@@ -88,7 +101,7 @@ def scores(
     Raises:
         InputError: scikit-learn is needed and missing.
     """
-    found = [_score(table, roofline, method, folds) for method in methods if method != "auto"]
+    found = [_score(table, roofline, method, folds) for method in check_methods(methods)]
     return sorted(found, key=lambda score: score.median_error)
 
 

@@ -150,6 +150,32 @@ def _without_repeats(axes: dict[str, Floats], seconds: Floats) -> tuple[dict[str
     return {name: column[new] for name, column in axes.items()}, np.array([np.median(group) for group in groups])
 
 
+def merged(tables: list[MeasurementTable]) -> list[MeasurementTable]:
+    """Tables of the same kind and words joined, each once; statistics are kept where all of them have them."""
+    groups: dict[tuple[str, ...], list[MeasurementTable]] = {}
+    for table in tables:
+        groups.setdefault((table.kind, *table.words.values()), []).append(table)
+    return [parts[0] if len(parts) == 1 else _joined(parts) for _, parts in sorted(groups.items())]
+
+
+def _joined(parts: list[MeasurementTable]) -> MeasurementTable:
+    first = parts[0]
+
+    def joined(columns: list[Mapping[str, Floats]]) -> dict[str, Floats]:
+        return {name: np.concatenate([part[name] for part in columns]) for name in columns[0]}
+
+    statistics = joined([part.statistics for part in parts]) if all(part.statistics for part in parts) else {}
+    return MeasurementTable(
+        first.kind,
+        joined([part.sites for part in parts]),
+        joined([part.axes for part in parts]),
+        np.concatenate([part.seconds for part in parts]),
+        " and ".join(dict.fromkeys(part.source for part in parts)),
+        first.words,
+        statistics,
+    )
+
+
 def site_of(op: ops.Op) -> tuple[float, ...]:
     """The numeric site of `op`: the key under which a table of its words holds it."""
     return tuple(float(getattr(op, name)) for name in site_names(op.kind))
@@ -167,7 +193,8 @@ def write_tables(path: Path, tables: list[MeasurementTable], provenance: Mapping
     import pyarrow.parquet as pq
 
     kind = tables[0].kind
-    parts = [pa.table(_columns_of(table)) for table in tables]
+    kept = STATISTICS if any(table.statistics for table in tables) else ()
+    parts = [pa.table(_columns_of(table, kept)) for table in tables]
     metadata = {"windtunnel.schema": SCHEMA_VERSION, "windtunnel.kind": kind}
     metadata |= {f"windtunnel.{key}": value for key, value in provenance.items()}
     partial = path.with_suffix(".partial")
@@ -175,9 +202,10 @@ def write_tables(path: Path, tables: list[MeasurementTable], provenance: Mapping
     partial.replace(path)
 
 
-def _columns_of(table: MeasurementTable) -> dict[str, Any]:
+def _columns_of(table: MeasurementTable, kept: tuple[str, ...]) -> dict[str, Any]:
     words = {name: [word] * len(table) for name, word in table.words.items()}
-    numbers = {**table.sites, **table.axes, "seconds": table.seconds, **table.statistics}
+    statistics = {name: table.statistics.get(name, np.full(len(table), np.nan)) for name in kept}
+    numbers = {**table.sites, **table.axes, "seconds": table.seconds, **statistics}
     columns = {name: np.asarray(column, dtype=np.float64) for name, column in numbers.items()}
     return {**words, **columns, "source": [table.source] * len(table)}
 

@@ -204,10 +204,16 @@ def _shards(file: VidurFile, heads_column: str) -> Iterator[tuple[Shard, NDArray
     for shape in np.unique(shapes, axis=0):
         of = dict(zip(known, map(int, shape), strict=True))
         heads, width = of[heads_column], of["n_embd"]
-        attention = GroupedQueryAttention(heads, of["n_kv_head"], width // heads)
-        feed_forward = DenseFeedForward(of.get("n_expanded_embd", 4 * width), gated)
-        group = LayerGroup(1, attention, feed_forward, norms)
-        model = ModelSpec("vidur", width, of.get("vocab_size", 32000), 1 << 20, (group,))
+        attention = GroupedQueryAttention(num_heads=heads, num_kv_heads=of["n_kv_head"], head_dim=width // heads)
+        feed_forward = DenseFeedForward(intermediate_size=of.get("n_expanded_embd", 4 * width), gated=gated)
+        group = LayerGroup(num_layers=1, attention=attention, feed_forward=feed_forward, num_norms=norms)
+        model = ModelSpec(
+            name="vidur",
+            hidden_size=width,
+            vocab_size=of.get("vocab_size", 32000),
+            max_context_tokens=1 << 20,
+            layers=(group,),
+        )
         shard = Shard(model, model.precision, Parallelism(tp=of["num_tensor_parallel_workers"]))
         yield shard, np.flatnonzero(np.all(shapes == shape, axis=1))
 
@@ -242,9 +248,8 @@ def _joined(
     known = np.isfinite(seconds)
 
     def column(name: str) -> Floats:
-        return np.concatenate([np.broadcast_to(float(1) * getattr(op, name), part.shape) for op, part, _ in parts])[
-            known
-        ]
+        values = [np.broadcast_to(np.asarray(getattr(op, name), np.float64), part.shape) for op, part, _ in parts]
+        return np.asarray(np.concatenate(values)[known], np.float64)
 
     kept: dict[str, Floats] = {}
     if all(set(STATISTICS) <= set(statistics) for _, _, statistics in parts):
@@ -337,6 +342,26 @@ def vidur_files(model: ModelSpec, steps: Sequence[ProfiledStep], block_size: int
             }
         )
     return {"mlp.csv": _file_of(mlp), "attention.csv": _file_of(attentions)}
+
+
+def collective_files(tables: Sequence[MeasurementTable]) -> dict[str, VidurFile]:
+    """Measured all-reduces and sends as `all_reduce.csv` and `send_recv.csv`; Vidur reads no others."""
+    found = {}
+    for table in tables:
+        op = table.words["op"]
+        if op not in ("all_reduce", "send_recv"):
+            continue
+        rows: list[dict[str, Cell]] = []
+        for i in range(len(table)):
+            ranks = int(table.sites["num_ranks"][i])
+            per_node = -(-ranks // int(table.sites["span_nodes"][i]))
+            kept = {name: float(table.statistics[f"{name}_s"][i]) for name in STATISTICS_OF if name != "median"}
+            row: dict[str, Cell] = {"": i, **_milliseconds(op, {**kept, "median": float(table.seconds[i])})}
+            shape: dict[str, Cell] = {"rank": 0, "num_workers": ranks, "size": int(table.axes["message_bytes"][i])}
+            nodes: dict[str, Cell] = {"devices_per_node": per_node, "max_devices_per_node": per_node}
+            rows.append({**row, **shape, "collective": op, **nodes})
+        found[f"{op}.csv"] = _file_of(rows)
+    return found
 
 
 def _milliseconds(operator: str, times: Mapping[str, float] | None) -> dict[str, Cell]:

@@ -312,7 +312,16 @@ def read_journals(folder: Path) -> list[MeasuredStep]:
     Raises:
         InputError: one is broken.
     """
-    return [_step_from(line) for path in sorted(folder.glob("*.jsonl")) for line in _json_lines(path)[1:]]
+    return [step for path in sorted(folder.glob("*.jsonl")) for step in read_journal(path)]
+
+
+def read_journal(path: Path) -> list[MeasuredStep]:
+    """The steps of one journal.
+
+    Raises:
+        InputError: it is broken.
+    """
+    return [_step_from(line) for line in _json_lines(path)[1:]]
 
 
 def _json_lines(path: Path) -> list[dict[str, Any]]:
@@ -363,11 +372,11 @@ def _step_from(line: Mapping[str, Any]) -> MeasuredStep:
         raise InputError(f"a journal of a profile is broken: {error!r}", "start anew with --overwrite") from None
 
 
-def require_torch(device: str) -> None:
-    """Refuse where torch or the device is missing.
+def require_torch(device: str | None) -> str:
+    """The torch device to measure: the one asked for, else a GPU where there is one.
 
     Raises:
-        InputError: it says which.
+        InputError: torch or the device is missing.
     """
     try:
         import torch
@@ -375,6 +384,9 @@ def require_torch(device: str) -> None:
         raise MissingExtraError("torch", "profile") from None
     if device == "cuda" and not torch.cuda.is_available():
         raise InputError("torch finds no CUDA device here", "measure the CPU with --torch-device cpu")
+    if device not in (None, "cpu", "cuda"):
+        raise InputError(f"{device!r} cannot be measured", "cpu or cuda")
+    return device or ("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def torch_steppers(shard: Shard, device: str, clock: str, extent: Extent, cache_bytes: int) -> Iterator[TorchStepper]:

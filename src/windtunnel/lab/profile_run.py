@@ -14,8 +14,17 @@ import msgspec
 import numpy as np
 
 from windtunnel.errors import InputError, did_you_mean
-from windtunnel.estimate.profile import write_profile
+from windtunnel.estimate.profile import profile_provenance, write_profile
+from windtunnel.estimate.table import KINDS, MeasurementTable, read_tables
+from windtunnel.interop.vidur_profiles import (
+    STATISTICS_OF,
+    ProfiledStep,
+    collective_files,
+    vidur_files,
+    write_vidur_file,
+)
 from windtunnel.lab.engine_vllm import VllmEngine, VllmSettings, VllmStepper, sharded_config, vllm_version
+from windtunnel.lab.profile_collectives import Plan, TimedCollective, collective_tables
 from windtunnel.lab.profile_compute import (
     Budget,
     Extent,
@@ -23,7 +32,9 @@ from windtunnel.lab.profile_compute import (
     MeasuredStep,
     Pressure,
     Progress,
+    Stepper,
     measure_steps,
+    read_journal,
     read_journals,
     require_torch,
     tables_of,
@@ -36,8 +47,8 @@ from windtunnel.lab.profile_machine import (
     today,
     write_device,
 )
-from windtunnel.lab.profile_model import check_profilable
-from windtunnel.lab.profile_overheads import HostSample, write_overheads
+from windtunnel.lab.profile_model import StepShape, check_profilable
+from windtunnel.lab.profile_overheads import HostSample, overheads_file, write_overheads
 from windtunnel.lab.profile_timing import CLOCKS_OF_HOST, clock_for
 from windtunnel.ops.forward import Shard
 from windtunnel.spec.deployment import Parallelism
@@ -48,6 +59,9 @@ from windtunnel.spec.scenario import ANY_DEVICE, check_parallelism
 
 ENGINES = ("torch", "vllm")
 """Whose kernels can be measured: torch's own, or those that vLLM's model calls."""
+
+OVERHEAD_CONTEXT = 128
+"""Tokens of each request where the host alone is measured; its work does not depend on them."""
 
 JOURNALS = "steps"
 """Folder of a profile that holds every measured step, so that a profile can go on or grow."""
@@ -69,7 +83,7 @@ class Profile:
     folder: Path
     device: Device
     steps: tuple[MeasuredStep, ...]
-    files: tuple[Path, ...]
+    tables: tuple[MeasurementTable, ...]
     pressure: float | None
     """Share of the time in which another task waited for a CPU."""
 
@@ -88,11 +102,12 @@ def profile_compute(
     tp: Sequence[int] = (1,),
     engine: str = "torch",
     config: Mapping[str, Any] | None = None,
-    torch_device: str = "cpu",
+    torch_device: str | None = None,
     clock: str | None = None,
     extent: Extent = DEFAULT_EXTENT,
     budget: Budget = DEFAULT_BUDGET,
     notify: Notify = _no_notice,
+    overwrite: bool = False,
 ) -> Profile:
     """Measure the operators of `model` under each tensor-parallel split, on one device, and write them to `folder`.
 
@@ -105,18 +120,19 @@ def profile_compute(
         tp: the splits; each rank's shard is measured alone, without collectives.
         engine: one of `ENGINES`: whose kernels.
         config: the model's config.json, which vLLM needs.
-        torch_device: `cpu` or `cuda`.
+        torch_device: `cpu` or `cuda`; None takes a GPU where torch finds one.
         clock: one of `profile_timing.CLOCKS`; None takes the steadiest.
         extent: how far.
         budget: how long; shared evenly by the splits.
         notify: told of every step.
+        overwrite: forget what the folder holds of this model and engine.
 
     Raises:
         InputError: torch, the device, the split or the model cannot be measured, or the folder holds something else.
     """
     if engine not in ENGINES:
         raise InputError(f"operators of {engine!r} cannot be measured", did_you_mean(engine, ENGINES, "torch or vllm"))
-    require_torch(torch_device)
+    torch_device = require_torch(torch_device)
     import torch
 
     clock = clock_for(torch_device, torch.get_num_threads(), clock)
@@ -133,21 +149,25 @@ def profile_compute(
     part = replace(budget, seconds=budget.seconds and budget.seconds / len(tp) / len(model.layers))
     host: list[HostSample] = []
     for shard in shards:
-        steppers = (
+        steppers: Iterator[Stepper] = (
             vllm_steppers(shard, config, clock, extent, host)
             if engine == "vllm"
             else torch_steppers(shard, torch_device, clock, extent, last_level_cache_bytes(torch_device))
         )
         for index, stepper in enumerate(steppers):
             named = about | {"model": model.name, "shard": _digest(shard, index)}
-            journal = Journal(folder / JOURNALS / f"{_slug(model.name)}_{engine}_tp{shard.tp}_{index}.jsonl", named)
+            path = folder / JOURNALS / f"{_slug(model.name)}_{engine}_tp{shard.tp}_{index}.jsonl"
+            if overwrite:
+                path.unlink(missing_ok=True)
+            journal = Journal(path, named)
             for step in measure_steps(stepper, extent, part, journal.steps, partial(notify, shard.tp)):
                 journal.add(step)
     steps = read_journals(folder / JOURNALS)
-    files = write_profile(folder, tables_of(steps, source_of(device, about)), about | {"date": today()})
+    tables = tables_of(steps, source_of(device, about))
+    write_profile(folder, tables, about | {"date": today()})
     if host:
-        files.append(write_overheads(folder, about, model.name, host))
-    return Profile(folder, device, tuple(steps), tuple(files), pressure.fraction())
+        write_overheads(folder, about, model.name, host)
+    return Profile(folder, device, tuple(steps), tuple(tables), pressure.fraction())
 
 
 def vllm_steppers(
@@ -179,6 +199,83 @@ def vllm_steppers(
         host += stepper.host
     finally:
         engine.close()
+
+
+def profile_overheads(
+    model: ModelSpec, config: Mapping[str, Any], device_name: str, folder: Path, batches: Sequence[int]
+) -> list[HostSample]:
+    """Measure the host's share of decode steps of a vLLM engine; writes `calibration.yaml` and `cpu_overheads.csv`.
+
+    Args:
+        model: what the engine serves.
+        config: its config.json.
+        device_name: of the machine.
+        folder: to write to.
+        batches: numbers of decoding requests.
+
+    Raises:
+        InputError: vLLM is not installed, or the model cannot be measured.
+    """
+    extent = Extent(max(batches), OVERHEAD_CONTEXT, max(512, *batches))
+    host: list[HostSample] = []
+    shard = Shard(model, model.precision, Parallelism())
+    for stepper in vllm_steppers(shard, config, "cpu_time", extent, host):
+        for batch in batches:
+            stepper.measure(StepShape(batch, OVERHEAD_CONTEXT))
+    folder.mkdir(parents=True, exist_ok=True)
+    about = {"engine": "vllm", "engine_version": vllm_version(), "device": device_name}
+    write_overheads(folder, about, model.name, host)
+    write_vidur_file(overheads_file(model.name, host), folder / "cpu_overheads.csv")
+    return host
+
+
+def write_collectives(folder: Path, device_name: str, plan: Plan, timed: Sequence[TimedCollective]) -> None:
+    """Add timed collectives to a profile.
+
+    Raises:
+        InputError: the folder is another device's profile, or nothing was timed between two workers or more.
+    """
+    import torch
+
+    if any((folder / f"{kind}.parquet").is_file() for kind in KINDS):
+        other = profile_provenance(folder).get("device")
+        if other != device_name:
+            raise InputError(f"{folder} is a profile of {other}, not of {device_name}", "choose another folder")
+    tables = collective_tables(timed, f"{device_name}, {plan.backend}, torch {torch.__version__}")
+    about = {"device": device_name, "backend": plan.backend, "torch": torch.__version__, "date": today()}
+    write_profile(folder, tables, about | {"method": "wall time of executions in a row, slowest rank"})
+
+
+def write_vidur(folder: Path, model: ModelSpec, block_size: int, out: Path) -> list[Path]:
+    """Write a profile's steps of one model in Vidur's layout below `out`; returns the files.
+
+    Raises:
+        InputError: the profile has no steps of the model, or Vidur no columns for it.
+    """
+    device = profile_provenance(folder)["device"]
+    steps = []
+    for path in sorted((folder / JOURNALS).glob(f"{_slug(model.name)}_*.jsonl")):
+        degree = int(path.stem.rpartition("_tp")[2].partition("_")[0])
+        steps += [_vidur_step(step, degree) for step in read_journal(path)]
+    if not steps:
+        raise InputError(f"the profile {folder} has no steps of {model.name}")
+    organisation, _, name = model.name.rpartition("/")
+    below = out / "compute" / device / (organisation or "local") / name
+    written = []
+    for file, rows in vidur_files(model, steps, block_size).items():
+        write_vidur_file(rows, below / file)
+        written.append(below / file)
+    if (folder / "collective.parquet").is_file():
+        for file, rows in collective_files(read_tables(folder / "collective.parquet")).items():
+            write_vidur_file(rows, out / "network" / device / file)
+            written.append(out / "network" / device / file)
+    return written
+
+
+def _vidur_step(step: MeasuredStep, tp: int) -> ProfiledStep:
+    times = {one.name: {name: getattr(one.statistics, f"{name}_s") for name in STATISTICS_OF} for one in step.operators}
+    cached = step.shape.context if step.shape.chunk else step.shape.context - 1
+    return ProfiledStep(tp, step.shape.batch, step.shape.chunk, cached, times)
 
 
 def source_of(device: Device, about: dict[str, str]) -> str:
