@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from windtunnel.cli.options import Verb, all_of, option
+from windtunnel.cli.progress import status
 from windtunnel.errors import InputError, did_you_mean
 
 if TYPE_CHECKING:
@@ -175,7 +176,7 @@ def collectives(
         backend or lab.usual_backend(),
         workers_per_node,
     )
-    with _status() as notify:
+    with status() as notify:
         timed = (lab.time_collectives_on_ray if on_ray else lab.time_collectives)(plan, notify)
     write_collectives(out, device_name, plan, timed)
     click.echo(f"wrote {out / 'collective.parquet'}", err=True)
@@ -385,27 +386,11 @@ def _sizes(text: str) -> tuple[int, int]:
 
 
 @contextmanager
-def _status() -> Iterator[Any]:
-    """A callback that shows a line on stderr while a person watches."""
-    import sys
-
-    from windtunnel.cli.progress import draw
-
-    if not sys.stderr.isatty():
-        yield lambda _text: None
-        return
-    try:
-        yield lambda text: draw(f"timing  {text}")
-    finally:
-        draw("")
-
-
-@contextmanager
 def _progress() -> Iterator[Any]:
     """A callback that shows what was measured and how much time is left."""
     from windtunnel.report.tables import duration
 
-    with _status() as say:
+    with status() as say:
 
         def show(tp: int, done: "Progress") -> None:
             left = "" if done.left_s is None else f", {duration(done.left_s)} left"

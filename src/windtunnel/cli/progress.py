@@ -20,20 +20,31 @@ def progress() -> Iterator[Callable[[int, int], None] | None]:
     from windtunnel.kernels import is_compiled
 
     if not is_compiled():
-        draw("compiling the serving loop (first run only, about ten seconds)")
+        _draw("compiling the serving loop (first run only, about ten seconds)")
     started_s = time.monotonic()
 
     def show(finished: int, total: int) -> None:
         if time.monotonic() - started_s > QUIET_S:
             done = 30 * finished // max(total, 1)
-            draw(f"simulating  {'━' * done}{' ' * (30 - done)}  {finished:,} of {total:,} requests")
+            _draw(f"simulating  {'━' * done}{' ' * (30 - done)}  {finished:,} of {total:,} requests")
 
     try:
         yield show
     finally:
-        draw("")
+        _draw("")
 
 
-def draw(text: str) -> None:
-    """Replace the line on stderr."""
+@contextmanager
+def status() -> Iterator[Callable[[str], None]]:
+    """A callback that shows a line on stderr while a person watches; the line is gone afterwards."""
+    if not sys.stderr.isatty():
+        yield lambda _text: None
+        return
+    try:
+        yield _draw
+    finally:
+        _draw("")
+
+
+def _draw(text: str) -> None:
     click.echo(f"\r\x1b[2K{text}", nl=False, err=True)

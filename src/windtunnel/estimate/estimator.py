@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from windtunnel.errors import InputError
 from windtunnel.estimate.interpolate import Curve, Point, Prediction, Surface, bend, corner_sites, gaps, nearest_sites
-from windtunnel.estimate.roofline import Roofline, fit_for
+from windtunnel.estimate.roofline import CPU, CPU_MEDIAN_ERROR, Roofline, fit_for
 from windtunnel.estimate.table import Floats, MeasurementTable, site_names, site_of
 from windtunnel.ops import op as ops
 from windtunnel.spec.hardware import Device, Node
@@ -104,6 +104,8 @@ class RooflineEstimator:
         _require_work(op)
         fit = fit_for(op)
         seconds = _scalar_or_array(np.asarray(self.roofline.seconds(op), dtype=np.float64))
+        if self.roofline.device.architecture == CPU:
+            return Estimate(seconds, Coverage.ROOFLINE, "roofline of a processor, not calibrated", CPU_MEDIAN_ERROR)
         return Estimate(seconds, Coverage.ROOFLINE, f"roofline fitted on {fit.fitted_on}", fit.median_error)
 
 

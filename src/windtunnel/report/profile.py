@@ -101,13 +101,10 @@ def compute_report(tables: Sequence[MeasurementTable], closure: Closure) -> list
     """A profile of operators, and whether they add up."""
     errors = closure.errors
     closed = float(np.mean(np.abs(errors) <= CLOSED))
+    whole = f"operators add up to {1 + np.median(errors):.1%} of the whole forward (median)"
     facts = [
         ("steps", f"{errors.size:,}"),
-        (
-            "closure",
-            f"operators add up to {1 + np.median(errors):.1%} of the whole forward (median), "
-            f"{percent(closed)} of the steps within {percent(CLOSED)}",
-        ),
+        ("closure", f"{whole}, {percent(closed)} of the steps within {percent(CLOSED)}"),
     ]
     if closure.pressure is not None:
         facts.append(("disturbance", f"another task waited for a CPU {percent(closure.pressure)} of the time"))
