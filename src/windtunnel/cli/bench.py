@@ -101,7 +101,7 @@ def command(
         if start is not None:
             served_model = _model_folder(stack, served_model, tiny)
             endpoint = stack.enter_context(_started(start, served_model, engine_args, python or sys.executable))
-        server = _endpoint_of(str(endpoint), None if start == "transformers" and tiny else served_model, **given)
+        server = _endpoint_of(str(endpoint), served_model, **given)
         with status() as say:
             run = bench(server, load, scenario.seed, lambda done, total: say(f"{done:,} of {total:,} answered"))
     summary = client_summary(run.requests, run.tokens, scenario.slo)

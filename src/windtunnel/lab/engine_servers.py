@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from windtunnel.errors import InputError, WindtunnelError, did_you_mean
+from windtunnel.lab.bench_client import FIRST_TOKEN_ID, WORD
 
 START_TIMEOUT_S = 300.0
 POLL_S = 0.5
@@ -32,6 +33,7 @@ class Server:
     module: tuple[str, ...]
     """After the interpreter."""
     model_option: str
+    """Empty: the model is named without one."""
     port_option: str = "--port"
     ready: str = "/health"
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -47,8 +49,8 @@ SERVERS: Mapping[str, Server] = {
     ),
     "sglang": Server(("-m", "sglang.launch_server"), "--model-path", about="SGLang"),
     "transformers": Server(
-        ("-m", "transformers.cli.transformers", "serve", "--continuous-batching"),
-        "--force-model",
+        ("-c", "from transformers.cli.transformers import main; main()", "serve", "--continuous-batching"),
+        "",
         environment={"HF_HUB_OFFLINE": "1"},
         about="the continuous batching of transformers",
     ),
@@ -79,7 +81,8 @@ def started(
     if engine not in SERVERS:
         raise InputError(f"{engine!r} cannot be started", did_you_mean(engine, SERVERS, f"known: {', '.join(SERVERS)}"))
     server, port = SERVERS[engine], _free_port()
-    command = [python, *server.module, server.model_option, model, server.port_option, str(port), *arguments]
+    named = [server.model_option, model] if server.model_option else [model]
+    command = [python, *server.module, *named, server.port_option, str(port), *arguments]
     with tempfile.TemporaryDirectory(prefix="windtunnel-engine-") as folder:
         path = log or Path(folder) / "engine.log"
         with path.open("wb") as output:
@@ -159,7 +162,7 @@ TINY: Mapping[str, Any] = {
 
 
 def write_tiny_model(folder: Path, config: Mapping[str, Any] = TINY, seed: int = 0) -> Path:
-    """Write a checkpoint with random weights and a tokenizer of single bytes; needs no network, and no torch.
+    """Write a checkpoint with random weights and a tokenizer of words; needs no network, and no torch.
 
     Returns:
         The folder.
@@ -176,28 +179,28 @@ def write_tiny_model(folder: Path, config: Mapping[str, Any] = TINY, seed: int =
 
 
 def _write_tokenizer(folder: Path, config: Mapping[str, Any]) -> None:
-    """Every byte a token, by the characters that byte-level BPE gives to bytes (GPT-2's `bytes_to_unicode`)."""
-    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in plain]
-    characters = {byte: chr(byte) for byte in plain} | {byte: chr(256 + n) for n, byte in enumerate(others)}
-    vocabulary = {characters[byte]: byte for byte in range(256)}
-    special = [("<pad>", 256), ("<s>", config["bos_token_id"]), ("</s>", config["eos_token_id"])]
+    """Every word a token: a prompt of n words has n tokens, and every token that the model draws is text at once.
+
+    Bytes would not do: servers hold back tokens that are no whole character yet.
+    """
+    special = {"<pad>": 256, "<s>": int(config["bos_token_id"]), "</s>": int(config["eos_token_id"]), "<unk>": 259}
+    words = {WORD if number == FIRST_TOKEN_ID else f"w{number}": number for number in range(int(config["vocab_size"]))}
+    vocabulary = {word: number for word, number in words.items() if number not in special.values()} | special
     added = [
         {"id": number, "content": text, "special": True}
         | dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-        for text, number in special
+        for text, number in special.items()
     ]
-    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
     tokenizer = {
         "version": "1.0",
         "truncation": None,
         "padding": None,
         "added_tokens": added,
         "normalizer": None,
-        "pre_tokenizer": level,
+        "pre_tokenizer": {"type": "WhitespaceSplit"},
         "post_processor": None,
-        "decoder": level,
-        "model": {"type": "BPE", "vocab": vocabulary | dict(special), "merges": []},
+        "decoder": None,
+        "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": "<unk>"},
     }
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
     about = {
@@ -205,6 +208,7 @@ def _write_tokenizer(folder: Path, config: Mapping[str, Any]) -> None:
         "bos_token": "<s>",
         "eos_token": "</s>",
         "pad_token": "<pad>",
+        "unk_token": "<unk>",
         "chat_template": "{% for m in messages %}{{ m['content'] }}{% endfor %}",
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(about), encoding="utf-8")
