@@ -146,7 +146,7 @@ def _scenario_of(
     raw = raw_scenario(raw, options, rate, concurrency, trace, limits(slo), assignments(settings))
     raw.setdefault("model", "unknown")
     raw.setdefault("deployment", {}).setdefault("device", "unknown")
-    if not raw.get("workload"):
+    if not raw["workload"].keys() & {"arrivals", "trace", "clients", "tenants"}:
         raise InputError("there is nothing to send", "give --workload, --trace, or --rate with --input-tokens")
     folder = workload.parent if workload is not None and trace is None else None
     return scenario_from(raw, "" if workload is None else str(workload), folder)
