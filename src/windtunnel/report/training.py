@@ -9,6 +9,7 @@ from windtunnel.engine.layouts import Layouts
 from windtunnel.engine.training import TrainingResult
 from windtunnel.engine.training_costs import PHASES, ExplainedTask
 from windtunnel.ops.training_memory import StageMemory
+from windtunnel.report.setup import network_lines
 from windtunnel.report.tables import bars, columns, duration, grid, number, percent, title
 from windtunnel.spec.training import TrainingSetup
 from windtunnel.units import format_bytes, format_seconds, format_si
@@ -25,6 +26,7 @@ def training_report(
         title(model_line(result)),
         devices_line(result.setup),
         batch_line(result.setup),
+        *network_lines(result.setup.job.network),
         "",
         grid(_rate_rows(result)),
         "",
