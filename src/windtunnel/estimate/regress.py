@@ -106,8 +106,7 @@ def scores(
 
 
 def _score(table: MeasurementTable, roofline: Roofline, method: str, folds: int) -> Score:
-    group = _point_numbers(table)
-    fold = np.random.default_rng(SEED).permutation(int(group.max()) + 1)[group] % folds
+    fold = fold_numbers(table, folds)
     errors = []
     for number in range(folds):
         hidden = fold == number
@@ -129,11 +128,12 @@ def few_sites(table: MeasurementTable) -> MeasurementTable:
     return table.take(np.concatenate([sites[number] for number in chosen]))
 
 
-def _point_numbers(table: MeasurementTable) -> Ints:
-    """A number for every row; rows of the same site and point have the same."""
+def fold_numbers(table: MeasurementTable, folds: int) -> Ints:
+    """The fold of every row, at random; rows of the same site and point are in the same."""
     columns = np.column_stack([*table.sites.values(), *table.axes.values()])
     _, numbers = np.unique(columns, axis=0, return_inverse=True)
-    return np.asarray(numbers.ravel(), np.intp)
+    points = numbers.ravel()
+    return np.asarray(np.random.default_rng(SEED).permutation(int(points.max()) + 1)[points] % folds, np.intp)
 
 
 def predict(shown: MeasurementTable, roofline: Roofline, wanted: MeasurementTable) -> Floats:
@@ -160,8 +160,8 @@ def _predicted(table: MeasurementTable, roofline: Roofline, method: str, wanted:
         if len(shown) < _LEAST_ROWS:
             seconds[rows] = table.seconds[rows]
             continue
-        model = fit(_features(table, shown), _roofline_s(table, roofline, site, shown), table.seconds[shown])
-        seconds[rows] = model(_features(wanted, rows), _roofline_s(wanted, roofline, site, rows))
+        model = fit(features(table, shown), _roofline_s(table, roofline, site, shown), table.seconds[shown])
+        seconds[rows] = model(features(wanted, rows), _roofline_s(wanted, roofline, site, rows))
     return seconds
 
 
@@ -169,7 +169,7 @@ _LEAST_ROWS = 4
 """Fewer points of a site are left as they are."""
 
 
-def _features(table: MeasurementTable, rows: Ints) -> Floats:
+def features(table: MeasurementTable, rows: Ints) -> Floats:
     """What a regression sees of each row: the axes; of prefill, prompts, tokens of each and tokens cached before them,
     along which it was measured and never falls.
     """
@@ -283,7 +283,7 @@ def monotone(table: MeasurementTable) -> MeasurementTable:
     """
     seconds = table.seconds.copy()
     for rows in table.rows_by_site.values():
-        points = list(_features(table, rows).T)
+        points = list(features(table, rows).T)
         seconds[rows] = np.exp(_rising(points, np.log(seconds[rows])))
     return replace(table, seconds=seconds)
 
