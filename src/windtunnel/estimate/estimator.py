@@ -146,7 +146,10 @@ class TableModel:
         site = site_of(op)
         if site in self.table.rows_by_site:
             found = self.at_site(site, op, axes)
-            return found.seconds, *_worst(found)
+            coverage, lacking = _worst(found)
+            if self.table.is_fitted and coverage == Coverage.MEASURED:
+                return found.seconds, Coverage.INTERPOLATED, LeftOut.INSIDE
+            return found.seconds, coverage, lacking
         return *self.between_sites(site, op, axes), LeftOut.SHAPE
 
     def at_site(self, site: tuple[float, ...], op: ops.Op, axes: Mapping[str, Floats]) -> Prediction:

@@ -71,6 +71,7 @@ class MeasurementTable:
         source: a short name for people: device, engine, version, kernel.
         words: the table's words (`format`, `kv_format`, `op`).
         statistics: of the samples of each row: all of `STATISTICS`, or none where nobody kept them.
+        is_fitted: the seconds are a regression's, so that no row is a measurement; not kept in files.
 
     Raises:
         InputError: a column of another length, or a time that is not a positive finite number.
@@ -83,6 +84,7 @@ class MeasurementTable:
     source: str
     words: Mapping[str, str]
     statistics: Mapping[str, Floats] = field(default_factory=dict)
+    is_fitted: bool = False
 
     def __post_init__(self) -> None:
         for name, column in (*self.sites.items(), *self.axes.items(), *self.statistics.items()):
@@ -121,7 +123,8 @@ class MeasurementTable:
         sites = {name: column[rows] for name, column in self.sites.items()}
         axes = {name: column[rows] for name, column in self.axes.items()}
         statistics = {name: column[rows] for name, column in self.statistics.items()}
-        return MeasurementTable(self.kind, sites, axes, self.seconds[rows], self.source, self.words, statistics)
+        seconds, words = self.seconds[rows], self.words
+        return MeasurementTable(self.kind, sites, axes, seconds, self.source, words, statistics, self.is_fitted)
 
     def operator(self, site: tuple[float, ...], axes: Mapping[str, Any]) -> ops.Op:
         """The operator at `site`, with arrays along its axes."""
