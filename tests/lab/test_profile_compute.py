@@ -201,6 +201,15 @@ def test_what_cannot_be_measured_is_said() -> None:
     assert parse_degrees("1, 2,2,8") == (1, 2, 8)
 
 
+def test_a_model_that_does_not_fit_is_refused_before_it_fills_the_memory() -> None:
+    from windtunnel.lab.profile_compute import torch_steppers
+    from windtunnel.spec.precision import Precision
+
+    shard = Shard(catalog.model("deepseek-ai/DeepSeek-V3"), Precision(), Parallelism())
+    with pytest.raises(InputError, match=r"takes .* too much for the 16.0 GiB that are free"):
+        list(torch_steppers(shard, "cpu", "wall", EXTENT, 1 << 25, 16 << 30))
+
+
 def test_the_sharded_config_is_the_shard_of_the_config() -> None:
     from windtunnel.lab.engine_vllm import sharded_config
 

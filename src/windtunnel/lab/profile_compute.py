@@ -24,6 +24,8 @@ from windtunnel.lab.profile_model import (
 from windtunnel.lab.profile_timing import Statistics, Stopwatch, cpu_pressure, statistics_of, stopwatch
 from windtunnel.ops.forward import Shard
 from windtunnel.ops.op import Op
+from windtunnel.spec.model import ExpertsFeedForward
+from windtunnel.units import format_bytes
 
 MIN_REPEATS, MAX_REPEATS = 5, 50
 REPEAT_S = 0.3
@@ -110,7 +112,8 @@ class TorchStepper:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             self.stack.run(shape, _no_mark)
-        return lambda: graph.replay()
+        replay: Callable[[], object] = graph.replay
+        return replay
 
     def _whole(self, forward: Callable[[], object]) -> float:
         watch = stopwatch(self.clock)
@@ -403,14 +406,34 @@ def require_torch(device: str | None) -> str:
     return device or ("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def torch_steppers(shard: Shard, device: str, clock: str, extent: Extent, cache_bytes: int) -> Iterator[TorchStepper]:
-    """A stepper for every group of layers of the shard; their weights exceed `cache_bytes`."""
+MEMORY_SHARE = 0.4
+"""Of the memory that is free, what the layers' weights may take; caches and activations need some too, and a matrix is
+drawn in fp32 before it is rounded."""
+
+
+def torch_steppers(
+    shard: Shard, device: str, clock: str, extent: Extent, cache_bytes: int, memory_bytes: int
+) -> Iterator[TorchStepper]:
+    """A stepper for every group of layers of the shard; their weights exceed `cache_bytes` where memory allows.
+
+    Raises:
+        InputError: a single layer does not fit.
+    """
     check_profilable(shard)
+    ends_bytes = 2 * -(-shard.model.vocab_size // shard.tp) * shard.model.hidden_size * 4
     for group in shard.model.layers:
+        fitting = int((MEMORY_SHARE * memory_bytes - ends_bytes) / layer_weight_bytes(shard, group))
+        if fitting < 1:
+            one = format_bytes(layer_weight_bytes(shard, group) + ends_bytes)
+            raise InputError(
+                f"a layer of {shard.model.name} with its embedding and head takes {one}, too much for the "
+                f"{format_bytes(memory_bytes)} that are free",
+                "measure a larger --tp: each of its ranks holds less",
+            )
         # Weights that the last level holds twice over are read from memory, as in the whole model; no more layers than
         # it has, or a small model would seem slower than it is.
         enough = -(-2 * cache_bytes // layer_weight_bytes(shard, group))
-        num_layers = min(max(3, enough), max(group.num_layers, 3))
+        num_layers = min(max(3, enough), max(group.num_layers, 3), fitting)
         cached = min(extent.max_context * extent.max_batch, MOST_CACHED_TOKENS)
         stack = LayerStack(shard, group, num_layers, device, extent.max_tokens, cached)
         yield TorchStepper(stack, clock)

@@ -128,6 +128,15 @@ def last_level_cache_bytes(torch_device: str = "cpu") -> int:
     return max(sizes, default=UNKNOWN_CACHE_BYTES)
 
 
+def free_memory_bytes(torch_device: str) -> int:
+    """What a process may still take."""
+    if torch_device == "cuda":
+        import torch
+
+        return int(torch.cuda.mem_get_info()[0])
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+
+
 def provenance_of(device: Device, torch_device: str, clock: str) -> dict[str, str]:
     """Device, driver, libraries and method, as a table's file keeps them."""
     import torch

@@ -42,6 +42,7 @@ from windtunnel.lab.profile_compute import (
 )
 from windtunnel.lab.profile_machine import (
     device_of,
+    free_memory_bytes,
     last_level_cache_bytes,
     provenance_of,
     today,
@@ -152,7 +153,14 @@ def profile_compute(
         steppers: Iterator[Stepper] = (
             vllm_steppers(shard, config, clock, extent, host)
             if engine == "vllm"
-            else torch_steppers(shard, torch_device, clock, extent, last_level_cache_bytes(torch_device))
+            else torch_steppers(
+                shard,
+                torch_device,
+                clock,
+                extent,
+                last_level_cache_bytes(torch_device),
+                free_memory_bytes(torch_device),
+            )
         )
         for index, stepper in enumerate(steppers):
             named = about | {"model": model.name, "shard": _digest(shard, index)}
