@@ -144,8 +144,6 @@ def profile_compute(
     if engine == "vllm":
         about |= {"engine_version": vllm_version()}
     pressure = Pressure.start()
-    folder.mkdir(parents=True, exist_ok=True)
-    write_device(device, folder / "device.yaml")
     shards = [Shard(model, precision, Parallelism(tp=degree)) for degree in tp]
     part = replace(budget, seconds=budget.seconds and budget.seconds / len(tp) / len(model.layers))
     host: list[HostSample] = []
@@ -173,6 +171,7 @@ def profile_compute(
     steps = read_journals(folder / JOURNALS)
     tables = tables_of(steps, source_of(device, about))
     write_profile(folder, tables, about | {"date": today()})
+    write_device(device, folder / "device.yaml")
     if host:
         write_overheads(folder, about, model.name, host)
     return Profile(folder, device, tuple(steps), tuple(tables), pressure.fraction())

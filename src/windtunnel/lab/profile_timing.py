@@ -21,7 +21,7 @@ clock is 17% to 75%, on the CPU-time clock 1% to 9%. It means seconds only where
 CLOCKS_OF_HOST: Mapping[str, Callable[[], float]] = {"cpu_time": time.process_time, "wall": time.perf_counter}
 
 QUEUE_AHEAD_CYCLES = 20_000_000
-"""A GPU waits so long (about 10 ms) before a timed forward, while the host queues its kernels: none waits for a launch."""
+"""A GPU waits so long (about 10 ms) before a timed forward, while the host queues its kernels."""
 
 
 class Stopwatch(Protocol):
