@@ -29,14 +29,15 @@ def test_an_open_loop_measures_the_servers_delays() -> None:
     assert set(run.requests.columns) == set(CLIENT_COLUMNS)
     summary = client_summary(run.requests, run.tokens)
     assert (summary.num_requests, summary.num_failed) == (10, 0)
-    assert FIRST_S <= summary.ttft_s.p50 < FIRST_S + 0.04
+    assert FIRST_S <= summary.ttft_s.p50 < FIRST_S + 0.3  # a busy machine adds to it
     assert summary.tpot_s is not None
     assert summary.itl_s is not None
-    assert GAP_S <= summary.tpot_s.p50 < GAP_S + 0.02
+    assert 0.9 * GAP_S <= summary.tpot_s.p50 < GAP_S + 0.1
     assert summary.itl_s.mean == pytest.approx(summary.tpot_s.mean)  # all answers are equally long
-    assert summary.e2e_s.p50 == pytest.approx(summary.ttft_s.p50 + 3 * summary.tpot_s.p50, rel=0.2)
+    assert summary.e2e_s.mean == pytest.approx(summary.ttft_s.mean + 3 * summary.tpot_s.mean)
     # Arrivals count from the start of the measurement, warm-up being over.
-    np.testing.assert_allclose(run.requests["arrival_s"][2:], np.arange(2, 12) * 0.01, atol=0.03)
+    planned_s = run.requests["arrival_s"] - run.requests["sent_late_s"]
+    np.testing.assert_allclose(planned_s[2:], np.arange(2, 12) * 0.01, atol=1e-3)
     assert [len(body["prompt"]) for body in seen.bodies] == [12] * 12
     assert all(body["ignore_eos"] and body["stream"] for body in seen.bodies)
     assert seen.most_under_way > 4
@@ -46,7 +47,7 @@ def test_a_closed_loop_keeps_its_concurrency() -> None:
     with fake_server(0.02, 0.002) as (url, seen):
         run = bench(Endpoint(url), Load(np.zeros(12), np.full(12, 5), np.full(12, 3), concurrency=3))
     assert seen.most_under_way == 3
-    assert client_summary(run.requests, run.tokens).mean_present == pytest.approx(3, rel=0.25)
+    assert 2 < client_summary(run.requests, run.tokens).mean_present <= 3.01
 
 
 def test_turns_wait_for_each_other_and_share_their_beginnings() -> None:

@@ -78,7 +78,7 @@ def command(
 
     \b
     windtunnel bench --endpoint http://localhost:8000/v1 --workload scenario.yaml --out runs/real
-    windtunnel bench --start vllm --tiny --rate 4 --input-tokens 64 --output-tokens 16 --num-requests 40
+    windtunnel bench --start vllm --tiny --rate 4 --input-tokens 64 --output-tokens 16
     """
     import sys
 

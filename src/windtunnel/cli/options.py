@@ -63,6 +63,18 @@ class Verb(click.Command):
                 formatter.write_dl(records)
 
 
+class VerbGroup(click.Group):
+    """A verb of several commands, whose unknown ones are answered as those of `windtunnel` are."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] not in self.commands and not args[0].startswith("-"):
+            hint = did_you_mean(args[0], self.commands, f"it has {', '.join(self.commands)}")
+            raise InputError(f"windtunnel {ctx.info_name} has no command {args[0]!r}", hint)
+        return super().resolve_command(ctx, args)
+
+
 def _our_name(name: str) -> str:
     name = name.replace("_", "-")
     return OTHER_NAMES.get(name, name)

@@ -7,29 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from windtunnel.cli.options import Verb, all_of, option
+from windtunnel.cli.options import Verb, VerbGroup, all_of, option
 from windtunnel.cli.progress import status
 from windtunnel.errors import InputError, did_you_mean
 
 if TYPE_CHECKING:
+    from windtunnel.estimate.table import MeasurementTable
     from windtunnel.lab.profile_compute import Progress
 
 _WHAT, _HOW, _OUT = "What is measured", "How", "Result"
 
 
-class Measurements(click.Group):
-    """A group whose unknown commands are answered as those of `windtunnel` are."""
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args[0] not in self.commands and not args[0].startswith("-"):
-            hint = did_you_mean(args[0], self.commands, f"it has {', '.join(self.commands)}")
-            raise InputError(f"windtunnel profile has no command {args[0]!r}", hint)
-        return super().resolve_command(ctx, args)
-
-
-@click.group(cls=Measurements, no_args_is_help=False, invoke_without_command=True)
+@click.group(cls=VerbGroup, no_args_is_help=False, invoke_without_command=True)
 @click.pass_context
 def command(ctx: click.Context) -> None:
     """Measure operators, collectives and host overheads, for predictions of this machine."""
@@ -274,12 +263,8 @@ def from_trace(trace: Path, device_name: str, out: Path, as_json: bool) -> None:
     \b
     windtunnel profile from-trace trace.json.gz --device-name h200_sxm --out profiles/h200
     """
-    from windtunnel.estimate.profile import write_profile
     from windtunnel.interop.kineto import read_kineto
     from windtunnel.interop.kineto_operators import gemm_tables
-    from windtunnel.report.documents import as_text
-    from windtunnel.report.profile import tables_document, tables_report
-    from windtunnel.report.tables import show
 
     tables = gemm_tables(read_kineto(trace), f"{device_name}, {trace.name}")
     if not tables:
@@ -287,14 +272,8 @@ def from_trace(trace: Path, device_name: str, out: Path, as_json: bool) -> None:
             f"{trace} has no matrix product with its shapes",
             "record it with torch.profiler.profile(record_shapes=True)",
         )
-    write_profile(
-        out, tables, {"device": device_name, "method": "operators of a torch.profiler trace", "trace": trace.name}
-    )
-    click.echo(f"wrote {out}", err=True)
-    if as_json:
-        click.echo(as_text(tables_document(tables)))
-    else:
-        show(*tables_report(tables))
+    about = {"device": device_name, "method": "operators of a torch.profiler trace", "trace": trace.name}
+    _write_tables(tables, about, out, as_json)
 
 
 @command.command("from-vidur", cls=Verb)
@@ -309,20 +288,11 @@ def from_vidur(files: tuple[Path, ...], device_name: str, out: Path, as_json: bo
     windtunnel profile from-vidur data/profiling/compute/a100/meta-llama/Llama-2-70b-hf/*.csv \\
         data/profiling/network/a100_dgx/*.csv --device-name a100_sxm --out profiles/a100
     """
-    from windtunnel.estimate.profile import write_profile
     from windtunnel.estimate.table import merged
     from windtunnel.interop.vidur_profiles import operator_tables
-    from windtunnel.report.documents import as_text
-    from windtunnel.report.profile import tables_document, tables_report
-    from windtunnel.report.tables import show
 
     tables = merged([table for file in files for table in operator_tables(file, device_name)])
-    write_profile(out, tables, {"device": device_name, "method": "Vidur's profilers"})
-    click.echo(f"wrote {out}", err=True)
-    if as_json:
-        click.echo(as_text(tables_document(tables)))
-    else:
-        show(*tables_report(tables))
+    _write_tables(tables, {"device": device_name, "method": "Vidur's profilers"}, out, as_json)
 
 
 @command.command("to-vidur", cls=Verb)
@@ -341,6 +311,21 @@ def to_vidur(folder: Path, model: str, block_size: int, out: Path) -> None:
 
     for path in write_vidur(folder, catalog.model(model), block_size, out):
         click.echo(path)
+
+
+def _write_tables(tables: "list[MeasurementTable]", about: dict[str, str], out: Path, as_json: bool) -> None:
+    """Write tables of another origin as a profile, and show them."""
+    from windtunnel.estimate.profile import write_profile
+    from windtunnel.report.documents import as_text
+    from windtunnel.report.profile import tables_document, tables_report
+    from windtunnel.report.tables import show
+
+    write_profile(out, tables, about)
+    click.echo(f"wrote {out}", err=True)
+    if as_json:
+        click.echo(as_text(tables_document(tables)))
+    else:
+        show(*tables_report(tables))
 
 
 def _format(text: str) -> Any:
