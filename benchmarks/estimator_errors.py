@@ -8,10 +8,10 @@ Vidur itself reports errors on the points that it trained on. CPU seconds are of
 import os
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
-from sklearn.ensemble import RandomForestRegressor
 
 from windtunnel.estimate.estimator import TableEstimator
 from windtunnel.estimate.profile import ProfileTables
@@ -43,6 +43,8 @@ def reference() -> Path:
 
 def vidurs_errors(table: MeasurementTable) -> np.ndarray:
     """|predicted / measured - 1| of every row, by a forest of the other folds of its site."""
+    from sklearn.ensemble import RandomForestRegressor
+
     errors = np.full(len(table), np.nan)
     folds = fold_numbers(table, FOLDS)
     for rows in table.rows_by_site.values():
@@ -60,6 +62,9 @@ def vidurs_errors(table: MeasurementTable) -> np.ndarray:
 
 
 def main() -> None:
+    if find_spec("sklearn") is None:
+        print("scikit-learn is not installed: pip install 'windtunnel[estimators]'")
+        return
     device = catalog.device("a100_sxm")
     node = catalog.node("dgx_a100")
     roofline = Roofline(device, node)

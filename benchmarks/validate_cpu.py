@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from windtunnel.interop.engine_run import EngineRun, engine_run
 from windtunnel.lab.engine_drive import drive
-from windtunnel.lab.engine_vllm import VllmEngine, VllmSettings
+from windtunnel.lab.engine_vllm import VllmEngine, VllmSettings, is_installed
 from windtunnel.lab.profile_compute import Budget, Extent, Progress
 from windtunnel.lab.profile_run import profile_compute
 from windtunnel.spec import catalog
@@ -147,6 +147,9 @@ def tell(_tp: int, done: Progress) -> None:
 
 
 def main() -> None:
+    if not is_installed():
+        print("vLLM is not installed here; `make validate-cpu` installs it into an environment of its own")
+        return
     folder = Path(tempfile.mkdtemp(prefix="windtunnel-validate-"))
     (folder / "config.json").write_text(json.dumps(CONFIG))
     model = catalog.model(str(folder / "config.json"))
