@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from windtunnel.errors import InputError
+from windtunnel.estimate.roofline import CPU
 from windtunnel.lab.profile_timing import stopwatch
 from windtunnel.spec import catalog
 from windtunnel.spec.hardware import Device
@@ -27,14 +28,20 @@ def device_of(name: str, torch_device: str, clock: str) -> Device:
     """The device called `name`: the catalog's, else this machine with rates as measured here.
 
     Raises:
-        InputError: the name is not a slug.
+        InputError: the name is not a slug, or a GPU's where the processor is measured.
     """
     if name in catalog.names("devices"):
-        return catalog.device(name)
+        found = catalog.device(name)
+        if torch_device == "cpu" and found.architecture != CPU:
+            raise InputError(
+                f"{name} is {found.title}, and what would be measured is this machine's processor",
+                "give a name of its own, such as my_cpu, or --torch-device cuda",
+            )
+        return found
     if not name.replace("_", "").isalnum():
         raise InputError(f"{name!r} is not a device's name", "letters, digits and _, such as h200_sxm or my_cpu")
     rates = {kind: _gemm_flops_per_s(torch_device, kind, clock) for kind in ("bf16", "fp32")}
-    found = _cuda_figures() if torch_device == "cuda" else _cpu_figures()
+    figures = _cuda_figures() if torch_device == "cuda" else _cpu_figures()
     return Device(
         name=name,
         memory_bytes_per_s=_copy_bytes_per_s(torch_device, clock),
@@ -43,7 +50,7 @@ def device_of(name: str, torch_device: str, clock: str) -> Device:
             "peak_flops_per_s": f"measured: the best of {BEST_OF} products of {GEMM_SIZE} x {GEMM_SIZE} matrices",
             "memory_bytes_per_s": f"measured: the best of {BEST_OF} copies of {COPY_BYTES >> 20} MiB, read and written",
         },
-        **found,
+        **figures,
     )
 
 
@@ -58,7 +65,7 @@ def _cpu_figures() -> dict[str, Any]:
     return {
         "title": cpu_name(),
         "vendor": platform.machine(),
-        "architecture": "cpu",
+        "architecture": CPU,
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "num_sms": torch.get_num_threads(),
         "l2_bytes": last_level_cache_bytes(),
