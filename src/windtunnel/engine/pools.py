@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 
 from windtunnel.engine.serving import (
     ENGINE_COLUMNS,
+    GiveUp,
+    Lower,
     PoolResult,
     Progress,
     Result,
@@ -47,7 +49,7 @@ ROLES = {"both": BOTH, "prefill": PREFILL, "decode": DECODE}
 
 
 @dataclass(frozen=True, eq=False)
-class _Part:
+class PoolServer:
     """One pool, ready to run."""
 
     pool: Pool
@@ -64,6 +66,32 @@ class _Part:
         return PoolPlan(self.settings, self.lowered.cost, ROLES[self.pool.role], link_bytes_per_s)
 
 
+@dataclass(frozen=True, eq=False)
+class Fleet:
+    """All pools of a deployment, ready to serve requests of known lengths at any load."""
+
+    parts: list[PoolServer]
+    plans: list[PoolPlan]
+    travel: Travel
+    speculation: state.Speculation | None
+
+
+def prepare_pools(
+    scenario: Scenario,
+    requests: RequestArrays,
+    estimator: Estimator | None = None,
+    allow_download: bool = False,
+    lower: Lower = lower_steps,
+) -> Fleet:
+    """What `engine.serving.prepare` is for equal replicas."""
+    parts = [
+        _prepared(scenario, pool, requests, estimator, allow_download, lower) for pool in scenario.deployment.pools
+    ]
+    _check_first_tokens(scenario, parts)
+    plans = _with_given_link(scenario, [part.plan for part in parts])
+    return Fleet(parts, plans, travel_of(scenario, parts), _speculation(parts))
+
+
 def simulate_pools(
     scenario: Scenario,
     estimator: Estimator | None = None,
@@ -72,10 +100,9 @@ def simulate_pools(
 ) -> Result:
     """Simulate a scenario whose deployment has pools; arguments and errors as `engine.serving.simulate`."""
     requests = generate(scenario.workload, scenario.seed)
-    parts = [_prepared(scenario, pool, requests, estimator, allow_download) for pool in scenario.deployment.pools]
-    _check_first_tokens(scenario, parts)
-    plans, travel = _with_given_link(scenario, [part.plan for part in parts]), travel_of(scenario, parts)
-    records, pools, steps, engine_time_s = run_pools(plans, travel, requests, progress, _speculation(parts))
+    fleet = prepare_pools(scenario, requests, estimator, allow_download)
+    parts = fleet.parts
+    records, pools, steps, engine_time_s = run_pools(fleet.plans, fleet.travel, requests, progress, fleet.speculation)
     table = _request_table(records, pools, float(parts[0].setup.engine.host.first_token_s or 0.0), requests)
     summaries = [
         _pool_summary(scenario, part, _steps_of(steps, pools, at), table, int(pools.pools[at].first_replica))
@@ -117,6 +144,7 @@ def run_pools(
     requests: RequestArrays,
     progress: Progress | None = None,
     speculation: state.Speculation | None = None,
+    give_up: GiveUp | None = None,
 ) -> tuple[NDArray[np.void], Pools, Table, float]:
     """Run the compiled loop to its end over several pools.
 
@@ -138,13 +166,19 @@ def run_pools(
         progress,
         speculation=speculation,
         pools=pools,
+        give_up=give_up,
     )
     return records.view(np.ndarray), pools, steps, engine_time_s
 
 
 def _prepared(
-    scenario: Scenario, pool: Pool, requests: RequestArrays, estimator: Estimator | None, allow_download: bool
-) -> _Part:
+    scenario: Scenario,
+    pool: Pool,
+    requests: RequestArrays,
+    estimator: Estimator | None,
+    allow_download: bool,
+    lower: Lower,
+) -> PoolServer:
     setup = with_model_len(resolve(pool_scenario(scenario, pool), allow_download), requests)
     if setup.engine.scheduler not in ENGINE_SCHEDULERS:
         raise InputError(
@@ -170,11 +204,11 @@ def _prepared(
         raise InputError(f"pool {pool.name}: {error.message}", error.hint) from None
     settings = kernel_settings(setup, memory, pool.replicas, requests, scenario.deployment.router, scenario.seed)
     estimator = estimator or estimator_for(setup)
-    lowered = lower_steps(estimator, setup.device, shard, setup.engine, setup.max_model_len, drafter)
-    return _Part(pool, setup, shard, memory, estimator, lowered, settings)
+    lowered = lower(estimator, setup.device, shard, setup.engine, setup.max_model_len, drafter)
+    return PoolServer(pool, setup, shard, memory, estimator, lowered, settings)
 
 
-def _speculation(parts: Sequence[_Part]) -> state.Speculation | None:
+def _speculation(parts: Sequence[PoolServer]) -> state.Speculation | None:
     """What the pools that decode do; one that only prefills has no decode steps."""
     found = {speculation_of(part.setup) for part in parts if part.pool.role != "prefill"}
     if len(found) > 1:
@@ -185,7 +219,7 @@ def _speculation(parts: Sequence[_Part]) -> state.Speculation | None:
     return found.pop()
 
 
-def _check_first_tokens(scenario: Scenario, parts: Sequence[_Part]) -> None:
+def _check_first_tokens(scenario: Scenario, parts: Sequence[PoolServer]) -> None:
     if scenario.deployment.transfer.first_token == "decode":
         for part in parts:
             if part.setup.engine.scheduler == "sglang":
@@ -195,7 +229,7 @@ def _check_first_tokens(scenario: Scenario, parts: Sequence[_Part]) -> None:
                 )
 
 
-def travel_of(scenario: Scenario, parts: Sequence[_Part]) -> Travel:
+def travel_of(scenario: Scenario, parts: Sequence[PoolServer]) -> Travel:
     """How requests travel, in the loop's terms; the KV of a request is what one copy of the model caches."""
     transfer, first = scenario.deployment.transfer, parts[0]
     whole = replace(first.shard, parallelism=Parallelism())
@@ -251,7 +285,9 @@ def _steps_of(steps: Table, pools: Pools, position: int) -> Table:
     return steps.where((steps["replica"] >= pool.first_replica) & (steps["replica"] < pool.end_replica))
 
 
-def _pool_summary(scenario: Scenario, part: _Part, steps: Table, requests: Table, first_replica: int) -> PoolSummary:
+def _pool_summary(
+    scenario: Scenario, part: PoolServer, steps: Table, requests: Table, first_replica: int
+) -> PoolSummary:
     pool, setup, pp = part.pool, part.setup, part.setup.parallelism.pp
     num_devices = pool.replicas * setup.parallelism.num_devices
     price = setup.device.price_usd_per_hour if pool.price_usd_per_hour is None else pool.price_usd_per_hour
@@ -292,7 +328,7 @@ IDLE = Utilisation(
 )
 
 
-def _provenance(parts: Sequence[_Part], steps: Sequence[Table]) -> list[dict[Any, float]]:
+def _provenance(parts: Sequence[PoolServer], steps: Sequence[Table]) -> list[dict[Any, float]]:
     """Shares of the device's time as `provenance` gives them, pools weighted by how long they were busy."""
     whole_s = sum(float(table["duration_s"].sum()) for table in steps)
     found: list[dict[Any, float]] = [{}, {}, {}]
@@ -309,7 +345,7 @@ def _provenance(parts: Sequence[_Part], steps: Sequence[Table]) -> list[dict[Any
     return [dict(sorted(merged.items(), key=lambda item: -item[1])) for merged in found]
 
 
-def _resolved(scenario: Scenario, parts: Sequence[_Part]) -> Scenario:
+def _resolved(scenario: Scenario, parts: Sequence[PoolServer]) -> Scenario:
     """`scenario` with what decided the result written out in every pool."""
     pools = []
     for part in parts:

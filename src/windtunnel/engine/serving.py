@@ -35,14 +35,19 @@ from windtunnel.ops.forward import Shard, StepBatch
 from windtunnel.ops.memory import MemoryPlan, plan_memory
 from windtunnel.spec.deployment import EngineSettings
 from windtunnel.spec.engine_defaults import ENGINE_SCHEDULERS, is_users_own
+from windtunnel.spec.hardware import Device
 from windtunnel.spec.scenario import Scenario, Setup, resolve
 from windtunnel.spec.slo import Slo
 
 STEP_BUFFER_ROWS = 100_000
 """Rows between two looks at progress and Ctrl-C: 30 to 100 ms."""
+IMPATIENT_ROWS = 5_000
+"""The same where a run may be given up."""
 
 Progress = Callable[[int, int], None]
 """Called with (requests finished, requests in all)."""
+GiveUp = Callable[[state.Table, float], bool]
+"""Called with (`REQUEST` records so far, the time that the run has reached); whether to stop it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,28 +110,12 @@ def simulate(
     setup = resolve(scenario, allow_download)
     if policy is not None:
         setup = replace(setup, engine=msgspec.structs.replace(setup.engine, scheduler=policy_name(policy)))
-    shard = shard_of(setup)
     requests = generate(scenario.workload, scenario.seed)
-    setup = with_model_len(setup, requests)
-    speculation, drafter = speculation_of(setup), drafter_of(setup, shard)
-    memory = plan_memory(shard, setup.device, with_drafter(setup, drafter).engine, setup.max_model_len)
-    deployment = scenario.deployment
-    settings_of = kernel_settings if setup.engine.scheduler in ENGINE_SCHEDULERS else walked_settings
-    settings = settings_of(setup, memory, deployment.replicas, requests, deployment.router, scenario.seed)
-    check_requests(requests, setup, memory)
-    estimator = estimator or estimator_for(setup)
-    cache = None
-    if isinstance(settings, WalkedSettings):
-        check_walked(settings, requests)
-        refuse_tiers(setup)
-        policy = policy or users_policy(setup.engine)
-        reach = msgspec.structs.replace(setup.engine, max_num_batched_tokens=most_batch_tokens(settings, requests))
-        lowered = lower_steps(estimator, setup.device, shard, reach, setup.max_model_len)
-        records, steps, engine_time_s = run_walking(settings, lowered.cost, requests, policy, progress)
-    else:
-        lowered = lower_steps(estimator, setup.device, shard, setup.engine, setup.max_model_len, drafter)
-        cache = cache_for(setup, memory, settings, requests)
-        records, steps, engine_time_s = run_loop(settings, lowered.cost, requests, progress, cache, speculation)
+    server = prepare(scenario, setup, requests, estimator, policy=policy)
+    setup, shard, memory, settings = server.setup, server.shard, server.memory, server.settings
+    lowered, speculation = server.lowered, server.speculation
+    cache = None if isinstance(settings, WalkedSettings) else cache_for(setup, memory, settings, requests)
+    records, steps, engine_time_s = serve(server, requests, cache, progress)
     num_replicas = scenario.deployment.replicas
     table = request_table(
         {name: records[name].copy() for name in ENGINE_COLUMNS},
@@ -160,7 +149,7 @@ def simulate(
         power_w=power_model(scenario, setup),
         tier_tokens=None if cache is None else tier_tokens(setup, memory, cache),
     )
-    coverage, sources, operators = provenance(estimator, shard, steps, settings.ranks_per_replica)
+    coverage, sources, operators = provenance(server.estimator, shard, steps, settings.ranks_per_replica)
     return Result(
         scenario=resolved_scenario(scenario, setup, memory),
         setup=setup,
@@ -174,6 +163,89 @@ def simulate(
         engine_time_s=engine_time_s,
         intervals=intervals(setup, summary, table, {how.value: share for how, share in coverage.items()}),
         calibration_remarks=tuple(remarks(setup)),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Server:
+    """Equal replicas of an engine, ready to serve requests of known lengths at any load."""
+
+    setup: Setup
+    shard: Shard
+    memory: MemoryPlan
+    settings: state.Settings | WalkedSettings
+    estimator: Estimator
+    lowered: LoweredSteps
+    speculation: state.Speculation | None
+    policy: Policy | None
+
+
+Lower = Callable[[Estimator, Device, Shard, EngineSettings, int, Shard | None], LoweredSteps]
+"""`estimate.steps.lower_steps`, or what shares its work."""
+
+
+def prepare(
+    scenario: Scenario,
+    setup: Setup,
+    requests: RequestArrays,
+    estimator: Estimator | None = None,
+    lower: Lower = lower_steps,
+    policy: Policy | None = None,
+) -> Server:
+    """Plan memory, price steps and check that every request can be served.
+
+    Args:
+        scenario: its replicas, router and seed count here.
+        setup: what it resolves to.
+        requests: their lengths count here, and in a closed loop the client's concurrency.
+        estimator: as in `simulate`.
+        lower: prices the steps.
+        policy: as in `simulate`.
+
+    Raises:
+        InputError: the model does not fit, or a request can never be served.
+    """
+    setup = with_model_len(setup, requests)
+    shard, deployment = shard_of(setup), scenario.deployment
+    speculation, drafter = speculation_of(setup), drafter_of(setup, shard)
+    memory = plan_memory(shard, setup.device, with_drafter(setup, drafter).engine, setup.max_model_len)
+    settings_of = kernel_settings if setup.engine.scheduler in ENGINE_SCHEDULERS else walked_settings
+    settings = settings_of(setup, memory, deployment.replicas, requests, deployment.router, scenario.seed)
+    check_requests(requests, setup, memory)
+    estimator = estimator or estimator_for(setup)
+    reach = setup.engine
+    if isinstance(settings, WalkedSettings):
+        check_walked(settings, requests)
+        refuse_tiers(setup)
+        policy = policy or users_policy(setup.engine)
+        reach = msgspec.structs.replace(setup.engine, max_num_batched_tokens=most_batch_tokens(settings, requests))
+    lowered = lower(estimator, setup.device, shard, reach, setup.max_model_len, drafter)
+    return Server(setup, shard, memory, settings, estimator, lowered, speculation, policy)
+
+
+def serve(
+    server: Server,
+    requests: RequestArrays,
+    cache: state.Cache | None = None,
+    progress: Progress | None = None,
+    give_up: GiveUp | None = None,
+) -> tuple[NDArray[np.void], Table, float]:
+    """Serve requests of the lengths that `server` was prepared for.
+
+    Args:
+        server: its arrays stay as they are.
+        requests: in order of sending.
+        cache: of `cache_for`, changed in place.
+        progress: called now and then.
+        give_up: asked now and then whether to stop; the requests under way then have no end.
+
+    Returns:
+        What `run_loop` does.
+    """
+    if isinstance(server.settings, WalkedSettings):
+        return run_walking(server.settings, server.lowered.cost, requests, server.policy, progress)
+    return run_loop(
+        server.settings, server.lowered.cost, requests, progress, cache, server.speculation, give_up=give_up
     )
 
 
@@ -284,6 +356,7 @@ def run_loop(
     progress: Progress | None = None,
     cache: state.Cache | None = None,
     speculation: state.Speculation | None = None,
+    give_up: GiveUp | None = None,
 ) -> tuple[NDArray[np.void], Table, float]:
     """Run the compiled loop to its end, one pool of replicas.
 
@@ -293,6 +366,7 @@ def run_loop(
         progress: called now and then.
         cache: prefix caches, None without prefix caching; holds what each request found.
         speculation: None where a decode step gives one token.
+        give_up: see `serve`.
 
     Returns:
         `REQUEST` records in order of sending, the step table, and the loop's wall time in seconds.
@@ -309,7 +383,16 @@ def run_loop(
     records = new_records(requests)
     events = state.new_events(settings)
     steps, engine_time_s = run_to_end(
-        settings, cost, requests, records, arrays, events, progress, cache=cache, speculation=speculation
+        settings,
+        cost,
+        requests,
+        records,
+        arrays,
+        events,
+        progress,
+        cache=cache,
+        speculation=speculation,
+        give_up=give_up,
     )
     return records.view(np.ndarray), steps, engine_time_s
 
@@ -336,23 +419,25 @@ def run_to_end(
     cache: state.Cache | None = None,
     speculation: state.Speculation | None = None,
     pools: Pools | None = None,
+    give_up: GiveUp | None = None,
 ) -> tuple[Table, float]:
     """Run the loop buffer by buffer; `records`, `arrays` and what belongs to them are changed in place."""
     clock, sessions = state.new_clock(settings), session_state(requests)
     buffers = []
+    num_rows = STEP_BUFFER_ROWS if give_up is None else IMPATIENT_ROWS
     started_s = time.perf_counter()
     while True:
-        buffer = state.new_steps(STEP_BUFFER_ROWS)
+        buffer = state.new_steps(num_rows)
         status = run(settings, cost, cache, sessions, speculation, records, *arrays, events, clock, buffer, pools)
         buffers.append(buffer[: clock[0].rows])
         if progress is not None:
             progress(int(clock[0].finished), records.size)
-        if status != MORE:
+        if status != MORE or (give_up is not None and give_up(records, float(buffer[-1].start_s))):
             break
     engine_time_s = time.perf_counter() - started_s
     if status == OUT_OF_STEPS:
         raise WindtunnelError(f"the {cost.recorded_step_s.size} recorded steps end before the requests do")
-    assert status == DONE, "a request can never be scheduled"
+    assert status in (DONE, MORE), "a request can never be scheduled"
     steps = Table({name: np.concatenate([b[name] for b in buffers]) for name in STEP_COLUMNS}, STEP_COLUMNS)
     return steps, engine_time_s
 
