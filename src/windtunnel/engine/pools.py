@@ -1,6 +1,6 @@
 """Run a deployment of several pools: prefill and decode on replicas of their own, or kinds of replicas side by side."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -81,12 +81,16 @@ def prepare_pools(
     requests: RequestArrays,
     estimator: Estimator | None = None,
     allow_download: bool = False,
+    estimator_of: Callable[[Setup], Estimator] = estimator_for,
     lower: Lower = lower_steps,
 ) -> Fleet:
-    """What `engine.serving.prepare` is for equal replicas."""
-    parts = [
-        _prepared(scenario, pool, requests, estimator, allow_download, lower) for pool in scenario.deployment.pools
-    ]
+    """What `engine.serving.prepare` is for equal replicas; `estimator_of` prices a pool's operators without an
+    `estimator`.
+    """
+    parts = []
+    for pool in scenario.deployment.pools:
+        setup = with_model_len(resolve(pool_scenario(scenario, pool), allow_download), requests)
+        parts.append(_prepared(scenario, pool, setup, requests, estimator or estimator_of(setup), lower))
     _check_first_tokens(scenario, parts)
     plans = _with_given_link(scenario, [part.plan for part in parts])
     return Fleet(parts, plans, travel_of(scenario, parts), _speculation(parts))
@@ -174,12 +178,11 @@ def run_pools(
 def _prepared(
     scenario: Scenario,
     pool: Pool,
+    setup: Setup,
     requests: RequestArrays,
-    estimator: Estimator | None,
-    allow_download: bool,
+    estimator: Estimator,
     lower: Lower,
 ) -> PoolServer:
-    setup = with_model_len(resolve(pool_scenario(scenario, pool), allow_download), requests)
     if setup.engine.scheduler not in ENGINE_SCHEDULERS:
         raise InputError(
             f"pool {pool.name}: the scheduler {setup.engine.scheduler} does not run in pools",
@@ -203,7 +206,6 @@ def _prepared(
     except InputError as error:
         raise InputError(f"pool {pool.name}: {error.message}", error.hint) from None
     settings = kernel_settings(setup, memory, pool.replicas, requests, scenario.deployment.router, scenario.seed)
-    estimator = estimator or estimator_for(setup)
     lowered = lower(estimator, setup.device, shard, setup.engine, setup.max_model_len, drafter)
     return PoolServer(pool, setup, shard, memory, estimator, lowered, settings)
 

@@ -438,6 +438,9 @@ def run_to_end(
     if status == OUT_OF_STEPS:
         raise WindtunnelError(f"the {cost.recorded_step_s.size} recorded steps end before the requests do")
     assert status in (DONE, MORE), "a request can never be scheduled"
+    if len(buffers) == 1:
+        whole = np.asarray(buffers[0])
+        return Table({name: whole[name] for name in STEP_COLUMNS}, STEP_COLUMNS), engine_time_s
     steps = Table({name: np.concatenate([b[name] for b in buffers]) for name in STEP_COLUMNS}, STEP_COLUMNS)
     return steps, engine_time_s
 
