@@ -41,6 +41,8 @@ from windtunnel.spec.slo import Slo
 
 STEP_BUFFER_ROWS = 100_000
 """Rows between two looks at progress and Ctrl-C: 30 to 100 ms."""
+ROWS_PER_REQUEST = 4
+"""Few runs have more, and a short run takes as long to be given its memory as to run."""
 IMPATIENT_ROWS = 5_000
 """The same where a run may be given up."""
 
@@ -424,7 +426,7 @@ def run_to_end(
     """Run the loop buffer by buffer; `records`, `arrays` and what belongs to them are changed in place."""
     clock, sessions = state.new_clock(settings), session_state(requests)
     buffers = []
-    num_rows = STEP_BUFFER_ROWS if give_up is None else IMPATIENT_ROWS
+    num_rows = min(STEP_BUFFER_ROWS if give_up is None else IMPATIENT_ROWS, ROWS_PER_REQUEST * (records.size + 100))
     started_s = time.perf_counter()
     while True:
         buffer = state.new_steps(num_rows)

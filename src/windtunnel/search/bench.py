@@ -35,6 +35,8 @@ class Bench:
 
     estimators: dict[Any, Estimator] = field(default_factory=dict)
     prices: dict[Any, tuple[tuple[int, ...], LoweredSteps]] = field(default_factory=dict)
+    furthest: list[tuple[int, ...]] = field(default_factory=list)
+    """How far any grid has reached: the next one goes there at once."""
 
     def server(self, scenario: Scenario, requests: RequestArrays, setup: Setup | None = None) -> Server | Fleet:
         """The deployment of `scenario`, ready for requests of these lengths.
@@ -79,7 +81,8 @@ class Bench:
         reach = (max_model_len, *(getattr(engine, name) or 0 for name in REACHES))
         reached, lowered = self.prices.get(key, ((0,) * len(reach), None))
         if lowered is None or any(asked > far for asked, far in zip(reach, reached, strict=True)):
-            reached = tuple(max(asked, far) for asked, far in zip(reach, reached, strict=True))
+            reached = tuple(max(each) for each in zip(reach, reached, *self.furthest, strict=True))
+            self.furthest[:] = [reached]
             grown = dict(zip(REACHES, (value or None for value in reached[1:]), strict=True))
             furthest = msgspec.structs.replace(engine, **grown)
             lowered = lower_steps(estimator, device, shard, furthest, reached[0], drafter)

@@ -76,7 +76,6 @@ FIGURES = {
 
 BOUNDS = ("max_num_seqs", "max_num_batched_tokens", "max_prefill_tokens", "gpu_memory_utilization", "num_gpu_blocks")
 """Engine settings that bound what a scheduler may do; where neither of two bounds is met, they make no difference."""
-COLD_STRIDE, WARM_STRIDE = 8, 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,6 +85,17 @@ class Deployed:
     scenario: Scenario
     setup: Setup | None
     """None where the deployment has pools."""
+    takes: "Takes"
+
+
+@dataclass(frozen=True)
+class Takes:
+    """What a deployment takes; None where nobody says."""
+
+    devices: int
+    usd_per_hour: float | None
+    busy_w: float | None
+    """All devices busy."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,7 +145,9 @@ class Evaluator:
         given = with_settings(family.scenario.deployment.engine, asked)
         deployment = msgspec.structs.replace(family.scenario.deployment, engine=given)
         scenario = msgspec.structs.replace(family.scenario, deployment=deployment)
-        return Deployed(scenario, replace(family.setup, engine=with_settings(family.setup.engine, asked)))
+        return replace(
+            family, scenario=scenario, setup=replace(family.setup, engine=with_settings(family.setup.engine, asked))
+        )
 
     def _family(self, point: Point, workload: str | None) -> Deployed:
         key = (workload, msgspec.json.encode(point.others))
@@ -153,8 +165,9 @@ class Evaluator:
 
     def _looked_up(self, settings: dict[str, Any], workload: str | None) -> Deployed:
         scenario = scenario_at(self.space, settings, workload)
-        check_budget(scenario, self.space.budget)
-        return Deployed(scenario, None if scenario.deployment.pools else resolve(scenario))
+        takes = taken_by(scenario)
+        check_budget(takes, self.space.budget)
+        return Deployed(scenario, None if scenario.deployment.pools else resolve(scenario), takes)
 
     def stream(self, scenario: Scenario, seed: int, num_requests: int | None) -> Stream:
         """The requests of a point; points of one workload share them."""
@@ -205,8 +218,7 @@ class Evaluator:
                 num_runs=1,
                 num_requests=size,
             )
-        stride = COLD_STRIDE if neighbours.near is None else WARM_STRIDE
-        found = capacity(server, stream, limits, question.tolerance, neighbours.near, stride)
+        found = capacity(server, stream, limits, question.tolerance, neighbours.near)
         served = found.at.served if found.at is not None else None
         evaluation = Evaluation(
             load=found.load,
@@ -250,19 +262,18 @@ def with_settings(engine: EngineSettings, asked: EngineSettings) -> EngineSettin
     return EngineSettings(**merged)
 
 
-def check_budget(scenario: Scenario, budget: Budget) -> None:
+def check_budget(takes: Takes, budget: Budget) -> None:
     """Raise InputError where a deployment takes more than `budget` allows."""
-    num_devices, usd_per_hour, power_w = means_of(scenario)
-    if budget.devices is not None and num_devices > budget.devices:
-        raise InputError(f"{num_devices} devices; the budget is {budget.devices}")
-    if budget.usd_per_hour is not None and usd_per_hour is not None and usd_per_hour > budget.usd_per_hour:
-        raise InputError(f"${usd_per_hour:,.2f} an hour; the budget is ${budget.usd_per_hour:,.2f}")
-    if budget.power_w is not None and power_w is not None and power_w > budget.power_w:
-        raise InputError(f"{power_w:,.0f} W; the budget is {budget.power_w:,.0f} W")
+    if budget.devices is not None and takes.devices > budget.devices:
+        raise InputError(f"{takes.devices} devices; the budget is {budget.devices}")
+    if budget.usd_per_hour is not None and (takes.usd_per_hour or 0.0) > budget.usd_per_hour:
+        raise InputError(f"${takes.usd_per_hour:,.2f} an hour; the budget is ${budget.usd_per_hour:,.2f}")
+    if budget.power_w is not None and (takes.busy_w or 0.0) > budget.power_w:
+        raise InputError(f"{takes.busy_w:,.0f} W; the budget is {budget.power_w:,.0f} W")
 
 
-def means_of(scenario: Scenario) -> tuple[int, float | None, float | None]:
-    """What a deployment takes: devices, dollars an hour, and watts when all are busy; None where nobody says."""
+def taken_by(scenario: Scenario) -> Takes:
+    """What the deployment of `scenario` takes."""
     deployment = scenario.deployment
     parts = [pool_scenario(scenario, pool).deployment for pool in deployment.pools] or [deployment]
     prices = [pool.price_usd_per_hour for pool in deployment.pools] or [deployment.price_usd_per_hour]
@@ -274,7 +285,7 @@ def means_of(scenario: Scenario) -> tuple[int, float | None, float | None]:
         watts = deployment.busy_w or device.tdp_w
         usd_per_hour = None if price is None or usd_per_hour is None else usd_per_hour + price * part.num_devices
         power_w = None if watts is None or power_w is None else power_w + watts * part.num_devices
-    return deployment.num_devices, usd_per_hour, power_w
+    return Takes(deployment.num_devices, usd_per_hour, power_w)
 
 
 def _num_blocks(server: Server) -> int:
@@ -346,7 +357,7 @@ def figures(deployed: Deployed, server: Server | Fleet, served: Served, sustaine
         sustained: the load that the deployment keeps up with. In an open loop rates follow from it and not from the
             run's span, which ends with a tail that a service does not have.
     """
-    num_devices, usd_per_hour, _ = means_of(deployed.scenario)
+    num_devices, usd_per_hour = deployed.takes.devices, deployed.takes.usd_per_hour
     span_s = float((served.arrival_s + served.e2e_s).max() - served.arrival_s.min())
     requests_per_s = served.arrival_s.size / span_s
     if sustained is not None and not is_closed(deployed.scenario.workload):

@@ -57,7 +57,7 @@ class Served:
         values = self.values(limit.metric)
         if not values.size:
             return 0.0
-        return float(values.mean() if limit.statistic == "mean" else np.percentile(values, 100 * limit.quantile))
+        return float(values.mean()) if limit.statistic == "mean" else quantile(values, limit.quantile)
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,6 +94,15 @@ def probe(server: Server | Fleet, stream: Stream, load: float, limits: Sequence[
         if excess > worst:
             worst, name = excess, STABILITY
     return Probe(load, worst, name, served)
+
+
+def quantile(values: Floats, share: float) -> float:
+    """`np.percentile` of one percentage, but for rounding, in a fifth of its time: some runs take half a millisecond."""
+    at = share * (values.size - 1)
+    below = int(at)
+    above = min(below + 1, values.size - 1)
+    parted = np.partition(values, (below, above))
+    return float(parted[below] + (parted[above] - parted[below]) * (at - below))
 
 
 def growth(served: Served) -> float:
