@@ -1,14 +1,18 @@
 """The greatest load that a deployment sustains within its limits."""
 
 import math
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from windtunnel.engine.pools import Fleet
 from windtunnel.engine.serving import Server
+from windtunnel.search.bench import Bench
+from windtunnel.search.confidence import lower_bound
 from windtunnel.search.limits import Limit
-from windtunnel.search.load import Stream
+from windtunnel.search.load import Stream, stream_of
 from windtunnel.search.probe import Probe, probe, serve_requests
+from windtunnel.spec.scenario import Scenario, Setup, pool_scenario, resolve
 
 TOLERANCE = 0.01
 """Loads that are tried lie on a grid, each so much above the one before: the answer does not depend on where the search
@@ -142,3 +146,52 @@ class _Search:
             else:
                 high, above, below = middle, found.excess, below / 2
         return low, high
+
+
+@dataclass(frozen=True, eq=False)
+class Capacities:
+    """The capacity of one scenario's deployment over several streams of requests."""
+
+    scenario: Scenario
+    setup: Setup
+    """Of pools, the first's."""
+    limits: Sequence[Limit]
+    found: list[Capacity]
+    """One for each stream; the first has the scenario's seed."""
+    is_closed: bool
+    tolerance: float
+
+    @property
+    def load(self) -> float:
+        """The mean over the streams."""
+        return statistics.fmean(one.load for one in self.found)
+
+    @property
+    def at_least(self) -> float | None:
+        """The lower bound of the mean over all streams there could be; None for a single one."""
+        bound = lower_bound([one.load for one in self.found])
+        return None if bound is None else max(bound, 0.0)
+
+
+def capacities(
+    scenario: Scenario,
+    limits: Sequence[Limit],
+    num_seeds: int = 3,
+    tolerance: float = TOLERANCE,
+    allow_download: bool = False,
+) -> Capacities:
+    """The greatest load that a scenario's deployment sustains, for `num_seeds` streams of its requests.
+
+    Raises:
+        InputError: the deployment cannot be, or its workload has no load to change.
+    """
+    bench = Bench()
+    pools = scenario.deployment.pools
+    setup = resolve(pool_scenario(scenario, pools[0]) if pools else scenario, allow_download)
+    found: list[Capacity] = []
+    for seed in range(num_seeds):
+        stream = stream_of(scenario.workload, scenario.seed + seed)
+        server = bench.server(scenario, stream.unit, None if pools else setup)
+        near = found[0].load or None if found else None
+        found.append(capacity(server, stream, limits, tolerance, near))
+    return Capacities(scenario, setup, limits, found, stream.is_closed, tolerance)

@@ -113,6 +113,12 @@ class _Done:
     evaluation: Evaluation
 
 
+class _Knobs(Noun):
+    """Only so that errors name the path."""
+
+    engine: EngineSettings
+
+
 @dataclass(eq=False)
 class Neighbours:
     """What has been found of points that differ in knobs only: where to begin, and what need not be run again."""
@@ -141,7 +147,7 @@ class Evaluator:
         knobs = {name: value for name, value in point.knobs.items() if value is not None}
         if family.setup is None or not knobs:
             return family
-        asked = decode(knobs, EngineSettings)
+        asked = decode({"engine": knobs}, _Knobs, "deployment").engine
         given = with_settings(family.scenario.deployment.engine, asked)
         deployment = msgspec.structs.replace(family.scenario.deployment, engine=given)
         scenario = msgspec.structs.replace(family.scenario, deployment=deployment)

@@ -59,7 +59,10 @@ def limit_of(name: str, value: float | str) -> Limit:
     statistic = match["statistic"] or DEFAULT_STATISTIC
     if match["metric"] == "itl" and statistic not in ITL_STATISTICS:
         raise InputError(f"{name}: of inter-token latency there are {', '.join(ITL_STATISTICS)}")
-    most_s = parse_quantity(f"{name}_s", str(value))
+    try:
+        most_s = parse_quantity(f"{name}_s", str(value))
+    except InputError as error:
+        raise InputError(error.message.replace(f"{name}_s", name, 1), error.hint) from None
     if most_s <= 0:
         raise InputError(f"{name} is {value}; more than 0 is needed")
     return Limit(match["metric"], statistic, most_s)

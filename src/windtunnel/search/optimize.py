@@ -3,15 +3,16 @@
 import hashlib
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
 from windtunnel.errors import InputError, did_you_mean
-from windtunnel.search.confidence import confidence_above, lower_bound
+from windtunnel.search.confidence import confidence_above
 from windtunnel.search.evaluate import Evaluation, Evaluator, Question
 from windtunnel.search.executors import Chunk, ExecutorName, run_chunks
-from windtunnel.search.space import Space, point_at, workload_names
+from windtunnel.search.scores import OBJECTIVES, score, surely
+from windtunnel.search.space import Point, Space, point_at, workload_names
 from windtunnel.search.store import Store
 from windtunnel.search.strategies import STRATEGIES
 
@@ -19,17 +20,6 @@ MOST_CHUNK_POINTS = 64
 """Of one chunk: a fraction of a second to a few seconds of work."""
 SURE = 0.95
 """Confidence that the best point beats the next at which no further seeds are run."""
-
-LATENCIES = tuple(f"{metric}_{at}" for metric in ("ttft", "tpot", "itl", "e2e") for at in ("mean", "p50", "p90", "p99"))
-MORE_IS_BETTER = (
-    "requests_per_usd",
-    "requests_per_s",
-    "output_tokens_per_s",
-    "output_tokens_per_s_per_device",
-    "output_tokens_per_s_per_user",
-)
-LESS_IS_BETTER = ("usd_per_million_output_tokens", "usd_per_hour", "devices", "output_token_j", "mean_w", *LATENCIES)
-OBJECTIVES = (*MORE_IS_BETTER, *LESS_IS_BETTER)
 
 Progress = Callable[[int, int], None]
 """Called with (points answered, points in all)."""
@@ -43,6 +33,13 @@ class Means:
     num_workers: int = 1
     address: str | None = None
     progress: Progress | None = None
+
+    def reporting(self, progress: Progress | None) -> "Means":
+        """The same, telling `progress` how far it is."""
+        return replace(self, progress=progress)
+
+
+HERE = Means()
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,6 +73,10 @@ class Study:
     """One for each workload."""
     count: "Count"
 
+    def point(self, index: int) -> Point:
+        """The point at a position."""
+        return point_at(self.space, index)
+
 
 @dataclass(eq=False)
 class Count:
@@ -91,7 +92,7 @@ class Count:
     """Simulated in all runs."""
 
 
-def search(space: Space, store: Store, means: Means = Means()) -> Study:
+def search(space: Space, store: Store, means: Means = HERE) -> Study:
     """Search `space`.
 
     Args:
@@ -116,8 +117,7 @@ def search(space: Space, store: Store, means: Means = Means()) -> Study:
 def _search_one(asker: "Asker", workload: str | None) -> Found:
     space = asker.space
     evaluations = STRATEGIES[space.strategy](asker, workload)
-    if all(one.refused for one in evaluations.values()):
-        raise InputError(f"no point of the space can be: {next(iter(evaluations.values())).refused}")
+    asker.check_some(workload, evaluations)
     scored = {index: score(one, space.objective) for index, one in evaluations.items()}
     ranking = sorted((index for index in scored if scored[index] > -math.inf), key=lambda at: (-scored[at], at))
     seeds = _finalists(asker, workload, ranking[: space.finalists], evaluations)
@@ -147,23 +147,6 @@ def _is_sure(seeds: dict[int, list[Evaluation]], objective: str) -> bool:
     return sure is not None and sure >= SURE
 
 
-def score(evaluation: Evaluation, objective: str) -> float:
-    """What a search makes as great as it can; -inf for a point that does not hold the limits or lacks the figure."""
-    value = evaluation.figures.get(objective)
-    if value is None or not evaluation.holds:
-        return -math.inf
-    return value if objective in MORE_IS_BETTER else -value
-
-
-def surely(evaluations: Sequence[Evaluation], objective: str) -> float:
-    """The lower bound of a score over streams of requests; the score itself of a single one."""
-    scores = [score(one, objective) for one in evaluations]
-    if not all(map(math.isfinite, scores)):
-        return -math.inf
-    bound = lower_bound(scores)
-    return scores[0] if bound is None else bound
-
-
 @dataclass(eq=False)
 class Asker:
     """Asks points of a space, each question once: of the store, and then of the workers."""
@@ -175,6 +158,27 @@ class Asker:
 
     def __post_init__(self) -> None:
         self.evaluator = Evaluator(self.space)
+
+    def check_some(self, workload: str | None, answers: dict[int, Evaluation]) -> None:
+        """Raise InputError where every point was refused, for what the first one was."""
+        if not all(one.refused for one in answers.values()):
+            return
+        hint = None
+        try:
+            self.evaluator.deployed(point_at(self.space, next(iter(answers))), workload)
+        except InputError as error:
+            hint = error.hint
+        raise InputError(f"no point can be: {next(iter(answers.values())).refused}", hint)
+
+    def num_requests(self, workload: str | None) -> int:
+        """Of the whole workload: the first point's that can be."""
+        for index in range(self.space.num_points):
+            try:
+                deployed = self.evaluator.deployed(point_at(self.space, index), workload)
+            except InputError:
+                continue
+            return self.evaluator.stream(deployed.scenario, 0, None).unit.num_requests
+        return 1
 
     def ask(self, workload: str | None, indices: Sequence[int], question: Question) -> dict[int, Evaluation]:
         """The answers of points, those of this question that are known already not asked for again."""

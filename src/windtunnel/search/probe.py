@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -97,7 +97,7 @@ def probe(server: Server | Fleet, stream: Stream, load: float, limits: Sequence[
 
 
 def quantile(values: Floats, share: float) -> float:
-    """`np.percentile` of one percentage, but for rounding, in a fifth of its time: some runs take half a millisecond."""
+    """`np.percentile` of one percentage, but for rounding, in a fifth of its time: a run takes half a millisecond."""
     at = share * (values.size - 1)
     below = int(at)
     above = min(below + 1, values.size - 1)
@@ -115,12 +115,17 @@ def growth(served: Served) -> float:
 def serve_requests(server: Server | Fleet, requests: RequestArrays, give_up: GiveUp | None = None) -> Served | None:
     """Serve requests of the lengths that `server` was prepared for; None where the run was given up."""
     if isinstance(server, Fleet):
+        plans = [
+            plan._replace(settings=plan.settings._replace(concurrency=requests.concurrency)) for plan in server.plans
+        ]
         records, _, steps, _ = run_pools(
-            server.plans, server.travel, requests, speculation=server.speculation, give_up=give_up
+            plans, server.travel, requests, speculation=server.speculation, give_up=give_up
         )
         engine = server.parts[0].setup.engine
         at_client_s: Floats | float = float(engine.host.first_token_s or 0.0)
     else:
+        if requests.concurrency != server.settings.concurrency:
+            server = replace(server, settings=server.settings._replace(concurrency=requests.concurrency))
         cache = None
         if not isinstance(server.settings, WalkedSettings):
             cache = cache_for(server.setup, server.memory, server.settings, requests)

@@ -107,6 +107,11 @@ def load_space(path: Path, overrides: Mapping[str, Any] = {}) -> Space:
     return space_from(raw, str(path), path.parent, overrides)
 
 
+def space_of_text(text: str) -> Space:
+    """A space as `msgspec.json.encode` wrote it."""
+    return msgspec.json.decode(text, type=Space)
+
+
 def space_from(
     raw: dict[str, Any], source: str = "", folder: Path | None = None, overrides: Mapping[str, Any] = {}
 ) -> Space:
@@ -126,7 +131,13 @@ def space_from(
                 f"{source}: unknown key $.{name}", did_you_mean(name, known, f"known here: {', '.join(known)}")
             )
     for dotted, value in overrides.items():
-        set_path(own if dotted.partition(".")[0] in own or dotted in Space.__struct_fields__ else shared, dotted, value)
+        name, _, below = dotted.partition(".")
+        if name in ("vary", "workloads") and below:
+            own[name] = {**own.get(name, {}), below: value}
+        else:
+            set_path(own if name in Space.__struct_fields__ else shared, dotted, value)
+    if not own.get("vary"):
+        raise InputError(f"{source}: nothing varies", "add what does: vary: {tp: [1, 2, 4]}")
     if folder is not None:
         shared, own = beside(shared, folder), beside(own, folder)
     space = decode({**own, "scenario": shared}, Space, source)
