@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from windtunnel.cli import INTERRUPTED
 from windtunnel.cli.options import Verb, all_of, assignments, option
-from windtunnel.errors import InputError, did_you_mean
+from windtunnel.errors import InputError, WindtunnelError, did_you_mean
 
 if TYPE_CHECKING:
     from windtunnel.search.optimize import Means
@@ -109,6 +110,17 @@ def command(
         show(*search_report(report))
 
 
+class InterruptedSearchError(WindtunnelError):
+    """Ctrl-C, with what is answered kept."""
+
+    exit_code = INTERRUPTED
+
+    def __init__(self, store: "Store") -> None:
+        kept = store.connection is not None
+        said = "what is answered so far is kept" if kept else "nothing is kept"
+        super().__init__(f"interrupted; {said}", "go on with windtunnel search --resume" if kept else None)
+
+
 def _searched(space: "Space", store: "Store", means: "Means", top: int, load: float | None) -> Any:
     """The study with its explanations; Ctrl-C leaves what is answered in the store."""
     from windtunnel.cli.progress import counted
@@ -117,13 +129,16 @@ def _searched(space: "Space", store: "Store", means: "Means", top: int, load: fl
     from windtunnel.search.optimize import search
 
     with counted("searching", "points") as callback:
-        study = search(space, store, means.reporting(callback))
+        try:
+            study = search(space, store, means.reporting(callback))
+        except KeyboardInterrupt:
+            raise InterruptedSearchError(store) from None
         several = len(study.found) > 1 and all(found.ranking for found in study.found)
         return SearchReport(
             study=study,
             top=top,
             why=[why(study, found, min(3, top)) for found in study.found],
-            misconfiguration=misconfiguration(study, store, means) if several else [],
+            misconfiguration=misconfiguration(study, store) if several else [],
             fleets=[fleets(found, load, 5) for found in study.found] if load is not None else [],
             load=load,
         )

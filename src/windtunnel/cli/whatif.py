@@ -62,12 +62,13 @@ def command(
     from windtunnel.report.tables import show as show_tables
     from windtunnel.report.whatif import grid_document, grid_page, grid_report, shown_figures
     from windtunnel.search.evaluate import Question
-    from windtunnel.search.optimize import Asker, Means
+    from windtunnel.search.executors import Workers
+    from windtunnel.search.optimize import Asker
     from windtunnel.search.store import Store
 
     names = shown_figures(show)
     with counted("simulating", "points") as callback:
-        asker = Asker(space, Store(None, lambda _: None), Means(progress=callback))
+        asker = Asker(space, Store(None, lambda _: None), Workers(space), callback)
         answers = asker.ask(None, range(space.num_points), Question())
     asker.check_some(None, answers)
     if html is not None:

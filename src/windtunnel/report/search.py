@@ -84,8 +84,10 @@ def _workload_parts(report: SearchReport, at: int, found: Found) -> list[Rendera
     parts += [*_sureness_parts(report.study, found), *_why_parts(report.why[at])]
     effects = sensitivity(space, found)
     if effects:
-        rows = [[name.rpartition(".")[2], _effects_text(shares)] for name, shares in effects.items()]
-        parts += ["", title("What each setting is worth: the best point with it, of the best of all"), grid(rows)]
+        worth = [(name.rpartition(".")[2], _effects_text(shares)) for name, shares in effects.items()]
+        width = max(len(name) for name, _ in worth)
+        heading = title("What each setting is worth: the best point with it, of the best of all")
+        parts += ["", heading, grid(worth, width)]
     parts += _frontier_parts(report.study, found)
     if report.fleets and report.fleets[at]:
         parts += _fleet_parts(report, report.fleets[at])

@@ -81,8 +81,8 @@ def search_page(report: SearchReport) -> str:
             sections.append(Section(f"{name}what cannot be", table(("reason", "points"), rows[:200])))
     if report.misconfiguration:
         names = [str(found.workload) for found in study.found]
-        rows = [(name, *map(percent, row)) for name, row in zip(names, report.misconfiguration, strict=True)]
-        body = table(("best for", *(f"under {name}" for name in names)), rows)
+        shares = [(name, *map(percent, row)) for name, row in zip(names, report.misconfiguration, strict=True)]
+        body = table(("best for", *(f"under {name}" for name in names)), shares)
         sections.append(Section("What the best point of one workload is worth under another", body))
     held = "; ".join(limit.title for limit in limits) or "none but a queue that does not grow"
     lead = f"{space.num_points:,} points. Limits: {held}. Sought: {objective_text(space.objective)}."

@@ -12,8 +12,9 @@ from windtunnel.engine.run import simulate
 from windtunnel.engine.serving import Result
 from windtunnel.search.confidence import confidence_above
 from windtunnel.search.evaluate import Evaluator, Question
+from windtunnel.search.executors import Workers
 from windtunnel.search.load import at_load, own_load
-from windtunnel.search.optimize import Asker, Found, Means, Study
+from windtunnel.search.optimize import Asker, Found, Study
 from windtunnel.search.scores import OBJECTIVES, score
 from windtunnel.search.space import Space, point_at
 from windtunnel.search.store import Store
@@ -93,11 +94,11 @@ def confidence(found: Found, objective: str) -> float | None:
     return confidence_above(*scores)
 
 
-def misconfiguration(study: Study, store: Store, means: Means) -> list[list[float]]:
+def misconfiguration(study: Study, store: Store) -> list[list[float]]:
     """`[i][j]` what the best point of workload i is worth under workload j, as a share of that one's best; 0: there it
     does not hold the limits.
     """
-    space, asker = study.space, Asker(study.space, store, means)
+    space, asker = study.space, Asker(study.space, store, Workers(study.space))
     best = [one.ranking[0] for one in study.found]
     rows = []
     for index in best:

@@ -4,6 +4,8 @@ A chunk is run whole by one worker, its points in one order, so that no answer d
 found. Workers return answers; only the process that drives the search keeps them.
 """
 
+import multiprocessing
+import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -44,86 +46,109 @@ def run_chunk(evaluator: Evaluator, chunk: Chunk) -> tuple[Evaluation, ...]:
     return tuple(evaluator.evaluate(index, chunk.workload, chunk.question, neighbours) for index in chunk.indices)
 
 
-def run_chunks(
-    space: Space,
-    chunks: Sequence[Chunk],
-    evaluator: Evaluator,
-    executor: ExecutorName = "here",
-    num_workers: int = 1,
-    address: str | None = None,
-) -> Iterator[Answers]:
-    """Run every chunk once and give its answers when they come, in any order.
+class Workers:
+    """Where chunks run; a pool or cluster is begun with the first chunks, and left with the context.
 
     Args:
         space: whose points they are.
-        chunks: what to run.
-        evaluator: used by what runs in this process.
-        executor: where they run.
-        num_workers: threads or processes; Ray takes what its cluster has.
-        address: of a Ray cluster (`auto`: the one that runs here); None starts one of `num_workers` processors.
-
-    Raises:
-        MissingExtraError: Ray is not installed.
-        WindtunnelError: a chunk's worker died time after time.
+        executor: here, or in threads, processes, or Ray's workers.
+        num_workers: threads or processes; processors of a Ray cluster that is started for it.
+        address: of a Ray cluster (`auto`: the one that runs on this machine); None starts one.
     """
-    if executor == "ray":
-        yield from _on_ray(space, chunks, num_workers, address)
-    elif executor == "processes":
-        yield from _in_processes(space, chunks, num_workers)
-    elif executor == "threads" and num_workers > 1:
-        yield from _in_threads(space, chunks, num_workers)
-    else:
-        for number, chunk in enumerate(chunks):
-            yield Answers(chunk=number, evaluations=run_chunk(evaluator, chunk))
 
+    def __init__(
+        self, space: Space, executor: ExecutorName = "here", num_workers: int = 1, address: str | None = None
+    ) -> None:
+        self.space = space
+        self.executor = executor
+        self.num_workers = num_workers
+        self.address = address
+        self.pool: Executor | None = None
+        self.joined = False
+        self.own = threading.local()
 
-def _in_threads(space: Space, chunks: Sequence[Chunk], num_workers: int) -> Iterator[Answers]:
-    """Kernels release the interpreter's lock; a thread has an evaluator of its own."""
-    import threading
+    def __enter__(self) -> "Workers":
+        return self
 
-    own = threading.local()
+    def __exit__(self, *_: object) -> None:
+        if self.pool is not None:
+            self.pool.shutdown(wait=True, cancel_futures=True)
+        if self.joined:
+            import ray
 
-    def work(number: int) -> Answers:
-        if not hasattr(own, "evaluator"):
-            own.evaluator = Evaluator(space)
-        return Answers(chunk=number, evaluations=run_chunk(own.evaluator, chunks[number]))
+            ray.shutdown()
 
-    with ThreadPoolExecutor(num_workers) as pool:
-        yield from _as_they_come(pool, work, range(len(chunks)))
+    def run(self, chunks: Sequence[Chunk], evaluator: Evaluator) -> Iterator[Answers]:
+        """Run every chunk once and give its answers when they come, in any order.
 
+        Args:
+            chunks: what to run.
+            evaluator: of this process, for what runs here.
 
-def _in_processes(space: Space, chunks: Sequence[Chunk], num_workers: int) -> Iterator[Answers]:
-    """A pool that loses a worker is replaced, and what it had not answered is run again."""
-    import multiprocessing
+        Raises:
+            MissingExtraError: Ray is not installed.
+            WindtunnelError: a chunk's worker died time after time.
+        """
+        if self.executor == "ray" and chunks:
+            return self._on_ray(chunks)
+        if self.executor == "processes" and chunks:
+            return self._in_processes(chunks)
+        if self.executor == "threads" and chunks:
+            return self._in_threads(chunks)
+        return (Answers(chunk=at, evaluations=run_chunk(evaluator, chunk)) for at, chunk in enumerate(chunks))
 
-    encoded = msgspec.msgpack.encode(space)
-    left = set(range(len(chunks)))
-    for _ in range(MOST_TRIES):
-        # Forked threads may hold locks that nobody releases.
-        context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(num_workers, mp_context=context) as pool:
+    def _in_threads(self, chunks: Sequence[Chunk]) -> Iterator[Answers]:
+        """Kernels release the interpreter's lock; a thread has an evaluator of its own."""
+        self.pool = self.pool or ThreadPoolExecutor(self.num_workers)
+
+        def work(number: int) -> Answers:
+            if not hasattr(self.own, "evaluator"):
+                self.own.evaluator = Evaluator(self.space)
+            return Answers(chunk=number, evaluations=run_chunk(self.own.evaluator, chunks[number]))
+
+        for future in as_completed([self.pool.submit(work, number) for number in range(len(chunks))]):
+            yield future.result()
+
+    def _in_processes(self, chunks: Sequence[Chunk]) -> Iterator[Answers]:
+        """A pool that loses a worker is replaced, and what it had not answered is run again."""
+        encoded = msgspec.msgpack.encode(self.space)
+        left = set(range(len(chunks)))
+        for _ in range(MOST_TRIES):
+            # Forked threads may hold locks that nobody releases.
+            context = multiprocessing.get_context("spawn")
+            self.pool = self.pool or ProcessPoolExecutor(self.num_workers, mp_context=context)
             work = [(encoded, number, msgspec.msgpack.encode(chunks[number])) for number in sorted(left)]
-            futures = [pool.submit(run_encoded, *one) for one in work]
             try:
-                for future in as_completed(futures):
+                for future in as_completed([self.pool.submit(run_encoded, *one) for one in work]):
                     answers = msgspec.msgpack.decode(future.result(), type=Answers)
                     left.discard(answers.chunk)
                     yield answers
             except BrokenProcessPool:
-                continue
-        if not left:
-            return
-    raise WindtunnelError(f"worker processes died {MOST_TRIES} times; {len(left)} of {len(chunks)} chunks are left")
+                self.pool.shutdown(wait=True)
+                self.pool = None
+            if not left:
+                return
+        raise WindtunnelError(f"worker processes died {MOST_TRIES} times; {len(left)} of {len(chunks)} chunks are left")
 
-
-def _as_they_come(pool: Executor, work: Any, numbers: range) -> Iterator[Answers]:
-    futures = [pool.submit(work, number) for number in numbers]
-    try:
-        for future in as_completed(futures):
-            yield future.result()
-    finally:
-        for future in futures:
-            future.cancel()
+    def _on_ray(self, chunks: Sequence[Chunk]) -> Iterator[Answers]:
+        """A task a chunk; Ray starts it again where its worker or node dies."""
+        try:
+            import ray
+        except ImportError:
+            raise MissingExtraError("ray", "ray") from None
+        if not ray.is_initialized():
+            _join(ray, self.num_workers, self.address)
+            self.joined = True
+        remote = ray.remote(num_cpus=1, max_retries=MOST_TRIES - 1)(run_encoded)
+        encoded = ray.put(msgspec.msgpack.encode(self.space))
+        waiting = [remote.remote(encoded, number, msgspec.msgpack.encode(chunk)) for number, chunk in enumerate(chunks)]
+        try:
+            while waiting:
+                done, waiting = ray.wait(waiting, num_returns=1)
+                for reference in done:
+                    yield msgspec.msgpack.decode(ray.get(reference), type=Answers)
+        except ray.exceptions.WorkerCrashedError:
+            raise WindtunnelError(f"a Ray worker died {MOST_TRIES} times on one chunk") from None
 
 
 def run_encoded(space: bytes, number: int, chunk: bytes) -> bytes:
@@ -136,30 +161,6 @@ def run_encoded(space: bytes, number: int, chunk: bytes) -> bytes:
 def _evaluator_of(space: bytes) -> Evaluator:
     """A process keeps one for every space that it works on."""
     return Evaluator(msgspec.msgpack.decode(space, type=Space))
-
-
-def _on_ray(space: Space, chunks: Sequence[Chunk], num_workers: int, address: str | None) -> Iterator[Answers]:
-    """A task a chunk; Ray starts it again where its worker or node dies."""
-    try:
-        import ray
-    except ImportError:
-        raise MissingExtraError("ray", "ray") from None
-    is_ours = not ray.is_initialized()
-    if is_ours:
-        _join(ray, num_workers, address)
-    remote = ray.remote(num_cpus=1, max_retries=MOST_TRIES - 1)(run_encoded)
-    try:
-        encoded = ray.put(msgspec.msgpack.encode(space))
-        waiting = [remote.remote(encoded, number, msgspec.msgpack.encode(chunk)) for number, chunk in enumerate(chunks)]
-        while waiting:
-            done, waiting = ray.wait(waiting, num_returns=1)
-            for reference in done:
-                yield msgspec.msgpack.decode(ray.get(reference), type=Answers)
-    except ray.exceptions.WorkerCrashedError:
-        raise WindtunnelError(f"a Ray worker died {MOST_TRIES} times on one chunk") from None
-    finally:
-        if is_ours:
-            ray.shutdown()
 
 
 def _join(ray: Any, num_workers: int, address: str | None) -> None:

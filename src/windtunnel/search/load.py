@@ -40,7 +40,7 @@ def is_closed(workload: Workload) -> bool:
 
 def at_load(workload: Workload, load: float, own: float) -> Workload:
     """`workload` at a load in place of its `own`: so many requests a second, or of a closed loop so many clients."""
-    change: Any = msgspec.structs.replace
+    change = msgspec.structs.replace
     if workload.clients is not None:
         return change(workload, clients=change(workload.clients, rate_per_s=load))
     factor = load / own
@@ -65,7 +65,7 @@ def _faster_tenant(tenant: Any, factor: float) -> Any:
 
 def _faster(arrivals: Arrivals, factor: float, load: float | None) -> Arrivals:
     """Arrivals `factor` times as fast, or of the rate `load`."""
-    change: Any = msgspec.structs.replace
+    change = msgspec.structs.replace
     if isinstance(arrivals, ClosedLoop):
         return change(arrivals, concurrency=max(round(arrivals.concurrency * factor), 1))
     if isinstance(arrivals, RateCurve):

@@ -10,7 +10,7 @@ import msgspec
 from windtunnel.errors import InputError, did_you_mean
 from windtunnel.search.confidence import confidence_above
 from windtunnel.search.evaluate import Evaluation, Evaluator, Question
-from windtunnel.search.executors import Chunk, ExecutorName, run_chunks
+from windtunnel.search.executors import Chunk, ExecutorName, Workers
 from windtunnel.search.scores import OBJECTIVES, score, surely
 from windtunnel.search.space import Point, Space, point_at, workload_names
 from windtunnel.search.store import Store
@@ -106,10 +106,11 @@ def search(space: Space, store: Store, means: Means = HERE) -> Study:
     if space.objective not in OBJECTIVES:
         hint = did_you_mean(space.objective, OBJECTIVES, f"known: {', '.join(OBJECTIVES)}")
         raise InputError(f"there is no objective {space.objective!r}", hint)
-    asker = Asker(space, store, means)
     name = hashlib.sha256(msgspec.json.encode(space)).hexdigest()
     store.begin(name, msgspec.json.encode(space).decode())
-    found = [_search_one(asker, workload) for workload in workload_names(space)]
+    with Workers(space, means.executor, means.num_workers, means.address) as workers:
+        asker = Asker(space, store, workers, means.progress)
+        found = [_search_one(asker, workload) for workload in workload_names(space)]
     store.finish(name)
     return Study(space, found, asker.count)
 
@@ -153,7 +154,8 @@ class Asker:
 
     space: Space
     store: Store
-    means: Means
+    workers: Workers
+    progress: Progress | None = None
     count: Count = field(default_factory=Count)
 
     def __post_init__(self) -> None:
@@ -204,8 +206,7 @@ class Asker:
     ) -> dict[str, Evaluation]:
         found: dict[str, Evaluation] = {}
         chunks = self._chunks(workload, missing, question)
-        means = self.means
-        for answers in run_chunks(self.space, chunks, self.evaluator, means.executor, means.num_workers, means.address):
+        for answers in self.workers.run(chunks, self.evaluator):
             indices = chunks[answers.chunk].indices
             kept = {keys[index]: one for index, one in zip(indices, answers.evaluations, strict=True)}
             self.store.add(kept)
@@ -214,8 +215,8 @@ class Asker:
                 self.count.num_runs += one.num_runs
                 self.count.num_requests += one.num_requests
                 self.count.num_alike += not (one.num_runs or one.refused)
-            if means.progress is not None:
-                means.progress(num_points - len(missing) + len(found), num_points)
+            if self.progress is not None:
+                self.progress(num_points - len(missing) + len(found), num_points)
         return found
 
     def _chunks(self, workload: str | None, indices: list[int], question: Question) -> list[Chunk]:

@@ -72,7 +72,7 @@ class Store:
             self.warn(f"{damaged} damaged {'entry' if damaged == 1 else 'entries'} in {self.path}: run again")
         return found
 
-    def _select(self, keys: Sequence[str]) -> list[tuple[str, bytes, str]]:
+    def _select(self, keys: Sequence[str]) -> list[tuple[str, object, object]]:
         if self.connection is None:
             return []
         marks = ",".join("?" * len(keys))
@@ -134,7 +134,7 @@ def _checksum(answer: bytes) -> str:
     return hashlib.sha256(answer).hexdigest()[:16]
 
 
-def _read(answer: bytes, checksum: str) -> Evaluation | None:
+def _read(answer: object, checksum: object) -> Evaluation | None:
     """The evaluation, or None where the entry is not what was written."""
     if not isinstance(answer, bytes) or _checksum(answer) != checksum:
         return None

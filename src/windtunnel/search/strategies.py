@@ -44,7 +44,7 @@ def halving(asker: Asker, workload: str | None) -> dict[int, Evaluation]:
     the ranking: it is not among the answers.
     """
     space = asker.space
-    points, refused = list(range(space.num_points)), {}
+    points, refused = list(range(space.num_points)), dict[int, Evaluation]()
     for share, tolerance, kept in RUNGS:
         size = asker.num_requests(workload)
         if size * share < LEAST_REQUESTS:
