@@ -23,7 +23,7 @@ LEAST_REQUESTS = 100
 """Of a rung; percentiles of fewer say little."""
 LEAST_KEPT = 10
 
-TRIAL_FRACTION = 0.08
+TRIAL_FRACTION = 0.04
 """Of the points that the Bayesian strategy asks."""
 LEAST_TRIALS = 40
 BATCH = 8
