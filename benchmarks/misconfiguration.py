@@ -11,7 +11,7 @@ import sys
 import time
 from typing import Any
 
-from windtunnel.search.answers import misconfiguration
+from windtunnel.search.answers import equally_good, misconfiguration
 from windtunnel.search.optimize import Study, search
 from windtunnel.search.space import space_from
 from windtunnel.search.store import Store
@@ -60,8 +60,10 @@ def shown(num_requests: int) -> None:
         for found in study.found:
             index = found.ranking[0]
             one = found.evaluations[index]
+            equal = len(equally_good(study, found)) - 1
+            also = f" (and {equal} as good)" if equal else ""
             print(
-                f"| {model} | {found.workload} | {study.point(index).title} | {one.load:.2f} "
+                f"| {model} | {found.workload} | {study.point(index).title}{also} | {one.load:.2f} "
                 f"| {one.figures['requests_per_usd']:,.0f} | {one.limited_by.replace('_', ' ')} |"
             )
     print("\n| model | best for | under conversations | under code |\n|---|---|---|---|")
@@ -71,19 +73,22 @@ def shown(num_requests: int) -> None:
     print("\n| workload | best of | for Llama-2-70b | for Qwen-72B |\n|---|---|---|---|")
     llama, qwen = studies.values()
     for at, found in enumerate(llama.found):
-        for name, chosen in (("Llama-2-70b", found.ranking[0]), ("Qwen-72B", qwen.found[at].ranking[0])):
+        for name, chosen in (
+            ("Llama-2-70b", equally_good(llama, found)),
+            ("Qwen-72B", equally_good(qwen, qwen.found[at])),
+        ):
             worth = [worth_of(study, at, chosen) for study in (llama, qwen)]
             print(f"| {found.workload} | {name} | {' | '.join(worth)} |")
 
 
-def worth_of(study: Study, at: int, index: int) -> str:
-    """A point's score as a share of the best, or why it has none."""
+def worth_of(study: Study, at: int, indices: list[int]) -> str:
+    """The score of the best of some points as a share of the best of all, or that none can be."""
     found = study.found[at]
-    one = found.evaluations[index]
-    if one.refused:
+    reached = [found.evaluations[index] for index in indices if not found.evaluations[index].refused]
+    if not reached:
         return "does not fit"
     best = found.evaluations[found.ranking[0]].figures["requests_per_usd"]
-    return f"{one.figures.get('requests_per_usd', 0.0) / best:.0%}"
+    return f"{max(one.figures.get('requests_per_usd', 0.0) for one in reached) / best:.0%}"
 
 
 if __name__ == "__main__":

@@ -87,9 +87,8 @@ def strategies(whole: Study) -> None:
         found = study.found[0]
         value = max(one.figures.get("requests_per_usd", 0.0) for one in found.evaluations.values())
         requests = study.count.num_requests / whole.count.num_requests
-        print(
-            f"{strategy}: {value / best:.4f} of the best with {requests:.1%} of the simulated requests; {cpu_s:.1f} CPU s"
-        )
+        took = f"{requests:.1%} of the simulated requests; {cpu_s:.1f} CPU s"
+        print(f"{strategy}: {value / best:.4f} of the best with {took}")
 
 
 def scan() -> None:

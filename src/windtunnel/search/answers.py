@@ -97,17 +97,30 @@ def confidence(found: Found, objective: str) -> float | None:
 def misconfiguration(study: Study, store: Store) -> list[list[float]]:
     """`[i][j]` what the best point of workload i is worth under workload j, as a share of that one's best; 0: there it
     does not hold the limits.
+
+    Of points that are equally good for i, the one that is best under j: a setting that i never feels costs nothing.
     """
-    space, asker = study.space, Asker(study.space, store, Workers(study.space))
-    best = [one.ranking[0] for one in study.found]
+    space = study.space
     rows = []
-    for index in best:
-        row = []
-        for one, own in zip(study.found, best, strict=True):
-            answer = one.evaluations.get(index) or asker.ask(one.workload, [index], Question())[index]
-            row.append(ratio(score(answer, space.objective), score(one.evaluations[own], space.objective)))
-        rows.append(row)
+    with Workers(space) as workers:
+        asker = Asker(space, store, workers)
+        best = [one.evaluations[one.ranking[0]] for one in study.found]
+        for found in study.found:
+            equal = equally_good(study, found)
+            row = []
+            for other, theirs in zip(study.found, best, strict=True):
+                missing = [index for index in equal if index not in other.evaluations]
+                answers = other.evaluations | (asker.ask(other.workload, missing, Question()) if missing else {})
+                reached = max(score(answers[index], space.objective) for index in equal)
+                row.append(ratio(reached, score(theirs, space.objective)))
+            rows.append(row)
     return rows
+
+
+def equally_good(study: Study, found: Found) -> list[int]:
+    """The points that score as the best one does with the first stream of requests, it among them."""
+    wanted = score(found.evaluations[found.ranking[0]], study.space.objective)
+    return [index for index in found.ranking if score(found.evaluations[index], study.space.objective) == wanted]
 
 
 @dataclass(frozen=True)
