@@ -26,6 +26,14 @@ FRONTIER = ("requests_per_usd", "output_tokens_per_s_per_user")
 FRONTIER_WITHOUT_PRICES = ("output_tokens_per_s_per_device", "output_tokens_per_s_per_user")
 SHOWN_REFUSALS, SHOWN_FRONTIER = 6, 10
 
+SETTING_TITLES = {
+    "max_num_batched_tokens": "tokens/step",
+    "max_num_seqs": "seqs",
+    "gpu_memory_utilization": "memory",
+    "enable_prefix_caching": "prefix cache",
+    "scheduling_policy": "order",
+    "attention_dp": "DP",
+}
 FIGURE_TITLES = {
     "requests_per_usd": "requests/$",
     "requests_per_s": "requests/s",
@@ -100,7 +108,7 @@ def top_table(study: Study, found: Found, top: int) -> RenderableType:
     metric = latency_names(study)
     heads = [
         "",
-        *(name.rpartition(".")[2] for name in names),
+        *(setting_title(name) for name in names),
         load_title(study),
         "at least",
         *(FIGURE_TITLES[name] for name in figure_names(study)),
@@ -124,7 +132,13 @@ def top_table(study: Study, found: Found, top: int) -> RenderableType:
                 one.limited_by.replace("_", " "),
             ]
         )
-    return columns(heads, rows, left=1 + len(names))
+    return columns(heads, rows)
+
+
+def setting_title(name: str) -> str:
+    """A name in `vary` over a column."""
+    last = name.rpartition(".")[2]
+    return SETTING_TITLES.get(last, last)
 
 
 def mean_of(runs: Sequence[Evaluation]) -> Evaluation:
@@ -268,7 +282,7 @@ def _misconfiguration_parts(report: SearchReport) -> list[RenderableType]:
 
 def _count_text(num_runs: int, num_requests: int, num_known: int, num_alike: int) -> str:
     known = f"; {num_known:,} answers were known" if num_known else ""
-    alike = f"; {num_alike:,} points serve step by step as a neighbour does" if num_alike else ""
+    alike = f"; {num_alike:,} points found to serve as a neighbour does" if num_alike else ""
     return f"{num_runs:,} runs of {num_requests:,} requests in all{alike}{known}"
 
 
