@@ -91,7 +91,7 @@ def test_a_grid_marks_what_breaks_limits(windtunnel: Command, scenario: str, tmp
         "--slo", "tpot_p99=10ms", "--html", str(page),
     )  # fmt: skip
     assert done.code == 0
-    assert done.stdout.count("breaks tpot p99") >= 1
+    assert done.stdout.count("breaks TPOT p99") >= 1
     assert "tp 3, rate 1: tp = 3 does not divide the 32 attention heads" in done.stdout
     assert "<svg" in page.read_text()
 

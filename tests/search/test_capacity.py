@@ -13,7 +13,7 @@ from windtunnel.search.capacity import TOLERANCE, capacities, capacity
 from windtunnel.search.confidence import confidence_above, lower_bound, student_cdf, student_quantile
 from windtunnel.search.limits import limit_of, limits_of, parse_limits
 from windtunnel.search.load import at_load, own_load, stream_of
-from windtunnel.search.probe import MOST_GROWTH, STABILITY, growth, probe
+from windtunnel.search.probe import LEAST_STREAM, MOST_GROWTH, STABILITY, growth, probe
 from windtunnel.search.space import scenario_at
 from windtunnel.spec.slo import Slo
 from windtunnel.spec.workload import ClosedLoop, Workload
@@ -118,6 +118,18 @@ def test_a_queue_grows_by_what_arrives_beyond_what_is_served() -> None:
     twice = probe(server, stream, 2 * rate, ()).served
     assert twice is not None
     assert growth(twice) == pytest.approx(1.0, rel=0.02)
+
+
+@pytest.mark.compiled
+def test_a_stream_that_is_over_too_soon_is_told_from_one_that_lasts() -> None:
+    scenario = scenario_at(space(), {})
+    stream = stream_of(scenario.workload, 0)
+    server = Bench().server(scenario, stream.unit)
+    slow, fast = (probe(server, stream, load, ()).served for load in (1.0, 1000.0))
+    assert slow is not None
+    assert fast is not None
+    assert slow.stream_over_e2e > 100
+    assert fast.stream_over_e2e < LEAST_STREAM
 
 
 def test_a_load_only_stretches_the_requests_of_a_seed() -> None:

@@ -5,14 +5,14 @@ from typing import Any
 import numpy as np
 from rich.console import RenderableType
 
-from windtunnel.report.search import limit_text
+from windtunnel.report.search import burst_text, limit_text
 from windtunnel.report.setup import deployment_line, load_line, model_line
 from windtunnel.report.tables import columns, grid, number, percent, title
 from windtunnel.report.version import version
 from windtunnel.search.capacity import Capacities
 from windtunnel.search.confidence import CONFIDENCE
 from windtunnel.search.limits import METRICS
-from windtunnel.search.probe import MOST_GROWTH, growth
+from windtunnel.search.probe import LEAST_STREAM, MOST_GROWTH, growth
 from windtunnel.spec.noun import encode
 from windtunnel.units import format_seconds
 
@@ -56,7 +56,9 @@ def capacity_report(found: Capacities) -> list[RenderableType]:
         if served_at.values(name).size
     ]
     table = columns((f"at {_load(found, first.load)} {unit}", *(f"p{point}" for point in POINTS)), lines)
-    return [*parts, grid(rows), "", table]
+    times = served_at.stream_over_e2e
+    short = [] if found.is_closed or times >= LEAST_STREAM else ["", f"Too short to tell: {burst_text(times)}."]
+    return [*parts, grid(rows), "", table, *short]
 
 
 def _load(found: Capacities, load: float) -> str:
@@ -85,6 +87,7 @@ def capacity_document(found: Capacities) -> dict[str, Any]:
         "by_stream": [one.load for one in found.found],
         "limited_by": None if first.beyond is None else first.beyond.limited_by,
         "latencies": latencies,
+        "stream_over_e2e": None if served is None else served.stream_over_e2e,
         "queue_growth": None if served is None else growth(served),
         "num_runs": sum(one.num_runs for one in found.found),
     }

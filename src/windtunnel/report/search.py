@@ -16,7 +16,7 @@ from windtunnel.search.confidence import CONFIDENCE, lower_bound
 from windtunnel.search.evaluate import Evaluation
 from windtunnel.search.limits import METRICS, Limit, limits_from
 from windtunnel.search.optimize import Found, Study
-from windtunnel.search.probe import STABILITY
+from windtunnel.search.probe import LEAST_STREAM, STABILITY
 from windtunnel.search.scores import LESS_IS_BETTER
 from windtunnel.search.space import as_builtins, value_text
 from windtunnel.spec.noun import encode
@@ -88,7 +88,7 @@ def _workload_parts(report: SearchReport, at: int, found: Found) -> list[Rendera
     parts += [f"{asked:,} points asked: {refused:,} cannot be, {len(found.ranking):,} hold the limits"]
     if not found.ranking:
         return [*parts, *_refusal_parts(found), "No point holds the limits at any load."]
-    parts += ["", top_table(report.study, found, report.top)]
+    parts += ["", top_table(report.study, found, report.top), *_burst_parts(report, found)]
     parts += [*_sureness_parts(report.study, found), *_why_parts(report.why[at])]
     effects = sensitivity(space, found)
     if effects:
@@ -112,8 +112,8 @@ def top_table(study: Study, found: Found, top: int) -> RenderableType:
         load_title(study),
         "at least",
         *(FIGURE_TITLES[name] for name in figure_names(study)),
-        *(name.replace("_", " ").upper().replace("P9", "p9").replace("P5", "p5") for name in metric),
-        "limited by",
+        *map(limit_name, metric),
+        "limit",
     ]
     rows = []
     for rank, index in enumerate(found.ranking[:top], start=1):
@@ -129,10 +129,33 @@ def top_table(study: Study, found: Found, top: int) -> RenderableType:
                 "" if bound is None else number(max(bound, 0.0)),
                 *(figure_text(mean, name) for name in figure_names(study)),
                 *(format_seconds(mean.figures[name]) if name in mean.figures else "" for name in metric),
-                one.limited_by.replace("_", " "),
+                limit_name(one.limited_by),
             ]
         )
     return columns(heads, rows)
+
+
+def _burst_parts(report: SearchReport, found: Found) -> list[RenderableType]:
+    """A warning where some of the best points' streams are over too soon."""
+    lasting = [found.evaluations[index].figures.get("stream_over_e2e", LEAST_STREAM) for index in found.ranking]
+    short = sum(times < LEAST_STREAM for times in lasting[: report.top])
+    if not short or report.study.space.load == "given":
+        return []
+    return ["", f"{short} of these loads: {burst_text(min(lasting[: report.top]))}"]
+
+
+def burst_text(times: float) -> str:
+    """What is wrong with a stream that lasts so few mean times from end to end."""
+    return (
+        f"the requests arrive within {times:.1f} times the mean end-to-end time, and a deployment that takes in a burst "
+        "may not sustain it; give a larger num_requests"
+    )
+
+
+def limit_name(name: str) -> str:
+    """What limits a load, in a table: `TTFT p90`, or `queue`."""
+    metric, _, statistic = name.partition("_")
+    return "queue" if name == STABILITY else f"{METRICS[metric]} {statistic}" if metric in METRICS else ""
 
 
 def setting_title(name: str) -> str:

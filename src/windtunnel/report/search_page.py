@@ -18,6 +18,7 @@ from windtunnel.report.search import (
     SearchReport,
     figure_text,
     frontier_names,
+    limit_name,
     limit_text,
     objective_text,
     study_document,
@@ -103,7 +104,7 @@ def _best(report: SearchReport, at: int, found: Found) -> str:
                 study.point(index).title,
                 number(one.load),
                 *(figure_text(one, name) for name in SHOWN_FIGURES),
-                one.limited_by.replace("_", " "),
+                limit_name(one.limited_by),
             )
         )
     index, result = report.why[at][0]

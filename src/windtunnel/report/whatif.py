@@ -9,7 +9,7 @@ from rich.text import Text
 from windtunnel.errors import InputError, did_you_mean
 from windtunnel.report.html import Section, figures, page, table
 from windtunnel.report.plots import Axis, Series, figure
-from windtunnel.report.search import FIGURE_TITLES, figure_text
+from windtunnel.report.search import FIGURE_TITLES, figure_text, limit_name
 from windtunnel.report.tables import columns, title
 from windtunnel.report.version import version
 from windtunnel.search.evaluate import Evaluation
@@ -62,7 +62,7 @@ def grid_report(space: Space, answers: dict[int, Evaluation], names: Sequence[st
             continue
         remark = Text("█" * round(BAR_WIDTH * one.figures.get(names[0], 0.0) / max(first)), style="cyan")
         if not one.holds:
-            remark.append(f" breaks {one.limited_by.replace('_', ' ')}", style="red")
+            remark.append(f" breaks {limit_name(one.limited_by)}", style="red")
         rows.append([*choice, *(cell(one, name) for name in names), remark])
     parts: list[RenderableType] = [title(f"{space.num_points:,} points of {space.scenario.get('model')}"), ""]
     if rows:
@@ -114,7 +114,7 @@ def grid_page(space: Space, answers: dict[int, Evaluation], names: Sequence[str]
         [
             *map(value_text, point_at(space, index).choice.values()),
             *(cell(one, name) for name in names),
-            one.refused or ("" if one.holds else f"breaks {one.limited_by}"),
+            one.refused or ("" if one.holds else f"breaks {limit_name(one.limited_by)}"),
         ]
         for index, one in answers.items()
     ]

@@ -70,6 +70,7 @@ FIGURES = {
     "busy_fraction": "of the span, in which a replica ran a step",
     "kv_peak_fraction": "of the KV pool",
     "num_preemptions": "in the whole run",
+    "stream_over_e2e": "time that arrivals last over the mean end-to-end time; of an open loop",
     "ttft_mean": "seconds; also p50, p90, p99, and so for tpot, itl, e2e and queueing",
 }
 """Name -> meaning. What needs a price or a power that nobody knows is absent."""
@@ -376,6 +377,8 @@ def figures(deployed: Deployed, server: Server | Fleet, served: Served, sustaine
         "output_tokens_per_s_per_device": output_per_s / num_devices,
         "num_preemptions": float(served.num_preemptions),
     }
+    if not is_closed(deployed.scenario.workload):
+        found["stream_over_e2e"] = served.stream_over_e2e
     tpot_s = served.values("tpot")
     if tpot_s.size:
         found["output_tokens_per_s_per_user"] = float((1.0 / tpot_s[tpot_s > 0]).mean())

@@ -25,6 +25,9 @@ MOST_GROWTH = 0.02
 by x - 1: what is called sustainable is overloaded by 2% at most, the noise of a thousand requests."""
 STABILITY = "queueing grows"
 """What `Probe.limited_by` says of a load at which requests wait longer and longer."""
+LEAST_STREAM = 3.0
+"""Mean times from end to end that a stream should last: in less, a deployment that takes all requests in at once is not
+seen to fall behind."""
 PATIENT_REQUESTS = 5_000
 """A run of fewer is over before a look at it would pay."""
 
@@ -43,6 +46,11 @@ class Served:
     input_tokens: NDArray[np.int64]
     num_preemptions: int
     steps: Table
+
+    @property
+    def stream_over_e2e(self) -> float:
+        """How long the arrivals last, in mean times from end to end: of a few, the load was never there for long."""
+        return float(np.ptp(self.arrival_s) / self.e2e_s.mean())
 
     def values(self, metric: str) -> Floats:
         """The times of one latency that are known."""
