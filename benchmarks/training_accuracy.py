@@ -1,26 +1,34 @@
 """Predicted step time of published training runs: errors by data set, beside a constant rate for every device.
 
-    python benchmarks/training_accuracy.py [--reference FOLDER] [--json FILE] [--worst N]
+    python benchmarks/training_accuracy.py [--reference FOLDER] [--json FILE] [--worst N] [--write]
 
 `constant`: the median TFLOP/s per device of a data set's own runs, for all of them: a baseline that has seen the
 answers. `left out`: the same runs with each architecture's sustained fraction refitted on the other data sets, which
-says how far the constants are fitted to what they are tested on.
+says how far the constants are fitted to what they are tested on. `held`: the share of runs inside their 80% interval
+when the interval knows the other data sets only. `--write` writes the intervals' spreads into the catalog.
 """
 
 import argparse
 import json
 import os
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 
+import yaml
+
 from windtunnel.engine.training import TrainingResult, simulate_with, training_prices
+from windtunnel.engine.training_intervals import SPREADS_FILE, kind_of_job, step_interval
 from windtunnel.errors import InputError
 from windtunnel.estimate.training import TrainingPricer
 from windtunnel.interop.training_runs import TrainingRun, runs_in
+from windtunnel.spec.calibration import Spread
+from windtunnel.spec.noun import encode
 from windtunnel.spec.training import TrainingSetup, resolve
 
+QUANTILES = (0.1, 0.5, 0.9)
 STEPS = (0.92, 0.96, 1.0, 1.04, 1.08)
 """Sustained fractions tried, against the shipped ones."""
 
@@ -115,10 +123,47 @@ def spearman(pairs: list[tuple[float, float]]) -> float:
     return statistics.correlation(first, second)
 
 
+def spreads_of(rows: list[Scored]) -> dict[str, Spread]:
+    """Class of jobs -> quantiles of measured over predicted step time, a data set weighs the root of its runs."""
+    found = {}
+    for kind in sorted({kind_of_job(row.setup.job) for row in rows}):
+        mine = [row for row in rows if kind_of_job(row.setup.job) == kind]
+        num_runs = Counter(row.table for row in mine)
+        ordered = sorted((1 / (1 + row.error), num_runs[row.table] ** -0.5) for row in mine)
+        ends = list(accumulate(weight for _, weight in ordered))
+        points = [next(v for (v, _), end in zip(ordered, ends, strict=True) if end >= q * ends[-1]) for q in QUANTILES]
+        p10, p50, p90 = (round(point, 3) for point in points)
+        found[kind] = Spread(p10=p10, p50=p50, p90=p90, num_runs=len(mine))
+    return found
+
+
+def held_by_table(scored: list[Scored]) -> dict[str, float]:
+    """Data set -> share of its runs inside intervals that know the others only; a class none of them has is dense."""
+    found = {}
+    for table in {row.table for row in scored}:
+        known = spreads_of([row for row in scored if row.table != table])
+        known = dict.fromkeys(("dense", "experts", "lora"), known["dense"]) | known
+        inside = []
+        for row in (row for row in scored if row.table == table):
+            expected = step_interval(row.result, known)
+            inside.append(expected.low <= row.result.step_s / (1 + row.error) <= expected.high)
+        found[table] = sum(inside) / len(inside)
+    return found
+
+
+def write_spreads(scored: list[Scored]) -> None:
+    header = (
+        "# Measured over predicted step time of published training runs; a data set weighs the root of its runs.\n"
+        "#   python benchmarks/training_accuracy.py --write\n"
+    )
+    SPREADS_FILE.write_text(header + yaml.safe_dump({kind: encode(each) for kind, each in spreads_of(scored).items()}))
+
+
 def show(
     scored: list[Scored], memory: list[tuple[str, TrainingRun, bool]], left_out: dict[str, int], worst: int
 ) -> None:
-    columns = f"{'median':>9}{'mean':>8}{'bias':>8}{'worst':>8}{'left out':>10}{'constant':>10}"
+    columns = f"{'median':>9}{'mean':>8}{'bias':>8}{'worst':>8}{'left out':>10}{'constant':>10}{'held':>8}"
+    held = held_by_table(scored)
     print(f"{'data set':20}{'runs':>6}{'unsaid':>8}{columns}")
     for table in sorted({row.table for row in scored}):
         rows = [row for row in scored if row.table == table]
@@ -128,6 +173,7 @@ def show(
             f"{table:20}{len(rows):6}{left_out[table]:8}{median(errors):9.1%}"
             f"{statistics.mean(map(abs, errors)):8.1%}{statistics.median(errors):+8.1%}{most:+8.1%}"
             f"{median(left_out_errors(scored, table)):10.1%}{median(constant_rate_errors(rows)):10.1%}"
+            f"{held[table]:8.0%}"
         )
     print()
     groups: dict[tuple[str, str, str, str], list[float]] = defaultdict(list)
@@ -179,12 +225,16 @@ def main() -> None:
     parser.add_argument("--reference", type=Path, default=Path(os.environ.get("WINDTUNNEL_REFERENCE", here)))
     parser.add_argument("--json", type=Path, help="write every run's error")
     parser.add_argument("--worst", type=int, default=0, help="show so many of the worst runs")
+    parser.add_argument("--write", action="store_true", help="write the intervals' spreads into the catalog")
     arguments = parser.parse_args()
     folder = arguments.reference / "training"
     if not folder.is_dir():
         raise SystemExit(f"there is no folder {folder}; name that of the reference data with --reference")
     scored, memory, left_out = score(folder)
     show(scored, memory, left_out, arguments.worst)
+    print(f"{sum(held_by_table(scored).values()) / len({row.table for row in scored}):.0%} held, mean of data sets")
+    if arguments.write:
+        write_spreads(scored)
     if arguments.json:
         rows = [{"table": row.table, "row": row.run.row, "error": row.error} for row in scored]
         arguments.json.write_text(json.dumps(rows, indent=1))

@@ -99,6 +99,16 @@ def test_gradients_hide_behind_what_is_computed_later(windtunnel: Command, workl
     assert 0 <= second["exposed_s"] < second["communication_s"]
 
 
+def test_several_workloads_share_a_network(windtunnel: Command, workload: str) -> None:
+    words = ("network", "run", "-w", workload, "-w", workload, "--topology", "spectrum_x:num_gpus=32", "--json")
+    document = json.loads(windtunnel(*words, "--placement", "striped", "--iterations", "3").stdout)
+    assert [job["gpus"][:9:8] for job in document["jobs"]] == [[0, 16], [8, 24]]
+    assert all(job["slowdown"] == pytest.approx(1.0, abs=0.2) for job in document["jobs"])
+    refused = windtunnel(*words, "--out", "EndToEnd.csv")
+    assert refused.code == 2
+    assert "report of one job" in refused.stderr
+
+
 def test_compat_simai_needs_no_topology(windtunnel: Command, workload: str) -> None:
     done = windtunnel("network", "run", "-w", workload, "--compat", "simai", "-nv", "360", "-nic", "48.5", "--json")
     # 16 MiB over 8 ranks at 360 GiB/s: 2 x 7/8 x 1/64 GiB / 360.
@@ -120,6 +130,7 @@ def test_compat_simai_needs_no_topology(windtunnel: Command, workload: str) -> N
         (["collective", "--op", "all_reduce", "--size", "1", "--topology", "torus"], "has no switches"),
         (["network", "run"], "--workload is missing"),
         (["network", "run", "-w", "nothing.txt", "--topology", "dgx_h100"], "there is no file nothing.txt"),
+        (["network", "run", "-w", "one.txt", "--placement", "packed"], "are for several jobs"),
     ],
 )
 def test_wrong_words_are_answered_in_a_sentence(windtunnel: Command, words: list[str], message: str) -> None:

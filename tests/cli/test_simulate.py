@@ -40,7 +40,10 @@ def test_no_line_is_wider_than_the_terminal(
 
 def test_json_has_the_summary_and_all_that_decided_it(windtunnel: Command, small: tuple[str, ...]) -> None:
     document = json.loads(windtunnel("simulate", *small, "--json", "--seed", "7").stdout)
-    assert set(document) == {"windtunnel", "scenario", "summary", "memory", "coverage", "sources", "operators"}
+    assert set(document) == {
+        *("windtunnel", "scenario", "summary", "memory", "coverage", "sources", "operators"),
+        *("interval_80", "calibration"),
+    }
     assert document["summary"]["num_requests"] == 20
     assert document["scenario"]["seed"] == 7
     assert document["scenario"]["deployment"]["engine"]["max_num_batched_tokens"] == 8192

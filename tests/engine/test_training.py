@@ -9,8 +9,10 @@ import pytest
 from windtunnel.engine.campaign import campaign
 from windtunnel.engine.remedies import remedies
 from windtunnel.engine.training import TrainingResult, simulate_training, simulate_with, training_prices
+from windtunnel.engine.training_intervals import spreads, step_interval
 from windtunnel.estimate.estimator import RooflineEstimator
 from windtunnel.estimate.roofline import Roofline
+from windtunnel.spec.calibration import Spread
 from windtunnel.spec.noun import decode
 from windtunnel.spec.training import TrainingJob, resolve
 
@@ -116,3 +118,15 @@ def test_16384_ranks_take_less_than_a_second() -> None:
     result = simulate_training(decode(raw, TrainingJob))
     assert time.process_time() - began < 1.0
     assert result.timeline.starts.size == 16 * 128 * 2
+
+
+def test_an_interval_is_what_published_runs_left_and_wider_where_nobody_measured() -> None:
+    found = step(parallelism={"tp": 8, "pp": 1})
+    expected, spread = step_interval(found), spreads()["dense"]
+    assert expected.low < found.step_s * spread.p10
+    assert expected.high > found.step_s * spread.p90
+    experts = step(model="mistralai/Mixtral-8x7B-v0.1", parallelism={"tp": 2, "pp": 4, "ep": 2})
+    wider = step_interval(experts)
+    assert wider.high / wider.low > expected.high / expected.low
+    bounds = step_interval(found, {"dense": Spread(p10=1.0, p50=1.0, p90=1.0, num_runs=1)})
+    assert bounds.low * bounds.high == pytest.approx(found.step_s**2)

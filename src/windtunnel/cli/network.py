@@ -1,11 +1,16 @@
 """`windtunnel network`: SimAI's job in one command."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from windtunnel.cli.options import Verb, option
 from windtunnel.errors import InputError
+
+if TYPE_CHECKING:
+    from windtunnel.spec.layers import LayerWorkload
+    from windtunnel.spec.network import NetworkSettings
 
 _WHAT, _HOW, _SIMAI, _OUT = "What runs, where", "How", "With --compat simai --backend analytic", "Output"
 
@@ -16,8 +21,21 @@ def command() -> None:
 
 
 @command.command(cls=Verb)
-@option("--workload", "-w", section=_WHAT, type=click.Path(path_type=Path), metavar="FILE", help="SimAI's workload.")
+@option(
+    "--workload",
+    "-w",
+    "workloads",
+    section=_WHAT,
+    type=click.Path(path_type=Path),
+    multiple=True,
+    metavar="FILE",
+    help="SimAI's workload. Several share the network, each over and over.",
+)
 @option("--topology", "-n", section=_WHAT, metavar="NAME", help="A file, a type with parameters, or a node.")
+@option(
+    "--placement", section=_WHAT, metavar="NAME", help="Of several jobs: packed, or striped server by server.  [packed]"
+)
+@option("--iterations", section=_HOW, type=click.IntRange(min=1), metavar="N", help="Of each of several jobs.  [10]")
 @option("--backend", section=_HOW, metavar="NAME", help="analytic, flow or packet.  [analytic]")
 @option("--compat", section=_HOW, metavar="NAME", help="simai: as SimAI computes it.")
 @option("--conf", section=_HOW, type=click.Path(path_type=Path), metavar="FILE", help="SimAI.conf; means compat simai.")
@@ -38,8 +56,10 @@ def command() -> None:
 @option("--overwrite", section=_OUT, is_flag=True, help="Replace the file.")
 @option("--json", "as_json", section=_OUT, is_flag=True, help="Print JSON.")
 def run(
-    workload: Path | None,
+    workloads: tuple[Path, ...],
     topology: str | None,
+    placement: str | None,
+    iterations: int | None,
     backend: str | None,
     compat: str | None,
     conf: Path | None,
@@ -65,6 +85,7 @@ def run(
     \b
     windtunnel network run --workload microAllReduce.txt --topology dgx_h100 --backend flow
     windtunnel network run -w workload.txt --compat simai -nv 360 -nic 48.5 -n_p_s 8 -g_p_s 8
+    windtunnel network run -w one.txt -w other.txt --topology dcn_plus:num_gpus=128 --placement striped
     """
     from windtunnel.cli.collective import network_settings
     from windtunnel.engine.layer_run import run_layers, run_simai_analytical
@@ -76,12 +97,20 @@ def run(
     from windtunnel.report.network import iteration_document, iteration_report
     from windtunnel.report.tables import show
 
-    if workload is None:
+    if not workloads:
         raise InputError("--workload is missing", "a workload file in SimAI's format")
+    if len(workloads) == 1 and (placement or iterations):
+        raise InputError("--placement and --iterations are for several jobs", "give --workload once for each")
     if out is not None and out.exists() and not overwrite:
         raise InputError(f"{out} exists already", "choose another --out, or replace it with --overwrite")
     settings = network_settings(backend, compat, routing, send_latency, seed, conf)
-    job = read_layers(workload)
+    jobs = [read_layers(workload) for workload in workloads]
+    if topology is not None and len(jobs) > 1:
+        if out is not None:
+            raise InputError("--out writes the report of one job", "leave it out; --json prints all of them")
+        _share(jobs, topology, settings, placement or "packed", iterations or 10, as_json)
+        return
+    job = jobs[0]
     if settings.compat == "simai" and settings.backend == "analytic":
         if topology is not None:
             raise InputError("SimAI-Analytical knows no topology", "leave --topology out, or --compat simai")
@@ -100,3 +129,26 @@ def run(
         click.echo(as_text(iteration_document(iteration)))
     else:
         show(*iteration_report(iteration))
+
+
+def _share(
+    jobs: "list[LayerWorkload]",
+    topology: str,
+    settings: "NetworkSettings",
+    placement: str,
+    iterations: int,
+    as_json: bool,
+) -> None:
+    """Run several jobs on one network and print what each loses to the others."""
+    from windtunnel.engine.shared_fabric import place_jobs, run_jobs
+    from windtunnel.interop.topologies import fabric_of
+    from windtunnel.report.documents import as_text
+    from windtunnel.report.network import shared_document, shared_report
+    from windtunnel.report.tables import show
+
+    fabric = fabric_of(topology)
+    found = run_jobs(place_jobs(jobs, fabric, placement), fabric, settings, iterations)
+    if as_json:
+        click.echo(as_text(shared_document(found, fabric, placement)))
+    else:
+        show(*shared_report(found, fabric, placement))

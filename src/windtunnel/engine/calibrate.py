@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 from windtunnel.engine.serving import (
     check_requests,
     estimator_for,
-    frontend_s,
     kernel_settings,
     run_loop,
     shard_of,
@@ -112,7 +111,7 @@ class Bench:
         prices = combined(self.parts, {name: factor(factors, name) for name in self.parts})
         engine = msgspec.structs.replace(self.setup.engine, host=host)
         cost = replace(prices, engine=engine).lowered().cost
-        seen_s = frontend_s(engine, self.requests.input_tokens)
+        seen_s = engine.host.frontend_s(self.requests.input_tokens)
         records, _, _ = run_loop(self.settings._replace(frontend_s=float(seen_s.mean())), cost, self.requests)
         measured = np.arange(records.size) >= self.requests.num_warmup
         ttft_s = (records["first_token_s"] - records["arrival_s"] + seen_s)[measured]

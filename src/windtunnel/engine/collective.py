@@ -125,6 +125,52 @@ def run_collective(
     return CollectiveRun(op, size_bytes, len(gpus), place.num_servers, seconds, algorithm, "simple", backend, source)
 
 
+def groups_seconds(
+    fabric: Fabric, op: str, size_bytes: int, groups: NDArray[np.int32], settings: NetworkSettings
+) -> float:
+    """Seconds until a collective has completed in several groups that run it at the same time, 0 where nothing moves.
+
+    Groups inside servers of their own do not meet; one stands for all, as it does for the analytic backend, which knows
+    no others.
+
+    Args:
+        fabric: where they run.
+        op: as for `collective_seconds`; so is `size_bytes`.
+        size_bytes: of each group.
+        groups: (num_groups, num_ranks) GPU ids; of send_recv, who sends and who receives.
+        settings: how deep, and how.
+
+    Raises:
+        InputError: a group does not spread evenly over servers, is not connected, or all make too many flows.
+    """
+    if groups.shape[1] == 1 or size_bytes == 0:
+        return 0.0
+    place = place_of(fabric, groups[0])
+    if settings.backend == "analytic":
+        return run_collective(fabric, op, size_bytes, groups[0].tolist(), "analytic").seconds
+    if place.num_servers == 1:
+        groups = groups[:1]
+    if settings.backend == "flow" and settings.compat is None and op in RING_ROUNDS:
+        rings = [tables.nccl_rings(each, place.num_servers) for each in groups]
+        order = np.concatenate([each.order for each in rings])
+        chunk = ring_chunk_bytes(size_bytes, rings[0])
+        steps = RING_ROUNDS[op] * (groups.shape[1] - 1)
+        return ring_seconds(fabric, tables.Rings(order, np.full_like(order, -1)), chunk, steps, settings)
+    algorithm = "ring" if op in RING_ROUNDS else "direct"
+    first = collective_flows(fabric, op, size_bytes, groups[0], settings, algorithm)
+    num_flows = len(first) * len(groups)
+    if num_flows > MOST_FLOWS:
+        raise InputError(
+            f"{op} in {len(groups)} groups of {groups.shape[1]} is {num_flows} flows; {MOST_FLOWS} are the most",
+            "use the analytic backend",
+        )
+    others = [collective_flows(fabric, op, size_bytes, each, settings, algorithm) for each in groups[1:]]
+    flows = tables.together([first, *others])
+    if settings.backend == "flow" and settings.compat is None and len(flows.parent) == 0:
+        return together_seconds(fabric, flows, settings)
+    return run_flows(fabric, flows, settings).total_s
+
+
 def transfer_seconds(
     fabric: Fabric,
     source: int,

@@ -6,26 +6,15 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.engine.alike import ring_seconds, together_seconds
-from windtunnel.engine.collective import (
-    RING_ROUNDS,
-    collective_flows,
-    place_of,
-    ring_chunk_bytes,
-    run_collective,
-    transfer_seconds,
-)
-from windtunnel.engine.network import run_flows
+from windtunnel.engine.collective import groups_seconds, transfer_seconds
 from windtunnel.errors import InputError
 from windtunnel.estimate.simai import Overlap, SimaiHardware, simulate
-from windtunnel.ops import flows as tables
 from windtunnel.ops.iteration import Iteration, LayerTimes, PhaseTimes, bubble_ns, exposed_by_group
 from windtunnel.spec.fabric import Fabric
 from windtunnel.spec.layers import Communication, Group, LayerWorkload, Phase
 from windtunnel.spec.network import NetworkSettings
 
 SIMAI_LEAST_BYTES = 4096
-MOST_FLOWS = 20_000_000
 
 
 def run_simai_analytical(
@@ -87,40 +76,9 @@ def groups_of(workload: LayerWorkload, group: Group) -> NDArray[np.int32]:
 
 
 def group_seconds(workload: LayerWorkload, fabric: Fabric, call: Communication, settings: NetworkSettings) -> float:
-    """Seconds until a collective has completed in all groups of its kind, which run it at the same time.
-
-    Groups inside servers of their own do not meet; one stands for all.
-    """
-    groups = groups_of(workload, call.group)
-    size_bytes = call.size_bytes
-    if settings.compat == "simai":
-        size_bytes = max(size_bytes, SIMAI_LEAST_BYTES)
-    if groups.shape[1] == 1 or size_bytes == 0:
-        return 0.0
-    place = place_of(fabric, groups[0])
-    if settings.backend == "analytic":
-        return run_collective(fabric, call.op, size_bytes, groups[0].tolist(), "analytic").seconds
-    if place.num_servers == 1:
-        groups = groups[:1]
-    if settings.backend == "flow" and settings.compat is None and call.op in RING_ROUNDS:
-        rings = [tables.nccl_rings(each, place.num_servers) for each in groups]
-        order = np.concatenate([each.order for each in rings])
-        chunk = ring_chunk_bytes(size_bytes, rings[0])
-        steps = RING_ROUNDS[call.op] * (groups.shape[1] - 1)
-        return ring_seconds(fabric, tables.Rings(order, np.full_like(order, -1)), chunk, steps, settings)
-    algorithm = "ring" if call.op in RING_ROUNDS else "direct"
-    first = collective_flows(fabric, call.op, size_bytes, groups[0], settings, algorithm)
-    num_flows = len(first) * len(groups)
-    if num_flows > MOST_FLOWS:
-        raise InputError(
-            f"{call.op} in {len(groups)} {call.group} groups is {num_flows} flows; {MOST_FLOWS} are the most",
-            "use the analytic backend",
-        )
-    others = [collective_flows(fabric, call.op, size_bytes, each, settings, algorithm) for each in groups[1:]]
-    flows = tables.together([first, *others])
-    if settings.backend == "flow" and settings.compat is None and len(flows.parent) == 0:
-        return together_seconds(fabric, flows, settings)
-    return run_flows(fabric, flows, settings).total_s
+    """Seconds until a collective has completed in all groups of its kind, which run it at the same time."""
+    size_bytes = max(call.size_bytes, SIMAI_LEAST_BYTES) if settings.compat == "simai" else call.size_bytes
+    return groups_seconds(fabric, call.op, size_bytes, groups_of(workload, call.group), settings)
 
 
 def _pipeline_ns(workload: LayerWorkload, fabric: Fabric, settings: NetworkSettings) -> float:

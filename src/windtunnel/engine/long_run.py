@@ -128,9 +128,8 @@ def simulate_long(
         engine_cpu_s = time.thread_time() - started_cpu_s
         columns = {name: records[name].copy() for name in ENGINE_COLUMNS}
         del records
-        table = request_table(
-            columns, np.zeros(mine.num_requests, np.int64), float(setup.engine.host.first_token_s or 0.0), 0
-        )
+        frontend_s = setup.engine.host.frontend_s(mine.input_tokens)
+        table = request_table(columns, np.zeros(mine.num_requests, np.int64), frontend_s, 0)
         rows = rows_by_replica(table, steps, 1)
         table = with_token_times(table, steps, rows, num_stages)
         for name in LATENCIES:

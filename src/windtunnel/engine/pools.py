@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.engine.cluster_network import handover_bytes_per_s, network_of
 from windtunnel.engine.serving import (
     ENGINE_COLUMNS,
     GiveUp,
@@ -92,7 +93,7 @@ def prepare_pools(
         setup = with_model_len(resolve(pool_scenario(scenario, pool), allow_download), requests)
         parts.append(_prepared(scenario, pool, setup, requests, estimator or estimator_of(setup), lower))
     _check_first_tokens(scenario, parts)
-    plans = _with_given_link(scenario, [part.plan for part in parts])
+    plans = _with_given_link(scenario, _on_network(scenario, parts, [part.plan for part in parts]))
     return Fleet(parts, plans, travel_of(scenario, parts), _speculation(parts))
 
 
@@ -107,7 +108,7 @@ def simulate_pools(
     fleet = prepare_pools(scenario, requests, estimator, allow_download)
     parts = fleet.parts
     records, pools, steps, engine_time_s = run_pools(fleet.plans, fleet.travel, requests, progress, fleet.speculation)
-    table = _request_table(records, pools, float(parts[0].setup.engine.host.first_token_s or 0.0), requests)
+    table = _request_table(records, pools, parts[0].setup.engine.host.frontend_s(requests.input_tokens), requests)
     summaries = [
         _pool_summary(scenario, part, _steps_of(steps, pools, at), table, int(pools.pools[at].first_replica))
         for at, part in enumerate(parts)
@@ -253,6 +254,31 @@ def _link_bytes_per_s(setup: Setup) -> float:
     return 0.0 if link is None else link.bytes_per_s * setup.parallelism.tp * setup.parallelism.pp
 
 
+def _on_network(scenario: Scenario, parts: Sequence[PoolServer], plans: list[PoolPlan]) -> list[PoolPlan]:
+    """The plans with what the deployment's network carries from rank to rank, if it is less than their own links'.
+
+    Pools lie on the network one after the other, their replicas too.
+    """
+    settings = scenario.deployment.network
+    if settings is None or not any(plan.role == PREFILL for plan in plans):
+        return plans
+    if len({part.setup.node.name for part in parts}) > 1:
+        raise InputError(
+            "the pools stand in different nodes, and a network is made of one kind",
+            "leave deployment.network out, or give the pools one device",
+        )
+    network = network_of(settings, parts[0].setup.node, scenario.deployment.num_devices)
+    first, sides = 0, dict[bool, list[NDArray[np.int64]]]({True: [], False: []})
+    for part, plan in zip(parts, plans, strict=True):
+        width = part.setup.parallelism.tp * part.setup.parallelism.pp
+        ranks = first + np.arange(plan.settings.num_replicas * plan.settings.ranks_per_replica * width)
+        sides[plan.role == PREFILL].append(ranks.reshape(-1, width))
+        first += ranks.size
+    rates = [handover_bytes_per_s(network, senders, receivers) for senders in sides[True] for receivers in sides[False]]
+    slowest = min(rates)
+    return [plan._replace(link_bytes_per_s=min(plan.link_bytes_per_s, slowest)) for plan in plans]
+
+
 def _with_given_link(scenario: Scenario, plans: Sequence[PoolPlan]) -> list[PoolPlan]:
     """The plans with the bandwidth that transfers reach: what the scenario says, or a share of the links'."""
     transfer = scenario.deployment.transfer
@@ -269,7 +295,9 @@ def _with_given_link(scenario: Scenario, plans: Sequence[PoolPlan]) -> list[Pool
     return [plan._replace(link_bytes_per_s=plan.link_bytes_per_s * transfer.link_efficiency) for plan in plans]
 
 
-def _request_table(records: NDArray[np.void], pools: Pools, frontend_s: float, requests: RequestArrays) -> Table:
+def _request_table(
+    records: NDArray[np.void], pools: Pools, frontend_s: NDArray[np.float64], requests: RequestArrays
+) -> Table:
     journeys = pools.journeys
     moved = ~np.isnan(journeys.handed_s)
     per_replica = pools.pools.ranks_per_replica[pools.pool_of_replica]

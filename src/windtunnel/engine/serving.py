@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.engine.cluster_network import OnNetwork, network_of
 from windtunnel.engine.intervals import intervals, remarks
 from windtunnel.engine.policy import Policy, load_policy, policy_name
 from windtunnel.engine.prefix_cache import cache_for, refuse_tiers, session_state, tier_tokens
@@ -122,7 +123,7 @@ def simulate(
     table = request_table(
         {name: records[name].copy() for name in ENGINE_COLUMNS},
         records["rank"] // settings.ranks_per_replica,
-        frontend_s(setup.engine, requests.input_tokens),
+        setup.engine.host.frontend_s(requests.input_tokens),
         requests.num_warmup,
         tenant=requests.tenant,
         cached_tokens=None if cache is None else cache.requests["cached_tokens"],
@@ -293,7 +294,16 @@ def estimator_for(setup: Setup) -> Estimator:
     measured = measured_estimator(
         setup.device, setup.node, engine.name, engine.version, cuda_graphs=graphs, moe_backend=engine.moe_backend
     )
-    return calibrated(measured, setup)
+    return on_network(calibrated(measured, setup), setup)
+
+
+def on_network(estimator: Estimator, setup: Setup) -> Estimator:
+    """`estimator` with the replica's collectives between nodes on the setup's network, if it has one."""
+    num_devices = setup.parallelism.num_devices
+    if setup.network is None or num_devices <= setup.node.num_devices:
+        return estimator
+    network = network_of(setup.network, setup.node, num_devices)
+    return OnNetwork(estimator, network, num_devices // setup.parallelism.pp)
 
 
 def calibrated(estimator: Estimator, setup: Setup) -> Estimator:
@@ -336,19 +346,13 @@ def kernel_settings(
         receive_interval_steps=engine.receive_interval_steps or 1,
         concurrency=requests.concurrency,
         num_warmup=requests.num_warmup,
-        frontend_s=float(frontend_s(engine, requests.input_tokens).mean()),
+        frontend_s=float(engine.host.frontend_s(requests.input_tokens.mean())),
         num_stages=setup.parallelism.pp,
         batch_wait_steps=engine.batch_wait_timeout_iters or 0,
         batch_wait_tokens=round((engine.batch_wait_max_tokens_ratio or 0.0) * engine.max_num_batched_tokens),
         router=state.ROUTERS.index(router),
         seed=seed,
     )
-
-
-def frontend_s(engine: EngineSettings, input_tokens: NDArray[np.int64]) -> NDArray[np.float64]:
-    """What the client sees on top of the engine's times, of every request."""
-    host = engine.host
-    return float(host.first_token_s or 0.0) + float(host.prompt_token_s or 0.0) * input_tokens.astype(np.float64)
 
 
 def run_loop(

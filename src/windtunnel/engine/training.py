@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.engine.cluster_network import JobNetwork, network_of
 from windtunnel.engine.training_costs import ChunkCost, chunk_costs, message_seconds
 from windtunnel.estimate.estimator import Coverage, Estimator
 from windtunnel.estimate.roofline import machine
@@ -140,12 +141,19 @@ def simulate_training(
         InputError: a name, split or schedule that cannot be.
     """
     setup = job if isinstance(job, TrainingSetup) else resolve(job, allow_download)
-    return simulate_with(setup, pricer(estimator, setup.device, setup.node) if estimator else training_prices(setup))
+    return simulate_with(setup, training_prices(setup, estimator))
 
 
-def training_prices(setup: TrainingSetup) -> TrainingPricer:
-    """Prices for the job's device and node; jobs that differ in nothing else may share them."""
-    return pricer(training_estimator(setup), setup.device, setup.node)
+def training_prices(setup: TrainingSetup, estimator: Estimator | None = None) -> TrainingPricer:
+    """Prices for the job's device, node and network; jobs that differ in nothing else may share them.
+
+    Raises:
+        InputError: the network's topology does not suit the job.
+    """
+    network = None
+    if setup.job.network is not None:
+        network = JobNetwork(network_of(setup.job.network, setup.node, setup.degrees.num_devices), Rank(setup))
+    return pricer(estimator or training_estimator(setup), setup.device, setup.node, network)
 
 
 def training_estimator(setup: TrainingSetup) -> Estimator:
@@ -157,6 +165,8 @@ def training_estimator(setup: TrainingSetup) -> Estimator:
 def simulate_with(setup: TrainingSetup, prices: TrainingPricer) -> TrainingResult:
     """`simulate_training` with prices that may be shared by many jobs on one device and node."""
     rank = Rank(setup)
+    if isinstance(prices.between_nodes, JobNetwork) and prices.between_nodes.rank.setup is not setup:
+        prices = replace(prices, between_nodes=prices.between_nodes.of(rank), _known={})
     costs = chunk_costs(rank, prices)
     plan = schedule(
         str(setup.job.schedule), setup.degrees.pp, setup.degrees.num_microbatches, setup.degrees.virtual_stages

@@ -174,7 +174,7 @@ def walked_settings(
         max_waiting_steps=engine.max_waiting_steps or 0,
         concurrency=requests.concurrency,
         num_warmup=requests.num_warmup,
-        frontend_s=float(engine.host.first_token_s or 0.0),
+        frontend_s=float(engine.host.frontend_s(requests.input_tokens.mean())),
         router=state.ROUTERS.index(router),
         seed=seed,
         numbered_by_arrival=int(requests.previous is None),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from windtunnel.errors import InputError
 from windtunnel.estimate.estimator import COVERAGES, Coverage, Estimate, Estimator
@@ -138,27 +139,48 @@ def network_seconds(op: ops.Collective, node: Node) -> float:
     return ring + float(op.num_bytes) / rate
 
 
+class BetweenNodes(Protocol):
+    """Anything that prices a job's collectives between nodes."""
+
+    def estimate(self, op: ops.Collective, group: Group) -> Estimate:
+        """Seconds of a collective in every group of a kind at once."""
+        ...
+
+
+@dataclass(frozen=True)
+class LinksBetweenNodes:
+    """`network_seconds`, where nothing is known of the network but its links."""
+
+    node: Node
+
+    def estimate(self, op: ops.Collective, group: Group) -> Estimate:  # noqa: ARG002
+        """Seconds of `op`, whose group has the links to itself."""
+        return Estimate(network_seconds(op, self.node), Coverage.ROOFLINE, "links between nodes", NETWORK_ERROR)
+
+
 @dataclass(frozen=True)
 class TrainingPricer:
     """Prices tasks; equal operators once."""
 
     estimator: Estimator
-    node: Node
+    between_nodes: BetweenNodes
     sustained_fraction: float
     overlap_slowdown: float = OVERLAP_SLOWDOWN
-    _known: dict[ops.Op, tuple[float, Coverage, str, float]] = field(default_factory=dict)
+    _known: dict[tuple[ops.Op, Group | None], tuple[float, Coverage, str, float]] = field(default_factory=dict)
 
     def task(self, task: Task) -> TaskCost:
         """Seconds of one task."""
-        if task.op not in self._known:
-            self._known[task.op] = self._price(task.op)
-        seconds, coverage, source, error = self._known[task.op]
+        key = (task.op, task.group)
+        if key not in self._known:
+            self._known[key] = self._price(task.op, task.group)
+        seconds, coverage, source, error = self._known[key]
         return TaskCost(task, seconds * task.count, coverage, source, error)
 
-    def _price(self, op: ops.Op) -> tuple[float, Coverage, str, float]:
-        if isinstance(op, ops.Collective) and op.span_nodes > 1:
-            return network_seconds(op, self.node), Coverage.ROOFLINE, "links between nodes", NETWORK_ERROR
-        found = self.estimator.estimate(op)
+    def _price(self, op: ops.Op, group: Group | None) -> tuple[float, Coverage, str, float]:
+        if isinstance(op, ops.Collective) and group is not None and op.span_nodes > 1:
+            found = self.between_nodes.estimate(op, group)
+        else:
+            found = self.estimator.estimate(op)
         seconds = float(found.seconds)
         if not isinstance(op, ops.Elementwise | ops.Collective):
             seconds /= self.sustained_fraction
@@ -200,13 +222,17 @@ class TrainingPricer:
         found.exposed_s[group] = found.exposed_s.get(group, 0.0) + cost.seconds - hidden
 
 
-def pricer(estimator: Estimator, device: Device, node: Node) -> TrainingPricer:
-    """A pricer with the shipped figures of the device's architecture."""
+def pricer(
+    estimator: Estimator, device: Device, node: Node, between_nodes: BetweenNodes | None = None
+) -> TrainingPricer:
+    """A pricer with the shipped figures of the device's architecture; between nodes by closed forms where nothing else
+    is given.
+    """
     sustained = SUSTAINED_FRACTION.get(device.architecture, OTHER_SUSTAINED_FRACTION)
     rated_w = RATED_W.get(device.architecture)
     if rated_w and device.tdp_w and device.tdp_w < rated_w:
         sustained *= (device.tdp_w / rated_w) ** (1 / 3)
-    return TrainingPricer(estimator, node, sustained)
+    return TrainingPricer(estimator, between_nodes or LinksBetweenNodes(node), sustained)
 
 
 def class_of(task: Task) -> str:

@@ -1,11 +1,13 @@
 """Fabrics, collectives and iterations for people and as documents."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from rich.console import RenderableType
 
 from windtunnel.engine.collective import CollectiveRun
+from windtunnel.engine.shared_fabric import SharedJob
 from windtunnel.ops.iteration import Iteration
 from windtunnel.report.tables import columns, grid, number, percent, title
 from windtunnel.report.version import version
@@ -177,5 +179,45 @@ def iteration_document(iteration: Iteration) -> dict[str, Any]:
                 },
             }
             for row in iteration.layers
+        ],
+    }
+
+
+def shared_report(jobs: Sequence[SharedJob], fabric: Fabric, placement: str) -> list[RenderableType]:
+    """Several jobs on one network: each one's iteration alone and beside the others."""
+    rows = [
+        (
+            job.workload.name,
+            str(job.workload.num_gpus),
+            format_seconds(job.alone_s),
+            format_seconds(job.shared_s),
+            format_seconds(job.slowest_s),
+            f"{job.slowdown:.2f}x",
+            str(job.num_iterations),
+        )
+        for job in jobs
+    ]
+    names = ("job", "GPUs", "alone", "shared", "slowest", "slowdown", "iterations")
+    return [title(f"{len(jobs)} jobs on {fabric.name}, {placement}"), columns(names, rows)]
+
+
+def shared_document(jobs: Sequence[SharedJob], fabric: Fabric, placement: str) -> dict[str, Any]:
+    """The same as a document."""
+    return {
+        "windtunnel": version(),
+        "topology": fabric.name,
+        "placement": placement,
+        "jobs": [
+            {
+                "workload": job.workload.name,
+                "num_gpus": job.workload.num_gpus,
+                "gpus": job.gpus.tolist(),
+                "alone_s": job.alone_s,
+                "shared_s": job.shared_s,
+                "slowest_s": job.slowest_s,
+                "slowdown": job.slowdown,
+                "num_iterations": job.num_iterations,
+            }
+            for job in jobs
         ],
     }

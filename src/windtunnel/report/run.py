@@ -4,7 +4,7 @@ from rich.console import RenderableType
 
 from windtunnel.engine.serving import Result
 from windtunnel.metrics.summary import Distribution, Summary
-from windtunnel.report.setup import deployment_line, load_line, model_line, provenance_rows
+from windtunnel.report.setup import deployment_line, load_line, model_line, network_lines, provenance_rows
 from windtunnel.report.tables import bars, columns, duration, grid, number, percent, title
 from windtunnel.spec.slo import Slo
 from windtunnel.units import format_bytes, format_seconds
@@ -62,11 +62,10 @@ def sureness_rows(result: Result) -> list[tuple[str, str]]:
 def _deployment_lines(result: Result) -> list[str]:
     deployment = result.scenario.deployment
     if not result.pools:
-        return [deployment_line(result.setup, deployment.replicas)]
-    return [
-        f"{pool.name}: {deployment_line(made.setup, pool.replicas)}"
-        for pool, made in zip(deployment.pools, result.pools, strict=True)
-    ]
+        return [deployment_line(result.setup, deployment.replicas), *network_lines(result.setup.network)]
+    pools = zip(deployment.pools, result.pools, strict=True)
+    lines = [f"{pool.name}: {deployment_line(made.setup, pool.replicas)}" for pool, made in pools]
+    return [*lines, *network_lines(deployment.network)]
 
 
 def _pool_rows(summary: Summary) -> list[RenderableType]:

@@ -147,8 +147,8 @@ def _burst_parts(report: SearchReport, found: Found) -> list[RenderableType]:
 def burst_text(times: float) -> str:
     """What is wrong with a stream that lasts so few mean times from end to end."""
     return (
-        f"the requests arrive within {times:.1f} times the mean end-to-end time, and a deployment that takes in a burst "
-        "may not sustain it; give a larger num_requests"
+        f"the requests arrive within {times:.1f} times the mean end-to-end time, and a deployment that takes in a "
+        "burst may not sustain it; give a larger num_requests"
     )
 
 

@@ -1,6 +1,7 @@
 """What was served, on what, under which load, in a line each; and where operator times come from."""
 
 from windtunnel.report.tables import formats, percent
+from windtunnel.spec.network import ClusterNetwork
 from windtunnel.spec.scenario import Scenario, Setup
 from windtunnel.spec.workload import (
     Arrivals,
@@ -49,6 +50,13 @@ def deployment_line(setup: Setup, replicas: int = 1) -> str:
     scheduler = SCHEDULER_TITLES.get(str(engine.scheduler), str(engine.scheduler))
     title = ENGINE_TITLES.get(engine.name, engine.name)
     return f"{copies}{parallelism.num_devices} x {setup.device.title}{how}; {title} {engine.version}, {scheduler}"
+
+
+def network_lines(network: ClusterNetwork | None) -> list[str]:
+    """What carries collectives between nodes, where the scenario or job says so."""
+    if network is None:
+        return []
+    return [f"network between nodes: {network.topology or 'the nodes on rails'}, {network.backend} level"]
 
 
 def load_line(scenario: Scenario) -> str:

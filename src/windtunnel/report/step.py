@@ -17,7 +17,7 @@ from windtunnel.ops.op import (
     PrefillAttention,
     Size,
 )
-from windtunnel.report.setup import deployment_line, model_line, provenance_rows
+from windtunnel.report.setup import deployment_line, model_line, network_lines, provenance_rows
 from windtunnel.report.tables import bars, columns, grid, number, percent, title
 from windtunnel.units import format_bytes, format_seconds, format_si
 
@@ -27,6 +27,7 @@ def step_report(step: Explanation) -> list[RenderableType]:
     return [
         title(model_line(step.setup)),
         deployment_line(step.setup),
+        *network_lines(step.setup.network),
         _batch_line(step),
         "",
         columns(

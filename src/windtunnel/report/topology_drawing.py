@@ -12,7 +12,7 @@ WIDTH = 1200
 MOST_SERVERS, MOST_SWITCHES = 16, 64
 """More are drawn as the first of them, with a line that says how many there are."""
 _ROW = 110
-_COLOURS = ("#4c78a8", "#f58518", "#54a24b", "#b279a2")
+_COLOURS = ("#4c78a8", "#f58518", "#54a24b", "#b279a2", "#e45756")
 _STYLE = (
     "body{font:14px system-ui,sans-serif;margin:2em;color:#222;background:#fff}svg{max-width:100%;height:auto}"
     "line{stroke:#999;stroke-opacity:.35}text{font-size:11px;fill:#444}.box{fill:#f4f4f4;stroke:#ccc}"
@@ -48,10 +48,18 @@ def drawing(fabric: Fabric) -> str:
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(fabric.name)}</title>'
         f"<style>{_STYLE}</style><h1>{escape(fabric.name)}</h1>"
         f"<p>{fabric.num_gpus} {escape(fabric.gpu_type)} GPUs in {fabric.num_servers} servers, "
-        f"{fabric.num_links} links</p>{note}"
+        f"{fabric.num_links} links</p><p>{_legend(fabric)}</p>{note}"
         f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(fabric.name)}">'
         f"{''.join(boxes)}{''.join(lines)}{''.join(nodes)}</svg></html>\n"
     )
+
+
+def _legend(fabric: Fabric) -> str:
+    """What each colour is, of the kinds that the fabric has."""
+    kinds = [(0, 0), *([(1, 0)] if (fabric.kind == NodeKind.SCALE_UP_SWITCH).any() else [])]
+    kinds += [(int(NodeKind.SWITCH), tier) for tier in range(1, int(fabric.tier.max()) + 1)]
+    shown = (f'<span style="color:{_colour(*kind)}">\u25a0</span> {_name(*kind)}' for kind in kinds)
+    return " &nbsp; ".join(shown)
 
 
 def _layout(fabric: Fabric) -> tuple[dict[int, tuple[float, int]], list[str], int]:
@@ -84,11 +92,17 @@ def _spread(count: int, left: float, width: float) -> list[float]:
 
 def _node(fabric: Fabric, node: int, x: float, y: int) -> str:
     kind, tier = int(fabric.kind[node]), int(fabric.tier[node])
-    names = {0: "GPU", 1: "scale-up switch"}
-    name = names.get(kind, {1: "leaf", 2: "spine", 3: "core"}.get(tier, "switch"))
     degree = int(np.count_nonzero((fabric.link_a == node) | (fabric.link_b == node)))
-    label = f"<title>{name} {node}, {degree} links</title>"
-    colour = _COLOURS[0 if kind == 0 else 1 if kind == 1 else min(1 + tier, 3)]
+    label = f"<title>{_name(kind, tier)} {node}, {degree} links</title>"
+    colour = _colour(kind, tier)
     if kind == 0:
         return f'<circle cx="{x:.1f}" cy="{y}" r="5" fill="{colour}">{label}</circle>'
     return f'<rect x="{x - 7:.1f}" y="{y - 5}" width="14" height="10" rx="2" fill="{colour}">{label}</rect>'
+
+
+def _name(kind: int, tier: int) -> str:
+    return {0: "GPU", 1: "scale-up switch"}.get(kind, {1: "leaf", 2: "spine", 3: "core"}.get(tier, "switch"))
+
+
+def _colour(kind: int, tier: int) -> str:
+    return _COLOURS[0 if kind == 0 else 1 if kind == 1 else min(1 + tier, 4)]

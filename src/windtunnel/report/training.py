@@ -8,7 +8,9 @@ from windtunnel.engine.campaign import Campaign
 from windtunnel.engine.layouts import Layouts
 from windtunnel.engine.training import TrainingResult
 from windtunnel.engine.training_costs import PHASES, ExplainedTask
+from windtunnel.engine.training_intervals import step_interval
 from windtunnel.ops.training_memory import StageMemory
+from windtunnel.report.setup import network_lines
 from windtunnel.report.tables import bars, columns, duration, grid, number, percent, title
 from windtunnel.spec.training import TrainingSetup
 from windtunnel.units import format_bytes, format_seconds, format_si
@@ -25,6 +27,7 @@ def training_report(
         title(model_line(result)),
         devices_line(result.setup),
         batch_line(result.setup),
+        *network_lines(result.setup.job.network),
         "",
         grid(_rate_rows(result)),
         "",
@@ -73,9 +76,10 @@ def batch_line(setup: TrainingSetup) -> str:
 
 def _rate_rows(result: TrainingResult) -> list[tuple[str, str]]:
     per_device = format_si(result.flops_per_s_per_device, "FLOP/s")
-    error = f"; operators' times are known to {percent(result.relative_error)}" if result.relative_error else ""
+    expected = step_interval(result)
+    bounds = f"{format_seconds(expected.low)} to {format_seconds(expected.high)}"
     return [
-        ("step", f"{format_seconds(result.step_s)}{error}"),
+        ("step", f"{format_seconds(result.step_s)}; 80% interval {bounds}"),
         (
             "throughput",
             f"{number(result.tokens_per_s)} tokens/s; {number(result.tokens_per_s_per_device)} per device",

@@ -7,6 +7,7 @@ from windtunnel.engine.campaign import Campaign
 from windtunnel.engine.layouts import Layouts
 from windtunnel.engine.training import TrainingResult
 from windtunnel.engine.training_costs import ExplainedTask
+from windtunnel.engine.training_intervals import step_interval
 from windtunnel.report.version import version
 from windtunnel.spec.noun import encode
 
@@ -20,6 +21,7 @@ def training_document(result: TrainingResult, run: Campaign | None, tasks: list[
         "layers_per_chunk": list(result.setup.layers_per_chunk),
         "num_parameters": result.num_parameters,
         "step_s": result.step_s,
+        "interval_80": {"step_s": asdict(step_interval(result))},
         "breakdown_s": result.breakdown_s,
         "bubble_fraction": result.bubble_fraction,
         "tokens_per_s": result.tokens_per_s,

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from windtunnel.engine.pools import Fleet, prepare_pools
-from windtunnel.engine.serving import Server, calibrated, estimator_for, prepare
+from windtunnel.engine.serving import Server, calibrated, estimator_for, on_network, prepare
 from windtunnel.engine.workload import RequestArrays
 from windtunnel.estimate.estimator import Estimator
 from windtunnel.estimate.steps import LoweredSteps, lower_steps
@@ -60,11 +60,12 @@ class Bench:
         graphs = bool(engine.max_cudagraph_capture_size)
         key = (setup.device.name, setup.node.name, engine.name, engine.version, graphs, engine.moe_backend)
         if key not in self.estimators:
-            self.estimators[key] = estimator_for(replace(setup, calibration=None))
-        factored = (*key, setup.calibration_name)
-        if factored not in self.estimators:
-            self.estimators[factored] = calibrated(self.estimators[key], setup)
-        return self.estimators[factored]
+            self.estimators[key] = estimator_for(replace(setup, calibration=None, network=None))
+        split = setup.parallelism if setup.network is not None else None
+        placed = (*key, setup.calibration_name, setup.network, split)
+        if placed not in self.estimators:
+            self.estimators[placed] = on_network(calibrated(self.estimators[key], setup), setup)
+        return self.estimators[placed]
 
     def lower(
         self,

@@ -436,7 +436,10 @@ def names_digest(deployed: Deployed) -> bytes:
     """Of all that the catalog says of a point's models, devices, nodes and calibrations."""
     pools = [resolve(pool_scenario(deployed.scenario, pool)) for pool in deployed.scenario.deployment.pools]
     setups = [deployed.setup] if deployed.setup is not None else pools
-    nouns = [(one.model, one.precision, one.device, one.node, one.calibration, one.max_model_len) for one in setups]
+    nouns = [
+        (one.model, one.precision, one.device, one.node, one.calibration, one.max_model_len, one.network)
+        for one in setups
+    ]
     return hashlib.sha256(msgspec.json.encode((nouns, [one.engine for one in pools]))).digest()
 
 

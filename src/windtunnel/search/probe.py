@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from windtunnel.engine.pools import Fleet, run_pools
 from windtunnel.engine.prefix_cache import cache_for
-from windtunnel.engine.serving import GiveUp, Server, frontend_s, serve
+from windtunnel.engine.serving import GiveUp, Server, serve
 from windtunnel.engine.workload import RequestArrays
 from windtunnel.kernels import state
 from windtunnel.kernels.walked_state import WalkedSettings
@@ -129,8 +129,7 @@ def serve_requests(server: Server | Fleet, requests: RequestArrays, give_up: Giv
         records, _, steps, _ = run_pools(
             plans, server.travel, requests, speculation=server.speculation, give_up=give_up
         )
-        engine = server.parts[0].setup.engine
-        at_client_s: Floats | float = float(engine.host.first_token_s or 0.0)
+        host = server.parts[0].setup.engine.host
     else:
         if requests.concurrency != server.settings.concurrency:
             server = replace(server, settings=server.settings._replace(concurrency=requests.concurrency))
@@ -138,13 +137,13 @@ def serve_requests(server: Server | Fleet, requests: RequestArrays, give_up: Giv
         if not isinstance(server.settings, WalkedSettings):
             cache = cache_for(server.setup, server.memory, server.settings, requests)
         records, steps, _ = serve(server, requests, cache, give_up=give_up)
-        at_client_s = frontend_s(server.setup.engine, requests.input_tokens)
+        host = server.setup.engine.host
     if np.isnan(records["finish_s"][-1]) and np.isnan(records["finish_s"]).any():
         return None
-    return _served(records, steps, at_client_s, requests.num_warmup)
+    return _served(records, steps, host.frontend_s(requests.input_tokens), requests.num_warmup)
 
 
-def _served(records: NDArray[np.void], steps: Table, at_client_s: Floats | float, num_warmup: int) -> Served:
+def _served(records: NDArray[np.void], steps: Table, at_client_s: Floats, num_warmup: int) -> Served:
     arrival_s, first_s, finish_s = records["arrival_s"], records["first_token_s"], records["finish_s"]
     gaps = records["output_tokens"] - 1
     tpot_s = np.full(arrival_s.size, np.nan)

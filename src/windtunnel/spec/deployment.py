@@ -1,7 +1,8 @@
 """Where and how a model is served: devices, parallelism, replicas, and the engine with its settings."""
 
-from typing import Literal
+from typing import Any, Literal
 
+from windtunnel.spec.network import ClusterNetwork
 from windtunnel.spec.noun import Noun
 
 MOE_BACKENDS = ("cutlass", "trtllm", "deepgemm", "triton", "marlin", "flashinfer")
@@ -67,6 +68,10 @@ class HostOverheads(Noun):
 
     def __post_init__(self) -> None:
         _check_at_least(0, **{name: getattr(self, name) for name in self.__struct_fields__})
+
+    def frontend_s(self, input_tokens: Any) -> Any:
+        """What the client sees on top of the engine's times, of prompts of so many tokens (a number or an array)."""
+        return (self.first_token_s or 0.0) + (self.prompt_token_s or 0.0) * input_tokens
 
 
 class Speculative(Noun):
@@ -323,6 +328,8 @@ class Deployment(Noun):
     """Replicas of several kinds, instead of `replicas` of one."""
     transfer: Transfer = Transfer()
     """Between pools that prefill and pools that decode."""
+    network: ClusterNetwork | None = None
+    """Between the nodes of a replica; None takes closed forms over their published links."""
 
     def __post_init__(self) -> None:
         _check_at_least(1, replicas=self.replicas)

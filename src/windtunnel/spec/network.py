@@ -37,6 +37,21 @@ class NetworkSettings(Noun):
                 raise ValueError(f"{name} is {getattr(self, name)}; at least 0 is needed")
 
 
+class ClusterNetwork(NetworkSettings):
+    """The network between the servers of a training job or of a replica: collectives that leave a server are simulated
+    on it. Without one they take closed forms over the published links.
+    """
+
+    topology: str | None = None
+    """A topology file, a type with parameters (`dcn_plus:num_gpus=512,num_spines=4`) or a node of the catalog. None:
+    as many of the deployment's nodes as it needs, on rails."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.compat is not None:
+            raise ValueError("compat is for `windtunnel network run` and `windtunnel collective`; leave it out here")
+
+
 SIMAI_SETTINGS = NetworkSettings(backend="flow", compat="simai", payload_bytes=9000, header_bytes=50)
 """What SimAI 1.6 simulates with (`SimAI.conf`), with a send latency of 3 us."""
 

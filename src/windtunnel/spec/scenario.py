@@ -14,6 +14,7 @@ from windtunnel.spec.deployment import Deployment, EngineSettings, Parallelism, 
 from windtunnel.spec.engine_defaults import overlay, with_defaults
 from windtunnel.spec.hardware import Device, Node
 from windtunnel.spec.model import ExpertsFeedForward, GatedDeltaAttention, GroupedQueryAttention, ModelSpec
+from windtunnel.spec.network import ClusterNetwork
 from windtunnel.spec.noun import Noun, decode, encode, read_yaml
 from windtunnel.spec.precision import COMPUTE, Precision
 from windtunnel.spec.slo import Slo
@@ -55,6 +56,7 @@ class Setup:
     calibration: Calibration | None = None
     """None: not calibrated."""
     calibration_name: str | None = None
+    network: ClusterNetwork | None = None
 
 
 def load(path: Path | str, overrides: dict[str, Any] | None = None) -> Scenario:
@@ -160,6 +162,7 @@ def resolve(scenario: Scenario, allow_download: bool = False) -> Setup:
         max_model_len=engine.max_model_len or model.max_context_tokens,
         calibration=calibration,
         calibration_name=name,
+        network=deployment.network,
     )
     if node.device not in (device.name, ANY_DEVICE):
         raise InputError(

@@ -21,6 +21,7 @@ from windtunnel.spec.model import (
     GroupedQueryAttention,
     ModelSpec,
 )
+from windtunnel.spec.network import ClusterNetwork
 from windtunnel.spec.noun import Noun, decode, encode, read_yaml
 from windtunnel.spec.precision import Format
 from windtunnel.spec.scenario import ANY_DEVICE, set_path
@@ -260,6 +261,8 @@ class TrainingJob(Noun):
     total_tokens: float | None = None
     """Of the whole run; gives its duration, energy and price."""
     faults: Faults = Faults()
+    network: ClusterNetwork | None = None
+    """Between the nodes; None takes closed forms over their published links."""
     price_usd_per_hour: float | None = None
     """Of one device; None takes the catalog's list price."""
 
