@@ -129,7 +129,7 @@ def workers() -> None:
     space = space_of({**WHOLE, "gpu_memory_utilization": [0.9], "kv_cache": ["bf16"]})
     base, _, one_s = timed(space)
     for executor in ("threads", "processes"):
-        study, _, wall_s = timed(space, Means(executor, 2))  # type: ignore[arg-type]
+        study, _, wall_s = timed(space, Means(executor, 2))
         assert study.found[0].evaluations == base.found[0].evaluations
         print(f"{executor}: 2 workers {one_s / wall_s:.2f} x as fast as one ({wall_s:.1f} s), equal to the bit")
 

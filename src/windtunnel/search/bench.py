@@ -61,8 +61,8 @@ class Bench:
         key = (setup.device.name, setup.node.name, engine.name, engine.version, graphs, engine.moe_backend)
         if key not in self.estimators:
             self.estimators[key] = estimator_for(replace(setup, calibration=None, network=None))
-        split = setup.parallelism if setup.network is not None else None
-        placed = (*key, setup.calibration_name, setup.network, split)
+        network = None if setup.network is None else (msgspec.json.encode(setup.network), setup.parallelism)
+        placed = (*key, setup.calibration_name, network)
         if placed not in self.estimators:
             self.estimators[placed] = on_network(calibrated(self.estimators[key], setup), setup)
         return self.estimators[placed]
