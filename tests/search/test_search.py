@@ -342,7 +342,7 @@ def test_the_quick_way_to_a_setup_is_the_long_one() -> None:
         ({**BASE, "vary": {"tp": []}}, "nothing varies|has no values"),
         ({**BASE, "vary": VARY, "objectiv": "x"}, "unknown key \\$.objectiv"),
         ({**BASE, "vary": VARY, "limits": {"ttft_x": 1}}, "there is no limit"),
-        ({**BASE, "vary": VARY, "seeds": 0, "finalists": 0}, "at least 1"),
+        ({**BASE, "vary": VARY, "finalists": 0}, "at least 1"),
     ],
 )
 def test_wrong_spaces_are_named(raw: dict[str, object], message: str) -> None:
@@ -357,6 +357,29 @@ def test_wrong_searches_are_named(tmp_path: Path) -> None:
         search(space({"deployment.engine.bogus": [1]}), quiet())
     with pytest.raises(InputError, match="there is no file"):
         load_space(tmp_path / "missing.yaml")
+
+
+def test_a_long_run_that_cannot_hold_its_limits_is_given_up_and_a_given_load_is_not() -> None:
+    """Six thousand requests at ten times what one device takes: capacity is the same with and without patience."""
+    from windtunnel.search.bench import Bench
+    from windtunnel.search.limits import parse_limits
+    from windtunnel.search.load import stream_of
+    from windtunnel.search.probe import probe
+    from windtunnel.search.space import scenario_at
+
+    scenario = scenario_at(space(), {"workload.num_requests": 6000, "workload.arrivals.rate_per_s": 500.0})
+    stream, limits = stream_of(scenario.workload, 0), parse_limits("ttft_p90=1s")
+    server = Bench().server(scenario, stream.unit)
+    hasty, patient = (probe(server, stream, 500.0, limits, is_patient) for is_patient in (False, True))
+    assert hasty.served is None
+    assert patient.served is not None
+    assert not hasty.passes
+    assert not patient.passes
+    light = probe(server, stream, 5.0, limits)
+    assert light.passes
+    assert light.served is not None
+    given = Evaluator(space({"tp": [1]}, load="given", workload={**BASE["workload"], "num_requests": 6000}))
+    assert given.evaluate(0, None, Question()).holds
 
 
 def test_a_grid_is_run_at_the_given_loads() -> None:

@@ -44,8 +44,8 @@ STEP_BUFFER_ROWS = 100_000
 """Rows between two looks at progress and Ctrl-C: 30 to 100 ms."""
 ROWS_PER_REQUEST = 4
 """Few runs have more, and a short run takes as long to be given its memory as to run."""
-IMPATIENT_ROWS = 5_000
-"""The same where a run may be given up."""
+LEAST_IMPATIENT_ROWS = 1_000
+"""Where a run may be given up; more for more requests, as each look at them takes longer."""
 
 Progress = Callable[[int, int], None]
 """Called with (requests finished, requests in all)."""
@@ -430,7 +430,9 @@ def run_to_end(
     """Run the loop buffer by buffer; `records`, `arrays` and what belongs to them are changed in place."""
     clock, sessions = state.new_clock(settings), session_state(requests)
     buffers = []
-    num_rows = min(STEP_BUFFER_ROWS if give_up is None else IMPATIENT_ROWS, ROWS_PER_REQUEST * (records.size + 100))
+    num_rows = min(STEP_BUFFER_ROWS, ROWS_PER_REQUEST * (records.size + 100))
+    if give_up is not None:
+        num_rows = min(num_rows, max(LEAST_IMPATIENT_ROWS, records.size // 8))
     started_s = time.perf_counter()
     while True:
         buffer = state.new_steps(num_rows)

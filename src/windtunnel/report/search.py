@@ -125,7 +125,7 @@ def top_table(study: Study, found: Found, top: int) -> RenderableType:
             [
                 str(rank),
                 *(value_text(choice[name]) for name in names),
-                number(sum(run.load for run in runs) / len(runs)),
+                number(mean.load),
                 "" if bound is None else number(max(bound, 0.0)),
                 *(figure_text(mean, name) for name in figure_names(study)),
                 *(format_seconds(mean.figures[name]) if name in mean.figures else "" for name in metric),
@@ -168,7 +168,7 @@ def mean_of(runs: Sequence[Evaluation]) -> Evaluation:
     """An evaluation with the mean figures of several streams of requests."""
     shared = [name for name in runs[0].figures if all(name in run.figures for run in runs)]
     figures = {name: sum(run.figures[name] for run in runs) / len(runs) for name in shared}
-    return msgspec.structs.replace(runs[0], figures=figures)
+    return msgspec.structs.replace(runs[0], figures=figures, load=sum(run.load for run in runs) / len(runs))
 
 
 def load_title(study: Study) -> str:

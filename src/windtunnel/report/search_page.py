@@ -20,6 +20,7 @@ from windtunnel.report.search import (
     frontier_names,
     limit_name,
     limit_text,
+    mean_of,
     objective_text,
     study_document,
 )
@@ -98,7 +99,7 @@ def _best(report: SearchReport, at: int, found: Found) -> str:
     heads = ("point", "load", *titles, "limited by")
     rows = []
     for index in found.ranking[: report.top]:
-        one = found.evaluations[index]
+        one = mean_of(found.seeds.get(index, [found.evaluations[index]]))
         rows.append(
             (
                 study.point(index).title,
@@ -108,14 +109,15 @@ def _best(report: SearchReport, at: int, found: Found) -> str:
             )
         )
     index, result = report.why[at][0]
-    best = found.evaluations[index]
+    best = mean_of(found.seeds.get(index, [found.evaluations[index]]))
     facts = [
         (number(best.load), "requests/s sustained"),
         *((figure_text(best, name), FIGURE_TITLES[name]) for name in ("requests_per_usd", "usd_per_hour")),
         (result.summary.bound_by.replace("_", " "), "bounds the best point"),
     ]
     remark = limit_text(best.limited_by, limits_from(study.space.limits))
-    return cards([fact for fact in facts if fact[0]]) + paragraph(f"1: {remark}.") + table(heads, rows)
+    remark = f"Of the first: {remark}. Figures are means over the streams of requests that a point met."
+    return cards([fact for fact in facts if fact[0]]) + paragraph(remark) + table(heads, rows)
 
 
 def _plot(study: Study, found: Found) -> str:

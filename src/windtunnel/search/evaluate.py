@@ -215,8 +215,8 @@ class Evaluator:
         limits = limits_from(self.space.limits)
         size = stream.unit.arrival_s.size
         if self.space.load == "given":
-            tried = probe(server, stream, stream.own, limits)
-            assert tried.served is not None, "a given load is not given up"
+            tried = probe(server, stream, stream.own, limits, is_patient=True)
+            assert tried.served is not None, "a patient run is not given up"
             return Evaluation(
                 load=stream.own,
                 limited_by=tried.limited_by,

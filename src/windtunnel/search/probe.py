@@ -85,10 +85,16 @@ class Probe:
         return self.excess <= 0
 
 
-def probe(server: Server | Fleet, stream: Stream, load: float, limits: Sequence[Limit]) -> Probe:
-    """Serve `stream` at `load` and hold the result against `limits` and against a growing queue."""
+def probe(
+    server: Server | Fleet, stream: Stream, load: float, limits: Sequence[Limit], is_patient: bool = False
+) -> Probe:
+    """Serve `stream` at `load` and hold the result against `limits` and against a growing queue.
+
+    A long run is given up once it can no longer hold a limit, unless `is_patient`.
+    """
     requests = stream.at(load)
-    hopeless = _hopeless(limits, requests) if requests.num_requests > PATIENT_REQUESTS else None
+    is_short = requests.num_requests <= PATIENT_REQUESTS
+    hopeless = None if is_patient or is_short else _hopeless(limits, requests)
     served = serve_requests(server, requests, hopeless)
     if served is None:
         return Probe(load, math.log(2.0), _patience_of(limits).name, None)
@@ -138,7 +144,7 @@ def serve_requests(server: Server | Fleet, requests: RequestArrays, give_up: Giv
             cache = cache_for(server.setup, server.memory, server.settings, requests)
         records, steps, _ = serve(server, requests, cache, give_up=give_up)
         host = server.setup.engine.host
-    if np.isnan(records["finish_s"][-1]) and np.isnan(records["finish_s"]).any():
+    if np.isnan(records["finish_s"]).any():
         return None
     return _served(records, steps, host.frontend_s(requests.input_tokens), requests.num_warmup)
 

@@ -72,14 +72,14 @@ class Space(Noun):
     strategy: Strategy = "exhaustive"
     load: Literal["capacity", "given"] = "capacity"
     """Whether each point is asked for the greatest load that it sustains, or run at the workload's own."""
-    seeds: int = 1
-    """Streams of requests for every point; the best points get `finalist_seeds`."""
     finalists: int = 5
+    """Points that meet more streams of requests than one."""
     finalist_seeds: int = 5
+    """How many at most."""
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("seeds", "finalists", "finalist_seeds"):
+        for name in ("finalists", "finalist_seeds"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; at least 1 is needed")
         for name, values in self.vary.items():
