@@ -35,8 +35,8 @@ def command(
 
     \b
     windtunnel capacity scenario.yaml --slo ttft_p90=2s,tpot_p99=50ms
-    windtunnel capacity --model llama-3.1-8b --device h100_sxm --trace azure2023_conv --rate 1 --num-requests 2000 \\
-        --slo ttft_p99=1s
+    windtunnel capacity --model llama-3.1-8b --device h100_sxm --trace azure2023_conv --rate 1 \\
+        --num-requests 2000 --slo ttft_p99=1s
     """
     from windtunnel.search.limits import limits_of, parse_limits
 

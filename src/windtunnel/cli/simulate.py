@@ -96,8 +96,8 @@ def command(
     windtunnel simulate --model llama-3.1-70b --device h100_sxm --tp 4 --quant fp8 \\
         --input-tokens 1024 --output-tokens 1024 --concurrency 64
     windtunnel simulate scenario.yaml --set workload.arrivals.rate_per_s=6.5 --json
-    windtunnel simulate --from-command "vllm serve llama-3.1-8b -tp 2 --max-num-seqs 64" --device h100_sxm --rate 8 \\
-        --input-tokens 1024 --output-tokens 256
+    windtunnel simulate --from-command "vllm serve llama-3.1-8b -tp 2 --max-num-seqs 64" \\
+        --device h100_sxm --rate 8 --input-tokens 1024 --output-tokens 256
     """
     from windtunnel.interop.chrome_trace import check_file
     from windtunnel.interop.vidur_metrics import check_metrics_file, request_metrics, write_request_metrics
