@@ -5,9 +5,11 @@ from typing import Any
 
 import msgspec
 
+from windtunnel.engine.fleet import has_fleet
 from windtunnel.engine.pools import Fleet, prepare_pools
 from windtunnel.engine.serving import Server, calibrated, estimator_for, on_network, prepare
 from windtunnel.engine.workload import RequestArrays
+from windtunnel.errors import InputError
 from windtunnel.estimate.estimator import Estimator
 from windtunnel.estimate.steps import LoweredSteps, lower_steps
 from windtunnel.ops.forward import Shard
@@ -49,6 +51,11 @@ class Bench:
         Raises:
             InputError: what `engine.serving.prepare` and `engine.pools.prepare_pools` raise.
         """
+        if has_fleet(scenario.deployment):
+            raise InputError(
+                "replicas that come and go, and routers that hold requests back, have no capacity of their own",
+                "leave autoscaling, faults and such a router out of a search, and simulate what it finds with them",
+            )
         if scenario.deployment.pools:
             return prepare_pools(scenario, requests, estimator_of=self.estimator, lower=self.lower)
         setup = setup or resolve(scenario)
