@@ -31,7 +31,8 @@ class Case:
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
     n = draw(st.integers(1, 30))
-    scheduler = draw(st.sampled_from([state.VLLM_V1, state.TRTLLM, state.SGLANG]))
+    scheduler = draw(st.sampled_from(range(len(state.SCHEDULERS))))
+    waits = state.SCHEDULERS[scheduler].startswith("trtllm")
     block_size = draw(st.sampled_from([1, 2, 4, 16]))
     inputs = np.array(draw(st.lists(st.integers(1, 60), min_size=n, max_size=n)))
     outputs = np.array(draw(st.lists(st.integers(1, 40), min_size=n, max_size=n)))
@@ -63,7 +64,7 @@ def cases(draw: st.DrawFn) -> Case:
             num_warmup=min(n, draw(st.integers(0, 5))) if concurrency else 0,
             frontend_s=draw(st.sampled_from([0.0, 0.004])),
             num_stages=draw(st.sampled_from([1, 1, 2, 4])),
-            batch_wait_steps=draw(st.sampled_from([0, 2, 5])) if scheduler == state.TRTLLM else 0,
+            batch_wait_steps=draw(st.sampled_from([0, 2, 5])) if waits else 0,
             batch_wait_tokens=draw(st.integers(1, 100)),
             router=draw(st.integers(0, len(state.ROUTERS) - 1)),
             seed=draw(st.integers(0, 2**32)),

@@ -1,12 +1,13 @@
 """The walking loop against its plain-Python oracle, and what must hold for any scheduler."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import windtunnel as wt
 from engine.test_oracle import random_cost
 from windtunnel.engine import reference_walked
 from windtunnel.engine.policy import Engine, Requests, load_policy
@@ -164,6 +165,123 @@ def test_a_users_policy_runs_on_the_same_loop(case: Case) -> None:
     users = walk(settings._replace(scheduler=walked_state.USER), case.records(), case.cost, policy=first_come)
     for column in ("scheduled_s", "first_token_s", "finish_s"):
         np.testing.assert_array_equal(users.requests[column], ours.requests[column])
+
+
+def moody(requests: Requests, waiting: np.ndarray, ready: np.ndarray, engine: Engine) -> list[tuple[int, int]]:
+    """Restarts the last ready request now and then, cuts prompts into sevens, and admits the youngest first."""
+    restarted = [(int(ready[-1]), 0)] if ready.size > 2 and int(engine.now_s * 1e6) % 5 == 0 else []
+    left = requests.prompt_tokens - requests.processed_tokens
+    kept = ready[: ready.size - len(restarted)]
+    batch = [(int(i), 1 if requests.is_prefilled[i] else min(int(left[i]), 7)) for i in kept]
+    room = engine.max_num_seqs - engine.num_running
+    return [*restarted, *batch, *((int(i), min(int(left[i]), 7)) for i in waiting[::-1][:room])]
+
+
+def moody_reference(replica: reference_walked.Replica, now_s: float) -> list[tuple[reference_walked.Request, int]]:
+    """`moody` on the oracle's objects."""
+    ready = list(replica.ready)
+    restarted = [(ready.pop(), 0)] if len(ready) > 2 and int(now_s * 1e6) % 5 == 0 else []
+    batch = [(r, 1 if r.is_prefilled else min(r.to_prefill, 7)) for r in ready]
+    room = replica.settings.max_num_seqs - len(replica.holding)
+    young = list(replica.waiting)[::-1][: max(room, 0)]
+    return [*restarted, *batch, *((r, min(r.to_prefill, 7)) for r in young)]
+
+
+@given(cases())
+def test_a_users_policy_equals_the_oracles(case: Case) -> None:
+    settings = case.settings._replace(
+        scheduler=walked_state.USER,
+        num_blocks=10_000,
+        watermark_blocks=0,
+        reserved_blocks=0,
+        max_num_batched_tokens=7 * case.settings.max_num_seqs,
+        max_batch_seqs=case.settings.max_num_seqs,
+        loses_prompts=0,
+    )
+    case = replace(case, settings=settings)
+    run = walk(settings, case.records(), case.cost, policy=moody)
+    requests, batches = run_oracle(case, moody_reference)
+    assert_equal_times(run, requests)
+    assert len(run.steps) == len(batches)
+
+
+def test_a_batch_that_leaks_its_blocks_leaves_room_for_one() -> None:
+    """FasterTransformer as Vidur has it frees the blocks of a batch's last step only; the right one all of them.
+
+    Four requests fill the pool and three of them end early: then only one fits at a time, for good.
+    """
+    settings = WalkedSettings(
+        scheduler=walked_state.FASTER_TRANSFORMER,
+        num_replicas=1,
+        num_stages=1,
+        max_num_seqs=4,
+        max_batch_seqs=4,
+        max_num_batched_tokens=100,
+        block_size=16,
+        num_blocks=8,
+        reserved_blocks=2,
+    )
+    n = 12
+    outputs = np.arange(n) % 4 + 1
+    records = [state.new_requests(np.zeros(n), np.full(n, 8), outputs, np.zeros(n, np.int64)) for _ in range(2)]
+    cost = random_cost(np.random.default_rng(0), 4, 400, False)
+    right = walk(settings, records[0], cost)
+    leaky = walk(settings._replace(leaks_blocks=1), records[1], cost)
+    assert right.walks["num_blocks"].sum() == 0
+    assert leaky.walks["num_blocks"].sum() == 3 * 2
+    assert right.steps["num_running"].max() == leaky.steps["num_running"].max() == 4
+    first_batch_s = leaky.requests["finish_s"][:4].max()
+    assert leaky.steps["num_running"][leaky.steps["start_s"] >= first_batch_s].max() == 1
+    assert right.requests["finish_s"].max() < leaky.requests["finish_s"].max()
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "settings", "message"),
+    [
+        ("lightllm", {}, "5,000 input tokens; lightllm runs a prompt whole, in a batch of 4,096"),
+        ("vllm_v0", {"max_num_batched_tokens": 5050}, r"5,000 input tokens \(5,099 if it is restarted at its end\)"),
+    ],
+)
+def test_what_a_scheduler_cannot_run_is_refused(scheduler: str, settings: dict[str, object], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        wt.simulate(five_thousand(scheduler, settings))
+
+
+@pytest.mark.parametrize("scheduler", ["orca", "faster_transformer", "vllm_v0"])
+def test_long_prompts_run_whole_where_nothing_caps_them(scheduler: str) -> None:
+    assert wt.simulate(five_thousand(scheduler, {})).summary.num_requests == 4
+
+
+def five_thousand(scheduler: str, settings: dict[str, object]) -> wt.Scenario:
+    return wt.scenario(
+        model="llama-3.1-8b",
+        device="h100_sxm",
+        scheduler=scheduler,
+        input_tokens=5000,
+        output_tokens=100,
+        rate_per_s=1,
+        num_requests=4,
+        settings={f"deployment.engine.{name}": value for name, value in settings.items()},
+    )
+
+
+def test_an_explicit_prefix_cache_is_refused_where_there_is_none() -> None:
+    shared = {
+        "workload.shared_prompts": {"tokens": 500},
+        "deployment.engine.enable_prefix_caching": True,
+    }
+    scenario = wt.scenario(
+        model="llama-3.1-8b",
+        device="h100_sxm",
+        scheduler="sarathi",
+        input_tokens=600,
+        output_tokens=10,
+        rate_per_s=1,
+        num_requests=4,
+        settings=shared,
+    )
+    with pytest.raises(InputError, match="has no prefix cache"):
+        wt.simulate(scenario)
 
 
 @pytest.mark.parametrize(

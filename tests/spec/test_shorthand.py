@@ -26,6 +26,7 @@ def test_every_short_name_leads_to_a_field() -> None:
         "attention_dp": 2,
         "engine": "sglang",
         "engine_version": "0.5.14",
+        "calibration": "none",
         "scheduler": "sglang",
         "max_num_seqs": 7,
         "max_num_batched_tokens": 512,

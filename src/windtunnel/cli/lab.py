@@ -4,6 +4,9 @@ from pathlib import Path
 
 import click
 
+from windtunnel.cli.lab_capture import kernels, scrub, to_table
+from windtunnel.cli.lab_compare import compare
+from windtunnel.cli.lab_run import run, sweep
 from windtunnel.cli.options import Verb, option
 from windtunnel.errors import InputError, did_you_mean
 
@@ -23,12 +26,12 @@ class Experiments(click.Group):
 @click.group(cls=Experiments, no_args_is_help=False, invoke_without_command=True)
 @click.pass_context
 def command(ctx: click.Context) -> None:
-    """Run parts of a prediction for real."""
+    """Run real models, profile them, and set what was measured beside what is simulated."""
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
 
 
-@command.command(cls=Verb)
+@command.command(cls=Verb, short_help="Carry out a training job's communication here.")
 @click.argument("job", type=click.Path(path_type=Path), metavar="JOB.yaml")
 @option(
     "--largest-message",
@@ -73,3 +76,7 @@ def replay(job: Path, largest_message: str, settings: tuple[str, ...], as_json: 
         click.echo(as_text(contents_document(contents) | {"num_checked": done.num_checked}))
     else:
         show(*contents_report(contents))
+
+
+for part in (run, sweep, compare, kernels, to_table, scrub):
+    command.add_command(part)

@@ -15,7 +15,12 @@ _LOAD, _OUTPUT = "Load", "Result"
 
 workload_options = all_of(
     option("--replicas", section="What is served, on what", type=int, metavar="N", help="Equal copies."),
-    option("--router", section="What is served, on what", metavar="NAME", help="round_robin, least_outstanding, ..."),
+    option(
+        "--router",
+        section="What is served, on what",
+        metavar="NAME",
+        help="round_robin, ..., or your own: module:function.",
+    ),
     option(
         "--enable-prefix-caching/--no-enable-prefix-caching",
         section="Engine",
@@ -115,7 +120,7 @@ def command(
         write_run(result, out)
         click.echo(f"wrote {out}", err=True)
     if vidur_metrics is not None:
-        columns = request_metrics(result.requests, result.steps, result.setup, result.scenario.deployment.replicas)
+        columns = request_metrics(result.requests, result.steps, result.setup, result.scenario.deployment.most_replicas)
         write_request_metrics(vidur_metrics, columns)
         click.echo(f"wrote {vidur_metrics}", err=True)
     if as_json:
@@ -136,8 +141,9 @@ def _write_timeline(result: "Result", file: Path, max_events: int | None) -> Non
         "device": setup.device.name,
         "engine": f"{setup.engine.name} {setup.engine.version}",
     }
+    phases = None if result.fleet is None else result.fleet.phases
     most = MAX_EVENTS if max_events is None else max_events
-    detail = write_timeline(file, result.requests, result.steps, most, about)
+    detail = write_timeline(file, result.requests, result.steps, most, about, phases)
     click.echo(f"wrote {file}: {detail.num_events:,} events", err=True)
     if not detail.is_complete:
         click.echo(f"in it {detail.sampling}; --timeline-events {2 * most} shows more", err=True)

@@ -37,7 +37,21 @@ _FILES, _OUTPUT = "Vidur's files", "Result"
     metavar="FILE.csv",
     help="Write request_metrics.csv.",
 )
-@option("--overwrite", section=_OUTPUT, is_flag=True, help="Replace the file of a former run.")
+@option(
+    "--chrome-trace",
+    section=_OUTPUT,
+    type=click.Path(path_type=Path),
+    metavar="FILE.json",
+    help="Write chrome_trace.json: a bar for each batch and stage.",
+)
+@option(
+    "--event-trace",
+    section=_OUTPUT,
+    type=click.Path(path_type=Path),
+    metavar="FILE.json",
+    help="Write event_trace.json: every event.",
+)
+@option("--overwrite", section=_OUTPUT, is_flag=True, help="Replace the files of a former run.")
 @option("--json", "as_json", section="General", is_flag=True, help="Print JSON.")
 def command(
     config: Path,
@@ -47,11 +61,15 @@ def command(
     against: bool,
     right: bool,
     metrics: Path | None,
+    chrome_trace: Path | None,
+    event_trace: Path | None,
     overwrite: bool,
     as_json: bool,
 ) -> None:
     """Run what a Vidur config.json describes, event for event, on Vidur's own look-up tables."""
-    from windtunnel.engine.vidur import replay
+    from windtunnel.engine.vidur import batch_times, replay
+    from windtunnel.interop import vidur_traces
+    from windtunnel.interop.chrome_trace import check_file
     from windtunnel.interop.vidur import read_config, read_requests, read_tables
     from windtunnel.interop.vidur_metrics import check_metrics_file, write_request_metrics
     from windtunnel.report.documents import as_text
@@ -60,12 +78,27 @@ def command(
 
     if metrics is not None:
         check_metrics_file(metrics, overwrite)
+    traces = [path for path in (chrome_trace, event_trace) if path is not None]
+    for path in traces:
+        check_file(path, overwrite)
     run_config = read_config(config)
     granularity = run_config.execution_time_predictor_config.kv_cache_prediction_granularity
     recorded = read_requests(requests, first_arrival)
-    run = replay(run_config, read_tables(tables, granularity), recorded, replicates_bugs=not right)
+    run = replay(
+        run_config,
+        read_tables(tables, granularity),
+        recorded,
+        replicates_bugs=not right,
+        fuses_steps=not traces,
+        keeps_trail=bool(traces),
+    )
     if metrics is not None:
         write_request_metrics(metrics, replay_metrics(run))
+    if chrome_trace is not None:
+        vidur_traces.write_chrome_trace(chrome_trace, vidur_traces.chrome_events(batch_times(run)))
+    if event_trace is not None:
+        events = vidur_traces.event_trace(run.requests["arrival_s"], run.requests["rank"], batch_times(run))
+        vidur_traces.write_event_trace(event_trace, events)
     recorded_times = requests if against else None
     if as_json:
         click.echo(as_text(replay_document(run, recorded_times)))

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.engine.fleet import has_fleet
 from windtunnel.engine.serving import (
     ENGINE_COLUMNS,
     Progress,
@@ -150,6 +151,8 @@ def _check_independent(scenario: Scenario) -> None:
     if scenario.deployment.pools:
         raise InputError("pools hand requests over; a long run needs replicas that are all alike", "use simulate")
     router = scenario.deployment.router
+    if has_fleet(scenario.deployment):
+        raise InputError("a long run needs all replicas all the time, and a router that holds nothing", "use simulate")
     if scenario.deployment.replicas > 1 and router not in STATIC_ROUTERS:
         raise InputError(
             f"the router {router} looks at all replicas; a long run needs one that does not",

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from windtunnel.engine.serving import power_model, shard_of
 from windtunnel.engine.work import step_work
 from windtunnel.errors import InputError
+from windtunnel.metrics.fleet import HOLDING, count_over_time
 from windtunnel.metrics.records import Table
 from windtunnel.ops.memory import MemoryPlan
 from windtunnel.spec.scenario import Setup
@@ -34,6 +35,7 @@ SERIES_COLUMNS = {
     "mfu_fraction": "FLOPs over the devices' published peak",
     "mbu_fraction": "bytes over the devices' published bandwidth",
     "power_w": "of all devices; NaN where it is unknown",
+    "num_replicas": "that hold their devices: those that start, serve or have failed; mean over time",
 }
 """Column -> meaning. Means are exact: quantities that change with events are integrated between them."""
 
@@ -67,23 +69,29 @@ def over_time(result: "Result", num_stretches: int = NUM_STRETCHES) -> Table:
         "output_tokens_per_s": mean_of(start_s, end_s, sampled / steps["duration_s"]),
         "num_waiting": mean_of(arrival_s, requests["scheduled_s"], ones),
         "num_present": mean_of(arrival_s, finish_s, ones),
-        **_device_columns(result, mean_of, num_stretches),
+        **_device_columns(result, mean_of, edges),
     }
     return Table(columns, SERIES_COLUMNS)
 
 
 def _device_columns(
-    result: "Result", mean_of: Callable[[Floats, Floats, Floats], Floats], num_stretches: int
+    result: "Result", mean_of: Callable[[Floats, Floats, Floats], Floats], edges: Floats
 ) -> dict[str, Floats]:
     """What the devices did, summed over the pools of equal replicas."""
+    num_stretches = edges.size - 1
     busy, used, compute, memory, power = (np.zeros(num_stretches) for _ in range(5))
-    num_lanes = num_blocks = 0
+    num_lanes = num_blocks = num_replicas = np.zeros(num_stretches)
     for setup, plan, first, replicas in _pools_of(result):
         steps = result.steps
         steps = steps.where((steps["replica"] >= first) & (steps["replica"] < first + replicas))
-        lanes = replicas * setup.parallelism.pp
-        num_lanes += lanes
-        num_blocks += plan.num_blocks * setup.parallelism.attention_dp * lanes
+        there = np.full(num_stretches, float(replicas))
+        if result.fleet is not None:
+            starts_s, counts = count_over_time(result.fleet.phases, edges[0], edges[-1], HOLDING)
+            there = np.maximum(mean_of(starts_s, np.append(starts_s[1:], edges[-1]), counts), 1e-9)
+        num_replicas = num_replicas + there
+        lanes = there * setup.parallelism.pp
+        num_lanes = num_lanes + lanes
+        num_blocks = num_blocks + plan.num_blocks * setup.parallelism.attention_dp * lanes
         own_busy = np.zeros(num_stretches)
         if len(steps):
             span = steps["start_s"], steps["start_s"] + steps["duration_s"]
@@ -94,7 +102,7 @@ def _device_columns(
             memory += mean_of(*span, (work.body_memory_s + work.head_memory_s) / steps["duration_s"])
         busy += own_busy
         model = power_model(result.scenario, setup)
-        num_devices = replicas * setup.parallelism.num_devices
+        num_devices = there * setup.parallelism.num_devices
         power += np.nan if model is None else model.over(own_busy / lanes) * num_devices
     return {
         "busy_fraction": busy / num_lanes,
@@ -102,6 +110,7 @@ def _device_columns(
         "mfu_fraction": compute / num_lanes,
         "mbu_fraction": memory / num_lanes,
         "power_w": power,
+        "num_replicas": num_replicas,
     }
 
 
@@ -109,7 +118,7 @@ def _pools_of(result: "Result") -> Iterator[tuple[Setup, MemoryPlan, int, int]]:
     """(setup, memory, first replica, number of replicas) of each pool; one where all replicas are alike."""
     deployment = result.scenario.deployment
     if not result.pools:
-        yield result.setup, result.memory, 0, deployment.replicas
+        yield result.setup, result.memory, 0, deployment.most_replicas
         return
     first = 0
     for pool, noun in zip(result.pools, deployment.pools, strict=True):

@@ -56,7 +56,7 @@ until something arrives or ends. The pairs are a list of tuples or an int64 arra
 compiled with `numba.njit`."""
 
 
-def load_policy(name: str) -> Policy:
+def load_policy(name: str, what: str = "scheduler") -> Any:
     """The function that `module:function` names; modules in the working directory are found.
 
     Raises:
@@ -69,10 +69,10 @@ def load_policy(name: str) -> Policy:
         module = importlib.import_module(module_name)
     except Exception as error:
         raise InputError(
-            f"the scheduler {name!r} cannot be imported: {type(error).__name__}: {error}",
+            f"the {what} {name!r} cannot be imported: {type(error).__name__}: {error}",
             "write it as module:function, the module being installed or in the working directory",
         ) from error
-    policy: Policy | None = getattr(module, function_name, None)
+    policy = getattr(module, function_name, None)
     if policy is None or not callable(policy):
         functions = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
         raise InputError(
@@ -82,7 +82,7 @@ def load_policy(name: str) -> Policy:
     return policy
 
 
-def policy_name(policy: Policy) -> str:
+def policy_name(policy: Callable[..., Any]) -> str:
     """`module:function`, as `load_policy` takes it."""
     return f"{policy.__module__}:{getattr(policy, '__name__', type(policy).__name__)}"
 
@@ -150,9 +150,7 @@ class Asker:
             answer = self.policy(self.view, self.waiting[:num_waiting], ready, engine)
         except Exception as error:
             what = f"{type(error).__name__}: {error}"
-            raise InputError(
-                f"the scheduler {self.name} failed at {engine.now_s:g} s: {what}", _place(error)
-            ) from error
+            raise InputError(f"the scheduler {self.name} failed at {engine.now_s:g} s: {what}", place(error)) from error
         pairs = self._as_pairs(answer)
         size = walked.form_asked_batch(
             settings, self.records, self.walks, self.replicas, self.batches, self.clock, pairs
@@ -172,7 +170,7 @@ class Asker:
         return np.ascontiguousarray(pairs)
 
 
-def _place(error: Exception) -> str | None:
+def place(error: Exception) -> str | None:
     """Where in the user's code `error` was raised."""
     last = error.__traceback__
     while last is not None and last.tb_next is not None:

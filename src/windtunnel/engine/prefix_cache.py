@@ -51,17 +51,9 @@ def kv_tiers(setup: Setup, memory: MemoryPlan, settings: state.Settings) -> stat
         row.capacity_blocks = tier.capacity_bytes // rank_bytes
         row.block_s = block_bytes / tier.bandwidth_bytes_per_s
         replicas = settings.num_replicas if tier.shared_by == "deployment" else 1
+        row.outlives = tier.shared_by == "deployment"
         row.ranks_per_pool = settings.ranks_per_replica * replicas
     return tiers
-
-
-def refuse_tiers(setup: Setup) -> None:
-    """Raise InputError where a scheduler that knows no prefix cache is given KV tiers."""
-    if setup.engine.kv_tiers:
-        raise InputError(
-            f"the scheduler {setup.engine.scheduler} keeps no KV blocks in lower tiers",
-            "leave engine.kv_tiers out, or take vllm_v1, sglang or trtllm",
-        )
 
 
 def tier_tokens(setup: Setup, memory: MemoryPlan, cache: state.Cache) -> dict[str, NDArray[np.int64]]:

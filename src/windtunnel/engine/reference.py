@@ -12,7 +12,7 @@ from typing import Any
 
 from windtunnel.engine.reference_cache import RankCache, Segment, TierPool
 
-VLLM_V1, TRTLLM, SGLANG = range(3)
+VLLM_V1, TRTLLM, SGLANG, TRTLLM_MAX_UTILIZATION = range(4)
 ROUTERS = (
     "round_robin",
     "random",
@@ -387,7 +387,7 @@ class Reference:
     def complete(self, rank: Rank, lane: int, now_s: float) -> None:
         decoding = sorted(self.in_batch(rank, lane, decodes=True), key=lambda r: r.index)
         for request in [*decoding, *self.in_batch(rank, lane, decodes=False)]:
-            if not request.is_decoding and self.settings.scheduler in (SGLANG, TRTLLM):
+            if not request.is_decoding and self.settings.scheduler != VLLM_V1:
                 self.share(rank, request, request.computed_tokens)
             if not self.emits_token(rank, lane, request):
                 continue

@@ -2,6 +2,7 @@
 
 from windtunnel.engine import pools, serving
 from windtunnel.engine.policy import Policy
+from windtunnel.engine.router import Router
 from windtunnel.engine.serving import Progress, Result
 from windtunnel.errors import InputError
 from windtunnel.estimate.estimator import Estimator
@@ -14,6 +15,7 @@ def simulate(
     progress: Progress | None = None,
     allow_download: bool = False,
     policy: Policy | None = None,
+    router: Router | None = None,
 ) -> Result:
     """Simulate `scenario`.
 
@@ -23,12 +25,15 @@ def simulate(
         progress: called now and then.
         allow_download: look models up on the Hugging Face hub too.
         policy: a scheduler of one's own, instead of the engine's: see `engine.policy.Policy`.
+        router: a router of one's own, instead of the deployment's: see `engine.router.Router`.
 
     Raises:
         InputError: the scenario's parts do not go together, or a request that this deployment can never serve.
     """
     if not scenario.deployment.pools:
-        return serving.simulate(scenario, estimator, progress, allow_download, policy)
+        return serving.simulate(scenario, estimator, progress, allow_download, policy, router)
+    if router is not None:
+        raise InputError("a router of one's own does not run in pools", "leave the pools out of the deployment")
     if policy is not None:
         raise InputError("a scheduler of one's own does not run in pools", "leave the pools out of the deployment")
     return pools.simulate_pools(scenario, estimator, progress, allow_download)

@@ -11,11 +11,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.engine.cluster_network import OnNetwork, network_of
+from windtunnel.engine.fleet import (
+    FleetRecord,
+    FleetRun,
+    comes_and_goes,
+    fleet_plan,
+    has_fleet,
+    phase_table,
+    start_fleet,
+    stay_table,
+    with_retries,
+)
 from windtunnel.engine.intervals import intervals, remarks
 from windtunnel.engine.policy import Policy, load_policy, policy_name
-from windtunnel.engine.prefix_cache import cache_for, refuse_tiers, session_state, tier_tokens
+from windtunnel.engine.prefix_cache import cache_for, session_state, tier_tokens
+from windtunnel.engine.router import Router, RouterAsker
 from windtunnel.engine.speculation import drafter_of, speculation_of, with_drafter
-from windtunnel.engine.walked import check_walked, most_batch_tokens, walk, walked_settings
+from windtunnel.engine.walked import check_walked, most_batch_tokens, refuse_unknown, walk, walked_settings
 from windtunnel.engine.work import stage_uses, total_work
 from windtunnel.engine.workload import RequestArrays, generate
 from windtunnel.errors import InputError, WindtunnelError
@@ -27,9 +39,10 @@ from windtunnel.estimate.steps import LoweredSteps, lower_steps, price_step
 from windtunnel.interop.aiconfigurator import measured_estimator
 from windtunnel.kernels import state
 from windtunnel.kernels.pools import Pools
-from windtunnel.kernels.serve import DONE, MORE, OUT_OF_STEPS, run
+from windtunnel.kernels.serve import ASK_ROUTER, DONE, MORE, OUT_OF_STEPS, STUCK, run
 from windtunnel.kernels.walked_state import WalkedSettings
 from windtunnel.metrics.checks import check_run
+from windtunnel.metrics.fleet import fleet_summary, lost_steps
 from windtunnel.metrics.power import PowerModel
 from windtunnel.metrics.records import STEP_COLUMNS, Table, request_table
 from windtunnel.metrics.summary import Summary, summarise
@@ -37,7 +50,7 @@ from windtunnel.metrics.tokens import rows_by_replica, with_token_times
 from windtunnel.metrics.uncertainty import Interval
 from windtunnel.ops.forward import Shard, StepBatch
 from windtunnel.ops.memory import MemoryPlan, plan_memory
-from windtunnel.spec.deployment import EngineSettings
+from windtunnel.spec.deployment import Deployment, EngineSettings
 from windtunnel.spec.engine_defaults import ENGINE_SCHEDULERS, is_users_own
 from windtunnel.spec.scenario import Scenario, Setup, resolve
 from windtunnel.spec.slo import Slo
@@ -74,6 +87,8 @@ class Result:
     """In what the setup lies outside its calibration's runs."""
     pools: tuple["PoolResult", ...] = ()
     """Empty where all replicas are alike; else `setup` and `memory` are those of the first."""
+    fleet: FleetRecord | None = None
+    """None where all replicas are there all the time."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,6 +107,7 @@ def simulate(
     progress: Progress | None = None,
     allow_download: bool = False,
     policy: Policy | None = None,
+    router: Router | None = None,
 ) -> Result:
     """Simulate a `scenario` whose replicas are all alike.
 
@@ -102,10 +118,13 @@ def simulate(
         progress: called now and then.
         allow_download: look models up on the Hugging Face hub too.
         policy: a scheduler of one's own, instead of the engine's: see `engine.policy.Policy`.
+        router: a router of one's own, instead of the deployment's: see `engine.router.Router`.
 
     Raises:
         InputError: the scenario's parts do not go together, or a request that this deployment can never serve.
     """
+    if router is not None:
+        scenario = with_router(scenario, router)
     setup = resolve(scenario, allow_download)
     if policy is not None:
         setup = replace(setup, engine=msgspec.structs.replace(setup.engine, scheduler=policy_name(policy)))
@@ -116,13 +135,14 @@ def simulate(
     memory = plan_memory(shard, setup.device, with_drafter(setup, drafter).engine, setup.max_model_len)
     deployment = scenario.deployment
     settings_of = kernel_settings if setup.engine.scheduler in ENGINE_SCHEDULERS else walked_settings
-    settings = settings_of(setup, memory, deployment.replicas, requests, deployment.router, scenario.seed)
+    num_replicas = deployment.most_replicas
+    settings = settings_of(setup, memory, num_replicas, requests, deployment.router, scenario.seed)
     check_requests(requests, setup, memory)
     estimator = estimator or estimator_for(setup)
-    cache = None
+    cache, fleet = None, None
     if isinstance(settings, WalkedSettings):
+        refuse_unknown(deployment, setup, requests)
         check_walked(settings, requests)
-        refuse_tiers(setup)
         policy = policy or users_policy(setup.engine)
         reach = msgspec.structs.replace(setup.engine, max_num_batched_tokens=most_batch_tokens(settings, requests))
         lowered = lower_steps(estimator, setup.device, shard, reach, setup.max_model_len)
@@ -130,8 +150,17 @@ def simulate(
     else:
         lowered = lower_steps(estimator, setup.device, shard, setup.engine, setup.max_model_len, drafter)
         cache = cache_for(setup, memory, settings, requests)
-        records, steps, engine_time_s = run_loop(settings, lowered.cost, requests, progress, cache, speculation)
-    num_replicas = scenario.deployment.replicas
+        if has_fleet(deployment):
+            plan = fleet_plan(deployment, settings.max_num_seqs * settings.ranks_per_replica, scenario.seed)
+            fleet = start_fleet(plan, settings, requests.arrival_s.size)
+            router = router or users_router(deployment)
+        records, steps, engine_time_s = run_loop(
+            settings, lowered.cost, requests, progress, cache, speculation, fleet, router
+        )
+    stays = None
+    if fleet is not None:
+        stays = stay_table(fleet, records, settings.ranks_per_replica)
+        records["arrival_s"] = fleet.fleet.sent_s
     table = request_table(
         {name: records[name].copy() for name in ENGINE_COLUMNS},
         records["rank"] // settings.ranks_per_replica,
@@ -144,6 +173,14 @@ def simulate(
     del records
     rows = rows_by_replica(table, steps, num_replicas)
     table = with_token_times(table, steps, rows, setup.parallelism.pp)
+    found, ended = None, steps
+    if fleet is not None and stays is not None:
+        rows = rows_by_replica(stays, steps, num_replicas)
+        if comes_and_goes(deployment):
+            table = with_retries(table, fleet.fleet.num_retries)
+            found = FleetRecord(phase_table(fleet, deployment.replicas), stays)
+            ended = steps.where(~lost_steps(steps))
+    fleet_use = None if found is None else fleet_summary(found.phases, table, steps, num_replicas)
     price = scenario.deployment.price_usd_per_hour
     summary = summarise(
         table,
@@ -152,19 +189,24 @@ def simulate(
         num_stages=setup.parallelism.pp,
         num_devices=scenario.deployment.num_devices,
         num_blocks=memory.num_blocks * settings.ranks_per_replica,
-        time_fractions=time_fractions(lowered, steps, settings),
+        time_fractions=time_fractions(lowered, ended, settings),
         slo=scenario.slo,
         price_usd_per_hour=setup.device.price_usd_per_hour if price is None else price,
         tenants=limits_by_tenant(scenario, requests),
         # A verified step gives more tokens than it samples for.
-        checks=check_run(table, steps, rows, setup.parallelism.pp) if speculation is None else None,
+        checks=check_run(table, steps, rows, setup.parallelism.pp, stays) if speculation is None else None,
         stages=stage_uses(
-            total_work(setup.device, shard, steps), steps, setup.parallelism.pp, num_replicas, span_of(table)
+            total_work(setup.device, shard, ended),
+            ended,
+            setup.parallelism.pp,
+            num_replicas if fleet_use is None else fleet_use.mean_replicas,
+            span_of(table),
         ),
         power_w=power_model(scenario, setup),
         tier_tokens=None if cache is None else tier_tokens(setup, memory, cache),
+        fleet=fleet_use,
     )
-    coverage, sources, operators = provenance(estimator, shard, steps, settings.ranks_per_replica)
+    coverage, sources, operators = provenance(estimator, shard, ended, settings.ranks_per_replica)
     return Result(
         scenario=resolved_scenario(scenario, setup, memory),
         setup=setup,
@@ -178,7 +220,19 @@ def simulate(
         engine_time_s=engine_time_s,
         intervals=intervals(setup, summary, table, {how.value: share for how, share in coverage.items()}),
         calibration_remarks=tuple(remarks(setup)),
+        fleet=found,
     )
+
+
+def with_router(scenario: Scenario, router: Router) -> Scenario:
+    """`scenario` with the name of a router that was given as a function."""
+    deployment = msgspec.structs.replace(scenario.deployment, router=policy_name(router), router_limit=None)
+    return msgspec.structs.replace(scenario, deployment=deployment)
+
+
+def users_router(deployment: Deployment) -> Router | None:
+    """The router that `deployment.router` names as `module:function`, or None."""
+    return load_policy(deployment.router, "router") if is_users_own(deployment.router) else None
 
 
 def span_of(requests: Table) -> float:
@@ -282,9 +336,15 @@ def kernel_settings(
         num_stages=setup.parallelism.pp,
         batch_wait_steps=engine.batch_wait_timeout_iters or 0,
         batch_wait_tokens=round((engine.batch_wait_max_tokens_ratio or 0.0) * engine.max_num_batched_tokens),
-        router=state.ROUTERS.index(router),
+        router=router_code(router),
         seed=seed,
     )
+
+
+def router_code(router: str) -> int:
+    """How the loop knows it."""
+    name = "user" if is_users_own(router) else router
+    return (*state.ROUTERS, *state.HOLDING_ROUTERS).index(name)
 
 
 def run_loop(
@@ -294,6 +354,8 @@ def run_loop(
     progress: Progress | None = None,
     cache: state.Cache | None = None,
     speculation: state.Speculation | None = None,
+    fleet: FleetRun | None = None,
+    router: Router | None = None,
 ) -> tuple[NDArray[np.void], Table, float]:
     """Run the compiled loop to its end, one pool of replicas.
 
@@ -303,6 +365,8 @@ def run_loop(
         progress: called now and then.
         cache: prefix caches, None without prefix caching; holds what each request found.
         speculation: None where a decode step gives one token.
+        fleet: None where all replicas are there all the time; it keeps the log.
+        router: the user's, if `settings` say so.
 
     Returns:
         `REQUEST` records in order of sending, the step table, and the loop's wall time in seconds.
@@ -319,7 +383,17 @@ def run_loop(
     records = new_records(requests)
     events = state.new_events(settings)
     steps, engine_time_s = run_to_end(
-        settings, cost, requests, records, arrays, events, progress, cache=cache, speculation=speculation
+        settings,
+        cost,
+        requests,
+        records,
+        arrays,
+        events,
+        progress,
+        cache=cache,
+        speculation=speculation,
+        fleet=fleet,
+        router=router,
     )
     return records.view(np.ndarray), steps, engine_time_s
 
@@ -346,15 +420,31 @@ def run_to_end(
     cache: state.Cache | None = None,
     speculation: state.Speculation | None = None,
     pools: Pools | None = None,
+    fleet: FleetRun | None = None,
+    router: Router | None = None,
 ) -> tuple[Table, float]:
     """Run the loop buffer by buffer; `records`, `arrays` and what belongs to them are changed in place."""
     clock, sessions = state.new_clock(settings), session_state(requests)
+    replicas = None if fleet is None else fleet.fleet
+    asker = None
+    if router is not None:
+        assert replicas is not None
+        asker = RouterAsker(router, settings, requests, records, arrays[0], replicas)
     buffers = []
     started_s = time.perf_counter()
     while True:
         buffer = state.new_steps(STEP_BUFFER_ROWS)
-        status = run(settings, cost, cache, sessions, speculation, records, *arrays, events, clock, buffer, pools)
+        status = ASK_ROUTER
+        while status == ASK_ROUTER:
+            status = run(
+                settings, cost, cache, sessions, speculation, records, *arrays, events, clock, buffer, pools, replicas
+            )
+            if status == ASK_ROUTER:
+                assert asker is not None
+                asker.route()
         buffers.append(buffer[: clock[0].rows])
+        if fleet is not None:
+            fleet.collect()
         if progress is not None:
             progress(int(clock[0].finished), records.size)
         if status != MORE:
@@ -362,6 +452,11 @@ def run_to_end(
     engine_time_s = time.perf_counter() - started_s
     if status == OUT_OF_STEPS:
         raise WindtunnelError(f"the {cost.recorded_step_s.size} recorded steps end before the requests do")
+    if status == STUCK and fleet is not None:
+        raise InputError(
+            f"{fleet.fleet.control[0].num_held} requests are held at the router and no replica will ever take them",
+            "a router that holds a request back is asked again when another one ends",
+        )
     assert status == DONE, "a request can never be scheduled"
     steps = Table({name: np.concatenate([b[name] for b in buffers]) for name in STEP_COLUMNS}, STEP_COLUMNS)
     return steps, engine_time_s
@@ -404,6 +499,8 @@ def check_requests(requests: RequestArrays, setup: Setup, memory: MemoryPlan) ->
             f"{memory.num_blocks:,} of {memory.block_size} tokens fit beside the weights",
             "use more devices, a smaller KV format (kv_cache: fp8), or shorter requests",
         )
+    if setup.engine.scheduler not in ENGINE_SCHEDULERS:
+        return  # `check_walked` knows what each of these runs whole
     most = setup.engine.max_num_batched_tokens or 0
     # A preempted request computes its outputs again too, all but the last; TensorRT-LLM's policy never preempts.
     never_preempts = setup.engine.scheduler == "trtllm"

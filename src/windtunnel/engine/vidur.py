@@ -14,6 +14,7 @@ from windtunnel.interop.vidur import (
     plan_memory,
     random_replicas,
 )
+from windtunnel.interop.vidur_traces import VidurBatchTimes
 from windtunnel.kernels import state, walked_state
 
 SCHEDULERS = {
@@ -57,6 +58,13 @@ def replay(
     if settings.router == walked_state.ASSIGNED:
         records.rank = random_replicas(config, count)
     return walk(settings, records, tables=stage_tables(config, tables), keeps_trail=keeps_trail)
+
+
+def batch_times(run: WalkedRun) -> VidurBatchTimes:
+    """Every batch of a run that kept its trail and fused no steps."""
+    assert run.trail is not None
+    replica = run.steps["replica"].astype(np.int64)
+    return VidurBatchTimes(run.steps["start_s"], replica, run.trail.stage_s, run.trail.members)
 
 
 def walked_settings(config: VidurConfig, replicates_bugs: bool, fuses_steps: bool) -> walked_state.WalkedSettings:

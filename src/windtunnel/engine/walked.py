@@ -17,6 +17,7 @@ from windtunnel.kernels.serve import DONE, MORE, OUT_OF_STEPS, STUCK
 from windtunnel.kernels.walked import ASK, OUT_OF_TABLES, run_walked
 from windtunnel.metrics.records import STEP_COLUMNS, Table
 from windtunnel.ops.memory import MemoryPlan
+from windtunnel.spec.deployment import Deployment
 from windtunnel.spec.engine_defaults import is_users_own
 from windtunnel.spec.scenario import Setup
 
@@ -136,6 +137,27 @@ def walk(
     )
 
 
+def refuse_unknown(deployment: Deployment, setup: Setup, requests: RequestArrays) -> None:
+    """Raise InputError where a deployment asks for what the schedulers that walk do not know."""
+    scheduler, given = setup.engine.scheduler, deployment.engine
+    refused = [
+        (bool(setup.engine.kv_tiers), "keeps no KV blocks in lower tiers", "engine.kv_tiers"),
+        (
+            bool(given.enable_prefix_caching) and requests.prefixes is not None,
+            "has no prefix cache, and these prompts share beginnings",
+            "engine.enable_prefix_caching",
+        ),
+        (deployment.autoscaling is not None, "runs with all replicas all the time", "autoscaling"),
+        (deployment.faults is not None, "runs with all replicas all the time", "faults"),
+    ]
+    for is_asked, reason, name in refused:
+        if is_asked:
+            raise InputError(
+                f"the scheduler {scheduler} {reason}",
+                f"leave deployment.{name} out, or take vllm_v1, sglang or trtllm",
+            )
+
+
 def walked_settings(
     setup: Setup, memory: MemoryPlan, num_replicas: int, requests: RequestArrays, router: str, seed: int
 ) -> walked_state.WalkedSettings:
@@ -148,6 +170,11 @@ def walked_settings(
     assert engine.max_num_seqs is not None
     assert engine.max_num_batched_tokens is not None
     name = "user" if is_users_own(str(engine.scheduler)) else str(engine.scheduler)
+    if router not in state.ROUTERS:
+        raise InputError(
+            f"the scheduler {engine.scheduler} does not run behind the router {router}",
+            f"use vllm_v1, sglang or trtllm, or one of these routers: {', '.join(state.ROUTERS)}",
+        )
     if setup.parallelism.attention_dp > 1:
         raise InputError(
             f"the scheduler {engine.scheduler} has no attention data parallelism", "leave attention_dp at 1"
@@ -207,9 +234,13 @@ def check_walked(settings: walked_state.WalkedSettings, requests: RequestArrays)
             "lower engine.watermark_fraction, or use more devices",
         )
     caps = settings.scheduler in (walked_state.VLLM_V0, walked_state.LIGHTLLM)
-    if caps and whole[longest] > settings.max_num_batched_tokens:
+    restarts = settings.scheduler == walked_state.VLLM_V0
+    prompts = whole if restarts else requests.input_tokens
+    widest = int(np.argmax(prompts))
+    if caps and prompts[widest] > settings.max_num_batched_tokens:
         raise InputError(
-            f"request {longest} has {requests.input_tokens[longest]:,} input tokens ({whole[longest]:,} if it is "
-            f"restarted at its end); {name} runs a prompt whole, in a batch of {settings.max_num_batched_tokens:,}",
+            f"request {widest} has {requests.input_tokens[widest]:,} input tokens"
+            f"{f' ({prompts[widest]:,} if it is restarted at its end)' if restarts else ''}; "
+            f"{name} runs a prompt whole, in a batch of {settings.max_num_batched_tokens:,}",
             "raise engine.max_num_batched_tokens, or use sarathi, which cuts prompts",
         )

@@ -91,7 +91,7 @@ def _ideal_s(device: Device, launches: Iterable[Launch]) -> tuple[Floats, Floats
     return compute_s, memory_s
 
 
-def stage_uses(work: StepWork, steps: Table, num_stages: int, num_replicas: int, span_s: float) -> list[StageUse]:
+def stage_uses(work: StepWork, steps: Table, num_stages: int, num_replicas: float, span_s: float) -> list[StageUse]:
     """The use of each stage; layers are split evenly, the head is on the last one.
 
     MFU as in Chowdhery et al., PaLM (2022), appendix B, with the FLOPs of the step's operators; MBU is the same for

@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import InputError
+from windtunnel.metrics.fleet import PHASES
 from windtunnel.metrics.records import Table
 
 Event = dict[str, Any]
@@ -144,6 +145,8 @@ class _Plan:
     pids: Mapping[int, int]
     tids: Mapping[tuple[int, int], int]
     detail: Detail
+    lives: tuple[Event, ...] = ()
+    """Names and slices of the replicas' phases, where they come and go."""
 
 
 _REQUEST = 0
@@ -192,6 +195,7 @@ def write_timeline(
     steps: Table,
     max_events: int = MAX_EVENTS,
     about: Mapping[str, str | float] | None = None,
+    replica_phases: Table | None = None,
 ) -> Detail:
     """Write the timeline of a run as JSON, compressed where `path` ends in `.gz`; returns what it shows.
 
@@ -203,11 +207,12 @@ def write_timeline(
         steps: a step table.
         max_events: see `timeline`.
         about: noted in the file's `otherData`, with what was left out.
+        replica_phases: where replicas come and go, when each began which phase (`metrics.fleet.PHASE_COLUMNS`).
 
     Raises:
         InputError: the file cannot be written, or `max_events` is too few.
     """
-    plan = _plan(requests, steps, max_events)
+    plan = _plan(requests, steps, max_events, replica_phases)
     notes = {**(about or {}), **asdict(plan.detail), "sampling": plan.detail.sampling}
     with new_file(path) as file:
         encode = msgspec.json.Encoder().encode
@@ -254,15 +259,19 @@ def new_file(path: Path) -> Iterator[IO[bytes] | gzip.GzipFile]:
         raise InputError(f"the timeline cannot be written to {path}: {error.strerror or error}") from None
 
 
-def _plan(requests: Table, steps: Table, max_events: int) -> _Plan:
+def _plan(requests: Table, steps: Table, max_events: int, replica_phases: Table | None = None) -> _Plan:
     """Choose what is shown, so that there are at most `max_events` events."""
     batches = _batches(steps)
-    replicas = np.unique(np.concatenate([batches.replica, requests["replica"]])).tolist()
+    known = [batches.replica, requests["replica"]]
+    if replica_phases is not None:
+        known.append(replica_phases["replica"])
+    replicas = np.unique(np.concatenate(known)).tolist()
     lanes = list(dict.fromkeys(zip(batches.replica.tolist(), batches.lane.tolist(), strict=True)))
     # No thread has the number of a process: Perfetto takes such a one for the process's main thread.
     pids = {replica: number for number, replica in enumerate(replicas, 1)}
     tids = {lane: number for number, lane in enumerate(lanes, len(replicas) + 1)}
-    room = max_events - 2 * (len(pids) + len(tids))
+    lives = _lives(replica_phases, steps, pids, 1 + len(pids) + len(tids))
+    room = max_events - 2 * (len(pids) + len(tids)) - len(lives)
     least = _EVENTS_PER_SLICE * len(lanes) + _EVENTS_PER_REQUEST
     if room < 2 * least:
         raise InputError(
@@ -289,7 +298,7 @@ def _plan(requests: Table, steps: Table, max_events: int) -> _Plan:
         num_requests=len(requests),
         num_shown_requests=shown.request.size,
     )
-    return _Plan(steps, requests, batches, slices, idles, shown, phases, flows, pids, tids, detail)
+    return _Plan(steps, requests, batches, slices, idles, shown, phases, flows, pids, tids, detail, lives)
 
 
 def _microseconds(seconds: NDArray[np.float64]) -> Ints:
@@ -480,7 +489,8 @@ def _batch_at(times_us: Ints, among: Ints, wanted_us: Ints, replica: Ints, wante
 def _events(plan: _Plan) -> Iterator[Event]:
     yield from _names(plan)
     # Of events at one time the merge gives those of the first kind first: a flow must find the slice that it enters.
-    kinds = (_slice_events(plan), *_counter_events(plan), _phase_events(plan), _flow_events(plan))
+    lives = (event for event in plan.lives if event["ph"] == "X")
+    kinds = (lives, _slice_events(plan), *_counter_events(plan), _phase_events(plan), _flow_events(plan))
     yield from heapq.merge(*kinds, key=itemgetter("ts"))
 
 
@@ -496,6 +506,25 @@ def _names(plan: _Plan) -> Iterator[Event]:
         thread = {"pid": plan.pids[replica], "tid": tid}
         yield {"ph": "M", "name": "thread_name", **thread, "args": {"name": name}}
         yield {"ph": "M", "name": "thread_sort_index", **thread, "args": {"sort_index": tid}}
+    yield from (event for event in plan.lives if event["ph"] == "M")
+
+
+def _lives(phases: Table | None, steps: Table, pids: Mapping[int, int], first_tid: int) -> tuple[Event, ...]:
+    """One thread a replica with a slice for each phase but `off`, in order of time, after the threads' names."""
+    if phases is None:
+        return ()
+    end_us = int(_microseconds(steps["start_s"] + steps["duration_s"]).max())
+    names: list[Event] = []
+    slices: list[Event] = []
+    for tid, (replica, pid) in enumerate(pids.items(), first_tid):
+        thread = {"pid": pid, "tid": tid}
+        names.append({"ph": "M", "name": "thread_name", **thread, "args": {"name": "phase"}})
+        mine = np.flatnonzero(phases["replica"] == replica)
+        starts_us = [*np.minimum(_microseconds(phases["time_s"][mine]), end_us).tolist(), end_us]
+        for kind, (begin, end) in zip(phases["phase"][mine].tolist(), itertools.pairwise(starts_us), strict=True):
+            if PHASES[kind] != "off" and end > begin:
+                slices.append({"ph": "X", "name": PHASES[kind], **thread, "ts": begin, "dur": end - begin})
+    return (*names, *sorted(slices, key=itemgetter("ts")))
 
 
 @dataclass(frozen=True, eq=False)
@@ -572,7 +601,7 @@ def _composition(decodes: float, prefill_tokens: int, num_prefills: int, num_bat
         parts.append(f"prefill {times}{'~' if rest else ''}{each:,}")
     if decodes:
         parts.append(f"decode {'' if decodes == int(decodes) else '~'}{max(round(decodes), 1)}")
-    name = " + ".join(parts) or "idle"
+    name = " + ".join(parts) or "cut short by a failure"
     return f"{num_batches} batches: {name}" if num_batches > 1 else name
 
 

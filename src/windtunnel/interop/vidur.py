@@ -185,6 +185,8 @@ TOKEN_OPERATORS = (
     "post_attention_layernorm",
     "add",
 )
+OPTIONAL_OPERATORS = ("post_attention_layernorm",)
+"""Of models whose layers have one norm only (phi-2) Vidur has no times of it."""
 HOST_OPERATORS = ("schedule", "sampler_e2e", "prepare_inputs_e2e", "process_model_outputs", "ray_comm_time")
 
 
@@ -228,14 +230,14 @@ def read_tables(path: Path, granularity: int = 64) -> OperatorTables:
     def column(name: str) -> Floats:
         return _from_zero(arrays, name, path)
 
-    missing = [
-        name
-        for name in ("attn_pre_proj", "attn_kv_cache_save", "attn_prefill", "attn_decode", "attn_prefill_kv")
-        if name not in arrays
-    ]
+    by_tokens = (*TOKEN_OPERATORS, "attn_kv_cache_save", "all_reduce", "send_recv")
+    present = [name for name in (*by_tokens, *HOST_OPERATORS) if name in arrays]
+    needed = [name for name in (*TOKEN_OPERATORS, "attn_kv_cache_save") if name not in OPTIONAL_OPERATORS]
+    axes = ("attn_prefill_kv", "attn_prefill_chunk", "attn_decode_bs", "attn_decode_kv")
+    needed += ["attn_prefill", "attn_decode", *axes, *(f"{name}__x" for name in present)]
+    missing = [name for name in needed if name not in arrays]
     if missing:
         raise InputError(f"{path} has no {', '.join(missing)}", "it should hold Vidur's prediction tables")
-    by_tokens = (*TOKEN_OPERATORS, "attn_kv_cache_save", "all_reduce", "send_recv")
     _check_axis(arrays["attn_prefill_kv"], granularity, "attn_prefill_kv", path)
     _check_axis(arrays["attn_decode_kv"], granularity, "attn_decode_kv", path)
     _check_axis(arrays["attn_prefill_chunk"], 1, "attn_prefill_chunk", path)

@@ -15,7 +15,7 @@ copy up once it is complete, as in SGLang; vLLM keeps and caches both.
 
 from windtunnel.kernels.jit import inner
 from windtunnel.kernels.kvtiers import find_below, write_through
-from windtunnel.kernels.state import NONE, SGLANG, TRTLLM
+from windtunnel.kernels.state import NONE, VLLM_V1
 
 
 @inner
@@ -141,7 +141,7 @@ def acquire(cache, requests, ranks, rank, lane, i):
 @inner
 def caches_when_scheduled(settings):
     """Whether others find a block once it is scheduled (vLLM), or once it is computed (SGLang, TensorRT-LLM)."""
-    return settings.scheduler != SGLANG and settings.scheduler != TRTLLM
+    return settings.scheduler == VLLM_V1
 
 
 @inner

@@ -36,6 +36,7 @@ from windtunnel.kernels.state import (
     SGLANG,
     SHORTEST,
     TRTLLM,
+    UP,
 )
 
 
@@ -343,6 +344,7 @@ def walk_running(settings, cache, speculation, requests, ranks, lanes, lists, ra
             lists[lane, PHASES, requests[i].joined % block_size] -= 1
             lanes[lane].skipped_context_tokens += lanes[lane].steps - requests[i].joined
             requests[i].joined += num_gained
+            requests[i].skipped_at = lanes[lane].num_verified
             lists[lane, PHASES, requests[i].joined % block_size] += 1
         requests[i].step_tokens = 0
         i = requests[i].after
@@ -385,6 +387,10 @@ def form_batch_vllm_v1(settings, cache, speculation, requests, ranks, lanes, lis
 
     With `scheduler` TRTLLM this is TensorRT-LLM's GUARANTEED_NO_EVICT (1.0 to 1.3): generation first, context requests
     while `max_num_tokens` and `max_batch_size` allow, admitted only if blocks for prompt and all outputs are free.
+    With TRTLLM_MAX_UTILIZATION it is that engine's MAX_UTILIZATION (`MaxUtilizationScheduler`, capacityScheduler.cpp,
+    1.0 to 1.3): admission looks at the next step only, and on shortage the request that started last is paused, its
+    outputs becoming part of its prompt. TensorRT-LLM gives a prompt that it cuts into chunks all its blocks with the
+    first one, where here each chunk takes its own; without chunked context, the default, that is the same.
     """
     block_size = settings.block_size
     reserves = settings.scheduler == TRTLLM
@@ -712,16 +718,20 @@ UNEVEN_RATIO = 1.5
 
 
 @inner
-def replica_with_prefix(settings, cache, ranks, i):
+def replica_with_prefix(settings, cache, ranks, fleet, i):
     """The replica with most of request `i`'s prompt in its cache, of equal ones that with the fewest requests; NONE
     where nothing is cached, or where the load is uneven.
 
     Uneven is as in SGLang's cache-aware policy (sgl-router 0.2: `balance_abs_threshold` 64 and `balance_rel_threshold`
     1.5): the busiest replica has 64 requests more than the idlest, and 1.5 times as many. The caches are looked at as
-    they are, as llm-d's precise prefix scorer does, not by a router's own guess of them.
+    they are, as llm-d's precise prefix scorer does, not by a router's own guess of them. Of a `fleet` only replicas
+    that are up count.
     """
     lightest, heaviest = NONE, 0
     for replica in range(settings.num_replicas):
+        if fleet is not None:
+            if fleet.replicas[replica].phase != UP:
+                continue
         load = replica_load(settings, ranks, replica)
         lightest = load if lightest == NONE else min(lightest, load)
         heaviest = max(heaviest, load)
@@ -735,6 +745,9 @@ def replica_with_prefix(settings, cache, ranks, i):
         for rank in range(ranks.size):
             num_blocks = cache.entries[entry_of(cache, rank, node)].num_blocks
             replica = rank // settings.ranks_per_replica
+            if fleet is not None:
+                if fleet.replicas[replica].phase != UP:
+                    continue
             if num_blocks > 0 and num_blocks >= longest:
                 load = replica_load(settings, ranks, replica)
                 if num_blocks > longest or load < least:
@@ -765,7 +778,7 @@ def route(settings, cache, sessions, ranks, clock, i):
         if session != NONE and sessions.replica[session] != NONE:
             return sessions.replica[session]
     if cache is not None and settings.router == PREFIX_AFFINITY:
-        replica = replica_with_prefix(settings, cache, ranks, i)
+        replica = replica_with_prefix(settings, cache, ranks, None, i)
         if replica != NONE:
             return replica
     looks_at_all = settings.router != RANDOM and settings.router != POWER_OF_TWO

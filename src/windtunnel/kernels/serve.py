@@ -13,6 +13,17 @@ Events are ordered by (time, arrivals before step ends, lane). A step's end is k
 
 import numpy as np
 
+from windtunnel.kernels.fleet import (
+    after_step,
+    ask_again,
+    change,
+    drop_held,
+    has_room_to_log,
+    hold,
+    next_resend_s,
+    route_up,
+    take_lost,
+)
 from windtunnel.kernels.heap import pop, push
 from windtunnel.kernels.jit import entry, inner
 from windtunnel.kernels.kvcache import caches_when_scheduled, release, share
@@ -53,11 +64,12 @@ from windtunnel.kernels.state import (
     PHASES,
     SGLANG,
     TRTLLM,
+    USERS_ROUTER,
 )
 
-DONE, MORE, STUCK, OUT_OF_STEPS = range(4)
-"""What `run` returns: all requests finished; the row buffer is full, call again; a request can never be scheduled; the
-recorded step durations are used up."""
+DONE, MORE, STUCK, OUT_OF_STEPS, ASK_ROUTER = range(5)
+"""What `run` returns: all requests finished; a buffer is full, call again; a request can never be scheduled; the
+recorded step durations are used up; a user's router must say where the request `pending` of the fleet goes."""
 
 SAME_DURATION = 1.01
 """A run of steps becomes one row while its steps stay within 1% of the first one's duration."""
@@ -155,16 +167,26 @@ def take_next(sessions, requests, clock, now_s):
 
 
 @inner
-def deliver(settings, cache, sessions, requests, ranks, lanes, events, clock, now_s, pools):
-    """Send the next request to a replica, there to the rank with the fewest requests; an idle lane wakes."""
-    k = take_next(sessions, requests, clock, now_s)
-    requests[k].arrival_s = now_s
-    requests[k].sequence = clock[0].sent
-    clock[0].sent += 1
-    if pools is None:
-        replica = route(settings, cache, sessions, ranks, clock, k)
-    else:
-        replica = route_arrival(pools, sessions, requests, clock, k)
+def deliver(settings, cache, sessions, requests, ranks, lanes, events, clock, now_s, pools, fleet):
+    """Send the next request to a replica, there to the rank with the fewest requests; an idle lane wakes.
+
+    Of a fleet the next one may be one that was held or lost, and may have to be held; `pending` says afterwards whether
+    a user's router must be asked for it.
+    """
+    k, replica = NONE, NONE
+    if fleet is not None:
+        k, replica = deliver_again(settings, cache, sessions, requests, ranks, clock, now_s, fleet)
+        if replica == NONE:
+            return
+    if fleet is None:
+        k = take_next(sessions, requests, clock, now_s)
+        requests[k].arrival_s = now_s
+        requests[k].sequence = clock[0].sent
+        clock[0].sent += 1
+        if pools is None:
+            replica = route(settings, cache, sessions, ranks, clock, k)
+        else:
+            replica = route_arrival(pools, sessions, requests, clock, k)
     if sessions is not None and sessions.session[k] != NONE:
         sessions.replica[sessions.session[k]] = replica
     if pools is not None:
@@ -177,14 +199,60 @@ def deliver(settings, cache, sessions, requests, ranks, lanes, events, clock, no
         if ranks[other].num_outstanding < ranks[rank].num_outstanding:
             rank = other
     requests[k].rank = settings.first_rank + rank
-    requests[k].target_tokens = requests[k].input_tokens
     ranks[rank].num_outstanding += 1
-    set_queue_key(settings, requests, ranks, rank, k, requests[k].input_tokens)
+    if fleet is None:
+        requests[k].target_tokens = requests[k].input_tokens
+        set_queue_key(settings, requests, ranks, rank, k, requests[k].input_tokens)
+    if fleet is not None:
+        if fleet.num_retries[k] == 0:
+            requests[k].target_tokens = requests[k].input_tokens
+            set_queue_key(settings, requests, ranks, rank, k, requests[k].input_tokens)
+        requests[k].arrival_s = now_s
     enqueue(settings, requests, ranks, rank, k)
     for stage in range(settings.num_stages):
         if not lanes[first * settings.num_stages + stage].is_busy:
             wake(settings, lanes, events, clock, replica, stage, now_s)
             break
+
+
+@inner
+def deliver_again(settings, cache, sessions, requests, ranks, clock, now_s, fleet):
+    """The next request of a fleet, and the replica that it goes to: one that a user's router has answered for, the
+    first one held, a lost one, or a new one. Without a replica it is held, or a user's router must be asked for it.
+    """
+    control = fleet.control
+    k, is_held, replica = control[0].pending, False, NONE
+    is_answered = k != NONE
+    if is_answered:
+        is_held, replica = control[0].is_held == 1, control[0].answer
+        control[0].pending = NONE
+    elif control[0].num_held > 0 and control[0].asks:
+        k, is_held = fleet.held[control[0].first_held], True
+    else:
+        k = take_lost(fleet, now_s)
+    if k == NONE:
+        k = take_next(sessions, requests, clock, now_s)
+        requests[k].arrival_s = now_s
+        requests[k].sequence = clock[0].sent
+        clock[0].sent += 1
+        fleet.sent_s[k] = now_s
+    if not is_answered:
+        if control[0].num_held > 0 and not is_held:
+            hold(fleet, k)
+            return k, NONE
+        if settings.router == USERS_ROUTER:
+            control[0].pending = k
+            control[0].pending_s = now_s
+            control[0].is_held = is_held
+            return k, NONE
+        replica = route_up(settings, cache, sessions, ranks, clock, fleet, k)
+    if replica == NONE:
+        control[0].asks = 0
+        if not is_held:
+            hold(fleet, k)
+    elif is_held:
+        drop_held(fleet)
+    return k, replica
 
 
 @inner
@@ -311,6 +379,7 @@ def complete(
             requests[i].is_decoding = 1
             requests[i].lane = lane
             requests[i].joined = joined
+            requests[i].skipped_at = NONE
             requests[i].last_token_s = now_s
             lanes[lane].num_decoding += 1
             lanes[lane].num_joined += 1
@@ -366,8 +435,11 @@ def start_step(
     replica,
     stage,
     now_s,
+    fleet,
 ):
     """Start the step that a replica's lane has formed, or a run of equal ones; writes its row and its end event.
+
+    A step that its replica's next failure will cut short is written with its time and no tokens, and never ends.
 
     Returns DONE with the lane busy or idle, or OUT_OF_STEPS.
     """
@@ -447,13 +519,22 @@ def start_step(
             steps[row].load_s = loaded_s - device_s
             device_s = loaded_s
         time_s = through_stages(settings, cost, stages, replica, now_s, device_s, most_running)
+    fails_s, is_doomed = np.inf, False
+    if fleet is not None:
+        fails_s = fleet.replicas[replica].fails_s
+        is_doomed = time_s >= fails_s
+        if is_doomed:
+            time_s = fails_s
+            decodes, prefill_tokens, num_prefills, sampled, context, paused, resumed = 0, 0, 0, 0, 0, 0, 0
+            pairs, late_since_s = 0.0, 0.0
+            steps[row].load_s = 0.0
     duration_s = time_s - now_s
     last_start_s = now_s
     num_steps = 1
 
     for rank in range(first, end):
         lane = rank * settings.num_stages + stage
-        if lanes[lane].batch_decodes:
+        if lanes[lane].batch_decodes and not is_doomed:
             rank_decodes = lanes[lane].num_decoding - lanes[lane].num_skipped
             older = rank_decodes - lanes[lane].num_joined
             since_s = lanes[lane].joined_since_s
@@ -474,8 +555,12 @@ def start_step(
             ranks[rank].remaining_tokens -= num_gained * rank_decodes
     late_gap_s = time_s - late_since_s / (paused + resumed) if paused + resumed > 0 else 0.0
 
-    if prefill_tokens == 0 and cost.recorded_step_s.size == 0 and settings.num_stages == 1:
+    if prefill_tokens == 0 and cost.recorded_step_s.size == 0 and settings.num_stages == 1 and not is_doomed:
         horizon_s = next_arrival_s(settings, sessions, requests, clock)
+        if fleet is not None:
+            horizon_s = min(horizon_s, next_resend_s(fleet), fleet.control[0].next_s)
+            if fleet.control[0].num_held > 0 and clock[0].queued > 0:
+                horizon_s = min(horizon_s, events[0].time_s)
         if (settings.concurrency > 0 or settings.heeds_all_events) and clock[0].queued > 0:
             horizon_s = min(horizon_s, events[0].time_s)
         if sessions is not None and clock[0].queued > 0:
@@ -493,7 +578,7 @@ def start_step(
                     fits = fits and needed <= ranks[rank].free_blocks
                 attention_s = max(attention_s, decode_attention_s(cost, count, lanes[rank].context_tokens + count))
             step_s = with_host(cost, cost.decode_token_s[most_decodes] + attention_s, most_running)
-            if not fits or step_s > SAME_DURATION * duration_s:
+            if not fits or step_s > SAME_DURATION * duration_s or time_s + step_s >= fails_s:
                 break
             for rank in range(first, end):
                 count = lanes[rank].num_decoding
@@ -521,7 +606,7 @@ def start_step(
         lanes[lane].started_s = last_start_s
         lanes[lane].num_skipped = 0
         lanes[lane].skipped_context_tokens = 0
-        if lanes[lane].batch_decodes:
+        if lanes[lane].batch_decodes and not is_doomed:
             lanes[lane].last_decode_s = time_s
             lanes[lane].num_joined = 0
             lanes[lane].joined_since_s = 0.0
@@ -547,8 +632,9 @@ def start_step(
     steps[row].resumed_tokens = resumed
     steps[row].late_gap_s = late_gap_s
     clock[0].rows += 1
-    lane = settings.first_event + replica * settings.num_stages + stage
-    clock[0].queued = push(events.time_s, events.lane, clock[0].queued, time_s, lane)
+    if not is_doomed:
+        lane = settings.first_event + replica * settings.num_stages + stage
+        clock[0].queued = push(events.time_s, events.lane, clock[0].queued, time_s, lane)
     return DONE
 
 
@@ -582,7 +668,21 @@ def steps_until_event(settings, speculation, ranks, lanes, lists, first, end):
 
 @entry
 def run(
-    settings, cost, cache, sessions, speculation, requests, ranks, lanes, lists, stages, events, clock, steps, pools
+    settings,
+    cost,
+    cache,
+    sessions,
+    speculation,
+    requests,
+    ranks,
+    lanes,
+    lists,
+    stages,
+    events,
+    clock,
+    steps,
+    pools,
+    fleet,
 ):
     """Advance the simulation until all requests have finished or `steps` is full.
 
@@ -599,23 +699,54 @@ def run(
         requests, ranks, lanes, lists, stages, events, clock: see `kernels.state`; changed in place.
         steps: buffer for the rows of this call; `clock[0].rows` says how many were written.
         pools: None, or `kernels.pools.Pools`; what belongs to one pool is then read from there at every event.
+        fleet: None, or `kernels.fleet.Fleet`, where replicas come and go or requests are held at the router.
 
     Returns:
-        DONE, MORE, STUCK or OUT_OF_STEPS.
+        DONE, MORE, STUCK, OUT_OF_STEPS or ASK_ROUTER.
     """
-    clock[0].rows = 0
+    goes_on = False
+    if fleet is not None:
+        if fleet.control[0].pending == NONE:
+            clock[0].rows = 0
+            fleet.control[0].num_phases = 0
+            fleet.control[0].num_losses = 0
+        else:
+            goes_on = fleet.control[0].event != NONE
+            now_s = fleet.control[0].pending_s
+            deliver(settings, cache, sessions, requests, ranks, lanes, events, clock, now_s, pools, fleet)
+    if fleet is None:
+        clock[0].rows = 0
     while True:
         event_s = events[0].time_s if clock[0].queued > 0 else np.inf
         arrival_s = next_arrival_s(settings, sessions, requests, clock)
-        if arrival_s <= event_s:
+        event, ends_step = NONE, False
+        if fleet is not None:
+            arrival_s = min(arrival_s, next_resend_s(fleet))
+            if goes_on:
+                event, event_s = fleet.control[0].event, fleet.control[0].event_s
+                ends_step = fleet.control[0].ended_step == 1
+                fleet.control[0].event = NONE
+            elif clock[0].finished >= requests.size:
+                return DONE
+            elif fleet.control[0].next_s <= min(arrival_s, event_s) and fleet.control[0].next_s < np.inf:
+                if not has_room_to_log(settings, fleet):
+                    return MORE
+                now_s = fleet.control[0].next_s
+                change(settings, cache, requests, speculation, ranks, lanes, lists, stages, fleet, now_s)
+                continue
+        if arrival_s <= event_s and not goes_on:
             if arrival_s == np.inf:
                 return DONE if clock[0].finished >= requests.size else STUCK
-            deliver(settings, cache, sessions, requests, ranks, lanes, events, clock, arrival_s, pools)
+            deliver(settings, cache, sessions, requests, ranks, lanes, events, clock, arrival_s, pools, fleet)
+            if fleet is not None:
+                if fleet.control[0].pending != NONE:
+                    return ASK_ROUTER
             continue
-        if clock[0].rows >= steps.size:
+        if clock[0].rows >= steps.size and not goes_on:
             return MORE
-        event = events[0].lane
-        clock[0].queued = pop(events.time_s, events.lane, clock[0].queued)
+        if not goes_on:
+            event = events[0].lane
+            clock[0].queued = pop(events.time_s, events.lane, clock[0].queued)
         if pools is not None:
             if event < 0:
                 arrive(requests, events, clock, pools, event + requests.size, event_s)
@@ -628,8 +759,8 @@ def run(
             event -= settings.first_event
         replica, stage = event // settings.num_stages, event % settings.num_stages
         first = replica * settings.ranks_per_replica
-        ends_step = False
-        for rank in range(first, first + settings.ranks_per_replica):
+        num_finished = clock[0].finished
+        for rank in range(first, first + settings.ranks_per_replica if not goes_on else first):
             lane = rank * settings.num_stages + stage
             ends_step = ends_step or lanes[lane].batch_size > 0 or lanes[lane].batch_decodes
             complete(
@@ -648,10 +779,23 @@ def run(
                 event_s,
                 pools,
             )
+        goes_on = False
         arrival_s = next_arrival_s(settings, sessions, requests, clock)
+        if fleet is not None:
+            if clock[0].finished > num_finished:
+                ask_again(fleet, event_s)
+                after_step(settings, cache, requests, speculation, ranks, lanes, lists, stages, fleet, replica, event_s)
+            arrival_s = min(arrival_s, next_resend_s(fleet))
         while arrival_s <= event_s:
-            deliver(settings, cache, sessions, requests, ranks, lanes, events, clock, arrival_s, pools)
+            deliver(settings, cache, sessions, requests, ranks, lanes, events, clock, arrival_s, pools, fleet)
             arrival_s = next_arrival_s(settings, sessions, requests, clock)
+            if fleet is not None:
+                if fleet.control[0].pending != NONE:
+                    fleet.control[0].event = event
+                    fleet.control[0].event_s = event_s
+                    fleet.control[0].ended_step = ends_step
+                    return ASK_ROUTER
+                arrival_s = min(arrival_s, next_resend_s(fleet))
         cutoff_s = event_s
         if cost.host_overlaps and ends_step:
             cutoff_s = lanes[first * settings.num_stages + stage].started_s
@@ -696,6 +840,7 @@ def run(
             replica,
             stage,
             event_s,
+            fleet,
         )
         if status != DONE:
             return status

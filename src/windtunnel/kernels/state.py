@@ -25,9 +25,9 @@ NONE = -1
 MOST_REQUESTS = 1 << 31
 """More than any run has: the step from one priority to the next in the key of the waiting heap."""
 
-SCHEDULERS = ("vllm_v1", "trtllm", "sglang")
+SCHEDULERS = ("vllm_v1", "trtllm", "sglang", "trtllm_max_utilization")
 """The codes of `Settings.scheduler` are positions here."""
-VLLM_V1, TRTLLM, SGLANG = range(3)
+VLLM_V1, TRTLLM, SGLANG, TRTLLM_MAX_UTILIZATION = range(4)
 
 ROUTERS = (
     "round_robin",
@@ -43,11 +43,17 @@ ROUTERS = (
 ROUND_ROBIN, RANDOM, POWER_OF_TWO, LEAST_OUTSTANDING, LEAST_KV, SESSION_AFFINITY, PREFIX_AFFINITY, LEAST_WAITING = (
     range(8)
 )
+HOLDING_ROUTERS = ("deferred", "user")
+"""Routers that may hold requests back: a run with one needs a `kernels.fleet.Fleet`."""
+DEFERRED, USERS_ROUTER = len(ROUTERS), len(ROUTERS) + 1
 
 
 QUEUE_ORDERS = ("fcfs", "priority", "shortest", "deadline", "fair_share")
 """The codes of `Settings.queue_order` are positions here."""
 FCFS, PRIORITY, SHORTEST, DEADLINE, FAIR_SHARE = range(5)
+
+OFF, STARTING, UP, DRAINING, FAILED = range(5)
+"""Phases of a replica of a `kernels.fleet.Fleet`."""
 
 FAIR_TOKENS = 16
 """Tokens of one unit of service under `fair_share`."""
@@ -133,6 +139,7 @@ REQUEST = np.dtype(
         ("chunks_in_flight", "i8"),
         ("num_preemptions", "i8"),
         ("is_decoding", "i8"),
+        ("skipped_at", "i8"),  # while decoding: `num_verified` of its lane when a step last left it out, or NONE
     ]
 )
 """One record a request, in the order of sending."""
@@ -310,9 +317,9 @@ CACHE_RANK = np.dtype([("evictable_blocks", "i8"), ("first", "i8"), ("last", "i8
 """One record a rank: cached blocks that no running request uses, and the ends of their list."""
 
 
-TIER = np.dtype([("capacity_blocks", "i8"), ("ranks_per_pool", "i8"), ("block_s", "f8")])
+TIER = np.dtype([("capacity_blocks", "i8"), ("ranks_per_pool", "i8"), ("block_s", "f8"), ("outlives", "i8")])
 """One record a tier of memory below the device's, fastest first: blocks that one pool of it holds, ranks that share a
-pool, and seconds to load a block to a rank."""
+pool, seconds to load a block to a rank, and whether a pool outlives its replicas."""
 
 KEPT = np.dtype([("num_blocks", "i4"), ("before", "i4"), ("after", "i4")])
 """One record a segment and rank (the first of those that share a pool): how many of its blocks the tier has, and its
@@ -377,7 +384,7 @@ def new_requests(arrival_s: Floats, input_tokens: Ints, output_tokens: Ints, pri
     requests.ttft_limit_s = np.inf
     for unknown in ("scheduled_s", "first_token_s", "finish_s", "last_token_s"):
         requests[unknown] = np.nan
-    for nobody in ("before", "after", "left", "right"):
+    for nobody in ("before", "after", "left", "right", "skipped_at"):
         requests[nobody] = NONE
     return requests
 

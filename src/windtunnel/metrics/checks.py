@@ -32,16 +32,19 @@ class Checks(Noun):
     """Work conservation: time in which a replica ran no step although one of its requests was there, over busy time."""
 
 
-def check_run(requests: Table, steps: Table, rows: ReplicaRows, num_stages: int) -> Checks:
+def check_run(requests: Table, steps: Table, rows: ReplicaRows, num_stages: int, stays: Table | None = None) -> Checks:
     """The self-check of a finished run.
+
+    `stays` says when each request was at which replica, where it was not at one all the time; `rows` are then of it.
 
     Source of Little's law: J. D. C. Little, A Proof for the Queuing Formula L = lambda W, Operations Research 9 (1961).
     """
+    stays = requests if stays is None else stays
     times = [requests[name] for name in ("arrival_s", "scheduled_s", "first_token_s", "finish_s")]
     in_order = np.logical_and.reduce([before <= after for before, after in pairwise(times)])
     sampled = steps["num_sampled"] + (steps["num_steps"].astype(np.int64) - 1) * steps["decode_tokens"]
     num_missing = int(requests["output_tokens"].sum() - sampled.sum())
-    counted_s, expected_s, lost_s = np.sum([_of_replica(requests, mine, steps, own) for own, mine in rows], axis=0)
+    counted_s, expected_s, lost_s = np.sum([_of_replica(stays, mine, steps, own) for own, mine in rows], axis=0)
     law = abs(counted_s - expected_s) / expected_s if expected_s > 0 else float(counted_s > 0)
     idle = lost_s / max(float(steps["duration_s"].sum()), np.finfo(float).tiny)
     num_out_of_order = int((~in_order).sum())
@@ -55,7 +58,7 @@ def check_run(requests: Table, steps: Table, rows: ReplicaRows, num_stages: int)
     )
 
 
-def _of_replica(requests: Table, mine: Ints, steps: Table, own: Ints) -> tuple[float, float, float]:
+def _of_replica(stays: Table, mine: Ints, steps: Table, own: Ints) -> tuple[float, float, float]:
     """Of one replica: L and lambda W, both times the span, and the time that it stood still with work.
 
     A request counts from the first row that starts after it was sent, for the counters are read then. A row's counters
@@ -66,7 +69,7 @@ def _of_replica(requests: Table, mine: Ints, steps: Table, own: Ints) -> tuple[f
     following = np.append(starts[1:], np.inf)
     present = steps["num_running"][own].astype(np.float64) + steps["num_waiting"][own]
     counted_s = float((present * (np.minimum(following, ends_s) - starts)).sum())
-    arrival_s, finish_s = requests["arrival_s"][mine], requests["finish_s"][mine]
+    arrival_s, finish_s = stays["arrival_s"][mine], stays["finish_s"][mine]
     seen_s = np.append(starts, np.inf)[np.searchsorted(starts, arrival_s)]
     expected_s = float((finish_s - np.minimum(seen_s, finish_s)).sum())
     return counted_s, expected_s, _idle_with_work_s(ends_s, following, arrival_s, finish_s)

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.metrics.checks import Checks
+from windtunnel.metrics.fleet import FleetSummary, lost_steps
 from windtunnel.metrics.power import PowerModel
 from windtunnel.metrics.records import Table
 from windtunnel.metrics.tokens import rows_by_replica
@@ -182,6 +183,9 @@ class Summary(Noun):
     """By name; empty where nobody has one."""
     checks: Checks | None = None
     """None where no steps were recorded."""
+    fleet: FleetSummary | None = None
+    """None where all replicas are there all the time. Money, power and shares are then of the replicas that hold their
+    devices, on average."""
 
 
 def summarise(
@@ -200,6 +204,7 @@ def summarise(
     stages: Sequence[StageUse] = (),
     power_w: PowerModel | None = None,
     tier_tokens: Mapping[str, NDArray[np.int64]] | None = None,
+    fleet: FleetSummary | None = None,
 ) -> Summary:
     """The summary of a finished run.
 
@@ -216,15 +221,19 @@ def summarise(
         stages: what each pipeline stage used of its device.
         power_w: of one device.
         tier_tokens: KV tier -> tokens of each prompt that were loaded from it; None where nothing is cached.
+        fleet: None where all replicas are there all the time.
     """
     warmup = requests["is_warmup"]
     measured = requests.where(~warmup) if warmup.any() else requests
     span_s = float(measured["finish_s"].max() - measured["arrival_s"].min())
-    throughput = _throughput(measured, span_s, num_devices)
-    utilisation = utilisation_of(requests, steps, num_replicas, num_stages, num_blocks)
+    mean_replicas = num_replicas if fleet is None else fleet.mean_replicas
+    mean_devices = num_devices * mean_replicas / num_replicas
+    throughput = _throughput(measured, span_s, mean_devices)
+    utilisation = utilisation_of(requests, steps, num_replicas, num_stages, num_blocks, mean_replicas)
+    ended = steps if fleet is None else steps.where(~lost_steps(steps))
     cost = None
     if price_usd_per_hour is not None:
-        per_hour = price_usd_per_hour * num_devices
+        per_hour = price_usd_per_hour * mean_devices
         cost = Cost(
             usd_per_hour=per_hour,
             usd_per_million_output_tokens=per_hour / SECONDS_PER_HOUR / throughput.output_tokens_per_s * 1e6,
@@ -237,12 +246,12 @@ def summarise(
         span_s=span_s,
         ttft_s=distribution(measured["ttft_s"]),
         tpot_s=_known_distribution(measured["tpot_s"]),
-        itl_s=itl_distribution(steps),
+        itl_s=itl_distribution(ended),
         itl_max_s=_known_distribution(measured["itl_max_s"]),
         e2e_s=distribution(measured["e2e_s"]),
         queueing_s=distribution(measured["queueing_s"]),
         prefill_s=distribution(measured["prefill_s"]),
-        batches=batch_distributions(steps),
+        batches=batch_distributions(ended),
         throughput=throughput,
         goodput=goodput(measured, slo, span_s) if slo is not None else None,
         utilisation=utilisation,
@@ -252,9 +261,10 @@ def summarise(
         tenants=_tenants(measured, tenants, slo, span_s),
         checks=checks,
         stages=tuple(stages),
-        power=None if power_w is None else _power(power_w, utilisation, num_devices, span_s, throughput),
+        power=None if power_w is None else _power(power_w, utilisation, mean_devices, span_s, throughput),
         cache_hit_fraction=None if hits is None else sum(hits.values()),
         cache_hit_fractions=hits,
+        fleet=fleet,
     )
 
 
@@ -295,7 +305,7 @@ def with_pools(summary: Summary, requests: Table, pools: Sequence[PoolSummary]) 
 
 
 def _power(
-    model: PowerModel, utilisation: Utilisation, num_devices: int, span_s: float, throughput: Throughput
+    model: PowerModel, utilisation: Utilisation, num_devices: float, span_s: float, throughput: Throughput
 ) -> Power:
     mean_w = model.at(utilisation.busy_fraction) * num_devices
     return Power(mean_w=mean_w, energy_j=mean_w * span_s, output_token_j=mean_w / throughput.output_tokens_per_s)
@@ -429,7 +439,7 @@ def goodput(requests: Table, slo: Slo, span_s: float) -> Goodput:
     return Goodput(fraction=float(good.mean()), requests_per_s=float(good.sum() / span_s))
 
 
-def _throughput(requests: Table, span_s: float, num_devices: int) -> Throughput:
+def _throughput(requests: Table, span_s: float, num_devices: float) -> Throughput:
     output = float(requests["output_tokens"].sum())
     total = output + float(requests["input_tokens"].sum())
     tpot_s = requests["tpot_s"]
@@ -444,10 +454,19 @@ def _throughput(requests: Table, span_s: float, num_devices: int) -> Throughput:
     )
 
 
-def utilisation_of(requests: Table, steps: Table, num_replicas: int, num_stages: int, num_blocks: int) -> Utilisation:
-    """Of replicas with `num_blocks` KV blocks each, from the steps that they ran."""
+def utilisation_of(
+    requests: Table,
+    steps: Table,
+    num_replicas: int,
+    num_stages: int,
+    num_blocks: int,
+    mean_replicas: float | None = None,
+) -> Utilisation:
+    """Of replicas with `num_blocks` KV blocks each, from the steps that they ran; `mean_replicas` were there on
+    average, if not all were all the time.
+    """
     span_s = float(requests["finish_s"].max()) - float(requests["arrival_s"].min())
-    whole_s = span_s * num_replicas * num_stages
+    whole_s = span_s * (mean_replicas or num_replicas) * num_stages
     busy_s = steps["duration_s"]
     total_s = float(busy_s.sum())
     return Utilisation(

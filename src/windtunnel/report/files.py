@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from windtunnel.engine.serving import Result
 
 RUN_FILES = ("requests.parquet", "steps.parquet", "series.parquet", "summary.json", "scenario.yaml")
+FLEET_FILES = ("replicas.parquet", "stays.parquet")
+"""Of runs in which replicas come and go: their phases, and which request was where."""
 
 
 def check_folder(folder: Path, overwrite: bool) -> None:
@@ -42,8 +44,11 @@ def write_run(result: Result, folder: Path) -> None:
             over_time(result).write_parquet(draft / "series.parquet")
             (draft / "summary.json").write_text(as_text(run_document(result)) + "\n", encoding="utf-8")
             save(result.scenario, draft / "scenario.yaml")
+            if result.fleet is not None:
+                result.fleet.phases.write_parquet(draft / "replicas.parquet")
+                result.fleet.stays.write_parquet(draft / "stays.parquet")
             folder.mkdir(exist_ok=True)
-            for file in RUN_FILES:
+            for file in (*RUN_FILES, *(FLEET_FILES if result.fleet is not None else ())):
                 (draft / file).replace(folder / file)
     except OSError as error:
         raise WindtunnelError(f"the run cannot be written to {folder}: {error.strerror or error}") from None

@@ -207,3 +207,36 @@ def tick(value: float) -> str:
         if abs(value) >= size:
             return f"{value / size:.4g}{suffix}"
     return f"{value:.4g}"
+
+
+def bar_chart(
+    labels: Sequence[str], values: Sequence[float], axis: Axis, colours: Sequence[str] = (), width: int = WIDTH
+) -> str:
+    """Horizontal bars from zero, the first on top, each with its label before it and its value behind."""
+    line, left, end = 20, round(0.42 * width), width - 60
+    height = line * len(labels) + _BOTTOM
+    across = _Scale.over(Axis(axis.label, low=0.0), list(values), left, end)
+    parts = [
+        f'<svg viewBox="0 0 {width} {height}" width="{width}" role="img" xmlns="http://www.w3.org/2000/svg" {_FONT}>'
+    ]
+    for value in across.ticks():
+        at = across(value)
+        parts.append(f'<path d="M{at:.1f} 4V{height - _BOTTOM}" stroke="currentColor" stroke-opacity=".12"/>')
+        parts.append(f'<text x="{at:.1f}" y="{height - _BOTTOM + 15}" {_MIDDLE}>{tick(value)}</text>')
+    for place, (label, value) in enumerate(zip(labels, values, strict=True)):
+        y = 4 + line * place
+        colour = colours[place] if colours else COLOURS[0]
+        parts.append(f"<g><title>{escape(label)}: {value:.4g}</title>")
+        parts.append(
+            f'<text x="{left - 6}" y="{y + 13}" text-anchor="end" fill="currentColor">{escape(shortened(label))}</text>'
+        )
+        wide = max(across(value) - left, 0.5)
+        parts.append(f'<rect x="{left}" y="{y + 3}" width="{wide:.1f}" height="{line - 6}" fill="{colour}"/>')
+        parts.append(f'<text x="{left + wide + 5:.1f}" y="{y + 13}" fill="currentColor">{value:.3g}</text></g>')
+    parts.append(f'<text x="{(left + end) / 2}" y="{height - 10}" {_MIDDLE}>{escape(axis.label)}</text>')
+    return "\n".join([*parts, "</svg>"])
+
+
+def shortened(label: str) -> str:
+    """A label of 36 characters at most: the middle of a longer one is left out."""
+    return label if len(label) <= 36 else f"{label[:22]}…{label[-13:]}"

@@ -90,6 +90,37 @@ def _pool_rows(summary: Summary) -> list[RenderableType]:
     return [columns(heads, rows), ""]
 
 
+def _fleet_rows(summary: Summary) -> list[tuple[str, str]]:
+    """Replicas that come and go; nothing where all are there all the time."""
+    fleet = summary.fleet
+    if fleet is None:
+        return []
+    outage = f"; no replica took requests for {duration(fleet.outage_s)}" if fleet.outage_s else ""
+    return [
+        (
+            "replicas",
+            (
+                f"{fleet.mean_replicas:,.2f} on average, {fleet.max_replicas:,} at most: "
+                f"{number(fleet.replica_hours)} replica hours, {number(fleet.serving_hours)} of them serving"
+            ),
+        ),
+        (
+            "faults",
+            (
+                f"{fleet.num_failures:,} failures, {fleet.num_starts:,} starts; "
+                f"{percent(fleet.availability_fraction)} available{outage}"
+            ),
+        ),
+        (
+            "retries",
+            (
+                f"{fleet.num_retried_requests:,} requests were sent again, {fleet.num_retries:,} times in all; "
+                f"{duration(fleet.lost_step_s)} of steps lost"
+            ),
+        ),
+    ]
+
+
 def _device_rows(summary: Summary) -> list[tuple[str, str]]:
     rows = []
     if summary.stages:
@@ -214,7 +245,7 @@ def _resource_rows(result: Result) -> list[tuple[str, str]]:
         device, *tiers = summary.cache_hit_fractions.items()
         below = "".join(f", {percent(share)} in the {name}'s" for name, share in tiers)
         rows.append(("prefix cache", f"{percent(device[1])} of all prompt tokens were in it{below}"))
-    rows += _device_rows(summary)
+    rows += _device_rows(summary) + _fleet_rows(summary)
     if summary.cost is None:
         return [*rows, ("cost", "unknown: the device has no list price (--set deployment.price_usd_per_hour=...)")]
     cost = summary.cost

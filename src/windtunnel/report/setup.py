@@ -24,7 +24,12 @@ from windtunnel.spec.workload import (
 )
 
 ENGINE_TITLES = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}
-SCHEDULER_TITLES = {"vllm_v1": "vLLM V1 scheduler", "sglang": "SGLang scheduler", "trtllm": "TensorRT-LLM scheduler"}
+SCHEDULER_TITLES = {
+    "vllm_v1": "vLLM V1 scheduler",
+    "sglang": "SGLang scheduler",
+    "trtllm": "TensorRT-LLM scheduler",
+    "trtllm_max_utilization": "TensorRT-LLM scheduler, max utilization",
+}
 
 
 def model_line(setup: Setup) -> str:

@@ -1,6 +1,7 @@
 """Where and how a model is served: devices, parallelism, replicas, and the engine with its settings."""
 
-from typing import Any, Literal
+import math
+from typing import Any, Literal, get_args
 
 from windtunnel.spec.network import ClusterNetwork
 from windtunnel.spec.noun import Noun
@@ -17,6 +18,18 @@ def _check_at_least(least: int, **values: float | None) -> None:
     for name, value in values.items():
         if value is not None and value < least:
             raise ValueError(f"{name} is {value}; at least {least} is needed")
+
+
+def _check_positive(**values: float | None) -> None:
+    for name, value in values.items():
+        if value is not None and not value > 0:
+            raise ValueError(f"{name} is {value}; more than 0 is needed")
+
+
+def _check_finite(**values: float | None) -> None:
+    for name, value in values.items():
+        if value is not None and not math.isfinite(value):
+            raise ValueError(f"{name} is {value}; a finite time is needed")
 
 
 class Parallelism(Noun):
@@ -147,8 +160,8 @@ class EngineSettings(Noun):
     name: str = "vllm"
     version: str | None = None
     scheduler: str | None = None
-    """`vllm_v1`, `sglang` or `trtllm`; `vllm_v0`, `sarathi`, `orca`, `faster_transformer` or `lightllm`; or a policy of
-    one's own, `module:function`."""
+    """`vllm_v1`, `sglang`, `trtllm` or `trtllm_max_utilization`; `vllm_v0`, `sarathi`, `orca`, `faster_transformer` or
+    `lightllm`; or a policy of one's own, `module:function`."""
     max_num_seqs: int | None = None
     """[max_running_requests, max_batch_size]"""
     max_num_batched_tokens: int | None = None
@@ -272,6 +285,98 @@ Router = Literal[
 ]
 
 
+class TargetScaling(Noun, tag="target", tag_field="type"):
+    """As many replicas as bring a metric to its target, as Kubernetes' horizontal pod autoscaler decides; the defaults
+    are that one's.
+    """
+
+    metric: Literal["outstanding", "waiting", "running", "kv_use"]
+    """Of a replica that serves, mean over them: requests that wait or run, wait, or run; share of its KV blocks in
+    use. Requests that no replica has taken yet count as waiting."""
+    target: float
+    max_replicas: int
+    min_replicas: int = 1
+    interval_s: float = 15.0
+    """Between two looks."""
+    tolerance_fraction: float = 0.1
+    """Nothing changes while the metric is so close to its target."""
+    scale_up_after_s: float = 0.0
+    """More replicas are started when every look of so long has asked for them."""
+    scale_down_after_s: float = 300.0
+    """Replicas are stopped when every look of so long has asked for fewer."""
+
+    def __post_init__(self) -> None:
+        _check_at_least(1, min_replicas=self.min_replicas, max_replicas=self.max_replicas)
+        _check_at_least(
+            0,
+            tolerance_fraction=self.tolerance_fraction,
+            scale_up_after_s=self.scale_up_after_s,
+            scale_down_after_s=self.scale_down_after_s,
+        )
+        if self.max_replicas < self.min_replicas:
+            raise ValueError(f"max_replicas is {self.max_replicas}; at least min_replicas = {self.min_replicas}")
+        _check_positive(target=self.target, interval_s=self.interval_s)
+        if self.metric == "kv_use" and self.target > 1:
+            raise ValueError(f"target is {self.target}; of kv_use it is a share, at most 1")
+
+
+class ReplicaChange(Noun):
+    """From `at_s` on so many replicas are wanted."""
+
+    at_s: float
+    replicas: int
+
+    def __post_init__(self) -> None:
+        _check_at_least(0, at_s=self.at_s)
+        _check_at_least(1, replicas=self.replicas)
+
+
+class ScheduledScaling(Noun, tag="schedule", tag_field="type"):
+    """Replicas by the clock; until the first change those of the deployment."""
+
+    changes: tuple[ReplicaChange, ...]
+
+    def __post_init__(self) -> None:
+        times = [change.at_s for change in self.changes]
+        if not times:
+            raise ValueError("changes is empty")
+        if sorted(set(times)) != times:
+            raise ValueError("changes must be in order of at_s, one at a time")
+
+
+class Fault(Noun):
+    """One replica fails, and its devices are back after a while."""
+
+    at_s: float
+    replica: int
+    repair_s: float
+
+    def __post_init__(self) -> None:
+        _check_at_least(0, at_s=self.at_s, replica=self.replica, repair_s=self.repair_s)
+        _check_finite(at_s=self.at_s, repair_s=self.repair_s)
+
+
+class Faults(Noun):
+    """Replicas that fail: drawn, scheduled, or both. A replica fails when one of its devices does."""
+
+    device_mtbf_s: float | None = None
+    """Mean time between failures of one device; a replica of n fails n times as often."""
+    mttr_s: float | None = None
+    """Mean time to repair; the replica then starts anew."""
+    scheduled: tuple[Fault, ...] = ()
+    retry_s: float = 1.0
+    """From a failure until the router has noticed and sends its requests to other replicas."""
+
+    def __post_init__(self) -> None:
+        if (self.device_mtbf_s is None) != (self.mttr_s is None):
+            raise ValueError("device_mtbf_s and mttr_s go together")
+        if self.device_mtbf_s is None and not self.scheduled:
+            raise ValueError("no faults: device_mtbf_s and mttr_s, or scheduled ones, are needed")
+        _check_positive(device_mtbf_s=self.device_mtbf_s, mttr_s=self.mttr_s)
+        _check_at_least(0, retry_s=self.retry_s)
+        _check_finite(retry_s=self.retry_s, mttr_s=self.mttr_s)
+
+
 class Transfer(Noun):
     """How requests and their KV cache go from the replica that prefills them to the one that decodes them."""
 
@@ -335,11 +440,21 @@ class Deployment(Noun):
     """A catalog name or a YAML file; None takes the usual node of the device."""
     parallelism: Parallelism = Parallelism()
     replicas: int = 1
-    router: Router = "round_robin"
+    router: str = "round_robin"
     """Which replica a request goes to: the next in turn, one drawn, the less busy of two drawn, that with the fewest
     requests, that with the fewest KV blocks in use, that of the session's former turns, or that with most of the prompt
     in its cache (what these two cannot decide goes to the replica with the fewest requests), or that with the fewest
-    requests waiting, which is what Vidur calls lor."""
+    requests waiting, which is what Vidur calls lor. `deferred` holds requests at the router, in order, until some
+    replica has fewer than `router_limit`, and takes the one with the fewest. Or a router of one's own,
+    `module:function`."""
+    router_limit: int | None = None
+    """`deferred`: most requests at a replica; None takes as many as it runs at once."""
+    autoscaling: TargetScaling | ScheduledScaling | None = None
+    """None: `replicas` all the time."""
+    faults: Faults | None = None
+    start_s: float | None = None
+    """From the launch or repair of a replica until it serves: loading weights, capturing graphs, booting its node.
+    Those of the beginning serve at once."""
     engine: EngineSettings = EngineSettings()
     profile: Profile | None = None
     """Operators measured on the device; None takes those that ship, or the device's roofline."""
@@ -363,14 +478,34 @@ class Deployment(Noun):
         _check_at_least(0, price_usd_per_hour=self.price_usd_per_hour, busy_w=self.busy_w)
         if not 0 <= self.idle_fraction <= 1:
             raise ValueError(f"idle_fraction is {self.idle_fraction}; from 0 to 1 is needed")
+        _check_at_least(1, router_limit=self.router_limit)
+        _check_at_least(0, start_s=self.start_s)
+        _check_finite(start_s=self.start_s)
+        if self.router not in (*get_args(Router), "deferred") and ":" not in self.router:
+            raise ValueError(
+                f"router is {self.router!r}; known: {', '.join(get_args(Router))}, deferred, module:function"
+            )
+        if self.router_limit is not None and self.router != "deferred":
+            raise ValueError("router_limit goes with the router deferred, and only with it")
         if self.pools:
             _check_pools(self.pools, self.replicas)
+            if self.autoscaling or self.faults or self.router not in get_args(Router):
+                raise ValueError("pools have no autoscaling, no faults, and no deferred or own router")
 
     @property
     def num_devices(self) -> int:
         if self.pools:
             return sum(pool.replicas * (pool.parallelism or self.parallelism).num_devices for pool in self.pools)
-        return self.replicas * self.parallelism.num_devices
+        return self.most_replicas * self.parallelism.num_devices
+
+    @property
+    def most_replicas(self) -> int:
+        """That there are at any time."""
+        if isinstance(self.autoscaling, TargetScaling):
+            return max(self.replicas, self.autoscaling.max_replicas)
+        if isinstance(self.autoscaling, ScheduledScaling):
+            return max(self.replicas, *(change.replicas for change in self.autoscaling.changes))
+        return self.replicas
 
 
 def _check_pools(pools: tuple[Pool, ...], replicas: int) -> None:

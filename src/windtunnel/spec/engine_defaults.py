@@ -15,7 +15,7 @@ from windtunnel.units import GIB
 LARGE_MEMORY_BYTES = 70 * GIB
 """Devices from this size on get an engine's `large_memory_settings` (vLLM: `_get_batch_defaults`)."""
 
-ENGINE_SCHEDULERS = ("vllm_v1", "trtllm", "sglang")
+ENGINE_SCHEDULERS = ("vllm_v1", "trtllm", "sglang", "trtllm_max_utilization")
 """Those that an engine of the catalog has."""
 OTHER_SCHEDULERS = ("vllm_v0", "sarathi", "orca", "faster_transformer", "lightllm")
 """Those that may be chosen instead, with the settings of `catalog/schedulers.yaml`."""
@@ -106,6 +106,21 @@ def with_defaults(settings: EngineSettings, device: Device, calibrated: HostOver
             f"scheduling_policy lpm is SGLang's; the scheduler is {resolved.scheduler}", "known here: fcfs, priority"
         )
     return resolved
+
+
+LEAST_WHOLE_PROMPT_TOKENS = 2048
+
+
+def whole_prompt_tokens(given: EngineSettings, resolved: EngineSettings, max_model_len: int) -> EngineSettings:
+    """`resolved` with the token budget of vLLM V0 where nobody gave one: the longest prompt fits, as prompts run whole.
+
+    Source: vllm/config.py, `SchedulerConfig.__post_init__`, 0.4 to 0.7: max(max_model_len, 2048) without chunked
+    prefill.
+    """
+    if resolved.scheduler != "vllm_v0" or given.max_num_batched_tokens is not None:
+        return resolved
+    budget = max(max_model_len, LEAST_WHOLE_PROMPT_TOKENS)
+    return msgspec.structs.replace(resolved, max_num_batched_tokens=budget)
 
 
 def overlay(merged: dict[str, Any], layer: EngineSettings) -> None:

@@ -11,7 +11,7 @@ from windtunnel.errors import InputError
 from windtunnel.spec import catalog
 from windtunnel.spec.calibration import NONE, Calibration, calibration_for
 from windtunnel.spec.deployment import Deployment, EngineSettings, Parallelism, Pool, Profile
-from windtunnel.spec.engine_defaults import overlay, with_defaults
+from windtunnel.spec.engine_defaults import overlay, whole_prompt_tokens, with_defaults
 from windtunnel.spec.hardware import Device, Node
 from windtunnel.spec.model import ExpertsFeedForward, GatedDeltaAttention, GroupedQueryAttention, ModelSpec
 from windtunnel.spec.network import ClusterNetwork
@@ -156,6 +156,8 @@ def resolve(scenario: Scenario, allow_download: bool = False) -> Setup:
     found = calibration_for(deployment.engine.name, device.name, deployment.calibration or shipped)
     name, calibration = found or (None, None)
     engine = with_defaults(deployment.engine, device, calibration.host if calibration else None)
+    max_model_len = engine.max_model_len or model.max_context_tokens
+    engine = whole_prompt_tokens(deployment.engine, engine, max_model_len)
     setup = Setup(
         model=model,
         precision=precision,
@@ -163,8 +165,8 @@ def resolve(scenario: Scenario, allow_download: bool = False) -> Setup:
         node=node,
         parallelism=deployment.parallelism,
         engine=engine,
-        max_model_len=engine.max_model_len or model.max_context_tokens,
         profile=deployment.profile,
+        max_model_len=max_model_len,
         calibration=calibration,
         calibration_name=name,
         network=deployment.network,

@@ -1,0 +1,68 @@
+"""Vidur's own traces of a run: the bars that it recorded, and events that follow from one another."""
+
+from collections import Counter
+from functools import cache
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from engine.test_vidur import case, table_of
+from windtunnel.engine.vidur import batch_times, replay
+from windtunnel.engine.walked import WalkedRun
+from windtunnel.interop.vidur import read_tables
+from windtunnel.interop.vidur_traces import chrome_events, event_trace, write_chrome_trace
+
+CASES = ("c_llama2-70b_tp2pp2_sarathi_arxiv500", "e_llama2-7b_4rep_lor_lightload")
+
+
+@cache
+@cache
+def run_of(reference: Path, name: str) -> WalkedRun:
+    tables = read_tables(reference / "vidur" / "op_tables" / table_of(name))
+    recorded = case(reference / "vidur" / "cases" / name)
+    return replay(recorded.config, tables, recorded.requests, fuses_steps=False, keeps_trail=True)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_bars_are_those_that_vidur_drew(reference: Path, name: str, tmp_path: Path) -> None:
+    from pyarrow import parquet
+
+    path = tmp_path / "chrome_trace.json"
+    write_chrome_trace(path, chrome_events(batch_times(run_of(reference, name))))
+    events = msgspec.json.decode(path.read_bytes())["traceEvents"]
+    theirs = parquet.read_table(reference / "vidur" / "cases" / name / "iterations.parquet")
+    theirs = theirs.sort_by([("batch_id", "ascending"), ("stage", "ascending")])
+    ours = sorted(events, key=lambda event: (event["args"]["batch_id"], event["tid"]))
+    assert len(ours) == len(theirs)
+    assert [event["args"]["request_ids"] for event in ours] == theirs["request_ids"].to_pylist()
+    assert [event["args"]["num_tokens"] for event in ours] == theirs["num_tokens"].to_pylist()
+    np.testing.assert_allclose([event["ts"] for event in ours], theirs["start_us"].to_numpy(), rtol=1e-9)
+    np.testing.assert_allclose([event["dur"] for event in ours], theirs["duration_us"].to_numpy(), rtol=1e-6)
+    assert all(event["name"] == str(event["args"]["request_ids"]) for event in ours)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_events_run_every_batch_through_every_stage(reference: Path, name: str) -> None:
+    run = run_of(reference, name)
+    batches = batch_times(run)
+    num_batches, num_stages = batches.stage_s.shape[:2]
+    num_begun, kinds, formed, last_s, begun_s = 0, Counter[str](), [], 0.0, np.zeros((num_batches, num_stages))
+    for event in event_trace(run.requests["arrival_s"], run.requests["rank"], batches):
+        kinds[event["event_type"]] += 1
+        assert event["time"] >= last_s
+        last_s = event["time"]
+        formed += event.get("batch_ids", [])
+        if event["event_type"] == "REPLICA_STAGE_SCHEDULE" and event["batch_id"] is not None:
+            begun_s[event["batch_id"], event["stage_id"]] = event["time"]
+            num_begun += 1
+    assert sorted(formed) == list(range(num_batches))
+    assert num_begun == num_batches * num_stages
+    np.testing.assert_array_equal(begun_s, batches.stage_s[:, :, 0])
+    n = len(run.requests)
+    assert kinds["REQUEST_ARRIVAL"] == kinds["GLOBAL_SCHEDULE"] == n
+    assert kinds["BATCH_END"] == num_batches
+    assert kinds["BATCH_STAGE_END"] == kinds["BATCH_STAGE_ARRIVAL"] == num_batches * num_stages
+    assert kinds["REPLICA_STAGE_SCHEDULE"] == 2 * num_batches * num_stages
+    assert kinds["REPLICA_SCHEDULE"] == n + num_batches
