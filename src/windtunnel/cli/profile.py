@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from windtunnel.cli.lab_capture import to_table
 from windtunnel.cli.options import Verb, VerbGroup, all_of, option
 from windtunnel.cli.progress import status
 from windtunnel.errors import InputError, did_you_mean
@@ -252,28 +253,7 @@ def check(folder: Path, device: str | None, estimators: str | None, as_json: boo
         show(*check_report(about, found))
 
 
-@command.command("from-trace", cls=Verb)
-@click.argument("trace", type=click.Path(path_type=Path), metavar="TRACE.json")
-@_device_name
-@_folder
-@_json
-def from_trace(trace: Path, device_name: str, out: Path, as_json: bool) -> None:
-    """Take the matrix products of a torch.profiler trace, recorded with shapes, as a profile.
-
-    \b
-    windtunnel profile from-trace trace.json.gz --device-name h200_sxm --out profiles/h200
-    """
-    from windtunnel.interop.kineto import read_kineto
-    from windtunnel.interop.kineto_operators import gemm_tables
-
-    tables = gemm_tables(read_kineto(trace), f"{device_name}, {trace.name}")
-    if not tables:
-        raise InputError(
-            f"{trace} has no matrix product with its shapes",
-            "record it with torch.profiler.profile(record_shapes=True)",
-        )
-    about = {"device": device_name, "method": "operators of a torch.profiler trace", "trace": trace.name}
-    _write_tables(tables, about, out, as_json)
+command.add_command(to_table, "from-trace")
 
 
 @command.command("from-vidur", cls=Verb)
