@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.engine.pools import Fleet, run_pools
+from windtunnel.engine.frontend import streams
+from windtunnel.engine.pools import Fleet, replicas_of, run_pools
 from windtunnel.engine.prefix_cache import cache_for
-from windtunnel.engine.serving import GiveUp, Server, serve
+from windtunnel.engine.serving import GiveUp, Server, for_clients, serve
 from windtunnel.engine.workload import RequestArrays
 from windtunnel.kernels import state
 from windtunnel.kernels.walked_state import WalkedSettings
@@ -130,23 +131,27 @@ def serve_requests(server: Server | Fleet, requests: RequestArrays, give_up: Giv
     """Serve requests of the lengths that `server` was prepared for; None where the run was given up."""
     if isinstance(server, Fleet):
         plans = [
-            plan._replace(settings=plan.settings._replace(concurrency=requests.concurrency)) for plan in server.plans
+            plan._replace(settings=for_clients(plan.settings, part.setup, part.memory, requests))
+            for plan, part in zip(server.plans, server.parts, strict=True)
         ]
-        records, _, steps, _ = run_pools(
+        records, pools, steps, _ = run_pools(
             plans, server.travel, requests, speculation=server.speculation, give_up=give_up
         )
-        host = server.parts[0].setup.engine.host
+        host, num_replicas = server.parts[0].setup.engine.host, pools.pool_of_replica.size
+        _, replica = replicas_of(records, pools)
     else:
-        if requests.concurrency != server.settings.concurrency:
-            server = replace(server, settings=server.settings._replace(concurrency=requests.concurrency))
+        settings = for_clients(server.settings, server.setup, server.memory, requests)
+        server = replace(server, settings=settings)
         cache = None
-        if not isinstance(server.settings, WalkedSettings):
-            cache = cache_for(server.setup, server.memory, server.settings, requests)
+        if not isinstance(settings, WalkedSettings):
+            cache = cache_for(server.setup, server.memory, settings, requests)
         records, steps, _ = serve(server, requests, cache, give_up=give_up)
-        host = server.setup.engine.host
+        host, num_replicas = server.setup.engine.host, settings.num_replicas
+        replica = records["rank"] // settings.ranks_per_replica
     if np.isnan(records["finish_s"]).any():
         return None
-    return _served(records, steps, host.frontend_s(requests.input_tokens), requests.num_warmup)
+    at_client_s = host.frontend_s(requests.input_tokens, streams(records, replica, num_replicas))
+    return _served(records, steps, at_client_s, requests.num_warmup)
 
 
 def _served(records: NDArray[np.void], steps: Table, at_client_s: Floats, num_warmup: int) -> Served:

@@ -56,6 +56,8 @@ class Setup:
     calibration: Calibration | None = None
     """None: not calibrated."""
     calibration_name: str | None = None
+    not_calibrated: str = ""
+    """Why there is no calibration; empty with one."""
     network: ClusterNetwork | None = None
 
 
@@ -149,9 +151,10 @@ def resolve(scenario: Scenario, allow_download: bool = False) -> Setup:
     device = catalog.device(deployment.device)
     node = catalog.node(deployment.node) if deployment.node else catalog.default_node(device)
     precision = scenario.precision or model.precision
-    found = calibration_for(deployment.engine.name, device.name, deployment.calibration)
-    name, calibration = found or (None, None)
-    engine = with_defaults(deployment.engine, device, calibration.host if calibration else None)
+    engine = with_defaults(deployment.engine, device)
+    chosen = calibration_for(engine.name, device.name, str(engine.version), deployment.calibration)
+    if chosen.calibration is not None:
+        engine = with_defaults(deployment.engine, device, chosen.calibration.host)
     max_model_len = engine.max_model_len or model.max_context_tokens
     engine = whole_prompt_tokens(deployment.engine, engine, max_model_len)
     setup = Setup(
@@ -162,8 +165,9 @@ def resolve(scenario: Scenario, allow_download: bool = False) -> Setup:
         parallelism=deployment.parallelism,
         engine=engine,
         max_model_len=max_model_len,
-        calibration=calibration,
-        calibration_name=name,
+        calibration=chosen.calibration,
+        calibration_name=chosen.name,
+        not_calibrated=chosen.reason,
         network=deployment.network,
     )
     if node.device not in (device.name, ANY_DEVICE):
