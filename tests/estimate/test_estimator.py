@@ -197,4 +197,11 @@ def test_an_operator_without_a_size_is_refused(size: float) -> None:
 
 
 def test_elementwise_kernels_are_told_apart_by_their_bytes_only() -> None:
-    assert canonical(ops.Elementwise("norm", 10.0, 8.0)) == canonical(ops.Elementwise("rope", 80.0, 1.0))
+    norm, rope = ops.Elementwise("norm", 10.0, 8.0), ops.Elementwise("rope", 80.0, 1.0)
+    ones = np.ones(1)
+    of_all, of_norms = (
+        MeasurementTable("elementwise", {"bytes_per_row": ones}, {"rows": ones}, ones, "test", {"name": name})
+        for name in ("any", "norm")
+    )
+    assert canonical(norm, of_all) == canonical(rope, of_all)
+    assert canonical(norm, of_norms) == norm

@@ -63,6 +63,18 @@ class Verb(click.Command):
                 formatter.write_dl(records)
 
 
+class VerbGroup(click.Group):
+    """A verb of several commands, whose unknown ones are answered as those of `windtunnel` are."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] not in self.commands and not args[0].startswith("-"):
+            hint = did_you_mean(args[0], self.commands, f"it has {', '.join(self.commands)}")
+            raise InputError(f"windtunnel {ctx.info_name} has no command {args[0]!r}", hint)
+        return super().resolve_command(ctx, args)
+
+
 def _our_name(name: str) -> str:
     name = name.replace("_", "-")
     return OTHER_NAMES.get(name, name)
@@ -103,6 +115,15 @@ deployment_options = all_of(
     ),
     option(
         "--kv-cache-dtype", section=_WHAT, metavar="FORMAT", help="Format of the KV cache: bf16, fp8.  [as published]"
+    ),
+    option(
+        "--profile", section=_WHAT, metavar="FOLDER", help="Operators that `windtunnel profile` measured on the device."
+    ),
+    option(
+        "--estimator",
+        section=_WHAT,
+        metavar="NAME",
+        help="Of a profile: interpolation, auto, forest, ... (`windtunnel profile check`).  [interpolation]",
     ),
     option("--engine", section=_ENGINE, metavar="NAME", help="vllm, sglang or trtllm.  [vllm]"),
     option("--engine-version", section=_ENGINE, metavar="VERSION", help="Its version.  [the newest that was measured]"),

@@ -41,5 +41,17 @@ def counted(doing: str, things: str) -> Iterator[Callable[[int, int], None] | No
         _draw("")
 
 
+@contextmanager
+def status() -> Iterator[Callable[[str], None]]:
+    """A callback that shows a line on stderr while a person watches; the line is gone afterwards."""
+    if not sys.stderr.isatty():
+        yield lambda _text: None
+        return
+    try:
+        yield _draw
+    finally:
+        _draw("")
+
+
 def _draw(text: str) -> None:
     click.echo(f"\r\x1b[2K{text}", nl=False, err=True)

@@ -15,6 +15,8 @@ VERBS = {
     "explain": "Show one forward step operator by operator.",
     "validate": "Predict measured runs and show how far off the predictions are.",
     "calibrate": "Fit host overheads and operator factors to measured runs.",
+    "profile": "Measure operators, collectives and host overheads of this machine.",
+    "bench": "Measure a real server under a simulation's workload.",
     "collective": "Predict the time and bandwidth of one collective.",
     "network": "Run a training workload on a network (SimAI's job).",
     "topology": "Generate, show and check networks of GPUs.",

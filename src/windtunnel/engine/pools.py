@@ -296,23 +296,22 @@ def _with_given_link(scenario: Scenario, plans: Sequence[PoolPlan]) -> list[Pool
     return [plan._replace(link_bytes_per_s=plan.link_bytes_per_s * transfer.link_efficiency) for plan in plans]
 
 
-def replicas_of(records: NDArray[np.void], pools: Pools) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The replica, of all pools', that began each request, and the one that ended it."""
-    journeys = pools.journeys
-    moved = ~np.isnan(journeys.handed_s)
+def replicas_of(records: NDArray[np.void], pools: Pools) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
+    """Where every request began and where it ended, of how many replicas in all pools."""
+    moved = ~np.isnan(pools.journeys.handed_s)
     per_replica = pools.pools.ranks_per_replica[pools.pool_of_replica]
-    replica_of_rank = np.repeat(np.arange(per_replica.size), per_replica)
-    started = replica_of_rank[np.where(moved, journeys.prefill_rank, records["rank"])]
-    return started, replica_of_rank[np.where(moved, journeys.decode_rank, records["rank"])]
+    of_rank = np.repeat(np.arange(per_replica.size), per_replica)
+    began = of_rank[np.where(moved, pools.journeys.prefill_rank, records["rank"])]
+    ended = of_rank[np.where(moved, pools.journeys.decode_rank, records["rank"])]
+    return began, ended, per_replica.size
 
 
 def _request_table(records: NDArray[np.void], pools: Pools, engine: EngineSettings, requests: RequestArrays) -> Table:
-    journeys = pools.journeys
-    started, ended = replicas_of(records, pools)
+    started, ended, num_replicas = replicas_of(records, pools)
     own = {name: records[name].copy() for name in ENGINE_COLUMNS}
-    seen_s = engine.host.frontend_s(requests.input_tokens, streams(own, ended, pools.pool_of_replica.size))
+    seen_s = engine.host.frontend_s(requests.input_tokens, streams(own, ended, num_replicas))
     table = request_table(own, ended, seen_s, requests.num_warmup, tenant=requests.tenant)
-    columns = {name: np.array(journeys[name]) for name in list(POOL_COLUMNS)[1:]}
+    columns = {name: np.array(pools.journeys[name]) for name in list(POOL_COLUMNS)[1:]}
     return table.with_columns({"prefill_replica": started, **columns}, POOL_COLUMNS)
 
 

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -33,6 +34,8 @@ from windtunnel.engine.workload import RequestArrays, generate
 from windtunnel.errors import InputError, WindtunnelError
 from windtunnel.estimate.calibrated import CalibratedEstimator
 from windtunnel.estimate.estimator import COVERAGES, Coverage, Estimator
+from windtunnel.estimate.profile import profile_estimator
+from windtunnel.estimate.regress import regression
 from windtunnel.estimate.steps import LoweredSteps, lower_steps, price_step
 from windtunnel.interop.aiconfigurator import measured_estimator
 from windtunnel.kernels import state
@@ -366,7 +369,10 @@ def shard_of(setup: Setup) -> Shard:
 
 
 def estimator_for(setup: Setup) -> Estimator:
-    """The estimator that knows most about the setup's device and engine."""
+    """The estimator that knows most about the setup's device and engine: that of its own profile, where it has one."""
+    if setup.profile is not None:
+        fit = regression(setup.profile.estimator)
+        return calibrated(profile_estimator(Path(setup.profile.folder), setup.device, setup.node, fit), setup)
     engine = setup.engine
     assert engine.version is not None
     graphs = bool(engine.max_cudagraph_capture_size)

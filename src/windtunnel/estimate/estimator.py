@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cache, cached_property
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from windtunnel.errors import InputError
 from windtunnel.estimate.interpolate import Curve, Point, Prediction, Surface, bend, corner_sites, gaps, nearest_sites
-from windtunnel.estimate.roofline import Roofline, fit_for
+from windtunnel.estimate.roofline import CPU, CPU_MEDIAN_ERROR, Roofline, fit_for
 from windtunnel.estimate.table import Floats, MeasurementTable, site_names, site_of
 from windtunnel.ops import op as ops
 from windtunnel.spec.hardware import Device, Node
@@ -104,6 +104,8 @@ class RooflineEstimator:
         _require_work(op)
         fit = fit_for(op)
         seconds = _scalar_or_array(np.asarray(self.roofline.seconds(op), dtype=np.float64))
+        if self.roofline.device.architecture == CPU:
+            return Estimate(seconds, Coverage.ROOFLINE, "roofline of a processor, not calibrated", CPU_MEDIAN_ERROR)
         return Estimate(seconds, Coverage.ROOFLINE, f"roofline fitted on {fit.fitted_on}", fit.median_error)
 
 
@@ -112,13 +114,17 @@ def roofline_estimator(device: Device, node: Node | None = None) -> Estimator:
     return RooflineEstimator(Roofline(device, node))
 
 
-def canonical(op: ops.Op) -> ops.Op:
+ANY = "any"
+"""Name of the table of elementwise kernels that stands for all of them: they cost what their bytes cost."""
+
+
+def canonical(op: ops.Op, table: MeasurementTable) -> ops.Op:
     """`op` with the dimensions that do not change its cost made equal, so that it meets the rows that measured it.
 
-    Elementwise kernels cost what their bytes cost; Gated DeltaNet's core does not see the hidden size.
+    A table of all elementwise kernels knows their bytes alone; Gated DeltaNet's core does not see the hidden size.
     """
-    if isinstance(op, ops.Elementwise):
-        return ops.Elementwise("any", op.num_bytes, 1.0)
+    if isinstance(op, ops.Elementwise) and table.words["name"] == ANY:
+        return ops.Elementwise(ANY, op.num_bytes, 1.0)
     if isinstance(op, ops.GatedDelta):
         return replace(op, hidden_size=0)
     return op
@@ -132,6 +138,7 @@ class TableModel:
     roofline: Roofline
     _shapes: dict[tuple[float, ...], Curve | Surface] = field(default_factory=dict)
     _points: dict[tuple[float, ...], dict[Point, float]] = field(default_factory=dict)
+    _chunk_shapes: dict[tuple[float, ...], Surface | None] = field(default_factory=dict)
 
     def estimate(self, op: ops.Op) -> tuple[Floats, Coverage, LeftOut | None]:
         """Seconds at each point of `op`'s axes (flat), the least sure coverage, and what was lacking there."""
@@ -139,12 +146,43 @@ class TableModel:
         site = site_of(op)
         if site in self.table.rows_by_site:
             found = self.at_site(site, op, axes)
-            return found.seconds, *_worst(found)
+            coverage, lacking = _worst(found)
+            if self.table.is_fitted and coverage == Coverage.MEASURED:
+                return found.seconds, Coverage.INTERPOLATED, LeftOut.INSIDE
+            return found.seconds, coverage, lacking
         return *self.between_sites(site, op, axes), LeftOut.SHAPE
 
     def at_site(self, site: tuple[float, ...], op: ops.Op, axes: Mapping[str, Floats]) -> Prediction:
         """Seconds at points of a measured site."""
+        if op.kind in _CHUNKED:
+            after_cached = self._chunks(site, op)
+            alone = axes["batch"] <= 1.0
+            if after_cached is not None and alone.any():
+                return _either(
+                    alone,
+                    after_cached.predict(_chunk_axes(axes, alone), self._chunk_reference(op)),
+                    self._along_axes(site, op, {name: values[~alone] for name, values in axes.items()}),
+                )
+        return self._along_axes(site, op, axes)
 
+    def _chunks(self, site: tuple[float, ...], op: ops.Op) -> Surface | None:
+        """The surface of a site's single chunks, by their tokens and those cached before; None where none is cached."""
+        if site not in self._chunk_shapes:
+            axes, seconds = self.table.site_rows(site)
+            shape = None
+            if (axes["batch"] < 1.0).any():
+                alone = axes["batch"] <= 1.0
+                grid = _chunk_axes(axes, alone)
+                order = np.lexsort([*grid.values()][::-1])
+                sorted_grid = {name: values[order] for name, values in grid.items()}
+                shape = Surface.of(sorted_grid, seconds[alone][order], self._chunk_reference(op))
+            self._chunk_shapes[site] = shape
+        return self._chunk_shapes[site]
+
+    def _chunk_reference(self, op: ops.Op) -> Callable[[Mapping[str, Floats]], Floats]:
+        return lambda chunks: np.asarray(self.roofline.seconds(_with(op, _as_batch(chunks))))
+
+    def _along_axes(self, site: tuple[float, ...], op: ops.Op, axes: Mapping[str, Floats]) -> Prediction:
         def reference(at: Mapping[str, Floats]) -> Floats:
             return np.asarray(self.roofline.seconds(_with(op, at)))
 
@@ -251,6 +289,37 @@ class _Similar:
             if len(found) >= _NUM_BENDS:
                 break
         return found
+
+
+_CHUNKED = ("prefill_attention", "latent_prefill_attention")
+
+
+def _chunk_axes(axes: Mapping[str, Floats], rows: NDArray[np.bool_]) -> dict[str, Floats]:
+    """Single chunks over their tokens and one more than the tokens cached before them, along which they are measured.
+
+    As batch and length (`ops.PrefillAttention`) hardly two of them share a coordinate: on Vidur's real table of 4,418
+    chunks, the median error on points left out is 4.0% so, and 2.3% over these axes.
+    """
+    batch, length = axes["batch"][rows], axes["num_tokens"][rows]
+    chunk = np.round(batch * length, 6)
+    return {"chunk": chunk, "cached": np.round((length - chunk) / 2, 6) + 1.0}
+
+
+def _as_batch(chunks: Mapping[str, Floats]) -> dict[str, Floats]:
+    """The axes of `ops.PrefillAttention` for those of `_chunk_axes`."""
+    length = 2 * (chunks["cached"] - 1.0) + chunks["chunk"]
+    return {"batch": chunks["chunk"] / length, "num_tokens": length}
+
+
+def _either(rows: NDArray[np.bool_], here: Prediction, elsewhere: Prediction) -> Prediction:
+    """Two predictions as one, in the order of `rows`."""
+
+    def joined(name: str) -> NDArray[Any]:
+        values = np.empty(rows.size, getattr(here, name).dtype)
+        values[rows], values[~rows] = getattr(here, name), getattr(elsewhere, name)
+        return values
+
+    return Prediction(joined("seconds"), joined("exact"), joined("inside"))
 
 
 _NUM_BENDS = 6
@@ -373,10 +442,10 @@ class TableEstimator:
             InputError: a size along an axis is not positive and finite, or a table cannot be read.
         """
         _require_work(op)
-        op = canonical(op)
         table = self.tables.table_for(op)
         if table is None:
             return RooflineEstimator(self.roofline).estimate(op)
+        op = canonical(op, table)
         if id(table) not in self._models:
             self._models[id(table)] = TableModel(table, self.roofline)
         seconds, coverage, lacking = self._models[id(table)].estimate(op)

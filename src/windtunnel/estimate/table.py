@@ -7,7 +7,7 @@ GEMM's n and k, an attention's heads) at which a curve or surface was measured a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,6 +44,9 @@ KINDS: dict[str, type[ops.Op]] = {
 
 _TEXT_FIELDS = ("format", "kv_format", "name", "op")
 
+STATISTICS = ("mean_s", "min_s", "max_s", "std_s", "num_samples", "num_outliers")
+"""What a profiler may keep beside `seconds`, the median of its samples; all but the last count no outliers."""
+
 
 def site_names(kind: str) -> tuple[str, ...]:
     """The numeric dimensions that tell one site of `kind` from another."""
@@ -67,6 +70,8 @@ class MeasurementTable:
         seconds: what one execution took.
         source: a short name for people: device, engine, version, kernel.
         words: the table's words (`format`, `kv_format`, `op`).
+        statistics: of the samples of each row: all of `STATISTICS`, or none where nobody kept them.
+        is_fitted: the seconds are a regression's, so that no row is a measurement; not kept in files.
 
     Raises:
         InputError: a column of another length, or a time that is not a positive finite number.
@@ -78,9 +83,11 @@ class MeasurementTable:
     seconds: Floats
     source: str
     words: Mapping[str, str]
+    statistics: Mapping[str, Floats] = field(default_factory=dict)
+    is_fitted: bool = False
 
     def __post_init__(self) -> None:
-        for name, column in (*self.sites.items(), *self.axes.items()):
+        for name, column in (*self.sites.items(), *self.axes.items(), *self.statistics.items()):
             if len(column) != len(self.seconds):
                 raise InputError(
                     f"{self.source}: column {name} has {len(column)} rows, seconds has {len(self.seconds)}"
@@ -115,7 +122,9 @@ class MeasurementTable:
         """The table with only `rows` (a mask or indices)."""
         sites = {name: column[rows] for name, column in self.sites.items()}
         axes = {name: column[rows] for name, column in self.axes.items()}
-        return MeasurementTable(self.kind, sites, axes, self.seconds[rows], self.source, self.words)
+        statistics = {name: column[rows] for name, column in self.statistics.items()}
+        seconds, words = self.seconds[rows], self.words
+        return MeasurementTable(self.kind, sites, axes, seconds, self.source, words, statistics, self.is_fitted)
 
     def operator(self, site: tuple[float, ...], axes: Mapping[str, Any]) -> ops.Op:
         """The operator at `site`, with arrays along its axes."""
@@ -144,6 +153,32 @@ def _without_repeats(axes: dict[str, Floats], seconds: Floats) -> tuple[dict[str
     return {name: column[new] for name, column in axes.items()}, np.array([np.median(group) for group in groups])
 
 
+def merged(tables: list[MeasurementTable]) -> list[MeasurementTable]:
+    """Tables of the same kind and words joined, each once; statistics are kept where all of them have them."""
+    groups: dict[tuple[str, ...], list[MeasurementTable]] = {}
+    for table in tables:
+        groups.setdefault((table.kind, *table.words.values()), []).append(table)
+    return [parts[0] if len(parts) == 1 else _joined(parts) for _, parts in sorted(groups.items())]
+
+
+def _joined(parts: list[MeasurementTable]) -> MeasurementTable:
+    first = parts[0]
+
+    def joined(columns: list[Mapping[str, Floats]]) -> dict[str, Floats]:
+        return {name: np.concatenate([part[name] for part in columns]) for name in columns[0]}
+
+    statistics = joined([part.statistics for part in parts]) if all(part.statistics for part in parts) else {}
+    return MeasurementTable(
+        first.kind,
+        joined([part.sites for part in parts]),
+        joined([part.axes for part in parts]),
+        np.concatenate([part.seconds for part in parts]),
+        " and ".join(dict.fromkeys(part.source for part in parts)),
+        first.words,
+        statistics,
+    )
+
+
 def site_of(op: ops.Op) -> tuple[float, ...]:
     """The numeric site of `op`: the key under which a table of its words holds it."""
     return tuple(float(getattr(op, name)) for name in site_names(op.kind))
@@ -161,7 +196,8 @@ def write_tables(path: Path, tables: list[MeasurementTable], provenance: Mapping
     import pyarrow.parquet as pq
 
     kind = tables[0].kind
-    parts = [pa.table(_columns_of(table)) for table in tables]
+    kept = STATISTICS if any(table.statistics for table in tables) else ()
+    parts = [pa.table(_columns_of(table, kept)) for table in tables]
     metadata = {"windtunnel.schema": SCHEMA_VERSION, "windtunnel.kind": kind}
     metadata |= {f"windtunnel.{key}": value for key, value in provenance.items()}
     partial = path.with_suffix(".partial")
@@ -169,9 +205,10 @@ def write_tables(path: Path, tables: list[MeasurementTable], provenance: Mapping
     partial.replace(path)
 
 
-def _columns_of(table: MeasurementTable) -> dict[str, Any]:
+def _columns_of(table: MeasurementTable, kept: tuple[str, ...]) -> dict[str, Any]:
     words = {name: [word] * len(table) for name, word in table.words.items()}
-    numbers = {**table.sites, **table.axes, "seconds": table.seconds}
+    statistics = {name: table.statistics.get(name, np.full(len(table), np.nan)) for name in kept}
+    numbers = {**table.sites, **table.axes, "seconds": table.seconds, **statistics}
     columns = {name: np.asarray(column, dtype=np.float64) for name, column in numbers.items()}
     return {**words, **columns, "source": [table.source] * len(table)}
 
@@ -193,17 +230,34 @@ def read_tables(path: Path) -> list[MeasurementTable]:
     combinations, codes = np.unique(
         np.array([rows[name].to_pylist() for name in labels]).T, axis=0, return_inverse=True
     )
-    numbers = {name: numeric_column(rows, name, path) for name in (*sites, *axes, "seconds")}
+    kept = STATISTICS if set(STATISTICS) <= set(rows.column_names) else ()
+    numbers = {name: numeric_column(rows, name, path) for name in (*sites, *axes, "seconds", *kept)}
     tables = []
     for index, combination in enumerate(combinations):
         of = {name: column[codes.ravel() == index] for name, column in numbers.items()}
         named = dict(zip(labels, map(str, combination), strict=True))
         source = named.pop("source")
-        site_part = {name: of[name] for name in sites}
-        tables.append(
-            MeasurementTable(kind, site_part, {name: of[name] for name in axes}, of["seconds"], source, named)
-        )
+        parts = ({name: of[name] for name in names} for names in (sites, axes, kept))
+        site_part, axis_part, statistics = parts
+        tables.append(MeasurementTable(kind, site_part, axis_part, of["seconds"], source, named, statistics))
     return tables
+
+
+def read_provenance(path: Path) -> dict[str, str]:
+    """What `write_tables` was told of where the rows come from.
+
+    Raises:
+        InputError: no such file, or not Parquet.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        metadata = pq.read_schema(path).metadata or {}
+    except (OSError, pa.ArrowException) as error:
+        raise InputError(f"{path} is not a readable Parquet file: {str(error).partition(chr(10))[0]}") from None
+    ours = {key.decode(): value.decode() for key, value in metadata.items() if key.startswith(b"windtunnel.")}
+    return {key.removeprefix("windtunnel."): value for key, value in ours.items()}
 
 
 def read_parquet(path: Path, columns: list[str] | None = None, dictionaries: list[str] | None = None) -> pa.Table:

@@ -8,6 +8,7 @@ on a clock that starts at 0. A run in which a request was preempted, and its tok
 import gzip
 import json
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -100,7 +101,7 @@ def read_engine_runs(path: Path) -> list[EngineRun]:
         InputError: the file is missing, cut off, not of this layout, or its steps do not add up to its requests.
     """
     runs = decode(_read_json(path), tuple[RawRun, ...], path.name)
-    return [_engine_run(run, f"{path.name}: run {position}") for position, run in enumerate(runs)]
+    return [engine_run(run, f"{path.name}: run {position}") for position, run in enumerate(runs)]
 
 
 def _read_json(path: Path) -> Any:
@@ -113,7 +114,18 @@ def _read_json(path: Path) -> Any:
         raise InputError(f"{path} cannot be read as JSON: {error}") from None
 
 
-def _engine_run(run: RawRun, where: str) -> EngineRun:
+def write_engine_runs(path: Path, runs: Sequence[RawRun]) -> None:
+    """Write runs as `read_engine_runs` reads them."""
+    encoded = msgspec.json.encode(runs)
+    path.write_bytes(gzip.compress(encoded, mtime=0) if path.suffix == ".gz" else encoded)
+
+
+def engine_run(run: RawRun, where: str) -> EngineRun:
+    """A run with what each of its steps held; `where` names it in messages.
+
+    Raises:
+        InputError: its steps do not add up to its requests.
+    """
     inputs = np.array([request.prompt_tokens for request in run.requests], np.int64)
     outputs = np.array([request.output_tokens for request in run.requests], np.int64)
     arrival_s = np.array([request.arrival_s for request in run.requests])

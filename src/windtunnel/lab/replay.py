@@ -120,7 +120,7 @@ def _new_groups(setup: TrainingSetup) -> dict[tuple[int, ...], Any]:
     return {ranks: distributed.new_group(list(ranks)) for ranks in sorted(every) if len(ranks) > 1}
 
 
-def _newest(name: str, former_name: str) -> Any:
+def newest(name: str, former_name: str) -> Any:
     """A collective of torch.distributed under the name that torch 2.13 gave it, or under the one before."""
     from torch import distributed
 
@@ -203,7 +203,7 @@ class _Runner:
 
         gathered = torch.empty(share * len(ranks), dtype=torch.uint8)
         mine = torch.full((share,), self.number, dtype=torch.uint8)
-        _newest("all_gather_single", "all_gather_into_tensor")(gathered, mine, group=self._group(ranks))
+        newest("all_gather_single", "all_gather_into_tensor")(gathered, mine, group=self._group(ranks))
         self._check(name, gathered, self._numbered(ranks, share))
 
     def _reduce_scatter(self, name: str, ranks: tuple[int, ...], share: int) -> None:
@@ -212,7 +212,7 @@ class _Runner:
         # Every rank gives the share of rank r the value of r's place; their sum is that times the ranks.
         places = torch.arange(len(ranks), dtype=torch.uint8).repeat_interleave(share)
         mine = torch.empty(share, dtype=torch.uint8)
-        _newest("reduce_scatter_single", "reduce_scatter_tensor")(mine, places, group=self._group(ranks))
+        newest("reduce_scatter_single", "reduce_scatter_tensor")(mine, places, group=self._group(ranks))
         self._check(name, mine, torch.full_like(mine, ranks.index(self.number) * len(ranks)))
 
     def _all_to_all(self, name: str, ranks: tuple[int, ...], share: int) -> None:

@@ -137,8 +137,8 @@ def serve_requests(server: Server | Fleet, requests: RequestArrays, give_up: Giv
         records, pools, steps, _ = run_pools(
             plans, server.travel, requests, speculation=server.speculation, give_up=give_up
         )
-        host, num_replicas = server.parts[0].setup.engine.host, pools.pool_of_replica.size
-        _, replica = replicas_of(records, pools)
+        host = server.parts[0].setup.engine.host
+        _, replica, num_replicas = replicas_of(records, pools)
     else:
         settings = for_clients(server.settings, server.setup, server.memory, requests)
         server = replace(server, settings=settings)
@@ -146,8 +146,8 @@ def serve_requests(server: Server | Fleet, requests: RequestArrays, give_up: Giv
         if not isinstance(settings, WalkedSettings):
             cache = cache_for(server.setup, server.memory, settings, requests)
         records, steps, _ = serve(server, requests, cache, give_up=give_up)
-        host, num_replicas = server.setup.engine.host, settings.num_replicas
-        replica = records["rank"] // settings.ranks_per_replica
+        host = server.setup.engine.host
+        replica, num_replicas = records["rank"] // server.settings.ranks_per_replica, server.settings.num_replicas
     if np.isnan(records["finish_s"]).any():
         return None
     at_client_s = host.frontend_s(requests.input_tokens, streams(records, replica, num_replicas))

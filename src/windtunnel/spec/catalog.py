@@ -111,6 +111,27 @@ def model(name: str, allow_download: bool = False) -> ModelSpec:
     )
 
 
+def model_config(name: str) -> dict[str, Any]:
+    """The config.json of the model called `name`, as `model` finds it.
+
+    Raises:
+        InputError: there is no such model, or it is a variant that has no config of its own.
+    """
+    if _looks_like_path(name):
+        path = Path(name).expanduser()
+        found: dict[str, Any] = _read_json(path / "config.json" if path.is_dir() else path)
+        return found
+    entries = _models()
+    match = _match_model(name, entries)
+    if match is None:
+        raise InputError(f"there is no model {name!r} in the catalog", did_you_mean(name, entries))
+    entry = entries[_target(match, entries)]
+    if not isinstance(entry, Path):
+        raise InputError(f"{name} has no config.json of its own", f"take the model that it is a variant of: {entry!r}")
+    config: dict[str, Any] = _read_json(entry)
+    return config
+
+
 def device(name: str) -> Device:
     """The device called `name` (`h100_sxm`), or the one in the YAML file at that path.
 

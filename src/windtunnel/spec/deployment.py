@@ -416,6 +416,31 @@ class Transfer(Noun):
         _check_at_least(0, latency_s=self.latency_s, local_prefill_tokens=self.local_prefill_tokens)
 
 
+ESTIMATORS = (
+    "interpolation",
+    "auto",
+    "monotone",
+    "polynomial",
+    "forest",
+    "boosting",
+    "roofline_residual",
+)
+"""Known values of `Profile.estimator`."""
+
+
+class Profile(Noun):
+    """Operators that were measured with `windtunnel profile`, in place of the measured tables that ship."""
+
+    folder: str
+    estimator: str = "interpolation"
+    """How times between measured points are found: `interpolation` reads the tables as they are; the others fit them
+    first; `auto` takes for each table the one with the least error on points left out."""
+
+    def __post_init__(self) -> None:
+        if self.estimator not in ESTIMATORS:
+            raise ValueError(f"estimator is {self.estimator!r}; known: {', '.join(ESTIMATORS)}")
+
+
 class Deployment(Noun):
     """`replicas` equal copies of an engine, each over `parallelism.num_devices` devices; or several `pools` of them."""
 
@@ -441,6 +466,8 @@ class Deployment(Noun):
     """From the launch or repair of a replica until it serves: loading weights, capturing graphs, booting its node.
     Those of the beginning serve at once."""
     engine: EngineSettings = EngineSettings()
+    profile: Profile | None = None
+    """Operators measured on the device; None takes those that ship, or the device's roofline."""
     calibration: str | None = None
     """A calibration of the catalog or a YAML file, or `none`; None takes the shipped one of engine and device for
     versions that it was fitted to, or that lie between them."""

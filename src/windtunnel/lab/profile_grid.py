@@ -1,0 +1,106 @@
+"""Which steps to measure: a coarse grid first, then midpoints where straight lines between points would be most wrong.
+
+Refinement ends when every interval is expected to be within the tolerance, or when the budget does not last for the
+next step. What was measured before is not measured again.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+Point = tuple[float, float]
+"""Coordinates along two axes."""
+
+START_ERROR = 0.5
+"""Expected error of an interval of which only the ends are known: more than any tolerance, so that it is looked at."""
+HALVED = 0.35
+"""How much of an interval's error its halves keep: a quarter where curves are smooth, half at a kink."""
+
+
+@dataclass(order=True, frozen=True)
+class Interval:
+    """Two neighbouring points along one axis, and how wrong a straight line (log-log) between them may be."""
+
+    rank: float
+    low: Point
+    high: Point
+    axis: int = field(compare=False)
+    error: float = field(compare=False)
+
+
+@dataclass
+class Refinement:
+    """The state of a refinement of one grid.
+
+    Args:
+        axes: the coarse levels of both axes, ascending.
+        allowed: which points can be measured (they fit the memory and the engine).
+        integral: points are rounded to whole numbers.
+    """
+
+    axes: tuple[Sequence[float], Sequence[float]]
+    allowed: Callable[[Point], bool]
+    seconds: dict[Point, float] = field(default_factory=dict)
+    queue: list[Interval] = field(default_factory=list)
+
+    def coarse(self) -> Iterator[Point]:
+        """The points of the coarse grid."""
+        for first in self.axes[0]:
+            for second in self.axes[1]:
+                if self.allowed((first, second)):
+                    yield (first, second)
+
+    def start(self, seconds: Mapping[Point, float]) -> None:
+        """Begin to refine from the measured coarse grid."""
+        self.seconds.update(seconds)
+        for axis in (0, 1):
+            for point in sorted(self.seconds):
+                later = [p for p in self.seconds if p[1 - axis] == point[1 - axis] and p[axis] > point[axis]]
+                if later:
+                    self._push(point, min(later, key=lambda p: p[axis]), axis, START_ERROR)
+
+    def worst(self) -> float:
+        """The largest expected error that is left."""
+        return self.queue[0].error if self.queue else 0.0
+
+    def next_point(self) -> tuple[Interval, Point] | None:
+        """The midpoint of the worst interval; None when nothing is left to refine."""
+        while self.queue:
+            interval = heapq.heappop(self.queue)
+            middle = _middle(interval)
+            if middle is not None and self.allowed(middle):
+                return interval, middle
+        return None
+
+    def learn(self, interval: Interval, middle: Point, seconds: float) -> float:
+        """Take in a measured midpoint; returns how far the straight line was off."""
+        low, high = self.seconds[interval.low], self.seconds[interval.high]
+        axis = interval.axis
+        part = math.log(middle[axis] / interval.low[axis]) / math.log(interval.high[axis] / interval.low[axis])
+        line = math.log(low) * (1 - part) + math.log(high) * part
+        error = abs(math.log(seconds) - line)
+        self.seconds[middle] = seconds
+        self._push(interval.low, middle, axis, error * HALVED)
+        self._push(middle, interval.high, axis, error * HALVED)
+        return error
+
+    def _push(self, low: Point, high: Point, axis: int, error: float) -> None:
+        heapq.heappush(self.queue, Interval(-error, low, high, axis, error))
+
+
+def _middle(interval: Interval) -> Point | None:
+    """The geometric middle of an interval, whole along its axis; None where nothing lies between."""
+    low, high = interval.low[interval.axis], interval.high[interval.axis]
+    middle = round(math.sqrt(low * high))
+    if not low < middle < high:
+        return None
+    return (float(middle), interval.low[1]) if interval.axis == 0 else (interval.low[0], float(middle))
+
+
+def octaves(most: int, step: int = 2) -> list[float]:
+    """1, `step`, `step`^2, ... and `most`."""
+    levels = [float(step**power) for power in range(int(math.log(max(most, 1), step)) + 1)]
+    return levels if levels[-1] == most else [*levels, float(most)]

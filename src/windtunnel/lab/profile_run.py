@@ -1,0 +1,317 @@
+"""`windtunnel profile compute`: steps measured for every tensor-parallel size, written as one profile."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from windtunnel.errors import InputError, did_you_mean
+from windtunnel.estimate.profile import profile_provenance, write_profile
+from windtunnel.estimate.table import KINDS, MeasurementTable, read_tables
+from windtunnel.interop.vidur_profiles import (
+    STATISTICS_OF,
+    ProfiledStep,
+    collective_files,
+    vidur_files,
+    write_vidur_file,
+)
+from windtunnel.lab.engine_vllm import VllmEngine, VllmSettings, VllmStepper, sharded_config, vllm_version
+from windtunnel.lab.profile_collectives import Plan, TimedCollective, collective_tables
+from windtunnel.lab.profile_compute import (
+    Budget,
+    Extent,
+    Journal,
+    MeasuredStep,
+    Pressure,
+    Progress,
+    Stepper,
+    measure_steps,
+    read_journal,
+    read_journals,
+    require_torch,
+    tables_of,
+    torch_steppers,
+)
+from windtunnel.lab.profile_machine import (
+    device_of,
+    free_memory_bytes,
+    last_level_cache_bytes,
+    provenance_of,
+    today,
+    write_device,
+)
+from windtunnel.lab.profile_model import StepShape, check_profilable
+from windtunnel.lab.profile_overheads import HostSample, overheads_file, write_overheads
+from windtunnel.lab.profile_timing import CLOCKS_OF_HOST, clock_for
+from windtunnel.ops.forward import Shard
+from windtunnel.spec.deployment import Parallelism
+from windtunnel.spec.hardware import Device, Node
+from windtunnel.spec.model import ModelSpec
+from windtunnel.spec.precision import Format, Precision
+from windtunnel.spec.scenario import ANY_DEVICE, check_parallelism
+
+ENGINES = ("torch", "vllm")
+"""Whose kernels can be measured: torch's own, or those that vLLM's model calls."""
+
+OVERHEAD_CONTEXT = 128
+"""Tokens of each request where the host alone is measured; its work does not depend on them."""
+
+JOURNALS = "steps"
+"""Folder of a profile that holds every measured step, so that a profile can go on or grow."""
+
+DEFAULT_EXTENT, DEFAULT_BUDGET = Extent(), Budget()
+
+Notify = Callable[[int, Progress], None]
+"""Called with the tensor-parallel size and what was done of it."""
+
+
+def _no_notice(_tp: int, _done: Progress) -> None:
+    """Nobody wants to be told."""
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What was measured."""
+
+    folder: Path
+    device: Device
+    steps: tuple[MeasuredStep, ...]
+    tables: tuple[MeasurementTable, ...]
+    pressure: float | None
+    """Share of the time in which another task waited for a CPU."""
+
+    @property
+    def closure_errors(self) -> np.ndarray:
+        """Of every step: the operators' sum over the whole forward, minus one."""
+        return np.array([step.closure_error for step in self.steps])
+
+
+def profile_compute(
+    model: ModelSpec,
+    precision: Precision,
+    device_name: str,
+    folder: Path,
+    *,
+    tp: Sequence[int] = (1,),
+    engine: str = "torch",
+    config: Mapping[str, Any] | None = None,
+    torch_device: str | None = None,
+    clock: str | None = None,
+    extent: Extent = DEFAULT_EXTENT,
+    budget: Budget = DEFAULT_BUDGET,
+    notify: Notify = _no_notice,
+    overwrite: bool = False,
+) -> Profile:
+    """Measure the operators of `model` under each tensor-parallel split, on one device, and write them to `folder`.
+
+    What the folder holds of the same measurement is kept and not measured again; other models' operators stay too.
+
+    Args:
+        model, precision: what to measure.
+        device_name: a device of the catalog, or a new name for this machine.
+        folder: of the profile.
+        tp: the splits; each rank's shard is measured alone, without collectives.
+        engine: one of `ENGINES`: whose kernels.
+        config: the model's config.json, which vLLM needs.
+        torch_device: `cpu` or `cuda`; None takes a GPU where torch finds one.
+        clock: one of `profile_timing.CLOCKS`; None takes the steadiest.
+        extent: how far.
+        budget: how long; shared evenly by the splits.
+        notify: told of every step.
+        overwrite: forget what the folder holds of this model and engine.
+
+    Raises:
+        InputError: torch, the device, the split or the model cannot be measured, or the folder holds something else.
+    """
+    if engine not in ENGINES:
+        raise InputError(f"operators of {engine!r} cannot be measured", did_you_mean(engine, ENGINES, "torch or vllm"))
+    torch_device = require_torch(torch_device)
+    import torch
+
+    clock = clock_for(torch_device, torch.get_num_threads(), clock)
+    for degree in tp:
+        check_parallelism(model, Parallelism(tp=degree), _any_node())
+    device = device_of(device_name, torch_device, clock)
+    about = provenance_of(device, torch_device, clock) | {"engine": engine}
+    if engine == "vllm":
+        about |= {"engine_version": vllm_version()}
+    pressure = Pressure.start()
+    shards = [Shard(model, precision, Parallelism(tp=degree)) for degree in tp]
+    part = replace(budget, seconds=budget.seconds and budget.seconds / len(tp) / len(model.layers))
+    host: list[HostSample] = []
+    for shard in shards:
+        steppers: Iterator[Stepper] = (
+            vllm_steppers(shard, config, clock, extent, host)
+            if engine == "vllm"
+            else torch_steppers(
+                shard,
+                torch_device,
+                clock,
+                extent,
+                last_level_cache_bytes(torch_device),
+                free_memory_bytes(torch_device),
+            )
+        )
+        for index, stepper in enumerate(steppers):
+            named = about | {"model": model.name, "shard": _digest(shard, index)}
+            path = folder / JOURNALS / f"{_slug(model.name)}_{engine}_tp{shard.tp}_{index}.jsonl"
+            if overwrite:
+                path.unlink(missing_ok=True)
+            journal = Journal(path, named)
+            for step in measure_steps(stepper, extent, part, journal.steps, partial(notify, shard.tp)):
+                journal.add(step)
+    steps = read_journals(folder / JOURNALS)
+    tables = tables_of(steps, source_of(device, about))
+    write_profile(folder, tables, about | {"date": today()})
+    write_device(device, folder / "device.yaml")
+    if host:
+        write_overheads(folder, about, model.name, host)
+    return Profile(folder, device, tuple(steps), tuple(tables), pressure.fraction())
+
+
+def vllm_steppers(
+    shard: Shard, config: Mapping[str, Any] | None, clock: str, extent: Extent, host: list[HostSample]
+) -> Iterator[VllmStepper]:
+    """The stepper of a vLLM engine that holds one shard; what the host does beside the forward is added to `host`.
+
+    Raises:
+        InputError: the model's layers are not all alike, or it has no config.json.
+    """
+    check_profilable(shard)
+    if config is None:
+        raise InputError(f"vLLM needs the config.json of {shard.model.name}", "give its path as --model")
+    if len(shard.model.layers) > 1:
+        raise InputError(f"{shard.model.name} has layers of {len(shard.model.layers)} kinds; vLLM's are timed of one")
+    now = CLOCKS_OF_HOST[clock]
+    # Measured requests decode a while before and after the wanted context.
+    longest = 2 * extent.max_context + 4 * extent.max_batch
+    config = {**config, "max_position_embeddings": max(longest, int(config.get("max_position_embeddings", 0)))}
+    settings = VllmSettings(
+        max_model_len=longest,
+        max_num_seqs=extent.max_batch,
+        max_num_batched_tokens=extent.max_tokens,
+        dtype="float32" if shard.precision.weights == Format.FP32 else "bfloat16",
+    )
+    engine = VllmEngine(sharded_config(config, shard.tp), settings, now)
+    try:
+        yield (stepper := VllmStepper(engine, shard, engine.num_blocks * engine.block_size // 2, now))
+        host += stepper.host
+    finally:
+        engine.close()
+
+
+def profile_overheads(
+    model: ModelSpec, config: Mapping[str, Any], device_name: str, folder: Path, batches: Sequence[int]
+) -> list[HostSample]:
+    """Measure the host's share of decode steps of a vLLM engine; writes `calibration.yaml` and `cpu_overheads.csv`.
+
+    Args:
+        model: what the engine serves.
+        config: its config.json.
+        device_name: of the machine.
+        folder: to write to.
+        batches: numbers of decoding requests.
+
+    Raises:
+        InputError: vLLM is not installed, or the model cannot be measured.
+    """
+    extent = Extent(max(batches), OVERHEAD_CONTEXT, max(512, *batches))
+    host: list[HostSample] = []
+    shard = Shard(model, model.precision, Parallelism())
+    for stepper in vllm_steppers(shard, config, "cpu_time", extent, host):
+        for batch in batches:
+            stepper.measure(StepShape(batch, OVERHEAD_CONTEXT))
+    folder.mkdir(parents=True, exist_ok=True)
+    about = {"engine": "vllm", "engine_version": vllm_version(), "device": device_name}
+    write_overheads(folder, about, model.name, host)
+    write_vidur_file(overheads_file(model.name, host), folder / "cpu_overheads.csv")
+    return host
+
+
+def write_collectives(folder: Path, device_name: str, plan: Plan, timed: Sequence[TimedCollective]) -> None:
+    """Add timed collectives to a profile.
+
+    Raises:
+        InputError: the folder is another device's profile, or nothing was timed between two workers or more.
+    """
+    import torch
+
+    if any((folder / f"{kind}.parquet").is_file() for kind in KINDS):
+        other = profile_provenance(folder).get("device")
+        if other != device_name:
+            raise InputError(f"{folder} is a profile of {other}, not of {device_name}", "choose another folder")
+    tables = collective_tables(timed, f"{device_name}, {plan.backend}, torch {torch.__version__}")
+    about = {"device": device_name, "backend": plan.backend, "torch": torch.__version__, "date": today()}
+    write_profile(folder, tables, about | {"method": "wall time of executions in a row, slowest rank"})
+
+
+def write_vidur(folder: Path, model: ModelSpec, block_size: int, out: Path) -> list[Path]:
+    """Write a profile's steps of one model in Vidur's layout below `out`; returns the files.
+
+    Raises:
+        InputError: the profile has no steps of the model, or Vidur no columns for it.
+    """
+    device = profile_provenance(folder)["device"]
+    steps = []
+    for path in sorted((folder / JOURNALS).glob(f"{_slug(model.name)}_*.jsonl")):
+        degree = int(path.stem.rpartition("_tp")[2].partition("_")[0])
+        steps += [_vidur_step(step, degree) for step in read_journal(path)]
+    if not steps:
+        raise InputError(f"the profile {folder} has no steps of {model.name}")
+    organisation, _, name = model.name.rpartition("/")
+    below = out / "compute" / device / (organisation or "local") / name
+    written = []
+    for file, rows in vidur_files(model, steps, block_size).items():
+        write_vidur_file(rows, below / file)
+        written.append(below / file)
+    if (folder / "collective.parquet").is_file():
+        for file, rows in collective_files(read_tables(folder / "collective.parquet")).items():
+            write_vidur_file(rows, out / "network" / device / file)
+            written.append(out / "network" / device / file)
+    return written
+
+
+def _vidur_step(step: MeasuredStep, tp: int) -> ProfiledStep:
+    times = {one.name: {name: getattr(one.statistics, f"{name}_s") for name in STATISTICS_OF} for one in step.operators}
+    cached = step.shape.context if step.shape.chunk else step.shape.context - 1
+    return ProfiledStep(tp, step.shape.batch, step.shape.chunk, cached, times)
+
+
+def source_of(device: Device, about: dict[str, str]) -> str:
+    """A line for people: which device, kernels and clock."""
+    return f"{device.name}, {about['engine']} {about.get('engine_version', about['torch'])}, {about['clock']}"
+
+
+def _any_node() -> Node:
+    from windtunnel.spec import catalog
+
+    return msgspec.structs.replace(catalog.node("pcie"), device=ANY_DEVICE, num_devices=1024)
+
+
+def _digest(shard: Shard, index: int) -> str:
+    text = msgspec.json.encode([shard.model, shard.precision, shard.tp, index])
+    return hashlib.sha256(text).hexdigest()[:16]
+
+
+def _slug(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9.-]+", "_", name)
+
+
+def parse_degrees(text: str) -> tuple[int, ...]:
+    """`1,2,4` as numbers.
+
+    Raises:
+        InputError: something else.
+    """
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and int(part) for part in parts):
+        raise InputError(f"{text!r} is not a list of sizes", "for instance 1,2,4,8")
+    return tuple(dict.fromkeys(int(part) for part in parts))

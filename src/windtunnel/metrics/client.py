@@ -1,0 +1,141 @@
+"""What a client saw of a server: the columns of a request table that it can know, and their summary."""
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.metrics.records import REQUEST_COLUMNS, Table
+from windtunnel.metrics.summary import Distribution, Goodput, distribution, goodput
+from windtunnel.spec.noun import Noun
+from windtunnel.spec.slo import Slo
+
+Floats = NDArray[np.float64]
+
+CLIENT_COLUMNS: Mapping[str, str] = {
+    **{
+        name: REQUEST_COLUMNS[name]
+        for name in (
+            "request",
+            "arrival_s",
+            "first_token_s",
+            "finish_s",
+            "input_tokens",
+            "output_tokens",
+            "ttft_s",
+            "tpot_s",
+            "e2e_s",
+            "is_warmup",
+            "itl_max_s",
+        )
+    },
+    "sent_late_s": "how much later than planned the client sent it",
+    "failed": "it got no complete answer; its times are NaN",
+}
+"""Column -> meaning; where a name is one of a simulation's, so is the meaning. Times are the client's."""
+
+TOKEN_COLUMNS: Mapping[str, str] = {"request": "position in the order of sending, from 0", "time_s": "of a part"}
+"""One row for every part of an answer, which usually is a token."""
+
+
+class ClientSummary(Noun):
+    """A run as its client saw it; warm-up left out."""
+
+    num_requests: int
+    num_failed: int
+    span_s: float
+    """From the first sending to the last part of an answer."""
+    ttft_s: Distribution
+    tpot_s: Distribution | None
+    """None where every request has one output token."""
+    itl_s: Distribution | None
+    """Gaps between the parts of an answer."""
+    e2e_s: Distribution
+    requests_per_s: float
+    output_tokens_per_s: float
+    total_tokens_per_s: float
+    mean_present: float
+    """Requests sent and not yet answered."""
+    goodput: Goodput | None = None
+
+
+def client_tables(
+    sent_s: Floats,
+    late_s: Floats,
+    input_tokens: NDArray[np.int64],
+    output_tokens: NDArray[np.int64],
+    part_times_s: list[Floats],
+    num_warmup: int = 0,
+) -> tuple[Table, Table]:
+    """The request table and the token table of a run.
+
+    Args:
+        sent_s: when each request was sent.
+        late_s: how much later that was than planned.
+        input_tokens, output_tokens: as the server counted them.
+        part_times_s: when each part of its answer came; empty where it failed.
+        num_warmup: the first so many requests are warm-up.
+    """
+    failed = np.array([times.size == 0 for times in part_times_s])
+    first_s = np.array([times[0] if times.size else np.nan for times in part_times_s])
+    finish_s = np.array([times[-1] if times.size else np.nan for times in part_times_s])
+    gaps = output_tokens - 1
+    tpot_s = np.full(sent_s.size, np.nan)
+    np.divide(finish_s - first_s, gaps, out=tpot_s, where=(gaps > 0) & ~failed)
+    longest_s = np.array([np.diff(times).max() if times.size > 1 else np.nan for times in part_times_s])
+    columns = {
+        "request": np.arange(sent_s.size),
+        "arrival_s": sent_s,
+        "first_token_s": first_s,
+        "finish_s": finish_s,
+        "input_tokens": input_tokens,
+        "output_tokens": output_tokens,
+        "ttft_s": first_s - sent_s,
+        "tpot_s": tpot_s,
+        "e2e_s": finish_s - sent_s,
+        "is_warmup": np.arange(sent_s.size) < num_warmup,
+        "itl_max_s": longest_s,
+        "sent_late_s": late_s,
+        "failed": failed,
+    }
+    tokens = {
+        "request": np.repeat(np.arange(sent_s.size), [times.size for times in part_times_s]),
+        "time_s": np.concatenate(part_times_s) if part_times_s else np.zeros(0),
+    }
+    return Table(columns, CLIENT_COLUMNS), Table(tokens, TOKEN_COLUMNS)
+
+
+def client_summary(requests: Table, tokens: Table, slo: Slo | None = None) -> ClientSummary:
+    """The figures of a run.
+
+    Args:
+        requests, tokens: of `client_tables`; at least one measured request was answered.
+        slo: limits that decide goodput.
+    """
+    measured = requests.where(~requests["is_warmup"])
+    answered = measured.where(~measured["failed"])
+    span_s = float(answered["finish_s"].max() - measured["arrival_s"].min())
+    known = answered["tpot_s"][np.isfinite(answered["tpot_s"])]
+    gaps = gaps_of(requests, tokens)
+    output, prompt = float(answered["output_tokens"].sum()), float(answered["input_tokens"].sum())
+    return ClientSummary(
+        num_requests=len(answered),
+        num_failed=int(measured["failed"].sum()),
+        span_s=span_s,
+        ttft_s=distribution(answered["ttft_s"]),
+        tpot_s=distribution(known) if known.size else None,
+        itl_s=distribution(gaps) if gaps.size else None,
+        e2e_s=distribution(answered["e2e_s"]),
+        requests_per_s=len(answered) / span_s,
+        output_tokens_per_s=output / span_s,
+        total_tokens_per_s=(output + prompt) / span_s,
+        mean_present=float(answered["e2e_s"].sum()) / span_s,
+        goodput=None if slo is None else goodput(answered, slo, span_s),
+    )
+
+
+def gaps_of(requests: Table, tokens: Table) -> Floats:
+    """Seconds between consecutive parts of the measured answers, all together."""
+    request, time_s = tokens["request"], tokens["time_s"]
+    within = (request[1:] == request[:-1]) & ~requests["is_warmup"][request[1:]]
+    return np.asarray(np.diff(time_s)[within], np.float64)

@@ -1,0 +1,107 @@
+"""`windtunnel profile` and `windtunnel bench` as people call them; what they measure is tested in tests/lab."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from lab.fake_server import fake_server
+
+if TYPE_CHECKING:
+    from cli.conftest import Command
+
+LLAMA = "vidur/profiles/compute/a100/meta-llama/Llama-2-7b-hf/mlp.csv"
+
+
+def test_without_a_command_it_helps(windtunnel: Command) -> None:
+    done = windtunnel("profile")
+    assert done.code == 0
+    assert "collectives" in done.stdout
+
+
+def test_a_profile_of_vidurs_is_simulated_from(windtunnel: Command, reference: Path, tmp_path: Path) -> None:
+    folder = str(tmp_path / "profile")
+    done = windtunnel("profile", "from-vidur", str(reference / LLAMA), "--device-name", "a100_sxm", "--out", folder)
+    assert done.code == 0, done.stderr
+    assert "gemm bf16" in done.stdout
+    arguments = ("--model", "meta-llama/Llama-2-7b-hf", "--device", "a100_sxm", "--profile", folder, "--json")
+    load = ("--input-tokens", "64", "--output-tokens", "8", "--concurrency", "4", "--num-requests", "20")
+    done = windtunnel("simulate", *arguments, *load)
+    assert done.code == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["sources"]["a100_sxm, Vidur's mlp.csv"] > 0.7  # attention and the head are not in it
+    assert found["scenario"]["deployment"]["profile"]["folder"] == folder
+    assert found["calibration"]["name"] is None  # the shipped one corrects the shipped tables
+    fitted = windtunnel("simulate", *arguments, *load, "--estimator", "polynomial")
+    assert "a100_sxm, Vidur's mlp.csv, polynomial" in json.loads(fitted.stdout)["sources"]
+    other = windtunnel("simulate", *arguments, *load, "--set", "deployment.device=h100_sxm")
+    assert other.code == 2
+    assert "was measured on a100_sxm, the deployment is on h100_sxm" in other.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("profile", "cmpute"), "windtunnel profile has no command 'cmpute'"),
+        (("profile", "check", "{folder}"), "holds no measured operators"),
+        (("profile", "check", "{folder}", "--estimators", "tree"), "there is no estimator 'tree'"),
+        (("profile", "from-vidur", "none.csv", "--device-name", "x", "--out", "{folder}"), "there is no file none.csv"),
+        (
+            ("profile", "compute", "--model", "llama-3.1-8b", "--device-name", "x", "--max-batch", "0", "--out", "o"),
+            "--max-batch is 0; at least 1 is needed",
+        ),
+        (
+            ("profile", "compute", "--model", "llama-3.1-8b", "--device-name", "x", "--budget", "1moon", "--out", "o"),
+            "--budget: '1moon' has the unit 'moon'",
+        ),
+        (
+            ("profile", "compute", "--model", "llama-3.1-8b", "--device-name", "x", "--quant", "fp9", "--out", "o"),
+            "--quant: there is no format 'fp9'",
+        ),
+        (("profile", "collectives", "--device-name", "x", "--sizes", "8", "--out", "o"), "--sizes: '8' is not a range"),
+        (("bench", "--rate", "1"), "give either --endpoint or --start"),
+        (("bench", "--endpoint", "http://localhost/v1"), "there is nothing to send"),
+        (
+            ("bench", "--endpoint", "localhost", "--rate", "1", "--input-tokens", "1", "--output-tokens", "1"),
+            "'localhost' is not an endpoint",
+        ),
+        (
+            ("bench", "--start", "vllm", "--rate", "1", "--input-tokens", "1", "--output-tokens", "1"),
+            "--start needs a model",
+        ),
+    ],
+)
+def test_wrong_input(windtunnel: Command, tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:
+    done = windtunnel(*(argument.format(folder=tmp_path) for argument in arguments))
+    assert done.code == 2
+    assert message in done.stderr
+    assert not done.stdout
+
+
+def test_a_bench_writes_what_a_simulation_writes(windtunnel: Command, tmp_path: Path) -> None:
+    pytest.importorskip("httpx", reason="httpx is not installed; the client speaks with it")
+    import pyarrow.parquet as pq
+
+    workload = tmp_path / "workload.yaml"
+    workload.write_text(
+        "arrivals: {type: poisson, rate_per_s: 50}\ninput_tokens: 16\noutput_tokens: 4\nnum_requests: 12\n"
+    )
+    folder, result = tmp_path / "run", tmp_path / "result.json"
+    with fake_server(0.01, 0.002) as (url, _):
+        written = ("--out", str(folder), "--save-result", str(result), "--slo", "ttft=1s")
+        done = windtunnel("bench", "--endpoint", url, "--workload", str(workload), *written)
+        assert done.code == 0, done.stderr
+        again = windtunnel("bench", "--endpoint", url, "--workload", str(workload), *written)
+    assert again.code == 2
+    assert "is not empty" in again.stderr
+    assert "end to end" in done.stdout
+    assert "100% of the requests kept every limit" in done.stdout
+    requests = pq.read_table(folder / "requests.parquet")
+    assert requests.num_rows == 12
+    assert pq.read_table(folder / "tokens.parquet").num_rows == 48
+    summary = json.loads((folder / "summary.json").read_text())["summary"]
+    assert summary["ttft_s"]["mean"] == pytest.approx(sum(requests["ttft_s"].to_pylist()) / 12)
+    assert json.loads(result.read_text())["completed"] == 12

@@ -1,0 +1,96 @@
+"""A server that speaks enough of OpenAI's API to be measured: known delays, asked lengths, wanted failures."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+
+@dataclass
+class Seen:
+    """What clients sent."""
+
+    bodies: list[dict[str, Any]] = field(default_factory=list)
+    under_way: int = 0
+    most_under_way: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+@contextmanager
+def fake_server(
+    first_s: float = 0.03, gap_s: float = 0.005, fails: int = 0, models: bool = True
+) -> Iterator[tuple[str, Seen]]:
+    """Its address, and what it has seen; the first `fails` requests are refused."""
+    seen = Seen()
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def log_message(self, *_: Any) -> None:
+            """Quiet."""
+
+        def do_GET(self) -> None:
+            if self.path == "/v1/models" and models:
+                self._answer(200, {"data": [{"id": "fake"}]})
+            else:
+                self._answer(404, {"error": "no such page"})
+
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            with seen.lock:
+                seen.bodies.append(body)
+                refused = len(seen.bodies) <= fails
+                seen.under_way += 1
+                seen.most_under_way = max(seen.most_under_way, seen.under_way)
+            try:
+                if refused:
+                    self._answer(500, {"error": "out of luck"})
+                else:
+                    self._stream(body)
+            finally:
+                with seen.lock:
+                    seen.under_way -= 1
+
+        def _answer(self, status: int, document: dict[str, Any]) -> None:
+            content = json.dumps(document).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def _stream(self, body: dict[str, Any]) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", "text/event-stream")
+            self.send_header("Connection", "close")
+            self.end_headers()
+            chat = self.path.endswith("chat/completions")
+            if chat:
+                self._event({"choices": [{"delta": {"role": "assistant", "content": ""}}]})
+            for number in range(body["max_tokens"]):
+                time.sleep(gap_s if number else first_s)
+                self._event({"choices": [{"delta": {"content": "x"}} if chat else {"text": "x"}]})
+            prompt = body.get("prompt")
+            length = len(prompt) if isinstance(prompt, list) else len(str(prompt or body.get("messages")).split())
+            self._event({"choices": [], "usage": {"prompt_tokens": length, "completion_tokens": body["max_tokens"]}})
+            self.wfile.write(b"data: [DONE]\n\n")
+
+        def _event(self, document: dict[str, Any]) -> None:
+            self.wfile.write(f"data: {json.dumps(document)}\n\n".encode())
+            self.wfile.flush()
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}/v1", seen
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

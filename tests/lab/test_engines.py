@@ -1,0 +1,81 @@
+"""Real engines serve a tiny model; run by `make test-engines`, where they are installed."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from windtunnel.lab.bench_client import Endpoint, Load, bench
+from windtunnel.lab.engine_servers import started, write_tiny_model
+from windtunnel.metrics.client import client_summary
+
+PYTHON = os.environ.get("WINDTUNNEL_ENGINE_PYTHON", "")
+
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.slow,
+    pytest.mark.skipif(not PYTHON, reason="WINDTUNNEL_ENGINE_PYTHON names no interpreter with engines"),
+]
+
+LOAD = Load(np.arange(12) * 0.2, np.full(12, 24), np.full(12, 6))
+
+
+def test_vllm_over_http(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
+    model = str(write_tiny_model(tmp_path / "tiny"))
+    arguments = ["--dtype", "float32", "--max-model-len", "512", "--max-num-seqs", "8", "--enforce-eager"]
+    with started("vllm", model, arguments, PYTHON) as url:
+        run = bench(Endpoint(url, vocabulary=256), LOAD)
+    summary = client_summary(run.requests, run.tokens)
+    assert summary.num_failed == 0
+    assert (run.requests["output_tokens"] == 6).all()
+    assert (run.requests["input_tokens"] == 24).all()
+    assert (run.requests["ttft_s"] > 0).all()
+
+
+def test_transformers_continuous_batching_over_http(tmp_path: Path) -> None:
+    model = str(write_tiny_model(tmp_path / "tiny"))
+    arguments = ["--device", "cpu", "--cb-num-blocks", "64", "--cb-max-batch-tokens", "256"]
+    with started("transformers", model, arguments, PYTHON) as url:
+        run = bench(Endpoint(url, model, token_ids=False, ignore_eos=False), LOAD)
+    assert client_summary(run.requests, run.tokens).num_failed == 0
+    assert (run.requests["output_tokens"] == 6).all()
+
+
+DRIVE = """
+import sys
+import numpy as np
+from pathlib import Path
+from windtunnel.interop.engine_run import engine_run, write_engine_runs
+from windtunnel.lab.engine_drive import drive
+from windtunnel.lab.engine_servers import TINY
+from windtunnel.lab.engine_vllm import VllmEngine, VllmSettings
+
+engine = VllmEngine(TINY, VllmSettings(max_model_len=512, max_num_seqs=4, max_num_batched_tokens=64, dtype="float32"))
+rng = np.random.default_rng(0)
+arrivals = np.cumsum(rng.exponential(0.01, 20))
+run = drive(engine, arrivals, rng.integers(5, 150, 20), rng.integers(2, 12, 20), 300)
+write_engine_runs(Path(sys.argv[1]), [run])
+"""
+
+
+def test_vllm_in_process_forms_the_simulators_batches(tmp_path: Path) -> None:
+    import subprocess
+
+    from engine.test_recorded_engine import settings
+    from windtunnel.engine.serving import run_loop
+    from windtunnel.engine.workload import RequestArrays
+    from windtunnel.estimate.steps import recorded_steps
+    from windtunnel.interop.engine_run import read_engine_runs
+    from windtunnel.spec.deployment import EngineSettings
+
+    path = tmp_path / "run.json"
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2] / "src")}
+    subprocess.run([PYTHON, "-c", DRIVE, str(path)], check=True, env=environment, capture_output=True)
+    (run,) = read_engine_runs(path)
+    arrays = RequestArrays(run.arrival_s, run.input_tokens, run.output_tokens, np.zeros(run.arrival_s.size, np.int64))
+    engine = settings()._replace(max_num_seqs=4, max_num_batched_tokens=64, block_size=128, num_blocks=512)
+    _, steps, _ = run_loop(engine, recorded_steps(run.duration_s, EngineSettings(max_num_seqs=4)), arrays)
+    np.testing.assert_array_equal(steps["decode_tokens"], run.batches.decode_requests)
+    np.testing.assert_array_equal(steps["prefill_tokens"], run.batches.prefill_tokens)
