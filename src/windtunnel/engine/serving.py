@@ -274,6 +274,18 @@ def prepare(
     return Server(setup, shard, memory, settings, estimator, lowered, speculation, policy)
 
 
+def for_clients(settings: Any, setup: Setup, memory: MemoryPlan, requests: RequestArrays) -> Any:
+    """`settings` for requests of the same lengths from another number of clients."""
+    if requests.concurrency == settings.concurrency:
+        return settings
+    fresh: Any
+    if isinstance(settings, WalkedSettings):
+        fresh = walked_settings(setup, memory, settings.num_replicas, requests, "round_robin", settings.seed)
+    else:
+        fresh = kernel_settings(setup, memory, settings.num_replicas, requests)
+    return settings._replace(concurrency=fresh.concurrency, frontend_s=fresh.frontend_s)
+
+
 def serve(
     server: Server,
     requests: RequestArrays,

@@ -112,7 +112,7 @@ def misconfiguration(study: Study, store: Store) -> list[list[float]]:
                 missing = [index for index in equal if index not in other.evaluations]
                 answers = other.evaluations | (asker.ask(other.workload, missing, Question()) if missing else {})
                 reached = max(score(answers[index], space.objective) for index in equal)
-                row.append(ratio(reached, score(theirs, space.objective)))
+                row.append(min(ratio(reached, score(theirs, space.objective)), 1.0))
             rows.append(row)
     return rows
 

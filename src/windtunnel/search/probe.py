@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from windtunnel.engine.frontend import streams
 from windtunnel.engine.pools import Fleet, replicas_of, run_pools
 from windtunnel.engine.prefix_cache import cache_for
-from windtunnel.engine.serving import GiveUp, Server, serve
+from windtunnel.engine.serving import GiveUp, Server, for_clients, serve
 from windtunnel.engine.workload import RequestArrays
 from windtunnel.kernels import state
 from windtunnel.kernels.walked_state import WalkedSettings
@@ -131,7 +131,8 @@ def serve_requests(server: Server | Fleet, requests: RequestArrays, give_up: Giv
     """Serve requests of the lengths that `server` was prepared for; None where the run was given up."""
     if isinstance(server, Fleet):
         plans = [
-            plan._replace(settings=plan.settings._replace(concurrency=requests.concurrency)) for plan in server.plans
+            plan._replace(settings=for_clients(plan.settings, part.setup, part.memory, requests))
+            for plan, part in zip(server.plans, server.parts, strict=True)
         ]
         records, pools, steps, _ = run_pools(
             plans, server.travel, requests, speculation=server.speculation, give_up=give_up
@@ -139,11 +140,11 @@ def serve_requests(server: Server | Fleet, requests: RequestArrays, give_up: Giv
         host = server.parts[0].setup.engine.host
         _, replica, num_replicas = replicas_of(records, pools)
     else:
-        if requests.concurrency != server.settings.concurrency:
-            server = replace(server, settings=server.settings._replace(concurrency=requests.concurrency))
+        settings = for_clients(server.settings, server.setup, server.memory, requests)
+        server = replace(server, settings=settings)
         cache = None
-        if not isinstance(server.settings, WalkedSettings):
-            cache = cache_for(server.setup, server.memory, server.settings, requests)
+        if not isinstance(settings, WalkedSettings):
+            cache = cache_for(server.setup, server.memory, settings, requests)
         records, steps, _ = serve(server, requests, cache, give_up=give_up)
         host = server.setup.engine.host
         replica, num_replicas = records["rank"] // server.settings.ranks_per_replica, server.settings.num_replicas
