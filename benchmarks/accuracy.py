@@ -22,18 +22,31 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
-from windtunnel.engine.calibrate import Bench, Fit, benches, by_configuration, fit_runs, folds, held_out, predict
+from windtunnel.engine.calibrate import (
+    LEAST_CONFIGURATIONS,
+    Bench,
+    Fit,
+    benches,
+    by_configuration,
+    fit_runs,
+    folds,
+    held_out,
+    predict,
+    spreads,
+)
 from windtunnel.errors import InputError
 from windtunnel.estimate.calibrated import factor
 from windtunnel.estimate.estimator import Estimator, roofline_estimator
 from windtunnel.interop.measured_runs import Measurement
 from windtunnel.interop.silicon import ODD_FLAGS, UNRECORDED_SOURCES, measurement_of, read_runs
 from windtunnel.metrics.accuracy import kendall_tau, score
-from windtunnel.spec.calibration import calibration_for
+from windtunnel.spec.calibration import Spread, calibration_for
 from windtunnel.spec.deployment import HostOverheads
 from windtunnel.spec.scenario import Setup
 
@@ -59,10 +72,9 @@ Predicted = dict[str, dict[str, float]]
 def shipped(bench: Bench) -> dict[str, float]:
     """The prediction with the calibration that `windtunnel simulate` would take."""
     engine, device = bench.scope
-    found = calibration_for(engine, device)
-    if found is None:
+    calibration = calibration_for(engine, device, str(bench.setup.engine.version)).calibration
+    if calibration is None:
         return predict(bench, Fit({}))
-    calibration = found[1]
     default = bench.setup.engine.host
     host = HostOverheads(
         **{
@@ -168,6 +180,51 @@ def subsets(runs: Sequence[Measurement]) -> dict[str, list[Measurement]]:
     }
 
 
+ACCEPTANCES = tuple(round(0.2 + 0.05 * step, 2) for step in range(16))
+"""Shares of accepted draft tokens to choose from."""
+
+
+def speculative_table(runs: Sequence[Bench]) -> str:
+    """Runs with speculative decoding, uncalibrated, at one acceptance a model: that of least median |log error| of TPOT
+    over the model's other configurations, or over all of its runs.
+    """
+    found = [[predict(accepting(bench, share), Fit({})) for share in ACCEPTANCES] for bench in runs]
+    off = np.array(
+        [
+            [abs(math.log(one["tpot"] / bench.measurement.measured["tpot"])) for one in ones]
+            for bench, ones in zip(runs, found, strict=True)
+        ]
+    )
+    models = np.array([bench.setup.model.name for bench in runs])
+    configurations = np.array([by_configuration(bench) for bench in runs])
+    held: Predicted = {}
+    seen: Predicted = {}
+    fitted: dict[str, float] = {}
+    for at, bench in enumerate(runs):
+        kin = models == models[at]
+        others = kin & (configurations != configurations[at])
+        best = int(np.median(off[kin], axis=0).argmin())
+        fitted[str(models[at])] = ACCEPTANCES[best]
+        seen[bench.measurement.id] = found[at][best]
+        held[bench.measurement.id] = found[at][int(np.median(off[others if others.any() else kin], axis=0).argmin())]
+    rows = []
+    for name, members in groups([bench.measurement for bench in runs], lambda run: run.labels["model"]).items():
+        rows += [(f"{name}, configuration held out", members, held), (f"{name}, fitted", members, seen)]
+    every = [bench.measurement for bench in runs]
+    rows += [("all, configuration held out", every, held), ("all, fitted", every, seen)]
+    shares = ", ".join(f"{name} {share:.2f}" for name, share in sorted(fitted.items()))
+    return f"{table('Speculative decoding, one acceptance a model', 'runs', rows)}\n\nFitted: {shares}."
+
+
+def accepting(bench: Bench, acceptance_fraction: float) -> Bench:
+    """The bench with another share of its draft tokens accepted."""
+    speculative = bench.setup.engine.speculative
+    assert speculative is not None
+    assert bench.speculation is not None
+    changed = msgspec.structs.replace(speculative, acceptance_fraction=acceptance_fraction)
+    return replace(bench, speculation=bench.speculation._replace(tokens_per_step=changed.tokens_per_step))
+
+
 def ranking(runs: Sequence[Measurement], predicted: Predicted) -> tuple[float, int]:
     """Median of Kendall's tau between predicted and measured throughput per device, over deployments and loads of each
     model, device and pair of lengths with three runs or more; and the number of such groups.
@@ -192,21 +249,24 @@ def rate(run: Measurement, e2e_s: float) -> float:
 def interval_coverage(runs: Sequence[Bench], held: Predicted) -> dict[str, float]:
     """Share of held-out measurements in 80% intervals whose spread comes from other configurations.
 
-    Runs are halved by configuration; each half is judged by the quantiles of the other's, engine by engine.
+    Five folds of whole configurations; each is judged by the spread of the other four's runs of the engine on the
+    device, or of the engine where those are of few configurations, as a profile's is.
     """
-    half = folds(runs, count=2, seed=1)
+    predictions = [held[bench.measurement.id] for bench in runs]
     inside: dict[str, list[bool]] = {metric: [] for metric in METRICS}
+    fold = folds(runs, seed=1)
+    known: dict[tuple[int, ...], dict[str, Spread]] = {}
     for index, bench in enumerate(runs):
+        others = [at for at in range(len(runs)) if fold[at] != fold[index] and runs[at].scope[0] == bench.scope[0]]
+        own = [at for at in others if runs[at].scope == bench.scope]
+        if len({by_configuration(runs[at]) for at in own}) >= LEAST_CONFIGURATIONS:
+            others = own
+        if tuple(others) not in known:
+            known[tuple(others)] = spreads([runs[at] for at in others], [predictions[at] for at in others])
         for metric in METRICS:
-            others = [
-                other.measurement.measured[metric] / held[other.measurement.id][metric]
-                for at, other in enumerate(runs)
-                if half[at] != half[index] and other.scope[0] == bench.scope[0]
-            ]
-            if len(others) >= 20:
-                low, high = np.quantile(others, (0.1, 0.9))
-                ratio = bench.measurement.measured[metric] / held[bench.measurement.id][metric]
-                inside[metric].append(bool(low <= ratio <= high))
+            spread = known[tuple(others)][metric]
+            ratio = bench.measurement.measured[metric] / predictions[index][metric]
+            inside[metric].append(spread.p10 <= ratio <= spread.p90)
     return {metric: float(np.mean(found)) for metric, found in inside.items() if found}
 
 
@@ -265,14 +325,17 @@ def main() -> int:
         return 0
     started_s = time.perf_counter()
     try:
-        read = [measurement_of(run) for run in read_runs(options.reference / options.measurements)]
+        every = read_runs(options.reference / options.measurements)
+        read = [measurement_of(run, None if run.num_draft_tokens is None else ACCEPTANCES[0]) for run in every]
     except InputError as error:
         print(f"error: {error.message}", *([f"hint: {error.hint}"] if error.hint else []), sep="\n", file=sys.stderr)
         return 2
     measurements = [run for run in read if run.use in SCORED and options.only in run.id]
     priced = list(benches(measurements))
     refused = {run.id: found for run, found in priced if isinstance(found, str)}
-    runs = [found for _, found in priced if not isinstance(found, str)]
+    ready = [found for _, found in priced if not isinstance(found, str)]
+    runs = [bench for bench in ready if bench.speculation is None]
+    speculating = [bench for bench in ready if bench.speculation is not None]
     fold = folds(runs)
     columns: dict[str, Predicted] = {
         "uncalibrated": {bench.measurement.id: predict(bench, Fit({})) for bench in runs},
@@ -283,9 +346,10 @@ def main() -> int:
     if options.cross_validate:
         best = "calibrated, configuration held out"
         columns |= cross_validated(runs, best)
-        intervals = interval_coverage([bench for bench in runs if bench.measurement.use == "primary"], columns[best])
+        fitted = [bench for bench in runs if bench.measurement.use == "primary" and bench.weight > 0]
+        intervals = interval_coverage(fitted, columns[best])
     columns["log-linear regression, configuration held out"] = regression([bench.measurement for bench in runs], fold)
-    by_roofline = benches((bench.measurement for bench in runs), roofline_of)
+    by_roofline = benches([bench.measurement for bench in runs], roofline_of)
     columns["roofline alone, uncalibrated"] = {
         run.id: predict(found, Fit({})) for run, found in by_roofline if not isinstance(found, str)
     }
@@ -297,6 +361,8 @@ def main() -> int:
         rows = [(name.upper(), f"{share:.0%}") for name, share in intervals.items()]
         title = "### Measured values inside 80% intervals, configuration held out, primary"
         parts.append(f"{title}\n\n{markdown(('metric', 'inside'), rows)}")
+    if speculating:
+        parts.append(speculative_table(speculating))
     text = "\n\n".join([*parts, NOTES])
     if options.page is not None:
         head, _, _ = options.page.read_text(encoding="utf-8").partition(PAGE_MARK)
@@ -317,6 +383,7 @@ def cross_validated(runs: Sequence[Bench], name: str) -> dict[str, Predicted]:
         (name, by_configuration, 5),
         ("calibrated, device held out", lambda bench: bench.scope[1], None),
         ("calibrated, model held out", lambda bench: bench.setup.model.name, None),
+        ("calibrated, version held out", lambda bench: f"{bench.scope[0]} {bench.measurement.labels['version']}", None),
     ):
         held = held_out(runs, whole, folds(runs, key, count))
         found[way] = {bench.measurement.id: one for bench, one in zip(runs, held, strict=True)}

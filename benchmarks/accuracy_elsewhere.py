@@ -6,6 +6,8 @@
 - TensorRT-LLM's published online latencies (0.14, Triton): Poisson arrivals, TTFT and TPOT.
 - LLMServingSim's vLLM 0.19 runs on workstation cards: a trace with more arrivals than the card serves.
 - Splitwise's profile of Llama-2-70B (A100, H100): batches of equal prompts, prefill and decode time.
+- MLPerf Inference (closed, 4.1 and 5.1): Llama-2-70B offline on TensorRT-LLM, output tokens a second of a replica.
+- APEX's runs of vLLM 0.6 on eight H100: Llama-3.1-70B in bf16, the requests that it recorded.
 - gpt-fast's single-stream decode on A100: one request, bf16.
 
 Beside the predictions stand those with operators from the roofline alone. DIR is also taken from WINDTUNNEL_REFERENCE.
@@ -209,7 +211,75 @@ def gptfast(folder: Path, _: Path) -> Iterator[Run | str]:
         yield made, {"tpot": float(row["tpot_ms"]) * 1e-3}
 
 
+APEX_LENGTHS = "apex_validation_lengths.csv.gz"
+
+
+def apex(folder: Path, scratch: Path) -> Iterator[Run | str]:
+    requests: dict[str, list[str]] = {}
+    with gzip.open(folder / "per_request" / APEX_LENGTHS, "rt", encoding="utf-8", newline="") as file:
+        for one in csv.DictReader(file):
+            if one["engine"] == "vllm" and one["actual_output_tokens"]:
+                line = [one["arrival_offset_s"], one["actual_prompt_tokens"], one["actual_output_tokens"]]
+                requests.setdefault(one["case"], []).append(",".join(str(float(value)) for value in line))
+    for row in rows_of(folder / "apex_validation.csv"):
+        case = Path(row["path"]).stem
+        if row["use"] != "primary" or row["engine"] != "vllm" or case not in requests:
+            yield f"{case}: {row['use']}"
+            continue
+        path = scratch / f"{case}.csv"
+        path.write_text("\n".join(["arrival_s,input_tokens,output_tokens", *whole(requests[case])]) + "\n", "utf-8")
+        # vLLM 0.6 is V0; its kernels and overheads are taken as those of 0.8, the first that is described.
+        engine = {"name": "vllm", "version": "0.8.0", "scheduler": "vllm_v0"}
+        made = scenario_of(
+            "meta-llama/Llama-3.1-70B", "h100_sxm", engine, {"trace": {"path": str(path)}}, tp=int(row["tp"])
+        )
+        yield made, {"ttft": float(row["mean_ttft_s"]), "tpot": float(row["mean_tpot_s"])}
+
+
+def whole(lines: list[str]) -> Iterator[str]:
+    """Arrival, prompt and output of every request in order of arrival; tokens without decimals."""
+    for line in sorted(lines, key=lambda line: float(line.partition(",")[0])):
+        arrival_s, prompt, output = line.split(",")
+        yield f"{arrival_s},{float(prompt):.0f},{max(float(output), 1):.0f}"
+
+
+OPEN_ORCA_TOKENS = 294
+"""Mean prompt and mean output of MLPerf's Llama-2-70B data (24,576 samples of Open Orca)."""
+
+
+def mlperf(folder: Path, _: Path) -> Iterator[Run | str]:
+    """Llama-2-70B, offline: as many replicas as fit; how devices were divided is not recorded."""
+    devices = {
+        "NVIDIA H100-SXM-80GB": ("h100_sxm", 2),
+        "NVIDIA H200-SXM-141GB": ("h200_sxm", 1),
+        "NVIDIA B200-SXM-180GB": ("b200_sxm", 1),
+    }
+    for row in rows_of(folder / "mlperf_inference.csv"):
+        if not (
+            row["model"].startswith("llama2-70b") and row["scenario"] == "Offline" and "TensorRT" in row["framework"]
+        ):
+            continue
+        if row["accelerator"] not in devices or row["weight_dtype"] not in ("fp8", "fp4") or row["valid"] != "VALID":
+            yield f"{row['accelerator']}, {row['weight_dtype']}"
+            continue
+        device, tp = devices[row["accelerator"]]
+        lengths = {"type": "uniform", "min_tokens": OPEN_ORCA_TOKENS // 10, "max_tokens": OPEN_ORCA_TOKENS * 19 // 10}
+        workload = {
+            "arrivals": {"type": "burst"},
+            "input_tokens": lengths,
+            "output_tokens": lengths,
+            "num_requests": 4 * MOST_REQUESTS,
+        }
+        engine = {"name": "trtllm", "version": "1.0.0", "enable_chunked_prefill": True}
+        made = scenario_of(
+            MODELS["llama2-70b"], device, engine, workload, tp=tp, precision=FORMATS[row["weight_dtype"].upper()]
+        )
+        yield made, {"throughput": float(row["tokens_per_s"]) * tp / float(row["n_accel"])}
+
+
 SETS: dict[str, Source] = {
+    "MLPerf Inference 4.1 and 5.1, Llama-2-70B offline": mlperf,
+    "APEX, vLLM 0.6, 8 x H100, Llama-3.1-70B": apex,
     "TensorRT-LLM offline throughput (1.0, 0.17)": trtllm_offline,
     "TensorRT-LLM online (0.14)": trtllm_online,
     "LLMServingSim, vLLM 0.19, RTX cards": llmservingsim,

@@ -1,13 +1,14 @@
 """Rows of measured serving runs as scenarios: what each column means, and what is refused or malformed."""
 
 import csv
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from windtunnel.errors import InputError
 from windtunnel.interop.silicon import MeasuredRun, image_version, read_runs, scenario_of
-from windtunnel.spec.deployment import Parallelism
+from windtunnel.spec.deployment import Parallelism, Speculative
 from windtunnel.spec.precision import Format, Precision
 from windtunnel.spec.scenario import resolve
 from windtunnel.spec.workload import ClosedLoop, Uniform
@@ -60,6 +61,8 @@ SERVER = {
     "block_size": "",
     "client_random_range_ratio": "0.8",
     "moe_backend": "TRTLLM",
+    "gemm_and_allreduce_fusion": "",
+    "speculative": "none",
 }
 
 
@@ -167,7 +170,7 @@ def test_a_format_made_on_loading_is_the_recorded_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"speculative": "mtp"}, "speculative decoding"),
+        ({"speculative": "mtp"}, "decodes speculatively"),
         ({"concurrency": ""}, "concurrency was not recorded"),
         ({"hf_model": "zai-org/GLM-99"}, "no model 'zai-org/GLM-99'"),
         ({"precision": "fp8"}, "run in fp8, and nvidia/DeepSeek-R1-0528-NVFP4-v2 is a checkpoint in fp4"),
@@ -178,6 +181,30 @@ def test_a_row_that_leaves_open_what_was_run_is_refused(tmp_path: Path, changes:
     run = run_of(tmp_path, **changes)
     with pytest.raises(InputError, match=reason):
         scenario_of(run)
+
+
+@pytest.mark.parametrize(
+    ("words", "fused"),
+    [
+        ("FlashInfer all-reduce fusion on (threshold MB tp2:32 tp4:32 tp8:8), attn fusion on", True),
+        ("fuse_allreduce_rms, eliminate_noops", True),
+        ("FlashInfer GEMM; DeepGEMM JIT off; all-reduce fusion off", False),
+        ("symmetric memory on", None),
+    ],
+)
+def test_whether_all_reduces_are_fused_is_read_from_its_words(tmp_path: Path, words: str, fused: bool | None) -> None:
+    assert run_of(tmp_path, gemm_and_allreduce_fusion=words).engine.fused_all_reduce is fused
+
+
+def test_a_speculative_run_is_a_scenario_once_an_acceptance_is_given(tmp_path: Path) -> None:
+    run = run_of(tmp_path)
+    assert run.num_draft_tokens is None
+    for words, drafts in (("EAGLE(MTP) steps 2, topk 1, draft tokens 3", 2), ("MTP num_nextn_predict_layers=1", 1)):
+        run = replace(run_of(tmp_path, speculative=words), speculative="mtp")
+        speculative = scenario_of(run, acceptance_fraction=0.8).deployment.engine.speculative
+        assert speculative == Speculative(method="mtp", num_draft_tokens=drafts, acceptance_fraction=0.8)
+        with pytest.raises(InputError, match="decodes speculatively"):
+            scenario_of(run)
 
 
 def test_an_unknown_system_is_refused_when_the_scenario_is_resolved(tmp_path: Path) -> None:
@@ -256,6 +283,6 @@ def test_nearly_every_scored_row_of_the_public_table_is_a_scenario(reference: Pa
         except InputError as error:
             refused.append(error.message)
     speculative = sum(run.speculative == "mtp" for run in scored)
-    assert sum("speculative" in reason for reason in refused) == speculative
+    assert sum("speculatively" in reason for reason in refused) == speculative
     assert len(refused) - speculative < 0.02 * len(scored)
     assert len(refused) < 0.1 * len(scored)

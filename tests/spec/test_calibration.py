@@ -44,7 +44,7 @@ def test_a_file_is_read_with_its_units_and_written_back_equal(tmp_path: Path) ->
 
 def test_the_engine_must_be_the_calibrations(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="is of vllm, and the engine is sglang"):
-        calibration_for("sglang", "h100_sxm", saved(tmp_path))
+        calibration_for("sglang", "h100_sxm", "0.5.9", saved(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -62,9 +62,22 @@ def test_a_malformed_file_is_refused(tmp_path: Path, changed: dict[str, object],
 
 
 def test_none_turns_it_off_and_an_unknown_name_is_refused() -> None:
-    assert calibration_for("vllm", "h100_sxm", "none") is None
+    off = calibration_for("vllm", "h100_sxm", "0.18.0", "none")
+    assert (off.calibration, off.reason) == (None, "none was asked for")
     with pytest.raises(InputError, match="no calibration 'vlm-h100'"):
-        calibration_for("vllm", "h100_sxm", "vlm-h100")
+        calibration_for("vllm", "h100_sxm", "0.18.0", "vlm-h100")
+
+
+def test_a_shipped_one_is_taken_for_versions_between_those_of_its_runs() -> None:
+    versions = load_calibration("vllm").provenance.versions
+    assert "" not in versions
+    inside = calibration_for("vllm", "a100_sxm", "0.17.1")
+    assert inside.name == "vllm"
+    for version in ("0.9.0", "0.24.0", "nightly"):
+        outside_of_them = calibration_for("vllm", "a100_sxm", version)
+        assert outside_of_them.calibration is None
+        assert f"version {version} lies outside those measured" in outside_of_them.reason
+        assert "--calibration vllm" in outside_of_them.reason
 
 
 def test_what_lies_outside_is_said(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ calibration_options = all_of(
         metavar="PATH",
         help="A YAML file; or a folder, for one file an engine and device.",
     ),
+    option("--source", section=_OUTPUT, metavar="TEXT", help="What the runs are, for the record.  [the files' names]"),
     option("--json", "as_json", section=_OUTPUT, is_flag=True, help="Print JSON."),
 )
 
@@ -33,7 +34,13 @@ calibration_options = all_of(
 @calibration_options
 @deployment_options
 def command(
-    runs: tuple[Path, ...], use: str | None, only: str | None, out: Path | None, as_json: bool, **options: Any
+    runs: tuple[Path, ...],
+    use: str | None,
+    only: str | None,
+    out: Path | None,
+    source: str | None,
+    as_json: bool,
+    **options: Any,
 ) -> None:
     """Fit host overheads and operator factors to measured runs, and write them as a profile.
 
@@ -64,7 +71,7 @@ def command(
     ready = [bench for _, bench in priced if not isinstance(bench, str)]
     if not ready:
         raise InputError(f"no run could be simulated; the first: {priced[0][1]}")
-    made = profiles(ready, ", ".join(path.name for path in runs))
+    made = profiles(ready, source or ", ".join(path.name for path in runs))
     chosen = _chosen(made, out)
     for name, one in chosen.items():
         write_calibration(one, out / f"{name}.yaml" if _is_folder(out) else out)

@@ -152,7 +152,7 @@ deployment_options = all_of(
         "--calibration",
         section=_ENGINE,
         metavar="NAME",
-        help="A calibration of the catalog, its file, or none.  [the shipped one]",
+        help="A calibration of the catalog, its file, or none.  [the shipped one, of versions that were measured]",
     ),
 )
 

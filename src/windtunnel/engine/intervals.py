@@ -26,7 +26,9 @@ def intervals(setup: Setup, summary: Summary, requests: Table, coverage: Mapping
     """Metric -> interval of its mean (`tpot`, `ttft`, `e2e`, seconds) or of the whole run (`throughput`, output tokens
     a second).
     """
-    spreads = UNCALIBRATED if setup.calibration is None else {**UNCALIBRATED, **setup.calibration.spread}
+    spreads = dict(UNCALIBRATED[setup.engine.name])
+    if setup.calibration is not None:
+        spreads |= setup.calibration.spread
     num_outside = len([remark for remark in remarks(setup) if "version" not in remark])
     found = {}
     for name, central in headline(summary).items():

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.engine.fleet import has_fleet
+from windtunnel.engine.frontend import streams
 from windtunnel.engine.serving import (
     ENGINE_COLUMNS,
     Progress,
@@ -129,8 +130,9 @@ def simulate_long(
         engine_cpu_s = time.thread_time() - started_cpu_s
         columns = {name: records[name].copy() for name in ENGINE_COLUMNS}
         del records
-        frontend_s = setup.engine.host.frontend_s(mine.input_tokens)
-        table = request_table(columns, np.zeros(mine.num_requests, np.int64), frontend_s, 0)
+        replica = np.zeros(mine.num_requests, np.int64)
+        seen_s = setup.engine.host.frontend_s(mine.input_tokens, streams(columns, replica, 1))
+        table = request_table(columns, replica, seen_s, 0)
         rows = rows_by_replica(table, steps, 1)
         table = with_token_times(table, steps, rows, num_stages)
         for name in LATENCIES:

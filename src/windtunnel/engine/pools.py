@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.engine.cluster_network import handover_bytes_per_s, network_of
+from windtunnel.engine.frontend import streams
 from windtunnel.engine.serving import (
     ENGINE_COLUMNS,
     PoolResult,
@@ -40,7 +41,7 @@ from windtunnel.metrics.records import POOL_COLUMNS, Table, request_table
 from windtunnel.metrics.summary import PoolSummary, Utilisation, summarise, utilisation_of, with_pools
 from windtunnel.ops.forward import Shard
 from windtunnel.ops.memory import MemoryPlan, kv_bytes_per_token, plan_memory, state_bytes_per_request
-from windtunnel.spec.deployment import Parallelism, Pool
+from windtunnel.spec.deployment import EngineSettings, Parallelism, Pool
 from windtunnel.spec.engine_defaults import ENGINE_SCHEDULERS
 from windtunnel.spec.scenario import Scenario, Setup, pool_scenario, resolve
 
@@ -78,7 +79,7 @@ def simulate_pools(
     plans = _with_given_link(scenario, _on_network(scenario, parts, [part.plan for part in parts]))
     travel = travel_of(scenario, parts)
     records, pools, steps, engine_time_s = run_pools(plans, travel, requests, progress, _speculation(parts))
-    table = _request_table(records, pools, parts[0].setup.engine.host.frontend_s(requests.input_tokens), requests)
+    table = _request_table(records, pools, parts[0].setup.engine, requests)
     summaries = [
         _pool_summary(scenario, part, _steps_of(steps, pools, at), table, int(pools.pools[at].first_replica))
         for at, part in enumerate(parts)
@@ -260,17 +261,16 @@ def _with_given_link(scenario: Scenario, plans: Sequence[PoolPlan]) -> list[Pool
     return [plan._replace(link_bytes_per_s=plan.link_bytes_per_s * transfer.link_efficiency) for plan in plans]
 
 
-def _request_table(
-    records: NDArray[np.void], pools: Pools, frontend_s: NDArray[np.float64], requests: RequestArrays
-) -> Table:
+def _request_table(records: NDArray[np.void], pools: Pools, engine: EngineSettings, requests: RequestArrays) -> Table:
     journeys = pools.journeys
     moved = ~np.isnan(journeys.handed_s)
     per_replica = pools.pools.ranks_per_replica[pools.pool_of_replica]
     replica_of_rank = np.repeat(np.arange(per_replica.size), per_replica)
     started = replica_of_rank[np.where(moved, journeys.prefill_rank, records["rank"])]
     ended = replica_of_rank[np.where(moved, journeys.decode_rank, records["rank"])]
-    engine = {name: records[name].copy() for name in ENGINE_COLUMNS}
-    table = request_table(engine, ended, frontend_s, requests.num_warmup, tenant=requests.tenant)
+    own = {name: records[name].copy() for name in ENGINE_COLUMNS}
+    seen_s = engine.host.frontend_s(requests.input_tokens, streams(own, ended, per_replica.size))
+    table = request_table(own, ended, seen_s, requests.num_warmup, tenant=requests.tenant)
     columns = {name: np.array(journeys[name]) for name in list(POOL_COLUMNS)[1:]}
     return table.with_columns({"prefill_replica": started, **columns}, POOL_COLUMNS)
 

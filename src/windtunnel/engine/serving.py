@@ -1,7 +1,7 @@
 """Run a serving scenario: names -> setup -> arrays -> compiled loop -> records and summary."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from windtunnel.engine.fleet import (
     stay_table,
     with_retries,
 )
+from windtunnel.engine.frontend import streams, usual_streams
 from windtunnel.engine.intervals import intervals, remarks
 from windtunnel.engine.policy import Policy, load_policy, policy_name
 from windtunnel.engine.prefix_cache import cache_for, session_state, tier_tokens
@@ -161,10 +162,11 @@ def simulate(
     if fleet is not None:
         stays = stay_table(fleet, records, settings.ranks_per_replica)
         records["arrival_s"] = fleet.fleet.sent_s
+    replica = records["rank"] // settings.ranks_per_replica
     table = request_table(
         {name: records[name].copy() for name in ENGINE_COLUMNS},
-        records["rank"] // settings.ranks_per_replica,
-        setup.engine.host.frontend_s(requests.input_tokens),
+        replica,
+        setup.engine.host.frontend_s(requests.input_tokens, streams(records, replica, num_replicas)),
         requests.num_warmup,
         tenant=requests.tenant,
         cached_tokens=None if cache is None else cache.requests["cached_tokens"],
@@ -278,7 +280,13 @@ def estimator_for(setup: Setup) -> Estimator:
     assert engine.version is not None
     graphs = bool(engine.max_cudagraph_capture_size)
     measured = measured_estimator(
-        setup.device, setup.node, engine.name, engine.version, cuda_graphs=graphs, moe_backend=engine.moe_backend
+        setup.device,
+        setup.node,
+        engine.name,
+        engine.version,
+        cuda_graphs=graphs,
+        moe_backend=engine.moe_backend,
+        fused_all_reduce=bool(engine.fused_all_reduce),
     )
     return on_network(calibrated(measured, setup), setup)
 
@@ -290,6 +298,14 @@ def on_network(estimator: Estimator, setup: Setup) -> Estimator:
         return estimator
     network = network_of(setup.network, setup.node, num_devices)
     return OnNetwork(estimator, network, num_devices // setup.parallelism.pp)
+
+
+def estimator_key(setup: Setup) -> tuple[Hashable, ...]:
+    """Setups of equal keys have equal estimators, calibrations aside."""
+    engine = setup.engine
+    graphs = bool(engine.max_cudagraph_capture_size)
+    kernels = (engine.name, engine.version, graphs, engine.moe_backend, bool(engine.fused_all_reduce))
+    return (setup.device.name, setup.node.name, *kernels)
 
 
 def calibrated(estimator: Estimator, setup: Setup) -> Estimator:
@@ -312,6 +328,7 @@ def kernel_settings(
     assert engine.max_num_seqs is not None
     assert engine.max_num_batched_tokens is not None
     most = max(requests.arrival_s.size, 1)
+    busy = usual_streams(engine.max_num_seqs, setup, num_replicas, requests.concurrency)
     return state.Settings(
         scheduler=state.SCHEDULERS.index(str(engine.scheduler)),
         num_replicas=num_replicas,
@@ -332,7 +349,7 @@ def kernel_settings(
         receive_interval_steps=engine.receive_interval_steps or 1,
         concurrency=requests.concurrency,
         num_warmup=requests.num_warmup,
-        frontend_s=float(engine.host.frontend_s(requests.input_tokens.mean())),
+        frontend_s=float(engine.host.frontend_s(requests.input_tokens.mean(), busy)),
         num_stages=setup.parallelism.pp,
         batch_wait_steps=engine.batch_wait_timeout_iters or 0,
         batch_wait_tokens=round((engine.batch_wait_max_tokens_ratio or 0.0) * engine.max_num_batched_tokens),

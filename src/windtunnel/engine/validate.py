@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 
-from windtunnel.engine.serving import Result, calibrated, estimator_for, simulate
+from windtunnel.engine.serving import Result, calibrated, estimator_for, estimator_key, simulate
 from windtunnel.errors import InputError
 from windtunnel.estimate.estimator import Coverage, Estimator
 from windtunnel.interop.measured_runs import METRICS, Measurement
@@ -94,7 +93,7 @@ def _predict_batch(work: tuple[list[Measurement], str | None]) -> list[Predictio
 
 
 def _predictions(measurements: Iterable[Measurement], calibration: str | None) -> Iterator[Prediction]:
-    estimators: dict[tuple[Any, ...], Estimator] = {}
+    estimators: dict[tuple[Hashable, ...], Estimator] = {}
     for measurement in measurements:
         try:
             yield _predicted(measurement, calibration, estimators)
@@ -103,7 +102,7 @@ def _predictions(measurements: Iterable[Measurement], calibration: str | None) -
 
 
 def _predicted(
-    measurement: Measurement, calibration: str | None, estimators: dict[tuple[Any, ...], Estimator]
+    measurement: Measurement, calibration: str | None, estimators: dict[tuple[Hashable, ...], Estimator]
 ) -> Prediction:
     if measurement.scenario is None:
         raise InputError(measurement.refused)
@@ -112,7 +111,7 @@ def _predicted(
         deployment = msgspec.structs.replace(scenario.deployment, calibration=calibration)
         scenario = msgspec.structs.replace(scenario, deployment=deployment)
     setup = resolve(scenario)
-    key = (setup.device.name, setup.node.name, setup.engine.name, setup.engine.version, setup.engine.moe_backend)
+    key = estimator_key(setup)
     if key not in estimators:
         plain = msgspec.structs.replace(scenario.deployment, calibration=NONE)
         estimators[key] = estimator_for(resolve(msgspec.structs.replace(scenario, deployment=plain)))

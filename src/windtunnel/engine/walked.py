@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.engine.frontend import usual_streams
 from windtunnel.engine.policy import Asker, Policy
 from windtunnel.engine.workload import RequestArrays
 from windtunnel.errors import InputError
@@ -186,6 +187,7 @@ def walked_settings(
         )
     most = max(min(engine.max_num_seqs, requests.arrival_s.size), 1)
     longest = int((requests.input_tokens + requests.output_tokens).max())
+    busy = usual_streams(engine.max_num_seqs, setup, num_replicas, requests.concurrency)
     reserves = name in ("orca", "faster_transformer")
     return walked_state.WalkedSettings(
         scheduler=walked_state.WALKED_SCHEDULERS.index(name),
@@ -201,7 +203,7 @@ def walked_settings(
         max_waiting_steps=engine.max_waiting_steps or 0,
         concurrency=requests.concurrency,
         num_warmup=requests.num_warmup,
-        frontend_s=float(engine.host.frontend_s(requests.input_tokens.mean())),
+        frontend_s=float(engine.host.frontend_s(requests.input_tokens.mean(), busy)),
         router=state.ROUTERS.index(router),
         seed=seed,
         numbered_by_arrival=int(requests.previous is None),

@@ -273,10 +273,15 @@ def lower_steps(
     return price_steps(estimator, device, shard, engine, max_model_len, drafter).lowered()
 
 
+LAUNCHES_EACH: Mapping[str, int] = {"experts": 8}
+"""Kernels of an operator where it is several: tokens sorted by expert, quantised, the first product, activation,
+quantised again, the second product, and the sum over experts (vLLM 0.19 `fused_experts_impl`)."""
+
+
 def num_launches(shard: Shard) -> float:
-    """Operators that a step with prefill launches."""
+    """Kernels that a step with prefill launches."""
     step = [*token_launches(shard, 1.0), *prefill_launches(shard, 1.0, 1.0), *head_launches(shard, 1.0)]
-    return sum(launch.count for launch in step)
+    return sum(launch.count * LAUNCHES_EACH.get(launch.op.kind, 1) for launch in step)
 
 
 def recorded_steps(duration_s: Floats, engine: EngineSettings) -> StepCost:

@@ -60,6 +60,7 @@ def measured_estimator(
     cuda_graphs: bool = True,
     expert_distribution: str = DISTRIBUTIONS[0],
     moe_backend: str | None = None,
+    fused_all_reduce: bool = False,
 ) -> Estimator:
     """The estimator that reads tables measured on `device` and falls back to the calibrated roofline.
 
@@ -72,6 +73,7 @@ def measured_estimator(
         cuda_graphs: whether all-reduce kernels run from graphs (without the host's launch time).
         expert_distribution: one of `DISTRIBUTIONS`.
         moe_backend: one of `MOE_BACKENDS`, the kernels that compute the experts; None takes the fastest measured.
+        fused_all_reduce: whether FlashInfer's all-reduce, TensorRT-LLM's kernel, may be called where it is the fastest.
 
     Raises:
         InputError: no data, or a system, distribution or backend that the data does not have.
@@ -92,7 +94,9 @@ def measured_estimator(
             f"{device.name} is measured as {device.measured_as}, which the data does not have",
             did_you_mean(device.measured_as, known, f"it has {', '.join(known)}"),
         )
-    collection = Collection(folder, engine, version, roofline, cuda_graphs, expert_distribution, moe_backend)
+    collection = Collection(
+        folder, engine, version, roofline, cuda_graphs, expert_distribution, moe_backend, fused_all_reduce
+    )
     return TableEstimator(Tables(collection), roofline)
 
 

@@ -91,6 +91,7 @@ class Collection:
     cuda_graphs: bool = True
     expert_distribution: str = DISTRIBUTIONS[0]
     moe_backend: str | None = None
+    fused_all_reduce: bool = False
     read: dict[tuple[str, ...], MeasurementTable | None] = field(default_factory=dict)
     """Tables that were read already, by kind and words."""
 

@@ -5,6 +5,7 @@ Every reader returns a table in seconds and bytes, with what was chosen (version
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -717,10 +718,10 @@ _NCCL_NAMES = {"all_to_all": "alltoall"}
 
 def _collective(collection: Collection, op: Any) -> Choice:
     def read() -> MeasurementTable | None:
-        parts = [part for part in (nccl_table(collection, op), _custom_all_reduce(collection, op)) if part is not None]
-        if not parts or op.span_nodes > 1:
-            return None
-        return parts[0] if len(parts) == 1 else _faster_of(parts[0], parts[1])
+        engines = dict.fromkeys((collection.engine, *(("trtllm",) if collection.fused_all_reduce else ())))
+        tables = [nccl_table(collection, op), *(_custom_all_reduce(collection, op, engine) for engine in engines)]
+        parts = [part for part in tables if part is not None]
+        return None if not parts or op.span_nodes > 1 else functools.reduce(_faster_of, parts)
 
     return read, (op.op, str(op.span_nodes > 1))
 
@@ -742,12 +743,13 @@ def nccl_table(collection: Collection, op: Any) -> MeasurementTable | None:
     return None
 
 
-def _custom_all_reduce(collection: Collection, op: Any) -> MeasurementTable | None:
-    """The engine's own all-reduce kernels; from graphs where the collection tells graphs from eager launches."""
+def _custom_all_reduce(collection: Collection, op: Any, engine: str) -> MeasurementTable | None:
+    """An engine's own all-reduce kernels; from graphs where the collection tells graphs from eager launches."""
     if op.op != "all_reduce":
         return None
     suffix = "graph" if collection.cuda_graphs else "eager"
-    for place in collection.places("comm", "custom_allreduce_perf"):
+    seen = collection if engine == collection.engine else replace(collection, engine=engine)
+    for place in seen.places("comm", "custom_allreduce_perf"):
         rows = read_rows(place, "custom_allreduce_perf", ("num_gpus", "message_size"), {})
         if rows is None:
             continue

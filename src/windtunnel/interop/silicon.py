@@ -18,7 +18,7 @@ import msgspec
 from windtunnel.errors import InputError, did_you_mean
 from windtunnel.interop.measured_runs import UNRECORDED_SPREAD, Measurement
 from windtunnel.spec import catalog
-from windtunnel.spec.deployment import MOE_BACKENDS, Deployment, EngineSettings, Parallelism
+from windtunnel.spec.deployment import MOE_BACKENDS, Deployment, EngineSettings, Parallelism, Speculative
 from windtunnel.spec.precision import Format, Precision
 from windtunnel.spec.scenario import Scenario
 from windtunnel.spec.workload import ClosedLoop, Lengths, Uniform, Workload
@@ -136,6 +136,8 @@ class MeasuredRun:
     source: str
     speculative: str
     """`none`, `none?` (not recorded, nothing speaks for it) or the method."""
+    num_draft_tokens: int | None
+    """Of one verification, with `mtp`."""
     system: str
     model: str
     """As the measurement names it."""
@@ -200,14 +202,24 @@ def read_runs(measurements: Path) -> list[MeasuredRun]:
     ]
 
 
-def scenario_of(run: MeasuredRun) -> Scenario:
+def scenario_of(run: MeasuredRun, acceptance_fraction: float | None = None) -> Scenario:
     """The scenario that `run` measured.
+
+    Args:
+        run: what was measured.
+        acceptance_fraction: of draft tokens, which no row records; None refuses runs with speculative decoding.
 
     Raises:
         InputError: the row leaves open what was run, or it was something that a scenario cannot say.
     """
+    engine = run.engine
     if run.speculative not in ("none", "none?"):
-        raise InputError("speculative decoding is not simulated yet, and the acceptance was not recorded")
+        if run.num_draft_tokens is None or acceptance_fraction is None:
+            raise InputError("it decodes speculatively, and how many draft tokens were accepted was not recorded")
+        speculative = Speculative(
+            method="mtp", num_draft_tokens=run.num_draft_tokens, acceptance_fraction=acceptance_fraction
+        )
+        engine = msgspec.structs.replace(engine, speculative=speculative)
     if run.concurrency is None:
         raise InputError("the client's concurrency was not recorded")
     per_slot = REQUESTS_PER_SLOT[run.engine.name]
@@ -215,7 +227,7 @@ def scenario_of(run: MeasuredRun) -> Scenario:
     return Scenario(
         model=model,
         precision=precision,
-        deployment=Deployment(device=run.system, parallelism=run.parallelism, engine=run.engine),
+        deployment=Deployment(device=run.system, parallelism=run.parallelism, engine=engine),
         workload=Workload(
             arrivals=ClosedLoop(concurrency=run.concurrency, num_warmup_requests=run.num_warmup_requests),
             input_tokens=_lengths(run.input_tokens, run.range_ratio),
@@ -246,11 +258,11 @@ def served_checkpoint(run: MeasuredRun) -> tuple[str, Precision]:
     return spec.name, precision
 
 
-def measurement_of(run: MeasuredRun) -> Measurement:
-    """`run` with the scenario that it measured, or with the reason why there is none."""
+def measurement_of(run: MeasuredRun, acceptance_fraction: float | None = None) -> Measurement:
+    """`run` with the scenario that it measured, or with the reason why there is none; arguments as `scenario_of`."""
     scenario, refused, precision = None, "", None
     try:
-        scenario = scenario_of(run)
+        scenario = scenario_of(run, acceptance_fraction)
         precision = scenario.precision
     except InputError as error:
         refused = error.message
@@ -320,6 +332,7 @@ def _run(measured: Row, row: Row, servers: Mapping[str, Row]) -> MeasuredRun:
         use=measured.required("use"),
         source=row.text("source"),
         speculative=row.required("speculative"),
+        num_draft_tokens=_num_draft_tokens(server),
         system=measured.required("system"),
         model=measured.required("model_path"),
         checkpoint=(server.text("hf_model") or None) if server else None,
@@ -386,6 +399,7 @@ def _engine(name: str, row: Row, server: Row) -> EngineSettings:
         batch_wait_timeout_iters=int(wait_steps[1]) if wait_steps else None,
         batch_wait_max_tokens_ratio=float(wait_ratio[1]) if wait_ratio else None,
         moe_backend=_moe_backend(server),
+        fused_all_reduce=_fused_all_reduce(server),
     )
 
 
@@ -402,6 +416,20 @@ def _moe_backend(server: Row) -> str | None:
     """
     text = re.sub(r"\w+( \w+)* off\b", "", server.text("moe_backend").lower())
     return next((name for name in MOE_BACKENDS if name in text), None)
+
+
+def _num_draft_tokens(server: Row | None) -> int | None:
+    """`EAGLE(MTP) steps 2, topk 1, draft tokens 3`, where the third is the verified token, or
+    `MTP num_nextn_predict_layers=3`; None without.
+    """
+    found = re.search(r"(?:steps |num_nextn_predict_layers=)(\d+)", server.text("speculative") if server else "")
+    return int(found[1]) if found else None
+
+
+def _fused_all_reduce(server: Row) -> bool | None:
+    """`all-reduce fusion on`, `fuse_allreduce_rms`, `all-reduce fusion off`; None: the engine's default."""
+    found = re.search(r"all-reduce fusion (on|off)|fuse_allreduce_rms", server.text("gemm_and_allreduce_fusion"))
+    return found and found[1] != "off"
 
 
 def _default_engine(name: str, measured: Row) -> EngineSettings:

@@ -14,7 +14,7 @@ from windtunnel.spec.calibration import Calibration
 from windtunnel.spec.noun import encode
 from windtunnel.units import format_seconds
 
-_METRICS = {"tpot": "TPOT", "ttft": "TTFT", "e2e": "end to end"}
+_METRICS = {"tpot": "TPOT", "ttft": "TTFT", "e2e": "E2E"}
 
 
 def write_calibration(calibration: Calibration, path: Path) -> None:
@@ -34,7 +34,7 @@ def calibration_report(
     made: Mapping[str, Calibration], num_runs: int, num_fitted: int, out: Path
 ) -> list[RenderableType]:
     """Errors before and after on runs left out, then what was fitted."""
-    headers = ["profile", "runs", "configurations"]
+    headers = ["profile", "runs", "configs"]
     headers += [f"{name} {what}" for name in _METRICS.values() for what in ("before", "after")]
     rows = []
     for name, one in made.items():

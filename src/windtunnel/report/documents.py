@@ -34,7 +34,11 @@ def run_document(result: Result) -> dict[str, Any]:
         "coverage": {coverage.value: share for coverage, share in result.coverage.items()},
         "sources": result.sources,
         "interval_80": {name: {"low": found.low, "high": found.high} for name, found in result.intervals.items()},
-        "calibration": {"name": result.setup.calibration_name, "remarks": list(result.calibration_remarks)},
+        "calibration": {
+            "name": result.setup.calibration_name,
+            "not_calibrated": result.setup.not_calibrated or None,
+            "remarks": list(result.calibration_remarks),
+        },
         "operators": result.operators,
     }
 

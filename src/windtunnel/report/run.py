@@ -51,7 +51,7 @@ def sureness_rows(result: Result) -> list[tuple[str, str]]:
     shown.append(f"output {number(rate.low)} to {number(rate.high)} tokens/s")
     calibration = result.setup.calibration
     if calibration is None:
-        basis = "none; host overheads and operators as they are without measured runs"
+        basis = f"none: {result.setup.not_calibrated}"
     else:
         record = calibration.provenance
         basis = f"{name}, {record.num_runs} runs in {record.num_configurations} configurations"

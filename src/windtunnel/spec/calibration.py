@@ -5,11 +5,13 @@ left out of the fit, and the record of how it was made. Shipped ones are files o
 and device.
 """
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from windtunnel.errors import InputError, did_you_mean
 from windtunnel.spec import catalog
 from windtunnel.spec.deployment import HostOverheads
+from windtunnel.spec.engine_defaults import version_key
 from windtunnel.spec.noun import Noun, decode, read_yaml
 
 NONE = "none"
@@ -88,15 +90,27 @@ def load_calibration(name: str) -> Calibration:
     return decode(read_yaml(catalog.find("calibrations", name)), Calibration, name)
 
 
-def calibration_for(engine: str, device: str, wanted: str | None = None) -> tuple[str, Calibration] | None:
-    """The name and calibration to use: the one asked for, else the shipped one of engine and device, else of the
-    engine on any device; None where there is none, or `none` was asked for.
+@dataclass(frozen=True)
+class Choice:
+    """The calibration in force, or why there is none."""
+
+    name: str | None = None
+    calibration: Calibration | None = None
+    reason: str = ""
+
+
+def calibration_for(engine: str, device: str, version: str, wanted: str | None = None) -> Choice:
+    """The calibration to use: the one asked for, else the shipped one of the engine on the device, else on any device.
+
+    A shipped one is taken for versions from the oldest to the newest of its runs. Tables of operators are measured on
+    versions newer than those, and the further from the runs, the less of what they taught still holds: with versions
+    held out (`benchmarks/accuracy.py`) calibrated predictions are the better ones but of the newest vLLM.
 
     Raises:
         InputError: it is another engine's, there is none of that name, or it is malformed.
     """
     if wanted == NONE:
-        return None
+        return Choice(reason="none was asked for")
     if wanted is not None:
         found = load_calibration(wanted)
         if found.engine != engine:
@@ -104,10 +118,18 @@ def calibration_for(engine: str, device: str, wanted: str | None = None) -> tupl
                 f"the calibration {wanted} is of {found.engine}, and the engine is {engine}",
                 "its overheads and factors are another program's",
             )
-        return wanted, found
+        return Choice(wanted, found)
     known = catalog.names("calibrations")
-    name = next((name for name in (f"{engine}-{device}", engine) if name in known), None)
-    return None if name is None else (name, load_calibration(name))
+    shipped = {name: load_calibration(name) for name in (f"{engine}-{device}", engine) if name in known}
+    for name, found in shipped.items():
+        measured = sorted(found.provenance.versions, key=version_key)
+        if measured and version_key(measured[0]) <= version_key(version) <= version_key(measured[-1]):
+            return Choice(name, found)
+    if not shipped:
+        return Choice(reason=f"no runs of {engine} were measured")
+    seen = sorted({version for found in shipped.values() for version in found.provenance.versions}, key=version_key)
+    advice = f"--calibration {next(iter(shipped))} applies what they taught"
+    return Choice(reason=f"version {version} lies outside those measured, {seen[0]} to {seen[-1]}; {advice}")
 
 
 def outside(calibration: Calibration, device: str, model: str, formats: tuple[str, ...], version: str) -> list[str]:

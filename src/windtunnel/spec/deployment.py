@@ -69,6 +69,9 @@ class HostOverheads(Noun):
     """Per step and running request."""
     first_token_s: float | None = None
     """Per request, outside the steps: HTTP, detokenisation of the first token, the client's own; part of TTFT."""
+    stream_s: float | None = None
+    """Per other request whose tokens are being streamed: the API server and the client handle a token of each of them
+    before they come to a new request; part of TTFT."""
     prompt_token_s: float | None = None
     """Per prompt token, outside the steps: tokenisation and validation; part of TTFT."""
     launch_s: float | None = None
@@ -82,9 +85,13 @@ class HostOverheads(Noun):
     def __post_init__(self) -> None:
         _check_at_least(0, **{name: getattr(self, name) for name in self.__struct_fields__})
 
-    def frontend_s(self, input_tokens: Any) -> Any:
-        """What the client sees on top of the engine's times, of prompts of so many tokens (a number or an array)."""
-        return (self.first_token_s or 0.0) + (self.prompt_token_s or 0.0) * input_tokens
+    def frontend_s(self, input_tokens: Any, num_streams: Any) -> Any:
+        """What the client sees on top of the engine's times, of prompts of so many tokens (a number or an array).
+
+        `num_streams`: other requests whose tokens the replica streams when the prompt's first token comes.
+        """
+        by_request = (self.first_token_s or 0.0) + (self.stream_s or 0.0) * num_streams
+        return by_request + (self.prompt_token_s or 0.0) * input_tokens
 
 
 class Speculative(Noun):
@@ -214,6 +221,9 @@ class EngineSettings(Noun):
     moe_backend: str | None = None
     """One of `MOE_BACKENDS`; None takes the fastest that was measured, as an autotuned engine does
     [moe_config.backend, moe_runner_backend]."""
+    fused_all_reduce: bool | None = None
+    """FlashInfer's all-reduce, TensorRT-LLM's kernel, may be called in place of the engine's own [fuse_allreduce_rms,
+    enable-flashinfer-allreduce-fusion]. The norms that it does too are still priced as kernels of their own."""
     speculative: Speculative | None = None
     """None: every step gives a token."""
     host: HostOverheads = HostOverheads()
@@ -459,7 +469,8 @@ class Deployment(Noun):
     profile: Profile | None = None
     """Operators measured on the device; None takes those that ship, or the device's roofline."""
     calibration: str | None = None
-    """A calibration of the catalog or a YAML file, or `none`; None takes the shipped one of engine and device."""
+    """A calibration of the catalog or a YAML file, or `none`; None takes the shipped one of engine and device for
+    versions that it was fitted to, or that lie between them."""
     price_usd_per_hour: float | None = None
     """Of one device; None takes the catalog's list price."""
     busy_w: float | None = None

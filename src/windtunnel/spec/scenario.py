@@ -58,6 +58,8 @@ class Setup:
     calibration: Calibration | None = None
     """None: not calibrated."""
     calibration_name: str | None = None
+    not_calibrated: str = ""
+    """Why there is no calibration; empty with one."""
     network: ClusterNetwork | None = None
 
 
@@ -151,11 +153,12 @@ def resolve(scenario: Scenario, allow_download: bool = False) -> Setup:
     device = catalog.device(deployment.device)
     node = catalog.node(deployment.node) if deployment.node else catalog.default_node(device)
     precision = scenario.precision or model.precision
+    engine = with_defaults(deployment.engine, device)
     # The shipped calibrations correct the shipped tables; a profile of one's own has none but the one named with it.
-    shipped = None if deployment.profile is None else NONE
-    found = calibration_for(deployment.engine.name, device.name, deployment.calibration or shipped)
-    name, calibration = found or (None, None)
-    engine = with_defaults(deployment.engine, device, calibration.host if calibration else None)
+    wanted = deployment.calibration or (None if deployment.profile is None else NONE)
+    chosen = calibration_for(engine.name, device.name, str(engine.version), wanted)
+    if chosen.calibration is not None:
+        engine = with_defaults(deployment.engine, device, chosen.calibration.host)
     max_model_len = engine.max_model_len or model.max_context_tokens
     engine = whole_prompt_tokens(deployment.engine, engine, max_model_len)
     setup = Setup(
@@ -167,8 +170,9 @@ def resolve(scenario: Scenario, allow_download: bool = False) -> Setup:
         engine=engine,
         profile=deployment.profile,
         max_model_len=max_model_len,
-        calibration=calibration,
-        calibration_name=name,
+        calibration=chosen.calibration,
+        calibration_name=chosen.name,
+        not_calibrated=chosen.reason,
         network=deployment.network,
     )
     if node.device not in (device.name, ANY_DEVICE):

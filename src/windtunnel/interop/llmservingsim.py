@@ -1,0 +1,206 @@
+"""LLMServingSim's layer profiles (casys-kaist/LLMServingSim, its profiler's version 1): kernels of a vLLM model runner
+timed one by one, as the cost of every step that the engine forms.
+
+Files, gzipped CSV with a row a measured point, times in microseconds: `v1_dense` (a layer at so many tokens),
+`v1_per_sequence` (LM head and sampler at so many sequences), `v1_attention` (attention of a layer, for a chunk of
+`prefill_chunk` tokens after `kv_prefill` and `n_decode` requests with `kv_decode` keys each). The devices of a tensor
+parallel group are profiled without their all-reduce, which the profile does not hold.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.errors import InputError
+from windtunnel.estimate.steps import num_launches
+from windtunnel.kernels.state import StepCost
+from windtunnel.ops.forward import Shard
+from windtunnel.spec.deployment import EngineSettings
+
+Floats = NDArray[np.float64]
+
+ONCE = ("embedding", "final_layernorm")
+A_LAYER: Mapping[str, int] = {
+    "layernorm": 2,
+    "qkv_proj": 1,
+    "qk_norm": 1,
+    "rotary_emb": 1,
+    "o_proj": 1,
+    "gate_up_proj": 1,
+    "act_fn": 1,
+    "down_proj": 1,
+}
+"""Kernel of a layer -> how often a layer runs it; one that the profile lacks is not in the model."""
+
+NEEDED = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj", "layernorm")
+
+
+@dataclass(frozen=True)
+class LayerProfile:
+    """The measured kernels of one dense model on one GPU at one tensor parallelism."""
+
+    dense_s: Mapping[str, tuple[Floats, Floats]]
+    """Layer -> tokens, ascending, and seconds."""
+    sequence_s: Mapping[str, tuple[Floats, Floats]]
+    """`lm_head` and `sampler` -> sequences and seconds."""
+    decode_s: Mapping[tuple[int, int], float]
+    """(requests, keys of each) -> seconds of one layer's attention."""
+    prefill_s: Mapping[tuple[int, int], float]
+    """(tokens of the chunk, tokens before it) -> the same."""
+
+
+def read_layer_profile(folder: Path, gpu: str, model: str, tp: int) -> LayerProfile:
+    """The profile of `model` on `gpu`, from the three files in `folder`.
+
+    Raises:
+        InputError: a file is missing or malformed, or holds no such model on such a GPU, or one with experts.
+    """
+    wanted = (gpu, model, str(tp))
+    dense = _curves(folder / "v1_dense.csv.gz", "tokens", wanted)
+    missing = [name for name in NEEDED if name not in dense]
+    if missing:
+        raise InputError(
+            f"{folder} has no {missing[0]} of {model} on {gpu} with tp = {tp}", "dense models alone can be read"
+        )
+    decode, prefill = {}, {}
+    for row in _rows(folder / "v1_attention.csv.gz", wanted):
+        chunk, before, requests, keys = (_whole(row, name) for name in _ATTENTION)
+        if chunk == 0:
+            decode[requests, keys] = _seconds(row)
+        elif requests == 0:
+            prefill[chunk, before] = _seconds(row)
+    return LayerProfile(dense, _curves(folder / "v1_per_sequence.csv.gz", "sequences", wanted), decode, prefill)
+
+
+def layer_steps(
+    profile: LayerProfile, shard: Shard, engine: EngineSettings, max_model_len: int, all_reduce_s: Floats | None = None
+) -> StepCost:
+    """The profile as the arrays that the loop looks durations up in.
+
+    Args:
+        profile: of the model and parallelism of `shard`.
+        shard: its number of layers counts.
+        engine: resolved settings; the host's overheads are taken from it.
+        max_model_len: tokens of the longest request.
+        all_reduce_s: `[max_num_batched_tokens + max_num_seqs + 1]` seconds of one all-reduce of so many tokens; a layer
+            has two; None where tp is 1.
+    """
+    assert engine.max_num_seqs is not None
+    assert engine.max_num_batched_tokens is not None
+    layers, most = shard.model.num_layers, engine.max_num_seqs
+    tokens = np.arange(engine.max_num_batched_tokens + most + 1, dtype=np.float64)
+    requests = np.arange(most + 1, dtype=np.float64)
+    token_s = np.zeros(tokens.size)
+    for name, count in [*((name, 1) for name in ONCE), *((name, layers * each) for name, each in A_LAYER.items())]:
+        if name in profile.dense_s:
+            token_s += count * _at(profile.dense_s[name], tokens)
+    if all_reduce_s is not None:
+        token_s = token_s + 2 * layers * all_reduce_s
+    host = engine.host
+    unhidden_s = float(host.unhidden_step_s or 0.0) + float(host.unhidden_request_s or 0.0) * requests
+    sample_s = sum((_at(curve, requests) for curve in profile.sequence_s.values()), np.zeros(requests.size))
+    context, decode_s = _decode_grid(profile, requests)
+    chunks, lengths, prefill_s = _prefill_grid(profile, max_model_len)
+    return StepCost(
+        decode_token_s=token_s[: most + 1] + sample_s + unhidden_s,
+        mixed_token_s=token_s,
+        sample_s=sample_s + unhidden_s,
+        context_nodes=context,
+        decode_attention_s=layers * decode_s,
+        chunk_nodes=chunks,
+        length_nodes=lengths,
+        prefill_attention_s=layers * prefill_s,
+        host_step_s=float(host.step_s or 0.0),
+        host_request_s=float(host.request_s or 0.0),
+        host_overlaps=int(bool(engine.async_scheduling)),
+        recorded_step_s=np.zeros(0),
+        launch_s=float(host.launch_s or 0.0) * num_launches(shard),
+    )
+
+
+def _decode_grid(profile: LayerProfile, requests: Floats) -> tuple[Floats, Floats]:
+    """Context lengths, and seconds of one layer for every number of requests; 0 for none."""
+    context = np.array(sorted({keys for _, keys in profile.decode_s}), np.float64)
+    batches = sorted({count for count, _ in profile.decode_s})
+    rows = []
+    for count in batches:
+        known = sorted((keys, seconds) for (n, keys), seconds in profile.decode_s.items() if n == count)
+        rows.append(_at((np.array([k for k, _ in known], np.float64), np.array([s for _, s in known])), context))
+    measured = np.stack(rows)
+    nodes = np.array(batches, np.float64)
+    grid = np.stack([_at((nodes, measured[:, column]), requests) for column in range(context.size)], axis=1)
+    grid[0] = 0.0
+    return context, grid
+
+
+def _prefill_grid(profile: LayerProfile, max_model_len: int) -> tuple[Floats, Floats, Floats]:
+    """Tokens of a chunk, effective lengths 2 W / C, and seconds of one layer.
+
+    A chunk of c tokens after p has the length 2 p + c. Below c a step holds several prompts of that length, which do
+    the work of so many short ones: the time of the whole chunk falls with its pairs, but not below a short chunk's.
+    """
+    chunks = np.array(sorted({chunk for chunk, _ in profile.prefill_s}), np.float64)
+    lengths = 2.0 ** np.arange(np.ceil(np.log2(2 * max_model_len)) + 1)
+    least = min(profile.prefill_s.values())
+    grid = np.empty((chunks.size, lengths.size))
+    for row, chunk in enumerate(chunks):
+        known = sorted((before, seconds) for (c, before), seconds in profile.prefill_s.items() if c == chunk)
+        at = np.array([2.0 * before + chunk for before, _ in known])
+        seconds = np.array([taken for _, taken in known])
+        alone = seconds[0] * lengths / chunk
+        grid[row] = np.where(lengths < chunk, np.maximum(alone, least), _at((at, seconds), lengths))
+    return chunks, lengths, grid
+
+
+def _at(curve: tuple[Floats, Floats], wanted: Floats) -> Floats:
+    """Straight lines between points and beyond the last; the first holds below it."""
+    at, seconds = curve
+    if at.size == 1:
+        return np.full(wanted.size, seconds[0])
+    slope = (seconds[-1] - seconds[-2]) / (at[-1] - at[-2])
+    beyond = np.maximum(wanted - at[-1], 0.0) * max(slope, 0.0)
+    return np.asarray(np.interp(wanted, at, seconds) + beyond, np.float64)
+
+
+_ATTENTION = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
+
+
+def _curves(path: Path, axis: str, wanted: tuple[str, str, str]) -> dict[str, tuple[Floats, Floats]]:
+    points: dict[str, dict[int, float]] = {}
+    for row in _rows(path, wanted):
+        points.setdefault(row["layer"], {})[_whole(row, axis)] = _seconds(row)
+    return {
+        layer: (np.array(sorted(found), np.float64), np.array([found[at] for at in sorted(found)]))
+        for layer, found in points.items()
+    }
+
+
+def _rows(path: Path, wanted: tuple[str, str, str]) -> Iterator[dict[str, str]]:
+    try:
+        with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
+            for row in csv.DictReader(file):
+                if (row.get("gpu"), row.get("model"), row.get("tp")) == wanted:
+                    yield row
+    except (OSError, EOFError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} cannot be read: {error}") from None
+
+
+def _whole(row: Mapping[str, str], column: str) -> int:
+    try:
+        return int(row[column])
+    except (KeyError, ValueError):
+        raise InputError(f"{column} is {row.get(column)!r} in a layer profile; a whole number is needed") from None
+
+
+def _seconds(row: Mapping[str, str]) -> float:
+    try:
+        return float(row["time_us"]) * 1e-6
+    except (KeyError, ValueError):
+        raise InputError(f"time_us is {row.get('time_us')!r} in a layer profile; a number is needed") from None
