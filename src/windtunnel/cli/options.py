@@ -179,9 +179,12 @@ def scenario_of(
     concurrency: int | None = None,
     trace: str | None = None,
     slo: str | None = None,
+    base: dict[str, Any] | None = None,
     **options: Any,
 ) -> "Scenario":
     """The scenario of a command line: the file's, if there is one, with every option that was given over it.
+
+    `base`, the deployment of a server's command line, goes over the file and below the options.
 
     Raises:
         InputError: names the option or the path in the scenario that is wrong.
@@ -195,6 +198,7 @@ def scenario_of(
         raise InputError(
             f"{file} is not a scenario: keys and values are needed", "see examples/01_first_simulation.yaml"
         )
+    _lay_over(raw, base or {})
     given = {name: value for name, value in options.items() if value is not None}
     for stream in ("input_tokens", "output_tokens"):
         if stream in given:
@@ -209,6 +213,15 @@ def scenario_of(
     except InputError as error:
         typed = {*given, *(["rate"] if rate is not None else []), *(["concurrency"] if concurrency is not None else [])}
         raise InputError(_as_typed(error.message, typed, slo), error.hint) from None
+
+
+def _lay_over(raw: dict[str, Any], base: dict[str, Any]) -> None:
+    """Put the values of `base` into `raw`, table by table."""
+    for key, value in base.items():
+        if isinstance(value, dict) and isinstance(raw.get(key), dict):
+            _lay_over(raw[key], value)
+        else:
+            raw[key] = value
 
 
 def assignments(texts: tuple[str, ...]) -> dict[str, Any]:

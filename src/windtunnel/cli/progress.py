@@ -14,6 +14,13 @@ QUIET_S = 0.3
 @contextmanager
 def progress() -> Iterator[Callable[[int, int], None] | None]:
     """A callback for `simulate` that draws one line; None where stderr is no terminal. The line is gone afterwards."""
+    with counted("simulating", "requests") as callback:
+        yield callback
+
+
+@contextmanager
+def counted(doing: str, things: str) -> Iterator[Callable[[int, int], None] | None]:
+    """The same for any work that is counted: `simulating  ━━━   120 of 1,000 requests`."""
     if not sys.stderr.isatty():
         yield None
         return
@@ -26,7 +33,7 @@ def progress() -> Iterator[Callable[[int, int], None] | None]:
     def show(finished: int, total: int) -> None:
         if time.monotonic() - started_s > QUIET_S:
             done = 30 * finished // max(total, 1)
-            _draw(f"simulating  {'━' * done}{' ' * (30 - done)}  {finished:,} of {total:,} requests")
+            _draw(f"{doing}  {'━' * done}{' ' * (30 - done)}  {finished:,} of {total:,} {things}")
 
     try:
         yield show

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 _LOAD, _OUTPUT = "Load", "Result"
 
-workload_options = all_of(
+load_options = all_of(
     option("--replicas", section="What is served, on what", type=int, metavar="N", help="Equal copies."),
     option(
         "--router",
@@ -36,6 +36,10 @@ workload_options = all_of(
         "--trace", section=_LOAD, metavar="FILE", help="Recorded requests: CSV, JSONL, Parquet, or a catalog trace."
     ),
     option("--seed", section=_LOAD, type=int, metavar="N", help="Of the random draws.  [0]"),
+)
+"""What a deployment serves, and how many copies do."""
+
+result_options = all_of(
     option("--slo", section=_OUTPUT, metavar="LIMITS", help="For goodput: ttft=2s,tpot=50ms,e2e=30s."),
     option(
         "--out",
@@ -69,11 +73,19 @@ workload_options = all_of(
     "--request-rate, --num-prompts, --random-input-len, --random-output-len.",
 )
 @scenario_file
+@option(
+    "--from-command",
+    section="What is served, on what",
+    metavar="COMMAND",
+    help="A server's command line, or a file with one: vllm serve ..., sglang.launch_server ..., trtllm-serve ...",
+)
 @deployment_options
-@workload_options
+@load_options
+@result_options
 @general_options
 def command(
     scenario: Path | None,
+    from_command: str | None,
     out: Path | None,
     timeline: Path | None,
     timeline_events: int | None,
@@ -89,12 +101,14 @@ def command(
     windtunnel simulate --model llama-3.1-70b --device h100_sxm --tp 4 --quant fp8 \\
         --input-tokens 1024 --output-tokens 1024 --concurrency 64
     windtunnel simulate scenario.yaml --set workload.arrivals.rate_per_s=6.5 --json
+    windtunnel simulate --from-command "vllm serve llama-3.1-8b -tp 2 --max-num-seqs 64" \\
+        --device h100_sxm --rate 8 --input-tokens 1024 --output-tokens 256
     """
     from windtunnel.interop.chrome_trace import check_file
     from windtunnel.interop.vidur_metrics import check_metrics_file, request_metrics, write_request_metrics
     from windtunnel.report.files import check_folder, write_run
 
-    wanted = scenario_of(scenario, hub=hub, **options)
+    wanted = scenario_of(scenario, hub=hub, base=_launched(from_command), **options)
     if out is not None:
         check_folder(out, overwrite)
     if timeline is not None:
@@ -127,6 +141,24 @@ def command(
         click.echo(as_text(run_document(result)))
     else:
         show(*run_report(result))
+
+
+def _launched(text: str | None) -> dict[str, Any] | None:
+    """The deployment of a server's command line; says on stderr what of it is not in the prediction."""
+    from windtunnel.interop.launch_commands import read_launch_command
+
+    if text is None:
+        return None
+    found = read_launch_command(text)
+    remarks = (
+        ("without effect on time", found.without_effect),
+        ("not modelled", found.not_modelled),
+        ("unknown, ignored", found.unknown),
+    )
+    for remark, names in remarks:
+        if names:
+            click.echo(f"{remark}: {', '.join(names)}", err=True)
+    return found.raw
 
 
 def _write_timeline(result: "Result", file: Path, max_events: int | None) -> None:

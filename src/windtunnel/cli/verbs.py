@@ -8,6 +8,9 @@ from windtunnel.errors import InputError, did_you_mean
 
 VERBS = {
     "simulate": "Predict latency, throughput and cost of a served model.",
+    "capacity": "Find the greatest load that a deployment sustains within its limits.",
+    "search": "Find the cheapest deployment that meets the objective.",
+    "whatif": "Vary a few settings of a scenario and compare.",
     "train": "Predict a training job's step time, memory and cost.",
     "explain": "Show one forward step operator by operator.",
     "validate": "Predict measured runs and show how far off the predictions are.",

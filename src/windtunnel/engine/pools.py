@@ -1,6 +1,6 @@
 """Run a deployment of several pools: prefill and decode on replicas of their own, or kinds of replicas side by side."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,6 +12,8 @@ from windtunnel.engine.cluster_network import handover_bytes_per_s, network_of
 from windtunnel.engine.frontend import streams
 from windtunnel.engine.serving import (
     ENGINE_COLUMNS,
+    GiveUp,
+    Lower,
     PoolResult,
     Progress,
     Result,
@@ -49,7 +51,7 @@ ROLES = {"both": BOTH, "prefill": PREFILL, "decode": DECODE}
 
 
 @dataclass(frozen=True, eq=False)
-class _Part:
+class PoolServer:
     """One pool, ready to run."""
 
     pool: Pool
@@ -66,6 +68,36 @@ class _Part:
         return PoolPlan(self.settings, self.lowered.cost, ROLES[self.pool.role], link_bytes_per_s)
 
 
+@dataclass(frozen=True, eq=False)
+class Fleet:
+    """All pools of a deployment, ready to serve requests of known lengths at any load."""
+
+    parts: list[PoolServer]
+    plans: list[PoolPlan]
+    travel: Travel
+    speculation: state.Speculation | None
+
+
+def prepare_pools(
+    scenario: Scenario,
+    requests: RequestArrays,
+    estimator: Estimator | None = None,
+    allow_download: bool = False,
+    estimator_of: Callable[[Setup], Estimator] = estimator_for,
+    lower: Lower = lower_steps,
+) -> Fleet:
+    """What `engine.serving.prepare` is for equal replicas; `estimator_of` prices a pool's operators without an
+    `estimator`.
+    """
+    parts = []
+    for pool in scenario.deployment.pools:
+        setup = with_model_len(resolve(pool_scenario(scenario, pool), allow_download), requests)
+        parts.append(_prepared(scenario, pool, setup, requests, estimator or estimator_of(setup), lower))
+    _check_first_tokens(scenario, parts)
+    plans = _with_given_link(scenario, _on_network(scenario, parts, [part.plan for part in parts]))
+    return Fleet(parts, plans, travel_of(scenario, parts), _speculation(parts))
+
+
 def simulate_pools(
     scenario: Scenario,
     estimator: Estimator | None = None,
@@ -74,11 +106,9 @@ def simulate_pools(
 ) -> Result:
     """Simulate a scenario whose deployment has pools; arguments and errors as `engine.serving.simulate`."""
     requests = generate(scenario.workload, scenario.seed)
-    parts = [_prepared(scenario, pool, requests, estimator, allow_download) for pool in scenario.deployment.pools]
-    _check_first_tokens(scenario, parts)
-    plans = _with_given_link(scenario, _on_network(scenario, parts, [part.plan for part in parts]))
-    travel = travel_of(scenario, parts)
-    records, pools, steps, engine_time_s = run_pools(plans, travel, requests, progress, _speculation(parts))
+    fleet = prepare_pools(scenario, requests, estimator, allow_download)
+    parts = fleet.parts
+    records, pools, steps, engine_time_s = run_pools(fleet.plans, fleet.travel, requests, progress, fleet.speculation)
     table = _request_table(records, pools, parts[0].setup.engine, requests)
     summaries = [
         _pool_summary(scenario, part, _steps_of(steps, pools, at), table, int(pools.pools[at].first_replica))
@@ -120,6 +150,7 @@ def run_pools(
     requests: RequestArrays,
     progress: Progress | None = None,
     speculation: state.Speculation | None = None,
+    give_up: GiveUp | None = None,
 ) -> tuple[NDArray[np.void], Pools, Table, float]:
     """Run the compiled loop to its end over several pools.
 
@@ -141,14 +172,19 @@ def run_pools(
         progress,
         speculation=speculation,
         pools=pools,
+        give_up=give_up,
     )
     return records.view(np.ndarray), pools, steps, engine_time_s
 
 
 def _prepared(
-    scenario: Scenario, pool: Pool, requests: RequestArrays, estimator: Estimator | None, allow_download: bool
-) -> _Part:
-    setup = with_model_len(resolve(pool_scenario(scenario, pool), allow_download), requests)
+    scenario: Scenario,
+    pool: Pool,
+    setup: Setup,
+    requests: RequestArrays,
+    estimator: Estimator,
+    lower: Lower,
+) -> PoolServer:
     if setup.engine.scheduler not in ENGINE_SCHEDULERS:
         raise InputError(
             f"pool {pool.name}: the scheduler {setup.engine.scheduler} does not run in pools",
@@ -172,12 +208,11 @@ def _prepared(
     except InputError as error:
         raise InputError(f"pool {pool.name}: {error.message}", error.hint) from None
     settings = kernel_settings(setup, memory, pool.replicas, requests, scenario.deployment.router, scenario.seed)
-    estimator = estimator or estimator_for(setup)
-    lowered = lower_steps(estimator, setup.device, shard, setup.engine, setup.max_model_len, drafter)
-    return _Part(pool, setup, shard, memory, estimator, lowered, settings)
+    lowered = lower(estimator, setup.device, shard, setup.engine, setup.max_model_len, drafter)
+    return PoolServer(pool, setup, shard, memory, estimator, lowered, settings)
 
 
-def _speculation(parts: Sequence[_Part]) -> state.Speculation | None:
+def _speculation(parts: Sequence[PoolServer]) -> state.Speculation | None:
     """What the pools that decode do; one that only prefills has no decode steps."""
     found = {speculation_of(part.setup) for part in parts if part.pool.role != "prefill"}
     if len(found) > 1:
@@ -188,7 +223,7 @@ def _speculation(parts: Sequence[_Part]) -> state.Speculation | None:
     return found.pop()
 
 
-def _check_first_tokens(scenario: Scenario, parts: Sequence[_Part]) -> None:
+def _check_first_tokens(scenario: Scenario, parts: Sequence[PoolServer]) -> None:
     if scenario.deployment.transfer.first_token == "decode":
         for part in parts:
             if part.setup.engine.scheduler == "sglang":
@@ -198,7 +233,7 @@ def _check_first_tokens(scenario: Scenario, parts: Sequence[_Part]) -> None:
                 )
 
 
-def travel_of(scenario: Scenario, parts: Sequence[_Part]) -> Travel:
+def travel_of(scenario: Scenario, parts: Sequence[PoolServer]) -> Travel:
     """How requests travel, in the loop's terms; the KV of a request is what one copy of the model caches."""
     transfer, first = scenario.deployment.transfer, parts[0]
     whole = replace(first.shard, parallelism=Parallelism())
@@ -220,7 +255,7 @@ def _link_bytes_per_s(setup: Setup) -> float:
     return 0.0 if link is None else link.bytes_per_s * setup.parallelism.tp * setup.parallelism.pp
 
 
-def _on_network(scenario: Scenario, parts: Sequence[_Part], plans: list[PoolPlan]) -> list[PoolPlan]:
+def _on_network(scenario: Scenario, parts: Sequence[PoolServer], plans: list[PoolPlan]) -> list[PoolPlan]:
     """The plans with what the deployment's network carries from rank to rank, if it is less than their own links'.
 
     Pools lie on the network one after the other, their replicas too.
@@ -261,17 +296,22 @@ def _with_given_link(scenario: Scenario, plans: Sequence[PoolPlan]) -> list[Pool
     return [plan._replace(link_bytes_per_s=plan.link_bytes_per_s * transfer.link_efficiency) for plan in plans]
 
 
-def _request_table(records: NDArray[np.void], pools: Pools, engine: EngineSettings, requests: RequestArrays) -> Table:
-    journeys = pools.journeys
-    moved = ~np.isnan(journeys.handed_s)
+def replicas_of(records: NDArray[np.void], pools: Pools) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
+    """Where every request began and where it ended, of how many replicas in all pools."""
+    moved = ~np.isnan(pools.journeys.handed_s)
     per_replica = pools.pools.ranks_per_replica[pools.pool_of_replica]
-    replica_of_rank = np.repeat(np.arange(per_replica.size), per_replica)
-    started = replica_of_rank[np.where(moved, journeys.prefill_rank, records["rank"])]
-    ended = replica_of_rank[np.where(moved, journeys.decode_rank, records["rank"])]
+    of_rank = np.repeat(np.arange(per_replica.size), per_replica)
+    began = of_rank[np.where(moved, pools.journeys.prefill_rank, records["rank"])]
+    ended = of_rank[np.where(moved, pools.journeys.decode_rank, records["rank"])]
+    return began, ended, per_replica.size
+
+
+def _request_table(records: NDArray[np.void], pools: Pools, engine: EngineSettings, requests: RequestArrays) -> Table:
+    started, ended, num_replicas = replicas_of(records, pools)
     own = {name: records[name].copy() for name in ENGINE_COLUMNS}
-    seen_s = engine.host.frontend_s(requests.input_tokens, streams(own, ended, per_replica.size))
+    seen_s = engine.host.frontend_s(requests.input_tokens, streams(own, ended, num_replicas))
     table = request_table(own, ended, seen_s, requests.num_warmup, tenant=requests.tenant)
-    columns = {name: np.array(journeys[name]) for name in list(POOL_COLUMNS)[1:]}
+    columns = {name: np.array(pools.journeys[name]) for name in list(POOL_COLUMNS)[1:]}
     return table.with_columns({"prefill_replica": started, **columns}, POOL_COLUMNS)
 
 
@@ -280,7 +320,9 @@ def _steps_of(steps: Table, pools: Pools, position: int) -> Table:
     return steps.where((steps["replica"] >= pool.first_replica) & (steps["replica"] < pool.end_replica))
 
 
-def _pool_summary(scenario: Scenario, part: _Part, steps: Table, requests: Table, first_replica: int) -> PoolSummary:
+def _pool_summary(
+    scenario: Scenario, part: PoolServer, steps: Table, requests: Table, first_replica: int
+) -> PoolSummary:
     pool, setup, pp = part.pool, part.setup, part.setup.parallelism.pp
     num_devices = pool.replicas * setup.parallelism.num_devices
     price = setup.device.price_usd_per_hour if pool.price_usd_per_hour is None else pool.price_usd_per_hour
@@ -321,7 +363,7 @@ IDLE = Utilisation(
 )
 
 
-def _provenance(parts: Sequence[_Part], steps: Sequence[Table]) -> list[dict[Any, float]]:
+def _provenance(parts: Sequence[PoolServer], steps: Sequence[Table]) -> list[dict[Any, float]]:
     """Shares of the device's time as `provenance` gives them, pools weighted by how long they were busy."""
     whole_s = sum(float(table["duration_s"].sum()) for table in steps)
     found: list[dict[Any, float]] = [{}, {}, {}]
@@ -338,7 +380,7 @@ def _provenance(parts: Sequence[_Part], steps: Sequence[Table]) -> list[dict[Any
     return [dict(sorted(merged.items(), key=lambda item: -item[1])) for merged in found]
 
 
-def _resolved(scenario: Scenario, parts: Sequence[_Part]) -> Scenario:
+def _resolved(scenario: Scenario, parts: Sequence[PoolServer]) -> Scenario:
     """`scenario` with what decided the result written out in every pool."""
     pools = []
     for part in parts:

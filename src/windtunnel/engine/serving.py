@@ -53,14 +53,21 @@ from windtunnel.ops.forward import Shard, StepBatch
 from windtunnel.ops.memory import MemoryPlan, plan_memory
 from windtunnel.spec.deployment import Deployment, EngineSettings
 from windtunnel.spec.engine_defaults import ENGINE_SCHEDULERS, is_users_own
+from windtunnel.spec.hardware import Device
 from windtunnel.spec.scenario import Scenario, Setup, resolve
 from windtunnel.spec.slo import Slo
 
 STEP_BUFFER_ROWS = 100_000
 """Rows between two looks at progress and Ctrl-C: 30 to 100 ms."""
+ROWS_PER_REQUEST = 4
+"""Few runs have more, and a short run takes as long to be given its memory as to run."""
+LEAST_IMPATIENT_ROWS = 1_000
+"""Where a run may be given up; more for more requests, as each look at them takes longer."""
 
 Progress = Callable[[int, int], None]
 """Called with (requests finished, requests in all)."""
+GiveUp = Callable[[state.Table, float], bool]
+"""Called with (`REQUEST` records so far, the time that the run has reached); whether to stop it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,35 +136,19 @@ def simulate(
     setup = resolve(scenario, allow_download)
     if policy is not None:
         setup = replace(setup, engine=msgspec.structs.replace(setup.engine, scheduler=policy_name(policy)))
-    shard = shard_of(setup)
     requests = generate(scenario.workload, scenario.seed)
-    setup = with_model_len(setup, requests)
-    speculation, drafter = speculation_of(setup), drafter_of(setup, shard)
-    memory = plan_memory(shard, setup.device, with_drafter(setup, drafter).engine, setup.max_model_len)
-    deployment = scenario.deployment
-    settings_of = kernel_settings if setup.engine.scheduler in ENGINE_SCHEDULERS else walked_settings
+    server = prepare(scenario, setup, requests, estimator, policy=policy)
+    setup, shard, memory, settings = server.setup, server.shard, server.memory, server.settings
+    lowered, speculation, deployment = server.lowered, server.speculation, scenario.deployment
     num_replicas = deployment.most_replicas
-    settings = settings_of(setup, memory, num_replicas, requests, deployment.router, scenario.seed)
-    check_requests(requests, setup, memory)
-    estimator = estimator or estimator_for(setup)
     cache, fleet = None, None
-    if isinstance(settings, WalkedSettings):
-        refuse_unknown(deployment, setup, requests)
-        check_walked(settings, requests)
-        policy = policy or users_policy(setup.engine)
-        reach = msgspec.structs.replace(setup.engine, max_num_batched_tokens=most_batch_tokens(settings, requests))
-        lowered = lower_steps(estimator, setup.device, shard, reach, setup.max_model_len)
-        records, steps, engine_time_s = run_walking(settings, lowered.cost, requests, policy, progress)
-    else:
-        lowered = lower_steps(estimator, setup.device, shard, setup.engine, setup.max_model_len, drafter)
+    if not isinstance(settings, WalkedSettings):
         cache = cache_for(setup, memory, settings, requests)
         if has_fleet(deployment):
             plan = fleet_plan(deployment, settings.max_num_seqs * settings.ranks_per_replica, scenario.seed)
             fleet = start_fleet(plan, settings, requests.arrival_s.size)
             router = router or users_router(deployment)
-        records, steps, engine_time_s = run_loop(
-            settings, lowered.cost, requests, progress, cache, speculation, fleet, router
-        )
+    records, steps, engine_time_s = serve(server, requests, cache, progress, fleet=fleet, router=router)
     stays = None
     if fleet is not None:
         stays = stay_table(fleet, records, settings.ranks_per_replica)
@@ -208,7 +199,7 @@ def simulate(
         tier_tokens=None if cache is None else tier_tokens(setup, memory, cache),
         fleet=fleet_use,
     )
-    coverage, sources, operators = provenance(estimator, shard, ended, settings.ranks_per_replica)
+    coverage, sources, operators = provenance(server.estimator, shard, ended, settings.ranks_per_replica)
     return Result(
         scenario=resolved_scenario(scenario, setup, memory),
         setup=setup,
@@ -223,6 +214,112 @@ def simulate(
         intervals=intervals(setup, summary, table, {how.value: share for how, share in coverage.items()}),
         calibration_remarks=tuple(remarks(setup)),
         fleet=found,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Server:
+    """Equal replicas of an engine, ready to serve requests of known lengths at any load."""
+
+    setup: Setup
+    shard: Shard
+    memory: MemoryPlan
+    settings: state.Settings | WalkedSettings
+    estimator: Estimator
+    lowered: LoweredSteps
+    speculation: state.Speculation | None
+    policy: Policy | None
+
+
+Lower = Callable[[Estimator, Device, Shard, EngineSettings, int, Shard | None], LoweredSteps]
+"""`estimate.steps.lower_steps`, or what shares its work."""
+
+
+def prepare(
+    scenario: Scenario,
+    setup: Setup,
+    requests: RequestArrays,
+    estimator: Estimator | None = None,
+    lower: Lower = lower_steps,
+    policy: Policy | None = None,
+) -> Server:
+    """Plan memory, price steps and check that every request can be served.
+
+    Args:
+        scenario: its replicas, router and seed count here.
+        setup: what it resolves to.
+        requests: their lengths count here, and in a closed loop the client's concurrency.
+        estimator: as in `simulate`.
+        lower: prices the steps.
+        policy: as in `simulate`.
+
+    Raises:
+        InputError: the model does not fit, or a request can never be served.
+    """
+    setup = with_model_len(setup, requests)
+    shard, deployment = shard_of(setup), scenario.deployment
+    speculation, drafter = speculation_of(setup), drafter_of(setup, shard)
+    memory = plan_memory(shard, setup.device, with_drafter(setup, drafter).engine, setup.max_model_len)
+    settings_of = kernel_settings if setup.engine.scheduler in ENGINE_SCHEDULERS else walked_settings
+    settings = settings_of(setup, memory, deployment.most_replicas, requests, deployment.router, scenario.seed)
+    check_requests(requests, setup, memory)
+    estimator = estimator or estimator_for(setup)
+    reach = setup.engine
+    if isinstance(settings, WalkedSettings):
+        refuse_unknown(deployment, setup, requests)
+        check_walked(settings, requests)
+        policy = policy or users_policy(setup.engine)
+        reach = msgspec.structs.replace(setup.engine, max_num_batched_tokens=most_batch_tokens(settings, requests))
+    lowered = lower(estimator, setup.device, shard, reach, setup.max_model_len, drafter)
+    return Server(setup, shard, memory, settings, estimator, lowered, speculation, policy)
+
+
+def for_clients(settings: Any, setup: Setup, memory: MemoryPlan, requests: RequestArrays) -> Any:
+    """`settings` for requests of the same lengths from another number of clients."""
+    if requests.concurrency == settings.concurrency:
+        return settings
+    fresh: Any
+    if isinstance(settings, WalkedSettings):
+        fresh = walked_settings(setup, memory, settings.num_replicas, requests, "round_robin", settings.seed)
+    else:
+        fresh = kernel_settings(setup, memory, settings.num_replicas, requests)
+    return settings._replace(concurrency=fresh.concurrency, frontend_s=fresh.frontend_s)
+
+
+def serve(
+    server: Server,
+    requests: RequestArrays,
+    cache: state.Cache | None = None,
+    progress: Progress | None = None,
+    give_up: GiveUp | None = None,
+    fleet: FleetRun | None = None,
+    router: Router | None = None,
+) -> tuple[NDArray[np.void], Table, float]:
+    """Serve requests of the lengths that `server` was prepared for.
+
+    Args:
+        server: its arrays stay as they are.
+        requests: in order of sending.
+        cache: of `cache_for`, changed in place.
+        progress: called now and then.
+        give_up: asked now and then whether to stop; the requests under way then have no end.
+        fleet, router: see `run_loop`.
+
+    Returns:
+        What `run_loop` does.
+    """
+    if isinstance(server.settings, WalkedSettings):
+        return run_walking(server.settings, server.lowered.cost, requests, server.policy, progress)
+    return run_loop(
+        server.settings,
+        server.lowered.cost,
+        requests,
+        progress,
+        cache,
+        server.speculation,
+        fleet,
+        router,
+        give_up=give_up,
     )
 
 
@@ -373,6 +470,7 @@ def run_loop(
     speculation: state.Speculation | None = None,
     fleet: FleetRun | None = None,
     router: Router | None = None,
+    give_up: GiveUp | None = None,
 ) -> tuple[NDArray[np.void], Table, float]:
     """Run the compiled loop to its end, one pool of replicas.
 
@@ -384,6 +482,7 @@ def run_loop(
         speculation: None where a decode step gives one token.
         fleet: None where all replicas are there all the time; it keeps the log.
         router: the user's, if `settings` say so.
+        give_up: see `serve`.
 
     Returns:
         `REQUEST` records in order of sending, the step table, and the loop's wall time in seconds.
@@ -411,6 +510,7 @@ def run_loop(
         speculation=speculation,
         fleet=fleet,
         router=router,
+        give_up=give_up,
     )
     return records.view(np.ndarray), steps, engine_time_s
 
@@ -439,6 +539,7 @@ def run_to_end(
     pools: Pools | None = None,
     fleet: FleetRun | None = None,
     router: Router | None = None,
+    give_up: GiveUp | None = None,
 ) -> tuple[Table, float]:
     """Run the loop buffer by buffer; `records`, `arrays` and what belongs to them are changed in place."""
     clock, sessions = state.new_clock(settings), session_state(requests)
@@ -448,9 +549,12 @@ def run_to_end(
         assert replicas is not None
         asker = RouterAsker(router, settings, requests, records, arrays[0], replicas)
     buffers = []
+    num_rows = min(STEP_BUFFER_ROWS, ROWS_PER_REQUEST * (records.size + 100))
+    if give_up is not None:
+        num_rows = min(num_rows, max(LEAST_IMPATIENT_ROWS, records.size // 8))
     started_s = time.perf_counter()
     while True:
-        buffer = state.new_steps(STEP_BUFFER_ROWS)
+        buffer = state.new_steps(num_rows)
         status = ASK_ROUTER
         while status == ASK_ROUTER:
             status = run(
@@ -464,7 +568,7 @@ def run_to_end(
             fleet.collect()
         if progress is not None:
             progress(int(clock[0].finished), records.size)
-        if status != MORE:
+        if status != MORE or (give_up is not None and give_up(records, float(buffer[-1].start_s))):
             break
     engine_time_s = time.perf_counter() - started_s
     if status == OUT_OF_STEPS:
@@ -474,7 +578,10 @@ def run_to_end(
             f"{fleet.fleet.control[0].num_held} requests are held at the router and no replica will ever take them",
             "a router that holds a request back is asked again when another one ends",
         )
-    assert status == DONE, "a request can never be scheduled"
+    assert status in (DONE, MORE), "a request can never be scheduled"
+    if len(buffers) == 1:
+        whole = np.asarray(buffers[0])
+        return Table({name: whole[name] for name in STEP_COLUMNS}, STEP_COLUMNS), engine_time_s
     steps = Table({name: np.concatenate([b[name] for b in buffers]) for name in STEP_COLUMNS}, STEP_COLUMNS)
     return steps, engine_time_s
 

@@ -47,14 +47,14 @@ class Section:
     body: str
 
 
-def page(title: str, lead: str, sections: Sequence[Section]) -> str:
-    """A whole page; `title` and `lead` are text."""
+def page(title: str, lead: str, sections: Sequence[Section], script: str = "") -> str:
+    """A whole page; `title` and `lead` are text, `script` is JavaScript."""
     body = "\n".join(f"<section><h2>{escape(one.title)}</h2>\n{one.body}\n</section>" for one in sections)
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>\n'
         f'<meta name="viewport" content="width=device-width, initial-scale=1">\n<style>{_STYLE}</style></head>\n'
         f'<body><h1>{escape(title)}</h1>\n<p class="lead">{escape(lead)}</p>\n{body}\n'
-        f"<footer>windtunnel {escape(version())}</footer>\n<script>{_SORT}</script></body></html>\n"
+        f"<footer>windtunnel {escape(version())}</footer>\n<script>{_SORT}{script}</script></body></html>\n"
     )
 
 

@@ -1,0 +1,145 @@
+"""How fast a search is, and whether it finds what it should: every figure is checked against the work it stands for.
+
+A space of 12,544 deployments of one model under a trace of 1,000 requests, on one processor; the capacity that the
+search finds against a scan of every load; strategies that ask fewer points against asking all; and two workers against
+one. CPU seconds, so that other work on the machine does not count.
+"""
+
+import os
+import sys
+import time
+from typing import Any
+
+import msgspec
+
+from windtunnel.search.bench import Bench
+from windtunnel.search.capacity import TOLERANCE, capacity, served_at_once
+from windtunnel.search.limits import parse_limits
+from windtunnel.search.load import stream_of
+from windtunnel.search.optimize import HERE, Means, Study, search
+from windtunnel.search.probe import probe
+from windtunnel.search.space import Space, scenario_at, space_from
+from windtunnel.search.store import Store
+
+WHOLE: dict[str, list[Any]] = {
+    "device": ["h100_sxm", "a100_sxm", "l40s", "h200_sxm"],
+    "tp": [1, 2, 4, 8],
+    "quant": ["bf16", "fp8"],
+    "kv_cache": ["bf16", "fp8"],
+    "gpu_memory_utilization": [0.8, 0.85, 0.9, 0.95],
+    "max_num_batched_tokens": [512, 1024, 2048, 4096, 8192, 16384, 32768],
+    "max_num_seqs": [16, 32, 64, 128, 256, 512, 1024],
+}
+SCANNED = [
+    {"device": device, "tp": tp, "max_num_batched_tokens": budget, "trace": trace}
+    for device in ("h100_sxm", "l40s")
+    for tp in (1, 2)
+    for budget in (512, 8192)
+    for trace in ("azure2023_conv", "azure2023_code")
+] + [
+    {"device": "a100_sxm", "tp": tp, "max_num_batched_tokens": 2048, "trace": trace}
+    for tp in (1, 4)
+    for trace in ("azure2023_conv", "azure2023_code")
+]
+SCAN_STEP = 0.002
+
+
+def space_of(vary: dict[str, Any], **more: Any) -> Space:
+    """The benchmark's space; `more` replaces its fields."""
+    raw = {
+        "model": "meta-llama/Llama-3.1-8B",
+        "deployment": {"device": "h100_sxm"},
+        "workload": {
+            "trace": {"path": "azure2023_conv"},
+            "arrivals": {"type": "poisson", "rate_per_s": 1.0},
+            "num_requests": 1000,
+        },
+        "vary": vary,
+        "limits": {"ttft_p90": "1s", "tpot_p99": "50ms"},
+    }
+    return msgspec.structs.replace(space_from(raw), **more)
+
+
+def timed(space: Space, means: Means = HERE) -> tuple[Study, float, float]:
+    """A search with nothing known before: the study, CPU seconds and wall seconds."""
+    cpu_s, wall_s = time.process_time(), time.perf_counter()
+    study = search(space, Store(None, print), means)
+    return study, time.process_time() - cpu_s, time.perf_counter() - wall_s
+
+
+def speed() -> Study:
+    space = space_of(WHOLE)
+    study, cpu_s, _ = timed(space)
+    found = study.found[0]
+    assert len(found.evaluations) == space.num_points
+    count = study.count
+    print(f"{space.num_points:,} deployments x 1,000 requests on one processor: {cpu_s:.1f} CPU s")
+    print(f"  {count.num_runs:,} runs, {count.num_alike:,} deployments that serve as a neighbour does")
+    print(f"  {1e3 * cpu_s / space.num_points:.2f} ms a deployment")
+    return study
+
+
+def strategies(whole: Study) -> None:
+    """Score of the best point against the exhaustive one's, and requests simulated against its."""
+    best = max(one.figures.get("requests_per_usd", 0.0) for one in whole.found[0].evaluations.values())
+    for strategy in ("halving", "tpe"):
+        study, cpu_s, _ = timed(space_of(WHOLE, strategy=strategy))
+        found = study.found[0]
+        value = max(one.figures.get("requests_per_usd", 0.0) for one in found.evaluations.values())
+        requests = study.count.num_requests / whole.count.num_requests
+        took = f"{requests:.1%} of the simulated requests; {cpu_s:.1f} CPU s"
+        print(f"{strategy}: {value / best:.4f} of the best with {took}")
+
+
+def scan() -> None:
+    """The capacity that bisection finds against the greatest load of a fine scan up to which every load passes."""
+    bench, limits = Bench(), parse_limits("ttft_p90=1s,tpot_p99=50ms")
+    worst, runs, scanned = 0.0, 0, 0
+    for case in SCANNED:
+        base = space_of({"tp": [1]})
+        settings = {
+            "deployment.device": case["device"],
+            "deployment.parallelism.tp": case["tp"],
+            "deployment.engine.max_num_batched_tokens": case["max_num_batched_tokens"],
+            "workload.trace.path": case["trace"],
+        }
+        scenario = scenario_at(base, settings)
+        stream = stream_of(scenario.workload, 0)
+        server = bench.server(scenario, stream.unit)
+        found = capacity(server, stream, limits, TOLERANCE)
+        runs += found.num_runs
+        load = 0.2 * found.load or 0.01 * served_at_once(server, stream)
+        last = 0.0
+        while probe(server, stream, load, limits).passes:
+            last, load = load, load * (1 + SCAN_STEP)
+            scanned += 1
+        # A passing load may lie beyond one that fails by chance; the scan also looks there.
+        beyond = [load * (1 + SCAN_STEP) ** step for step in range(1, 60)]
+        passing = [one for one in beyond if probe(server, stream, one, limits).passes]
+        scanned += len(beyond)
+        off = found.load / last - 1 if last else 0.0
+        worst = max(worst, abs(off))
+        islands = f"; passes again up to {max(passing):.3f}" if passing else ""
+        print(f"  {case}: {found.load:.3f}, scan {last:.3f} ({off:+.2%}){islands}")
+    print(f"capacity of {len(SCANNED)} deployments: off by {worst:.2%} at most; {runs} runs, the scan {scanned:,}")
+
+
+def workers() -> None:
+    """Wall time of two workers against one; only where two processors are free does it mean anything."""
+    space = space_of({**WHOLE, "gpu_memory_utilization": [0.9], "kv_cache": ["bf16"]})
+    base, _, one_s = timed(space)
+    for executor in ("threads", "processes"):
+        study, _, wall_s = timed(space, Means(executor, 2))
+        assert study.found[0].evaluations == base.found[0].evaluations
+        print(f"{executor}: 2 workers {one_s / wall_s:.2f} x as fast as one ({wall_s:.1f} s), equal to the bit")
+
+
+if __name__ == "__main__":
+    parts = sys.argv[1:] or ["speed", "scan", "workers"]
+    print(f"{os.cpu_count()} processors, load {os.getloadavg()[0]:.1f}")
+    if "speed" in parts:
+        strategies(speed())
+    if "scan" in parts:
+        scan()
+    if "workers" in parts:
+        workers()

@@ -1,0 +1,47 @@
+"""Which deployment of Llama-3.1-8B answers most requests for a dollar while people wait less than a second?
+
+Every point of a small space is asked for the greatest load that it sustains; what cannot be says why.
+"""
+
+from windtunnel.search.answers import fleets, sensitivity
+from windtunnel.search.optimize import search
+from windtunnel.search.space import space_from
+from windtunnel.search.store import Store
+
+space = space_from(
+    {
+        "model": "meta-llama/Llama-3.1-8B",
+        "deployment": {"device": "h100_sxm"},
+        "workload": {
+            "arrivals": {"type": "poisson", "rate_per_s": 1},
+            "input_tokens": {"type": "uniform", "min_tokens": 200, "max_tokens": 1800},
+            "output_tokens": {"type": "uniform", "min_tokens": 20, "max_tokens": 200},
+            "num_requests": 600,
+        },
+        "vary": {
+            "device": ["h100_sxm", "l40s", "l4"],
+            "tp": [1, 2, 3],
+            "quant": ["bf16", "fp8"],
+            "max_num_batched_tokens": [512, 8192],
+        },
+        "limits": {"ttft_p90": "1s", "tpot_p99": "50ms"},
+        "finalist_seeds": 3,
+    }
+)
+study = search(space, Store(None, print))
+found = study.found[0]
+
+print("the best three")
+for index in found.ranking[:3]:
+    one = found.evaluations[index]
+    print(f"  {study.point(index).title}: {one.load:.1f}/s, {one.figures['requests_per_usd']:,.0f} requests/$")
+
+print("the best with each value, of the best of all")
+for name, shares in sensitivity(space, found).items():
+    print(f"  {name}: {', '.join(f'{value} {share:.0%}' for value, share in shares.items())}")
+
+cheapest = fleets(found, load=200.0, most=1)[0]
+print(f"200 requests/s: {cheapest.copies} x {study.point(cheapest.index).title}, ${cheapest.usd_per_hour:,.2f}/h")
+
+for reason, points in found.refusals.items():
+    print(f"{len(points)} points cannot be: {reason}")

@@ -1,0 +1,80 @@
+"""`windtunnel whatif`: a few settings varied, every combination run, side by side."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from windtunnel.cli.options import Verb, deployment_options, general_options, option, scenario_file, scenario_of
+from windtunnel.cli.simulate import load_options
+from windtunnel.errors import InputError
+
+_GRID = "What varies"
+
+
+@click.command(cls=Verb, epilog="Options override the file. Short names are those of the options: tp, rate, ...")
+@scenario_file
+@option(
+    "--vary",
+    section=_GRID,
+    multiple=True,
+    metavar="PATH=VALUES",
+    help="tp=1,2,4, rate=1:20:2 (first:last:step), or a path in the scenario. May be repeated.",
+)
+@option("--slo", section=_GRID, metavar="LIMITS", help="Mark what breaks them: ttft_p90=2s,tpot_p99=50ms.")
+@option(
+    "--show", section=_GRID, metavar="FIGURES", help="ttft_p90,tpot_p50,requests_per_usd, ...  [the most asked for]"
+)
+@option("--html", section="Result", type=click.Path(path_type=Path), metavar="FILE", help="Write a page with a plot.")
+@deployment_options
+@load_options
+@general_options
+def command(
+    scenario: Path | None,
+    vary: tuple[str, ...],
+    slo: str | None,
+    show: str | None,
+    html: Path | None,
+    as_json: bool,
+    hub: bool,
+    **options: Any,
+) -> None:
+    """Vary a few settings of a scenario and compare.
+
+    \b
+    windtunnel whatif scenario.yaml --vary tp=1,2,4 --vary rate=1:20:2
+    windtunnel whatif scenario.yaml --vary deployment.engine.max_num_seqs=64,256 --slo tpot_p99=50ms
+    """
+    from windtunnel.search.limits import limits_of, parse_limits
+    from windtunnel.search.whatif import grid_of
+    from windtunnel.spec.noun import encode
+
+    if not vary:
+        raise InputError("--vary is missing", "name a setting and its values: --vary tp=1,2,4")
+    wanted = scenario_of(scenario, hub=hub, **options)
+    limits = parse_limits(slo) if slo is not None else limits_of(wanted.slo)
+    raw = {**encode(wanted), "limits": {limit.name: limit.most_s for limit in limits}}
+    raw.pop("slo", None)
+    space = grid_of(raw, vary)
+
+    from windtunnel.cli.progress import counted
+    from windtunnel.report.documents import as_text
+    from windtunnel.report.tables import show as show_tables
+    from windtunnel.report.whatif import grid_document, grid_page, grid_report, shown_figures
+    from windtunnel.search.evaluate import Question
+    from windtunnel.search.executors import Workers
+    from windtunnel.search.optimize import Asker
+    from windtunnel.search.store import Store
+
+    names = shown_figures(show)
+    with counted("simulating", "points") as callback:
+        asker = Asker(space, Store(None, lambda _: None), Workers(space), callback)
+        answers = asker.ask(None, range(space.num_points), Question())
+    asker.check_some(None, answers)
+    if html is not None:
+        html.write_text(grid_page(space, answers, names), encoding="utf-8")
+        click.echo(f"wrote {html}", err=True)
+    if as_json:
+        click.echo(as_text(grid_document(space, answers)))
+    else:
+        show_tables(*grid_report(space, answers, names))

@@ -1,0 +1,137 @@
+"""A deployment as something to run: a shell script, and manifests for Kubernetes."""
+
+import shlex
+from typing import Any
+
+import yaml
+
+from windtunnel.interop.launch_commands import trtllm_file, write_launch_command
+from windtunnel.spec import catalog
+from windtunnel.spec.deployment import Deployment, EngineSettings
+from windtunnel.spec.scenario import Scenario, pool_scenario
+
+IMAGES = {
+    "vllm": "vllm/vllm-openai:v{version}",
+    "sglang": "lmsysorg/sglang:v{version}",
+    "trtllm": "nvcr.io/nvidia/tensorrt-llm/release:{version}",
+}
+PORTS = {"vllm": 8000, "sglang": 30000, "trtllm": 8000}
+RESOURCES = {"nvidia": "nvidia.com/gpu", "amd": "amd.com/gpu", "intel": "habana.ai/gaudi", "google": "google.com/tpu"}
+TRTLLM_FILE = "trtllm.yaml"
+REMARKS = {
+    "prefill": "requests reach it first; its KV cache goes to the decode pool: add your engine's KV connector",
+    "decode": "takes requests that were prefilled elsewhere: add your engine's KV connector",
+}
+
+
+def launch_script(scenario: Scenario, version: dict[str, str]) -> str:
+    """A shell script with the command of one replica of each kind, and what it leaves to be done.
+
+    Args:
+        scenario: as it was asked for: settings that it leaves out are the engine's defaults.
+        version: engine -> the version that was simulated.
+    """
+    lines = ["#!/bin/sh", f"# {scenario.model}: each command starts one replica."]
+    for name, role, deployment in _parts(scenario):
+        engine = deployment.engine
+        copies = f"{deployment.replicas} replica{'s' if deployment.replicas > 1 else ''}"
+        what = f"{copies} of {deployment.parallelism.num_devices} x {deployment.device}"
+        lines += ["", f"# {name}: {what}; simulated as {engine.name} {version[engine.name]}"]
+        lines += [f"# {REMARKS[role]}"] if role in REMARKS else []
+        if engine.name == "trtllm" and (content := _trtllm(scenario, deployment)):
+            lines += [f"cat > {TRTLLM_FILE} <<'END'", yaml.safe_dump(content, sort_keys=False).rstrip(), "END"]
+        lines += [shlex.join(_words(scenario, deployment)), *_unsaid(engine)]
+    return "\n".join(lines) + "\n"
+
+
+def kubernetes_manifests(scenario: Scenario, version: dict[str, str]) -> str:
+    """A Deployment and a Service for each kind of replica, as YAML that `kubectl apply -f` and Helm charts take."""
+    documents: list[dict[str, Any]] = []
+    for name, role, deployment in _parts(scenario):
+        engine, label = deployment.engine, {"app": _label(scenario.model, name)}
+        device = catalog.device(deployment.device)
+        count = deployment.parallelism.num_devices
+        words, port = list(_words(scenario, deployment)), PORTS[engine.name]
+        container: dict[str, Any] = {
+            "name": "server",
+            "image": IMAGES[engine.name].format(version=version[engine.name]),
+            "command": words,
+            "ports": [{"containerPort": port}],
+            "resources": {"limits": {RESOURCES.get(device.vendor.lower(), "nvidia.com/gpu"): count}},
+            "readinessProbe": {"httpGet": {"path": "/health", "port": port}, "periodSeconds": 10},
+            "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}],
+        }
+        volumes: list[dict[str, Any]] = [{"name": "shm", "emptyDir": {"medium": "Memory"}}]
+        if engine.name == "trtllm" and (content := _trtllm(scenario, deployment)):
+            config = {TRTLLM_FILE: yaml.safe_dump(content, sort_keys=False)}
+            documents.append(
+                {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": label["app"]}, "data": config}
+            )
+            container["workingDir"] = "/config"
+            container["volumeMounts"].append({"name": "config", "mountPath": "/config"})
+            volumes.append({"name": "config", "configMap": {"name": label["app"]}})
+        notes = {"annotations": {"windtunnel/role": REMARKS[role]}} if role in REMARKS else {}
+        template = {"metadata": {"labels": dict(label)}, "spec": {"containers": [container], "volumes": volumes}}
+        documents.append(
+            {
+                "apiVersion": "apps/v1",
+                "kind": "Deployment",
+                "metadata": {"name": label["app"], **notes},
+                "spec": {
+                    "replicas": deployment.replicas,
+                    "selector": {"matchLabels": dict(label)},
+                    "template": template,
+                },
+            }
+        )
+        ports = [{"port": port, "targetPort": port}]
+        documents.append(
+            {
+                "apiVersion": "v1",
+                "kind": "Service",
+                "metadata": {"name": label["app"]},
+                "spec": {"selector": dict(label), "ports": ports},
+            }
+        )
+    return yaml.safe_dump_all(documents, sort_keys=False, width=120)
+
+
+def _parts(scenario: Scenario) -> list[tuple[str, str, Deployment]]:
+    """(name, role, deployment) of each kind of replica."""
+    pools = scenario.deployment.pools
+    if not pools:
+        return [("server", "both", scenario.deployment)]
+    return [(pool.name, pool.role, pool_scenario(scenario, pool).deployment) for pool in pools]
+
+
+def _formats(scenario: Scenario) -> tuple[str | None, str | None]:
+    """Formats of weights and KV cache that differ from the published checkpoint's."""
+    published, asked = catalog.model(scenario.model).precision, scenario.precision
+    if asked is None:
+        return None, None
+    weights = str(asked.weights) if asked.weights != published.weights else None
+    return weights, str(asked.kv_cache) if asked.kv_cache != published.kv_cache else None
+
+
+def _words(scenario: Scenario, deployment: Deployment) -> tuple[str, ...]:
+    words = write_launch_command(scenario.model, deployment.parallelism, deployment.engine, *_formats(scenario))
+    has_file = deployment.engine.name == "trtllm" and _trtllm(scenario, deployment)
+    return (*words, "--config", TRTLLM_FILE) if has_file else words
+
+
+def _trtllm(scenario: Scenario, deployment: Deployment) -> dict[str, Any]:
+    return trtllm_file(deployment.engine, deployment.parallelism, _formats(scenario)[1])
+
+
+def _unsaid(engine: EngineSettings) -> list[str]:
+    """Comments on settings that no option of the command says."""
+    if engine.speculative is None:
+        return []
+    drafts = engine.speculative
+    return [f"# add speculative decoding: {drafts.method}, {drafts.num_draft_tokens} draft tokens a step"]
+
+
+def _label(model: str, name: str) -> str:
+    """A DNS label, as Kubernetes wants names."""
+    text = f"{model.rsplit('/', 1)[-1]}-{name}".lower()
+    return "".join(letter if letter.isalnum() else "-" for letter in text).strip("-")[:63].rstrip("-")

@@ -1,0 +1,225 @@
+"""A search as one self-contained page, and as a folder of files."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from windtunnel.errors import WindtunnelError
+from windtunnel.interop.launch_scripts import kubernetes_manifests, launch_script
+from windtunnel.report.documents import as_text
+from windtunnel.report.html import Section, cards, page, paragraph, table
+from windtunnel.report.search import (
+    FIGURE_TITLES,
+    SearchReport,
+    figure_text,
+    frontier_names,
+    limit_name,
+    limit_text,
+    mean_of,
+    objective_text,
+    study_document,
+)
+from windtunnel.report.tables import number, percent
+from windtunnel.search.answers import frontier, label_of, scenario_of, sensitivity
+from windtunnel.search.limits import limits_from
+from windtunnel.search.optimize import Found, Study
+from windtunnel.search.space import value_text
+from windtunnel.spec.engine_defaults import engine_defaults
+from windtunnel.spec.scenario import Scenario, pool_scenario, save
+
+MOST_DRAWN = 20_000
+"""Points of the interactive figure; the best ones where there are more."""
+DRAWN_FIGURES = (
+    "requests_per_usd",
+    "output_tokens_per_s_per_user",
+    "output_tokens_per_s_per_device",
+    "usd_per_million_output_tokens",
+    "usd_per_hour",
+    "devices",
+    "output_token_j",
+    "ttft_p50",
+    "ttft_p90",
+    "ttft_p99",
+    "tpot_p50",
+    "tpot_p99",
+    "itl_p99",
+    "e2e_p90",
+    "busy_fraction",
+    "kv_peak_fraction",
+)
+
+_PLOT = Path(__file__).with_name("search_plot.js")
+SHOWN_FIGURES = (
+    "requests_per_usd",
+    "devices",
+    "usd_per_hour",
+    "output_tokens_per_s_per_user",
+    "ttft_p90",
+    "tpot_p99",
+    "output_token_j",
+)
+"""Of the best points' table."""
+
+
+def search_page(report: SearchReport) -> str:
+    """The page."""
+    study = report.study
+    space = study.space
+    limits = limits_from(space.limits)
+    sections = []
+    for at, found in enumerate(study.found):
+        name = f"{found.workload}: " if found.workload is not None else ""
+        sections.append(Section(f"{name}the best points", _best(report, at, found)))
+        if found.ranking:
+            sections.append(Section(f"{name}every point that holds the limits", _plot(study, found)))
+            sections.append(Section(f"{name}what each setting is worth", _effects(study, found)))
+        rows = [(reason, f"{len(points):,}") for reason, points in found.refusals.items()]
+        if rows:
+            sections.append(Section(f"{name}what cannot be", table(("reason", "points"), rows[:200])))
+    if report.misconfiguration:
+        names = [str(found.workload) for found in study.found]
+        shares = [(name, *map(percent, row)) for name, row in zip(names, report.misconfiguration, strict=True)]
+        body = table(("best for", *(f"under {name}" for name in names)), shares)
+        sections.append(Section("What the best point of one workload is worth under another", body))
+    held = "; ".join(limit.title for limit in limits) or "none but a queue that does not grow"
+    lead = f"{space.num_points:,} points. Limits: {held}. Sought: {objective_text(space.objective)}."
+    return page(f"Search: {space.scenario.get('model', '')}", lead, sections, _PLOT.read_text(encoding="utf-8"))
+
+
+def _best(report: SearchReport, at: int, found: Found) -> str:
+    study = report.study
+    if not found.ranking:
+        return paragraph("No point holds the limits at any load.")
+    titles = [FIGURE_TITLES.get(name, f"{name.replace('_', ' ')} [s]") for name in SHOWN_FIGURES]
+    heads = ("point", "load", *titles, "limited by")
+    rows = []
+    for index in found.ranking[: report.top]:
+        one = mean_of(found.seeds.get(index, [found.evaluations[index]]))
+        rows.append(
+            (
+                study.point(index).title,
+                number(one.load),
+                *(figure_text(one, name) for name in SHOWN_FIGURES),
+                limit_name(one.limited_by),
+            )
+        )
+    index, result = report.why[at][0]
+    best = mean_of(found.seeds.get(index, [found.evaluations[index]]))
+    facts = [
+        (number(best.load), "requests/s sustained"),
+        *((figure_text(best, name), FIGURE_TITLES[name]) for name in ("requests_per_usd", "usd_per_hour")),
+        (result.summary.bound_by.replace("_", " "), "bounds the best point"),
+    ]
+    remark = limit_text(best.limited_by, limits_from(study.space.limits))
+    remark = f"Of the first: {remark}. Figures are means over the streams of requests that a point met."
+    return cards([fact for fact in facts if fact[0]]) + paragraph(remark) + table(heads, rows)
+
+
+def _plot(study: Study, found: Found) -> str:
+    """A figure whose axes, colours and filters the reader chooses."""
+    indices = found.ranking[:MOST_DRAWN]
+    figures = [name for name in DRAWN_FIGURES if any(name in found.evaluations[index].figures for index in indices)]
+    names = list(study.space.vary) or ["scenario"]
+    points = [study.point(index).choice for index in indices]
+    x, y = reversed(frontier_names(found))
+    data = {
+        "figures": figures,
+        "names": [name.rpartition(".")[2] for name in names],
+        "choices": [[value_text(choice.get(name, "")) for name in names] for choice in points],
+        "values": [[_rounded(found.evaluations[index].figures.get(name)) for name in figures] for index in indices],
+        "x": x,
+        "y": y,
+    }
+    text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
+    return (
+        '<div class="search"><p><label>across <select class="across"></select></label> '
+        '<label>up <select class="up"></select></label> <label>colour <select class="colour"></select></label></p>'
+        '<p class="filters"></p><canvas class="plot" width="900" height="460" style="max-width:100%"></canvas>'
+        '<p class="legend"></p><p class="lead tip">point at a deployment</p>'
+        f'<script type="application/json" class="points">{text}</script></div>'
+        + paragraph("The large dot is the best point; the dashed line is the frontier of the two axes.")
+        + _frontier(study, found)
+    )
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.5g}")
+
+
+def _frontier(study: Study, found: Found) -> str:
+    names = frontier_names(found)
+    rows = [
+        (study.point(index).title, *(figure_text(found.evaluations[index], name) for name in names))
+        for index in frontier(found, names)
+    ]
+    return table(("frontier", *(FIGURE_TITLES[name] for name in names)), rows)
+
+
+def _effects(study: Study, found: Found) -> str:
+    rows = []
+    for name, shares in sensitivity(study.space, found).items():
+        for value, share in shares.items():
+            rows.append((name.rpartition(".")[2], value, percent(share) if share else "none holds the limits"))
+    lead = paragraph("The best point with each value, as a share of the best of all.")
+    return lead + table(("setting", "value", "worth"), rows, left=2)
+
+
+def write_study(report: SearchReport, folder: Path) -> None:
+    """Write a study to `folder`: every point as Parquet, the document, the page, and each workload's winner to run.
+
+    Files are written beside it first and moved at the end; other files in `folder` stay.
+
+    Raises:
+        WindtunnelError: the folder cannot be written to.
+    """
+    study = report.study
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as name:
+            draft = Path(name)
+            _write_points(study, draft / "points.parquet")
+            (draft / "search.json").write_text(as_text(study_document(report)) + "\n", encoding="utf-8")
+            (draft / "search.html").write_text(search_page(report), encoding="utf-8")
+            for found in study.found:
+                if found.ranking:
+                    _write_winner(scenario_of(study, found, found.ranking[0]), draft, found.workload)
+            folder.mkdir(exist_ok=True)
+            for file in sorted(draft.iterdir()):
+                file.replace(folder / file.name)
+    except OSError as error:
+        raise WindtunnelError(f"the search cannot be written to {folder}: {error.strerror or error}") from None
+
+
+def _write_winner(scenario: Scenario, folder: Path, workload: str | None) -> None:
+    prefix = "" if workload is None else f"{workload}-"
+    parts = [pool_scenario(scenario, pool).deployment for pool in scenario.deployment.pools] or [scenario.deployment]
+    engines = [part.engine for part in parts]
+    versions = {one.name: one.version or engine_defaults(one.name).default_version for one in engines}
+    save(scenario, folder / f"{prefix}scenario.yaml")
+    (folder / f"{prefix}launch.sh").write_text(launch_script(scenario, versions), encoding="utf-8")
+    (folder / f"{prefix}kubernetes.yaml").write_text(kubernetes_manifests(scenario, versions), encoding="utf-8")
+
+
+def _write_points(study: Study, path: Path) -> None:
+    """One row a point and workload: its choice, its answer, its figures."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    answers = [(found, index, one) for found in study.found for index, one in found.evaluations.items()]
+    columns: dict[str, Any] = {
+        "workload": [found.workload for found, _, _ in answers],
+        "point": [index for _, index, _ in answers],
+    }
+    choices = [study.point(index).choice for _, index, _ in answers]
+    for name in study.space.vary:
+        columns[f"vary.{name}"] = [label_of(choice[name]) for choice in choices]
+    for field in ("holds", "load", "limited_by", "refused", "num_runs", "num_requests"):
+        columns[field] = [getattr(one, field) for _, _, one in answers]
+    for name in sorted({name for _, _, one in answers for name in one.figures}):
+        columns[name] = np.array([one.figures.get(name, np.nan) for _, _, one in answers])
+    pq.write_table(pa.table(columns), path)

@@ -1,0 +1,55 @@
+"""How sure a comparison is: Student's distribution for the few seeds that a search can afford."""
+
+import math
+import statistics
+from collections.abc import Sequence
+
+CONFIDENCE = 0.95
+"""One-sided, of lower bounds."""
+
+
+def student_cdf(t: float, dof: int) -> float:
+    """The probability that Student's t with `dof` degrees of freedom is at most `t`.
+
+    Source: Abramowitz and Stegun, Handbook of Mathematical Functions (1964), 26.7.3 and 26.7.4.
+    """
+    theta = math.atan(abs(t) / math.sqrt(dof))
+    cosine, sine = math.cos(theta), math.sin(theta)
+    term, total = (cosine, 0.0) if dof % 2 else (1.0, 0.0)
+    for k in range(1 if dof % 2 else 0, dof - 1, 2):
+        total += term
+        term *= cosine**2 * (k + 1) / (k + 2)
+    inside = 2 / math.pi * (theta + sine * total) if dof % 2 else sine * total
+    return 0.5 + math.copysign(inside, t) / 2
+
+
+def student_quantile(confidence: float, dof: int) -> float:
+    """The inverse of `student_cdf` for a confidence above one half."""
+    low, high = 0.0, 1e4
+    for _ in range(80):
+        middle = (low + high) / 2
+        low, high = (middle, high) if student_cdf(middle, dof) < confidence else (low, middle)
+    return high
+
+
+def lower_bound(values: Sequence[float], confidence: float = CONFIDENCE) -> float | None:
+    """What the mean that `values` are drawn from exceeds with so much confidence; None for fewer than two."""
+    if len(values) < 2:
+        return None
+    spread = statistics.stdev(values) / math.sqrt(len(values))
+    return statistics.fmean(values) - student_quantile(confidence, len(values) - 1) * spread
+
+
+def confidence_above(first: Sequence[float], second: Sequence[float]) -> float | None:
+    """The confidence that `first` is greater in the mean than `second`, which met the same streams of requests; None
+    for fewer than two pairs.
+
+    A one-sided paired t-test: common random numbers leave only what differs between the two.
+    """
+    differences = [a - b for a, b in zip(first, second, strict=True)]
+    if len(differences) < 2:
+        return None
+    mean, spread = statistics.fmean(differences), statistics.stdev(differences)
+    if spread == 0:
+        return 0.5 if mean == 0 else float(mean > 0)
+    return student_cdf(mean / spread * math.sqrt(len(differences)), len(differences) - 1)

@@ -1,0 +1,175 @@
+"""Where the chunks of a search run: here, in threads, in processes, or on a Ray cluster. The answers are the same.
+
+A chunk is run whole by one worker, its points in one order, so that no answer depends on where or beside what it was
+found. Workers return answers; only the process that drives the search keeps them.
+"""
+
+import multiprocessing
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from functools import cache
+from typing import Any, Literal
+
+import msgspec
+
+from windtunnel.errors import InputError, MissingExtraError, WindtunnelError
+from windtunnel.search.evaluate import Evaluation, Evaluator, Neighbours, Question
+from windtunnel.search.space import Space
+from windtunnel.spec.noun import Noun
+
+ExecutorName = Literal["here", "threads", "processes", "ray"]
+EXECUTORS = ("here", "threads", "processes", "ray")
+MOST_TRIES = 4
+"""Of a chunk whose worker died."""
+
+
+class Chunk(Noun):
+    """Points that one worker evaluates one after the other."""
+
+    workload: str | None
+    indices: tuple[int, ...]
+    question: Question
+
+
+class Answers(Noun):
+    """What came of a chunk: an evaluation for each of its points, in order."""
+
+    chunk: int
+    evaluations: tuple[Evaluation, ...]
+
+
+def run_chunk(evaluator: Evaluator, chunk: Chunk) -> tuple[Evaluation, ...]:
+    """Evaluate a chunk's points in order."""
+    neighbours = Neighbours()
+    return tuple(evaluator.evaluate(index, chunk.workload, chunk.question, neighbours) for index in chunk.indices)
+
+
+class Workers:
+    """Where chunks run; a pool or cluster is begun with the first chunks, and left with the context.
+
+    Args:
+        space: whose points they are.
+        executor: here, or in threads, processes, or Ray's workers.
+        num_workers: threads or processes; processors of a Ray cluster that is started for it.
+        address: of a Ray cluster (`auto`: the one that runs on this machine); None starts one.
+    """
+
+    def __init__(
+        self, space: Space, executor: ExecutorName = "here", num_workers: int = 1, address: str | None = None
+    ) -> None:
+        self.space = space
+        self.executor = executor
+        self.num_workers = num_workers
+        self.address = address
+        self.pool: Executor | None = None
+        self.joined = False
+        self.own = threading.local()
+
+    def __enter__(self) -> "Workers":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.pool is not None:
+            self.pool.shutdown(wait=True, cancel_futures=True)
+        if self.joined:
+            import ray
+
+            ray.shutdown()
+
+    def run(self, chunks: Sequence[Chunk], evaluator: Evaluator) -> Iterator[Answers]:
+        """Run every chunk once and give its answers when they come, in any order.
+
+        Args:
+            chunks: what to run.
+            evaluator: of this process, for what runs here.
+
+        Raises:
+            MissingExtraError: Ray is not installed.
+            WindtunnelError: a chunk's worker died time after time.
+        """
+        if self.executor == "ray" and chunks:
+            return self._on_ray(chunks)
+        if self.executor == "processes" and chunks:
+            return self._in_processes(chunks)
+        if self.executor == "threads" and chunks:
+            return self._in_threads(chunks)
+        return (Answers(chunk=at, evaluations=run_chunk(evaluator, chunk)) for at, chunk in enumerate(chunks))
+
+    def _in_threads(self, chunks: Sequence[Chunk]) -> Iterator[Answers]:
+        """Kernels release the interpreter's lock; a thread has an evaluator of its own."""
+        self.pool = self.pool or ThreadPoolExecutor(self.num_workers)
+
+        def work(number: int) -> Answers:
+            if not hasattr(self.own, "evaluator"):
+                self.own.evaluator = Evaluator(self.space)
+            return Answers(chunk=number, evaluations=run_chunk(self.own.evaluator, chunks[number]))
+
+        for future in as_completed([self.pool.submit(work, number) for number in range(len(chunks))]):
+            yield future.result()
+
+    def _in_processes(self, chunks: Sequence[Chunk]) -> Iterator[Answers]:
+        """A pool that loses a worker is replaced, and what it had not answered is run again."""
+        encoded = msgspec.msgpack.encode(self.space)
+        left = set(range(len(chunks)))
+        for _ in range(MOST_TRIES):
+            # Forked threads may hold locks that nobody releases.
+            context = multiprocessing.get_context("spawn")
+            self.pool = self.pool or ProcessPoolExecutor(self.num_workers, mp_context=context)
+            work = [(encoded, number, msgspec.msgpack.encode(chunks[number])) for number in sorted(left)]
+            try:
+                for future in as_completed([self.pool.submit(run_encoded, *one) for one in work]):
+                    answers = msgspec.msgpack.decode(future.result(), type=Answers)
+                    left.discard(answers.chunk)
+                    yield answers
+            except BrokenProcessPool:
+                self.pool.shutdown(wait=True)
+                self.pool = None
+            if not left:
+                return
+        raise WindtunnelError(f"worker processes died {MOST_TRIES} times; {len(left)} of {len(chunks)} chunks are left")
+
+    def _on_ray(self, chunks: Sequence[Chunk]) -> Iterator[Answers]:
+        """A task a chunk; Ray starts it again where its worker or node dies."""
+        try:
+            import ray
+        except ImportError:
+            raise MissingExtraError("ray", "ray") from None
+        if not ray.is_initialized():
+            _join(ray, self.num_workers, self.address)
+            self.joined = True
+        remote = ray.remote(num_cpus=1, max_retries=MOST_TRIES - 1)(run_encoded)
+        encoded = ray.put(msgspec.msgpack.encode(self.space))
+        waiting = [remote.remote(encoded, number, msgspec.msgpack.encode(chunk)) for number, chunk in enumerate(chunks)]
+        try:
+            while waiting:
+                done, waiting = ray.wait(waiting, num_returns=1)
+                for reference in done:
+                    yield msgspec.msgpack.decode(ray.get(reference), type=Answers)
+        except ray.exceptions.WorkerCrashedError:
+            raise WindtunnelError(f"a Ray worker died {MOST_TRIES} times on one chunk") from None
+
+
+def run_encoded(space: bytes, number: int, chunk: bytes) -> bytes:
+    """`run_chunk` in another process: spaces, chunks and answers travel as bytes."""
+    evaluations = run_chunk(_evaluator_of(space), msgspec.msgpack.decode(chunk, type=Chunk))
+    return msgspec.msgpack.encode(Answers(chunk=number, evaluations=evaluations))
+
+
+@cache
+def _evaluator_of(space: bytes) -> Evaluator:
+    """A process keeps one for every space that it works on."""
+    return Evaluator(msgspec.msgpack.decode(space, type=Space))
+
+
+def _join(ray: Any, num_workers: int, address: str | None) -> None:
+    try:
+        if address is None:
+            ray.init(num_cpus=num_workers, include_dashboard=False, log_to_driver=False, logging_level="error")
+        else:
+            ray.init(address=address, log_to_driver=False, logging_level="error")
+    except (ConnectionError, ValueError) as error:
+        raise InputError(
+            f"there is no Ray cluster at {address} ({error})", "start one with `ray start --head`"
+        ) from None

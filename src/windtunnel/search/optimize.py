@@ -1,0 +1,231 @@
+"""A search from its space to what was found: which points are asked what, in which order, and what is kept."""
+
+import hashlib
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import msgspec
+
+from windtunnel.errors import InputError, did_you_mean
+from windtunnel.search.confidence import confidence_above
+from windtunnel.search.evaluate import Evaluation, Evaluator, Question
+from windtunnel.search.executors import Chunk, ExecutorName, Workers
+from windtunnel.search.scores import OBJECTIVES, score, surely
+from windtunnel.search.space import Point, Space, point_at, workload_names
+from windtunnel.search.store import Store
+from windtunnel.search.strategies import STRATEGIES
+
+MOST_CHUNK_POINTS = 64
+"""Of one chunk: a fraction of a second to a few seconds of work."""
+SURE = 0.95
+"""Confidence that the best point beats the next at which no further seeds are run."""
+
+Progress = Callable[[int, int], None]
+"""Called with (points answered, points in all)."""
+
+
+@dataclass(frozen=True)
+class Means:
+    """How a search is run; its answers do not depend on it."""
+
+    executor: ExecutorName = "here"
+    num_workers: int = 1
+    address: str | None = None
+    progress: Progress | None = None
+
+    def reporting(self, progress: Progress | None) -> "Means":
+        """The same, telling `progress` how far it is."""
+        return replace(self, progress=progress)
+
+
+HERE = Means()
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """What a search found under one workload."""
+
+    workload: str | None
+    evaluations: dict[int, Evaluation]
+    """Point -> what it came to with the whole first stream; the points that were asked, refused ones among them."""
+    seeds: dict[int, list[Evaluation]]
+    """Finalist -> the same for every stream that it met."""
+    ranking: list[int]
+    """The points that hold the limits, best first: finalists by the lower bound of the objective, then the others."""
+
+    @property
+    def refusals(self) -> dict[str, list[int]]:
+        """Why points cannot be -> which."""
+        found: dict[str, list[int]] = {}
+        for index, evaluation in self.evaluations.items():
+            if evaluation.refused:
+                found.setdefault(evaluation.refused, []).append(index)
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class Study:
+    """A finished search."""
+
+    space: Space
+    found: list[Found]
+    """One for each workload."""
+    count: "Count"
+
+    def point(self, index: int) -> Point:
+        """The point at a position."""
+        return point_at(self.space, index)
+
+
+@dataclass(eq=False)
+class Count:
+    """What a search took."""
+
+    num_answers: int = 0
+    num_known: int = 0
+    """Of them, kept from a former search, or another point's that is deployed alike."""
+    num_alike: int = 0
+    """Of them, not run because a neighbour's run is theirs too."""
+    num_runs: int = 0
+    num_requests: int = 0
+    """Simulated in all runs."""
+
+
+def search(space: Space, store: Store, means: Means = HERE) -> Study:
+    """Search `space`.
+
+    Args:
+        space: what, and how.
+        store: answers are looked up there and kept there.
+        means: where it runs.
+
+    Raises:
+        InputError: the objective is unknown, or no point can be.
+    """
+    if space.objective not in OBJECTIVES:
+        hint = did_you_mean(space.objective, OBJECTIVES, f"known: {', '.join(OBJECTIVES)}")
+        raise InputError(f"there is no objective {space.objective!r}", hint)
+    name = hashlib.sha256(msgspec.json.encode(space)).hexdigest()
+    store.begin(name, msgspec.json.encode(space).decode())
+    with Workers(space, means.executor, means.num_workers, means.address) as workers:
+        asker = Asker(space, store, workers, means.progress)
+        found = [_search_one(asker, workload) for workload in workload_names(space)]
+    store.finish(name)
+    return Study(space, found, asker.count)
+
+
+def _search_one(asker: "Asker", workload: str | None) -> Found:
+    space = asker.space
+    evaluations = STRATEGIES[space.strategy](asker, workload)
+    asker.check_some(workload, evaluations)
+    scored = {index: score(one, space.objective) for index, one in evaluations.items()}
+    ranking = sorted((index for index in scored if scored[index] > -math.inf), key=lambda at: (-scored[at], at))
+    seeds = _finalists(asker, workload, ranking[: space.finalists], evaluations)
+    sure = {index: surely(seeds[index], space.objective) for index in seeds}
+    first = sorted(seeds, key=lambda index: (-sure[index], index))
+    return Found(workload, evaluations, seeds, [*first, *ranking[len(first) :]])
+
+
+def _finalists(
+    asker: "Asker", workload: str | None, finalists: list[int], evaluations: dict[int, Evaluation]
+) -> dict[int, list[Evaluation]]:
+    """The finalists with further streams of requests, until the best is surely better than the next."""
+    space = asker.space
+    seeds = {index: [evaluations[index]] for index in finalists}
+    for seed in range(1, space.finalist_seeds):
+        answers = asker.ask(workload, finalists, Question(seed=seed))
+        for index in finalists:
+            seeds[index].append(answers[index])
+        if seed >= 2 and len(finalists) > 1 and _is_sure(seeds, space.objective):
+            break
+    return seeds
+
+
+def _is_sure(seeds: dict[int, list[Evaluation]], objective: str) -> bool:
+    first, second, *_ = sorted(seeds, key=lambda index: (-surely(seeds[index], objective), index))
+    sure = confidence_above(*([score(one, objective) for one in seeds[at]] for at in (first, second)))
+    return sure is not None and sure >= SURE
+
+
+@dataclass(eq=False)
+class Asker:
+    """Asks points of a space, each question once: of the store, and then of the workers."""
+
+    space: Space
+    store: Store
+    workers: Workers
+    progress: Progress | None = None
+    count: Count = field(default_factory=Count)
+
+    def __post_init__(self) -> None:
+        self.evaluator = Evaluator(self.space)
+
+    def check_some(self, workload: str | None, answers: dict[int, Evaluation]) -> None:
+        """Raise InputError where every point was refused, for what the first one was."""
+        if not all(one.refused for one in answers.values()):
+            return
+        hint = None
+        try:
+            self.evaluator.deployed(point_at(self.space, next(iter(answers))), workload)
+        except InputError as error:
+            hint = error.hint
+        raise InputError(f"no point can be: {next(iter(answers.values())).refused}", hint)
+
+    def num_requests(self, workload: str | None) -> int:
+        """Of the whole workload: the first point's that can be."""
+        for index in range(self.space.num_points):
+            try:
+                deployed = self.evaluator.deployed(point_at(self.space, index), workload)
+            except InputError:
+                continue
+            return self.evaluator.stream(deployed.scenario, 0, None).unit.num_requests
+        return 1
+
+    def ask(self, workload: str | None, indices: Sequence[int], question: Question) -> dict[int, Evaluation]:
+        """The answers of points, those of this question that are known already not asked for again."""
+        answers: dict[int, Evaluation] = {}
+        by_key: dict[str, list[int]] = {}
+        for index in indices:
+            try:
+                by_key.setdefault(self.evaluator.key(index, workload, question), []).append(index)
+            except InputError as error:
+                answers[index] = Evaluation(refused=error.message)
+        keys = {same[0]: key for key, same in by_key.items()}
+        known = self.store.find(list(by_key))
+        missing = [index for index, key in keys.items() if key not in known]
+        self.count.num_answers += len(indices)
+        self.count.num_known += len(indices) - len(answers) - len(missing)
+        known |= self._run(workload, missing, question, keys, len(indices))
+        for key, same in by_key.items():
+            answers |= dict.fromkeys(same, known[key])
+        return {index: answers[index] for index in indices}
+
+    def _run(
+        self, workload: str | None, missing: list[int], question: Question, keys: dict[int, str], num_points: int
+    ) -> dict[str, Evaluation]:
+        found: dict[str, Evaluation] = {}
+        chunks = self._chunks(workload, missing, question)
+        for answers in self.workers.run(chunks, self.evaluator):
+            indices = chunks[answers.chunk].indices
+            kept = {keys[index]: one for index, one in zip(indices, answers.evaluations, strict=True)}
+            self.store.add(kept)
+            found |= kept
+            for one in answers.evaluations:
+                self.count.num_runs += one.num_runs
+                self.count.num_requests += one.num_requests
+                self.count.num_alike += not (one.num_runs or one.refused)
+            if self.progress is not None:
+                self.progress(num_points - len(missing) + len(found), num_points)
+        return found
+
+    def _chunks(self, workload: str | None, indices: list[int], question: Question) -> list[Chunk]:
+        """Points that differ in knobs only go together; where a search runs does not decide what does."""
+        families: dict[bytes, list[int]] = {}
+        for index in indices:
+            families.setdefault(msgspec.json.encode(point_at(self.space, index).others), []).append(index)
+        return [
+            Chunk(workload=workload, indices=tuple(family[first : first + MOST_CHUNK_POINTS]), question=question)
+            for family in families.values()
+            for first in range(0, len(family), MOST_CHUNK_POINTS)
+        ]

@@ -1,0 +1,253 @@
+"""A space of deployments: a scenario, what varies in it, the limits to hold and the budget to keep to.
+
+model: meta-llama/Llama-3.1-8B
+deployment: {device: h100_sxm}
+workload: {trace: {path: azure2023_conv}, arrivals: {type: poisson, rate_per_s: 1}, num_requests: 1000}
+vary:
+  device: [h100_sxm, a100_sxm]
+  tp: [1, 2, 4]
+  max_num_batched_tokens: [512, 2048, 8192]
+  split:
+    whole: {}
+    one prefills, one decodes: {deployment.pools: [{name: p, role: prefill}, {name: d, role: decode}]}
+limits: {ttft_p90: 2s, tpot_p99: 50ms}
+budget: {devices: 8}
+"""
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from windtunnel.errors import InputError, did_you_mean
+from windtunnel.search.limits import limits_from
+from windtunnel.spec.noun import Noun, decode, read_yaml
+from windtunnel.spec.scenario import Scenario, keep_published_formats, scenario_from, set_path
+from windtunnel.spec.shorthand import PATHS
+
+Strategy = Literal["exhaustive", "halving", "tpe"]
+
+SHORT_PATHS = {
+    **PATHS,
+    "kv_cache": "precision.kv_cache",
+    "rate": "workload.arrivals.rate_per_s",
+    "concurrency": "workload.arrivals.concurrency",
+    "workload.rate": "workload.arrivals.rate_per_s",
+    "workload.concurrency": "workload.arrivals.concurrency",
+}
+"""Short name in `vary` -> path in a scenario."""
+
+ENGINE_PREFIX = "deployment.engine."
+ENGINE_IDENTITY = ("name", "version", "scheduler", "scheduling_policy", "max_model_len")
+"""Engine settings that others' defaults depend on."""
+
+
+class Budget(Noun):
+    """What a deployment may take at most; None: no limit."""
+
+    devices: int | None = None
+    usd_per_hour: float | None = None
+    power_w: float | None = None
+    """All devices busy."""
+
+
+class Space(Noun):
+    """What is searched, and how."""
+
+    scenario: dict[str, Any]
+    """What all points share, as in a scenario file; in a file its keys stand beside the others."""
+    vary: dict[str, list[Any] | dict[str, dict[str, Any]]] = {}
+    """Path in the scenario, or short name -> its values; or any name -> named alternatives of several settings each."""
+    workloads: dict[str, dict[str, Any]] = {}
+    """Name -> workload, in place of the scenario's."""
+    limits: dict[str, float | str] = {}
+    """`ttft_p90: 2s`; without any, the queue must not grow."""
+    budget: Budget = Budget()
+    objective: str = "requests_per_usd"
+    strategy: Strategy = "exhaustive"
+    load: Literal["capacity", "given"] = "capacity"
+    """Whether each point is asked for the greatest load that it sustains, or run at the workload's own."""
+    finalists: int = 5
+    """Points that meet more streams of requests than one."""
+    finalist_seeds: int = 5
+    """How many at most."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("finalists", "finalist_seeds"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; at least 1 is needed")
+        for name, values in self.vary.items():
+            if not values:
+                raise ValueError(f"vary.{name} has no values")
+
+    @property
+    def num_points(self) -> int:
+        return prod(len(values) for values in self.vary.values())
+
+
+def load_space(path: Path, overrides: Mapping[str, Any] = {}) -> Space:
+    """The space in a YAML or JSON file.
+
+    Args:
+        path: the file; traces that it names are looked for beside it first.
+        overrides: fields of the space, or dotted paths of its scenario, to replace.
+
+    Raises:
+        InputError: the file is missing or wrong.
+    """
+    raw = read_yaml(path)
+    if not isinstance(raw, dict):
+        raise InputError(f"{path} is not a space: it holds {type(raw).__name__}, not keys and values")
+    return space_from(raw, str(path), path.parent, overrides)
+
+
+def space_of_text(text: str) -> Space:
+    """A space as `msgspec.json.encode` wrote it."""
+    return msgspec.json.decode(text, type=Space)
+
+
+def space_from(
+    raw: dict[str, Any], source: str = "", folder: Path | None = None, overrides: Mapping[str, Any] = {}
+) -> Space:
+    """A space from builtins, the scenario's keys beside its own.
+
+    Raises:
+        InputError: names the path of what is wrong.
+    """
+    own = {name: value for name, value in raw.items() if name in Space.__struct_fields__ and name != "scenario"}
+    shared = {name: value for name, value in raw.items() if name not in own}
+    if "seed" in own:
+        shared["seed"] = own["seed"]
+    known = [*Scenario.__struct_fields__, *(name for name in Space.__struct_fields__ if name != "scenario")]
+    for name in shared:
+        if name not in known:
+            raise InputError(
+                f"{source}: unknown key $.{name}", did_you_mean(name, known, f"known here: {', '.join(known)}")
+            )
+    for dotted, value in overrides.items():
+        name, _, below = dotted.partition(".")
+        if name in ("vary", "workloads") and below:
+            own[name] = {**own.get(name, {}), below: value}
+        else:
+            set_path(own if name in Space.__struct_fields__ else shared, dotted, value)
+    if not own.get("vary"):
+        raise InputError(f"{source}: nothing varies", "add what does: vary: {tp: [1, 2, 4]}")
+    if folder is not None:
+        shared, own = beside(shared, folder), beside(own, folder)
+    space = decode({**own, "scenario": shared}, Space, source)
+    limits_from(space.limits)
+    for name, values in space.vary.items():
+        if isinstance(values, list) and "." not in name and name not in SHORT_PATHS:
+            hint = f"short names: {', '.join(SHORT_PATHS)}; or {name}: {{first: {{tp: 2}}, second: {{tp: 4}}}}"
+            raise InputError(
+                f"{source}: $.vary.{name} is no path in a scenario and no short name",
+                did_you_mean(name, SHORT_PATHS, hint),
+            )
+    return space
+
+
+def beside(raw: Any, folder: Path) -> Any:
+    """`raw` with the `path` of every file that lies in `folder` leading there."""
+    if isinstance(raw, list):
+        return [beside(entry, folder) for entry in raw]
+    if not isinstance(raw, dict):
+        return raw
+    found = {key: beside(value, folder) for key, value in raw.items()}
+    if isinstance(path := raw.get("path"), str) and (folder / path).exists():
+        found["path"] = str((folder / path).resolve())
+    return found
+
+
+@dataclass(frozen=True)
+class Point:
+    """One deployment of a space."""
+
+    index: int
+    """Its position: the last name of `vary` changes fastest."""
+    choice: dict[str, Any]
+    """Name in `vary` -> the value, or the name of the alternative."""
+    settings: dict[str, Any]
+    """Path in the scenario -> value."""
+
+    @property
+    def knobs(self) -> dict[str, Any]:
+        """The engine's settings that change nothing but themselves: name -> value."""
+        prefix = len(ENGINE_PREFIX)
+        return {path[prefix:]: value for path, value in self.settings.items() if is_knob(path)}
+
+    @property
+    def others(self) -> dict[str, Any]:
+        return {path: value for path, value in self.settings.items() if not is_knob(path)}
+
+    @cached_property
+    def title(self) -> str:
+        """`device h100_sxm, tp 4`."""
+        return ", ".join(f"{name.rpartition('.')[2]} {value_text(value)}" for name, value in self.choice.items())
+
+
+def is_knob(path: str) -> bool:
+    """Whether a path leads to an engine's setting that no other's default depends on."""
+    name = path.removeprefix(ENGINE_PREFIX)
+    return name != path and "." not in name and name not in ENGINE_IDENTITY
+
+
+def value_text(value: Any) -> str:
+    """A value of `vary` in a table."""
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        return "+".join(str(entry.get("name", "...")) for entry in value)
+    return "default" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def point_at(space: Space, index: int) -> Point:
+    """The point at a position."""
+    choice: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
+    rest = index
+    for name, values in reversed(space.vary.items()):
+        rest, at = divmod(rest, len(values))
+        if isinstance(values, dict):
+            label = list(values)[at]
+            choice[name] = label
+            settings |= {SHORT_PATHS.get(path, path): value for path, value in values[label].items()}
+        else:
+            choice[name] = values[at]
+            settings[SHORT_PATHS.get(name, name)] = values[at]
+    return Point(index, dict(reversed(choice.items())), settings)
+
+
+def scenario_at(space: Space, settings: Mapping[str, Any], workload: str | None = None) -> Scenario:
+    """The scenario with some of its settings changed.
+
+    Args:
+        space: the rest.
+        settings: path -> value.
+        workload: name of one of the space's workloads; None takes the scenario's own.
+
+    Raises:
+        InputError: the result is no scenario.
+    """
+    raw = copy.deepcopy(space.scenario)
+    if workload is not None:
+        raw["workload"] = copy.deepcopy(space.workloads[workload])
+    for path, value in sorted(settings.items(), key=lambda item: item[0].count(".")):
+        set_path(raw, path, copy.deepcopy(value))
+    raw.pop("slo", None)
+    keep_published_formats(raw)
+    return scenario_from(raw)
+
+
+def workload_names(space: Space) -> list[str | None]:
+    """The space's workloads, or None for the scenario's own."""
+    return list(space.workloads) or [None]
+
+
+def as_builtins(space: Space) -> dict[str, Any]:
+    """The space as it stands in a file."""
+    raw: dict[str, Any] = msgspec.to_builtins(space)
+    return {**raw.pop("scenario"), **raw}

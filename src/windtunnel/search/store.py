@@ -1,0 +1,144 @@
+"""Answers kept between searches, in one SQLite file, found again by a digest of all that decides them.
+
+A damaged entry, a damaged file or a full disk costs time and never an answer: what cannot be read is run again, and
+where nothing can be written the search goes on without the file. Each is said once.
+"""
+
+import hashlib
+import os
+import sqlite3
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from windtunnel.search.evaluate import Evaluation
+
+SCHEMA = """
+create table if not exists evaluations (key text primary key, answer blob not null, checksum text not null);
+create table if not exists searches (name text primary key, space text not null, is_done integer not null,
+    number integer not null);
+"""
+KEYS_AT_ONCE = 500
+"""Of one query: SQLite takes 999 by default."""
+
+Warn = Callable[[str], None]
+
+
+def default_path() -> Path:
+    """Where answers are kept if nobody says otherwise: in the user's cache folder."""
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return home / "windtunnel" / "search.sqlite"
+
+
+class Store:
+    """Evaluations by key. Holds one connection; only the process that drives a search writes.
+
+    Args:
+        path: the file, made where it is missing; None keeps answers in memory only.
+        warn: told what could not be read or written.
+    """
+
+    def __init__(self, path: Path | None, warn: Warn) -> None:
+        self.path = path
+        self.warn = warn
+        self.known: dict[str, Evaluation] = {}
+        self.connection = None if path is None else self._opened(path)
+
+    def _opened(self, path: Path) -> sqlite3.Connection | None:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            connection = sqlite3.connect(path, timeout=30.0, check_same_thread=False)
+            connection.executescript(SCHEMA)
+        except (sqlite3.Error, OSError) as error:
+            self.warn(f"{path} cannot be used ({error}): answers are not kept this time; delete it to begin anew")
+            return None
+        return connection
+
+    def find(self, keys: Sequence[str]) -> dict[str, Evaluation]:
+        """The answers that are known, by key."""
+        found = {key: self.known[key] for key in keys if key in self.known}
+        missing = [key for key in keys if key not in found]
+        damaged = 0
+        for first in range(0, len(missing), KEYS_AT_ONCE):
+            some = missing[first : first + KEYS_AT_ONCE]
+            for key, answer, checksum in self._select(some):
+                evaluation = _read(answer, checksum)
+                if evaluation is None:
+                    damaged += 1
+                else:
+                    found[key] = self.known[key] = evaluation
+        if damaged:
+            self.warn(f"{damaged} damaged {'entry' if damaged == 1 else 'entries'} in {self.path}: run again")
+        return found
+
+    def _select(self, keys: Sequence[str]) -> list[tuple[str, object, object]]:
+        if self.connection is None:
+            return []
+        marks = ",".join("?" * len(keys))
+        query = f"select key, answer, checksum from evaluations where key in ({marks})"
+        try:
+            return self.connection.execute(query, keys).fetchall()
+        except sqlite3.Error as error:
+            self._give_up("read", error)
+            return []
+
+    def add(self, answers: Mapping[str, Evaluation]) -> None:
+        """Keep answers, all or none of them."""
+        self.known.update(answers)
+        rows = []
+        for key, evaluation in answers.items():
+            answer = msgspec.json.encode(evaluation)
+            rows.append((key, answer, _checksum(answer)))
+        self._write("insert or replace into evaluations values (?, ?, ?)", rows)
+
+    def begin(self, name: str, space: str) -> None:
+        """Note that a search has begun, so that `unfinished` finds it."""
+        number = "(select coalesce(max(number), 0) + 1 from searches)"
+        self._write(f"insert or replace into searches values (?, ?, 0, {number})", [(name, space)])
+
+    def finish(self, name: str) -> None:
+        """Note that a search is done."""
+        self._write("update searches set is_done = 1 where name = ?", [(name,)])
+
+    def unfinished(self) -> str | None:
+        """The space of the search that began last and is not done."""
+        if self.connection is None:
+            return None
+        row = self.connection.execute(
+            "select space from searches where is_done = 0 order by number desc limit 1"
+        ).fetchone()
+        return None if row is None else str(row[0])
+
+    def _write(self, statement: str, rows: Iterable[tuple[str | bytes, ...]]) -> None:
+        if self.connection is None:
+            return
+        try:
+            with self.connection:
+                self.connection.executemany(statement, rows)
+        except sqlite3.Error as error:
+            self._give_up("written", error)
+
+    def _give_up(self, what: str, error: sqlite3.Error) -> None:
+        self.warn(f"{self.path} cannot be {what} ({error}): the search goes on, but its answers are not kept")
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self.connection is not None:
+            connection, self.connection = self.connection, None
+            connection.close()
+
+
+def _checksum(answer: bytes) -> str:
+    return hashlib.sha256(answer).hexdigest()[:16]
+
+
+def _read(answer: object, checksum: object) -> Evaluation | None:
+    """The evaluation, or None where the entry is not what was written."""
+    if not isinstance(answer, bytes) or _checksum(answer) != checksum:
+        return None
+    try:
+        return msgspec.json.decode(answer, type=Evaluation)
+    except msgspec.MsgspecError:
+        return None

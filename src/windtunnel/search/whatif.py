@@ -1,0 +1,50 @@
+"""A small grid of settings, each run at the load that the scenario gives it."""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from windtunnel.errors import InputError
+from windtunnel.search.space import Space, space_from
+from windtunnel.spec.noun import parse_yaml
+
+MOST_POINTS = 10_000
+
+_RANGE = re.compile(r"(-?[\d.]+):(-?[\d.]+)(?::(-?[\d.]+))?$")
+
+
+def grid_of(raw: dict[str, Any], vary: Sequence[str]) -> Space:
+    """The space that `--vary` options make of a scenario.
+
+    Args:
+        raw: the scenario, as builtins.
+        vary: `PATH=1,2,4`, `PATH=FIRST:LAST:STEP`, or `PATH=[...]` with YAML values.
+
+    Raises:
+        InputError: another form, a path that is no path, or more points than a quick look has.
+    """
+    values = dict(_axis(text) for text in vary)
+    space = space_from({**raw, "vary": values, "load": "given"}, "--vary")
+    if space.num_points > MOST_POINTS:
+        raise InputError(f"--vary: {space.num_points:,} points; a grid has {MOST_POINTS:,} at most", "use a search")
+    return space
+
+
+def _axis(text: str) -> tuple[str, list[Any]]:
+    path, separator, value = text.partition("=")
+    path = path.strip()
+    if not separator or not path or not value.strip():
+        raise InputError(f"--vary: {text!r} is not of the form path=values", "for instance tp=1,2,4 or rate=1:20:2")
+    if match := _RANGE.match(value.strip()):
+        return path, _steps(text, *match.groups())
+    parsed = parse_yaml(value if value.lstrip().startswith("[") else f"[{value}]")
+    return path, list(parsed)
+
+
+def _steps(text: str, first: str, last: str, step: str | None) -> list[float]:
+    low, high, by = float(first), float(last), float(step or 1)
+    if by <= 0 or high < low:
+        raise InputError(f"--vary: {text!r} has no values", "write first:last:step, step above 0")
+    count = int((high - low) / by + 1e-9) + 1
+    found = [low + by * index for index in range(count)]
+    return [int(value) if value.is_integer() and "." not in first + (step or "") else value for value in found]

@@ -1,0 +1,150 @@
+"""`windtunnel capacity`, `search`, `whatif` and `simulate --from-command` as people run them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+if TYPE_CHECKING:
+    from cli.conftest import Command
+
+pytestmark = pytest.mark.compiled
+
+SCENARIO = """
+model: meta-llama/Llama-3.1-8B
+deployment: {device: h100_sxm}
+workload:
+  arrivals: {type: poisson, rate_per_s: 4}
+  input_tokens: {type: uniform, min_tokens: 200, max_tokens: 1800}
+  output_tokens: {type: uniform, min_tokens: 20, max_tokens: 200}
+  num_requests: 150
+"""
+SPACE = f"""{SCENARIO}
+vary: {{tp: [1, 3], max_num_seqs: [16, 64, 256]}}
+limits: {{ttft_p90: 1s, tpot_p99: 50ms}}
+finalist_seeds: 2
+"""
+
+
+@pytest.fixture
+def space(tmp_path: Path) -> str:
+    path = tmp_path / "space.yaml"
+    path.write_text(SPACE)
+    return str(path)
+
+
+@pytest.fixture
+def scenario(tmp_path: Path) -> str:
+    path = tmp_path / "scenario.yaml"
+    path.write_text(SCENARIO)
+    return str(path)
+
+
+def test_capacity_says_what_limits_it(windtunnel: Command, scenario: str) -> None:
+    done = windtunnel("capacity", scenario, "--slo", "ttft_p90=1s,tpot_p99=50ms", "--seeds", "2", "--json")
+    found = json.loads(done.stdout)
+    assert done.code == 0
+    assert len(found["by_stream"]) == 2
+    assert found["capacity_at_least"] <= found["capacity"]
+    assert found["limited_by"] in ("ttft_p90", "tpot_p99", "queueing grows")
+    assert found["latencies"]["ttft_s"]["p90"] <= 1
+    shown = windtunnel("capacity", scenario, "--slo", "ttft_p90=1us", "--seeds", "1")
+    assert "no load is sustained: TTFT p90 <= 1.00 us is broken" in shown.stdout
+
+
+def test_a_search_writes_what_it_found(windtunnel: Command, space: str, tmp_path: Path) -> None:
+    out = tmp_path / "found"
+    done = windtunnel("search", space, "--no-store", "--out", str(out), "--load", "50", "--top", "2")
+    assert done.code == 0, done.stderr
+    assert "6 points asked: 3 cannot be" in done.stdout
+    assert "for 50.0 requests/s" in done.stdout
+    points = pq.read_table(out / "points.parquet").to_pydict()
+    assert points["point"] == list(range(6))
+    assert [bool(reason) for reason in points["refused"]] == [False] * 3 + [True] * 3
+    page = (out / "search.html").read_text()
+    assert "http://" not in page.replace("http://www.w3.org", "")
+    assert "https://" not in page
+    assert "drawSearch" in page
+    document = json.loads((out / "search.json").read_text())
+    ranking = document["workloads"][0]["ranking"]
+    assert ranking
+    words = (out / "launch.sh").read_text().splitlines()[-1].split()
+    assert words[:3] == ["vllm", "serve", "meta-llama/Llama-3.1-8B"]
+    seqs = document["workloads"][0]["points"][0]["choice"]["max_num_seqs"]
+    assert words[words.index("--max-num-seqs") + 1] == str(seqs)
+    kinds = [one["kind"] for one in yaml.safe_load_all((out / "kubernetes.yaml").read_text())]
+    assert kinds == ["Deployment", "Service"]
+    again = windtunnel("simulate", str(out / "scenario.yaml"), "--json")
+    summary = json.loads(again.stdout)["summary"]
+    assert summary["ttft_s"]["p90"] == document["workloads"][0]["points"][0]["figures"]["ttft_p90"]
+
+
+def test_a_grid_marks_what_breaks_limits(windtunnel: Command, scenario: str, tmp_path: Path) -> None:
+    page = tmp_path / "grid.html"
+    done = windtunnel(
+        "whatif", scenario, "--vary", "deployment.parallelism.tp=1,2,3", "--vary", "workload.rate=1:21:20",
+        "--slo", "tpot_p99=10ms", "--html", str(page),
+    )  # fmt: skip
+    assert done.code == 0
+    assert done.stdout.count("breaks TPOT p99") >= 1
+    assert "tp 3, rate 1: tp = 3 does not divide the 32 attention heads" in done.stdout
+    assert "<svg" in page.read_text()
+
+
+def test_a_pasted_command_is_simulated_and_what_is_left_out_is_named(windtunnel: Command) -> None:
+    load = (
+        "--device",
+        "h100_sxm",
+        "--rate",
+        "4",
+        "--input-tokens",
+        "64",
+        "--output-tokens",
+        "8",
+        "--num-requests",
+        "20",
+    )
+    command = "vllm serve llama-3.1-8b -tp 2 --max-num-seqs 64 --port 8000 --enable-lora --bogus 3"
+    done = windtunnel("simulate", "--from-command", command, *load, "--json")
+    assert done.code == 0
+    scenario = json.loads(done.stdout)["scenario"]
+    assert scenario["deployment"]["parallelism"] == {"tp": 2}
+    assert scenario["deployment"]["engine"]["max_num_seqs"] == 64
+    assert done.stderr.splitlines() == [
+        "without effect on time: --port",
+        "not modelled: --enable-lora",
+        "unknown, ignored: --bogus",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("capacity", "SCENARIO", "--slo", "ttft_q9=3s"), "there is no limit 'ttft_q9'"),
+        (("capacity", "SCENARIO", "--slo", "ttft_p90=3m"), "ttft_p90: '3m' has the unit 'm'"),
+        (("capacity", "SCENARIO", "--seeds", "0"), "--seeds is 0"),
+        (("whatif", "SCENARIO"), "--vary is missing"),
+        (("whatif", "SCENARIO", "--vary", "tpp=1,2"), "no path in a scenario"),
+        (("whatif", "SCENARIO", "--vary", "tp=x"), "a whole number is needed"),
+        (("whatif", "SCENARIO", "--vary", "tp=1", "--show", "speed"), "there is no figure 'speed'"),
+        (("search", "SCENARIO", "--no-store"), "nothing varies"),
+        (("search", "SPACE", "--no-store", "--executor", "rayy"), "--executor: there is no 'rayy'"),
+        (("search", "SPACE", "--no-store", "--top", "0"), "--top is 0"),
+        (("search", "SPACE", "--no-store", "--strategy", "foo"), "$.strategy is 'foo'"),
+        (("search", "SPACE", "--no-store", "--address", "auto", "--executor", "here"), "--address is a Ray cluster's"),
+        (("search",), "there is no space to search"),
+        (("simulate", "--from-command", "ls -l", "--device", "h100_sxm"), "starts no server that is known"),
+    ],
+)
+def test_wrong_input_is_answered(
+    windtunnel: Command, scenario: str, space: str, arguments: tuple[str, ...], message: str
+) -> None:
+    done = windtunnel(*({"SCENARIO": scenario, "SPACE": space}.get(word, word) for word in arguments))
+    assert done.code == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,191 @@
+"""Command lines of servers, read and written."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from windtunnel.errors import InputError
+from windtunnel.interop.launch_commands import (
+    FLAGS,
+    other_options,
+    read_launch_command,
+    trtllm_file,
+    write_launch_command,
+)
+from windtunnel.interop.launch_scripts import kubernetes_manifests, launch_script
+from windtunnel.spec.deployment import EngineSettings, Parallelism
+from windtunnel.spec.noun import decode
+from windtunnel.spec.scenario import scenario_from
+
+COMMANDS = [
+    (
+        (
+            "vllm serve meta-llama/Llama-3.1-70B -tp 4 --max-num-seqs 256 --max-model-len 32k --enforce-eager \\\n"
+            "--gpu-memory-utilization=0.92 --no-enable-prefix-caching --kv-cache-dtype fp8"
+        ),
+        {
+            "deployment": {
+                "parallelism": {"tp": 4},
+                "engine": {
+                    "name": "vllm",
+                    "max_num_seqs": 256,
+                    "max_model_len": 32000,
+                    "gpu_memory_utilization": 0.92,
+                    "enable_prefix_caching": False,
+                    "max_cudagraph_capture_size": 0,
+                },
+            },
+            "precision": {"kv_cache": "fp8"},
+        },
+    ),
+    (
+        # Data parallelism of a model with experts shares them; with expert parallelism every rank holds some.
+        "docker run --gpus all vllm/vllm-openai:latest --model Qwen/Qwen3-30B-A3B -dp 4 --enable-expert-parallel",
+        {"deployment": {"parallelism": {"tp": 1, "attention_dp": 4, "ep": 4}, "engine": {"name": "vllm"}}},
+    ),
+    (
+        # Of a dense model it is copies.
+        "vllm serve meta-llama/Llama-3.1-8B --data-parallel-size 2",
+        {"deployment": {"parallelism": {"tp": 1}, "replicas": 2, "engine": {"name": "vllm"}}},
+    ),
+    (
+        # SGLang's tp counts all ranks; dp of them have attention of their own.
+        (
+            "X=1 python3 -m sglang.launch_server --model-path deepseek-ai/DeepSeek-V3 --tp 8 --dp 4 "
+            "--enable-dp-attention --ep-size 8 --disable-radix-cache --chunked-prefill-size 4096"
+        ),
+        {
+            "deployment": {
+                "parallelism": {"tp": 2, "attention_dp": 4, "ep": 8},
+                "engine": {
+                    "name": "sglang",
+                    "enable_prefix_caching": False,
+                    "enable_chunked_prefill": True,
+                    "max_num_batched_tokens": 4096,
+                },
+            },
+        },
+    ),
+    (
+        "trtllm-serve meta-llama/Llama-3.1-8B --tp_size 2 --max_batch_size 512 --max_num_tokens 4096",
+        {
+            "deployment": {
+                "parallelism": {"tp": 2},
+                "engine": {"name": "trtllm", "max_num_seqs": 512, "max_num_batched_tokens": 4096},
+            },
+        },
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "expected"), COMMANDS, ids=[text.split(" --")[0] for text, _ in COMMANDS])
+def test_commands_are_read_and_written_back(text: str, expected: dict[str, dict[str, object]]) -> None:
+    found = read_launch_command(text)
+    raw = {name: value for name, value in found.raw.items() if name != "model"}
+    assert raw == expected
+    assert not found.unknown
+    deployment = raw["deployment"]
+    if "replicas" in deployment:
+        return
+    again = write_launch_command(
+        found.raw["model"],
+        decode(deployment["parallelism"], Parallelism),
+        decode(deployment["engine"], EngineSettings),
+        None,
+        raw.get("precision", {}).get("kv_cache"),
+    )
+    if "--enforce-eager" in text:
+        assert "--enforce-eager" in again
+    assert read_launch_command(" ".join(again)).raw == found.raw
+
+
+def test_trtllms_file_is_read_and_written(tmp_path: Path) -> None:
+    content = {
+        "enable_attention_dp": True,
+        "kv_cache_config": {"free_gpu_memory_fraction": 0.8, "enable_block_reuse": False, "dtype": "fp8"},
+        "cuda_graph_config": {"batch_sizes": [1, 8, 16]},
+        "moe_config": {"backend": "CUTLASS"},
+        "disable_overlap_scheduler": True,
+    }
+    path = tmp_path / "options.yaml"
+    path.write_text(yaml.safe_dump(content))
+    found = read_launch_command(f"trtllm-serve deepseek-ai/DeepSeek-V3 --tp_size 8 --extra_llm_api_options {path}")
+    engine = found.raw["deployment"]["engine"]
+    assert found.raw["deployment"]["parallelism"] == {"tp": 1, "attention_dp": 8}
+    assert engine == {
+        "name": "trtllm",
+        "gpu_memory_utilization": 0.8,
+        "enable_prefix_caching": False,
+        "cudagraph_sizes": [1, 8, 16],
+        "moe_backend": "cutlass",
+        "async_scheduling": False,
+    }
+    written = trtllm_file(decode(engine, EngineSettings), decode({"attention_dp": 8}, Parallelism), "fp8")
+    assert written["kv_cache_config"] == {"enable_block_reuse": False, "dtype": "fp8"}
+    assert written["enable_attention_dp"] is True
+    assert written["cuda_graph_config"] == {"batch_sizes": [1, 8, 16]}
+    assert written["disable_overlap_scheduler"] is True
+
+
+def test_every_option_is_one_of_four() -> None:
+    """No option is both taken and named as left out."""
+    other = other_options()
+    assert not other.without_effect & other.not_modelled
+    for flags in FLAGS.values():
+        assert not flags.keys() & other.without_effect
+    found = read_launch_command("vllm serve llama-3.1-8b --port 1 --cpu-offload-gb 4 --what --seed 3")
+    assert found.without_effect == ("--port", "--seed")
+    assert found.not_modelled == ("--cpu-offload-gb",)
+    assert found.unknown == ("--what",)
+
+
+def test_drafts_need_to_be_told_how_often_they_are_right() -> None:
+    config = '{"method": "ngram", "num_speculative_tokens": 3}'
+    assert (
+        "acceptance" in read_launch_command(f"vllm serve llama-3.1-8b --speculative-config '{config}'").not_modelled[0]
+    )
+    said = config[:-1] + ', "acceptance_fraction": 0.6}'
+    engine = read_launch_command(f"vllm serve llama-3.1-8b --speculative-config '{said}'").raw["deployment"]["engine"]
+    assert engine["speculative"] == {"method": "ngram", "num_draft_tokens": 3, "acceptance_fraction": 0.6}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("python serve.py", "starts no server"),
+        ("vllm serve", "names no model"),
+        ("vllm serve m --max-num-seqs many", "--max-num-seqs is many"),
+        ("vllm serve m --max-num-seqs", "--max-num-seqs has no value"),
+        ("vllm serve m --kv-cache-dtype int3", "--kv-cache-dtype is int3"),
+        ("vllm serve 'm", "in the command line"),
+        ("vllm serve m --config none.yaml", "there is no file"),
+    ],
+)
+def test_wrong_commands_are_named(text: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        read_launch_command(text)
+
+
+def test_pools_are_written_as_servers_of_their_own() -> None:
+    scenario = scenario_from(
+        {
+            "model": "meta-llama/Llama-3.1-8B",
+            "deployment": {
+                "device": "h100_sxm",
+                "pools": [
+                    {"name": "p", "role": "prefill", "replicas": 2},
+                    {"name": "d", "role": "decode", "parallelism": {"tp": 2}},
+                ],
+            },
+            "workload": {"arrivals": {"type": "burst"}, "input_tokens": 8, "output_tokens": 8, "num_requests": 1},
+        }
+    )
+    script = launch_script(scenario, {"vllm": "0.24.0"})
+    assert script.count("vllm serve meta-llama/Llama-3.1-8B") == 2
+    assert "--tensor-parallel-size 2" in script
+    documents = list(yaml.safe_load_all(kubernetes_manifests(scenario, {"vllm": "0.24.0"})))
+    deployments = [one for one in documents if one["kind"] == "Deployment"]
+    assert [one["spec"]["replicas"] for one in deployments] == [2, 1]
+    limits = [one["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"] for one in deployments]
+    assert limits == [{"nvidia.com/gpu": 1}, {"nvidia.com/gpu": 2}]
