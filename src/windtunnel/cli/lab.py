@@ -7,23 +7,10 @@ import click
 from windtunnel.cli.lab_capture import kernels, scrub, to_table
 from windtunnel.cli.lab_compare import compare
 from windtunnel.cli.lab_run import run, sweep
-from windtunnel.cli.options import Verb, option
-from windtunnel.errors import InputError, did_you_mean
+from windtunnel.cli.options import Verb, VerbGroup, option
 
 
-class Experiments(click.Group):
-    """A group whose unknown commands are answered as those of `windtunnel` are."""
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args[0] not in self.commands and not args[0].startswith("-"):
-            hint = did_you_mean(args[0], self.commands, f"it has {', '.join(self.commands)}")
-            raise InputError(f"windtunnel lab has no command {args[0]!r}", hint)
-        return super().resolve_command(ctx, args)
-
-
-@click.group(cls=Experiments, no_args_is_help=False, invoke_without_command=True)
+@click.group(cls=VerbGroup, no_args_is_help=False, invoke_without_command=True)
 @click.pass_context
 def command(ctx: click.Context) -> None:
     """Run real models, profile them, and set what was measured beside what is simulated."""
