@@ -8,6 +8,7 @@ from windtunnel.cli.lab_capture import kernels, scrub, to_table
 from windtunnel.cli.lab_compare import compare
 from windtunnel.cli.lab_run import run, sweep
 from windtunnel.cli.options import Verb, VerbGroup, option
+from windtunnel.errors import InputError
 
 
 @click.group(cls=VerbGroup, no_args_is_help=False, invoke_without_command=True)
