@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import windtunnel as wt
+from effort import cases_to_try
 from engine.test_oracle import Case, chains, give_tenants, random_cost, session_cases
 from windtunnel.engine.fleet import FleetPlan, FleetRun, start_fleet
 from windtunnel.engine.prefix_cache import prefix_cache
@@ -118,7 +119,7 @@ def run_both(found: FleetCase) -> tuple[np.ndarray, Table, FleetRun, ReferenceFl
     return records, steps, fleet, reference, requests
 
 
-@settings(max_examples=200)
+@settings(max_examples=cases_to_try(200))
 @given(fleet_cases())
 def test_loop_equals_the_oracle(found: FleetCase) -> None:
     records, steps, fleet, reference, requests = run_both(found)
@@ -193,6 +194,7 @@ def test_what_a_lost_request_had_produced_stays_produced() -> None:
     assert (result.requests["finish_s"][had_token] > 21).all()
 
 
+@pytest.mark.compiled
 def test_faults_come_as_often_as_they_should() -> None:
     """30 devices that fail every 100 s for 1 s on average: exponential times between failures."""
     faults = {"device_mtbf_s": 100.0, "mttr_s": 1.0, "retry_s": 0.1}
@@ -208,6 +210,7 @@ def test_faults_come_as_often_as_they_should() -> None:
     np.testing.assert_array_equal(again.requests["finish_s"], result.requests["finish_s"])
 
 
+@pytest.mark.compiled
 def test_replicas_follow_the_load() -> None:
     """Little's law: 20 requests/s of about 1.6 s each keep about 32 outstanding, 4 replicas at a target of 9."""
     scaling = {"type": "target", "metric": "outstanding", "target": 9, "max_replicas": 8, "scale_down_after_s": 30}

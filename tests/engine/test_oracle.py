@@ -6,6 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from effort import cases_to_try
 from windtunnel.engine.prefix_cache import NO_TIERS, prefix_cache
 from windtunnel.engine.reference import Reference, Request, Step
 from windtunnel.engine.reference_cache import Segment
@@ -240,7 +241,7 @@ def expanded(steps: Table) -> dict[str, np.ndarray]:
     return {name: np.repeat(steps[name], steps["num_steps"]) for name in ("replica", "decode_tokens", "prefill_tokens")}
 
 
-@settings(max_examples=400)
+@settings(max_examples=cases_to_try(400))
 @given(cases())
 def test_loop_equals_the_oracle(case: Case) -> None:
     requests, reference_steps = run_oracle(case)
@@ -257,7 +258,7 @@ def test_loop_equals_the_oracle(case: Case) -> None:
     assert steps["used_blocks"].max() == max(step.used_blocks for step in reference_steps)
 
 
-@settings(max_examples=400)
+@settings(max_examples=cases_to_try(400))
 @given(session_cases())
 def test_cached_prefixes_and_sessions_equal_the_oracles(case: Case) -> None:
     requests, reference_steps = run_oracle(case)
@@ -270,7 +271,7 @@ def test_cached_prefixes_and_sessions_equal_the_oracles(case: Case) -> None:
     assert steps["used_blocks"].max() == max(step.used_blocks for step in reference_steps)
 
 
-@settings(max_examples=200)
+@settings(max_examples=cases_to_try(200))
 @given(cases())
 def test_inter_token_latency_equals_the_oracles(case: Case) -> None:
     """Exact in the mean, but where a short token budget skips decoding requests: there a gap is taken for a step."""
@@ -287,7 +288,7 @@ def test_inter_token_latency_equals_the_oracles(case: Case) -> None:
     assert found.mean == np.float64(gaps_s.mean()) or abs(found.mean / gaps_s.mean() - 1) < 5e-3
 
 
-@settings(max_examples=200)
+@settings(max_examples=cases_to_try(200))
 @given(cases())
 def test_invariants(case: Case) -> None:
     records, steps, _ = run_loop(case.settings, case.cost, case.requests)
@@ -316,7 +317,7 @@ def test_invariants(case: Case) -> None:
         assert np.cumsum(change[order]).max() <= case.settings.concurrency
 
 
-@settings(max_examples=50)
+@settings(max_examples=cases_to_try(50))
 @given(cases())
 def test_the_scheduler_is_blind_to_output_lengths(case: Case) -> None:
     """Until the first request ends, vLLM's schedule cannot depend on how long outputs will be."""

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from effort import cases_to_try
 from engine.test_oracle import expanded, give_tenants, random_cost
 from windtunnel.engine.pools import run_pools
 from windtunnel.engine.reference import Request, Step
@@ -150,7 +151,7 @@ def speculative_cases(draw: st.DrawFn) -> Case:
     return replace(case, plans=made, speculation=speculation)
 
 
-@settings(max_examples=300)
+@settings(max_examples=cases_to_try(300))
 @given(st.one_of(cases(), speculative_cases()))
 def test_loop_equals_the_oracle(case: Case) -> None:
     requests, journeys, reference_steps = run_oracle(case)
@@ -172,7 +173,7 @@ def test_loop_equals_the_oracle(case: Case) -> None:
     assert steps["used_blocks"].max() == max(step.used_blocks for step in reference_steps)
 
 
-@settings(max_examples=150)
+@settings(max_examples=cases_to_try(150))
 @given(cases())
 def test_inter_token_latency_equals_the_oracles(case: Case) -> None:
     if any(
@@ -189,7 +190,7 @@ def test_inter_token_latency_equals_the_oracles(case: Case) -> None:
         assert found.mean == pytest.approx(gaps_s.mean(), rel=5e-3)
 
 
-@settings(max_examples=200)
+@settings(max_examples=cases_to_try(200))
 @given(cases())
 def test_invariants(case: Case) -> None:
     records, pools, steps = run_compiled(case)
@@ -216,7 +217,7 @@ def test_invariants(case: Case) -> None:
         assert emitted == (case.requests.output_tokens - 1).sum()
 
 
-@settings(max_examples=100)
+@settings(max_examples=cases_to_try(100))
 @given(cases())
 def test_pools_that_do_everything_are_one_pool(case: Case) -> None:
     """Equal pools of role `both` are the replicas of one deployment, to the bit."""
@@ -230,7 +231,7 @@ def test_pools_that_do_everything_are_one_pool(case: Case) -> None:
         np.testing.assert_array_equal(steps[name], expected_steps[name], err_msg=name)
 
 
-@settings(max_examples=100)
+@settings(max_examples=cases_to_try(100))
 @given(cases())
 def test_time_to_first_token_is_that_of_prefill_alone(case: Case) -> None:
     """Where transfers take no time and the decode side has room for all, prefill never waits for it."""

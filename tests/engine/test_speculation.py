@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import windtunnel as wt
+from effort import cases_to_try
 from engine.test_oracle import Case, cases, give_tenants, random_cost
 from windtunnel.engine.reference import Reference, Request
 from windtunnel.engine.serving import run_loop
@@ -39,7 +40,7 @@ def speculative_cases(draw: st.DrawFn) -> tuple[Case, state.Speculation]:
     return replace(case, settings=s, cost=cost), speculation
 
 
-@settings(max_examples=300)
+@settings(max_examples=cases_to_try(300))
 @given(speculative_cases())
 def test_loop_equals_the_oracle(drawn: tuple[Case, state.Speculation]) -> None:
     case, speculation = drawn
@@ -58,7 +59,7 @@ def test_loop_equals_the_oracle(drawn: tuple[Case, state.Speculation]) -> None:
     assert steps["used_blocks"].max() == max(step.used_blocks for step in reference_steps)
 
 
-@settings(max_examples=100)
+@settings(max_examples=cases_to_try(100))
 @given(cases())
 def test_one_token_a_step_is_no_speculation(case: Case) -> None:
     plain = case.settings._replace(num_stages=1)

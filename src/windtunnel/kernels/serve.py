@@ -799,6 +799,8 @@ def run(
         cutoff_s = event_s
         if cost.host_overlaps and ends_step:
             cutoff_s = lanes[first * settings.num_stages + stage].started_s
+        # A request that gave itself up left its blocks to one whose KV cache has come.
+        forms_again = pools is not None and ends_step
         num_batches = 0
         while num_batches == 0:
             for rank in range(first, first + settings.ranks_per_replica):
@@ -815,9 +817,9 @@ def run(
                         settings, cache, speculation, requests, ranks, lanes, lists, rank, lane, event_s
                     )
                 num_batches += end_batch(settings, requests, ranks, lanes, lists, rank, lane, num_decodes)
-            if cutoff_s == event_s:
+            if cutoff_s == event_s and not forms_again:
                 break
-            cutoff_s = event_s
+            cutoff_s, forms_again = event_s, False
         if pools is not None:
             for rank in range(first, first + settings.ranks_per_replica):
                 lane = rank * settings.num_stages + stage
