@@ -247,12 +247,7 @@ def test_time_to_first_token_is_that_of_prefill_alone(case: Case) -> None:
     prefill = prefill._replace(settings=prefill.settings._replace(num_blocks=10**6))
     travel = Travel(decode_router=case.travel.decode_router)
     records, _, _, _ = run_pools([prefill, roomy], travel, case.requests)
-    ones = RequestArrays(
-        case.requests.arrival_s,
-        case.requests.input_tokens,
-        np.ones_like(case.requests.output_tokens),
-        case.requests.priority,
-    )
+    ones = replace(case.requests, output_tokens=np.ones_like(case.requests.output_tokens))
     alone, _, _ = run_loop(prefill.settings, prefill.cost, ones)
     if case.plans[0].settings.router == state.ROUTERS.index("round_robin") or prefill.settings.num_replicas == 1:
         np.testing.assert_array_equal(records["first_token_s"], alone["first_token_s"])
