@@ -27,6 +27,8 @@ def test_every_short_name_leads_to_a_field() -> None:
         "engine": "sglang",
         "engine_version": "0.5.14",
         "calibration": "none",
+        "profile": "profiles/h200",
+        "estimator": "forest",
         "scheduler": "sglang",
         "max_num_seqs": 7,
         "max_num_batched_tokens": 512,
