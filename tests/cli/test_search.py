@@ -84,6 +84,17 @@ def test_a_search_writes_what_it_found(windtunnel: Command, space: str, tmp_path
     assert summary["ttft_s"]["p90"] == document["workloads"][0]["points"][0]["figures"]["ttft_p90"]
 
 
+def test_a_narrow_terminal_shows_every_setting_whole(
+    windtunnel: Command, space: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = windtunnel("search", space, "--no-store").stdout
+    assert max(map(len, shown.splitlines())) <= 80
+    for max_num_seqs in (16, 64, 256):
+        assert f"tp 1, max_num_seqs {max_num_seqs}\n" in shown
+    assert "TTFT p90  TPOT p99" in shown
+
+
 def test_a_grid_marks_what_breaks_limits(windtunnel: Command, scenario: str, tmp_path: Path) -> None:
     page = tmp_path / "grid.html"
     done = windtunnel(

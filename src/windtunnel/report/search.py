@@ -18,22 +18,14 @@ from windtunnel.search.limits import METRICS, Limit, limits_from
 from windtunnel.search.optimize import Found, Study
 from windtunnel.search.probe import LEAST_STREAM, STABILITY
 from windtunnel.search.scores import LESS_IS_BETTER
-from windtunnel.search.space import as_builtins, value_text
+from windtunnel.search.space import as_builtins
 from windtunnel.spec.noun import encode
 from windtunnel.units import format_seconds
 
 FRONTIER = ("requests_per_usd", "output_tokens_per_s_per_user")
 FRONTIER_WITHOUT_PRICES = ("output_tokens_per_s_per_device", "output_tokens_per_s_per_user")
 SHOWN_REFUSALS, SHOWN_FRONTIER = 6, 10
-
-SETTING_TITLES = {
-    "max_num_batched_tokens": "tokens/step",
-    "max_num_seqs": "seqs",
-    "gpu_memory_utilization": "memory",
-    "enable_prefix_caching": "prefix cache",
-    "scheduling_policy": "order",
-    "attention_dp": "DP",
-}
+RANK_WIDTH = 3
 FIGURE_TITLES = {
     "requests_per_usd": "requests/$",
     "requests_per_s": "requests/s",
@@ -88,7 +80,14 @@ def _workload_parts(report: SearchReport, at: int, found: Found) -> list[Rendera
     parts += [f"{asked:,} points asked: {refused:,} cannot be, {len(found.ranking):,} hold the limits"]
     if not found.ranking:
         return [*parts, *_refusal_parts(found), "No point holds the limits at any load."]
-    parts += ["", top_table(report.study, found, report.top), *_burst_parts(report, found)]
+    points = [(str(rank), report.study.point(index).title) for rank, index in enumerate(found.ranking[: report.top], 1)]
+    parts += [
+        "",
+        grid(points, RANK_WIDTH),
+        "",
+        top_table(report.study, found, report.top),
+        *_burst_parts(report, found),
+    ]
     parts += [*_sureness_parts(report.study, found), *_why_parts(report.why[at])]
     effects = sensitivity(space, found)
     if effects:
@@ -103,12 +102,10 @@ def _workload_parts(report: SearchReport, at: int, found: Found) -> list[Rendera
 
 
 def top_table(study: Study, found: Found, top: int) -> RenderableType:
-    """The best points, a line each."""
-    names = list(study.space.vary)
+    """The best points by their rank, a line each; beside their settings it would not fit a terminal."""
     metric = latency_names(study)
     heads = [
         "",
-        *(setting_title(name) for name in names),
         load_title(study),
         "at least",
         *(FIGURE_TITLES[name] for name in figure_names(study)),
@@ -120,11 +117,9 @@ def top_table(study: Study, found: Found, top: int) -> RenderableType:
         one = found.evaluations[index]
         runs = found.seeds.get(index, [one])
         bound, mean = lower_bound([run.load for run in runs]), mean_of(runs)
-        choice = study.point(index).choice
         rows.append(
             [
                 str(rank),
-                *(value_text(choice[name]) for name in names),
                 number(mean.load),
                 "" if bound is None else number(max(bound, 0.0)),
                 *(figure_text(mean, name) for name in figure_names(study)),
@@ -156,12 +151,6 @@ def limit_name(name: str) -> str:
     """What limits a load, in a table: `TTFT p90`, or `queue`."""
     metric, _, statistic = name.partition("_")
     return "queue" if name == STABILITY else f"{METRICS[metric]} {statistic}" if metric in METRICS else ""
-
-
-def setting_title(name: str) -> str:
-    """A name in `vary` over a column."""
-    last = name.rpartition(".")[2]
-    return SETTING_TITLES.get(last, last)
 
 
 def mean_of(runs: Sequence[Evaluation]) -> Evaluation:
@@ -253,7 +242,7 @@ def _frontier_parts(study: Study, found: Found) -> list[RenderableType]:
     rows = [
         [study.point(index).title, *(figure_text(found.evaluations[index], name) for name in names)] for index in kept
     ]
-    heads = ("frontier", *(FIGURE_TITLES[name] for name in names))
+    heads = ("frontier, first stream", *(FIGURE_TITLES[name] for name in names))
     more = [f"and {len(kept) - SHOWN_FRONTIER} more"] if len(kept) > SHOWN_FRONTIER else []
     return ["", columns(heads, rows[:SHOWN_FRONTIER]), *more]
 
