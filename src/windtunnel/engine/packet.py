@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.engine.network import FlowTimes, Paths, find_paths, graph_of, send_delay_s
+from windtunnel.engine.network import FlowTimes, Paths, find_paths, followers, graph_of, send_delay_s
 from windtunnel.errors import InputError, WindtunnelError
 from windtunnel.kernels import packet as loop
 from windtunnel.kernels import packet_state as state
@@ -280,6 +280,7 @@ def _times(outcome: Outcome, traced: NDArray[np.int32]) -> PacketTimes:
         sent_s=flows.sent_ps / PS_PER_S,
         finish_s=flows.finish_ps / PS_PER_S,
         link_bytes=links.sent_bytes.astype(np.float64),
+        link_was_full=links.most_queued_bytes > 0,
         num_events=outcome.num_events,
         links=LinkStatistics(
             busy_fraction=links.sent_bytes * links.ps_per_byte / end_ps,
@@ -367,6 +368,7 @@ def _part(tables: Tables, flows: Ints) -> Part:
     paths, path_links, records.path = _routes(tables.paths, tables.path_links, records.path)
     replies, reply_links, records.reply = _routes(tables.replies, tables.reply_links, records.reply)
     records.queue = _renumbered(records.queue)[1]
+    records.follower = np.where(records.follower < 0, -1, np.searchsorted(flows, records.follower))
     pairs, position = _renumbered(np.concatenate([path_links, reply_links]) >> 1)
     links = (2 * pairs[:, None] + np.arange(2)).ravel()
     used = tables.links[links].copy()
@@ -457,8 +459,7 @@ def tables_of(fabric: Fabric, flows: Flows, settings: NetworkSettings, packet: P
         InputError: ends are not connected, or the settings do not fit the fabric.
     """
     paths = find_paths(fabric, flows, _fixed_routing(settings))
-    answers = replace(flows, source=flows.destination, destination=flows.source)
-    replies = find_paths(fabric, answers, _fixed_routing(settings))
+    replies = find_paths(fabric, flows, _fixed_routing(settings), answers=True)
     links = _links(fabric, packet, paths)
     is_lossy = bool(fabric.error_fraction.any()) or not packet.pfc
     graph = graph_of(fabric)
@@ -619,6 +620,8 @@ def _flow_table(
     table.delay_ps = np.rint((flows.delay_s + send_delay_s(settings)) * PS_PER_S)
     table.finish_ps = -1
     table.parents_left = np.diff(flows.parent_ptr)
+    table.follower = followers(flows) if settings.compat == "simai" else -1
+    table.parents_left[table.follower[table.follower >= 0]] += 1
     table.path, table.reply = paths.of_flow, replies.of_flow
     table.target_row = 0 if rows is None else rows
     round_trip_s, window_bytes = _windows(fabric, settings, paths)

@@ -498,14 +498,13 @@ def receive_answer(settings, connection, sacks, calendar, number, byte, selected
 @inner
 def start_when_free(flows, events, heaps, buckets, calendar, flow, free_ps):
     """Let a flow whose parents are complete start once its send queue is free, at `free_ps`."""
-    due_ps = max(flows[flow].finish_ps + flows[flow].delay_ps, flows[flow].start_ps, free_ps)
+    due_ps = max(flows[flow].ready_ps + flows[flow].delay_ps, flows[flow].start_ps, free_ps, calendar[0].now_ps)
     schedule(events, heaps, buckets, calendar, due_ps, event(START, flow))
 
 
 @inner
 def release(flows, send_queues, events, heaps, buckets, calendar, flow):
-    """A flow's parents are complete: it waits its turn in its send queue."""
-    flows[flow].finish_ps = calendar[0].now_ps
+    """A flow waits for no other any more: it takes its turn in its send queue."""
     queue = send_queues[flows[flow].queue]
     if queue.is_busy:
         flows[flow].next = NONE
@@ -540,6 +539,7 @@ def complete(flows, send_queues, children_start, children, counters, events, hea
     counters[0].num_finished += 1
     for position in range(children_start[flow], children_start[flow + 1]):
         child = children[position]
+        flows[child].ready_ps = calendar[0].now_ps
         flows[child].parents_left -= 1
         if flows[child].parents_left == 0:
             release(flows, send_queues, events, heaps, buckets, calendar, child)
@@ -608,7 +608,7 @@ def _join(group, a, b):
 
 @entry
 def find_groups(flows, parent_ptr, parent, paths, path_links, replies, reply_links, num_queues, group):
-    """Which flows may influence each other: those that share a link, a send queue or an ancestor.
+    """Which flows may influence each other: those that share a link, a send queue or an ancestor, or begin in turn.
 
     Args:
         group: (flows + links + send queues,) left with the least flow that each is joined to.
@@ -618,6 +618,8 @@ def find_groups(flows, parent_ptr, parent, paths, path_links, replies, reply_lin
         group[item] = item
     for flow in range(flows.size):
         _join(group, flow, first_queue + flows[flow].queue)
+        if flows[flow].follower >= 0:
+            _join(group, flow, np.int64(flows[flow].follower))
         for position in range(parent_ptr[flow], parent_ptr[flow + 1]):
             _join(group, flow, np.int64(parent[position]))
         for position in range(paths[flows[flow].path], paths[flows[flow].path + 1]):
@@ -819,6 +821,11 @@ def run(
         elif kind == START:
             flow = number
             flows[flow].start_ps = now_ps
+            follower = flows[flow].follower
+            if follower >= 0:
+                flows[follower].parents_left -= 1
+                if flows[follower].parents_left == 0:
+                    release(flows, send_queues, events, heaps, buckets, calendar, follower)
             path = flows[flow].path
             if flows[flow].size_bytes == 0 or paths[path] == paths[path + 1]:
                 sent(flows, send_queues, events, heaps, buckets, calendar, flow, now_ps)
