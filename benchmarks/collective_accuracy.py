@@ -52,9 +52,8 @@ def print_nccl() -> None:
     for is_large in (True, False):
         every = np.abs([error for name, found in errors.items() if name[3] == is_large for error in found])
         sizes = "1 MiB and up" if is_large else "below"
-        print(
-            f"{sizes}: {len(every)} points, {np.median(every):.1f}% in the median, {np.mean(every <= 10):.0%} within 10%"
-        )
+        share = f"{np.mean(every <= 10):.0%} within 10%"
+        print(f"{sizes}: {len(every)} points, {np.median(every):.1f}% in the median, {share}")
 
 
 def routed(ranks: int) -> tuple[np.ndarray, np.ndarray]:
@@ -81,8 +80,15 @@ def print_deepep() -> None:
                 measured[int(row["ep"]), row["op"]].append(float(row["bw_GBps"]))
     print(f"\n{'DeepEP, normal':16s}{'op':10s}{'here':>10s}{'published versions, GB/s':>30s}{'off the fastest':>18s}")
     for (ranks, op), published in sorted(measured.items()):
-        rates = {"nic_bytes_per_s": 400 * GBPS, "scale_up_bytes_per_s": 160e9}
-        fabric = build_fabric(SpectrumX(num_gpus=ranks, num_spines=8, gpu_type="H800", **rates))
+        fabric = build_fabric(
+            SpectrumX(
+                num_gpus=ranks,
+                num_spines=8,
+                gpu_type="H800",
+                nic_bytes_per_s=400 * GBPS,
+                scale_up_bytes_per_s=160e9,
+            )
+        )
         to_server, to_gpu = routed(ranks)
         gpus = np.arange(ranks, dtype=np.int32)
         if ranks == 8:

@@ -22,7 +22,9 @@ from windtunnel.engine.alike import ring_seconds
 from windtunnel.engine.collective import run_collective
 from windtunnel.engine.layer_run import run_simai_analytical
 from windtunnel.engine.network import run_flow_level
-from windtunnel.engine.packet import run_in_parts, simulate_packets, tables_of
+from windtunnel.engine.packet import simulate_packets
+from windtunnel.engine.packet_parts import run_in_parts
+from windtunnel.engine.packet_tables import tables_of
 from windtunnel.interop.simai_layers import read_layers
 from windtunnel.ops import flows as tables
 from windtunnel.spec.fabric import Fabric

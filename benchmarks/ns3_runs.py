@@ -6,8 +6,8 @@ Every run of `simai/ns3/results.csv` that ended with a result: the same collecti
 topology. Ours is the CPU time from flows to finish times: routes, tables and loop, kernels compiled. Runs whose name
 begins with A, B, C or dbg are of SimAI's debug build as shipped; O are of an optimised one, the fair opponent.
 
-`*`: flows meet on a link between switches, where hashes decide which do. Whether that matters is what the flow level
-finds; there its time is the mean of eight hashes.
+`+`: flows of a ring pile up at its NICs. `*`: flows meet on a link between switches, where hashes decide which do; the
+flow level, which finds out, then gives the mean of eight hashes.
 """
 
 import csv
@@ -24,9 +24,11 @@ import msgspec
 import numpy as np
 
 from windtunnel.engine.collective import flows_seconds, full_between_switches
-from windtunnel.engine.network import run_flows
-from windtunnel.engine.packet import run_in_parts, tables_of
+from windtunnel.engine.network import FlowTimes, run_flows
+from windtunnel.engine.packet_parts import run_in_parts
+from windtunnel.engine.packet_tables import tables_of
 from windtunnel.ops.flows import Flows, all_to_all, nvls, ring, simai_rings, together
+from windtunnel.spec.fabric import Fabric, NodeKind
 from windtunnel.spec.network import SIMAI_SETTINGS
 from windtunnel.spec.packet import SIMAI_PACKETS
 from windtunnel.spec.topology import GBPS, AlibabaHpn, DcnPlus, SpectrumX, Topology, TwoTier, build_fabric
@@ -106,7 +108,8 @@ class Run:
     flow_us: list[float]
     packet_cpu_s: float
     flow_cpu_s: float
-    meets: bool
+    where: str
+    """Where flows share a link of the network: nowhere, `+` at NICs, `*` between switches."""
 
 
 def run(row: dict[str, str]) -> Run:
@@ -117,7 +120,7 @@ def run(row: dict[str, str]) -> Run:
     control = CONTROLS[number(r"cc(\d+)", row["dir"], 1)]
     packet = msgspec.structs.replace(SIMAI_PACKETS, congestion=control, ecn="noecn" not in row["dir"])
     fabric = build_fabric(topology_of(row["topology"]))
-    packet_us, flow_us, packet_cpu_s, flow_cpu_s, meets = [], [], 0.0, 0.0, False
+    packet_us, flow_us, packet_cpu_s, flow_cpu_s, where = [], [], 0.0, 0.0, ""
     for flows in layers_of(row):
         started = time.process_time()
         outcome = run_in_parts(tables_of(fabric, flows, settings, packet))
@@ -127,8 +130,16 @@ def run(row: dict[str, str]) -> Run:
         started = time.process_time()
         flow_us.append(flows_seconds(fabric, flows, settings, "flow") * 1e6)
         flow_cpu_s += time.process_time() - started
-        meets |= full_between_switches(fabric, run_flows(fabric, flows, settings))
-    return Run(packet_us, flow_us, packet_cpu_s, flow_cpu_s, meets)
+        where = max(where, meeting_place(fabric, run_flows(fabric, flows, settings)))
+    return Run(packet_us, flow_us, packet_cpu_s, flow_cpu_s, where)
+
+
+def meeting_place(fabric: Fabric, times: FlowTimes) -> str:
+    """Where flows had to share a link of the network."""
+    if full_between_switches(fabric, times):
+        return "*"
+    network = (fabric.kind[fabric.link_a] == NodeKind.SWITCH) | (fabric.kind[fabric.link_b] == NodeKind.SWITCH)
+    return "+" if times.link_was_full[np.repeat(network, 2)].any() else ""
 
 
 def rows() -> list[dict[str, str]]:
@@ -159,7 +170,7 @@ def main() -> None:
     titles = ("flows", "ns-3 us", "packet us", "error", "flow us", "error", "ns-3 s", "packet s", "ratio", "flow s")
     print(f"{'run':34s}" + "".join(f"{title:>11s}" for title in (*titles, "ratio")))
     packet_errors, flow_errors = {}, {}
-    meeting = set()
+    places = {}
     for row in rows():
         name = row["dir"]
         if not re.search(wanted, name):
@@ -167,11 +178,10 @@ def main() -> None:
         found, recorded = run(row), recorded_us(row)
         packet_errors[name] = error_percent(found.packet_us, recorded)
         flow_errors[name] = error_percent(found.flow_us, recorded)
-        if found.meets:
-            meeting.add(name)
+        places[name] = found.where
         ns3_s = float(row["user_cpu_s"])
         print(
-            f"{name + '*' * found.meets:34s}{row['n_flows_in_fct'].removesuffix('.0'):>11s}{sum(recorded):11.2f}"
+            f"{name + found.where:34s}{row['n_flows_in_fct'].removesuffix('.0'):>11s}{sum(recorded):11.2f}"
             f"{sum(found.packet_us):11.2f}{packet_errors[name]:+10.2f}%{sum(found.flow_us):11.2f}{flow_errors[name]:+10.2f}%"
             f"{ns3_s:11.2f}{found.packet_cpu_s:11.3f}{ns3_s / found.packet_cpu_s:11.0f}"
             f"{found.flow_cpu_s:11.3f}{ns3_s / found.flow_cpu_s:11.0f}",
@@ -179,8 +189,9 @@ def main() -> None:
         )
     print()
     for depth, errors in (("packet", packet_errors), ("flow", flow_errors)):
-        print_summary(f"{depth} level, apart", [errors[name] for name in errors if name not in meeting], 5)
-        print_summary(f"{depth} level, meeting (*)", [errors[name] for name in errors if name in meeting], 10)
+        for where, title, bound in (("", "apart", 5), ("+", "+ at NICs", 5), ("*", "* between switches", 10)):
+            chosen = [error for name, error in errors.items() if places[name] == where]
+            print_summary(f"{depth} level, {title}", chosen, bound)
     print(f"largest memory: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MiB")
 
 

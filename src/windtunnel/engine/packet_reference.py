@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from windtunnel.engine.packet import Tables
+from windtunnel.engine.packet_tables import Tables
 
 DATA, ACK, NACK, PAUSE, RESUME = range(5)
 DCQCN, DCTCP = 1, 8
