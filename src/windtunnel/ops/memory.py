@@ -74,7 +74,8 @@ def weight_bytes(shard: Shard) -> float:
     tables = model.vocab_size * model.hidden_size * BF16_BYTES
     head = 0.0 if model.tie_word_embeddings else tables * BITS[precision.lm_head] / 16
     ends = max(tables, head) if parallelism.pp > 1 else tables + head
-    return layer_bits / 8 * shard.stage_fraction + ends / shard.tp
+    positions = model.learned_positions * model.hidden_size * BF16_BYTES
+    return layer_bits / 8 * shard.stage_fraction + ends / shard.tp + positions
 
 
 def _attention_values(shard: Shard, attention: Attention) -> float:

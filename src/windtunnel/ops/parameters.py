@@ -17,6 +17,7 @@ class ParameterCount:
     """Numbers of parameters over all layers. Multi-token-prediction layers and vision towers are not counted."""
 
     embedding: int
+    """Tokens, and positions where they are learned."""
     lm_head: int
     """Without its matrix where that is the embedding's."""
     attention: int
@@ -58,7 +59,7 @@ def count_parameters(model: ModelSpec) -> ParameterCount:
         (group.num_layers, part) for group in model.layers if isinstance(part := group.feed_forward, DenseFeedForward)
     ]
     return ParameterCount(
-        embedding=embedding,
+        embedding=embedding + model.learned_positions * hidden_size,
         lm_head=(0 if model.tie_word_embeddings else embedding) + (model.vocab_size if model.lm_head_bias else 0),
         attention=sum(group.num_layers * attention_parameters(group.attention, hidden_size) for group in model.layers),
         dense_feed_forward=sum(num * dense_parameters(part, hidden_size) for num, part in dense),

@@ -102,6 +102,8 @@ class ModelSpec(Noun):
     norm_bias: bool = False
     """LayerNorm with a bias (Phi, StarCoder) and not RMSNorm."""
     lm_head_bias: bool = False
+    learned_positions: int = 0
+    """Rows of a table of learned positions (GPT-2, OPT); 0 where positions are rotated or biased."""
     precision: Precision = Precision()
     """Formats of the published checkpoint, read from its quantisation config."""
 
