@@ -97,7 +97,17 @@ def _latent_parameters(attention: LatentAttention, hidden_size: int) -> int:
     query_projection = hidden_size * query if query_rank is None else query_rank * (hidden_size + query)
     down = hidden_size * (kv_rank + attention.qk_rope_head_dim)
     up = kv_rank * heads * (attention.qk_nope_head_dim + attention.v_head_dim)
-    return query_projection + down + up + heads * attention.v_head_dim * hidden_size
+    core = query_projection + down + up + heads * attention.v_head_dim * hidden_size
+    return core + indexer_parameters(attention, hidden_size)
+
+
+def indexer_parameters(attention: LatentAttention, hidden_size: int) -> int:
+    """One layer's indexer, which every rank keeps whole: queries, the key and the heads' weights, without its norm."""
+    indexer = attention.indexer
+    if indexer is None:
+        return 0
+    queries = (attention.q_lora_rank or 0) * indexer.num_heads * indexer.head_dim
+    return queries + hidden_size * (indexer.head_dim + indexer.num_heads)
 
 
 def _gated_delta_parameters(attention: GatedDeltaAttention, hidden_size: int) -> int:
@@ -112,7 +122,8 @@ def _gated_delta_parameters(attention: GatedDeltaAttention, hidden_size: int) ->
 def inner_norm_parameters(attention: Attention) -> int:
     """The norms inside one attention layer: of queries and keys, of compressed vectors, of a delta layer's output."""
     if isinstance(attention, LatentAttention):
-        return (attention.q_lora_rank or 0) + attention.kv_lora_rank
+        of_index = 2 * attention.indexer.head_dim if attention.indexer else 0
+        return (attention.q_lora_rank or 0) + attention.kv_lora_rank + of_index
     if isinstance(attention, GatedDeltaAttention):
         return attention.value_head_dim
     return 2 * attention.head_dim if attention.qk_norm else 0

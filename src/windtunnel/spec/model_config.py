@@ -31,6 +31,7 @@ from windtunnel.spec.model import (
     FeedForward,
     GatedDeltaAttention,
     GroupedQueryAttention,
+    Indexer,
     LatentAttention,
     LayerGroup,
     ModelSpec,
@@ -319,6 +320,17 @@ def _latent(reader: _Reader) -> LatentAttention:
         qk_nope_head_dim=reader.count("qk_nope_head_dim"),
         qk_rope_head_dim=reader.count("qk_rope_head_dim"),
         v_head_dim=reader.count("v_head_dim"),
+        indexer=None if reader.raw.get("index_topk") is None else _indexer(reader),
+    )
+
+
+def _indexer(reader: _Reader) -> Indexer:
+    if reader.count("q_lora_rank", default=0, minimum=0) == 0:
+        raise InputError(f"{reader.name}: an indexer without compressed queries (q_lora_rank) cannot be modelled")
+    return Indexer(
+        num_heads=reader.count("index_n_heads"),
+        head_dim=reader.count("index_head_dim"),
+        top_k=reader.count("index_topk"),
     )
 
 
