@@ -7,7 +7,7 @@ topology. Ours is the CPU time from flows to finish times: routes, tables and lo
 begins with A, B, C or dbg are of SimAI's debug build as shipped; O are of an optimised one, the fair opponent.
 
 `+`: flows of a ring pile up at its NICs. `*`: flows meet on a link between switches, where hashes decide which do; the
-flow level, which finds out, then gives the mean of eight hashes.
+flow level, which finds out, then gives the mean of eight hashes for rings.
 """
 
 import csv
@@ -130,7 +130,7 @@ def run(row: dict[str, str]) -> Run:
         started = time.process_time()
         flow_us.append(flows_seconds(fabric, flows, settings, "flow") * 1e6)
         flow_cpu_s += time.process_time() - started
-        where = max(where, meeting_place(fabric, run_flows(fabric, flows, settings)))
+        where = max(where, meeting_place(fabric, run_flows(fabric, flows, settings)), key=("", "+", "*").index)
     return Run(packet_us, flow_us, packet_cpu_s, flow_cpu_s, where)
 
 

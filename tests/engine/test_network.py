@@ -365,6 +365,6 @@ def test_where_hashes_decide_which_flows_meet_the_time_as_simai_is_that_of_sever
         seconds = flows_seconds(fabric, flows, SIMAI_SETTINGS, "flow")
         assert seconds * 1e6 == pytest.approx(recorded_us, rel=0.10)
         single = run_flows(fabric, flows, SIMAI_SETTINGS).total_s
-        assert seconds != single
+        assert (seconds != single) == (len(flows.parent) > 0)
     alone = data_parallel(32, 8, MIB)
     assert flows_seconds(rails, alone, SIMAI_SETTINGS, "flow") == run_flows(rails, alone, SIMAI_SETTINGS).total_s
