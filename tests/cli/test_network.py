@@ -187,3 +187,12 @@ def test_failures_slow_what_crosses_them(windtunnel: Command) -> None:
     answer = windtunnel(*words, "--fail-node", "26", "--fail-node", "27")
     assert answer.code == 2
     assert "there is no path" in answer.stderr
+
+
+def test_links_inside_a_row_are_drawn_as_arches(windtunnel: Command, tmp_path: Path) -> None:
+    """The 32 links of a 4 x 4 torus would all lie on one line."""
+    assert windtunnel("topology", "show", "torus:dimensions=[4,4]", "--html", str(tmp_path / "torus.html")).code == 0
+    drawing = (tmp_path / "torus.html").read_text()
+    assert drawing.count("Q") == 32
+    assert windtunnel("topology", "show", "dgx_h100", "--html", str(tmp_path / "node.html")).code == 0
+    assert 'd="M' in (tmp_path / "node.html").read_text()

@@ -33,8 +33,8 @@ TREE_FLOWS = 2_000_000
 """Chunks are made larger where there would be more."""
 MOST_FLOWS = 20_000_000
 SIMAI_HASHES = 8
-"""Four recorded runs of SimAI in which rings meet: single hashes are 25 % below to 45 % above them, the mean of eight 4 %
-to 9 % above (`benchmarks/ns3_runs.py`)."""
+"""Where rings meet, single hashes are 25 % below to 45 % above four recorded runs of SimAI, the mean of eight is 4 % to
+9 % above (`benchmarks/ns3_runs.py`)."""
 _NVLS_BYTES_PER_S = 150e9
 """Slower scale-up links are PCIe or bridges, whose switches do not add."""
 
