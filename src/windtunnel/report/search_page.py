@@ -139,7 +139,7 @@ def _plot(study: Study, found: Found) -> str:
     return (
         '<div class="search"><p><label>across <select class="across"></select></label> '
         '<label>up <select class="up"></select></label> <label>colour <select class="colour"></select></label></p>'
-        '<p class="filters"></p><canvas class="plot" width="900" height="460" style="max-width:100%"></canvas>'
+        '<p class="filters"></p><canvas class="plot" width="900" height="460"></canvas>'
         '<p class="legend"></p><p class="lead tip">point at a deployment</p>'
         f'<script type="application/json" class="points">{text}</script></div>'
         + paragraph("The large dot is the best point; the dashed line is the frontier of the two axes.")

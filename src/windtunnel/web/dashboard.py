@@ -1,0 +1,26 @@
+"""All of a dashboard that outlives a request."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from windtunnel.errors import InputError
+from windtunnel.web.results import Results
+
+
+@dataclass(frozen=True)
+class Dashboard:
+    """What the pages are made from."""
+
+    results: Results
+
+
+def dashboard_of(folder: Path) -> Dashboard:
+    """The dashboard of a folder of results.
+
+    Raises:
+        InputError: there is no such folder.
+    """
+    if not folder.is_dir():
+        what = "is a file" if folder.exists() else "does not exist"
+        raise InputError(f"{folder} {what}; a folder of results is needed", "windtunnel simulate ... --out FOLDER/NAME")
+    return Dashboard(Results(folder))
