@@ -1,6 +1,7 @@
 """All of a dashboard that outlives a request."""
 
-from dataclasses import dataclass
+import threading
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from windtunnel.errors import InputError
@@ -12,6 +13,8 @@ class Dashboard:
     """What the pages are made from."""
 
     results: Results
+    running: threading.Lock = field(default_factory=threading.Lock)
+    """Held while something is simulated: one at a time is fastest for all."""
 
 
 def dashboard_of(folder: Path) -> Dashboard:

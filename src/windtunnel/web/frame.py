@@ -54,7 +54,7 @@ def framed(view: View, address: str, folder: str) -> str:
         folder: whose results are shown.
     """
     here = address.strip("/").partition("/")[0]
-    here = here if here in PAGES else ""
+    here = here if here in PAGES else "try" if here in ("trial", "sweep", "save") else ""
     tabs = "".join(f'<a href="/{name}"{_current(name == here)}>{escape(label)}</a>' for name, label in PAGES.items())
     scripts = "".join(
         f'<script src="/assets/{name}" defer></script>' for name in ("page.js", "dashboard.js", *view.scripts)

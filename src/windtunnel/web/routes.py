@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from windtunnel.errors import did_you_mean
-from windtunnel.web import run_page, runs_page
+from windtunnel.errors import InputError, did_you_mean
+from windtunnel.web import run_page, runs_page, step_page, timeline, try_page
 from windtunnel.web.dashboard import Dashboard
 from windtunnel.web.frame import Query
 from windtunnel.web.results import NotThereError
@@ -22,6 +22,7 @@ class Route:
     document: Show | None = None
     """Below `/api`; None: there is none."""
     takes_posts: bool = False
+    """It runs or writes something: a form's POST, from a page of the dashboard, and nothing else is answered."""
 
 
 ROUTES: Mapping[str, Route] = {
@@ -30,6 +31,13 @@ ROUTES: Mapping[str, Route] = {
     "run": Route(run_page.overview, run_page.document),
     "requests": Route(run_page.requests, run_page.requests_document),
     "scenario": Route(run_page.scenario),
+    "timeline": Route(timeline.page, timeline.document),
+    "trace": Route(timeline.trace),
+    "step": Route(step_page.page, step_page.document),
+    "try": Route(try_page.page),
+    "trial": Route(try_page.trial, try_page.trial_document, takes_posts=True),
+    "sweep": Route(try_page.sweep, try_page.sweep_data, takes_posts=True),
+    "save": Route(try_page.save, takes_posts=True),
 }
 """First part of an address -> what is there."""
 
@@ -45,6 +53,8 @@ def answer(dashboard: Dashboard, path: str, query: Query, is_post: bool = False)
     part, _, rest = asked.partition("/")
     route = ROUTES.get(part)
     show = None if route is None else route.document if path.startswith("/api/") else route.page
-    if route is None or show is None or (is_post and not route.takes_posts):
+    if route is None or show is None:
         raise NotThereError(f"there is no page {path!r}", did_you_mean(part, filter(None, ROUTES)))
+    if is_post != route.takes_posts:
+        raise InputError(f"{path} {'takes' if route.takes_posts else 'does not take'} what a form posts")
     return show(dashboard, rest, query)

@@ -1,0 +1,245 @@
+"""A form for a scenario, simulated as it is changed; a sweep over its load; both to keep."""
+
+from collections.abc import Sequence
+from html import escape
+from typing import Any
+
+from windtunnel.errors import InputError
+from windtunnel.report.documents import run_document
+from windtunnel.report.html import Section, cards, figures, table
+from windtunnel.report.plots import Axis, Series, figure
+from windtunnel.report.search import limit_text
+from windtunnel.report.setup import deployment_line, load_line, model_line
+from windtunnel.report.tables import number
+from windtunnel.spec import catalog
+from windtunnel.spec.precision import Format
+from windtunnel.units import format_seconds
+from windtunnel.web.curves import LATENCIES, SIZE, cdf, measured
+from windtunnel.web.dashboard import Dashboard
+from windtunnel.web.frame import Query, View, first, lines, link, problem
+from windtunnel.web.run_page import simulated as run_sections
+from windtunnel.web.trial import (
+    LABELS,
+    LIMITS,
+    Sweep,
+    Trial,
+    kept,
+    point_of,
+    simulated,
+    sweep_document,
+    swept,
+    trial_of,
+)
+
+GROUPS = {
+    "Model and devices": ("model", "device", "tp", "pp", "ep", "attention_dp", "replicas", "quant", "kv_cache_dtype"),
+    "Engine": (
+        "engine",
+        "engine_version",
+        "max_num_seqs",
+        "max_num_batched_tokens",
+        "gpu_memory_utilization",
+        "enable_prefix_caching",
+        "calibration",
+    ),
+    "Requests": ("input_tokens", "output_tokens", "num_requests", "seed"),
+}
+FIRST = {
+    "model": "llama-3.1-8b",
+    "device": "h100_sxm",
+    "input_tokens": "1024",
+    "output_tokens": "256",
+    "arrivals": "rate",
+    "load": "8",
+    "num_requests": "1000",
+    "ttft_s": "500ms",
+    "tpot_s": "50ms",
+}
+"""What the form begins with where nothing is given."""
+LISTS = {"model": "models", "device": "devices", "engine": "engines", "calibration": "calibrations"}
+WIDE = ("model", "device", "calibration")
+
+
+def page(dashboard: Dashboard, _rest: str, query: Query) -> View:
+    """The form, filled in with the fields of the address, or with the scenario of the result `run`."""
+    given = {name: first(query, name) for name in query}
+    if "run" in given:
+        path = dashboard.results.path(given["run"]) / "scenario.yaml"
+        if not path.is_file():
+            raise InputError(f"{given['run']} has no scenario.yaml")
+        given = {"text": path.read_text(encoding="utf-8", errors="replace")}
+    form = _form(given or FIRST)
+    body = (
+        f'<div class="split"><form id="trial" method="post" action="/trial">{form}</form><div id="result"></div></div>'
+    )
+    return View("Try a deployment", lead=body, scripts=("try.js",))
+
+
+def trial(dashboard: Dashboard, _rest: str, query: Query) -> View:
+    """The run of what was typed."""
+    asked = trial_of(query, dashboard.results.folder)
+    with dashboard.running:
+        result = simulated(asked.scenario)
+    sections = run_sections(result.scenario, run_document(result))
+    requests, slo = measured(result.requests), asked.scenario.slo
+    drawn = [cdf(name, {"requests": requests[f"{name}_s"]}, getattr(slo, f"{name}_s", None)) for name in LATENCIES]
+    sections.insert(1, Section("Distributions", figures(drawn)))
+    deployments = result.scenario.deployment
+    title = "" if deployments.pools else deployment_line(result.setup, deployments.replicas)
+    return View(
+        "Result", sections, lead=lines(model_line(result.setup), title, load_line(asked.scenario)) + _notes(asked)
+    )
+
+
+def trial_document(dashboard: Dashboard, _rest: str, query: Query) -> Any:
+    """What `windtunnel simulate --json` prints of it."""
+    asked = trial_of(query, dashboard.results.folder)
+    with dashboard.running:
+        return run_document(simulated(asked.scenario))
+
+
+def sweep(dashboard: Dashboard, _rest: str, query: Query) -> View:
+    """What was typed, over its load."""
+    asked = trial_of(query, dashboard.results.folder)
+    with dashboard.running:
+        found = swept(asked.scenario)
+    return View("Over the load", [Section("Capacity", sweep_body(found))], lead=_notes(asked))
+
+
+def sweep_data(dashboard: Dashboard, _rest: str, query: Query) -> Any:
+    """The same as a document."""
+    asked = trial_of(query, dashboard.results.folder)
+    with dashboard.running:
+        return sweep_document(swept(asked.scenario))
+
+
+def save(dashboard: Dashboard, _rest: str, query: Query) -> View:
+    """What was typed, or its run, written below the folder."""
+    with dashboard.running:
+        name = kept(query, dashboard.results.folder)
+    where = link("run", name) if first(query, "what") == "run" else ""
+    shown = f'<a href="{where}">{escape(name)}</a>' if where else escape(name)
+    return View("Saved", lead=f"<p>Written: {shown}</p>")
+
+
+def _notes(asked: Trial) -> str:
+    return "".join(problem(remark, None) for remark in asked.remarks)
+
+
+# ---------------------------------------------------------------------------------------------------------------- sweep
+
+
+def sweep_body(found: Sweep) -> str:
+    """The capacity, figures of latency and output over the load with the limits, and the same as a table."""
+    points = [point_of(one) for one in found.probes]
+    capacities = found.capacities
+    unit = "concurrent requests" if capacities.is_closed else "requests/s"
+    one = capacities.found[0]
+    limited = (
+        "all that the stream can send" if one.beyond is None else limit_text(one.beyond.limited_by, capacities.limits)
+    )
+    shown = [(number(capacities.load), f"{unit} sustained"), (limited, "limited by")]
+    limits = {limit.metric: limit.most_s for limit in capacities.limits}
+    drawn = [
+        _over_load(points, f"load ({unit})", name, limits.get(name), capacities.load)
+        for name in LATENCIES
+        if f"{name}_p99_s" in points[0]
+    ]
+    rates = Series("output", [at["load"] for at in points], [at["output_tokens_per_s"] for at in points], "line")
+    output = figure([rates], Axis(f"load ({unit})"), Axis("output tokens/s", low=0.0), **SIZE)
+    heads = (unit, "TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99", "E2E p99", "output tokens/s", "limits")
+    keys = ("ttft_p50_s", "ttft_p99_s", "tpot_p50_s", "tpot_p99_s", "e2e_p99_s")
+    rows = [
+        [
+            number(at["load"]),
+            *(format_seconds(at[key]) if key in at else "" for key in keys),
+            number(at["output_tokens_per_s"]),
+            "held" if at["holds"] else limit_name_of(at["limited_by"]),
+        ]
+        for at in points
+    ]
+    return cards(shown) + figures([*drawn, (output, "Output over the load")]) + table(heads, rows, left=0)
+
+
+def limit_name_of(name: str) -> str:
+    """What is broken, in a table."""
+    return f"{name.replace('_', ' ')} broken" if "_" in name else name
+
+
+def _over_load(
+    points: Sequence[dict[str, Any]], across: str, name: str, limit_s: float | None, capacity: float
+) -> tuple[str, str]:
+    scale, unit = (1.0, "s") if points[0][f"{name}_p99_s"] >= 1 else (1e3, "ms")
+    loads = [one["load"] for one in points]
+    series = [
+        Series(statistic, loads, [one[f"{name}_{statistic}_s"] * scale for one in points], "line")
+        for statistic in ("p50", "p99")
+    ]
+    highest = max(one[f"{name}_p99_s"] for one in points) * scale
+    if limit_s is not None:
+        series.append(Series("limit", [loads[0], loads[-1]], [limit_s * scale] * 2, "dashes", colour="#b3261e"))
+        # Beyond the capacity a queue grows without bound: what matters is where the limit is crossed.
+        highest = min(highest, 2.5 * limit_s * scale)
+    if capacity > 0:
+        series.append(Series("capacity", [capacity] * 2, [0.0, highest], "dashes", colour="currentColor"))
+    drawn = figure(series, Axis(across), Axis(f"{LATENCIES[name]} ({unit})", low=0.0, high=highest), **SIZE)
+    return drawn, f"{LATENCIES[name]} over the load"
+
+
+# ----------------------------------------------------------------------------------------------------------------- form
+
+
+def _form(given: dict[str, str]) -> str:
+    groups = "".join(
+        f"<fieldset><legend>{escape(title)}</legend>{''.join(_field(name, given) for name in names)}</fieldset>"
+        for title, names in GROUPS.items()
+    )
+    kinds = {"": "as in the text", "rate": "requests/s", "concurrency": "concurrent requests"}
+    chosen = given.get("arrivals", "" if given.get("text") else "rate")
+    options = "".join(
+        f'<option value="{value}"{" selected" if value == chosen else ""}>{label}</option>'
+        for value, label in kinds.items()
+    )
+    load = (
+        '<fieldset><legend>Load</legend><label>load <input name="load" size="7" inputmode="decimal" '
+        f'value="{escape(given.get("load", ""))}"></label> <select name="arrivals" aria-label="arrivals">{options}</select>'
+        '<input type="range" id="slider" min="-1" max="3.7" step="0.01" aria-label="load, logarithmic"></fieldset>'
+    )
+    limits = "".join(
+        f'<label>{label} <input name="{name}" size="6" placeholder="none" value="{escape(given.get(name, ""))}"></label> '
+        for name, label in LIMITS.items()
+    )
+    text = given.get("text", "")
+    pasted = (
+        f"<details{' open' if text else ''}><summary>Paste a scenario, or a line such as vllm serve ...</summary>"
+        '<textarea name="text" rows="14" spellcheck="false" aria-label="scenario or command line" placeholder="vllm serve '
+        f'meta-llama/Llama-3.1-8B -tp 2 --max-num-seqs 64">{escape(text)}</textarea>'
+        "<p>Fields that are filled in go over it.</p></details>"
+    )
+    lists = "".join(
+        f'<datalist id="{kind}">{"".join(f"<option>{escape(name)}</option>" for name in catalog.names(kind))}</datalist>'
+        for kind in LISTS.values()
+    )
+    formats = "".join(f"<option>{one.value}</option>" for one in Format)
+    buttons = (
+        '<p class="tools"><button>simulate</button><button formaction="/sweep" id="sweep">sweep the load</button></p>'
+        '<fieldset><legend>Keep</legend><label>name <input name="name" size="20" placeholder="tried/8b-rate8"></label> '
+        '<button formaction="/save" name="what" value="scenario">save scenario</button>'
+        '<button formaction="/save" name="what" value="run">save run</button></fieldset>'
+    )
+    limit_fields = f"<fieldset><legend>Limits, as 500ms</legend>{limits}</fieldset>"
+    return f'{pasted}{groups}{load}{limit_fields}{buttons}{lists}<datalist id="formats">{formats}</datalist>'
+
+
+def _field(name: str, given: dict[str, str]) -> str:
+    label, value = escape(LABELS[name]), escape(given.get(name, ""))
+    if name == "enable_prefix_caching":
+        options = "".join(
+            f'<option value="{one}"{" selected" if one == value else ""}>{text}</option>'
+            for one, text in (("", "the engine's"), ("true", "on"), ("false", "off"))
+        )
+        return f'<label>{label} <select name="{name}">{options}</select></label> '
+    known = LISTS.get(name, "formats" if name in ("quant", "kv_cache_dtype") else "")
+    listed = f' list="{known}"' if known else ""
+    size = 24 if name in WIDE else 9 if known or name.endswith("tokens") or "_" in name else 5
+    return f'<label>{label} <input name="{name}" value="{value}" size="{size}"{listed} autocomplete="off"></label> '
