@@ -2,6 +2,7 @@
 
 import tempfile
 from functools import lru_cache
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ SLICE_COLUMNS = {
     "start_s": "",
     "end_s": "",
     "busy_fraction": "share of the slice with a step under way",
-    "prefill_fraction": "share of the steps' tokens that are of prompts",
+    "prefill_fraction": "share of the steps' time in those that compute prompts",
     "num_steps": "steps under way in the slice",
     "decode_tokens": "of a step, mean over time, and so the others",
     "prefill_tokens": "",
@@ -72,7 +73,7 @@ def document(dashboard: Dashboard, name: str, query: Query) -> dict[str, Any]:
         raise InputError(f"a stretch from {from_s:g} s to {to_s:g} s is none")
     edges = np.append(np.flatnonzero(batches.is_new_lane), batches.rows.size)
     lanes = []
-    for low, high in list(zip(edges[:-1], edges[1:], strict=True))[:MOST_LANES]:
+    for low, high in islice(pairwise(edges), MOST_LANES):
         # Ends ascend as starts do: rows of a lane do not overlap.
         begin = low + np.searchsorted(ends_s[low:high], from_s, side="right")
         end = low + np.searchsorted(starts_s[low:high], to_s)
@@ -119,7 +120,7 @@ def _single(steps: Table, rows: NDArray[np.int64]) -> list[list[float]]:
         some["start_s"],
         some["start_s"] + some["duration_s"],
         np.ones(rows.size),
-        _prefill_share(some["prefill_tokens"], some["decode_tokens"]),
+        (some["prefill_tokens"] > 0).astype(np.float64),
         some["num_steps"],
         *(some[name] for name in _MEANS),
     ]
@@ -144,16 +145,11 @@ def _merged(steps: Table, rows: NDArray[np.int64], from_s: float, to_s: float) -
         edges[:-1],
         edges[1:],
         busy_s / np.diff(edges),
-        _prefill_share(means["prefill_tokens"], means["decode_tokens"]),
+        mean_of(steps["prefill_tokens"][rows] > 0),
         rate * busy_s,
         *means.values(),
     ]
     return np.column_stack(columns)[known].tolist()
-
-
-def _prefill_share(prefill: NDArray[Any], decode: NDArray[Any]) -> NDArray[np.float64]:
-    tokens = (prefill + decode).astype(np.float64)
-    return np.divide(prefill, tokens, out=np.zeros_like(tokens), where=tokens > 0)
 
 
 def trace(dashboard: Dashboard, name: str, _query: Query) -> Download:

@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 from html import escape
+from itertools import pairwise
 from typing import Any
 
 from windtunnel.errors import InputError
 from windtunnel.report.documents import run_document
 from windtunnel.report.html import Section, cards, figures, table
 from windtunnel.report.plots import Axis, Series, figure
-from windtunnel.report.search import limit_text
+from windtunnel.report.search import limit_name
 from windtunnel.report.setup import deployment_line, load_line, model_line
 from windtunnel.report.tables import number
 from windtunnel.spec import catalog
@@ -135,9 +136,7 @@ def sweep_body(found: Sweep) -> str:
     capacities = found.capacities
     unit = "concurrent requests" if capacities.is_closed else "requests/s"
     one = capacities.found[0]
-    limited = (
-        "all that the stream can send" if one.beyond is None else limit_text(one.beyond.limited_by, capacities.limits)
-    )
+    limited = "all that is sent" if one.beyond is None else limit_name(one.beyond.limited_by)
     shown = [(number(capacities.load), f"{unit} sustained"), (limited, "limited by")]
     limits = {limit.metric: limit.most_s for limit in capacities.limits}
     drawn = [
@@ -154,36 +153,43 @@ def sweep_body(found: Sweep) -> str:
             number(at["load"]),
             *(format_seconds(at[key]) if key in at else "" for key in keys),
             number(at["output_tokens_per_s"]),
-            "held" if at["holds"] else limit_name_of(at["limited_by"]),
+            "held" if at["holds"] else f"{limit_name(at['limited_by'])} broken",
         ]
         for at in points
     ]
     return cards(shown) + figures([*drawn, (output, "Output over the load")]) + table(heads, rows, left=0)
 
 
-def limit_name_of(name: str) -> str:
-    """What is broken, in a table."""
-    return f"{name.replace('_', ' ')} broken" if "_" in name else name
-
-
 def _over_load(
     points: Sequence[dict[str, Any]], across: str, name: str, limit_s: float | None, capacity: float
 ) -> tuple[str, str]:
     scale, unit = (1.0, "s") if points[0][f"{name}_p99_s"] >= 1 else (1e3, "ms")
-    loads = [one["load"] for one in points]
-    series = [
-        Series(statistic, loads, [one[f"{name}_{statistic}_s"] * scale for one in points], "line")
-        for statistic in ("p50", "p99")
-    ]
     highest = max(one[f"{name}_p99_s"] for one in points) * scale
     if limit_s is not None:
-        series.append(Series("limit", [loads[0], loads[-1]], [limit_s * scale] * 2, "dashes", colour="#b3261e"))
         # Beyond the capacity a queue grows without bound: what matters is where the limit is crossed.
         highest = min(highest, 2.5 * limit_s * scale)
+    series = []
+    for statistic in ("p50", "p99"):
+        curve = [(one["load"], one[f"{name}_{statistic}_s"] * scale) for one in points]
+        series.append(Series(statistic, *zip(*_below(curve, highest), strict=True), "line"))
+    if limit_s is not None:
+        ends = [points[0]["load"], points[-1]["load"]]
+        series.append(Series("limit", ends, [limit_s * scale] * 2, "dashes", colour="#b3261e"))
     if capacity > 0:
         series.append(Series("capacity", [capacity] * 2, [0.0, highest], "dashes", colour="currentColor"))
     drawn = figure(series, Axis(across), Axis(f"{LATENCIES[name]} ({unit})", low=0.0, high=highest), **SIZE)
     return drawn, f"{LATENCIES[name]} over the load"
+
+
+def _below(curve: Sequence[tuple[float, float]], highest: float) -> list[tuple[float, float]]:
+    """The curve up to where it first crosses `highest`."""
+    kept = [curve[0]]
+    for (x0, y0), (x1, y1) in pairwise(curve):
+        if y1 > highest:
+            share = (highest - y0) / (y1 - y0) if y1 > y0 else 0.0
+            return [*kept, (x0 + share * (x1 - x0), highest)]
+        kept.append((x1, y1))
+    return kept
 
 
 # ----------------------------------------------------------------------------------------------------------------- form

@@ -53,12 +53,13 @@
       pen.textAlign = "left";
       pen.fillText(lane.name, 2, bottom - 9, LEFT - 8);
       for (const [start, end, busy, prefill] of lane.slices) {
-        const left = Math.max(toX(start), LEFT);
-        const right = Math.min(toX(end), LEFT + width());
+        // Whole pixels: neighbours would show a seam.
+        const left = Math.max(Math.floor(toX(start)), LEFT);
+        const right = Math.min(Math.ceil(toX(end)), LEFT + width());
         if (right <= left) continue;
-        const gap = lane.is_merged || right - left < 3 ? 0 : 0.6;
+        const gap = lane.is_merged || right - left < 4 ? 0 : 1;
         const tall = Math.max(busy * (LANE - 5), 1);
-        // Decode below in blue, the share of prompts above it in orange.
+        // Steps that only decode in blue, those that compute prompts in orange, by their share of the time.
         pen.fillStyle = "#0072b2";
         pen.fillRect(left, bottom - tall, right - left - gap, tall * (1 - prefill));
         pen.fillStyle = "#d55e00";
