@@ -60,9 +60,11 @@ def figure(series: Sequence[Series], x: Axis, y: Axis, width: int = WIDTH, heigh
     top = _TOP + _LEGEND_LINE * len(rows)
     across = _Scale.over(x, [value for one in kept for value in one.x], _LEFT, width - _RIGHT)
     up = _Scale.over(y, [value for one in kept for value in one.y], height - _BOTTOM, top)
+    # What page.js tells values by.
+    scales = f'data-label="{escape(x.label)}" data-across="{across}" data-up="{up}"'
+    size = f'viewBox="0 0 {width} {height}" width="{width}"'
     parts = [
-        f'<svg viewBox="0 0 {width} {height}" width="{width}" role="img" xmlns="http://www.w3.org/2000/svg" {_FONT} '
-        f'data-label="{escape(x.label)}" data-across="{across}" data-up="{up}">',
+        f'<svg {size} role="img" xmlns="http://www.w3.org/2000/svg" {_FONT} {scales}>',
         *_legend(rows),
         *_grid(across, up, x, y, width, height, top),
         *(mark for one in kept for mark in _marks(one, str(one.colour), across, up)),

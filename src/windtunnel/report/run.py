@@ -1,5 +1,7 @@
 """A simulation's result on a terminal."""
 
+from collections.abc import Sequence
+
 from rich.console import RenderableType
 
 from windtunnel.engine.serving import Result
@@ -23,13 +25,13 @@ def run_report(result: Result) -> list[RenderableType]:
         load_line(result.scenario),
         "",
         columns(LATENCY_HEADS, latency_rows(summary)),
-        *(["", columns(TENANT_HEADS, tenant_rows(summary))] if summary.tenants else []),
+        *_table_of(TENANT_HEADS, tenant_rows(summary)),
         "",
         grid(sureness_rows(result)),
         "",
         grid([*throughput_rows(summary, result.scenario.slo), *resource_rows(result.scenario, summary, result.memory)]),
+        *_table_of(POOL_HEADS, pool_rows(summary)),
         "",
-        *([columns(POOL_HEADS, pool_rows(summary)), ""] if summary.pools else []),
         title(f"Where the time goes: bound by {summary.bound_by.replace('_', ' ')}"),
         bars(dict(shares)),
         "",
@@ -68,6 +70,11 @@ def _deployment_lines(result: Result) -> list[str]:
     pools = zip(deployment.pools, result.pools, strict=True)
     lines = [f"{pool.name}: {deployment_line(made.setup, pool.replicas)}" for pool, made in pools]
     return [*lines, *network_lines(deployment.network)]
+
+
+def _table_of(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[RenderableType]:
+    """A table below an empty line; nothing where it has no rows."""
+    return ["", columns(heads, rows)] if rows else []
 
 
 POOL_HEADS = ("pool", "role", "devices", "busy", "running", "waiting", "KV used", "at most", "$/h")

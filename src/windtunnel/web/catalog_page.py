@@ -27,7 +27,7 @@ def page(_dashboard: Dashboard, rest: str, _query: Query) -> View:
     if name:
         return View(name, _entry(kind, name), lead=lead)
     listed = catalog_report.listed(kind)
-    rows = [[Cell(row[0], href=link("catalog", kind, row[0])), *row[1:]] for row in listed.rows]
+    rows: list[list[str | Cell]] = [[Cell(row[0], href=link("catalog", kind, row[0])), *row[1:]] for row in listed.rows]
     body = table(listed.headers, rows, listed.left) + (paragraph(listed.note) if listed.note else "")
     return View("Catalog", [Section(f"{kind.capitalize()} ({len(rows)})", body)], lead=lead + FILTER)
 

@@ -94,7 +94,8 @@ def _choice(known: Sequence[Found], names: Sequence[str]) -> str:
     if not known:
         return paragraph("There are no serving runs yet.")
     boxes = "".join(
-        f'<label><input type="checkbox" name="run" value="{escape(one.name)}"{" checked" if one.name in names else ""}> '
+        f'<label><input type="checkbox" name="run" value="{escape(one.name)}"'
+        f"{' checked' if one.name in names else ''}> "
         f"{escape(one.name or '.')}</label>"
         for one in known
     )
@@ -123,11 +124,12 @@ def figures_table(runs: Runs) -> str:
     Beside a measured run, a simulated figure says whether the measured one lies in its 80% interval.
     """
     base = runs[0][0]
-    rows = []
+    rows: list[list[str | Cell]] = []
     for name, title in FIGURES.items():
         if any(name in found.figures for found, _ in runs):
             first = base.figures.get(name)
-            rows.append([title, *(_figure(name, found, base, None if found is base else first) for found, _ in runs)])
+            cells = [_figure(name, found, base, None if found is base else first) for found, _ in runs]
+            rows.append([title, *cells])
     heads = ("", *(found.name or "." for found, _ in runs))
     said = paragraph(
         f"Percentages are differences from {base.name or 'the first'}; intervals hold 80% of measurements."
@@ -139,7 +141,7 @@ def _figure(name: str, found: Found, base: Found, first: float | None) -> Cell:
     value = found.figures.get(name)
     if value is None:
         return Cell("")
-    notes = [f"{value / first - 1:+.1%}"] if first else []
+    notes = [f"{value / first - 1:+.1%}"] if first and value != first else []
     if name in found.intervals:
         low, high = found.intervals[name]
         notes.append(span_text(_text(name, low), _text(name, high)))
@@ -173,7 +175,7 @@ def _distributions(dashboard: Dashboard, runs: Runs) -> list[tuple[str, str]]:
 
 
 def differences(scenarios: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """Dotted path -> its value in each scenario, of the paths in which not all are equal; None where it is not there."""
+    """Dotted path -> its value in each scenario, where not all are equal; None where it is not there."""
     flat = [flattened(scenario) for scenario in scenarios]
     paths = dict.fromkeys(path for one in flat for path in one)
     found = {path: [one.get(path) for one in flat] for path in paths}

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from windtunnel.errors import InputError
+from windtunnel.search.watch import Watched
 from windtunnel.web.results import Results
 
 
@@ -15,6 +16,8 @@ class Dashboard:
     results: Results
     running: threading.Lock = field(default_factory=threading.Lock)
     """Held while something is simulated: one at a time is fastest for all."""
+    watched: dict[str, Watched] = field(default_factory=dict)
+    """Searches that were looked at, by the digest of their space."""
 
 
 def dashboard_of(folder: Path) -> Dashboard:

@@ -60,7 +60,8 @@ def framed(view: View, address: str, folder: str) -> str:
         f'<script src="/assets/{name}" defer></script>' for name in ("page.js", "dashboard.js", *view.scripts)
     )
     return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(view.title)} - Windtunnel</title>\n'
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        f"<title>{escape(view.title)} - Windtunnel</title>\n"
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<link rel="icon" href="/assets/icon.svg"><link rel="stylesheet" href="/assets/page.css">'
         f'<link rel="stylesheet" href="/assets/dashboard.css">{scripts}</head>\n<body>'

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from windtunnel.errors import InputError
 from windtunnel.estimate.table import read_parquet
 from windtunnel.metrics.records import Table
 from windtunnel.report.setup import deployment_text, workload_text
+from windtunnel.search.limits import limits_from
 from windtunnel.spec.noun import decode
 from windtunnel.spec.scenario import Scenario
 
@@ -334,14 +336,13 @@ def _layouts(found: Found, document: dict[str, Any]) -> Found:
 
 def _space(found: Found, document: dict[str, Any]) -> Found:
     space = document["space"]
-    points = document.get("points") or [point for one in document["workloads"] for point in one["points"]]
     varied = ", ".join(name.rpartition(".")[2] for name in space.get("vary", {}))
     return replace(
         found,
-        model=str(space["scenario"].get("model", "")),
+        model=str(space.get("model", "")),
         deployment=f"varied: {varied}",
-        load=", ".join(f"{name} {limit}" for name, limit in space.get("limits", {}).items()),
-        figures={"num_points": float(len(points))},
+        load=", ".join(limit.title for limit in limits_from(space.get("limits", {}))),
+        figures={"num_points": float(prod(len(values) for values in space.get("vary", {}).values()))},
     )
 
 
@@ -359,7 +360,7 @@ def _capacity(found: Found, document: dict[str, Any]) -> Found:
         found,
         model=scenario.model,
         deployment=deployment_text(scenario.deployment),
-        load=", ".join(f"{name} {limit:g} s" for name, limit in document["limits"].items()),
+        load=", ".join(limit.title for limit in limits_from(document["limits"])),
         bound_by=str(document["limited_by"] or "").replace("_", " "),
         figures={"capacity": float(document["capacity"])},
     )

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from windtunnel.errors import InputError, did_you_mean
-from windtunnel.web import catalog_page, compare_page, run_page, runs_page, step_page, timeline, try_page
+from windtunnel.web import catalog_page, compare_page, run_page, runs_page, search_page, step_page, timeline, try_page
 from windtunnel.web.dashboard import Dashboard
 from windtunnel.web.frame import Query
 from windtunnel.web.results import NotThereError
@@ -36,6 +36,7 @@ ROUTES: Mapping[str, Route] = {
     "step": Route(step_page.page, step_page.document),
     "compare": Route(compare_page.page, compare_page.document),
     "catalog": Route(catalog_page.page, catalog_page.document),
+    "search": Route(search_page.page, search_page.document),
     "try": Route(try_page.page),
     "trial": Route(try_page.trial, try_page.trial_document, takes_posts=True),
     "sweep": Route(try_page.sweep, try_page.sweep_data, takes_posts=True),

@@ -53,7 +53,8 @@ def overview(dashboard: Dashboard, name: str, _query: Query) -> View:
     found, document = dashboard.results.one(name)
     if found.kind not in ("simulate", "bench"):
         shown = document_sections(dashboard.results.path(name), found, document)
-        return View(found.name or ".", shown, lead=head(found), is_live=True)
+        scripts = ("search_plot.js",) if found.kind == "search" else ()
+        return View(found.name or ".", shown, lead=head(found), scripts=scripts, is_live=True)
     folder = dashboard.results.path(name)
     scenario = decode(document["scenario"], Scenario, name)
     requests = measured(records(folder / "requests.parquet")) if folder.is_dir() else None

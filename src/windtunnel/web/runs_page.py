@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from windtunnel.report.html import Cell, Section, paragraph, table
+from windtunnel.report.html import Cell, Section, table
 from windtunnel.report.tables import number, percent
 from windtunnel.units import format_seconds
 from windtunnel.web.dashboard import Dashboard
@@ -17,6 +17,11 @@ FILTER = (
     '<p class="tools"><input type="search" id="filter" placeholder="filter: words of any column" '
     'aria-label="filter the tables" autocomplete="off"> <span id="count"></span> '
     '<a id="compare" class="button" href="/compare">compare</a></p>'
+)
+
+NOTHING = (
+    "<p>There is no result below this folder yet. <code>windtunnel simulate ... --out FOLDER</code> writes one, and "
+    'this page shows it as it appears. Or <a href="/try">try a deployment</a>.</p>'
 )
 
 
@@ -33,10 +38,7 @@ def page(dashboard: Dashboard, _rest: str, _query: Query) -> View:
             body = f"<div data-compares>{grid}</div>" if title == "Serving" else grid
             sections.append(Section(f"{title} ({len(some):,})", body))
     if not sections:
-        text = f"There is no result below {dashboard.results.folder} yet. windtunnel simulate ... --out FOLDER writes one; "
-        sections.append(
-            Section("Nothing yet", paragraph(text + "this page shows it as it appears. Or try a deployment."))
-        )
+        sections.append(Section("Nothing yet", NOTHING))
     cut = f"Only the first {MOST_RESULTS:,} results are shown." if dashboard.results.is_cut else ""
     return View("Runs", sections, lead=FILTER + (lines(cut) if cut else ""), is_live=True)
 
@@ -56,8 +58,12 @@ Shown = Callable[[Found], "str | Cell"]
 
 
 def _name(one: Found) -> Cell:
-    note = one.problem if one.kind != "broken" else ""
+    note = "measured" if one.kind == "bench" else one.problem
     return Cell(one.name or ".", href=link("run", one.name), note=note)
+
+
+def _model(one: Found) -> Cell:
+    return Cell(one.model.rpartition("/")[2], title=one.model)
 
 
 def seconds(value: float | None, interval: tuple[float, float] | None = None) -> Cell:
@@ -95,12 +101,17 @@ def _rate(name: str) -> Shown:
     return lambda one: rate(one.figures.get(name), one.intervals.get(name))
 
 
+def _count(name: str) -> Shown:
+    return lambda one: _figure(one.figures.get(name), None, lambda value: f"{value:,.0f}")
+
+
 def _share(name: str) -> Shown:
     return lambda one: share(one.figures.get(name))
 
 
 def _written(one: Found) -> Cell:
-    return Cell(time.strftime("%Y-%m-%d %H:%M", time.localtime(one.changed_s)), one.changed_s)
+    moment = time.localtime(one.changed_s)
+    return Cell(time.strftime("%Y-%m-%d", moment), one.changed_s, note=time.strftime("%H:%M", moment))
 
 
 def _covered(one: Found) -> Cell:
@@ -126,8 +137,7 @@ TABLES: Sequence[tuple[str, tuple[str, ...], Sequence[tuple[str, Shown]]]] = (
         ("simulate", "bench"),
         (
             _NAME,
-            ("", lambda one: "measured" if one.kind == "bench" else "simulated"),
-            ("model", _text("model")),
+            ("model", _model),
             ("deployment", _text("deployment")),
             ("load", _text("load")),
             ("TTFT mean", _seconds("ttft_s")),
@@ -170,7 +180,7 @@ TABLES: Sequence[tuple[str, tuple[str, ...], Sequence[tuple[str, Shown]]]] = (
             ("model", _text("model")),
             ("deployment", _text("deployment")),
             ("limits", _text("load")),
-            ("points", _rate("num_points")),
+            ("points", _count("num_points")),
             ("capacity", _rate("capacity")),
             ("limited by", _text("bound_by")),
             _WRITTEN,
@@ -181,8 +191,8 @@ TABLES: Sequence[tuple[str, tuple[str, ...], Sequence[tuple[str, Shown]]]] = (
         ("validate",),
         (
             _NAME,
-            ("runs", _rate("num_runs")),
-            ("predicted", _rate("num_predicted")),
+            ("runs", _count("num_runs")),
+            ("predicted", _count("num_predicted")),
             *(
                 (f"{title} median error", _share(f"{name}_median_error"))
                 for name, title in (("tpot", "TPOT"), ("ttft", "TTFT"), ("e2e", "E2E"), ("throughput", "throughput"))
@@ -213,7 +223,7 @@ TABLES: Sequence[tuple[str, tuple[str, ...], Sequence[tuple[str, Shown]]]] = (
 )
 """Title, kinds of results, and (header, cell) of each column."""
 _TEXTS: Mapping[str, int] = {
-    "Serving": 5,
+    "Serving": 4,
     "Training": 4,
     "Searches": 5,
     "Validations": 1,

@@ -21,6 +21,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from windtunnel.errors import InputError, WindtunnelError
 from windtunnel.report.documents import as_text
 from windtunnel.report.html import SCRIPT, STYLE
+from windtunnel.report.search_page import PLOT
 from windtunnel.web.dashboard import Dashboard
 from windtunnel.web.frame import Download, View, framed, problem
 from windtunnel.web.results import NotThereError
@@ -32,7 +33,7 @@ IDLE_S = 30.0
 """After which a connection that a browser holds open is closed."""
 
 ASSETS = Path(__file__).with_name("assets")
-SHARED_ASSETS = {file.name: file for file in (STYLE, SCRIPT, SCRIPT.with_name("search_plot.js"))}
+SHARED_ASSETS = {file.name: file for file in (STYLE, SCRIPT, PLOT)}
 """Files that the pages of reports use too."""
 KINDS = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 
@@ -116,7 +117,7 @@ class Handler(BaseHTTPRequestHandler):
 
     protocol_version = "HTTP/1.1"
     timeout = IDLE_S
-    server: Server  # type: ignore[assignment]
+    server: Server
     server_version: ClassVar[str] = "windtunnel"  # type: ignore[misc]
     sys_version: ClassVar[str] = ""  # type: ignore[misc]
 

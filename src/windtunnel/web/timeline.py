@@ -149,7 +149,7 @@ def _merged(steps: Table, rows: NDArray[np.int64], from_s: float, to_s: float) -
         rate * busy_s,
         *means.values(),
     ]
-    return np.column_stack(columns)[known].tolist()
+    return list(np.column_stack(columns)[known].tolist())
 
 
 def trace(dashboard: Dashboard, name: str, _query: Query) -> Download:

@@ -91,8 +91,9 @@ def trial_of(query: Query, folder: Path) -> Trial:
         scenario = scenario_from(raw, folder=folder)
     except InputError as error:
         raise InputError(_as_labelled(error.message), error.hint) from None
-    own = [part.engine.scheduler for part in (scenario.deployment, *scenario.deployment.pools)]
-    if any(":" in str(name) for name in (*own, scenario.deployment.router)):
+    deployment = scenario.deployment
+    schedulers = [deployment.engine.scheduler, *(pool.engine.scheduler for pool in deployment.pools)]
+    if any(":" in str(name) for name in (*schedulers, deployment.router)):
         raise InputError("a scheduler or router of one's own does not run here", "windtunnel simulate runs it")
     return Trial(scenario, remarks)
 
@@ -243,7 +244,7 @@ def point_of(one: Probe) -> dict[str, Any]:
     """A load with its latencies and output."""
     served = one.served
     assert served is not None, "a patient run is not given up"
-    latencies = {}
+    latencies: dict[str, float] = {}
     for name in ("ttft", "tpot", "e2e"):
         values = served.values(name)
         if values.size:

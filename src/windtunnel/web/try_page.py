@@ -171,7 +171,8 @@ def _over_load(
     series = []
     for statistic in ("p50", "p99"):
         curve = [(one["load"], one[f"{name}_{statistic}_s"] * scale) for one in points]
-        series.append(Series(statistic, *zip(*_below(curve, highest), strict=True), "line"))
+        kept = _below(curve, highest)
+        series.append(Series(statistic, [load for load, _ in kept], [value for _, value in kept], "line"))
     if limit_s is not None:
         ends = [points[0]["load"], points[-1]["load"]]
         series.append(Series("limit", ends, [limit_s * scale] * 2, "dashes", colour="#b3261e"))
@@ -197,55 +198,75 @@ def _below(curve: Sequence[tuple[float, float]], highest: float) -> list[tuple[f
 
 def _form(given: dict[str, str]) -> str:
     groups = "".join(
-        f"<fieldset><legend>{escape(title)}</legend>{''.join(_field(name, given) for name in names)}</fieldset>"
-        for title, names in GROUPS.items()
+        _fieldset(title, "".join(_field(name, given) for name in names)) for title, names in GROUPS.items()
     )
+    limits = "".join(_input(name, label, given, 'size="6" placeholder="none"') for name, label in LIMITS.items())
+    return "".join(
+        [
+            _pasted(given.get("text", "")),
+            groups,
+            _fieldset("Load", _load(given)),
+            _fieldset("Limits, as 500ms", limits),
+            BUTTONS,
+            _fieldset("Keep", KEEP),
+            *(_listed(kind, catalog.names(kind)) for kind in LISTS.values()),
+            _listed("formats", [one.value for one in Format]),
+        ]
+    )
+
+
+BUTTONS = '<p class="tools"><button>simulate</button><button formaction="/sweep" id="sweep">sweep the load</button></p>'
+KEEP = (
+    '<label>name <input name="name" size="20" placeholder="tried/8b-rate8"></label> '
+    '<button formaction="/save" name="what" value="scenario">save scenario</button>'
+    '<button formaction="/save" name="what" value="run">save run</button>'
+)
+EXAMPLE = "vllm serve meta-llama/Llama-3.1-8B -tp 2 --max-num-seqs 64"
+
+
+def _fieldset(title: str, body: str) -> str:
+    return f"<fieldset><legend>{escape(title)}</legend>{body}</fieldset>"
+
+
+def _listed(name: str, values: Sequence[str]) -> str:
+    return f'<datalist id="{name}">{"".join(f"<option>{escape(value)}</option>" for value in values)}</datalist>'
+
+
+def _input(name: str, label: str, given: dict[str, str], more: str) -> str:
+    value = escape(given.get(name, ""))
+    return f'<label>{escape(label)} <input name="{name}" value="{value}" {more} autocomplete="off"></label> '
+
+
+def _select(name: str, label: str, options: dict[str, str], chosen: str) -> str:
+    shown = "".join(
+        f'<option value="{value}"{" selected" if value == chosen else ""}>{escape(text)}</option>'
+        for value, text in options.items()
+    )
+    return f'<label>{escape(label)} <select name="{name}">{shown}</select></label> '
+
+
+def _pasted(text: str) -> str:
+    return (
+        f"<details{' open' if text else ''}><summary>Paste a scenario, or a line such as vllm serve ...</summary>"
+        f'<textarea name="text" rows="14" spellcheck="false" aria-label="scenario" placeholder="{EXAMPLE}">'
+        f"{escape(text)}</textarea><p>Fields that are filled in go over it.</p></details>"
+    )
+
+
+def _load(given: dict[str, str]) -> str:
     kinds = {"": "as in the text", "rate": "requests/s", "concurrency": "concurrent requests"}
     chosen = given.get("arrivals", "" if given.get("text") else "rate")
-    options = "".join(
-        f'<option value="{value}"{" selected" if value == chosen else ""}>{label}</option>'
-        for value, label in kinds.items()
+    slider = '<input type="range" id="slider" min="-1" max="3.7" step="0.01" aria-label="load, logarithmic">'
+    return (
+        _input("load", "load", given, 'size="7" inputmode="decimal"') + _select("arrivals", "", kinds, chosen) + slider
     )
-    load = (
-        '<fieldset><legend>Load</legend><label>load <input name="load" size="7" inputmode="decimal" '
-        f'value="{escape(given.get("load", ""))}"></label> <select name="arrivals" aria-label="arrivals">{options}</select>'
-        '<input type="range" id="slider" min="-1" max="3.7" step="0.01" aria-label="load, logarithmic"></fieldset>'
-    )
-    limits = "".join(
-        f'<label>{label} <input name="{name}" size="6" placeholder="none" value="{escape(given.get(name, ""))}"></label> '
-        for name, label in LIMITS.items()
-    )
-    text = given.get("text", "")
-    pasted = (
-        f"<details{' open' if text else ''}><summary>Paste a scenario, or a line such as vllm serve ...</summary>"
-        '<textarea name="text" rows="14" spellcheck="false" aria-label="scenario or command line" placeholder="vllm serve '
-        f'meta-llama/Llama-3.1-8B -tp 2 --max-num-seqs 64">{escape(text)}</textarea>'
-        "<p>Fields that are filled in go over it.</p></details>"
-    )
-    lists = "".join(
-        f'<datalist id="{kind}">{"".join(f"<option>{escape(name)}</option>" for name in catalog.names(kind))}</datalist>'
-        for kind in LISTS.values()
-    )
-    formats = "".join(f"<option>{one.value}</option>" for one in Format)
-    buttons = (
-        '<p class="tools"><button>simulate</button><button formaction="/sweep" id="sweep">sweep the load</button></p>'
-        '<fieldset><legend>Keep</legend><label>name <input name="name" size="20" placeholder="tried/8b-rate8"></label> '
-        '<button formaction="/save" name="what" value="scenario">save scenario</button>'
-        '<button formaction="/save" name="what" value="run">save run</button></fieldset>'
-    )
-    limit_fields = f"<fieldset><legend>Limits, as 500ms</legend>{limits}</fieldset>"
-    return f'{pasted}{groups}{load}{limit_fields}{buttons}{lists}<datalist id="formats">{formats}</datalist>'
 
 
 def _field(name: str, given: dict[str, str]) -> str:
-    label, value = escape(LABELS[name]), escape(given.get(name, ""))
     if name == "enable_prefix_caching":
-        options = "".join(
-            f'<option value="{one}"{" selected" if one == value else ""}>{text}</option>'
-            for one, text in (("", "the engine's"), ("true", "on"), ("false", "off"))
-        )
-        return f'<label>{label} <select name="{name}">{options}</select></label> '
+        options = {"": "the engine's", "true": "on", "false": "off"}
+        return _select(name, LABELS[name], options, given.get(name, ""))
     known = LISTS.get(name, "formats" if name in ("quant", "kv_cache_dtype") else "")
-    listed = f' list="{known}"' if known else ""
+    listed = f'list="{known}"' if known else ""
     size = 24 if name in WIDE else 9 if known or name.endswith("tokens") or "_" in name else 5
-    return f'<label>{label} <input name="{name}" value="{value}" size="{size}"{listed} autocomplete="off"></label> '
+    return _input(name, LABELS[name], given, f'size="{size}" {listed}')

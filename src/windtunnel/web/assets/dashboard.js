@@ -91,6 +91,7 @@ function replaceMain(text) {
   const main = document.querySelector("main");
   const filter = document.getElementById("filter");
   const sorted = sortings();
+  const picked = [...document.querySelectorAll("main select")].map((select) => select.value);
   const kept = filter && [filter.value, document.activeElement === filter, filter.selectionStart];
   main.replaceChildren(...fresh.childNodes);
   if (kept) {
@@ -105,6 +106,11 @@ function replaceMain(text) {
     if (sorted[at]) sortTable(table.querySelectorAll("th")[sorted[at][0]], sorted[at][1]);
   });
   prepare();
+  document.querySelectorAll("main select").forEach((select, at) => {
+    if (picked[at] === undefined || ![...select.options].some((option) => option.value === picked[at])) return;
+    select.value = picked[at];
+    select.dispatchEvent(new Event("change"));
+  });
 }
 
 async function askAgain() {

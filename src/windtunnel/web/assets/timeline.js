@@ -64,6 +64,7 @@
         pen.fillRect(left, bottom - tall, right - left - gap, tall * (1 - prefill));
         pen.fillStyle = "#d55e00";
         pen.fillRect(left, bottom - tall * prefill, right - left - gap, tall * prefill);
+        if (!lane.is_merged) divide(start, end, steps, bottom - tall, tall);
       }
       pen.fillStyle = ink;
       pen.globalAlpha = 0.2;
@@ -73,6 +74,17 @@
     const more = data.num_lanes > data.lanes.length ? `; the first ${data.lanes.length} of ${data.num_lanes} lanes` : "";
     const span = view[1] - view[0];
     document.getElementById("stretch").textContent = `${seconds(view[0], span)} to ${seconds(view[1], span)}${more}`;
+  }
+
+  // Lines between the equal steps of one bar, where there is room for them.
+  function divide(start, end, steps, top, tall) {
+    const each = (end - start) / steps;
+    if (steps < 2 || (each / (view[1] - view[0])) * width() < 5) return;
+    pen.fillStyle = "Canvas";
+    const first = Math.max(1, Math.ceil((view[0] - start) / each));
+    for (let step = first; step < steps && start + step * each < view[1]; step++) {
+      pen.fillRect(Math.round(toX(start + step * each)), top, 1, tall);
+    }
   }
 
   async function ask() {
