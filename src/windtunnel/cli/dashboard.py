@@ -24,18 +24,26 @@ def command(folder: Path, port: int, host: str | None, opens: bool, as_json: boo
     windtunnel dashboard runs
     windtunnel dashboard runs --port 8080 --open
     """
-    from windtunnel.report.documents import as_text
     from windtunnel.web.dashboard import dashboard_of
     from windtunnel.web.server import HOST, Server
 
     with Server(dashboard_of(folder), host or HOST, port) as server:
-        if host not in (None, HOST, "::1", "localhost"):
-            click.echo(f"warning: whoever reaches {host} can read the results and run simulations here", err=True)
-        shown = {"url": server.url, "folder": str(server.dashboard.results.folder)}
-        click.echo(as_text(shown) if as_json else f"{folder}: {server.url} (Ctrl-C ends it)")
-        if opens:
-            click.launch(server.url)
         try:
+            _announce(server.url, folder, host, as_json)
+            if opens:
+                click.launch(server.url)
             server.serve_forever()
         except KeyboardInterrupt:
             click.echo("the dashboard has ended", err=True)
+
+
+def _announce(url: str, folder: Path, host: str | None, as_json: bool) -> None:
+    """Say where it is, and to whom."""
+    from windtunnel.report.documents import as_text
+    from windtunnel.web.server import is_loopback
+
+    if host is not None and not is_loopback(host):
+        click.echo(f"warning: whoever reaches {host} can read the results and run simulations here", err=True)
+    click.echo(
+        as_text({"url": url, "folder": str(folder.resolve())}) if as_json else f"{folder}: {url} (Ctrl-C ends it)"
+    )

@@ -73,7 +73,7 @@ def document(dashboard: Dashboard, _rest: str, query: Query) -> dict[str, Any]:
         "kinds": [found.kind for found, _ in runs],
         "figures": {name: [found.figures.get(name) for found, _ in runs] for name in FIGURES},
         "intervals": {name: [found.intervals.get(name) for found, _ in runs] for name in FIGURES},
-        "differences": differences([document["scenario"] for _, document in runs]),
+        "differences": _differences(runs),
     }
 
 
@@ -193,10 +193,24 @@ def flattened(value: Any, path: str = "") -> dict[str, Any]:
     return {name: scalar for key, inner in parts.items() for name, scalar in flattened(inner, key).items()}
 
 
+def _differences(runs: Runs) -> dict[str, list[Any]]:
+    """Of the scenarios; a client knows the workload alone, and is compared in that."""
+    scenarios = [document["scenario"] for _, document in runs]
+    if any(found.kind == "bench" for found, _ in runs):
+        scenarios = [{name: one[name] for name in ("workload", "slo", "seed") if name in one} for one in scenarios]
+    return differences(scenarios)
+
+
+def _value_text(value: Any) -> str:
+    if value is None:
+        return ""
+    return f"{value:g}" if isinstance(value, float) else str(value).lower() if isinstance(value, bool) else str(value)
+
+
 def _differences_table(runs: Runs) -> str:
-    found = differences([document["scenario"] for _, document in runs])
+    found = _differences(runs)
     if not found:
         return paragraph("Nothing.")
     heads = ("", *(one.name or "." for one, _ in runs))
-    rows = [[path, *("" if value is None else str(value) for value in values)] for path, values in found.items()]
+    rows = [[path, *(_value_text(value) for value in values)] for path, values in found.items()]
     return table(heads, rows)

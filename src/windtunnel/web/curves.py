@@ -5,8 +5,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.engine.over_time import NUM_STRETCHES, integral
 from windtunnel.metrics.records import Table
 from windtunnel.report.plots import Axis, Series, figure
+from windtunnel.units import format_seconds
 
 Floats = NDArray[np.float64]
 
@@ -15,6 +17,8 @@ SIZE = {"width": 440, "height": 260}
 _SHARES = np.linspace(0.0, 1.0, 201)
 _FAR = 30.0
 """Where a latency's maximum is so many medians away, its axis is logarithmic."""
+_BEYOND = 2.0
+"""A limit so many times the longest latency would leave the curve no room."""
 
 
 def cdf(latency: str, runs: Mapping[str, Floats], limit_s: float | None = None) -> tuple[str, str]:
@@ -34,11 +38,13 @@ def cdf(latency: str, runs: Mapping[str, Floats], limit_s: float | None = None) 
         Series(name, (np.quantile(values, _SHARES) * scale).tolist(), (_SHARES * 100).tolist(), "line")
         for name, values in known.items()
     ]
-    if limit_s is not None:
-        drawn.append(Series("limit", [limit_s * scale] * 2, [0.0, 100.0], "dashes", colour="currentColor"))
     is_log = middle_s > 0 and most_s > _FAR * middle_s
     x = Axis(f"{LATENCIES[latency]} ({unit})", is_log=is_log)
     caption = f"{LATENCIES[latency]}: share of requests that took no longer"
+    if limit_s is not None and limit_s > _BEYOND * most_s:
+        caption += f"; the limit of {format_seconds(limit_s)} is further out"
+    elif limit_s is not None:
+        drawn.append(Series("limit", [limit_s * scale] * 2, [0.0, 100.0], "dashes", colour="currentColor"))
     return figure(drawn, x, Axis("requests (%)", low=0.0, high=100.0), **SIZE), caption
 
 
@@ -80,3 +86,17 @@ def over_time(series: Table) -> list[tuple[str, str]]:
         if lines:
             drawn.append((figure(lines, Axis("time (s)"), Axis(unit, low=0.0), **SIZE), caption))
     return drawn
+
+
+def client_over_time(requests: Table) -> list[tuple[str, str]]:
+    """What a client knows of the same: requests sent and not yet answered, in `NUM_STRETCHES` equal stretches."""
+    answered = requests.where(np.isfinite(requests["finish_s"]))
+    sent_s, end_s = answered["arrival_s"], answered["finish_s"]
+    if not len(answered) or end_s.max() <= sent_s.min():
+        return []
+    edges = np.linspace(sent_s.min(), end_s.max(), NUM_STRETCHES + 1)
+    width_s = np.diff(edges)
+    present = np.diff(integral(edges, sent_s, end_s, np.ones(len(answered)))) / width_s
+    sent, done = (np.histogram(times, edges)[0] / width_s for times in (sent_s, end_s))
+    columns = {"time_s": edges[:-1], "duration_s": width_s, "num_present": present}
+    return over_time(Table({**columns, "sent_per_s": sent, "finished_per_s": done}, {}))

@@ -29,7 +29,7 @@ from windtunnel.report.tables import number, percent
 from windtunnel.spec.noun import decode
 from windtunnel.spec.scenario import Scenario
 from windtunnel.units import format_seconds
-from windtunnel.web.curves import LATENCIES, cdf, measured, over_time
+from windtunnel.web.curves import LATENCIES, cdf, client_over_time, measured, over_time
 from windtunnel.web.dashboard import Dashboard
 from windtunnel.web.document_page import document_sections
 from windtunnel.web.frame import Query, View, facts, first, lines, link, tabs
@@ -64,6 +64,8 @@ def overview(dashboard: Dashboard, name: str, _query: Query) -> View:
     if (folder / "series.parquet").is_file():
         drawn = over_time(records(folder / "series.parquet"))
         sections.insert(2, Section("Over time", figures(drawn)))
+    elif found.kind == "bench" and requests is not None:
+        sections.append(Section("Over time", figures(client_over_time(requests))))
     return View(name or ".", sections, lead=head(found), is_live=True)
 
 
@@ -165,7 +167,8 @@ def _client(document: Mapping[str, Any]) -> list[Section]:
     if summary.tpot_s is not None:
         shown.append((format_seconds(summary.tpot_s.mean), "TPOT mean"))
     shown.append((number(summary.output_tokens_per_s), "output tokens/s"))
-    remarks = [(name, str(text)) for name, text in document.items() if isinstance(text, str) and text]
+    said = ("windtunnel", "model", "endpoint")
+    remarks = [(name, text) for name, text in document.items() if isinstance(text, str) and text and name not in said]
     body = cards(shown) + table(LATENCY_HEADS, client_latency_rows(summary)) + facts([*client_rows(summary), *remarks])
     return [Section("Measured by the client", body)]
 

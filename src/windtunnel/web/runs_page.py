@@ -63,7 +63,7 @@ def _name(one: Found) -> Cell:
 
 
 def _model(one: Found) -> Cell:
-    return Cell(one.model.rpartition("/")[2], title=one.model)
+    return Cell(one.model.rpartition("/")[2], title=one.model, note=one.deployment)
 
 
 def seconds(value: float | None, interval: tuple[float, float] | None = None) -> Cell:
@@ -137,8 +137,7 @@ TABLES: Sequence[tuple[str, tuple[str, ...], Sequence[tuple[str, Shown]]]] = (
         ("simulate", "bench"),
         (
             _NAME,
-            ("model", _model),
-            ("deployment", _text("deployment")),
+            ("model, deployment", _model),
             ("load", _text("load")),
             ("TTFT mean", _seconds("ttft_s")),
             ("p99", _seconds("ttft_p99_s")),
@@ -223,7 +222,7 @@ TABLES: Sequence[tuple[str, tuple[str, ...], Sequence[tuple[str, Shown]]]] = (
 )
 """Title, kinds of results, and (header, cell) of each column."""
 _TEXTS: Mapping[str, int] = {
-    "Serving": 4,
+    "Serving": 3,
     "Training": 4,
     "Searches": 5,
     "Validations": 1,

@@ -213,6 +213,14 @@ class RefusedError(InputError):
     """A request that came from elsewhere."""
 
 
+def is_loopback(host: str) -> bool:
+    """Whether an interface is this machine's own, which nobody else reaches."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 def check_host(host: str | None, own: str) -> None:
     """Raise RefusedError unless a request names this machine: by an IP address, as localhost, or as it was told.
 
