@@ -114,7 +114,9 @@ def grid_sections(space: Space, answers: dict[int, Evaluation], names: Sequence[
             for name, line in lines.items()
         ]
         dots = [Series("", one.x, one.y, "points") for one in series]
-        drawn.append((figure([*series, *dots], Axis(label), Axis(figure_name)), figure_title(figure_name)))
+        unit = " (s)" if figure_name.partition("_")[0] in METRICS else ""
+        axis = Axis(f"{figure_title(figure_name)}{unit}")
+        drawn.append((figure([*series, *dots], Axis(label), axis), figure_title(figure_name)))
     heads = [*(name.rpartition(".")[2] for name in settings), *map(figure_title, names), ""]
     rows = [
         [

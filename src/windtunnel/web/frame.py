@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from pathlib import Path
 from urllib.parse import quote, urlencode
 
 from windtunnel.report.html import Section, body_of
@@ -45,7 +46,7 @@ def link(*parts: str, **query: str) -> str:
     return f"{path}?{urlencode(query)}" if query else path
 
 
-def framed(view: View, address: str, folder: str) -> str:
+def framed(view: View, address: str, folder: Path) -> str:
     """The whole page.
 
     Args:
@@ -67,7 +68,7 @@ def framed(view: View, address: str, folder: str) -> str:
         f'<link rel="stylesheet" href="/assets/dashboard.css">{scripts}</head>\n<body>'
         '<a class="skip" href="#main">skip to the page</a>'
         f'<header><a class="name" href="/">Windtunnel</a><nav>{tabs}</nav>'
-        f'<span class="folder" title="results are read below this folder">{escape(folder)}</span>'
+        f'<span class="folder" title="{escape(str(folder))}">{escape(folder.name)}/</span>'
         '<button id="theme" type="button" title="light, dark, or as the system says">theme</button></header>\n'
         f'<main id="main"{" data-live" if view.is_live else ""}><h1>{escape(view.title)}</h1>\n{view.lead}\n'
         f"{body_of(view.sections)}</main>\n<footer>windtunnel {escape(version())}</footer></body></html>\n"

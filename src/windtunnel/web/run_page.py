@@ -54,7 +54,7 @@ def overview(dashboard: Dashboard, name: str, _query: Query) -> View:
     if found.kind not in ("simulate", "bench"):
         shown = document_sections(dashboard.results.path(name), found, document)
         scripts = ("search_plot.js",) if found.kind == "search" else ()
-        return View(found.name or ".", shown, lead=head(found), scripts=scripts, is_live=True)
+        return View(found.name or ".", shown, lead=head(found), scripts=scripts)
     folder = dashboard.results.path(name)
     scenario = decode(document["scenario"], Scenario, name)
     requests = measured(records(folder / "requests.parquet")) if folder.is_dir() else None
@@ -66,7 +66,7 @@ def overview(dashboard: Dashboard, name: str, _query: Query) -> View:
         sections.insert(2, Section("Over time", figures(drawn)))
     elif found.kind == "bench" and requests is not None:
         sections.append(Section("Over time", figures(client_over_time(requests))))
-    return View(name or ".", sections, lead=head(found), is_live=True)
+    return View(name or ".", sections, lead=head(found))
 
 
 def document(dashboard: Dashboard, name: str, _query: Query) -> Any:
@@ -184,6 +184,8 @@ def _distributions(requests: Table, scenario: Scenario) -> list[tuple[str, str]]
 # ---------------------------------------------------------------------------------------------------- requests, file
 
 PAGE_ROWS = 100
+ASKED_FIRST = ("request", "arrival_s", "ttft_s", "tpot_s", "e2e_s", "input_tokens", "output_tokens", "queueing_s")
+"""Columns that stand before the others."""
 
 
 def requests(dashboard: Dashboard, name: str, query: Query) -> View:
@@ -218,7 +220,8 @@ def requests_document(dashboard: Dashboard, name: str, query: Query) -> dict[str
     """One page of the request table: fields `page` from 1, `sort` by a column, `down` for the largest first."""
     path = dashboard.results.path(name) / "requests.parquet"
     found = records(path)
-    columns = list(found.columns)
+    columns = [name for name in ASKED_FIRST if name in found.columns]
+    columns += [name for name in found.columns if name not in columns]
     sort, down = first(query, "sort", columns[0]), first(query, "down") == "1"
     if sort not in columns:
         raise InputError(f"requests have no column {sort!r}", f"they have {', '.join(columns)}")

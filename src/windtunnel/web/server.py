@@ -169,7 +169,7 @@ class Handler(BaseHTTPRequestHandler):
         return _json(shown, HTTPStatus.OK)
 
     def _page(self, path: str, view: View, status: HTTPStatus) -> Answer:
-        text = framed(view, path, str(self.server.dashboard.results.folder))
+        text = framed(view, path, self.server.dashboard.results.folder)
         return Answer(status, "text/html; charset=utf-8", text.encode("utf-8", "replace"))
 
     def _failed(self, error: Exception) -> Answer:

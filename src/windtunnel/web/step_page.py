@@ -32,7 +32,7 @@ def page(dashboard: Dashboard, name: str, query: Query) -> View:
     step = _explained(dashboard, name, given)
     largest = sorted(step.launches, key=lambda launch: -launch.total_s)[:MOST_BARS]
     chart = bar_chart(
-        [one.name for one in largest], [one.total_s * 1e6 for one in largest], Axis("time (us)"), width=520
+        [one.name for one in largest], [one.total_s * 1e3 for one in largest], Axis("time (ms)"), width=520
     )
     times = table(TIME_HEADS, [time_row(launch, step.device_s) for launch in step.launches])
     work = table(WORK_HEADS, [work_row(launch) for launch in step.launches], left=2)

@@ -127,6 +127,13 @@ async function askAgain() {
   }
 }
 
+// A page that takes long is asked for less often.
+async function keepAsking() {
+  const began = performance.now();
+  if (!document.hidden) await askAgain();
+  setTimeout(keepAsking, ASK_AGAIN_MS + 10 * (performance.now() - began));
+}
+
 function prepare() {
   addChoices();
   applyFilter();
@@ -135,6 +142,5 @@ function prepare() {
 
 prepare();
 if (document.querySelector("main[data-live]")) {
-  askAgain();
-  setInterval(() => document.hidden || askAgain(), ASK_AGAIN_MS);
+  keepAsking();
 }

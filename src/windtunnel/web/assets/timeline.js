@@ -52,7 +52,7 @@
       pen.fillStyle = ink;
       pen.textAlign = "left";
       pen.fillText(lane.name, 2, bottom - 9, LEFT - 8);
-      for (const [start, end, busy, prefill] of lane.slices) {
+      for (const [start, end, busy, prefill, steps] of lane.slices) {
         // Whole pixels: neighbours would show a seam.
         const left = Math.max(Math.floor(toX(start)), LEFT);
         const right = Math.min(Math.ceil(toX(end)), LEFT + width());
