@@ -54,6 +54,7 @@ def test_what_is_broken_says_why(folder: Path) -> None:
         ('{"windtunnel": "1", "summary": {}, "scenario": {}}', "model"),
         ('{"windtunnel": "1", "summary": 3, "scenario": {"model": "m"}}', "deployment"),
         ('{"windtunnel": "1", "job": {}, "step_s": 1}', "not whole"),
+        ('{"windtunnel": ' + "[" * 200_000, "nested too deeply"),
         ('{"status": "failed", "mode": "nsys"}', ""),
     ],
 )
@@ -77,6 +78,13 @@ def test_a_result_that_changes_is_read_again(tmp_path: Path) -> None:
     assert [(one.kind, one.changed_s) for one in results.found()] == [("lab", 1.0)]
     file.unlink()
     assert results.found() == []
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes")
+def test_no_pipe_is_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "x.json")
+    os.mkfifo(tmp_path / "summary.json")
+    assert Results(tmp_path).found() == []
 
 
 def test_hidden_folders_and_foreign_json_are_left_out(tmp_path: Path) -> None:

@@ -59,6 +59,7 @@ def test_what_is_not_there(ask: Ask, path: str) -> None:
         ("/step/served/slow?batch=-1", "not a number"),
         ("/step/served/slow?batch=0", "the step is empty"),
         ("/timeline/real", "no steps.parquet"),
+        ("/requests/grid.json", "no requests.parquet"),
         ("/api/timeline/served/slow?from=x", "a number of seconds"),
         ("/trial", "takes what a form posts"),
     ],
@@ -76,7 +77,7 @@ def test_this_machine_may_be_named_by_address(host: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "host", ["evil.example", "evil.example:80", "localhost.evil.example", "127.0.0.1.nip.io", "", None]
+    "host", ["evil.example", "evil.example:80", "localhost.evil.example", "127.0.0.1.nip.io", "[", "", None]
 )
 def test_another_name_that_leads_here_is_refused(host: str | None) -> None:
     with pytest.raises(RefusedError):

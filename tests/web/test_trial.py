@@ -67,6 +67,8 @@ def test_a_servers_command_line_is_read_with_its_remarks(tmp_path: Path) -> None
         ({"arrivals": "weekly"}, "no arrivals 'weekly'", ""),
         ({"input_tokens": "1k"}, "input tokens: '1k'", "lognormal"),
         ({"ttft_s": "5 parsecs"}, "TTFT", ""),
+        ({"num_requests": "2000000"}, "2,000,000 requests are too many", "terminal"),
+        ({"arrivals": "concurrency", "load": "1e9"}, "concurrent requests are too many", "terminal"),
         ({"text": "- 1"}, "the text is no scenario", "vllm serve"),
         ({"text": "{"}, "neither YAML, line", "vllm serve"),
         ({"text": "vllm serve"}, "model", ""),

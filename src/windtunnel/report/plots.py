@@ -241,9 +241,8 @@ def bar_chart(
         )
         wide = max(across(value) - left, 0.5)
         parts.append(f'<rect x="{left}" y="{y + 3}" width="{wide:.1f}" height="{line - 6}" fill="{colour}"/>')
-        parts.append(
-            f'<text x="{left + wide + 5:.1f}" y="{y + 13}" fill="currentColor">{tick(float(f"{value:.3g}"))}</text></g>'
-        )
+        shown = tick(float(f"{value:.3g}"))
+        parts.append(f'<text x="{left + wide + 5:.1f}" y="{y + 13}" fill="currentColor">{shown}</text></g>')
     parts.append(f'<text x="{(left + end) / 2}" y="{height - 10}" {_MIDDLE}>{escape(axis.label)}</text>')
     return "\n".join([*parts, "</svg>"])
 

@@ -57,7 +57,8 @@ def deployment_text(deployment: Deployment) -> str:
             for pool in deployment.pools
         )
     parallelism, engine = deployment.parallelism, deployment.engine
-    copies = f"{deployment.replicas} replicas of " if deployment.replicas > 1 else ""
+    fewest, most = deployment.replicas, deployment.most_replicas
+    copies = f"{fewest} to {most} replicas of " if most > fewest else f"{most} replicas of " if most > 1 else ""
     served_by = " ".join(filter(None, (engine.name, engine.version)))
     return f"{copies}{parallelism.num_devices} x {deployment.device}{split_text(parallelism)}; {served_by}"
 

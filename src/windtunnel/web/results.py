@@ -2,6 +2,7 @@
 
 import os
 import re
+import stat
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -124,6 +125,8 @@ class Results:
             status = file.stat()
         except OSError:
             return None  # it went away since the folder was listed
+        if not stat.S_ISREG(status.st_mode):
+            return None  # to open a pipe would wait for whoever writes it
         stamp = (status.st_mtime_ns, status.st_size)
         if file not in self._known or self._known[file][0] != stamp:
             name = self._name(file if is_whole else file.parent)
@@ -152,6 +155,8 @@ def read_document(file: Path) -> dict[str, Any]:
         document = msgspec.json.decode(file.read_bytes())
     except OSError as error:
         raise InputError(f"{file.name} cannot be read: {error.strerror or error}") from None
+    except RecursionError:
+        raise InputError(f"{file.name} is nested too deeply") from None
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise InputError(f"{file.name} is not JSON ({str(error).lower()})") from None
     if not isinstance(document, dict):
@@ -193,7 +198,7 @@ def _candidates(folder: Path) -> Iterator[tuple[Path, bool]]:
 
 def _is_document(path: Path) -> bool:
     """Whether a file is the `--json` of a verb, by its first bytes."""
-    if path.suffix != ".json" or path.name.startswith("."):
+    if path.suffix != ".json" or path.name.startswith(".") or not path.is_file():
         return False
     try:
         with path.open("rb") as file:

@@ -90,7 +90,8 @@ def simulated(scenario: Scenario, document: Mapping[str, Any]) -> list[Section]:
     memory = MemoryPlan(**{name: value for name, value in document["memory"].items() if name != "kv_tokens"})
     latencies = table((*LATENCY_HEADS, "80% of means"), _with_intervals(latency_rows(summary), document))
     rows = [*throughput_rows(summary, scenario.slo), *resource_rows(scenario, summary, memory)]
-    parts = [cards(headline(summary, document)), latencies, facts([*rows, *_sureness(document)])]
+    beside = f'<div class="row">{latencies}{facts([*rows, *_sureness(document)])}</div>'
+    parts = [cards(headline(summary, document)), beside]
     if summary.tenants:
         parts.append(table(TENANT_HEADS, tenant_rows(summary)))
     if summary.pools:
@@ -219,6 +220,8 @@ def requests(dashboard: Dashboard, name: str, query: Query) -> View:
 def requests_document(dashboard: Dashboard, name: str, query: Query) -> dict[str, Any]:
     """One page of the request table: fields `page` from 1, `sort` by a column, `down` for the largest first."""
     path = dashboard.results.path(name) / "requests.parquet"
+    if not path.is_file():
+        raise InputError(f"{name} has no requests.parquet")
     found = records(path)
     columns = [name for name in ASKED_FIRST if name in found.columns]
     columns += [name for name in found.columns if name not in columns]

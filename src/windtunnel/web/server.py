@@ -141,12 +141,16 @@ class Handler(BaseHTTPRequestHandler):
             response = self._failed(error)
         self._send(response)
 
+    def _target(self) -> tuple[str, str]:
+        """The path that is asked for, and its query."""
+        path, _, query = self.path.partition("?")
+        return unquote(path), query
+
     def _got(self) -> Answer:
-        target = urlsplit(self.path)
-        path = unquote(target.path)
+        path, query = self._target()
         if path.startswith("/assets/"):
             return _asset(path.removeprefix("/assets/"))
-        return self._shown(path, answer(self.server.dashboard, path, parse_qs(target.query, keep_blank_values=True)))
+        return self._shown(path, answer(self.server.dashboard, path, parse_qs(query, keep_blank_values=True)))
 
     def _posted(self) -> Answer:
         # The body is read first: what is left of it would be taken for the connection's next request.
@@ -156,10 +160,9 @@ class Handler(BaseHTTPRequestHandler):
             raise InputError(f"a request of up to {MOST_POSTED_BYTES:,} bytes, its length given, is needed")
         text = self.rfile.read(int(length)).decode("utf-8", "replace")
         check_origin(self.headers.get("Origin"), self.headers.get("Host"))
-        target = urlsplit(self.path)
-        query = parse_qs(target.query) | parse_qs(text, keep_blank_values=True)
-        path = unquote(target.path)
-        return self._shown(path, answer(self.server.dashboard, path, query, is_post=True))
+        path, query = self._target()
+        fields = parse_qs(query) | parse_qs(text, keep_blank_values=True)
+        return self._shown(path, answer(self.server.dashboard, path, fields, is_post=True))
 
     def _shown(self, path: str, shown: Any) -> Answer:
         if isinstance(shown, Download):
@@ -184,9 +187,11 @@ class Handler(BaseHTTPRequestHandler):
             status = HTTPStatus.NOT_FOUND
         elif isinstance(error, InputError):
             status = HTTPStatus.BAD_REQUEST
+        elif isinstance(error, MemoryError):
+            message, hint = "this machine's memory does not hold that many requests", "take fewer"
         elif not isinstance(error, WindtunnelError):
             traceback.print_exception(error, file=sys.stderr)
-        path = unquote(urlsplit(self.path).path)
+        path, _ = self._target()
         if path.startswith("/api/"):
             return _json({"error": message, "hint": hint}, status)
         title = {404: "Not there", 500: "Failed"}.get(status, "That cannot be")
@@ -226,7 +231,10 @@ def check_host(host: str | None, own: str) -> None:
 
     A page of another site whose name was made to lead here (DNS rebinding) sends that name; it cannot send an address.
     """
-    name = (urlsplit(f"//{host or ''}").hostname or "").lower()
+    try:
+        name = (urlsplit(f"//{host or ''}").hostname or "").lower()
+    except ValueError:
+        name = ""
     if name in ("localhost", own.lower(), socket.gethostname().lower()):
         return
     try:

@@ -1,5 +1,6 @@
 """A step of a run, operator by operator."""
 
+from collections.abc import Mapping
 from html import escape
 from typing import Any
 
@@ -27,7 +28,7 @@ MOST_BARS = 20
 
 def page(dashboard: Dashboard, name: str, query: Query) -> View:
     """The step, and a form for another."""
-    found, _ = dashboard.results.one(name)
+    found, document = dashboard.results.one(name)
     given = _given(dashboard, name, query)
     step = _explained(dashboard, name, given)
     largest = sorted(step.launches, key=lambda launch: -launch.total_s)[:MOST_BARS]
@@ -37,11 +38,17 @@ def page(dashboard: Dashboard, name: str, query: Query) -> View:
     times = table(TIME_HEADS, [time_row(launch, step.device_s) for launch in step.launches])
     work = table(WORK_HEADS, [work_row(launch) for launch in step.launches], left=2)
     sections = [
-        Section(batch_line(step), _form(given) + facts(totals_rows(step))),
+        Section(batch_line(step) + _of_pool(document), _form(given) + facts(totals_rows(step))),
         Section("Where its time goes", figures([(chart, "device's time by operator")]) + times),
         Section("Its work", work),
     ]
     return View(name or ".", sections, lead=head(found, "step"))
+
+
+def _of_pool(document: Mapping[str, Any]) -> str:
+    """Which of several pools the step is of: the first."""
+    pools = document["scenario"]["deployment"].get("pools")
+    return f", in the pool {pools[0]['name']}" if pools else ""
 
 
 def document(dashboard: Dashboard, name: str, query: Query) -> Any:

@@ -27,6 +27,7 @@ from windtunnel.web.frame import Query, first
 
 MOST_S = 60.0
 """A simulation that takes longer is ended: a terminal is the place for it."""
+MOST_REQUESTS = 1_000_000
 MOST_SWEPT_REQUESTS = 20_000
 SWEPT_SHARES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 1.0, 1.05, 1.1, 1.2)
 """Loads of a sweep, of the capacity."""
@@ -95,7 +96,21 @@ def trial_of(query: Query, folder: Path) -> Trial:
     schedulers = [deployment.engine.scheduler, *(pool.engine.scheduler for pool in deployment.pools)]
     if any(":" in str(name) for name in (*schedulers, deployment.router)):
         raise InputError("a scheduler or router of one's own does not run here", "windtunnel simulate runs it")
+    _check_size(scenario)
     return Trial(scenario, remarks)
+
+
+def _check_size(scenario: Scenario) -> None:
+    """Raise InputError for more requests or clients than a page waits for."""
+    workload = scenario.workload
+    for name, number in (
+        ("requests", workload.num_requests),
+        ("concurrent requests", getattr(workload.arrivals, "concurrency", None)),
+        ("requests", (workload.duration_s or 0.0) * getattr(workload.arrivals, "rate_per_s", 0.0)),
+    ):
+        if number is not None and number > MOST_REQUESTS:
+            many = f"{number:,.0f} {name} are too many to try"
+            raise InputError(many, f"take {MOST_REQUESTS:,} at most, or windtunnel simulate in a terminal")
 
 
 def _base(text: str) -> tuple[dict[str, Any], tuple[str, ...]]:
