@@ -106,7 +106,7 @@ def _check_size(scenario: Scenario) -> None:
     for name, number in (
         ("requests", workload.num_requests),
         ("concurrent requests", getattr(workload.arrivals, "concurrency", None)),
-        ("requests", (workload.duration_s or 0.0) * getattr(workload.arrivals, "rate_per_s", 0.0)),
+        ("requests", (workload.duration_s or 0.0) * (getattr(workload.arrivals, "rate_per_s", None) or 0.0)),
     ):
         if number is not None and number > MOST_REQUESTS:
             many = f"{number:,.0f} {name} are too many to try"
