@@ -68,7 +68,7 @@ def test_a_servers_command_line_is_read_with_its_remarks(tmp_path: Path) -> None
         ({"input_tokens": "1k"}, "input tokens: '1k'", "lognormal"),
         ({"ttft_s": "5 parsecs"}, "TTFT", ""),
         ({"num_requests": "2000000"}, "2,000,000 requests are too many", "terminal"),
-        ({"arrivals": "concurrency", "load": "1e9"}, "concurrent requests are too many", "terminal"),
+        ({"arrivals": "concurrency", "load": "1e7"}, "concurrent requests are too many", "terminal"),
         ({"text": "- 1"}, "the text is no scenario", "vllm serve"),
         ({"text": "{"}, "neither YAML, line", "vllm serve"),
         ({"text": "vllm serve"}, "model", ""),
@@ -91,6 +91,14 @@ def test_no_scenario_reads_files_outside(tmp_path: Path, path: str) -> None:
     empty = dict.fromkeys(("input_tokens", "output_tokens", "arrivals", "load"), "")
     with pytest.raises(InputError, match="lies outside runs"):
         trial_of(query(text=text, **empty), (tmp_path / "runs").resolve())
+
+
+def test_no_model_is_read_from_outside(tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "secret.json").write_text('{"password": 1}')
+    with pytest.raises(InputError, match="lies outside runs") as raised:
+        trial_of(query(model=str(tmp_path / "secret.json"), quant="fp8"), (tmp_path / "runs").resolve())
+    assert "password" not in raised.value.message
 
 
 def test_a_file_below_the_folder_may_be_named(tmp_path: Path) -> None:

@@ -85,10 +85,10 @@ def trial_of(query: Query, folder: Path) -> Trial:
             options[stream] = parse_lengths(LABELS[stream], first(query, stream))
     load = _load(first(query, "arrivals"), first(query, "load"))
     slo = {name: first(query, name) for name in LIMITS if first(query, name).strip()}
+    _check_files([raw, options], folder)
     try:
         raw = raw_scenario(raw, options, load.get("rate"), load.get("concurrency"), None, slo)  # type: ignore[arg-type]
         _check_needed(raw)
-        _check_files(raw, folder)
         scenario = scenario_from(raw, folder=folder)
     except InputError as error:
         raise InputError(_as_labelled(error.message), error.hint) from None
