@@ -112,8 +112,15 @@ def test_no_link_leads_out(tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir()
     (tmp_path / "secret").mkdir()
     (tmp_path / "runs" / "link").symlink_to(tmp_path / "secret")
+    (tmp_path / "secret" / "summary.json").write_text('{"status": "done", "mode": "torch"}')
+    (tmp_path / "runs" / "run").mkdir()
+    (tmp_path / "runs" / "run" / "summary.json").symlink_to(tmp_path / "secret" / "summary.json")
+    results = Results(tmp_path / "runs")
     with pytest.raises(NotThereError):
-        Results(tmp_path / "runs").path("link")
+        results.path("link")
+    with pytest.raises(InputError):
+        results.one("run")
+    assert results.found() == []
 
 
 def test_a_broken_result_is_not_shown_as_one(folder: Path) -> None:

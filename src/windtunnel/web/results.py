@@ -113,7 +113,7 @@ class Results:
             InputError: it is broken.
         """
         file = document_file(self.path(name))
-        if file is None:
+        if file is None or not file.resolve().is_relative_to(self.folder):
             raise InputError(f"{name} holds no result: {SUMMARY} is missing", "is the run still under way?")
         found = _read(file, name)
         if found is None or found.kind == "broken":
@@ -125,8 +125,9 @@ class Results:
             status = file.stat()
         except OSError:
             return None  # it went away since the folder was listed
-        if not stat.S_ISREG(status.st_mode):
-            return None  # to open a pipe would wait for whoever writes it
+        # To open a pipe would wait for whoever writes it, and a link may lead out of the folder.
+        if not stat.S_ISREG(status.st_mode) or not file.resolve().is_relative_to(self.folder):
+            return None
         stamp = (status.st_mtime_ns, status.st_size)
         if file not in self._known or self._known[file][0] != stamp:
             name = self._name(file if is_whole else file.parent)

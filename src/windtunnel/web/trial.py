@@ -84,10 +84,10 @@ def trial_of(query: Query, folder: Path) -> Trial:
         if stream in options:
             options[stream] = parse_lengths(LABELS[stream], first(query, stream))
     load = _load(first(query, "arrivals"), first(query, "load"))
-    slo = {name: first(query, name) for name in LIMITS if first(query, name).strip()}
+    slo: dict[str, Any] = {name: first(query, name) for name in LIMITS if first(query, name).strip()}
     _check_files([raw, options], folder)
     try:
-        raw = raw_scenario(raw, options, load.get("rate"), load.get("concurrency"), None, slo)  # type: ignore[arg-type]
+        raw = raw_scenario(raw, options, load.get("rate"), load.get("concurrency"), None, slo)
         _check_needed(raw)
         scenario = scenario_from(raw, folder=folder)
     except InputError as error:
@@ -148,7 +148,7 @@ def _value(text: str) -> Any:
         return text.strip()
 
 
-def _load(kind: str, text: str) -> dict[str, float | int]:
+def _load(kind: str, text: str) -> dict[str, Any]:
     if kind not in ("", "rate", "concurrency"):
         raise InputError(
             f"there are no arrivals {kind!r}", did_you_mean(kind, ("rate", "concurrency"), "rate, concurrency")
