@@ -20,6 +20,7 @@ from windtunnel.spec.scenario import Scenario, Setup, resolve
 PRICED_SETTINGS = (
     "max_cudagraph_capture_size",
     "cudagraph_sizes",
+    "piecewise_cudagraphs",
     "speculative",
     "host",
     "async_scheduling",
