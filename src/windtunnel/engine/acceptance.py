@@ -46,7 +46,7 @@ def drafting(
 
     Args:
         measurements: runs with speculative decoding whose acceptance was not recorded.
-        calibrations: by engine and device (`vllm-h200_sxm`) or engine; what is fitted here corrects what they leave.
+        calibrations: by engine and device (`vllm-h100_sxm`) or engine; what is fitted here corrects what they leave.
     """
 
     def of(setup: Setup) -> Calibration | None:

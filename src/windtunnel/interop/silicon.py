@@ -18,7 +18,15 @@ import msgspec
 from windtunnel.errors import InputError, did_you_mean
 from windtunnel.interop.measured_runs import UNRECORDED_SPREAD, Measurement
 from windtunnel.spec import catalog
-from windtunnel.spec.deployment import MOE_BACKENDS, Deployment, EngineSettings, Parallelism, Speculative
+from windtunnel.spec.deployment import (
+    BALANCE_BATCHING_ITERS,
+    BALANCE_TIMEOUT_ITERS,
+    MOE_BACKENDS,
+    Deployment,
+    EngineSettings,
+    Parallelism,
+    Speculative,
+)
 from windtunnel.spec.precision import Format, Precision
 from windtunnel.spec.scenario import Scenario
 from windtunnel.spec.workload import ClosedLoop, Lengths, Uniform, Workload
@@ -223,7 +231,7 @@ def scenario_of(run: MeasuredRun, acceptance_fraction: float | None = None) -> S
     engine = run.engine
     if run.speculative not in NOT_SPECULATIVE:
         if run.num_draft_tokens is None:
-            raise InputError("it may decode speculatively, and how many tokens it drafts was not recorded")
+            raise InputError("it decodes speculatively, or may, and how many tokens it drafts was not recorded")
         if acceptance_fraction is None:
             raise InputError("it decodes speculatively, and how many draft tokens were accepted was not recorded")
         speculative = Speculative(
@@ -418,8 +426,8 @@ def _engine(name: str, row: Row, server: Row) -> EngineSettings:
         async_scheduling=_switch(server.text("async_or_overlap_scheduling")),
         batch_wait_timeout_iters=int(wait_steps[1]) if wait_steps else None,
         batch_wait_max_tokens_ratio=float(wait_ratio[1]) if wait_ratio else None,
-        attention_dp_timeout_iters=_balance(server, "timeout_iters", BALANCE_TIMEOUT_STEPS),
-        attention_dp_batching_wait_iters=_balance(server, "batching_wait_iters", BALANCE_BATCHING_STEPS),
+        attention_dp_timeout_iters=_balance(server, "timeout_iters", BALANCE_TIMEOUT_ITERS),
+        attention_dp_batching_wait_iters=_balance(server, "batching_wait_iters", BALANCE_BATCHING_ITERS),
         moe_backend=_moe_backend(server),
         fused_all_reduce=_fused_all_reduce(server),
     )
@@ -438,11 +446,6 @@ def _moe_backend(server: Row) -> str | None:
     """
     text = re.sub(r"\w+( \w+)* off\b", "", server.text("moe_backend").lower())
     return next((name for name in MOE_BACKENDS if name in text), None)
-
-
-BALANCE_TIMEOUT_STEPS, BALANCE_BATCHING_STEPS = 50, 10
-"""Where the balance of attention data-parallel ranks is on and no numbers are given (TensorRT-LLM 1.2
-`AttentionDpConfig`)."""
 
 
 def _balance(server: Row, name: str, default: int) -> int | None:

@@ -81,7 +81,7 @@ class Calibration(Noun):
 
 
 def load_calibration(name: str) -> Calibration:
-    """The calibration in a file, or of the catalog by name (`vllm-h200_sxm`).
+    """The calibration in a file, or of the catalog by name (`vllm-h100_sxm`).
 
     Raises:
         InputError: there is none, or it is malformed.

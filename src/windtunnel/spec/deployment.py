@@ -12,6 +12,9 @@ MOE_BACKENDS = ("cutlass", "trtllm", "deepgemm", "triton", "marlin", "flashinfer
 """Families of kernels that compute experts, by the names that engines' flags use; `flashinfer` is any that it wraps."""
 
 
+BALANCE_TIMEOUT_ITERS, BALANCE_BATCHING_ITERS = 50, 10
+"""Where TensorRT-LLM balances attention data-parallel ranks and is told no numbers (1.2 `AttentionDpConfig`)."""
+
 QUEUE_ORDERS = ("fcfs", "priority", "shortest", "deadline", "fair_share", "lpm")
 """Known values of `EngineSettings.scheduling_policy`."""
 
