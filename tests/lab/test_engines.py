@@ -53,10 +53,12 @@ from windtunnel.lab.engine_servers import TINY
 from windtunnel.lab.engine_vllm import VllmEngine, VllmSettings
 
 engine = VllmEngine(TINY, VllmSettings(max_model_len=512, max_num_seqs=4, max_num_batched_tokens=64, dtype="float32"))
-rng = np.random.default_rng(0)
-arrivals = np.cumsum(rng.exponential(0.01, 20))
-run = drive(engine, arrivals, rng.integers(5, 150, 20), rng.integers(2, 12, 20), 300)
-write_engine_runs(Path(sys.argv[1]), [run])
+runs = []
+for seed in range(10):
+    rng = np.random.default_rng(seed)
+    arrivals = np.cumsum(rng.exponential(0.02, 20))
+    runs.append(drive(engine, arrivals, rng.integers(5, 150, 20), rng.integers(2, 12, 20), 300))
+write_engine_runs(Path(sys.argv[1]), runs)
 """
 
 
@@ -73,9 +75,12 @@ def test_vllm_in_process_forms_the_simulators_batches(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2] / "src")}
     subprocess.run([PYTHON, "-c", DRIVE, str(path)], check=True, env=environment, capture_output=True)
-    (run,) = read_engine_runs(path)
-    arrays = RequestArrays(run.arrival_s, run.input_tokens, run.output_tokens, np.zeros(run.arrival_s.size, np.int64))
     engine = settings()._replace(max_num_seqs=4, max_num_batched_tokens=64, block_size=128, num_blocks=512)
-    _, steps, _ = run_loop(engine, recorded_steps(run.duration_s, EngineSettings(max_num_seqs=4)), arrays)
-    np.testing.assert_array_equal(steps["decode_tokens"], run.batches.decode_requests)
-    np.testing.assert_array_equal(steps["prefill_tokens"], run.batches.prefill_tokens)
+    runs = read_engine_runs(path)
+    assert len(runs) == 10
+    for run in runs:
+        tenants = np.zeros(run.arrival_s.size, np.int64)
+        arrays = RequestArrays(run.arrival_s, run.input_tokens, run.output_tokens, tenants)
+        _, steps, _ = run_loop(engine, recorded_steps(run.duration_s, EngineSettings(max_num_seqs=4)), arrays)
+        np.testing.assert_array_equal(steps["decode_tokens"], run.batches.decode_requests)
+        np.testing.assert_array_equal(steps["prefill_tokens"], run.batches.prefill_tokens)
