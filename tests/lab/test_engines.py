@@ -79,8 +79,8 @@ def test_vllm_in_process_forms_the_simulators_batches(tmp_path: Path) -> None:
     runs = read_engine_runs(path)
     assert len(runs) == 10
     for run in runs:
-        tenants = np.zeros(run.arrival_s.size, np.int64)
-        arrays = RequestArrays(run.arrival_s, run.input_tokens, run.output_tokens, tenants)
+        priority = np.zeros(run.arrival_s.size, np.int64)
+        arrays = RequestArrays(run.arrival_s, run.input_tokens, run.output_tokens, priority)
         _, steps, _ = run_loop(engine, recorded_steps(run.duration_s, EngineSettings(max_num_seqs=4)), arrays)
         np.testing.assert_array_equal(steps["decode_tokens"], run.batches.decode_requests)
         np.testing.assert_array_equal(steps["prefill_tokens"], run.batches.prefill_tokens)
