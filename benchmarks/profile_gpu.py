@@ -46,9 +46,7 @@ SHARE_OF_WEIGHTS = 0.8
 @click.command()
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder of the profiles.")
 @click.option("--device-name", default="h100_sxm", help="A device of the catalog, or a new name.  [h100_sxm]")
-@click.option(
-    "--model", "models", multiple=True, default=MODELS, help="What to profile.  [one dense, one of experts]"
-)
+@click.option("--model", "models", multiple=True, default=MODELS, help="What to profile.  [one dense, one of experts]")
 @click.option("--minutes", type=float, default=25.0, help="Stop in good time before so many are over.  [25]")
 @click.option("--budget", type=float, default=240.0, help="Seconds to refine each model's profile.  [240]")
 @click.option("--tp", default="1", help="Tensor-parallel splits of the profile.  [1]")

@@ -162,7 +162,8 @@ def priced_steps(run: EngineRun, result: "Result") -> Floats:
             float(found.decode_context_tokens[number]),
             int(found.prefill_tokens[number]),
             float(found.prefill_pairs[number]),
-            int(found.sampled[number]),
+            # A chunk that is no prompt's last goes through the head too: vLLM drops its token.
+            max(int(found.sampled[number]), 1),
         )
         durations.append(explain_step(result.setup, batch).step_s)
     return np.array(durations)

@@ -12,6 +12,7 @@ from windtunnel.errors import InputError
 from windtunnel.estimate.estimator import Coverage
 from windtunnel.estimate.profile import profile_estimator, profile_provenance, read_profile
 from windtunnel.estimate.table import STATISTICS
+from windtunnel.lab import profile_samples
 from windtunnel.lab.profile_compute import Budget, Extent, measure_steps
 from windtunnel.lab.profile_journal import Journal
 from windtunnel.lab.profile_model import StepShape, check_profilable, operators_of
@@ -142,7 +143,8 @@ def test_attention_of_the_forward_is_that_of_its_definition() -> None:
 
 
 @pytest.mark.slow
-def test_a_profile_is_measured_closed_and_simulated_from(tmp_path: Path) -> None:
+def test_a_profile_is_measured_closed_and_simulated_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profile_samples, "REPEAT_S", 0.02)
     torch = pytest.importorskip("torch", reason="torch is not installed; operators are measured with it")
     torch.set_num_threads(1)
     model = model_of(WIDE, DenseFeedForward(intermediate_size=1536), hidden_size=512)

@@ -19,7 +19,7 @@ from windtunnel.lab.profile_model import (
 from windtunnel.lab.profile_samples import MeasuredStep, Repeats
 from windtunnel.lab.profile_timing import CLOCKS_OF_HOST, CudaStopwatch, stopwatch
 from windtunnel.ops.forward import Shard
-from windtunnel.spec.model import GroupedQueryAttention, LatentAttention
+from windtunnel.spec.model import GroupedQueryAttention, LayerGroup
 from windtunnel.spec.precision import BITS
 from windtunnel.units import format_bytes
 
@@ -170,22 +170,28 @@ def torch_steppers(
         )
     element_bytes = BITS[shard.precision.weights] // 8
     ends_bytes = 2 * -(-shard.model.vocab_size // shard.tp) * shard.model.hidden_size * element_bytes
-    for group in shard.model.layers:
-        fitting = int((MEMORY_SHARE * memory_bytes - ends_bytes) / layer_weight_bytes(shard, group))
-        if fitting < 1:
-            one = format_bytes(layer_weight_bytes(shard, group) + ends_bytes)
-            raise InputError(
-                f"a layer of {shard.model.name} with its embedding and head takes {one}, too much for the "
-                f"{format_bytes(memory_bytes)} that are free",
-                "measure a larger --tp: each of its ranks holds less",
-            )
+    fitting = [_num_fitting(shard, group, ends_bytes, memory_bytes) for group in shard.model.layers]
+    for group, most in zip(shard.model.layers, fitting, strict=True):
         # Weights that the last level holds twice over are read from memory, as in the whole model; no more layers than
         # it has, or a small model would seem slower than it is.
         enough = -(-2 * cache_bytes // layer_weight_bytes(shard, group))
-        num_layers = min(max(3, enough), max(group.num_layers, 3), fitting)
+        num_layers = min(max(3, enough), max(group.num_layers, 3), most)
         fitting_tokens = int(CACHE_SHARE * memory_bytes / (num_layers * cache_token_bytes(shard, group)))
         cached = min(extent.max_context * extent.max_batch, MOST_CACHED_TOKENS[device], fitting_tokens)
         yield TorchStepper(LayerStack(shard, group, num_layers, device, extent.max_tokens, cached, attention), clock)
+
+
+def _num_fitting(shard: Shard, group: LayerGroup, ends_bytes: int, memory_bytes: int) -> int:
+    """How many layers of a group fit beside the embedding and the head."""
+    found = int((MEMORY_SHARE * memory_bytes - ends_bytes) / layer_weight_bytes(shard, group))
+    if found < 1:
+        one = format_bytes(layer_weight_bytes(shard, group) + ends_bytes)
+        raise InputError(
+            f"a layer of {shard.model.name} with its embedding and head takes {one}, too much for the "
+            f"{format_bytes(memory_bytes)} that are free",
+            "measure a larger --tp: each of its ranks holds less",
+        )
+    return found
 
 
 def _is_plain(attention: object) -> bool:
