@@ -235,18 +235,21 @@ def show_profile(steps: list[MeasuredStep], title: str, pressure: float) -> None
 def show_loads(loads: list[Load], runs: list[list[EngineRun]], results: list["Result"]) -> None:
     print(f"\n2. {NUM_REQUESTS} requests each, Poisson; vLLM {NUM_REPEATS} times; mean TTFT / ITL / end to end")
     print(f"{'load':>8} {'measured ms':>24} {'noise':>20} {'predicted ms':>24} {'error':>22}  same batches")
-    every = []
+    every, noises = [], []
     for load, repeats, result in zip(loads, runs, results, strict=True):
         real, ours = np.array([measured(run) for run in repeats]), predicted(result)
-        error = ours / real.mean(axis=0) - 1
+        error, noise = ours / real.mean(axis=0) - 1, real.std(axis=0, ddof=1) / real.mean(axis=0)
         every.append(error)
+        noises.append(noise)
         same, steps = sum(num_same_batches(run, result) for run in repeats), sum(len(r.duration_s) for r in repeats)
         print(
             f"{load.rate_per_s:6.1f}/s {three(real.mean(axis=0) * 1e3, '.1f'):>24} "
-            f"{three(real.std(axis=0, ddof=1) / real.mean(axis=0), '.1%'):>20} {three(ours * 1e3, '.1f'):>24} "
+            f"{three(noise, '.1%'):>20} {three(ours * 1e3, '.1f'):>24} "
             f"{three(error, '+.1%'):>22}  {same} of {steps}"
         )
-    print(f"mean |error|: {three(np.abs(every).mean(axis=0), '.1%')}; most {np.abs(every).max():.1%}")
+    off = np.abs(every)
+    print(f"   mean |error| {three(off.mean(axis=0), '.1%')}, most {off.max():.1%}; of {off.size} figures ", end="")
+    print(f"{(off <= 0.1).sum()} are within 10%, {(off <= 1.5 * np.array(noises)).sum()} within 1.5 times the noise")
 
 
 def show_steps(runs: list[EngineRun], result: "Result") -> None:

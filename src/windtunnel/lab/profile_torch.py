@@ -181,7 +181,7 @@ def torch_steppers(
         yield TorchStepper(LayerStack(shard, group, num_layers, device, extent.max_tokens, cached, attention), clock)
 
 
-def _num_fitting(shard: Shard, group: LayerGroup, ends_bytes: int, memory_bytes: int) -> int:
+def _num_fitting(shard: Shard, group: LayerGroup, ends_bytes: float, memory_bytes: int) -> int:
     """How many layers of a group fit beside the embedding and the head."""
     found = int((MEMORY_SHARE * memory_bytes - ends_bytes) / layer_weight_bytes(shard, group))
     if found < 1:
