@@ -9,7 +9,8 @@ import pytest
 from lab.fake_server import fake_server
 from windtunnel.errors import InputError, WindtunnelError
 from windtunnel.lab.bench_client import Endpoint, Load, bench, shared_prompts
-from windtunnel.lab.engine_servers import TINY, started, write_tiny_model
+from windtunnel.lab.engine_servers import started
+from windtunnel.lab.engine_tiny import TINY, write_tiny_model
 from windtunnel.metrics.client import CLIENT_COLUMNS, client_summary
 from windtunnel.report.bench import vllm_document
 

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from windtunnel.lab.bench_client import Endpoint, Load, bench
-from windtunnel.lab.engine_servers import started, write_tiny_model
+from windtunnel.lab.engine_servers import started
+from windtunnel.lab.engine_tiny import write_tiny_model
 from windtunnel.metrics.client import client_summary
 
 PYTHON = os.environ.get("WINDTUNNEL_ENGINE_PYTHON", "")
@@ -49,7 +50,7 @@ import numpy as np
 from pathlib import Path
 from windtunnel.interop.engine_run import engine_run, write_engine_runs
 from windtunnel.lab.engine_drive import drive
-from windtunnel.lab.engine_servers import TINY
+from windtunnel.lab.engine_tiny import TINY
 from windtunnel.lab.engine_vllm import VllmEngine, VllmSettings
 
 engine = VllmEngine(TINY, VllmSettings(max_model_len=512, max_num_seqs=4, max_num_batched_tokens=64, dtype="float32"))
