@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.estimate.steps import price_step
 from windtunnel.interop.engine_run import EngineRun, engine_run
 from windtunnel.lab.engine_drive import drive
 from windtunnel.lab.engine_vllm import VllmEngine, VllmSettings, is_installed, vllm_version
@@ -23,7 +24,7 @@ from windtunnel.lab.profile_compute import Budget, Extent, Progress, measure_ste
 from windtunnel.lab.profile_machine import device_of, provenance_of
 from windtunnel.lab.profile_overheads import write_overheads
 from windtunnel.lab.profile_run import write_steps
-from windtunnel.lab.profile_samples import MeasuredStep
+from windtunnel.lab.profile_samples import MeasuredStep, merged
 from windtunnel.lab.profile_timing import Pressure
 from windtunnel.lab.profile_vllm import VllmStepper
 from windtunnel.ops.forward import Shard, StepBatch
@@ -57,8 +58,8 @@ CONFIG: dict[str, Any] = {
 
 SETTINGS = VllmSettings(max_model_len=2304, max_num_seqs=32, max_num_batched_tokens=512)
 EXTENT = Extent(max_batch=32, max_context=1024, max_tokens=512)
-BUDGET_S = 300.0
-"""Of measuring alone."""
+BUDGET_S = 100.0
+"""Of choosing and measuring the steps the first time."""
 CLOCK = "cpu_time"
 LOADS = ((1, 2.0), (2, 3.0), (3, 4.0))
 """(seed, arrivals a second)"""
@@ -152,51 +153,52 @@ def num_same_batches(run: EngineRun, result: "Result") -> int:
 
 def priced_steps(run: EngineRun, result: "Result") -> Floats:
     """What each batch of the engine is predicted to take."""
-    from windtunnel.engine.explain import explain_step
+    from windtunnel.engine.serving import estimator_for, shard_of
 
-    found = run.batches
+    setup, found = result.setup, run.batches
+    estimator, host, shard = estimator_for(setup), setup.engine.host, shard_of(setup)
     durations = []
     for number in range(len(run.duration_s)):
         batch = StepBatch(
             int(found.decode_requests[number]),
-            float(found.decode_context_tokens[number]),
+            float(found.decode_context_tokens[number]) / max(int(found.decode_requests[number]), 1),
             int(found.prefill_tokens[number]),
             float(found.prefill_pairs[number]),
             # A chunk that is no prompt's last goes through the head too: vLLM drops its token.
             max(int(found.sampled[number]), 1),
         )
-        durations.append(explain_step(result.setup, batch).step_s)
+        host_s = (host.step_s or 0.0) + (host.request_s or 0.0) * len(run.scheduled[number])
+        durations.append(sum(one.device_s for one in price_step(estimator, shard, batch)) + host_s)
     return np.array(durations)
 
 
-@dataclass
-class Measured:
-    """What was measured so far: steps of the profile, and runs of each load."""
+def measure(stepper: VllmStepper, loads: list[Load]) -> tuple[list[list[MeasuredStep]], list[list[EngineRun]]]:
+    """Measure the profile's steps `NUM_REPEATS` times, and serve every load after each time.
 
-    steps: list[MeasuredStep]
-    runs: list[list[EngineRun]]
+    The first time decides which steps, within `BUDGET_S`.
 
-
-def measure(stepper: VllmStepper, loads: list[Load]) -> Measured:
-    """Spend `BUDGET_S` on the profile in as many parts as loads are repeated, and serve every load after each part."""
-    spent_s = 0.0
+    Returns:
+        Measurements of each step, and runs of each load.
+    """
 
     def tell(done: Progress) -> None:
-        nonlocal spent_s
-        spent_s = done.elapsed_s
-        print(f"\r  {done.num_steps} steps measured, {done.left_s:.0f} s left   ", end="", file=sys.stderr, flush=True)
+        say(f"{done.num_steps} steps measured, {done.left_s:.0f} s left")
 
-    found = Measured([], [[] for _ in loads])
-    measuring = measure_steps(stepper, EXTENT, Budget(BUDGET_S), {}, tell)
-    for part in range(1, NUM_REPEATS + 1):
-        for step in measuring:
-            found.steps.append(step)
-            if spent_s >= BUDGET_S * part / NUM_REPEATS and part < NUM_REPEATS:
-                break
-        for load, runs in zip(loads, found.runs, strict=True):
+    steps = [[step] for step in measure_steps(stepper, EXTENT, Budget(BUDGET_S), {}, tell)]
+    runs: list[list[EngineRun]] = [[] for _ in loads]
+    for repeat in range(NUM_REPEATS):
+        for number, load in enumerate(loads):
+            say(f"serving at {load.rate_per_s}/s, time {repeat + 1} of {NUM_REPEATS}")
             arguments = (load.arrival_s, load.input_tokens, load.output_tokens, CONFIG["vocab_size"])
-            runs.append(engine_run(drive(stepper.engine, *arguments), f"{load.rate_per_s}/s"))
-    return found
+            runs[number].append(engine_run(drive(stepper.engine, *arguments), f"{load.rate_per_s}/s"))
+        for number, found in enumerate(steps if repeat + 1 < NUM_REPEATS else ()):
+            say(f"step {number + 1} of {len(steps)} measured, time {repeat + 2} of {NUM_REPEATS}")
+            found.append(stepper.measure(found[0].shape))
+    return steps, runs
+
+
+def say(text: str) -> None:
+    print(f"\r  {text:60}", end="", file=sys.stderr, flush=True)
 
 
 def main() -> None:
@@ -214,22 +216,29 @@ def main() -> None:
     drive(engine, *warm_up(), vocabulary=CONFIG["vocab_size"])
     stepper = VllmStepper(engine, Shard(model, model.precision, Parallelism()))
     loads = [load_of(*pair) for pair in LOADS]
-    found = measure(stepper, loads)
-    write_steps(profile, device, about, found.steps)
+    measured_steps, runs = measure(stepper, loads)
+    write_steps(profile, device, about, [merged(repeats) for repeats in measured_steps])
     write_overheads(profile, about, model.name, stepper.host)
-    show_profile(found.steps, device.title, pressure.fraction() or 0.0)
+    show_profile(measured_steps, device.title, pressure.fraction() or 0.0)
     results = [simulated(load, folder, profile, engine) for load in loads]
-    show_loads(loads, found.runs, results)
-    show_steps([run for runs in found.runs for run in runs], results[0])
+    show_loads(loads, runs, results)
+    show_steps([run for repeats in runs for run in repeats], results[0])
     engine.close()
 
 
-def show_profile(steps: list[MeasuredStep], title: str, pressure: float) -> None:
-    errors = np.array([step.closure_error for step in steps])
-    print(f"\n1. profile: {len(steps)} steps of vLLM's forward on {title}")
-    print(f"   sum of the operators against the whole forward: median {np.median(errors):+.1%}, ", end="")
-    print(f"{np.mean(np.abs(errors) <= 0.05):.0%} within 5%, most {np.abs(errors).max():.1%}")
+def show_profile(steps: list[list[MeasuredStep]], title: str, pressure: float) -> None:
+    print(f"\n1. profile: {len(steps)} steps of vLLM's forward on {title}, each measured {NUM_REPEATS} times")
     print(f"   another task waited for a CPU {pressure:.0%} of the time")
+    sums = np.array([[one.sum_s for one in repeats] for repeats in steps])
+    wholes = np.array([[one.whole_s for one in repeats] for repeats in steps])
+    spread = sums.max(axis=1) / sums.min(axis=1) - 1
+    print(f"   the same step, measured again: {np.median(spread):.0%} from fastest to slowest in the median")
+    for name, errors in (
+        ("each measurement", (sums / wholes - 1).ravel()),
+        ("medians of a step", np.median(sums / wholes, axis=1) - 1),
+    ):
+        print(f"   sum of the operators against the whole forward, {name}: median {np.median(errors):+.1%}, ", end="")
+        print(f"{np.mean(np.abs(errors) <= 0.05):.0%} within 5%, most {np.abs(errors).max():.1%}")
 
 
 def show_loads(loads: list[Load], runs: list[list[EngineRun]], results: list["Result"]) -> None:

@@ -9,7 +9,7 @@ from windtunnel.errors import InputError
 from windtunnel.lab import profile_attention
 from windtunnel.lab.profile_attention import check_attention
 from windtunnel.lab.profile_model import Mark, StepShape
-from windtunnel.lab.profile_samples import Repeats
+from windtunnel.lab.profile_samples import Repeats, merged
 from windtunnel.lab.profile_timing import HostStopwatch, KinetoStopwatch
 from windtunnel.lab.profile_torch import timed_forward, whole_forward
 from windtunnel.ops.op import Elementwise, Op
@@ -116,3 +116,16 @@ def test_attention_that_cannot_run_here_is_refused(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(profile_attention, "find_spec", lambda _name: None)
     with pytest.raises(InputError, match="flash_attn is not installed"):
         check_attention("flash_attn", "cuda")
+
+
+def test_a_step_measured_at_several_times_forgets_a_burst() -> None:
+    known: dict[str, Op] = {"a": Elementwise("a", 1, 1.0)}
+    times = []
+    for slow in (1.0, 2.5, 1.1):
+        repeats = Repeats()
+        for _ in range(6):
+            repeats.add({"a": [slow]}, slow)
+        times.append(repeats.step(StepShape(1, 16), known))
+    found = merged(times)
+    assert (found.sum_s, found.whole_s) == pytest.approx((1.1, 1.1))
+    assert found.operators[0].statistics.num_samples == 18

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -120,3 +120,27 @@ class Repeats:
         timed_s = np.sum(list(self.totals_s.values()), axis=0)
         whole_s = np.median(timed_s) / np.median(timed_s / np.array(self.whole_s))
         return MeasuredStep(shape, operators, float(whole_s))
+
+
+def merged(repeats: Sequence[MeasuredStep]) -> MeasuredStep:
+    """One step measured at several times: medians over the times, so that a burst of other work in one is left out."""
+    operators = tuple(
+        replace(same[0], statistics=_merged_statistics([one.statistics for one in same]))
+        for same in zip(*(step.operators for step in repeats), strict=True)
+    )
+    return replace(repeats[0], operators=operators, whole_s=float(np.median([step.whole_s for step in repeats])))
+
+
+def _merged_statistics(times: Sequence[Statistics]) -> Statistics:
+    def of(name: str) -> list[float]:
+        return [getattr(one, name) for one in times]
+
+    return Statistics(
+        median_s=float(np.median(of("median_s"))),
+        mean_s=float(np.median(of("mean_s"))),
+        min_s=min(of("min_s")),
+        max_s=max(of("max_s")),
+        std_s=float(np.median(of("std_s"))),
+        num_samples=int(sum(of("num_samples"))),
+        num_outliers=int(sum(of("num_outliers"))),
+    )
