@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.estimate.steps import price_step
 from windtunnel.interop.engine_run import EngineRun, engine_run
 from windtunnel.lab.engine_drive import drive
 from windtunnel.lab.engine_vllm import VllmEngine, VllmSettings, is_installed, vllm_version
@@ -154,6 +153,7 @@ def num_same_batches(run: EngineRun, result: "Result") -> int:
 def priced_steps(run: EngineRun, result: "Result") -> Floats:
     """What each batch of the engine is predicted to take."""
     from windtunnel.engine.serving import estimator_for, shard_of
+    from windtunnel.estimate.steps import price_step
 
     setup, found = result.setup, run.batches
     estimator, host, shard = estimator_for(setup), setup.engine.host, shard_of(setup)

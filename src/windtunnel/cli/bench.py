@@ -19,7 +19,9 @@ _SERVER, _LOAD, _OUT = "Server", "Load", "Result"
 
 @click.command(cls=Verb, epilog="vLLM's names work too: --max-concurrency, --request-rate, --num-prompts, ...")
 @option("--endpoint", section=_SERVER, metavar="URL", help="Of a running server, as http://localhost:8000/v1.")
-@option("--start", section=_SERVER, metavar="ENGINE", help="Start one: vllm, sglang, transformers or llama.cpp.")
+@option(
+    "--start", section=_SERVER, metavar="ENGINE", help="Start one: vllm, sglang, transformers, llama.cpp, openvino."
+)
 @option("--served-model", section=_SERVER, metavar="NAME", help="Its model; a folder with --start.  [the first listed]")
 @option("--tiny", section=_SERVER, is_flag=True, help="With --start: serve a tiny model with random weights.")
 @option("--engine-args", section=_SERVER, default="", metavar="ARGS", help="With --start: of the engine's command.")

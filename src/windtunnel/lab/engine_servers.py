@@ -56,8 +56,14 @@ SERVERS: Mapping[str, Server] = {
         ready="/v1/models",
         about="llama-cpp-python, a .gguf file, one request after the other",
     ),
+    "openvino": Server(
+        (str(Path(__file__).with_name("openvino_server.py")),),
+        "--model",
+        environment={"HF_HUB_OFFLINE": "1"},
+        about="OpenVINO GenAI, of a checkpoint or of a model that optimum-intel exported",
+    ),
 }
-"""Engine -> how it is started. vLLM and transformers were run; the other commands are those of their manuals."""
+"""Engine -> how it is started. All were run but SGLang, whose command is that of its manual."""
 
 
 @contextmanager
