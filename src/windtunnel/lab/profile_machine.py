@@ -13,6 +13,7 @@ import yaml
 
 from windtunnel.errors import InputError
 from windtunnel.estimate.roofline import CPU
+from windtunnel.lab.machine import cpu_name
 from windtunnel.lab.profile_timing import stopwatch
 from windtunnel.spec import catalog
 from windtunnel.spec.hardware import Device
@@ -114,15 +115,6 @@ def _copy_bytes_per_s(torch_device: str, clock: str) -> float:
     source = torch.ones(COPY_BYTES, dtype=torch.uint8, device=torch_device)
     target = torch.empty_like(source)
     return 2.0 * COPY_BYTES / _best_seconds(lambda: target.copy_(source), clock)
-
-
-def cpu_name() -> str:
-    """The processor's name as the kernel gives it."""
-    try:
-        with Path("/proc/cpuinfo").open(encoding="utf-8") as file:
-            return next(line.partition(":")[2].strip() for line in file if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
 
 
 def last_level_cache_bytes(torch_device: str = "cpu") -> int:
