@@ -1,7 +1,7 @@
 """NVIDIA's own `nsys stats`, where it is installed, against what is kept of its output and so against our sums.
 
-It needs no GPU: Debian has it in non-free (`nsight-systems` 2023.4.4 in trixie). Name it with WINDTUNNEL_NSYS, or have `nsys`
-on PATH; other versions name and order their columns otherwise.
+It needs no GPU: Debian has it in non-free (`nsight-systems` 2023.4.4 in trixie). Name it with WINDTUNNEL_NSYS, or have
+`nsys` on PATH; other versions name and order their columns otherwise.
 """
 
 import csv

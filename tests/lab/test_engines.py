@@ -8,20 +8,23 @@ import pytest
 
 from windtunnel.lab.bench_client import Endpoint, Load, bench
 from windtunnel.lab.engine_servers import started
-from windtunnel.lab.engine_tiny import write_tiny_model
+from windtunnel.lab.engine_tiny import write_tiny_gguf, write_tiny_model
 from windtunnel.metrics.client import client_summary
 
 PYTHON = os.environ.get("WINDTUNNEL_ENGINE_PYTHON", "")
+LLAMA_PYTHON = os.environ.get("WINDTUNNEL_LLAMA_PYTHON", "")
+OPENVINO_PYTHON = os.environ.get("WINDTUNNEL_OPENVINO_PYTHON", "")
 
 pytestmark = [
     pytest.mark.engine,
     pytest.mark.slow,
-    pytest.mark.skipif(not PYTHON, reason="WINDTUNNEL_ENGINE_PYTHON names no interpreter with engines"),
 ]
+needs_engines = pytest.mark.skipif(not PYTHON, reason="WINDTUNNEL_ENGINE_PYTHON names no interpreter with engines")
 
 LOAD = Load(np.arange(12) * 0.2, np.full(12, 24), np.full(12, 6))
 
 
+@needs_engines
 def test_vllm_over_http(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
     model = str(write_tiny_model(tmp_path / "tiny"))
@@ -35,6 +38,7 @@ def test_vllm_over_http(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert (run.requests["ttft_s"] > 0).all()
 
 
+@needs_engines
 def test_transformers_continuous_batching_over_http(tmp_path: Path) -> None:
     model = str(write_tiny_model(tmp_path / "tiny"))
     arguments = ["--device", "cpu", "--cb-num-blocks", "64", "--cb-max-batch-tokens", "256"]
@@ -42,6 +46,25 @@ def test_transformers_continuous_batching_over_http(tmp_path: Path) -> None:
         run = bench(Endpoint(url, model, token_ids=False, ignore_eos=False), LOAD)
     assert client_summary(run.requests, run.tokens).num_failed == 0
     assert (run.requests["output_tokens"] == 6).all()
+
+
+@pytest.mark.skipif(not LLAMA_PYTHON, reason="WINDTUNNEL_LLAMA_PYTHON names no interpreter with llama-cpp-python")
+def test_llama_cpp_over_http(tmp_path: Path) -> None:
+    model = str(write_tiny_gguf(tmp_path / "tiny"))
+    with started("llama.cpp", model, ["--n_ctx", "512"], LLAMA_PYTHON) as url:
+        run = bench(Endpoint(url, token_ids=False), LOAD)
+    assert client_summary(run.requests, run.tokens).num_failed == 0
+    assert (run.requests["output_tokens"] == 6).all()
+
+
+@pytest.mark.skipif(not OPENVINO_PYTHON, reason="WINDTUNNEL_OPENVINO_PYTHON names no interpreter with openvino-genai")
+def test_openvino_genai_over_http(tmp_path: Path) -> None:
+    model = str(write_tiny_model(tmp_path / "tiny"))
+    with started("openvino", model, python=OPENVINO_PYTHON) as url:
+        run = bench(Endpoint(url, vocabulary=256), LOAD)
+    assert client_summary(run.requests, run.tokens).num_failed == 0
+    assert (run.requests["output_tokens"] == 6).all()
+    assert (run.requests["input_tokens"] == 24).all()
 
 
 DRIVE = """
@@ -63,6 +86,7 @@ write_engine_runs(Path(sys.argv[1]), runs)
 """
 
 
+@needs_engines
 def test_vllm_in_process_forms_the_simulators_batches(tmp_path: Path) -> None:
     import subprocess
 
