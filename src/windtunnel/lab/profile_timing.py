@@ -82,7 +82,9 @@ class CudaStopwatch:
         self.events.append(event)
 
     def durations(self) -> dict[str, list[float]]:
-        self.events[-1].synchronize()
+        import torch
+
+        torch.cuda.synchronize()
         pairs = zip(self.events, self.events[1:], strict=False)
         return _stretches(self.names, [before.elapsed_time(after) / 1e3 for before, after in pairs])
 
