@@ -109,3 +109,10 @@ def test_recorded_runs_are_whole(reference: Path) -> None:
             assert found.batches.sampled.sum() == found.output_tokens.sum()
             pairs = (found.input_tokens.astype(float) ** 2 / 2).sum()
             assert found.batches.prefill_pairs.sum() == pytest.approx(pairs)
+
+
+def test_a_chunk_without_a_token_after_idle_time_starts_at_the_arrival(tmp_path: Path) -> None:
+    steps = [*run()["steps"][:4], *({"cpu_s": 0.1, "wall_s": 0.1, "scheduled": [[1, n]]} for n in (2, 1))]
+    (found,) = read(tmp_path, run() | {"steps": steps})
+    # Nothing is done from 0.5 s until 1.0 s; the chunk takes 0.1 s, and the token comes at 1.25 s.
+    np.testing.assert_allclose(found.duration_s[-2:], [0.1, 0.15])

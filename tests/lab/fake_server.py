@@ -24,9 +24,12 @@ class Seen:
 
 @contextmanager
 def fake_server(
-    first_s: float = 0.03, gap_s: float = 0.005, fails: int = 0, models: bool = True
+    first_s: float = 0.03, gap_s: float = 0.005, fails: int = 0, models: bool = True, counts: bool = True
 ) -> Iterator[tuple[str, Seen]]:
-    """Its address, and what it has seen; the first `fails` requests are refused."""
+    """Its address, and what it has seen; the first `fails` requests are refused.
+
+    Without `counts` a stream ends as llama.cpp's do: an empty part says why, and nobody says how many tokens it had.
+    """
     seen = Seen()
 
     class Handler(BaseHTTPRequestHandler):
@@ -75,6 +78,10 @@ def fake_server(
             for number in range(body["max_tokens"]):
                 time.sleep(gap_s if number else first_s)
                 self._event({"choices": [{"delta": {"content": "x"}} if chat else {"text": "x"}]})
+            if not counts:
+                self._event({"choices": [{"text": "", "finish_reason": "length"}]})
+                self.wfile.write(b"data: [DONE]\n\n")
+                return
             prompt = body.get("prompt")
             length = len(prompt) if isinstance(prompt, list) else len(str(prompt or body.get("messages")).split())
             self._event({"choices": [], "usage": {"prompt_tokens": length, "completion_tokens": body["max_tokens"]}})

@@ -1,6 +1,7 @@
 """The client against a server whose delays are known."""
 
 import json
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,8 @@ import pytest
 from lab.fake_server import fake_server
 from windtunnel.errors import InputError, WindtunnelError
 from windtunnel.lab.bench_client import Endpoint, Load, bench, shared_prompts
-from windtunnel.lab.engine_servers import TINY, started, write_tiny_model
+from windtunnel.lab.engine_servers import started
+from windtunnel.lab.engine_tiny import TINY, write_tiny_gguf, write_tiny_model
 from windtunnel.metrics.client import CLIENT_COLUMNS, client_summary
 from windtunnel.report.bench import vllm_document
 
@@ -41,6 +43,13 @@ def test_an_open_loop_measures_the_servers_delays() -> None:
     assert [len(body["prompt"]) for body in seen.bodies] == [12] * 12
     assert all(body["ignore_eos"] and body["stream"] for body in seen.bodies)
     assert seen.most_under_way > 4
+
+
+def test_the_part_that_only_ends_a_stream_is_no_token() -> None:
+    with fake_server(0.01, 0.002, counts=False) as (url, _):
+        run = bench(Endpoint(url, token_ids=False), load_of(3))
+    assert run.requests["output_tokens"].tolist() == [4, 4, 4]
+    assert len(run.tokens) == 12
 
 
 def test_a_closed_loop_keeps_its_concurrency() -> None:
@@ -142,3 +151,18 @@ def test_the_tiny_model_is_a_whole_checkpoint(tmp_path: Path) -> None:
     vocabulary = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
     assert sorted(vocabulary.values()) == list(range(int(TINY["vocab_size"])))
     assert write_tiny_model(tmp_path / "again").joinpath("model.safetensors").read_bytes() == content
+
+
+def test_the_tiny_gguf_is_what_the_format_says(tmp_path: Path) -> None:
+    path = write_tiny_gguf(tmp_path)
+    content = path.read_bytes()
+    assert content[:4] == b"GGUF"
+    version, num_tensors, num_values = struct.unpack_from("<IQQ", content, 4)
+    assert (version, num_tensors, num_values) == (3, 9 * TINY["num_hidden_layers"] + 3, 15)
+    heads, width, layers = TINY["num_attention_heads"] * 64, TINY["hidden_size"], TINY["num_hidden_layers"]
+    kv, inner = TINY["num_key_value_heads"] * 64, TINY["intermediate_size"]
+    a_layer = 2 * heads * width + 2 * kv * width + 3 * inner * width + 2 * width
+    data = 4 * (2 * TINY["vocab_size"] * width + width + layers * a_layer)
+    assert 0 < len(content) - data < 20_000  # names, tokens and places before the tensors
+    assert b"blk.1.ffn_gate.weight" in content
+    assert "\u2581tok".encode() in content

@@ -7,20 +7,24 @@ import numpy as np
 import pytest
 
 from windtunnel.lab.bench_client import Endpoint, Load, bench
-from windtunnel.lab.engine_servers import started, write_tiny_model
+from windtunnel.lab.engine_servers import started
+from windtunnel.lab.engine_tiny import write_tiny_gguf, write_tiny_model
 from windtunnel.metrics.client import client_summary
 
 PYTHON = os.environ.get("WINDTUNNEL_ENGINE_PYTHON", "")
+LLAMA_PYTHON = os.environ.get("WINDTUNNEL_LLAMA_PYTHON", "")
+OPENVINO_PYTHON = os.environ.get("WINDTUNNEL_OPENVINO_PYTHON", "")
 
 pytestmark = [
     pytest.mark.engine,
     pytest.mark.slow,
-    pytest.mark.skipif(not PYTHON, reason="WINDTUNNEL_ENGINE_PYTHON names no interpreter with engines"),
 ]
+needs_engines = pytest.mark.skipif(not PYTHON, reason="WINDTUNNEL_ENGINE_PYTHON names no interpreter with engines")
 
 LOAD = Load(np.arange(12) * 0.2, np.full(12, 24), np.full(12, 6))
 
 
+@needs_engines
 def test_vllm_over_http(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
     model = str(write_tiny_model(tmp_path / "tiny"))
@@ -34,6 +38,7 @@ def test_vllm_over_http(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert (run.requests["ttft_s"] > 0).all()
 
 
+@needs_engines
 def test_transformers_continuous_batching_over_http(tmp_path: Path) -> None:
     model = str(write_tiny_model(tmp_path / "tiny"))
     arguments = ["--device", "cpu", "--cb-num-blocks", "64", "--cb-max-batch-tokens", "256"]
@@ -43,23 +48,45 @@ def test_transformers_continuous_batching_over_http(tmp_path: Path) -> None:
     assert (run.requests["output_tokens"] == 6).all()
 
 
+@pytest.mark.skipif(not LLAMA_PYTHON, reason="WINDTUNNEL_LLAMA_PYTHON names no interpreter with llama-cpp-python")
+def test_llama_cpp_over_http(tmp_path: Path) -> None:
+    model = str(write_tiny_gguf(tmp_path / "tiny"))
+    with started("llama.cpp", model, ["--n_ctx", "512"], LLAMA_PYTHON) as url:
+        run = bench(Endpoint(url, token_ids=False), LOAD)
+    assert client_summary(run.requests, run.tokens).num_failed == 0
+    assert (run.requests["output_tokens"] == 6).all()
+
+
+@pytest.mark.skipif(not OPENVINO_PYTHON, reason="WINDTUNNEL_OPENVINO_PYTHON names no interpreter with openvino-genai")
+def test_openvino_genai_over_http(tmp_path: Path) -> None:
+    model = str(write_tiny_model(tmp_path / "tiny"))
+    with started("openvino", model, python=OPENVINO_PYTHON) as url:
+        run = bench(Endpoint(url, vocabulary=256), LOAD)
+    assert client_summary(run.requests, run.tokens).num_failed == 0
+    assert (run.requests["output_tokens"] == 6).all()
+    assert (run.requests["input_tokens"] == 24).all()
+
+
 DRIVE = """
 import sys
 import numpy as np
 from pathlib import Path
 from windtunnel.interop.engine_run import engine_run, write_engine_runs
 from windtunnel.lab.engine_drive import drive
-from windtunnel.lab.engine_servers import TINY
+from windtunnel.lab.engine_tiny import TINY
 from windtunnel.lab.engine_vllm import VllmEngine, VllmSettings
 
 engine = VllmEngine(TINY, VllmSettings(max_model_len=512, max_num_seqs=4, max_num_batched_tokens=64, dtype="float32"))
-rng = np.random.default_rng(0)
-arrivals = np.cumsum(rng.exponential(0.01, 20))
-run = drive(engine, arrivals, rng.integers(5, 150, 20), rng.integers(2, 12, 20), 300)
-write_engine_runs(Path(sys.argv[1]), [run])
+runs = []
+for seed in range(10):
+    rng = np.random.default_rng(seed)
+    arrivals = np.cumsum(rng.exponential(0.02, 20))
+    runs.append(drive(engine, arrivals, rng.integers(5, 150, 20), rng.integers(2, 12, 20), 300))
+write_engine_runs(Path(sys.argv[1]), runs)
 """
 
 
+@needs_engines
 def test_vllm_in_process_forms_the_simulators_batches(tmp_path: Path) -> None:
     import subprocess
 
@@ -73,9 +100,12 @@ def test_vllm_in_process_forms_the_simulators_batches(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2] / "src")}
     subprocess.run([PYTHON, "-c", DRIVE, str(path)], check=True, env=environment, capture_output=True)
-    (run,) = read_engine_runs(path)
-    arrays = RequestArrays(run.arrival_s, run.input_tokens, run.output_tokens, np.zeros(run.arrival_s.size, np.int64))
     engine = settings()._replace(max_num_seqs=4, max_num_batched_tokens=64, block_size=128, num_blocks=512)
-    _, steps, _ = run_loop(engine, recorded_steps(run.duration_s, EngineSettings(max_num_seqs=4)), arrays)
-    np.testing.assert_array_equal(steps["decode_tokens"], run.batches.decode_requests)
-    np.testing.assert_array_equal(steps["prefill_tokens"], run.batches.prefill_tokens)
+    runs = read_engine_runs(path)
+    assert len(runs) == 10
+    for run in runs:
+        priority = np.zeros(run.arrival_s.size, np.int64)
+        arrays = RequestArrays(run.arrival_s, run.input_tokens, run.output_tokens, priority)
+        _, steps, _ = run_loop(engine, recorded_steps(run.duration_s, EngineSettings(max_num_seqs=4)), arrays)
+        np.testing.assert_array_equal(steps["decode_tokens"], run.batches.decode_requests)
+        np.testing.assert_array_equal(steps["prefill_tokens"], run.batches.prefill_tokens)

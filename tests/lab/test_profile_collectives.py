@@ -11,7 +11,7 @@ from windtunnel.lab.profile_collectives import (
     sizes_between,
     time_collectives,
 )
-from windtunnel.lab.profile_timing import statistics_of
+from windtunnel.lab.profile_samples import statistics_of
 
 
 def timed(op: str, workers: int, size: int, seconds: float) -> TimedCollective:

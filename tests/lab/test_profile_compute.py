@@ -12,10 +12,12 @@ from windtunnel.errors import InputError
 from windtunnel.estimate.estimator import Coverage
 from windtunnel.estimate.profile import profile_estimator, profile_provenance, read_profile
 from windtunnel.estimate.table import STATISTICS
-from windtunnel.lab.profile_compute import Budget, Extent, Journal, MeasuredOperator, MeasuredStep, measure_steps
+from windtunnel.lab import profile_samples
+from windtunnel.lab.profile_compute import Budget, Extent, measure_steps
+from windtunnel.lab.profile_journal import Journal
 from windtunnel.lab.profile_model import StepShape, check_profilable, operators_of
 from windtunnel.lab.profile_run import parse_degrees, profile_compute, write_vidur
-from windtunnel.lab.profile_timing import Statistics
+from windtunnel.lab.profile_samples import MeasuredOperator, MeasuredStep, Statistics
 from windtunnel.ops.forward import Shard, StepBatch, forward_launches
 from windtunnel.spec import catalog
 from windtunnel.spec.deployment import Parallelism
@@ -29,6 +31,7 @@ from windtunnel.spec.model import (
 )
 
 GROUPED = GroupedQueryAttention(num_heads=4, num_kv_heads=2, head_dim=16, qk_norm=True)
+WIDE = GroupedQueryAttention(num_heads=8, num_kv_heads=4, head_dim=64, qk_norm=True)
 LATENT = LatentAttention(
     num_heads=4, q_lora_rank=32, kv_lora_rank=32, qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=16
 )
@@ -36,9 +39,9 @@ DENSE = DenseFeedForward(intermediate_size=96)
 EXPERTS = ExpertsFeedForward(num_experts=4, experts_per_token=2, intermediate_size=32, shared_intermediate_size=32)
 
 
-def model_of(attention: Any = GROUPED, feed_forward: Any = DENSE) -> ModelSpec:
+def model_of(attention: Any = GROUPED, feed_forward: Any = DENSE, hidden_size: int = 64) -> ModelSpec:
     group = LayerGroup(num_layers=3, attention=attention, feed_forward=feed_forward)
-    return ModelSpec(name="lab/small", hidden_size=64, vocab_size=256, max_context_tokens=256, layers=(group,))
+    return ModelSpec(name="lab/small", hidden_size=hidden_size, vocab_size=256, max_context_tokens=256, layers=(group,))
 
 
 class CountingStepper:
@@ -128,12 +131,11 @@ def test_the_forward_executes_the_operators_that_a_step_is_priced_by(
 
 def test_attention_of_the_forward_is_that_of_its_definition() -> None:
     torch = pytest.importorskip("torch", reason="torch is not installed; operators are measured with it")
-    from windtunnel.lab.profile_model import _attend
+    from windtunnel.lab.profile_attention import sdpa
 
     torch.manual_seed(0)
-    shape = StepShape(1, 5, 3)  # a chunk of three tokens after five
     query, keys, values = (torch.randn(n, heads, 4) for n, heads in ((3, 2), (8, 1), (8, 1)))
-    found = _attend(shape, query, keys[None], values[None])[0]
+    found = sdpa(query[None], keys[None], values[None])[0]  # a chunk of three tokens after five
     scores = torch.einsum("qhd,kd->hqk", query, keys[:, 0]) / 2.0
     hidden = torch.arange(8)[None, :] > torch.arange(3)[:, None] + 5
     wanted = torch.einsum("hqk,kd->qhd", scores.masked_fill(hidden, -torch.inf).softmax(-1), values[:, 0])
@@ -141,10 +143,11 @@ def test_attention_of_the_forward_is_that_of_its_definition() -> None:
 
 
 @pytest.mark.slow
-def test_a_profile_is_measured_closed_and_simulated_from(tmp_path: Path) -> None:
+def test_a_profile_is_measured_closed_and_simulated_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profile_samples, "REPEAT_S", 0.02)
     torch = pytest.importorskip("torch", reason="torch is not installed; operators are measured with it")
     torch.set_num_threads(1)
-    model = model_of()
+    model = model_of(WIDE, DenseFeedForward(intermediate_size=1536), hidden_size=512)
     folder = tmp_path / "profile"
     profile = profile_compute(
         model, model.precision, "test_cpu", folder, tp=(1, 2), extent=EXTENT, budget=Budget(seconds=0.0)
@@ -209,7 +212,7 @@ def test_what_cannot_be_measured_is_said() -> None:
 
 
 def test_a_model_that_does_not_fit_is_refused_before_it_fills_the_memory() -> None:
-    from windtunnel.lab.profile_compute import torch_steppers
+    from windtunnel.lab.profile_torch import torch_steppers
     from windtunnel.spec.precision import Precision
 
     shard = Shard(catalog.model("deepseek-ai/DeepSeek-V3"), Precision(), Parallelism())
@@ -218,7 +221,7 @@ def test_a_model_that_does_not_fit_is_refused_before_it_fills_the_memory() -> No
 
 
 def test_the_sharded_config_is_the_shard_of_the_config() -> None:
-    from windtunnel.lab.engine_vllm import sharded_config
+    from windtunnel.lab.profile_vllm import sharded_config
 
     config = catalog.model_config("llama-3.1-8b")
     found = sharded_config(config, 4)

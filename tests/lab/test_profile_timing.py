@@ -3,7 +3,8 @@
 import pytest
 
 from windtunnel.errors import InputError
-from windtunnel.lab.profile_timing import HostStopwatch, clock_for, statistics_of
+from windtunnel.lab.profile_samples import statistics_of
+from windtunnel.lab.profile_timing import HostStopwatch, clock_for
 
 
 def test_stretches_between_marks_add_up() -> None:

@@ -19,7 +19,9 @@ _SERVER, _LOAD, _OUT = "Server", "Load", "Result"
 
 @click.command(cls=Verb, epilog="vLLM's names work too: --max-concurrency, --request-rate, --num-prompts, ...")
 @option("--endpoint", section=_SERVER, metavar="URL", help="Of a running server, as http://localhost:8000/v1.")
-@option("--start", section=_SERVER, metavar="ENGINE", help="Start one: vllm, sglang, transformers or llama.cpp.")
+@option(
+    "--start", section=_SERVER, metavar="ENGINE", help="Start one: vllm, sglang, transformers, llama.cpp, openvino."
+)
 @option("--served-model", section=_SERVER, metavar="NAME", help="Its model; a folder with --start.  [the first listed]")
 @option("--tiny", section=_SERVER, is_flag=True, help="With --start: serve a tiny model with random weights.")
 @option("--engine-args", section=_SERVER, default="", metavar="ARGS", help="With --start: of the engine's command.")
@@ -99,7 +101,7 @@ def command(
     load = _load_of(scenario, given["vocabulary"])
     with ExitStack() as stack:
         if start is not None:
-            served_model = _model_folder(stack, served_model, tiny)
+            served_model = _model_folder(stack, start, served_model, tiny)
             endpoint = stack.enter_context(_started(start, served_model, engine_args, python or sys.executable))
         server = _endpoint_of(str(endpoint), served_model, **given)
         with status() as say:
@@ -191,17 +193,17 @@ def _endpoint_of(url: str, served_model: str | None, **given: Any) -> Any:
     )
 
 
-def _model_folder(stack: ExitStack, served_model: str | None, tiny: bool) -> str:
+def _model_folder(stack: ExitStack, engine: str, served_model: str | None, tiny: bool) -> str:
     import tempfile
 
-    from windtunnel.lab.engine_servers import write_tiny_model
+    from windtunnel.lab.engine_tiny import write_tiny_gguf, write_tiny_model
 
     if tiny == (served_model is not None):
         raise InputError("--start needs a model", "give --served-model FOLDER, or --tiny for one with random weights")
     if served_model is not None:
         return served_model
     folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="windtunnel-tiny-"))
-    return str(write_tiny_model(Path(folder)))
+    return str((write_tiny_gguf if engine == "llama.cpp" else write_tiny_model)(Path(folder)))
 
 
 def _started(engine: str, model: str, engine_args: str, python: str) -> Any:

@@ -52,7 +52,19 @@ _extent = all_of(
         metavar="X",
         help="Largest deviation from a straight line between measured points.  [0.05]",
     ),
-    option("--clock", section=_HOW, metavar="NAME", help="cpu_time, wall or cuda_event.  [the steadiest]"),
+    option(
+        "--clock",
+        section=_HOW,
+        metavar="NAME",
+        help="cpu_time or wall; cuda_event, cuda_graph or kineto.  [cpu_time of one thread, cuda_event]",
+    ),
+    option(
+        "--attention",
+        section=_HOW,
+        default="sdpa",
+        metavar="NAME",
+        help="Whose kernels, with torch: sdpa, flash_attn or flashinfer.  [sdpa]",
+    ),
 )
 
 
@@ -108,6 +120,7 @@ def compute(
             config=catalog.model_config(model) if engine == "vllm" else None,
             torch_device=torch_device,
             clock=how["clock"],
+            attention=how["attention"],
             extent=extent,
             budget=budget,
             notify=notify,

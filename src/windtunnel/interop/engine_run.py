@@ -137,7 +137,7 @@ def engine_run(run: RawRun, where: str) -> EngineRun:
     for i, times in enumerate(tokens):
         if not times or len(times) != outputs[i]:
             raise InputError(f"{where}: request {i} has {len(times)} token times for {outputs[i]} output tokens")
-    batches, end_s = _replay(run, inputs, tokens, where)
+    batches, duration_s = _replay(run, inputs, tokens, arrival_s, where)
     first_token_s = np.array([times[0] for times in tokens])
     finish_s = np.array([times[-1] for times in tokens])
     return EngineRun(
@@ -146,7 +146,7 @@ def engine_run(run: RawRun, where: str) -> EngineRun:
         output_tokens=outputs,
         scheduled=tuple(dict(step.scheduled) for step in run.steps),
         batches=batches,
-        duration_s=_durations(end_s, arrival_s, finish_s),
+        duration_s=duration_s,
         first_token_s=first_token_s,
         finish_s=finish_s,
         gaps_s=np.concatenate([np.diff(times) for times in tokens]),
@@ -155,14 +155,22 @@ def engine_run(run: RawRun, where: str) -> EngineRun:
     )
 
 
-def _replay(run: RawRun, inputs: Ints, tokens: list[tuple[float, ...]], where: str) -> tuple[Batches, Floats]:
-    """What each step held and when it ended: at the token that it gave, else its wall time after the step before."""
+def _replay(
+    run: RawRun, inputs: Ints, tokens: list[tuple[float, ...]], arrival_s: Floats, where: str
+) -> tuple[Batches, Floats]:
+    """What each step held and how long it took.
+
+    It starts when the one before ends, or where nothing was left to do, at the next arrival; it ends at the token that
+    it gave, else after its wall time.
+    """
     computed = np.zeros(inputs.size, np.int64)
-    rows, ends, now_s = [], [], 0.0
+    arrivals_s = np.append(np.sort(arrival_s), np.inf)
+    rows, durations, now_s, num_finished = [], [], 0.0, 0
     for number, step in enumerate(run.steps):
         decodes = context = chunk_tokens = sampled = 0
         pairs = 0.0
-        end_s = now_s + step.wall_s
+        start_s = max(now_s, float(arrivals_s[num_finished]))
+        end_s = start_s + step.wall_s
         for i, count in step.scheduled:
             if not 0 <= i < inputs.size or count < 1:
                 raise InputError(f"{where}: step {number} schedules {count} tokens of request {i}")
@@ -177,20 +185,12 @@ def _replay(run: RawRun, inputs: Ints, tokens: list[tuple[float, ...]], where: s
             if computed[i] >= inputs[i]:
                 sampled += 1
                 end_s = tokens[i][int(computed[i] - inputs[i])]
+                num_finished += int(computed[i] + 1 == inputs[i] + len(tokens[i]))
         rows.append((decodes, context, chunk_tokens, pairs, sampled))
-        ends.append(end_s)
+        durations.append(end_s - start_s)
         now_s = end_s
     unfinished = np.flatnonzero(computed + 1 != inputs + np.array([len(times) for times in tokens]))
     if unfinished.size:
         raise InputError(f"{where}: the steps do not add up to the tokens of request {unfinished[0]}")
     decodes_, context_, chunk_, pairs_, sampled_ = (np.array(column) for column in zip(*rows, strict=True))
-    return Batches(decodes_, context_, chunk_, pairs_, sampled_), np.array(ends)
-
-
-def _durations(end_s: Floats, arrival_s: Floats, finish_s: Floats) -> Floats:
-    """Step durations: a step starts when the one before ends, or where nothing was left to do, at the next arrival."""
-    before_s = np.concatenate([[0.0], end_s[:-1]])
-    arrived = np.searchsorted(np.sort(arrival_s), before_s, side="right")
-    finished = np.searchsorted(np.sort(finish_s), before_s, side="right")
-    next_arrival_s = np.append(np.sort(arrival_s), np.inf)[np.minimum(arrived, arrival_s.size)]
-    return end_s - np.where(arrived > finished, before_s, next_arrival_s)
+    return Batches(decodes_, context_, chunk_, pairs_, sampled_), np.array(durations)

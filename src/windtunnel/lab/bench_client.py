@@ -227,7 +227,7 @@ class _Client:
 
     async def _receive(self, answer: _Answer, lines: AsyncIterator[str]) -> None:
         """Read the events of a stream: `data: {...}` a part, the last one `data: [DONE]`."""
-        counted = None
+        counted, ends_empty = None, False
         async for line in lines:
             if not line.startswith("data:"):
                 continue
@@ -241,6 +241,9 @@ class _Client:
             counted = event.get("usage") or counted
             if _has_text(event):
                 answer.part_times_s.append(self._now_s())
+                ends_empty = _only_ends(event)
+        if ends_empty and (counted is None or len(answer.part_times_s) > int(counted.get("completion_tokens") or 0)):
+            answer.part_times_s.pop()
         if not answer.part_times_s:
             answer.error = "the stream ended without a token"
             return
@@ -281,6 +284,12 @@ def _has_text(event: Mapping[str, Any]) -> bool:
     if delta is None:
         return "text" in choices[0]
     return bool(delta.get("content") or delta.get("reasoning_content") or delta.get("reasoning"))
+
+
+def _only_ends(event: Mapping[str, Any]) -> bool:
+    """Whether a part brings no text but the reason why the answer ends: llama.cpp's last, and vLLM's last token too."""
+    choice = event["choices"][0]
+    return bool(choice.get("finish_reason")) and not choice.get("text")
 
 
 def _chains(rows: Ints, previous: Ints | None) -> list[list[int]]:

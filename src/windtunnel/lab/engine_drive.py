@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from windtunnel.interop.engine_run import RawRun, RecordedRequest, RecordedStep
 from windtunnel.lab.engine_vllm import VllmEngine
-from windtunnel.lab.profile_compute import Pressure
+from windtunnel.lab.profile_timing import Pressure
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -1,8 +1,7 @@
-"""Real serving engines started as servers, and a tiny model with random weights for them to serve."""
+"""Real serving engines started as servers."""
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import subprocess
@@ -15,12 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from windtunnel.errors import InputError, WindtunnelError, did_you_mean
-from windtunnel.lab.bench_client import FIRST_TOKEN_ID, WORD
 
 START_TIMEOUT_S = 300.0
 POLL_S = 0.5
@@ -55,10 +50,20 @@ SERVERS: Mapping[str, Server] = {
         about="the continuous batching of transformers",
     ),
     "llama.cpp": Server(
-        ("-m", "llama_cpp.server"), "--model", ready="/v1/models", about="llama-cpp-python, a .gguf file"
+        # Unless told otherwise, it breaks off an answer when the next request comes.
+        ("-m", "llama_cpp.server", "--interrupt_requests", "False"),
+        "--model",
+        ready="/v1/models",
+        about="llama-cpp-python, a .gguf file, one request after the other",
+    ),
+    "openvino": Server(
+        (str(Path(__file__).with_name("openvino_server.py")),),
+        "--model",
+        environment={"HF_HUB_OFFLINE": "1"},
+        about="OpenVINO GenAI, of a checkpoint or of a model that optimum-intel exported",
     ),
 }
-"""Engine -> how it is started. vLLM and transformers were run; the other commands are those of their manuals."""
+"""Engine -> how it is started. All were run but SGLang, whose command is that of its manual."""
 
 
 @contextmanager
@@ -137,121 +142,3 @@ def _free_port() -> int:
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return int(found.getsockname()[1])
-
-
-TINY: Mapping[str, Any] = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 256,
-    "intermediate_size": 512,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 64,
-    "vocab_size": 320,
-    "max_position_embeddings": 2048,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 10000.0,
-    "hidden_act": "silu",
-    "tie_word_embeddings": False,
-    "torch_dtype": "float32",
-    "bos_token_id": 257,
-    "eos_token_id": 258,
-}
-"""1.2 million parameters: a few milliseconds a step on any processor."""
-
-
-def write_tiny_model(folder: Path, config: Mapping[str, Any] = TINY, seed: int = 0) -> Path:
-    """Write a checkpoint with random weights and a tokenizer of words; needs no network, and no torch.
-
-    Returns:
-        The folder.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(dict(config), indent=1), encoding="utf-8")
-    # An end that no tokenizer ever gives: answers have the length that was asked for, also where a server refuses
-    # ignore_eos.
-    generation = {"bos_token_id": config["bos_token_id"], "eos_token_id": int(config["vocab_size"]) - 1}
-    (folder / "generation_config.json").write_text(json.dumps(generation), encoding="utf-8")
-    _write_tokenizer(folder, config)
-    _write_safetensors(folder / "model.safetensors", _llama_weights(config, np.random.default_rng(seed)))
-    return folder
-
-
-def _write_tokenizer(folder: Path, config: Mapping[str, Any]) -> None:
-    """Every word a token: a prompt of n words has n tokens, and every token that the model draws is text at once.
-
-    Bytes would not do: servers hold back tokens that are no whole character yet.
-    """
-    special = {"<pad>": 256, "<s>": int(config["bos_token_id"]), "</s>": int(config["eos_token_id"]), "<unk>": 259}
-    words = {WORD if number == FIRST_TOKEN_ID else f"w{number}": number for number in range(int(config["vocab_size"]))}
-    vocabulary = {word: number for word, number in words.items() if number not in special.values()} | special
-    added = [
-        {"id": number, "content": text, "special": True}
-        | dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-        for text, number in special.items()
-    ]
-    tokenizer = {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": added,
-        "normalizer": None,
-        "pre_tokenizer": {"type": "WhitespaceSplit"},
-        "post_processor": None,
-        "decoder": None,
-        "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": "<unk>"},
-    }
-    (folder / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
-    about = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "bos_token": "<s>",
-        "eos_token": "</s>",
-        "pad_token": "<pad>",
-        "unk_token": "<unk>",
-        "chat_template": "{% for m in messages %}{{ m['content'] }}{% endfor %}",
-    }
-    (folder / "tokenizer_config.json").write_text(json.dumps(about), encoding="utf-8")
-
-
-def _llama_weights(config: Mapping[str, Any], rng: np.random.Generator) -> dict[str, Any]:
-    width, inner, dim = int(config["hidden_size"]), int(config["intermediate_size"]), int(config["head_dim"])
-    query, kv = int(config["num_attention_heads"]) * dim, int(config["num_key_value_heads"]) * dim
-
-    def matrix(*shape: int) -> Any:
-        return (rng.standard_normal(shape) * 0.02).astype(np.float32)
-
-    found = {"model.embed_tokens.weight": matrix(int(config["vocab_size"]), width)}
-    for layer in range(int(config["num_hidden_layers"])):
-        at = f"model.layers.{layer}"
-        found |= {
-            f"{at}.self_attn.q_proj.weight": matrix(query, width),
-            f"{at}.self_attn.k_proj.weight": matrix(kv, width),
-            f"{at}.self_attn.v_proj.weight": matrix(kv, width),
-            f"{at}.self_attn.o_proj.weight": matrix(width, query),
-            f"{at}.mlp.gate_proj.weight": matrix(inner, width),
-            f"{at}.mlp.up_proj.weight": matrix(inner, width),
-            f"{at}.mlp.down_proj.weight": matrix(width, inner),
-            f"{at}.input_layernorm.weight": np.ones(width, np.float32),
-            f"{at}.post_attention_layernorm.weight": np.ones(width, np.float32),
-        }
-    return found | {
-        "model.norm.weight": np.ones(width, np.float32),
-        "lm_head.weight": matrix(int(config["vocab_size"]), width),
-    }
-
-
-def _write_safetensors(path: Path, tensors: Mapping[str, Any]) -> None:
-    """The safetensors format: the header's length in 8 bytes, a JSON header, then the tensors' bytes."""
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    position = 0
-    for name, tensor in tensors.items():
-        end = position + tensor.nbytes
-        header[name] = {"dtype": "F32", "shape": list(tensor.shape), "data_offsets": [position, end]}
-        position = end
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    with path.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for tensor in tensors.values():
-            file.write(tensor.tobytes())

@@ -11,18 +11,13 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from windtunnel.errors import InputError
-from windtunnel.lab.profile_compute import MeasuredOperator, MeasuredStep
-from windtunnel.lab.profile_model import StepShape, operators_of
 from windtunnel.lab.profile_overheads import HostSample
-from windtunnel.lab.profile_timing import HostStopwatch, Stopwatch, statistics_of
-from windtunnel.ops.forward import Shard
+from windtunnel.lab.profile_timing import Stopwatch
 
 MODULES: Mapping[str, str] = {
     "embed_tokens": "embedding",
@@ -289,115 +284,3 @@ def _then(write: Callable[..., Any], watch: Stopwatch, name: str) -> Callable[..
         return found
 
     return marked
-
-
-def sharded_config(config: Mapping[str, Any], tp: int) -> dict[str, Any]:
-    """The config of a model as large as one of `tp` shards: fewer heads, narrower feed-forward, less vocabulary.
-
-    Raises:
-        InputError: the split does not divide it.
-    """
-    found = dict(config)
-    heads = int(found["num_attention_heads"])
-    found.setdefault("head_dim", int(found["hidden_size"]) // heads)
-    for name in ("num_attention_heads", "intermediate_size", "moe_intermediate_size", "vocab_size"):
-        if name in found:
-            if int(found[name]) % tp:
-                raise InputError(f"tp = {tp} does not divide {name} = {found[name]}")
-            found[name] = int(found[name]) // tp
-    kv_heads = int(found.get("num_key_value_heads") or heads)
-    found["num_key_value_heads"] = max(kv_heads // tp, 1)
-    return found
-
-
-REPEATS = 8
-WARM_UPS = 2
-
-
-@dataclass
-class VllmStepper:
-    """Steps of a real engine, alternately with timers inside the forward and without."""
-
-    engine: VllmEngine
-    shard: Shard
-    max_cached: int
-    clock: Callable[[], float] = time.process_time
-    host: list[HostSample] = field(default_factory=list)
-    """What the host did in every step without timers inside."""
-    contexts: list[float] = field(default_factory=list)
-    """Mean keys of the decoding requests, the new one included, at every step of the last measurement."""
-    num_added: int = 0
-
-    def fits(self, shape: StepShape) -> bool:
-        settings = self.engine.settings
-        return (
-            shape.num_tokens <= settings.max_num_batched_tokens
-            and shape.batch <= settings.max_num_seqs
-            and shape.batch * (shape.context + shape.chunk) <= self.max_cached
-        )
-
-    def measure(self, shape: StepShape) -> MeasuredStep:
-        parts: dict[str, list[float]] = {}
-        wholes: list[float] = []
-        self.contexts = []
-        runs = self._prefills(shape) if shape.chunk else self._decodes(shape)
-        for number, run in enumerate(runs):
-            if number < WARM_UPS:
-                run()
-            elif number % 2:
-                watch = HostStopwatch(self.clock)
-                with self.engine.watched(watch):
-                    run()
-                for name, seconds in watch.durations().items():
-                    parts.setdefault(name, []).extend(seconds)
-            else:
-                step = run()
-                wholes.append(step.forward_s)
-                self.host.append(step.host_sample)
-        met = shape if shape.chunk else replace(shape, context=round(float(np.mean(self.contexts))))
-        known = operators_of(self.shard, self.shard.model.layers[0], met)
-        core = "attention_prefill" if shape.chunk else "attention_decode"
-        operators = [
-            MeasuredOperator(name, known[name], len(samples) // REPEATS, statistics_of(samples))
-            for name, samples in ((core if name == "attention" else name, found) for name, found in parts.items())
-        ]
-        return MeasuredStep(shape, tuple(operators), float(np.median(wholes)))
-
-    def _decodes(self, shape: StepShape) -> Iterator[Callable[[], EngineStep]]:
-        """Decode steps whose contexts lie around the wanted one.
-
-        Requests that prefill early decode while the others do; prompts are so much shorter that the mean comes out.
-        """
-        total = 2 * REPEATS + WARM_UPS
-        early = -(-shape.batch * shape.context // self.engine.settings.max_num_batched_tokens)
-        prompt = max(shape.context - 1 - WARM_UPS - REPEATS - early // 2, 1)
-        names = self._added(shape.batch, prompt, total + early + shape.batch + 1)
-        while not all(one.num_computed_tokens >= one.num_prompt_tokens for one in self._requests()):
-            self.engine.step()
-        for _ in range(total):
-            self.contexts.append(float(np.mean([one.num_computed_tokens + 1 for one in self._requests()])))
-            yield self.engine.step
-        self.engine.drop(names)
-
-    def _prefills(self, shape: StepShape) -> Iterator[Callable[[], EngineStep]]:
-        """The last chunks of prompts, those before them computed outside the timers."""
-        for _ in range(2 * REPEATS + WARM_UPS):
-            names = self._added(shape.batch, shape.context + shape.chunk, 1)
-            left = shape.context
-            while left:
-                with self.engine.token_budget(min(left, self.engine.settings.max_num_batched_tokens)):
-                    left -= sum(self.engine.step().scheduled.values())
-            yield self.engine.step
-            self.engine.drop(names)
-
-    def _added(self, batch: int, prompt: int, output_tokens: int) -> list[str]:
-        names = [f"r{self.num_added + number}" for number in range(batch)]
-        self.num_added += batch
-        vocabulary = -(-self.shard.model.vocab_size // self.shard.tp)
-        for number, name in enumerate(names):
-            ids = np.random.default_rng(number).integers(3, vocabulary, prompt)
-            self.engine.add(name, ids.tolist(), output_tokens)
-        return names
-
-    def _requests(self) -> list[Any]:
-        return list(self.engine.scheduler.requests.values())

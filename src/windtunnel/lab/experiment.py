@@ -31,7 +31,7 @@ from windtunnel.interop.capture_files import read_capture, scrub_nsys, write_ker
 from windtunnel.interop.kernel_names import short_name
 from windtunnel.interop.step_names import MEASURED
 from windtunnel.interop.text_file import write_text
-from windtunnel.lab.inference import model_folder
+from windtunnel.lab.inference_model import model_folder
 from windtunnel.metrics.capture import KERNEL, Capture, within
 from windtunnel.metrics.kernel_time import kernel_time
 from windtunnel.spec.experiment import (

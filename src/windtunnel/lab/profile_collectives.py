@@ -19,7 +19,7 @@ import numpy as np
 
 from windtunnel.errors import InputError, MissingExtraError, WindtunnelError, did_you_mean
 from windtunnel.estimate.table import STATISTICS, MeasurementTable
-from windtunnel.lab.profile_timing import Statistics, statistics_of
+from windtunnel.lab.profile_samples import Statistics, statistics_of
 from windtunnel.lab.replay import newest
 from windtunnel.ops.op import COLLECTIVES, Collective
 

@@ -13,12 +13,14 @@ import yaml
 
 from windtunnel.errors import InputError
 from windtunnel.estimate.roofline import CPU
+from windtunnel.lab.machine import cpu_name
 from windtunnel.lab.profile_timing import stopwatch
 from windtunnel.spec import catalog
 from windtunnel.spec.hardware import Device
 from windtunnel.spec.noun import encode
 
-GEMM_SIZE = 1024
+GEMM_SIZES = {"cpu": 1024, "cuda": 8192}
+"""Large enough to reach a device's peak, small enough to take milliseconds."""
 COPY_BYTES = 1 << 28
 BEST_OF = 5
 UNKNOWN_CACHE_BYTES = 32 << 20
@@ -40,6 +42,7 @@ def device_of(name: str, torch_device: str, clock: str) -> Device:
         return found
     if not name.replace("_", "").isalnum():
         raise InputError(f"{name!r} is not a device's name", "letters, digits and _, such as h200_sxm or my_cpu")
+    size = GEMM_SIZES[torch_device]
     rates = {kind: _gemm_flops_per_s(torch_device, kind, clock) for kind in ("bf16", "fp32")}
     figures = _cuda_figures() if torch_device == "cuda" else _cpu_figures()
     return Device(
@@ -47,7 +50,7 @@ def device_of(name: str, torch_device: str, clock: str) -> Device:
         memory_bytes_per_s=_copy_bytes_per_s(torch_device, clock),
         peak_flops_per_s=rates,
         sources={
-            "peak_flops_per_s": f"measured: the best of {BEST_OF} products of {GEMM_SIZE} x {GEMM_SIZE} matrices",
+            "peak_flops_per_s": f"measured: the best of {BEST_OF} products of {size} x {size} matrices",
             "memory_bytes_per_s": f"measured: the best of {BEST_OF} copies of {COPY_BYTES >> 20} MiB, read and written",
         },
         **figures,
@@ -101,8 +104,9 @@ def _gemm_flops_per_s(torch_device: str, kind: str, clock: str) -> float:
     import torch
 
     dtype = {"bf16": torch.bfloat16, "fp32": torch.float32}[kind]
-    left, right = (torch.randn(GEMM_SIZE, GEMM_SIZE, device=torch_device).to(dtype) for _ in range(2))
-    return 2.0 * GEMM_SIZE**3 / _best_seconds(lambda: left @ right, clock)
+    size = GEMM_SIZES[torch_device]
+    left, right = (torch.randn(size, size, device=torch_device).to(dtype) for _ in range(2))
+    return 2.0 * size**3 / _best_seconds(lambda: left @ right, clock)
 
 
 def _copy_bytes_per_s(torch_device: str, clock: str) -> float:
@@ -111,15 +115,6 @@ def _copy_bytes_per_s(torch_device: str, clock: str) -> float:
     source = torch.ones(COPY_BYTES, dtype=torch.uint8, device=torch_device)
     target = torch.empty_like(source)
     return 2.0 * COPY_BYTES / _best_seconds(lambda: target.copy_(source), clock)
-
-
-def cpu_name() -> str:
-    """The processor's name as the kernel gives it."""
-    try:
-        with Path("/proc/cpuinfo").open(encoding="utf-8") as file:
-            return next(line.partition(":")[2].strip() for line in file if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
 
 
 def last_level_cache_bytes(torch_device: str = "cpu") -> int:
@@ -155,6 +150,8 @@ def provenance_of(device: Device, torch_device: str, clock: str) -> dict[str, st
             "cpu_time": "CPU time between operators of a real forward",
             "wall": "wall time between operators of a real forward",
             "cuda_event": "CUDA events between operators of a real forward, kernels queued ahead",
+            "cuda_graph": "CUDA events between operators of a real forward replayed as a graph",
+            "kineto": "kernel times of torch.profiler, by operator of a real forward",
         }[clock],
         "clock": clock,
         "num_threads": str(torch.get_num_threads()),

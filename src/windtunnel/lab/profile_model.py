@@ -7,6 +7,7 @@ cache.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import msgspec
 
 from windtunnel.errors import InputError
+from windtunnel.lab.profile_attention import FlashInfer, flash, plan_flashinfer, sdpa
 from windtunnel.ops.forward import Shard, StepBatch, decode_launches, head_launches, prefill_launches, token_launches
 from windtunnel.ops.op import Experts, Gemm, Op
 from windtunnel.spec.model import (
@@ -105,22 +107,30 @@ class LayerStack:
         device: `cpu` or `cuda`.
         max_tokens: of a step.
         max_cached: tokens of KV cache in all, of a layer.
+        attention: one of `profile_attention.PACKAGES`: whose kernels; latent attention that decodes is written out.
     """
 
     def __init__(
-        self, shard: Shard, group: LayerGroup, num_layers: int, device: str, max_tokens: int, max_cached: int
+        self,
+        shard: Shard,
+        group: LayerGroup,
+        num_layers: int,
+        device: str,
+        max_tokens: int,
+        max_cached: int,
+        attention: str = "sdpa",
     ) -> None:
         import torch
 
         self.shard, self.group, self.num_layers = shard, group, num_layers
         self.site = Site(device, getattr(torch, TORCH_FORMATS[shard.precision.weights]))
         self.max_tokens, self.max_cached = max_tokens, max_cached
-        generator = torch.Generator().manual_seed(0)
+        self.backend, self.attend = attention, sdpa
+        generator = torch.Generator(device).manual_seed(0)
 
         def matrix(*shape: int) -> Tensor:
             # Numbers, not zeros: an H200 multiplies zeros 13% faster.
-            values = torch.randn(shape, generator=generator) * 0.02
-            return values.to(device=self.site.device, dtype=self.site.dtype)
+            return torch.randn(shape, generator=generator, device=device, dtype=self.site.dtype).mul_(0.02)
 
         width = shard.model.hidden_size
         self.vocabulary = -(-shard.model.vocab_size // shard.tp)
@@ -129,8 +139,19 @@ class LayerStack:
         self.layers = [_weights(shard, group, matrix) for _ in range(num_layers)]
         self.caches = [matrix(2, *_cache_shape(shard, group, max_cached)) for _ in range(num_layers)]
         self.angles = matrix(2, max_tokens, 1, _rope_width(group))
-        ids = torch.randint(self.vocabulary, (max_tokens,), generator=generator)
-        self.ids = ids.to(device)
+        self.ids = torch.randint(self.vocabulary, (max_tokens,), generator=generator, device=device)
+
+    def prepare(self, shape: StepShape) -> None:
+        """What an engine's host does before the forward: plan the attention of a shape."""
+        attention = self.group.attention
+        if self.backend == "flash_attn":
+            self.attend = flash
+        elif self.backend == "flashinfer" and shape.chunk:
+            self.attend = FlashInfer(None)
+        elif self.backend == "flashinfer" and isinstance(attention, GroupedQueryAttention):
+            heads, kv_heads = attention.num_heads // self.shard.tp, max(attention.num_kv_heads // self.shard.tp, 1)
+            length = min(shape.context, attention.window_tokens or shape.context)
+            self.attend = plan_flashinfer(shape.batch, length, heads, kv_heads, attention.head_dim, self.site.dtype)
 
     def run(self, shape: StepShape, mark: Mark) -> Tensor:
         """One step; `mark` is called at every boundary between operators."""
@@ -190,7 +211,10 @@ class LayerStack:
         mark("rope")
         keys, values = self._write_cache(flow.shape, cache, key, value)
         mark("kv_cache_write")
-        found = _attend(flow.shape, query, keys, values).reshape(tokens, heads * dim)
+        if attention.window_tokens and not flow.shape.chunk:
+            keys, values = keys[:, -attention.window_tokens :], values[:, -attention.window_tokens :]
+        queries = query.view(flow.shape.batch, -1, heads, dim)
+        found = self.attend(queries, keys, values).reshape(tokens, heads * dim)
         mark(_core_name(self.group, flow.shape))
         if attention.output_gate:
             found = found * torch.sigmoid(gate.reshape(tokens, heads * dim))
@@ -247,7 +271,8 @@ class LayerStack:
             shared = cached[..., rank:].unsqueeze(2).expand(batch, length, heads, rope)
             keys = torch.cat([expanded[..., :nope], shared], dim=-1)
             whole = torch.cat([query[..., :nope], query_rope], dim=-1)
-            found = _attend(flow.shape, whole, keys, expanded[..., nope:]).reshape(tokens, heads * wide)
+            queries = whole.view(batch, -1, heads, nope + rope)
+            found = self.attend(queries, keys, expanded[..., nope:]).reshape(tokens, heads * wide)
             mark("latent_attention_prefill")
         else:
             by_head = up.view(heads, nope + wide, rank)
@@ -261,29 +286,41 @@ class LayerStack:
         mark("o_proj")
 
     def _experts(self, flow: Flow, weights: dict[str, Tensor], experts: ExpertsFeedForward, mark: Mark) -> None:
-        """Every expert computes the tokens that chose it, one expert after the other."""
+        """Tokens sorted by the experts that they chose, one grouped product over all experts, and back in place.
+
+        Nothing is read back from the GPU on the way, so that a CUDA graph can hold it.
+        """
         import torch
         from torch.nn.functional import linear
 
-        inputs = flow.hidden
+        inputs, top_k = flow.hidden, experts.experts_per_token
         logits = linear(inputs, weights["router"])
         mark("router")
-        shares, chosen = torch.topk(logits.float().softmax(dim=-1), experts.experts_per_token, dim=-1)
+        shares, chosen = torch.topk(logits.float().softmax(dim=-1), top_k, dim=-1)
         mark("top_k")
-        out = torch.zeros_like(inputs)
-        local = weights["experts_up"].shape[0]
-        for expert in range(local):
-            tokens, place = torch.where(chosen == expert)
-            if tokens.numel():
-                inner = _activate(linear(inputs[tokens], weights["experts_up"][expert]), experts.gated)
-                part = linear(inner, weights["experts_down"][expert]) * shares[tokens, place, None].to(inputs.dtype)
-                out.index_add_(0, tokens, part)
+        sorted_experts, order = chosen.flatten().sort()
+        numbers = torch.arange(weights["experts_up"].shape[0], device=inputs.device)
+        ends = torch.searchsorted(sorted_experts, numbers, right=True).to(torch.int32)
+        inner = _activate(_grouped_product(inputs[order // top_k], weights["experts_up"], ends), experts.gated)
+        parts = _grouped_product(inner, weights["experts_down"], ends) * shares.flatten()[order, None].to(inputs.dtype)
+        out = torch.empty_like(parts)
+        out[order] = parts
+        out = out.view(-1, top_k, out.shape[-1]).sum(dim=1)
         mark("experts")
         if experts.shared_intermediate_size:
             _feed_forward(flow, weights, "shared_", experts.gated, mark)
             out = out + flow.hidden
             mark("")
         flow.hidden = out
+
+
+def _grouped_product(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
+    """Rows `[n, k]` times the matrices `[experts, m, k]` of their experts, whose rows end before `ends`."""
+    import torch
+
+    # Public since torch 2.10.
+    grouped_mm = getattr(torch.nn.functional, "grouped_mm", None) or torch._grouped_mm
+    return grouped_mm(rows, weights.transpose(-2, -1), offs=ends)
 
 
 def operators_of(shard: Shard, group: LayerGroup, shape: StepShape) -> dict[str, Op]:
@@ -338,6 +375,11 @@ def layer_weight_bytes(shard: Shard, group: LayerGroup) -> int:
             one = op.num_matrices * op.hidden_size * op.intermediate_size * BITS[op.format] / 8
             total += one * op.num_experts / op.ep / op.tp
     return int(total)
+
+
+def cache_token_bytes(shard: Shard, group: LayerGroup) -> int:
+    """Bytes of a token in the cache of one layer."""
+    return 2 * math.prod(_cache_shape(shard, group, 1)) * int(BITS[shard.precision.weights]) // 8
 
 
 def _cache_shape(shard: Shard, group: LayerGroup, max_cached: int) -> tuple[int, int, int]:
@@ -396,22 +438,3 @@ def _feed_forward(flow: Flow, weights: dict[str, Tensor], prefix: str, gated: bo
     mark(f"{prefix}activation")
     flow.hidden = linear(inner, weights[f"{prefix}down_proj"])
     mark(f"{prefix}down_proj")
-
-
-def _attend(shape: StepShape, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """torch's scaled_dot_product_attention over caches `[batch, length, heads, width]`: `[tokens, heads, width]`."""
-    from torch.nn.attention.bias import causal_lower_right
-    from torch.nn.functional import scaled_dot_product_attention
-
-    new = max(shape.chunk, 1)
-    queries = query.reshape(shape.batch, new, *query.shape[1:]).transpose(1, 2)
-    length = keys.shape[1]
-    found = scaled_dot_product_attention(
-        queries,
-        keys.transpose(1, 2),
-        values.transpose(1, 2),
-        attn_mask=causal_lower_right(new, length) if 1 < new < length else None,
-        is_causal=new == length and new > 1,
-        enable_gqa=queries.shape[1] != keys.shape[2],
-    )
-    return found.transpose(1, 2)

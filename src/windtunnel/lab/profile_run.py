@@ -23,23 +23,11 @@ from windtunnel.interop.vidur_profiles import (
     vidur_files,
     write_vidur_file,
 )
-from windtunnel.lab.engine_vllm import VllmEngine, VllmSettings, VllmStepper, sharded_config, vllm_version
+from windtunnel.lab.engine_vllm import vllm_version
+from windtunnel.lab.profile_attention import attention_version, check_attention
 from windtunnel.lab.profile_collectives import Plan, TimedCollective, collective_tables
-from windtunnel.lab.profile_compute import (
-    Budget,
-    Extent,
-    Journal,
-    MeasuredStep,
-    Pressure,
-    Progress,
-    Stepper,
-    measure_steps,
-    read_journal,
-    read_journals,
-    require_torch,
-    tables_of,
-    torch_steppers,
-)
+from windtunnel.lab.profile_compute import Budget, Extent, Progress, Stepper, measure_steps, tables_of
+from windtunnel.lab.profile_journal import Journal, read_journal, read_journals
 from windtunnel.lab.profile_machine import (
     device_of,
     free_memory_bytes,
@@ -48,14 +36,17 @@ from windtunnel.lab.profile_machine import (
     today,
     write_device,
 )
-from windtunnel.lab.profile_model import StepShape, check_profilable
+from windtunnel.lab.profile_model import StepShape
 from windtunnel.lab.profile_overheads import HostSample, overheads_file, write_overheads
-from windtunnel.lab.profile_timing import CLOCKS_OF_HOST, clock_for
+from windtunnel.lab.profile_samples import MeasuredStep
+from windtunnel.lab.profile_timing import Pressure, clock_for
+from windtunnel.lab.profile_torch import require_torch, torch_steppers
+from windtunnel.lab.profile_vllm import vllm_steppers
 from windtunnel.ops.forward import Shard
 from windtunnel.spec.deployment import Parallelism
 from windtunnel.spec.hardware import Device, Node
 from windtunnel.spec.model import ModelSpec
-from windtunnel.spec.precision import Format, Precision
+from windtunnel.spec.precision import Precision
 from windtunnel.spec.scenario import ANY_DEVICE, check_parallelism
 
 ENGINES = ("torch", "vllm")
@@ -105,6 +96,7 @@ def profile_compute(
     config: Mapping[str, Any] | None = None,
     torch_device: str | None = None,
     clock: str | None = None,
+    attention: str = "sdpa",
     extent: Extent = DEFAULT_EXTENT,
     budget: Budget = DEFAULT_BUDGET,
     notify: Notify = _no_notice,
@@ -123,6 +115,7 @@ def profile_compute(
         config: the model's config.json, which vLLM needs.
         torch_device: `cpu` or `cuda`; None takes a GPU where torch finds one.
         clock: one of `profile_timing.CLOCKS`; None takes the steadiest.
+        attention: one of `profile_attention.PACKAGES`, for torch.
         extent: how far.
         budget: how long; shared evenly by the splits.
         notify: told of every step.
@@ -137,12 +130,12 @@ def profile_compute(
     import torch
 
     clock = clock_for(torch_device, torch.get_num_threads(), clock)
+    check_attention(attention, torch_device)
     for degree in tp:
         check_parallelism(model, Parallelism(tp=degree), _any_node())
     device = device_of(device_name, torch_device, clock)
     about = provenance_of(device, torch_device, clock) | {"engine": engine}
-    if engine == "vllm":
-        about |= {"engine_version": vllm_version()}
+    about |= {"engine_version": vllm_version()} if engine == "vllm" else {"attention": attention_version(attention)}
     pressure = Pressure.start()
     shards = [Shard(model, precision, Parallelism(tp=degree)) for degree in tp]
     part = replace(budget, seconds=budget.seconds and budget.seconds / len(tp) / len(model.layers))
@@ -158,6 +151,7 @@ def profile_compute(
                 extent,
                 last_level_cache_bytes(torch_device),
                 free_memory_bytes(torch_device),
+                attention,
             )
         )
         for index, stepper in enumerate(steppers):
@@ -169,43 +163,20 @@ def profile_compute(
             for step in measure_steps(stepper, extent, part, journal.steps, partial(notify, shard.tp)):
                 journal.add(step)
     steps = read_journals(folder / JOURNALS)
-    tables = tables_of(steps, source_of(device, about))
-    write_profile(folder, tables, about | {"date": today()})
-    write_device(device, folder / "device.yaml")
+    tables = write_steps(folder, device, about, steps)
     if host:
         write_overheads(folder, about, model.name, host)
     return Profile(folder, device, tuple(steps), tuple(tables), pressure.fraction())
 
 
-def vllm_steppers(
-    shard: Shard, config: Mapping[str, Any] | None, clock: str, extent: Extent, host: list[HostSample]
-) -> Iterator[VllmStepper]:
-    """The stepper of a vLLM engine that holds one shard; what the host does beside the forward is added to `host`.
-
-    Raises:
-        InputError: the model's layers are not all alike, or it has no config.json.
-    """
-    check_profilable(shard)
-    if config is None:
-        raise InputError(f"vLLM needs the config.json of {shard.model.name}", "give its path as --model")
-    if len(shard.model.layers) > 1:
-        raise InputError(f"{shard.model.name} has layers of {len(shard.model.layers)} kinds; vLLM's are timed of one")
-    now = CLOCKS_OF_HOST[clock]
-    # Measured requests decode a while before and after the wanted context.
-    longest = 2 * extent.max_context + 4 * extent.max_batch
-    config = {**config, "max_position_embeddings": max(longest, int(config.get("max_position_embeddings", 0)))}
-    settings = VllmSettings(
-        max_model_len=longest,
-        max_num_seqs=extent.max_batch,
-        max_num_batched_tokens=extent.max_tokens,
-        dtype="float32" if shard.precision.weights == Format.FP32 else "bfloat16",
-    )
-    engine = VllmEngine(sharded_config(config, shard.tp), settings, now)
-    try:
-        yield (stepper := VllmStepper(engine, shard, engine.num_blocks * engine.block_size // 2, now))
-        host += stepper.host
-    finally:
-        engine.close()
+def write_steps(
+    folder: Path, device: Device, about: dict[str, str], steps: Sequence[MeasuredStep]
+) -> list[MeasurementTable]:
+    """Write measured steps as a profile with its device; returns its tables."""
+    tables = tables_of(steps, source_of(device, about))
+    write_profile(folder, tables, about | {"date": today()})
+    write_device(device, folder / "device.yaml")
+    return tables
 
 
 def profile_overheads(

@@ -1,10 +1,11 @@
-"""Clocks that time the operators inside a running forward, and what is kept of repeated times."""
+"""Clocks that time the operators inside a running forward."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,9 +15,12 @@ from windtunnel.errors import InputError
 
 Floats = NDArray[np.float64]
 
-CLOCKS = ("cpu_time", "wall", "cuda_event")
+CLOCKS = ("cpu_time", "wall", "cuda_event", "cuda_graph", "kineto")
 """`cpu_time` counts this process alone: at a load of one other task per core, the spread of a forward on the wall
-clock is 17% to 75%, on the CPU-time clock 1% to 9%. It means seconds only where one thread computes."""
+clock is 17% to 75%, on the CPU-time clock 1% to 9%. It means seconds only where one thread computes.
+
+`cuda_event` times between events in the stream, `cuda_graph` the same inside a replayed graph, as engines decode, and
+`kineto` adds up the kernels that torch.profiler saw, without the gaps between them."""
 
 CLOCKS_OF_HOST: Mapping[str, Callable[[], float]] = {"cpu_time": time.process_time, "wall": time.perf_counter}
 
@@ -38,9 +42,13 @@ class Stopwatch(Protocol):
 
 @dataclass
 class HostStopwatch:
-    """Marks read a clock of the host; right where operators run on the host."""
+    """Marks read a clock of the host; right where operators run on the host.
+
+    `mark_s`, what a mark itself costs, is taken off every stretch.
+    """
 
     now: Callable[[], float]
+    mark_s: float = 0.0
     names: list[str] = field(default_factory=list)
     times_s: list[float] = field(default_factory=list)
 
@@ -49,33 +57,81 @@ class HostStopwatch:
         self.times_s.append(self.now())
 
     def durations(self) -> dict[str, list[float]]:
-        return _stretches(self.names, np.diff(self.times_s).tolist())
+        return _stretches(self.names, np.maximum(np.diff(self.times_s) - self.mark_s, 0.0).tolist())
 
 
 @dataclass
 class CudaStopwatch:
-    """Marks are events in the stream; they are read when the GPU has done its work."""
+    """Marks are events in the stream; they are read when the GPU has done its work.
 
+    Args:
+        in_graph: marks are made while a graph is captured, and read after each of its replays.
+    """
+
+    in_graph: bool = False
     names: list[str] = field(default_factory=list)
     events: list[Any] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        import torch
-
-        torch.cuda._sleep(QUEUE_AHEAD_CYCLES)
 
     def mark(self, name: str) -> None:
         import torch
 
-        event = torch.cuda.Event(enable_timing=True)
+        # Events of a graph keep their times only where they are external to it.
+        event = torch.cuda.Event(enable_timing=True, **({"external": True} if self.in_graph else {}))
         event.record()
         self.names.append(name)
         self.events.append(event)
 
     def durations(self) -> dict[str, list[float]]:
-        self.events[-1].synchronize()
+        import torch
+
+        torch.cuda.synchronize()
         pairs = zip(self.events, self.events[1:], strict=False)
         return _stretches(self.names, [before.elapsed_time(after) / 1e3 for before, after in pairs])
+
+
+RANGE = "windtunnel:stretch:"
+
+
+@dataclass
+class KinetoStopwatch:
+    """Stretches are ranges of torch.profiler: each takes what the kernels that it launched took.
+
+    Args:
+        is_cuda: whether to count a GPU's kernels, or the ranges' own time on the host.
+    """
+
+    is_cuda: bool = True
+    names: list[str] = field(default_factory=list)
+    profiler: Any = None
+    open_range: Any = None
+
+    def mark(self, name: str) -> None:
+        from torch import profiler
+
+        if self.profiler is None:
+            kinds = profiler.ProfilerActivity
+            self.profiler = profiler.profile(activities=[kinds.CPU, *([kinds.CUDA] if self.is_cuda else [])])
+            self.profiler.start()
+        if self.open_range is not None:
+            self.open_range.__exit__(None, None, None)
+        self.open_range = profiler.record_function(f"{RANGE}{len(self.names)}")
+        self.open_range.__enter__()
+        self.names.append(name)
+
+    def durations(self) -> dict[str, list[float]]:
+        import torch
+
+        self.open_range.__exit__(None, None, None)
+        if self.is_cuda:
+            torch.cuda.synchronize()
+        self.profiler.stop()
+        seconds = [0.0] * len(self.names)
+        for event in self.profiler.events():
+            # A range appears once more as what it covers on the GPU, gaps included.
+            if event.name.startswith(RANGE) and event.device_type == torch.autograd.DeviceType.CPU:
+                spent_us = event.device_time_total if self.is_cuda else event.cpu_time_total
+                seconds[int(event.name.removeprefix(RANGE))] = spent_us / 1e6
+        return _stretches(self.names, seconds[:-1])
 
 
 def _stretches(names: Sequence[str], seconds: Sequence[float]) -> dict[str, list[float]]:
@@ -87,8 +143,29 @@ def _stretches(names: Sequence[str], seconds: Sequence[float]) -> dict[str, list
 
 
 def stopwatch(clock: str) -> Stopwatch:
-    """A fresh stopwatch on one of `CLOCKS`."""
-    return CudaStopwatch() if clock == "cuda_event" else HostStopwatch(CLOCKS_OF_HOST[clock])
+    """A fresh stopwatch on one of `CLOCKS`, ready to mark; one of `cuda_graph` times what is not in a graph."""
+    if clock == "kineto":
+        return KinetoStopwatch()
+    if clock in CLOCKS_OF_HOST:
+        return HostStopwatch(CLOCKS_OF_HOST[clock], mark_cost_s(clock))
+    queue_ahead()
+    return CudaStopwatch()
+
+
+def queue_ahead() -> None:
+    """Let the GPU wait while the host queues what is timed."""
+    import torch
+
+    torch.cuda._sleep(QUEUE_AHEAD_CYCLES)
+
+
+@cache
+def mark_cost_s(clock: str) -> float:
+    """What a mark on a clock of the host costs: the median of many in a row."""
+    watch = HostStopwatch(CLOCKS_OF_HOST[clock])
+    for _ in range(1000):
+        watch.mark("empty")
+    return float(np.median(watch.durations()["empty"]))
 
 
 def clock_for(device: str, num_threads: int, wanted: str | None = None) -> str:
@@ -101,45 +178,11 @@ def clock_for(device: str, num_threads: int, wanted: str | None = None) -> str:
         return "cuda_event" if device == "cuda" else "cpu_time" if num_threads == 1 else "wall"
     if wanted not in CLOCKS:
         raise InputError(f"there is no clock {wanted!r}", f"known: {', '.join(CLOCKS)}")
-    if (wanted == "cuda_event") != (device == "cuda"):
+    if (wanted not in CLOCKS_OF_HOST) != (device == "cuda"):
         raise InputError(f"the clock {wanted} cannot time operators on {device}")
     if wanted == "cpu_time" and num_threads > 1:
         raise InputError(f"the clock cpu_time adds up {num_threads} threads", "take wall, or set OMP_NUM_THREADS=1")
     return wanted
-
-
-@dataclass(frozen=True)
-class Statistics:
-    """What is kept of repeated times of one operator."""
-
-    median_s: float
-    mean_s: float
-    min_s: float
-    max_s: float
-    std_s: float
-    num_samples: int
-    num_outliers: int
-
-
-OUTLIER_SPREAD = 5.0
-"""Samples further above the median than so many interquartile ranges were interrupted: they are counted, not used."""
-
-
-def statistics_of(seconds: Sequence[float]) -> Statistics:
-    """The statistics of some samples without outliers; the median counts the outliers too, which hardly move it."""
-    samples = np.asarray(seconds, np.float64)
-    low, median, high = np.percentile(samples, [25, 50, 75])
-    limit = median + OUTLIER_SPREAD * max(high - low, 0.02 * median)
-    kept = samples[samples <= limit]
-    return Statistics(
-        median_s=float(median),
-        mean_s=float(kept.mean()),
-        min_s=float(kept.min()),
-        max_s=float(kept.max()),
-        std_s=float(kept.std()),
-        num_samples=samples.size,
-        num_outliers=samples.size - kept.size,
-    )
 
 
 def cpu_pressure() -> float | None:
@@ -149,3 +192,22 @@ def cpu_pressure() -> float | None:
             return int(file.readline().rsplit("total=", 1)[1]) / 1e6
     except (OSError, IndexError, ValueError):
         return None
+
+
+@dataclass(frozen=True)
+class Pressure:
+    """How much of a stretch of time some task of the machine waited for a CPU."""
+
+    start_s: float | None
+    started_s: float
+
+    @staticmethod
+    def start() -> Pressure:
+        return Pressure(cpu_pressure(), time.monotonic())
+
+    def fraction(self) -> float | None:
+        """Of the time since the start; None where the kernel does not say."""
+        now_s = cpu_pressure()
+        if self.start_s is None or now_s is None:
+            return None
+        return (now_s - self.start_s) / max(time.monotonic() - self.started_s, 1e-9)

@@ -1,0 +1,116 @@
+"""The attention kernels that can be measured: torch's own, and those of flash-attn and FlashInfer where installed.
+
+Each takes queries `[batch, new, heads, width]` and caches `[batch, length, kv_heads, width]`, whose last `new` tokens
+are the queries' own, and returns `[batch, new, heads, width]`. A token sees what lies before it and itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+from windtunnel.errors import InputError, did_you_mean
+
+Tensor = Any
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+PACKAGES: Mapping[str, str] = {"sdpa": "torch", "flash_attn": "flash_attn", "flashinfer": "flashinfer"}
+"""Backend -> the package that has it."""
+
+WORKSPACE_BYTES = 128 << 20
+"""Of FlashInfer, as its documentation advises."""
+
+
+def check_attention(backend: str, device: str) -> None:
+    """Refuse a backend that cannot run here.
+
+    Raises:
+        InputError: there is none of that name, it is not installed, or it needs a GPU.
+    """
+    if backend not in PACKAGES:
+        raise InputError(
+            f"there is no attention backend {backend!r}", did_you_mean(backend, PACKAGES, ", ".join(PACKAGES))
+        )
+    if backend != "sdpa" and device != "cuda":
+        raise InputError(f"{backend} runs on CUDA devices alone", "take --attention sdpa")
+    if find_spec(PACKAGES[backend]) is None:
+        raise InputError(f"{backend} is not installed", "install it, or take --attention sdpa")
+
+
+def attention_version(backend: str) -> str:
+    """The backend with the version of its package, for the provenance."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    names = {"sdpa": "torch", "flash_attn": "flash-attn", "flashinfer": "flashinfer-python"}
+    try:
+        return f"{backend} {version(names[backend])}"
+    except PackageNotFoundError:
+        return backend
+
+
+def sdpa(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """torch's scaled_dot_product_attention, whichever kernel it takes."""
+    from torch.nn.attention.bias import causal_lower_right
+    from torch.nn.functional import scaled_dot_product_attention
+
+    new, length = query.shape[1], keys.shape[1]
+    found = scaled_dot_product_attention(
+        query.transpose(1, 2),
+        keys.transpose(1, 2),
+        values.transpose(1, 2),
+        attn_mask=causal_lower_right(new, length) if 1 < new < length else None,
+        is_causal=new == length and new > 1,
+        enable_gqa=query.shape[2] != keys.shape[2],
+    )
+    return found.transpose(1, 2)
+
+
+def flash(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """flash-attn: `flash_attn_func` for prompts, and for decoding `flash_attn_with_kvcache`, which splits the keys.
+
+    Its causal mask ends at the lower right, since flash-attn 2.1.
+    """
+    from flash_attn import flash_attn_func, flash_attn_with_kvcache
+
+    if query.shape[1] > 1:
+        return flash_attn_func(query, keys, values, causal=True)
+    return flash_attn_with_kvcache(query, keys, values, cache_seqlens=keys.shape[1], causal=True)
+
+
+@dataclass(frozen=True)
+class FlashInfer:
+    """FlashInfer's kernels: of one prompt, or of a batch that decodes over a paged cache, whose pages hold one token.
+
+    What its plan computes on the host is done once for a shape, as engines do it outside the forward.
+    """
+
+    decode: Any
+    """A planned wrapper; None: of one prompt."""
+
+    def __call__(self, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        import flashinfer
+
+        if self.decode is None:
+            found = flashinfer.single_prefill_with_kv_cache(query[0], keys[0], values[0], causal=True)
+            return found.unsqueeze(0)
+        pages = tuple(cache.reshape(-1, 1, *cache.shape[2:]) for cache in (keys, values))
+        return self.decode.run(query[:, 0], pages).unsqueeze(1)
+
+
+def plan_flashinfer(batch: int, length: int, heads: int, kv_heads: int, width: int, dtype: Any) -> FlashInfer:
+    """FlashInfer made ready for a batch whose requests have `length` keys each.
+
+    `heads`, `kv_heads` and `width` are those of the layer, `dtype` is of queries and cache.
+    """
+    import flashinfer
+    import torch
+
+    workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device="cuda")
+    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace, "NHD", use_tensor_cores=heads // kv_heads >= 4)
+    starts = torch.arange(batch + 1, dtype=torch.int32, device="cuda") * length
+    pages = torch.arange(batch * length, dtype=torch.int32, device="cuda")
+    full = torch.ones(batch, dtype=torch.int32, device="cuda")
+    wrapper.plan(starts, pages, full, heads, kv_heads, width, 1, q_data_type=dtype, kv_data_type=dtype)
+    return FlashInfer(wrapper)
