@@ -56,31 +56,6 @@ job_options = all_of(
     option("--json", "as_json", section="General", is_flag=True, help="Print JSON."),
 )
 
-PATHS = {
-    "model": "model",
-    "device": "device",
-    "node": "node",
-    "num_devices": "num_devices",
-    "sequence_tokens": "sequence_tokens",
-    "global_batch": "global_batch",
-    "micro_batch": "micro_batch",
-    "precision": "precision.compute",
-    "topology": "network.topology",
-    "backend": "network.backend",
-    "total_tokens": "total_tokens",
-    "framework": "framework",
-    "tp": "parallelism.tp",
-    "cp": "parallelism.cp",
-    "pp": "parallelism.pp",
-    "vpp": "parallelism.virtual_stages",
-    "ep": "parallelism.ep",
-    "zero": "sharding.zero",
-    "schedule": "schedule",
-    "recompute": "recompute.granularity",
-}
-"""Option -> path in a training job."""
-
-
 @click.command(cls=Verb, epilog="Options override the file.")
 @click.argument("job", required=False, type=click.Path(path_type=Path), metavar="[JOB.yaml]")
 @job_options
@@ -105,9 +80,10 @@ def command(
     """
     from windtunnel.cli.options import assignments
     from windtunnel.interop.chrome_trace import check_file
+    from windtunnel.spec.shorthand import JOB_PATHS
     from windtunnel.spec.training import job_of, resolve
 
-    given = {PATHS[name]: value for name, value in options.items() if value is not None}
+    given = {JOB_PATHS[name]: value for name, value in options.items() if value is not None}
     asked = job_of(job, given | assignments(settings))
     if search:
         _search(asked, as_json)
