@@ -56,6 +56,7 @@ job_options = all_of(
     option("--json", "as_json", section="General", is_flag=True, help="Print JSON."),
 )
 
+
 @click.command(cls=Verb, epilog="Options override the file.")
 @click.argument("job", required=False, type=click.Path(path_type=Path), metavar="[JOB.yaml]")
 @job_options
@@ -117,18 +118,15 @@ def command(
 
 
 def _search(job: "TrainingJob", as_json: bool) -> None:
-    """Print the fastest layouts of a job."""
-    from windtunnel.engine.layouts import best_layouts
-    from windtunnel.report.documents import as_text
-    from windtunnel.report.tables import show
-    from windtunnel.report.training import layouts_report
-    from windtunnel.report.training_document import layouts_document
+    """Print the best layouts of a job: `windtunnel search` with `vary: {layouts: all}`, and nothing kept."""
+    from windtunnel.cli.search import show_study
+    from windtunnel.search.optimize import HERE
+    from windtunnel.search.space import ALL, LAYOUTS, space_from
+    from windtunnel.search.store import Store
+    from windtunnel.spec.noun import encode
 
-    found = best_layouts(job)
-    if as_json:
-        click.echo(as_text(layouts_document(found)))
-    else:
-        show(*layouts_report(found))
+    space = space_from({**encode(job), "vary": {LAYOUTS: ALL}})
+    show_study(space, Store(None, lambda text: click.echo(f"warning: {text}", err=True)), HERE, 10, as_json)
 
 
 def _write_timeline(result: "TrainingResult", file: Path) -> None:

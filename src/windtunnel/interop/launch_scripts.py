@@ -1,6 +1,9 @@
-"""A deployment as something to run: a shell script, and manifests for Kubernetes."""
+"""A deployment as something to run: a shell script, manifests for Kubernetes, a Helm chart."""
 
+import re
 import shlex
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import yaml
@@ -44,56 +47,105 @@ def launch_script(scenario: Scenario, version: dict[str, str]) -> str:
     return "\n".join(lines) + "\n"
 
 
+Value = Callable[[str, str, Any], Any]
+"""Of a server's name, a setting's name and its value: what stands in the manifest."""
+
+
 def kubernetes_manifests(scenario: Scenario, version: dict[str, str]) -> str:
-    """A Deployment and a Service for each kind of replica, as YAML that `kubectl apply -f` and Helm charts take."""
+    """A Deployment and a Service for each kind of replica, as YAML that `kubectl apply -f` takes."""
+    return _text(_documents(scenario, version, lambda _server, _name, value: value))
+
+
+def helm_chart(scenario: Scenario, version: dict[str, str]) -> dict[str, str]:
+    """The same manifests as a Helm chart: path in its folder -> text. What a cluster changes is in `values.yaml`."""
+    values: dict[str, dict[str, Any]] = {}
+
+    def placeholder(server: str, name: str, value: Any) -> str:
+        key = re.sub(r"\W", "_", server)
+        values.setdefault(key, {})[name] = value
+        return f"{{{{ .Values.{key}.{name} | toJson }}}}"
+
+    template = _text(_documents(scenario, version, placeholder))
+    model = scenario.model.rsplit("/", 1)[-1]
+    chart = {
+        "apiVersion": "v2",
+        "name": _label(model, ""),
+        "version": "0.1.0",
+        "description": f"{scenario.model}, as windtunnel search found it",
+    }
+    return {
+        "Chart.yaml": _text([chart]),
+        "values.yaml": _text([values]),
+        # YAML would quote what begins with a brace; toJson writes the quotes that a value needs.
+        "templates/servers.yaml": re.sub(r"'(\{\{ \.Values\.[\w.]+ \| toJson \}\})'", r"\1", template),
+    }
+
+
+def _text(documents: list[dict[str, Any]]) -> str:
+    return yaml.safe_dump_all(documents, sort_keys=False, width=120)
+
+
+def _documents(scenario: Scenario, version: dict[str, str], value: Value) -> list[dict[str, Any]]:
     documents: list[dict[str, Any]] = []
     for name, role, deployment in _parts(scenario):
         engine, label = deployment.engine, {"app": _label(scenario.model, name)}
-        device = catalog.device(deployment.device)
-        count = deployment.parallelism.num_devices
-        words, port = list(_words(scenario, deployment)), PORTS[engine.name]
-        container: dict[str, Any] = {
-            "name": "server",
-            "image": IMAGES[engine.name].format(version=version[engine.name]),
-            "command": words,
-            "ports": [{"containerPort": port}],
-            "resources": {"limits": {RESOURCES.get(device.vendor.lower(), "nvidia.com/gpu"): count}},
-            "readinessProbe": {"httpGet": {"path": "/health", "port": port}, "periodSeconds": 10},
-            "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}],
-        }
-        volumes: list[dict[str, Any]] = [{"name": "shm", "emptyDir": {"medium": "Memory"}}]
-        if engine.name == "trtllm" and (content := _trtllm(scenario, deployment)):
-            config = {TRTLLM_FILE: yaml.safe_dump(content, sort_keys=False)}
-            documents.append(
-                {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": label["app"]}, "data": config}
-            )
-            container["workingDir"] = "/config"
-            container["volumeMounts"].append({"name": "config", "mountPath": "/config"})
-            volumes.append({"name": "config", "configMap": {"name": label["app"]}})
+        port = PORTS[engine.name]
         notes = {"annotations": {"windtunnel/role": REMARKS[role]}} if role in REMARKS else {}
-        template = {"metadata": {"labels": dict(label)}, "spec": {"containers": [container], "volumes": volumes}}
+        pod, config = _pod(scenario, version, deployment, partial(value, name))
+        if config is not None:
+            documents.append({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": label["app"]}, **config})
+            pod["volumes"].append({"name": "config", "configMap": {"name": label["app"]}})
         documents.append(
             {
                 "apiVersion": "apps/v1",
                 "kind": "Deployment",
                 "metadata": {"name": label["app"], **notes},
                 "spec": {
-                    "replicas": deployment.replicas,
+                    "replicas": value(name, "replicas", deployment.replicas),
                     "selector": {"matchLabels": dict(label)},
-                    "template": template,
+                    "template": {"metadata": {"labels": dict(label)}, "spec": pod},
                 },
             }
         )
-        ports = [{"port": port, "targetPort": port}]
         documents.append(
             {
                 "apiVersion": "v1",
                 "kind": "Service",
                 "metadata": {"name": label["app"]},
-                "spec": {"selector": dict(label), "ports": ports},
+                "spec": {"selector": dict(label), "ports": [{"port": port, "targetPort": port}]},
             }
         )
-    return yaml.safe_dump_all(documents, sort_keys=False, width=120)
+    return documents
+
+
+def _pod(
+    scenario: Scenario, version: dict[str, str], deployment: Deployment, value: Callable[[str, Any], Any]
+) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """The pod of one replica, and the data of the configuration map that it mounts, if it needs one."""
+    engine, port = deployment.engine, PORTS[deployment.engine.name]
+    vendor = catalog.device(deployment.device).vendor.lower()
+    devices = {RESOURCES.get(vendor, "nvidia.com/gpu"): deployment.parallelism.num_devices}
+    container: dict[str, Any] = {
+        "name": "server",
+        "image": value("image", IMAGES[engine.name].format(version=version[engine.name])),
+        "command": value("command", list(_words(scenario, deployment))),
+        "env": value("env", []),
+        "ports": [{"containerPort": port}],
+        "resources": {"limits": value("devices", devices)},
+        "readinessProbe": {"httpGet": {"path": "/health", "port": port}, "periodSeconds": 10},
+        "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}],
+    }
+    pod = {
+        "nodeSelector": value("nodeSelector", {}),
+        "containers": [container],
+        "volumes": [{"name": "shm", "emptyDir": {"medium": "Memory"}}],
+    }
+    content = _trtllm(scenario, deployment) if engine.name == "trtllm" else None
+    if not content:
+        return pod, None
+    container["workingDir"] = "/config"
+    container["volumeMounts"].append({"name": "config", "mountPath": "/config"})
+    return pod, {"data": {TRTLLM_FILE: value("config", yaml.safe_dump(content, sort_keys=False))}}
 
 
 def _parts(scenario: Scenario) -> list[tuple[str, str, Deployment]]:

@@ -9,28 +9,41 @@ from typing import Any
 
 import numpy as np
 
+from windtunnel.engine.training import TrainingResult
 from windtunnel.errors import WindtunnelError
-from windtunnel.interop.launch_scripts import kubernetes_manifests, launch_script
+from windtunnel.interop.launch_scripts import helm_chart, kubernetes_manifests, launch_script
+from windtunnel.interop.megatron_script import megatron_script
 from windtunnel.report.documents import as_text
 from windtunnel.report.html import Section, cards, page, paragraph, table
 from windtunnel.report.search import (
     FIGURE_TITLES,
+    JOB_FIGURES,
     SearchReport,
+    bound_text,
     figure_text,
+    figure_title,
     frontier_names,
+    frontier_title,
     limit_name,
     limit_text,
+    limits_text,
     mean_of,
+    nothing_holds_text,
     objective_text,
+    step_text,
     study_document,
+    worth_title,
 )
 from windtunnel.report.tables import number, percent
-from windtunnel.search.answers import frontier, label_of, scenario_of, sensitivity
+from windtunnel.search.answers import frontier, job_of, label_of, scenario_of, sensitivity
 from windtunnel.search.limits import limits_from
 from windtunnel.search.optimize import Found, Study
 from windtunnel.search.space import value_text
 from windtunnel.spec.engine_defaults import engine_defaults
 from windtunnel.spec.scenario import Scenario, pool_scenario, save
+from windtunnel.spec.training import TrainingJob
+from windtunnel.spec.training import resolve as resolve_job
+from windtunnel.spec.training import save as save_job
 
 MOST_DRAWN = 20_000
 """Points of the interactive figure; the best ones where there are more."""
@@ -51,6 +64,16 @@ DRAWN_FIGURES = (
     "e2e_p90",
     "busy_fraction",
     "kv_peak_fraction",
+    "step_s",
+    "tokens_per_s_per_device",
+    "tokens_per_usd",
+    "mfu",
+    "bubble_fraction",
+    "exposed_fraction",
+    "memory_fraction",
+    "run_s",
+    "run_usd",
+    "token_j",
 )
 
 _PLOT = Path(__file__).with_name("search_plot.js")
@@ -70,7 +93,6 @@ def search_page(report: SearchReport) -> str:
     """The page."""
     study = report.study
     space = study.space
-    limits = limits_from(space.limits)
     sections = []
     for at, found in enumerate(study.found):
         name = f"{found.workload}: " if found.workload is not None else ""
@@ -86,15 +108,16 @@ def search_page(report: SearchReport) -> str:
         shares = [(name, *map(percent, row)) for name, row in zip(names, report.misconfiguration, strict=True)]
         body = table(("best for", *(f"under {name}" for name in names)), shares)
         sections.append(Section("What the best point of one workload is worth under another", body))
-    held = "; ".join(limit.title for limit in limits) or "none but a queue that does not grow"
-    lead = f"{space.num_points:,} points. Limits: {held}. Sought: {objective_text(space.objective)}."
-    return page(f"Search: {space.scenario.get('model', '')}", lead, sections, _PLOT.read_text(encoding="utf-8"))
+    lead = f"{space.num_points:,} points. Limits: {limits_text(space)}. Sought: {objective_text(space.objective)}."
+    return page(f"Search: {space.model}", lead, sections, _PLOT.read_text(encoding="utf-8"))
 
 
 def _best(report: SearchReport, at: int, found: Found) -> str:
     study = report.study
     if not found.ranking:
-        return paragraph("No point holds the limits at any load.")
+        return paragraph(nothing_holds_text(study.space))
+    if study.space.is_training:
+        return _best_jobs(report, found)
     titles = [FIGURE_TITLES.get(name, f"{name.replace('_', ' ')} [s]") for name in SHOWN_FIGURES]
     heads = ("point", "load", *titles, "limited by")
     rows = []
@@ -113,11 +136,33 @@ def _best(report: SearchReport, at: int, found: Found) -> str:
     facts = [
         (number(best.load), "requests/s sustained"),
         *((figure_text(best, name), FIGURE_TITLES[name]) for name in ("requests_per_usd", "usd_per_hour")),
-        (result.summary.bound_by.replace("_", " "), "bounds the best point"),
+        (bound_text(result), "bounds the best point"),
     ]
     remark = limit_text(best.limited_by, limits_from(study.space.limits))
     remark = f"Of the first: {remark}. Figures are means over the streams of requests that a point met."
     return cards([fact for fact in facts if fact[0]]) + paragraph(remark) + table(heads, rows)
+
+
+def _best_jobs(report: SearchReport, found: Found) -> str:
+    study = report.study
+    names = [name for name in JOB_FIGURES if name in found.evaluations[found.ranking[0]].figures]
+    rows = [
+        (study.point(index).title, *(figure_text(found.evaluations[index], name) for name in names))
+        for index in found.ranking[: report.top]
+    ]
+    best = found.evaluations[found.ranking[0]]
+    shown = ("step_s", "tokens_per_s_per_device", "mfu", "memory_fraction")
+    facts = [(figure_text(best, name), figure_title(name)) for name in shown]
+    why = [
+        (str(rank), step_text(result))
+        for rank, (_, result) in enumerate(report.why[0], start=1)
+        if isinstance(result, TrainingResult)
+    ]
+    return (
+        cards(facts)
+        + table(("point", *map(figure_title, names)), rows)
+        + table(("rank", "a step goes to"), why, left=2)
+    )
 
 
 def _plot(study: Study, found: Found) -> str:
@@ -126,7 +171,7 @@ def _plot(study: Study, found: Found) -> str:
     figures = [name for name in DRAWN_FIGURES if any(name in found.evaluations[index].figures for index in indices)]
     names = list(study.space.vary) or ["scenario"]
     points = [study.point(index).choice for index in indices]
-    x, y = reversed(frontier_names(found))
+    x, y = reversed(frontier_names(study.space, found))
     data = {
         "figures": figures,
         "names": [name.rpartition(".")[2] for name in names],
@@ -152,12 +197,12 @@ def _rounded(value: float | None) -> float | None:
 
 
 def _frontier(study: Study, found: Found) -> str:
-    names = frontier_names(found)
+    names = frontier_names(study.space, found)
     rows = [
         (study.point(index).title, *(figure_text(found.evaluations[index], name) for name in names))
         for index in frontier(found, names)
     ]
-    return table(("frontier", *(FIGURE_TITLES[name] for name in names)), rows)
+    return table((frontier_title(study.space), *map(figure_title, names)), rows)
 
 
 def _effects(study: Study, found: Found) -> str:
@@ -165,7 +210,7 @@ def _effects(study: Study, found: Found) -> str:
     for name, shares in sensitivity(study.space, found).items():
         for value, share in shares.items():
             rows.append((name.rpartition(".")[2], value, percent(share) if share else "none holds the limits"))
-    lead = paragraph("The best point with each value, as a share of the best of all.")
+    lead = paragraph(f"{worth_title(study.space)}.")
     return lead + table(("setting", "value", "worth"), rows, left=2)
 
 
@@ -186,11 +231,15 @@ def write_study(report: SearchReport, folder: Path) -> None:
             (draft / "search.json").write_text(as_text(study_document(report)) + "\n", encoding="utf-8")
             (draft / "search.html").write_text(search_page(report), encoding="utf-8")
             for found in study.found:
-                if found.ranking:
+                if found.ranking and study.space.is_training:
+                    _write_job(job_of(study, found.ranking[0]), draft)
+                elif found.ranking:
                     _write_winner(scenario_of(study, found, found.ranking[0]), draft, found.workload)
             folder.mkdir(exist_ok=True)
-            for file in sorted(draft.iterdir()):
-                file.replace(folder / file.name)
+            for file in sorted(file for file in draft.rglob("*") if file.is_file()):
+                target = folder / file.relative_to(draft)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                file.replace(target)
     except OSError as error:
         raise WindtunnelError(f"the search cannot be written to {folder}: {error.strerror or error}") from None
 
@@ -203,6 +252,16 @@ def _write_winner(scenario: Scenario, folder: Path, workload: str | None) -> Non
     save(scenario, folder / f"{prefix}scenario.yaml")
     (folder / f"{prefix}launch.sh").write_text(launch_script(scenario, versions), encoding="utf-8")
     (folder / f"{prefix}kubernetes.yaml").write_text(kubernetes_manifests(scenario, versions), encoding="utf-8")
+    for path, text in helm_chart(scenario, versions).items():
+        file = folder / f"{prefix}chart" / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+
+
+def _write_job(job: TrainingJob, folder: Path) -> None:
+    save_job(job, folder / "job.yaml")
+    if job.framework == "megatron":
+        (folder / "launch.sh").write_text(megatron_script(resolve_job(job)), encoding="utf-8")
 
 
 def _write_points(study: Study, path: Path) -> None:

@@ -44,7 +44,7 @@ function drawSearch(root, data) {
       high = Math.max(high, data.values[index][at]);
     }
     const margin = 0.04 * (high - low || Math.abs(high) || 1);
-    return [low - margin, high + margin];
+    return [low < 0 ? low - margin : Math.max(low - margin, 0), high + margin];
   }
 
   function axes(x, y, across, up, toX, toY) {

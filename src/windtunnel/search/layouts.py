@@ -13,18 +13,12 @@ from windtunnel.spec.training import CHUNKED_SCHEDULES, V_SCHEDULES, TrainingJob
 
 MICRO_BATCHES = (1, 2, 4)
 VIRTUAL_STAGES = (1, 2, 3, 4, 5, 6, 8)
-MOST_STAGES, MOST_CONTEXT = 64, 8
+MOST_STAGES, MOST_CONTEXT, MOST_RANKS = 64, 8, 1024
 LONG_SEQUENCE_TOKENS = 8192
 """From here on sequences are split among devices too."""
-RECOMPUTE = {
-    "none": {"recompute.granularity": "none"},
-    # What selective recomputation drops in a search: much memory for little time.
-    "selective": {
-        "recompute.granularity": "selective",
-        "recompute.modules": ["core_attention", "norms", "activation"],
-    },
-    "full": {"recompute.granularity": "full"},
-}
+CHEAP_MODULES = ("core_attention", "norms", "activation")
+"""What selective recomputation drops in a search: much memory for little time. Megatron-Core drops the activation of
+experts only."""
 FOLLOWING = ("dp", "experts_dp", "experts_tp", "layers_per_stage")
 """Of a job's parallelism: what follows from the degrees that are varied."""
 
@@ -42,15 +36,14 @@ def vary_layouts(raw: dict[str, Any], varied: dict[str, Any], source: str) -> di
         InputError: the job is wrong, or says nothing of the number of devices.
     """
     job = _with_first_values(raw, varied, source)
-    counts = [n for n in varied.get("num_devices", ()) if isinstance(n, int)] or [job.num_devices]
-    if counts[0] is None:
+    if job.num_devices is None:
         raise InputError("a search over layouts needs num_devices", "give the number of devices in all")
-    most = max(n for n in counts if n is not None)
+    counts = [n for n in varied.get("num_devices", ()) if isinstance(n, int)] or [job.num_devices]
     for name in FOLLOWING:
         raw.get("parallelism", {}).pop(name, None)
     raw.pop("num_microbatches", None)
     model, _, node = look_up(job)
-    divisors = [n for n in range(1, min(most, 1024) + 1) if any(count and count % n == 0 for count in counts)]
+    divisors = [n for n in range(1, min(max(counts), MOST_RANKS) + 1) if any(count % n == 0 for count in counts)]
     long = job.sequence_tokens >= LONG_SEQUENCE_TOKENS
     chunked = job.schedule in (None, *CHUNKED_SCHEDULES)
     values: dict[str, Any] = {
@@ -60,7 +53,7 @@ def vary_layouts(raw: dict[str, Any], varied: dict[str, Any], source: str) -> di
         "vpp": [n for n in VIRTUAL_STAGES if 2 * n <= model.num_layers] if chunked else [1],
         "ep": [n for n in divisors if _divides_experts(model, n)],
         "micro_batch": [n for n in MICRO_BATCHES if job.global_batch % n == 0],
-        "recompute": RECOMPUTE,
+        "recompute": _recompute(job, model),
     }
     found = dict(varied)
     for name, some in values.items():
@@ -80,6 +73,17 @@ def _with_first_values(raw: dict[str, Any], varied: dict[str, Any], source: str)
     return decode(filled, TrainingJob, source)
 
 
+def _recompute(job: TrainingJob, model: ModelSpec) -> dict[str, dict[str, Any]]:
+    has_experts = any(isinstance(group.feed_forward, ExpertsFeedForward) for group in model.layers)
+    can_drop_activation = has_experts or job.framework != "megatron"
+    modules = [name for name in CHEAP_MODULES if name != "activation" or can_drop_activation]
+    return {
+        "none": {"recompute.granularity": "none"},
+        "selective": {"recompute.granularity": "selective", "recompute.modules": modules},
+        "full": {"recompute.granularity": "full"},
+    }
+
+
 def _divides_heads(model: ModelSpec, tp: int) -> bool:
     return all(getattr(group.attention, "num_heads", tp) % tp == 0 for group in model.layers)
 
@@ -89,7 +93,7 @@ def _divides_experts(model: ModelSpec, ep: int) -> bool:
     counts = [
         group.feed_forward.num_experts for group in model.layers if isinstance(group.feed_forward, ExpertsFeedForward)
     ]
-    return ep == 1 or bool(counts) and all(count % ep == 0 for count in counts)
+    return ep == 1 or (bool(counts) and all(count % ep == 0 for count in counts))
 
 
 def with_uneven_stages(job: TrainingJob, model: ModelSpec) -> TrainingJob:

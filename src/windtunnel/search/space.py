@@ -55,7 +55,7 @@ SHORT_PATHS = {
 ONLY_OF_JOBS = {"sequence_tokens", "global_batch"}
 """Keys that every training job has and no scenario."""
 ONLY_OF_DEPLOYMENTS = ("workloads", "load", "finalists", "finalist_seeds")
-"""What a space of training jobs cannot have: a step meets no requests, and there is no chance in it."""
+"""What a space of training jobs does not vary: a step meets no requests, and there is no chance in it."""
 LAYOUTS, ALL = "layouts", "all"
 """`vary: {layouts: all}`: every way to spread a training job over its devices."""
 
@@ -212,7 +212,7 @@ def _of_jobs(own: dict[str, Any], shared: dict[str, Any], source: str) -> dict[s
         InputError: a key that only a space of deployments has.
     """
     for name in ONLY_OF_DEPLOYMENTS:
-        if name in own:
+        if own.get(name) not in (None, 1):
             raise InputError(
                 f"{source}: $.{name} is for deployments; a training step meets no requests", f"leave {name} out"
             )

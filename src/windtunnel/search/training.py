@@ -13,7 +13,7 @@ from windtunnel.engine.training_intervals import step_interval
 from windtunnel.errors import InputError, did_you_mean
 from windtunnel.estimate.training import TrainingPricer
 from windtunnel.metrics.summary import SECONDS_PER_HOUR
-from windtunnel.search.evaluate import Evaluation, Neighbours, Question, Takes, check_budget, code_digest
+from windtunnel.search.evaluate import Evaluation, Takes, check_budget, code_digest
 from windtunnel.search.files import files_digest
 from windtunnel.search.layouts import with_uneven_stages
 from windtunnel.search.space import Space, point_at
@@ -51,7 +51,10 @@ MEMORY = "memory"
 
 @dataclass(frozen=True, eq=False)
 class TrainingEvaluator:
-    """Evaluates the points of a space of training jobs; keeps what they share: names looked up, prices."""
+    """Evaluates the points of a space of training jobs; keeps what they share: names looked up, prices.
+
+    Its methods take what `Evaluator`'s do; of workloads, questions and neighbours nothing depends here.
+    """
 
     space: Space
     names: dict[Any, tuple[ModelSpec, Device, Node]] = field(default_factory=dict)
@@ -69,19 +72,19 @@ class TrainingEvaluator:
         job = decode(raw, TrainingJob, "")
         return with_uneven_stages(job, self._names(job)[0])
 
-    def check(self, index: int, workload: str | None) -> None:
+    def check(self, index: int, *_: object) -> None:
         """Raise InputError where the point cannot be."""
         self._setup(index)
 
-    def num_requests(self, workload: str | None) -> int:
+    def num_requests(self, *_: object) -> int:
         """A job has no stream of requests to take the first ones of."""
         raise InputError("a training step has no requests to begin with: halving needs them", "take exhaustive or tpe")
 
-    def family(self, index: int) -> bytes:
+    def family(self, *_: object) -> bytes:
         """All points share what is kept."""
         return b""
 
-    def key(self, index: int, workload: str | None, question: Question) -> str:
+    def key(self, index: int, *_: object) -> str:
         """What decides a point's answer, digested: the job with its framework's defaults, what its names mean and the
         files that it names, the limits, and the code.
 
@@ -93,10 +96,8 @@ class TrainingEvaluator:
         parts = (code_digest(), plain, files_digest(msgspec.to_builtins(setup.job.network)))
         return hashlib.sha256(b"\0".join(parts)).hexdigest()
 
-    def evaluate(
-        self, index: int, workload: str | None, question: Question, neighbours: Neighbours | None = None
-    ) -> Evaluation:
-        """The answer of one point, refusal included; of the arguments besides `index` none matters."""
+    def evaluate(self, index: int, *_: object) -> Evaluation:
+        """The answer of one point, refusal included."""
         try:
             setup = self._setup(index)
             result = simulate_with(setup, self._prices(setup))

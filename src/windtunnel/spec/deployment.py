@@ -510,6 +510,15 @@ class Deployment(Noun):
         return self.most_replicas * self.parallelism.num_devices
 
     @property
+    def fewest_replicas(self) -> int:
+        """That are wanted at any time."""
+        if isinstance(self.autoscaling, TargetScaling):
+            return min(self.replicas, self.autoscaling.min_replicas)
+        if isinstance(self.autoscaling, ScheduledScaling):
+            return min(self.replicas, *(change.replicas for change in self.autoscaling.changes))
+        return self.replicas
+
+    @property
     def most_replicas(self) -> int:
         """That there are at any time."""
         if isinstance(self.autoscaling, TargetScaling):
