@@ -203,7 +203,7 @@ def test_the_chart_says_what_the_manifests_say(engine: str) -> None:
             {
                 "model": "llama-3.1-8b",
                 "deployment": {"device": "h100_sxm", "engine": {"name": engine, "max_num_seqs": 64}, **deployment},
-                "workload": {"arrivals": {"type": "static", "rate_per_s": 1}, "input_tokens": 9, "output_tokens": 9},
+                "workload": {"arrivals": {"type": "burst"}, "input_tokens": 8, "output_tokens": 8, "num_requests": 1},
             }
         )
         version = {engine: "1.0"}

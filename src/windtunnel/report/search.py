@@ -123,7 +123,6 @@ def top_table(study: Study, found: Found, top: int) -> RenderableType:
         "",
         load_title(study),
         "at least",
-        "beats next",
         *(FIGURE_TITLES[name] for name in figure_names(study)),
         *map(limit_name, metric),
         "limit",
@@ -133,13 +132,11 @@ def top_table(study: Study, found: Found, top: int) -> RenderableType:
         one = found.evaluations[index]
         runs = found.seeds.get(index, [one])
         bound, mean = lower_bound([run.load for run in runs]), mean_of(runs)
-        sure = confidence(found, study.space.objective, rank - 1)
         rows.append(
             [
                 str(rank),
                 number(mean.load),
                 "" if bound is None else number(max(bound, 0.0)),
-                "" if sure is None else percent(sure),
                 *(figure_text(mean, name) for name in figure_names(study)),
                 *(format_seconds(mean.figures[name]) if name in mean.figures else "" for name in metric),
                 limit_name(one.limited_by),
@@ -237,10 +234,11 @@ def load_title(study: Study) -> str:
 
 
 def figure_names(study: Study) -> list[str]:
-    """The figures that a table shows: money, devices, and what is sought."""
-    names = ["devices", "usd_per_hour", "requests_per_usd"]
+    """The figures that a table shows: devices, money, and what is sought."""
+    names = ["devices", "usd_per_hour"]
     objective = study.space.objective
-    return names if objective in names or objective not in FIGURE_TITLES else [*names, objective]
+    shown = objective if objective in FIGURE_TITLES else "requests_per_usd"
+    return names if shown in names else [*names, shown]
 
 
 def latency_names(study: Study) -> list[str]:
@@ -295,7 +293,10 @@ def _sureness_parts(study: Study, found: Found) -> list[RenderableType]:
         return ["", "One stream of requests: nothing is said of chance (finalist_seeds: 5 would)."] if runs < 2 else []
     first, second = (study.point(index).title for index in found.ranking[:2])
     text = f"{first} beats {second} with {percent(sure)} confidence" if sure > 0.5 else f"{second} may be as good"
-    return ["", f"Of {runs} streams of requests, the same for all; bounds at {percent(CONFIDENCE)}. {text}."]
+    text = f"Of {runs} streams of requests, the same for all; bounds at {percent(CONFIDENCE)}. {text}."
+    others = [confidence(found, study.space.objective, rank) for rank in range(1, len(found.seeds) - 1)]
+    known = [f"{rank} {percent(one)}" for rank, one in enumerate(others, start=2) if one is not None]
+    return ["", text, *([f"Confidence of the others that they beat the next: {', '.join(known)}."] if known else [])]
 
 
 def _why_parts(results: Sequence[tuple[int, Result | TrainingResult]]) -> list[RenderableType]:

@@ -275,7 +275,8 @@ class Pool(Noun):
     parallelism: Parallelism | None = None
     replicas: int = 1
     engine: EngineSettings = EngineSettings()
-    """Settings that differ from the deployment's, one by one."""
+    """Settings that differ from the deployment's, one by one. The engine is the deployment's unless this names another;
+    `vllm` is the name that stands here where none is given, and means the deployment's."""
     price_usd_per_hour: float | None = None
 
     def __post_init__(self) -> None:
