@@ -10,7 +10,7 @@ import yaml
 
 from windtunnel.interop.launch_commands import trtllm_file, write_launch_command
 from windtunnel.spec import catalog
-from windtunnel.spec.deployment import Deployment, EngineSettings
+from windtunnel.spec.deployment import Deployment
 from windtunnel.spec.scenario import Scenario, pool_scenario
 
 IMAGES = {
@@ -19,6 +19,8 @@ IMAGES = {
     "trtllm": "nvcr.io/nvidia/tensorrt-llm/release:{version}",
 }
 PORTS = {"vllm": 8000, "sglang": 30000, "trtllm": 8000}
+LISTENING = {"sglang": ("--host", "0.0.0.0"), "trtllm": ("--host", "0.0.0.0")}
+"""Engines that answer their own machine only, unless they are told otherwise."""
 RESOURCES = {"nvidia": "nvidia.com/gpu", "amd": "amd.com/gpu", "intel": "habana.ai/gaudi", "google": "google.com/tpu"}
 TRTLLM_FILE = "trtllm.yaml"
 REMARKS = {
@@ -43,7 +45,7 @@ def launch_script(scenario: Scenario, version: dict[str, str]) -> str:
         lines += [f"# {REMARKS[role]}"] if role in REMARKS else []
         if engine.name == "trtllm" and (content := _trtllm(scenario, deployment)):
             lines += [f"cat > {TRTLLM_FILE} <<'END'", yaml.safe_dump(content, sort_keys=False).rstrip(), "END"]
-        lines += [shlex.join(_words(scenario, deployment)), *_unsaid(engine)]
+        lines += [shlex.join(_words(scenario, deployment)), *(f"# {text}" for text in _unsaid(scenario, deployment))]
     return "\n".join(lines) + "\n"
 
 
@@ -90,7 +92,8 @@ def _documents(scenario: Scenario, version: dict[str, str], value: Value) -> lis
     for name, role, deployment in _parts(scenario):
         engine, label = deployment.engine, {"app": _label(scenario.model, name)}
         port = PORTS[engine.name]
-        notes = {"annotations": {"windtunnel/role": REMARKS[role]}} if role in REMARKS else {}
+        remarks = [*([REMARKS[role]] if role in REMARKS else []), *_unsaid(scenario, deployment)]
+        notes = {"annotations": {"windtunnel/to-do": "; ".join(remarks)}} if remarks else {}
         pod, config = _pod(scenario, version, deployment, partial(value, name))
         if config is not None:
             documents.append({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": label["app"]}, **config})
@@ -128,7 +131,7 @@ def _pod(
     container: dict[str, Any] = {
         "name": "server",
         "image": value("image", IMAGES[engine.name].format(version=version[engine.name])),
-        "command": value("command", list(_words(scenario, deployment))),
+        "command": value("command", [*_words(scenario, deployment), *LISTENING.get(engine.name, ())]),
         "env": value("env", []),
         "ports": [{"containerPort": port}],
         "resources": {"limits": value("devices", devices)},
@@ -175,12 +178,19 @@ def _trtllm(scenario: Scenario, deployment: Deployment) -> dict[str, Any]:
     return trtllm_file(deployment.engine, deployment.parallelism, _formats(scenario)[1])
 
 
-def _unsaid(engine: EngineSettings) -> list[str]:
-    """Comments on settings that no option of the command says."""
-    if engine.speculative is None:
-        return []
-    drafts = engine.speculative
-    return [f"# add speculative decoding: {drafts.method}, {drafts.num_draft_tokens} draft tokens a step"]
+def _unsaid(scenario: Scenario, deployment: Deployment) -> list[str]:
+    """What no option of the command says, and a reader must do."""
+    engine, found = deployment.engine, []
+    weights = _formats(scenario)[0]
+    if weights is not None and "--quantization" not in _words(scenario, deployment):
+        found.append(f"name a checkpoint with {weights} weights: the engine does not make one of {scenario.model}")
+    if engine.speculative is not None:
+        drafts = engine.speculative
+        found.append(f"add speculative decoding: {drafts.method}, {drafts.num_draft_tokens} draft tokens a step")
+    node = catalog.node(deployment.node) if deployment.node else catalog.default_node(catalog.device(deployment.device))
+    if deployment.parallelism.num_devices > node.num_devices:
+        found.append(f"a replica takes more than one node of {node.num_devices} devices: start it on each of them")
+    return found
 
 
 def _label(model: str, name: str) -> str:

@@ -26,7 +26,7 @@ from windtunnel.units import format_bytes, format_seconds
 
 FRONTIER = ("requests_per_usd", "output_tokens_per_s_per_user")
 FRONTIER_WITHOUT_PRICES = ("output_tokens_per_s_per_device", "output_tokens_per_s_per_user")
-FRONTIER_OF_JOBS = ("tokens_per_s_per_device", "memory_bytes")
+FRONTIER_OF_JOBS = ("tokens_per_s_per_device", "memory_fraction")
 FRONTIER_OVER_DEVICES = ("tokens_per_s_per_device", "step_s")
 """Of jobs with different numbers of devices: more of them make a step shorter and each of them worth less."""
 SHOWN_REFUSALS, SHOWN_FRONTIER = 6, 10

@@ -36,8 +36,9 @@ from windtunnel.report.search import (
 )
 from windtunnel.report.tables import number, percent
 from windtunnel.search.answers import frontier, job_of, label_of, scenario_of, sensitivity
-from windtunnel.search.limits import limits_from
+from windtunnel.search.limits import METRICS, limits_from
 from windtunnel.search.optimize import Found, Study
+from windtunnel.search.scores import is_more_better
 from windtunnel.search.space import value_text
 from windtunnel.spec.engine_defaults import engine_defaults
 from windtunnel.spec.scenario import Scenario, pool_scenario, save
@@ -173,23 +174,34 @@ def _plot(study: Study, found: Found) -> str:
     points = [study.point(index).choice for index in indices]
     x, y = reversed(frontier_names(study.space, found))
     data = {
-        "figures": figures,
+        "figures": [plot_title(name) for name in figures],
+        "more": [is_more_better(name) for name in figures],
         "names": [name.rpartition(".")[2] for name in names],
         "choices": [[value_text(choice.get(name, "")) for name in names] for choice in points],
         "values": [[_rounded(found.evaluations[index].figures.get(name)) for name in figures] for index in indices],
-        "x": x,
-        "y": y,
+        "x": plot_title(x),
+        "y": plot_title(y),
     }
+    streams = "" if study.space.is_training else " Figures are of the first stream of requests, which every point met."
     text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
     return (
         '<div class="search"><p><label>across <select class="across"></select></label> '
         '<label>up <select class="up"></select></label> <label>colour <select class="colour"></select></label></p>'
-        '<p class="filters"></p><canvas class="plot" width="900" height="460" style="max-width:100%"></canvas>'
-        '<p class="legend"></p><p class="lead tip">point at a deployment</p>'
+        '<p class="filters"></p><canvas class="plot"></canvas>'
+        '<p class="legend"></p><p class="lead tip">point at a dot</p>'
         f'<script type="application/json" class="points">{text}</script></div>'
-        + paragraph("The large dot is the best point; the dashed line is the frontier of the two axes.")
+        + paragraph(f"The large dot is the best point; the dashed line is the frontier of the two axes.{streams}")
         + _frontier(study, found)
     )
+
+
+def plot_title(name: str) -> str:
+    """A figure as an axis calls it."""
+    metric, _, statistic = name.partition("_")
+    if metric in METRICS:
+        return f"{METRICS[metric]} {statistic} [s]"
+    title = figure_title(name)
+    return f"{title} [s]" if name.endswith("_s") and not name.endswith("_per_s") else title
 
 
 def _rounded(value: float | None) -> float | None:
