@@ -10,7 +10,7 @@ from rich.console import RenderableType
 
 from windtunnel.engine.serving import Result
 from windtunnel.engine.training import TrainingResult
-from windtunnel.report.tables import columns, duration, grid, number, percent, title
+from windtunnel.report.tables import columns, counted, duration, grid, number, percent, title
 from windtunnel.report.version import version
 from windtunnel.search.answers import Fleet, best_by_objective, confidence, frontier, sensitivity
 from windtunnel.search.confidence import CONFIDENCE, lower_bound
@@ -405,11 +405,11 @@ def _misconfiguration_parts(report: SearchReport) -> list[RenderableType]:
 
 
 def _count_text(count: Count, is_training: bool) -> str:
-    known = f"; {count.num_known:,} answers were known" if count.num_known else ""
+    known = f"; {counted(count.num_known, 'answer was', 'answers were')} known" if count.num_known else ""
     if is_training:
-        return f"{count.num_runs:,} steps simulated{known}"
-    alike = f"; {count.num_alike:,} points found to serve as a neighbour does" if count.num_alike else ""
-    return f"{count.num_runs:,} runs of {count.num_requests:,} requests in all{alike}{known}"
+        return f"{counted(count.num_runs, 'step')} simulated{known}"
+    alike = f"; {counted(count.num_alike, 'point')} found to serve as a neighbour does" if count.num_alike else ""
+    return f"{counted(count.num_runs, 'run')} of {counted(count.num_requests, 'request')} in all{alike}{known}"
 
 
 def study_document(report: SearchReport) -> dict[str, Any]:

@@ -137,6 +137,7 @@ class Evaluator:
     bench: Bench = field(default_factory=Bench)
     streams: dict[Any, Stream] = field(default_factory=dict)
     families: dict[Any, Deployed | InputError] = field(default_factory=dict)
+    knobs: dict[bytes, EngineSettings] = field(default_factory=dict)
     digests: dict[Any, bytes] = field(default_factory=dict)
 
     def deployed(self, point: Point, workload: str | None = None) -> Deployed:
@@ -149,13 +150,20 @@ class Evaluator:
         knobs = {name: value for name, value in point.knobs.items() if value is not None}
         if family.setup is None or not knobs:
             return family
-        asked = decode({"engine": knobs}, _Knobs, "deployment").engine
+        asked = self._asked(knobs)
         given = with_settings(family.scenario.deployment.engine, asked)
         deployment = msgspec.structs.replace(family.scenario.deployment, engine=given)
         scenario = msgspec.structs.replace(family.scenario, deployment=deployment)
         return replace(
             family, scenario=scenario, setup=replace(family.setup, engine=with_settings(family.setup.engine, asked))
         )
+
+    def _asked(self, knobs: dict[str, Any]) -> EngineSettings:
+        """Knobs as settings; every family has the same ones."""
+        key = msgspec.json.encode(knobs)
+        if key not in self.knobs:
+            self.knobs[key] = decode({"engine": knobs}, _Knobs, "deployment").engine
+        return self.knobs[key]
 
     def _family(self, point: Point, workload: str | None) -> Deployed:
         key = (workload, msgspec.json.encode(point.others))
