@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from windtunnel.search.bench import Bench
-from windtunnel.search.capacity import TOLERANCE, capacity, served_at_once
+from windtunnel.search.capacity import CHECKS, TOLERANCE, capacity, served_at_once
 from windtunnel.search.executors import ExecutorName
 from windtunnel.search.limits import parse_limits
 from windtunnel.search.load import stream_of
@@ -95,7 +95,10 @@ def strategies(whole: Study) -> None:
 
 
 def scan() -> None:
-    """The capacity that bisection finds against the greatest load of a fine scan up to which every load passes."""
+    """The capacity that bisection finds against the greatest load of a fine scan up to which every load passes.
+
+    The load next to the answer, at which it was seen to fail, is one of the scan's: it may lie between two others.
+    """
     bench, limits = Bench(), parse_limits("ttft_p90=1s,tpot_p99=50ms")
     worst, runs, scanned = 0.0, 0, 0
     for case in SCANNED:
@@ -109,13 +112,15 @@ def scan() -> None:
         scenario = scenario_at(base, settings)
         stream = stream_of(scenario.workload, 0)
         server = bench.server(scenario, stream.unit)
-        found = capacity(server, stream, limits, TOLERANCE)
+        found = capacity(server, stream, limits, TOLERANCE, checks=CHECKS)
         runs += found.num_runs
         load = 0.2 * found.load or 0.01 * served_at_once(server, stream)
         last = 0.0
         while probe(server, stream, load, limits).passes:
             last, load = load, load * (1 + SCAN_STEP)
             scanned += 1
+            if last < next_to(found.load) <= load and not probe(server, stream, next_to(found.load), limits).passes:
+                break
         # A passing load may lie beyond one that fails by chance; the scan also looks there.
         beyond = [load * (1 + SCAN_STEP) ** step for step in range(1, 60)]
         passing = [one for one in beyond if probe(server, stream, one, limits).passes]
@@ -125,6 +130,11 @@ def scan() -> None:
         islands = f"; passes again up to {max(passing):.3f}" if passing else ""
         print(f"  {case}: {found.load:.3f}, scan {last:.3f} ({off:+.2%}){islands}")
     print(f"capacity of {len(SCANNED)} deployments: off by {worst:.2%} at most; {runs} runs, the scan {scanned:,}")
+
+
+def next_to(load: float) -> float:
+    """The next load of the grid."""
+    return load * (1 + TOLERANCE)
 
 
 def workers() -> None:

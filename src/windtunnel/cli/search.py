@@ -18,7 +18,12 @@ if TYPE_CHECKING:
 _WHAT, _WHERE, _RESULT = "What is sought", "Where it runs", "Result"
 
 search_options = all_of(
-    option("--slo", section=_WHAT, metavar="LIMITS", help="ttft_p90=2s,tpot_p99=50ms; in place of the file's."),
+    option(
+        "--slo",
+        section=_WHAT,
+        metavar="LIMITS",
+        help="ttft_p90=2s,tpot_p99=50ms; of a job run=30d.  [the file's]",
+    ),
     option("--objective", section=_WHAT, metavar="NAME", help="requests_per_usd, output_tokens_per_s_per_device, ..."),
     option("--strategy", section=_WHAT, metavar="NAME", help="exhaustive, halving or tpe.  [the file's]"),
     option("--load", section=_WHAT, type=float, metavar="X", help="Show how many copies take X requests a second."),
@@ -159,7 +164,7 @@ def _searched(space: "Space", store: "Store", means: "Means", top: int, load: fl
 
 def _space(file: Path | None, resume: bool, store: "Store", options: dict[str, Any]) -> "Space":
     """The space of the command line: a file's with the options over it, or the one that was interrupted."""
-    from windtunnel.search.limits import parse_limits
+    from windtunnel.search.limits import named_values
     from windtunnel.search.space import load_space, space_of_text
 
     if resume:
@@ -177,7 +182,7 @@ def _space(file: Path | None, resume: bool, store: "Store", options: dict[str, A
     names = {"objective": "objective", "strategy": "strategy", "seeds": "finalist_seeds"}
     overrides |= {names[name]: options[name] for name in names if options[name] is not None}
     if options["slo"] is not None:
-        overrides["limits"] = {limit.name: limit.most_s for limit in parse_limits(options["slo"])}
+        overrides["limits"] = named_values(options["slo"])
     return load_space(file, overrides)
 
 

@@ -284,7 +284,8 @@ class Evaluator:
         if requests not in self.digests:
             stream = self.stream(deployed.scenario, question.seed, question.num_requests)
             self.digests[requests] = stream_digest(stream)
-        plain = msgspec.json.encode((deployment, engine, self.space.limits, self.space.load, question))
+        limits = [(limit.name, limit.most_s) for limit in limits_from(self.space.limits)]
+        plain = msgspec.json.encode((deployment, engine, limits, self.space.load, question))
         parts = (code_digest(), self.digests[names], self.digests[requests], plain)
         return hashlib.sha256(b"\0".join(parts)).hexdigest()
 

@@ -92,7 +92,7 @@ class TrainingEvaluator:
             InputError: the point cannot be.
         """
         setup = self._setup(index)
-        plain = msgspec.json.encode((setup.job, self.space.limits))
+        plain = msgspec.json.encode((setup.job, job_limits(self.space.limits)))
         parts = (code_digest(), plain, files_digest(msgspec.to_builtins(setup.job.network)))
         return hashlib.sha256(b"\0".join(parts)).hexdigest()
 
