@@ -176,6 +176,12 @@ function drawSearch(root, data) {
   window.addEventListener("resize", draw);
   draw();
 }
-for (const root of document.querySelectorAll(".search")) {
-  drawSearch(root, JSON.parse(root.querySelector(".points").textContent));
+function drawSearches() {
+  for (const root of document.querySelectorAll(".search")) {
+    if (!root.dataset.drawn) drawSearch(root, JSON.parse(root.querySelector(".points").textContent));
+    root.dataset.drawn = "1";
+  }
 }
+drawSearches();
+// The dashboard shows new points in place.
+document.addEventListener("main-shown", drawSearches);

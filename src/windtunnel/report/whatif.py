@@ -86,7 +86,13 @@ def cell(one: Evaluation, name: str) -> str:
 
 
 def grid_page(space: Space, answers: dict[int, Evaluation], names: Sequence[str]) -> str:
-    """A page with the table and a plot of every figure over the last setting with numbers, a line for the others."""
+    """A page with the table and plots."""
+    lead = f"{space.num_points:,} points."
+    return page(f"What if: {space.scenario.get('model')}", lead, grid_sections(space, answers, names))
+
+
+def grid_sections(space: Space, answers: dict[int, Evaluation], names: Sequence[str]) -> list[Section]:
+    """A plot of every figure over the last setting with numbers, a line for the others, and the table."""
     settings = list(space.vary)
     points = [(point_at(space, index), one) for index, one in answers.items() if one.figures]
     numbers = [name for name in settings if all(_is_number(point.choice[name]) for point, _ in points)]
@@ -108,7 +114,9 @@ def grid_page(space: Space, answers: dict[int, Evaluation], names: Sequence[str]
             for name, line in lines.items()
         ]
         dots = [Series("", one.x, one.y, "points") for one in series]
-        drawn.append((figure([*series, *dots], Axis(label), Axis(figure_name)), figure_title(figure_name)))
+        unit = " (s)" if figure_name.partition("_")[0] in METRICS else ""
+        axis = Axis(f"{figure_title(figure_name)}{unit}")
+        drawn.append((figure([*series, *dots], Axis(label), axis), figure_title(figure_name)))
     heads = [*(name.rpartition(".")[2] for name in settings), *map(figure_title, names), ""]
     rows = [
         [
@@ -118,8 +126,7 @@ def grid_page(space: Space, answers: dict[int, Evaluation], names: Sequence[str]
         ]
         for index, one in answers.items()
     ]
-    sections = [Section("Over the settings", figures(drawn)), Section("Every point", table(heads, rows, len(settings)))]
-    return page(f"What if: {space.scenario.get('model')}", f"{space.num_points:,} points.", sections)
+    return [Section("Over the settings", figures(drawn)), Section("Every point", table(heads, rows, len(settings)))]
 
 
 def _is_number(value: Any) -> bool:
