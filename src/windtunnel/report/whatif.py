@@ -28,7 +28,7 @@ SHOWN = (
     "output_tokens_per_s_per_device",
     "usd_per_hour",
 )
-BAR_WIDTH = 12
+BAR_WIDTH = 8
 MORE = ("busy_fraction", "kv_peak_fraction", "num_preemptions", "queueing_mean", "queueing_p90", "queueing_p99")
 
 
@@ -52,7 +52,7 @@ def grid_report(space: Space, answers: dict[int, Evaluation], names: Sequence[st
     """A line a point, with bars for the first figure."""
     settings = list(space.vary)
     first = [one.figures[names[0]] for one in answers.values() if names[0] in one.figures]
-    heads = [*(name.rpartition(".")[2] for name in settings), *map(figure_title, names), ""]
+    heads = [*(name.rpartition(".")[2] for name in settings), *(_two_lines(figure_title(name)) for name in names), ""]
     rows: list[list[str | Text]] = []
     refused = []
     for index, one in answers.items():
@@ -66,8 +66,16 @@ def grid_report(space: Space, answers: dict[int, Evaluation], names: Sequence[st
         rows.append([*choice, *(cell(one, name) for name in names), remark])
     parts: list[RenderableType] = [title(f"{space.num_points:,} points of {space.scenario.get('model')}"), ""]
     if rows:
-        parts.append(columns(heads, rows, left=len(settings)))
+        parts.append(columns(heads, rows, left=len(settings), right=1))
     return [*parts, *([""] if refused else []), *refused]
+
+
+def _two_lines(text: str) -> str:
+    """A title broken where its last word or unit begins."""
+    if text.endswith("/device"):
+        return text.replace("/device", "\n/device")
+    first, space, last = text.rpartition(" ")
+    return f"{first}\n{last}" if space else text
 
 
 def figure_title(name: str) -> str:
