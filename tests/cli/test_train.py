@@ -111,7 +111,9 @@ def test_a_search_shows_the_fastest_layouts_that_fit(windtunnel: Command) -> Non
     asked = ("--model", "llama-3.1-8b", "--device", "h100_sxm", "--num-devices", "4", "--sequence-tokens", "4096")
     done = windtunnel("train", *asked, "--global-batch", "8", "--search", "--json")
     found = json.loads(done.stdout)
-    steps = [layout["step_s"] for layout in found["layouts"]]
+    assert list(found["space"]["vary"]) == ["tp", "pp", "vpp", "micro_batch", "recompute"]
+    points = found["workloads"][0]["points"]
+    steps = [point["figures"]["step_s"] for point in points]
     assert steps == sorted(steps)
-    assert all(layout["fits"] for layout in found["layouts"])
-    assert found["num_tried"] > found["num_fitting"] >= len(steps) > 0
+    assert len(steps) == 10
+    assert all(point["holds"] and point["figures"]["memory_fraction"] < 1 for point in points)

@@ -1,6 +1,9 @@
 """Command lines of servers, read and written."""
 
+import json
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -13,7 +16,7 @@ from windtunnel.interop.launch_commands import (
     trtllm_file,
     write_launch_command,
 )
-from windtunnel.interop.launch_scripts import kubernetes_manifests, launch_script
+from windtunnel.interop.launch_scripts import helm_chart, kubernetes_manifests, launch_script
 from windtunnel.spec.deployment import EngineSettings, Parallelism
 from windtunnel.spec.noun import decode
 from windtunnel.spec.scenario import scenario_from
@@ -196,3 +199,110 @@ def test_pools_are_written_as_servers_of_their_own() -> None:
     assert [one["spec"]["replicas"] for one in deployments] == [2, 1]
     limits = [one["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"] for one in deployments]
     assert limits == [{"nvidia.com/gpu": 1}, {"nvidia.com/gpu": 2}]
+
+
+@pytest.mark.parametrize("engine", ["vllm", "trtllm"])
+def test_the_chart_says_what_the_manifests_say(engine: str) -> None:
+    """Filled in as Helm does (a Go template whose only function is toJson), it is the same documents."""
+    pools = [{"name": "pre-fill", "role": "prefill"}, {"name": "decode", "role": "decode", "replicas": 3}]
+    for deployment in ({}, {"pools": pools}):
+        scenario = scenario_from(
+            {
+                "model": "llama-3.1-8b",
+                "deployment": {"device": "h100_sxm", "engine": {"name": engine, "max_num_seqs": 64}, **deployment},
+                "workload": {"arrivals": {"type": "burst"}, "input_tokens": 8, "output_tokens": 8, "num_requests": 1},
+            }
+        )
+        version = {engine: "1.0"}
+        chart = helm_chart(scenario, version)
+        values = yaml.safe_load(chart["values.yaml"])
+
+        def filled(match: re.Match[str], values: dict[str, Any] = values) -> str:
+            return json.dumps(values[match[1]][match[2]])
+
+        template = chart["templates/servers.yaml"]
+        text = re.sub(r"\{\{ \.Values\.(\w+)\.(\w+) \| toJson \}\}", filled, template)
+        assert "{{" in template
+        assert "{{" not in text
+        assert list(yaml.safe_load_all(text)) == list(yaml.safe_load_all(kubernetes_manifests(scenario, version)))
+        assert yaml.safe_load(chart["Chart.yaml"])["apiVersion"] == "v2"
+        assert [server["replicas"] for server in values.values()] == ([1, 3] if deployment else [1])
+
+
+PUBLISHED = [
+    # docs.vllm.ai, speculators: serve_vllm
+    (
+        'vllm serve Qwen/Qwen3-8B -tp 1 --speculative-config \'{"model": "RedHatAI/Qwen3-8B-speculator.eagle3", '
+        '"num_speculative_tokens": 3, "method": "eagle3"}\''
+    ),
+    # huggingface.co/zai-org/GLM-4.7
+    (
+        "vllm serve zai-org/GLM-4.7-FP8 --tensor-parallel-size 4 --speculative-config.method mtp "
+        "--speculative-config.num_speculative_tokens 1 --tool-call-parser glm47 --reasoning-parser glm45 "
+        "--enable-auto-tool-choice --served-model-name glm-4.7-fp8"
+    ),
+    # vLLM, serving/cli-usage
+    (
+        "vllm serve meta-llama/Llama-3.2-1B-Instruct --data-parallel-size 4 --data-parallel-size-local 2 "
+        "--data-parallel-address 10.99.48.128 --data-parallel-rpc-port 13345"
+    ),
+    # github.com/sgl-project/sglang, DeepSeek-V4.1 on four devices, and a list of optimisation options
+    (
+        "python -m sglang.launch_server --model-path deepseek-ai/DeepSeek-V3 --tp 4 --ep-size 1 --trust-remote-code "
+        "--moe-a2a-backend none --moe-runner-backend flashinfer_mxfp4 --mem-fraction-static 0.80 "
+        "--max-total-tokens 33554432 --chunked-prefill-size 4096 --cuda-graph-bs-decode 1 2 4 8 16 32 64 "
+        "--max-running-requests 128 --skip-server-warmup --reasoning-parser deepseek-v41 --random-seed 42 "
+        "--decode-log-interval 10 --host 127.0.0.1 --port 30021"
+    ),
+    (
+        "python3 -m sglang.launch_server --model-path Qwen/QwQ-32B --dtype half --tp 4 --max-running-requests 6 "
+        "--max-prefill-tokens 16384 --schedule-policy lpm --attention-backend flashinfer --stream-output --device cuda "
+        "--kv-cache-dtype auto --stream-interval 2 --disable-cuda-graph-padding --enable-metrics --warmups 3 "
+        "--triton-attention-num-kv-splits 4 --reasoning-parser deepseek-r1"
+    ),
+    # docs.sglang.io, speculative decoding, and large-scale expert parallelism
+    (
+        "python3 -m sglang.launch_server --model meta-llama/Llama-2-7b-chat-hf --speculative-algorithm EAGLE "
+        "--speculative-draft-model-path lmsys/sglang-EAGLE-llama2-chat-7B --speculative-num-steps 3 "
+        "--speculative-eagle-topk 4 --speculative-num-draft-tokens 16 --cuda-graph-max-bs 8"
+    ),
+    (
+        "python -m sglang.launch_server --model-path deepseek-ai/DeepSeek-V3 --disaggregation-mode prefill "
+        "--disaggregation-ib-device mlx5_0 --tp-size 8 --enable-two-batch-overlap --moe-dense-tp-size 1 --page-size 64"
+    ),
+    # nvidia.github.io/TensorRT-LLM, deployment guide of gpt-oss, and commands/trtllm-serve
+    (
+        "trtllm-serve serve openai/gpt-oss-120b --tp_size 8 --ep_size 8 --max_batch_size 640 --trust_remote_code "
+        "--max_seq_len 2048 --kv_cache_free_gpu_memory_fraction 0.9 --max_num_tokens 20000"
+    ),
+    (
+        "trtllm-serve nvidia/Llama-3.3-70B-Instruct-FP8 --backend pytorch --tp_size 4 --free_gpu_memory_fraction 0.85 "
+        "--max_beam_width 1 --num_postprocess_workers 4"
+    ),
+]
+
+
+@pytest.mark.parametrize("text", PUBLISHED, ids=lambda text: " ".join(text.split()[:6]))
+def test_every_option_of_published_commands_is_known(text: str) -> None:
+    found = read_launch_command(text)
+    assert found.unknown == ()
+    num_options = sum(word.startswith("-") for word in text.split()) - text.startswith("python")
+    fields = [name for name in found.not_modelled if "acceptance_fraction" in name]
+    named = len(found.taken) - 1 + len(found.without_effect) + len(found.not_modelled)
+    is_named = "--model" in text.replace("--model-path", "--model")
+    # Two fields of the drafts are one remark.
+    assert named + is_named == num_options - (len(fields) if "speculative-config." in text else 0)
+
+
+def test_drafts_are_read_field_by_field() -> None:
+    text = "vllm serve llama-3.1-70b --speculative-config.method ngram --speculative-config.num_speculative_tokens 4"
+    found = read_launch_command(f"{text} --speculative-config.acceptance_fraction 0.6")
+    drafts = {"method": "ngram", "num_draft_tokens": 4, "acceptance_fraction": 0.6}
+    assert found.raw["deployment"]["engine"]["speculative"] == drafts
+    assert found.not_modelled == ()
+
+
+def test_names_of_options_are_whole() -> None:
+    known = other_options()
+    for names in (known.without_effect, known.not_modelled, known.switches):
+        assert not [name for name in names if " " in name or name.endswith("-")]

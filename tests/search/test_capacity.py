@@ -9,11 +9,11 @@ import pytest
 from spaces_of_search import space
 from windtunnel.engine.run import simulate
 from windtunnel.search.bench import Bench
-from windtunnel.search.capacity import TOLERANCE, capacities, capacity
+from windtunnel.search.capacity import CHECKS, TOLERANCE, _Search, capacities, capacity
 from windtunnel.search.confidence import confidence_above, lower_bound, student_cdf, student_quantile
 from windtunnel.search.limits import limit_of, limits_of, parse_limits
 from windtunnel.search.load import at_load, own_load, stream_of
-from windtunnel.search.probe import LEAST_STREAM, MOST_GROWTH, STABILITY, growth, probe
+from windtunnel.search.probe import LEAST_STREAM, MOST_GROWTH, STABILITY, Probe, growth, probe
 from windtunnel.search.space import scenario_at
 from windtunnel.spec.slo import Slo
 from windtunnel.spec.workload import ClosedLoop, Workload
@@ -187,3 +187,18 @@ def test_limits_are_read() -> None:
     assert limit_of("itl_p99", 0.2).title == "ITL p99 <= 200 ms"
     assert [limit.name for limit in limits_of(Slo(ttft_s=2.0))] == ["ttft_p99"]
     assert limits_of(None) == ()
+
+
+def test_a_load_that_fails_below_others_that_pass_ends_the_capacity() -> None:
+    """Loads from 60 to 66 fail and those up to 81 pass, as where ten requests decide a 99th percentile."""
+
+    def probe_at(load: float) -> Probe:
+        passes = load < 60 or 66 < load < 81
+        return Probe(load, -0.1 if passes else 0.1, "tpot_p99", None)
+
+    hasty, careful = (_Search(probe_at, 0.005, False, checks) for checks in (0, CHECKS))
+    assert hasty.run(75.0, 0.1, math.inf).load == pytest.approx(81, rel=0.006)
+    found = careful.run(75.0, 0.1, math.inf)
+    assert 59.6 < found.load < 60
+    assert found.beyond is not None
+    assert not found.beyond.passes

@@ -22,7 +22,7 @@ from windtunnel.search.answers import (
 from windtunnel.search.evaluate import Evaluator, Neighbours, Question
 from windtunnel.search.executors import Workers
 from windtunnel.search.optimize import Asker, Means, Study, search
-from windtunnel.search.scores import score
+from windtunnel.search.scores import OBJECTIVES, score
 from windtunnel.search.space import Point, Space, load_space, point_at, space_from
 from windtunnel.search.store import Store
 from windtunnel.search.whatif import grid_of
@@ -277,7 +277,7 @@ def test_what_follows_from_a_study(study: Study) -> None:
     effects = sensitivity(asked, found)
     assert effects["tp"]["3"] == 0
     assert all(max(shares.values()) == 1 for shares in effects.values())
-    best = best_by_objective(found)
+    best = best_by_objective(found, OBJECTIVES)
     assert best["requests_per_usd"] in found.ranking
     assert found.evaluations[best["ttft_p90"]].figures["ttft_p90"] == min(
         found.evaluations[index].figures["ttft_p90"] for index in found.ranking

@@ -19,6 +19,7 @@ from windtunnel.spec.scenario import (
     check_formats,
     check_parallelism,
     load,
+    pool_scenario,
     resolve,
     save,
     scenario_from,
@@ -244,3 +245,18 @@ def test_a_format_that_the_device_cannot_compute() -> None:
 def test_impossible_values_are_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         scenario_from(encode(scenario()) | change)
+
+
+def test_a_pool_runs_the_deployments_engine() -> None:
+    raw = {
+        "model": "llama-3.1-8b",
+        "deployment": {
+            "device": "h100_sxm",
+            "engine": {"name": "sglang", "max_num_seqs": 32},
+            "pools": [{"name": "p", "role": "prefill"}, {"name": "d", "role": "decode", "engine": {"max_num_seqs": 8}}],
+        },
+        "workload": {"arrivals": {"type": "burst"}, "input_tokens": 8, "output_tokens": 8, "num_requests": 1},
+    }
+    scenario = decode(raw, Scenario)
+    engines = [pool_scenario(scenario, pool).deployment.engine for pool in scenario.deployment.pools]
+    assert [(engine.name, engine.max_num_seqs) for engine in engines] == [("sglang", 32), ("sglang", 8)]

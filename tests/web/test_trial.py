@@ -134,7 +134,8 @@ def test_a_sweep_ends_at_the_capacity() -> None:
     loads = [one["load"] for one in found["loads"]]
     assert loads == sorted(loads)
     assert all(one["holds"] for one in found["loads"] if one["load"] <= found["capacity"])
-    assert not found["loads"][-1]["holds"]
+    # Sixty requests are few: a load beyond one that fails may pass again.
+    assert found["loads"][-1]["load"] > found["capacity"]
 
 
 def test_a_sweep_of_clients_has_whole_loads(ask: Ask) -> None:

@@ -1,4 +1,4 @@
-"""`windtunnel search`: the best deployment of a declared space."""
+"""`windtunnel search`: the best deployment, or training job, of a declared space."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +10,7 @@ from windtunnel.cli.options import Verb, all_of, assignments, option
 from windtunnel.errors import InputError, WindtunnelError, did_you_mean
 
 if TYPE_CHECKING:
+    from windtunnel.report.search import SearchReport
     from windtunnel.search.optimize import Means
     from windtunnel.search.space import Space
     from windtunnel.search.store import Store
@@ -17,7 +18,12 @@ if TYPE_CHECKING:
 _WHAT, _WHERE, _RESULT = "What is sought", "Where it runs", "Result"
 
 search_options = all_of(
-    option("--slo", section=_WHAT, metavar="LIMITS", help="ttft_p90=2s,tpot_p99=50ms; in place of the file's."),
+    option(
+        "--slo",
+        section=_WHAT,
+        metavar="LIMITS",
+        help="ttft_p90=2s,tpot_p99=50ms; of a job run=30d.  [the file's]",
+    ),
     option("--objective", section=_WHAT, metavar="NAME", help="requests_per_usd, output_tokens_per_s_per_device, ..."),
     option("--strategy", section=_WHAT, metavar="NAME", help="exhaustive, halving or tpe.  [the file's]"),
     option("--load", section=_WHAT, type=float, metavar="X", help="Show how many copies take X requests a second."),
@@ -40,7 +46,7 @@ search_options = all_of(
         section=_RESULT,
         type=click.Path(path_type=Path),
         metavar="FOLDER",
-        help="Write every point, the page, and the winner: scenario.yaml, launch.sh, kubernetes.yaml.",
+        help="Write every point, the page, and the winner to run: scenario.yaml or job.yaml, launch.sh, a Helm chart.",
     ),
     option("--html", section=_RESULT, type=click.Path(path_type=Path), metavar="FILE", help="Write the page alone."),
     option("--overwrite", section=_RESULT, is_flag=True, help="Replace the files of a former search."),
@@ -56,7 +62,7 @@ search_options = all_of(
 )
 
 
-@click.command(cls=Verb, epilog="A space is a scenario file with a `vary` section: see docs/guides/search.md.")
+@click.command(cls=Verb, epilog="A space is a scenario or job file with a `vary` section: see docs/guides/search.md.")
 @click.argument("space", required=False, type=click.Path(path_type=Path), metavar="[SPACE.yaml]")
 @search_options
 def command(
@@ -75,11 +81,12 @@ def command(
     address: str | None,
     **options: Any,
 ) -> None:
-    """Find the cheapest deployment that meets the objective.
+    """Find the cheapest deployment that meets the objective, or the best layout of a training job.
 
     \b
     windtunnel search space.yaml --slo ttft_p90=2s,tpot_p99=50ms --top 5
     windtunnel search space.yaml --strategy tpe --executor processes --workers 8 --out found
+    windtunnel search job.yaml --set vary.layouts=all --out found
     windtunnel search --resume
     """
     from windtunnel.report.files import check_folder
@@ -91,23 +98,34 @@ def command(
     means = _means(executor, workers, address)
     kept = _store(store, no_store)
     wanted = _space(space, resume, kept, options)
+    if load is not None and wanted.is_training:
+        raise InputError("--load is a load of requests", "vary num_devices to see what more devices give")
 
-    from windtunnel.report.documents import as_text
-    from windtunnel.report.search import search_report, study_document
     from windtunnel.report.search_page import search_page, write_study
-    from windtunnel.report.tables import show
 
-    report = _searched(wanted, kept, means, top, load)
+    report = show_study(wanted, kept, means, top, as_json, load)
     if html is not None:
         html.write_text(search_page(report), encoding="utf-8")
         click.echo(f"wrote {html}", err=True)
     if out is not None:
         write_study(report, out)
         click.echo(f"wrote {out}", err=True)
+
+
+def show_study(
+    space: "Space", store: "Store", means: "Means", top: int, as_json: bool, load: float | None = None
+) -> "SearchReport":
+    """Search, and print what was found."""
+    from windtunnel.report.documents import as_text
+    from windtunnel.report.search import search_report, study_document
+    from windtunnel.report.tables import show
+
+    report = _searched(space, store, means, top, load)
     if as_json:
         click.echo(as_text(study_document(report)))
     else:
         show(*search_report(report))
+    return report
 
 
 class InterruptedSearchError(WindtunnelError):
@@ -121,7 +139,7 @@ class InterruptedSearchError(WindtunnelError):
         super().__init__(f"interrupted; {said}", "go on with windtunnel search --resume" if kept else None)
 
 
-def _searched(space: "Space", store: "Store", means: "Means", top: int, load: float | None) -> Any:
+def _searched(space: "Space", store: "Store", means: "Means", top: int, load: float | None) -> "SearchReport":
     """The study with its explanations; Ctrl-C leaves what is answered in the store."""
     from windtunnel.cli.progress import counted
     from windtunnel.report.search import SearchReport
@@ -146,7 +164,7 @@ def _searched(space: "Space", store: "Store", means: "Means", top: int, load: fl
 
 def _space(file: Path | None, resume: bool, store: "Store", options: dict[str, Any]) -> "Space":
     """The space of the command line: a file's with the options over it, or the one that was interrupted."""
-    from windtunnel.search.limits import parse_limits
+    from windtunnel.search.limits import named_values
     from windtunnel.search.space import load_space, space_of_text
 
     if resume:
@@ -164,7 +182,7 @@ def _space(file: Path | None, resume: bool, store: "Store", options: dict[str, A
     names = {"objective": "objective", "strategy": "strategy", "seeds": "finalist_seeds"}
     overrides |= {names[name]: options[name] for name in names if options[name] is not None}
     if options["slo"] is not None:
-        overrides["limits"] = {limit.name: limit.most_s for limit in parse_limits(options["slo"])}
+        overrides["limits"] = named_values(options["slo"])
     return load_space(file, overrides)
 
 

@@ -56,30 +56,6 @@ job_options = all_of(
     option("--json", "as_json", section="General", is_flag=True, help="Print JSON."),
 )
 
-PATHS = {
-    "model": "model",
-    "device": "device",
-    "node": "node",
-    "num_devices": "num_devices",
-    "sequence_tokens": "sequence_tokens",
-    "global_batch": "global_batch",
-    "micro_batch": "micro_batch",
-    "precision": "precision.compute",
-    "topology": "network.topology",
-    "backend": "network.backend",
-    "total_tokens": "total_tokens",
-    "framework": "framework",
-    "tp": "parallelism.tp",
-    "cp": "parallelism.cp",
-    "pp": "parallelism.pp",
-    "vpp": "parallelism.virtual_stages",
-    "ep": "parallelism.ep",
-    "zero": "sharding.zero",
-    "schedule": "schedule",
-    "recompute": "recompute.granularity",
-}
-"""Option -> path in a training job."""
-
 
 @click.command(cls=Verb, epilog="Options override the file.")
 @click.argument("job", required=False, type=click.Path(path_type=Path), metavar="[JOB.yaml]")
@@ -105,9 +81,10 @@ def command(
     """
     from windtunnel.cli.options import assignments
     from windtunnel.interop.chrome_trace import check_file
+    from windtunnel.spec.shorthand import JOB_PATHS
     from windtunnel.spec.training import job_of, resolve
 
-    given = {PATHS[name]: value for name, value in options.items() if value is not None}
+    given = {JOB_PATHS[name]: value for name, value in options.items() if value is not None}
     asked = job_of(job, given | assignments(settings))
     if search:
         _search(asked, as_json)
@@ -141,18 +118,15 @@ def command(
 
 
 def _search(job: "TrainingJob", as_json: bool) -> None:
-    """Print the fastest layouts of a job."""
-    from windtunnel.engine.layouts import best_layouts
-    from windtunnel.report.documents import as_text
-    from windtunnel.report.tables import show
-    from windtunnel.report.training import layouts_report
-    from windtunnel.report.training_document import layouts_document
+    """Print the best layouts of a job: `windtunnel search` with `vary: {layouts: all}`, and nothing kept."""
+    from windtunnel.cli.search import show_study
+    from windtunnel.search.optimize import HERE
+    from windtunnel.search.space import ALL, LAYOUTS, space_from
+    from windtunnel.search.store import Store
+    from windtunnel.spec.noun import encode
 
-    found = best_layouts(job)
-    if as_json:
-        click.echo(as_text(layouts_document(found)))
-    else:
-        show(*layouts_report(found))
+    space = space_from({**encode(job), "vary": {LAYOUTS: ALL}})
+    show_study(space, Store(None, lambda text: click.echo(f"warning: {text}", err=True)), HERE, 10, as_json)
 
 
 def _write_timeline(result: "TrainingResult", file: Path) -> None:

@@ -48,7 +48,8 @@ def campaign(result: TrainingResult) -> Campaign | None:
         job.faults, write_s if job.faults.checkpoint_blocks else 0.0, write_s, setup.degrees.num_devices
     )
     elapsed_s = computing_s / fraction
-    watts, price = setup.device.tdp_w, job.price_usd_per_hour or setup.device.price_usd_per_hour
+    watts = setup.device.tdp_w
+    price = setup.device.price_usd_per_hour if job.price_usd_per_hour is None else job.price_usd_per_hour
     num_devices = setup.degrees.num_devices
     return Campaign(
         total_tokens=job.total_tokens,

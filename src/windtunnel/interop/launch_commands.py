@@ -40,8 +40,18 @@ class LaunchCommand:
     unknown: tuple[str, ...]
 
 
-KV_FORMATS = {"auto": None, "bfloat16": "bf16", "bf16": "bf16", "fp8": "fp8", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8"}
+KV_FORMATS = {
+    "auto": None,
+    "bfloat16": "bf16",
+    "bf16": "bf16",
+    "fp8": "fp8",
+    "fp8_e4m3": "fp8",
+    "fp8_e5m2": "fp8",
+    "fp8_ds_mla": "fp8",
+}
+# The checkpoint itself says which format compressed-tensors holds.
 WEIGHT_FORMATS = {
+    "compressed-tensors": None,
     "fp8": "fp8",
     "modelopt": "fp8",
     "modelopt_fp8": "fp8",
@@ -98,11 +108,16 @@ class Flag:
     convert: Convert = whole
     value: Any = None
     """Of an option without an argument; None: it has one."""
+    is_lenient: bool = False
+    """Whether a value that is not known is named as not modelled, and does not stop the reading."""
 
 
 def _on(path: str, value: Any = True) -> Flag:
     return Flag(path, whole, value)
 
+
+SIXTEEN_BIT = Flag("[dtype]", _one_of("auto", "bfloat16", "float16", "half"), is_lenient=True)
+"""Both formats of 16 bit have the same rates and bytes; `float` is not modelled."""
 
 VLLM: dict[str, Flag] = {
     "model": Flag("model", str),
@@ -130,6 +145,7 @@ VLLM: dict[str, Flag] = {
     "max-cudagraph-capture-size": Flag(ENGINE + "max_cudagraph_capture_size"),
     "cudagraph-capture-sizes": Flag(ENGINE + "cudagraph_sizes", _sizes),
     "speculative-config": Flag("[speculative]", json.loads),
+    "dtype": SIXTEEN_BIT,
 }
 SGLANG: dict[str, Flag] = {
     "model-path": Flag("model", str),
@@ -165,7 +181,9 @@ SGLANG: dict[str, Flag] = {
                 "flashinfer_trtllm": "trtllm",
             }
         ),
+        is_lenient=True,
     ),
+    "dtype": SIXTEEN_BIT,
 }
 TRTLLM: dict[str, Flag] = {
     "model": Flag("model", str),
@@ -194,6 +212,7 @@ TRTLLM: dict[str, Flag] = {
     "moe-backend": Flag(
         ENGINE + "moe_backend",
         _format({"CUTLASS": "cutlass", "TRTLLM": "trtllm", "DEEPGEMM": "deepgemm", "AUTO": None}),
+        is_lenient=True,
     ),
 }
 FLAGS = {"vllm": VLLM, "sglang": SGLANG, "trtllm": TRTLLM}
@@ -217,11 +236,14 @@ OTHER_NAMES: dict[str, dict[str, str]] = {
         "data-parallel-size": "dp-size",
         "ep": "ep-size",
         "expert-parallel-size": "ep-size",
+        "cuda-graph-bs-decode": "cuda-graph-bs",
+        "cuda-graph-max-bs-decode": "cuda-graph-max-bs",
     },
     "trtllm": {
         "tensor-parallel-size": "tp-size",
         "pipeline-parallel-size": "pp-size",
         "moe-expert-parallel-size": "ep-size",
+        "free-gpu-memory-fraction": "kv-cache-free-gpu-memory-fraction",
         "kv-cache-config.free-gpu-memory-fraction": "kv-cache-free-gpu-memory-fraction",
         "kv-cache-config.dtype": "kv-cache-dtype",
         "kv-cache-config.enable-block-reuse": "enable-block-reuse",
@@ -266,6 +288,9 @@ def other_options() -> OtherOptions:
     return decode(read_yaml(path), OtherOptions, path.name)
 
 
+SPECULATIVE = "speculative-config"
+"""vLLM's option that holds JSON, or a field of it in each of `speculative-config.method`, ..."""
+
 CONFIG_FILES = {"vllm": ("config",), "sglang": ("config",), "trtllm": ("extra-llm-api-options", "config")}
 """Options that name a YAML file of further options."""
 
@@ -291,12 +316,20 @@ def read_launch_command(text: str) -> LaunchCommand:
 
 
 def _words(text: str) -> list[str]:
-    if "\n" not in text and len(text) < 1000 and Path(text).is_file():
+    if "\n" not in text and _is_file(text):
         text = Path(text).read_text(encoding="utf-8")
     try:
         return shlex.split(text.replace("\\\n", " "), comments=True)
     except ValueError as error:
         raise InputError(f"--from-command: {error} in the command line") from None
+
+
+def _is_file(text: str) -> bool:
+    try:
+        return Path(text).is_file()
+    except OSError:
+        # A command is often longer than the name of any file may be.
+        return False
 
 
 def _engine_of(words: list[str]) -> tuple[str, list[str]]:
@@ -394,11 +427,17 @@ class _Reading:
     unknown: list[str] = field(default_factory=list)
 
     def take(self, name: str, value: Any) -> None:
+        whole_name, _, below = name.partition(".")
+        if whole_name == SPECULATIVE and below and self.engine == "vllm":
+            self.later.setdefault("speculative", {})[below.replace("-", "_")] = value
+            self.taken[f"--{name}"] = str(value)
+            return
         flag = FLAGS[self.engine].get(name)
         if flag is None:
             known = other_options()
             lists = ((known.without_effect, self.without_effect), (known.not_modelled, self.not_modelled))
-            next((into for names, into in lists if name in names), self.unknown).append(f"--{name}")
+            found = next((into for names, into in lists if {name, whole_name} & names), self.unknown)
+            found.append(f"--{name}")
             return
         converted = flag.value
         if flag.value is None:
@@ -407,6 +446,9 @@ class _Reading:
             try:
                 converted = flag.convert(str(value))
             except ValueError as error:
+                if flag.is_lenient:
+                    self.not_modelled.append(f"--{name} {value}")
+                    return
                 raise InputError(f"--from-command: --{name} is {value}; {error}") from None
         if flag.path.startswith("["):
             self.later[flag.path[1:-1]] = converted
@@ -470,7 +512,7 @@ class _Reading:
         method = {"ngram": "ngram", "mtp": "mtp", "deepseek_mtp": "mtp"}.get(str(config.get("method")), "draft_model")
         acceptance = config.get("acceptance_fraction")
         if acceptance is None or (method == "draft_model" and "model" not in config):
-            del self.taken["--speculative-config"]
+            self.taken = {name: value for name, value in self.taken.items() if SPECULATIVE not in name}
             self.not_modelled.append(
                 '--speculative-config (say how often drafts are right: "acceptance_fraction": 0.7)'
             )
@@ -478,7 +520,7 @@ class _Reading:
         speculative = {
             "method": method,
             "num_draft_tokens": int(config.get("num_speculative_tokens", 1)),
-            "acceptance_fraction": acceptance,
+            "acceptance_fraction": float(acceptance),
         }
         if method == "draft_model":
             speculative["draft_model"] = config["model"]

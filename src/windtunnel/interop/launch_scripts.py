@@ -1,13 +1,16 @@
-"""A deployment as something to run: a shell script, and manifests for Kubernetes."""
+"""A deployment as something to run: a shell script, manifests for Kubernetes, a Helm chart."""
 
+import re
 import shlex
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import yaml
 
 from windtunnel.interop.launch_commands import trtllm_file, write_launch_command
 from windtunnel.spec import catalog
-from windtunnel.spec.deployment import Deployment, EngineSettings
+from windtunnel.spec.deployment import Deployment
 from windtunnel.spec.scenario import Scenario, pool_scenario
 
 IMAGES = {
@@ -16,6 +19,8 @@ IMAGES = {
     "trtllm": "nvcr.io/nvidia/tensorrt-llm/release:{version}",
 }
 PORTS = {"vllm": 8000, "sglang": 30000, "trtllm": 8000}
+LISTENING = {"sglang": ("--host", "0.0.0.0"), "trtllm": ("--host", "0.0.0.0")}
+"""Engines that answer their own machine only, unless they are told otherwise."""
 RESOURCES = {"nvidia": "nvidia.com/gpu", "amd": "amd.com/gpu", "intel": "habana.ai/gaudi", "google": "google.com/tpu"}
 TRTLLM_FILE = "trtllm.yaml"
 REMARKS = {
@@ -40,60 +45,110 @@ def launch_script(scenario: Scenario, version: dict[str, str]) -> str:
         lines += [f"# {REMARKS[role]}"] if role in REMARKS else []
         if engine.name == "trtllm" and (content := _trtllm(scenario, deployment)):
             lines += [f"cat > {TRTLLM_FILE} <<'END'", yaml.safe_dump(content, sort_keys=False).rstrip(), "END"]
-        lines += [shlex.join(_words(scenario, deployment)), *_unsaid(engine)]
+        lines += [shlex.join(_words(scenario, deployment)), *(f"# {text}" for text in _unsaid(scenario, deployment))]
     return "\n".join(lines) + "\n"
 
 
+Value = Callable[[str, str, Any], Any]
+"""Of a server's name, a setting's name and its value: what stands in the manifest."""
+
+
 def kubernetes_manifests(scenario: Scenario, version: dict[str, str]) -> str:
-    """A Deployment and a Service for each kind of replica, as YAML that `kubectl apply -f` and Helm charts take."""
+    """A Deployment and a Service for each kind of replica, as YAML that `kubectl apply -f` takes."""
+    return _text(_documents(scenario, version, lambda _server, _name, value: value))
+
+
+def helm_chart(scenario: Scenario, version: dict[str, str]) -> dict[str, str]:
+    """The same manifests as a Helm chart: path in its folder -> text. What a cluster changes is in `values.yaml`."""
+    values: dict[str, dict[str, Any]] = {}
+
+    def placeholder(server: str, name: str, value: Any) -> str:
+        key = re.sub(r"\W", "_", server)
+        values.setdefault(key, {})[name] = value
+        return f"{{{{ .Values.{key}.{name} | toJson }}}}"
+
+    template = _text(_documents(scenario, version, placeholder))
+    model = scenario.model.rsplit("/", 1)[-1]
+    chart = {
+        "apiVersion": "v2",
+        "name": _label(model, ""),
+        "version": "0.1.0",
+        "description": f"{scenario.model}, as windtunnel search found it",
+    }
+    return {
+        "Chart.yaml": _text([chart]),
+        "values.yaml": _text([values]),
+        # YAML would quote what begins with a brace; toJson writes the quotes that a value needs.
+        "templates/servers.yaml": re.sub(r"'(\{\{ \.Values\.[\w.]+ \| toJson \}\})'", r"\1", template),
+    }
+
+
+def _text(documents: list[dict[str, Any]]) -> str:
+    return yaml.safe_dump_all(documents, sort_keys=False, width=120)
+
+
+def _documents(scenario: Scenario, version: dict[str, str], value: Value) -> list[dict[str, Any]]:
     documents: list[dict[str, Any]] = []
     for name, role, deployment in _parts(scenario):
         engine, label = deployment.engine, {"app": _label(scenario.model, name)}
-        device = catalog.device(deployment.device)
-        count = deployment.parallelism.num_devices
-        words, port = list(_words(scenario, deployment)), PORTS[engine.name]
-        container: dict[str, Any] = {
-            "name": "server",
-            "image": IMAGES[engine.name].format(version=version[engine.name]),
-            "command": words,
-            "ports": [{"containerPort": port}],
-            "resources": {"limits": {RESOURCES.get(device.vendor.lower(), "nvidia.com/gpu"): count}},
-            "readinessProbe": {"httpGet": {"path": "/health", "port": port}, "periodSeconds": 10},
-            "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}],
-        }
-        volumes: list[dict[str, Any]] = [{"name": "shm", "emptyDir": {"medium": "Memory"}}]
-        if engine.name == "trtllm" and (content := _trtllm(scenario, deployment)):
-            config = {TRTLLM_FILE: yaml.safe_dump(content, sort_keys=False)}
-            documents.append(
-                {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": label["app"]}, "data": config}
-            )
-            container["workingDir"] = "/config"
-            container["volumeMounts"].append({"name": "config", "mountPath": "/config"})
-            volumes.append({"name": "config", "configMap": {"name": label["app"]}})
-        notes = {"annotations": {"windtunnel/role": REMARKS[role]}} if role in REMARKS else {}
-        template = {"metadata": {"labels": dict(label)}, "spec": {"containers": [container], "volumes": volumes}}
+        port = PORTS[engine.name]
+        remarks = [*([REMARKS[role]] if role in REMARKS else []), *_unsaid(scenario, deployment)]
+        notes = {"annotations": {"windtunnel/to-do": "; ".join(remarks)}} if remarks else {}
+        pod, config = _pod(scenario, version, deployment, partial(value, name))
+        if config is not None:
+            documents.append({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": label["app"]}, **config})
+            pod["volumes"].append({"name": "config", "configMap": {"name": label["app"]}})
         documents.append(
             {
                 "apiVersion": "apps/v1",
                 "kind": "Deployment",
                 "metadata": {"name": label["app"], **notes},
                 "spec": {
-                    "replicas": deployment.replicas,
+                    "replicas": value(name, "replicas", deployment.replicas),
                     "selector": {"matchLabels": dict(label)},
-                    "template": template,
+                    "template": {"metadata": {"labels": dict(label)}, "spec": pod},
                 },
             }
         )
-        ports = [{"port": port, "targetPort": port}]
         documents.append(
             {
                 "apiVersion": "v1",
                 "kind": "Service",
                 "metadata": {"name": label["app"]},
-                "spec": {"selector": dict(label), "ports": ports},
+                "spec": {"selector": dict(label), "ports": [{"port": port, "targetPort": port}]},
             }
         )
-    return yaml.safe_dump_all(documents, sort_keys=False, width=120)
+    return documents
+
+
+def _pod(
+    scenario: Scenario, version: dict[str, str], deployment: Deployment, value: Callable[[str, Any], Any]
+) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """The pod of one replica, and the data of the configuration map that it mounts, if it needs one."""
+    engine, port = deployment.engine, PORTS[deployment.engine.name]
+    vendor = catalog.device(deployment.device).vendor.lower()
+    devices = {RESOURCES.get(vendor, "nvidia.com/gpu"): deployment.parallelism.num_devices}
+    container: dict[str, Any] = {
+        "name": "server",
+        "image": value("image", IMAGES[engine.name].format(version=version[engine.name])),
+        "command": value("command", [*_words(scenario, deployment), *LISTENING.get(engine.name, ())]),
+        "env": value("env", []),
+        "ports": [{"containerPort": port}],
+        "resources": {"limits": value("devices", devices)},
+        "readinessProbe": {"httpGet": {"path": "/health", "port": port}, "periodSeconds": 10},
+        "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}],
+    }
+    pod = {
+        "nodeSelector": value("nodeSelector", {}),
+        "containers": [container],
+        "volumes": [{"name": "shm", "emptyDir": {"medium": "Memory"}}],
+    }
+    content = _trtllm(scenario, deployment) if engine.name == "trtllm" else None
+    if not content:
+        return pod, None
+    container["workingDir"] = "/config"
+    container["volumeMounts"].append({"name": "config", "mountPath": "/config"})
+    return pod, {"data": {TRTLLM_FILE: value("config", yaml.safe_dump(content, sort_keys=False))}}
 
 
 def _parts(scenario: Scenario) -> list[tuple[str, str, Deployment]]:
@@ -123,12 +178,19 @@ def _trtllm(scenario: Scenario, deployment: Deployment) -> dict[str, Any]:
     return trtllm_file(deployment.engine, deployment.parallelism, _formats(scenario)[1])
 
 
-def _unsaid(engine: EngineSettings) -> list[str]:
-    """Comments on settings that no option of the command says."""
-    if engine.speculative is None:
-        return []
-    drafts = engine.speculative
-    return [f"# add speculative decoding: {drafts.method}, {drafts.num_draft_tokens} draft tokens a step"]
+def _unsaid(scenario: Scenario, deployment: Deployment) -> list[str]:
+    """What no option of the command says, and a reader must do."""
+    engine, found = deployment.engine, []
+    weights = _formats(scenario)[0]
+    if weights is not None and "--quantization" not in _words(scenario, deployment):
+        found.append(f"name a checkpoint with {weights} weights: the engine does not make one of {scenario.model}")
+    if engine.speculative is not None:
+        drafts = engine.speculative
+        found.append(f"add speculative decoding: {drafts.method}, {drafts.num_draft_tokens} draft tokens a step")
+    node = catalog.node(deployment.node) if deployment.node else catalog.default_node(catalog.device(deployment.device))
+    if deployment.parallelism.num_devices > node.num_devices:
+        found.append(f"a replica takes more than one node of {node.num_devices} devices: start it on each of them")
+    return found
 
 
 def _label(model: str, name: str) -> str:

@@ -379,6 +379,9 @@ class _Arguments:
             self.optional("decoder-first-pipeline-num-layers"),
             self.optional("decoder-last-pipeline-num-layers"),
         )
+        counted = [self.flag(f"account-for-{end}-in-pipeline-split") for end in ("embedding", "loss")]
+        if any(counted):
+            found["layers_per_stage"] = _with_ends(model.num_layers, pp * virtual_stages, *counted)
         if first is not None or last is not None:
             found["layers_per_stage"] = _uneven(model.num_layers, pp, first, last)
         return found
@@ -455,6 +458,19 @@ def _uneven(num_layers: int, pp: int, first: int | None, last: int | None) -> li
         raise InputError(f"{left} layers of the other stages do not split evenly over {inner} stages")
     share = left // inner if inner else 0
     return [*([first] if first is not None else []), *[share] * inner, *([last] if last is not None else [])]
+
+
+def _with_ends(num_layers: int, num_chunks: int, has_embedding: bool, has_loss: bool) -> list[int]:
+    """Layers of each chunk where the embedding, the loss or both count as a layer."""
+    share, rest = divmod(num_layers + has_embedding + has_loss, num_chunks)
+    if rest:
+        raise InputError(
+            f"{num_layers} layers with the ends that are counted as one do not split evenly over {num_chunks} chunks"
+        )
+    layers = [share] * num_chunks
+    layers[0] -= has_embedding
+    layers[-1] -= has_loss
+    return layers
 
 
 def _evaluated(text: str) -> Any:

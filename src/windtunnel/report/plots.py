@@ -105,7 +105,9 @@ class _Scale:
             low, high = (low / 1.1 if axis.low is None else low), (high * 1.1 if axis.high is None else high)
         elif high > low:
             margin = 0.03 * (high - low)
-            low, high = (low - margin if axis.low is None else low), (high + margin if axis.high is None else high)
+            # What is never negative is not drawn as if it could be.
+            lower = max(low - margin, 0.0) if low >= 0 else low - margin
+            low, high = (lower if axis.low is None else low), (high + margin if axis.high is None else high)
         if high <= low:
             high = low * 2 if axis.is_log else low + 1.0
         return cls(low, high, start, end, axis.is_log)

@@ -8,7 +8,7 @@ from windtunnel.engine.serving import Result
 from windtunnel.metrics.summary import Distribution, Summary
 from windtunnel.ops.memory import MemoryPlan
 from windtunnel.report.setup import deployment_line, load_line, model_line, network_lines, provenance_rows
-from windtunnel.report.tables import bars, columns, duration, grid, number, percent, title
+from windtunnel.report.tables import bars, columns, counted, duration, grid, number, percent, title
 from windtunnel.spec.scenario import Scenario, pool_scenario
 from windtunnel.spec.slo import Slo
 from windtunnel.units import format_bytes, format_seconds
@@ -66,7 +66,8 @@ def sureness_rows(result: Result) -> list[tuple[str, str]]:
 def _deployment_lines(result: Result) -> list[str]:
     deployment = result.scenario.deployment
     if not result.pools:
-        return [deployment_line(result.setup, deployment.replicas), *network_lines(result.setup.network)]
+        line = deployment_line(result.setup, deployment.fewest_replicas, deployment.most_replicas)
+        return [line, *network_lines(result.setup.network)]
     pools = zip(deployment.pools, result.pools, strict=True)
     lines = [f"{pool.name}: {deployment_line(made.setup, pool.replicas)}" for pool, made in pools]
     return [*lines, *network_lines(deployment.network)]
@@ -115,14 +116,15 @@ def _fleet_rows(summary: Summary) -> list[tuple[str, str]]:
         (
             "faults",
             (
-                f"{fleet.num_failures:,} failures, {fleet.num_starts:,} starts; "
+                f"{counted(fleet.num_failures, 'failure')}, {counted(fleet.num_starts, 'start')}; "
                 f"{percent(fleet.availability_fraction)} available{outage}"
             ),
         ),
         (
             "retries",
             (
-                f"{fleet.num_retried_requests:,} requests were sent again, {fleet.num_retries:,} times in all; "
+                f"{counted(fleet.num_retried_requests, 'request was', 'requests were')} sent again, "
+                f"{counted(fleet.num_retries, 'time')} in all; "
                 f"{duration(fleet.lost_step_s)} of steps lost"
             ),
         ),

@@ -9,21 +9,26 @@ import msgspec
 from rich.console import RenderableType
 
 from windtunnel.engine.serving import Result
-from windtunnel.report.tables import columns, grid, number, percent, title
+from windtunnel.engine.training import TrainingResult
+from windtunnel.report.tables import columns, counted, duration, grid, number, percent, title
 from windtunnel.report.version import version
 from windtunnel.search.answers import Fleet, best_by_objective, confidence, frontier, sensitivity
 from windtunnel.search.confidence import CONFIDENCE, lower_bound
 from windtunnel.search.evaluate import Evaluation
 from windtunnel.search.limits import METRICS, Limit, limits_from
-from windtunnel.search.optimize import Found, Study
+from windtunnel.search.optimize import Count, Found, Study
 from windtunnel.search.probe import LEAST_STREAM, STABILITY
-from windtunnel.search.scores import LESS_IS_BETTER
-from windtunnel.search.space import as_builtins
+from windtunnel.search.scores import is_more_better, objectives_of
+from windtunnel.search.space import Space, as_builtins
+from windtunnel.search.training import MEMORY, job_limits
 from windtunnel.spec.noun import encode
-from windtunnel.units import format_seconds
+from windtunnel.units import format_bytes, format_seconds
 
 FRONTIER = ("requests_per_usd", "output_tokens_per_s_per_user")
 FRONTIER_WITHOUT_PRICES = ("output_tokens_per_s_per_device", "output_tokens_per_s_per_user")
+FRONTIER_OF_JOBS = ("tokens_per_s_per_device", "memory_fraction")
+FRONTIER_OVER_DEVICES = ("tokens_per_s_per_device", "step_s")
+"""Of jobs with different numbers of devices: more of them make a step shorter and each of them worth less."""
 SHOWN_REFUSALS, SHOWN_FRONTIER = 6, 10
 RANK_WIDTH = 3
 FIGURE_TITLES = {
@@ -37,6 +42,16 @@ FIGURE_TITLES = {
     "output_token_j": "J/token",
     "mean_w": "W",
     "devices": "devices",
+    "step_s": "step",
+    "tokens_per_s": "tokens/s",
+    "tokens_per_s_per_device": "tokens/s/device",
+    "tokens_per_usd": "tokens/$",
+    "token_j": "J/token",
+    "mfu": "MFU",
+    "memory_bytes": "memory",
+    "run_s": "run",
+    "run_usd": "run, $",
+    "run_j": "run, J",
 }
 
 
@@ -46,7 +61,7 @@ class SearchReport:
 
     study: Study
     top: int
-    why: list[list[tuple[int, Result]]]
+    why: list[list[tuple[int, Result | TrainingResult]]]
     """For each workload: points with their runs in full."""
     misconfiguration: list[list[float]]
     """Empty for a single workload."""
@@ -59,14 +74,14 @@ def search_report(report: SearchReport) -> list[RenderableType]:
     """The answer first, then what it rests on."""
     study = report.study
     space = study.space
-    parts: list[RenderableType] = [title(f"{space.num_points:,} points of {space.scenario.get('model', 'the space')}")]
-    parts += [grid([("limits", _limits_text(space.limits)), ("objective", objective_text(space.objective))])]
+    parts: list[RenderableType] = [title(f"{space.num_points:,} points of {space.model or 'the space'}")]
+    parts += [grid([("limits", limits_text(space)), ("objective", objective_text(space.objective))])]
     for at, found in enumerate(study.found):
         parts += _workload_parts(report, at, found)
     if report.misconfiguration:
         parts += _misconfiguration_parts(report)
     count = study.count
-    parts += ["", grid([("took", _count_text(count.num_runs, count.num_requests, count.num_known, count.num_alike))])]
+    parts += ["", grid([("took", _count_text(count, space.is_training))])]
     return parts
 
 
@@ -78,14 +93,15 @@ def _workload_parts(report: SearchReport, at: int, found: Found) -> list[Rendera
     refused = sum(len(points) for points in found.refusals.values())
     asked = len(found.evaluations)
     parts += [f"{asked:,} points asked: {refused:,} cannot be, {len(found.ranking):,} hold the limits"]
+    parts += _beyond_memory_parts(found)
     if not found.ranking:
-        return [*parts, *_refusal_parts(found), "No point holds the limits at any load."]
+        return [*parts, *_refusal_parts(found), nothing_holds_text(space)]
     points = [(str(rank), report.study.point(index).title) for rank, index in enumerate(found.ranking[: report.top], 1)]
     parts += [
         "",
         grid(points, RANK_WIDTH),
         "",
-        top_table(report.study, found, report.top),
+        (jobs_table if space.is_training else top_table)(report.study, found, report.top),
         *_burst_parts(report, found),
     ]
     parts += [*_sureness_parts(report.study, found), *_why_parts(report.why[at])]
@@ -93,8 +109,7 @@ def _workload_parts(report: SearchReport, at: int, found: Found) -> list[Rendera
     if effects:
         worth = [(name.rpartition(".")[2], _effects_text(shares)) for name, shares in effects.items()]
         width = max(len(name) for name, _ in worth)
-        heading = title("What each setting is worth: the best point with it, of the best of all")
-        parts += ["", heading, grid(worth, width)]
+        parts += ["", title(worth_title(space)), grid(worth, width)]
     parts += _frontier_parts(report.study, found)
     if report.fleets and report.fleets[at]:
         parts += _fleet_parts(report, report.fleets[at])
@@ -130,11 +145,62 @@ def top_table(study: Study, found: Found, top: int) -> RenderableType:
     return columns(heads, rows)
 
 
+def jobs_table(study: Study, found: Found, top: int) -> RenderableType:
+    """The best training jobs by their rank."""
+    names = [name for name in JOB_FIGURES if name in found.evaluations[found.ranking[0]].figures]
+    objective = study.space.objective
+    names += [objective] if objective not in names else []
+    rows = [
+        [str(rank), *(figure_text(found.evaluations[index], name) for name in names)]
+        for rank, index in enumerate(found.ranking[:top], start=1)
+    ]
+    return columns(["", *map(figure_title, names)], rows)
+
+
+JOB_FIGURES = (
+    "devices",
+    "step_s",
+    "tokens_per_s_per_device",
+    "mfu",
+    "bubble_fraction",
+    "exposed_fraction",
+    "memory_bytes",
+    "tokens_per_usd",
+    "run_s",
+    "run_usd",
+)
+"""Of the table of training jobs."""
+
+
+def figure_title(name: str) -> str:
+    """A figure in the head of a table."""
+    return FIGURE_TITLES.get(name, name.removesuffix("_fraction").replace("_", " "))
+
+
+def _beyond_memory_parts(found: Found) -> list[RenderableType]:
+    """How many jobs were simulated and do not fit their devices."""
+    num_beyond = sum(one.limited_by == MEMORY for one in found.evaluations.values())
+    return [f"{num_beyond:,} do not fit the devices' memory"] if num_beyond else []
+
+
+def nothing_holds_text(space: Space) -> str:
+    """What is said where the ranking is empty."""
+    if space.is_training:
+        return "No layout fits and holds the limits: use more devices, a smaller batch or shorter sequences."
+    return "No point holds the limits at any load."
+
+
+def worth_title(space: Space) -> str:
+    """Above what each setting is worth."""
+    text = "What each setting is worth: the best point with it, of the best of all"
+    return text if space.is_training else f"{text} (first stream)"
+
+
 def _burst_parts(report: SearchReport, found: Found) -> list[RenderableType]:
     """A warning where some of the best points' streams are over too soon."""
     lasting = [found.evaluations[index].figures.get("stream_over_e2e", LEAST_STREAM) for index in found.ranking]
     short = sum(times < LEAST_STREAM for times in lasting[: report.top])
-    if not short or report.study.space.load == "given":
+    if not short or report.study.space.load == "given" or report.study.space.is_training:
         return []
     return ["", f"{short} of these loads: {burst_text(min(lasting[: report.top]))}"]
 
@@ -168,10 +234,11 @@ def load_title(study: Study) -> str:
 
 
 def figure_names(study: Study) -> list[str]:
-    """The figures that a table shows: money, devices, and what is sought."""
-    names = ["devices", "usd_per_hour", "requests_per_usd"]
+    """The figures that a table shows: devices, money, and what is sought."""
+    names = ["devices", "usd_per_hour"]
     objective = study.space.objective
-    return names if objective in names or objective not in FIGURE_TITLES else [*names, objective]
+    shown = objective if objective in FIGURE_TITLES else "requests_per_usd"
+    return names if shown in names else [*names, shown]
 
 
 def latency_names(study: Study) -> list[str]:
@@ -186,18 +253,29 @@ def figure_text(one: Evaluation, name: str) -> str:
     value = one.figures.get(name)
     if value is None:
         return ""
-    return f"{value:,.0f}" if name == "devices" else f"{value:,.2f}" if "usd_per_" in name else number(value)
+    if name == "memory_bytes":
+        return format_bytes(value)
+    if name.endswith("_fraction") or name in ("mfu", "hfu"):
+        return percent(value)
+    if name in ("run_s", "step_s"):
+        return duration(value) if name == "run_s" else format_seconds(value)
+    if name in ("devices", "run_usd", "tokens_per_usd"):
+        return f"{value:,.0f}"
+    return f"{value:,.2f}" if "usd_per_" in name else number(value)
 
 
 def objective_text(objective: str) -> str:
     """`most requests per $`."""
-    most = "least" if objective in LESS_IS_BETTER else "most"
+    most = "most" if is_more_better(objective) else "least"
     return f"{most} {FIGURE_TITLES.get(objective, objective.replace('_', ' '))}"
 
 
-def _limits_text(limits: dict[str, float | str]) -> str:
-    held = [limit.title for limit in limits_from(limits)]
-    return "; ".join([*held, "the queue does not grow"])
+def limits_text(space: Space) -> str:
+    """What every point must keep to."""
+    if space.is_training:
+        held = [f"{name} <= {duration(most_s)}" for name, most_s in job_limits(space.limits).items()]
+        return "; ".join([*held, "the job fits its devices"])
+    return "; ".join([*(limit.title for limit in limits_from(space.limits)), "the queue does not grow"])
 
 
 def _effects_text(shares: dict[str, float]) -> str:
@@ -205,25 +283,35 @@ def _effects_text(shares: dict[str, float]) -> str:
 
 
 def _sureness_parts(study: Study, found: Found) -> list[RenderableType]:
+    if study.space.is_training:
+        best = found.evaluations[found.ranking[0]].figures
+        low, high = format_seconds(best["step_low_s"]), format_seconds(best["step_high_s"])
+        return ["", f"Of the first, 80% of measured steps are expected from {low} to {high}."]
     sure = confidence(found, study.space.objective)
     runs = len(found.seeds.get(found.ranking[0], []))
     if sure is None:
         return ["", "One stream of requests: nothing is said of chance (finalist_seeds: 5 would)."] if runs < 2 else []
     first, second = (study.point(index).title for index in found.ranking[:2])
     text = f"{first} beats {second} with {percent(sure)} confidence" if sure > 0.5 else f"{second} may be as good"
-    return ["", f"Of {runs} streams of requests, the same for all; bounds at {percent(CONFIDENCE)}. {text}."]
+    text = f"Of {runs} streams of requests, the same for all; bounds at {percent(CONFIDENCE)}. {text}."
+    others = [confidence(found, study.space.objective, rank) for rank in range(1, len(found.seeds) - 1)]
+    known = [f"{rank} {percent(one)}" for rank, one in enumerate(others, start=2) if one is not None]
+    return ["", text, *([f"Confidence of the others that they beat the next: {', '.join(known)}."] if known else [])]
 
 
-def _why_parts(results: Sequence[tuple[int, Result]]) -> list[RenderableType]:
+def _why_parts(results: Sequence[tuple[int, Result | TrainingResult]]) -> list[RenderableType]:
     rows = []
     for rank, (_, result) in enumerate(results, start=1):
+        if isinstance(result, TrainingResult):
+            rows.append([str(rank), bound_text(result), step_text(result)])
+            continue
         summary = result.summary
         shares = sorted(summary.time_fractions.items(), key=lambda item: -item[1])
         use = summary.utilisation
         rows.append(
             [
                 str(rank),
-                summary.bound_by.replace("_", " "),
+                bound_text(result),
                 ", ".join(f"{name} {percent(share)}" for name, share in shares if share >= 0.01),
                 percent(use.busy_fraction),
                 f"{use.mean_running:,.1f}",
@@ -232,23 +320,47 @@ def _why_parts(results: Sequence[tuple[int, Result]]) -> list[RenderableType]:
         )
     if not rows:
         return []
+    if isinstance(results[0][1], TrainingResult):
+        return ["", title("Why: where the best steps go"), columns(("", "most", "a step goes to"), rows, left=3)]
     heads = ("", "bound by", "time goes to", "busy", "running", "KV at most")
     return ["", title("Why: the best points at their load"), columns(heads, rows, left=3)]
 
 
+def bound_text(result: Result | TrainingResult) -> str:
+    """What bounds a deployment, or takes most of a training step."""
+    if isinstance(result, TrainingResult):
+        return max(result.breakdown_s, key=lambda name: result.breakdown_s[name])
+    return result.summary.bound_by.replace("_", " ")
+
+
+def step_text(result: TrainingResult) -> str:
+    """The parts of a training step that take 1% or more, the longest first."""
+    shares = sorted(result.breakdown_s.items(), key=lambda part: -part[1])
+    parts = [f"{name} {percent(seconds / result.step_s)}" for name, seconds in shares]
+    return ", ".join(part for part, (_, seconds) in zip(parts, shares, strict=True) if seconds >= 0.01 * result.step_s)
+
+
 def _frontier_parts(study: Study, found: Found) -> list[RenderableType]:
-    names = frontier_names(found)
+    names = frontier_names(study.space, found)
     kept = frontier(found, names)
     rows = [
         [study.point(index).title, *(figure_text(found.evaluations[index], name) for name in names)] for index in kept
     ]
-    heads = ("frontier, first stream", *(FIGURE_TITLES[name] for name in names))
+    heads = (frontier_title(study.space), *map(figure_title, names))
     more = [f"and {len(kept) - SHOWN_FRONTIER} more"] if len(kept) > SHOWN_FRONTIER else []
     return ["", columns(heads, rows[:SHOWN_FRONTIER]), *more]
 
 
-def frontier_names(found: Found) -> tuple[str, str]:
+def frontier_title(space: Space) -> str:
+    """Above the frontier: only the finalists meet more streams than the first."""
+    return "frontier" if space.is_training else "frontier, first stream"
+
+
+def frontier_names(space: Space, found: Found) -> tuple[str, str]:
     """The two objectives of the frontier that is shown."""
+    if space.is_training:
+        counts = {found.evaluations[index].figures["devices"] for index in found.ranking}
+        return FRONTIER_OVER_DEVICES if len(counts) > 1 else FRONTIER_OF_JOBS
     priced = any("requests_per_usd" in found.evaluations[index].figures for index in found.ranking)
     return FRONTIER if priced else FRONTIER_WITHOUT_PRICES
 
@@ -292,10 +404,12 @@ def _misconfiguration_parts(report: SearchReport) -> list[RenderableType]:
     return ["", title("What the best point of one workload is worth under another"), columns(heads, rows)]
 
 
-def _count_text(num_runs: int, num_requests: int, num_known: int, num_alike: int) -> str:
-    known = f"; {num_known:,} answers were known" if num_known else ""
-    alike = f"; {num_alike:,} points found to serve as a neighbour does" if num_alike else ""
-    return f"{num_runs:,} runs of {num_requests:,} requests in all{alike}{known}"
+def _count_text(count: Count, is_training: bool) -> str:
+    known = f"; {counted(count.num_known, 'answer was', 'answers were')} known" if count.num_known else ""
+    if is_training:
+        return f"{counted(count.num_runs, 'step')} simulated{known}"
+    alike = f"; {counted(count.num_alike, 'point')} found to serve as a neighbour does" if count.num_alike else ""
+    return f"{counted(count.num_runs, 'run')} of {counted(count.num_requests, 'request')} in all{alike}{known}"
 
 
 def study_document(report: SearchReport) -> dict[str, Any]:
@@ -308,12 +422,14 @@ def study_document(report: SearchReport) -> dict[str, Any]:
             {
                 "workload": found.workload,
                 "ranking": found.ranking[: report.top],
-                "confidence_first_beats_second": confidence(found, study.space.objective),
+                "confidence_beats_next": [
+                    confidence(found, study.space.objective, rank) for rank in range(min(len(found.seeds), report.top))
+                ],
                 "points": [point_document(study, found, index) for index in found.ranking[: report.top]],
-                "best_by_objective": best_by_objective(found),
-                "frontier": frontier(found, frontier_names(found)),
+                "best_by_objective": best_by_objective(found, objectives_of(study.space)),
+                "frontier": frontier(found, frontier_names(study.space, found)),
                 "sensitivity": sensitivity(study.space, found),
-                "bound_by": {str(index): result.summary.bound_by for index, result in why},
+                "bound_by": {str(index): bound_text(result) for index, result in why},
                 "refusals": {reason: len(points) for reason, points in found.refusals.items()},
                 "fleets": [msgspec.to_builtins(fleet) for fleet in (report.fleets[at] if report.fleets else [])],
             }

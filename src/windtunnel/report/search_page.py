@@ -9,28 +9,42 @@ from typing import Any
 
 import numpy as np
 
+from windtunnel.engine.training import TrainingResult
 from windtunnel.errors import WindtunnelError
-from windtunnel.interop.launch_scripts import kubernetes_manifests, launch_script
+from windtunnel.interop.launch_scripts import helm_chart, kubernetes_manifests, launch_script
+from windtunnel.interop.megatron_script import megatron_script
 from windtunnel.report.documents import as_text
 from windtunnel.report.html import Section, cards, page, paragraph, table
 from windtunnel.report.search import (
     FIGURE_TITLES,
+    JOB_FIGURES,
     SearchReport,
+    bound_text,
     figure_text,
+    figure_title,
     frontier_names,
+    frontier_title,
     limit_name,
     limit_text,
+    limits_text,
     mean_of,
+    nothing_holds_text,
     objective_text,
+    step_text,
     study_document,
+    worth_title,
 )
 from windtunnel.report.tables import number, percent
-from windtunnel.search.answers import frontier, label_of, scenario_of, sensitivity
-from windtunnel.search.limits import limits_from
+from windtunnel.search.answers import frontier, job_of, label_of, scenario_of, sensitivity
+from windtunnel.search.limits import METRICS, limits_from
 from windtunnel.search.optimize import Found, Study
+from windtunnel.search.scores import is_more_better
 from windtunnel.search.space import Space, value_text
 from windtunnel.spec.engine_defaults import engine_defaults
 from windtunnel.spec.scenario import Scenario, pool_scenario, save
+from windtunnel.spec.training import TrainingJob
+from windtunnel.spec.training import resolve as resolve_job
+from windtunnel.spec.training import save as save_job
 
 MOST_DRAWN = 20_000
 """Points of the interactive figure; the best ones where there are more."""
@@ -51,6 +65,16 @@ DRAWN_FIGURES = (
     "e2e_p90",
     "busy_fraction",
     "kv_peak_fraction",
+    "step_s",
+    "tokens_per_s_per_device",
+    "tokens_per_usd",
+    "mfu",
+    "bubble_fraction",
+    "exposed_fraction",
+    "memory_fraction",
+    "run_s",
+    "run_usd",
+    "token_j",
 )
 
 PLOT = Path(__file__).with_name("search_plot.js")
@@ -79,14 +103,12 @@ def search_page(report: SearchReport) -> str:
         shares = [(name, *map(percent, row)) for name, row in zip(names, report.misconfiguration, strict=True)]
         body = table(("best for", *(f"under {name}" for name in names)), shares)
         sections.append(Section("What the best point of one workload is worth under another", body))
-    title = f"Search: {space.scenario.get('model', '')}"
-    return page(title, space_line(space), sections, PLOT.read_text(encoding="utf-8"))
+    return page(f"Search: {space.model}", space_line(space), sections, PLOT.read_text(encoding="utf-8"))
 
 
 def space_line(space: Space) -> str:
     """How many points, the limits to hold, and what is sought."""
-    held = "; ".join(limit.title for limit in limits_from(space.limits)) or "none but a queue that does not grow"
-    return f"{space.num_points:,} points. Limits: {held}. Sought: {objective_text(space.objective)}."
+    return f"{space.num_points:,} points. Limits: {limits_text(space)}. Sought: {objective_text(space.objective)}."
 
 
 def found_sections(study: Study, found: Found, best: str) -> list[Section]:
@@ -105,13 +127,15 @@ def found_sections(study: Study, found: Found, best: str) -> list[Section]:
 def _best(report: SearchReport, at: int, found: Found) -> str:
     study = report.study
     if not found.ranking:
-        return paragraph("No point holds the limits at any load.")
+        return paragraph(nothing_holds_text(study.space))
+    if study.space.is_training:
+        return _best_jobs(report, found)
     index, result = report.why[at][0]
     best = mean_of(found.seeds.get(index, [found.evaluations[index]]))
     facts = [
         (number(best.load), "requests/s sustained"),
         *((figure_text(best, name), FIGURE_TITLES[name]) for name in ("requests_per_usd", "usd_per_hour")),
-        (result.summary.bound_by.replace("_", " "), "bounds the best point"),
+        (bound_text(result), "bounds the best point"),
     ]
     remark = limit_text(best.limited_by, limits_from(study.space.limits))
     remark = f"Of the first: {remark}. Figures are means over the streams of requests that a point met."
@@ -136,31 +160,64 @@ def best_table(study: Study, found: Found, top: int) -> str:
     return table(heads, rows)
 
 
+def _best_jobs(report: SearchReport, found: Found) -> str:
+    study = report.study
+    names = [name for name in JOB_FIGURES if name in found.evaluations[found.ranking[0]].figures]
+    rows = [
+        (study.point(index).title, *(figure_text(found.evaluations[index], name) for name in names))
+        for index in found.ranking[: report.top]
+    ]
+    best = found.evaluations[found.ranking[0]]
+    shown = ("step_s", "tokens_per_s_per_device", "mfu", "memory_fraction")
+    facts = [(figure_text(best, name), figure_title(name)) for name in shown]
+    why = [
+        (str(rank), step_text(result))
+        for rank, (_, result) in enumerate(report.why[0], start=1)
+        if isinstance(result, TrainingResult)
+    ]
+    return (
+        cards(facts)
+        + table(("point", *map(figure_title, names)), rows)
+        + table(("rank", "a step goes to"), why, left=2)
+    )
+
+
 def _plot(study: Study, found: Found) -> str:
     """Every point that holds the limits in a figure whose axes, colours and filters the reader chooses."""
     indices = found.ranking[:MOST_DRAWN]
     figures = [name for name in DRAWN_FIGURES if any(name in found.evaluations[index].figures for index in indices)]
     names = list(study.space.vary) or ["scenario"]
     points = [study.point(index).choice for index in indices]
-    x, y = reversed(frontier_names(found))
+    x, y = reversed(frontier_names(study.space, found))
     data = {
-        "figures": figures,
+        "figures": [plot_title(name) for name in figures],
+        "more": [is_more_better(name) for name in figures],
         "names": [name.rpartition(".")[2] for name in names],
         "choices": [[value_text(choice.get(name, "")) for name in names] for choice in points],
         "values": [[_rounded(found.evaluations[index].figures.get(name)) for name in figures] for index in indices],
-        "x": x,
-        "y": y,
+        "x": plot_title(x),
+        "y": plot_title(y),
     }
+    streams = "" if study.space.is_training else " Figures are of the first stream of requests, which every point met."
     text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
     return (
         '<div class="search"><p><label>across <select class="across"></select></label> '
         '<label>up <select class="up"></select></label> <label>colour <select class="colour"></select></label></p>'
-        '<p class="filters"></p><canvas class="plot" width="900" height="460"></canvas>'
-        '<p class="legend"></p><p class="lead tip">point at a deployment</p>'
+        '<p class="filters"></p><canvas class="plot"></canvas>'
+        '<p class="legend"></p><p class="lead tip">point at a dot</p>'
         f'<script type="application/json" class="points">{text}</script></div>'
-        + paragraph("The large dot is the best point; the dashed line is the frontier of the two axes.")
+        + paragraph(f"The large dot is the best point; the dashed line is the frontier of the two axes.{streams}")
         + _frontier(study, found)
     )
+
+
+def plot_title(name: str) -> str:
+    """A figure as an axis calls it."""
+    metric, _, statistic = name.partition("_")
+    if metric in METRICS:
+        return f"{METRICS[metric]} {statistic} [s]"
+    title = figure_title(name)
+    return f"{title} [s]" if name.endswith("_s") and not name.endswith("_per_s") else title
 
 
 def _rounded(value: float | None) -> float | None:
@@ -168,12 +225,12 @@ def _rounded(value: float | None) -> float | None:
 
 
 def _frontier(study: Study, found: Found) -> str:
-    names = frontier_names(found)
+    names = frontier_names(study.space, found)
     rows = [
         (study.point(index).title, *(figure_text(found.evaluations[index], name) for name in names))
         for index in frontier(found, names)
     ]
-    return table(("frontier", *(FIGURE_TITLES[name] for name in names)), rows)
+    return table((frontier_title(study.space), *map(figure_title, names)), rows)
 
 
 def _effects(study: Study, found: Found) -> str:
@@ -182,7 +239,7 @@ def _effects(study: Study, found: Found) -> str:
     for name, shares in sensitivity(study.space, found).items():
         for value, share in shares.items():
             rows.append((name.rpartition(".")[2], value, percent(share) if share else "none holds the limits"))
-    lead = paragraph("The best point with each value, as a share of the best of all.")
+    lead = paragraph(f"{worth_title(study.space)}.")
     return lead + table(("setting", "value", "worth"), rows, left=2)
 
 
@@ -203,11 +260,15 @@ def write_study(report: SearchReport, folder: Path) -> None:
             (draft / "search.json").write_text(as_text(study_document(report)) + "\n", encoding="utf-8")
             (draft / "search.html").write_text(search_page(report), encoding="utf-8")
             for found in study.found:
-                if found.ranking:
+                if found.ranking and study.space.is_training:
+                    _write_job(job_of(study, found.ranking[0]), draft)
+                elif found.ranking:
                     _write_winner(scenario_of(study, found, found.ranking[0]), draft, found.workload)
             folder.mkdir(exist_ok=True)
-            for file in sorted(draft.iterdir()):
-                file.replace(folder / file.name)
+            for file in sorted(file for file in draft.rglob("*") if file.is_file()):
+                target = folder / file.relative_to(draft)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                file.replace(target)
     except OSError as error:
         raise WindtunnelError(f"the search cannot be written to {folder}: {error.strerror or error}") from None
 
@@ -220,6 +281,16 @@ def _write_winner(scenario: Scenario, folder: Path, workload: str | None) -> Non
     save(scenario, folder / f"{prefix}scenario.yaml")
     (folder / f"{prefix}launch.sh").write_text(launch_script(scenario, versions), encoding="utf-8")
     (folder / f"{prefix}kubernetes.yaml").write_text(kubernetes_manifests(scenario, versions), encoding="utf-8")
+    for path, text in helm_chart(scenario, versions).items():
+        file = folder / f"{prefix}chart" / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+
+
+def _write_job(job: TrainingJob, folder: Path) -> None:
+    save_job(job, folder / "job.yaml")
+    if job.framework == "megatron":
+        (folder / "launch.sh").write_text(megatron_script(resolve_job(job)), encoding="utf-8")
 
 
 def _write_points(study: Study, path: Path) -> None:

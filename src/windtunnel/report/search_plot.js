@@ -1,12 +1,26 @@
-// A scatter of deployments whose axes, colours and filters the reader chooses. `root` holds the controls, `data` the
-// points, best first: figures (names of values), names (of settings), choices and values (of each point), x and y.
+// A scatter of points whose axes, colours and filters the reader chooses. `root` holds the controls, `data` the points,
+// best first: figures (what values are called), more (whether more of a figure is better), names (of settings), choices
+// and values (of each point), x and y.
 function drawSearch(root, data) {
   const part = (name) => root.querySelector("." + name);
   const canvas = part("plot");
   const pen = canvas.getContext("2d");
   const palette = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6bb1", "#7f7f7f"];
-  const box = { left: 78, right: canvas.width - 16, top: 14, bottom: canvas.height - 48 };
+  const box = { left: 78, right: 0, top: 14, bottom: 0 };
   let shown = [];
+
+  // As many pixels as the window has for it, so that letters keep their size on narrow ones.
+  function fit() {
+    const width = Math.min(Math.max(root.clientWidth, 280), 900);
+    const height = Math.max(Math.round(width / 2), 280);
+    const dots = window.devicePixelRatio || 1;
+    canvas.width = width * dots;
+    canvas.height = height * dots;
+    canvas.style.width = width + "px";
+    canvas.style.height = height + "px";
+    pen.setTransform(dots, 0, 0, dots, 0, 0);
+    Object.assign(box, { right: width - 16, bottom: height - 48, width, height });
+  }
 
   function fill(select, names, first) {
     for (const name of names) {
@@ -44,31 +58,37 @@ function drawSearch(root, data) {
       high = Math.max(high, data.values[index][at]);
     }
     const margin = 0.04 * (high - low || Math.abs(high) || 1);
-    return [low - margin, high + margin];
+    return [low < 0 ? low - margin : Math.max(low - margin, 0), high + margin];
+  }
+
+  // Round numbers within a range, five or so.
+  function ticks([low, high], count) {
+    const raw = (high - low) / count;
+    const size = 10 ** Math.floor(Math.log10(raw));
+    const step = size * [1, 2, 5, 10].find((times) => times * size >= raw);
+    const found = [];
+    for (let at = Math.ceil(low / step); at * step <= high; at++) found.push(Number((at * step).toPrecision(6)));
+    return found;
   }
 
   function axes(x, y, across, up, toX, toY) {
     pen.globalAlpha = 0.5;
     pen.strokeRect(box.left, box.top, box.right - box.left, box.bottom - box.top);
     pen.globalAlpha = 1;
-    for (let step = 0; step <= 4; step++) {
-      const atX = across[0] + ((across[1] - across[0]) * step) / 4;
-      const atY = up[0] + ((up[1] - up[0]) * step) / 4;
-      pen.textAlign = "center";
-      pen.fillText(Number(atX.toPrecision(3)), toX(atX), box.bottom + 16);
-      pen.textAlign = "right";
-      pen.fillText(Number(atY.toPrecision(3)), box.left - 6, toY(atY) + 4);
-    }
     pen.textAlign = "center";
-    pen.fillText(data.figures[x], (box.left + box.right) / 2, canvas.height - 10);
+    for (const at of ticks(across, box.width / 150)) pen.fillText(at.toLocaleString("en"), toX(at), box.bottom + 16);
+    pen.fillText(data.figures[x], (box.left + box.right) / 2, box.height - 10);
+    pen.textAlign = "right";
+    for (const at of ticks(up, 5)) pen.fillText(at.toLocaleString("en"), box.left - 6, toY(at) + 4);
     pen.save();
+    pen.textAlign = "center";
     pen.translate(14, (box.top + box.bottom) / 2);
     pen.rotate(-Math.PI / 2);
     pen.fillText(data.figures[y], 0, 0);
     pen.restore();
   }
 
-  const sign = (at) => (/^(requests|output_tokens)/.test(data.figures[at]) ? -1 : 1);
+  const sign = (at) => (data.more[at] ? -1 : 1);
 
   function frontier(indices, x, y, toX, toY) {
     const value = (index, at) => sign(at) * data.values[index][at];
@@ -102,12 +122,13 @@ function drawSearch(root, data) {
     const colour = data.names.indexOf(part("colour").value);
     const ink = getComputedStyle(document.body).color;
     const indices = kept(x, y);
-    pen.clearRect(0, 0, canvas.width, canvas.height);
+    fit();
     pen.font = "12px system-ui";
     pen.fillStyle = pen.strokeStyle = ink;
     shown = [];
     if (!indices.length) {
-      pen.fillText("no point", canvas.width / 2, canvas.height / 2);
+      pen.fillText("no point", box.width / 2, box.height / 2);
+      legend([]);
       return;
     }
     const across = range(indices, x);
@@ -140,18 +161,19 @@ function drawSearch(root, data) {
     return settings.join(", ") + ": " + figures.join(", ");
   }
 
-  canvas.addEventListener("mousemove", (event) => {
+  canvas.addEventListener("pointermove", (event) => {
     const at = canvas.getBoundingClientRect();
-    const x = ((event.clientX - at.left) * canvas.width) / at.width;
-    const y = ((event.clientY - at.top) * canvas.height) / at.height;
+    const x = event.clientX - at.left;
+    const y = event.clientY - at.top;
     const far = (point) => (point.x - x) ** 2 + (point.y - y) ** 2;
     const near = shown.reduce((best, point) => (best && far(best) <= far(point) ? best : point), null);
-    part("tip").textContent = near && far(near) < 144 ? describe(near.index) : "point at a deployment";
+    part("tip").textContent = near && far(near) < 144 ? describe(near.index) : "point at a dot";
   });
   fill(part("across"), data.figures, data.x);
   fill(part("up"), data.figures, data.y);
   fill(part("colour"), data.names, data.names[0]);
   data.names.forEach(addFilter);
+  window.addEventListener("resize", draw);
   draw();
 }
 function drawSearches() {

@@ -38,10 +38,12 @@ def model_line(setup: Setup) -> str:
     return f"{setup.model.name}, {formats(setup.precision)}"
 
 
-def deployment_line(setup: Setup, replicas: int = 1) -> str:
-    """Devices, how they are used, engine and scheduler."""
+def deployment_line(setup: Setup, replicas: int = 1, most: int | None = None) -> str:
+    """Devices, how they are used, engine and scheduler; of replicas that come and go, from how many to how many."""
     parallelism, engine = setup.parallelism, setup.engine
-    copies = f"{replicas} replicas of " if replicas > 1 else ""
+    most = most or replicas
+    copies = f"{replicas} to {most} replicas of " if most > replicas else f"{replicas} replicas of "
+    copies = copies if most > 1 else ""
     how = split_text(parallelism)
     scheduler = SCHEDULER_TITLES.get(str(engine.scheduler), str(engine.scheduler))
     title = ENGINE_TITLES.get(engine.name, engine.name)

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from rich.console import RenderableType
 
 from windtunnel.engine.campaign import Campaign
-from windtunnel.engine.layouts import Layouts
 from windtunnel.engine.training import TrainingResult
 from windtunnel.engine.training_costs import PHASES, ExplainedTask
 from windtunnel.engine.training_intervals import step_interval
@@ -137,31 +136,6 @@ def _run_rows(run: Campaign) -> list[tuple[str, str]]:
 def _goodput(run: Campaign) -> str:
     failures = f"; {number(run.num_failures)} failures expected" if run.num_failures else ""
     return f"{percent(run.goodput_fraction)} in steps{failures}"
-
-
-def layouts_report(found: Layouts) -> list[RenderableType]:
-    """The fastest layouts that fit, one a row."""
-    head = f"{found.num_tried:,} layouts tried, {found.num_fitting:,} of them fit"
-    if not found.best:
-        return [title(head), "None of them fits: use more devices, a smaller batch or shorter sequences."]
-    setup = found.best[0].setup
-    headers = ("TP", "CP", "PP", "VPP", "EP", "DP", "micro-batch", "recompute", "step", "tokens/s", "MFU", "memory")
-    rows = []
-    for result in found.best:
-        at = result.setup.degrees
-        degrees = (at.tp, at.cp, at.pp, at.virtual_stages, at.ep, at.dp, at.micro_batch)
-        rows.append(
-            (
-                *map(str, degrees),
-                result.setup.job.recompute.granularity,
-                format_seconds(result.step_s),
-                number(result.tokens_per_s),
-                percent(result.mfu),
-                format_bytes(result.worst_memory.total_bytes),
-            )
-        )
-    about = f"{setup.model.name} on {setup.degrees.num_devices:,} x {setup.device.title}"
-    return [title(about), head, "", columns(headers, rows, left=0)]
 
 
 def tasks_report(tasks: list[ExplainedTask]) -> list[RenderableType]:

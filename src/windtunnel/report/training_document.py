@@ -4,7 +4,6 @@ from dataclasses import asdict
 from typing import Any
 
 from windtunnel.engine.campaign import Campaign
-from windtunnel.engine.layouts import Layouts
 from windtunnel.engine.training import TrainingResult
 from windtunnel.engine.training_costs import ExplainedTask
 from windtunnel.engine.training_intervals import step_interval
@@ -40,13 +39,3 @@ def training_document(result: TrainingResult, run: Campaign | None, tasks: list[
     if tasks:
         document["tasks"] = [asdict(task) for task in tasks]
     return document
-
-
-def layouts_document(found: Layouts) -> dict[str, Any]:
-    """The layouts that a search found, the fastest first."""
-    return {
-        "windtunnel": version(),
-        "num_tried": found.num_tried,
-        "num_fitting": found.num_fitting,
-        "layouts": [training_document(result, None, []) for result in found.best],
-    }

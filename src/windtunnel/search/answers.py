@@ -10,15 +10,18 @@ import msgspec
 
 from windtunnel.engine.run import simulate
 from windtunnel.engine.serving import Result
+from windtunnel.engine.training import TrainingResult, simulate_training
 from windtunnel.search.confidence import confidence_above
 from windtunnel.search.evaluate import Evaluator, Question
 from windtunnel.search.executors import Workers
 from windtunnel.search.load import at_load, own_load
 from windtunnel.search.optimize import Asker, Found, Study
-from windtunnel.search.scores import OBJECTIVES, score
+from windtunnel.search.scores import score
 from windtunnel.search.space import Space, point_at
 from windtunnel.search.store import Store
+from windtunnel.search.training import TrainingEvaluator
 from windtunnel.spec.scenario import Scenario
+from windtunnel.spec.training import TrainingJob
 
 
 def frontier(found: Found, objectives: Sequence[str]) -> list[int]:
@@ -35,7 +38,7 @@ def frontier(found: Found, objectives: Sequence[str]) -> list[int]:
     return kept
 
 
-def best_by_objective(found: Found, objectives: Sequence[str] = OBJECTIVES) -> dict[str, int]:
+def best_by_objective(found: Found, objectives: Sequence[str]) -> dict[str, int]:
     """Objective -> the point that is best in it; objectives that no point has a figure for are left out."""
     best = {}
     for name in objectives:
@@ -83,11 +86,11 @@ def label_of(value: object) -> str:
     return "default" if value is None else msgspec.json.encode(value).decode()
 
 
-def confidence(found: Found, objective: str) -> float | None:
-    """The confidence that the first point is better than the second; None without streams enough or a second."""
-    if len(found.ranking) < 2:
+def confidence(found: Found, objective: str, rank: int = 0) -> float | None:
+    """The confidence that a point of the ranking is better than the next; None without streams enough or a next one."""
+    if len(found.ranking) < rank + 2:
         return None
-    first, second = (found.seeds.get(index, []) for index in found.ranking[:2])
+    first, second = (found.seeds.get(index, []) for index in found.ranking[rank : rank + 2])
     scores = [[score(one, objective) for one in runs] for runs in (first, second)]
     if len(scores[0]) != len(scores[1]) or not all(math.isfinite(value) for runs in scores for value in runs):
         return None
@@ -165,6 +168,13 @@ def scenario_of(study: Study, found: Found, index: int) -> Scenario:
     return msgspec.structs.replace(scenario, workload=workload, seed=study.space.seed)
 
 
-def why(study: Study, found: Found, most: int) -> list[tuple[int, Result]]:
-    """The best points' runs at their loads, in full: what bounds them, how full they are, how sure their times are."""
+def job_of(study: Study, index: int) -> TrainingJob:
+    """The training job of a point: simulated alone it gives the same figures."""
+    return TrainingEvaluator(study.space).job(index)
+
+
+def why(study: Study, found: Found, most: int) -> list[tuple[int, Result | TrainingResult]]:
+    """The best points' runs in full: what bounds them, where their time goes, how sure it is."""
+    if study.space.is_training:
+        return [(index, simulate_training(job_of(study, index))) for index in found.ranking[:most]]
     return [(index, simulate(scenario_of(study, found, index))) for index in found.ranking[:most]]

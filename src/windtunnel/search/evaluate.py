@@ -17,6 +17,7 @@ from windtunnel.kernels import state
 from windtunnel.metrics.summary import SECONDS_PER_HOUR, itl_distribution
 from windtunnel.search.bench import Bench
 from windtunnel.search.capacity import TOLERANCE, Capacity, capacity
+from windtunnel.search.files import files_digest
 from windtunnel.search.limits import limits_from
 from windtunnel.search.load import Stream, is_closed, stream_of
 from windtunnel.search.probe import Served, probe
@@ -136,6 +137,7 @@ class Evaluator:
     bench: Bench = field(default_factory=Bench)
     streams: dict[Any, Stream] = field(default_factory=dict)
     families: dict[Any, Deployed | InputError] = field(default_factory=dict)
+    knobs: dict[bytes, EngineSettings] = field(default_factory=dict)
     digests: dict[Any, bytes] = field(default_factory=dict)
 
     def deployed(self, point: Point, workload: str | None = None) -> Deployed:
@@ -148,13 +150,20 @@ class Evaluator:
         knobs = {name: value for name, value in point.knobs.items() if value is not None}
         if family.setup is None or not knobs:
             return family
-        asked = decode({"engine": knobs}, _Knobs, "deployment").engine
+        asked = self._asked(knobs)
         given = with_settings(family.scenario.deployment.engine, asked)
         deployment = msgspec.structs.replace(family.scenario.deployment, engine=given)
         scenario = msgspec.structs.replace(family.scenario, deployment=deployment)
         return replace(
             family, scenario=scenario, setup=replace(family.setup, engine=with_settings(family.setup.engine, asked))
         )
+
+    def _asked(self, knobs: dict[str, Any]) -> EngineSettings:
+        """Knobs as settings; every family has the same ones."""
+        key = msgspec.json.encode(knobs)
+        if key not in self.knobs:
+            self.knobs[key] = decode({"engine": knobs}, _Knobs, "deployment").engine
+        return self.knobs[key]
 
     def _family(self, point: Point, workload: str | None) -> Deployed:
         key = (workload, msgspec.json.encode(point.others))
@@ -175,6 +184,24 @@ class Evaluator:
         takes = taken_by(scenario)
         check_budget(takes, self.space.budget)
         return Deployed(scenario, None if scenario.deployment.pools else resolve(scenario), takes)
+
+    def check(self, index: int, workload: str | None) -> None:
+        """Raise InputError where the point cannot be."""
+        self.deployed(point_at(self.space, index), workload)
+
+    def num_requests(self, workload: str | None) -> int:
+        """Of the whole workload: the first point's that can be."""
+        for index in range(self.space.num_points):
+            try:
+                deployed = self.deployed(point_at(self.space, index), workload)
+            except InputError:
+                continue
+            return self.stream(deployed.scenario, 0, None).unit.num_requests
+        return 1
+
+    def family(self, index: int) -> bytes:
+        """Equal for points that differ in knobs only."""
+        return msgspec.json.encode(point_at(self.space, index).others)
 
     def stream(self, scenario: Scenario, seed: int, num_requests: int | None) -> Stream:
         """The requests of a point; points of one workload share them."""
@@ -257,7 +284,8 @@ class Evaluator:
         if requests not in self.digests:
             stream = self.stream(deployed.scenario, question.seed, question.num_requests)
             self.digests[requests] = stream_digest(stream)
-        plain = msgspec.json.encode((deployment, engine, self.space.limits, self.space.load, question))
+        limits = [(limit.name, limit.most_s) for limit in limits_from(self.space.limits)]
+        plain = msgspec.json.encode((deployment, engine, limits, self.space.load, question))
         parts = (code_digest(), self.digests[names], self.digests[requests], plain)
         return hashlib.sha256(b"\0".join(parts)).hexdigest()
 
@@ -433,14 +461,16 @@ def _use(deployed: Deployed, server: Server | Fleet, served: Served, span_s: flo
 
 
 def names_digest(deployed: Deployed) -> bytes:
-    """Of all that the catalog says of a point's models, devices, nodes and calibrations."""
+    """Of all that the catalog says of a point's models, devices, nodes and calibrations, and of the files that its
+    deployment names."""
     pools = [resolve(pool_scenario(deployed.scenario, pool)) for pool in deployed.scenario.deployment.pools]
     setups = [deployed.setup] if deployed.setup is not None else pools
     nouns = [
         (one.model, one.precision, one.device, one.node, one.calibration, one.max_model_len, one.network)
         for one in setups
     ]
-    return hashlib.sha256(msgspec.json.encode((nouns, [one.engine for one in pools]))).digest()
+    files = files_digest(msgspec.to_builtins(deployed.scenario.deployment))
+    return hashlib.sha256(msgspec.json.encode((nouns, [one.engine for one in pools])) + files).digest()
 
 
 def stream_digest(stream: Stream) -> bytes:

@@ -17,10 +17,12 @@ import msgspec
 from windtunnel.errors import InputError, MissingExtraError, WindtunnelError
 from windtunnel.search.evaluate import Evaluation, Evaluator, Neighbours, Question
 from windtunnel.search.space import Space
+from windtunnel.search.training import TrainingEvaluator
 from windtunnel.spec.noun import Noun
 
 ExecutorName = Literal["here", "threads", "processes", "ray"]
 EXECUTORS = ("here", "threads", "processes", "ray")
+AnyEvaluator = Evaluator | TrainingEvaluator
 MOST_TRIES = 4
 """Of a chunk whose worker died."""
 
@@ -40,7 +42,12 @@ class Answers(Noun):
     evaluations: tuple[Evaluation, ...]
 
 
-def run_chunk(evaluator: Evaluator, chunk: Chunk) -> tuple[Evaluation, ...]:
+def evaluator_of(space: Space) -> AnyEvaluator:
+    """What evaluates the points of a space."""
+    return TrainingEvaluator(space) if space.is_training else Evaluator(space)
+
+
+def run_chunk(evaluator: AnyEvaluator, chunk: Chunk) -> tuple[Evaluation, ...]:
     """Evaluate a chunk's points in order."""
     neighbours = Neighbours()
     return tuple(evaluator.evaluate(index, chunk.workload, chunk.question, neighbours) for index in chunk.indices)
@@ -78,7 +85,7 @@ class Workers:
 
             ray.shutdown()
 
-    def run(self, chunks: Sequence[Chunk], evaluator: Evaluator) -> Iterator[Answers]:
+    def run(self, chunks: Sequence[Chunk], evaluator: AnyEvaluator) -> Iterator[Answers]:
         """Run every chunk once and give its answers when they come, in any order.
 
         Args:
@@ -103,7 +110,7 @@ class Workers:
 
         def work(number: int) -> Answers:
             if not hasattr(self.own, "evaluator"):
-                self.own.evaluator = Evaluator(self.space)
+                self.own.evaluator = evaluator_of(self.space)
             return Answers(chunk=number, evaluations=run_chunk(self.own.evaluator, chunks[number]))
 
         for future in as_completed([self.pool.submit(work, number) for number in range(len(chunks))]):
@@ -153,14 +160,14 @@ class Workers:
 
 def run_encoded(space: bytes, number: int, chunk: bytes) -> bytes:
     """`run_chunk` in another process: spaces, chunks and answers travel as bytes."""
-    evaluations = run_chunk(_evaluator_of(space), msgspec.msgpack.decode(chunk, type=Chunk))
+    evaluations = run_chunk(_kept_evaluator(space), msgspec.msgpack.decode(chunk, type=Chunk))
     return msgspec.msgpack.encode(Answers(chunk=number, evaluations=evaluations))
 
 
 @cache
-def _evaluator_of(space: bytes) -> Evaluator:
+def _kept_evaluator(space: bytes) -> AnyEvaluator:
     """A process keeps one for every space that it works on."""
-    return Evaluator(msgspec.msgpack.decode(space, type=Space))
+    return evaluator_of(msgspec.msgpack.decode(space, type=Space))
 
 
 def _join(ray: Any, num_workers: int, address: str | None) -> None:

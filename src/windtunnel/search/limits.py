@@ -68,19 +68,28 @@ def limit_of(name: str, value: float | str) -> Limit:
     return Limit(match["metric"], statistic, most_s)
 
 
+def named_values(text: str) -> dict[str, str]:
+    """`ttft_p90=2s,tpot_p99=50ms` as names and values.
+
+    Raises:
+        InputError: another form.
+    """
+    found = {}
+    for part in text.replace(",", " ").split():
+        name, separator, value = part.partition("=")
+        if not separator or not value:
+            raise InputError(f"--slo: {part!r} is not of the form name=time", "for instance ttft_p90=2s,tpot_p99=50ms")
+        found[name] = value
+    return found
+
+
 def parse_limits(text: str) -> tuple[Limit, ...]:
     """`ttft_p90=2s,tpot_p99=50ms` as limits.
 
     Raises:
         InputError: another form, or what `limit_of` raises.
     """
-    found = []
-    for part in text.replace(",", " ").split():
-        name, separator, value = part.partition("=")
-        if not separator or not value:
-            raise InputError(f"--slo: {part!r} is not of the form name=time", "for instance ttft_p90=2s,tpot_p99=50ms")
-        found.append(limit_of(name, value))
-    return tuple(found)
+    return limits_from(named_values(text))
 
 
 def limits_from(values: Mapping[str, float | str]) -> tuple[Limit, ...]:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from windtunnel.search.confidence import lower_bound
 from windtunnel.search.evaluate import Evaluation
+from windtunnel.search.space import Space
 
 LATENCIES = tuple(f"{metric}_{at}" for metric in ("ttft", "tpot", "itl", "e2e") for at in ("mean", "p50", "p90", "p99"))
 MORE_IS_BETTER = (
@@ -16,6 +17,18 @@ MORE_IS_BETTER = (
 )
 LESS_IS_BETTER = ("usd_per_million_output_tokens", "usd_per_hour", "devices", "output_token_j", "mean_w", *LATENCIES)
 OBJECTIVES = (*MORE_IS_BETTER, *LESS_IS_BETTER)
+MORE_OF_JOBS = ("tokens_per_s_per_device", "tokens_per_s", "tokens_per_usd", "mfu")
+LESS_OF_JOBS = ("step_s", "run_s", "run_usd", "run_j", "token_j", "usd_per_hour", "devices", "memory_bytes")
+
+
+def objectives_of(space: Space) -> tuple[str, ...]:
+    """What can be sought in a space."""
+    return (*MORE_OF_JOBS, *LESS_OF_JOBS) if space.is_training else OBJECTIVES
+
+
+def is_more_better(objective: str) -> bool:
+    """Whether an objective is sought to be great, not small."""
+    return objective in MORE_IS_BETTER or objective in MORE_OF_JOBS
 
 
 def score(evaluation: Evaluation, objective: str) -> float:
@@ -23,7 +36,7 @@ def score(evaluation: Evaluation, objective: str) -> float:
     value = evaluation.figures.get(objective)
     if value is None or not evaluation.holds:
         return -math.inf
-    return value if objective in MORE_IS_BETTER else -value
+    return value if is_more_better(objective) else -value
 
 
 def surely(evaluations: Sequence[Evaluation], objective: str) -> float:

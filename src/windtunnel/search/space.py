@@ -1,4 +1,5 @@
-"""A space of deployments: a scenario, what varies in it, the limits to hold and the budget to keep to.
+"""A space of deployments or of training jobs: a scenario or a job, what varies in it, the limits to hold and the
+budget to keep to.
 
 model: meta-llama/Llama-3.1-8B
 deployment: {device: h100_sxm}
@@ -12,6 +13,13 @@ vary:
     one prefills, one decodes: {deployment.pools: [{name: p, role: prefill}, {name: d, role: decode}]}
 limits: {ttft_p90: 2s, tpot_p99: 50ms}
 budget: {devices: 8}
+
+model: llama-3.1-70b
+device: h100_sxm
+num_devices: 64
+sequence_tokens: 8192
+global_batch: 128
+vary: {layouts: all}
 """
 
 import copy
@@ -25,10 +33,12 @@ from typing import Any, Literal
 import msgspec
 
 from windtunnel.errors import InputError, did_you_mean
+from windtunnel.search.layouts import vary_layouts
 from windtunnel.search.limits import limits_from
 from windtunnel.spec.noun import Noun, decode, read_yaml
 from windtunnel.spec.scenario import Scenario, keep_published_formats, scenario_from, set_path
-from windtunnel.spec.shorthand import PATHS
+from windtunnel.spec.shorthand import JOB_PATHS, PATHS
+from windtunnel.spec.training import TrainingJob
 
 Strategy = Literal["exhaustive", "halving", "tpe"]
 
@@ -41,6 +51,13 @@ SHORT_PATHS = {
     "workload.concurrency": "workload.arrivals.concurrency",
 }
 """Short name in `vary` -> path in a scenario."""
+
+ONLY_OF_JOBS = {"sequence_tokens", "global_batch"}
+"""Keys that every training job has and no scenario."""
+ONLY_OF_DEPLOYMENTS = ("workloads", "load", "finalists", "finalist_seeds")
+"""What a space of training jobs does not vary: a step meets no requests, and there is no chance in it."""
+LAYOUTS, ALL = "layouts", "all"
+"""`vary: {layouts: all}`: every way to spread a training job over its devices."""
 
 ENGINE_PREFIX = "deployment.engine."
 ENGINE_IDENTITY = ("name", "version", "scheduler", "scheduling_policy", "max_model_len")
@@ -59,8 +76,10 @@ class Budget(Noun):
 class Space(Noun):
     """What is searched, and how."""
 
-    scenario: dict[str, Any]
+    scenario: dict[str, Any] = {}
     """What all points share, as in a scenario file; in a file its keys stand beside the others."""
+    job: dict[str, Any] = {}
+    """In its place, of training jobs: what all points share, as in a job file."""
     vary: dict[str, list[Any] | dict[str, dict[str, Any]]] = {}
     """Path in the scenario, or short name -> its values; or any name -> named alternatives of several settings each."""
     workloads: dict[str, dict[str, Any]] = {}
@@ -69,6 +88,7 @@ class Space(Noun):
     """`ttft_p90: 2s`; without any, the queue must not grow."""
     budget: Budget = Budget()
     objective: str = "requests_per_usd"
+    """Of training jobs, where the file says nothing: `tokens_per_s_per_device`."""
     strategy: Strategy = "exhaustive"
     load: Literal["capacity", "given"] = "capacity"
     """Whether each point is asked for the greatest load that it sustains, or run at the workload's own."""
@@ -85,6 +105,21 @@ class Space(Noun):
         for name, values in self.vary.items():
             if not values:
                 raise ValueError(f"vary.{name} has no values")
+
+    @property
+    def is_training(self) -> bool:
+        return bool(self.job)
+
+    @property
+    def model(self) -> str:
+        """The model that all points share; empty where it varies."""
+        name = (self.job or self.scenario).get("model", "")
+        return name if isinstance(name, str) else str(name.get("name", ""))
+
+    @property
+    def short_paths(self) -> dict[str, str]:
+        """Short name in `vary` -> path in a scenario or job."""
+        return JOB_PATHS if self.is_training else SHORT_PATHS
 
     @property
     def num_points(self) -> int:
@@ -115,41 +150,80 @@ def space_of_text(text: str) -> Space:
 def space_from(
     raw: dict[str, Any], source: str = "", folder: Path | None = None, overrides: Mapping[str, Any] = {}
 ) -> Space:
-    """A space from builtins, the scenario's keys beside its own.
+    """A space from builtins, the scenario's or job's keys beside its own.
 
     Raises:
         InputError: names the path of what is wrong.
     """
-    own = {name: value for name, value in raw.items() if name in Space.__struct_fields__ and name != "scenario"}
-    shared = {name: value for name, value in raw.items() if name not in own}
-    if "seed" in own:
-        shared["seed"] = own["seed"]
-    known = [*Scenario.__struct_fields__, *(name for name in Space.__struct_fields__ if name != "scenario")]
-    for name in shared:
-        if name not in known:
-            raise InputError(
-                f"{source}: unknown key $.{name}", did_you_mean(name, known, f"known here: {', '.join(known)}")
-            )
+    fields = [name for name in Space.__struct_fields__ if name not in ("scenario", "job")]
+    own = {name: value for name, value in raw.items() if name in fields}
+    shared = {name: copy.deepcopy(value) for name, value in raw.items() if name not in own}
     for dotted, value in overrides.items():
         name, _, below = dotted.partition(".")
         if name in ("vary", "workloads") and below:
             own[name] = {**own.get(name, {}), below: value}
         else:
-            set_path(own if name in Space.__struct_fields__ else shared, dotted, value)
+            set_path(own if name in fields else shared, dotted, value)
+    is_training = bool(ONLY_OF_JOBS & shared.keys())
+    _check_keys(shared, fields, is_training, source)
+    if is_training:
+        own = _of_jobs(own, shared, source)
+    elif "seed" in own:
+        shared["seed"] = own["seed"]
     if not own.get("vary"):
-        raise InputError(f"{source}: nothing varies", "add what does: vary: {tp: [1, 2, 4]}")
+        raise InputError(f"{source}: nothing varies", f"add what does: vary: {_EXAMPLES[is_training]}")
     if folder is not None:
         shared, own = beside(shared, folder), beside(own, folder)
-    space = decode({**own, "scenario": shared}, Space, source)
-    limits_from(space.limits)
-    for name, values in space.vary.items():
-        if isinstance(values, list) and "." not in name and name not in SHORT_PATHS:
-            hint = f"short names: {', '.join(SHORT_PATHS)}; or {name}: {{first: {{tp: 2}}, second: {{tp: 4}}}}"
-            raise InputError(
-                f"{source}: $.vary.{name} is no path in a scenario and no short name",
-                did_you_mean(name, SHORT_PATHS, hint),
-            )
+    space = decode({**own, "job" if is_training else "scenario": shared}, Space, source)
+    if not is_training:
+        limits_from(space.limits)
+    _check_names(space, source)
     return space
+
+
+_EXAMPLES = {False: "{tp: [1, 2, 4]}", True: "{layouts: all}"}
+
+
+def _check_keys(shared: dict[str, Any], fields: list[str], is_training: bool, source: str) -> None:
+    known = [*(TrainingJob if is_training else Scenario).__struct_fields__, *fields]
+    for name in shared:
+        if name not in known:
+            raise InputError(
+                f"{source}: unknown key $.{name}", did_you_mean(name, known, f"known here: {', '.join(known)}")
+            )
+
+
+def _check_names(space: Space, source: str) -> None:
+    short = space.short_paths
+    fields = TrainingJob.__struct_fields__ if space.is_training else ()
+    for name, values in space.vary.items():
+        if isinstance(values, list) and "." not in name and name not in (*short, *fields):
+            hint = f"short names: {', '.join(short)}; or {name}: {{first: {{tp: 2}}, second: {{tp: 4}}}}"
+            what = "training job" if space.is_training else "scenario"
+            raise InputError(
+                f"{source}: $.vary.{name} is no path in a {what} and no short name", did_you_mean(name, short, hint)
+            )
+
+
+def _of_jobs(own: dict[str, Any], shared: dict[str, Any], source: str) -> dict[str, Any]:
+    """The space's own keys with what a space of training jobs means by them; `shared` loses what follows from others.
+
+    Raises:
+        InputError: a key that only a space of deployments has.
+    """
+    for name in ONLY_OF_DEPLOYMENTS:
+        if own.get(name) not in (None, 1):
+            raise InputError(
+                f"{source}: $.{name} is for deployments; a training step meets no requests", f"leave {name} out"
+            )
+    own = {"objective": "tokens_per_s_per_device", "finalist_seeds": 1, **own}
+    vary = dict(own.get("vary") or {})
+    layouts = vary.pop(LAYOUTS, None)
+    if layouts is not None:
+        if layouts != ALL:
+            raise InputError(f"{source}: $.vary.{LAYOUTS} is {layouts!r}; it is {ALL}", "or name degrees: tp: [1, 2]")
+        vary = vary_layouts(shared, vary, source)
+    return {**own, "vary": vary}
 
 
 def beside(raw: Any, folder: Path) -> Any:
@@ -208,16 +282,16 @@ def point_at(space: Space, index: int) -> Point:
     """The point at a position."""
     choice: dict[str, Any] = {}
     settings: dict[str, Any] = {}
-    rest = index
+    rest, short = index, space.short_paths
     for name, values in reversed(space.vary.items()):
         rest, at = divmod(rest, len(values))
         if isinstance(values, dict):
             label = list(values)[at]
             choice[name] = label
-            settings |= {SHORT_PATHS.get(path, path): value for path, value in values[label].items()}
+            settings |= {short.get(path, path): value for path, value in values[label].items()}
         else:
             choice[name] = values[at]
-            settings[SHORT_PATHS.get(name, name)] = values[at]
+            settings[short.get(name, name)] = values[at]
     return Point(index, dict(reversed(choice.items())), settings)
 
 
@@ -250,4 +324,4 @@ def workload_names(space: Space) -> list[str | None]:
 def as_builtins(space: Space) -> dict[str, Any]:
     """The space as it stands in a file."""
     raw: dict[str, Any] = msgspec.to_builtins(space)
-    return {**raw.pop("scenario"), **raw}
+    return {**raw.pop("scenario", {}), **raw.pop("job", {}), **raw}

@@ -46,7 +46,7 @@ def halving(asker: Asker, workload: str | None) -> dict[int, Evaluation]:
     space = asker.space
     points, refused = list(range(space.num_points)), dict[int, Evaluation]()
     for share, tolerance, kept in RUNGS:
-        size = asker.num_requests(workload)
+        size = asker.evaluator.num_requests(workload)
         if size * share < LEAST_REQUESTS:
             share = min(LEAST_REQUESTS / size, 1.0)
         question = Question(num_requests=math.ceil(size * share), tolerance=tolerance)

@@ -93,7 +93,7 @@ def load_calibration(name: str) -> Calibration:
     if name not in known:
         hint = did_you_mean(name, [*known, NONE], f"a YAML file, {NONE}, or one of: {', '.join(known)}")
         raise InputError(f"there is no calibration {name!r}", hint)
-    return decode(read_yaml(catalog.find("calibrations", name)), Calibration, name)
+    return catalog.entry(catalog.find("calibrations", name), Calibration)
 
 
 @dataclass(frozen=True)

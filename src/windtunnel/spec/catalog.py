@@ -11,6 +11,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -31,6 +32,7 @@ SEARCH_PATH_VARIABLE = "WINDTUNNEL_CATALOG"
 _SHIPPED = Path(__file__).resolve().parents[1] / "catalog"
 _INDEX_FILES = ("aliases", "defaults")
 _GENERIC_NODE = "pcie"
+EntryT = TypeVar("EntryT")
 
 
 def shipped(name: str) -> Path:
@@ -139,7 +141,7 @@ def device(name: str) -> Device:
         InputError: there is no such device, or its file is wrong.
     """
     path = Path(name) if name.endswith((".yaml", ".yml")) else find("devices", name)
-    found = _decode(read_yaml(path), Device, path)
+    found = _positive(entry(path, Device), path)
     if not found.peak_flops_per_s:
         raise InputError(f"{path.name}: peak_flops_per_s is empty; at least bf16 is needed")
     return found
@@ -152,16 +154,16 @@ def node(name: str) -> Node:
         InputError: there is no such node, or its file is wrong.
     """
     path = Path(name) if name.endswith((".yaml", ".yml")) else find("nodes", name)
-    return _decode(read_yaml(path), Node, path)
+    return _positive(entry(path, Node), path)
 
 
 def default_node(device: Device) -> Node:
     """The node in which `device` is usually sold: what `nodes/defaults.yaml` names, else eight of them on PCIe."""
     for folder in search_path():
         defaults = folder / "nodes" / "defaults.yaml"
-        names_of_nodes = read_yaml(defaults) if defaults.is_file() else None
-        if isinstance(names_of_nodes, dict) and device.name in names_of_nodes:
-            return node(str(names_of_nodes[device.name]))
+        names_of_nodes = entry(defaults, dict[str, str]) if defaults.is_file() else {}
+        if device.name in names_of_nodes:
+            return node(names_of_nodes[device.name])
     return msgspec.structs.replace(node(_GENERIC_NODE), device=device.name)
 
 
@@ -169,9 +171,19 @@ def _files(kind: str) -> dict[str, Path]:
     """Name -> file of everything of a kind, the first folder of the search path winning."""
     found: dict[str, Path] = {}
     for folder in reversed(search_path()):
-        if (folder / kind).is_dir():
-            found |= dict(_named_files(folder / kind, kind))
+        found |= _listed(folder, kind)
     return found
+
+
+def _listed(folder: Path, kind: str) -> dict[str, Path]:
+    if folder == _SHIPPED:
+        return _listed_once(kind)
+    return dict(_named_files(folder / kind, kind)) if (folder / kind).is_dir() else {}
+
+
+@cache
+def _listed_once(kind: str) -> dict[str, Path]:
+    return dict(_named_files(_SHIPPED / kind, kind)) if (_SHIPPED / kind).is_dir() else {}
 
 
 def _named_files(folder: Path, kind: str) -> Iterator[tuple[str, Path]]:
@@ -194,10 +206,26 @@ def _models() -> dict[str, ModelEntry]:
     for folder in reversed(search_path()):
         aliases = folder / "models" / "aliases.yaml"
         if aliases.is_file():
-            found |= decode(read_yaml(aliases), dict[str, str | Variant], str(aliases))
-        if (folder / "models").is_dir():
-            found |= dict(_named_files(folder / "models", "models"))
+            found |= entry(aliases, dict[str, str | Variant])
+        found |= _listed(folder, "models")
     return found
+
+
+def entry(path: Path, noun: type[EntryT]) -> EntryT:
+    """The noun in a YAML file of the catalog; one that ships is read once in a process: a search looks up thousands.
+
+    Raises:
+        InputError: the file is missing or wrong.
+    """
+    if path.is_relative_to(_SHIPPED):
+        found: EntryT = _shipped_entry(path, noun)  # type: ignore[arg-type]
+        return found
+    return decode(read_yaml(path), noun, path.name)
+
+
+@cache
+def _shipped_entry(path: Path, noun: Any) -> Any:
+    return decode(read_yaml(path), noun, path.name)
 
 
 def _match_model(name: str, entries: Mapping[str, ModelEntry]) -> str | None:
@@ -227,12 +255,19 @@ def _resolve(name: str, entries: Mapping[str, ModelEntry]) -> ModelSpec:
     target = _target(name, entries)
     entry = entries[target]
     if isinstance(entry, Path):
+        if entry.is_relative_to(_SHIPPED):
+            return _shipped_model(entry, target)
         return model_from_config(_read_json(entry), target)
     assert isinstance(entry, Variant)
     if entry.base not in entries or isinstance(entries[entry.base], Variant):
         raise InputError(f"the variant {target!r} has the base {entry.base!r}, which is not a model of the catalog")
     base = _resolve(entry.base, entries)
     return msgspec.structs.replace(base, name=target, precision=entry.precision or base.precision)
+
+
+@cache
+def _shipped_model(path: Path, name: str) -> ModelSpec:
+    return model_from_config(_read_json(path), name)
 
 
 def _looks_like_path(name: str) -> bool:
@@ -265,11 +300,8 @@ def _read_json(path: Path) -> Any:
 HardwareT = TypeVar("HardwareT", Device, Node)
 
 
-def _decode(raw: Any, noun: type[HardwareT], path: Path) -> HardwareT:
-    """`raw` as a `noun` whose rates and counts are above zero."""
-    if not isinstance(raw, dict):
-        raise InputError(f"{path.name}: a list of `key: value` is needed")
-    found = decode(raw, noun, path.name)
+def _positive(found: HardwareT, path: Path) -> HardwareT:
+    """`found`, whose rates and counts must be above zero."""
     _require_positive(found, f"{path.name}: $")
     return found
 

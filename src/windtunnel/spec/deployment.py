@@ -295,7 +295,8 @@ class Pool(Noun):
     parallelism: Parallelism | None = None
     replicas: int = 1
     engine: EngineSettings = EngineSettings()
-    """Settings that differ from the deployment's, one by one."""
+    """Settings that differ from the deployment's, one by one. The engine is the deployment's unless this names another;
+    `vllm` is the name that stands here where none is given, and means the deployment's."""
     price_usd_per_hour: float | None = None
 
     def __post_init__(self) -> None:
@@ -528,6 +529,15 @@ class Deployment(Noun):
         if self.pools:
             return sum(pool.replicas * (pool.parallelism or self.parallelism).num_devices for pool in self.pools)
         return self.most_replicas * self.parallelism.num_devices
+
+    @property
+    def fewest_replicas(self) -> int:
+        """That are wanted at any time."""
+        if isinstance(self.autoscaling, TargetScaling):
+            return min(self.replicas, self.autoscaling.min_replicas)
+        if isinstance(self.autoscaling, ScheduledScaling):
+            return min(self.replicas, *(change.replicas for change in self.autoscaling.changes))
+        return self.replicas
 
     @property
     def most_replicas(self) -> int:

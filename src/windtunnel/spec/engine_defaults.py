@@ -9,7 +9,7 @@ from windtunnel.errors import InputError, did_you_mean
 from windtunnel.spec import catalog
 from windtunnel.spec.deployment import EngineSettings, HostOverheads
 from windtunnel.spec.hardware import Device
-from windtunnel.spec.noun import Noun, decode, read_yaml
+from windtunnel.spec.noun import Noun
 from windtunnel.units import GIB
 
 LARGE_MEMORY_BYTES = 70 * GIB
@@ -49,8 +49,7 @@ class SchedulerDefaults(Noun):
 def scheduler_defaults(name: str) -> EngineSettings:
     """The settings of `catalog/schedulers.yaml` for the scheduler `name`."""
     path = catalog.shipped("schedulers.yaml")
-    schedulers = read_yaml(path)
-    return decode(schedulers[name], SchedulerDefaults, path.name).settings
+    return catalog.entry(path, dict[str, SchedulerDefaults])[name].settings
 
 
 def is_users_own(scheduler: str) -> bool:
@@ -65,7 +64,7 @@ def engine_defaults(name: str) -> EngineDefaults:
         InputError: there is no such engine.
     """
     path = catalog.find("engines", name)
-    return decode(read_yaml(path), EngineDefaults, path.name)
+    return catalog.entry(path, EngineDefaults)
 
 
 def with_defaults(settings: EngineSettings, device: Device, calibrated: HostOverheads | None = None) -> EngineSettings:

@@ -190,6 +190,9 @@ def pool_scenario(scenario: Scenario, pool: Pool) -> Scenario:
     merged: dict[str, Any] = {}
     for layer in (deployment.engine, pool.engine):
         overlay(merged, layer)
+    if pool.engine.name == EngineSettings().name:
+        # A pool that leaves the engine out decodes with this name: the deployment's is meant.
+        merged["name"] = deployment.engine.name
     alone = msgspec.structs.replace(
         deployment,
         device=pool.device or deployment.device,

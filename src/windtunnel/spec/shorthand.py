@@ -34,6 +34,30 @@ PATHS: dict[str, str] = {
 }
 """Short name -> path in a scenario."""
 
+JOB_PATHS: dict[str, str] = {
+    "model": "model",
+    "device": "device",
+    "node": "node",
+    "num_devices": "num_devices",
+    "sequence_tokens": "sequence_tokens",
+    "global_batch": "global_batch",
+    "micro_batch": "micro_batch",
+    "precision": "precision.compute",
+    "topology": "network.topology",
+    "backend": "network.backend",
+    "total_tokens": "total_tokens",
+    "framework": "framework",
+    "tp": "parallelism.tp",
+    "cp": "parallelism.cp",
+    "pp": "parallelism.pp",
+    "vpp": "parallelism.virtual_stages",
+    "ep": "parallelism.ep",
+    "zero": "sharding.zero",
+    "schedule": "schedule",
+    "recompute": "recompute.granularity",
+}
+"""Short name -> path in a training job."""
+
 DEFAULT_REQUESTS_PER_SLOT = 10
 """Requests of a closed loop without `num_requests`, for each client slot, as benchmark clients commonly send."""
 DEFAULT_NUM_REQUESTS = 1000

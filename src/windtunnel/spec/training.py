@@ -5,6 +5,7 @@ as `experts_tp x ep x experts_dp x pp`. `dp` is the dense degree; data-parallel 
 """
 
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -453,10 +454,7 @@ def resolve(job: TrainingJob, allow_download: bool = False) -> TrainingSetup:
         InputError: an unknown name, or degrees, a split or a schedule that this model and these devices cannot have.
     """
     job = with_framework_defaults(job)
-    model = job.model if isinstance(job.model, ModelSpec) else catalog.model(job.model, allow_download)
-    device = job.device if isinstance(job.device, Device) else catalog.device(job.device)
-    node = job.node if isinstance(job.node, Node) else None
-    node = node or (catalog.node(str(job.node)) if job.node else catalog.default_node(device))
+    model, device, node = look_up(job, allow_download)
     if node.device not in (device.name, ANY_DEVICE):
         raise InputError(
             f"{node.title} holds {node.device}, not {device.name}", "leave node out, or take the node's own device"
@@ -472,14 +470,25 @@ def resolve(job: TrainingJob, allow_download: bool = False) -> TrainingSetup:
     return TrainingSetup(job, model, device, node, known, layers_per_chunk(job, known, model))
 
 
+def look_up(job: TrainingJob, allow_download: bool = False) -> tuple[ModelSpec, Device, Node]:
+    """What the job's names mean; without a node it is the usual one of the device.
+
+    Raises:
+        InputError: an unknown name.
+    """
+    model = job.model if isinstance(job.model, ModelSpec) else catalog.model(job.model, allow_download)
+    device = job.device if isinstance(job.device, Device) else catalog.device(job.device)
+    node = job.node if isinstance(job.node, Node) else None
+    return model, device, node or (catalog.node(str(job.node)) if job.node else catalog.default_node(device))
+
+
 def with_framework_defaults(job: TrainingJob) -> TrainingJob:
     """`job` with every `None` that its framework decides replaced by what the framework does.
 
     Frameworks are `catalog/frameworks/*.yaml`: tables of the job's own fields.
     """
-    path = catalog.find("frameworks", job.framework)
-    defaults = read_yaml(path)["defaults"]
-    filled: TrainingJob = _filled(job, defaults, path.name)
+    where, defaults = _framework_defaults(job.framework, tuple(catalog.search_path()))
+    filled: TrainingJob = _filled(job, defaults, where)
     if filled.parallelism.sequence_parallel and filled.parallelism.tp == 1:
         parallelism = msgspec.structs.replace(filled.parallelism, sequence_parallel=False)
         filled = msgspec.structs.replace(filled, parallelism=parallelism)
@@ -487,6 +496,13 @@ def with_framework_defaults(job: TrainingJob) -> TrainingJob:
         chosen: ScheduleName = "interleaved" if filled.parallelism.virtual_stages > 1 else "1f1b"
         filled = msgspec.structs.replace(filled, schedule=chosen)
     return filled
+
+
+@cache
+def _framework_defaults(framework: str, _: tuple[Path, ...]) -> tuple[str, dict[str, Any]]:
+    """A framework's file and what it says, read once for each search path: a search resolves thousands of jobs."""
+    path = catalog.find("frameworks", framework)
+    return path.name, read_yaml(path)["defaults"]
 
 
 def _filled(noun: Any, defaults: dict[str, Any], where: str) -> Any:

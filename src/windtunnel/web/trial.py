@@ -16,7 +16,7 @@ from windtunnel.interop.launch_commands import read_launch_command
 from windtunnel.report.capacity import capacity_document
 from windtunnel.report.files import check_folder, write_run
 from windtunnel.search.bench import Bench
-from windtunnel.search.capacity import Capacities, Capacity, capacity
+from windtunnel.search.capacity import CHECKS, Capacities, Capacity, capacity
 from windtunnel.search.limits import limits_of
 from windtunnel.search.load import stream_of
 from windtunnel.search.probe import Probe, probe
@@ -242,7 +242,7 @@ def swept(scenario: Scenario) -> Sweep:
     pools = scenario.deployment.pools
     setup = resolve(pool_scenario(scenario, pools[0]) if pools else scenario)
     server = Bench().server(scenario, stream.unit, None if pools else setup)
-    found: Capacity = capacity(server, stream, limits)
+    found: Capacity = capacity(server, stream, limits, checks=CHECKS)
     whole = found.load or stream.own
     loads = sorted({max(round(share * whole), 1) if stream.is_closed else share * whole for share in SWEPT_SHARES})
     most = float(stream.unit.num_requests) if stream.is_closed else np.inf
