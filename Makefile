@@ -19,7 +19,7 @@ DEPLOYMENT := --model meta-llama/Llama-3.1-70B --device h100_sxm --tp 4 --quant 
 # Real engines, which bring a torch of their own.
 ENGINES := .venv-engines
 
-.PHONY: help venv demo test lint format test-all test-nojit test-engines validate-cpu examples bench docs build clean
+.PHONY: help venv demo test lint format test-all test-nojit test-engines test-nsys validate-cpu profile-gpu examples bench docs build clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "%-20s%s\n", $$1, $$2}'
@@ -58,6 +58,12 @@ test-engines: $(TOOLS) $(ENGINES)/.installed ## real engines on this CPU serve a
 
 validate-cpu: $(ENGINES)/.installed ## profile, simulate and serve a small Llama on this CPU with real vLLM, and compare
 	OMP_NUM_THREADS=1 $(ENGINES)/bin/python benchmarks/validate_cpu.py
+
+test-nsys: $(TOOLS) ## sums of a capture against NVIDIA's own nsys, where it is installed
+	$(PYTEST) tests/interop/test_nsys_live.py
+
+profile-gpu: $(RUNTIME) ## profile a dense and a mixture-of-experts model on the GPU at hand (needs torch with CUDA)
+	$(BIN)/python benchmarks/profile_gpu.py --out profiles/gpu $(ARGS)
 
 examples: $(RUNTIME) ## write the expected output of each example anew
 	$(BIN)/python tests/test_examples.py --update
