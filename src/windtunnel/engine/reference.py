@@ -385,7 +385,9 @@ class Reference:
         return any(not chunk.decodes for chunk in rank.batches[lane].values())
 
     def complete(self, rank: Rank, lane: int, now_s: float) -> None:
-        decoding = sorted(self.in_batch(rank, lane, decodes=True), key=lambda r: r.index)
+        decoding = self.in_batch(rank, lane, decodes=True)
+        # Of requests that a verified step ends, the one whose last token comes sooner leaves first.
+        decoding.sort(key=lambda r: (r.remaining_outputs - rank.batches[lane][r.index].gained, r.index))
         for request in [*decoding, *self.in_batch(rank, lane, decodes=False)]:
             if not request.is_decoding and self.settings.scheduler != VLLM_V1:
                 self.share(rank, request, request.computed_tokens)
