@@ -207,6 +207,7 @@ def random_cost(
         recorded_step_s=np.zeros(0),
         group_token_s=2e-5 * np.arange(3.0 * tokens.size),
         launch_s=9.5e-3,
+        mixed_decode_attention_s=np.cumsum(rng.random((requests.size, lengths.size)), axis=1) * 2e-3,
     )
 
 

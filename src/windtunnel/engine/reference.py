@@ -737,9 +737,8 @@ class Reference:
             context = sum(chunk.computed_before for chunk in decodes) + len(decodes)
             tokens = sum(chunk.tokens for chunk in prefills)
             pairs = sum(chunk.tokens * (chunk.computed_before + 0.5 * chunk.tokens) for chunk in prefills)
-            attention_s = max(
-                attention_s, self.decode_attention_s(len(decodes), context) + self.prefill_attention_s(tokens, pairs)
-            )
+            decode_s = self.decode_attention_s(len(decodes), context, is_mixed=bool(prefills))
+            attention_s = max(attention_s, decode_s + self.prefill_attention_s(tokens, pairs))
         if any(not chunk.decodes for batch in batches for chunk in batch.values()):
             q = self.num_queries
             num_tokens = [sum(q if chunk.decodes else chunk.tokens for chunk in batch.values()) for batch in batches]
@@ -754,12 +753,13 @@ class Reference:
             return max(device_s + group_s, float(c.launch_s))
         return float(c.decode_token_s[max(len(batch) for batch in batches)] + attention_s)
 
-    def decode_attention_s(self, num_decodes: int, context_tokens: int) -> float:
+    def decode_attention_s(self, num_decodes: int, context_tokens: int, is_mixed: bool = False) -> float:
         if num_decodes == 0:
             return 0.0
-        return _interpolate(
-            self.cost.context_nodes, self.cost.decode_attention_s[num_decodes], context_tokens / num_decodes
-        )
+        grid = self.cost.decode_attention_s
+        if is_mixed and len(self.cost.mixed_decode_attention_s):
+            grid = self.cost.mixed_decode_attention_s
+        return _interpolate(self.cost.context_nodes, grid[num_decodes], context_tokens / num_decodes)
 
     def prefill_attention_s(self, num_tokens: int, num_pairs: float) -> float:
         if num_tokens == 0:

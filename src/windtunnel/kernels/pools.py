@@ -238,8 +238,12 @@ def _extended(cost: StepCost, sizes: dict[str, int]) -> StepCost:
     decode = _grown(cost.decode_attention_s, cost.context_nodes, sizes["context_nodes"])
     prefill = _grown(cost.prefill_attention_s, cost.length_nodes, sizes["length_nodes"])
     prefill = _grown(prefill.T, cost.chunk_nodes, sizes["chunk_nodes"]).T
+    mixed = cost.mixed_decode_attention_s if cost.mixed_decode_attention_s.size else cost.decode_attention_s
+    mixed = _grown(mixed, cost.context_nodes, sizes["context_nodes"])
     nodes = {name: _grown(getattr(cost, name), getattr(cost, name), size) for name, size in sizes.items()}
-    return cost._replace(decode_attention_s=decode, prefill_attention_s=prefill, **nodes)
+    return cost._replace(
+        decode_attention_s=decode, mixed_decode_attention_s=mixed, prefill_attention_s=prefill, **nodes
+    )
 
 
 def _grown(values: Floats, nodes: Floats, size: int) -> Floats:
@@ -268,6 +272,7 @@ def cost_of(pools, pool):
         cost.group_token_s[pool],
         cost.draft_s[pool],
         cost.launch_s[pool],
+        cost.mixed_decode_attention_s[pool],
     )
 
 

@@ -104,6 +104,14 @@ def decode_attention_s(cost, num_decodes, context_tokens):
 
 
 @inner
+def mixed_decode_attention_s(cost, num_decodes, context_tokens):
+    """The same in a step that also prefills."""
+    if num_decodes == 0 or cost.mixed_decode_attention_s.size == 0:
+        return decode_attention_s(cost, num_decodes, context_tokens)
+    return interpolate_row(cost.context_nodes, cost.mixed_decode_attention_s[num_decodes], context_tokens / num_decodes)
+
+
+@inner
 def prefill_attention_s(cost, num_tokens, num_pairs):
     """Attention of prefill chunks of `num_tokens` in all that see `num_pairs` query-key pairs; bilinear."""
     if num_tokens == 0:
@@ -476,11 +484,12 @@ def start_step(
                     resumed += 1
                     late_since_s += requests[i].last_token_s
         rank_context = lanes[lane].context_tokens - lanes[lane].skipped_context_tokens if rank_decodes > 0 else 0
-        attention_s = max(
-            attention_s,
-            decode_attention_s(cost, rank_decodes, rank_context + rank_decodes)
-            + prefill_attention_s(cost, rank_tokens, rank_pairs),
-        )
+        if rank_tokens == 0:
+            rank_attention_s = decode_attention_s(cost, rank_decodes, rank_context + rank_decodes)
+        else:
+            rank_attention_s = mixed_decode_attention_s(cost, rank_decodes, rank_context + rank_decodes)
+            rank_attention_s += prefill_attention_s(cost, rank_tokens, rank_pairs)
+        attention_s = max(attention_s, rank_attention_s)
         most_decodes = max(most_decodes, rank_decodes)
         most_tokens = max(most_tokens, rank_queries + rank_tokens)
         most_sampled = max(most_sampled, rank_sampled)
