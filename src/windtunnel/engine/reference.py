@@ -421,10 +421,13 @@ class Reference:
 
     # Prefix cache
 
-    def look_up(self, rank: Rank, request: Request) -> int:
-        """Start waiting `request` from what is cached; returns the blocks in the cache that nobody else uses."""
+    def look_up(self, rank: Rank, request: Request, known_tokens: int | None = None) -> int:
+        """Start waiting `request` from what is cached of its `known_tokens`, all without it; returns the blocks in the
+        cache that nobody else uses.
+        """
         rank.cache.shrink(rank.free_blocks)
-        most_blocks = (request.known_tokens - 1) // int(self.settings.block_size)
+        known_tokens = request.known_tokens if known_tokens is None else known_tokens
+        most_blocks = (known_tokens - 1) // int(self.settings.block_size)
         request.num_used_segments, hit_blocks = rank.cache.find(request.segments, most_blocks)
         used = request.segments[: request.num_used_segments]
         unused = sum(rank.cache.blocks[s.index] for s in used if s.index in rank.cache.unused)
@@ -442,6 +445,10 @@ class Reference:
         request.num_blocks = found
         request.computed_tokens = found * int(self.settings.block_size)
         return unused + found - hit_blocks
+
+    def use_found(self, rank: Rank, request: Request) -> None:
+        """`request` takes what `look_up` found of it."""
+        rank.free_blocks -= sum(rank.cache.use(s) for s in request.segments[: request.num_used_segments])
 
     def pools_of(self, rank: Rank) -> list[TierPool]:
         """Of each tier the one that keeps blocks for `rank`."""
@@ -515,7 +522,7 @@ class Reference:
         rank.waiting.remove(request)
         rank.fair_tag = max(rank.fair_tag, request.queue_key)
         rank.running.append(request)
-        rank.free_blocks -= sum(rank.cache.use(s) for s in request.segments[: request.num_used_segments])
+        self.use_found(rank, request)
         rank.free_blocks -= request.loading_blocks
         rank.load_s += request.load_s
         if request.cached_tokens < 0:

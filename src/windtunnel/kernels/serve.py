@@ -43,6 +43,7 @@ from windtunnel.kernels.policies import (
     unlink,
 )
 from windtunnel.kernels.pools import (
+    cache_of,
     cost_of,
     end_transfer,
     hand_over,
@@ -194,7 +195,7 @@ def deliver(settings, cache, sessions, requests, ranks, lanes, events, clock, no
         if pools is None:
             replica = route(settings, cache, sessions, ranks, clock, k)
         else:
-            replica = route_arrival(pools, sessions, requests, clock, k)
+            replica = route_arrival(cache, pools, sessions, requests, clock, k)
     if sessions is not None and sessions.session[k] != NONE:
         sessions.replica[sessions.session[k]] = replica
     if pools is not None:
@@ -331,9 +332,9 @@ def finish(settings, cache, sessions, requests, ranks, lanes, events, clock, ran
 
 
 @inner
-def arrive(requests, events, clock, pools, i, now_s):
+def arrive(cache, requests, events, clock, pools, i, now_s):
     """The KV of request `i` has been read: both sides may have something to do."""
-    end_transfer(requests, pools, i)
+    end_transfer(cache, requests, pools, i)
     for rank in (pools.journeys[i].prefill_rank, pools.journeys[i].decode_rank):
         settings = pools.pools[pools.pool_of_rank[rank]]
         replica = settings.first_replica + (rank - settings.first_rank) // settings.ranks_per_replica
@@ -725,6 +726,7 @@ def run(
             deliver(settings, cache, sessions, requests, ranks, lanes, events, clock, now_s, pools, fleet)
     if fleet is None:
         clock[0].rows = 0
+    own_cache = cache  # of the pool whose event it is
     while True:
         event_s = events[0].time_s if clock[0].queued > 0 else np.inf
         arrival_s = next_arrival_s(settings, sessions, requests, clock)
@@ -758,7 +760,7 @@ def run(
             clock[0].queued = pop(events.time_s, events.lane, clock[0].queued)
         if pools is not None:
             if event < 0:
-                arrive(requests, events, clock, pools, event + requests.size, event_s)
+                arrive(cache, requests, events, clock, pools, event + requests.size, event_s)
                 continue
             pool = pools.pool_of_event[event]
             settings, cost = pools.pools[pool], cost_of(pools, pool)
@@ -766,6 +768,8 @@ def run(
             lists = pools.lists[settings.first_lane : settings.end_lane]
             stages = pools.stages[settings.first_replica : settings.end_replica]
             event -= settings.first_event
+            if cache is not None:
+                own_cache = cache_of(cache, pools, pool)
         replica, stage = event // settings.num_stages, event % settings.num_stages
         first = replica * settings.ranks_per_replica
         num_finished = clock[0].finished
@@ -774,7 +778,7 @@ def run(
             ends_step = ends_step or lanes[lane].batch_size > 0 or lanes[lane].batch_decodes
             complete(
                 settings,
-                cache,
+                own_cache,
                 sessions,
                 speculation,
                 requests,
@@ -816,14 +820,14 @@ def run(
                 lane = rank * settings.num_stages + stage
                 begin_batch(lanes, lane, cutoff_s)
                 if pools is not None:
-                    join_ready(settings, requests, ranks, lanes, lists, pools, rank, lane)
+                    join_ready(settings, own_cache, requests, ranks, lanes, lists, pools, rank, lane)
                 if settings.scheduler == SGLANG:
                     num_decodes = form_batch_sglang(
-                        settings, cache, speculation, requests, ranks, lanes, lists, rank, lane, event_s
+                        settings, own_cache, speculation, requests, ranks, lanes, lists, rank, lane, event_s
                     )
                 else:
                     num_decodes = form_batch_vllm_v1(
-                        settings, cache, speculation, requests, ranks, lanes, lists, rank, lane, event_s
+                        settings, own_cache, speculation, requests, ranks, lanes, lists, rank, lane, event_s
                     )
                 num_batches += end_batch(settings, requests, ranks, lanes, lists, rank, lane, num_decodes)
             if cutoff_s == event_s and not forms_again:
@@ -832,12 +836,12 @@ def run(
         if pools is not None:
             for rank in range(first, first + settings.ranks_per_replica):
                 lane = rank * settings.num_stages + stage
-                pull(settings, requests, ranks, lanes, events, clock, pools, rank, lane, event_s)
+                pull(settings, own_cache, requests, ranks, lanes, events, clock, pools, rank, lane, event_s)
         rows = clock[0].rows
         status = start_step(
             settings,
             cost,
-            cache,
+            own_cache,
             sessions,
             speculation,
             requests,
