@@ -93,6 +93,10 @@ class Fleet:
         """Which pools have prefix caches."""
         return [bool(part.setup.engine.enable_prefix_caching) for part in self.parts]
 
+    def has_caches_for(self, requests: RequestArrays) -> bool:
+        """Whether any pool has a prefix cache, and prompts share anything."""
+        return any(self.caching) and requests.prefixes is not None
+
 
 def prepare_pools(
     scenario: Scenario,
@@ -150,6 +154,7 @@ def simulate_pools(
         slo=scenario.slo,
         price_usd_per_hour=sum(known) / deployment.num_devices if len(known) == len(prices) else None,
         tenants=limits_by_tenant(scenario, requests),
+        tier_tokens={} if fleet.has_caches_for(requests) else None,
     )
     coverage, sources, operators = _provenance(parts, [_steps_of(steps, pools, at) for at in range(len(parts))])
     return Result(
