@@ -122,10 +122,10 @@ def as_json_lines() -> str:
         ("a.csv", as_csv() + "\n\n"),
         ("a.csv", "\ufeff" + as_csv().replace("\n", "\r\n")),
         ("a.csv", as_csv().replace(",", " , ")),
-        ("a.CSV.gz", gzip.compress(as_csv().encode())),
+        ("a.CSV.gz", gzip.compress(as_csv().encode(), mtime=0)),
         ("a.jsonl", as_json_lines()),
         ("a.jsonl", "\n" + as_json_lines().replace("\n", "\n\n") + "\n"),
-        ("a.ndjson.gz", gzip.compress(as_json_lines().encode())),
+        ("a.ndjson.gz", gzip.compress(as_json_lines().encode(), mtime=0)),
     ],
 )
 def test_formats_agree(tmp_path: Path, name: str, content: str | bytes) -> None:
