@@ -178,7 +178,7 @@ def caching_cases(draw: st.DrawFn) -> Case:
     for plan in case.plans:
         s = plan.settings
         largest = int((-(-whole // s.block_size)).max()) + s.blocks_per_request
-        # These prompts may hold what another request is about to write: it then keeps their copy in the cache beside its
+        # These prompts may hold what another request is about to write: it then keeps the copy in the cache beside its
         # own, and SGLang spares the last request that decodes.
         least = 2 * largest if s.scheduler == state.SGLANG else largest
         budget = s.max_num_batched_tokens if s.chunked_prefill else max(s.max_num_batched_tokens, int(whole.max()))
