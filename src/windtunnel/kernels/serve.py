@@ -97,19 +97,14 @@ def interpolate_row(nodes, row, value):
 
 
 @inner
-def decode_attention_s(cost, num_decodes, context_tokens):
-    """Attention of `num_decodes` single-token queries over `context_tokens` keys in all."""
+def decode_attention_s(cost, num_decodes, context_tokens, prompt_tokens):
+    """Attention of `num_decodes` single-token queries over `context_tokens` keys in all, beside `prompt_tokens`."""
     if num_decodes == 0:
         return 0.0
-    return interpolate_row(cost.context_nodes, cost.decode_attention_s[num_decodes], context_tokens / num_decodes)
-
-
-@inner
-def mixed_decode_attention_s(cost, num_decodes, context_tokens):
-    """The same in a step that also prefills."""
-    if num_decodes == 0 or cost.mixed_decode_attention_s.size == 0:
-        return decode_attention_s(cost, num_decodes, context_tokens)
-    return interpolate_row(cost.context_nodes, cost.mixed_decode_attention_s[num_decodes], context_tokens / num_decodes)
+    grid = cost.decode_attention_s
+    if prompt_tokens > 0 and cost.mixed_decode_attention_s.size > 0:
+        grid = cost.mixed_decode_attention_s
+    return interpolate_row(cost.context_nodes, grid[num_decodes], context_tokens / num_decodes)
 
 
 @inner
@@ -485,12 +480,11 @@ def start_step(
                     resumed += 1
                     late_since_s += requests[i].last_token_s
         rank_context = lanes[lane].context_tokens - lanes[lane].skipped_context_tokens if rank_decodes > 0 else 0
-        if rank_tokens == 0:
-            rank_attention_s = decode_attention_s(cost, rank_decodes, rank_context + rank_decodes)
-        else:
-            rank_attention_s = mixed_decode_attention_s(cost, rank_decodes, rank_context + rank_decodes)
-            rank_attention_s += prefill_attention_s(cost, rank_tokens, rank_pairs)
-        attention_s = max(attention_s, rank_attention_s)
+        attention_s = max(
+            attention_s,
+            decode_attention_s(cost, rank_decodes, rank_context + rank_decodes, rank_tokens)
+            + prefill_attention_s(cost, rank_tokens, rank_pairs),
+        )
         most_decodes = max(most_decodes, rank_decodes)
         most_tokens = max(most_tokens, rank_queries + rank_tokens)
         most_sampled = max(most_sampled, rank_sampled)
@@ -586,7 +580,7 @@ def start_step(
                     if speculation is not None:
                         needed = blocks_of_step(settings, speculation, lanes, lists, rank)
                     fits = fits and needed <= ranks[rank].free_blocks
-                attention_s = max(attention_s, decode_attention_s(cost, count, lanes[rank].context_tokens + count))
+                attention_s = max(attention_s, decode_attention_s(cost, count, lanes[rank].context_tokens + count, 0))
             step_s = with_host(cost, cost.decode_token_s[most_decodes] + attention_s, most_running)
             if not fits or step_s > SAME_DURATION * duration_s or time_s + step_s >= fails_s:
                 break

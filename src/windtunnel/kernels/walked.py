@@ -22,7 +22,6 @@ from windtunnel.kernels.serve import (
     STUCK,
     conclude,
     decode_attention_s,
-    mixed_decode_attention_s,
     next_arrival_s,
     prefill_attention_s,
     take_next,
@@ -168,9 +167,9 @@ def table_stage_s(tables, num_decodes, context_tokens, num_prompts, prompt_token
 @inner
 def model_step_s(cost, num_decodes, context_tokens, prompt_tokens, pairs, sampled):
     """The device's time of a step by a `StepCost`; `context_tokens` counts the new tokens too."""
+    attention_s = decode_attention_s(cost, num_decodes, context_tokens, prompt_tokens)
     if prompt_tokens == 0:
-        return cost.decode_token_s[num_decodes] + decode_attention_s(cost, num_decodes, context_tokens)
-    attention_s = mixed_decode_attention_s(cost, num_decodes, context_tokens)
+        return cost.decode_token_s[num_decodes] + attention_s
     attention_s += prefill_attention_s(cost, prompt_tokens, pairs)
     device_s = cost.mixed_token_s[num_decodes + prompt_tokens] + cost.sample_s[sampled] + attention_s
     return max(device_s, cost.launch_s)
