@@ -15,7 +15,7 @@ from windtunnel.ops.forward import (
     prefill_launches,
     token_launches,
 )
-from windtunnel.ops.op import Collective, DecodeAttention, Experts, Gemm, Launch
+from windtunnel.ops.op import Collective, DecodeAttention, Experts, Gemm, Launch, SparseLatentDecode
 from windtunnel.ops.parameters import count_parameters
 from windtunnel.spec import catalog
 from windtunnel.spec.deployment import Parallelism
@@ -234,3 +234,15 @@ def test_a_step_is_the_sum_of_its_parts() -> None:
     assert [x.name for x in forward_launches(one, batch)] == [x.name for x in parts]
     kinds = {x.op.kind for x in parts}
     assert flops(forward_launches(one, batch), *kinds) == pytest.approx(flops(parts, *kinds))
+
+
+def test_sparse_attention_absorbs_in_prefill_too() -> None:
+    """One core for indexer, choice and attention, with norms, rotation and cache write as it was measured."""
+    sparse = shard("deepseek-ai/DeepSeek-V3.2", tp=8)
+    names = [launch.name for launch in token_launches(sparse, 16)]
+    assert names.count("q_b_proj") == 2
+    assert "kv_cache_write" not in names
+    assert [launch.name for launch in prefill_launches(sparse, 1, 16)] == ["sparse_latent_attention_prefill"] * 2
+    decode = decode_launches(sparse, 4, 100.0)[0].op
+    assert isinstance(decode, SparseLatentDecode)
+    assert (decode.num_heads, decode.index_num_heads, decode.top_k) == (16, 64, 2048)

@@ -232,3 +232,20 @@ def test_activations_grow_with_the_widest_layer() -> None:
     assert one == pytest.approx(8192 * 2 * (3 * 14336 + 4096 + 2 * 4096))
     assert activation_bytes(shard(LLAMA, tp=8), 8192, 1) < one
     assert activation_bytes(shard(LLAMA), 16, 1024) > 1024 * 128256 * 4  # fp32 logits
+
+
+def test_an_indexer_keeps_a_key_of_every_token_in_fp8() -> None:
+    """DeepSeek-V3.2: 61 layers of 576 bf16 values and 128 fp8 ones with an fp32 scale; V3 has only the former."""
+    sparse, dense = shard("deepseek-ai/DeepSeek-V3.2", tp=8), shard(DEEPSEEK, tp=8)
+    assert kv_bytes_per_token(dense, 4096) == 61 * 576 * 2
+    assert kv_bytes_per_token(sparse, 4096) == 61 * (576 * 2 + 128 + 4)
+
+
+def test_an_indexer_is_whole_on_every_rank() -> None:
+    """Its 14.0 M weights a layer in fp8, with a scale for each block of 128 x 128, are not divided by tp."""
+    indexer = 61 * (1536 * 64 * 128 + 7168 * (128 + 64))
+    more = {
+        tp: weight_bytes(shard("deepseek-ai/DeepSeek-V3.2", tp=tp)) - weight_bytes(shard(DEEPSEEK, tp=tp))
+        for tp in (1, 8)
+    }
+    assert more[1] == more[8] == pytest.approx(indexer * (1 + 4 / 128**2))

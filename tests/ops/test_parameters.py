@@ -93,6 +93,10 @@ TOTALS = [
         "GLM-4.5 report (arXiv:2508.06471), table 1; counts the prediction layer, not embeddings",
     ),
     ("zai-org/GLM-4.5-Air", 106.0, "GLM-4.5 report (arXiv:2508.06471), table 1"),
+    ("zai-org/GLM-5", 744.0, CARD),
+    ("deepseek-ai/DeepSeek-V3.2", 671.878, "transformers 5.23, DeepseekV32ForCausalLM on the meta device"),
+    ("meta-llama/Llama-4-Maverick-17B-128E-Instruct", 400.0, CARD),
+    ("meta-llama/Llama-4-Scout-17B-16E-Instruct", 107.77, "transformers 5.23, Llama4ForCausalLM on the meta device"),
 ]
 
 ALL, NO_EMBEDDING, NO_VOCABULARY = "all", "without the embedding", "without embedding and output layer"
@@ -114,6 +118,9 @@ ACTIVE = [
     ("openai/gpt-oss-20b", 3.61, 0.005, NO_EMBEDDING, "gpt-oss model card (arXiv:2508.10925), table 1"),
     ("openai/gpt-oss-120b", 5.13, 0.005, NO_EMBEDDING, "gpt-oss model card (arXiv:2508.10925), table 1"),
     ("MiniMaxAI/MiniMax-M2.5", 10.0, 0.5, NO_VOCABULARY, CARD),
+    ("meta-llama/Llama-4-Maverick-17B-128E-Instruct", 17.0, 0.5, ALL, CARD),
+    ("meta-llama/Llama-4-Scout-17B-16E-Instruct", 17.0, 0.5, ALL, CARD),
+    ("zai-org/GLM-5", 40.0, 0.5, NO_VOCABULARY, CARD),
     ("zai-org/GLM-4.5", 32.0, 0.5, NO_VOCABULARY, "GLM-4.5 report (arXiv:2508.06471), table 1"),
     ("zai-org/GLM-4.5-Air", 12.0, 0.5, NO_VOCABULARY, "GLM-4.5 report (arXiv:2508.06471), table 1"),
 ]

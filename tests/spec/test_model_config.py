@@ -148,6 +148,10 @@ class TestDense:
     def test_an_unknown_type_with_llamas_keys_is_read_as_llama(self) -> None:
         assert read(LLAMA, model_type="newcomer", architectures=["NewcomerForCausalLM"]) == read(LLAMA)
 
+    def test_an_unknown_type_with_keys_about_its_layers_that_nothing_reads_is_refused(self) -> None:
+        with pytest.raises(InputError, match="index_n_heads, share_every may announce layers"):
+            read(LLAMA, model_type="newcomer", index_n_heads=4, share_every=[1, 2], tie_heads=False)
+
     def test_unknown_keys_do_not_matter(self) -> None:
         assert read(LLAMA, rope_scaling={"type": "yarn"}, use_cache=True, torch_dtype="bfloat16") == read(LLAMA)
 
@@ -295,7 +299,7 @@ class TestErrors:
             ("index_topk", 2048),
             ("linear_attn_config", {"kda_layers": [1]}),
             ("state_size", 16),
-            ("attention_chunk_size", 8192),
+            ("num_attention_heads_per_layer", [8, 8, 4, 4]),
             ("attn_type_list", [0, 0, 0, 1]),
             ("layer_types", ["mamba"] * 4),
         ],

@@ -28,6 +28,8 @@ CLASSES: Mapping[str, str] = {
     "latent_prefill_attention": "prefill_attention",
     "decode_attention": "decode_attention",
     "latent_decode_attention": "decode_attention",
+    "sparse_latent_prefill": "prefill_attention",
+    "sparse_latent_decode": "decode_attention",
     "collective": "collective",
     "elementwise": "other",
     "gated_delta": "other",

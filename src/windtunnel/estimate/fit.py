@@ -37,6 +37,8 @@ BOUNDS: Mapping[str, tuple[float, float, float]] = {
     "tile_rows": (64.0, 1.0, 256.0),
     "block_us": (0.2, 0.01, 10.0),
     "chain_us": (0.3, 0.01, 10.0),
+    "chain_of_kernels_us": (80.0, 5.0, 400.0),
+    "query_us": (0.1, 0.0005, 2.0),
     "chunk_us": (0.5, 0.01, 10.0),
     "wave_cost": (0.5, 0.02, 2.0),
     "passes": (2.0, 0.5, 20.0),
@@ -61,6 +63,7 @@ _PREFILL = (
     "hiding",
 )
 _DECODE = ("launch_us", *_MEMORY, "compute_efficiency", "tile_rows", "block_us", "chain_us", "overlap", "hiding")
+_SPARSE = ("chain_of_kernels_us", *_MEMORY, "compute_efficiency", "tile_rows", "query_us", "overlap")
 NAMES: Mapping[str, tuple[str, ...]] = {
     "gemm": ("launch_us", *_MEMORY, *_TILES, "split_us", "overlap", "quantise_us", "quantise_passes"),
     "experts": ("launch_us", *_MEMORY, *_TILES, "overlap", "spread", "imbalance", "moving_passes"),
@@ -68,6 +71,8 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "latent_prefill_attention": _PREFILL,
     "decode_attention": _DECODE,
     "latent_decode_attention": _DECODE,
+    "sparse_latent_prefill": _SPARSE,
+    "sparse_latent_decode": _SPARSE,
     "gated_delta": ("launch_us", *_MEMORY, "chunk_us", "wave_cost", "passes", "overlap"),
     "elementwise": ("launch_us", *_MEMORY),
     "collective": ("launch_us", "step_us", "link_efficiency", "ramp_us"),

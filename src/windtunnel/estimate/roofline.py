@@ -224,6 +224,17 @@ def _split_seconds(
     return soft_max(c["launch_us"] * US, work, c["hiding"])
 
 
+def sparse_latent_seconds(op: ops.SparseLatent, on: Machine, c: Coefficients) -> Size:
+    """A chain of small kernels, a choice for every query that keeps part of the device busy (`query_us`), and the
+    products, whose tiles of attention have `tile_rows` heads at least."""
+    padding = np.maximum(c["tile_rows"] / op.num_heads, 1.0) - 1.0
+    flops = op.flops + padding * op.kept_pairs * op.flops_per_kept_pair
+    compute = flops / (on.flops_per_s * c["compute_efficiency"])
+    chosen = c["query_us"] * US * op.num_queries
+    work = chosen + soft_max(compute, memory_seconds(op.num_bytes, on, c), c["overlap"])
+    return c["chain_of_kernels_us"] * US + work
+
+
 def gated_delta_seconds(op: ops.GatedDelta, on: Machine, c: Coefficients) -> Size:
     """Convolution and delta rule: state and activations move once; chunks of one sequence wait for each other."""
     chunks = np.maximum(np.ceil(op.num_tokens / 64.0), 1.0)
@@ -246,6 +257,8 @@ FORMS: dict[str, Closed] = {
     "latent_prefill_attention": latent_prefill_seconds,
     "decode_attention": decode_seconds,
     "latent_decode_attention": latent_decode_seconds,
+    "sparse_latent_prefill": sparse_latent_seconds,
+    "sparse_latent_decode": sparse_latent_seconds,
     "gated_delta": gated_delta_seconds,
     "elementwise": elementwise_seconds,
 }
@@ -259,13 +272,17 @@ def compute_format(op: ops.Op) -> Format:
     return Format.BF16
 
 
+_WITH_CACHE = (
+    *(ops.PrefillAttention, ops.DecodeAttention, ops.LatentPrefillAttention, ops.LatentDecodeAttention),
+    *(ops.SparseLatentPrefill, ops.SparseLatentDecode),
+)
+
+
 def variant(op: ops.Op) -> str:
     """Which set of coefficients of its kind `op` uses: its number format, or for a collective its name."""
     if isinstance(op, ops.Gemm | ops.Experts):
         return op.format.value
-    if isinstance(
-        op, ops.PrefillAttention | ops.DecodeAttention | ops.LatentPrefillAttention | ops.LatentDecodeAttention
-    ):
+    if isinstance(op, _WITH_CACHE):
         return op.kv_format.value
     if isinstance(op, ops.GatedDelta):
         return "decode" if op.decode else "prefill"

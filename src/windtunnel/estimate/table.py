@@ -34,6 +34,8 @@ KINDS: dict[str, type[ops.Op]] = {
         ops.DecodeAttention,
         ops.LatentPrefillAttention,
         ops.LatentDecodeAttention,
+        ops.SparseLatentPrefill,
+        ops.SparseLatentDecode,
         ops.GatedDelta,
         ops.Experts,
         ops.Elementwise,

@@ -27,6 +27,7 @@ from windtunnel.interop.aiconfigurator_files import (
     read_rows,
     version_key,
 )
+from windtunnel.interop.aiconfigurator_sparse import GemmPrices, sparse_table
 from windtunnel.ops import op as ops
 from windtunnel.spec.precision import Format
 
@@ -621,6 +622,28 @@ def _absorb_seconds(collection: Collection, num_heads: Floats, batch: Floats) ->
     return total
 
 
+def _sparse_latent(collection: Collection, op: Any) -> Choice:
+    def prices(place: Place) -> GemmPrices:
+        """The GEMM tables of the engine and version that was measured."""
+        own = replace(collection, engine=place.engine, version=place.version, read={})
+        models: dict[Format, TableModel | None] = {}
+
+        def price(gemm: ops.Gemm) -> Floats | None:
+            if gemm.format not in models:
+                table = table_for(own, gemm)
+                models[gemm.format] = None if table is None else TableModel(table, collection.roofline)
+            model = models[gemm.format]
+            return None if model is None else model.estimate(gemm)[0]
+
+        return price
+
+    def read() -> MeasurementTable | None:
+        kv = _KV_DTYPES.get(op.kv_format)
+        return None if kv is None else sparse_table(collection, op.kind, kv, op.kv_format, prices)
+
+    return read, (op.kv_format.value,)
+
+
 def _gated_delta(collection: Collection, op: Any) -> Choice:
     phase = "generation" if op.decode else "context"
 
@@ -792,6 +815,8 @@ _READERS: Mapping[str, Callable[[Collection, Any], Choice]] = {
     "decode_attention": _attention("generation_attention_perf", "context_tokens", "step", 1),
     "latent_prefill_attention": _latent_prefill,
     "latent_decode_attention": _latent_decode,
+    "sparse_latent_prefill": _sparse_latent,
+    "sparse_latent_decode": _sparse_latent,
     "gated_delta": _gated_delta,
     "experts": _experts,
     "elementwise": _elementwise,

@@ -51,7 +51,10 @@ CHECKPOINTS = {
     ("Qwen/Qwen3-32B", "fp4"): "nvidia/Qwen3-32B-NVFP4",
     ("Qwen/Qwen3.5-397B-A17B", "fp8"): "Qwen/Qwen3.5-397B-A17B-FP8",
     ("deepseek-ai/DeepSeek-R1", "fp4"): "nvidia/DeepSeek-R1-FP4",
+    ("deepseek-ai/DeepSeek-V3.2", "fp4"): "nvidia/DeepSeek-V3.2-NVFP4",
     ("moonshotai/Kimi-K2.5", "fp4"): "nvidia/Kimi-K2.5-NVFP4",
+    ("zai-org/GLM-5", "fp4"): "nvidia/GLM-5-NVFP4",
+    ("zai-org/GLM-5", "fp8"): "zai-org/GLM-5-FP8",
 }
 """(model, format) -> the published checkpoint, where a row names only the former."""
 

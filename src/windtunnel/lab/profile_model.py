@@ -91,6 +91,8 @@ def check_profilable(shard: Shard) -> None:
     for group in shard.model.layers:
         if not isinstance(group.attention, GroupedQueryAttention | LatentAttention):
             raise InputError(f"{shard.model.name} has Gated DeltaNet layers, which cannot be measured yet")
+        if isinstance(group.attention, LatentAttention) and group.attention.indexer:
+            raise InputError(f"{shard.model.name} has sparse attention with an indexer, which cannot be measured yet")
 
 
 class LayerStack:

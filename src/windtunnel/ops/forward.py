@@ -8,6 +8,7 @@ may be arrays, so the same functions price one step for `explain` and a whole gr
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -24,6 +25,8 @@ from windtunnel.ops.op import (
     Launch,
     PrefillAttention,
     Size,
+    SparseLatentDecode,
+    SparseLatentPrefill,
     prefill_context_tokens,
 )
 from windtunnel.spec.deployment import Parallelism
@@ -33,6 +36,7 @@ from windtunnel.spec.model import (
     ExpertsFeedForward,
     GatedDeltaAttention,
     GroupedQueryAttention,
+    Indexer,
     LatentAttention,
     LayerGroup,
     ModelSpec,
@@ -125,13 +129,13 @@ def decode_launches(shard: Shard, batch: Size, context_tokens: Size) -> list[Lau
 def prefill_launches(shard: Shard, batch: Size, num_tokens: Size) -> list[Launch]:
     """Attention cores of prefill chunks, `batch` and `num_tokens` as `ops.PrefillAttention` defines them.
 
-    Latent attention also expands the compressed keys and values, cached ones too (`kv_b_proj`); decode absorbs that
-    product.
+    Latent attention also expands the compressed keys and values, cached ones too (`kv_b_proj`); decode and sparse
+    attention absorb that product.
     """
     launches = []
     for group in shard.model.layers:
         attention, count = group.attention, group.num_layers
-        if isinstance(attention, LatentAttention):
+        if isinstance(attention, LatentAttention) and attention.indexer is None:
             width = attention.num_heads // shard.tp * (attention.qk_nope_head_dim + attention.v_head_dim)
             wanted = shard.precision.attention_format
             keys = prefill_context_tokens(batch, num_tokens)
@@ -239,6 +243,10 @@ def _latent_projections(shard: Shard, attention: LatentAttention, num_tokens: Si
         yield Launch("q_kv_a_proj", Gemm(num_tokens, attention.q_lora_rank + latent, width, wanted))
         yield Launch("q_b_proj", Gemm(num_tokens, query, attention.q_lora_rank, wanted))
         normed = attention.q_lora_rank + attention.kv_lora_rank
+    if attention.indexer:
+        # Norms, rotation and the cache's write were measured as one with the indexer.
+        yield Launch("o_proj", Gemm(num_tokens, width, heads * attention.v_head_dim, wanted))
+        return
     yield Launch("latent_norm", Elementwise("latent_norm", num_tokens, 2 * normed * BF16_BYTES))
     rotated = 2 * (heads + 1) * attention.qk_rope_head_dim * BF16_BYTES
     yield Launch("rope", Elementwise("rope", num_tokens, rotated))
@@ -323,7 +331,7 @@ def _collective(shard: Shard, op: str, message_bytes: Size, num_ranks: int) -> C
 
 def _core_name(attention: Attention) -> str:
     if isinstance(attention, LatentAttention):
-        return "latent_attention"
+        return "sparse_latent_attention" if attention.indexer else "latent_attention"
     if isinstance(attention, GatedDeltaAttention):
         return "gated_delta"
     return "window_attention" if attention.window_tokens else "attention"
@@ -331,8 +339,11 @@ def _core_name(attention: Attention) -> str:
 
 def _decode_core(
     shard: Shard, attention: Attention, batch: Size, context_tokens: Size
-) -> DecodeAttention | LatentDecodeAttention | GatedDelta:
+) -> DecodeAttention | LatentDecodeAttention | SparseLatentDecode | GatedDelta:
     if isinstance(attention, LatentAttention):
+        if attention.indexer:
+            sparse = _sparse_latent(shard, attention, attention.indexer)
+            return SparseLatentDecode(**sparse, batch=batch, context_tokens=context_tokens)
         return LatentDecodeAttention(
             batch=batch,
             context_tokens=context_tokens,
@@ -358,8 +369,11 @@ def _decode_core(
 
 def _prefill_core(
     shard: Shard, attention: Attention, batch: Size, num_tokens: Size
-) -> PrefillAttention | LatentPrefillAttention | GatedDelta:
+) -> PrefillAttention | LatentPrefillAttention | SparseLatentPrefill | GatedDelta:
     if isinstance(attention, LatentAttention):
+        if attention.indexer:
+            sparse = _sparse_latent(shard, attention, attention.indexer)
+            return SparseLatentPrefill(**sparse, batch=batch, num_tokens=num_tokens)
         return LatentPrefillAttention(
             batch=batch,
             num_tokens=num_tokens,
@@ -379,6 +393,23 @@ def _prefill_core(
         window_tokens=attention.window_tokens or 0,
         kv_format=shard.precision.kv_cache,
     )
+
+
+def _sparse_latent(shard: Shard, attention: LatentAttention, indexer: Indexer) -> dict[str, Any]:
+    """What prefill and decode share; the indexer is not split over `tp`."""
+    return {
+        "num_heads": attention.num_heads // shard.tp,
+        "kv_lora_rank": attention.kv_lora_rank,
+        "rope_head_dim": attention.qk_rope_head_dim,
+        "qk_nope_head_dim": attention.qk_nope_head_dim,
+        "v_head_dim": attention.v_head_dim,
+        "hidden_size": shard.model.hidden_size,
+        "q_lora_rank": attention.q_lora_rank or 0,
+        "index_num_heads": indexer.num_heads,
+        "index_head_dim": indexer.head_dim,
+        "top_k": indexer.top_k,
+        "kv_format": shard.precision.kv_cache,
+    }
 
 
 def _gated_delta(

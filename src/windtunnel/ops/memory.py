@@ -8,6 +8,7 @@ from windtunnel.ops.parameters import (
     attention_parameters,
     dense_parameters,
     expert_parameters,
+    indexer_parameters,
     router_parameters,
     shared_expert_parameters,
 )
@@ -74,7 +75,8 @@ def weight_bytes(shard: Shard) -> float:
     tables = model.vocab_size * model.hidden_size * BF16_BYTES
     head = 0.0 if model.tie_word_embeddings else tables * BITS[precision.lm_head] / 16
     ends = max(tables, head) if parallelism.pp > 1 else tables + head
-    return layer_bits / 8 * shard.stage_fraction + ends / shard.tp
+    positions = model.learned_positions * model.hidden_size * BF16_BYTES
+    return layer_bits / 8 * shard.stage_fraction + ends / shard.tp + positions
 
 
 def _attention_values(shard: Shard, attention: Attention) -> float:
@@ -83,6 +85,7 @@ def _attention_values(shard: Shard, attention: Attention) -> float:
     repeated, copies = 0, 1.0
     if isinstance(attention, LatentAttention):
         repeated = width * ((attention.q_lora_rank or 0) + attention.kv_lora_rank + attention.qk_rope_head_dim)
+        repeated += indexer_parameters(attention, width)
         copies = shard.tp
     elif isinstance(attention, GroupedQueryAttention):
         repeated, copies = 2 * width * attention.kv_size, max(shard.tp / attention.num_kv_heads, 1.0)
@@ -104,12 +107,10 @@ def kv_bytes_per_token(shard: Shard, max_model_len: int) -> float:
     """Bytes that one token's keys and values take on one device, in layers whose cache grows to `max_model_len`
     tokens.
     """
-    per_layer = sum(
-        group.num_layers * _token_values(shard, group.attention)
-        for group in shard.model.layers
-        if not _is_bounded(group.attention, max_model_len)
-    )
-    return per_layer * BITS[shard.precision.kv_cache] / 8 * shard.stage_fraction
+    growing = [group for group in shard.model.layers if not _is_bounded(group.attention, max_model_len)]
+    values = sum(group.num_layers * _token_values(shard, group.attention) for group in growing)
+    of_indexers = sum(group.num_layers * _index_bytes(group.attention) for group in growing)
+    return (values * BITS[shard.precision.kv_cache] / 8 + of_indexers) * shard.stage_fraction
 
 
 def state_bytes_per_request(shard: Shard, max_model_len: int) -> float:
@@ -144,6 +145,12 @@ def _token_values(shard: Shard, attention: Attention) -> int:
     if isinstance(attention, GroupedQueryAttention):
         return 2 * max(attention.num_kv_heads // shard.tp, 1) * attention.head_dim
     return 0
+
+
+def _index_bytes(attention: Attention) -> int:
+    """One token's key of the indexer in fp8 with its fp32 scale (vLLM 0.24 `DeepseekV32IndexerCache`)."""
+    indexer = attention.indexer if isinstance(attention, LatentAttention) else None
+    return indexer.head_dim + 4 if indexer else 0
 
 
 def activation_bytes(shard: Shard, max_num_batched_tokens: int, max_num_seqs: int) -> float:

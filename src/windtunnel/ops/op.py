@@ -5,8 +5,9 @@ GEMM at every token count) and an estimator prices the family in one call. An Op
 once; how often it runs in a step is `Launch.count`.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
@@ -178,6 +179,152 @@ class LatentDecodeAttention:
 
 
 @dataclass(frozen=True)
+class SparseLatent(ABC):
+    """What prefill and decode of sparse latent attention share: an indexer with its projections, which scores every
+    earlier token in fp8, and absorbed attention to the `top_k` best of them (DeepSeek-V3.2, arXiv:2512.02556).
+    """
+
+    num_heads: int
+    kv_lora_rank: int
+    rope_head_dim: int
+    qk_nope_head_dim: int
+    v_head_dim: int
+    hidden_size: int
+    q_lora_rank: int
+    index_num_heads: int
+    index_head_dim: int
+    top_k: int
+    kv_format: Format = Format.BF16
+
+    @property
+    @abstractmethod
+    def num_queries(self) -> Size:
+        """Tokens that are computed."""
+
+    @property
+    @abstractmethod
+    def kept_pairs(self) -> Size:
+        """Pairs of a query and a key that it attends to."""
+
+    @property
+    @abstractmethod
+    def scored_pairs(self) -> Size:
+        """Pairs of a query and a key that its indexer scores."""
+
+    @property
+    @abstractmethod
+    def num_bytes(self) -> Size:
+        """Weights, queries and outputs, and the cached tokens that are read."""
+
+    @property
+    def flops(self) -> Size:
+        """Attention to what is kept, absorbing products and projections, and the scores at half (they are in fp8, at
+        twice the rate)."""
+        scores = self.scored_pairs * self.flops_per_scored_pair / 2
+        return self.kept_pairs * self.flops_per_kept_pair + scores + self.num_queries * self.flops_per_query
+
+    @property
+    def flops_per_query(self) -> float:
+        """Absorbing products of all heads, and the indexer's projections."""
+        absorb = self.num_heads * self.kv_lora_rank * (self.qk_nope_head_dim + self.v_head_dim)
+        return 2.0 * (absorb + self.index_weights)
+
+    @property
+    def index_weights(self) -> float:
+        """Parameters of the indexer's projections."""
+        queries = self.q_lora_rank * self.index_num_heads * self.index_head_dim
+        return queries + self.hidden_size * (self.index_head_dim + self.index_num_heads)
+
+    @property
+    def flops_per_kept_pair(self) -> float:
+        return 2.0 * self.num_heads * (2 * self.kv_lora_rank + self.rope_head_dim)
+
+    @property
+    def flops_per_scored_pair(self) -> float:
+        return 2.0 * self.index_num_heads * self.index_head_dim
+
+    @property
+    def weight_bytes(self) -> float:
+        absorb = self.num_heads * self.kv_lora_rank * (self.qk_nope_head_dim + self.v_head_dim)
+        return (absorb + self.index_weights) * BF16_BYTES
+
+    @property
+    def bytes_per_query(self) -> float:
+        """Queries in, outputs out, compressed."""
+        return self.num_heads * (2 * self.kv_lora_rank + self.rope_head_dim) * BF16_BYTES
+
+    @property
+    def kept_bytes(self) -> float:
+        """One cached token as attention reads it."""
+        return (self.kv_lora_rank + self.rope_head_dim) * BITS[self.kv_format] / 8
+
+    @property
+    def scored_bytes(self) -> float:
+        """One cached token as the indexer reads it: a key in fp8 and its scale."""
+        return self.index_head_dim + 4.0
+
+
+@dataclass(frozen=True)
+class SparseLatentPrefill(SparseLatent):
+    """Prefill of sparse latent attention; `batch` and `num_tokens` as in `PrefillAttention`.
+
+    Every query reads its own `top_k` keys; those of neighbours are mostly the same ones and stay in the cache.
+    """
+
+    kind: ClassVar[str] = "sparse_latent_prefill"
+    axes: ClassVar[tuple[str, ...]] = ("batch", "num_tokens")
+    batch: Size = field(kw_only=True)
+    num_tokens: Size = field(kw_only=True)
+
+    @property
+    def num_queries(self) -> Size:
+        return self.batch * self.num_tokens
+
+    @property
+    def kept_pairs(self) -> Size:
+        seen = np.minimum(self.num_tokens, self.top_k)
+        return self.batch * (self.num_tokens * seen - seen * seen / 2)
+
+    @property
+    def scored_pairs(self) -> Size:
+        return self.batch * self.num_tokens**2 / 2
+
+    @property
+    def num_bytes(self) -> Size:
+        keys = prefill_context_tokens(self.batch, self.num_tokens)
+        moved = self.batch * self.num_tokens * self.bytes_per_query
+        return self.weight_bytes + moved + keys * (self.kept_bytes + self.scored_bytes)
+
+
+@dataclass(frozen=True)
+class SparseLatentDecode(SparseLatent):
+    """Decode of sparse latent attention: one query for each of `batch` requests with `context_tokens` cached."""
+
+    kind: ClassVar[str] = "sparse_latent_decode"
+    axes: ClassVar[tuple[str, ...]] = ("batch", "context_tokens")
+    batch: Size = field(kw_only=True)
+    context_tokens: Size = field(kw_only=True)
+
+    @property
+    def num_queries(self) -> Size:
+        return self.batch
+
+    @property
+    def kept_pairs(self) -> Size:
+        return self.batch * np.minimum(self.context_tokens, self.top_k)
+
+    @property
+    def scored_pairs(self) -> Size:
+        return self.batch * self.context_tokens
+
+    @property
+    def num_bytes(self) -> Size:
+        kept = np.minimum(self.context_tokens, self.top_k) * self.kept_bytes
+        cached = kept + self.context_tokens * self.scored_bytes
+        return self.weight_bytes + self.batch * (cached + self.bytes_per_query)
+
+
+@dataclass(frozen=True)
 class GatedDelta:
     """The core of Gated DeltaNet (short convolution and delta rule), `num_tokens` tokens for each of `batch` requests.
 
@@ -313,6 +460,8 @@ Op = (
     | DecodeAttention
     | LatentPrefillAttention
     | LatentDecodeAttention
+    | SparseLatentPrefill
+    | SparseLatentDecode
     | GatedDelta
     | Experts
     | Elementwise

@@ -17,6 +17,7 @@ class ParameterCount:
     """Numbers of parameters over all layers. Multi-token-prediction layers and vision towers are not counted."""
 
     embedding: int
+    """Tokens, and positions where they are learned."""
     lm_head: int
     """Without its matrix where that is the embedding's."""
     attention: int
@@ -58,7 +59,7 @@ def count_parameters(model: ModelSpec) -> ParameterCount:
         (group.num_layers, part) for group in model.layers if isinstance(part := group.feed_forward, DenseFeedForward)
     ]
     return ParameterCount(
-        embedding=embedding,
+        embedding=embedding + model.learned_positions * hidden_size,
         lm_head=(0 if model.tie_word_embeddings else embedding) + (model.vocab_size if model.lm_head_bias else 0),
         attention=sum(group.num_layers * attention_parameters(group.attention, hidden_size) for group in model.layers),
         dense_feed_forward=sum(num * dense_parameters(part, hidden_size) for num, part in dense),
@@ -96,7 +97,17 @@ def _latent_parameters(attention: LatentAttention, hidden_size: int) -> int:
     query_projection = hidden_size * query if query_rank is None else query_rank * (hidden_size + query)
     down = hidden_size * (kv_rank + attention.qk_rope_head_dim)
     up = kv_rank * heads * (attention.qk_nope_head_dim + attention.v_head_dim)
-    return query_projection + down + up + heads * attention.v_head_dim * hidden_size
+    core = query_projection + down + up + heads * attention.v_head_dim * hidden_size
+    return core + indexer_parameters(attention, hidden_size)
+
+
+def indexer_parameters(attention: LatentAttention, hidden_size: int) -> int:
+    """One layer's indexer, which every rank keeps whole: queries, the key and the heads' weights, without its norm."""
+    indexer = attention.indexer
+    if indexer is None:
+        return 0
+    queries = (attention.q_lora_rank or 0) * indexer.num_heads * indexer.head_dim
+    return queries + hidden_size * (indexer.head_dim + indexer.num_heads)
 
 
 def _gated_delta_parameters(attention: GatedDeltaAttention, hidden_size: int) -> int:
@@ -111,7 +122,8 @@ def _gated_delta_parameters(attention: GatedDeltaAttention, hidden_size: int) ->
 def inner_norm_parameters(attention: Attention) -> int:
     """The norms inside one attention layer: of queries and keys, of compressed vectors, of a delta layer's output."""
     if isinstance(attention, LatentAttention):
-        return (attention.q_lora_rank or 0) + attention.kv_lora_rank
+        of_index = 2 * attention.indexer.head_dim if attention.indexer else 0
+        return (attention.q_lora_rank or 0) + attention.kv_lora_rank + of_index
     if isinstance(attention, GatedDeltaAttention):
         return attention.value_head_dim
     return 2 * attention.head_dim if attention.qk_norm else 0

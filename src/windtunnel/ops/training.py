@@ -884,8 +884,9 @@ def chunk_parameters(rank: Rank, chunk: Chunk) -> Parameters:
     for group, count in chunk.layers:
         found = found + layer_parameters(rank, group) * count
     if chunk.has_embedding:
-        positions = rank.setup.job.sequence_tokens * model.hidden_size if rank.setup.job.learned_positions else 0
-        found = found + Parameters(float(table + positions))
+        job = rank.setup.job
+        positions = model.learned_positions or (job.sequence_tokens if job.learned_positions else 0)
+        found = found + Parameters(float(table + positions * model.hidden_size))
     if chunk.has_head:
         norm = model.hidden_size * (2 if model.norm_bias else 1)
         own = not model.tie_word_embeddings or rank.setup.degrees.pp > 1

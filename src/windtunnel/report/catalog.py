@@ -162,6 +162,8 @@ def _two_lines(headers: tuple[str, ...]) -> list[str]:
 
 
 def _attention_text(attention: Attention) -> str:
+    if isinstance(attention, LatentAttention) and attention.indexer:
+        return f"latent, best {attention.indexer.top_k}"
     if isinstance(attention, LatentAttention):
         return "MLA"
     if isinstance(attention, GatedDeltaAttention):

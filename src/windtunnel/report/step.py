@@ -16,6 +16,8 @@ from windtunnel.ops.op import (
     Op,
     PrefillAttention,
     Size,
+    SparseLatentDecode,
+    SparseLatentPrefill,
 )
 from windtunnel.report.setup import deployment_line, model_line, network_lines, provenance_rows
 from windtunnel.report.tables import bars, columns, grid, number, percent, title
@@ -117,6 +119,9 @@ def shape_text(op: Op) -> str:
     if isinstance(op, LatentDecodeAttention):
         width = op.kv_lora_rank + op.rope_head_dim
         return f"{_n(op.batch)} x {_n(op.context_tokens)}, {op.num_heads} x {width} {op.kv_format}"
+    if isinstance(op, SparseLatentPrefill | SparseLatentDecode):
+        size = op.num_tokens if isinstance(op, SparseLatentPrefill) else op.context_tokens
+        return f"{_n(op.batch)} x {_n(size)}, {op.num_heads} of the best {op.top_k} {op.kv_format}"
     if isinstance(op, GatedDelta):
         return f"{_n(op.batch)} x {_n(op.num_tokens)}, {op.num_value_heads} x {op.key_head_dim} x {op.value_head_dim}"
     if isinstance(op, Experts):

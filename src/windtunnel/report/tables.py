@@ -43,15 +43,27 @@ def grid(rows: Iterable[tuple[str, str]], label_width: int = LABEL_WIDTH) -> Tab
     return table
 
 
-def columns(headers: Sequence[str], rows: Iterable[Sequence[str | Text]], left: int = 1) -> Table:
-    """A table with a line below its headers; the first `left` columns are texts, the others are numbers.
+LEAST_TEXT_WIDTH = 12
+
+
+def columns(headers: Sequence[str], rows: Iterable[Sequence[str | Text]], left: int = 1, right: int = 0) -> Table:
+    """A table with a line below its headers; the first `left` columns and the last `right` ones are texts, the others
+    are numbers.
 
     Where the terminal is too narrow, texts wrap and numbers do not.
     """
+    rows = list(rows)
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold", show_edge=False)
     for index, header in enumerate(headers):
-        is_text = index < left
-        table.add_column(header, justify="left" if is_text else "right", no_wrap=not is_text, overflow="fold")
+        is_text = index < left or index >= len(headers) - right
+        longest = max((len(part) for cells in (headers, *rows) for part in str(cells[index]).split("\n")), default=0)
+        table.add_column(
+            header,
+            justify="left" if is_text else "right",
+            no_wrap=not is_text,
+            overflow="fold",
+            min_width=min(longest, LEAST_TEXT_WIDTH) if is_text else None,
+        )
     for row in rows:
         table.add_row(*row)
     return table

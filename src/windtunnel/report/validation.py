@@ -20,6 +20,8 @@ LATENCIES = {"tpot": "TPOT", "ttft": "TTFT", "e2e": "end to end"}
 NAMES = {**LATENCIES, "throughput": "throughput"}
 GROUPS = ("engine", "device", "model", "format", "parallelism", "concurrency", "prompt", "source")
 NUM_WORST = 10
+NUM_SHOWN = 3
+"""Metrics that a terminal shows side by side; pages and documents have all."""
 
 _ERROR_EDGES = [-1.0, *(step / 20 for step in range(-16, 17)), 1.0]
 
@@ -29,21 +31,36 @@ def validation_report(predictions: Sequence[Prediction], groups: Sequence[str] =
     done = [one for one in predictions if not one.refused]
     parts: list[RenderableType] = [title(f"{len(done)} of {len(predictions)} runs predicted"), _how(done), ""]
     metrics = measured_metrics(done)
-    headers = ("", "runs", *(f"{NAMES[name]} {what}" for name in metrics for what in ("median", "p90", "bias")))
-    rows = [_row("all", done, metrics)]
+    shown = metrics[:NUM_SHOWN]
+    headers = ("error, %", "runs", *(f"{NAMES[name]}\n{'median':>6}{'p90':>5}{'bias':>5}" for name in shown))
+    rows = [_short_row("all", done, shown)]
     for group in groups:
         found = by_label(done, group)
         if len(found) > 1:
-            rows += [("", "", *[""] * (3 * len(metrics)))]
-            rows += [_row(f"{group} {name}", members, metrics) for name, members in found.items()]
+            rows += [("", "", *("" for _ in shown)), (group, "", *("" for _ in shown))]
+            rows += [_short_row(f"  {name}", members, shown) for name, members in found.items()]
     parts.append(columns(headers, rows))
     parts += ["", title("Share of measured values within the 80% interval")]
     parts.append(grid([(NAMES[name], f"{covered(done, name):.0%}") for name in metrics if _intervals(done, name)]))
-    parts += ["", title("Largest errors"), columns(("run", *_WORST_HEADERS), _worst_rows(done, metrics), left=1)]
+    parts += [
+        "",
+        title("Largest errors"),
+        columns(("run", *_WORST_HEADERS), _worst_rows(done, metrics), left=2, right=1),
+    ]
     refused = refusals(predictions)
     if refused:
         parts += ["", title("Refused"), columns(("reason", "runs"), [(why, str(n)) for why, n in refused.items()])]
     return parts
+
+
+def _short_row(name: str, members: Sequence[Prediction], metrics: Sequence[str]) -> tuple[str, ...]:
+    """One cell a metric, in whole percents but for the median."""
+    found = [score([one.error(metric) for one in members]) for metric in metrics]
+    return (name, str(len(members)), *("" if one is None else _short_score(one) for one in found))
+
+
+def _short_score(found: Score) -> str:
+    return f"{found.median * 100:6.1f}{found.p90 * 100:5.0f}{found.bias * 100:+5.0f}"
 
 
 _WORST_HEADERS = ("metric", "measured", "predicted", "error", "reason")

@@ -29,6 +29,15 @@ class GroupedQueryAttention(Noun, tag="grouped_query", tag_field="type"):
         return self.num_kv_heads * self.head_dim
 
 
+class Indexer(Noun):
+    """Which keys each query attends to: small heads score every earlier token and the best `top_k` are kept
+    (DeepSeek-V3.2, arXiv:2512.02556, section 2.1). Its keys are cached in fp8 beside the compressed vectors."""
+
+    num_heads: int
+    head_dim: int
+    top_k: int
+
+
 class LatentAttention(Noun, tag="latent", tag_field="type"):
     """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1): one compressed KV vector per token."""
 
@@ -38,6 +47,8 @@ class LatentAttention(Noun, tag="latent", tag_field="type"):
     qk_nope_head_dim: int
     qk_rope_head_dim: int
     v_head_dim: int
+    indexer: Indexer | None = None
+    """None: every query attends to all keys."""
 
 
 class GatedDeltaAttention(Noun, tag="gated_delta", tag_field="type"):
@@ -102,6 +113,8 @@ class ModelSpec(Noun):
     norm_bias: bool = False
     """LayerNorm with a bias (Phi, StarCoder) and not RMSNorm."""
     lm_head_bias: bool = False
+    learned_positions: int = 0
+    """Rows of a table of learned positions (GPT-2, OPT); 0 where positions are rotated or biased."""
     precision: Precision = Precision()
     """Formats of the published checkpoint, read from its quantisation config."""
 

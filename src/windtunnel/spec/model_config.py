@@ -1,17 +1,29 @@
 """Reads a model's shape from the `config.json` that is published beside its weights on Hugging Face.
 
 A config leaves out what the model's code fixes (biases, norms, which layers use the sliding window). Those facts are
-the table `_ARCHITECTURES`, one line for each `model_type`, taken from `transformers/models/*/modeling_*.py` and the
+the table `ARCHITECTURES`, one line for each `model_type`, taken from `transformers/models/*/modeling_*.py` and the
 modelling files published with the checkpoints. A `model_type` that is not in the table is read as Llama is, unless one
 of its keys announces a layer that `ModelSpec` has no noun for.
 """
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from windtunnel.errors import InputError, did_you_mean
+from windtunnel.spec.architectures import (
+    ALIASES,
+    ARCHITECTURES,
+    CLASS_DEFAULTS,
+    HARMLESS_KEYS,
+    LLAMA,
+    SHAPE_WORDS,
+    UNREADABLE,
+    UNREADABLE_TYPES,
+    Architecture,
+    Rule,
+)
 from windtunnel.spec.model import (
     Attention,
     DenseFeedForward,
@@ -19,142 +31,20 @@ from windtunnel.spec.model import (
     FeedForward,
     GatedDeltaAttention,
     GroupedQueryAttention,
+    Indexer,
     LatentAttention,
     LayerGroup,
     ModelSpec,
 )
 from windtunnel.spec.quantization import precision_from_config
 
-Rule = bool | str
-"""A fact of an architecture: True or False, or the config key that decides it."""
-
-
-@dataclass(frozen=True)
-class _Architecture:
-    """What the code of a `model_type` fixes and its config.json leaves out."""
-
-    qkv_bias: Rule = "attention_bias"
-    output_bias: Rule = "attention_bias"
-    feed_forward_bias: Rule = "mlp_bias"
-    qk_norm: Rule = "use_qk_norm"
-    output_gate: Rule = "attn_output_gate"
-    router_bias: Rule = "use_routing_bias"
-    sinks: bool = False
-    shared_gate: bool = False
-    gated: bool = True
-    num_norms: int = 2
-    norm_bias: bool = False
-    lm_head_bias: Rule = "lm_head_bias"
-    tied: bool = False
-    """Whether embeddings are tied where the config does not say."""
-    full_attention_every: int | None = None
-    """Every n-th layer attends to everything and the others to the sliding window; None: the window holds in all."""
-
-
-_LLAMA = _Architecture()
-_QWEN3_HYBRID = _Architecture(qk_norm=True, output_gate=True, shared_gate=True)
-_DEEPSEEK = _Architecture(router_bias=True)
-_GEMMA3 = _Architecture(num_norms=4, qk_norm=True, tied=True, full_attention_every=6)
-
-_ARCHITECTURES: dict[str, _Architecture] = {
-    "chatglm": _Architecture(
-        qkv_bias="add_qkv_bias", output_bias="add_bias_linear", feed_forward_bias="add_bias_linear"
-    ),
-    "cohere": _Architecture(num_norms=1, tied=True),
-    "cohere2": _Architecture(num_norms=1, tied=True, full_attention_every=4),
-    "deepseek_v3": _DEEPSEEK,
-    "gemma": _Architecture(tied=True),
-    "gemma2": _Architecture(num_norms=4, tied=True, full_attention_every=2),
-    "gemma3": _GEMMA3,
-    "glm4": _Architecture(output_bias=False, num_norms=4),
-    "glm4_moe": _Architecture(output_bias=False, router_bias=True),
-    "gpt_neox": _Architecture(feed_forward_bias=True, gated=False, norm_bias=True),
-    "gpt_oss": _Architecture(feed_forward_bias=True, router_bias=True, sinks=True, full_attention_every=2),
-    "internlm": _Architecture(qkv_bias="bias", output_bias="bias"),
-    "internlm2": _Architecture(qkv_bias="bias", output_bias="bias"),
-    "internlm3": _Architecture(qkv_bias="qkv_bias", output_bias="bias", feed_forward_bias="bias"),
-    "kimi_k2": _DEEPSEEK,
-    "mimo": _Architecture(output_bias=False),
-    "nemotron": _Architecture(gated=False, norm_bias=True),
-    "olmo2": _Architecture(qk_norm=True),
-    "olmo3": _Architecture(qk_norm=True),
-    "olmoe": _Architecture(qk_norm=True),
-    "phi": _Architecture(
-        qkv_bias=True,
-        output_bias=True,
-        feed_forward_bias=True,
-        qk_norm="qk_layernorm",
-        gated=False,
-        num_norms=1,
-        norm_bias=True,
-        lm_head_bias=True,
-    ),
-    "phimoe": _Architecture(norm_bias=True),
-    "qwen": _Architecture(qkv_bias=True, output_bias=False),
-    "qwen2": _Architecture(qkv_bias=True, output_bias=False),
-    "qwen2_moe": _Architecture(qkv_bias=True, output_bias=False, shared_gate=True),
-    "qwen2_vl": _Architecture(qkv_bias=True, output_bias=False),
-    "qwen2_5_vl": _Architecture(qkv_bias=True, output_bias=False),
-    "qwen3": _Architecture(qk_norm=True),
-    "qwen3_moe": _Architecture(qk_norm=True),
-    "qwen3_next": _QWEN3_HYBRID,
-    "qwen3_5": _QWEN3_HYBRID,
-    "qwen3_5_moe": _QWEN3_HYBRID,
-    "qwen3_vl": _Architecture(qk_norm=True),
-    "qwen3_vl_moe": _Architecture(qk_norm=True),
-    "starcoder2": _Architecture(
-        qkv_bias="use_bias",
-        output_bias="use_bias",
-        feed_forward_bias="use_bias",
-        gated=False,
-        norm_bias=True,
-        tied=True,
-    ),
-}
-
-_CLASS_DEFAULTS: dict[str, dict[str, Any]] = {
-    # Gemma 3 publishes only what differs from transformers' Gemma3TextConfig.
-    "gemma3": {
-        "vocab_size": 262208,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "head_dim": 256,
-        "max_position_embeddings": 131072,
-        "sliding_window": 4096,
-    },
-    "gpt_neox": {"attention_bias": True},
-    "starcoder2": {"use_bias": True},
-}
-
 _MOST_LAYERS = 10_000
 _GATED_ACTIVATIONS = ("silu", "swish", "swiglu", "swigluoai")
 _LINEAR = "linear_attention"
-_LAYER_TYPES = ("full_attention", "sliding_attention", _LINEAR)
+_LAYER_TYPES = ("full_attention", "sliding_attention", "chunked_attention", _LINEAR)
 _QWEN3_NEXT_INTERVAL = 4
 """`full_attention_interval` where a Gated DeltaNet hybrid does not give it (transformers' Qwen3NextConfig)."""
 _GENERATIVE = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel", "ForVision2Seq")
-
-_UNREADABLE: dict[str, str] = {
-    "altup_num_inputs": "alternating updates, as in Gemma 3n,",
-    "attn_layer_period": "Mamba layers, as in Jamba,",
-    "block_configs": "a different block in every layer, as in Nemotron-NAS,",
-    "compress_ratios": "compressed sparse attention, as in DeepSeek-V4,",
-    "cross_attention_layers": "cross-attention to images, as in Llama 3.2 Vision,",
-    "global_head_dim": "heads of two widths, as in Gemma 4,",
-    "hybrid_override_pattern": "Mamba layers, as in Nemotron-H,",
-    "index_topk": "sparse attention with an indexer, as in DeepSeek-V3.2 and GLM-5,",
-    "layers_block_type": "layers of other kinds, as in Nemotron-H and Zamba,",
-    "linear_attn_config": "Kimi delta attention",
-    "mamba_d_state": "Mamba layers",
-    "mamba_num_heads": "Mamba layers",
-    "num_kv_shared_layers": "layers that share a KV cache, as in Gemma 3n,",
-    "sparse_attention_config": "block-sparse attention, as in MiniMax-M3,",
-    "ssm_cfg": "state-space layers, as in Mamba,",
-    "state_size": "state-space layers, as in Mamba,",
-    "swa_num_key_value_heads": "window layers with other head counts, as in MiMo-V2,",
-    "attention_chunk_size": "chunked attention, as in Llama 4,",
-}
-"""Keys that announce a layer with no noun in `ModelSpec`; harmless when null, 0 or empty."""
 
 
 def model_from_config(config: Mapping[str, Any], name: str, quant_config: Mapping[str, Any] | None = None) -> ModelSpec:
@@ -170,21 +60,24 @@ def model_from_config(config: Mapping[str, Any], name: str, quant_config: Mappin
             `ModelSpec` cannot express.
     """
     reader = _reader(config, name)
-    architecture = _ARCHITECTURES.get(reader.model_type, _LLAMA)
+    architecture = ARCHITECTURES.get(reader.model_type, LLAMA)
     _refuse_unreadable(reader)
+    num_norms = _num_norms(reader, architecture)
     layers = tuple(zip(_attentions(reader, architecture), _feed_forwards(reader, architecture), strict=True))
+    _refuse_unknown_shapes(reader)
     return ModelSpec(
         name=name,
         hidden_size=reader.count("hidden_size"),
-        vocab_size=reader.count("vocab_size", "padded_vocab_size"),
+        vocab_size=reader.count("vocab_size"),
         max_context_tokens=_max_context_tokens(reader),
         layers=tuple(
-            LayerGroup(num_layers=num, attention=attention, feed_forward=feed_forward, num_norms=architecture.num_norms)
+            LayerGroup(num_layers=num, attention=attention, feed_forward=feed_forward, num_norms=num_norms)
             for (attention, feed_forward), num in Counter(layers).items()
         ),
         tie_word_embeddings=reader.flag("tie_word_embeddings", default=architecture.tied),
         norm_bias=architecture.norm_bias,
         lm_head_bias=reader.rule(architecture.lm_head_bias),
+        learned_positions=_learned_positions(reader, architecture),
         precision=precision_from_config(reader.raw.get("quantization_config"), quant_config, layers, name),
     )
 
@@ -196,10 +89,15 @@ class _Reader:
     raw: Mapping[str, Any]
     name: str
     model_type: str
+    asked: set[str] = field(default_factory=set)
+    """Every name that was looked up."""
 
     def first(self, *keys: str) -> tuple[str, Any]:
-        """The first of `keys` that is given, with its value; (last key, None) where none is."""
-        return next(((key, self.raw[key]) for key in keys if self.raw.get(key) is not None), (keys[-1], None))
+        """The first of `keys`, or of what else they are called, that is given, with its value; (last key, None) where
+        none is."""
+        named = [name for key in keys for name in (key, *ALIASES.get(key, ()))]
+        self.asked.update(named)
+        return next(((name, self.raw[name]) for name in named if self.raw.get(name) is not None), (keys[-1], None))
 
     def count(self, *keys: str, default: int | None = None, minimum: int = 1) -> int:
         """A whole number of at least `minimum`, under the first of `keys` that is given."""
@@ -226,6 +124,7 @@ class _Reader:
 
     def numbers(self, key: str) -> list[int]:
         """A list of whole numbers; empty where it is not given."""
+        self.asked.add(key)
         value = self.raw.get(key) or []
         if not isinstance(value, list) or not all(isinstance(item, int) for item in value):
             raise InputError(f"{self.name}: {key} is {value!r}; a list of whole numbers is needed")
@@ -237,7 +136,7 @@ class _Reader:
 
     @property
     def num_layers(self) -> int:
-        num_layers = self.count("num_hidden_layers", "num_layers")
+        num_layers = self.count("num_hidden_layers")
         if num_layers > _MOST_LAYERS:
             raise InputError(f"{self.name}: {num_layers} layers are not plausible; at most {_MOST_LAYERS} are read")
         return num_layers
@@ -254,27 +153,48 @@ def _reader(config: Mapping[str, Any], name: str) -> _Reader:
         key: config[key] for key in ("tie_word_embeddings", "quantization_config", "architectures") if key in config
     }
     given = {key: value for key, value in text.items() if value is not None}
-    return _Reader(_CLASS_DEFAULTS.get(model_type, {}) | outer | given, name, model_type)
+    return _Reader(CLASS_DEFAULTS.get(model_type, {}) | outer | given, name, model_type)
 
 
 def _refuse_unreadable(reader: _Reader) -> None:
     """Raise for what would be read wrongly: other layers, an encoder, an unknown activation."""
-    what = next((what for key, what in _UNREADABLE.items() if reader.raw.get(key)), None)
+    what = next((what for key, what in UNREADABLE.items() if reader.raw.get(key)), None)
+    what = what or UNREADABLE_TYPES.get(reader.model_type)
     if what:
         raise InputError(f"{reader.name}: {what} cannot be modelled (model_type {reader.model_type!r})")
+    if reader.count("word_embed_proj_dim", default=reader.count("hidden_size")) != reader.count("hidden_size"):
+        raise InputError(f"{reader.name}: an embedding narrower than the layers, as in OPT-350M, cannot be modelled")
     if 0 in reader.numbers("attn_type_list"):
         raise InputError(f"{reader.name}: lightning attention cannot be modelled (model_type {reader.model_type!r})")
     architectures = _texts(reader, "architectures")
     generative = not architectures or any(item.endswith(_GENERATIVE) for item in architectures)
     if reader.raw.get("is_encoder_decoder") or not generative:
         raise InputError(f"{reader.name} ({', '.join(architectures)}) is not a decoder-only language model")
-    _, activation = reader.first("hidden_act", "hidden_activation", "activation_function")
-    known = reader.model_type in _ARCHITECTURES or activation is None or activation in _GATED_ACTIVATIONS
+    _, activation = reader.first("hidden_act")
+    known = reader.model_type in ARCHITECTURES or activation is None or activation in _GATED_ACTIVATIONS
     if not known:
         raise InputError(
             f"{reader.name}: model_type {reader.model_type!r} is not known, and {activation!r} does not say how many "
             "matrices its feed-forward has",
             f"unknown types are read as Llama is, with one of {', '.join(_GATED_ACTIVATIONS)}",
+        )
+
+
+def _refuse_unknown_shapes(reader: _Reader) -> None:
+    """Raise where a `model_type` that is not known has keys about its layers that nothing read."""
+    unread = [
+        key
+        for key, value in reader.raw.items()
+        if key not in reader.asked | HARMLESS_KEYS | UNREADABLE.keys()
+        and any(word in key for word in SHAPE_WORDS)
+        and (isinstance(value, list | dict) or type(value) is int)
+        and value not in (0, 1, [], {})
+    ]
+    if reader.model_type not in ARCHITECTURES and unread:
+        raise InputError(
+            f"{reader.name}: model_type {reader.model_type!r} is not known, and its {', '.join(sorted(unread))} "
+            "may announce layers that cannot be modelled",
+            "remove the keys from a copy of config.json to have it read as Llama is",
         )
 
 
@@ -286,10 +206,22 @@ def _texts(reader: _Reader, key: str) -> list[str]:
 
 
 def _max_context_tokens(reader: _Reader) -> int:
-    return reader.count("max_position_embeddings", "seq_length", "max_seq_len", "max_sequence_length")
+    return reader.count("max_position_embeddings")
 
 
-def _attentions(reader: _Reader, architecture: _Architecture) -> list[Attention]:
+def _learned_positions(reader: _Reader, architecture: Architecture) -> int:
+    return 0 if architecture.position_rows is None else _max_context_tokens(reader) + architecture.position_rows
+
+
+def _num_norms(reader: _Reader, architecture: Architecture) -> int:
+    """Norms of a layer: Falcon's have one where attention and feed-forward run side by side, unless its config says."""
+    if "parallel_attn" not in reader.raw:
+        return architecture.num_norms
+    side_by_side = reader.flag("parallel_attn") and not reader.flag("new_decoder_architecture")
+    return reader.count("num_ln_in_parallel_attn", default=1 if side_by_side else 2)
+
+
+def _attentions(reader: _Reader, architecture: Architecture) -> list[Attention]:
     """The attention of every layer, in order."""
     if reader.raw.get("kv_lora_rank") is not None:
         return [_latent(reader)] * reader.num_layers
@@ -304,38 +236,54 @@ def _attentions(reader: _Reader, architecture: _Architecture) -> list[Attention]
 
 def _layer_types(reader: _Reader) -> list[str]:
     """`full_attention`, `sliding_attention` or `linear_attention` for every layer, as far as the config tells."""
-    types = reader.raw.get("layer_types")
-    if types is None:
-        is_hybrid = reader.raw.get("linear_num_value_heads") is not None
-        every = reader.count("full_attention_interval", default=_QWEN3_NEXT_INTERVAL if is_hybrid else 1)
-        return [_LINEAR if (index + 1) % every else "full_attention" for index in range(reader.num_layers)]
-    if not isinstance(types, list) or len(types) != reader.num_layers:
-        raise InputError(f"{reader.name}: layer_types must name each of the {reader.num_layers} layers")
-    unknown = next((layer for layer in types if layer not in _LAYER_TYPES), None)
+    types = _named_layers(reader, "layer_types", _LAYER_TYPES)
+    if types:
+        return ["sliding_attention" if layer == "chunked_attention" else layer for layer in types]
+    neo = _named_layers(reader, "attention_layers", ("global", "local"))
+    if neo:
+        return ["sliding_attention" if layer == "local" else "full_attention" for layer in neo]
+    is_hybrid = reader.raw.get("linear_num_value_heads") is not None
+    every = reader.count("full_attention_interval", default=_QWEN3_NEXT_INTERVAL if is_hybrid else 1)
+    return [_LINEAR if (index + 1) % every else "full_attention" for index in range(reader.num_layers)]
+
+
+def _named_layers(reader: _Reader, key: str, allowed: tuple[str, ...]) -> list[str]:
+    """What a config calls each of its layers under `key`; nothing where it does not."""
+    reader.asked.add(key)
+    names = reader.raw.get(key)
+    if names is None:
+        return []
+    if not isinstance(names, list) or len(names) != reader.num_layers:
+        raise InputError(f"{reader.name}: {key} must name each of the {reader.num_layers} layers")
+    unknown = next((name for name in names if name not in allowed), None)
     if unknown is not None:
         raise InputError(
-            f"{reader.name}: layer_types has {unknown!r}, which cannot be modelled; allowed: {', '.join(_LAYER_TYPES)}"
+            f"{reader.name}: {key} has {unknown!r}, which cannot be modelled; allowed: {', '.join(allowed)}"
         )
-    return types
+    return names
 
 
-def _windows(reader: _Reader, architecture: _Architecture, types: list[str]) -> list[int | None]:
+def _windows(reader: _Reader, architecture: Architecture, types: list[str]) -> list[int | None]:
     """The sliding window of every layer in tokens; None where it attends to everything."""
     window = reader.count("sliding_window", default=0, minimum=0)
     if not window or window >= _max_context_tokens(reader) or not reader.flag("use_sliding_window", default=True):
         return [None] * len(types)
-    if "layer_types" in reader.raw:
+    if "layer_types" in reader.raw or "attention_layers" in reader.raw:
         return [window if layer == "sliding_attention" else None for layer in types]
     if reader.flag("use_sliding_window"):
         first = reader.count("max_window_layers", default=0, minimum=0)
         return [window if index >= first else None for index in range(len(types))]
-    every = reader.count("sliding_window_pattern", default=architecture.full_attention_every or 0)
+    every = reader.count(
+        "sliding_window_pattern", "global_attn_every_n_layers", default=architecture.full_attention_every or 0
+    )
     return [None if every and (index + 1) % every == 0 else window for index in range(len(types))]
 
 
-def _grouped_query(reader: _Reader, architecture: _Architecture, window: int | None) -> GroupedQueryAttention:
+def _grouped_query(reader: _Reader, architecture: Architecture, window: int | None) -> GroupedQueryAttention:
     num_heads = reader.count("num_attention_heads")
-    num_kv_heads = reader.count("num_key_value_heads", "multi_query_group_num", default=num_heads)
+    # Falcon's newer blocks group queries although they say multi_query.
+    shares_one = reader.flag("multi_query") and not reader.flag("new_decoder_architecture")
+    num_kv_heads = 1 if shares_one else reader.count("num_key_value_heads", default=num_heads)
     if num_heads % num_kv_heads:
         raise InputError(
             f"{reader.name}: num_attention_heads {num_heads} is not a multiple of num_key_value_heads {num_kv_heads}"
@@ -354,7 +302,7 @@ def _grouped_query(reader: _Reader, architecture: _Architecture, window: int | N
 
 
 def _head_dim(reader: _Reader, num_heads: int) -> int:
-    head_dim = reader.count("head_dim", "kv_channels", default=0)
+    head_dim = reader.count("head_dim", default=0)
     hidden_size = reader.count("hidden_size")
     if not head_dim and hidden_size % num_heads:
         raise InputError(
@@ -372,6 +320,17 @@ def _latent(reader: _Reader) -> LatentAttention:
         qk_nope_head_dim=reader.count("qk_nope_head_dim"),
         qk_rope_head_dim=reader.count("qk_rope_head_dim"),
         v_head_dim=reader.count("v_head_dim"),
+        indexer=None if reader.raw.get("index_topk") is None else _indexer(reader),
+    )
+
+
+def _indexer(reader: _Reader) -> Indexer:
+    if reader.count("q_lora_rank", default=0, minimum=0) == 0:
+        raise InputError(f"{reader.name}: an indexer without compressed queries (q_lora_rank) cannot be modelled")
+    return Indexer(
+        num_heads=reader.count("index_n_heads"),
+        head_dim=reader.count("index_head_dim"),
+        top_k=reader.count("index_topk"),
     )
 
 
@@ -392,7 +351,7 @@ def _gated_delta(reader: _Reader) -> GatedDeltaAttention:
     )
 
 
-def _feed_forwards(reader: _Reader, architecture: _Architecture) -> list[FeedForward]:
+def _feed_forwards(reader: _Reader, architecture: Architecture) -> list[FeedForward]:
     """The feed-forward of every layer, in order."""
     sparse = _sparse_layers(reader)
     experts = _experts(reader, architecture) if any(sparse) else None
@@ -402,14 +361,22 @@ def _feed_forwards(reader: _Reader, architecture: _Architecture) -> list[FeedFor
 
 def _sparse_layers(reader: _Reader) -> list[bool]:
     """Which layers are a mixture of experts."""
-    if not reader.count("num_local_experts", "num_experts", "n_routed_experts", default=0, minimum=0):
+    if not reader.count("num_local_experts", default=0, minimum=0):
         return [False] * reader.num_layers
-    first = reader.count("first_k_dense_replace", default=0, minimum=0)
-    step = reader.count("decoder_sparse_step", default=1)
+    named = _named_layers(reader, "mlp_layer_types", ("dense", "sparse"))
+    if named:
+        return [layer == "sparse" for layer in named]
+    if reader.raw.get("moe_layers"):
+        listed = set(reader.numbers("moe_layers"))
+        return [index in listed for index in range(reader.num_layers)]
+    first = reader.count("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index", default=0, minimum=0)
+    # ERNIE counts from the back with -1.
+    last = reader.count("moe_layer_end_index", default=-1, minimum=-1) % reader.num_layers
+    step = reader.count("decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_interval", default=1)
     dense = set(reader.numbers("mlp_only_layers"))
     frequency = _moe_layer_frequency(reader)
     return [
-        index >= first and frequency[index] and index not in dense and (index + 1) % step == 0
+        first <= index <= last and frequency[index] and index not in dense and (index + 1) % step == 0
         for index in range(reader.num_layers)
     ]
 
@@ -425,8 +392,17 @@ def _moe_layer_frequency(reader: _Reader) -> list[bool]:
     return [index % every == 0 for index in range(reader.num_layers)]
 
 
-def _dense(reader: _Reader, architecture: _Architecture) -> DenseFeedForward:
-    width = reader.count("dense_intermediate_size", "intermediate_size", "ffn_hidden_size")
+def _dense(reader: _Reader, architecture: Architecture) -> DenseFeedForward:
+    multiple = reader.count("expansion_ratio", default=architecture.width_multiple or 0, minimum=0)
+    width = reader.count(
+        "intermediate_size_mlp",
+        "dense_intermediate_size",
+        "intermediate_size",
+        "ffn_hidden_size",
+        "ffn_dim",
+        "n_inner",
+        default=multiple * reader.count("hidden_size") or None,
+    )
     # Qwen 1 publishes the sum of its gate and up projections' widths.
     if reader.model_type == "qwen":
         width //= 2
@@ -435,14 +411,14 @@ def _dense(reader: _Reader, architecture: _Architecture) -> DenseFeedForward:
     )
 
 
-def _experts(reader: _Reader, architecture: _Architecture) -> ExpertsFeedForward:
-    num_experts = reader.count("num_local_experts", "num_experts", "n_routed_experts")
-    chosen = reader.count("num_experts_per_tok", "experts_per_token", "moe_topk", "moe_top_k")
+def _experts(reader: _Reader, architecture: Architecture) -> ExpertsFeedForward:
+    num_experts = reader.count("num_local_experts")
+    chosen = reader.count("num_experts_per_tok")
     if chosen > num_experts:
         raise InputError(f"{reader.name}: each token uses {chosen} experts, and there are {num_experts}")
     width = reader.count("moe_intermediate_size", "intermediate_size")
-    shared = reader.count("shared_expert_intermediate_size", "shared_intermediate_size", default=0, minimum=0)
-    num_shared = reader.count("n_shared_experts", "num_shared_experts", default=0, minimum=0)
+    shared = reader.count("shared_expert_intermediate_size", default=0, minimum=0)
+    num_shared = reader.count("n_shared_experts", default=architecture.shared_experts, minimum=0)
     return ExpertsFeedForward(
         num_experts=num_experts,
         experts_per_token=chosen,

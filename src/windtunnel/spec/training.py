@@ -19,6 +19,7 @@ from windtunnel.spec.model import (
     ExpertsFeedForward,
     GatedDeltaAttention,
     GroupedQueryAttention,
+    LatentAttention,
     ModelSpec,
 )
 from windtunnel.spec.network import ClusterNetwork
@@ -529,6 +530,8 @@ def layers_per_chunk(job: TrainingJob, known: Degrees, model: ModelSpec) -> tupl
 
 def check_model(job: TrainingJob, known: Degrees, model: ModelSpec) -> None:
     """Raise InputError where `model` or its sequences cannot be split that way."""
+    if any(isinstance(group.attention, LatentAttention) and group.attention.indexer for group in model.layers):
+        raise InputError(f"training {model.name} cannot be modelled: its sparse attention has an indexer")
     tp, cp = known.tp, known.cp
     for group in model.layers:
         attention = group.attention
