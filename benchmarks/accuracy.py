@@ -22,12 +22,11 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
-import msgspec
 import numpy as np
 
+from windtunnel.engine.acceptance import Drafting, acceptances, best_share, drafting
 from windtunnel.engine.calibrate import (
     LEAST_CONFIGURATIONS,
     Bench,
@@ -46,8 +45,8 @@ from windtunnel.estimate.estimator import Estimator, roofline_estimator
 from windtunnel.interop.measured_runs import Measurement
 from windtunnel.interop.silicon import ODD_FLAGS, UNRECORDED_SOURCES, measurement_of, read_runs
 from windtunnel.metrics.accuracy import kendall_tau, score
-from windtunnel.spec.calibration import Spread, calibration_for
-from windtunnel.spec.deployment import HostOverheads
+from windtunnel.spec import catalog
+from windtunnel.spec.calibration import Calibration, Spread, calibration_for, load_calibration
 from windtunnel.spec.scenario import Setup
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -75,14 +74,12 @@ def shipped(bench: Bench) -> dict[str, float]:
     calibration = calibration_for(engine, device, str(bench.setup.engine.version)).calibration
     if calibration is None:
         return predict(bench, Fit({}))
-    default = bench.setup.engine.host
-    host = HostOverheads(
-        **{
-            name: value if (value := getattr(calibration.host, name)) is not None else getattr(default, name)
-            for name in default.__struct_fields__
-        }
-    )
+    host = calibration.host.over(bench.setup.engine.host)
     return bench.predict({name: factor(calibration.factors, name) for name in bench.parts}, host)
+
+
+def shipped_calibrations() -> dict[str, Calibration]:
+    return {name: load_calibration(name) for name in catalog.names("calibrations")}
 
 
 def roofline_of(setup: Setup) -> Estimator:
@@ -180,49 +177,24 @@ def subsets(runs: Sequence[Measurement]) -> dict[str, list[Measurement]]:
     }
 
 
-ACCEPTANCES = tuple(round(0.2 + 0.05 * step, 2) for step in range(16))
-"""Shares of accepted draft tokens to choose from."""
-
-
-def speculative_table(runs: Sequence[Bench]) -> str:
-    """Runs with speculative decoding, uncalibrated, at one acceptance a model: that of least median |log error| of TPOT
-    over the model's other configurations, or over all of its runs.
+def speculative_table(runs: Sequence[Drafting]) -> str:
+    """Runs with speculative decoding at one acceptance a model: that of least median |log error| of TPOT over the
+    model's other configurations, or over all of its runs.
     """
-    found = [[predict(accepting(bench, share), Fit({})) for share in ACCEPTANCES] for bench in runs]
-    off = np.array(
-        [
-            [abs(math.log(one["tpot"] / bench.measurement.measured["tpot"])) for one in ones]
-            for bench, ones in zip(runs, found, strict=True)
-        ]
-    )
-    models = np.array([bench.setup.model.name for bench in runs])
-    configurations = np.array([by_configuration(bench) for bench in runs])
     held: Predicted = {}
     seen: Predicted = {}
-    fitted: dict[str, float] = {}
-    for at, bench in enumerate(runs):
-        kin = models == models[at]
-        others = kin & (configurations != configurations[at])
-        best = int(np.median(off[kin], axis=0).argmin())
-        fitted[str(models[at])] = ACCEPTANCES[best]
-        seen[bench.measurement.id] = found[at][best]
-        held[bench.measurement.id] = found[at][int(np.median(off[others if others.any() else kin], axis=0).argmin())]
+    for run in runs:
+        kin = [other for other in runs if other.model == run.model]
+        others = [other for other in kin if by_configuration(other.bench) != by_configuration(run.bench)]
+        seen[run.bench.measurement.id] = dict(run.predicted[best_share(kin)])
+        held[run.bench.measurement.id] = dict(run.predicted[best_share(others or kin)])
+    every = [run.bench.measurement for run in runs]
     rows = []
-    for name, members in groups([bench.measurement for bench in runs], lambda run: run.labels["model"]).items():
+    for name, members in groups(every, lambda run: run.labels["model"]).items():
         rows += [(f"{name}, configuration held out", members, held), (f"{name}, fitted", members, seen)]
-    every = [bench.measurement for bench in runs]
     rows += [("all, configuration held out", every, held), ("all, fitted", every, seen)]
-    shares = ", ".join(f"{name} {share:.2f}" for name, share in sorted(fitted.items()))
+    shares = ", ".join(f"{name} {share:.2f}" for name, share in acceptances(runs).items())
     return f"{table('Speculative decoding, one acceptance a model', 'runs', rows)}\n\nFitted: {shares}."
-
-
-def accepting(bench: Bench, acceptance_fraction: float) -> Bench:
-    """The bench with another share of its draft tokens accepted."""
-    speculative = bench.setup.engine.speculative
-    assert speculative is not None
-    assert bench.speculation is not None
-    changed = msgspec.structs.replace(speculative, acceptance_fraction=acceptance_fraction)
-    return replace(bench, speculation=bench.speculation._replace(tokens_per_step=changed.tokens_per_step))
 
 
 def ranking(runs: Sequence[Measurement], predicted: Predicted) -> tuple[float, int]:
@@ -326,16 +298,16 @@ def main() -> int:
     started_s = time.perf_counter()
     try:
         every = read_runs(options.reference / options.measurements)
-        read = [measurement_of(run, None if run.num_draft_tokens is None else ACCEPTANCES[0]) for run in every]
+        read = [measurement_of(run) for run in every]
     except InputError as error:
         print(f"error: {error.message}", *([f"hint: {error.hint}"] if error.hint else []), sep="\n", file=sys.stderr)
         return 2
     measurements = [run for run in read if run.use in SCORED and options.only in run.id]
-    priced = list(benches(measurements))
-    refused = {run.id: found for run, found in priced if isinstance(found, str)}
-    ready = [found for _, found in priced if not isinstance(found, str)]
-    runs = [bench for bench in ready if bench.speculation is None]
-    speculating = [bench for bench in ready if bench.speculation is not None]
+    priced = list(benches(run for run in measurements if not run.lacks_acceptance))
+    drafted = list(drafting([run for run in measurements if run.lacks_acceptance], shipped_calibrations()))
+    refused = {run.id: found for run, found in [*priced, *drafted] if isinstance(found, str)}
+    runs = [found for _, found in priced if not isinstance(found, str)]
+    speculating = [found for _, found in drafted if not isinstance(found, str)]
     fold = folds(runs)
     columns: dict[str, Predicted] = {
         "uncalibrated": {bench.measurement.id: predict(bench, Fit({})) for bench in runs},

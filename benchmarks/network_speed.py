@@ -1,14 +1,17 @@
-"""How fast and how true collectives on a fabric are: seconds of CPU, and time against recorded ns-3 runs of SimAI.
+"""How fast the network is at each depth, against SimAI's recorded CPU seconds: every bound in one run.
 
-    python benchmarks/network_speed.py
+    python benchmarks/network_speed.py [CASE]
 
-The opponent is SimAI 1.6's ns-3 backend in a repaired, optimised build: its CPU seconds and simulated times were
-recorded on another day and machine; the ratio is of user seconds.
+The opponent is SimAI 1.6's ns-3 backend in a repaired, optimised build, and SimAI-Analytical: their CPU seconds were
+recorded on another day and machine; ratios are of user seconds. Every line runs in a process of its own, which compiles
+first; its CPU seconds are then the least of three,
+of fewer where they take long. Memory is that process's peak, the compiled code included.
 """
 
-from __future__ import annotations
-
+import os
 import resource
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,13 +20,22 @@ import msgspec
 import numpy as np
 
 from windtunnel.engine.alike import ring_seconds
+from windtunnel.engine.collective import run_collective
+from windtunnel.engine.layer_run import run_simai_analytical
 from windtunnel.engine.network import run_flow_level
+from windtunnel.engine.packet import simulate_packets
+from windtunnel.engine.packet_parts import run_in_parts
+from windtunnel.engine.packet_tables import tables_of
+from windtunnel.interop.simai_layers import read_layers
 from windtunnel.ops import flows as tables
 from windtunnel.spec.fabric import Fabric
 from windtunnel.spec.network import SIMAI_SETTINGS, NetworkSettings
-from windtunnel.spec.topology import GBPS, DcnPlus, SpectrumX, build_fabric
+from windtunnel.spec.packet import SIMAI_PACKETS
+from windtunnel.spec.topology import GBPS, SpectrumX, build_fabric
 
 MIB = 2**20
+REFERENCE = Path(os.environ.get("WINDTUNNEL_REFERENCE") or Path(__file__).resolve().parents[2] / "shared" / "reference")
+FLOW = NetworkSettings(backend="flow")
 
 
 def a100(n: int) -> Fabric:
@@ -32,75 +44,112 @@ def a100(n: int) -> Fabric:
     return build_fabric(msgspec.structs.replace(SpectrumX(num_gpus=n, gpu_type="A100"), **rates))
 
 
-def ranks(n: int) -> np.ndarray:
-    return np.arange(n, dtype=np.int32)
-
-
 def all_reduce(n: int, size: int) -> tables.Flows:
-    rings = tables.simai_rings(ranks(n), n // 8)
+    rings = tables.simai_rings(np.arange(n, dtype=np.int32), n // 8)
     return tables.ring(rings, size // n // rings.num_channels, 2 * (n - 1))
 
 
-def data_parallel(n: int, size: int) -> tables.Flows:
-    groups = [tables.simai_rings(ranks(n)[rail::8], n // 8) for rail in range(8)]
-    return tables.together([tables.ring(each, size // (n // 8), 2 * (n // 8 - 1)) for each in groups])
+def flow_128() -> str:
+    """All-reduce of 16 MiB on NCCL's rings, as `windtunnel collective` runs it; alike connections once."""
+    return f"{run_collective(a100(128), 'all_reduce', 16 * MIB, 128, 'flow', FLOW, 'ring').seconds * 1e6:.0f} us"
 
 
-CASES: list[tuple[str, Fabric, tables.Flows, float, float]] = [
-    # name, fabric, flows, microseconds and CPU seconds of ns-3
-    ("8 GPUs, 256 MiB", a100(8), all_reduce(8, 256 * MIB), 1609.742, 2.28),
-    ("64 GPUs, 16 MiB", build_fabric(SpectrumX(num_gpus=64, num_spines=8)), all_reduce(64, 16 * MIB), 496.5, 4.6),
-    ("128 GPUs, 16 MiB", a100(128), all_reduce(128, 16 * MIB), 1036.608, 42.2),
-    (
-        "128 GPUs, data parallel 16 MiB",
-        build_fabric(SpectrumX(num_gpus=128, num_spines=8)),
-        data_parallel(128, 16 * MIB),
-        792.211,
-        2.69,
-    ),
-    (
-        "32 GPUs, DCN+, 16 MiB (flows meet)",
-        build_fabric(DcnPlus(num_gpus=32, gpus_per_leaf=8)),
-        all_reduce(32, 16 * MIB),
-        277.798,
-        1.4,
-    ),
-]
+def flow_128_as_simai() -> str:
+    """The same on SimAI's rings, which hash every flow anew: all 260,096 flows, from making them on."""
+    return f"{run_flow_level(a100(128), all_reduce(128, 16 * MIB), SIMAI_SETTINGS).total_s * 1e6:.0f} us"
 
 
-def timed(run: Callable[[], float]) -> tuple[float, float]:
-    """What `run` returns, and the least CPU seconds of three times."""
-    took, value = [], 0.0
-    for _ in range(3):
+def packet_128_as_simai() -> str:
+    """The same packet by packet."""
+    times = simulate_packets(a100(128), all_reduce(128, 16 * MIB), SIMAI_SETTINGS, SIMAI_PACKETS)
+    return f"{times.total_s * 1e6:.0f} us"
+
+
+def flow_16384() -> str:
+    """All-reduce of 8 GiB over 16,384 GPUs, the fabric built anew."""
+    fabric = build_fabric(SpectrumX(num_gpus=16384, leaf_ports_up=256))
+    rings = tables.nccl_rings(np.arange(16384, dtype=np.int32), 2048)
+    return f"{ring_seconds(fabric, rings, 8192 * MIB // 16384 // 8, 2 * 16383, FLOW) * 1e3:.1f} ms"
+
+
+def analytical_9216() -> str:
+    """SimAI-Analytical's example of 9,216 GPUs, from reading the file to the report's totals."""
+    iteration = run_simai_analytical(read_layers(REFERENCE / "simai/workloads/workload_analytical.txt.gz"))
+    return f"{int(iteration.total_ns) // 1000:,} us"
+
+
+CASES: dict[str, tuple[Callable[[], str], float | None, str]] = {
+    # CPU seconds of SimAI, and what is asked for
+    "flow_128": (flow_128, 42.18, "1,000x"),
+    "flow_128_as_simai": (flow_128_as_simai, 42.18, ""),
+    "packet_128_as_simai": (packet_128_as_simai, 42.18, "20x, 300 MiB"),
+    "flow_16384": (flow_16384, None, "30 s, 4 GiB"),
+    "analytical_9216": (analytical_9216, 8.5, "50 ms"),
+}
+
+
+def print_case(name: str) -> None:
+    """One line of the table; run in a process of its own."""
+    run, recorded_s, bound = CASES[name]
+    run()
+    took: list[float] = []
+    while len(took) < 3 and sum(took) < 10:
         start = time.process_time()
-        value = run()
+        result = run()
         took.append(time.process_time() - start)
-    return value, min(took)
+    ratio = f"{recorded_s / min(took):,.0f}" if recorded_s else ""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    print(f"{name:22s}{result:>14s}{min(took):10.4f}{ratio:>9s}{peak:9.0f}   {bound}", flush=True)
+
+
+def rings_of_four(num_gpus: int) -> tables.Flows:
+    """An all-reduce over each rail of each four servers, every one of another size: nothing is alike."""
+    rails = np.arange(num_gpus, dtype=np.int32).reshape(-1, 4, 8).transpose(0, 2, 1).reshape(-1, 4)
+    rings = [tables.simai_rings(np.ascontiguousarray(ranks), 4) for ranks in rails]
+    return tables.together([tables.ring(each, 2**20 + 64 * number, 6) for number, each in enumerate(rings)])
+
+
+def print_growth() -> None:
+    """Cost of an event as the fabric grows."""
+    print(f"\n{'GPUs':>8s}{'flows':>10s}{'flow events':>14s}{'ns each':>10s}{'packet events':>15s}{'ns each':>10s}")
+    run_flow_level(a100(64), rings_of_four(64), SIMAI_SETTINGS)
+    for num_gpus in (64, 256, 1024, 4096):
+        fabric, flows = build_fabric(SpectrumX(num_gpus=num_gpus)), rings_of_four(num_gpus)
+        start = time.process_time()
+        num_flow_events = run_flow_level(fabric, flows, SIMAI_SETTINGS).num_events
+        flow_ns = (time.process_time() - start) / num_flow_events * 1e9
+        packets = tables_of(fabric, flows, SIMAI_SETTINGS, SIMAI_PACKETS)
+        start = time.process_time()
+        outcome = run_in_parts(packets)
+        packet_ns = (time.process_time() - start) / outcome.num_events * 1e9
+        print(
+            f"{num_gpus:8d}{len(flows):10d}{num_flow_events:14d}{flow_ns:10.0f}{outcome.num_events:15d}{packet_ns:10.0f}"
+        )
+
+
+def print_start() -> None:
+    """CPU seconds of a whole process: the interpreter, imports, the cached code, the collective and its table."""
+    words = ["collective", "--op", "all_reduce", "--size", "16MiB", "--topology", "spectrum_x:num_gpus=128"]
+    took = []
+    for _ in range(3):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run(
+            [sys.executable, "-m", "windtunnel", *words, "--backend", "flow"], check=True, capture_output=True
+        )
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        took.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    print(f"\n`windtunnel {' '.join(words)} --backend flow`, a process from start to end: {min(took):.2f} CPU seconds")
 
 
 def main() -> None:
-    print("Against ns-3, every flow simulated (compat: simai)\n")
-    print("| case | flows | ns-3, us | here, us | off | CPU s | times as fast |\n|---|---|---|---|---|---|---|")
-    for name, fabric, flows, recorded_us, recorded_cpu_s in CASES:
-        seconds, cpu_s = timed(lambda f=fabric, t=flows: run_flow_level(f, t, SIMAI_SETTINGS).total_s)  # type: ignore[misc]
-        off = seconds * 1e6 / recorded_us - 1
-        print(
-            f"| {name} | {len(flows):,} | {recorded_us:.1f} | {seconds * 1e6:.1f} | {off:+.1%} | {cpu_s:.3f} "
-            f"| {recorded_cpu_s / cpu_s:,.0f} |"
-        )
-    print("\nAll-reduce rings of the default, alike connections once\n")
-    print("| GPUs | flows of the whole | time, ms | CPU s |\n|---|---|---|---|")
-    for n, size in ((128, 16 * MIB), (1024, 1024 * MIB), (4096, 1024 * MIB), (16384, 8192 * MIB)):
-        fabric = build_fabric(SpectrumX(num_gpus=n, leaf_ports_up=256))
-        rings = tables.nccl_rings(ranks(n), n // 8)
-        chunk, steps = max(size // n // 8, 1), 2 * (n - 1)
-        settings = NetworkSettings(backend="flow")
-        start = time.process_time()
-        seconds = ring_seconds(fabric, rings, chunk, steps, settings)
-        print(f"| {n:,} | {8 * n * steps:,} | {seconds * 1e3:.3f} | {time.process_time() - start:.3f} |")
-    print(
-        f"\nPeak memory: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:,.0f} MiB ({Path(__file__).name})"
-    )
+    if len(sys.argv) > 1:
+        print_case(sys.argv[1])
+        return
+    print(f"{'case':22s}{'result':>14s}{'CPU s':>10s}{'ratio':>9s}{'MiB':>9s}   asked for", flush=True)
+    for name in CASES:
+        subprocess.run([sys.executable, __file__, name], check=True)
+    print_growth()
+    print_start()
 
 
 if __name__ == "__main__":

@@ -144,3 +144,55 @@ def test_a_workload_must_fit_its_topology(windtunnel: Command, workload: str) ->
     done = windtunnel("network", "run", "-w", workload, "--topology", "dgx_h100")
     assert done.code == 2
     assert "is for 16 GPUs" in done.stderr
+
+
+def test_traffic_that_is_not_balanced_goes_either_way(windtunnel: Command, tmp_path: Path) -> None:
+    matrix = [[0 if a == b else 2**20 for b in range(16)] for a in range(16)]
+    matrix[0][8:] = [2**23] * 8
+    file = tmp_path / "traffic.csv"
+    file.write_text("".join(",".join(map(str, row)) + "\n" for row in matrix))
+    words = ["collective", "--op", "all_to_all", "--traffic", str(file), "--topology", "spectrum_x:num_gpus=16"]
+    seconds = {}
+    for algorithm in ("direct", "hierarchical"):
+        result = windtunnel(*words, "--backend", "flow", "--algorithm", algorithm, "--json")
+        seconds[algorithm] = json.loads(result.stdout)["seconds"]
+        # GPU 0's NIC carries 64 MiB out, whichever way they go.
+        assert 64 * 2**20 / 50e9 < seconds[algorithm] < 1.2 * 64 * 2**20 / 50e9
+    assert seconds["direct"] != seconds["hierarchical"]
+    file.write_text("1,2\n3,x\n")
+    answer = windtunnel(*words, "--backend", "flow", "--ranks", "2")
+    assert answer.code == 2
+    assert f"{file}, line 2: 'x' is not a whole number of bytes" in answer.stderr
+
+
+def test_algorithm_and_protocol_can_be_chosen(windtunnel: Command) -> None:
+    words = ["collective", "--op", "all_reduce", "--size", "4GiB", "--topology", "spectrum_x:num_gpus=64", "--json"]
+
+    def seconds(*more: str) -> float:
+        return float(json.loads(windtunnel(*words, *more).stdout)["seconds"])
+
+    by_ring = {name: seconds("--algorithm", "ring", "--protocol", name) for name in ("simple", "ll128", "ll")}
+    assert by_ring["simple"] < by_ring["ll128"] < by_ring["ll"]
+    assert seconds("--algorithm", "collnet") < by_ring["simple"]
+    flow = ("--backend", "flow", "--algorithm", "ring")
+    # LL's flags double what is sent.
+    assert 1.5 < seconds(*flow, "--protocol", "ll") / seconds(*flow) < 2.0
+
+
+def test_failures_slow_what_crosses_them(windtunnel: Command) -> None:
+    words = ["collective", "--op", "all_to_all", "--size", "64MiB", "--backend", "flow", "--json"]
+    words += ["--topology", "spectrum_x:num_gpus=16,num_spines=2"]
+    whole = json.loads(windtunnel(*words).stdout)["seconds"]
+    assert json.loads(windtunnel(*words, "--fail-node", "26").stdout)["seconds"] > 1.1 * whole
+    answer = windtunnel(*words, "--fail-node", "26", "--fail-node", "27")
+    assert answer.code == 2
+    assert "there is no path" in answer.stderr
+
+
+def test_links_inside_a_row_are_drawn_as_arches(windtunnel: Command, tmp_path: Path) -> None:
+    """The 32 links of a 4 x 4 torus would all lie on one line."""
+    assert windtunnel("topology", "show", "torus:dimensions=[4,4]", "--html", str(tmp_path / "torus.html")).code == 0
+    drawing = (tmp_path / "torus.html").read_text()
+    assert drawing.count("Q") == 32
+    assert windtunnel("topology", "show", "dgx_h100", "--html", str(tmp_path / "node.html")).code == 0
+    assert 'd="M' in (tmp_path / "node.html").read_text()

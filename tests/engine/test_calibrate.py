@@ -134,5 +134,5 @@ def test_profiles_carry_their_record(runs: list[Bench]) -> None:
     assert one.provenance.num_runs == 6
     assert one.provenance.num_configurations == 3
     assert one.provenance.median_error["tpot"] < one.provenance.median_error_before["tpot"]
-    assert one.spread["tpot"].p10 <= 1.0 <= one.spread["tpot"].p90 * 1.05
+    assert one.spread["tpot"].p10 / 1.05 <= 1.0 <= one.spread["tpot"].p90 * 1.05
     assert one.host.first_token_s == pytest.approx(0.008 * np.exp(0.8), rel=0.35)

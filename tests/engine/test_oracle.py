@@ -43,7 +43,7 @@ def cases(draw: st.DrawFn) -> Case:
     concurrency = draw(st.sampled_from([0, 1, 3, 8]))
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     gap_s = draw(st.sampled_from([0.0, 0.001, 0.01, 0.1]))
-    max_num_seqs = draw(st.integers(1, 12))
+    max_num_seqs, num_stages = draw(st.integers(1, 12)), draw(st.sampled_from([1, 1, 2, 4]))
     max_num_batched_tokens = draw(st.integers(2, 80)) if chunked else 100
     return Case(
         settings=state.Settings(
@@ -64,9 +64,11 @@ def cases(draw: st.DrawFn) -> Case:
             concurrency=concurrency,
             num_warmup=min(n, draw(st.integers(0, 5))) if concurrency else 0,
             frontend_s=draw(st.sampled_from([0.0, 0.004])),
-            num_stages=draw(st.sampled_from([1, 1, 2, 4])),
+            num_stages=num_stages,
             batch_wait_steps=draw(st.sampled_from([0, 2, 5])) if waits else 0,
             batch_wait_tokens=draw(st.integers(1, 100)),
+            balance_steps=draw(st.sampled_from([0, 2, 7])) if waits and num_stages == 1 else 0,
+            balance_wait_steps=draw(st.sampled_from([0, 0, 3])),
             router=draw(st.integers(0, len(state.ROUTERS) - 1)),
             seed=draw(st.integers(0, 2**32)),
         ),
@@ -206,7 +208,7 @@ def random_cost(
         host_overlaps=int(overlaps),
         recorded_step_s=np.zeros(0),
         group_token_s=2e-5 * np.arange(3.0 * tokens.size),
-        launch_s=9.5e-3,
+        launch_s=np.where(tokens <= 8, 7e-3, 9.5e-3),
         mixed_decode_attention_s=np.cumsum(rng.random((requests.size, lengths.size)), axis=1) * 2e-3,
     )
 

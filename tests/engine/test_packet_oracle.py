@@ -7,8 +7,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from windtunnel.engine.packet import Tables, run_tables, tables_of
+from windtunnel.engine.packet_loop import run_tables
 from windtunnel.engine.packet_reference import PacketReference
+from windtunnel.engine.packet_tables import Tables, tables_of
 from windtunnel.ops.flows import flows_of
 from windtunnel.spec.fabric import Fabric
 from windtunnel.spec.network import NetworkSettings

@@ -4,7 +4,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from windtunnel.engine.packet import Outcome, Tables, run_in_parts, run_tables, split, tables_of
+from windtunnel.engine.packet_loop import Outcome, run_tables
+from windtunnel.engine.packet_parts import run_in_parts, split
+from windtunnel.engine.packet_tables import Tables, tables_of
 from windtunnel.ops.flows import Flows, all_to_all, flows_of, ring, simai_rings, together
 from windtunnel.spec.network import SIMAI_SETTINGS
 from windtunnel.spec.packet import SIMAI_PACKETS, PacketSettings

@@ -84,7 +84,7 @@ def plans(
     fixed = draw(st.sampled_from([0, 0, 2]))
     largest = int((-(-lengths // block_size)).max()) + fixed
     chunked = draw(st.booleans())
-    max_num_seqs = draw(st.integers(1, 12))
+    max_num_seqs, num_stages = draw(st.integers(1, 12)), draw(st.sampled_from([1, 1, 2]))
     max_num_batched_tokens = draw(st.integers(2, 80)) if chunked else 100
     own = state.Settings(
         scheduler=scheduler,
@@ -101,9 +101,11 @@ def plans(
         blocks_per_request=fixed,
         schedule_conservativeness=draw(st.sampled_from([0.5, 1.0, 1.3])),
         receive_interval_steps=draw(st.sampled_from([1, 1, 3, 10])),
-        num_stages=draw(st.sampled_from([1, 1, 2])),
+        num_stages=num_stages,
         batch_wait_steps=draw(st.sampled_from([0, 2, 5])) if scheduler == state.TRTLLM else 0,
         batch_wait_tokens=draw(st.integers(1, 100)),
+        balance_steps=draw(st.sampled_from([0, 2, 7])) if scheduler == state.TRTLLM and num_stages == 1 else 0,
+        balance_wait_steps=draw(st.sampled_from([0, 0, 3])),
         **shared,
     )
     cost = random_cost(rng, max_num_seqs, max_num_batched_tokens, draw(st.booleans()))

@@ -15,6 +15,7 @@ from windtunnel.estimate.steps import (
     geometric_nodes,
     graph_sizes,
     lower_steps,
+    num_launches,
     padded_sizes,
     price_step,
     recorded_steps,
@@ -90,6 +91,15 @@ def test_steps_with_prefill_cost_what_their_operators_cost(name: str) -> None:
     assert median < 0.002
     assert p90 < 0.012
     assert most < 0.06
+
+
+def test_steps_in_piecewise_graphs_launch_attention_and_what_is_between() -> None:
+    one = priced(next(iter(DEPLOYMENTS)))
+    graphs = EngineSettings(max_cudagraph_capture_size=512, piecewise_cudagraphs=True)
+    inside, beyond = num_launches(one.shard, graphs, np.array([512, 513]))
+    layers = one.shard.model.num_layers
+    assert 3 * layers < inside < 3 * layers + 5
+    assert beyond == num_launches(one.shard, EngineSettings(max_cudagraph_capture_size=512), 512) > 9 * layers
 
 
 @pytest.mark.parametrize("name", DEPLOYMENTS)

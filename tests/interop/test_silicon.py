@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from windtunnel.errors import InputError
-from windtunnel.interop.silicon import MeasuredRun, image_version, read_runs, scenario_of
+from windtunnel.interop.silicon import MeasuredRun, image_version, measurement_of, read_runs, scenario_of
 from windtunnel.spec.deployment import Parallelism, Speculative
 from windtunnel.spec.precision import Format, Precision
 from windtunnel.spec.scenario import resolve
@@ -61,6 +61,8 @@ SERVER = {
     "block_size": "",
     "client_random_range_ratio": "0.8",
     "moe_backend": "TRTLLM",
+    "cuda_graph": "padding on",
+    "attention_dp_config": "",
     "gemm_and_allreduce_fusion": "",
     "speculative": "none",
 }
@@ -205,6 +207,57 @@ def test_a_speculative_run_is_a_scenario_once_an_acceptance_is_given(tmp_path: P
         assert speculative == Speculative(method="mtp", num_draft_tokens=drafts, acceptance_fraction=0.8)
         with pytest.raises(InputError, match="decodes speculatively"):
             scenario_of(run)
+
+
+def test_a_speculative_run_waits_for_an_acceptance(tmp_path: Path) -> None:
+    run = replace(run_of(tmp_path, speculative="MTP num_nextn_predict_layers=1"), speculative="mtp")
+    measurement = measurement_of(run)
+    assert measurement.lacks_acceptance
+    told = measurement.accepting(0.7)
+    assert not told.lacks_acceptance
+    assert told.scenario == scenario_of(run, acceptance_fraction=0.7)
+
+
+@pytest.mark.parametrize(
+    ("words", "piecewise"),
+    [
+        ("FULL_AND_PIECEWISE", True),
+        ("PIECEWISE", True),
+        ("FULL_DECODE_ONLY, splitting_ops=[]", False),
+        ("engine default", None),
+        ("padding on; piecewise on", True),
+        ("c4-8: padding on; piecewise off; c64-256: padding on; piecewise on", True),
+        ("c4-256: padding on; piecewise off; c512: padding on; piecewise on", False),
+    ],
+)
+def test_which_steps_run_in_graphs_is_read_from_its_words(tmp_path: Path, words: str, piecewise: bool | None) -> None:
+    assert run_of(tmp_path, cuda_graph=words).engine.piecewise_cudagraphs is piecewise
+
+
+@pytest.mark.parametrize(
+    ("words", "steps"),
+    [
+        ("batching_wait_iters 0, enable_balance true, timeout_iters 60", (60, 0)),
+        ("enable_balance true", (50, 10)),
+        ("", (None, None)),
+    ],
+)
+def test_the_balance_of_ranks_is_read_from_its_words(
+    tmp_path: Path, words: str, steps: tuple[int | None, int | None]
+) -> None:
+    engine = run_of(tmp_path, attention_dp_config=words).engine
+    assert (engine.attention_dp_timeout_iters, engine.attention_dp_batching_wait_iters) == steps
+
+
+def test_runs_of_a_known_generator_take_its_settings_and_its_client(tmp_path: Path) -> None:
+    run = run_of(tmp_path, source="autogap", system="h100_sxm", settings_id="", true_tp="", tp_size="4",
+                 moe_ep_size="4", num_prompts="", warmup="", concurrency="16", backend_version="1.0.0rc3")  # fmt: skip
+    engine = run.engine
+    assert (engine.max_num_seqs, engine.max_num_batched_tokens) == (16, 2560)  # 16 + 1,024 + 1,500, in blocks of 32
+    assert (engine.gpu_memory_utilization, engine.enable_prefix_caching) == (0.8, False)
+    workload = scenario_of(run).workload
+    assert (workload.input_tokens, workload.output_tokens, workload.num_requests) == (1024, 8192, 320)
+    assert workload.arrivals == ClosedLoop(concurrency=16, num_warmup_requests=32)
 
 
 def test_an_unknown_system_is_refused_when_the_scenario_is_resolved(tmp_path: Path) -> None:

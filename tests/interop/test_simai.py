@@ -14,7 +14,7 @@ from windtunnel.interop.simai_report import end_to_end_csv, flow_table_csv
 from windtunnel.interop.simai_topology import read_topology, topology_text
 from windtunnel.interop.simai_workload_file import OPERATIONS
 from windtunnel.ops import flows
-from windtunnel.spec.layers import Communication, Group, LayerWorkload
+from windtunnel.spec.layers import Communication, Group, Layer, LayerWorkload, Phase
 from windtunnel.spec.topology import GBPS, AlibabaHpn, DcnPlus, SpectrumX, Topology, TwoTier, build_fabric
 
 A100 = {"gpu_type": "A100", "nic_bytes_per_s": 100 * GBPS, "scale_up_bytes_per_s": 2400 * GBPS}
@@ -206,3 +206,10 @@ def test_flow_tables_are_equal_to_the_line(reference: Path, name: str) -> None:
     lines = recorded(reference / "simai" / "simccl" / f"{name}.csv.gz").splitlines()
     label = lines[1].partition(",")[0]
     assert list(flow_table_csv(make(), op, SIZE, algorithm, label)) == lines
+
+
+def test_what_simai_cannot_price_is_answered_with_file_and_line() -> None:
+    layer = Layer("big", Phase(0.0, Communication("all_gather", Group.TP, 40 * 10**9)), Phase(0.0), Phase(0.0), 0.0)
+    workload = LayerWorkload("job.txt", 8, 1, 1, 1, 1, 8, 0, (layer,))
+    with pytest.raises(InputError, match=r"job.txt, line 3: .*end at 16 GiB"):
+        simulate(workload, SimaiHardware())

@@ -20,7 +20,12 @@ from windtunnel.spec.hardware import Device
 H100, A10 = catalog.device("h100_sxm"), catalog.device("a10")
 
 SGLANGS_OWN = {"max_prefill_tokens", "schedule_conservativeness", "receive_interval_steps"}
-TENSORRTS_OWN = {"batch_wait_timeout_iters", "batch_wait_max_tokens_ratio"}
+TENSORRTS_OWN = {
+    "batch_wait_timeout_iters",
+    "batch_wait_max_tokens_ratio",
+    "attention_dp_timeout_iters",
+    "attention_dp_batching_wait_iters",
+}
 OTHER_SCHEDULERS_OWN = {"watermark_fraction", "max_waiting_steps"}
 UNSET = {
     *("max_model_len", "num_gpu_blocks", "cudagraph_sizes", "moe_backend", "kv_tiers", "speculative"),

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from windtunnel.cli.options import Verb, assignments, lengths, limits, option
+from windtunnel.cli.options import Verb, assignments, limits, option
 from windtunnel.cli.progress import status
 from windtunnel.errors import InputError
 
@@ -132,7 +132,7 @@ def _scenario_of(
     """The scenario whose workload is sent; model and device, which the server decides, may be left out."""
     from windtunnel.spec.noun import read_yaml
     from windtunnel.spec.scenario import scenario_from
-    from windtunnel.spec.shorthand import raw_scenario
+    from windtunnel.spec.shorthand import parse_lengths, raw_scenario
 
     raw = read_yaml(workload) if workload is not None else {}
     if not isinstance(raw, dict):
@@ -142,7 +142,7 @@ def _scenario_of(
     options = {name: given[name] for name in ("num_requests", "seed") if given[name] is not None}
     for stream in ("input_tokens", "output_tokens"):
         if given[stream] is not None:
-            options[stream] = lengths(stream, given[stream])
+            options[stream] = parse_lengths(f"--{stream.replace('_', '-')}", given[stream])
     raw = raw_scenario(raw, options, rate, concurrency, trace, limits(slo), assignments(settings))
     raw.setdefault("model", "unknown")
     raw.setdefault("deployment", {}).setdefault("device", "unknown")

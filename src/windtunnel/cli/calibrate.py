@@ -51,6 +51,7 @@ def command(
     windtunnel calibrate runs.csv --out profile.yaml
     windtunnel calibrate runs.csv --out profiles/
     """
+    from windtunnel.engine.acceptance import with_acceptances
     from windtunnel.engine.calibrate import benches, profiles
     from windtunnel.report.calibration import calibration_report, write_calibration
     from windtunnel.report.documents import as_text
@@ -67,11 +68,14 @@ def command(
     ]
     if not found:
         raise InputError("no run is left to fit", "see --use and --only")
+    speculating = [one for one in found if one.lacks_acceptance]
+    found = [one for one in found if not one.lacks_acceptance]
     priced = list(benches(found))
     ready = [bench for _, bench in priced if not isinstance(bench, str)]
     if not ready:
-        raise InputError(f"no run could be simulated; the first: {priced[0][1]}")
-    made = profiles(ready, source or ", ".join(path.name for path in runs))
+        why = priced[0][1] if priced else "they decode speculatively, which tells nothing apart from the acceptance"
+        raise InputError(f"no run could be simulated; the first: {why}")
+    made = with_acceptances(profiles(ready, source or ", ".join(path.name for path in runs)), speculating)
     chosen = _chosen(made, out)
     for name, one in chosen.items():
         write_calibration(one, out / f"{name}.yaml" if _is_folder(out) else out)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import click
 
 from windtunnel.cli.options import Verb, option
+from windtunnel.cli.topology import fabric_named, failure_options
 from windtunnel.errors import InputError
 
 if TYPE_CHECKING:
@@ -17,16 +18,25 @@ _WHAT, _HOW, _OUT = "What is sent, where", "How", "Output"
 @click.command(cls=Verb)
 @option("--op", section=_WHAT, metavar="NAME", help="all_reduce, all_gather, reduce_scatter, all_to_all, ...")
 @option("--size", section=_WHAT, metavar="BYTES", help="As nccl-tests counts: 1GiB, 16MiB, 4194304.")
+@option(
+    "--traffic",
+    section=_WHAT,
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="CSV of an all-to-all's bytes, a row for each sender; instead of --size.",
+)
 @option("--topology", section=_WHAT, metavar="NAME", help="A file, a type with parameters, or a node of the catalog.")
 @option("--ranks", section=_WHAT, metavar="N|A,B,...", help="How many GPUs, or their ids.  [all]")
 @option("--backend", section=_HOW, metavar="NAME", help="analytic, flow or packet.  [analytic]")
-@option("--algorithm", section=_HOW, metavar="NAME", help="ring, tree, nvls, pat; for flows.  [NCCL's choice]")
+@option("--algorithm", section=_HOW, metavar="NAME", help="ring, tree, nvls, pat, hierarchical, ...  [NCCL's choice]")
+@option("--protocol", section=_HOW, metavar="NAME", help="simple, ll or ll128.  [NCCL's choice; of flows, simple]")
 @option("--routing", section=_HOW, metavar="NAME", help="ecmp or spray.  [ecmp]")
 @option("--compat", section=_HOW, metavar="NAME", help="simai: its rings, packets and ports.")
 @option("--pxn", section=_HOW, is_flag=True, help="With --compat simai: NCCL's PXN.")
 @option("--send-latency", section=_HOW, metavar="TIME", help="Before each flow.  [3us]")
 @option("--cuda-graph", section=_HOW, is_flag=True, help="Analytic: without the host's launch.")
 @option("--seed", section=_HOW, type=int, metavar="N", help="Of the switches' hashes.  [0]")
+@failure_options
 @option(
     "--flows", section=_OUT, type=click.Path(path_type=Path), metavar="FILE", help="Write the flows as CSV (SimCCL's)."
 )
@@ -34,16 +44,20 @@ _WHAT, _HOW, _OUT = "What is sent, where", "How", "Output"
 def command(
     op: str | None,
     size: str | None,
+    traffic: Path | None,
     topology: str | None,
     ranks: str | None,
     backend: str | None,
     algorithm: str | None,
+    protocol: str | None,
     routing: str | None,
     compat: str | None,
     pxn: bool,
     send_latency: str | None,
     cuda_graph: bool,
     seed: int | None,
+    fail_links: tuple[str, ...],
+    fail_nodes: tuple[int, ...],
     flows: Path | None,
     as_json: bool,
 ) -> None:
@@ -55,28 +69,47 @@ def command(
     windtunnel collective --op all_reduce --size 4MiB --topology spectrum_x:num_gpus=16 \\
         --compat simai --backend flow --flows flows.csv
     """
-    from windtunnel.engine.collective import chosen_gpus, flows_like, run_collective
+    from windtunnel.engine.collective import chosen_gpus, flows_like, run_collective, run_traffic
     from windtunnel.estimate.collective import LAUNCH_S
     from windtunnel.interop.simai_report import write_flow_table
-    from windtunnel.interop.topologies import fabric_of
+    from windtunnel.interop.traffic_matrix import read_traffic
     from windtunnel.report.documents import as_text
     from windtunnel.report.network import collective_document, collective_report
     from windtunnel.report.tables import show
     from windtunnel.units import parse_quantity
 
-    if op is None or size is None or topology is None:
-        missing = next(name for name, value in (("op", op), ("size", size), ("topology", topology)) if value is None)
+    if op is None or topology is None or (size is None and traffic is None):
+        missing = next(name for name, value in (("op", op), ("topology", topology), ("size", None)) if value is None)
         raise InputError(f"--{missing} is missing", "see `windtunnel collective --help`")
-    fabric = fabric_of(topology)
+    fabric = fabric_named(topology, fail_links, fail_nodes)
     settings = network_settings(backend, compat, routing, send_latency, seed)
     wanted = chosen_ranks(ranks, fabric.num_gpus)
-    num_bytes = parse_quantity("size_bytes", size)
-    if num_bytes != int(num_bytes):
-        raise InputError(f"--size: {size!r} is not a whole number of bytes")
-    launch_s = 0.0 if cuda_graph or settings.backend != "analytic" else LAUNCH_S
-    run = run_collective(
-        fabric, op.lower(), int(num_bytes), wanted, settings.backend, settings, algorithm or "auto", pxn, launch_s
-    )
+    if traffic is not None:
+        given = {"--size": size, "--pxn": pxn, "--protocol": protocol, "--cuda-graph": cuda_graph, "--flows": flows}
+        odd = [name for name, value in given.items() if value] + [f"--op {op}"] * (op.lower() != "all_to_all")
+        if odd:
+            raise InputError(f"--traffic is an all-to-all's; it does not go with {odd[0]}")
+        matrix = read_traffic(traffic, len(chosen_gpus(fabric, wanted)))
+        run = run_traffic(fabric, matrix, wanted, settings.backend, settings, algorithm or "auto")
+    else:
+        assert size is not None
+        num_bytes = parse_quantity("size_bytes", size)
+        if num_bytes != int(num_bytes):
+            raise InputError(f"--size: {size!r} is not a whole number of bytes")
+        if cuda_graph and settings.backend != "analytic":
+            raise InputError("--cuda-graph leaves out the host's launch, which only the analytic backend has")
+        run = run_collective(
+            fabric,
+            op.lower(),
+            int(num_bytes),
+            wanted,
+            settings.backend,
+            settings,
+            algorithm or "auto",
+            pxn,
+            0.0 if cuda_graph or settings.backend != "analytic" else LAUNCH_S,
+            protocol or "auto",
+        )
     if flows is not None:
         table, chosen = flows_like(fabric, run, chosen_gpus(fabric, wanted), settings, pxn)
         write_flow_table(table, run.op, run.size_bytes, chosen, flows)
@@ -100,6 +133,11 @@ def network_settings(
 
     given = {"backend": backend, "compat": compat, "routing": routing, "send_latency_s": send_latency, "seed": seed}
     given = {name: value for name, value in given.items() if value is not None}
+    if given.get("backend", "analytic") == "analytic":
+        unused = next((name for name in ("routing", "send_latency_s", "seed") if name in given), None)
+        if unused is not None:
+            option_name = unused.removesuffix("_s").replace("_", "-")
+            raise InputError(f"--{option_name} is for flows; the analytic backend has none", "give --backend flow")
     if conf is not None:
         from windtunnel.interop.simai_conf import read_simai_conf
         from windtunnel.spec.noun import encode

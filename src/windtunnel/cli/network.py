@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING
 import click
 
 from windtunnel.cli.options import Verb, option
+from windtunnel.cli.topology import fabric_named, failure_options
 from windtunnel.errors import InputError
 
 if TYPE_CHECKING:
+    from windtunnel.spec.fabric import Fabric
     from windtunnel.spec.layers import LayerWorkload
     from windtunnel.spec.network import NetworkSettings
 
@@ -52,6 +54,7 @@ def command() -> None:
 @option("--ep-overlap", "-ep_o", section=_SIMAI, type=float, metavar="X", help="[0]")
 @option("--tp-overlap", "-tp_o", section=_SIMAI, type=float, metavar="X", help="[0]")
 @option("--pp-overlap", "-pp_o", section=_SIMAI, type=float, metavar="X", help="[1]")
+@failure_options
 @option("--out", "-o", section=_OUT, type=click.Path(path_type=Path), metavar="FILE", help="Write EndToEnd.csv.")
 @option("--overwrite", section=_OUT, is_flag=True, help="Replace the file.")
 @option("--json", "as_json", section=_OUT, is_flag=True, help="Print JSON.")
@@ -76,6 +79,8 @@ def run(
     ep_overlap: float | None,
     tp_overlap: float | None,
     pp_overlap: float | None,
+    fail_links: tuple[str, ...],
+    fail_nodes: tuple[int, ...],
     out: Path | None,
     overwrite: bool,
     as_json: bool,
@@ -92,7 +97,6 @@ def run(
     from windtunnel.estimate.simai import hardware_from, overlap_from
     from windtunnel.interop.simai_layers import read_layers
     from windtunnel.interop.simai_report import write_end_to_end
-    from windtunnel.interop.topologies import fabric_of
     from windtunnel.report.documents import as_text
     from windtunnel.report.network import iteration_document, iteration_report
     from windtunnel.report.tables import show
@@ -108,11 +112,12 @@ def run(
     if topology is not None and len(jobs) > 1:
         if out is not None:
             raise InputError("--out writes the report of one job", "leave it out; --json prints all of them")
-        _share(jobs, topology, settings, placement or "packed", iterations or 10, as_json)
+        fabric = fabric_named(topology, fail_links, fail_nodes)
+        _share(jobs, fabric, settings, placement or "packed", iterations or 10, as_json)
         return
     job = jobs[0]
     if settings.compat == "simai" and settings.backend == "analytic":
-        if topology is not None:
+        if topology is not None or fail_links or fail_nodes:
             raise InputError("SimAI-Analytical knows no topology", "leave --topology out, or --compat simai")
         hardware = hardware_from(nvlink_busbw, nic_busbw, nics_per_server, gpus_per_server, nic_type, gpu_type)
         iteration = run_simai_analytical(job, hardware, overlap_from(dp_overlap, ep_overlap, tp_overlap, pp_overlap))
@@ -121,7 +126,7 @@ def run(
             raise InputError(
                 "--topology is missing", "a topology file, a type such as spectrum_x:num_gpus=128, or a node"
             )
-        iteration = run_layers(job, fabric_of(topology), settings)
+        iteration = run_layers(job, fabric_named(topology, fail_links, fail_nodes), settings)
     if out is not None:
         write_end_to_end(iteration, out)
         click.echo(f"written to {out}", err=True)
@@ -133,7 +138,7 @@ def run(
 
 def _share(
     jobs: "list[LayerWorkload]",
-    topology: str,
+    fabric: "Fabric",
     settings: "NetworkSettings",
     placement: str,
     iterations: int,
@@ -141,12 +146,10 @@ def _share(
 ) -> None:
     """Run several jobs on one network and print what each loses to the others."""
     from windtunnel.engine.shared_fabric import place_jobs, run_jobs
-    from windtunnel.interop.topologies import fabric_of
     from windtunnel.report.documents import as_text
     from windtunnel.report.network import shared_document, shared_report
     from windtunnel.report.tables import show
 
-    fabric = fabric_of(topology)
     found = run_jobs(place_jobs(jobs, fabric, placement), fabric, settings, iterations)
     if as_json:
         click.echo(as_text(shared_document(found, fabric, placement)))

@@ -191,18 +191,18 @@ def scenario_of(
     """
     from windtunnel.spec.noun import read_yaml
     from windtunnel.spec.scenario import scenario_from
-    from windtunnel.spec.shorthand import raw_scenario
+    from windtunnel.spec.shorthand import lay_over, parse_lengths, raw_scenario
 
     raw = read_yaml(file) if file is not None else {}
     if not isinstance(raw, dict):
         raise InputError(
             f"{file} is not a scenario: keys and values are needed", "see examples/01_first_simulation.yaml"
         )
-    _lay_over(raw, base or {})
+    lay_over(raw, base or {})
     given = {name: value for name, value in options.items() if value is not None}
     for stream in ("input_tokens", "output_tokens"):
         if stream in given:
-            given[stream] = lengths(stream, given[stream])
+            given[stream] = parse_lengths(f"--{stream.replace('_', '-')}", given[stream])
     try:
         raw = raw_scenario(raw, given, rate, concurrency, trace, limits(slo), assignments(settings), allow_download=hub)
         if file is None:
@@ -213,15 +213,6 @@ def scenario_of(
     except InputError as error:
         typed = {*given, *(["rate"] if rate is not None else []), *(["concurrency"] if concurrency is not None else [])}
         raise InputError(_as_typed(error.message, typed, slo), error.hint) from None
-
-
-def _lay_over(raw: dict[str, Any], base: dict[str, Any]) -> None:
-    """Put the values of `base` into `raw`, table by table."""
-    for key, value in base.items():
-        if isinstance(value, dict) and isinstance(raw.get(key), dict):
-            _lay_over(raw[key], value)
-        else:
-            raw[key] = value
 
 
 def assignments(texts: tuple[str, ...]) -> dict[str, Any]:
@@ -265,20 +256,6 @@ def limits(text: str | None) -> dict[str, Any]:
             )
         found[LIMITS[name]] = value
     return found
-
-
-def lengths(stream: str, text: str) -> Any:
-    """`1024`, or `819-1024` for every length between them being equally likely."""
-    low, dash, high = (part.strip().replace(",", "").replace("_", "") for part in text.partition("-"))
-    if low.isdecimal() and not dash:
-        return int(low)
-    if low.isdecimal() and high.isdecimal():
-        return {"type": "uniform", "min_tokens": int(low), "max_tokens": int(high)}
-    name = f"--{stream.replace('_', '-')}"
-    raise InputError(
-        f"{name}: {text!r} is neither a number of tokens nor a range such as 819-1024",
-        f"other distributions: --set workload.{stream}='{{type: lognormal, median_tokens: 512, sigma: 0.8}}'",
-    )
 
 
 def _require_enough(raw: Mapping[str, Any]) -> None:

@@ -1,12 +1,15 @@
 """`windtunnel topology`: generate, show and check networks of GPUs."""
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from windtunnel.cli.options import Verb, all_of, option
 from windtunnel.errors import InputError
+
+if TYPE_CHECKING:
+    from windtunnel.spec.fabric import Fabric
 
 _SIZE, _LINKS, _OUT = "Size", "Links", "Output"
 
@@ -43,6 +46,28 @@ parameter_options = all_of(
     ),
     option("--error-rate", "-er", "error_fraction", section=_LINKS, type=float, metavar="X", help="Packets lost."),
 )
+
+
+failure_options = all_of(
+    option("--fail-link", "fail_links", section="Failures", multiple=True, metavar="A-B", help="Without this link."),
+    option(
+        "--fail-node",
+        "fail_nodes",
+        section="Failures",
+        multiple=True,
+        type=int,
+        metavar="N",
+        help="Without this switch.",
+    ),
+)
+
+
+def fabric_named(topology: str, fail_links: tuple[str, ...], fail_nodes: tuple[int, ...]) -> "Fabric":
+    """The fabric of `--topology` without what `failure_options` say has failed."""
+    from windtunnel.interop.topologies import fabric_of
+    from windtunnel.spec.fabric import without
+
+    return without(fabric_of(topology), tuple(_pair(text) for text in fail_links), fail_nodes)
 
 
 @click.group(no_args_is_help=False, context_settings={"help_option_names": ["-h", "--help"]})
@@ -92,22 +117,24 @@ def generate(
 
 @command.command(cls=Verb)
 @click.argument("topology")
+@failure_options
 @option("--html", section=_OUT, type=click.Path(path_type=Path), metavar="FILE", help="Write a drawing.")
 @option("--json", "as_json", section=_OUT, is_flag=True, help="Print JSON.")
-def show(topology: str, html: Path | None, as_json: bool) -> None:
+def show(
+    topology: str, fail_links: tuple[str, ...], fail_nodes: tuple[int, ...], html: Path | None, as_json: bool
+) -> None:
     """Show what a topology consists of; TOPOLOGY is a file, a type with parameters, or a node of the catalog.
 
     \b
     windtunnel topology show spectrum_x:num_gpus=128,num_spines=8 --html fabric.html
     windtunnel topology show dgx_h100:num_servers=4
     """
-    from windtunnel.interop.topologies import fabric_of
     from windtunnel.report.documents import as_text
     from windtunnel.report.network import topology_document, topology_report
     from windtunnel.report.tables import show as show_tables
     from windtunnel.report.topology_drawing import write_drawing
 
-    fabric = fabric_of(topology)
+    fabric = fabric_named(topology, fail_links, fail_nodes)
     if html is not None:
         write_drawing(fabric, html)
         click.echo(f"written to {html}", err=True)
@@ -119,10 +146,7 @@ def show(topology: str, html: Path | None, as_json: bool) -> None:
 
 @command.command(cls=Verb)
 @click.argument("topology")
-@option("--fail-link", "fail_links", section="Failures", multiple=True, metavar="A-B", help="Without this link.")
-@option(
-    "--fail-node", "fail_nodes", section="Failures", multiple=True, type=int, metavar="N", help="Without this switch."
-)
+@failure_options
 def check(topology: str, fail_links: tuple[str, ...], fail_nodes: tuple[int, ...]) -> None:
     """Check counts, links, units and that every GPU reaches every other, also after failures.
 
@@ -130,11 +154,10 @@ def check(topology: str, fail_links: tuple[str, ...], fail_nodes: tuple[int, ...
     windtunnel topology check Spectrum-X_128g_8gps_400Gbps_H100
     windtunnel topology check spectrum_x:num_gpus=128,num_spines=8 --fail-node 152
     """
-    from windtunnel.interop.topologies import fabric_of
     from windtunnel.spec import fabric as fabrics
 
-    fabric = fabric_of(topology)
-    fabrics.check(fabrics.without(fabric, tuple(_pair(text) for text in fail_links), fail_nodes))
+    fabric = fabric_named(topology, fail_links, fail_nodes)
+    fabrics.check(fabric)
     click.echo(f"{fabric.name}: {fabric.num_gpus} GPUs, {fabric.num_links} links, every GPU reaches every other")
 
 

@@ -23,6 +23,7 @@ VERBS = {
     "workload": "Read workloads and traces; write jobs for SimAI, AICB and Chakra.",
     "lab": "Run parts of a prediction for real.",
     "vidur": "Run what a Vidur config.json describes, event for event.",
+    "dashboard": "Show results in the browser, compare them and try scenarios.",
     "catalog": "List known models, devices, nodes, engines and traces.",
 }
 """Verb -> its line of help. The command is `command` in the module `windtunnel.cli.VERB`."""

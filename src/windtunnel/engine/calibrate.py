@@ -165,6 +165,8 @@ def _bench(
 ) -> Bench:
     if measurement.scenario is None:
         raise InputError(measurement.refused)
+    if measurement.lacks_acceptance:
+        raise InputError("it decodes speculatively, and how many draft tokens were accepted was not recorded")
     deployment = msgspec.structs.replace(measurement.scenario.deployment, calibration=NONE)
     scenario = msgspec.structs.replace(measurement.scenario, deployment=deployment)
     requests = generate(scenario.workload, scenario.seed)

@@ -114,9 +114,15 @@ def explain_step(setup: Setup, batch: StepBatch, estimator: Estimator | None = N
         memory=memory,
         host_s=float(host.step_s or 0.0) + float(host.request_s or 0.0) * num_running,
         host_overlaps=bool(setup.engine.async_scheduling),
-        launch_s=float(host.launch_s or 0.0) * num_launches(shard) if batch.prefill_tokens else 0.0,
+        launch_s=_launch_s(setup, shard, batch),
         unhidden_s=float(host.unhidden_step_s or 0.0) + float(host.unhidden_request_s or 0.0) * batch.sampled,
     )
+
+
+def _launch_s(setup: Setup, shard: Shard, batch: StepBatch) -> float:
+    if not batch.prefill_tokens:
+        return 0.0
+    return float((setup.engine.host.launch_s or 0.0) * num_launches(shard, setup.engine, batch.num_tokens))
 
 
 def step_batch(

@@ -16,6 +16,8 @@ SIMAI_ACK_BYTES = 60
 SIMAI_SEND_DELAY_S = 10e-9
 """Added by ASTRA-sim to every send."""
 FIRST_PORT = 10000
+"""Of the sender; SimAI's, as is the receiver's."""
+RECEIVER_PORT = 100
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,6 +50,8 @@ class FlowTimes:
     finish_s: NDArray[np.float64]
     link_bytes: NDArray[np.float64]
     """(2 x num_links,) by directed link, headers included."""
+    link_was_full: NDArray[np.bool_]
+    """(2 x num_links,) whether more wanted to cross it at some time than it carries."""
     num_events: int
 
     @property
@@ -86,8 +90,8 @@ def ports_of(flows: Flows, settings: NetworkSettings) -> NDArray[np.int32]:
     return ports
 
 
-def find_paths(fabric: Fabric, flows: Flows, settings: NetworkSettings) -> Paths:
-    """The path of every flow; flows with the same ends and port share one.
+def find_paths(fabric: Fabric, flows: Flows, settings: NetworkSettings, *, answers: bool = False) -> Paths:
+    """The path of every flow, or of its acknowledgements; flows with the same ends and port share one.
 
     Raises:
         InputError: two ends are not connected, or are no nodes of the fabric.
@@ -101,7 +105,10 @@ def find_paths(fabric: Fabric, flows: Flows, settings: NetworkSettings) -> Paths
     key = (flows.source.astype(np.int64) * n + flows.destination) * (1 << 24) + ports
     _, first, of_flow = np.unique(key, return_index=True, return_inverse=True)
     graph = graph_of(fabric)
-    source, destination, port = flows.source[first], flows.destination[first], ports[first]
+    source, destination, port = flows.source[first], flows.destination[first], ports[first].astype(np.int64)
+    both_ports = port | RECEIVER_PORT << 16
+    if answers:
+        source, destination, both_ports = destination, source, RECEIVER_PORT | port << 16
     pointer = np.zeros(len(first) + 1, np.int64)
     capacity = 8 * len(first) + 64
     while True:
@@ -112,7 +119,7 @@ def find_paths(fabric: Fabric, flows: Flows, settings: NetworkSettings) -> Paths
         written = route_kernel.trace_paths(
             source,
             destination,
-            port,
+            both_ports,
             np.arange(len(first)),
             settings.seed,
             graph.pointer,
@@ -193,13 +200,13 @@ def run_flow_level(
     num_slots = min(len(flows), 4096)
     while True:
         rows, used = table.copy(), links.copy()
-        done, num_events, _ = _run(rows, child_ptr, child, path, loads, used, num_slots)
+        done, num_events, _ = _run(rows, child_ptr, child, path, loads, used, num_slots, settings.compat is None)
         if done >= 0:
             break
         num_slots = min(len(flows), 8 * num_slots)
     if done < len(flows):
         raise WindtunnelError(f"{len(flows) - done} of {len(flows)} flows wait for each other")
-    return FlowTimes(rows.begin_s, rows.sent_s, rows.finish_s, used.bytes, num_events)
+    return FlowTimes(rows.begin_s, rows.sent_s, rows.finish_s, used.bytes, used.stamp >= 0, num_events)
 
 
 def _run(
@@ -210,6 +217,7 @@ def _run(
     loads: Paths,
     links: np.recarray,
     num_slots: int,
+    one_after_the_other: bool,
 ) -> tuple[int, int, int]:
     """The kernel with its scratch arrays."""
     most_hops = int(path["count"].max(initial=1))
@@ -230,6 +238,7 @@ def _run(
         np.empty(len(links), np.int32),
         np.empty(len(table)),
         np.empty(len(table), np.int64),
+        one_after_the_other,
     )
     return counts
 
@@ -263,7 +272,7 @@ def _flow_table(fabric: Fabric, flows: Flows, settings: NetworkSettings, paths: 
     table.delay_s = flows.delay_s + send_delay_s(settings)
     table.waiting = np.diff(flows.parent_ptr)
     table.ready_s = flows.start_s + np.where(table.waiting == 0, table.delay_s, 0.0)
-    follower = np.full(len(flows), -1, np.int32) if settings.compat == "simai" else _followers(flows)
+    follower = followers(flows)
     table.follower = follower
     table.waiting[follower[follower >= 0]] += 1
     table.path = paths.of_flow
@@ -295,10 +304,12 @@ def _tail_s(
     return np.asarray(tail)
 
 
-def _followers(flows: Flows) -> NDArray[np.int32]:
-    """The next flow of the same connection, -1 for none: a queue pair sends one message after the other.
+def followers(flows: Flows) -> NDArray[np.int32]:
+    """The next flow of the same connection, -1 for none.
 
-    SimAI opens a queue pair for every flow, so there all of them may be on the way together.
+    A queue pair sends one message after the other. SimAI opens a queue pair for every flow, so there all of them may be
+    on the way together; but a rank posts the receive of a step when it begins to send that step
+    (`NcclTreeFlowModel::ready`), so that no step begins before the one before.
     """
     order = np.lexsort((flows.step, flows.destination, flows.source, flows.connection, flows.group))
     same = np.ones(len(order) - 1, bool)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from windtunnel.engine.packet import Tables
+from windtunnel.engine.packet_tables import Tables
 
 DATA, ACK, NACK, PAUSE, RESUME = range(5)
 DCQCN, DCTCP = 1, 8
@@ -131,7 +131,6 @@ class PacketReference:
     # ------------------------------------------------------------------------------------------------------------ flows
 
     def release(self, flow: int) -> None:
-        self.ready_ps[flow] = self.now_ps
         queue = int(self.tables.flows[flow].queue)
         if queue in self.waiting:
             self.waiting[queue].append(flow)
@@ -141,7 +140,8 @@ class PacketReference:
 
     def start_when_free(self, flow: int, free_ps: int) -> None:
         record = self.tables.flows[flow]
-        self.schedule(max(self.ready_ps[flow] + int(record.delay_ps), int(record.start_ps), free_ps), self.start, flow)
+        due_ps = max(self.ready_ps[flow] + int(record.delay_ps), int(record.start_ps), free_ps, self.now_ps)
+        self.schedule(due_ps, self.start, flow)
 
     def sent(self, flow: int, free_ps: int) -> None:
         queue = int(self.tables.flows[flow].queue)
@@ -154,13 +154,19 @@ class PacketReference:
     def complete(self, flow: int) -> None:
         self.finish_ps[flow] = self.now_ps
         for child in self.children[flow]:
-            self.parents_left[child] -= 1
-            if self.parents_left[child] == 0:
-                self.release(child)
+            self.ready_ps[child] = self.now_ps
+            self.has_one_less(child)
+
+    def has_one_less(self, flow: int) -> None:
+        self.parents_left[flow] -= 1
+        if self.parents_left[flow] == 0:
+            self.release(flow)
 
     def start(self, flow: int) -> None:
         tables, record = self.tables, self.tables.flows[flow]
         self.start_ps[flow] = self.now_ps
+        if record.follower >= 0:
+            self.has_one_less(int(record.follower))
         way = [int(x) for x in tables.path_links[tables.paths[record.path] : tables.paths[record.path + 1]]]
         back = [int(x) for x in tables.reply_links[tables.replies[record.reply] : tables.replies[record.reply + 1]]]
         if record.size_bytes == 0 or not way:

@@ -110,6 +110,9 @@ class Rank:
     new_token_ratio: float = 0.0
     steps_to_receive: int = 0
     waited_steps: int = 0
+    balance_waited: int = 0
+    balance_ready: int = 0
+    holds_back: bool = False
     fair_tag: int = 0
     """The most service that an admitted request's tenant had had when it was sent."""
 
@@ -342,10 +345,12 @@ class Reference:
         ranks = self.ranks_of(replica)
         ahead = self.cost.host_overlaps and ends_step
         self.cutoff_s = self.started_s[replica, lane] if ahead else now_s
+        self.balance(ranks, lane)
         for rank in ranks:
             self.form_batch(rank, lane, now_s)
         if ends_step and not any(rank.batches[lane] for rank in ranks):
             self.cutoff_s = now_s
+            self.balance(ranks, lane)
             for rank in ranks:
                 self.form_batch(rank, lane, now_s)
         self.formed(replica, now_s)
@@ -579,7 +584,7 @@ class Reference:
         if s.scheduler == VLLM_V1:
             for request in self.in_batch(rank, lane, decodes=False):
                 self.share(rank, request, request.computed_tokens)
-        if self.waits_for_a_fuller_batch(rank, lane):
+        if rank.holds_back or self.waits_for_a_fuller_batch(rank, lane):
             return
         while not any_preempted and rank.waiting and budget > 0 and len(rank.running) < s.max_num_seqs:
             request = rank.waiting[0]
@@ -598,6 +603,30 @@ class Reference:
             budget -= num_tokens
         if any_preempted and not rank.batches[lane]:  # an empty step: the engine schedules again at once
             self.form_batch_vllm_v1(rank, lane, now_s)
+
+    def balance(self, ranks: list[Rank], lane: int) -> None:
+        """Whether the replica's ranks hold their waiting prompts back, so that all prefill in the same steps."""
+        s, first = self.settings, ranks[0]
+        if not s.balance_steps:
+            return
+        ready = all(r.waiting and r.waiting[0].arrival_s <= self.cutoff_s for r in ranks)
+        ready = ready and all(len(r.running) < s.max_num_seqs for r in ranks)
+        decoding = [any(q.is_decoding and q.lane == lane for q in r.running) for r in ranks]
+        decode, holds_back = all(decoding), False
+        if not any(decoding):
+            pass
+        elif ready:
+            first.balance_waited = 0
+            holds_back = decode and first.balance_ready < s.balance_wait_steps
+            if decode:
+                first.balance_ready = first.balance_ready + 1 if holds_back else 0
+        else:
+            first.balance_waited += 1
+            holds_back = decode and first.balance_waited < s.balance_steps
+            if not holds_back:
+                first.balance_waited = 0
+        for rank in ranks:
+            rank.holds_back = holds_back
 
     def waits_for_a_fuller_batch(self, rank: Rank, lane: int) -> bool:
         s = self.settings
@@ -757,7 +786,7 @@ class Reference:
             device_s = float(c.mixed_token_s[most_tokens] + c.sample_s[sampled] + attention_s)
             if self.speculation is not None:
                 device_s += float(c.draft_s[max(sum(chunk.decodes for chunk in batch.values()) for batch in batches)])
-            return max(device_s + group_s, float(c.launch_s))
+            return max(device_s + group_s, float(c.launch_s[min(most_tokens, len(c.launch_s) - 1)]))
         return float(c.decode_token_s[max(len(batch) for batch in batches)] + attention_s)
 
     def decode_attention_s(self, num_decodes: int, context_tokens: int, is_mixed: bool = False) -> float:

@@ -405,5 +405,6 @@ class WalkedReference:
         pairs = sum(tokens * (request.computed + 0.5 * tokens) for request, tokens in prompts)
         attention_s += self.prices.prefill_attention_s(tokens, pairs)
         sampled = len(decodes) + sum(tokens == request.to_prefill for request, tokens in prompts)
-        device_s = float(c.mixed_token_s[len(decodes) + tokens] + c.sample_s[sampled] + attention_s)
-        return max(device_s, float(c.launch_s))
+        num_tokens = len(decodes) + tokens
+        device_s = float(c.mixed_token_s[num_tokens] + c.sample_s[sampled] + attention_s)
+        return max(device_s, float(c.launch_s[min(num_tokens, len(c.launch_s) - 1)]))

@@ -450,9 +450,17 @@ def kernel_settings(
         num_stages=setup.parallelism.pp,
         batch_wait_steps=engine.batch_wait_timeout_iters or 0,
         batch_wait_tokens=round((engine.batch_wait_max_tokens_ratio or 0.0) * engine.max_num_batched_tokens),
+        balance_steps=_balance(setup, engine.attention_dp_timeout_iters),
+        balance_wait_steps=_balance(setup, engine.attention_dp_batching_wait_iters),
         router=router_code(router),
         seed=seed,
     )
+
+
+def _balance(setup: Setup, num_steps: int | None) -> int:
+    """Only several ranks can be balanced; with pipeline stages they are not, which keep other counts for each batch."""
+    shape = setup.parallelism
+    return (num_steps or 0) if shape.attention_dp > 1 and shape.pp == 1 else 0
 
 
 def router_code(router: str) -> int:
@@ -662,7 +670,8 @@ def time_fractions(lowered: LoweredSteps, steps: Table, settings: state.Settings
     compute_s = by_kind(lowered.decode_compute_s, lowered.mixed_compute_s)
     device_s = np.maximum(step_s - unhidden_s - (0.0 if cost.host_overlaps else host_s), 0.0)
     waits_for_host = host_s >= step_s if cost.host_overlaps else np.zeros(step_s.size, bool)
-    waits_for_host = waits_for_host | (prefills & (cost.launch_s >= device_s))
+    launch_s = cost.launch_s[np.minimum(tokens, cost.launch_s.size - 1)]
+    waits_for_host = waits_for_host | (prefills & (launch_s >= device_s))
     load_s = steps["load_s"]
     device_s = device_s - load_s
     attention_s = np.maximum(device_s - whole_s, 0.0)

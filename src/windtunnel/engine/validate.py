@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -15,7 +15,7 @@ from windtunnel.estimate.estimator import Coverage, Estimator
 from windtunnel.interop.measured_runs import METRICS, Measurement
 from windtunnel.metrics.uncertainty import Interval
 from windtunnel.spec.calibration import NONE
-from windtunnel.spec.scenario import resolve
+from windtunnel.spec.scenario import Scenario, Setup, resolve
 
 
 @dataclass(frozen=True)
@@ -111,6 +111,9 @@ def _predicted(
         deployment = msgspec.structs.replace(scenario.deployment, calibration=calibration)
         scenario = msgspec.structs.replace(scenario, deployment=deployment)
     setup = resolve(scenario)
+    if measurement.lacks_acceptance:
+        scenario = _accepting(measurement, setup, scenario)
+        setup = resolve(scenario)
     key = estimator_key(setup)
     if key not in estimators:
         plain = msgspec.structs.replace(scenario.deployment, calibration=NONE)
@@ -132,6 +135,17 @@ def _predicted(
         },
         remarks=result.calibration_remarks,
     )
+
+
+def _accepting(measurement: Measurement, setup: Setup, scenario: Scenario) -> Scenario:
+    """The scenario with the share of accepted draft tokens that the calibration in force tells."""
+    shares = {} if setup.calibration is None else setup.calibration.acceptance
+    if setup.model.name not in shares:
+        where = "no calibration is in force" if setup.calibration is None else "the calibration has none of the model"
+        raise InputError(f"it decodes speculatively, no acceptance of draft tokens was recorded, and {where}")
+    found = replace(measurement, scenario=scenario).accepting(shares[setup.model.name]).scenario
+    assert found is not None
+    return found
 
 
 def _metrics(result: Result, measurement: Measurement) -> dict[str, float]:

@@ -57,7 +57,7 @@ _NETWORK_US = {
 }
 """(algorithm, protocol) -> `hwLatencies` of one step over NVLink, and over the network."""
 
-_PROTOCOL_SHARE = {"ll": 0.5, "ll128": 120 / 128, "simple": 1.0}
+PROTOCOL_SHARE = {"ll": 0.5, "ll128": 120 / 128, "simple": 1.0}
 """Data in what is sent: LL has a flag for each 4 bytes, LL128 8 bytes in each line of 128."""
 _LOW_LATENCY_BYTES_PER_S = {"ll": 60e9, "ll128": 280e9}
 """Most that the protocols reach on Hopper over NVLink (busBw limits of tuning.cc, 8 GPUs)."""
@@ -115,22 +115,32 @@ def check_op(op: str) -> None:
         raise InputError(f"there is no collective {op!r}", did_you_mean(op, OPS, f"known: {', '.join(OPS)}"))
 
 
-def closed_form(op: str, size_bytes: float, ranks: Ranks) -> CollectiveEstimate:
+def closed_form(
+    op: str, size_bytes: float, ranks: Ranks, algorithm: str = "auto", protocol: str = "auto"
+) -> CollectiveEstimate:
     """The time of the algorithm and protocol that NCCL would take: those that its model finds fastest.
 
     Args:
         op: one of `OPS`.
         size_bytes: as nccl-tests counts: the whole buffer; of an all-to-all, what one rank holds.
         ranks: where they are.
+        algorithm: only this one, as NCCL_ALGO has it; `protocol` likewise, as NCCL_PROTO.
 
     Raises:
-        InputError: the ranks have no link that it needs.
+        InputError: the ranks have no link that it needs, or NCCL has no such algorithm or protocol there.
     """
     check_op(op)
     _check_links(op, ranks)
     if ranks.num_ranks == 1:
         return CollectiveEstimate(0.0, "none", "none", "one rank sends nothing")
-    times = {choice: _seconds(choice, op, size_bytes, ranks) for choice in _BASE_US if _applies(choice[0], op, ranks)}
+    possible = [choice for choice in _BASE_US if _applies(choice[0], op, ranks)]
+    wanted = [(a, p) for a, p in possible if algorithm in ("auto", a) and protocol in ("auto", p)]
+    if not wanted:
+        raise InputError(
+            f"{op} over {ranks.num_ranks} ranks in {ranks.num_servers} servers has no {algorithm} with {protocol}",
+            f"it has {', '.join(f'{a} with {p}' for a, p in possible)}",
+        )
+    times = {choice: _seconds(choice, op, size_bytes, ranks) for choice in wanted}
     best = min(times, key=lambda choice: times[choice])
     return CollectiveEstimate(times[best], *best, "closed form")
 
@@ -173,13 +183,13 @@ def _bus_bytes_per_s(choice: tuple[str, str], size_bytes: float, ranks: Ranks) -
         each = size_bytes / ranks.num_ranks
         inside = ranks.scale_up_bytes_per_s * NVLS_SHARE * each / (each + NVLS_HALF_BYTES)
     if protocol in _LOW_LATENCY_BYTES_PER_S:
-        inside = min(inside * _PROTOCOL_SHARE[protocol], _LOW_LATENCY_BYTES_PER_S[protocol])
+        inside = min(inside * PROTOCOL_SHARE[protocol], _LOW_LATENCY_BYTES_PER_S[protocol])
     if ranks.num_servers == 1:
         return inside
     if algorithm == "collnet":
         # The switches add: a byte leaves a server once, not 2 (n - 1) / n times.
         network *= bus_factor("all_reduce", ranks.num_ranks)
-    network *= _PROTOCOL_SHARE[protocol]
+    network *= PROTOCOL_SHARE[protocol]
     return min(inside, network) if ranks.per_server > 1 else network
 
 
@@ -217,4 +227,4 @@ def _all_to_all_seconds(choice: tuple[str, str], size_bytes: float, ranks: Ranks
     if ranks.num_servers > 1:
         outside = each * (ranks.num_ranks - ranks.per_server) / (ranks.network_bytes_per_s * NETWORK_SHARE)
     step = _NETWORK_US[choice] if ranks.num_servers > 1 else _SCALE_UP_US[choice]
-    return (_BASE_US[choice] + step) * US + max(inside, outside) / _PROTOCOL_SHARE[protocol]
+    return (_BASE_US[choice] + step) * US + max(inside, outside) / PROTOCOL_SHARE[protocol]

@@ -215,6 +215,10 @@ def collective_ns(call: Communication, workload: LayerWorkload, hardware: SimaiH
     return int(call.size_bytes / GIB / bandwidth * 1e9 * rounds * (ranks - 1) / ranks)
 
 
+FIRST_LAYER_LINE = 3
+"""Of a workload file: a header and the number of layers come before."""
+
+
 def simulate(workload: LayerWorkload, hardware: SimaiHardware, overlap: Overlap | None = None) -> Iteration:
     """One iteration of `workload` with SimAI-Analytical's formulas.
 
@@ -224,7 +228,7 @@ def simulate(workload: LayerWorkload, hardware: SimaiHardware, overlap: Overlap 
     overlap = overlap or Overlap()
     per_server = hardware.gpus_per_server
     if workload.tp % per_server and per_server % workload.tp:
-        raise InputError(f"{workload.name}: tp = {workload.tp} does not fill servers of {per_server} GPUs")
+        raise InputError(f"{workload.name}, line 1: tp = {workload.tp} does not fill servers of {per_server} GPUs")
     known: dict[Communication, int] = {}
 
     def times(phase: Phase, group_of_overlap: Group) -> PhaseTimes:
@@ -237,17 +241,20 @@ def simulate(workload: LayerWorkload, hardware: SimaiHardware, overlap: Overlap 
         shown = np.float32(1) - np.float32(_overlap_of(group_of_overlap, overlap))
         return PhaseTimes(compute_ns, known[call], int(np.float32(known[call]) * shown))
 
-    def row(layer: Layer) -> LayerTimes:
+    def row(line: int, layer: Layer) -> LayerTimes:
         forward = layer.forward.communication
         group = forward.group if forward else Group.TP
-        return LayerTimes(
-            layer,
-            times(layer.forward, group),
-            times(layer.weight_gradient, Group.DP),
-            times(layer.input_gradient, group),
-        )
+        try:
+            return LayerTimes(
+                layer,
+                times(layer.forward, group),
+                times(layer.weight_gradient, Group.DP),
+                times(layer.input_gradient, group),
+            )
+        except InputError as error:
+            raise InputError(f"{workload.name}, line {line}: {error.message}", error.hint) from None
 
-    layers = tuple(row(layer) for layer in workload.layers)
+    layers = tuple(row(line, layer) for line, layer in enumerate(workload.layers, FIRST_LAYER_LINE))
     return Iteration(
         workload, layers, exposed_by_group(layers), _pipeline_ns(workload, overlap), bubble_ns(workload, layers)
     )

@@ -157,7 +157,7 @@ class StepPrices:
             host_overlaps=int(bool(engine.async_scheduling)),
             recorded_step_s=np.zeros(0),
             group_token_s=group_token_s,
-            launch_s=float(host.launch_s or 0.0) * num_launches(self.shard),
+            launch_s=float(host.launch_s or 0.0) * num_launches(self.shard, engine, every),
             draft_s=draft_s,
         )
         return LoweredSteps(
@@ -279,10 +279,25 @@ LAUNCHES_EACH: Mapping[str, int] = {"experts": 8}
 quantised again, the second product, and the sum over experts (vLLM 0.19 `fused_experts_impl`)."""
 
 
-def num_launches(shard: Shard) -> float:
-    """Kernels that a step with prefill launches."""
-    step = [*token_launches(shard, 1.0), *prefill_launches(shard, 1.0, 1.0), *head_launches(shard, 1.0)]
-    return sum(launch.count * LAUNCHES_EACH.get(launch.op.kind, 1) for launch in step)
+LAUNCHES_AN_ATTENTION = 3
+"""Of a step in pieces, by attention: the graph of all before it, the write of keys and values, and the kernel itself
+(vLLM 0.18 `vllm/compilation/piecewise_backend.py`, `vllm/attention/layer.py`)."""
+
+
+def num_launches(shard: Shard, engine: EngineSettings, num_tokens: Floats | float) -> Floats:
+    """What the host launches in a step with prefill of `num_tokens` tokens (a number or an array): every kernel, or, up
+    to the largest captured size where the engine has piecewise graphs, attention and the graphs between.
+    """
+    attention, head = prefill_launches(shard, 1.0, 1.0), head_launches(shard, 1.0)
+    every = _num_kernels([*token_launches(shard, 1.0), *attention, *head])
+    pieces = LAUNCHES_AN_ATTENTION * sum(launch.count for launch in attention) + _num_kernels(head)
+    sizes = graph_sizes(engine)
+    largest = sizes[-1] if engine.piecewise_cudagraphs and sizes.size else 0
+    return np.where(np.asarray(num_tokens) <= largest, float(min(pieces, every)), float(every))
+
+
+def _num_kernels(launches: Iterable[Launch]) -> float:
+    return sum(launch.count * LAUNCHES_EACH.get(launch.op.kind, 1) for launch in launches)
 
 
 def recorded_steps(duration_s: Floats, engine: EngineSettings) -> StepCost:

@@ -69,7 +69,7 @@ class Detail:
 
 
 @dataclass(frozen=True, eq=False)
-class _Batches:
+class Batches:
     """Rows of the step table ordered by (replica, lane, start). Rows of one lane do not overlap."""
 
     rows: Ints
@@ -81,6 +81,7 @@ class _Batches:
 
     @property
     def is_new_lane(self) -> NDArray[np.bool_]:
+        """Whether each row is the first of its lane."""
         changes = (np.diff(self.replica) != 0) | (np.diff(self.lane) != 0)
         return np.concatenate([np.ones(min(self.rows.size, 1), np.bool_), changes])
 
@@ -134,7 +135,7 @@ class _Plan:
 
     steps: Table
     requests: Table
-    batches: _Batches
+    batches: Batches
     slices: _Slices
     idles: Ints
     """Slices after which their replica has nothing to do."""
@@ -261,7 +262,7 @@ def new_file(path: Path) -> Iterator[IO[bytes] | gzip.GzipFile]:
 
 def _plan(requests: Table, steps: Table, max_events: int, replica_phases: Table | None = None) -> _Plan:
     """Choose what is shown, so that there are at most `max_events` events."""
-    batches = _batches(steps)
+    batches = batches_by_lane(steps)
     known = [batches.replica, requests["replica"]]
     if replica_phases is not None:
         known.append(replica_phases["replica"])
@@ -305,14 +306,15 @@ def _microseconds(seconds: NDArray[np.float64]) -> Ints:
     return np.rint(seconds * 1e6).astype(np.int64)
 
 
-def _batches(steps: Table) -> _Batches:
+def batches_by_lane(steps: Table) -> Batches:
+    """The rows of a step table, each in the first lane of its replica that is free: one lane a batch in flight."""
     start_us = _microseconds(steps["start_s"])
     end_us = _microseconds(steps["start_s"] + steps["duration_s"])
     rows = np.lexsort((start_us, steps["replica"]))
     replica, start_us, end_us = steps["replica"][rows].astype(np.int64), start_us[rows], end_us[rows]
     lane = _lanes(replica, start_us, end_us)
     order = np.lexsort((start_us, lane, replica))
-    batches = _Batches(rows[order], replica[order], lane[order], start_us[order], end_us[order])
+    batches = Batches(rows[order], replica[order], lane[order], start_us[order], end_us[order])
     # The end of a batch and the start of the next are one time that may have been rounded to two.
     follows = ~batches.is_new_lane[1:]
     batches.end_us[:-1][follows] = np.minimum(batches.end_us[:-1], batches.start_us[1:])[follows]
@@ -339,7 +341,7 @@ def _lanes(replica: Ints, start_us: Ints, end_us: Ints) -> Ints:
     return lane
 
 
-def _slices(batches: _Batches, batches_per_slice: int) -> _Slices:
+def _slices(batches: Batches, batches_per_slice: int) -> _Slices:
     lane_starts = np.flatnonzero(batches.is_new_lane)
     sizes = np.diff(np.append(lane_starts, batches.rows.size))
     position = np.arange(batches.rows.size) - np.repeat(lane_starts, sizes)
@@ -351,7 +353,7 @@ def _slices(batches: _Batches, batches_per_slice: int) -> _Slices:
     return _Slices(first, last + 1 - first, start_us, end_us, batches.end_us[last])
 
 
-def _slices_within(room: int, batches: _Batches, requests: Table) -> tuple[_Slices, Ints, int]:
+def _slices_within(room: int, batches: Batches, requests: Table) -> tuple[_Slices, Ints, int]:
     """The slices with fewest batches in each that, with their counters, are at most `room` events."""
     batches_per_slice = 1
     while True:
@@ -367,7 +369,7 @@ def _num_slice_events(slices: _Slices, idles: Ints) -> int:
     return 4 * slices.first.size + 3 * idles.size
 
 
-def _idles(slices: _Slices, batches: _Batches, requests: Table) -> Ints:
+def _idles(slices: _Slices, batches: Batches, requests: Table) -> Ints:
     """Slices at whose end no slice of their replica is under way and no request of it is unfinished."""
     replica = batches.replica[slices.first]
     order = np.lexsort((slices.start_us, replica))
@@ -434,7 +436,7 @@ def _in_order(at_us: Ints, what: Ints) -> _Points:
     return _Points(at_us[order], what[order])
 
 
-def _flows(shown: _Requests, requests: Table, steps: Table, batches: _Batches, slices: _Slices) -> _Flows:
+def _flows(shown: _Requests, requests: Table, steps: Table, batches: Batches, slices: _Slices) -> _Flows:
     """The points of the requests' flows.
 
     The batch that scheduled a request starts at that time, those of its first and last token end then; where several

@@ -18,7 +18,7 @@ from typing import Any
 
 from windtunnel.errors import InputError
 from windtunnel.spec import catalog
-from windtunnel.spec.deployment import EngineSettings, Parallelism
+from windtunnel.spec.deployment import BALANCE_BATCHING_ITERS, BALANCE_TIMEOUT_ITERS, EngineSettings, Parallelism
 from windtunnel.spec.model import ExpertsFeedForward
 from windtunnel.spec.noun import Noun, decode, read_yaml
 from windtunnel.spec.scenario import set_path
@@ -185,6 +185,10 @@ TRTLLM: dict[str, Flag] = {
     "disable-overlap-scheduler": _on(ENGINE + "async_scheduling", False),
     "batch-wait-timeout-iters": Flag(ENGINE + "batch_wait_timeout_iters"),
     "batch-wait-max-tokens-ratio": Flag(ENGINE + "batch_wait_max_tokens_ratio", float),
+    "attention-dp-config.enable-balance": _on("[balance]"),
+    "attention-dp-config.timeout-iters": Flag("[balance_timeout]"),
+    "attention-dp-config.batching-wait-iters": Flag("[balance_batching]"),
+    "torch-compile-config.enable-piecewise-cuda-graph": _on(ENGINE + "piecewise_cudagraphs"),
     "cuda-graph-max-batch-size": Flag(ENGINE + "max_cudagraph_capture_size"),
     "cuda-graph-batch-sizes": Flag(ENGINE + "cudagraph_sizes", _sizes),
     "moe-backend": Flag(
@@ -238,6 +242,7 @@ IN_FILE_ONLY = (
     "disable-overlap-scheduler",
     "batch-wait-timeout-iters",
     "batch-wait-max-tokens-ratio",
+    "torch-compile-config.enable-piecewise-cuda-graph",
     "cuda-graph-max-batch-size",
     "cuda-graph-batch-sizes",
     "moe-backend",
@@ -415,6 +420,11 @@ class _Reading:
             raise InputError("--from-command: the command names no model")
         set_path(self.raw, ENGINE + "name", self.engine)
         self._split()
+        if self.later.get("balance"):
+            timeout = self.later.get("balance_timeout", BALANCE_TIMEOUT_ITERS)
+            batching = self.later.get("balance_batching", BALANCE_BATCHING_ITERS)
+            set_path(self.raw, ENGINE + "attention_dp_timeout_iters", timeout)
+            set_path(self.raw, ENGINE + "attention_dp_batching_wait_iters", batching)
         if (chunk := self.later.get("chunked_prefill")) is not None:
             set_path(self.raw, ENGINE + "enable_chunked_prefill", chunk > 0)
             if chunk > 0:
@@ -572,6 +582,14 @@ def trtllm_file(engine: EngineSettings, parallelism: Parallelism, kv_cache: str 
     for name in ("enable_chunked_prefill", "batch_wait_timeout_iters", "batch_wait_max_tokens_ratio"):
         if getattr(engine, name) is not None:
             content[name] = getattr(engine, name)
+    if engine.attention_dp_timeout_iters:
+        content["attention_dp_config"] = {
+            "enable_balance": True,
+            "timeout_iters": engine.attention_dp_timeout_iters,
+            "batching_wait_iters": engine.attention_dp_batching_wait_iters or 0,
+        }
+    if engine.piecewise_cudagraphs:
+        content["torch_compile_config"] = {"enable_piecewise_cuda_graph": True}
     if engine.moe_backend is not None:
         content["moe_config"] = {"backend": engine.moe_backend.upper()}
     if engine.cudagraph_sizes is not None:

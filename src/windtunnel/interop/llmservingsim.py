@@ -141,7 +141,7 @@ def layer_steps(
         host_request_s=float(host.request_s or 0.0),
         host_overlaps=int(bool(engine.async_scheduling)),
         recorded_step_s=np.zeros(0),
-        launch_s=float(host.launch_s or 0.0) * num_launches(shard),
+        launch_s=float(host.launch_s or 0.0) * num_launches(shard, engine, tokens),
         mixed_decode_attention_s=layers * _decode_grid(profile.beside_s or profile.decode_s, context, requests),
     )
 

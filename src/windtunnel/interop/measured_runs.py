@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from windtunnel.errors import InputError, did_you_mean
 from windtunnel.interop.benchmark_clients import MS, ClientResult, read_client_results
@@ -106,12 +108,24 @@ class Measurement:
     """Of the latencies: one of `STATISTICS`."""
     weight: float = 1.0
     """In a calibration; 0: left out."""
+    lacks_acceptance: bool = False
+    """How many draft tokens were accepted was not recorded; the scenario says 0 until `accepting` is told."""
 
     @property
     def configuration(self) -> str:
         """What is held out together in cross-validation: the deployment, at whatever load."""
         names = ("engine", "version", "device", "model", "format", "parallelism")
         return " ".join(self.labels.get(name, "") for name in names)
+
+    def accepting(self, share: float) -> Measurement:
+        """The run with this share of its draft tokens accepted."""
+        assert self.scenario is not None
+        deployment = self.scenario.deployment
+        assert deployment.engine.speculative is not None
+        speculative = msgspec.structs.replace(deployment.engine.speculative, acceptance_fraction=share)
+        engine = msgspec.structs.replace(deployment.engine, speculative=speculative)
+        scenario = msgspec.structs.replace(self.scenario, deployment=msgspec.structs.replace(deployment, engine=engine))
+        return replace(self, scenario=scenario, lacks_acceptance=False)
 
 
 def read_table(path: Path) -> list[Measurement]:

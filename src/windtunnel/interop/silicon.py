@@ -18,7 +18,15 @@ import msgspec
 from windtunnel.errors import InputError, did_you_mean
 from windtunnel.interop.measured_runs import UNRECORDED_SPREAD, Measurement
 from windtunnel.spec import catalog
-from windtunnel.spec.deployment import MOE_BACKENDS, Deployment, EngineSettings, Parallelism, Speculative
+from windtunnel.spec.deployment import (
+    BALANCE_BATCHING_ITERS,
+    BALANCE_TIMEOUT_ITERS,
+    MOE_BACKENDS,
+    Deployment,
+    EngineSettings,
+    Parallelism,
+    Speculative,
+)
 from windtunnel.spec.precision import Format, Precision
 from windtunnel.spec.scenario import Scenario
 from windtunnel.spec.workload import ClosedLoop, Lengths, Uniform, Workload
@@ -33,11 +41,19 @@ REQUESTS_PER_SLOT = {"vllm": 10, "sglang": 20, "trtllm": 20}
 """Requests per client slot where the number was not recorded: the digits of those rows' means are multiples of 1 / N
 with these N."""
 
+NOT_SPECULATIVE = ("none", "none?")
+
 ODD_FLAGS = ("cold_start_no_warmup", "token_inflation_5x", "debug_run_c512", "gtl_client_unknown", "ttft>30%_of_e2e")
 """Rows that are not a steady run of what their settings say: no warm-up, prompts five times too long, a debugging run,
 an unknown client, or mostly queueing."""
 UNRECORDED_SOURCES = ("autogap", "gtl")
 """Collections of which neither server flags nor client settings are known; engine defaults are assumed."""
+GENERATED = {("autogap", "h100_sxm")}
+"""(collection, system) of which neither flags nor client were recorded, but what wrote them is known: AIConfigurator's
+generator (`_generated`). That means of TensorRT-LLM and SGLang are multiples of 1 / (20 C) is the doing of its client,
+which sends 20 requests for each of the concurrency. Those of other systems were rounded, and do not tell."""
+GENERATED_WARMUP = 2
+"""Requests of its warm-up for each of the concurrency."""
 OFTEN_ODD = ("gtl",)
 """Collections whose concurrency spans several replicas, by the looks of their TPOT."""
 UNRECORDED_WEIGHT = 0.2
@@ -216,8 +232,10 @@ def scenario_of(run: MeasuredRun, acceptance_fraction: float | None = None) -> S
         InputError: the row leaves open what was run, or it was something that a scenario cannot say.
     """
     engine = run.engine
-    if run.speculative not in ("none", "none?"):
-        if run.num_draft_tokens is None or acceptance_fraction is None:
+    if run.speculative not in NOT_SPECULATIVE:
+        if run.num_draft_tokens is None:
+            raise InputError("it decodes speculatively, or may, and how many tokens it drafts was not recorded")
+        if acceptance_fraction is None:
             raise InputError("it decodes speculatively, and how many draft tokens were accepted was not recorded")
         speculative = Speculative(
             method="mtp", num_draft_tokens=run.num_draft_tokens, acceptance_fraction=acceptance_fraction
@@ -261,11 +279,12 @@ def served_checkpoint(run: MeasuredRun) -> tuple[str, Precision]:
     return spec.name, precision
 
 
-def measurement_of(run: MeasuredRun, acceptance_fraction: float | None = None) -> Measurement:
-    """`run` with the scenario that it measured, or with the reason why there is none; arguments as `scenario_of`."""
+def measurement_of(run: MeasuredRun) -> Measurement:
+    """`run` with the scenario that it measured, or with the reason why there is none."""
     scenario, refused, precision = None, "", None
+    speculates = run.speculative not in NOT_SPECULATIVE
     try:
-        scenario = scenario_of(run, acceptance_fraction)
+        scenario = scenario_of(run, 0.0 if speculates else None)
         precision = scenario.precision
     except InputError as error:
         refused = error.message
@@ -289,7 +308,7 @@ def measurement_of(run: MeasuredRun, acceptance_fraction: float | None = None) -
     is_odd = run.source in OFTEN_ODD or any(flag in ODD_FLAGS for flag in run.flags)
     weight = 0.0 if is_odd else UNRECORDED_WEIGHT if run.source in UNRECORDED_SOURCES else 1.0
     weight *= 1.0 if run.use == "primary" else SECONDARY_WEIGHT
-    return Measurement(run.id, scenario, refused, measured, labels, run.use, weight=weight)
+    return Measurement(run.id, scenario, refused, measured, labels, run.use, weight=weight, lacks_acceptance=speculates)
 
 
 def _lengths(most: int, range_ratio: float | None) -> Lengths:
@@ -330,6 +349,14 @@ def _run(measured: Row, row: Row, servers: Mapping[str, Row]) -> MeasuredRun:
     engine = measured.required("backend")
     if engine not in ENGINES:
         raise InputError(f"{measured.where}: backend is {engine!r}; known: {', '.join(ENGINES)}")
+    concurrency = row.count_or_none("concurrency")
+    is_generated = (row.text("source"), measured.text("system")) in GENERATED and concurrency is not None
+    if server:
+        settings, range_ratio = _engine(engine, row, server), server.number("client_random_range_ratio")
+    elif is_generated:
+        settings, range_ratio = _generated(engine, measured, row.count("concurrency")), 1.0
+    else:
+        settings, range_ratio = _default_engine(engine, measured), None
     return MeasuredRun(
         id=measured.required("id"),
         use=measured.required("use"),
@@ -343,13 +370,13 @@ def _run(measured: Row, row: Row, servers: Mapping[str, Row]) -> MeasuredRun:
         gemm_format=measured.text("gemm_quant_mode") or None,
         kv_cache=_kv_cache(server) if server else None,
         parallelism=_recovered_parallelism(row) if row.text("true_tp") else _recorded_parallelism(measured),
-        engine=_engine(engine, row, server) if server else _default_engine(engine, measured),
+        engine=settings,
         input_tokens=measured.count("isl"),
         output_tokens=measured.count("osl"),
-        range_ratio=server.number("client_random_range_ratio") if server else None,
-        concurrency=row.count_or_none("concurrency"),
+        range_ratio=range_ratio,
+        concurrency=concurrency,
         num_requests=row.count_or_none("num_prompts"),
-        num_warmup_requests=_num_warmup(row),
+        num_warmup_requests=GENERATED_WARMUP * (concurrency or 0) if is_generated else _num_warmup(row),
         ttft_s=measured.number("silicon_ttft_ms") * 1e-3,
         tpot_s=measured.number("silicon_tpot_ms") * 1e-3,
         flags=tuple(row.text("flags").split()),
@@ -393,6 +420,7 @@ def _engine(name: str, row: Row, server: Row) -> EngineSettings:
         max_num_batched_tokens=row.count_or_none("max_batched_tokens"),
         max_prefill_tokens=int(prefill[0]) if prefill else None,
         max_cudagraph_capture_size=row.count_or_none("cuda_graph_max_bs"),
+        piecewise_cudagraphs=_piecewise_cudagraphs(row, server),
         block_size=server.count_or_none("block_size"),
         gpu_memory_utilization=None
         if fraction.startswith("not set")
@@ -401,6 +429,8 @@ def _engine(name: str, row: Row, server: Row) -> EngineSettings:
         async_scheduling=_switch(server.text("async_or_overlap_scheduling")),
         batch_wait_timeout_iters=int(wait_steps[1]) if wait_steps else None,
         batch_wait_max_tokens_ratio=float(wait_ratio[1]) if wait_ratio else None,
+        attention_dp_timeout_iters=_balance(server, "timeout_iters", BALANCE_TIMEOUT_ITERS),
+        attention_dp_batching_wait_iters=_balance(server, "batching_wait_iters", BALANCE_BATCHING_ITERS),
         moe_backend=_moe_backend(server),
         fused_all_reduce=_fused_all_reduce(server),
     )
@@ -421,6 +451,25 @@ def _moe_backend(server: Row) -> str | None:
     return next((name for name in MOE_BACKENDS if name in text), None)
 
 
+def _balance(server: Row, name: str, default: int) -> int | None:
+    """`batching_wait_iters 0, enable_balance true, timeout_iters 60`; None where it is off."""
+    text = server.text("attention_dp_config")
+    found = re.search(rf"{name} (\d+)", text)
+    return (int(found[1]) if found else default) if "enable_balance true" in text else None
+
+
+def _piecewise_cudagraphs(row: Row, server: Row) -> bool | None:
+    """`FULL_AND_PIECEWISE`, `FULL_DECODE_ONLY`; `c4-8: padding on; piecewise off; c16-64: padding on; piecewise on`
+    where it goes by the client's concurrency; None: the engine's default.
+    """
+    text = server.text("cuda_graph")
+    concurrency = row.count_or_none("concurrency") or 0
+    for low, high, switch in re.findall(r"(?:c(\d+)(?:-(\d+))?: )?[\w ]+; piecewise (on|off)", text):
+        if not low or int(low) <= concurrency <= int(high or low):
+            return bool(switch == "on")
+    return True if "PIECEWISE" in text else False if "FULL_DECODE_ONLY" in text else None
+
+
 def _num_draft_tokens(server: Row | None) -> int | None:
     """`EAGLE(MTP) steps 2, topk 1, draft tokens 3`, where the third is the verified token, or
     `MTP num_nextn_predict_layers=3`; None without.
@@ -438,6 +487,32 @@ def _fused_all_reduce(server: Row) -> bool | None:
 def _default_engine(name: str, measured: Row) -> EngineSettings:
     """Nothing but the version was recorded."""
     return EngineSettings(name=name, version=measured.text("backend_version") or None)
+
+
+def _generated(name: str, measured: Row, concurrency: int) -> EngineSettings:
+    """What AIConfigurator's generator writes for a server whose batch is the client's concurrency.
+
+    Source: aiconfigurator 0.12 `generator/rule_plugin/{trtllm,vllm,sglang}.rule` and
+    `generator/config/backend_templates/trtllm/extra_engine_args.1.0.0rc3.yaml.j2`; its client in
+    `backend_templates/benchmark/bench_run.sh.j2` and `deployment_config.yaml`: lengths without deviation.
+    """
+    longest, of_trtllm = measured.count("isl") + GENERATED_SLACK_TOKENS, name == "trtllm"
+    budget = -(-(concurrency + longest) // GENERATED_BLOCK_TOKENS) * GENERATED_BLOCK_TOKENS
+    return EngineSettings(
+        name=name,
+        version=measured.text("backend_version") or None,
+        max_num_seqs=concurrency,
+        max_num_batched_tokens={"trtllm": budget, "vllm": concurrency + longest}.get(name),
+        max_prefill_tokens=longest if name == "sglang" else None,
+        max_cudagraph_capture_size=concurrency,
+        cudagraph_sizes=tuple(range(1, concurrency + 1)),
+        gpu_memory_utilization=0.8 if of_trtllm else None,
+        enable_prefix_caching=False if of_trtllm else None,
+    )
+
+
+GENERATED_SLACK_TOKENS, GENERATED_BLOCK_TOKENS = 1500, 32
+"""Of the generator's token budget: what it adds to the prompt, and what TensorRT-LLM's is a multiple of."""
 
 
 def image_version(image: str) -> str | None:

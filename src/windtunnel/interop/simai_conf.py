@@ -116,6 +116,8 @@ def read_simai_conf(path: Path) -> NetworkSettings:
         if words:
             where = f"{path}, line {number}: {words[0]}"
             _read_key(words[0], words[1:], where, packet, network, maps)
+    if not text.strip():
+        raise InputError(f"{path}, line 1: it is empty; a SimAI configuration has a key and its values on each line")
     if maps:
         packet["ecn_thresholds"] = _thresholds(maps, path)
     if packet.pop("has_window", True) is False:

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from windtunnel.errors import InputError
+from windtunnel.estimate.simai import FIRST_LAYER_LINE
 from windtunnel.interop.simai_workload_file import (
     HEADER_KEYS,
     TRANSFORMER,
@@ -14,7 +15,6 @@ from windtunnel.interop.simai_workload_file import (
 from windtunnel.interop.simai_workload_file import Phase as FilePhase
 from windtunnel.spec.layers import Communication, Group, Layer, LayerWorkload, Phase
 
-FIRST_LAYER_LINE = 3
 _LARGEST = 2**63
 _NEEDED = ("tp", "ep", "pp", "vpp", "num_microbatches", "num_devices")
 

@@ -400,6 +400,8 @@ def empty_rank(settings, ranks, rank):
     ranks[rank].new_token_ratio = 0.0
     ranks[rank].fair_tag = 0
     ranks[rank].waited_steps = 0
+    ranks[rank].balance_waited = 0
+    ranks[rank].balance_ready = 0
     ranks[rank].steps_to_receive = 0
 
 
@@ -415,6 +417,7 @@ def empty_lane(lanes, lists, lane):
     lanes[lane].batch_decodes = 0
     lanes[lane].num_skipped = 0
     lanes[lane].skipped_context_tokens = 0
+    lanes[lane].holds_back = 0
     lanes[lane].looks_again = 0
     lanes[lane].num_joined = 0
     lanes[lane].joined_since_s = 0.0

@@ -24,7 +24,7 @@ FLOW = np.dtype(
         ("finish_s", "f8"),  # out
         ("path", "i4"),
         ("waiting", "i4"),  # parents that have not completed, and the flow before on the same connection
-        ("follower", "i4"),  # the next flow of the same connection, -1 for none: it may begin when this one is sent
+        ("follower", "i4"),  # the next flow of the same connection, -1 for none
     ]
 )
 
@@ -230,6 +230,16 @@ def _freeze(now_s, slot, level, slots, hops, max_hops, flows, paths, links, ends
     return 1
 
 
+@inner
+def _release(flows, flow, ready_s, ready_keys, ready_flows, num_ready):
+    """A flow waits for one less, and not before `ready_s`; returns how many are ready."""
+    flows[flow].ready_s = max(flows[flow].ready_s, ready_s)
+    flows[flow].waiting -= 1
+    if flows[flow].waiting == 0:
+        num_ready = push(ready_keys, ready_flows, num_ready, flows[flow].ready_s, flow)
+    return num_ready
+
+
 @entry
 def run_flows(
     flows,
@@ -248,6 +258,7 @@ def run_flows(
     touched,
     ready_keys,
     ready_flows,
+    one_after_the_other,
 ):
     """Run all flows to completion.
 
@@ -260,6 +271,7 @@ def run_flows(
         free: as long as `slots`; so are `ends` and `members`.
         touched: as long as `links`.
         ready_keys: (n,) scratch, likewise `ready_flows`.
+        one_after_the_other: whether a follower may begin when the flow before it is sent, or when that one begins.
 
     Returns:
         (flows completed, events, rate changes); fewer flows than n where some wait for each other. -1 flows where
@@ -302,17 +314,12 @@ def run_flows(
             done += 1
             events += 1
             later = flows[flow].follower
-            if later >= 0:
-                flows[later].ready_s = max(flows[later].ready_s, flows[flow].sent_s)
-                flows[later].waiting -= 1
-                if flows[later].waiting == 0:
-                    num_ready = push(ready_keys, ready_flows, num_ready, flows[later].ready_s, later)
+            if later >= 0 and one_after_the_other:
+                num_ready = _release(flows, later, flows[flow].sent_s, ready_keys, ready_flows, num_ready)
             for e in range(child_ptr[flow], child_ptr[flow + 1]):
                 later = child[e]
-                flows[later].ready_s = max(flows[later].ready_s, finish_s + flows[later].delay_s)
-                flows[later].waiting -= 1
-                if flows[later].waiting == 0:
-                    num_ready = push(ready_keys, ready_flows, num_ready, flows[later].ready_s, later)
+                ready_s = finish_s + flows[later].delay_s
+                num_ready = _release(flows, later, ready_s, ready_keys, ready_flows, num_ready)
         while num_ready > 0 and ready_keys[0] <= now_s + TOGETHER_S:
             flow = ready_flows[0]
             num_ready = pop(ready_keys, ready_flows, num_ready)
@@ -322,6 +329,9 @@ def run_flows(
             slot = free[num_free]
             begin_s = flows[flow].ready_s
             flows[flow].begin_s = begin_s
+            later = flows[flow].follower
+            if later >= 0 and not one_after_the_other:
+                num_ready = _release(flows, later, begin_s, ready_keys, ready_flows, num_ready)
             num_touched = _enter(
                 slot,
                 slots,

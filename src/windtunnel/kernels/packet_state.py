@@ -134,10 +134,12 @@ FLOW = np.dtype(
         ("delay_ps", "i8"),
         ("start_ps", "i8"),  # in: not before; out: when it started
         ("sent_ps", "i8"),  # when its last byte has left
-        ("finish_ps", "i8"),  # until it starts: when its parents were complete
+        ("ready_ps", "i8"),  # when its parents were complete
+        ("finish_ps", "i8"),  # -1 until it is complete
         ("window_bytes", "i8"),  # in flight at line rate; 0: no limit
         ("base_rtt_ps", "i8"),  # HPCC
-        ("parents_left", "i4"),
+        ("parents_left", "i4"),  # that are not complete, and the flow that must begin before
+        ("follower", "i4"),  # the flow that may not begin before this one; -1: none
         ("target_row", "i4"),  # of the distances, where packets choose their way
         ("path", "i4"),
         ("reply", "i4"),

@@ -33,14 +33,14 @@ def _mix(state, word):
 
 
 @inner
-def ecmp_hash(source, destination, port, seed):
+def ecmp_hash(source, destination, ports, seed):
     """MurmurHash3 (32 bits) of source address, destination address and ports, seeded with the switch.
 
     Source: Appleby's MurmurHash3_x86_32; words, addresses and ports as `SwitchNode::EcmpHash` in SimAI's ns-3 has them.
     """
     state = _mix(np.int64(seed), _address(np.int64(source)))
     state = _mix(state, _address(np.int64(destination)))
-    state = _mix(state, np.int64(port) | (100 << 16)) ^ 12
+    state = _mix(state, np.int64(ports)) ^ 12
     state = _multiply(state ^ (state >> 16), 0x85EBCA6B)
     state = _multiply(state ^ (state >> 13), 0xC2B2AE35)
     return state ^ (state >> 16)
@@ -141,7 +141,7 @@ def _mark_shortest(distance, far_forward, pointer, neighbor, behind, forward_nod
 def trace_paths(
     source,
     destination,
-    port,
+    ports,
     order,
     seed,
     pointer,
@@ -165,7 +165,7 @@ def trace_paths(
     """The path of every flow, as directed links with the share of its bytes that each carries.
 
     Args:
-        source: (n,) nodes; likewise `destination` and `port`, which feeds the hash.
+        source: (n,) nodes; likewise `destination` and `ports`, which feed the hash: the source's in the low 16 bits.
         order: (n,) flows in an order that keeps equal (source, destination) together.
         seed: added to the switch's id as the seed of its hash.
         pointer: (num_nodes + 1,) with `neighbor` and `direction`, the links of every node.
@@ -229,7 +229,7 @@ def trace_paths(
                     begin,
                     end,
                     distance,
-                    port[order[i]],
+                    ports[order[i]],
                     seed,
                     pointer,
                     neighbor,
@@ -269,11 +269,11 @@ def _next_hops(node, closer, pointer, neighbor, kind, behind):
 
 
 @inner
-def _walk(begin, end, distance, port, seed, pointer, neighbor, direction, kind, behind, path_link, written):
+def _walk(begin, end, distance, ports, seed, pointer, neighbor, direction, kind, behind, path_link, written):
     node = begin
     for left in range(distance, 0, -1):
         count, only_scale_up = _next_hops(node, left - 1, pointer, neighbor, kind, behind)
-        chosen = np.int64(ecmp_hash(begin, end, port, node + seed)) % count if count > 1 else 0
+        chosen = np.int64(ecmp_hash(begin, end, ports, node + seed)) % count if count > 1 else 0
         for e in range(pointer[node], pointer[node + 1]):
             other = neighbor[e]
             if behind[other] == left - 1 and (kind[other] == 1 or not only_scale_up):

@@ -28,8 +28,10 @@ from windtunnel.kernels.heap import pop, push
 from windtunnel.kernels.jit import entry, inner
 from windtunnel.kernels.kvcache import caches_when_scheduled, release, share
 from windtunnel.kernels.policies import (
+    balance_ranks,
     begin_batch,
     blocks_of_step,
+    count_balance,
     decay_new_token_ratio,
     end_batch,
     enqueue,
@@ -517,7 +519,7 @@ def start_step(
                 device_s += cost.draft_s[most_decodes]
             if settings.ranks_per_replica > 1:
                 device_s += cost.group_token_s[min(queries + prefill_tokens, cost.group_token_s.size - 1)]
-            device_s = max(device_s, cost.launch_s)
+            device_s = max(device_s, cost.launch_s[min(most_tokens, cost.launch_s.size - 1)])
         if cache is not None:
             loaded_s = with_loading(settings, cache, first, end, stage, device_s)
             steps[row].load_s = loaded_s - device_s
@@ -603,6 +605,8 @@ def start_step(
             time_s += step_s
             num_steps += 1
 
+    if settings.balance_steps > 0 and num_steps > 1:
+        count_balance(settings, ranks, lanes, first, end, num_steps)
     used = 0
     for rank in range(first, end):
         lane = rank * settings.num_stages + stage
@@ -810,6 +814,8 @@ def run(
         forms_again = pools is not None and ends_step
         num_batches = 0
         while num_batches == 0:
+            if settings.balance_steps > 0:
+                balance_ranks(settings, requests, ranks, lanes, first, stage, cutoff_s)
             for rank in range(first, first + settings.ranks_per_replica):
                 lane = rank * settings.num_stages + stage
                 begin_batch(lanes, lane, cutoff_s)

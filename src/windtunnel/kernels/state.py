@@ -95,6 +95,11 @@ class Settings(NamedTuple):
     batch_wait_steps: int = 0
     """TensorRT-LLM: prefill is held back for at most so many decode steps, until `batch_wait_tokens` are scheduled."""
     batch_wait_tokens: int = 0
+    balance_steps: int = 0
+    """TensorRT-LLM: prompts are held back for at most so many decode steps, until every rank of the replica has one; 0:
+    never."""
+    balance_wait_steps: int = 0
+    """TensorRT-LLM: and then for so many more, so that more prompts go together."""
     longest_prefix_first: int = 0
     """SGLang: 1: waiting requests of which more is cached go first (`lpm`)."""
     router: int = ROUND_ROBIN
@@ -159,6 +164,8 @@ RANK = np.dtype(
         ("new_token_ratio", "f8"),  # SGLang's estimate of the share of outputs still to come
         ("fair_tag", "i8"),  # the greatest key admitted under `fair_share`
         ("waited_steps", "i8"),  # TensorRT-LLM: decode steps for which prefill has been held back
+        ("balance_waited", "i8"),  # of a replica's first rank: steps since every rank had a prompt or one was let in
+        ("balance_ready", "i8"),  # of a replica's first rank: steps waited on top when every rank had one
         ("steps_to_receive", "i8"),  # SGLang: decode steps until waiting requests are looked at again
     ]
 )
@@ -177,6 +184,7 @@ LANE = np.dtype(
         ("skipped_context_tokens", "i8"),  # in their cache
         ("started_s", "f8"),  # start of the latest step
         ("cutoff_s", "f8"),  # requests that arrived later cannot be in the batch that is being formed
+        ("holds_back", "i8"),  # 1 if no waiting request may join the batch that is being formed
         ("looks_again", "i8"),  # 1 if the next step may admit what this one could not: no run of equal steps
         ("num_joined", "i8"),  # requests that began to decode since the latest decode step
         ("joined_since_s", "f8"),  # sum of the times of their latest tokens
@@ -258,7 +266,7 @@ class StepCost(NamedTuple):
     decode step of n requests:   decode_token_s[n] + decode_attention(n, mean context)
     step with prefill, T tokens: mixed_token_s[T] + sample_s[sampled] + decode_attention + prefill_attention(C, 2 W / C)
                                  where decode_attention may be another one beside prompts,
-                                 and no less than launch_s
+                                 and no less than launch_s[T]
     with attention data parallelism each term is the largest over the ranks.
     """
 
@@ -290,8 +298,9 @@ class StepCost(NamedTuple):
     prefill, the experts; not in `mixed_token_s` then. `[0.0]` where there is one rank."""
     draft_s: Floats = np.zeros(1)
     """[max_num_seqs + 1] drafting for so many requests in a step with prefill; elsewhere it is in `decode_token_s`."""
-    launch_s: float = 0.0
-    """What the host needs to launch a step with prefill."""
+    launch_s: Floats = np.zeros(1)
+    """[max_num_batched_tokens + max_num_seqs + 1] what the host needs to launch a step with prefill of so many tokens;
+    beyond the end as at the end."""
     mixed_decode_attention_s: Floats = np.zeros((0, 0))
     """[max_num_seqs + 1, c] decode attention in a step whose rank prefills too; `[0, 0]` where it is the same."""
 

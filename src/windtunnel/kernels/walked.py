@@ -171,8 +171,9 @@ def model_step_s(cost, num_decodes, context_tokens, prompt_tokens, pairs, sample
     if prompt_tokens == 0:
         return cost.decode_token_s[num_decodes] + attention_s
     attention_s += prefill_attention_s(cost, prompt_tokens, pairs)
-    device_s = cost.mixed_token_s[num_decodes + prompt_tokens] + cost.sample_s[sampled] + attention_s
-    return max(device_s, cost.launch_s)
+    num_tokens = num_decodes + prompt_tokens
+    device_s = cost.mixed_token_s[num_tokens] + cost.sample_s[sampled] + attention_s
+    return max(device_s, cost.launch_s[min(num_tokens, cost.launch_s.size - 1)])
 
 
 @inner

@@ -285,7 +285,11 @@ def all_to_all(ranks: Ids, size_bytes: int | NDArray[np.integer]) -> Flows:
 
 
 def all_to_all_by_rail(
-    ranks: Ids, num_servers: int, sent_bytes: NDArray[np.int64], forwarded_bytes: NDArray[np.int64]
+    ranks: Ids,
+    num_servers: int,
+    sent_bytes: NDArray[np.int64],
+    forwarded_bytes: NDArray[np.int64],
+    num_chunks: int = 1,
 ) -> Flows:
     """An all-to-all in two hops: over the own rail to the server of the receiver, then inside it (DeepEP's).
 
@@ -296,28 +300,39 @@ def all_to_all_by_rail(
             once (DeepSeek-V3 technical report, section 3.2.2).
         forwarded_bytes: (n, n) what each rank sends to each other in all; the rank of the receiver's server on the same
             rail forwards it. Inside the own server it goes directly.
+        num_chunks: a chunk is forwarded when it has arrived, while the next is on its way.
     """
     local = _by_server(ranks, num_servers)
     size = local.shape[1]
-    rows: list[tuple[int, int, int, int]] = []
-    for server in range(num_servers):
-        for k in range(size):
-            rank = server * size + k
-            for other in range(num_servers):
-                landing = -1
-                if other != server and sent_bytes[rank, other] > 0:
-                    landing = len(rows)
-                    rows.append((local[server, k], local[other, k], int(sent_bytes[rank, other]), -1))
-                for j in range(size):
-                    wanted = int(forwarded_bytes[rank, other * size + j])
-                    if wanted > 0 and local[other, j] != local[other, k]:
-                        rows.append((local[other, k], local[other, j], wanted, landing))
+    rows: list[tuple[int, int, int, int, int, int]] = []
+
+    def add(source: int, destination: int, total: int, chunk: int, rank: int, parent: int) -> int:
+        """A chunk's flow, if it has bytes; its number, or -1."""
+        part = total * (chunk + 1) // num_chunks - total * chunk // num_chunks
+        if part == 0 or source == destination:
+            return -1
+        rows.append((source, destination, part, parent, 2 * chunk + (parent >= 0), rank))
+        return len(rows) - 1
+
+    for rank, other, chunk in np.ndindex(len(ranks), num_servers, num_chunks):
+        server, k = divmod(rank, size)
+        landing = add(local[server, k], local[other, k], int(sent_bytes[rank, other]), chunk, rank, -1)
+        for j in range(size):
+            add(local[other, k], local[other, j], int(forwarded_bytes[rank, other * size + j]), chunk, rank, landing)
     if not rows:
         raise InputError("the all-to-all has nothing to send")
-    source, destination, each, parent = (np.array(column, np.int64) for column in zip(*rows, strict=True))
+    source, destination, each, parent, step, connection = (
+        np.array(column, np.int64) for column in zip(*rows, strict=True)
+    )
     ptr = np.concatenate([[0], np.cumsum(parent >= 0)])
     return flows_of(
-        source, destination, each, parents=(ptr, parent[parent >= 0]), num_steps=2, step=(parent >= 0).astype(np.int32)
+        source,
+        destination,
+        each,
+        parents=(ptr, parent[parent >= 0]),
+        num_steps=2 * num_chunks,
+        step=step,
+        connection=connection,
     )
 
 

@@ -15,6 +15,7 @@ from windtunnel.metrics.client import ClientSummary, gaps_of
 from windtunnel.metrics.records import Table
 from windtunnel.metrics.summary import Distribution
 from windtunnel.report.documents import as_text
+from windtunnel.report.run import LATENCY_HEADS
 from windtunnel.report.tables import columns, duration, grid, number, percent, title
 from windtunnel.report.version import version
 from windtunnel.spec.noun import encode
@@ -26,7 +27,19 @@ BENCH_FILES = ("requests.parquet", "tokens.parquet", "summary.json", "scenario.y
 
 def bench_report(summary: ClientSummary, about: Mapping[str, str]) -> list[RenderableType]:
     """Latency and throughput, as `windtunnel simulate` shows them."""
-    rows = [
+    remarks = [(name, text) for name, text in about.items() if text and name not in ("model", "endpoint")]
+    return [
+        title(f"{about['model']} at {about['endpoint']}"),
+        "",
+        columns(LATENCY_HEADS, client_latency_rows(summary)),
+        "",
+        grid([*client_rows(summary), *remarks]),
+    ]
+
+
+def client_latency_rows(summary: ClientSummary) -> list[tuple[str, ...]]:
+    """A line for each latency that the client saw."""
+    return [
         _latency(label, found)
         for label, found in (
             ("TTFT", summary.ttft_s),
@@ -36,6 +49,10 @@ def bench_report(summary: ClientSummary, about: Mapping[str, str]) -> list[Rende
         )
         if found is not None
     ]
+
+
+def client_rows(summary: ClientSummary) -> list[tuple[str, str]]:
+    """Rates, and what of them kept the limits."""
     facts = [
         ("requests", f"{number(summary.requests_per_s)}/s; {summary.num_requests:,} in {duration(summary.span_s)}"),
         ("output", f"{number(summary.output_tokens_per_s)} tokens/s"),
@@ -44,14 +61,7 @@ def bench_report(summary: ClientSummary, about: Mapping[str, str]) -> list[Rende
     ]
     if summary.goodput is not None:
         facts.append(("goodput", f"{percent(summary.goodput.fraction)} of the requests kept every limit"))
-    facts += [(name, text) for name, text in about.items() if text]
-    return [
-        title(f"{about['model']} at {about['endpoint']}"),
-        "",
-        columns(("latency", "mean", "p50", "p90", "p95", "p99", "max"), rows),
-        "",
-        grid([fact for fact in facts if fact[0] not in ("model", "endpoint")]),
-    ]
+    return facts
 
 
 def _latency(label: str, found: Distribution) -> tuple[str, ...]:

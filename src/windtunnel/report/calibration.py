@@ -35,7 +35,7 @@ def calibration_report(
 ) -> list[RenderableType]:
     """Errors before and after on runs left out, then what was fitted."""
     headers = ["profile", "runs", "configs"]
-    headers += [f"{name} {what}" for name in _METRICS.values() for what in ("before", "after")]
+    headers += [f"{name}\n{what}" for name in _METRICS.values() for what in ("before", "after")]
     rows = []
     for name, one in made.items():
         record = one.provenance

@@ -1,6 +1,6 @@
 """The catalog on a terminal and as JSON: lists of what is known, and single entries with their sources."""
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import msgspec
@@ -34,9 +34,32 @@ class Attribution(Noun):
     cite: str
 
 
+@dataclass(frozen=True)
+class Listed:
+    """Everything of a kind as a table."""
+
+    headers: tuple[str, ...]
+    rows: list[list[str]]
+    """The name comes first."""
+    left: int = 1
+    """Columns of text that it begins with."""
+    note: str = ""
+
+
 def list_report(kind: str) -> list[RenderableType]:
     """Everything of a kind in a table."""
-    return [_LISTS[kind]()]
+    found = listed(kind)
+    shown = columns(_two_lines(found.headers) if kind in TALL else found.headers, found.rows, found.left)
+    return [Group(shown, "", found.note) if found.note else shown]
+
+
+def listed(kind: str) -> Listed:
+    """Everything of a kind as a table's cells."""
+    return _LISTS[kind]()
+
+
+TALL = ("models", "devices", "nodes")
+"""Kinds whose headers take two lines on a terminal."""
 
 
 def entries(kind: str) -> list[dict[str, Any]]:
@@ -62,6 +85,13 @@ def entry(kind: str, name: str) -> dict[str, Any]:
     if kind == "calibrations":
         return {"name": catalog.find(kind, name).stem, **_plain(load_calibration(name))}
     return dict(_plain(catalog.device(name) if kind == "devices" else catalog.node(name)))
+
+
+def entry_rows(kind: str, name: str) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+    """Every field of an entry as (name, indented; text), and where its values come from."""
+    document = entry(kind, name)
+    sources = document.pop("sources", {})
+    return _fields(document), list(sources.items())
 
 
 def entry_report(kind: str, name: str) -> list[RenderableType]:
@@ -127,17 +157,17 @@ def _text(name: str, value: Any) -> str:
 # Lists
 
 
-def _calibrations() -> RenderableType:
+def _calibrations() -> Listed:
     rows = []
     for name in catalog.names("calibrations"):
         record = load_calibration(name).provenance
         before, after = record.median_error_before, record.median_error
         errors = [f"{before[m]:.1%} to {after[m]:.1%}" if m in before and m in after else "" for m in ("tpot", "ttft")]
         rows.append([name, str(record.num_runs), str(record.num_configurations), *errors])
-    return columns(("calibration", "runs", "configs", "TPOT error", "TTFT error"), rows)
+    return Listed(("calibration", "runs", "configs", "TPOT error", "TTFT error"), rows)
 
 
-def _models() -> RenderableType:
+def _models() -> Listed:
     rows = []
     for name in catalog.names("models"):
         model = catalog.model(name)
@@ -154,7 +184,7 @@ def _models() -> RenderableType:
             ]
         )
     headers = ("model", "attention", "params 10^9", "active 10^9", "layers", "context", "weights")
-    return columns(_two_lines(headers), rows, left=2)
+    return Listed(headers, rows, left=2)
 
 
 def _two_lines(headers: tuple[str, ...]) -> list[str]:
@@ -172,7 +202,7 @@ def _attention_text(attention: Attention) -> str:
     return f"{kind} {attention.window_tokens}" if attention.window_tokens else kind
 
 
-def _devices() -> RenderableType:
+def _devices() -> Listed:
     rows = []
     for name in catalog.names("devices"):
         device = catalog.device(name)
@@ -190,14 +220,14 @@ def _devices() -> RenderableType:
         )
     headers = ("device", "memory GiB", "TB/s", "bf16", "fp8", "fp4", "link GB/s", "TDP W", "price $/h", "measured")
     note = "bf16, fp8, fp4: dense peaks in TFLOP/s. link: one way. measured: operators were timed on it."
-    return Group(columns(_two_lines(headers), rows), "", note)
+    return Listed(headers, rows, note=note)
 
 
 def _scaled(value: float | None, scale: float) -> str:
     return f"{value / scale:.0f}" if value else ""
 
 
-def _nodes() -> RenderableType:
+def _nodes() -> Listed:
     rows = []
     for name in catalog.names("nodes"):
         node = catalog.node(name)
@@ -211,10 +241,10 @@ def _nodes() -> RenderableType:
                 _scaled(node.scale_out.bytes_per_s if node.scale_out else None, 1e9),
             ]
         )
-    return columns(_two_lines(("node", "devices", "link", "inside GB/s", "outside GB/s")), rows, left=3)
+    return Listed(("node", "devices", "link", "inside GB/s", "outside GB/s"), rows, left=3)
 
 
-def _engines() -> RenderableType:
+def _engines() -> Listed:
     rows = []
     for name in catalog.names("engines"):
         defaults = engine_defaults(name)
@@ -222,10 +252,10 @@ def _engines() -> RenderableType:
         forms = SCHEDULER_TITLES.get(schedulers[-1], schedulers[-1])
         since = ", ".join(entry.since for entry in defaults.versions)
         rows.append([name, defaults.title, forms, defaults.default_version, since])
-    return columns(("engine", "title", "forms batches as", "default version", "defaults known since"), rows, left=5)
+    return Listed(("engine", "title", "forms batches as", "default version", "defaults known since"), rows, left=5)
 
 
-def _traces() -> RenderableType:
+def _traces() -> Listed:
     rows = []
     for name in catalog.names("traces"):
         trace = _trace(name)
@@ -239,7 +269,7 @@ def _traces() -> RenderableType:
                 trace.get("licence", "unknown"),
             ]
         )
-    return columns(("trace", "requests", "lasts", "mean input", "mean output", "licence"), rows)
+    return Listed(("trace", "requests", "lasts", "mean input", "mean output", "licence"), rows)
 
 
 def _trace(name: str) -> dict[str, Any]:

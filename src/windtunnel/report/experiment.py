@@ -193,7 +193,7 @@ def write_experiment_page(folder: Path, device: Device | None = None) -> Path:
     summary = finished_summary(folder)
     capture = capture_of(folder, str(summary["mode"]))
     drawn = capture_figures(capture) if capture else {}
-    sections = [_overview(summary), *_steps_section(folder)]
+    sections = [overview_section(summary), *steps_section(folder)]
     if capture is not None:
         sections += capture_sections(capture, drawn, device)
     config = read_yaml(folder / CONFIG)
@@ -237,7 +237,8 @@ def capture_page(capture: Capture, name: str, device: Device | None = None) -> s
     return page(name, capture.tool, capture_sections(capture, capture_figures(capture), device))
 
 
-def _overview(summary: Mapping[str, Any]) -> Section:
+def overview_section(summary: Mapping[str, Any]) -> Section:
+    """The figures of a finished run."""
     metrics = summary["metrics"]
     facts = [
         (format_seconds(metrics["ttft_s"]), "TTFT"),
@@ -252,7 +253,8 @@ def _overview(summary: Mapping[str, Any]) -> Section:
     return Section("Overview", cards(facts) + note)
 
 
-def _steps_section(folder: Path) -> list[Section]:
+def steps_section(folder: Path) -> list[Section]:
+    """Every step of a finished run."""
     steps = read_parquet(folder / STEPS)
     start_s = np.array(steps["start_s"].to_pylist())
     took_ms = np.array(steps["duration_s"].to_pylist()) * 1e3

@@ -1,6 +1,6 @@
 """One self-contained HTML page: a title, sections of text, figures and tables; no network, readable light and dark.
 
-Tables sort by a click on a header.
+Tables sort by a click on a header, and curves tell their values where the pointer is.
 """
 
 from __future__ import annotations
@@ -8,35 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
+from pathlib import Path
 
 from windtunnel.report.version import version
 
-_STYLE = """
-:root { color-scheme: light dark; --line: #8885; --soft: #8881; --quiet: #777; --link: #0072b2; }
-body { font: 15px/1.5 system-ui, sans-serif; margin: 0 auto; max-width: 1180px; padding: 24px 20px 60px; }
-h1 { font-size: 1.6rem; margin: 0 0 .3rem; } h2 { font-size: 1.15rem; margin: 2.2rem 0 .5rem; }
-p { max-width: 78ch; } .lead { color: var(--quiet); } a { color: var(--link); }
-.row { display: flex; flex-wrap: wrap; gap: 18px; } figure { margin: 0; } svg { max-width: 100%; height: auto; }
-figcaption { font-size: 13px; color: var(--quiet); max-width: 60ch; }
-.wide { overflow-x: auto; } table { border-collapse: collapse; font-size: 13px; margin: .4rem 0; }
-th, td { border-bottom: 1px solid var(--line); padding: 3px 9px; text-align: right; white-space: nowrap; }
-th { cursor: pointer; position: sticky; top: 0; background: Canvas; } tr:hover td { background: var(--soft); }
-th.text, td.text { text-align: left; white-space: normal; } footer { margin-top: 3rem; color: var(--quiet); }
-.cards { display: flex; flex-wrap: wrap; gap: 12px; margin: 1rem 0; }
-.card { border: 1px solid var(--line); border-radius: 8px; padding: 8px 14px; min-width: 120px; }
-.card b { display: block; font-size: 1.35rem; } .card span { color: var(--quiet); font-size: 13px; }
-"""
-
-_SORT = """
-document.querySelectorAll("th").forEach(head => head.addEventListener("click", () => {
-  const table = head.closest("table"), at = [...head.parentNode.children].indexOf(head);
-  const down = head.dataset.down !== "1"; head.dataset.down = down ? "1" : "0";
-  const value = row => { const text = row.children[at].innerText.replace(/[,%+s]/g, "");
-    return text !== "" && !isNaN(text) ? Number(text) : row.children[at].innerText; };
-  [...table.tBodies[0].rows].sort((a, b) => { const x = value(a), y = value(b);
-    const order = typeof x === "number" && typeof y === "number" ? x - y : String(x).localeCompare(String(y));
-    return down ? -order : order; }).forEach(row => table.tBodies[0].append(row)); }));
-"""
+STYLE, SCRIPT = (Path(__file__).with_name(f"page.{kind}") for kind in ("css", "js"))
+"""Of every page, in files of their own: the style, and what sorts tables and tells the values of curves."""
 
 
 @dataclass(frozen=True)
@@ -47,15 +24,35 @@ class Section:
     body: str
 
 
+@dataclass(frozen=True)
+class Cell:
+    """A cell of a table that is more than its text."""
+
+    text: str
+    value: float | None = None
+    """What it sorts by; None: its text."""
+    href: str = ""
+    """Where it leads."""
+    note: str = ""
+    """Smaller, behind the text."""
+    title: str = ""
+    """Shown where the pointer rests."""
+
+
 def page(title: str, lead: str, sections: Sequence[Section], script: str = "") -> str:
     """A whole page; `title` and `lead` are text, `script` is JavaScript."""
-    body = "\n".join(f"<section><h2>{escape(one.title)}</h2>\n{one.body}\n</section>" for one in sections)
+    style, shared = (file.read_text(encoding="utf-8") for file in (STYLE, SCRIPT))
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>\n'
-        f'<meta name="viewport" content="width=device-width, initial-scale=1">\n<style>{_STYLE}</style></head>\n'
-        f'<body><h1>{escape(title)}</h1>\n<p class="lead">{escape(lead)}</p>\n{body}\n'
-        f"<footer>windtunnel {escape(version())}</footer>\n<script>{_SORT}{script}</script></body></html>\n"
+        f'<meta name="viewport" content="width=device-width, initial-scale=1">\n<style>\n{style}</style></head>\n'
+        f'<body><h1>{escape(title)}</h1>\n<p class="lead">{escape(lead)}</p>\n{body_of(sections)}\n'
+        f"<footer>windtunnel {escape(version())}</footer>\n<script>\n{shared}{script}</script></body></html>\n"
     )
+
+
+def body_of(sections: Iterable[Section]) -> str:
+    """Sections one below the other."""
+    return "\n".join(f"<section><h2>{escape(one.title)}</h2>\n{one.body}\n</section>" for one in sections)
 
 
 def paragraph(text: str) -> str:
@@ -63,18 +60,29 @@ def paragraph(text: str) -> str:
     return f"<p>{escape(text)}</p>"
 
 
-def table(headers: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> str:
+def table(headers: Sequence[str], rows: Iterable[Sequence[str | Cell]], left: int = 1) -> str:
     """A table that sorts by its headers; the first `left` columns are texts, the others numbers."""
-    head = "".join(f"<th{_kind(index, left)}>{escape(header)}</th>" for index, header in enumerate(headers))
+    head = "".join(
+        f'<th{_kind(index, left)} tabindex="0">{escape(header)}</th>' for index, header in enumerate(headers)
+    )
     body = "\n".join(
-        "<tr>" + "".join(f"<td{_kind(index, left)}>{escape(cell)}</td>" for index, cell in enumerate(row)) + "</tr>"
-        for row in rows
+        "<tr>" + "".join(_cell(cell, _kind(index, left)) for index, cell in enumerate(row)) + "</tr>" for row in rows
     )
     return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table></div>'
 
 
 def _kind(index: int, left: int) -> str:
     return ' class="text"' if index < left else ""
+
+
+def _cell(cell: str | Cell, kind: str) -> str:
+    if isinstance(cell, str):
+        return f"<td{kind}>{escape(cell)}</td>"
+    text = f'<a href="{escape(cell.href)}">{escape(cell.text)}</a>' if cell.href else escape(cell.text)
+    note = f"<small>{escape(cell.note)}</small>" if cell.note else ""
+    value = "" if cell.value is None else f' data-value="{cell.value!r}"'
+    title = f' title="{escape(cell.title)}"' if cell.title else ""
+    return f"<td{kind}{value}{title}>{text}{note}</td>"
 
 
 def figures(drawn: Iterable[tuple[str, str]]) -> str:

@@ -86,7 +86,8 @@ def _gbps(bytes_per_s: float) -> str:
 def collective_report(run: CollectiveRun, fabric: Fabric) -> list[RenderableType]:
     """One collective: time, bandwidths as nccl-tests defines them, how and by what it was found."""
     where = f"{run.num_ranks} GPUs of {fabric.name}" + (f", {run.num_servers} servers" if run.num_servers > 1 else "")
-    how = run.algorithm if run.backend != "analytic" else f"{run.algorithm}, {run.protocol}"
+    is_plain = run.backend != "analytic" and run.protocol == "simple"
+    how = run.algorithm if is_plain else f"{run.algorithm}, {run.protocol}"
     return [
         title(f"{run.op} of {format_bytes(run.size_bytes)}"),
         grid(

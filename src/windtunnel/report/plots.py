@@ -1,7 +1,7 @@
 """Figures as SVG text: scatter, lines, steps and bars, with nothing to load, so that a page stays one file.
 
 Text and axes take the page's colour (`currentColor`), so a figure reads on light and dark pages alike. Points carry
-their label as a tooltip.
+their label as a tooltip; of lines the page's script tells the values (`page.js`).
 """
 
 from __future__ import annotations
@@ -60,8 +60,11 @@ def figure(series: Sequence[Series], x: Axis, y: Axis, width: int = WIDTH, heigh
     top = _TOP + _LEGEND_LINE * len(rows)
     across = _Scale.over(x, [value for one in kept for value in one.x], _LEFT, width - _RIGHT)
     up = _Scale.over(y, [value for one in kept for value in one.y], height - _BOTTOM, top)
+    # What page.js tells values by.
+    scales = f'data-label="{escape(x.label)}" data-across="{across}" data-up="{up}"'
+    size = f'viewBox="0 0 {width} {height}" width="{width}"'
     parts = [
-        f'<svg viewBox="0 0 {width} {height}" width="{width}" role="img" xmlns="http://www.w3.org/2000/svg" {_FONT}>',
+        f'<svg {size} role="img" xmlns="http://www.w3.org/2000/svg" {_FONT} {scales}>',
         *_legend(rows),
         *_grid(across, up, x, y, width, height, top),
         *(mark for one in kept for mark in _marks(one, str(one.colour), across, up)),
@@ -113,6 +116,11 @@ class _Scale:
         else:
             share = (value - self.low) / (self.high - self.low)
         return self.start + min(max(share, -0.05), 1.05) * (self.end - self.start)
+
+    def __str__(self) -> str:
+        """As page.js reads it."""
+        kind = "log" if self.is_log else "lin"
+        return f"{self.low:.6g} {self.high:.6g} {self.start:.1f} {self.end:.1f} {kind}"
 
     def ticks(self) -> list[float]:
         """Round values within the range, five or so."""
@@ -198,7 +206,8 @@ def _marks(series: Series, colour: str, across: _Scale, up: _Scale) -> Iterator[
     elif pixels:
         path = "L".join(f"{a:.1f} {b:.1f}" for a, b in pixels)
         dashes = ' stroke-dasharray="5 4"' if series.style == "dashes" else ""
-        yield f'<path d="M{path}" fill="none" stroke="{colour}" stroke-width="1.6"{dashes}/>'
+        label = f' data-label="{escape(series.label)}"' if series.label else ""
+        yield f'<path d="M{path}" fill="none" stroke="{colour}" stroke-width="1.6"{dashes}{label}/>'
 
 
 def tick(value: float) -> str:
@@ -232,7 +241,8 @@ def bar_chart(
         )
         wide = max(across(value) - left, 0.5)
         parts.append(f'<rect x="{left}" y="{y + 3}" width="{wide:.1f}" height="{line - 6}" fill="{colour}"/>')
-        parts.append(f'<text x="{left + wide + 5:.1f}" y="{y + 13}" fill="currentColor">{value:.3g}</text></g>')
+        shown = tick(float(f"{value:.3g}"))
+        parts.append(f'<text x="{left + wide + 5:.1f}" y="{y + 13}" fill="currentColor">{shown}</text></g>')
     parts.append(f'<text x="{(left + end) / 2}" y="{height - 10}" {_MIDDLE}>{escape(axis.label)}</text>')
     return "\n".join([*parts, "</svg>"])
 

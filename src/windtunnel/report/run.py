@@ -1,11 +1,15 @@
 """A simulation's result on a terminal."""
 
+from collections.abc import Sequence
+
 from rich.console import RenderableType
 
 from windtunnel.engine.serving import Result
 from windtunnel.metrics.summary import Distribution, Summary
+from windtunnel.ops.memory import MemoryPlan
 from windtunnel.report.setup import deployment_line, load_line, model_line, network_lines, provenance_rows
 from windtunnel.report.tables import bars, columns, duration, grid, number, percent, title
+from windtunnel.spec.scenario import Scenario, pool_scenario
 from windtunnel.spec.slo import Slo
 from windtunnel.units import format_bytes, format_seconds
 
@@ -20,14 +24,14 @@ def run_report(result: Result) -> list[RenderableType]:
         *_deployment_lines(result),
         load_line(result.scenario),
         "",
-        columns(("latency", "mean", "p50", "p90", "p95", "p99", "max"), _latency_rows(summary)),
-        *_tenant_table(summary),
+        columns(LATENCY_HEADS, latency_rows(summary)),
+        *_table_of(TENANT_HEADS, tenant_rows(summary)),
         "",
         grid(sureness_rows(result)),
         "",
-        grid([*_throughput_rows(summary, result.scenario.slo), *_resource_rows(result)]),
+        grid([*throughput_rows(summary, result.scenario.slo), *resource_rows(result.scenario, summary, result.memory)]),
+        *_table_of(POOL_HEADS, pool_rows(summary)),
         "",
-        *_pool_rows(summary),
         title(f"Where the time goes: bound by {summary.bound_by.replace('_', ' ')}"),
         bars(dict(shares)),
         "",
@@ -68,11 +72,17 @@ def _deployment_lines(result: Result) -> list[str]:
     return [*lines, *network_lines(deployment.network)]
 
 
-def _pool_rows(summary: Summary) -> list[RenderableType]:
+def _table_of(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[RenderableType]:
+    """A table below an empty line; nothing where it has no rows."""
+    return ["", columns(heads, rows)] if rows else []
+
+
+POOL_HEADS = ("pool", "role", "devices", "busy", "running", "waiting", "KV used", "at most", "$/h")
+
+
+def pool_rows(summary: Summary) -> list[list[str]]:
     """A line a pool; nothing where all replicas are alike."""
-    if not summary.pools:
-        return []
-    rows = [
+    return [
         [
             pool.name,
             pool.role,
@@ -86,8 +96,6 @@ def _pool_rows(summary: Summary) -> list[RenderableType]:
         ]
         for pool in summary.pools
     ]
-    heads = ("pool", "role", "devices", "busy", "running", "waiting", "KV used", "at most", "$/h")
-    return [columns(heads, rows), ""]
 
 
 def _fleet_rows(summary: Summary) -> list[tuple[str, str]]:
@@ -142,11 +150,12 @@ def _device_rows(summary: Summary) -> list[tuple[str, str]]:
     return rows
 
 
-def _tenant_table(summary: Summary) -> list[RenderableType]:
+TENANT_HEADS = ("tenant", "requests", "TTFT p50", "TTFT p99", "TPOT p99", "E2E p99", "goodput")
+
+
+def tenant_rows(summary: Summary) -> list[list[str]]:
     """A line for each tenant, where there are any."""
-    if not summary.tenants:
-        return []
-    rows = [
+    return [
         [
             name,
             f"{tenant.num_requests:,}",
@@ -158,7 +167,6 @@ def _tenant_table(summary: Summary) -> list[RenderableType]:
         ]
         for name, tenant in summary.tenants.items()
     ]
-    return ["", columns(("tenant", "requests", "TTFT p50", "TTFT p99", "TPOT p99", "E2E p99", "goodput"), rows)]
 
 
 def _failed_checks(summary: Summary) -> list[RenderableType]:
@@ -174,7 +182,11 @@ def _failed_checks(summary: Summary) -> list[RenderableType]:
     return ["", title("This run contradicts itself; please report it"), found]
 
 
-def _latency_rows(summary: Summary) -> list[list[str]]:
+LATENCY_HEADS = ("latency", "mean", "p50", "p90", "p95", "p99", "max")
+
+
+def latency_rows(summary: Summary) -> list[list[str]]:
+    """A line for each latency that the run has."""
     quantities = [
         ("TTFT", summary.ttft_s),
         ("TPOT", summary.tpot_s),
@@ -191,7 +203,8 @@ def _cells(seconds: Distribution) -> list[str]:
     return [format_seconds(getattr(seconds, name)) for name in ("mean", "p50", "p90", "p95", "p99", "max")]
 
 
-def _throughput_rows(summary: Summary, slo: Slo | None) -> list[tuple[str, str]]:
+def throughput_rows(summary: Summary, slo: Slo | None) -> list[tuple[str, str]]:
+    """Rates, and what of them kept the limits."""
     rate = summary.throughput
     out, both = rate.output_tokens_per_s_per_device, rate.total_tokens_per_s_per_device
     user = rate.output_tokens_per_s_per_user
@@ -216,11 +229,13 @@ def _limit(limit_s: float) -> str:
     return f"{limit_s:g} s" if limit_s >= 1 else f"{limit_s * 1e3:g} ms"
 
 
-def _resource_rows(result: Result) -> list[tuple[str, str]]:
-    summary, memory, use = result.summary, result.memory, result.summary.utilisation
-    ranks = result.setup.parallelism.attention_dp
+def resource_rows(scenario: Scenario, summary: Summary, memory: MemoryPlan) -> list[tuple[str, str]]:
+    """Batch, memory, KV cache, devices, power and money; `memory` is that of a device, of pools the first's."""
+    use, deployment = summary.utilisation, scenario.deployment
+    first = pool_scenario(scenario, deployment.pools[0]).deployment if deployment.pools else deployment
+    ranks = first.parallelism.attention_dp
     pool = f"{memory.kv_tokens:,} tokens" + (f" on each of {ranks} ranks" if ranks > 1 else "")
-    where = "each device" if not result.pools else f"each device of {result.pools[0].name}"
+    where = "each device" if not deployment.pools else f"each device of {deployment.pools[0].name}"
     rows = [
         (
             "batch",

@@ -28,7 +28,7 @@ from windtunnel.report.tables import number, percent
 from windtunnel.search.answers import frontier, label_of, scenario_of, sensitivity
 from windtunnel.search.limits import limits_from
 from windtunnel.search.optimize import Found, Study
-from windtunnel.search.space import value_text
+from windtunnel.search.space import Space, value_text
 from windtunnel.spec.engine_defaults import engine_defaults
 from windtunnel.spec.scenario import Scenario, pool_scenario, save
 
@@ -53,7 +53,8 @@ DRAWN_FIGURES = (
     "kv_peak_fraction",
 )
 
-_PLOT = Path(__file__).with_name("search_plot.js")
+PLOT = Path(__file__).with_name("search_plot.js")
+"""Draws every point of a search."""
 SHOWN_FIGURES = (
     "requests_per_usd",
     "devices",
@@ -70,44 +71,41 @@ def search_page(report: SearchReport) -> str:
     """The page."""
     study = report.study
     space = study.space
-    limits = limits_from(space.limits)
     sections = []
     for at, found in enumerate(study.found):
-        name = f"{found.workload}: " if found.workload is not None else ""
-        sections.append(Section(f"{name}the best points", _best(report, at, found)))
-        if found.ranking:
-            sections.append(Section(f"{name}every point that holds the limits", _plot(study, found)))
-            sections.append(Section(f"{name}what each setting is worth", _effects(study, found)))
-        rows = [(reason, f"{len(points):,}") for reason, points in found.refusals.items()]
-        if rows:
-            sections.append(Section(f"{name}what cannot be", table(("reason", "points"), rows[:200])))
+        sections += found_sections(study, found, _best(report, at, found))
     if report.misconfiguration:
         names = [str(found.workload) for found in study.found]
         shares = [(name, *map(percent, row)) for name, row in zip(names, report.misconfiguration, strict=True)]
         body = table(("best for", *(f"under {name}" for name in names)), shares)
         sections.append(Section("What the best point of one workload is worth under another", body))
-    held = "; ".join(limit.title for limit in limits) or "none but a queue that does not grow"
-    lead = f"{space.num_points:,} points. Limits: {held}. Sought: {objective_text(space.objective)}."
-    return page(f"Search: {space.scenario.get('model', '')}", lead, sections, _PLOT.read_text(encoding="utf-8"))
+    title = f"Search: {space.scenario.get('model', '')}"
+    return page(title, space_line(space), sections, PLOT.read_text(encoding="utf-8"))
+
+
+def space_line(space: Space) -> str:
+    """How many points, the limits to hold, and what is sought."""
+    held = "; ".join(limit.title for limit in limits_from(space.limits)) or "none but a queue that does not grow"
+    return f"{space.num_points:,} points. Limits: {held}. Sought: {objective_text(space.objective)}."
+
+
+def found_sections(study: Study, found: Found, best: str) -> list[Section]:
+    """What was found under one workload: the best points, as `best` shows them, all points, settings, refusals."""
+    name = f"{found.workload}: " if found.workload is not None else ""
+    sections = [Section(f"{name}the best points", best)]
+    if found.ranking:
+        sections.append(Section(f"{name}every point that holds the limits", _plot(study, found)))
+        sections.append(Section(f"{name}what each setting is worth", _effects(study, found)))
+    rows = [(reason, f"{len(points):,}") for reason, points in found.refusals.items()]
+    if rows:
+        sections.append(Section(f"{name}what cannot be", table(("reason", "points"), rows[:200])))
+    return sections
 
 
 def _best(report: SearchReport, at: int, found: Found) -> str:
     study = report.study
     if not found.ranking:
         return paragraph("No point holds the limits at any load.")
-    titles = [FIGURE_TITLES.get(name, f"{name.replace('_', ' ')} [s]") for name in SHOWN_FIGURES]
-    heads = ("point", "load", *titles, "limited by")
-    rows = []
-    for index in found.ranking[: report.top]:
-        one = mean_of(found.seeds.get(index, [found.evaluations[index]]))
-        rows.append(
-            (
-                study.point(index).title,
-                number(one.load),
-                *(figure_text(one, name) for name in SHOWN_FIGURES),
-                limit_name(one.limited_by),
-            )
-        )
     index, result = report.why[at][0]
     best = mean_of(found.seeds.get(index, [found.evaluations[index]]))
     facts = [
@@ -117,11 +115,29 @@ def _best(report: SearchReport, at: int, found: Found) -> str:
     ]
     remark = limit_text(best.limited_by, limits_from(study.space.limits))
     remark = f"Of the first: {remark}. Figures are means over the streams of requests that a point met."
-    return cards([fact for fact in facts if fact[0]]) + paragraph(remark) + table(heads, rows)
+    return cards([fact for fact in facts if fact[0]]) + paragraph(remark) + best_table(study, found, report.top)
+
+
+def best_table(study: Study, found: Found, top: int) -> str:
+    """The best points with their figures."""
+    titles = [FIGURE_TITLES.get(name, f"{name.replace('_', ' ')} [s]") for name in SHOWN_FIGURES]
+    heads = ("point", "load", *titles, "limited by")
+    rows = []
+    for index in found.ranking[:top]:
+        one = mean_of(found.seeds.get(index, [found.evaluations[index]]))
+        rows.append(
+            (
+                study.point(index).title,
+                number(one.load),
+                *(figure_text(one, name) for name in SHOWN_FIGURES),
+                limit_name(one.limited_by),
+            )
+        )
+    return table(heads, rows)
 
 
 def _plot(study: Study, found: Found) -> str:
-    """A figure whose axes, colours and filters the reader chooses."""
+    """Every point that holds the limits in a figure whose axes, colours and filters the reader chooses."""
     indices = found.ranking[:MOST_DRAWN]
     figures = [name for name in DRAWN_FIGURES if any(name in found.evaluations[index].figures for index in indices)]
     names = list(study.space.vary) or ["scenario"]
@@ -139,7 +155,7 @@ def _plot(study: Study, found: Found) -> str:
     return (
         '<div class="search"><p><label>across <select class="across"></select></label> '
         '<label>up <select class="up"></select></label> <label>colour <select class="colour"></select></label></p>'
-        '<p class="filters"></p><canvas class="plot" width="900" height="460" style="max-width:100%"></canvas>'
+        '<p class="filters"></p><canvas class="plot" width="900" height="460"></canvas>'
         '<p class="legend"></p><p class="lead tip">point at a deployment</p>'
         f'<script type="application/json" class="points">{text}</script></div>'
         + paragraph("The large dot is the best point; the dashed line is the frontier of the two axes.")
@@ -161,6 +177,7 @@ def _frontier(study: Study, found: Found) -> str:
 
 
 def _effects(study: Study, found: Found) -> str:
+    """What each value of each setting is worth."""
     rows = []
     for name, shares in sensitivity(study.space, found).items():
         for value, share in shares.items():

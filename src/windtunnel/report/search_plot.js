@@ -154,6 +154,12 @@ function drawSearch(root, data) {
   data.names.forEach(addFilter);
   draw();
 }
-for (const root of document.querySelectorAll(".search")) {
-  drawSearch(root, JSON.parse(root.querySelector(".points").textContent));
+function drawSearches() {
+  for (const root of document.querySelectorAll(".search")) {
+    if (!root.dataset.drawn) drawSearch(root, JSON.parse(root.querySelector(".points").textContent));
+    root.dataset.drawn = "1";
+  }
 }
+drawSearches();
+// The dashboard shows new points in place.
+document.addEventListener("main-shown", drawSearches);

@@ -1,6 +1,7 @@
 """What was served, on what, under which load, in a line each; and where operator times come from."""
 
 from windtunnel.report.tables import formats, percent
+from windtunnel.spec.deployment import Deployment, Parallelism
 from windtunnel.spec.network import ClusterNetwork
 from windtunnel.spec.scenario import Scenario, Setup
 from windtunnel.spec.workload import (
@@ -40,21 +41,38 @@ def model_line(setup: Setup) -> str:
 def deployment_line(setup: Setup, replicas: int = 1) -> str:
     """Devices, how they are used, engine and scheduler."""
     parallelism, engine = setup.parallelism, setup.engine
-    ways = [
-        f"{name} {degree}"
-        for name, degree in (
-            ("TP", parallelism.tp),
-            ("PP", parallelism.pp),
-            ("EP", parallelism.ep),
-            ("attention DP", parallelism.attention_dp),
-        )
-        if degree > 1
-    ]
     copies = f"{replicas} replicas of " if replicas > 1 else ""
-    how = f" ({', '.join(ways)})" if ways else ""
+    how = split_text(parallelism)
     scheduler = SCHEDULER_TITLES.get(str(engine.scheduler), str(engine.scheduler))
     title = ENGINE_TITLES.get(engine.name, engine.name)
     return f"{copies}{parallelism.num_devices} x {setup.device.title}{how}; {title} {engine.version}, {scheduler}"
+
+
+def deployment_text(deployment: Deployment) -> str:
+    """The same as far as a scenario's own words say it, without looking anything up: `4 x h100_sxm (TP 4); vllm`."""
+    if deployment.pools:
+        return "; ".join(
+            f"{pool.name}: {pool.replicas * (pool.parallelism or deployment.parallelism).num_devices} x "
+            f"{pool.device or deployment.device}"
+            for pool in deployment.pools
+        )
+    parallelism, engine = deployment.parallelism, deployment.engine
+    fewest, most = deployment.replicas, deployment.most_replicas
+    copies = f"{fewest} to {most} replicas of " if most > fewest else f"{most} replicas of " if most > 1 else ""
+    served_by = " ".join(filter(None, (engine.name, engine.version)))
+    return f"{copies}{parallelism.num_devices} x {deployment.device}{split_text(parallelism)}; {served_by}"
+
+
+def split_text(parallelism: Parallelism) -> str:
+    """` (TP 4, PP 2)`; empty on a single device."""
+    degrees = {
+        "TP": parallelism.tp,
+        "PP": parallelism.pp,
+        "EP": parallelism.ep,
+        "attention DP": parallelism.attention_dp,
+    }
+    ways = [f"{name} {degree}" for name, degree in degrees.items() if degree > 1]
+    return f" ({', '.join(ways)})" if ways else ""
 
 
 def network_lines(network: ClusterNetwork | None) -> list[str]:

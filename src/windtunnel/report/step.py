@@ -23,6 +23,9 @@ from windtunnel.report.setup import deployment_line, model_line, network_lines, 
 from windtunnel.report.tables import bars, columns, grid, number, percent, title
 from windtunnel.units import format_bytes, format_seconds, format_si
 
+TIME_HEADS = ("operator", "runs", "each", "total", "share", "bound by", "found")
+WORK_HEADS = ("work of one run", "shape", "FLOP", "of peak", "bytes", "of peak")
+
 
 def step_report(step: Explanation) -> list[RenderableType]:
     """The operators of a step in the order of a layer, their sums, memory, and where the times come from."""
@@ -30,20 +33,20 @@ def step_report(step: Explanation) -> list[RenderableType]:
         title(model_line(step.setup)),
         deployment_line(step.setup),
         *network_lines(step.setup.network),
-        _batch_line(step),
+        batch_line(step),
         "",
         columns(
-            ("operator", "runs", "each", "total", "share", "bound by", "found"),
-            [_time_row(launch, step.device_s) for launch in step.launches],
+            TIME_HEADS,
+            [time_row(launch, step.device_s) for launch in step.launches],
         ),
         "",
         columns(
-            ("work of one run", "shape", "FLOP", "of peak", "bytes", "of peak"),
-            [_work_row(launch) for launch in step.launches],
+            WORK_HEADS,
+            [work_row(launch) for launch in step.launches],
             left=2,
         ),
         "",
-        grid(_totals(step)),
+        grid(totals_rows(step)),
         "",
         title(f"Where the device's time goes: bound by {step.bound_by}"),
         bars(_shares(step.seconds_by(lambda launch: launch.bound_by))),
@@ -67,7 +70,8 @@ def _shares(seconds: dict[str, float]) -> dict[str, float]:
     return {name: part / whole_s for name, part in seconds.items()}
 
 
-def _batch_line(step: Explanation) -> str:
+def batch_line(step: Explanation) -> str:
+    """What the step computes."""
     batch = step.batch
     parts = []
     if batch.decode_requests:
@@ -83,7 +87,8 @@ def _batch_line(step: Explanation) -> str:
     return f"one step{where}: {' and '.join(parts)}{note}"
 
 
-def _time_row(launch: ExplainedLaunch, device_s: float) -> list[str]:
+def time_row(launch: ExplainedLaunch, device_s: float) -> list[str]:
+    """An operator's time, under `TIME_HEADS`."""
     return [
         launch.name,
         f"{launch.count:g}",
@@ -95,7 +100,8 @@ def _time_row(launch: ExplainedLaunch, device_s: float) -> list[str]:
     ]
 
 
-def _work_row(launch: ExplainedLaunch) -> list[str]:
+def work_row(launch: ExplainedLaunch) -> list[str]:
+    """An operator's work, under `WORK_HEADS`."""
     return [
         launch.name,
         shape_text(launch.op),
@@ -155,7 +161,8 @@ def _host(step: Explanation) -> str:
     return "; ".join(parts)
 
 
-def _totals(step: Explanation) -> list[tuple[str, str]]:
+def totals_rows(step: Explanation) -> list[tuple[str, str]]:
+    """The step as a whole: time, host, work, memory, KV cache."""
     memory, setup = step.memory, step.setup
     flops, num_bytes = sum(launch.flops for launch in step.launches), _memory_bytes(step)
     return [

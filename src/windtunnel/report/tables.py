@@ -4,7 +4,8 @@ import sys
 from collections.abc import Iterable, Sequence
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -13,19 +14,40 @@ from windtunnel.units import format_seconds
 
 BAR_WIDTH = 24
 LABEL_WIDTH = 14
+LEAST_TEXT_WIDTH = 12
+_WIDE = 10_000
 
 
 def show(*parts: RenderableType) -> None:
-    """Print `parts` to stdout, one below the other."""
+    """Print `parts` to stdout, one below the other; a table whose numbers need more than the terminal's width takes it,
+    because rich would else leave columns out.
+    """
     console = Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
+    given = console.width
     with console.capture() as printed:
         for part in parts:
+            console.width = max(given, _least_width(part))
             console.print(part)
     text = printed.get()
     if not console.is_terminal:
         # rich fills cells up to the width of their column.
         text = "".join(f"{line.rstrip()}\n" for line in text.splitlines())
     sys.stdout.write(text)
+
+
+def _least_width(part: RenderableType) -> int:
+    """Characters below which a part loses some: for tables all of their numbers and the beginnings of their texts."""
+    if isinstance(part, Group):
+        return max(map(_least_width, part.renderables), default=0)
+    if not isinstance(part, Table) or not part.show_header:
+        return 0
+    console = Console(width=_WIDE)
+    total = 0
+    for column in part.columns:
+        cells = [Measurement.get(console, console.options, cell) for cell in (column.header, *column.cells)]
+        longest = max(cell.maximum for cell in cells)
+        total += longest if column.no_wrap else min(longest, LEAST_TEXT_WIDTH)
+    return total + 2 * len(part.columns) - 1
 
 
 def title(text: str) -> Text:
@@ -43,27 +65,19 @@ def grid(rows: Iterable[tuple[str, str]], label_width: int = LABEL_WIDTH) -> Tab
     return table
 
 
-LEAST_TEXT_WIDTH = 12
-
-
 def columns(headers: Sequence[str], rows: Iterable[Sequence[str | Text]], left: int = 1, right: int = 0) -> Table:
     """A table with a line below its headers; the first `left` columns and the last `right` ones are texts, the others
     are numbers.
 
-    Where the terminal is too narrow, texts wrap and numbers do not.
+    Where the terminal is too narrow, texts wrap; numbers and short texts do not.
     """
     rows = list(rows)
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold", show_edge=False)
     for index, header in enumerate(headers):
         is_text = index < left or index >= len(headers) - right
-        longest = max((len(part) for cells in (headers, *rows) for part in str(cells[index]).split("\n")), default=0)
-        table.add_column(
-            header,
-            justify="left" if is_text else "right",
-            no_wrap=not is_text,
-            overflow="fold",
-            min_width=min(longest, LEAST_TEXT_WIDTH) if is_text else None,
-        )
+        longest = max(len(str(cells[index])) for cells in (headers, *rows))
+        wraps = is_text and longest > LEAST_TEXT_WIDTH
+        table.add_column(header, justify="left" if is_text else "right", no_wrap=not wraps, overflow="fold")
     for row in rows:
         table.add_row(*row)
     return table

@@ -12,10 +12,11 @@ WIDTH = 1200
 MOST_SERVERS, MOST_SWITCHES = 16, 64
 """More are drawn as the first of them, with a line that says how many there are."""
 _ROW = 110
+_MOST_BEND = 120
 _COLOURS = ("#4c78a8", "#f58518", "#54a24b", "#b279a2", "#e45756")
 _STYLE = (
     "body{font:14px system-ui,sans-serif;margin:2em;color:#222;background:#fff}svg{max-width:100%;height:auto}"
-    "line{stroke:#999;stroke-opacity:.35}text{font-size:11px;fill:#444}.box{fill:#f4f4f4;stroke:#ccc}"
+    "path{stroke:#999;stroke-opacity:.35;fill:none}text{font-size:11px;fill:#444}.box{fill:#f4f4f4;stroke:#ccc}"
     "@media(prefers-color-scheme:dark){body{color:#ddd;background:#181818}text{fill:#bbb}.box{fill:#262626;stroke:#444}}"
 )
 
@@ -37,7 +38,7 @@ def drawing(fabric: Fabric) -> str:
     """The HTML of the picture: hovering a node names it and its links."""
     places, boxes, height = _layout(fabric)
     lines = [
-        f'<line x1="{places[a][0]:.1f}" y1="{places[a][1]}" x2="{places[b][0]:.1f}" y2="{places[b][1]}"/>'
+        _line(places[a], places[b])
         for a, b in zip(fabric.link_a.tolist(), fabric.link_b.tolist(), strict=True)
         if a in places and b in places
     ]
@@ -66,12 +67,13 @@ def _layout(fabric: Fabric) -> tuple[dict[int, tuple[float, int]], list[str], in
     """Where each drawn node is, the boxes of servers, and the picture's height."""
     tiers = int(fabric.tier.max())
     places: dict[int, tuple[float, int]] = {}
+    first = 40 + (_MOST_BEND if _has_flat_links(fabric) else 0)
     for tier in range(1, tiers + 1):
         switches = fabric.nodes_of(NodeKind.SWITCH, tier)[:MOST_SWITCHES]
         for x, node in zip(_spread(len(switches), 0, WIDTH), switches.tolist(), strict=True):
-            places[node] = (x, 40 + _ROW * (tiers - tier))
+            places[node] = (x, first + _ROW * (tiers - tier))
     servers = min(fabric.num_servers, MOST_SERVERS)
-    top = 40 + _ROW * tiers
+    top = first + _ROW * tiers
     boxes = []
     for server, middle in enumerate(_spread(servers, 0, WIDTH)):
         wide = WIDTH / servers - 8
@@ -84,6 +86,21 @@ def _layout(fabric: Fabric) -> tuple[dict[int, tuple[float, int]], list[str], in
                 places[node] = (x, y)
         boxes.append(f'<text x="{left + 4:.1f}" y="{top + 92}">server {server}</text>')
     return places, boxes, top + 120
+
+
+def _has_flat_links(fabric: Fabric) -> bool:
+    """Whether links join nodes of one row."""
+    row = 100 * fabric.kind.astype(int) + fabric.tier
+    return bool((row[fabric.link_a] == row[fabric.link_b]).any())
+
+
+def _line(one: tuple[float, int], other: tuple[float, int]) -> str:
+    """A link: straight between rows, an arch inside one, the higher the farther it reaches."""
+    (x, y), (to_x, to_y) = one, other
+    bend = min(2.0 * _MOST_BEND, 16 + abs(to_x - x) / 5) if y == to_y else 0
+    if not bend:
+        return f'<path d="M{x:.1f} {y}L{to_x:.1f} {to_y}"/>'
+    return f'<path d="M{x:.1f} {y}Q{(x + to_x) / 2:.1f} {y - bend:.1f} {to_x:.1f} {to_y}"/>'
 
 
 def _spread(count: int, left: float, width: float) -> list[float]:

@@ -28,9 +28,10 @@ _ERROR_EDGES = [-1.0, *(step / 20 for step in range(-16, 17)), 1.0]
 
 def validation_report(predictions: Sequence[Prediction], groups: Sequence[str] = GROUPS) -> list[RenderableType]:
     """Overall errors, errors by group, the worst runs with the likeliest reason, and what was refused."""
-    done = [one for one in predictions if not one.refused]
-    parts: list[RenderableType] = [title(f"{len(done)} of {len(predictions)} runs predicted"), _how(done), ""]
-    metrics = measured_metrics(done)
+    done, drafting = predicted_runs(predictions)
+    num_done = len(done) + len(drafting)
+    parts: list[RenderableType] = [title(f"{num_done} of {len(predictions)} runs predicted"), _how(done + drafting), ""]
+    metrics = measured_metrics(done + drafting)
     shown = metrics[:NUM_SHOWN]
     headers = ("error, %", "runs", *(f"{NAMES[name]}\n{'median':>6}{'p90':>5}{'bias':>5}" for name in shown))
     rows = [_short_row("all", done, shown)]
@@ -39,6 +40,8 @@ def validation_report(predictions: Sequence[Prediction], groups: Sequence[str] =
         if len(found) > 1:
             rows += [("", "", *("" for _ in shown)), (group, "", *("" for _ in shown))]
             rows += [_short_row(f"  {name}", members, shown) for name, members in found.items()]
+    if drafting:
+        rows += [("", "", *("" for _ in shown)), _short_row(DRAFTING, drafting, shown)]
     parts.append(columns(headers, rows))
     parts += ["", title("Share of measured values within the 80% interval")]
     parts.append(grid([(NAMES[name], f"{covered(done, name):.0%}") for name in metrics if _intervals(done, name)]))
@@ -66,6 +69,16 @@ def _short_score(found: Score) -> str:
 _WORST_HEADERS = ("metric", "measured", "predicted", "error", "reason")
 
 
+def predicted_runs(predictions: Sequence[Prediction]) -> tuple[list[Prediction], list[Prediction]]:
+    """The runs that were predicted, those apart whose share of accepted draft tokens is the calibration's."""
+    done = [one for one in predictions if not one.refused]
+    apart = [one for one in done if one.measurement.lacks_acceptance]
+    return [one for one in done if not one.measurement.lacks_acceptance], apart
+
+
+DRAFTING = "speculative decoding"
+
+
 def _how(done: Sequence[Prediction]) -> str:
     names = sorted({one.calibration or "none" for one in done})
     return f"calibration: {', '.join(names)}"
@@ -73,14 +86,15 @@ def _how(done: Sequence[Prediction]) -> str:
 
 def validation_document(predictions: Sequence[Prediction]) -> dict[str, Any]:
     """Scores overall and by group, and every run."""
-    done = [one for one in predictions if not one.refused]
-    metrics = measured_metrics(done)
+    done, drafting = predicted_runs(predictions)
+    metrics = measured_metrics(done + drafting)
     return {
         "windtunnel": version(),
         "runs": len(predictions),
-        "predicted": len(done),
+        "predicted": len(done) + len(drafting),
         "refused": refusals(predictions),
         "scores": {name: _score_document(done, name) for name in metrics},
+        "scores_of_acceptance_fitted": {name: _score_document(drafting, name) for name in metrics if drafting},
         "interval_coverage": {name: covered(done, name) for name in metrics if _intervals(done, name)},
         "by": {
             group: {
@@ -117,10 +131,10 @@ def _run_document(one: Prediction) -> dict[str, Any]:
 
 def validation_page(predictions: Sequence[Prediction], source: str) -> str:
     """One self-contained HTML page."""
-    done = [one for one in predictions if not one.refused]
-    metrics = measured_metrics(done)
+    done, drafting = predicted_runs(predictions)
+    metrics = measured_metrics(done + drafting)
     overall = [(name, score([one.error(name) for one in done])) for name in metrics]
-    facts = [(f"{len(done)} of {len(predictions)}", "runs predicted")]
+    facts = [(f"{len(done) + len(drafting)} of {len(predictions)}", "runs predicted")]
     facts += [(f"{found.median:.1%}", f"median error, {NAMES[name]}") for name, found in overall if found]
     facts += [(f"{covered(done, n):.0%}", f"within 80% interval, {NAMES[n]}") for n in metrics if _intervals(done, n)]
     sections = [
@@ -131,14 +145,15 @@ def validation_page(predictions: Sequence[Prediction], source: str) -> str:
             for group in GROUPS
             if len(found := by_label(done, group)) > 1
         ),
+        *([Section("Apart", _group_table({DRAFTING: drafting}, metrics))] if drafting else []),
         Section("Largest errors", table(("run", *_WORST_HEADERS), _worst_rows(done, metrics, 40), left=2)),
-        Section("All runs", _runs_table(done, metrics)),
+        Section("All runs", _runs_table(done + drafting, metrics)),
     ]
     refused = refusals(predictions)
     if refused:
         rows = [(why, str(count)) for why, count in refused.items()]
         sections.append(Section("Refused", table(("reason", "runs"), rows)))
-    lead = f"{source}; {_how(done)}. An error is predicted over measured, less one; bias is its median."
+    lead = f"{source}; {_how(done + drafting)}. An error is predicted over measured, less one; bias is its median."
     first = Section("At a glance", cards(facts) + paragraph(_WHAT))
     return page("Predicted against measured", lead, [first, *sections])
 

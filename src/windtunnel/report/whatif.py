@@ -28,7 +28,7 @@ SHOWN = (
     "output_tokens_per_s_per_device",
     "usd_per_hour",
 )
-BAR_WIDTH = 12
+BAR_WIDTH = 8
 MORE = ("busy_fraction", "kv_peak_fraction", "num_preemptions", "queueing_mean", "queueing_p90", "queueing_p99")
 
 
@@ -52,7 +52,7 @@ def grid_report(space: Space, answers: dict[int, Evaluation], names: Sequence[st
     """A line a point, with bars for the first figure."""
     settings = list(space.vary)
     first = [one.figures[names[0]] for one in answers.values() if names[0] in one.figures]
-    heads = [*(name.rpartition(".")[2] for name in settings), *map(figure_title, names), ""]
+    heads = [*(name.rpartition(".")[2] for name in settings), *(_two_lines(figure_title(name)) for name in names), ""]
     rows: list[list[str | Text]] = []
     refused = []
     for index, one in answers.items():
@@ -66,8 +66,16 @@ def grid_report(space: Space, answers: dict[int, Evaluation], names: Sequence[st
         rows.append([*choice, *(cell(one, name) for name in names), remark])
     parts: list[RenderableType] = [title(f"{space.num_points:,} points of {space.scenario.get('model')}"), ""]
     if rows:
-        parts.append(columns(heads, rows, left=len(settings)))
+        parts.append(columns(heads, rows, left=len(settings), right=1))
     return [*parts, *([""] if refused else []), *refused]
+
+
+def _two_lines(text: str) -> str:
+    """A title broken where its last word or unit begins."""
+    if text.endswith("/device"):
+        return text.replace("/device", "\n/device")
+    first, space, last = text.rpartition(" ")
+    return f"{first}\n{last}" if space else text
 
 
 def figure_title(name: str) -> str:
@@ -86,7 +94,13 @@ def cell(one: Evaluation, name: str) -> str:
 
 
 def grid_page(space: Space, answers: dict[int, Evaluation], names: Sequence[str]) -> str:
-    """A page with the table and a plot of every figure over the last setting with numbers, a line for the others."""
+    """A page with the table and plots."""
+    lead = f"{space.num_points:,} points."
+    return page(f"What if: {space.scenario.get('model')}", lead, grid_sections(space, answers, names))
+
+
+def grid_sections(space: Space, answers: dict[int, Evaluation], names: Sequence[str]) -> list[Section]:
+    """A plot of every figure over the last setting with numbers, a line for the others, and the table."""
     settings = list(space.vary)
     points = [(point_at(space, index), one) for index, one in answers.items() if one.figures]
     numbers = [name for name in settings if all(_is_number(point.choice[name]) for point, _ in points)]
@@ -108,7 +122,9 @@ def grid_page(space: Space, answers: dict[int, Evaluation], names: Sequence[str]
             for name, line in lines.items()
         ]
         dots = [Series("", one.x, one.y, "points") for one in series]
-        drawn.append((figure([*series, *dots], Axis(label), Axis(figure_name)), figure_title(figure_name)))
+        unit = " (s)" if figure_name.partition("_")[0] in METRICS else ""
+        axis = Axis(f"{figure_title(figure_name)}{unit}")
+        drawn.append((figure([*series, *dots], Axis(label), axis), figure_title(figure_name)))
     heads = [*(name.rpartition(".")[2] for name in settings), *map(figure_title, names), ""]
     rows = [
         [
@@ -118,8 +134,7 @@ def grid_page(space: Space, answers: dict[int, Evaluation], names: Sequence[str]
         ]
         for index, one in answers.items()
     ]
-    sections = [Section("Over the settings", figures(drawn)), Section("Every point", table(heads, rows, len(settings)))]
-    return page(f"What if: {space.scenario.get('model')}", f"{space.num_points:,} points.", sections)
+    return [Section("Over the settings", figures(drawn)), Section("Every point", table(heads, rows, len(settings)))]
 
 
 def _is_number(value: Any) -> bool:

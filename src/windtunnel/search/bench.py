@@ -7,7 +7,7 @@ import msgspec
 
 from windtunnel.engine.fleet import has_fleet
 from windtunnel.engine.pools import Fleet, prepare_pools
-from windtunnel.engine.serving import Server, calibrated, estimator_for, on_network, prepare
+from windtunnel.engine.serving import Server, calibrated, estimator_for, estimator_key, on_network, prepare
 from windtunnel.engine.workload import RequestArrays
 from windtunnel.errors import InputError
 from windtunnel.estimate.estimator import Estimator
@@ -20,6 +20,7 @@ from windtunnel.spec.scenario import Scenario, Setup, resolve
 PRICED_SETTINGS = (
     "max_cudagraph_capture_size",
     "cudagraph_sizes",
+    "piecewise_cudagraphs",
     "speculative",
     "host",
     "async_scheduling",
@@ -63,9 +64,7 @@ class Bench:
 
     def estimator(self, setup: Setup) -> Estimator:
         """`engine.serving.estimator_for`, the same object for the same device and engine."""
-        engine = setup.engine
-        graphs = bool(engine.max_cudagraph_capture_size)
-        key = (setup.device.name, setup.node.name, engine.name, engine.version, graphs, engine.moe_backend)
+        key = estimator_key(setup)
         if key not in self.estimators:
             self.estimators[key] = estimator_for(replace(setup, calibration=None, network=None))
         network = None if setup.network is None else (msgspec.json.encode(setup.network), setup.parallelism)

@@ -37,16 +37,21 @@ class Store:
     Args:
         path: the file, made where it is missing; None keeps answers in memory only.
         warn: told what could not be read or written.
+        is_read_only: the file stays as it is, while a search may be writing it.
     """
 
-    def __init__(self, path: Path | None, warn: Warn) -> None:
+    def __init__(self, path: Path | None, warn: Warn, is_read_only: bool = False) -> None:
         self.path = path
         self.warn = warn
+        self.is_read_only = is_read_only
         self.known: dict[str, Evaluation] = {}
         self.connection = None if path is None else self._opened(path)
 
     def _opened(self, path: Path) -> sqlite3.Connection | None:
         try:
+            if self.is_read_only:
+                address = f"{path.absolute().as_uri()}?mode=ro"
+                return sqlite3.connect(address, uri=True, timeout=5.0, check_same_thread=False)
             path.parent.mkdir(parents=True, exist_ok=True)
             connection = sqlite3.connect(path, timeout=30.0, check_same_thread=False)
             connection.executescript(SCHEMA)

@@ -62,6 +62,9 @@ class Calibration(Noun):
     host: HostOverheads = HostOverheads()
     factors: dict[str, float] = {}
     """Class of operators -> measured over priced time; see `estimate.calibrated`. What is not listed is 1."""
+    acceptance: dict[str, float] = {}
+    """Model -> share of draft tokens accepted, fitted to runs with speculative decoding that did not record it. One
+    share of a model, of whatever engine."""
     spread: dict[str, Spread] = {}
     """Metric -> what remained."""
 
@@ -69,13 +72,16 @@ class Calibration(Noun):
         for name, value in self.factors.items():
             if value <= 0:
                 raise ValueError(f"factors.{name} is {value}; more than 0 is needed")
+        for name, value in self.acceptance.items():
+            if not 0 <= value <= 1:
+                raise ValueError(f"acceptance.{name} is {value}; from 0 to 1 is needed")
         unknown = [name for name in self.spread if name not in METRICS]
         if unknown:
             raise ValueError(f"there is no spread of {unknown[0]!r}; known: {', '.join(METRICS)}")
 
 
 def load_calibration(name: str) -> Calibration:
-    """The calibration in a file, or of the catalog by name (`vllm-h200_sxm`).
+    """The calibration in a file, or of the catalog by name (`vllm-h100_sxm`).
 
     Raises:
         InputError: there is none, or it is malformed.

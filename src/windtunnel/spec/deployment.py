@@ -3,12 +3,17 @@
 import math
 from typing import Any, Literal, get_args
 
+import msgspec
+
 from windtunnel.spec.network import ClusterNetwork
 from windtunnel.spec.noun import Noun
 
 MOE_BACKENDS = ("cutlass", "trtllm", "deepgemm", "triton", "marlin", "flashinfer")
 """Families of kernels that compute experts, by the names that engines' flags use; `flashinfer` is any that it wraps."""
 
+
+BALANCE_TIMEOUT_ITERS, BALANCE_BATCHING_ITERS = 50, 10
+"""Where TensorRT-LLM balances attention data-parallel ranks and is told no numbers (1.2 `AttentionDpConfig`)."""
 
 QUEUE_ORDERS = ("fcfs", "priority", "shortest", "deadline", "fair_share", "lpm")
 """Known values of `EngineSettings.scheduling_policy`."""
@@ -84,6 +89,11 @@ class HostOverheads(Noun):
 
     def __post_init__(self) -> None:
         _check_at_least(0, **{name: getattr(self, name) for name in self.__struct_fields__})
+
+    def over(self, default: "HostOverheads") -> "HostOverheads":
+        """These, and those of `default` where they say nothing."""
+        own = {name: value for name in self.__struct_fields__ if (value := getattr(self, name)) is not None}
+        return msgspec.structs.replace(default, **own)
 
     def frontend_s(self, input_tokens: Any, num_streams: Any) -> Any:
         """What the client sees on top of the engine's times, of prompts of so many tokens (a number or an array).
@@ -205,6 +215,9 @@ class EngineSettings(Noun):
     """Largest decode batch with a CUDA graph; 0: eager."""
     cudagraph_sizes: tuple[int, ...] | None = None
     """Captured sizes; None takes the engine's own list up to `max_cudagraph_capture_size`."""
+    piecewise_cudagraphs: bool | None = None
+    """Steps with prefill of up to that many tokens run in graphs too, but for attention [cudagraph_mode PIECEWISE or
+    FULL_AND_PIECEWISE, enable_piecewise_cuda_graph]."""
     async_scheduling: bool | None = None
     """Host work runs beside the device's step [overlap scheduler]."""
     schedule_conservativeness: float | None = None
@@ -214,6 +227,11 @@ class EngineSettings(Noun):
     """TensorRT-LLM: decode steps for which prompts may be held back; 0 or None: never."""
     batch_wait_max_tokens_ratio: float | None = None
     """TensorRT-LLM: share of `max_num_batched_tokens` at which they are not."""
+    attention_dp_timeout_iters: int | None = None
+    """TensorRT-LLM: steps for which prompts may be held back until every attention data-parallel rank has one, while
+    all of them decode; 0 or None: never [attention_dp_config.timeout_iters where enable_balance is on]."""
+    attention_dp_batching_wait_iters: int | None = None
+    """TensorRT-LLM: steps for which they are then held back on top [attention_dp_config.batching_wait_iters]."""
     watermark_fraction: float | None = None
     """vLLM V0 and Sarathi: share of the KV blocks that admission leaves free."""
     max_waiting_steps: int | None = None
@@ -246,6 +264,8 @@ class EngineSettings(Noun):
             reserved_bytes=self.reserved_bytes,
             max_cudagraph_capture_size=self.max_cudagraph_capture_size,
             batch_wait_timeout_iters=self.batch_wait_timeout_iters,
+            attention_dp_timeout_iters=self.attention_dp_timeout_iters,
+            attention_dp_batching_wait_iters=self.attention_dp_batching_wait_iters,
             watermark_fraction=self.watermark_fraction,
             max_waiting_steps=self.max_waiting_steps,
             batch_wait_max_tokens_ratio=self.batch_wait_max_tokens_ratio,

@@ -128,9 +128,7 @@ def overlay(merged: dict[str, Any], layer: EngineSettings) -> None:
     for name in layer.__struct_fields__:
         value = getattr(layer, name)
         if isinstance(value, HostOverheads):
-            below = merged.get(name, HostOverheads())
-            given = {key: part for key in value.__struct_fields__ if (part := getattr(value, key)) is not None}
-            merged[name] = msgspec.structs.replace(below, **given)
+            merged[name] = value.over(merged.get(name, HostOverheads()))
         elif value is not None:
             merged[name] = value
 

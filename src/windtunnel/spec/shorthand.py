@@ -104,6 +104,36 @@ def raw_scenario(
     return raw
 
 
+def parse_lengths(name: str, text: str) -> Any:
+    """`1024`, or `819-1024` for every length between them being equally likely, as a workload has it.
+
+    Args:
+        name: of the option or field, for the error.
+        text: what was typed.
+
+    Raises:
+        InputError: it is neither.
+    """
+    low, dash, high = (part.strip().replace(",", "").replace("_", "") for part in text.partition("-"))
+    if low.isdecimal() and not dash:
+        return int(low)
+    if low.isdecimal() and high.isdecimal():
+        return {"type": "uniform", "min_tokens": int(low), "max_tokens": int(high)}
+    raise InputError(
+        f"{name}: {text!r} is neither a number of tokens nor a range such as 819-1024",
+        "a scenario has other distributions: workload.input_tokens: {type: lognormal, median_tokens: 512, sigma: 0.8}",
+    )
+
+
+def lay_over(raw: dict[str, Any], base: dict[str, Any]) -> None:
+    """Put the values of `base` into `raw`, table by table."""
+    for key, value in base.items():
+        if isinstance(value, dict) and isinstance(raw.get(key), dict):
+            lay_over(raw[key], value)
+        else:
+            raw[key] = value
+
+
 def _never_ends(workload: dict[str, Any]) -> bool:
     """Whether nothing in `workload` says where it ends: no count, no time and no file."""
     arrivals = workload.get("arrivals")

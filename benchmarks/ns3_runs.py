@@ -1,8 +1,13 @@
-"""The packet level against the recorded ns-3 runs of SimAI: error, and CPU seconds.
+"""The packet and the flow level against the recorded ns-3 runs of SimAI: error, and CPU seconds.
+
+    python benchmarks/ns3_runs.py [PATTERN]
 
 Every run of `simai/ns3/results.csv` that ended with a result: the same collective as the same flows over the same
 topology. Ours is the CPU time from flows to finish times: routes, tables and loop, kernels compiled. Runs whose name
 begins with A, B, C or dbg are of SimAI's debug build as shipped; O are of an optimised one, the fair opponent.
+
+`+`: flows of a ring pile up at its NICs. `*`: flows meet on a link between switches, where hashes decide which do; the
+flow level, which finds out, then gives the mean of eight hashes for rings.
 """
 
 import csv
@@ -11,21 +16,25 @@ import re
 import resource
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from windtunnel.engine.packet import run_in_parts, run_tables, tables_of
+from windtunnel.engine.collective import flows_seconds, full_between_switches
+from windtunnel.engine.network import FlowTimes, run_flows
+from windtunnel.engine.packet_parts import run_in_parts
+from windtunnel.engine.packet_tables import tables_of
 from windtunnel.ops.flows import Flows, all_to_all, nvls, ring, simai_rings, together
+from windtunnel.spec.fabric import Fabric, NodeKind
 from windtunnel.spec.network import SIMAI_SETTINGS
 from windtunnel.spec.packet import SIMAI_PACKETS
 from windtunnel.spec.topology import GBPS, AlibabaHpn, DcnPlus, SpectrumX, Topology, TwoTier, build_fabric
 
 REFERENCE = Path(os.environ.get("WINDTUNNEL_REFERENCE") or Path(__file__).resolve().parents[2] / "shared" / "reference")
 CONTROLS = {1: "dcqcn", 7: "timely", 8: "dctcp"}
-COLLIDING = ("DCN", "dcn")
 
 
 def number(pattern: str, text: str, otherwise: int = 0) -> int:
@@ -91,8 +100,19 @@ def recorded_us(row: dict[str, str]) -> list[float]:
     return [max(float(value) for value in re.findall(r"_comm=([\d.]+)", layer)) for layer in layers]
 
 
-def run(row: dict[str, str]) -> tuple[list[float], float]:
-    """Microseconds of each layer, and CPU seconds."""
+@dataclass(frozen=True)
+class Run:
+    """One recorded run at both depths: the time of every layer in microseconds, and CPU seconds."""
+
+    packet_us: list[float]
+    flow_us: list[float]
+    packet_cpu_s: float
+    flow_cpu_s: float
+    where: str
+    """Where flows share a link of the network: nowhere, `+` at NICs, `*` between switches."""
+
+
+def run(row: dict[str, str]) -> Run:
     payload = 4096 if "mtu4096" in row["dir"] else 9000
     settings = msgspec.structs.replace(
         SIMAI_SETTINGS, send_latency_s=number(r"AS_SEND_LAT=(\d+)", row["env"], 6000) * 1e-6, payload_bytes=payload
@@ -100,14 +120,26 @@ def run(row: dict[str, str]) -> tuple[list[float], float]:
     control = CONTROLS[number(r"cc(\d+)", row["dir"], 1)]
     packet = msgspec.structs.replace(SIMAI_PACKETS, congestion=control, ecn="noecn" not in row["dir"])
     fabric = build_fabric(topology_of(row["topology"]))
-    times, cpu_s = [], 0.0
+    packet_us, flow_us, packet_cpu_s, flow_cpu_s, where = [], [], 0.0, 0.0, ""
     for flows in layers_of(row):
         started = time.process_time()
         outcome = run_in_parts(tables_of(fabric, flows, settings, packet))
-        cpu_s += time.process_time() - started
+        packet_cpu_s += time.process_time() - started
         assert (outcome.flows.finish_ps > 0).all()
-        times.append(outcome.flows.finish_ps.max() * 1e-6)
-    return times, cpu_s
+        packet_us.append(outcome.flows.finish_ps.max() * 1e-6)
+        started = time.process_time()
+        flow_us.append(flows_seconds(fabric, flows, settings, "flow") * 1e6)
+        flow_cpu_s += time.process_time() - started
+        where = max(where, meeting_place(fabric, run_flows(fabric, flows, settings)), key=("", "+", "*").index)
+    return Run(packet_us, flow_us, packet_cpu_s, flow_cpu_s, where)
+
+
+def meeting_place(fabric: Fabric, times: FlowTimes) -> str:
+    """Where flows had to share a link of the network."""
+    if full_between_switches(fabric, times):
+        return "*"
+    network = (fabric.kind[fabric.link_a] == NodeKind.SWITCH) | (fabric.kind[fabric.link_b] == NodeKind.SWITCH)
+    return "+" if times.link_was_full[np.repeat(network, 2)].any() else ""
 
 
 def rows() -> list[dict[str, str]]:
@@ -118,52 +150,49 @@ def rows() -> list[dict[str, str]]:
     return [row for row in found if sum(recorded_us(row)) > 0 and "pp2" not in row["dir"]]
 
 
-def print_growth() -> None:
-    """Cost per event as the fabric grows: an all-to-all in each pair of servers, every pair with another size."""
-    print(f"\n{'GPUs':>8s}{'flows':>10s}{'events':>12s}{'ns/event':>10s}{'as one':>8s}")
-    for num_gpus in (64, 256, 1024, 4096):
-        ranks = np.arange(num_gpus, dtype=np.int32)
-        groups = [all_to_all(ranks[first : first + 16], 2**22 + 16 * first) for first in range(0, num_gpus, 16)]
-        flows = together(groups)
-        tables = tables_of(build_fabric(SpectrumX(num_gpus=num_gpus)), flows, SIMAI_SETTINGS, SIMAI_PACKETS)
-        costs = []
-        for simulate in (run_in_parts, run_tables):
-            started = time.process_time()
-            outcome = simulate(tables)
-            costs.append((time.process_time() - started) / outcome.num_events * 1e9)
-            assert (outcome.flows.finish_ps > 0).all()
-        print(f"{num_gpus:8d}{len(flows):10d}{outcome.num_events:12d}{costs[0]:10.0f}{costs[1]:8.0f}")
+def error_percent(ours: list[float], recorded: list[float]) -> float:
+    """Of the layer that is farthest off."""
+    return max(((one / other - 1) * 100 for one, other in zip(ours, recorded, strict=True)), key=abs)
+
+
+def print_summary(title: str, errors: list[float], bound: float) -> None:
+    sizes = np.abs(errors)
+    if len(sizes):
+        print(
+            f"{title}: {np.count_nonzero(sizes <= bound)} of {len(sizes)} within {bound:g}%, "
+            f"median {np.median(sizes):.2f}%, mean {np.mean(errors):+.2f}%, worst {max(errors, key=abs):+.1f}%"
+        )
 
 
 def main() -> None:
     wanted = sys.argv[1] if len(sys.argv) > 1 else ""
     run(next(row for row in rows() if row["dir"] == "O_ar_tp8_1M_400G"))  # compiles
-    titles = ("flows", "ns-3 us", "ours us", "error", "ns-3 s", "ours s", "ratio")
-    print(f"{'run':33s}" + "".join(f"{title:>11s}" for title in titles))
-    errors = {}
+    titles = ("flows", "ns-3 us", "packet us", "error", "flow us", "error", "ns-3 s", "packet s", "ratio", "flow s")
+    print(f"{'run':34s}" + "".join(f"{title:>11s}" for title in (*titles, "ratio")))
+    packet_errors, flow_errors = {}, {}
+    places = {}
     for row in rows():
-        if not re.search(wanted, row["dir"]):
+        name = row["dir"]
+        if not re.search(wanted, name):
             continue
-        times, cpu_s = run(row)
-        recorded = recorded_us(row)
-        error = max(((ours / theirs - 1) * 100 for ours, theirs in zip(times, recorded, strict=True)), key=abs)
-        errors[row["dir"]] = error
+        found, recorded = run(row), recorded_us(row)
+        packet_errors[name] = error_percent(found.packet_us, recorded)
+        flow_errors[name] = error_percent(found.flow_us, recorded)
+        places[name] = found.where
         ns3_s = float(row["user_cpu_s"])
         print(
-            f"{row['dir']:33s}{row['n_flows_in_fct'].removesuffix('.0'):>11s}{sum(recorded):11.2f}{sum(times):11.2f}"
-            f"{error:+10.2f}%{ns3_s:11.2f}{cpu_s:11.3f}{ns3_s / cpu_s:11.0f}",
+            f"{name + found.where:34s}{row['n_flows_in_fct'].removesuffix('.0'):>11s}{sum(recorded):11.2f}"
+            f"{sum(found.packet_us):11.2f}{packet_errors[name]:+10.2f}%{sum(found.flow_us):11.2f}{flow_errors[name]:+10.2f}%"
+            f"{ns3_s:11.2f}{found.packet_cpu_s:11.3f}{ns3_s / found.packet_cpu_s:11.0f}"
+            f"{found.flow_cpu_s:11.3f}{ns3_s / found.flow_cpu_s:11.0f}",
             flush=True,
         )
-    colliding = {name: error for name, error in errors.items() if any(word in name for word in COLLIDING)}
-    plain = np.abs([error for name, error in errors.items() if name not in colliding])
-    if len(plain):
-        print(f"\n{np.count_nonzero(plain <= 5)} of {len(plain)} within 5%, median {np.median(plain):.2f}%")
-    if colliding:
-        worst = np.abs(list(colliding.values()))
-        print(f"on DCN: {np.count_nonzero(worst <= 10)} of {len(worst)} within 10%, median {np.median(worst):.2f}%")
-    if not wanted:
-        print_growth()
-    print(f"\nlargest memory: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MiB")
+    print()
+    for depth, errors in (("packet", packet_errors), ("flow", flow_errors)):
+        for where, title, bound in (("", "apart", 5), ("+", "+ at NICs", 5), ("*", "* between switches", 10)):
+            chosen = [error for name, error in errors.items() if places[name] == where]
+            print_summary(f"{depth} level, {title}", chosen, bound)
+    print(f"largest memory: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MiB")
 
 
 if __name__ == "__main__":

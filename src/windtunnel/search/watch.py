@@ -1,0 +1,109 @@
+"""Searches seen from outside, while they run or later: what their store has answered of their space."""
+
+import math
+import sqlite3
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from windtunnel.errors import InputError
+from windtunnel.search.evaluate import Evaluation, Evaluator, Question
+from windtunnel.search.optimize import Count, Found, Study
+from windtunnel.search.scores import score
+from windtunnel.search.space import Space, space_of_text, workload_names
+from windtunnel.search.store import Store
+
+MOST_POINTS = 20_000
+"""Of a space that is watched; a key takes a fraction of a millisecond."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A search as its store notes it."""
+
+    name: str
+    """Its digest."""
+    space: Space
+    is_done: bool
+    number: int
+    """Searches of a store in the order in which they began, from 1."""
+
+
+def kept_searches(path: Path) -> list[Kept]:
+    """The searches of a store, the last that began first. The file is only read.
+
+    Raises:
+        InputError: it is no store, or it cannot be read.
+    """
+    try:
+        with sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=5.0) as connection:
+            query = "select name, space, is_done, number from searches order by number desc"
+            rows = connection.execute(query).fetchall()
+        connection.close()
+    except sqlite3.Error as error:
+        raise InputError(f"{path.name} is no store of searches ({error})") from None
+    found = []
+    for name, text, is_done, number in rows:
+        try:
+            found.append(Kept(str(name), space_of_text(text), bool(is_done), int(number)))
+        except msgspec.MsgspecError:
+            continue  # of another version of windtunnel, which this one cannot go on with either
+    return found
+
+
+class Watched:
+    """A space with the keys under which its answers are kept, so that a store can be asked again and again.
+
+    Args:
+        space: of a search.
+
+    Raises:
+        InputError: it has more than `MOST_POINTS` points.
+    """
+
+    def __init__(self, space: Space) -> None:
+        if space.num_points > MOST_POINTS:
+            raise InputError(f"the space has {space.num_points:,} points; {MOST_POINTS:,} can be watched")
+        self.space = space
+        self.refused: dict[str | None, dict[int, Evaluation]] = {}
+        self.keys: dict[str | None, dict[int, str]] = {}
+        evaluator = Evaluator(space)
+        for workload in workload_names(space):
+            refused, keys = self.refused.setdefault(workload, {}), self.keys.setdefault(workload, {})
+            for index in range(space.num_points):
+                try:
+                    keys[index] = evaluator.key(index, workload, Question())
+                except InputError as error:
+                    refused[index] = Evaluation(refused=error.message)
+
+    def study(self, path: Path) -> Study:
+        """What the store at `path` knows of the space by now: answers of whole streams of requests, no finalists'."""
+        store = Store(path, lambda _: None, is_read_only=True)
+        try:
+            found = [self._found(store, workload) for workload in self.keys]
+        finally:
+            store.close()
+        return Study(self.space, found, Count())
+
+    def _found(self, store: Store, workload: str | None) -> Found:
+        keys = self.keys[workload]
+        known = store.find(list(dict.fromkeys(keys.values())))
+        answers = self.refused[workload] | {index: known[key] for index, key in keys.items() if key in known}
+        return Found(workload, answers, {}, ranked(self.space, answers))
+
+
+def ranked(space: Space, answers: dict[int, Evaluation]) -> list[int]:
+    """The points that hold the limits, best first."""
+    scored = {index: score(one, space.objective) for index, one in answers.items()}
+    return sorted((index for index in scored if scored[index] > -math.inf), key=lambda at: (-scored[at], at))
+
+
+def study_of_points(space: Space, points: Sequence[tuple[str | None, int, Evaluation]]) -> Study:
+    """A study from its points as they were written: (workload, position, answer)."""
+    found = []
+    for workload in workload_names(space):
+        answers = {index: one for name, index, one in points if name == workload}
+        found.append(Found(workload, answers, {}, ranked(space, answers)))
+    return Study(space, found, Count())

@@ -1,0 +1,59 @@
+"""A search seen from outside shows what its store has answered, and leaves the store as it is."""
+
+import sqlite3
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from spaces_of_search import space
+from windtunnel.errors import InputError
+from windtunnel.search.optimize import search
+from windtunnel.search.store import Store
+from windtunnel.search.watch import Watched, kept_searches
+
+SMALL = {"tp": [1, 3], "max_num_seqs": [16, 256]}
+
+
+def test_half_a_search_is_half_the_answers(tmp_path: Path) -> None:
+    path = tmp_path / "kept.sqlite"
+    asked = space(SMALL, finalist_seeds=1)
+    whole = search(asked, Store(path, print)).found[0]
+    (kept,) = kept_searches(path)
+    assert (kept.space, kept.is_done) == (asked, True)
+    watched = Watched(asked)
+    found = watched.study(path).found[0]
+    assert (found.evaluations, found.ranking) == (whole.evaluations, whole.ranking)
+    with sqlite3.connect(path) as connection:
+        connection.execute("delete from evaluations where key = ?", (watched.keys[None][whole.ranking[0]],))
+    connection.close()
+    before = path.read_bytes()
+    found = watched.study(path).found[0]
+    assert found.ranking == whole.ranking[1:]
+    assert set(found.refusals) == set(whole.refusals)
+    assert path.read_bytes() == before
+
+
+def test_an_unfinished_search_is_listed_as_one(tmp_path: Path) -> None:
+    store = Store(tmp_path / "kept.sqlite", print)
+    store.begin("digest", msgspec.json.encode(space(SMALL)).decode())
+    store.close()
+    (kept,) = kept_searches(tmp_path / "kept.sqlite")
+    assert (kept.name, kept.is_done, kept.number) == ("digest", False, 1)
+    found = Watched(kept.space).study(tmp_path / "kept.sqlite").found[0]
+    assert found.ranking == []
+
+
+@pytest.mark.parametrize("content", [None, b"", b"not a database at all"])
+def test_what_is_no_store_is_said_and_not_made(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "other.sqlite"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(InputError, match="no store of searches"):
+        kept_searches(path)
+    assert path.exists() == (content is not None)
+
+
+def test_a_space_too_large_to_watch_is_said() -> None:
+    with pytest.raises(InputError, match="can be watched"):
+        Watched(space({"max_num_seqs": list(range(1, 20_002))}))
