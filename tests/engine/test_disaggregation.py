@@ -85,6 +85,7 @@ def test_short_prompts_stay_where_they_decode() -> None:
         ([PREFILL, DECODE | {"engine": {"num_gpu_blocks": 100}}], {}, "pool outputs: request 0 of 2,112 tokens needs"),
         ([PREFILL, DECODE | {"engine": {"name": "sglang"}}], {"transfer": {"first_token": "decode"}}, "SGLang"),
         ([PREFILL, DECODE], {"transfer": {"link_efficiency": 1.5}}, "link_efficiency is 1.5"),
+        ([PREFILL, DECODE], {"transfer": {"router": "prefix_affinity"}}, "transfer.router is prefix_affinity"),
     ],
 )
 def test_pools_that_cannot_work_are_refused(
@@ -92,6 +93,33 @@ def test_pools_that_cannot_work_are_refused(
 ) -> None:
     with pytest.raises(InputError, match=message):
         wt.simulate(scenario(pools, **deployment))
+
+
+def test_what_the_decode_side_has_cached_is_not_sent_again() -> None:
+    """Two turns of one user; the second one's prompt begins with all of the first and its answer."""
+    settings = {
+        "deployment.pools": [PREFILL, DECODE | {"replicas": 1}],
+        "deployment.transfer": {"bytes_per_s": 1e9, "latency_s": 0.0},
+        "workload.sessions": {"turns": 2, "think_s": 1.0},
+    }
+    made = wt.scenario(
+        model="meta-llama/Llama-3.1-8B",
+        device="h100_sxm",
+        concurrency=1,
+        num_requests=2,
+        input_tokens=1600,
+        output_tokens=161,
+        settings=settings,
+    )
+    result = wt.simulate(made)
+    token_s = 32 * 8 * 128 * 2 * 2 / 1e9  # of KV over the link
+    # Prompts of 1,600 and 3,361 tokens. The prefill side knows the first prompt, the decode side the answer too, but
+    # its last token, which was never computed.
+    assert result.requests["input_tokens"].tolist() == [1600, 3361]
+    assert result.requests["cached_tokens"].tolist() == [0, 1600]
+    sent_s = result.requests["transfer_end_s"] - result.requests["transfer_start_s"]
+    np.testing.assert_allclose(sent_s, [1600 * token_s, (3361 - 1760) * token_s])
+    assert result.summary.cache_hit_fraction == pytest.approx(1600 / 4961)
 
 
 def test_a_deployment_of_pools_is_not_one_setup() -> None:

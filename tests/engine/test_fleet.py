@@ -74,8 +74,7 @@ def fleet_cases(draw: st.DrawFn) -> FleetCase:
     s = case.settings
     if s.scheduler == state.SGLANG:  # does not speculate in a pipeline
         s = s._replace(num_stages=1)
-    speculates = s.num_stages == 1 and s.scheduler != state.SGLANG
-    num_queries = draw(st.sampled_from([1, 3])) if speculates else 1
+    num_queries = draw(st.sampled_from([1, 3])) if s.num_stages == 1 else 1
     speculation = state.Speculation(num_queries, draw(st.floats(1.0, num_queries)))
     most = max(s.max_num_batched_tokens, num_queries)
     if num_queries > 1 and s.chunked_prefill:

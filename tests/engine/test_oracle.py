@@ -209,6 +209,7 @@ def random_cost(
         recorded_step_s=np.zeros(0),
         group_token_s=2e-5 * np.arange(3.0 * tokens.size),
         launch_s=np.where(tokens <= 8, 7e-3, 9.5e-3),
+        mixed_decode_attention_s=np.cumsum(rng.random((requests.size, lengths.size)), axis=1) * 2e-3,
     )
 
 
@@ -220,7 +221,7 @@ def give_tenants(requests: list[Request], arrays: RequestArrays) -> None:
             request.tenant, request.ttft_limit_s = int(tenant), float(limit_s)
 
 
-def run_oracle(case: Case) -> tuple[list[Request], list[Step]]:
+def run_oracle(case: Case, speculation: state.Speculation | None = None) -> tuple[list[Request], list[Step]]:
     arrays = case.requests
     requests = [
         Request(i, float(arrival), int(inputs), int(outputs), int(priority), segments)
@@ -235,7 +236,8 @@ def run_oracle(case: Case) -> tuple[list[Request], list[Step]]:
         ):
             request.previous, request.think_s, request.session = int(previous), float(think_s), int(session)
     tiers = case.tiers if case.caches else NO_TIERS
-    return requests, Reference(case.settings, case.cost, requests, tiers, case.load_overlaps).run()
+    oracle = Reference(case.settings, case.cost, requests, tiers, case.load_overlaps, speculation)
+    return requests, oracle.run()
 
 
 def expanded(steps: Table) -> dict[str, np.ndarray]:
@@ -263,13 +265,18 @@ def test_loop_equals_the_oracle(case: Case) -> None:
 @settings(max_examples=cases_to_try(400))
 @given(session_cases())
 def test_cached_prefixes_and_sessions_equal_the_oracles(case: Case) -> None:
-    requests, reference_steps = run_oracle(case)
+    assert_equal_to_the_oracle(case)
+
+
+def assert_equal_to_the_oracle(case: Case, speculation: state.Speculation | None = None) -> None:
+    requests, reference_steps = run_oracle(case, speculation)
     cache = prefix_cache(case.settings, case.requests, case.tiers, case.load_overlaps) if case.caches else None
-    records, steps, _ = run_loop(case.settings, case.cost, case.requests, cache=cache)
+    records, steps, _ = run_loop(case.settings, case.cost, case.requests, cache=cache, speculation=speculation)
     for name in ("arrival_s", "scheduled_s", "first_token_s", "finish_s", "num_preemptions"):
         np.testing.assert_array_equal(records[name], [getattr(request, name) for request in requests], err_msg=name)
     if cache is not None:
         np.testing.assert_array_equal(cache.requests.cached_tokens, [request.cached_tokens for request in requests])
+    assert steps["num_steps"].sum() == len(reference_steps)
     assert steps["used_blocks"].max() == max(step.used_blocks for step in reference_steps)
 
 

@@ -9,17 +9,19 @@ from hypothesis import strategies as st
 
 import windtunnel as wt
 from effort import cases_to_try
-from engine.test_oracle import Case, cases, give_tenants, random_cost
-from windtunnel.engine.reference import Reference, Request
+from engine.test_oracle import Case, assert_equal_to_the_oracle, cases, random_cost, session_cases
+from engine.test_prefix_cache import VLLM
+from windtunnel.engine.prefix_cache import prefix_cache
 from windtunnel.engine.serving import run_loop
+from windtunnel.engine.workload import PrefixArrays, RequestArrays
 from windtunnel.errors import InputError
 from windtunnel.kernels import state
 from windtunnel.spec.deployment import Speculative
 
 
 @st.composite
-def speculative_cases(draw: st.DrawFn) -> tuple[Case, state.Speculation]:
-    case = draw(cases())
+def speculative_cases(draw: st.DrawFn, plain: st.SearchStrategy[Case]) -> tuple[Case, state.Speculation]:
+    case = draw(plain)
     num_queries = draw(st.integers(2, 5))
     speculation = state.Speculation(num_queries, draw(st.floats(1.0, num_queries)))
     s = case.settings
@@ -31,32 +33,62 @@ def speculative_cases(draw: st.DrawFn) -> tuple[Case, state.Speculation]:
         max_num_batched_tokens=max(s.max_num_batched_tokens, num_queries),
     )
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
-    most = s.max_num_batched_tokens + num_queries * s.max_num_seqs
-    cost = random_cost(rng, s.max_num_seqs, most, bool(case.cost.host_overlaps))
-    cost = cost._replace(
-        sample_s=1e-4 + 1e-6 * np.arange(num_queries * s.max_num_seqs + 1.0),
-        draft_s=1e-4 * np.arange(s.max_num_seqs + 1.0),
-    )
+    cost = speculative_cost(rng, s, num_queries, bool(case.cost.host_overlaps))
     return replace(case, settings=s, cost=cost), speculation
 
 
+def speculative_cost(
+    rng: np.random.Generator, s: state.Settings, num_queries: int, overlaps: bool = False
+) -> state.StepCost:
+    cost = random_cost(rng, s.max_num_seqs, s.max_num_batched_tokens + num_queries * s.max_num_seqs, overlaps)
+    return cost._replace(
+        sample_s=1e-4 + 1e-6 * np.arange(num_queries * s.max_num_seqs + 1.0),
+        draft_s=1e-4 * np.arange(s.max_num_seqs + 1.0),
+    )
+
+
 @settings(max_examples=cases_to_try(300))
-@given(speculative_cases())
+@given(speculative_cases(cases()))
 def test_loop_equals_the_oracle(drawn: tuple[Case, state.Speculation]) -> None:
-    case, speculation = drawn
-    arrays = case.requests
-    columns = (arrays.arrival_s, arrays.input_tokens, arrays.output_tokens, arrays.priority)
-    requests = [
-        Request(i, float(arrival), int(inputs), int(outputs), int(priority))
-        for i, (arrival, inputs, outputs, priority) in enumerate(zip(*columns, strict=True))
-    ]
-    give_tenants(requests, arrays)
-    reference_steps = Reference(case.settings, case.cost, requests, speculation=speculation).run()
-    records, steps, _ = run_loop(case.settings, case.cost, arrays, speculation=speculation)
-    for name in ("arrival_s", "scheduled_s", "first_token_s", "finish_s", "num_preemptions"):
-        np.testing.assert_array_equal(records[name], [getattr(request, name) for request in requests], err_msg=name)
-    assert steps["num_steps"].sum() == len(reference_steps)
-    assert steps["used_blocks"].max() == max(step.used_blocks for step in reference_steps)
+    assert_equal_to_the_oracle(*drawn)
+
+
+@settings(max_examples=cases_to_try(200))
+@given(speculative_cases(session_cases()))
+def test_cached_prefixes_and_sessions_equal_the_oracles(drawn: tuple[Case, state.Speculation]) -> None:
+    assert_equal_to_the_oracle(*drawn)
+
+
+@pytest.mark.parametrize("scheduler", ["vllm_v1", "sglang"])
+def test_of_requests_that_a_step_ends_the_one_with_the_sooner_last_token_is_evicted_first(scheduler: str) -> None:
+    """Requests 0 and 1 end in one step, the first with its second token and the other with its first."""
+    s = VLLM._replace(
+        scheduler=state.SCHEDULERS.index(scheduler),
+        max_num_seqs=8,
+        max_num_batched_tokens=100,
+        block_size=1,
+        num_blocks=40,
+    )
+    case = Case(
+        settings=s,
+        cost=speculative_cost(np.random.default_rng(1), s, num_queries=2),
+        requests=RequestArrays(
+            arrival_s=np.array([0.0, 0.0, 1.0, 2.0]),
+            input_tokens=np.array([10, 10, 23, 11]),
+            output_tokens=np.array([3, 2, 1, 1]),
+            priority=np.zeros(4, np.int64),
+            prefixes=PrefixArrays(np.array([-1, -1]), np.array([10, 10]), np.array([0, 1, -1, 0]), np.full(4, -1)),
+            previous=np.full(4, -1),
+            think_s=np.zeros(4),
+            session=np.arange(4),
+        ),
+        caches=True,
+    )
+    speculation = state.Speculation(2, 2.0)
+    assert_equal_to_the_oracle(case, speculation)
+    cache = prefix_cache(case.settings, case.requests)
+    run_loop(case.settings, case.cost, case.requests, cache=cache, speculation=speculation)
+    assert cache.requests.cached_tokens.tolist() == [0, 0, 0, 10]
 
 
 @settings(max_examples=cases_to_try(100))

@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 
 from windtunnel.engine.frontend import streams
-from windtunnel.engine.serving import estimator_for, kernel_settings, run_loop, shard_of, with_model_len
+from windtunnel.engine.prefix_cache import prefix_cache
+from windtunnel.engine.serving import kernel_settings, run_loop, shard_of, with_model_len
 from windtunnel.engine.workload import generate
 from windtunnel.errors import InputError
 from windtunnel.interop.llmservingsim import layer_steps, read_layer_profile
 from windtunnel.ops.memory import plan_memory
-from windtunnel.ops.op import BF16_BYTES, Collective
+from windtunnel.ops.op import BF16_BYTES
 from windtunnel.spec.scenario import resolve, scenario_from
 
 DENSE = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj", "layernorm")
@@ -38,7 +39,8 @@ def write_profile(folder: Path, time_us: str = "10") -> None:
         folder / "v1_attention.csv.gz",
         ["gpu,model,dtype,tp,prefill_chunk,kv_prefill,n_decode,kv_decode,time_us"]
         + [f"G,M,bf16,1,0,0,{n},{keys},{n * keys / 100}" for n in (1, 64) for keys in (100, 200)]
-        + [f"G,M,bf16,1,{chunk},{before},0,0,{chunk + before}" for chunk in (16, 64) for before in (0, 128)],
+        + [f"G,M,bf16,1,{chunk},{before},0,0,{chunk + before}" for chunk in (16, 64) for before in (0, 128)]
+        + [f"G,M,bf16,1,{chunk},0,{n},100,{chunk + 2 * n}" for chunk in (16, 64) for n in (1, 64)],
     )
 
 
@@ -63,6 +65,8 @@ def test_a_profile_becomes_the_cost_of_steps(tmp_path: Path) -> None:
     assert cost.decode_token_s[2] == pytest.approx(32 * 60e-6 + 101e-6 + unhidden_s)
     assert cost.decode_attention_s[0].tolist() == [0.0, 0.0]
     assert cost.decode_attention_s[2] == pytest.approx([32 * 2e-6, 32 * 4e-6])
+    # Beside a prompt each request adds 2 us, whatever the keys.
+    assert cost.mixed_decode_attention_s[2] == pytest.approx([32 * 4e-6, 32 * 4e-6])
     # A chunk of 64 tokens after 96 has the effective length 256.
     at = cost.length_nodes.tolist().index(256.0)
     assert cost.prefill_attention_s[1, at] == pytest.approx(32 * (64 + 96) * 1e-6)
@@ -78,15 +82,17 @@ def test_what_cannot_be_read_is_refused(tmp_path: Path, model: str) -> None:
         read_layer_profile(tmp_path, "G", model, 1)
 
 
-BUDGETS = {
-    "RTX4090/Llama-3.1-8B": (0.05, 0.065, 0.15),
-    "RTXPRO6000/Llama-3.1-8B": (0.07, 0.09, 0.17),
-    "RTXPRO6000/Qwen3-32B": (0.22, 0.26, 0.32),
-}
-"""Of mean TPOT, E2E and TTFT. The last runs on two cards over PCI Express, whose all-reduce is not in the profile."""
+TARGETS = {"tpot": 0.05, "e2e": 0.05, "ttft": 0.15}
+"""What the errors of the means must stay within, on every run."""
+
+CASES = ("RTX4090/Llama-3.1-8B", "RTXPRO6000/Llama-3.1-8B", "RTXPRO6000/Qwen3-32B")
+
+LINK_BYTES_PER_S, LINK_LATENCY_S = 16e9, 20e-6
+"""Between the two cards of the last case: `link_bw` and `link_latency` of that machine in LLMServingSim's
+bench/examples/configs/Qwen3-32B.json (9692a58); the layer profile holds no all-reduce."""
 
 
-@pytest.mark.parametrize("case", BUDGETS)
+@pytest.mark.parametrize("case", CASES)
 def test_recorded_runs_are_met_from_profile_and_trace(reference: Path, case: str, tmp_path: Path) -> None:
     folder = reference / "serving"
     with (folder / "llmservingsim_vllm.csv").open(encoding="utf-8", newline="") as file:
@@ -113,19 +119,22 @@ def test_recorded_runs_are_met_from_profile_and_trace(reference: Path, case: str
     shard = shard_of(setup)
     all_reduce_s = None
     if tp > 1:
-        assert setup.engine.max_num_seqs is not None
-        assert setup.engine.max_num_batched_tokens is not None
-        tokens = np.maximum(np.arange(setup.engine.max_num_batched_tokens + setup.engine.max_num_seqs + 1.0), 1.0)
-        reduced = Collective("all_reduce", tokens * shard.model.hidden_size * BF16_BYTES, tp, 1)
-        all_reduce_s = np.asarray(estimator_for(setup).estimate(reduced).seconds)
+        most = setup.engine.max_num_batched_tokens + setup.engine.max_num_seqs  # type: ignore[operator]
+        sent_bytes = np.arange(most + 1.0) * shard.model.hidden_size * BF16_BYTES / tp
+        all_reduce_s = 2 * (tp - 1) * (LINK_LATENCY_S + sent_bytes / LINK_BYTES_PER_S)  # a ring's steps
     profile = read_layer_profile(folder / "llmservingsim_profiles", row["gpu"], hub, tp)
     cost = layer_steps(profile, shard, setup.engine, setup.max_model_len, all_reduce_s)
     memory = plan_memory(shard, setup.device, setup.engine, setup.max_model_len)
-    records, _, _ = run_loop(kernel_settings(setup, memory, 1, requests), cost, requests)
+    settings = kernel_settings(setup, memory, 1, requests)
+    # Prefix caching is on, as it was: preempted requests find what is left of their blocks.
+    records, _, _ = run_loop(settings, cost, requests, cache=prefix_cache(settings, requests))
     seen_s = setup.engine.host.frontend_s(requests.input_tokens, streams(records, records["rank"], 1))
     decode_s = records["finish_s"] - records["first_token_s"]
     ttft_s = records["first_token_s"] - records["arrival_s"] + seen_s
-    found = [(decode_s / np.maximum(records["output_tokens"] - 1, 1)).mean(), (ttft_s + decode_s).mean(), ttft_s.mean()]
-    measured = [float(row[column]) * 1e-3 for column in ("tpot_mean_ms", "lat_mean_ms", "ttft_mean_ms")]
-    for value, wanted, budget in zip(found, measured, BUDGETS[case], strict=True):
-        assert abs(value / wanted - 1) < budget
+    found_s = {
+        "tpot": (decode_s / np.maximum(records["output_tokens"] - 1, 1)).mean(),
+        "e2e": (ttft_s + decode_s).mean(),
+        "ttft": ttft_s.mean(),
+    }
+    for metric, column in {"tpot": "tpot_mean_ms", "e2e": "lat_mean_ms", "ttft": "ttft_mean_ms"}.items():
+        assert found_s[metric] == pytest.approx(float(row[column]) * 1e-3, rel=TARGETS[metric]), metric

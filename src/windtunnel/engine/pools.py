@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from windtunnel.engine.cluster_network import handover_bytes_per_s, network_of
 from windtunnel.engine.frontend import streams
+from windtunnel.engine.prefix_cache import prefix_cache
 from windtunnel.engine.serving import (
     ENGINE_COLUMNS,
     GiveUp,
@@ -38,7 +39,17 @@ from windtunnel.errors import InputError
 from windtunnel.estimate.estimator import Estimator
 from windtunnel.estimate.steps import LoweredSteps, lower_steps
 from windtunnel.kernels import state
-from windtunnel.kernels.pools import BOTH, DECODE, PREFILL, PoolPlan, Pools, Travel, new_pool_events, new_pools
+from windtunnel.kernels.pools import (
+    BOTH,
+    DECODE,
+    PREFILL,
+    PoolPlan,
+    Pools,
+    Travel,
+    joined_caches,
+    new_pool_events,
+    new_pools,
+)
 from windtunnel.metrics.records import POOL_COLUMNS, Table, request_table
 from windtunnel.metrics.summary import PoolSummary, Utilisation, summarise, utilisation_of, with_pools
 from windtunnel.ops.forward import Shard
@@ -77,6 +88,15 @@ class Fleet:
     travel: Travel
     speculation: state.Speculation | None
 
+    @property
+    def caching(self) -> list[bool]:
+        """Which pools have prefix caches."""
+        return [bool(part.setup.engine.enable_prefix_caching) for part in self.parts]
+
+    def has_caches_for(self, requests: RequestArrays) -> bool:
+        """Whether any pool has a prefix cache, and prompts share anything."""
+        return any(self.caching) and requests.prefixes is not None
+
 
 def prepare_pools(
     scenario: Scenario,
@@ -94,6 +114,11 @@ def prepare_pools(
         setup = with_model_len(resolve(pool_scenario(scenario, pool), allow_download), requests)
         parts.append(_prepared(scenario, pool, setup, requests, estimator or estimator_of(setup), lower))
     _check_first_tokens(scenario, parts)
+    if scenario.deployment.transfer.router == "prefix_affinity":
+        raise InputError(
+            "transfer.router is prefix_affinity, which chooses where a prompt is computed, not where it decodes",
+            "set deployment.router to prefix_affinity, and transfer.router to another one, such as least_kv",
+        )
     plans = _with_given_link(scenario, _on_network(scenario, parts, [part.plan for part in parts]))
     return Fleet(parts, plans, travel_of(scenario, parts), _speculation(parts))
 
@@ -108,7 +133,9 @@ def simulate_pools(
     requests = generate(scenario.workload, scenario.seed)
     fleet = prepare_pools(scenario, requests, estimator, allow_download)
     parts = fleet.parts
-    records, pools, steps, engine_time_s = run_pools(fleet.plans, fleet.travel, requests, progress, fleet.speculation)
+    records, pools, steps, engine_time_s = run_pools(
+        fleet.plans, fleet.travel, requests, progress, fleet.speculation, caching=fleet.caching
+    )
     table = _request_table(records, pools, parts[0].setup.engine, requests)
     summaries = [
         _pool_summary(scenario, part, _steps_of(steps, pools, at), table, int(pools.pools[at].first_replica))
@@ -127,6 +154,7 @@ def simulate_pools(
         slo=scenario.slo,
         price_usd_per_hour=sum(known) / deployment.num_devices if len(known) == len(prices) else None,
         tenants=limits_by_tenant(scenario, requests),
+        tier_tokens={} if fleet.has_caches_for(requests) else None,
     )
     coverage, sources, operators = _provenance(parts, [_steps_of(steps, pools, at) for at in range(len(parts))])
     return Result(
@@ -151,8 +179,16 @@ def run_pools(
     progress: Progress | None = None,
     speculation: state.Speculation | None = None,
     give_up: GiveUp | None = None,
+    caching: Sequence[bool] = (),
 ) -> tuple[NDArray[np.void], Pools, Table, float]:
     """Run the compiled loop to its end over several pools.
+
+    Args:
+        plans, travel: of the pools.
+        requests: what they serve.
+        progress, give_up: see `engine.serving.serve`.
+        speculation: of the pools that decode.
+        caching: which pools have prefix caches; none without it, or where prompts share nothing.
 
     Returns:
         `REQUEST` records in order of sending, the pools as the run left them with every request's journey, the step
@@ -161,6 +197,9 @@ def run_pools(
     records = new_records(requests)
     pools = new_pools(plans, travel, records.size)
     arrays = (pools.ranks, pools.lanes, pools.lists, pools.stages)
+    cache = None
+    if any(caching) and requests.prefixes is not None:
+        cache = joined_caches(pools, [_caches(plan, has, requests) for plan, has in zip(plans, caching, strict=True)])
     cost, events = state.StepCost(*(np.asarray(field)[0] for field in pools.cost)), new_pool_events(plans)
     steps, engine_time_s = run_to_end(
         pools.pools[0],
@@ -170,11 +209,25 @@ def run_pools(
         arrays,
         events,
         progress,
+        cache=cache,
         speculation=speculation,
         pools=pools,
         give_up=give_up,
     )
+    if cache is not None:
+        moved = ~np.isnan(pools.journeys.handed_s)
+        began = pools.pool_of_rank[np.where(moved, pools.journeys.prefill_rank, records.rank)]
+        found = cache.requests["cached_tokens"].reshape(len(plans), -1)
+        pools.journeys["cached_tokens"] = found[began, np.arange(records.size)]
     return records.view(np.ndarray), pools, steps, engine_time_s
+
+
+def _caches(plan: PoolPlan, has_cache: bool, requests: RequestArrays) -> state.Cache:
+    """Empty prefix caches of a pool; without them, caches of segments that no block fits into."""
+    cache = prefix_cache(plan.settings, requests)
+    if not has_cache:
+        cache.nodes["first_block"] = cache.nodes["end_block"] = 0
+    return cache
 
 
 def _prepared(
@@ -192,11 +245,6 @@ def _prepared(
         )
     if setup.engine.kv_tiers:
         raise InputError(f"pool {pool.name}: pools keep no KV blocks in lower tiers", "leave engine.kv_tiers out")
-    if setup.engine.enable_prefix_caching and requests.prefixes is not None:
-        raise InputError(
-            f"pool {pool.name}: prompts share beginnings, and a deployment with pools has no prefix cache",
-            "set deployment.engine.enable_prefix_caching to false to compute every prompt in full",
-        )
     shard = shard_of(setup)
     drafter = drafter_of(setup, shard)
     memory = plan_memory(shard, setup.device, with_drafter(setup, drafter).engine, setup.max_model_len)
@@ -310,7 +358,8 @@ def _request_table(records: NDArray[np.void], pools: Pools, engine: EngineSettin
     started, ended, num_replicas = replicas_of(records, pools)
     own = {name: records[name].copy() for name in ENGINE_COLUMNS}
     seen_s = engine.host.frontend_s(requests.input_tokens, streams(own, ended, num_replicas))
-    table = request_table(own, ended, seen_s, requests.num_warmup, tenant=requests.tenant)
+    found = pools.journeys["cached_tokens"]
+    table = request_table(own, ended, seen_s, requests.num_warmup, tenant=requests.tenant, cached_tokens=found)
     columns = {name: np.array(pools.journeys[name]) for name in list(POOL_COLUMNS)[1:]}
     return table.with_columns({"prefill_replica": started, **columns}, POOL_COLUMNS)
 

@@ -106,7 +106,8 @@ def prefix_cache(
             f"{num_shared:,} shared prompt segments on {num_ranks:,} ranks are too many for the prefix caches",
             "use fewer replicas or requests, or set engine.enable_prefix_caching to false",
         )
-    return state.new_cache(settings, nodes, num_shared, request_node, leaf, tiers, int(load_overlaps))
+    deepest_shared = np.where(leaf < num_shared, leaf, request_node)
+    return state.new_cache(settings, nodes, num_shared, deepest_shared, leaf, tiers, int(load_overlaps))
 
 
 def path_tokens(node_parent: NDArray[np.int64], node_tokens: NDArray[np.int64]) -> NDArray[np.int64]:

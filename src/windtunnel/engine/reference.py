@@ -390,7 +390,9 @@ class Reference:
         return any(not chunk.decodes for chunk in rank.batches[lane].values())
 
     def complete(self, rank: Rank, lane: int, now_s: float) -> None:
-        decoding = sorted(self.in_batch(rank, lane, decodes=True), key=lambda r: r.index)
+        decoding = self.in_batch(rank, lane, decodes=True)
+        # Of requests that a verified step ends, the one whose last token comes sooner leaves first.
+        decoding.sort(key=lambda r: (r.remaining_outputs - rank.batches[lane][r.index].gained, r.index))
         for request in [*decoding, *self.in_batch(rank, lane, decodes=False)]:
             if not request.is_decoding and self.settings.scheduler != VLLM_V1:
                 self.share(rank, request, request.computed_tokens)
@@ -424,10 +426,13 @@ class Reference:
 
     # Prefix cache
 
-    def look_up(self, rank: Rank, request: Request) -> int:
-        """Start waiting `request` from what is cached; returns the blocks in the cache that nobody else uses."""
+    def look_up(self, rank: Rank, request: Request, known_tokens: int | None = None) -> int:
+        """Start waiting `request` from what is cached of its `known_tokens`, all without it; returns the blocks in the
+        cache that nobody else uses.
+        """
         rank.cache.shrink(rank.free_blocks)
-        most_blocks = (request.known_tokens - 1) // int(self.settings.block_size)
+        known_tokens = request.known_tokens if known_tokens is None else known_tokens
+        most_blocks = (known_tokens - 1) // int(self.settings.block_size)
         request.num_used_segments, hit_blocks = rank.cache.find(request.segments, most_blocks)
         used = request.segments[: request.num_used_segments]
         unused = sum(rank.cache.blocks[s.index] for s in used if s.index in rank.cache.unused)
@@ -445,6 +450,10 @@ class Reference:
         request.num_blocks = found
         request.computed_tokens = found * int(self.settings.block_size)
         return unused + found - hit_blocks
+
+    def use_found(self, rank: Rank, request: Request) -> None:
+        """`request` takes what `look_up` found of it."""
+        rank.free_blocks -= sum(rank.cache.use(s) for s in request.segments[: request.num_used_segments])
 
     def pools_of(self, rank: Rank) -> list[TierPool]:
         """Of each tier the one that keeps blocks for `rank`."""
@@ -518,7 +527,7 @@ class Reference:
         rank.waiting.remove(request)
         rank.fair_tag = max(rank.fair_tag, request.queue_key)
         rank.running.append(request)
-        rank.free_blocks -= sum(rank.cache.use(s) for s in request.segments[: request.num_used_segments])
+        self.use_found(rank, request)
         rank.free_blocks -= request.loading_blocks
         rank.load_s += request.load_s
         if request.cached_tokens < 0:
@@ -764,9 +773,8 @@ class Reference:
             context = sum(chunk.computed_before for chunk in decodes) + len(decodes)
             tokens = sum(chunk.tokens for chunk in prefills)
             pairs = sum(chunk.tokens * (chunk.computed_before + 0.5 * chunk.tokens) for chunk in prefills)
-            attention_s = max(
-                attention_s, self.decode_attention_s(len(decodes), context) + self.prefill_attention_s(tokens, pairs)
-            )
+            decode_s = self.decode_attention_s(len(decodes), context, is_mixed=bool(prefills))
+            attention_s = max(attention_s, decode_s + self.prefill_attention_s(tokens, pairs))
         if any(not chunk.decodes for batch in batches for chunk in batch.values()):
             q = self.num_queries
             num_tokens = [sum(q if chunk.decodes else chunk.tokens for chunk in batch.values()) for batch in batches]
@@ -781,12 +789,13 @@ class Reference:
             return max(device_s + group_s, float(c.launch_s[min(most_tokens, len(c.launch_s) - 1)]))
         return float(c.decode_token_s[max(len(batch) for batch in batches)] + attention_s)
 
-    def decode_attention_s(self, num_decodes: int, context_tokens: int) -> float:
+    def decode_attention_s(self, num_decodes: int, context_tokens: int, is_mixed: bool = False) -> float:
         if num_decodes == 0:
             return 0.0
-        return _interpolate(
-            self.cost.context_nodes, self.cost.decode_attention_s[num_decodes], context_tokens / num_decodes
-        )
+        grid = self.cost.decode_attention_s
+        if is_mixed and len(self.cost.mixed_decode_attention_s):
+            grid = self.cost.mixed_decode_attention_s
+        return _interpolate(self.cost.context_nodes, grid[num_decodes], context_tokens / num_decodes)
 
     def prefill_attention_s(self, num_tokens: int, num_pairs: float) -> float:
         if num_tokens == 0:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from windtunnel.engine.reference import ROUTERS, TRTLLM, Rank, Reference, Request, Step
+from windtunnel.engine.reference_cache import Segment
 
 BOTH, PREFILL, DECODE = range(3)
 
@@ -23,7 +24,8 @@ class Journey:
     """All of them; the request itself asks for one while it prefills."""
     prefill_pool: "Pool"
     prefill_rank: Rank
-    held_blocks: int = 0
+    held: tuple[int, int, int] = (0, 0, 0)
+    """Of the prefill side, until the KV has been read: blocks, those of them in the cache, and cached segments."""
     handed_s: float = math.nan
     decode_pool: "Pool | None" = None
     decode_rank: Rank | None = None
@@ -34,10 +36,12 @@ class Journey:
 class Pool(Reference):
     """An engine whose requests may come from, or go on to, another pool."""
 
-    def __init__(self, world: "ReferencePools", plan: Any) -> None:
+    def __init__(self, world: "ReferencePools", plan: Any, chains: Sequence[tuple[Segment, ...]]) -> None:
         super().__init__(plan.settings, plan.cost, world.requests, speculation=world.speculation)
         self.world, self.role, self.link_bytes_per_s = world, plan.role, plan.link_bytes_per_s
+        self.chains = chains
         self.start()
+        self.caches = any(chains)
         # What the client knows is the same for all pools.
         self.completed_s, self.thinking, self.service = world.completed_s, world.thinking, world.service
         self.handed: dict[int, list[Journey]] = {id(rank): [] for rank in self.ranks}
@@ -62,6 +66,7 @@ class Pool(Reference):
         if request.index in self.world.journeys:
             journey = self.world.journeys[request.index]
             journey.prefill_pool, journey.prefill_rank = self, rank
+        request.segments = self.chains[request.index]
         request.queue_key = self.queue_key(rank, request, request.input_tokens)
         self.enqueue(rank, request)
         self.wake(replica, now_s)
@@ -75,7 +80,8 @@ class Pool(Reference):
         if journey is None or self is not journey.prefill_pool or journey.decode_pool is not None:
             super().finish(rank, request, now_s)
             return
-        journey.held_blocks, request.num_blocks = request.num_blocks, 0
+        journey.held = (request.num_blocks, request.shared_blocks, request.num_used_segments)
+        request.num_blocks = request.shared_blocks = request.num_used_segments = 0
         journey.handed_s = now_s
         request.output_tokens = journey.output_tokens
         request.is_decoding = False
@@ -90,6 +96,7 @@ class Pool(Reference):
             rank.running.append(request)
             request.computed_tokens = request.input_tokens - self.world.travel.decode_samples_first
             request.is_decoding, request.lane = not self.world.travel.decode_samples_first, lane
+            self.share(rank, request, request.computed_tokens)
         super().form_batch(rank, lane, now_s)
 
     def formed(self, replica: int, now_s: float) -> None:
@@ -106,11 +113,13 @@ class Pool(Reference):
             num_tokens = request.input_tokens - self.world.travel.decode_samples_first
             if s.scheduler == TRTLLM:
                 num_tokens = request.input_tokens + request.output_tokens
-            needed = self.blocks_for(num_tokens) + s.blocks_per_request
-            if needed > rank.free_blocks:
+            unused = self.look_up(rank, request, known_tokens=request.input_tokens)
+            needed = self.blocks_for(num_tokens) + s.blocks_per_request - request.num_blocks
+            if needed + unused > rank.free_blocks:
                 return
+            self.use_found(rank, request)
             rank.free_blocks -= needed
-            request.num_blocks = needed
+            request.num_blocks += needed
             pulled.append(handed[0])
             self.world.transfer(handed.pop(0), now_s)
 
@@ -119,6 +128,15 @@ class Pool(Reference):
             return (r.queue_key if self.settings.queue_order else 0, r.sequence)
 
         return bool(rank.waiting) and key(rank.waiting[0]) < key(request)
+
+    def let_go(self, journey: Journey) -> None:
+        """The KV has been read: what the prefill side held of it is free, or cached."""
+        request = journey.request
+        here = (request.num_blocks, request.shared_blocks, request.num_used_segments, request.segments)
+        request.num_blocks, request.shared_blocks, request.num_used_segments = journey.held
+        request.segments = self.chains[request.index]
+        self.release(journey.prefill_rank, request, request.input_tokens)
+        request.num_blocks, request.shared_blocks, request.num_used_segments, request.segments = here
 
     def arrived(self, rank: Rank, journey: Journey) -> None:
         self.pulled[id(rank)].remove(journey)
@@ -133,6 +151,8 @@ class ReferencePools:
     travel: Any
     requests: Sequence[Request]
     speculation: Any = None
+    chains: Sequence[Sequence[tuple[Segment, ...]]] = ()
+    """What each pool may cache of each request; empty where none caches anything."""
     journeys: dict[int, Journey] = field(default_factory=dict)
 
     def run(self) -> list[Step]:
@@ -140,7 +160,8 @@ class ReferencePools:
         self.thinking: list[tuple[float, int]] = []
         self.service: dict[int, int] = {}
         self.replica_of_session: dict[int, int] = {}
-        self.pools = [Pool(self, plan) for plan in self.plans]
+        chains = self.chains or [[()] * len(self.requests)] * len(self.plans)
+        self.pools = [Pool(self, plan, own) for plan, own in zip(self.plans, chains, strict=True)]
         self.first = self.pools[0]
         self.replicas = [(pool, i) for pool in self.pools for i in range(pool.settings.num_replicas)]
         splits = any(pool.role == PREFILL for pool in self.pools)
@@ -170,7 +191,7 @@ class ReferencePools:
         return min([*ends, *((end, (-1, index)) for end, index in self.arrivals)], default=(math.inf, ()))
 
     def all_steps(self) -> list[Step]:
-        assert len(self.completed_s) == len(self.requests), "a request can never be scheduled"
+        assert not any(math.isnan(request.finish_s) for request in self.requests), "a request can never be scheduled"
         steps, first = [], 0
         for pool in self.pools:
             steps += [
@@ -192,7 +213,9 @@ class ReferencePools:
         if ROUTERS[router] == "session_affinity" and former in candidates:
             at = former
         else:
-            at = self.choose(candidates, router, int(is_local))
+            at = self.with_prefix(candidates, router, request)
+            if at < 0:
+                at = self.choose(candidates, router, int(is_local))
         self.replica_of_session[request.session] = at
         pool, replica = self.replicas[at]
         hands_over = pool.role == PREFILL and not is_local
@@ -200,6 +223,18 @@ class ReferencePools:
             self.journeys[request.index] = Journey(request, request.output_tokens, pool, pool.ranks[0])
             request.output_tokens = 1
         pool.deliver_to(replica, request, now_s)
+
+    def with_prefix(self, candidates: list[int], code: int, request: Request) -> int:
+        if ROUTERS[code] != "prefix_affinity" or not any(pool.caches for pool in self.pools):
+            return -1
+        loads = [pool.num_outstanding(replica) for pool, replica in map(self.replicas.__getitem__, candidates)]
+        found = []
+        for pool, replica in map(self.replicas.__getitem__, candidates):
+            request.segments = pool.chains[request.index]
+            found.append(pool.cached_blocks(replica, request) * int(pool.settings.block_size))
+        longest = max(range(len(candidates)), key=lambda n: (found[n], -loads[n]))
+        uneven = max(loads) - min(loads) > 64 and max(loads) > 1.5 * min(loads)
+        return candidates[longest] if found[longest] > 0 and not uneven else -1
 
     def choose(self, candidates: list[int], code: int, turn: int) -> int:
         router, n = ROUTERS[code], len(candidates)
@@ -223,6 +258,7 @@ class ReferencePools:
     def hand_over(self, journey: Journey, now_s: float) -> None:
         pool, replica = self.replicas[self.choose(self.decoders, self.travel.decode_router, 1)]
         journey.decode_pool, journey.decode_rank = pool, pool.fewest_outstanding(replica)
+        journey.request.segments = pool.chains[journey.request.index]
         if pool.settings.queue_order:
             journey.request.queue_key = pool.queue_key(journey.decode_rank, journey.request, 0)
         pool.handed[id(journey.decode_rank)].append(journey)
@@ -233,7 +269,8 @@ class ReferencePools:
         t, request = self.travel, journey.request
         assert journey.decode_pool is not None
         ends = ((journey.prefill_pool, journey.prefill_rank), (journey.decode_pool, journey.decode_rank))
-        num_bytes = t.bytes_per_token * request.input_tokens + t.bytes_per_request
+        cached = request.shared_blocks * int(journey.decode_pool.settings.block_size)
+        num_bytes = t.bytes_per_token * (request.input_tokens - cached) + t.bytes_per_request
         whole_s = num_bytes / min(pool.link_bytes_per_s for pool, _ in ends)
         may_start_s = now_s if t.tail_fraction == 1.0 else request.scheduled_s
         start_s = max(may_start_s, *(pool.link_free_s[id(rank)] for pool, rank in ends))
@@ -247,7 +284,7 @@ class ReferencePools:
         self.arrivals.remove((now_s, journey.request.index))
         assert journey.decode_pool is not None
         assert journey.decode_rank is not None
-        journey.prefill_rank.free_blocks += journey.held_blocks
+        journey.prefill_pool.let_go(journey)
         journey.decode_pool.arrived(journey.decode_rank, journey)
         for pool, rank in (
             (journey.prefill_pool, journey.prefill_rank),

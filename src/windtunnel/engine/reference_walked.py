@@ -398,7 +398,7 @@ class WalkedReference:
         decodes = [request for request, _ in parts if request.is_prefilled]
         prompts = [(request, tokens) for request, tokens in parts if not request.is_prefilled]
         context = sum(request.known for request in decodes)
-        attention_s = self.prices.decode_attention_s(len(decodes), context)
+        attention_s = self.prices.decode_attention_s(len(decodes), context, is_mixed=bool(prompts))
         if not prompts:
             return float(c.decode_token_s[len(decodes)] + attention_s)
         tokens = sum(tokens for _, tokens in prompts)

@@ -5,6 +5,10 @@ Files, gzipped CSV with a row a measured point, times in microseconds: `v1_dense
 `v1_per_sequence` (LM head and sampler at so many sequences), `v1_attention` (attention of a layer, for a chunk of
 `prefill_chunk` tokens after `kv_prefill` and `n_decode` requests with `kv_decode` keys each). The devices of a tensor
 parallel group are profiled without their all-reduce, which the profile does not hold.
+
+In one kernel with a prompt, decoding requests take 1.3 to 3.6 times what they take alone on the profiled cards
+(FlashAttention 2 lets the query heads of a KV head share its keys only where every query is a single token:
+`seqlenq_ngroups_swapped` in flash_api.cpp). Both are priced apart.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import InputError
-from windtunnel.estimate.steps import num_launches
+from windtunnel.estimate.steps import graph_sizes, num_launches, padded_sizes
 from windtunnel.kernels.state import StepCost
 from windtunnel.ops.forward import Shard
 from windtunnel.spec.deployment import EngineSettings
@@ -54,6 +58,8 @@ class LayerProfile:
     """(requests, keys of each) -> seconds of one layer's attention."""
     prefill_s: Mapping[tuple[int, int], float]
     """(tokens of the chunk, tokens before it) -> the same."""
+    beside_s: Mapping[tuple[int, int], float]
+    """(requests, keys of each) -> what they add to the attention of a chunk: the median over the measured chunks."""
 
 
 def read_layer_profile(folder: Path, gpu: str, model: str, tp: int) -> LayerProfile:
@@ -69,14 +75,27 @@ def read_layer_profile(folder: Path, gpu: str, model: str, tp: int) -> LayerProf
         raise InputError(
             f"{folder} has no {missing[0]} of {model} on {gpu} with tp = {tp}", "dense models alone can be read"
         )
-    decode, prefill = {}, {}
+    decode, prefill, mixed = {}, {}, {}
     for row in _rows(folder / "v1_attention.csv.gz", wanted):
         chunk, before, requests, keys = (_whole(row, name) for name in _ATTENTION)
         if chunk == 0:
             decode[requests, keys] = _seconds(row)
         elif requests == 0:
             prefill[chunk, before] = _seconds(row)
-    return LayerProfile(dense, _curves(folder / "v1_per_sequence.csv.gz", "sequences", wanted), decode, prefill)
+        else:
+            mixed[chunk, before, requests, keys] = _seconds(row)
+    sequences = _curves(folder / "v1_per_sequence.csv.gz", "sequences", wanted)
+    return LayerProfile(dense, sequences, decode, prefill, _beside(mixed, prefill))
+
+
+def _beside(
+    mixed: Mapping[tuple[int, int, int, int], float], prefill: Mapping[tuple[int, int], float]
+) -> dict[tuple[int, int], float]:
+    added: dict[tuple[int, int], list[float]] = {}
+    for (chunk, before, requests, keys), seconds in mixed.items():
+        if (chunk, before) in prefill:
+            added.setdefault((requests, keys), []).append(seconds - prefill[chunk, before])
+    return {at: max(float(np.median(seconds)), 0.0) for at, seconds in added.items()}
 
 
 def layer_steps(
@@ -106,14 +125,15 @@ def layer_steps(
     host = engine.host
     unhidden_s = float(host.unhidden_step_s or 0.0) + float(host.unhidden_request_s or 0.0) * requests
     sample_s = sum((_at(curve, requests) for curve in profile.sequence_s.values()), np.zeros(requests.size))
-    context, decode_s = _decode_grid(profile, requests)
+    padded = padded_sizes(graph_sizes(engine), most)
+    context = np.array(sorted({keys for _, keys in profile.decode_s}), np.float64)
     chunks, lengths, prefill_s = _prefill_grid(profile, max_model_len)
     return StepCost(
-        decode_token_s=token_s[: most + 1] + sample_s + unhidden_s,
+        decode_token_s=token_s[padded] + sample_s[np.minimum(padded, most)] + unhidden_s,
         mixed_token_s=token_s,
         sample_s=sample_s + unhidden_s,
         context_nodes=context,
-        decode_attention_s=layers * decode_s,
+        decode_attention_s=layers * _decode_grid(profile.decode_s, context, requests),
         chunk_nodes=chunks,
         length_nodes=lengths,
         prefill_attention_s=layers * prefill_s,
@@ -122,22 +142,22 @@ def layer_steps(
         host_overlaps=int(bool(engine.async_scheduling)),
         recorded_step_s=np.zeros(0),
         launch_s=float(host.launch_s or 0.0) * num_launches(shard, engine, tokens),
+        mixed_decode_attention_s=layers * _decode_grid(profile.beside_s or profile.decode_s, context, requests),
     )
 
 
-def _decode_grid(profile: LayerProfile, requests: Floats) -> tuple[Floats, Floats]:
-    """Context lengths, and seconds of one layer for every number of requests; 0 for none."""
-    context = np.array(sorted({keys for _, keys in profile.decode_s}), np.float64)
-    batches = sorted({count for count, _ in profile.decode_s})
+def _decode_grid(measured_s: Mapping[tuple[int, int], float], context: Floats, requests: Floats) -> Floats:
+    """Seconds of one layer for every number of requests, 0 for none, at the lengths `context`."""
+    batches = sorted({count for count, _ in measured_s})
     rows = []
     for count in batches:
-        known = sorted((keys, seconds) for (n, keys), seconds in profile.decode_s.items() if n == count)
+        known = sorted((keys, seconds) for (n, keys), seconds in measured_s.items() if n == count)
         rows.append(_at((np.array([k for k, _ in known], np.float64), np.array([s for _, s in known])), context))
     measured = np.stack(rows)
     nodes = np.array(batches, np.float64)
     grid = np.stack([_at((nodes, measured[:, column]), requests) for column in range(context.size)], axis=1)
     grid[0] = 0.0
-    return context, grid
+    return grid
 
 
 def _prefill_grid(profile: LayerProfile, max_model_len: int) -> tuple[Floats, Floats, Floats]:

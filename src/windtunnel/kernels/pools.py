@@ -13,7 +13,15 @@ import numpy as np
 
 from windtunnel.kernels.heap import push
 from windtunnel.kernels.jit import inlined, inner
-from windtunnel.kernels.policies import held_blocks, link, num_blocks_for, set_queue_key
+from windtunnel.kernels.kvcache import acquire, entry_of, evict, look_up, release, share
+from windtunnel.kernels.policies import (
+    UNEVEN_RATIO,
+    UNEVEN_REQUESTS,
+    held_blocks,
+    link,
+    num_blocks_for,
+    set_queue_key,
+)
 from windtunnel.kernels.state import (
     EVENT,
     FCFS,
@@ -28,10 +36,12 @@ from windtunnel.kernels.state import (
     PHASES,
     POWER_OF_TWO,
     PREFILLING,
+    PREFIX_AFFINITY,
     RANDOM,
     ROUND_ROBIN,
     SESSION_AFFINITY,
     TRTLLM,
+    Cache,
     Floats,
     Ints,
     Settings,
@@ -81,6 +91,8 @@ POOL = np.dtype(
         ("end_rank", "i8"),
         ("first_lane", "i8"),
         ("end_lane", "i8"),
+        ("first_entry", "i8"),  # of the pool's prefix caches, where there are any
+        ("end_entry", "i8"),
         ("hands_over", "i8"),  # 1: requests leave after their prefill
         ("link_bytes_per_s", "f8"),  # of the network interfaces of one rank
     ]
@@ -96,6 +108,7 @@ JOURNEY = np.dtype(
         ("transfer_end_s", "f8"),
         ("later_output_tokens", "i8"),  # while it prefills elsewhere, where it is a request for one token
         ("held_blocks", "i8"),  # of the prefill rank, until its KV has been read
+        ("cached_tokens", "i8"),  # of its prompt, found where it was first admitted; filled in when the run has ended
     ]
 )
 """One record a request of a run with pools."""
@@ -202,6 +215,43 @@ def new_pools(plans: Sequence[PoolPlan], travel: Travel, num_requests: int) -> P
     )
 
 
+def joined_caches(pools: Pools, caches: Sequence[Cache]) -> Cache:
+    """The prefix caches of all pools, end to end as `cache_of` takes them apart; there are no lower tiers.
+
+    Args:
+        pools: where each pool's share of the entries lies is written there.
+        caches: of every pool, for the same requests and segments.
+    """
+    ends = np.cumsum([0, *(cache.entries.size for cache in caches)])
+    pools.pools["first_entry"], pools.pools["end_entry"] = ends[:-1], ends[1:]
+    joined = {
+        name: np.concatenate([getattr(cache, name) for cache in caches]).view(np.recarray)
+        for name in ("nodes", "entries", "requests", "ranks")
+    }
+    load_s = np.concatenate([cache.load_s for cache in caches])
+    return caches[0]._replace(load_s=load_s, **joined)
+
+
+@inlined
+def cache_of(cache, pools, pool):
+    """The prefix caches of one pool's ranks."""
+    record = pools.pools[pool]
+    num_nodes, num_requests = cache.nodes.size // pools.pools.size, cache.requests.size // pools.pools.size
+    return Cache(
+        cache.num_shared,
+        cache.nodes[pool * num_nodes : (pool + 1) * num_nodes],
+        cache.entries[record.first_entry : record.end_entry],
+        cache.requests[pool * num_requests : (pool + 1) * num_requests],
+        cache.ranks[record.first_rank : record.end_rank],
+        cache.load_overlaps,
+        cache.load_s[record.first_lane : record.end_lane],
+        cache.tiers,
+        cache.kept,
+        cache.pools,
+        cache.loaded,
+    )
+
+
 def new_pool_events(plans: Sequence[PoolPlan]) -> Table:
     """An empty queue of `EVENT` records: lanes, and the transfers that may be under way."""
     lanes = sum(plan.settings.num_replicas * plan.settings.num_stages for plan in plans)
@@ -238,8 +288,12 @@ def _extended(cost: StepCost, sizes: dict[str, int]) -> StepCost:
     decode = _grown(cost.decode_attention_s, cost.context_nodes, sizes["context_nodes"])
     prefill = _grown(cost.prefill_attention_s, cost.length_nodes, sizes["length_nodes"])
     prefill = _grown(prefill.T, cost.chunk_nodes, sizes["chunk_nodes"]).T
+    mixed = cost.mixed_decode_attention_s if cost.mixed_decode_attention_s.size else cost.decode_attention_s
+    mixed = _grown(mixed, cost.context_nodes, sizes["context_nodes"])
     nodes = {name: _grown(getattr(cost, name), getattr(cost, name), size) for name, size in sizes.items()}
-    return cost._replace(decode_attention_s=decode, prefill_attention_s=prefill, **nodes)
+    return cost._replace(
+        decode_attention_s=decode, mixed_decode_attention_s=mixed, prefill_attention_s=prefill, **nodes
+    )
 
 
 def _grown(values: Floats, nodes: Floats, size: int) -> Floats:
@@ -268,6 +322,7 @@ def cost_of(pools, pool):
         cost.group_token_s[pool],
         cost.draft_s[pool],
         cost.launch_s[pool],
+        cost.mixed_decode_attention_s[pool],
     )
 
 
@@ -300,6 +355,41 @@ def load_of(pools, replica, router):
 
 
 @inner
+def cached_tokens(cache, pools, replica, i):
+    """How much of request `i` lies in the cache of a replica of all pools', on the rank that has most of it."""
+    pool = pools.pool_of_replica[replica]
+    settings, own = pools.pools[pool], cache_of(cache, pools, pool)
+    first = (replica - settings.first_replica) * settings.ranks_per_replica
+    most_blocks = 0
+    for rank in range(first, first + settings.ranks_per_replica):
+        evict(own, ranks_of(pools, settings), rank)
+        node = own.requests[i].shared
+        while node != NONE and own.entries[entry_of(own, rank, node)].num_blocks == 0:
+            node = own.nodes[node].parent
+        if node != NONE:
+            found = own.nodes[node].first_block + own.entries[entry_of(own, rank, node)].num_blocks
+            most_blocks = max(most_blocks, found)
+    return most_blocks * settings.block_size
+
+
+@inner
+def candidate_with_prefix(cache, pools, candidates, router, i):
+    """`policies.replica_with_prefix` among the `candidates`, replicas of all pools."""
+    lightest, heaviest = NONE, 0
+    best, longest, least = NONE, 0, 0
+    for replica in candidates:
+        load = load_of(pools, replica, router)
+        lightest = load if lightest == NONE else min(lightest, load)
+        heaviest = max(heaviest, load)
+        found = cached_tokens(cache, pools, replica, i)
+        if found > longest or (found > 0 and found == longest and load < least):
+            best, longest, least = replica, found, load
+    if heaviest - lightest > UNEVEN_REQUESTS and heaviest > UNEVEN_RATIO * lightest:
+        return NONE
+    return best
+
+
+@inner
 def choose(pools, clock, candidates, router, turn):
     """The one of the `candidates`, replicas of all pools, that a request goes to: `policies.route` over several
     pools.
@@ -322,10 +412,11 @@ def choose(pools, clock, candidates, router, turn):
 
 
 @inner
-def route_arrival(pools, sessions, requests, clock, i):
+def route_arrival(cache, pools, sessions, requests, clock, i):
     """The replica that arriving request `i` starts at; one that is to be handed over asks for one token there.
 
-    Under `session_affinity` a session's later turns start where its former one did, if they may.
+    Under `session_affinity` a session's later turns start where its former one did, if they may; under
+    `prefix_affinity` where most of the prompt is cached.
     """
     routing = pools.routing[0]
     is_local = requests[i].input_tokens <= routing.local_tokens
@@ -337,6 +428,8 @@ def route_arrival(pools, sessions, requests, clock, i):
             former = sessions.replica[sessions.session[i]]
             for candidate in candidates:
                 replica = former if candidate == former else replica
+    if cache is not None and router == PREFIX_AFFINITY:
+        replica = candidate_with_prefix(cache, pools, candidates, router, i)
     if replica == NONE:
         replica = choose(pools, clock, candidates, router, routing.decode_turn if is_local else routing.turn)
         if is_local:
@@ -396,13 +489,14 @@ def hand_over(settings, requests, lanes, clock, pools, rank, i, now_s):
 
 
 @inner
-def pull(settings, requests, ranks, lanes, events, clock, pools, rank, lane, now_s):
+def pull(settings, cache, requests, ranks, lanes, events, clock, pools, rank, lane, now_s):
     """Give blocks to the requests that wait to be read, in their order, while there are any; their transfers start.
 
     Requests that wait to be computed here, preempted or local ones, go first if they are the older. The request counts
     towards `max_num_seqs` from now on. A transfer occupies the interfaces of both ranks one after another: they have
     sent what they were given at `link_free_s`. With overlap the KV of a layer leaves when it has been computed, so that
     the transfer may have begun with the prefill and ends a layer's share after it, or when the link has caught up.
+    Of what is cached here nothing is read (vLLM's `NixlConnector`, 0.10 to 0.24: `get_num_new_matched_tokens`).
     """
     routing = pools.routing[0]
     here = pools.handovers[settings.first_rank + rank]
@@ -416,17 +510,25 @@ def pull(settings, requests, ranks, lanes, events, clock, pools, rank, lane, now
             break
         waiting = ranks[rank].waiting
         if waiting != NONE:
-            order = requests[i].sequence
+            order, first_order = requests[i].sequence, requests[waiting].sequence
             if settings.queue_order != FCFS:
                 order += requests[i].queue_key * MOST_REQUESTS
-            if requests[waiting].order < order:
+                first_order += requests[waiting].queue_key * MOST_REQUESTS
+            if first_order < order:
                 break
         num_needed = num_blocks_for(requests[i].input_tokens - routing.decode_samples_first, settings.block_size)
         if settings.scheduler == TRTLLM:
             num_needed = num_blocks_for(requests[i].input_tokens + requests[i].output_tokens, settings.block_size)
         num_needed += settings.blocks_per_request
-        if num_needed > ranks[rank].free_blocks:
+        unused, cached = 0, 0
+        if cache is not None:
+            unused = look_up(settings, cache, requests, ranks, rank, i)
+            cached = requests[i].computed_tokens
+            num_needed -= cached // settings.block_size
+        if num_needed + unused > ranks[rank].free_blocks:
             break
+        if cache is not None:
+            acquire(cache, requests, ranks, rank, lane, i)
         ranks[rank].free_blocks -= num_needed
         here.num_pulled += 1
         here.pull_first = requests[i].after
@@ -435,7 +537,7 @@ def pull(settings, requests, ranks, lanes, events, clock, pools, rank, lane, now
 
         sender = pools.handovers[journey.prefill_rank]
         sent_bytes_per_s = pools.pools[pools.pool_of_rank[journey.prefill_rank]].link_bytes_per_s
-        whole_s = routing.bytes_per_token * requests[i].input_tokens + routing.bytes_per_request
+        whole_s = routing.bytes_per_token * (requests[i].input_tokens - cached) + routing.bytes_per_request
         whole_s /= min(sent_bytes_per_s, settings.link_bytes_per_s)
         ready_s = now_s if routing.tail_fraction == 1.0 else requests[i].scheduled_s
         start_s = max(ready_s, sender.link_free_s, here.link_free_s)
@@ -448,10 +550,18 @@ def pull(settings, requests, ranks, lanes, events, clock, pools, rank, lane, now
 
 
 @inner
-def end_transfer(requests, pools, i):
-    """Request `i` has been read: its blocks on the prefill side are free, and it may run on the decode side."""
+def end_transfer(cache, requests, pools, i):
+    """Request `i` has been read: its blocks on the prefill side are free, those of its prompt stay cached there as long
+    as there is room, and it may run on the decode side.
+    """
     journey = pools.journeys[i]
-    pools.ranks[journey.prefill_rank].free_blocks += journey.held_blocks
+    if cache is None:
+        pools.ranks[journey.prefill_rank].free_blocks += journey.held_blocks
+    if cache is not None:
+        pool = pools.pool_of_rank[journey.prefill_rank]
+        settings, own = pools.pools[pool], cache_of(cache, pools, pool)
+        rank = journey.prefill_rank - settings.first_rank
+        release(settings, own, ranks_of(pools, settings), rank, i, journey.held_blocks, requests[i].input_tokens)
     journey.held_blocks = 0
     here = pools.handovers[journey.decode_rank]
     requests[i].after = NONE
@@ -463,8 +573,9 @@ def end_transfer(requests, pools, i):
 
 
 @inner
-def join_ready(settings, requests, ranks, lanes, lists, pools, rank, lane):
-    """Let the requests whose KV has come run, in their order: they decode in this lane's next step.
+def join_ready(settings, cache, requests, ranks, lanes, lists, pools, rank, lane):
+    """Let the requests whose KV has come run, in their order: they decode in this lane's next step. What has come is
+    cached.
 
     Where the decode side samples the first output, the last prompt token is computed again, as a prefill of one token.
     """
@@ -482,6 +593,8 @@ def join_ready(settings, requests, ranks, lanes, lists, pools, rank, lane):
         link(requests, ranks, rank, i)
         requests[i].target_tokens = requests[i].input_tokens
         requests[i].computed_tokens = requests[i].input_tokens - samples_first
+        if cache is not None:
+            share(settings, cache, ranks, rank, i, requests[i].computed_tokens)
         ranks[rank].remaining_tokens += requests[i].output_tokens - 1 + samples_first
         if samples_first:
             lists[rank * settings.num_stages, PREFILLING, ranks[rank].num_prefilling] = i

@@ -45,6 +45,7 @@ from windtunnel.kernels.policies import (
     unlink,
 )
 from windtunnel.kernels.pools import (
+    cache_of,
     cost_of,
     end_transfer,
     hand_over,
@@ -98,11 +99,14 @@ def interpolate_row(nodes, row, value):
 
 
 @inner
-def decode_attention_s(cost, num_decodes, context_tokens):
-    """Attention of `num_decodes` single-token queries over `context_tokens` keys in all."""
+def decode_attention_s(cost, num_decodes, context_tokens, prompt_tokens):
+    """Attention of `num_decodes` single-token queries over `context_tokens` keys in all, beside `prompt_tokens`."""
     if num_decodes == 0:
         return 0.0
-    return interpolate_row(cost.context_nodes, cost.decode_attention_s[num_decodes], context_tokens / num_decodes)
+    grid = cost.decode_attention_s
+    if prompt_tokens > 0 and cost.mixed_decode_attention_s.size > 0:
+        grid = cost.mixed_decode_attention_s
+    return interpolate_row(cost.context_nodes, grid[num_decodes], context_tokens / num_decodes)
 
 
 @inner
@@ -188,7 +192,7 @@ def deliver(settings, cache, sessions, requests, ranks, lanes, events, clock, no
         if pools is None:
             replica = route(settings, cache, sessions, ranks, clock, k)
         else:
-            replica = route_arrival(pools, sessions, requests, clock, k)
+            replica = route_arrival(cache, pools, sessions, requests, clock, k)
     if sessions is not None and sessions.session[k] != NONE:
         sessions.replica[sessions.session[k]] = replica
     if pools is not None:
@@ -325,9 +329,9 @@ def finish(settings, cache, sessions, requests, ranks, lanes, events, clock, ran
 
 
 @inner
-def arrive(requests, events, clock, pools, i, now_s):
+def arrive(cache, requests, events, clock, pools, i, now_s):
     """The KV of request `i` has been read: both sides may have something to do."""
-    end_transfer(requests, pools, i)
+    end_transfer(cache, requests, pools, i)
     for rank in (pools.journeys[i].prefill_rank, pools.journeys[i].decode_rank):
         settings = pools.pools[pools.pool_of_rank[rank]]
         replica = settings.first_replica + (rank - settings.first_rank) // settings.ranks_per_replica
@@ -480,7 +484,7 @@ def start_step(
         rank_context = lanes[lane].context_tokens - lanes[lane].skipped_context_tokens if rank_decodes > 0 else 0
         attention_s = max(
             attention_s,
-            decode_attention_s(cost, rank_decodes, rank_context + rank_decodes)
+            decode_attention_s(cost, rank_decodes, rank_context + rank_decodes, rank_tokens)
             + prefill_attention_s(cost, rank_tokens, rank_pairs),
         )
         most_decodes = max(most_decodes, rank_decodes)
@@ -578,7 +582,7 @@ def start_step(
                     if speculation is not None:
                         needed = blocks_of_step(settings, speculation, lanes, lists, rank)
                     fits = fits and needed <= ranks[rank].free_blocks
-                attention_s = max(attention_s, decode_attention_s(cost, count, lanes[rank].context_tokens + count))
+                attention_s = max(attention_s, decode_attention_s(cost, count, lanes[rank].context_tokens + count, 0))
             step_s = with_host(cost, cost.decode_token_s[most_decodes] + attention_s, most_running)
             if not fits or step_s > SAME_DURATION * duration_s or time_s + step_s >= fails_s:
                 break
@@ -720,6 +724,7 @@ def run(
             deliver(settings, cache, sessions, requests, ranks, lanes, events, clock, now_s, pools, fleet)
     if fleet is None:
         clock[0].rows = 0
+    own_cache = cache  # of the pool whose event it is
     while True:
         event_s = events[0].time_s if clock[0].queued > 0 else np.inf
         arrival_s = next_arrival_s(settings, sessions, requests, clock)
@@ -753,7 +758,7 @@ def run(
             clock[0].queued = pop(events.time_s, events.lane, clock[0].queued)
         if pools is not None:
             if event < 0:
-                arrive(requests, events, clock, pools, event + requests.size, event_s)
+                arrive(cache, requests, events, clock, pools, event + requests.size, event_s)
                 continue
             pool = pools.pool_of_event[event]
             settings, cost = pools.pools[pool], cost_of(pools, pool)
@@ -761,6 +766,8 @@ def run(
             lists = pools.lists[settings.first_lane : settings.end_lane]
             stages = pools.stages[settings.first_replica : settings.end_replica]
             event -= settings.first_event
+            if cache is not None:
+                own_cache = cache_of(cache, pools, pool)
         replica, stage = event // settings.num_stages, event % settings.num_stages
         first = replica * settings.ranks_per_replica
         num_finished = clock[0].finished
@@ -769,7 +776,7 @@ def run(
             ends_step = ends_step or lanes[lane].batch_size > 0 or lanes[lane].batch_decodes
             complete(
                 settings,
-                cache,
+                own_cache,
                 sessions,
                 speculation,
                 requests,
@@ -813,14 +820,14 @@ def run(
                 lane = rank * settings.num_stages + stage
                 begin_batch(lanes, lane, cutoff_s)
                 if pools is not None:
-                    join_ready(settings, requests, ranks, lanes, lists, pools, rank, lane)
+                    join_ready(settings, own_cache, requests, ranks, lanes, lists, pools, rank, lane)
                 if settings.scheduler == SGLANG:
                     num_decodes = form_batch_sglang(
-                        settings, cache, speculation, requests, ranks, lanes, lists, rank, lane, event_s
+                        settings, own_cache, speculation, requests, ranks, lanes, lists, rank, lane, event_s
                     )
                 else:
                     num_decodes = form_batch_vllm_v1(
-                        settings, cache, speculation, requests, ranks, lanes, lists, rank, lane, event_s
+                        settings, own_cache, speculation, requests, ranks, lanes, lists, rank, lane, event_s
                     )
                 num_batches += end_batch(settings, requests, ranks, lanes, lists, rank, lane, num_decodes)
             if cutoff_s == event_s and not forms_again:
@@ -829,12 +836,12 @@ def run(
         if pools is not None:
             for rank in range(first, first + settings.ranks_per_replica):
                 lane = rank * settings.num_stages + stage
-                pull(settings, requests, ranks, lanes, events, clock, pools, rank, lane, event_s)
+                pull(settings, own_cache, requests, ranks, lanes, events, clock, pools, rank, lane, event_s)
         rows = clock[0].rows
         status = start_step(
             settings,
             cost,
-            cache,
+            own_cache,
             sessions,
             speculation,
             requests,

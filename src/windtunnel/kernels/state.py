@@ -265,6 +265,7 @@ class StepCost(NamedTuple):
 
     decode step of n requests:   decode_token_s[n] + decode_attention(n, mean context)
     step with prefill, T tokens: mixed_token_s[T] + sample_s[sampled] + decode_attention + prefill_attention(C, 2 W / C)
+                                 where decode_attention may be another one beside prompts,
                                  and no less than launch_s[T]
     with attention data parallelism each term is the largest over the ranks.
     """
@@ -300,6 +301,8 @@ class StepCost(NamedTuple):
     launch_s: Floats = np.zeros(1)
     """[max_num_batched_tokens + max_num_seqs + 1] what the host needs to launch a step with prefill of so many tokens;
     beyond the end as at the end."""
+    mixed_decode_attention_s: Floats = np.zeros((0, 0))
+    """[max_num_seqs + 1, c] decode attention in a step whose rank prefills too; `[0, 0]` where it is the same."""
 
 
 NODE = np.dtype([("parent", "i4"), ("first_block", "i4"), ("end_block", "i4")])
@@ -311,7 +314,7 @@ neighbours in the order of release."""
 
 CACHED_REQUEST = np.dtype(
     [
-        ("shared", "i8"),  # the last segment that others may have of its prompt
+        ("shared", "i8"),  # the last segment that others may have of its prompt and output
         ("leaf", "i8"),  # segment that the request's output, or what nobody shares of its prompt and output, belongs to
         ("deepest", "i8"),  # segment that it holds references to, with all above it
         ("shared_blocks", "i8"),  # of those that it holds, in cached segments

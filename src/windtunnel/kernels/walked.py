@@ -167,7 +167,7 @@ def table_stage_s(tables, num_decodes, context_tokens, num_prompts, prompt_token
 @inner
 def model_step_s(cost, num_decodes, context_tokens, prompt_tokens, pairs, sampled):
     """The device's time of a step by a `StepCost`; `context_tokens` counts the new tokens too."""
-    attention_s = decode_attention_s(cost, num_decodes, context_tokens)
+    attention_s = decode_attention_s(cost, num_decodes, context_tokens, prompt_tokens)
     if prompt_tokens == 0:
         return cost.decode_token_s[num_decodes] + attention_s
     attention_s += prefill_attention_s(cost, prompt_tokens, pairs)

@@ -135,7 +135,12 @@ def serve_requests(server: Server | Fleet, requests: RequestArrays, give_up: Giv
             for plan, part in zip(server.plans, server.parts, strict=True)
         ]
         records, pools, steps, _ = run_pools(
-            plans, server.travel, requests, speculation=server.speculation, give_up=give_up
+            plans,
+            server.travel,
+            requests,
+            speculation=server.speculation,
+            give_up=give_up,
+            caching=server.caching,
         )
         host = server.parts[0].setup.engine.host
         _, replica, num_replicas = replicas_of(records, pools)
