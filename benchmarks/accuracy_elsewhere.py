@@ -258,7 +258,7 @@ def apex(folder: Path, scratch: Path) -> Iterator[Run | str]:
             continue
         path = scratch / f"{case}.csv"
         path.write_text("\n".join(["arrival_s,input_tokens,output_tokens", *whole(requests[case])]) + "\n", "utf-8")
-        # vLLM 0.6 chunks prompts, 512 tokens at a time, of models with more than 32K of context (engine/arg_utils.py and
+        # vLLM 0.6 chunks prompts, 512 tokens at a time, of models with more than 32K of context (engine/arg_utils.py,
         # config.py, 0.6.0). Its kernels and overheads are taken as those of 0.8, the first that is described.
         engine = {"name": "vllm", "version": "0.8.0", "scheduler": "sarathi", "max_num_batched_tokens": 512}
         made = scenario_of(
