@@ -82,6 +82,27 @@ def test_what_cannot_be_read_is_refused(tmp_path: Path, model: str) -> None:
         read_layer_profile(tmp_path, "G", model, 1)
 
 
+def test_experts_are_priced_by_how_many_a_step_chooses(tmp_path: Path) -> None:
+    """Qwen3-30B-A3B: 8 of 128 experts a token, 48 layers; to choose n experts takes n us here, whatever the tokens."""
+    write_profile(tmp_path)
+    lines = [f"G,M,bf16,1,{layer},{tokens},0" for layer in ("qkv_proj", "o_proj", "layernorm") for tokens in (1, 64)]
+    write(tmp_path / "v1_dense.csv.gz", ["gpu,model,dtype,tp,layer,tokens,time_us", *lines])
+    moe = [f"G,M,bf16,1,{tokens},{chosen},{chosen}" for tokens in (1, 64) for chosen in (8, 64, 128)]
+    write(tmp_path / "v1_moe.csv.gz", ["gpu,model,dtype,tp,tokens,activated_experts,time_us", *moe])
+    raw = {
+        "model": "Qwen/Qwen3-30B-A3B",
+        "deployment": {
+            "device": "h200_sxm",
+            "engine": {"name": "vllm", "max_num_seqs": 64, "max_num_batched_tokens": 64},
+        },
+        "workload": {"arrivals": {"type": "burst"}, "input_tokens": 8, "output_tokens": 8, "num_requests": 1},
+    }
+    setup = resolve(scenario_from(raw))
+    cost = layer_steps(read_layer_profile(tmp_path, "G", "M", 1), shard_of(setup), setup.engine, 4096)
+    assert cost.mixed_token_s[1] == pytest.approx(48 * 8e-6)
+    assert cost.mixed_token_s[64] == pytest.approx(48 * 128e-6 * (1 - (15 / 16) ** 64))
+
+
 TARGETS = {"tpot": 0.05, "e2e": 0.05, "ttft": 0.15}
 """What the errors of the means must stay within, on every run."""
 

@@ -3,8 +3,9 @@ timed one by one, as the cost of every step that the engine forms.
 
 Files, gzipped CSV with a row a measured point, times in microseconds: `v1_dense` (a layer at so many tokens),
 `v1_per_sequence` (LM head and sampler at so many sequences), `v1_attention` (attention of a layer, for a chunk of
-`prefill_chunk` tokens after `kv_prefill` and `n_decode` requests with `kv_decode` keys each). The devices of a tensor
-parallel group are profiled without their all-reduce, which the profile does not hold.
+`prefill_chunk` tokens after `kv_prefill` and `n_decode` requests with `kv_decode` keys each), and `v1_moe` (router and
+experts of a layer, for so many tokens that choose so many experts between them). The devices of a tensor parallel group
+are profiled without their all-reduce, which the profile does not hold.
 
 In one kernel with a prompt, decoding requests take 1.3 to 3.6 times what they take alone on the profiled cards
 (FlashAttention 2 lets the query heads of a KV head share its keys only where every query is a single token:
@@ -27,6 +28,7 @@ from windtunnel.estimate.steps import graph_sizes, num_launches, padded_sizes
 from windtunnel.kernels.state import StepCost
 from windtunnel.ops.forward import Shard
 from windtunnel.spec.deployment import EngineSettings
+from windtunnel.spec.model import ExpertsFeedForward, ModelSpec
 
 Floats = NDArray[np.float64]
 
@@ -43,12 +45,13 @@ A_LAYER: Mapping[str, int] = {
 }
 """Kernel of a layer -> how often a layer runs it; one that the profile lacks is not in the model."""
 
-NEEDED = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj", "layernorm")
+NEEDED = ("qkv_proj", "o_proj", "layernorm")
+FEED_FORWARD = ("gate_up_proj", "down_proj")
 
 
 @dataclass(frozen=True)
 class LayerProfile:
-    """The measured kernels of one dense model on one GPU at one tensor parallelism."""
+    """The measured kernels of one model on one GPU at one tensor parallelism."""
 
     dense_s: Mapping[str, tuple[Floats, Floats]]
     """Layer -> tokens, ascending, and seconds."""
@@ -60,21 +63,26 @@ class LayerProfile:
     """(tokens of the chunk, tokens before it) -> the same."""
     beside_s: Mapping[tuple[int, int], float]
     """(requests, keys of each) -> what they add to the attention of a chunk: the median over the measured chunks."""
+    experts_s: Mapping[int, tuple[Floats, Floats]]
+    """Experts that a step's tokens choose -> tokens, ascending, and seconds of a layer's experts; empty: none."""
 
 
 def read_layer_profile(folder: Path, gpu: str, model: str, tp: int) -> LayerProfile:
-    """The profile of `model` on `gpu`, from the three files in `folder`.
+    """The profile of `model` on `gpu`, from the files in `folder`; `v1_moe` is looked for where a model has no dense
+    feed-forward.
 
     Raises:
-        InputError: a file is missing or malformed, or holds no such model on such a GPU, or one with experts.
+        InputError: a file is missing or malformed, or holds no such model on such a GPU.
     """
     wanted = (gpu, model, str(tp))
     dense = _curves(folder / "v1_dense.csv.gz", "tokens", wanted)
-    missing = [name for name in NEEDED if name not in dense]
-    if missing:
-        raise InputError(
-            f"{folder} has no {missing[0]} of {model} on {gpu} with tp = {tp}", "dense models alone can be read"
-        )
+    missing = [name for name in (*NEEDED, *FEED_FORWARD) if name not in dense]
+    experts = {}
+    if missing and not set(missing) - set(FEED_FORWARD):
+        chosen = _curves(folder / "v1_moe.csv.gz", "tokens", wanted, by="activated_experts")
+        experts = {int(count): curve for count, curve in chosen.items()}
+    if missing and not experts:
+        raise InputError(f"{folder} has no {missing[0]} of {model} on {gpu} with tp = {tp}")
     decode, prefill, mixed = {}, {}, {}
     for row in _rows(folder / "v1_attention.csv.gz", wanted):
         chunk, before, requests, keys = (_whole(row, name) for name in _ATTENTION)
@@ -85,7 +93,7 @@ def read_layer_profile(folder: Path, gpu: str, model: str, tp: int) -> LayerProf
         else:
             mixed[chunk, before, requests, keys] = _seconds(row)
     sequences = _curves(folder / "v1_per_sequence.csv.gz", "sequences", wanted)
-    return LayerProfile(dense, sequences, decode, prefill, _beside(mixed, prefill))
+    return LayerProfile(dense, sequences, decode, prefill, _beside(mixed, prefill), experts)
 
 
 def _beside(
@@ -120,6 +128,8 @@ def layer_steps(
     for name, count in [*((name, 1) for name in ONCE), *((name, layers * each) for name, each in A_LAYER.items())]:
         if name in profile.dense_s:
             token_s += count * _at(profile.dense_s[name], tokens)
+    if profile.experts_s:
+        token_s += _experts_seconds(profile.experts_s, shard.model, tokens)
     if all_reduce_s is not None:
         token_s = token_s + 2 * layers * all_reduce_s
     host = engine.host
@@ -144,6 +154,22 @@ def layer_steps(
         launch_s=float(host.launch_s or 0.0) * num_launches(shard, engine, tokens),
         mixed_decode_attention_s=layers * _decode_grid(profile.beside_s or profile.decode_s, context, requests),
     )
+
+
+def _experts_seconds(experts_s: Mapping[int, tuple[Floats, Floats]], model: ModelSpec, tokens: Floats) -> Floats:
+    """Seconds of all layers' experts for so many tokens n, each with k of E experts drawn at random: together they choose
+    E (1 - (1 - k / E)^n).
+    """
+    total = np.zeros(tokens.size)
+    counts = np.array(sorted(experts_s), np.float64)
+    measured = np.stack([_at(experts_s[int(count)], tokens) for count in counts])
+    for group in model.layers:
+        part = group.feed_forward
+        if isinstance(part, ExpertsFeedForward):
+            chosen = part.num_experts * (1 - (1 - part.experts_per_token / part.num_experts) ** tokens)
+            of_step = [np.interp(at, counts, column) for at, column in zip(chosen, measured.T, strict=True)]
+            total += group.num_layers * np.array(of_step)
+    return total
 
 
 def _decode_grid(measured_s: Mapping[tuple[int, int], float], context: Floats, requests: Floats) -> Floats:
@@ -192,10 +218,11 @@ def _at(curve: tuple[Floats, Floats], wanted: Floats) -> Floats:
 _ATTENTION = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
 
 
-def _curves(path: Path, axis: str, wanted: tuple[str, str, str]) -> dict[str, tuple[Floats, Floats]]:
+def _curves(path: Path, axis: str, wanted: tuple[str, str, str], by: str = "layer") -> dict[str, tuple[Floats, Floats]]:
+    """Column `by` -> seconds along `axis`."""
     points: dict[str, dict[int, float]] = {}
     for row in _rows(path, wanted):
-        points.setdefault(row["layer"], {})[_whole(row, axis)] = _seconds(row)
+        points.setdefault(row[by], {})[_whole(row, axis)] = _seconds(row)
     return {
         layer: (np.array(sorted(found), np.float64), np.array([found[at] for at in sorted(found)]))
         for layer, found in points.items()
