@@ -157,7 +157,7 @@ def layer_steps(
 
 
 def _experts_seconds(experts_s: Mapping[int, tuple[Floats, Floats]], model: ModelSpec, tokens: Floats) -> Floats:
-    """Seconds of all layers' experts for so many tokens n, each with k of E experts drawn at random: together they choose
+    """Seconds of all layers' experts for so many tokens n, each with k of E drawn at random: together they choose
     E (1 - (1 - k / E)^n).
     """
     total = np.zeros(tokens.size)
