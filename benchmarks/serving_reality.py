@@ -3,8 +3,8 @@
     python benchmarks/serving_reality.py DIR
 
 DIR holds `per_request/blis_vllm_otel_requests.csv.gz`: requests of CodeLlama-34B on one H100, as OpenTelemetry spans of
-the engine say (arrival, tokens, TTFT, TPOT, end to end); it is also taken from WINDTUNNEL_REFERENCE. Nothing is fitted to
-them. The KV cache's size is the server's own; its version and other settings are not recorded. In `prefill-1` a prompt
+the engine say (arrival, tokens, TTFT, TPOT, end to end); it is also taken from WINDTUNNEL_REFERENCE. Nothing is fitted.
+The KV cache's size is the server's own; its version and other settings are not recorded. In `prefill-1` a prompt
 of 3,000 tokens alone on the server takes 35 steps of 25 ms: its token budget was below a hundred, and is not known.
 """
 
