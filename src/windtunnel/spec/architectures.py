@@ -147,6 +147,13 @@ ARCHITECTURES: dict[str, Architecture] = {
         tied=True,
     ),
     "vaultgemma": Architecture(tied=True, full_attention_every=2),
+    **dict.fromkeys(
+        (
+            *("exaone4", "glm", "granite", "granitemoe", "llama", "minicpm3", "minimax_m2", "ministral3", "mistral"),
+            *("mixtral", "phi3", "seed_oss", "smollm3", "solar_open", "youtu"),
+        ),
+        LLAMA,
+    ),
 }
 
 ALIASES: dict[str, tuple[str, ...]] = {
