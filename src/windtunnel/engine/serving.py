@@ -10,7 +10,6 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.engine.cluster_network import OnNetwork, network_of
 from windtunnel.engine.fleet import (
     FleetRecord,
     FleetRun,
@@ -393,6 +392,9 @@ def on_network(estimator: Estimator, setup: Setup) -> Estimator:
     num_devices = setup.parallelism.num_devices
     if setup.network is None or num_devices <= setup.node.num_devices:
         return estimator
+    # Imported late: few deployments have a network of their own, and its loops take a tenth of a second to import.
+    from windtunnel.engine.cluster_network import OnNetwork, network_of
+
     network = network_of(setup.network, setup.node, num_devices)
     return OnNetwork(estimator, network, num_devices // setup.parallelism.pp)
 
