@@ -50,3 +50,9 @@ def test_a_page_escapes_what_it_is_given_and_loads_nothing() -> None:
     assert "x &amp; y" in text
     assert "src=" not in text
     assert "http" not in text.replace("http://www.w3.org/2000/svg", "")
+
+
+def test_ticks_of_a_narrow_range_are_told_apart() -> None:
+    drawn = figure([Series("", [12.1101, 12.1109], [0.0, 1.0], "line")], Axis("s"), Axis("share"))
+    assert ">12.1102<" in drawn
+    assert ">12.1104<" in drawn

@@ -178,14 +178,14 @@ def _legend(rows: list[list[tuple[float, str, str]]]) -> Iterator[str]:
 
 def _grid(across: _Scale, up: _Scale, x: Axis, y: Axis, width: int, height: int, top: int) -> Iterator[str]:
     bottom, right = height - _BOTTOM, width - _RIGHT
-    for value in across.ticks():
+    for value, text in _labelled(across.ticks()):
         at = across(value)
         yield f'<path d="M{at:.1f} {top}V{bottom}" stroke="currentColor" stroke-opacity=".12"/>'
-        yield f'<text x="{at:.1f}" y="{bottom + 15}" {_MIDDLE}>{tick(value)}</text>'
-    for value in up.ticks():
+        yield f'<text x="{at:.1f}" y="{bottom + 15}" {_MIDDLE}>{text}</text>'
+    for value, text in _labelled(up.ticks()):
         at = up(value)
         yield f'<path d="M{_LEFT} {at:.1f}H{right}" stroke="currentColor" stroke-opacity=".12"/>'
-        yield f'<text x="{_LEFT - 6}" y="{at + 4:.1f}" text-anchor="end" fill="currentColor">{tick(value)}</text>'
+        yield f'<text x="{_LEFT - 6}" y="{at + 4:.1f}" text-anchor="end" fill="currentColor">{text}</text>'
     yield f'<path d="M{_LEFT} {top}V{bottom}H{right}" fill="none" stroke="currentColor" stroke-opacity=".6"/>'
     middle = (top + bottom) / 2
     yield f'<text x="{(_LEFT + right) / 2}" y="{height - 10}" {_MIDDLE}>{escape(x.label)}</text>'
@@ -212,12 +212,19 @@ def _marks(series: Series, colour: str, across: _Scale, up: _Scale) -> Iterator[
         yield f'<path d="M{path}" fill="none" stroke="{colour}" stroke-width="1.6"{dashes}{label}/>'
 
 
-def tick(value: float) -> str:
+def tick(value: float, digits: int = 4) -> str:
     """A tick's label: `0.5`, `20`, `5k`, `2M`."""
     for size, suffix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size:
-            return f"{value / size:.4g}{suffix}"
-    return f"{value:.4g}"
+            return f"{value / size:.{digits}g}{suffix}"
+    return f"{value:.{digits}g}"
+
+
+def _labelled(ticks: Sequence[float]) -> list[tuple[float, str]]:
+    """Ticks with their labels, which have as many digits as it takes to tell them apart."""
+    labels = [[tick(value, digits) for value in ticks] for digits in range(4, 17)]
+    apart = next((found for found in labels if len(set(found)) == len(found)), labels[-1])
+    return list(zip(ticks, apart, strict=True))
 
 
 def bar_chart(
@@ -230,10 +237,10 @@ def bar_chart(
     parts = [
         f'<svg viewBox="0 0 {width} {height}" width="{width}" role="img" xmlns="http://www.w3.org/2000/svg" {_FONT}>'
     ]
-    for value in across.ticks():
+    for value, text in _labelled(across.ticks()):
         at = across(value)
         parts.append(f'<path d="M{at:.1f} 4V{height - _BOTTOM}" stroke="currentColor" stroke-opacity=".12"/>')
-        parts.append(f'<text x="{at:.1f}" y="{height - _BOTTOM + 15}" {_MIDDLE}>{tick(value)}</text>')
+        parts.append(f'<text x="{at:.1f}" y="{height - _BOTTOM + 15}" {_MIDDLE}>{text}</text>')
     for place, (label, value) in enumerate(zip(labels, values, strict=True)):
         y = 4 + line * place
         colour = colours[place] if colours else COLOURS[0]
