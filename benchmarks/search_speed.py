@@ -142,7 +142,7 @@ def workers() -> None:
 
     Wall times mean something only where two processors are free; a ratio of CPU seconds does anyhow.
     """
-    space = space_of({**WHOLE, "gpu_memory_utilization": [0.9], "kv_cache": ["bf16"], "quant": ["bf16"]})
+    space = space_of(WHOLE)
     names: list[ExecutorName] = ["threads", "processes", *(["ray"] if find_spec("ray") else [])]  # type: ignore[list-item]
     speedups: dict[str, list[float]] = {name: [] for name in names}
     dearer: dict[str, list[float]] = {name: [] for name in names}
@@ -165,7 +165,7 @@ def workers() -> None:
         print(f"  Ray's throughput: {median(speedups['ray']) / median(speedups['processes']):.2f} of two processes'")
 
 
-ROUNDS = 3
+ROUNDS = 2
 
 
 def timed_whole(space: Space, means: Means) -> tuple[Study, float, float]:
