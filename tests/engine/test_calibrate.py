@@ -134,5 +134,7 @@ def test_profiles_carry_their_record(runs: list[Bench]) -> None:
     assert one.provenance.num_runs == 6
     assert one.provenance.num_configurations == 3
     assert one.provenance.median_error["tpot"] < one.provenance.median_error_before["tpot"]
-    assert one.spread["tpot"].p10 / 1.05 <= 1.0 <= one.spread["tpot"].p90 * 1.05
+    # The runs are made of known overheads, so that runs left out come out within 5%, all of them.
+    spread = one.spread["tpot"]
+    assert 0.95 < spread.p10 <= spread.p50 <= spread.p90 < 1.05
     assert one.host.first_token_s == pytest.approx(0.008 * np.exp(0.8), rel=0.35)
