@@ -458,6 +458,10 @@ def _find_columns(
 
 def _no_stream(path: Path, header: list[str], streams: Sequence[str], layout: Layout | None) -> InputError:
     """What to say where not all of `streams`, none of which was given a name, are there."""
+    if CONVERSATIONS in header:
+        return InputError(
+            f"{path} is of ShareGPT's kind, which has no arrival times", "say how they arrive: a rate or a concurrency"
+        )
     expected = layout or max(KNOWN_LAYOUTS, key=lambda it: sum(name in header for name in it.columns))
     missing = [it for it in (*LENGTHS, "arrival") if it in streams and getattr(expected, it) not in header]
     if not missing or not set(expected.columns) & set(header):
