@@ -221,7 +221,13 @@ def simulate(
         sources=sources,
         operators=operators,
         engine_time_s=engine_time_s,
-        intervals=intervals(setup, summary, table, {how.value: share for how, share in coverage.items()}),
+        intervals=intervals(
+            setup,
+            summary,
+            table,
+            {how.value: share for how, share in coverage.items()},
+            is_open_loop=not requests.concurrency and requests.previous is None,
+        ),
         calibration_remarks=tuple(remarks(setup)),
         fleet=found,
     )

@@ -249,16 +249,16 @@ def _whole(where: str, name: str, text: str) -> float | int:
 
 def _workload(where: str, values: Mapping[str, Any], are_means: bool) -> dict[str, Any]:
     concurrency, rate = values.get("concurrency"), values.get("rate_per_s")
-    if concurrency is None and rate is None:
-        raise InputError(f"{where}: neither concurrency nor rate_per_s is given")
-    if concurrency is None:
-        arrivals = _open_loop(rate, values.get("gap_cv", 1.0))
-    else:
-        arrivals = {"type": "closed_loop", "concurrency": int(concurrency)}
+    if concurrency is not None:
+        arrivals: dict[str, Any] = {"type": "closed_loop", "concurrency": int(concurrency)}
         if rate is not None:
             arrivals["rate_per_s"] = rate
         if values.get("num_warmup_requests"):
             arrivals["num_warmup_requests"] = int(values["num_warmup_requests"])
+    elif rate is not None:
+        arrivals = _open_loop(rate, values.get("gap_cv", 1.0))
+    else:
+        raise InputError(f"{where}: neither concurrency nor rate_per_s is given")
     return {
         "arrivals": arrivals,
         "input_tokens": _lengths(values["input_tokens"], values.get("range_ratio"), are_means),
