@@ -1,5 +1,3 @@
-import traceback
-
 import pytest
 
 from windtunnel.errors import InputError, MissingExtraError, WindtunnelError, did_you_mean
@@ -33,11 +31,6 @@ def test_nothing_near_gives_the_fallback() -> None:
 def test_exit_codes(error: WindtunnelError, code: int) -> None:
     assert error.exit_code == code
     assert (str(error), error.hint) == ("x", None)
-
-
-def test_a_traceback_shows_the_hint() -> None:
-    shown = "".join(traceback.format_exception(InputError("there is no x", "did you mean y?")))
-    assert shown.endswith("InputError: there is no x\nhint: did you mean y?\n")
 
 
 def test_a_missing_extra_says_what_to_install() -> None:

@@ -12,7 +12,7 @@ class WindtunnelError(Exception):
 
     Args:
         message: one sentence, without a trailing full stop.
-        hint: what to do about it; shown on a line of its own, below a traceback too.
+        hint: what to do about it; shown on a line of its own.
     """
 
     exit_code = 1
@@ -21,8 +21,6 @@ class WindtunnelError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
-        if hint is not None:
-            self.add_note(f"hint: {hint}")
 
 
 class InputError(WindtunnelError):

@@ -11,13 +11,8 @@ import pytest
 from pyarrow import parquet
 
 from windtunnel.errors import InputError
-from windtunnel.interop.requests_file import (
-    KNOWN_LAYOUTS,
-    LENGTHS,
-    Layout,
-    read_lengths,
-    read_requests,
-)
+from windtunnel.interop.requests_file import read_lengths, read_requests
+from windtunnel.interop.trace_layouts import KNOWN_LAYOUTS, LENGTHS, Layout
 from windtunnel.spec.workload import Trace, TraceColumns
 
 
