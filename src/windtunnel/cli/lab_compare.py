@@ -44,6 +44,8 @@ def compare(run: Path, simulation: Path, html: Path | None, as_json: bool) -> No
         raise InputError(f"{run} holds no {REQUESTS}", "give a folder of `windtunnel lab run`")
     if simulation.is_dir():
         scenario = load(simulation / "scenario.yaml")
+        if not (simulation / "steps.parquet").is_file():
+            raise InputError(f"{simulation} holds no simulated run", "give a folder of `windtunnel simulate --out`")
         simulated = request_columns(simulation / REQUESTS)
     else:
         scenario = load(simulation)

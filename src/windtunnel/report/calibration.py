@@ -53,7 +53,7 @@ def calibration_report(
     if len(made) == 1:
         (one,) = made.values()
         host = {name: value for name in one.host.__struct_fields__ if (value := getattr(one.host, name)) is not None}
-        parts += ["", title("Host"), grid([(name, format_seconds(float(value))) for name, value in host.items()])]
+        parts += ["", title("Host"), grid([(name, format_seconds(float(value))) for name, value in host.items()], 28)]
         factors = [(name, f"x {value:.3f}") for name, value in one.factors.items()]
         parts += ["", title("Operators: measured over priced time"), grid(factors, 28)]
     return [*parts, "", f"written to {out}"]

@@ -143,21 +143,21 @@ def tasks_report(tasks: list[ExplainedTask]) -> list[RenderableType]:
     """One layer of a middle chunk and the ends of the model, task by task."""
     parts: list[RenderableType] = []
     for phase in PHASES:
-        rows = [
-            (
-                task.name,
-                task.where,
-                task.group or "",
-                task.coverage,
-                f"{task.times:g}",
-                format_seconds(task.seconds),
-                format_si(task.flops / task.seconds, "FLOP/s") if task.flops else "",
-                format_bytes(task.num_bytes),
-            )
-            for task in tasks
-            if task.phase == phase
-        ]
-        if rows:
-            headers = ("task", "of", "group", "known as", "times", "each", "rate", "bytes")
-            parts += ["", title(phase), columns(headers, rows, left=4)]
+        runs = dict.fromkeys((task.where, task.times) for task in tasks if task.phase == phase)
+        for where, times in runs:
+            rows = [_task_row(task) for task in tasks if (task.phase, task.where, task.times) == (phase, where, times)]
+            headers = ("task", "group", "found", "each", "TFLOP/s", "bytes")
+            often = f", {times:g} times" if times > 1 else ""
+            parts += ["", title(f"{phase}: {where}{often}"), columns(headers, rows, left=3)]
     return parts
+
+
+def _task_row(task: ExplainedTask) -> tuple[str, ...]:
+    return (
+        task.name,
+        task.group or "",
+        task.coverage,
+        format_seconds(task.seconds),
+        number(task.flops / task.seconds / 1e12) if task.flops else "",
+        format_bytes(task.num_bytes),
+    )
