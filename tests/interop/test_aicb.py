@@ -123,6 +123,21 @@ def test_scripts_presets_override_what_is_typed() -> None:
     assert found.remarks == ("the script's model moe sets --tensor_model_parallel_size 4 over 2",)
 
 
+def test_the_script_of_lists_makes_its_world_and_batch_itself() -> None:
+    typed = "-m 13 --world_size 4 --tensor_model_parallel_size 4 --global_batch 9 --swiglu"
+    found = made(f"WORLD_SIZE=2 sh scripts/megatron_gpt.sh {typed} --nproc_per_node 8 --workload_only")
+    direct = made(
+        f"{MEGATRON} --model_name=gpt_13B --world_size=16 --tensor_model_parallel_size=4 --global_batch=8 "
+        "--num_layers=40 --hidden_size=5120 --num_attention_heads=40 --seq_length=2048 --vocab_size=50257 --swiglu "
+        "--use-distributed-optimizer"
+    )
+    assert (found.name, found.text) == (direct.name, direct.text)
+    assert found.remarks == (
+        "the script sets --world_size 16 over 4",
+        "the script sets --global_batch 8 over 9",
+    )
+
+
 def test_deepseek_671b_has_1451_lines(reference: Path) -> None:
     found = lines(
         f"{SCRIPT} -m deepseek671 --world_size 2048 --sp --ep 64 --topk 8 --moe_enable --frame DeepSeek "
@@ -212,6 +227,9 @@ def test_prefixes_and_both_spellings_of_arguments_are_understood() -> None:
         (f"{SCRIPT} --world_size", "a value is missing after --world_size"),
         (f"{SCRIPT} --world_size many", "--world_size is 'many'; a whole number is needed"),
         ("sh scripts/megatron_gpt.sh -m 13", "asks the machine"),
+        ("sh scripts/megatron_gpt.sh -m 13 --nproc_per_node 8", "without --workload_only"),
+        ("sh scripts/megatron_gpt.sh -m 13 --nproc_per_node many --workload_only", "a whole number is needed"),
+        ("sh scripts/deepspeed_llama.sh -m 13", "asks the machine"),
         (f"{INFERENCE} -m llama", "the script has no model 'llama'"),
         (f"{INFERENCE} -p warmup", "--phase is 'warmup'"),
         (f"{INFERENCE} -t 16", "tensor and expert parallelism need at least 16"),
