@@ -409,7 +409,7 @@ def _job(row: Row, source: _Source) -> dict[str, Any]:
         raise _TooLittleSaidError(f"a step of {row['task']!r} is more than a forward and a backward pass")
     compute = _FORMATS.get(row["precision"].split(" ")[0].lower())
     if "parenthesised" in row["precision"]:
-        compute = "mxfp8" if "B200" in row["accelerator"] else "fp8"
+        compute = "mxfp8" if re.search("B[23]00", row["accelerator"]) else "fp8"
     if compute is None:
         raise _TooLittleSaidError(f"the precision {row['precision']!r} is not known")
     if "proxy" in row["note"] and not row["layers"]:
@@ -607,8 +607,9 @@ def _mlperf_row(row: Row) -> dict[str, str]:
         "model": model,
         "accelerator": row["accelerator"],
         "n_gpus": row["n_accel"],
-        # NVIDIA's GPT-3 and Llama submissions compute in fp8 from round 3.0 on, whether or not the log says so.
-        "precision": "nvfp4" if fp4 else "fp8" if fp8 or "NVIDIA" in row["accelerator"] else "bf16",
+        # NVIDIA's GPT-3 and Llama submissions compute in fp8 from round 3.0 on, whether or not the log says so; an A100
+        # cannot.
+        "precision": "nvfp4" if fp4 else "fp8" if fp8 or re.match("NVIDIA (?!A100)", row["accelerator"]) else "bf16",
         "gbs": row["global_batch_size"],
         "mbs": row["mbs"],
         "seq_len": row["nominal_seq_len"] or row["seq_len"],
