@@ -25,8 +25,7 @@ import numpy as np
 
 from windtunnel.engine.collective import flows_seconds, full_between_switches
 from windtunnel.engine.network import FlowTimes, run_flows
-from windtunnel.engine.packet_parts import run_in_parts
-from windtunnel.engine.packet_tables import tables_of
+from windtunnel.engine.packet import simulate_packets
 from windtunnel.ops.flows import Flows, all_to_all, nvls, ring, simai_rings, together
 from windtunnel.spec.fabric import Fabric, NodeKind
 from windtunnel.spec.network import SIMAI_SETTINGS
@@ -123,10 +122,8 @@ def run(row: dict[str, str]) -> Run:
     packet_us, flow_us, packet_cpu_s, flow_cpu_s, where = [], [], 0.0, 0.0, ""
     for flows in layers_of(row):
         started = time.process_time()
-        outcome = run_in_parts(tables_of(fabric, flows, settings, packet))
+        packet_us.append(simulate_packets(fabric, flows, settings, packet).total_s * 1e6)
         packet_cpu_s += time.process_time() - started
-        assert (outcome.flows.finish_ps > 0).all()
-        packet_us.append(outcome.flows.finish_ps.max() * 1e-6)
         started = time.process_time()
         flow_us.append(flows_seconds(fabric, flows, settings, "flow") * 1e6)
         flow_cpu_s += time.process_time() - started

@@ -346,9 +346,10 @@ def test_as_in_simai_no_step_of_a_ring_begins_before_the_one_before() -> None:
         connection=np.array([0, 1, 2, 2]),
         start_s=np.array([4 * ALONE_S, 0, 0, 0]),
     )
-    times = run_flows(fabric, late_first, SIMAI_SETTINGS, "flow")
-    assert times.finish_s[1] < times.begin_s[0]
-    assert times.begin_s[3] == pytest.approx(times.begin_s[2], rel=1e-9)
+    for backend in ("flow", "packet"):
+        times = run_flows(fabric, late_first, SIMAI_SETTINGS, backend)
+        assert times.finish_s[1] < times.begin_s[0]
+        assert times.begin_s[3] == pytest.approx(times.begin_s[2], rel=1e-9)
 
 
 @pytest.mark.compiled

@@ -236,7 +236,7 @@ def groups_seconds(
 
 
 def flows_seconds(fabric: Fabric, flows: tables.Flows, settings: NetworkSettings, backend: Backend) -> float:
-    """When the last flow has completed; at flow level as SimAI, the mean of `SIMAI_HASHES` hashes for rings that meet.
+    """When all is done (`FlowTimes.total_s`); at flow level as SimAI, the mean of `SIMAI_HASHES` hashes for rings that meet.
 
     SimAI hashes every flow anew. Which flows of a ring meet decides which meet later, so that one hash says little; of
     flows that all start at once it says what SimAI's does.

@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.engine.network import FlowTimes
+from windtunnel.engine.network import FlowTimes, total_seconds
 from windtunnel.engine.packet_loop import Outcome, run_tables
 from windtunnel.engine.packet_parts import run_in_parts
 from windtunnel.engine.packet_tables import PS_PER_S, Floats, Ints, picoseconds, tables_of
@@ -87,7 +87,7 @@ def simulate_packets(
             f"{unfinished} of {len(flows)} flows never finish",
             "they wait for each other" if not outcome.links.num_pauses.any() else "pause frames wait for each other",
         )
-    return _times(outcome, traced_links)
+    return _times(outcome, traced_links, flows, settings)
 
 
 def default_packets(settings: NetworkSettings) -> PacketSettings:
@@ -100,13 +100,15 @@ def default_packets(settings: NetworkSettings) -> PacketSettings:
     return packet
 
 
-def _times(outcome: Outcome, traced: NDArray[np.int32]) -> PacketTimes:
-    flows, links = outcome.flows, outcome.links
-    end_ps = max(1, int(flows.finish_ps.max(initial=0)))
+def _times(outcome: Outcome, traced: NDArray[np.int32], flows: Flows, settings: NetworkSettings) -> PacketTimes:
+    links = outcome.links
+    sent_s, finish_s = outcome.flows.sent_ps / PS_PER_S, outcome.flows.finish_ps / PS_PER_S
+    end_ps = max(1, int(outcome.flows.finish_ps.max(initial=0)))
     return PacketTimes(
-        begin_s=flows.start_ps / PS_PER_S,
-        sent_s=flows.sent_ps / PS_PER_S,
-        finish_s=flows.finish_ps / PS_PER_S,
+        begin_s=outcome.flows.start_ps / PS_PER_S,
+        sent_s=sent_s,
+        finish_s=finish_s,
+        total_s=total_seconds(flows, settings, sent_s, finish_s),
         link_bytes=links.sent_bytes.astype(np.float64),
         link_was_full=links.most_queued_bytes > 0,
         num_events=outcome.num_events,

@@ -81,6 +81,7 @@ def _part(tables: Tables, flows: Ints) -> Part:
     paths, path_links, records.path = _routes(tables.paths, tables.path_links, records.path)
     replies, reply_links, records.reply = _routes(tables.replies, tables.reply_links, records.reply)
     records.queue = _renumbered(records.queue)[1]
+    records.follower = np.where(records.follower < 0, -1, np.searchsorted(flows, records.follower))
     pairs, position = _renumbered(np.concatenate([path_links, reply_links]) >> 1)
     links = (2 * pairs[:, None] + np.arange(2)).ravel()
     used = tables.links[links].copy()

@@ -165,6 +165,8 @@ class PacketReference:
     def start(self, flow: int) -> None:
         tables, record = self.tables, self.tables.flows[flow]
         self.start_ps[flow] = self.now_ps
+        if record.follower >= 0:
+            self.has_one_less(int(record.follower))
         way = [int(x) for x in tables.path_links[tables.paths[record.path] : tables.paths[record.path + 1]]]
         back = [int(x) for x in tables.reply_links[tables.replies[record.reply] : tables.replies[record.reply + 1]]]
         if record.size_bytes == 0 or not way:

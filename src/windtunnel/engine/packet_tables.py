@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.engine.network import Paths, find_paths, graph_of, send_delay_s
+from windtunnel.engine.network import Paths, find_paths, followers, graph_of, send_delay_s
 from windtunnel.errors import InputError
 from windtunnel.kernels import packet_groups as groups
 from windtunnel.kernels import packet_state as state
@@ -218,6 +218,10 @@ def _flow_table(
     table.delay_ps = np.rint((flows.delay_s + send_delay_s(settings)) * PS_PER_S)
     table.finish_ps = -1
     table.parents_left = np.diff(flows.parent_ptr)
+    table.follower = -1
+    if settings.compat == "simai":
+        table.follower = after = followers(flows)
+        table.parents_left[after[after >= 0]] += 1
     table.path, table.reply = paths.of_flow, replies.of_flow
     table.target_row = 0 if rows is None else rows
     round_trip_s, window_bytes = _windows(fabric, settings, paths)

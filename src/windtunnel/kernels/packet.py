@@ -237,6 +237,11 @@ def run(
         elif kind == START:
             flow = number
             flows[flow].start_ps = now_ps
+            follower = flows[flow].follower
+            if follower >= 0:
+                flows[follower].parents_left -= 1
+                if flows[follower].parents_left == 0:
+                    release(flows, send_queues, events, heaps, buckets, calendar, follower)
             path = flows[flow].path
             if flows[flow].size_bytes == 0 or paths[path] == paths[path + 1]:
                 sent(flows, send_queues, events, heaps, buckets, calendar, flow, now_ps)

@@ -53,6 +53,8 @@ def find_groups(flows, parent_ptr, parent, paths, path_links, replies, reply_lin
         group[item] = item
     for flow in range(flows.size):
         _join(group, flow, first_queue + flows[flow].queue)
+        if flows[flow].follower >= 0:
+            _join(group, flow, np.int64(flows[flow].follower))
         for position in range(parent_ptr[flow], parent_ptr[flow + 1]):
             _join(group, flow, np.int64(parent[position]))
         for position in range(paths[flows[flow].path], paths[flows[flow].path + 1]):

@@ -139,6 +139,7 @@ FLOW = np.dtype(
         ("window_bytes", "i8"),  # in flight at line rate; 0: no limit
         ("base_rtt_ps", "i8"),  # HPCC
         ("parents_left", "i4"),  # that are not complete, and the flow that must begin before
+        ("follower", "i4"),  # the flow that may not begin before this one; -1: none
         ("target_row", "i4"),  # of the distances, where packets choose their way
         ("path", "i4"),
         ("reply", "i4"),
