@@ -26,7 +26,7 @@ import numpy as np
 from windtunnel.engine.collective import flows_seconds, full_between_switches
 from windtunnel.engine.network import FlowTimes, run_flows
 from windtunnel.engine.packet import simulate_packets
-from windtunnel.ops.flows import Flows, all_to_all, nvls, ring, simai_rings, together
+from windtunnel.ops.flows import Flows, Reduction, all_to_all, nvls, ring, simai_rings, together
 from windtunnel.spec.fabric import Fabric, NodeKind
 from windtunnel.spec.network import SIMAI_SETTINGS
 from windtunnel.spec.packet import SIMAI_PACKETS
@@ -34,6 +34,7 @@ from windtunnel.spec.topology import GBPS, AlibabaHpn, DcnPlus, SpectrumX, Topol
 
 REFERENCE = Path(os.environ.get("WINDTUNNEL_REFERENCE") or Path(__file__).resolve().parents[2] / "shared" / "reference")
 CONTROLS = {1: "dcqcn", 7: "timely", 8: "dctcp"}
+REDUCTIONS = {"allreduce": Reduction.ALTERNATE, "reducescatter": Reduction.EVERY}
 
 
 def number(pattern: str, text: str, otherwise: int = 0) -> int:
@@ -69,7 +70,7 @@ def collective(name: str, size_bytes: int, ranks: np.ndarray, gpus_per_server: i
         return nvls(ranks, switch, size_bytes)
     rings = simai_rings(ranks, servers, pxn="AS_PXN_ENABLE=1" in row["env"] and is_reduce)
     steps = (2 if is_reduce else 1) * (len(ranks) - 1)
-    return ring(rings, size_bytes // len(ranks) // rings.num_channels, steps)
+    return ring(rings, size_bytes // len(ranks) // rings.num_channels, steps, REDUCTIONS.get(name.lower(), Reduction.NONE))
 
 
 def layers_of(row: dict[str, str]) -> list[Flows]:

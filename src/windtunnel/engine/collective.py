@@ -35,6 +35,7 @@ MOST_FLOWS = 20_000_000
 SIMAI_HASHES = 8
 """Where rings meet, single hashes are 25 % below to 45 % above four recorded runs of SimAI, the mean of eight is 4 % to
 9 % above (`benchmarks/ns3_runs.py`)."""
+REDUCTIONS = {"all_reduce": tables.Reduction.ALTERNATE, "reduce_scatter": tables.Reduction.EVERY}
 _NVLS_BYTES_PER_S = 150e9
 """Slower scale-up links are PCIe or bridges, whose switches do not add."""
 
@@ -477,7 +478,7 @@ def collective_flows(
             f"{MOST_FLOWS} are the most",
             "use the flow backend without compat, which runs alike connections once, or the analytic one",
         )
-    return tables.ring(rings, ring_chunk_bytes(size_bytes, rings), steps)
+    return tables.ring(rings, ring_chunk_bytes(size_bytes, rings), steps, REDUCTIONS.get(op, tables.Reduction.NONE))
 
 
 def flows_like(
