@@ -70,7 +70,9 @@ def collective(name: str, size_bytes: int, ranks: np.ndarray, gpus_per_server: i
         return nvls(ranks, switch, size_bytes)
     rings = simai_rings(ranks, servers, pxn="AS_PXN_ENABLE=1" in row["env"] and is_reduce)
     steps = (2 if is_reduce else 1) * (len(ranks) - 1)
-    return ring(rings, size_bytes // len(ranks) // rings.num_channels, steps, REDUCTIONS.get(name.lower(), Reduction.NONE))
+    return ring(
+        rings, size_bytes // len(ranks) // rings.num_channels, steps, REDUCTIONS.get(name.lower(), Reduction.NONE)
+    )
 
 
 def layers_of(row: dict[str, str]) -> list[Flows]:

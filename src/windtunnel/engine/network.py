@@ -54,7 +54,7 @@ class FlowTimes:
     """(2 x num_links,) whether more wanted to cross it at some time than it carries."""
     num_events: int
     total_s: float
-    """From time zero to the last completion; of SimAI's, see `total_seconds`."""
+    """From time zero to the last completion; at packet level as SimAI, to that of rank 0."""
 
 
 def graph_of(fabric: Fabric) -> Graph:
@@ -203,22 +203,8 @@ def run_flow_level(
         num_slots = min(len(flows), 8 * num_slots)
     if done < len(flows):
         raise WindtunnelError(f"{len(flows) - done} of {len(flows)} flows wait for each other")
-    total_s = total_seconds(flows, settings, rows.sent_s, rows.finish_s)
+    total_s = float(rows.finish_s.max())
     return FlowTimes(rows.begin_s, rows.sent_s, rows.finish_s, used.bytes, used.stamp >= 0, num_events, total_s)
-
-
-def total_seconds(
-    flows: Flows, settings: NetworkSettings, sent_s: NDArray[np.float64], finish_s: NDArray[np.float64]
-) -> float:
-    """When the last flow has completed; as SimAI, when the lowest rank has received and sent all of its own.
-
-    SimAI reports rank 0 alone (`Workload::report`); where flows share links, the last rank may be 10 % later.
-    """
-    if settings.compat != "simai" or len(flows) == 0:
-        return float(finish_s.max(initial=0.0))
-    first = min(flows.source.min(), flows.destination.min())
-    received, sent = finish_s[flows.destination == first], sent_s[flows.source == first]
-    return float(max(received.max(initial=0.0), sent.max(initial=0.0)))
 
 
 def _run(
@@ -280,7 +266,7 @@ def _flow_table(fabric: Fabric, flows: Flows, settings: NetworkSettings, paths: 
     table.size_bytes = wire_bytes(flows.size_bytes, settings)
     last_bytes = ((flows.size_bytes - 1) % settings.payload_bytes + 1 + settings.header_bytes).astype(np.float64)
     table.last_bytes = last_bytes
-    table.tail_s = _tail_s(fabric, settings, paths, last_bytes)
+    table.tail_s = tail_seconds(fabric, settings, paths, last_bytes)
     table.delay_s = flows.delay_s + send_delay_s(settings)
     table.waiting = np.diff(flows.parent_ptr)
     table.ready_s = flows.start_s + np.where(table.waiting == 0, table.delay_s, 0.0)
@@ -296,7 +282,7 @@ def send_delay_s(settings: NetworkSettings) -> float:
     return settings.send_latency_s + (SIMAI_SEND_DELAY_S if settings.compat == "simai" else 0.0)
 
 
-def _tail_s(
+def tail_seconds(
     fabric: Fabric, settings: NetworkSettings, paths: Paths, last_bytes: NDArray[np.float64]
 ) -> NDArray[np.float64]:
     """From a flow's last byte leaving to its completion: propagation, and its last packet stored and forwarded.
