@@ -34,7 +34,7 @@ from windtunnel.spec.topology import GBPS, AlibabaHpn, DcnPlus, SpectrumX, Topol
 
 REFERENCE = Path(os.environ.get("WINDTUNNEL_REFERENCE") or Path(__file__).resolve().parents[2] / "shared" / "reference")
 CONTROLS = {1: "dcqcn", 7: "timely", 8: "dctcp"}
-REDUCTIONS = {"allreduce": Reduction.ALTERNATE, "reducescatter": Reduction.EVERY}
+REDUCTIONS = {"ALLREDUCE": Reduction.ALTERNATE, "REDUCESCATTER": Reduction.EVERY}
 
 
 def number(pattern: str, text: str, otherwise: int = 0) -> int:
@@ -70,9 +70,8 @@ def collective(name: str, size_bytes: int, ranks: np.ndarray, gpus_per_server: i
         return nvls(ranks, switch, size_bytes)
     rings = simai_rings(ranks, servers, pxn="AS_PXN_ENABLE=1" in row["env"] and is_reduce)
     steps = (2 if is_reduce else 1) * (len(ranks) - 1)
-    return ring(
-        rings, size_bytes // len(ranks) // rings.num_channels, steps, REDUCTIONS.get(name.lower(), Reduction.NONE)
-    )
+    chunk_bytes = size_bytes // len(ranks) // rings.num_channels
+    return ring(rings, chunk_bytes, steps, REDUCTIONS.get(name, Reduction.NONE))
 
 
 def layers_of(row: dict[str, str]) -> list[Flows]:

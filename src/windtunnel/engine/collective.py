@@ -236,7 +236,7 @@ def groups_seconds(
 def _alike_rings_seconds(
     fabric: Fabric, op: str, size_bytes: int, groups: NDArray[np.int32], num_servers: int, settings: NetworkSettings
 ) -> float | None:
-    """Rings of all groups at flow level, alike connections once; None where SimAI's hashes make too much of a difference."""
+    """Rings of all groups at flow level, alike connections once; None where SimAI's hashes make none alike."""
     is_simai = settings.compat == "simai"
     if is_simai and settings.routing != "ecmp":
         return None
@@ -251,7 +251,7 @@ def _alike_rings_seconds(
 
 
 def flows_seconds(fabric: Fabric, flows: tables.Flows, settings: NetworkSettings, backend: Backend) -> float:
-    """When all is done (`FlowTimes.total_s`); at flow level as SimAI, the mean of `SIMAI_HASHES` hashes for rings that meet.
+    """When all is done (`total_s`); at flow level as SimAI, the mean of `SIMAI_HASHES` hashes for rings that meet.
 
     SimAI hashes every flow anew. Which flows of a ring meet decides which meet later, so that one hash says little; of
     flows that all start at once it says what SimAI's does.

@@ -1,18 +1,16 @@
 """Rings that hash every flow anew, with their repetitions taken out: exact where the links between switches never fill.
 
-SimAI's flows take another path in every step, so that no two connections cross the same links throughout. But what never
-fills changes nothing: the allocation is that of the other links. So connections are sorted into classes by these alone,
-one of each is run, and then it is checked that no link between switches ever was asked for more than it carries.
+SimAI's flows take another path in every step, so that no two connections cross the same links throughout. But what
+never fills changes nothing: the allocation is that of the other links. So connections are sorted into classes by these
+alone, one of each is run, and then it is checked that no link between switches ever was asked for more than it carries.
 """
-
-from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.engine.alike import Classes, ring_classes, ring_connections, run_classes
 from windtunnel.engine.network import FlowTimes, Paths, data_bytes_per_s, find_paths, tail_seconds
-from windtunnel.ops.flows import Flows, Rings
+from windtunnel.ops.flows import Flows, Rings, flows_of
 from windtunnel.spec.fabric import Fabric, NodeKind
 from windtunnel.spec.network import NetworkSettings
 
@@ -20,8 +18,9 @@ from windtunnel.spec.network import NetworkSettings
 def hashed_ring_seconds(
     fabric: Fabric, rings: Rings, chunk_bytes: int, num_steps: int, settings: NetworkSettings
 ) -> float | None:
-    """When the last step of a ring collective has completed, as `run_flow_level` has it for all of its flows; None where
-    a link between switches fills, paths are of several lengths or few connections are alike.
+    """When the last step of a ring collective has completed, as `run_flow_level` has it for all of its flows.
+
+    None where a link between switches fills, paths are of several lengths or few connections are alike.
 
     Raises:
         InputError: ranks are not connected.
@@ -71,28 +70,13 @@ def _is_apart(
 
 def _every_step(connections: Flows, chosen: NDArray[np.int64], chunk_bytes: int, num_steps: int) -> Flows:
     """The flows of some connections in every step."""
-    tiled = {
-        name: np.tile(getattr(connections, name)[chosen], num_steps)
-        for name in (
-            "source",
-            "destination",
-            "channel",
-            "hop",
-            "connection",
-            "group",
-            "start_s",
-            "delay_s",
-            "reduction",
-        )
-    }
-    n = num_steps * len(chosen)
-    return replace(
-        connections,
-        **tiled,
-        size_bytes=np.full(n, chunk_bytes),
-        step=np.repeat(np.arange(num_steps, dtype=np.int32), len(chosen)),
-        num_steps=num_steps,
-        parent_ptr=np.zeros(n + 1, np.int64),
+    source, destination, channel = (
+        np.tile(column[chosen], num_steps)
+        for column in (connections.source, connections.destination, connections.channel)
+    )
+    step = np.repeat(np.arange(num_steps), len(chosen))
+    return flows_of(
+        source, destination, chunk_bytes, channel=channel, connection=channel, step=step, num_steps=num_steps
     )
 
 

@@ -247,8 +247,8 @@ def _flow_table(
 def _channels(fabric: Fabric, flows: Flows, settings: NetworkSettings) -> tuple[NDArray[np.int64], Table]:
     """Of every flow the channel of its sender, -1 where that does not reduce; and the channels' records.
 
-    A round has as many chunks as SimAI thinks that there are ranks: of a group of neighbours as many as there are; where
-    ranks are `stride` apart, all of the fabric's GPUs and scale-up switches by that (`Sys::break_dimension`).
+    A round has as many chunks as SimAI thinks that there are ranks: of a group of neighbours as many as there are;
+    where ranks are `stride` apart, all of the fabric's GPUs and scale-up switches by that (`Sys::break_dimension`).
     """
     of_flow = np.full(len(flows), -1)
     reduces = np.flatnonzero(flows.reduction) if settings.compat == "simai" else np.zeros(0, np.int64)
