@@ -236,6 +236,8 @@ def _run(
         np.empty(len(links), np.int32),
         np.empty(len(table)),
         np.empty(len(table), np.int64),
+        np.empty(len(links) + num_slots),
+        np.empty(len(links) + num_slots, np.int64),
         one_after_the_other,
     )
     return counts
