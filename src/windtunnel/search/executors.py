@@ -15,7 +15,8 @@ from typing import Any, Literal
 import msgspec
 
 from windtunnel.errors import InputError, MissingExtraError, WindtunnelError
-from windtunnel.search.evaluate import Evaluation, Evaluator, Neighbours, Question
+from windtunnel.search.alike import Neighbours
+from windtunnel.search.evaluate import Evaluation, Evaluator, Question
 from windtunnel.search.space import Space
 from windtunnel.search.training import TrainingEvaluator
 from windtunnel.spec.noun import Noun
@@ -33,6 +34,8 @@ class Chunk(Noun):
     workload: str | None
     indices: tuple[int, ...]
     question: Question
+    near: tuple[float | None, ...]
+    """Of each point, a load to begin at."""
 
 
 class Answers(Noun):
@@ -50,7 +53,10 @@ def evaluator_of(space: Space) -> AnyEvaluator:
 def run_chunk(evaluator: AnyEvaluator, chunk: Chunk) -> tuple[Evaluation, ...]:
     """Evaluate a chunk's points in order."""
     neighbours = Neighbours()
-    return tuple(evaluator.evaluate(index, chunk.workload, chunk.question, neighbours) for index in chunk.indices)
+    return tuple(
+        evaluator.evaluate(index, chunk.workload, chunk.question, neighbours, near)
+        for index, near in zip(chunk.indices, chunk.near, strict=True)
+    )
 
 
 class Workers:

@@ -15,7 +15,8 @@ from windtunnel.report.plots import Axis, Series, bar_chart, figure
 from windtunnel.report.tables import duration, number, percent
 from windtunnel.report.validation import LATENCIES, NAMES, score_cells
 from windtunnel.report.whatif import grid_sections, shown_figures
-from windtunnel.search.evaluate import FIGURES, Evaluation
+from windtunnel.search.evaluate import Evaluation
+from windtunnel.search.figures import FIGURES
 from windtunnel.search.space import Space, space_from
 from windtunnel.search.watch import study_of_points
 from windtunnel.spec.noun import decode
