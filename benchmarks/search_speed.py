@@ -106,6 +106,7 @@ SMALLER: dict[str, dict[str, Any]] = {
         },
         "limits": {"ttft_p90": "1s", "tpot_p99": "30ms"},
         "objective": "usd_per_million_output_tokens",
+        "num_requests": 2000,
     },
 }
 """Further spaces that strategies are tried on."""
@@ -151,6 +152,7 @@ def spaces() -> dict[str, Space]:
     for name, told in SMALLER.items():
         raw = msgspec.to_builtins(space_of({"tp": [1]}).scenario)
         raw["model"], raw["workload"]["trace"] = told["model"], {"path": told["trace"]}
+        raw["workload"]["num_requests"] = told.get("num_requests", 1000)
         found[name] = space_from({**raw, **{key: told[key] for key in ("vary", "limits", "objective")}})
     return found
 
