@@ -21,7 +21,7 @@ def run_report(result: Result) -> list[RenderableType]:
     coverage = {how.value: share for how, share in result.coverage.items()}
     return [
         title(model_line(result.setup)),
-        *_deployment_lines(result),
+        *deployment_lines(result),
         load_line(result.scenario),
         "",
         columns(LATENCY_HEADS, latency_rows(summary)),
@@ -63,7 +63,8 @@ def sureness_rows(result: Result) -> list[tuple[str, str]]:
     return [("80% interval", ", ".join(shown)), ("calibration", basis)]
 
 
-def _deployment_lines(result: Result) -> list[str]:
+def deployment_lines(result: Result) -> list[str]:
+    """Devices, engine and network; of separate pools a line each."""
     deployment = result.scenario.deployment
     if not result.pools:
         line = deployment_line(result.setup, deployment.fewest_replicas, deployment.most_replicas)

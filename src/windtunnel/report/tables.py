@@ -124,3 +124,9 @@ def formats(precision: Precision) -> str:
     if precision.attention_format != precision.weights:
         words.append(f"{precision.attention_format} attention")
     return ", ".join([*words, f"{precision.kv_cache} KV cache"])
+
+
+def span_text(low: str, high: str) -> str:
+    """`43.4 ms`, `101 ms` as `43.4-101 ms`; both units where they differ."""
+    number_of, _, unit = low.partition(" ")
+    return f"{number_of}\u2013{high}" if unit and unit == high.partition(" ")[2] else f"{low}\u2013{high}"
