@@ -58,20 +58,27 @@ FITTED = ("tpot", "ttft")
 NOISE: Mapping[str, float] = {"tpot": 0.04, "ttft": 0.10}
 """What two runs of equal settings differ by, and a little more: the scale in which residuals are counted."""
 
-OUTLIER = 3.0
-"""Residuals of so many scales have a quarter of their weight, and larger ones hardly any."""
-
 TRUST = 0.5
 """How far one step may move an effect."""
 
-SPREAD_OF_EFFECTS: Mapping[str, tuple[float, float, float]] = {
-    "host": (0.4, 0.5, 0.4),
-    "class": (0.05, 0.05, 0.03),
-}
-"""How far the effects of all runs, of an engine and of an engine on a device may move a logarithm: one standard
-deviation of the ridge's prior. Overheads are known to a factor of two, operators to 8%."""
-SPREAD_OF_FORMATS = 0.05
-"""The same for a format's effect on GEMMs and experts, of an engine and of an engine on a device."""
+
+@dataclass(frozen=True)
+class Priors:
+    """How far effects may move a logarithm: standard deviations of the ridge's prior. By default overheads are known to
+    a factor of two and operators to 8%."""
+
+    host: tuple[float, float, float] = (0.4, 0.5, 0.4)
+    """Of overheads: effects of all runs, of an engine, and of an engine on a device."""
+    operators: tuple[float, float, float] = (0.05, 0.05, 0.03)
+    """The same of factors."""
+    formats: float = 0.05
+    """Of a format's effect on GEMMs and experts, of an engine and of an engine on a device."""
+    outlier: float = 3.0
+    """Residuals of so many scales have a quarter of their weight, and larger ones hardly any."""
+
+
+PRIORS = Priors()
+
 CROWDING = 0.4
 """Runs of one configuration err alike: each of n counts n to the power of minus this."""
 
@@ -234,15 +241,15 @@ Effect = tuple[str, ...]
 MOST_EFFECTS = 5
 
 
-def effects(parameter: str, engine: str, device: str) -> dict[Effect, float]:
+def effects(parameter: str, engine: str, device: str, priors: Priors = PRIORS) -> dict[Effect, float]:
     """The effects whose sum is the logarithm of a parameter of a run, with the spread that each may have."""
     kind, _, rest = parameter.partition(".")
     base = parameter if kind == "host" else f"{kind}.{rest.rpartition('.')[2]}" if rest else kind
-    overall, of_engine, of_device = SPREAD_OF_EFFECTS["host" if kind == "host" else "class"]
+    overall, of_engine, of_device = priors.host if kind == "host" else priors.operators
     found = {(base, "all"): overall, (base, engine): of_engine, (base, engine, device): of_device}
     if base != parameter:
-        found[parameter, engine] = SPREAD_OF_FORMATS
-        found[parameter, engine, device] = SPREAD_OF_FORMATS
+        found[parameter, engine] = priors.formats
+        found[parameter, engine, device] = priors.formats
     return found
 
 
@@ -290,6 +297,15 @@ class Local:
     slopes: Sequence[Mapping[str, Mapping[str, float]]]
     """Of every run: metric -> parameter -> the share of the metric that is proportional to the parameter."""
 
+    def predict(self, index: int, bench: Bench, fit: Fit) -> dict[str, float]:
+        """The fitted metrics of a run, `bench`, under another fit, without simulating it again."""
+        found = {}
+        for metric, slope in self.slopes[index].items():
+            moved = {name: fit.logarithm(name, *bench.scope) - self.fit.logarithm(name, *bench.scope) for name in slope}
+            relative = 1.0 + sum(share * (math.exp(moved[name]) - 1.0) for name, share in slope.items())
+            found[metric] = self.base[index][metric] * max(relative, LEAST_RELATIVE)
+        return found
+
 
 def local(runs: Sequence[Bench], fit: Fit) -> Local:
     """Simulate every run with every one of its parameters moved.
@@ -329,7 +345,7 @@ def fit_runs(runs: Sequence[Bench], num_rounds: int = NUM_ROUNDS) -> Local:
     return around
 
 
-def refit(runs: Sequence[Bench], around: Local, kept: NDArray[np.bool_]) -> Fit:
+def refit(runs: Sequence[Bench], around: Local, kept: NDArray[np.bool_], priors: Priors = PRIORS) -> Fit:
     """The fit to the runs that are `kept`.
 
     The whole regression is solved anew on the measurements of the kept runs. From the fit to all runs it takes the
@@ -337,7 +353,7 @@ def refit(runs: Sequence[Bench], around: Local, kept: NDArray[np.bool_]) -> Fit:
     """
     chosen = np.flatnonzero(kept).tolist()
     base, slopes = [around.base[index] for index in chosen], [around.slopes[index] for index in chosen]
-    return _fitted([runs[index] for index in chosen], Local(around.fit, base, slopes))
+    return _fitted([runs[index] for index in chosen], Local(around.fit, base, slopes), priors)
 
 
 def _weights(runs: Sequence[Bench]) -> Floats:
@@ -345,7 +361,7 @@ def _weights(runs: Sequence[Bench]) -> Floats:
     return np.array([bench.weight * sizes[by_configuration(bench)] ** -CROWDING for bench in runs])
 
 
-def _fitted(runs: Sequence[Bench], around: Local) -> Fit:
+def _fitted(runs: Sequence[Bench], around: Local, priors: Priors = PRIORS) -> Fit:
     """Ridge regression by Gauss and Newton on predictions that are linear around a fit; nothing from no runs."""
     if not runs:
         return Fit({})
@@ -354,7 +370,7 @@ def _fitted(runs: Sequence[Bench], around: Local) -> Fit:
     spreads: list[float] = []
     for bench in runs:
         for parameter in bench.parameters:
-            for effect, spread in effects(parameter, *bench.scope).items():
+            for effect, spread in effects(parameter, *bench.scope, priors).items():
                 if effect not in names:
                     names[effect] = len(names)
                     spreads.append(spread)
@@ -375,7 +391,7 @@ def _fitted(runs: Sequence[Bench], around: Local) -> Fit:
             np.add.at(design, (run, metric, summed[run, parameter, at]), terms)
         residual = np.log(measured / (base * relative))
         flat = design[:, :, :-1].reshape(residual.size, -1)
-        change = _ridge_step(flat, residual.ravel(), scale, weights, np.array(spreads), values)
+        change = _ridge_step(flat, residual.ravel(), scale, weights, np.array(spreads), values, priors.outlier)
         values = values + change
         if np.abs(change).max(initial=0.0) < CONVERGED:
             break
@@ -399,13 +415,13 @@ def _terms(runs: Sequence[Bench], around: Local, names: Mapping[Effect, int]) ->
 
 
 def _ridge_step(
-    design: Floats, residual: Floats, scale: Floats, share: Floats, spreads: Floats, values: Floats
+    design: Floats, residual: Floats, scale: Floats, share: Floats, spreads: Floats, values: Floats, outlier: float
 ) -> Floats:
     """The change of all effects: weighted least squares with the prior as further rows, Geman and McClure's weights."""
     known = np.isfinite(residual)
     a, r = design[known] * scale[known, None], residual[known] * scale[known]
     prior = np.diag(1.0 / spreads)
-    weight = np.sqrt(share[known]) / (1.0 + (r / OUTLIER) ** 2)
+    weight = np.sqrt(share[known]) / (1.0 + (r / outlier) ** 2)
     stacked = np.concatenate([a * weight[:, None], prior])
     wanted = np.concatenate([r * weight, -values / spreads])
     change: Floats = np.clip(np.linalg.lstsq(stacked, wanted, rcond=None)[0], -TRUST, TRUST)
