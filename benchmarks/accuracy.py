@@ -27,24 +27,9 @@ from pathlib import Path
 import numpy as np
 
 from windtunnel.engine.acceptance import Drafting, acceptances, best_share, drafting
-from windtunnel.engine.calibrate import (
-    FITTED,
-    LEAST_CONFIGURATIONS,
-    NOISE,
-    PRIORS,
-    Bench,
-    Fit,
-    Local,
-    Priors,
-    benches,
-    by_configuration,
-    fit_runs,
-    folds,
-    held_out,
-    predict,
-    refit,
-    spreads,
-)
+from windtunnel.engine.calibrate import Bench, Fit, benches, by_configuration, fit_runs, predict
+from windtunnel.engine.calibration_profiles import spreads
+from windtunnel.engine.cross_validation import LEAST_CONFIGURATIONS, folds, held_out
 from windtunnel.errors import InputError
 from windtunnel.estimate.calibrated import factor
 from windtunnel.estimate.estimator import Estimator, roofline_estimator
@@ -119,53 +104,6 @@ def regression(runs: Sequence[Measurement], fold: np.ndarray) -> Predicted:
             for index in np.flatnonzero(~kept).tolist():
                 found[runs[index].id][metric] = float(np.exp(features[index] @ weights))
     return found
-
-
-def widened(host: float, operators: float) -> Priors:
-    """The shipped calibrations' priors, so many times as wide."""
-    of_all, of_engine, of_device = PRIORS.host
-    of_all_ops, of_engine_ops, of_device_ops = PRIORS.operators
-    return Priors(
-        host=(host * of_all, host * of_engine, host * of_device),
-        operators=(operators * of_all_ops, operators * of_engine_ops, operators * of_device_ops),
-        formats=operators * PRIORS.formats,
-    )
-
-
-CANDIDATES = tuple(widened(host, operators) for host in (0.6, 1.0, 1.6) for operators in (0.6, 1.0, 1.6, 2.4))
-"""Priors that a fold may choose among."""
-
-
-def chosen_within(runs: Sequence[Bench], whole: Local, fold: np.ndarray) -> Predicted:
-    """Predictions of every run by fits that saw none of its fold, with priors that were chosen without it too.
-
-    Of each fold's candidates that with the least misfit, configurations left out five times from the other folds' runs.
-    """
-    found: Predicted = {}
-    for one in np.unique(fold):
-        kept = fold != one
-        seen = np.flatnonzero(kept).tolist()
-        inner = np.full(len(runs), -1)
-        inner[seen] = folds([runs[index] for index in seen], seed=1)
-        best = min(CANDIDATES, key=lambda priors: misfit(runs, whole, inner, priors))
-        fit = refit(runs, whole, kept, best)
-        found |= {runs[at].measurement.id: predict(runs[at], fit) for at in np.flatnonzero(~kept).tolist()}
-    return found
-
-
-def misfit(runs: Sequence[Bench], whole: Local, fold: np.ndarray, priors: Priors) -> float:
-    """Median errors of the fitted metrics in units of their noise: each fold's of runs with full weight by a fit to the
-    others; runs of fold -1 are not looked at.
-    """
-    off: dict[str, list[float]] = {metric: [] for metric in FITTED}
-    for one in np.unique(fold[fold >= 0]):
-        fit = refit(runs, whole, (fold >= 0) & (fold != one), priors)
-        for index in np.flatnonzero(fold == one).tolist():
-            if runs[index].weight == 1.0:
-                predicted = whole.predict(index, runs[index], fit)
-                for metric in FITTED:
-                    off[metric].append(abs(math.log(predicted[metric] / runs[index].measurement.measured[metric])))
-    return sum(float(np.median(off[metric])) / NOISE[metric] for metric in FITTED)
 
 
 # --------------------------------------------------------------------------------------------------------------- tables
@@ -400,7 +338,7 @@ def main() -> int:
 def cross_validated(runs: Sequence[Bench], name: str) -> dict[str, Predicted]:
     """Predictions of every run by fits that saw none of its configuration, of its device, of its model.
 
-    Runs that their own record calls odd have no weight in any fit.
+    Runs that their own record calls odd have no weight in any fit. Every fit's priors are chosen among its own runs.
     """
     whole = fit_runs(runs)
     found = {}
@@ -412,7 +350,6 @@ def cross_validated(runs: Sequence[Bench], name: str) -> dict[str, Predicted]:
     ):
         held = held_out(runs, whole, folds(runs, key, count))
         found[way] = {bench.measurement.id: one for bench, one in zip(runs, held, strict=True)}
-    found[f"{name}, priors chosen within"] = chosen_within(runs, whole, folds(runs))
     return found
 
 

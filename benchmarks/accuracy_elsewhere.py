@@ -31,14 +31,17 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from windtunnel.engine.run import simulate
+from windtunnel.engine.serving import calibrated, estimator_for, estimator_key
 from windtunnel.engine.workload import generate
 from windtunnel.errors import InputError
-from windtunnel.estimate.estimator import roofline_estimator
+from windtunnel.estimate.estimator import Estimator, roofline_estimator
 from windtunnel.metrics.accuracy import score
 from windtunnel.spec import catalog
+from windtunnel.spec.calibration import NONE
 from windtunnel.spec.deployment import Transfer
 from windtunnel.spec.scenario import Scenario, keep_published_formats, resolve, scenario_from
 
@@ -350,13 +353,29 @@ SETS: dict[str, Source] = {
 }
 
 
-def predicted(scenario: Scenario, roofline: bool) -> dict[str, float]:
+def predicted(scenario: Scenario, roofline: bool, tables: dict[Any, Estimator]) -> dict[str, float]:
+    """Its metrics; `tables` keeps the estimators that read tables, by what they were read for."""
     device = catalog.device(scenario.deployment.device)
-    summary = simulate(scenario, roofline_estimator(device, catalog.default_node(device)) if roofline else None).summary
+    estimator: Estimator | None = None
+    if roofline:
+        estimator = roofline_estimator(device, catalog.default_node(device))
+    elif not scenario.deployment.pools:
+        setup = resolve(scenario)
+        key = estimator_key(setup)
+        if key not in tables:
+            tables[key] = plain_estimator(scenario)
+        estimator = calibrated(tables[key], setup)
+    summary = simulate(scenario, estimator).summary
     found = {"ttft": summary.ttft_s.mean, "throughput": summary.throughput.output_tokens_per_s}
     if summary.transfer_s is not None:
         found["transfer"] = summary.transfer_s.mean
     return {**found, "tpot": summary.tpot_s.mean} if summary.tpot_s is not None else found
+
+
+def plain_estimator(scenario: Scenario) -> Estimator:
+    """Of the scenario's tables, without calibration."""
+    deployment = msgspec.structs.replace(scenario.deployment, calibration=NONE)
+    return estimator_for(resolve(msgspec.structs.replace(scenario, deployment=deployment)))
 
 
 def main() -> int:
@@ -414,11 +433,12 @@ def regressed(runs: Sequence[Run], num_folds: int = 5) -> list[dict[str, float]]
 
 def lines_of(name: str, runs: list[Run | str]) -> Iterator[str]:
     done: dict[str, list[tuple[Run, dict[str, float]]]] = {"windtunnel": [], "roofline alone": []}
+    tables: dict[Any, Estimator] = {}
     for run in runs:
         for way, pairs in done.items():
             try:
                 if not isinstance(run, str):
-                    pairs.append((run, predicted(run[0], way != "windtunnel")))
+                    pairs.append((run, predicted(run[0], way != "windtunnel", tables)))
             except InputError:
                 continue
     ready = [run for run, _ in done["windtunnel"]]

@@ -92,14 +92,3 @@ def test_shipped_ones_carry_their_record(name: str) -> None:
     assert name == (found.engine if found.device is None else f"{found.engine}-{found.device}")
     assert found.provenance.num_runs > 0
     assert found.provenance.median_error["tpot"] > 0
-
-
-def test_that_of_all_devices_is_not_taken_for_one_without_a_scale_up_link() -> None:
-    linked, card = (
-        calibration_for("vllm", name, "0.17.1", has_scale_up=up) for name, up in (("a", True), ("b", False))
-    )
-    assert linked.name == "vllm"
-    assert card.calibration is None
-    assert "without a scale-up link" in card.reason
-    assert "--calibration vllm" in card.reason
-    assert calibration_for("vllm", "b", "0.17.1", "vllm", has_scale_up=False).name == "vllm"

@@ -105,13 +105,8 @@ class Choice:
     reason: str = ""
 
 
-def calibration_for(
-    engine: str, device: str, version: str, wanted: str | None = None, *, has_scale_up: bool = True
-) -> Choice:
+def calibration_for(engine: str, device: str, version: str, wanted: str | None = None) -> Choice:
     """The calibration to use: the one asked for, else the shipped one of the engine on the device, else on any device.
-
-    That of any device was fitted on devices with a scale-up link (NVLink) and is taken for such devices
-    (`has_scale_up`): on workstation cards it made predictions worse (`benchmarks/accuracy_elsewhere.py`).
 
     A shipped one is taken for versions from the oldest to the newest of its runs. Tables of operators are measured on
     versions newer than those, and the further from the runs, the less of what they taught still holds: with versions
@@ -132,9 +127,6 @@ def calibration_for(
         return Choice(wanted, found)
     known = catalog.names("calibrations")
     shipped = {name: load_calibration(name) for name in (f"{engine}-{device}", engine) if name in known}
-    if shipped and not has_scale_up and f"{engine}-{device}" not in shipped:
-        advice = f"--calibration {engine} applies what devices with one taught"
-        return Choice(reason=f"no runs on devices without a scale-up link were measured; {advice}")
     for name, found in shipped.items():
         measured = sorted(found.provenance.versions, key=version_key)
         if measured and version_key(measured[0]) <= version_key(version) <= version_key(measured[-1]):

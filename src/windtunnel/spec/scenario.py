@@ -156,8 +156,7 @@ def resolve(scenario: Scenario, allow_download: bool = False) -> Setup:
     engine = with_defaults(deployment.engine, device)
     # The shipped calibrations correct the shipped tables; a profile of one's own has none but the one named with it.
     wanted = deployment.calibration or (None if deployment.profile is None else NONE)
-    has_scale_up = device.scale_up_bytes_per_s is not None
-    chosen = calibration_for(engine.name, device.name, str(engine.version), wanted, has_scale_up=has_scale_up)
+    chosen = calibration_for(engine.name, device.name, str(engine.version), wanted)
     if chosen.calibration is not None:
         engine = with_defaults(deployment.engine, device, chosen.calibration.host)
     max_model_len = engine.max_model_len or model.max_context_tokens
