@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from windtunnel.cli.options import Verb, all_of, deployment_options, option
+from windtunnel.cli.progress import status
 from windtunnel.cli.runs import read_measurements
 from windtunnel.errors import InputError
 
@@ -71,12 +72,16 @@ def command(
         raise InputError("no run is left to fit", "see --use and --only")
     speculating = [one for one in found if one.lacks_acceptance]
     found = [one for one in found if not one.lacks_acceptance]
-    priced = list(benches(found))
+    with status() as say:
+        say(f"simulating {len(found):,} runs")
+        priced = list(benches(found))
     ready = [bench for _, bench in priced if not isinstance(bench, str)]
     if not ready:
         why = priced[0][1] if priced else "they decode speculatively, which tells nothing apart from the acceptance"
         raise InputError(f"no run could be simulated; the first: {why}")
-    made = with_acceptances(profiles(ready, source or ", ".join(path.name for path in runs)), speculating)
+    with status() as say:
+        say(f"fitting {len(ready):,} runs, then again without each configuration")
+        made = with_acceptances(profiles(ready, source or ", ".join(path.name for path in runs)), speculating)
     chosen = _chosen(made, out)
     for name, one in chosen.items():
         write_calibration(one, out / f"{name}.yaml" if _is_folder(out) else out)

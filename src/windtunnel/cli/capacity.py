@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 from windtunnel.cli.options import Verb, deployment_options, general_options, option, scenario_file, scenario_of
+from windtunnel.cli.progress import status
 from windtunnel.cli.simulate import load_options
 from windtunnel.errors import InputError
 
@@ -56,7 +57,9 @@ def command(
     from windtunnel.report.tables import show
     from windtunnel.search.capacity import capacities
 
-    found = capacities(wanted, limits, seeds, tolerance, allow_download=hub)
+    with status() as say:
+        say("looking for the greatest load")
+        found = capacities(wanted, limits, seeds, tolerance, allow_download=hub)
     if as_json:
         click.echo(as_text(capacity_document(found)))
     else:

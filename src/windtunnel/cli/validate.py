@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 from windtunnel.cli.options import Verb, all_of, deployment_options, option
+from windtunnel.cli.progress import counted
 from windtunnel.cli.runs import read_measurements
 from windtunnel.errors import InputError
 
@@ -67,7 +68,8 @@ def command(
     ]
     if not found:
         raise InputError("no run is left to predict", "see --use and --only")
-    predictions = predict_runs(found, calibration, processes or 1)
+    with counted("predicting", "runs") as progress:
+        predictions = predict_runs(found, calibration, processes or 1, progress)
     if html is not None:
         html.write_text(validation_page(predictions, ", ".join(path.name for path in runs)), encoding="utf-8")
     if as_json:

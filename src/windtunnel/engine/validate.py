@@ -6,10 +6,11 @@ import math
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import msgspec
 
-from windtunnel.engine.serving import Result, calibrated, estimator_for, estimator_key, simulate
+from windtunnel.engine.serving import Progress, Result, calibrated, estimator_for, estimator_key, simulate
 from windtunnel.errors import InputError
 from windtunnel.estimate.estimator import Coverage, Estimator
 from windtunnel.interop.measured_runs import METRICS, Measurement
@@ -62,7 +63,10 @@ class Prediction:
 
 
 def predict_runs(
-    measurements: Sequence[Measurement], calibration: str | None = None, num_processes: int = 1
+    measurements: Sequence[Measurement],
+    calibration: str | None = None,
+    num_processes: int = 1,
+    progress: Progress | None = None,
 ) -> list[Prediction]:
     """Predictions in the order of `measurements`.
 
@@ -70,6 +74,7 @@ def predict_runs(
         measurements: what to predict.
         calibration: by name or file, in place of the scenarios' own (`none`: without).
         num_processes: runs of one device and engine go together, as their tables are read once.
+        progress: called with the runs predicted so far and the runs in all.
     """
     groups: dict[tuple[str, ...], list[int]] = {}
     for index, measurement in enumerate(measurements):
@@ -77,15 +82,23 @@ def predict_runs(
         groups.setdefault(tuple(measurement.labels.get(name, "") for name in names), []).append(index)
     batches = sorted(groups.values(), key=len, reverse=True)
     work = [([measurements[index] for index in batch], calibration) for batch in batches]
-    found: dict[int, Prediction] = {}
     if num_processes > 1 and len(batches) > 1:
         with ProcessPoolExecutor(num_processes) as pool:
-            done: Iterable[list[Prediction]] = list(pool.map(_predict_batch, work))
+            done = list(_counted(pool.map(_predict_batch, work), len(measurements), progress))
     else:
-        done = map(_predict_batch, work)
-    for batch, predictions in zip(batches, done, strict=True):
-        found.update(zip(batch, predictions, strict=True))
+        one_by_one = ([prediction] for batch in work for prediction in _predictions(*batch))
+        done = list(_counted(one_by_one, len(measurements), progress))
+    found = dict(zip(chain.from_iterable(batches), done, strict=True))
     return [found[index] for index in range(len(measurements))]
+
+
+def _counted(batches: Iterable[list[Prediction]], total: int, progress: Progress | None) -> Iterator[Prediction]:
+    count = 0
+    for batch in batches:
+        yield from batch
+        count += len(batch)
+        if progress is not None:
+            progress(count, total)
 
 
 def _predict_batch(work: tuple[list[Measurement], str | None]) -> list[Prediction]:
