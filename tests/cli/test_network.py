@@ -113,6 +113,12 @@ def test_several_workloads_share_a_network(windtunnel: Command, workload: str) -
     assert "report of one job" in refused.stderr
 
 
+def test_what_only_simai_analytical_reads_is_not_ignored_elsewhere(windtunnel: Command, workload: str) -> None:
+    done = windtunnel("network", "run", "-w", workload, "--topology", "dgx_h100", "--backend", "flow", "-nv", "360")
+    assert (done.code, done.stdout) == (2, "")
+    assert "--nvlink-busbw is SimAI-Analytical's" in done.stderr
+
+
 def test_compat_simai_needs_no_topology(windtunnel: Command, workload: str) -> None:
     done = windtunnel("network", "run", "-w", workload, "--compat", "simai", "-nv", "360", "-nic", "48.5", "--json")
     # 16 MiB over 8 ranks at 360 GiB/s: 2 x 7/8 x 1/64 GiB / 360.

@@ -76,7 +76,6 @@ def command(
     from windtunnel.report.documents import as_text
     from windtunnel.report.network import collective_document, collective_report
     from windtunnel.report.tables import show
-    from windtunnel.units import parse_quantity
 
     if op is None or topology is None or (size is None and traffic is None):
         missing = next(name for name, value in (("op", op), ("topology", topology), ("size", None)) if value is None)
@@ -93,15 +92,12 @@ def command(
         run = run_traffic(fabric, matrix, wanted, settings.backend, settings, algorithm or "auto")
     else:
         assert size is not None
-        num_bytes = parse_quantity("size_bytes", size)
-        if num_bytes != int(num_bytes):
-            raise InputError(f"--size: {size!r} is not a whole number of bytes")
         if cuda_graph and settings.backend != "analytic":
             raise InputError("--cuda-graph leaves out the host's launch, which only the analytic backend has")
         run = run_collective(
             fabric,
             op.lower(),
-            int(num_bytes),
+            _whole_bytes(size),
             wanted,
             settings.backend,
             settings,
@@ -118,6 +114,15 @@ def command(
         click.echo(as_text(collective_document(run)))
     else:
         show(*collective_report(run, fabric))
+
+
+def _whole_bytes(size: str) -> int:
+    from windtunnel.units import parse_quantity
+
+    num_bytes = parse_quantity("size_bytes", size)
+    if num_bytes != int(num_bytes):
+        raise InputError(f"--size: {size!r} is not a whole number of bytes")
+    return int(num_bytes)
 
 
 def network_settings(

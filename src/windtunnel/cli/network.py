@@ -1,7 +1,7 @@
 """`windtunnel network`: SimAI's job in one command."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -10,6 +10,7 @@ from windtunnel.cli.topology import fabric_named, failure_options
 from windtunnel.errors import InputError
 
 if TYPE_CHECKING:
+    from windtunnel.ops.iteration import Iteration
     from windtunnel.spec.fabric import Fabric
     from windtunnel.spec.layers import LayerWorkload
     from windtunnel.spec.network import NetworkSettings
@@ -69,21 +70,12 @@ def run(
     routing: str | None,
     send_latency: str | None,
     seed: int | None,
-    nvlink_busbw: float | None,
-    nic_busbw: float | None,
-    nics_per_server: int | None,
-    gpus_per_server: int | None,
-    nic_type: str | None,
-    gpu_type: str | None,
-    dp_overlap: float | None,
-    ep_overlap: float | None,
-    tp_overlap: float | None,
-    pp_overlap: float | None,
     fail_links: tuple[str, ...],
     fail_nodes: tuple[int, ...],
     out: Path | None,
     overwrite: bool,
     as_json: bool,
+    **analytical: Any,
 ) -> None:
     """Predict a training iteration from a SimAI workload file.
 
@@ -93,8 +85,7 @@ def run(
     windtunnel network run -w one.txt -w other.txt --topology dcn_plus:num_gpus=128 --placement striped
     """
     from windtunnel.cli.collective import network_settings
-    from windtunnel.engine.layer_run import run_layers, run_simai_analytical
-    from windtunnel.estimate.simai import hardware_from, overlap_from
+    from windtunnel.engine.layer_run import run_layers
     from windtunnel.interop.simai_layers import read_layers
     from windtunnel.interop.simai_report import write_end_to_end
     from windtunnel.report.documents import as_text
@@ -108,6 +99,12 @@ def run(
     if out is not None and out.exists() and not overwrite:
         raise InputError(f"{out} exists already", "choose another --out, or replace it with --overwrite")
     settings = network_settings(backend, compat, routing, send_latency, seed, conf)
+    is_analytical = settings.compat == "simai" and settings.backend == "analytic"
+    given = [name for name, value in analytical.items() if value is not None]
+    if given and not is_analytical:
+        raise InputError(
+            f"--{given[0].replace('_', '-')} is SimAI-Analytical's", "give --compat simai, and no --backend"
+        )
     jobs = [read_layers(workload) for workload in workloads]
     if topology is not None and len(jobs) > 1:
         if out is not None:
@@ -115,18 +112,14 @@ def run(
         fabric = fabric_named(topology, fail_links, fail_nodes)
         _share(jobs, fabric, settings, placement or "packed", iterations or 10, as_json)
         return
-    job = jobs[0]
-    if settings.compat == "simai" and settings.backend == "analytic":
+    if is_analytical:
         if topology is not None or fail_links or fail_nodes:
             raise InputError("SimAI-Analytical knows no topology", "leave --topology out, or --compat simai")
-        hardware = hardware_from(nvlink_busbw, nic_busbw, nics_per_server, gpus_per_server, nic_type, gpu_type)
-        iteration = run_simai_analytical(job, hardware, overlap_from(dp_overlap, ep_overlap, tp_overlap, pp_overlap))
+        iteration = _analytical(jobs[0], **analytical)
+    elif topology is None:
+        raise InputError("--topology is missing", "a topology file, a type such as spectrum_x:num_gpus=128, or a node")
     else:
-        if topology is None:
-            raise InputError(
-                "--topology is missing", "a topology file, a type such as spectrum_x:num_gpus=128, or a node"
-            )
-        iteration = run_layers(job, fabric_named(topology, fail_links, fail_nodes), settings)
+        iteration = run_layers(jobs[0], fabric_named(topology, fail_links, fail_nodes), settings)
     if out is not None:
         write_end_to_end(iteration, out)
         click.echo(f"written to {out}", err=True)
@@ -134,6 +127,27 @@ def run(
         click.echo(as_text(iteration_document(iteration)))
     else:
         show(*iteration_report(iteration))
+
+
+def _analytical(
+    job: "LayerWorkload",
+    nvlink_busbw: float | None,
+    nic_busbw: float | None,
+    nics_per_server: int | None,
+    gpus_per_server: int | None,
+    nic_type: str | None,
+    gpu_type: str | None,
+    dp_overlap: float | None,
+    ep_overlap: float | None,
+    tp_overlap: float | None,
+    pp_overlap: float | None,
+) -> "Iteration":
+    """An iteration as SimAI-Analytical has it, with its flags."""
+    from windtunnel.engine.layer_run import run_simai_analytical
+    from windtunnel.estimate.simai import hardware_from, overlap_from
+
+    hardware = hardware_from(nvlink_busbw, nic_busbw, nics_per_server, gpus_per_server, nic_type, gpu_type)
+    return run_simai_analytical(job, hardware, overlap_from(dp_overlap, ep_overlap, tp_overlap, pp_overlap))
 
 
 def _share(

@@ -6,6 +6,7 @@ from rich.console import RenderableType
 
 from windtunnel.engine.intervals import headline
 from windtunnel.engine.serving import Result
+from windtunnel.metrics.records import Table
 from windtunnel.metrics.summary import Distribution, Summary, queue_growth
 from windtunnel.ops.memory import MemoryPlan
 from windtunnel.report.setup import deployment_line, load_line, model_line, network_lines, provenance_rows
@@ -35,7 +36,7 @@ def run_report(result: Result) -> list[RenderableType]:
         grid(
             [
                 *throughput_rows(summary, result.scenario.slo),
-                *overload_rows(result),
+                *overload_rows(result.scenario, result.requests),
                 *resource_rows(result.scenario, summary, result.memory),
             ]
         ),
@@ -240,11 +241,11 @@ def throughput_rows(summary: Summary, slo: Slo | None) -> list[tuple[str, str]]:
     return rows
 
 
-def overload_rows(result: Result) -> list[tuple[str, str]]:
+def overload_rows(scenario: Scenario, requests: Table) -> list[tuple[str, str]]:
     """What is said where requests of an open loop come faster than they are served."""
-    if is_closed(result.scenario.workload):
+    if is_closed(scenario.workload):
         return []
-    measured = result.requests.where(~result.requests["is_warmup"])
+    measured = requests.where(~requests["is_warmup"])
     growth = queue_growth(measured["arrival_s"], measured["queueing_s"])
     if growth <= MOST_GROWTH:
         return []

@@ -20,6 +20,7 @@ from windtunnel.report.run import (
     TENANT_HEADS,
     deployment_lines,
     latency_rows,
+    overload_rows,
     pool_rows,
     resource_rows,
     tenant_rows,
@@ -52,7 +53,7 @@ def run_sections(
         requests: one row a request; None: not kept.
         series: one row a stretch of time; None: not kept.
     """
-    summary, bound, provenance = summary_sections(scenario, document)
+    summary, bound, provenance = summary_sections(scenario, document, requests)
     found = [summary]
     if requests is not None:
         found.append(Section("Distributions", figures(distributions(measured(requests), scenario))))
@@ -61,12 +62,15 @@ def run_sections(
     return [*found, bound, provenance]
 
 
-def summary_sections(scenario: Scenario, document: Mapping[str, Any]) -> list[Section]:
+def summary_sections(scenario: Scenario, document: Mapping[str, Any], requests: Table | None = None) -> list[Section]:
     """A simulation's document as sections: the summary, what bound it, and how sure it is."""
     summary = decode(document["summary"], Summary)
     memory = MemoryPlan(**{name: value for name, value in document["memory"].items() if name != "kv_tokens"})
     latencies = table((*LATENCY_HEADS, "80% of means"), _with_intervals(latency_rows(summary), document))
-    rows = [*throughput_rows(summary, scenario.slo), *resource_rows(scenario, summary, memory)]
+    rows = throughput_rows(summary, scenario.slo)
+    if requests is not None:
+        rows += overload_rows(scenario, requests)
+    rows += resource_rows(scenario, summary, memory)
     beside = f'<div class="row">{latencies}{facts([*rows, *_sureness(document)])}</div>'
     parts = [cards(headline(summary, document)), beside]
     if summary.tenants:

@@ -81,7 +81,7 @@ def trial(dashboard: Dashboard, _rest: str, query: Query) -> View:
     asked = trial_of(query, dashboard.results.folder)
     with dashboard.running:
         result = simulated(asked.scenario)
-    sections = summary_sections(result.scenario, run_document(result))
+    sections = summary_sections(result.scenario, run_document(result), result.requests)
     requests, slo = measured(result.requests), asked.scenario.slo
     drawn = [cdf(name, {"requests": requests[f"{name}_s"]}, getattr(slo, f"{name}_s", None)) for name in LATENCIES]
     sections.insert(1, Section("Distributions", figures(drawn)))
