@@ -69,7 +69,7 @@ def command(
     """Run what a Vidur config.json describes, event for event, on Vidur's own look-up tables."""
     from windtunnel.engine.vidur import batch_times, host_s, replay
     from windtunnel.interop import vidur_traces
-    from windtunnel.interop.chrome_trace import check_file
+    from windtunnel.interop.timeline_file import check_file
     from windtunnel.interop.vidur import find_tables, read_config, read_requests, read_tables
     from windtunnel.interop.vidur_metrics import check_metrics_file, write_request_metrics
     from windtunnel.report.documents import as_text

@@ -38,6 +38,7 @@ from windtunnel.estimate.regress import regression
 from windtunnel.estimate.steps import LoweredSteps, lower_steps, price_step
 from windtunnel.interop.aiconfigurator import measured_estimator
 from windtunnel.kernels import state
+from windtunnel.kernels.policies import in_use
 from windtunnel.kernels.pools import Pools
 from windtunnel.kernels.serve import ASK_ROUTER, DONE, MORE, OUT_OF_STEPS, STUCK, run
 from windtunnel.kernels.walked_state import WalkedSettings
@@ -55,6 +56,7 @@ from windtunnel.spec.engine_defaults import ENGINE_SCHEDULERS, is_users_own
 from windtunnel.spec.hardware import Device
 from windtunnel.spec.scenario import Scenario, Setup, resolve
 from windtunnel.spec.slo import Slo
+from windtunnel.units import format_seconds
 
 STEP_BUFFER_ROWS = 100_000
 """Rows between two looks at progress and Ctrl-C: 30 to 100 ms."""
@@ -96,6 +98,16 @@ class Result:
     """Empty where all replicas are alike; else `setup` and `memory` are those of the first."""
     fleet: FleetRecord | None = None
     """None where all replicas are there all the time."""
+
+    def __repr__(self) -> str:
+        """What a notebook shows: the records alone would be thousands of numbers."""
+        found, rate = self.summary, self.summary.throughput
+        tpot = "" if found.tpot_s is None else f", TPOT {format_seconds(found.tpot_s.mean)}"
+        return (
+            f"Result({self.scenario.model} on {found.num_devices:,} x {self.scenario.deployment.device}: "
+            f"{found.num_requests:,} requests, mean TTFT {format_seconds(found.ttft_s.mean)}{tpot}, "
+            f"{rate.output_tokens_per_s:,.0f} output tokens/s; see .summary, .requests, .steps)"
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -210,7 +222,13 @@ def simulate(
         sources=sources,
         operators=operators,
         engine_time_s=engine_time_s,
-        intervals=intervals(setup, summary, table, {how.value: share for how, share in coverage.items()}),
+        intervals=intervals(
+            setup,
+            summary,
+            table,
+            {how.value: share for how, share in coverage.items()},
+            is_open_loop=not requests.concurrency and requests.previous is None,
+        ),
         calibration_remarks=tuple(remarks(setup)),
         fleet=found,
     )
@@ -553,6 +571,7 @@ def run_to_end(
 ) -> tuple[Table, float]:
     """Run the loop buffer by buffer; `records`, `arrays` and what belongs to them are changed in place."""
     clock, sessions = state.new_clock(settings), session_state(requests)
+    policies = in_use([settings.scheduler] if pools is None else pools.pools["scheduler"])
     replicas = None if fleet is None else fleet.fleet
     asker = None
     if router is not None:
@@ -568,7 +587,19 @@ def run_to_end(
         status = ASK_ROUTER
         while status == ASK_ROUTER:
             status = run(
-                settings, cost, cache, sessions, speculation, records, *arrays, events, clock, buffer, pools, replicas
+                settings,
+                cost,
+                cache,
+                sessions,
+                speculation,
+                records,
+                *arrays,
+                events,
+                clock,
+                buffer,
+                pools,
+                replicas,
+                *policies,
             )
             if status == ASK_ROUTER:
                 assert asker is not None

@@ -21,7 +21,9 @@ NounT = TypeVar("NounT")
 
 _UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(?P<field>[^`]*)`(?: - at `(?P<path>[^`]*)`)?")
 _MISSING_FIELD = re.compile(r"Object missing required field `(?P<field>[^`]*)`(?: - at `(?P<path>[^`]*)`)?")
-_BAD_ENUM = re.compile(r"Invalid enum value (?P<value>'[^']*'|-?\d+) - at `(?P<path>[^`]*)`")
+_BAD_ENUM = re.compile(r"Invalid enum value '(?P<value>[^']*)' - at `(?P<path>[^`]*)`")
+_BAD_LITERAL = re.compile(r"Invalid enum value (?P<value>-?\d+) - at `(?P<path>[^`]*)`")
+"""Of a choice between whole numbers."""
 _WRONG_TYPE = re.compile(r"Expected `(?P<wanted>[^`]*)`, got `(?P<found>[^`]*)`(?: - at `(?P<path>[^`]*)`)?$")
 _TYPE_WORDS = {
     "array": "a list",
@@ -32,7 +34,7 @@ _TYPE_WORDS = {
     "object": "a table of keys and values",
     "str": "text",
 }
-_BAD_TAG = re.compile(r"Invalid value (?P<value>'[^']*') - at `(?P<path>[^`]*)`")
+_BAD_TAG = re.compile(r"Invalid value '(?P<value>[^']*)' - at `(?P<path>[^`]*)`")
 
 
 def decode(raw: Any, noun: type[NounT], source: str = "") -> NounT:
@@ -150,8 +152,11 @@ def _input_error(message: str, where: str, noun: type, raw: Any) -> InputError:
         return InputError(f"{where}{path} is missing", f"one of: {', '.join(known)}" if known else None)
     if match := _BAD_ENUM.match(message) or _BAD_TAG.match(message):
         known = _tags_at(noun, match["path"])
-        hint = did_you_mean(match["value"].strip("'"), known, f"known here: {', '.join(known)}" if known else None)
-        return InputError(f"{where}{match['path']} is {match['value']}, which is not known", hint)
+        hint = did_you_mean(match["value"], known, f"known here: {', '.join(known)}" if known else None)
+        return InputError(f"{where}{match['path']} is {match['value']!r}, which is not known", hint)
+    if match := _BAD_LITERAL.match(message):
+        known = _tags_at(noun, match["path"])
+        return InputError(f"{where}{match['path']} is {match['value']}; one of {', '.join(known)} is needed")
     if match := _WRONG_TYPE.match(message):
         return _wrong_type(where, noun, raw, match["wanted"].split(" | "), match["found"], match["path"] or "$")
     return InputError(f"{where}{message[:1].lower()}{message[1:]}".replace(" - at `", " at ").replace("`", ""))
