@@ -22,8 +22,19 @@ from windtunnel.engine.hashed_rings import hashed_ring_seconds
 from windtunnel.engine.network import find_paths, run_flow_level, run_flows, wire_bytes
 from windtunnel.errors import InputError, WindtunnelError
 from windtunnel.ops import flows as tables
+from windtunnel.spec.fabric import NodeKind
 from windtunnel.spec.network import SIMAI_SETTINGS, NetworkSettings
-from windtunnel.spec.topology import GBPS, DcnPlus, FatTree, NodeRails, SpectrumX, Topology, Torus, build_fabric
+from windtunnel.spec.topology import (
+    GBPS,
+    AlibabaHpn,
+    DcnPlus,
+    FatTree,
+    NodeRails,
+    SpectrumX,
+    Topology,
+    Torus,
+    build_fabric,
+)
 
 PLAIN = NetworkSettings(backend="flow", send_latency_s=0.0, header_bytes=0, payload_bytes=1)
 """Nothing but bytes and propagation: a packet is one byte."""
@@ -392,3 +403,29 @@ def test_where_hashes_decide_which_flows_meet_the_time_as_simai_is_that_of_sever
         assert (seconds != single) == (len(flows.parent) > 0)
     alone = data_parallel(32, 8, MIB)
     assert flows_seconds(rails, alone, SIMAI_SETTINGS, "flow") == run_flows(rails, alone, SIMAI_SETTINGS).total_s
+
+
+def test_a_host_with_two_nics_chooses_as_ns3_hashes() -> None:
+    """`RdmaQueuePair::GetHash` is ns-3's `Hash32` of addresses and ports: MurmurHash3, seeded with 0x8BADF00D."""
+    fabric = build_fabric(AlibabaHpn(num_gpus=32, num_spines=2))
+    flows = tables.flows_of(np.arange(8), np.arange(16, 24), SIZE, connection=np.arange(8))
+    paths = find_paths(fabric, flows, SIMAI_SETTINGS)
+    for flow in range(8):
+        first = int(paths.link[paths.pointer[paths.of_flow[flow]]]) // 2
+        own = np.flatnonzero((fabric.link_a == flow) & (fabric.kind[fabric.link_b] == NodeKind.SWITCH))
+        words = [0x0B000001 + (flow << 8), 0x0B000001 + (flow + 16 << 8), 10000 | 100 << 16]
+        assert first == own[murmur3(words, 0x8BADF00D) % 2]
+
+
+def murmur3(words: list[int], seed: int) -> int:
+    """Appleby's MurmurHash3_x86_32 of whole words."""
+    state = seed
+    for word in words:
+        word = word * 0xCC9E2D51 & 0xFFFFFFFF
+        word = (word << 15 | word >> 17) * 0x1B873593 & 0xFFFFFFFF
+        state ^= word
+        state = ((state << 13 | state >> 19) * 5 + 0xE6546B64) & 0xFFFFFFFF
+    state ^= 4 * len(words)
+    state = (state ^ state >> 16) * 0x85EBCA6B & 0xFFFFFFFF
+    state = (state ^ state >> 13) * 0xC2B2AE35 & 0xFFFFFFFF
+    return state ^ state >> 16
