@@ -16,7 +16,8 @@ from windtunnel.report.tables import number, percent
 from windtunnel.report.training_page import training_sections
 from windtunnel.report.validation import LATENCIES, NAMES, score_cells
 from windtunnel.report.whatif import grid_sections, shown_figures
-from windtunnel.search.evaluate import FIGURES, Evaluation
+from windtunnel.search.evaluate import Evaluation
+from windtunnel.search.figures import FIGURES
 from windtunnel.search.space import Space, space_from
 from windtunnel.search.watch import study_of_points
 from windtunnel.spec.noun import decode
