@@ -73,7 +73,7 @@ def test_the_same_seed_gives_the_same_bytes_and_another_does_not() -> None:
         {"model": "deepseek-ai/DeepSeek-V2-Lite", "kv_cache_dtype": "fp8", "engine": "sglang"},
         {"model": "mistralai/Mistral-7B-v0.1", "input_tokens": 5000, "num_requests": 5},
         {"concurrency": 4, "settings": {"workload.arrivals.num_warmup_requests": 3}},
-        {"model": "deepseek-ai/DeepSeek-V3", "quant": "bf16", "device": "b200_sxm", "tp": 8},
+        {"model": "deepseek-ai/DeepSeek-V3", "quant": "bf16", "device": "b300_sxm", "tp": 8},
     ],
     ids=["plain", "formats", "windows", "closed loop", "bf16 of an fp8 checkpoint"],
 )

@@ -1,3 +1,5 @@
+import csv
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -232,6 +234,22 @@ def test_activations_grow_with_the_widest_layer() -> None:
     assert one == pytest.approx(8192 * 2 * (3 * 14336 + 4096 + 2 * 4096))
     assert activation_bytes(shard(LLAMA, tp=8), 8192, 1) < one
     assert activation_bytes(shard(LLAMA), 16, 1024) > 1024 * 128256 * 4  # fp32 logits
+
+
+def test_pools_are_as_large_as_vllm_reported(reference: Path) -> None:
+    """Llama-3.3-70B in nvfp4 on two and four B200, 16 to 512 sequences: 136.96 to 148.79 GiB within 1%."""
+    with (reference / "serving" / "inferencex_multiturn_llama70b_fp4.csv").open(encoding="utf-8") as file:
+        rows = [row for row in csv.DictReader(file) if float(row["kv_cache_GiB_per_gpu"] or 0) > 100]
+    assert len(rows) == 14
+    b200 = catalog.device("b200_sxm")
+    for row in rows:
+        engine = with_defaults(
+            EngineSettings(name="vllm", version="0.15.0", max_num_seqs=int(row["max_num_seqs"])), b200
+        )
+        model = catalog.model("nvidia/Llama-3.3-70B-Instruct-FP4")
+        one = Shard(model, model.precision, Parallelism(tp=int(row["tp"])), 8)
+        pool = plan_memory(one, b200, engine, 131072).kv_cache_bytes / GIB
+        assert pool == pytest.approx(float(row["kv_cache_GiB_per_gpu"]), rel=0.01)
 
 
 def test_an_indexer_keeps_a_key_of_every_token_in_fp8() -> None:

@@ -768,7 +768,11 @@ def _collective(collection: Collection, op: Any) -> Choice:
             seen.append(replace(collection, engine=engine, version=version))
         tables = [nccl_table(collection, op), *(_custom_all_reduce(one, op) for one in seen)]
         parts = [part for part in tables if part is not None]
-        return None if not parts or op.span_nodes > 1 else functools.reduce(_faster_of, parts)
+        if not parts or op.span_nodes > 1:
+            return None
+        *others, last = [part.source for part in parts]
+        label = f"the {'fastest' if len(parts) > 2 else 'faster'} of {', '.join(others)} and {last}" if others else last
+        return replace(functools.reduce(_faster_of, parts), source=label)
 
     return read, (op.op, str(op.span_nodes > 1))
 
@@ -813,7 +817,7 @@ def _collective_table(op: Any, rows: Rows, label: str) -> MeasurementTable:
 
 
 def _faster_of(one: MeasurementTable, other: MeasurementTable) -> MeasurementTable:
-    """At every measured size the faster of two libraries: engines choose by size which to call."""
+    """At every measured size the faster of two libraries, named as the first: engines choose by size which to call."""
     ranks, sizes, seconds = [], [], []
     for site in sorted(set(one.rows_by_site) | set(other.rows_by_site)):
         curves = [table.site_rows(site) for table in (one, other) if site in table.rows_by_site]
@@ -826,10 +830,9 @@ def _faster_of(one: MeasurementTable, other: MeasurementTable) -> MeasurementTab
         sizes.append(at)
         seconds.append(best)
     rank = np.concatenate(ranks)
-    label = f"the faster of {one.source} and {other.source}"
     sites = {"num_ranks": rank, "span_nodes": np.ones(len(rank))}
     axes_of = {"message_bytes": np.concatenate(sizes)}
-    return MeasurementTable(one.kind, sites, axes_of, np.concatenate(seconds), label, one.words)
+    return MeasurementTable(one.kind, sites, axes_of, np.concatenate(seconds), one.source, one.words)
 
 
 _READERS: Mapping[str, Callable[[Collection, Any], Choice]] = {

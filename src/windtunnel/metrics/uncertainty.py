@@ -21,16 +21,16 @@ HALF_WIDTH = 1.2816
 
 UNCALIBRATED: Mapping[str, Mapping[str, Spread]] = {
     "vllm": {
-        "tpot": Spread(p10=0.8905, p50=1.081, p90=1.44, num_runs=344),
-        "ttft": Spread(p10=0.8337, p50=1.205, p90=1.94, num_runs=344),
-        "e2e": Spread(p10=0.883, p50=1.075, p90=1.443, num_runs=344),
-        "throughput": Spread(p10=0.6932, p50=0.9307, p90=1.133, num_runs=344),
+        "tpot": Spread(p10=0.907, p50=1.069, p90=1.392, num_runs=344),
+        "ttft": Spread(p10=1.003, p50=1.264, p90=1.984, num_runs=344),
+        "e2e": Spread(p10=0.8986, p50=1.066, p90=1.393, num_runs=344),
+        "throughput": Spread(p10=0.718, p50=0.9381, p90=1.113, num_runs=344),
     },
     "trtllm": {
-        "tpot": Spread(p10=0.7727, p50=0.9876, p90=1.081, num_runs=332),
-        "ttft": Spread(p10=0.9363, p50=1.144, p90=2.674, num_runs=332),
-        "e2e": Spread(p10=0.7811, p50=0.9928, p90=1.097, num_runs=332),
-        "throughput": Spread(p10=0.9114, p50=1.007, p90=1.28, num_runs=332),
+        "tpot": Spread(p10=0.8159, p50=1.007, p90=1.104, num_runs=332),
+        "ttft": Spread(p10=0.8641, p50=1.071, p90=1.488, num_runs=332),
+        "e2e": Spread(p10=0.8171, p50=1.012, p90=1.115, num_runs=332),
+        "throughput": Spread(p10=0.8966, p50=0.9878, p90=1.224, num_runs=332),
     },
     "sglang": {
         "tpot": Spread(p10=0.9464, p50=1.078, p90=1.192, num_runs=40),

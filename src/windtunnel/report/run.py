@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 from rich.console import RenderableType
 
-from windtunnel.engine.intervals import headline
 from windtunnel.engine.serving import Result
 from windtunnel.metrics.records import Table
 from windtunnel.metrics.summary import Distribution, Summary, queue_growth
@@ -70,15 +69,7 @@ def sureness_rows(result: Result) -> list[tuple[str, str]]:
         record = calibration.provenance
         basis = f"{name}, {record.num_runs} runs in {record.num_configurations} configurations"
         basis = "; ".join([basis, *result.calibration_remarks])
-    return [("80% interval", ", ".join(shown) + _beside(result)), ("calibration", basis)]
-
-
-def _beside(result: Result) -> str:
-    """Which predictions lie outside their own intervals: the engine's runs were mostly measured on one side of them."""
-    central = headline(result.summary)
-    names = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "end to end"}
-    longer = [label for name, label in names.items() if name in central and result.intervals[name].low > central[name]]
-    return f"; {' and '.join(longer)} of such runs was longer than predicted" if longer else ""
+    return [("80% interval", ", ".join(shown)), ("calibration", basis)]
 
 
 def deployment_lines(result: Result) -> list[str]:
