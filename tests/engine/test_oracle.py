@@ -45,6 +45,7 @@ def cases(draw: st.DrawFn) -> Case:
     gap_s = draw(st.sampled_from([0.0, 0.001, 0.01, 0.1]))
     max_num_seqs, num_stages = draw(st.integers(1, 12)), draw(st.sampled_from([1, 1, 2, 4]))
     max_num_batched_tokens = draw(st.integers(2, 80)) if chunked else 100
+    windows = draw(windows_of(largest))
     return Case(
         settings=state.Settings(
             scheduler=scheduler,
@@ -57,7 +58,7 @@ def cases(draw: st.DrawFn) -> Case:
             max_prefill_tokens=draw(st.integers(30, 200)),
             queue_order=draw(st.integers(0, len(state.QUEUE_ORDERS) - 1)) if scheduler == state.VLLM_V1 else 0,
             block_size=block_size,
-            num_blocks=largest + draw(st.integers(0, 3 * largest)),
+            num_blocks=windows.get("num_groups", 1) * (largest + draw(st.integers(0, 3 * largest))),
             blocks_per_request=fixed,
             schedule_conservativeness=draw(st.sampled_from([0.5, 1.0, 1.3])),
             receive_interval_steps=draw(st.sampled_from([1, 1, 3, 10])),
@@ -71,6 +72,7 @@ def cases(draw: st.DrawFn) -> Case:
             balance_wait_steps=draw(st.sampled_from([0, 0, 3])),
             router=draw(st.integers(0, len(state.ROUTERS) - 1)),
             seed=draw(st.integers(0, 2**32)),
+            **windows,
         ),
         cost=random_cost(rng, max_num_seqs, max_num_batched_tokens, draw(st.booleans())),
         requests=RequestArrays(
@@ -83,6 +85,19 @@ def cases(draw: st.DrawFn) -> Case:
             concurrency=concurrency,
         ),
     )
+
+
+@st.composite
+def windows_of(draw: st.DrawFn, largest: int) -> dict[str, int]:
+    """Layers with a sliding window, or none: in groups that share the pool, or in a pool of their own."""
+    kind = draw(st.sampled_from(["none", "none", "shared", "own"]))
+    if kind == "none":
+        return {}
+    found = {"window_tokens": draw(st.sampled_from([1, 2, 5, 8, 16, 30]))}
+    if kind == "own":
+        return found | {"window_pool": 1, "num_window_blocks": largest + draw(st.integers(0, largest))}
+    groups, full = draw(st.integers(1, 3)), draw(st.sampled_from([0, 1, 1, 2]))
+    return found | {"num_groups": groups + full, "num_window_groups": groups}
 
 
 @st.composite
@@ -100,9 +115,13 @@ def session_cases(draw: st.DrawFn) -> Case:
         budget = max(budget, int(whole.max()))
     settings = case.settings._replace(
         longest_prefix_first=int(draw(st.booleans())),
-        num_blocks=largest + draw(st.integers(0, 3 * largest)),
+        num_blocks=case.settings.num_groups * (largest + draw(st.integers(0, 3 * largest))),
         max_num_batched_tokens=budget,
+        num_window_blocks=case.settings.window_pool * (largest + draw(st.integers(0, largest))),
     )
+    if settings.num_groups - settings.num_window_groups != 1:
+        # Of what is cached the groups without a window are counted, and there is one of them.
+        settings = settings._replace(num_window_groups=settings.num_groups - 1)
     return Case(
         settings=settings,
         cost=random_cost(rng, settings.max_num_seqs, budget, bool(case.cost.host_overlaps)),

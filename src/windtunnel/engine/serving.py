@@ -456,6 +456,11 @@ def kernel_settings(
         balance_wait_steps=_balance(setup, engine.attention_dp_batching_wait_iters),
         router=router_code(router),
         seed=seed,
+        window_tokens=memory.window_tokens,
+        num_groups=memory.num_groups,
+        num_window_groups=memory.num_window_groups,
+        window_pool=int(memory.num_window_blocks > 0),
+        num_window_blocks=memory.num_window_blocks,
     )
 
 
@@ -626,12 +631,20 @@ def check_requests(requests: RequestArrays, setup: Setup, memory: MemoryPlan) ->
             "shorten the workload, or raise engine.max_model_len as far as the model goes",
         )
     drafted = 0 if setup.engine.speculative is None else setup.engine.speculative.num_draft_tokens
-    blocks = -(-int(whole[longest] + drafted) // memory.block_size) + memory.blocks_per_request
+    blocks, window_blocks = memory.most_blocks(
+        int(whole[longest] + drafted), setup.engine.max_num_batched_tokens or int(whole[longest])
+    )
     if blocks > memory.num_blocks:
         raise InputError(
             f"request {longest} of {whole[longest]:,} tokens needs {blocks:,} blocks of KV cache; "
             f"{memory.num_blocks:,} of {memory.block_size} tokens fit beside the weights",
             "use more devices, a smaller KV format (kv_cache: fp8), or shorter requests",
+        )
+    if window_blocks > memory.num_window_blocks:
+        raise InputError(
+            f"request {longest} of {whole[longest]:,} tokens needs {window_blocks:,} blocks of the pool for windows of "
+            f"{memory.window_tokens:,} tokens; it has {memory.num_window_blocks:,} of {memory.block_size}",
+            "raise engine.window_pool_ratio, lower engine.max_num_batched_tokens, or set engine.window_kv to full",
         )
     if setup.engine.scheduler not in ENGINE_SCHEDULERS:
         return  # `check_walked` knows what each of these runs whole

@@ -297,6 +297,8 @@ def lose(fleet, requests, replica, i, now_s):
     requests[i].computed_tokens = 0
     requests[i].chunks_in_flight = 0
     requests[i].is_decoding = 0
+    requests[i].slides = 0
+    requests[i].passed_blocks = 0
     fleet.num_retries[i] += 1
     control = fleet.control
     at = (control[0].first_retry + control[0].num_retries) % fleet.retries.size
@@ -393,6 +395,7 @@ def empty_rank(settings, ranks, rank):
     ranks[rank].num_outstanding = 0
     ranks[rank].remaining_tokens = 0
     ranks[rank].free_blocks = settings.num_blocks
+    ranks[rank].free_window_blocks = settings.num_window_blocks
     ranks[rank].first = NONE
     ranks[rank].last = NONE
     ranks[rank].waiting = NONE

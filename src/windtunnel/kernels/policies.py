@@ -35,15 +35,25 @@ from windtunnel.kernels.state import (
     SESSION_AFFINITY,
     SGLANG,
     SHORTEST,
+    SLIDING,
     TRTLLM,
     UP,
 )
-
-
-@inner
-def num_blocks_for(num_tokens, block_size):
-    """Blocks that hold `num_tokens`."""
-    return (num_tokens + block_size - 1) // block_size
+from windtunnel.kernels.windows import (
+    blocks_passed_in_step,
+    give_back,
+    gives_back,
+    has_blocks,
+    most_window_blocks,
+    newly_passed_blocks,
+    next_change,
+    num_blocks_for,
+    pass_blocks,
+    passed_blocks,
+    pool_blocks,
+    stop_sliding,
+    take_blocks,
+)
 
 
 @inner
@@ -67,17 +77,83 @@ def blocks_of_step(settings, speculation, lanes, lists, lane):
 
 
 @inner
-def held_blocks(settings, requests, lanes, i):
-    """Blocks that running request `i` holds."""
+def decode_step_blocks(settings, speculation, lanes, lists, lane):
+    """Blocks of tokens that the lane's decoding requests need for its next decode step."""
+    if speculation is not None:
+        return blocks_of_step(settings, speculation, lanes, lists, lane)
+    return lists[lane, PHASES, lanes[lane].steps % settings.block_size]
+
+
+@inner
+def take_decode_step(settings, speculation, ranks, lanes, lists, rank, lane, num_blocks):
+    """Take the `num_blocks` of `decode_step_blocks`; what fell out of windows goes back."""
+    take_blocks(settings, ranks, rank, num_blocks)
+    if settings.window_tokens > 0:
+        give_back(settings, ranks, rank, passed_of_step(settings, speculation, lanes, lists, lane))
+
+
+@inner
+def passed_of_step(settings, speculation, lanes, lists, lane):
+    """Blocks of a window group that go back in the lane's next decode step."""
+    num_gained = 1
+    if speculation is not None:
+        num_gained = gained_tokens(speculation, lanes, lane)
+    return blocks_passed_in_step(settings, lists, lane, lanes[lane].steps, num_gained)
+
+
+@inner
+def held_of_each_group(settings, requests, lanes, i):
+    """Blocks of a group that running request `i` holds: (without, with a window)."""
     if settings.scheduler == TRTLLM:
-        return (
-            num_blocks_for(requests[i].input_tokens + requests[i].output_tokens, settings.block_size)
-            + settings.blocks_per_request
-        )
+        whole = requests[i].input_tokens + requests[i].output_tokens
+        num_blocks = num_blocks_for(whole, settings.block_size)
+        return num_blocks, most_window_blocks(settings, whole) if settings.window_tokens > 0 else num_blocks
     computed = requests[i].computed_tokens
     if requests[i].is_decoding:
         computed = lanes[requests[i].lane].steps - requests[i].joined
-    return num_blocks_for(computed + requests[i].step_tokens, settings.block_size) + settings.blocks_per_request
+    computed += requests[i].step_tokens
+    passed = requests[i].passed_blocks
+    if requests[i].slides:
+        passed = passed_blocks(settings, computed - 1)
+    num_blocks = num_blocks_for(computed, settings.block_size)
+    return num_blocks, num_blocks - passed
+
+
+@inner
+def held_blocks(settings, requests, lanes, i):
+    """Blocks of its rank's pool that running request `i` holds."""
+    num_blocks, num_window_blocks = held_of_each_group(settings, requests, lanes, i)
+    return pool_blocks(settings, num_blocks, num_window_blocks) + settings.blocks_per_request
+
+
+@inner
+def leave_window_pool(settings, requests, ranks, lanes, rank, i):
+    """Running request `i` gives back what it holds of the windows' own pool."""
+    if settings.window_pool:
+        ranks[rank].free_window_blocks += held_of_each_group(settings, requests, lanes, i)[1]
+
+
+@inner
+def blocks_to_start(settings, requests, i, num_tokens):
+    """Blocks to admit waiting request `i`, of which what is cached is found, with a chunk of `num_tokens`: (of the
+    rank's pool, of the windows' own).
+
+    What is found holds blocks of the groups without a window already; `passed_blocks` of those with one are not needed.
+    """
+    found = requests[i].computed_tokens
+    num_blocks = num_blocks_for(found + num_tokens, settings.block_size)
+    num_window_blocks = num_blocks - requests[i].passed_blocks
+    if settings.scheduler == TRTLLM:
+        whole = requests[i].input_tokens + requests[i].output_tokens
+        num_blocks = num_blocks_for(whole, settings.block_size)
+        num_window_blocks = most_window_blocks(settings, whole) if settings.window_tokens > 0 else num_blocks
+    num_blocks -= found // settings.block_size
+    if settings.num_window_groups + settings.window_pool == 0:
+        num_window_blocks = 0
+    return (
+        pool_blocks(settings, num_blocks, num_window_blocks) + settings.blocks_per_request,
+        settings.window_pool * num_window_blocks,
+    )
 
 
 @inner
@@ -180,6 +256,8 @@ def stop_decoding(settings, requests, lanes, lists, i):
     lanes[lane].num_decoding -= 1
     lanes[lane].context_tokens -= requests[i].computed_tokens
     lists[lane, PHASES, requests[i].joined % settings.block_size] -= 1
+    if settings.window_tokens > 0:
+        stop_sliding(settings, requests, lists, i)
 
 
 @inner
@@ -199,6 +277,7 @@ def preempt(settings, cache, requests, ranks, lanes, lists, rank, i):
     `retract_decode`). vLLM caches what it had computed, SGLang drops it.
     """
     held = held_blocks(settings, requests, lanes, i)
+    leave_window_pool(settings, requests, ranks, lanes, rank, i)
     if cache is None:
         ranks[rank].free_blocks += held
     decoded = requests[i].is_decoding
@@ -218,6 +297,7 @@ def preempt(settings, cache, requests, ranks, lanes, lists, rank, i):
     ranks[rank].remaining_tokens -= remaining_output(requests, i)
     requests[i].computed_tokens = 0
     requests[i].step_tokens = 0
+    requests[i].passed_blocks = 0
     requests[i].num_preemptions += 1
     unlink(requests, ranks, rank, i)
     enqueue(settings, requests, ranks, rank, i)
@@ -234,9 +314,9 @@ def rebuild_rank(settings, requests, ranks, lanes, lists, rank):
     while i != NONE:
         if requests[i].is_decoding:
             lane = requests[i].lane
-            end = requests[i].joined + requests[i].input_tokens + requests[i].output_tokens - 1
+            change = next_change(settings, requests, i)
             lanes[lane].finish_size = push(
-                lists[lane, FINISH_KEY], lists[lane, FINISH_VALUE], lanes[lane].finish_size, end, i
+                lists[lane, FINISH_KEY], lists[lane, FINISH_VALUE], lanes[lane].finish_size, change, i
             )
         elif requests[i].computed_tokens < requests[i].target_tokens:
             lists[first_lane, PREFILLING, num_prefilling] = i
@@ -257,6 +337,8 @@ def wanted_tokens(settings, requests, i):
 def add_chunk(settings, cache, requests, ranks, lanes, lists, rank, lane, i, num_tokens):
     """Put the next `num_tokens` prompt tokens of request `i` into the lane's batch."""
     position = lanes[lane].batch_size
+    if settings.window_tokens > 0:
+        pass_blocks(settings, requests, ranks, rank, i, requests[i].computed_tokens)
     requests[i].computed_tokens += num_tokens
     requests[i].chunks_in_flight += 1
     lists[lane, BATCH, position] = i
@@ -307,22 +389,28 @@ def walk_running(settings, cache, speculation, requests, ranks, lanes, lists, ra
         num_needed = 0
         if settings.scheduler != TRTLLM:
             num_needed = num_blocks_for(computed + num_tokens, block_size) - num_blocks_for(computed, block_size)
+        passed = 0
+        if num_tokens > 0 and gives_back(settings):
+            passed = newly_passed_blocks(settings, requests, i, computed, num_tokens)
+            give_back(settings, ranks, rank, passed)
         gave_up = False
-        while num_tokens > 0 and num_needed > ranks[rank].free_blocks and not gave_up:
+        while num_tokens > 0 and not has_blocks(settings, ranks, rank, num_needed) and not gave_up:
             victim = find_victim(settings, requests, ranks, lanes, rank, lane)
-            if victim == NONE:
-                gave_up = True
-            else:
+            gave_up = victim in (NONE, i)
+            if gave_up:
+                give_back(settings, ranks, rank, -passed)
+            if victim != NONE:
                 given_back = requests[victim].step_tokens
                 if requests[victim].is_decoding and given_back > 0:
                     given_back = num_queries
                 budget += given_back
                 preempt(settings, cache, requests, ranks, lanes, lists, rank, victim)
                 any_preempted = True
-                gave_up = victim == i
         if gave_up:
             break
-        ranks[rank].free_blocks -= num_needed
+        take_blocks(settings, ranks, rank, num_needed)
+        if not requests[i].is_decoding:
+            requests[i].passed_blocks += passed
         requests[i].step_tokens = num_tokens
         budget -= num_queries if requests[i].is_decoding and num_tokens > 0 else num_tokens
         i = requests[i].after
@@ -342,10 +430,12 @@ def walk_running(settings, cache, speculation, requests, ranks, lanes, lists, ra
     while i != NONE:
         if requests[i].is_decoding and requests[i].lane == lane and requests[i].step_tokens == 0 and num_decodes > 0:
             lists[lane, PHASES, requests[i].joined % block_size] -= 1
+            lists[lane, SLIDING, requests[i].joined % block_size] -= requests[i].slides
             lanes[lane].skipped_context_tokens += lanes[lane].steps - requests[i].joined
             requests[i].joined += num_gained
             requests[i].skipped_at = lanes[lane].num_verified
             lists[lane, PHASES, requests[i].joined % block_size] += 1
+            lists[lane, SLIDING, requests[i].joined % block_size] += requests[i].slides
         requests[i].step_tokens = 0
         i = requests[i].after
     lanes[lane].looks_again = 1
@@ -399,9 +489,7 @@ def form_batch_vllm_v1(settings, cache, speculation, requests, ranks, lanes, lis
     budget = settings.max_num_batched_tokens - num_decodes
     if speculation is not None:
         budget = settings.max_num_batched_tokens - num_decodes * speculation.num_queries
-    num_needed = 0 if reserves else lists[lane, PHASES, lanes[lane].steps % block_size]
-    if speculation is not None and not reserves:
-        num_needed = blocks_of_step(settings, speculation, lanes, lists, lane)
+    num_needed = 0 if reserves else decode_step_blocks(settings, speculation, lanes, lists, lane)
     num_prefilling = ranks[rank].num_prefilling
     demand = 0
     for position in range(num_prefilling):
@@ -415,9 +503,9 @@ def form_batch_vllm_v1(settings, cache, speculation, requests, ranks, lanes, lis
             num_needed += num_blocks_for(computed + chunk, block_size) - num_blocks_for(computed, block_size)
 
     any_preempted = False
-    fits = 0 <= demand <= budget and num_needed <= ranks[rank].free_blocks
+    fits = 0 <= demand <= budget and has_blocks(settings, ranks, rank, num_needed)
     if fits and (demand > 0) == (num_prefilling > 0):
-        ranks[rank].free_blocks -= num_needed
+        take_decode_step(settings, speculation, ranks, lanes, lists, rank, lane, num_needed)
         budget -= demand
         for position in range(num_prefilling):
             i = lists[first_lane, PREFILLING, position]
@@ -453,15 +541,15 @@ def form_batch_vllm_v1(settings, cache, speculation, requests, ranks, lanes, lis
             if not settings.chunked_prefill:
                 break
             chunk = budget
-        num_needed = num_blocks_for(chunk, block_size) + settings.blocks_per_request
-        if reserves:
-            num_needed = held_blocks(settings, requests, lanes, i) - requests[i].computed_tokens // block_size
-        if num_needed + unused > ranks[rank].free_blocks:
+        requests[i].passed_blocks = passed_blocks(settings, requests[i].computed_tokens)
+        num_needed, num_window_blocks = blocks_to_start(settings, requests, i, chunk)
+        if num_needed + unused > ranks[rank].free_blocks or num_window_blocks > ranks[rank].free_window_blocks:
             break
         if cache is not None:
             acquire(cache, requests, ranks, rank, lane, i)
         admit(settings, requests, ranks, lists, rank, i, now_s)
         ranks[rank].free_blocks -= num_needed
+        ranks[rank].free_window_blocks -= num_window_blocks
         add_chunk(settings, cache, requests, ranks, lanes, lists, rank, lane, i, chunk)
         budget -= chunk
     return num_decodes
@@ -557,17 +645,13 @@ def form_batch_sglang(settings, cache, speculation, requests, ranks, lanes, list
         return 0
     if ranks[rank].steps_to_receive <= 0:
         ranks[rank].steps_to_receive = settings.receive_interval_steps
-    num_needed = lists[lane, PHASES, lanes[lane].steps % settings.block_size]
-    if speculation is not None:
-        num_needed = blocks_of_step(settings, speculation, lanes, lists, lane)
-    if num_needed > ranks[rank].free_blocks:
+    num_needed = decode_step_blocks(settings, speculation, lanes, lists, lane)
+    if not has_blocks(settings, ranks, rank, num_needed):
         retract_sglang(settings, cache, speculation, requests, ranks, lanes, lists, rank, lane)
-        num_needed = lists[lane, PHASES, lanes[lane].steps % settings.block_size]
-        if speculation is not None:
-            num_needed = blocks_of_step(settings, speculation, lanes, lists, lane)
-        if num_needed > ranks[rank].free_blocks:
+        num_needed = decode_step_blocks(settings, speculation, lanes, lists, lane)
+        if not has_blocks(settings, ranks, rank, num_needed):
             return 0
-    ranks[rank].free_blocks -= num_needed
+    take_decode_step(settings, speculation, ranks, lanes, lists, rank, lane, num_needed)
     return lanes[lane].num_decoding
 
 
@@ -612,9 +696,9 @@ def form_prefill_sglang(settings, cache, requests, ranks, lanes, lists, rank, la
         computed = requests[i].computed_tokens
         chunk = min(requests[i].target_tokens - computed, chunk_budget)
         num_needed = num_blocks_for(computed + chunk, block_size) - num_blocks_for(computed, block_size)
-        if num_needed > ranks[rank].free_blocks:
+        if not has_blocks(settings, ranks, rank, num_needed):
             return
-        ranks[rank].free_blocks -= num_needed
+        take_blocks(settings, ranks, rank, num_needed)
         chunk_budget -= chunk
         prompt_budget -= chunk
         add_chunk(settings, cache, requests, ranks, lanes, lists, rank, lane, i, chunk)
@@ -633,7 +717,10 @@ def form_prefill_sglang(settings, cache, requests, ranks, lanes, lists, rank, la
         if cache is not None:
             unused = look_up(settings, cache, requests, ranks, rank, i)
         output = min(remaining_output(requests, i), SGLANG_CLIPPED_OUTPUT_TOKENS)
-        free_tokens = (ranks[rank].free_blocks - unused - settings.blocks_per_request) * block_size - promised
+        free_blocks = (ranks[rank].free_blocks - unused - settings.blocks_per_request) // settings.num_groups
+        if settings.window_pool:
+            free_blocks = min(free_blocks, ranks[rank].free_window_blocks)
+        free_tokens = free_blocks * block_size - promised
         whole = requests[i].target_tokens - requests[i].computed_tokens
         if whole + output > free_tokens and ranks[rank].num_running > 0:
             break
@@ -642,13 +729,15 @@ def form_prefill_sglang(settings, cache, requests, ranks, lanes, lists, rank, la
         chunk = min(whole, chunk_budget)
         if chunk < whole and not settings.chunked_prefill:
             break
-        num_needed = num_blocks_for(chunk, block_size) + settings.blocks_per_request
-        if num_needed + unused > ranks[rank].free_blocks:
+        requests[i].passed_blocks = passed_blocks(settings, requests[i].computed_tokens)
+        num_needed, num_window_blocks = blocks_to_start(settings, requests, i, chunk)
+        if num_needed + unused > ranks[rank].free_blocks or num_window_blocks > ranks[rank].free_window_blocks:
             break
         if cache is not None:
             acquire(cache, requests, ranks, rank, lane, i)
         admit(settings, requests, ranks, lists, rank, i, now_s)
         ranks[rank].free_blocks -= num_needed
+        ranks[rank].free_window_blocks -= num_window_blocks
         promised += whole - chunk + output
         chunk_budget -= chunk
         prompt_budget -= chunk
@@ -689,10 +778,7 @@ def retract_sglang(settings, cache, speculation, requests, ranks, lanes, lists, 
     The lane's last decoding request is never retracted; a prompt half prefilled gives way to it instead.
     """
     while True:
-        num_needed = lists[lane, PHASES, lanes[lane].steps % settings.block_size]
-        if speculation is not None:
-            num_needed = blocks_of_step(settings, speculation, lanes, lists, lane)
-        if num_needed <= ranks[rank].free_blocks:
+        if has_blocks(settings, ranks, rank, decode_step_blocks(settings, speculation, lanes, lists, lane)):
             break
         victim = find_retracted(requests, ranks, lanes, rank, lane)
         if victim == NONE:

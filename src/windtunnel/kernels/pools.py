@@ -17,9 +17,10 @@ from windtunnel.kernels.kvcache import acquire, entry_of, evict, look_up, releas
 from windtunnel.kernels.policies import (
     UNEVEN_RATIO,
     UNEVEN_REQUESTS,
+    blocks_to_start,
     held_blocks,
+    held_of_each_group,
     link,
-    num_blocks_for,
     set_queue_key,
 )
 from windtunnel.kernels.state import (
@@ -40,7 +41,6 @@ from windtunnel.kernels.state import (
     RANDOM,
     ROUND_ROBIN,
     SESSION_AFFINITY,
-    TRTLLM,
     Cache,
     Floats,
     Ints,
@@ -51,6 +51,7 @@ from windtunnel.kernels.state import (
     new_lists,
     new_ranks,
 )
+from windtunnel.kernels.windows import begin_to_slide, next_change, passed_blocks
 
 BOTH, PREFILL, DECODE = range(3)
 """What a pool does: whole requests, prefills alone, or decodes what was prefilled elsewhere."""
@@ -108,6 +109,7 @@ JOURNEY = np.dtype(
         ("transfer_end_s", "f8"),
         ("later_output_tokens", "i8"),  # while it prefills elsewhere, where it is a request for one token
         ("held_blocks", "i8"),  # of the prefill rank, until its KV has been read
+        ("held_window_blocks", "i8"),  # of the windows' own pool there
         ("cached_tokens", "i8"),  # of its prompt, found where it was first admitted; filled in when the run has ended
     ]
 )
@@ -462,7 +464,10 @@ def hand_over(settings, requests, lanes, clock, pools, rank, i, now_s):
     """
     routing = pools.routing[0]
     journey = pools.journeys[i]
-    journey.held_blocks = held_blocks(settings, requests, lanes, i)
+    journey.held_blocks, journey.held_window_blocks = held_blocks(settings, requests, lanes, i), 0
+    if settings.window_pool:
+        journey.held_window_blocks = held_of_each_group(settings, requests, lanes, i)[1]
+    requests[i].passed_blocks = 0
     journey.prefill_rank = settings.first_rank + rank
     journey.handed_s = now_s
     requests[i].output_tokens = journey.later_output_tokens
@@ -516,20 +521,20 @@ def pull(settings, cache, requests, ranks, lanes, events, clock, pools, rank, la
                 first_order += requests[waiting].queue_key * MOST_REQUESTS
             if first_order < order:
                 break
-        num_needed = num_blocks_for(requests[i].input_tokens - routing.decode_samples_first, settings.block_size)
-        if settings.scheduler == TRTLLM:
-            num_needed = num_blocks_for(requests[i].input_tokens + requests[i].output_tokens, settings.block_size)
-        num_needed += settings.blocks_per_request
         unused, cached = 0, 0
+        requests[i].computed_tokens = 0
         if cache is not None:
             unused = look_up(settings, cache, requests, ranks, rank, i)
             cached = requests[i].computed_tokens
-            num_needed -= cached // settings.block_size
-        if num_needed + unused > ranks[rank].free_blocks:
+        num_read = requests[i].input_tokens - routing.decode_samples_first
+        requests[i].passed_blocks = passed_blocks(settings, num_read - 1)
+        num_needed, num_window_blocks = blocks_to_start(settings, requests, i, num_read - cached)
+        if num_needed + unused > ranks[rank].free_blocks or num_window_blocks > ranks[rank].free_window_blocks:
             break
         if cache is not None:
             acquire(cache, requests, ranks, rank, lane, i)
         ranks[rank].free_blocks -= num_needed
+        ranks[rank].free_window_blocks -= num_window_blocks
         here.num_pulled += 1
         here.pull_first = requests[i].after
         if here.pull_first == NONE:
@@ -555,6 +560,7 @@ def end_transfer(cache, requests, pools, i):
     as there is room, and it may run on the decode side.
     """
     journey = pools.journeys[i]
+    pools.ranks[journey.prefill_rank].free_window_blocks += journey.held_window_blocks
     if cache is None:
         pools.ranks[journey.prefill_rank].free_blocks += journey.held_blocks
     if cache is not None:
@@ -609,7 +615,8 @@ def join_ready(settings, cache, requests, ranks, lanes, lists, pools, rank, lane
             lanes[lane].joined_since_s += requests[i].last_token_s
             lanes[lane].context_tokens += requests[i].computed_tokens
             lists[lane, PHASES, joined % settings.block_size] += 1
-            end = joined + requests[i].input_tokens + requests[i].output_tokens - 1
+            begin_to_slide(settings, requests, ranks, lanes, lists, rank, i)
+            change = next_change(settings, requests, i)
             lanes[lane].finish_size = push(
-                lists[lane, FINISH_KEY], lists[lane, FINISH_VALUE], lanes[lane].finish_size, end, i
+                lists[lane, FINISH_KEY], lists[lane, FINISH_VALUE], lanes[lane].finish_size, change, i
             )

@@ -30,18 +30,21 @@ from windtunnel.kernels.kvcache import caches_when_scheduled, release, share
 from windtunnel.kernels.policies import (
     balance_ranks,
     begin_batch,
-    blocks_of_step,
     count_balance,
     decay_new_token_ratio,
+    decode_step_blocks,
     end_batch,
     enqueue,
     form_batch_sglang,
     form_batch_vllm_v1,
     gained_tokens,
     held_blocks,
+    leave_window_pool,
+    passed_of_step,
     route,
     set_queue_key,
     stop_decoding,
+    take_decode_step,
     unlink,
 )
 from windtunnel.kernels.pools import (
@@ -68,6 +71,14 @@ from windtunnel.kernels.state import (
     SGLANG,
     TRTLLM,
     USERS_ROUTER,
+)
+from windtunnel.kernels.windows import (
+    begin_to_slide,
+    fills_window,
+    give_back,
+    has_blocks,
+    next_change,
+    take_blocks,
 )
 
 DONE, MORE, STUCK, OUT_OF_STEPS, ASK_ROUTER = range(5)
@@ -317,6 +328,7 @@ def finish(settings, cache, sessions, requests, ranks, lanes, events, clock, ran
             return
     requests[i].finish_s = now_s
     held = held_blocks(settings, requests, lanes, i)
+    leave_window_pool(settings, requests, ranks, lanes, rank, i)
     if cache is None:
         ranks[rank].free_blocks += held
     else:
@@ -361,6 +373,8 @@ def complete(
     while lanes[lane].finish_size > 0 and lists[lane, FINISH_KEY, 0] <= lanes[lane].steps:
         i = lists[lane, FINISH_VALUE, 0]
         lanes[lane].finish_size = pop(lists[lane, FINISH_KEY], lists[lane, FINISH_VALUE], lanes[lane].finish_size)
+        if settings.window_tokens > 0 and fills_window(settings, requests, ranks, lanes, lists, rank, i):
+            continue
         stop_decoding(settings, requests, lanes, lists, i)
         if speculation is not None:
             end = requests[i].input_tokens + requests[i].output_tokens - 1
@@ -392,8 +406,10 @@ def complete(
             lanes[lane].joined_since_s += now_s
             lanes[lane].context_tokens += requests[i].computed_tokens
             lists[lane, PHASES, joined % settings.block_size] += 1
+            begin_to_slide(settings, requests, ranks, lanes, lists, rank, i)
+            change = next_change(settings, requests, i)
             lanes[lane].finish_size = push(
-                lists[lane, FINISH_KEY], lists[lane, FINISH_VALUE], lanes[lane].finish_size, joined + end, i
+                lists[lane, FINISH_KEY], lists[lane, FINISH_VALUE], lanes[lane].finish_size, change, i
             )
     lanes[lane].batch_size = 0
     lanes[lane].batch_decodes = 0
@@ -537,6 +553,7 @@ def start_step(
     duration_s = time_s - now_s
     last_start_s = now_s
     num_steps = 1
+    used = used_blocks(settings, ranks, first, end)
 
     for rank in range(first, end):
         lane = rank * settings.num_stages + stage
@@ -578,10 +595,8 @@ def start_step(
             for rank in range(first, end):
                 count = lanes[rank].num_decoding
                 if settings.scheduler != TRTLLM:
-                    needed = lists[rank, PHASES, lanes[rank].steps % settings.block_size]
-                    if speculation is not None:
-                        needed = blocks_of_step(settings, speculation, lanes, lists, rank)
-                    fits = fits and needed <= ranks[rank].free_blocks
+                    needed = decode_step_blocks(settings, speculation, lanes, lists, rank)
+                    fits = fits and has_blocks(settings, ranks, rank, needed)
                 attention_s = max(attention_s, decode_attention_s(cost, count, lanes[rank].context_tokens + count, 0))
             step_s = with_host(cost, cost.decode_token_s[most_decodes] + attention_s, most_running)
             if not fits or step_s > SAME_DURATION * duration_s or time_s + step_s >= fails_s:
@@ -589,10 +604,8 @@ def start_step(
             for rank in range(first, end):
                 count = lanes[rank].num_decoding
                 if settings.scheduler != TRTLLM:
-                    needed = lists[rank, PHASES, lanes[rank].steps % settings.block_size]
-                    if speculation is not None:
-                        needed = blocks_of_step(settings, speculation, lanes, lists, rank)
-                    ranks[rank].free_blocks -= needed
+                    needed = decode_step_blocks(settings, speculation, lanes, lists, rank)
+                    take_decode_step(settings, speculation, ranks, lanes, lists, rank, rank, needed)
                 num_gained = 1
                 if speculation is not None:
                     num_gained = gained_tokens(speculation, lanes, rank)
@@ -601,16 +614,17 @@ def start_step(
                     lanes[rank].num_verified += 1
                 lanes[rank].context_tokens += num_gained * count
                 ranks[rank].remaining_tokens -= num_gained * count
+            if settings.window_tokens > 0:  # elsewhere the last of equal steps uses most
+                used = max(used, used_blocks(settings, ranks, first, end))
             last_start_s = time_s
             time_s += step_s
             num_steps += 1
 
     if settings.balance_steps > 0 and num_steps > 1:
         count_balance(settings, ranks, lanes, first, end, num_steps)
-    used = 0
+    used = max(used, used_blocks(settings, ranks, first, end))
     for rank in range(first, end):
         lane = rank * settings.num_stages + stage
-        used += settings.num_blocks - ranks[rank].free_blocks
         lanes[lane].started_s = last_start_s
         lanes[lane].num_skipped = 0
         lanes[lane].skipped_context_tokens = 0
@@ -647,13 +661,21 @@ def start_step(
 
 
 @inner
+def used_blocks(settings, ranks, first, end):
+    """Blocks of the ranks' pools that are taken."""
+    used = 0
+    for rank in range(first, end):
+        used += settings.num_blocks - ranks[rank].free_blocks
+    return used
+
+
+@inner
 def undo_decode(settings, speculation, ranks, lanes, lists, rank, lane):
     """SGLang's attention data parallelism: while any rank prefills, the others do not decode."""
     if lanes[lane].batch_decodes and lanes[lane].batch_size == 0:
-        needed = lists[lane, PHASES, lanes[lane].steps % settings.block_size]
-        if speculation is not None:
-            needed = blocks_of_step(settings, speculation, lanes, lists, lane)
-        ranks[rank].free_blocks += needed
+        take_blocks(settings, ranks, rank, -decode_step_blocks(settings, speculation, lanes, lists, lane))
+        if settings.window_tokens > 0:
+            give_back(settings, ranks, rank, -passed_of_step(settings, speculation, lanes, lists, lane))
         lanes[lane].batch_decodes = 0
 
 
