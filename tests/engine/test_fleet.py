@@ -79,7 +79,12 @@ def fleet_cases(draw: st.DrawFn) -> FleetCase:
     most = max(s.max_num_batched_tokens, num_queries)
     if num_queries > 1 and s.chunked_prefill:
         most = draw(st.sampled_from([most, num_queries + 1, 2 * num_queries + 1]))  # short: requests are left out
-    case.settings = s._replace(router=router, num_blocks=s.num_blocks + num_queries, max_num_batched_tokens=most)
+    case.settings = s._replace(
+        router=router,
+        num_blocks=s.num_blocks + num_queries * s.num_groups,
+        num_window_blocks=s.num_window_blocks + num_queries * s.window_pool,
+        max_num_batched_tokens=most,
+    )
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     cost = random_cost(rng, s.max_num_seqs, most + num_queries * s.max_num_seqs, bool(case.cost.host_overlaps))
     case.cost = cost._replace(

@@ -362,7 +362,9 @@ def clear(settings, cache, requests, speculation, ranks, lanes, lists, stages, f
                     if speculation is not None:
                         num_gained = gained_tokens(speculation, lanes, lane)
                     computed += num_gained
-                if computed > requests[i].target_tokens or lanes[lane].num_joined == 0:
+                was_left_out = requests[i].skipped_at != NONE
+                was_left_out = was_left_out and requests[i].skipped_at >= lanes[lane].num_verified - 1
+                if computed > requests[i].target_tokens and not was_left_out:
                     requests[i].last_token_s = lanes[lane].last_decode_s
                 requests[i].target_tokens = computed + 1
             lose(fleet, requests, replica, i, now_s)
@@ -420,6 +422,7 @@ def empty_lane(lanes, lists, lane):
     lanes[lane].batch_decodes = 0
     lanes[lane].num_skipped = 0
     lanes[lane].skipped_context_tokens = 0
+    lanes[lane].skipped_since_s = 0.0
     lanes[lane].holds_back = 0
     lanes[lane].looks_again = 0
     lanes[lane].num_joined = 0

@@ -269,6 +269,20 @@ def is_in_flight(requests, lanes, lane, i):
 
 
 @inner
+def leave_latest(requests, lanes, i, computed_tokens):
+    """Request `i`, which decodes with so many tokens computed, is not in its lane's next decode step: keep the time of
+    its latest token, which the lane has where that step was all it waited for.
+    """
+    lane = requests[i].lane
+    was_left_out = requests[i].skipped_at != NONE and requests[i].skipped_at == lanes[lane].num_verified - 1
+    if computed_tokens == requests[i].target_tokens or was_left_out:
+        lanes[lane].num_joined -= 1
+        lanes[lane].joined_since_s -= requests[i].last_token_s
+    else:
+        requests[i].last_token_s = lanes[lane].last_decode_s
+
+
+@inner
 def preempt(settings, cache, requests, ranks, lanes, lists, rank, i):
     """Free all of running request `i` and put it back in the queue, to be computed again from its first token, or from
     what is cached of it then.
@@ -287,12 +301,7 @@ def preempt(settings, cache, requests, ranks, lanes, lists, rank, i):
         kept = 0 if settings.scheduler == SGLANG else requests[i].computed_tokens
         release(settings, cache, ranks, rank, i, held, kept)
     if decoded:
-        lane = requests[i].lane
-        if requests[i].computed_tokens == requests[i].target_tokens and lanes[lane].num_joined > 0:
-            lanes[lane].num_joined -= 1
-            lanes[lane].joined_since_s -= requests[i].last_token_s
-        else:
-            requests[i].last_token_s = lanes[lane].last_decode_s
+        leave_latest(requests, lanes, i, requests[i].computed_tokens)
         requests[i].target_tokens = requests[i].computed_tokens + 1
     ranks[rank].remaining_tokens -= remaining_output(requests, i)
     requests[i].computed_tokens = 0
@@ -431,6 +440,8 @@ def walk_running(settings, cache, speculation, requests, ranks, lanes, lists, ra
         if requests[i].is_decoding and requests[i].lane == lane and requests[i].step_tokens == 0 and num_decodes > 0:
             lists[lane, PHASES, requests[i].joined % block_size] -= 1
             lists[lane, SLIDING, requests[i].joined % block_size] -= requests[i].slides
+            leave_latest(requests, lanes, i, lanes[lane].steps - requests[i].joined)
+            lanes[lane].skipped_since_s += requests[i].last_token_s
             lanes[lane].skipped_context_tokens += lanes[lane].steps - requests[i].joined
             requests[i].joined += num_gained
             requests[i].skipped_at = lanes[lane].num_verified
@@ -552,6 +563,8 @@ def form_batch_vllm_v1(settings, cache, speculation, requests, ranks, lanes, lis
         ranks[rank].free_window_blocks -= num_window_blocks
         add_chunk(settings, cache, requests, ranks, lanes, lists, rank, lane, i, chunk)
         budget -= chunk
+    if gives_back(settings) and ranks[rank].waiting != NONE:
+        lanes[lane].looks_again = 1
     return num_decodes
 
 

@@ -51,7 +51,7 @@ from windtunnel.kernels.state import (
     new_lists,
     new_ranks,
 )
-from windtunnel.kernels.windows import begin_to_slide, next_change, passed_blocks
+from windtunnel.kernels.windows import begin_to_slide, gives_back, next_change, passed_blocks
 
 BOTH, PREFILL, DECODE = range(3)
 """What a pool does: whole requests, prefills alone, or decodes what was prefilled elsewhere."""
@@ -530,6 +530,8 @@ def pull(settings, cache, requests, ranks, lanes, events, clock, pools, rank, la
         requests[i].passed_blocks = passed_blocks(settings, num_read - 1)
         num_needed, num_window_blocks = blocks_to_start(settings, requests, i, num_read - cached)
         if num_needed + unused > ranks[rank].free_blocks or num_window_blocks > ranks[rank].free_window_blocks:
+            if gives_back(settings):
+                lanes[lane].looks_again = 1
             break
         if cache is not None:
             acquire(cache, requests, ranks, rank, lane, i)
@@ -610,6 +612,7 @@ def join_ready(settings, cache, requests, ranks, lanes, lists, pools, rank, lane
             requests[i].is_decoding = 1
             requests[i].lane = lane
             requests[i].joined = joined
+            requests[i].skipped_at = NONE
             lanes[lane].num_decoding += 1
             lanes[lane].num_joined += 1
             lanes[lane].joined_since_s += requests[i].last_token_s

@@ -626,16 +626,17 @@ def start_step(
     for rank in range(first, end):
         lane = rank * settings.num_stages + stage
         lanes[lane].started_s = last_start_s
-        lanes[lane].num_skipped = 0
-        lanes[lane].skipped_context_tokens = 0
         if lanes[lane].batch_decodes and not is_doomed:
             lanes[lane].last_decode_s = time_s
-            lanes[lane].num_joined = 0
-            lanes[lane].joined_since_s = 0.0
+            lanes[lane].num_joined = lanes[lane].num_skipped
+            lanes[lane].joined_since_s = lanes[lane].skipped_since_s
             if settings.scheduler == SGLANG:
                 steps_to_receive = ranks[rank].steps_to_receive - num_steps
                 ranks[rank].steps_to_receive = steps_to_receive % settings.receive_interval_steps
                 decay_new_token_ratio(settings, ranks, rank, num_steps)
+        lanes[lane].num_skipped = 0
+        lanes[lane].skipped_context_tokens = 0
+        lanes[lane].skipped_since_s = 0.0
 
     steps[row].start_s = now_s
     steps[row].duration_s = time_s - now_s

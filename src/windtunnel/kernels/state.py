@@ -194,11 +194,12 @@ LANE = np.dtype(
         ("batch_decodes", "i8"),  # 1 if the step under way decodes
         ("num_skipped", "i8"),  # decoding requests that the step under way leaves out for want of token budget
         ("skipped_context_tokens", "i8"),  # in their cache
+        ("skipped_since_s", "f8"),  # sum of the times of their latest tokens
         ("started_s", "f8"),  # start of the latest step
         ("cutoff_s", "f8"),  # requests that arrived later cannot be in the batch that is being formed
         ("holds_back", "i8"),  # 1 if no waiting request may join the batch that is being formed
         ("looks_again", "i8"),  # 1 if the next step may admit what this one could not: no run of equal steps
-        ("num_joined", "i8"),  # requests that began to decode since the latest decode step
+        ("num_joined", "i8"),  # requests that began to decode since the latest decode step, or that it left out
         ("joined_since_s", "f8"),  # sum of the times of their latest tokens
         ("last_decode_s", "f8"),  # end of that step
         ("num_verified", "i8"),  # speculative decode steps so far
