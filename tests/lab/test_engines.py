@@ -71,12 +71,10 @@ DRIVE = """
 import sys
 import numpy as np
 from pathlib import Path
-from windtunnel.interop.engine_run import engine_run, write_engine_runs
+from windtunnel.interop.engine_run import write_engine_runs
 from windtunnel.lab.engine_drive import drive
 from windtunnel.lab.engine_tiny import TINY
-from windtunnel.lab.engine_vllm import VllmEngine, VllmSettings
-
-engine = VllmEngine(TINY, VllmSettings(max_model_len=512, max_num_seqs=4, max_num_batched_tokens=64, dtype="float32"))
+{start}
 runs = []
 for seed in range(10):
     rng = np.random.default_rng(seed)
@@ -85,9 +83,20 @@ for seed in range(10):
 write_engine_runs(Path(sys.argv[1]), runs)
 """
 
+VLLM = """
+from windtunnel.lab.engine_vllm import VllmEngine, VllmSettings
+engine = VllmEngine(TINY, VllmSettings(max_model_len=512, max_num_seqs=4, max_num_batched_tokens=64, dtype="float32"))
+"""
+
+TRANSFORMERS = """
+from windtunnel.lab.engine_transformers import TransformersEngine, TransformersSettings
+engine = TransformersEngine(TINY, TransformersSettings(max_num_seqs=4, max_num_batched_tokens=64))
+"""
+
 
 @needs_engines
-def test_vllm_in_process_forms_the_simulators_batches(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("start", "block_size"), [(VLLM, 128), (TRANSFORMERS, 256)], ids=["vllm", "transformers"])
+def test_an_engine_in_process_forms_the_simulators_batches(tmp_path: Path, start: str, block_size: int) -> None:
     import subprocess
 
     from engine.test_recorded_engine import settings
@@ -99,8 +108,8 @@ def test_vllm_in_process_forms_the_simulators_batches(tmp_path: Path) -> None:
 
     path = tmp_path / "run.json"
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2] / "src")}
-    subprocess.run([PYTHON, "-c", DRIVE, str(path)], check=True, env=environment, capture_output=True)
-    engine = settings()._replace(max_num_seqs=4, max_num_batched_tokens=64, block_size=128, num_blocks=512)
+    subprocess.run([PYTHON, "-c", DRIVE.format(start=start), path], check=True, env=environment, capture_output=True)
+    engine = settings()._replace(max_num_seqs=4, max_num_batched_tokens=64, block_size=block_size, num_blocks=512)
     runs = read_engine_runs(path)
     assert len(runs) == 10
     for run in runs:
@@ -109,3 +118,22 @@ def test_vllm_in_process_forms_the_simulators_batches(tmp_path: Path) -> None:
         _, steps, _ = run_loop(engine, recorded_steps(run.duration_s, EngineSettings(max_num_seqs=4)), arrays)
         np.testing.assert_array_equal(steps["decode_tokens"], run.batches.decode_requests)
         np.testing.assert_array_equal(steps["prefill_tokens"], run.batches.prefill_tokens)
+
+
+@needs_engines
+@pytest.mark.parametrize("engine", ["vllm", "transformers"])
+def test_the_hosts_share_of_an_engines_steps_is_measured(tmp_path: Path, engine: str) -> None:
+    import json
+    import subprocess
+
+    from windtunnel.lab.engine_tiny import TINY
+
+    (tmp_path / "config.json").write_text(json.dumps(dict(TINY)), encoding="utf-8")
+    command = [PYTHON, "-m", "windtunnel", "profile", "overheads", "--engine", engine, "--model", "config.json"]
+    command += ["--device-name", "here", "--batches", "1,4", "--out", "measured", "--json"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2] / "src")}
+    done = subprocess.run(command, check=True, env=environment, capture_output=True, cwd=tmp_path)
+    document = json.loads(done.stdout[done.stdout.index(b"{") :])
+    assert [row["num_requests"] for row in document["batches"]] == [1, 4]
+    assert 0 < document["host"]["step_s"] < 0.1
+    assert f"engine: {engine}" in (tmp_path / "measured" / "calibration.yaml").read_text(encoding="utf-8")

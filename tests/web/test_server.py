@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -130,7 +131,16 @@ def test_a_folder_that_is_none_is_said(tmp_path: Path) -> None:
         dashboard_of(tmp_path / "file")
 
 
+@pytest.fixture
+def heeded_interrupts() -> Iterator[None]:
+    """Children heed SIGINT, also where a script runs the tests in the background, which ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.skipif(os.name != "posix", reason="SIGINT")
+@pytest.mark.usefixtures("heeded_interrupts")
 def test_ctrl_c_ends_it_cleanly(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "windtunnel", "dashboard", str(tmp_path)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

@@ -203,7 +203,7 @@ def collectives(
 @command.command(cls=Verb)
 @option("--model", section=_WHAT, required=True, metavar="NAME", help="A model of the catalog, or a config.json.")
 @_device_name
-@option("--engine", section=_WHAT, default="vllm", metavar="NAME", help="vllm.  [vllm]")
+@option("--engine", section=_WHAT, default="vllm", metavar="NAME", help="vllm or transformers.  [vllm]")
 @option("--batches", section=_HOW, default="1,2,4,8,16,32", metavar="N,N", help="Decoding requests.  [1,2,...,32]")
 @_folder
 @_json
@@ -222,10 +222,8 @@ def overheads(model: str, device_name: str, engine: str, batches: str, out: Path
     from windtunnel.report.tables import show
     from windtunnel.spec import catalog
 
-    if engine != "vllm":
-        raise InputError(f"overheads of {engine!r} cannot be measured", "known: vllm")
     samples = profile_overheads(
-        catalog.model(model), catalog.model_config(model), device_name, out, parse_degrees(batches)
+        catalog.model(model), catalog.model_config(model), engine, device_name, out, parse_degrees(batches)
     )
     click.echo(f"wrote {out}", err=True)
     host, rows = fit_overheads(samples), [OverheadRow(*row) for row in medians_by_batch(samples)]

@@ -38,6 +38,7 @@ from windtunnel.estimate.regress import regression
 from windtunnel.estimate.steps import LoweredSteps, lower_steps, price_step
 from windtunnel.interop.aiconfigurator import measured_estimator
 from windtunnel.kernels import state
+from windtunnel.kernels.policies import in_use
 from windtunnel.kernels.pools import Pools
 from windtunnel.kernels.serve import ASK_ROUTER, DONE, MORE, OUT_OF_STEPS, STUCK, run
 from windtunnel.kernels.walked_state import WalkedSettings
@@ -558,6 +559,7 @@ def run_to_end(
 ) -> tuple[Table, float]:
     """Run the loop buffer by buffer; `records`, `arrays` and what belongs to them are changed in place."""
     clock, sessions = state.new_clock(settings), session_state(requests)
+    policies = in_use([settings.scheduler] if pools is None else pools.pools["scheduler"])
     replicas = None if fleet is None else fleet.fleet
     asker = None
     if router is not None:
@@ -573,7 +575,19 @@ def run_to_end(
         status = ASK_ROUTER
         while status == ASK_ROUTER:
             status = run(
-                settings, cost, cache, sessions, speculation, records, *arrays, events, clock, buffer, pools, replicas
+                settings,
+                cost,
+                cache,
+                sessions,
+                speculation,
+                records,
+                *arrays,
+                events,
+                clock,
+                buffer,
+                pools,
+                replicas,
+                *policies,
             )
             if status == ASK_ROUTER:
                 assert asker is not None

@@ -151,7 +151,7 @@ class StepPrices:
             decode_attention_s=np.ascontiguousarray(np.stack(attention_s, axis=1)),
             chunk_nodes=self.chunk_nodes,
             length_nodes=self.length_nodes,
-            prefill_attention_s=np.ascontiguousarray(self.prefill),
+            prefill_attention_s=np.array(self.prefill, order="C"),
             host_step_s=float(host.step_s or 0.0),
             host_request_s=float(host.request_s or 0.0),
             host_overlaps=int(bool(engine.async_scheduling)),

@@ -85,6 +85,10 @@ DONE, MORE, STUCK, OUT_OF_STEPS, ASK_ROUTER = range(5)
 """What `run` returns: all requests finished; a buffer is full, call again; a request can never be scheduled; the
 recorded step durations are used up; a user's router must say where the request `pending` of the fleet goes."""
 
+IDLE, BUSY = np.int64(0), np.int64(1)
+"""Of a lane. A literal 0 is a type of its own, for which what is called with it is compiled once more; so counters that
+are handed to functions start as np.int64(0) too."""
+
 SAME_DURATION = 1.01
 """A run of steps becomes one row while its steps stay within 1% of the first one's duration."""
 
@@ -126,7 +130,7 @@ def prefill_attention_s(cost, num_tokens, num_pairs):
     if num_tokens == 0:
         return 0.0
     nodes = cost.chunk_nodes
-    j = grid_cell(nodes, num_tokens)
+    j = grid_cell(nodes, float(num_tokens))
     length = 2.0 * num_pairs / num_tokens
     low = interpolate_row(cost.length_nodes, cost.prefill_attention_s[j], length)
     high = interpolate_row(cost.length_nodes, cost.prefill_attention_s[j + 1], length)
@@ -275,7 +279,7 @@ def deliver_again(settings, cache, sessions, requests, ranks, clock, now_s, flee
 @inner
 def wake(settings, lanes, events, clock, replica, stage, now_s):
     """Let an idle lane of the replica look for work at `now_s`."""
-    set_busy(settings, lanes, replica, stage, 1)
+    set_busy(settings, lanes, replica, stage, BUSY)
     lane = settings.first_event + replica * settings.num_stages + stage
     clock[0].queued = push(events.time_s, events.lane, clock[0].queued, now_s, lane)
 
@@ -458,6 +462,7 @@ def start_step(
     stage,
     now_s,
     fleet,
+    sglang,
 ):
     """Start the step that a replica's lane has formed, or a run of equal ones; writes its row and its end event.
 
@@ -470,7 +475,7 @@ def start_step(
     any_prefill = False
     for rank in range(first, end):
         any_prefill = any_prefill or lanes[rank * settings.num_stages + stage].batch_size > 0
-    if settings.scheduler == SGLANG and any_prefill:
+    if sglang is not None and settings.scheduler == SGLANG and any_prefill:
         for rank in range(first, end):
             undo_decode(settings, speculation, ranks, lanes, lists, rank, rank * settings.num_stages + stage)
 
@@ -478,14 +483,14 @@ def start_step(
     queries, decodes, prefill_tokens, sampled, running, waiting, context, num_prefills = 0, 0, 0, 0, 0, 0, 0, 0
     pairs = 0.0
     paused, resumed, late_since_s = 0, 0, 0.0
-    most_decodes, most_tokens, most_sampled, most_running = 0, 0, 0, 0
+    most_decodes, most_tokens, most_sampled, most_running = 0, 0, 0, np.int64(0)
     attention_s = 0.0
     for rank in range(first, end):
         lane = rank * settings.num_stages + stage
         rank_decodes = lanes[lane].num_decoding if lanes[lane].batch_decodes else 0
         rank_decodes -= lanes[lane].num_skipped
         rank_queries = rank_decodes if speculation is None else rank_decodes * speculation.num_queries
-        rank_tokens, rank_sampled = 0, rank_queries
+        rank_tokens, rank_sampled = np.int64(0), rank_queries
         rank_pairs = 0.0
         for position in range(lanes[lane].batch_size):
             i = lists[lane, BATCH, position]
@@ -518,7 +523,7 @@ def start_step(
         waiting += ranks[rank].num_waiting
 
     if decodes + prefill_tokens == 0:
-        set_busy(settings, lanes, replica, stage, 0)
+        set_busy(settings, lanes, replica, stage, IDLE)
         return DONE
 
     if cost.recorded_step_s.size > 0:
@@ -597,7 +602,8 @@ def start_step(
                 if settings.scheduler != TRTLLM:
                     needed = decode_step_blocks(settings, speculation, lanes, lists, rank)
                     fits = fits and has_blocks(settings, ranks, rank, needed)
-                attention_s = max(attention_s, decode_attention_s(cost, count, lanes[rank].context_tokens + count, 0))
+                context_tokens = lanes[rank].context_tokens + count
+                attention_s = max(attention_s, decode_attention_s(cost, count, context_tokens, prefill_tokens))
             step_s = with_host(cost, cost.decode_token_s[most_decodes] + attention_s, most_running)
             if not fits or step_s > SAME_DURATION * duration_s or time_s + step_s >= fails_s:
                 break
@@ -630,7 +636,7 @@ def start_step(
             lanes[lane].last_decode_s = time_s
             lanes[lane].num_joined = lanes[lane].num_skipped
             lanes[lane].joined_since_s = lanes[lane].skipped_since_s
-            if settings.scheduler == SGLANG:
+            if sglang is not None and settings.scheduler == SGLANG:
                 steps_to_receive = ranks[rank].steps_to_receive - num_steps
                 ranks[rank].steps_to_receive = steps_to_receive % settings.receive_interval_steps
                 decay_new_token_ratio(settings, ranks, rank, num_steps)
@@ -714,14 +720,13 @@ def run(
     steps,
     pools,
     fleet,
+    vllm_v1,
+    sglang,
 ):
     """Advance the simulation until all requests have finished or `steps` is full.
 
     Where the host works beside the device, the batch that follows a step at once was formed when that step started:
     requests that have arrived since wait for the one after it. An engine with nothing to run looks again at once.
-
-    The policies are called from here and not from deeper down: every level of callees is optimised once more with all
-    that it calls, which took 3 s of a cold compile.
 
     Args:
         settings, cost: see `kernels.state`.
@@ -731,6 +736,7 @@ def run(
         steps: buffer for the rows of this call; `clock[0].rows` says how many were written.
         pools: None, or `kernels.pools.Pools`; what belongs to one pool is then read from there at every event.
         fleet: None, or `kernels.fleet.Fleet`, where replicas come and go or requests are held at the router.
+        vllm_v1, sglang: 1 or None, see `policies.in_use`.
 
     Returns:
         DONE, MORE, STUCK, OUT_OF_STEPS or ASK_ROUTER.
@@ -844,12 +850,13 @@ def run(
                 begin_batch(lanes, lane, cutoff_s)
                 if pools is not None:
                     join_ready(settings, own_cache, requests, ranks, lanes, lists, pools, rank, lane)
-                if settings.scheduler == SGLANG:
-                    num_decodes = form_batch_sglang(
+                num_decodes = 0
+                if vllm_v1 is not None and settings.scheduler != SGLANG:
+                    num_decodes = form_batch_vllm_v1(
                         settings, own_cache, speculation, requests, ranks, lanes, lists, rank, lane, event_s
                     )
-                else:
-                    num_decodes = form_batch_vllm_v1(
+                if sglang is not None and settings.scheduler == SGLANG:
+                    num_decodes = form_batch_sglang(
                         settings, own_cache, speculation, requests, ranks, lanes, lists, rank, lane, event_s
                     )
                 num_batches += end_batch(settings, requests, ranks, lanes, lists, rank, lane, num_decodes)
@@ -879,6 +886,7 @@ def run(
             stage,
             event_s,
             fleet,
+            sglang,
         )
         if status != DONE:
             return status

@@ -6,11 +6,15 @@ machine does, so that a real engine can be compared with a simulated one on a bu
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
 import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.interop.engine_run import RawRun, RecordedRequest, RecordedStep
-from windtunnel.lab.engine_vllm import VllmEngine
+from windtunnel.lab.profile_overheads import HostSample
 from windtunnel.lab.profile_timing import Pressure
 
 Floats = NDArray[np.float64]
@@ -19,9 +23,56 @@ Ints = NDArray[np.int64]
 FIRST_TOKEN_ID = 3
 """Of random prompts: smaller ones often mean begin, end and padding."""
 
+WARM_UP_STEPS = 2
+
+
+@dataclass(frozen=True)
+class EngineStep:
+    """One step of the engine."""
+
+    scheduled: Mapping[str, int]
+    """Request -> tokens."""
+    step_s: float
+    schedule_s: float
+    forward_s: float
+    """The model, the head and sampling."""
+    process_s: float
+    """Of the scheduler, taking in what was sampled."""
+    finished: tuple[str, ...]
+    progressed: Mapping[str, int]
+    """Request -> output tokens that it has now."""
+
+    @property
+    def host_sample(self) -> HostSample:
+        """What the host did in it."""
+        rest_s = self.step_s - self.forward_s - self.schedule_s - self.process_s
+        return HostSample(len(self.scheduled), self.schedule_s, rest_s, self.process_s)
+
+
+class Engine(Protocol):
+    """An engine that is stepped by hand."""
+
+    now: Callable[[], float]
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a request is unfinished."""
+
+    def add(self, name: str, prompt: Sequence[int], output_tokens: int) -> None:
+        """Queue a request that ends after exactly `output_tokens`."""
+
+    def step(self) -> EngineStep:
+        """Schedule, compute and process one batch."""
+
+    def drop(self, names: Sequence[str]) -> None:
+        """Abort requests."""
+
+    def close(self) -> None:
+        """End it, so that another can start in this process."""
+
 
 def drive(
-    engine: VllmEngine, arrival_s: Floats, input_tokens: Ints, output_tokens: Ints, vocabulary: int, seed: int = 0
+    engine: Engine, arrival_s: Floats, input_tokens: Ints, output_tokens: Ints, vocabulary: int, seed: int = 0
 ) -> RawRun:
     """Serve requests as they arrive; times are those of the engine's own clock.
 
@@ -62,3 +113,35 @@ def drive(
     )
     by_request = {name: tuple(found) for name, found in token_times.items()}
     return RawRun(requests, tuple(steps), by_request, cpu_pressure=pressure.fraction() or 0.0)
+
+
+def host_samples(
+    engine: Engine, batches: Sequence[int], prompt_tokens: int, vocabulary: int, num_steps: int = 32
+) -> list[HostSample]:
+    """What the host did in decode steps.
+
+    Args:
+        engine: idle, of at least as many requests as the largest batch.
+        batches: numbers of decoding requests.
+        prompt_tokens: of each, no more than the engine computes in a step.
+        vocabulary: token ids to draw from.
+        num_steps: of each batch, after two that are not counted.
+
+    Returns:
+        One sample a step.
+    """
+    rng = np.random.default_rng(0)
+    samples: list[HostSample] = []
+    for batch in batches:
+        names = [f"batch{batch}x{number}" for number in range(batch)]
+        for name in names:
+            prompt = rng.integers(FIRST_TOKEN_ID, vocabulary, prompt_tokens).tolist()
+            # The first decode while the others' prompts are computed, a step each at the most.
+            engine.add(name, prompt, batch + WARM_UP_STEPS + num_steps + 1)
+        decoding: set[str] = set()
+        while len(decoding) < batch:
+            decoding.update(name for name, count in engine.step().progressed.items() if count)
+        steps = [engine.step() for _ in range(WARM_UP_STEPS + num_steps)]
+        samples += [step.host_sample for step in steps[WARM_UP_STEPS:]]
+        engine.drop(names)
+    return samples

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.errors import InputError
-from windtunnel.lab.profile_overheads import HostSample
+from windtunnel.lab.engine_drive import EngineStep
 from windtunnel.lab.profile_timing import Stopwatch
 
 MODULES: Mapping[str, str] = {
@@ -57,29 +57,6 @@ class VllmSettings:
     dtype: str = "bfloat16"
     kv_cache_gib: int = 1
     """Of a CPU."""
-
-
-@dataclass(frozen=True)
-class EngineStep:
-    """One step of the engine."""
-
-    scheduled: Mapping[str, int]
-    """Request -> tokens."""
-    step_s: float
-    schedule_s: float
-    forward_s: float
-    """The model, the head and sampling."""
-    process_s: float
-    """Of the scheduler, taking in what was sampled."""
-    finished: tuple[str, ...]
-    progressed: Mapping[str, int]
-    """Request -> output tokens that it has now."""
-
-    @property
-    def host_sample(self) -> HostSample:
-        """What the host did in it."""
-        rest_s = self.step_s - self.forward_s - self.schedule_s - self.process_s
-        return HostSample(len(self.scheduled), self.schedule_s, rest_s, self.process_s)
 
 
 @dataclass

@@ -23,7 +23,9 @@ from windtunnel.interop.vidur_profiles import (
     vidur_files,
     write_vidur_file,
 )
-from windtunnel.lab.engine_vllm import vllm_version
+from windtunnel.lab.engine_drive import Engine, host_samples
+from windtunnel.lab.engine_transformers import TransformersEngine, TransformersSettings, transformers_version
+from windtunnel.lab.engine_vllm import VllmEngine, VllmSettings, vllm_version
 from windtunnel.lab.profile_attention import attention_version, check_attention
 from windtunnel.lab.profile_collectives import Plan, TimedCollective, collective_tables
 from windtunnel.lab.profile_compute import Budget, Extent, Progress, Stepper, measure_steps, tables_of
@@ -36,7 +38,6 @@ from windtunnel.lab.profile_machine import (
     today,
     write_device,
 )
-from windtunnel.lab.profile_model import StepShape
 from windtunnel.lab.profile_overheads import HostSample, overheads_file, write_overheads
 from windtunnel.lab.profile_samples import MeasuredStep
 from windtunnel.lab.profile_timing import Pressure, clock_for
@@ -55,10 +56,29 @@ ENGINES = ("torch", "vllm")
 OVERHEAD_CONTEXT = 128
 """Tokens of each request where the host alone is measured; its work does not depend on them."""
 
+OVERHEAD_BUDGET = 512
+"""Tokens of a step there, at the most."""
+
 JOURNALS = "steps"
 """Folder of a profile that holds every measured step, so that a profile can go on or grow."""
 
 DEFAULT_EXTENT, DEFAULT_BUDGET = Extent(), Budget()
+
+
+def _vllm(config: Mapping[str, Any], batch: int) -> Engine:
+    longest = int(config.get("max_position_embeddings", 2048))
+    return VllmEngine(config, VllmSettings(longest, batch, max(OVERHEAD_BUDGET, batch)))
+
+
+def _transformers(config: Mapping[str, Any], batch: int) -> Engine:
+    return TransformersEngine(config, TransformersSettings(batch, max(OVERHEAD_BUDGET, batch), 2 * batch + 2))
+
+
+STEPPED_ENGINES: Mapping[str, tuple[Callable[[Mapping[str, Any], int], Engine], Callable[[], str]]] = {
+    "vllm": (_vllm, vllm_version),
+    "transformers": (_transformers, transformers_version),
+}
+"""Engine -> how one for so many requests starts in this process, and its version."""
 
 Notify = Callable[[int, Progress], None]
 """Called with the tensor-parallel size and what was done of it."""
@@ -180,28 +200,39 @@ def write_steps(
 
 
 def profile_overheads(
-    model: ModelSpec, config: Mapping[str, Any], device_name: str, folder: Path, batches: Sequence[int]
+    model: ModelSpec,
+    config: Mapping[str, Any] | None,
+    engine: str,
+    device_name: str,
+    folder: Path,
+    batches: Sequence[int],
 ) -> list[HostSample]:
-    """Measure the host's share of decode steps of a vLLM engine; writes `calibration.yaml` and `cpu_overheads.csv`.
+    """Measure the host's share of an engine's decode steps; writes `calibration.yaml` and `cpu_overheads.csv`.
 
     Args:
         model: what the engine serves.
         config: its config.json.
+        engine: one of `STEPPED_ENGINES`.
         device_name: of the machine.
         folder: to write to.
         batches: numbers of decoding requests.
 
     Raises:
-        InputError: vLLM is not installed, or the model cannot be measured.
+        InputError: the engine is unknown or not installed, or the model has no config.json.
     """
-    extent = Extent(max(batches), OVERHEAD_CONTEXT, max(512, *batches))
-    host: list[HostSample] = []
-    shard = Shard(model, model.precision, Parallelism())
-    for stepper in vllm_steppers(shard, config, "cpu_time", extent, host):
-        for batch in batches:
-            stepper.measure(StepShape(batch, OVERHEAD_CONTEXT))
+    if engine not in STEPPED_ENGINES:
+        known = ", ".join(STEPPED_ENGINES)
+        raise InputError(
+            f"overheads of {engine!r} cannot be measured", did_you_mean(engine, STEPPED_ENGINES, f"known: {known}")
+        )
+    if config is None:
+        raise InputError(f"{engine} needs the config.json of {model.name}", "give its path as --model")
+    start, version = STEPPED_ENGINES[engine]
+    stepped = start(config, max(batches))
+    host = host_samples(stepped, batches, OVERHEAD_CONTEXT, model.vocab_size)
+    stepped.close()
     folder.mkdir(parents=True, exist_ok=True)
-    about = {"engine": "vllm", "engine_version": vllm_version(), "device": device_name}
+    about = {"engine": engine, "engine_version": version(), "device": device_name}
     write_overheads(folder, about, model.name, host)
     write_vidur_file(overheads_file(model.name, host), folder / "cpu_overheads.csv")
     return host

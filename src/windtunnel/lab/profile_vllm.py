@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from windtunnel.errors import InputError
-from windtunnel.lab.engine_vllm import EngineStep, VllmEngine, VllmSettings
+from windtunnel.lab.engine_drive import EngineStep
+from windtunnel.lab.engine_vllm import VllmEngine, VllmSettings
 from windtunnel.lab.profile_compute import Extent
 from windtunnel.lab.profile_model import StepShape, check_profilable, operators_of
 from windtunnel.lab.profile_overheads import HostSample
