@@ -35,7 +35,8 @@ class Case:
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> Case:
+def cases(draw: st.DrawFn, have_windows: bool = False) -> Case:
+    """With windows or without: the loop is compiled for either."""
     n = draw(st.integers(1, 30))
     inputs = np.array(draw(st.lists(st.integers(1, 60), min_size=n, max_size=n)))
     outputs = np.array(draw(st.lists(st.integers(1, 40), min_size=n, max_size=n)))
@@ -49,7 +50,8 @@ def cases(draw: st.DrawFn) -> Case:
         "router": draw(st.integers(0, len(state.ROUTERS) - 1)),
         "seed": draw(st.integers(0, 2**32)),
     }
-    pools = [draw(plans(role, inputs + outputs, shared, rng)) for role in draw(st.sampled_from(ROLES))]
+    roles = draw(st.sampled_from(ROLES))
+    pools = [draw(plans(role, inputs + outputs, shared, rng, have_windows)) for role in roles]
     # SGLang's prefill batches never preempt: its decode side cannot compute anything of a prompt.
     samples_first = 0 if any(pool.settings.scheduler == state.SGLANG for pool in pools) else draw(st.integers(0, 1))
     return Case(
@@ -77,7 +79,12 @@ def cases(draw: st.DrawFn) -> Case:
 
 @st.composite
 def plans(
-    draw: st.DrawFn, role: int, lengths: np.ndarray, shared: dict[str, float], rng: np.random.Generator
+    draw: st.DrawFn,
+    role: int,
+    lengths: np.ndarray,
+    shared: dict[str, float],
+    rng: np.random.Generator,
+    have_windows: bool,
 ) -> PoolPlan:
     scheduler = draw(st.sampled_from([state.VLLM_V1, state.VLLM_V1, state.TRTLLM, state.SGLANG]))
     block_size = draw(st.sampled_from([1, 2, 4, 16]))
@@ -86,7 +93,7 @@ def plans(
     chunked = draw(st.booleans())
     max_num_seqs, num_stages = draw(st.integers(1, 12)), draw(st.sampled_from([1, 1, 2]))
     max_num_batched_tokens = draw(st.integers(2, 80)) if chunked else 100
-    windows = draw(windows_of(largest))
+    windows = draw(windows_of(largest)) if have_windows else {}
     own = state.Settings(
         scheduler=scheduler,
         num_replicas=draw(st.integers(1, 3)),
@@ -147,7 +154,7 @@ def run_compiled(case: Case) -> tuple[np.ndarray, Pools, Table]:
 @st.composite
 def speculative_cases(draw: st.DrawFn) -> Case:
     """Cases in which a decode step gives several tokens."""
-    case = draw(cases())
+    case = draw(cases(have_windows=True))
     speculation = state.Speculation(3, draw(st.floats(1.0, 3.0)))
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     lengths = case.requests.input_tokens + case.requests.output_tokens + 3
@@ -172,7 +179,7 @@ def speculative_cases(draw: st.DrawFn) -> Case:
 @st.composite
 def caching_cases(draw: st.DrawFn) -> Case:
     """Cases whose prompts share beginnings and whose requests may be turns of a session; some pools have caches."""
-    case = draw(cases())
+    case = draw(cases(have_windows=True))
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     num_warmup = max(plan.settings.num_warmup for plan in case.plans)
     requests = random_sessions(

@@ -44,9 +44,7 @@ from windtunnel.kernels.state import (
 from windtunnel.kernels.windows import (
     blocks_passed_in_step,
     give_back,
-    gives_back,
     has_blocks,
-    most_window_blocks,
     newly_passed_blocks,
     next_change,
     num_blocks_for,
@@ -55,6 +53,7 @@ from windtunnel.kernels.windows import (
     pool_blocks,
     stop_sliding,
     take_blocks,
+    window_blocks,
 )
 
 
@@ -97,10 +96,10 @@ def decode_step_blocks(settings, speculation, lanes, lists, lane):
 
 
 @inner
-def take_decode_step(settings, speculation, ranks, lanes, lists, rank, lane, num_blocks):
+def take_decode_step(settings, windows, speculation, ranks, lanes, lists, rank, lane, num_blocks):
     """Take the `num_blocks` of `decode_step_blocks`; what fell out of windows goes back."""
     take_blocks(settings, ranks, rank, num_blocks)
-    if settings.window_tokens > 0:
+    if windows is not None:
         give_back(settings, ranks, rank, passed_of_step(settings, speculation, lanes, lists, lane))
 
 
@@ -114,58 +113,45 @@ def passed_of_step(settings, speculation, lanes, lists, lane):
 
 
 @inner
-def held_of_each_group(settings, requests, lanes, i):
-    """Blocks of a group that running request `i` holds: (without, with a window)."""
-    if settings.scheduler == TRTLLM:
-        whole = requests[i].input_tokens + requests[i].output_tokens
-        num_blocks = num_blocks_for(whole, settings.block_size)
-        return num_blocks, most_window_blocks(settings, whole) if settings.window_tokens > 0 else num_blocks
-    computed = requests[i].computed_tokens
-    if requests[i].is_decoding:
-        computed = lanes[requests[i].lane].steps - requests[i].joined
-    computed += requests[i].step_tokens
-    passed = requests[i].passed_blocks
-    if requests[i].slides:
-        passed = passed_blocks(settings, computed - 1)
-    num_blocks = num_blocks_for(computed, settings.block_size)
-    return num_blocks, num_blocks - passed
-
-
-@inner
-def held_blocks(settings, requests, lanes, i):
+def held_blocks(settings, windows, requests, lanes, i):
     """Blocks of its rank's pool that running request `i` holds."""
-    num_blocks, num_window_blocks = held_of_each_group(settings, requests, lanes, i)
-    return pool_blocks(settings, num_blocks, num_window_blocks) + settings.blocks_per_request
+    num_tokens = requests[i].computed_tokens + requests[i].step_tokens
+    if settings.scheduler == TRTLLM:
+        num_tokens = requests[i].input_tokens + requests[i].output_tokens
+    elif requests[i].is_decoding:
+        num_tokens += lanes[requests[i].lane].steps - requests[i].joined - requests[i].computed_tokens
+    num_blocks = num_blocks_for(num_tokens, settings.block_size)
+    if windows is not None:
+        num_blocks = pool_blocks(settings, num_blocks, window_blocks(settings, requests, i, num_tokens))
+    return num_blocks + settings.blocks_per_request
 
 
 @inner
-def leave_window_pool(settings, requests, ranks, lanes, rank, i):
-    """Running request `i` gives back what it holds of the windows' own pool."""
-    if settings.window_pool:
-        ranks[rank].free_window_blocks += held_of_each_group(settings, requests, lanes, i)[1]
+def held_window_blocks(settings, requests, lanes, i):
+    """Blocks of the windows' own pool that running request `i` holds."""
+    num_tokens = requests[i].computed_tokens + requests[i].step_tokens
+    if requests[i].is_decoding:
+        num_tokens += lanes[requests[i].lane].steps - requests[i].joined - requests[i].computed_tokens
+    return settings.window_pool * window_blocks(settings, requests, i, num_tokens)
 
 
 @inner
-def blocks_to_start(settings, requests, i, num_tokens):
+def blocks_to_start(settings, windows, requests, i, num_tokens):
     """Blocks to admit waiting request `i`, of which what is cached is found, with a chunk of `num_tokens`: (of the
     rank's pool, of the windows' own).
 
     What is found holds blocks of the groups without a window already; `passed_blocks` of those with one are not needed.
     """
     found = requests[i].computed_tokens
-    num_blocks = num_blocks_for(found + num_tokens, settings.block_size)
-    num_window_blocks = num_blocks - requests[i].passed_blocks
+    end = found + num_tokens
     if settings.scheduler == TRTLLM:
-        whole = requests[i].input_tokens + requests[i].output_tokens
-        num_blocks = num_blocks_for(whole, settings.block_size)
-        num_window_blocks = most_window_blocks(settings, whole) if settings.window_tokens > 0 else num_blocks
-    num_blocks -= found // settings.block_size
-    if settings.num_window_groups + settings.window_pool == 0:
-        num_window_blocks = 0
-    return (
-        pool_blocks(settings, num_blocks, num_window_blocks) + settings.blocks_per_request,
-        settings.window_pool * num_window_blocks,
-    )
+        end = requests[i].input_tokens + requests[i].output_tokens
+    num_blocks = num_blocks_for(end, settings.block_size) - found // settings.block_size
+    num_window_blocks = np.int64(0)
+    if windows is not None:
+        num_window_blocks = window_blocks(settings, requests, i, end)
+        num_blocks = pool_blocks(settings, num_blocks, num_window_blocks)
+    return num_blocks + settings.blocks_per_request, settings.window_pool * num_window_blocks
 
 
 @inner
@@ -260,7 +246,7 @@ def unlink(requests, ranks, rank, i):
 
 
 @inner
-def stop_decoding(settings, requests, lanes, lists, i):
+def stop_decoding(settings, windows, requests, lanes, lists, i):
     """Take request `i` out of its lane's decoding sums; its computed tokens become explicit."""
     lane = requests[i].lane
     requests[i].computed_tokens = lanes[lane].steps - requests[i].joined
@@ -268,7 +254,7 @@ def stop_decoding(settings, requests, lanes, lists, i):
     lanes[lane].num_decoding -= 1
     lanes[lane].context_tokens -= requests[i].computed_tokens
     lists[lane, PHASES, requests[i].joined % settings.block_size] -= 1
-    if settings.window_tokens > 0:
+    if windows is not None:
         stop_sliding(settings, requests, lists, i)
 
 
@@ -295,20 +281,21 @@ def leave_latest(requests, lanes, i, computed_tokens):
 
 
 @inner
-def preempt(settings, cache, requests, ranks, lanes, lists, rank, i):
+def preempt(settings, windows, cache, requests, ranks, lanes, lists, rank, i):
     """Free all of running request `i` and put it back in the queue, to be computed again from its first token, or from
     what is cached of it then.
 
     Its outputs so far become part of what must be prefilled (vLLM V1 `Scheduler._preempt_request`, SGLang
     `retract_decode`). vLLM caches what it had computed, SGLang drops it.
     """
-    held = held_blocks(settings, requests, lanes, i)
-    leave_window_pool(settings, requests, ranks, lanes, rank, i)
+    held = held_blocks(settings, windows, requests, lanes, i)
+    if windows is not None:
+        ranks[rank].free_window_blocks += held_window_blocks(settings, requests, lanes, i)
     if cache is None:
         ranks[rank].free_blocks += held
     decoded = requests[i].is_decoding
     if decoded:
-        stop_decoding(settings, requests, lanes, lists, i)
+        stop_decoding(settings, windows, requests, lanes, lists, i)
     if cache is not None:
         kept = 0 if settings.scheduler == SGLANG else requests[i].computed_tokens
         release(settings, cache, ranks, rank, i, held, kept)
@@ -325,7 +312,7 @@ def preempt(settings, cache, requests, ranks, lanes, lists, rank, i):
 
 
 @inner
-def rebuild_rank(settings, requests, ranks, lanes, lists, rank):
+def rebuild_rank(settings, windows, requests, ranks, lanes, lists, rank):
     """Rebuild the lists that a slow pass invalidates: who is prefilling, and the heaps of finishing steps."""
     first_lane = rank * settings.num_stages
     for lane in range(first_lane, first_lane + settings.num_stages):
@@ -335,9 +322,11 @@ def rebuild_rank(settings, requests, ranks, lanes, lists, rank):
     while i != NONE:
         if requests[i].is_decoding:
             lane = requests[i].lane
-            change = next_change(settings, requests, i)
+            end = requests[i].joined + requests[i].input_tokens + requests[i].output_tokens - 1
+            if windows is not None:
+                end = next_change(settings, requests, i)
             lanes[lane].finish_size = push(
-                lists[lane, FINISH_KEY], lists[lane, FINISH_VALUE], lanes[lane].finish_size, change, i
+                lists[lane, FINISH_KEY], lists[lane, FINISH_VALUE], lanes[lane].finish_size, end, i
             )
         elif requests[i].computed_tokens < requests[i].target_tokens:
             lists[first_lane, PREFILLING, num_prefilling] = i
@@ -355,10 +344,10 @@ def wanted_tokens(settings, requests, i):
 
 
 @inner
-def add_chunk(settings, cache, requests, ranks, lanes, lists, rank, lane, i, num_tokens):
+def add_chunk(settings, windows, cache, requests, ranks, lanes, lists, rank, lane, i, num_tokens):
     """Put the next `num_tokens` prompt tokens of request `i` into the lane's batch."""
     position = lanes[lane].batch_size
-    if settings.window_tokens > 0:
+    if windows is not None:
         pass_blocks(settings, requests, ranks, rank, i, requests[i].computed_tokens)
     requests[i].computed_tokens += num_tokens
     requests[i].chunks_in_flight += 1
@@ -384,7 +373,7 @@ def drop_scheduled(settings, requests, ranks, lists, rank):
 
 
 @inner
-def walk_running(settings, cache, speculation, requests, ranks, lanes, lists, rank, lane):
+def walk_running(settings, windows, cache, speculation, requests, ranks, lanes, lists, rank, lane):
     """vLLM V1's pass over the running list, one request at a time, for steps in which tokens or blocks are short.
 
     Requests in a batch under way have nothing to schedule and are not preempted. Returns (decoding requests scheduled,
@@ -411,21 +400,21 @@ def walk_running(settings, cache, speculation, requests, ranks, lanes, lists, ra
         if settings.scheduler != TRTLLM:
             num_needed = num_blocks_for(computed + num_tokens, block_size) - num_blocks_for(computed, block_size)
         passed = 0
-        if num_tokens > 0 and gives_back(settings):
+        if windows is not None and num_tokens > 0:
             passed = newly_passed_blocks(settings, requests, i, computed, num_tokens)
             give_back(settings, ranks, rank, passed)
         gave_up = False
         while num_tokens > 0 and not has_blocks(settings, ranks, rank, num_needed) and not gave_up:
             victim = find_victim(settings, requests, ranks, lanes, rank, lane)
             gave_up = victim in (NONE, i)
-            if gave_up:
+            if windows is not None and gave_up:
                 give_back(settings, ranks, rank, -passed)
             if victim != NONE:
                 given_back = requests[victim].step_tokens
                 if requests[victim].is_decoding and given_back > 0:
                     given_back = num_queries
                 budget += given_back
-                preempt(settings, cache, requests, ranks, lanes, lists, rank, victim)
+                preempt(settings, windows, cache, requests, ranks, lanes, lists, rank, victim)
                 any_preempted = True
         if gave_up:
             break
@@ -443,7 +432,9 @@ def walk_running(settings, cache, speculation, requests, ranks, lanes, lists, ra
             if requests[i].is_decoding:
                 num_decodes += 1
             else:
-                add_chunk(settings, cache, requests, ranks, lanes, lists, rank, lane, i, requests[i].step_tokens)
+                add_chunk(
+                    settings, windows, cache, requests, ranks, lanes, lists, rank, lane, i, requests[i].step_tokens
+                )
         i = requests[i].after
     if num_decodes > 0:
         lanes[lane].num_skipped = lanes[lane].num_decoding - num_decodes
@@ -462,7 +453,7 @@ def walk_running(settings, cache, speculation, requests, ranks, lanes, lists, ra
         requests[i].step_tokens = 0
         i = requests[i].after
     lanes[lane].looks_again = 1
-    rebuild_rank(settings, requests, ranks, lanes, lists, rank)
+    rebuild_rank(settings, windows, requests, ranks, lanes, lists, rank)
     return num_decodes, budget, any_preempted
 
 
@@ -489,7 +480,7 @@ def find_victim(settings, requests, ranks, lanes, rank, lane):
 
 
 @inner
-def form_batch_vllm_v1(settings, cache, speculation, requests, ranks, lanes, lists, rank, lane, now_s):
+def form_batch_vllm_v1(settings, windows, cache, speculation, requests, ranks, lanes, lists, rank, lane, now_s):
     """vLLM V1 `Scheduler.schedule` (0.8 to 0.24): running requests first in their order, then waiting ones, one token
     budget.
 
@@ -528,17 +519,17 @@ def form_batch_vllm_v1(settings, cache, speculation, requests, ranks, lanes, lis
     any_preempted = False
     fits = 0 <= demand <= budget and has_blocks(settings, ranks, rank, num_needed)
     if fits and (demand > 0) == (num_prefilling > 0):
-        take_decode_step(settings, speculation, ranks, lanes, lists, rank, lane, num_needed)
+        take_decode_step(settings, windows, speculation, ranks, lanes, lists, rank, lane, num_needed)
         budget -= demand
         for position in range(num_prefilling):
             i = lists[first_lane, PREFILLING, position]
             chunk = min(wanted_tokens(settings, requests, i), demand)
-            add_chunk(settings, cache, requests, ranks, lanes, lists, rank, lane, i, chunk)
+            add_chunk(settings, windows, cache, requests, ranks, lanes, lists, rank, lane, i, chunk)
     else:
         num_scheduled = 0
         while num_scheduled == 0:  # an empty step: the engine schedules again at once
             num_decodes, budget, any_preempted = walk_running(
-                settings, cache, speculation, requests, ranks, lanes, lists, rank, lane
+                settings, windows, cache, speculation, requests, ranks, lanes, lists, rank, lane
             )
             num_scheduled = num_decodes + lanes[lane].batch_size
             if not any_preempted or ranks[rank].num_running == 0:
@@ -564,8 +555,9 @@ def form_batch_vllm_v1(settings, cache, speculation, requests, ranks, lanes, lis
             if not settings.chunked_prefill:
                 break
             chunk = budget
-        requests[i].passed_blocks = passed_blocks(settings, requests[i].computed_tokens)
-        num_needed, num_window_blocks = blocks_to_start(settings, requests, i, chunk)
+        if windows is not None:
+            requests[i].passed_blocks = passed_blocks(settings, requests[i].computed_tokens)
+        num_needed, num_window_blocks = blocks_to_start(settings, windows, requests, i, chunk)
         if num_needed + unused > ranks[rank].free_blocks or num_window_blocks > ranks[rank].free_window_blocks:
             break
         if cache is not None:
@@ -573,9 +565,9 @@ def form_batch_vllm_v1(settings, cache, speculation, requests, ranks, lanes, lis
         admit(settings, requests, ranks, lists, rank, i, now_s)
         ranks[rank].free_blocks -= num_needed
         ranks[rank].free_window_blocks -= num_window_blocks
-        add_chunk(settings, cache, requests, ranks, lanes, lists, rank, lane, i, chunk)
+        add_chunk(settings, windows, cache, requests, ranks, lanes, lists, rank, lane, i, chunk)
         budget -= chunk
-    if gives_back(settings) and ranks[rank].waiting != NONE:
+    if windows is not None and ranks[rank].waiting != NONE:
         lanes[lane].looks_again = 1
     return num_decodes
 
@@ -653,7 +645,7 @@ def initial_new_token_ratio(settings):
 
 
 @inner
-def form_batch_sglang(settings, cache, speculation, requests, ranks, lanes, lists, rank, lane, now_s):
+def form_batch_sglang(settings, windows, cache, speculation, requests, ranks, lanes, lists, rank, lane, now_s):
     """SGLang `Scheduler.get_next_batch_to_run` (0.5): a prefill batch whenever one can be formed, else a decode step.
 
     A prefill batch takes up to `chunked_prefill_size` tokens, an unfinished chunk first; a request is admitted while
@@ -662,7 +654,7 @@ def form_batch_sglang(settings, cache, speculation, requests, ranks, lanes, list
     out of blocks and retracts requests, those with the fewest outputs and the longest prompts first.
     """
     if ranks[rank].steps_to_receive <= 0 or lanes[lane].num_decoding == 0:
-        form_prefill_sglang(settings, cache, requests, ranks, lanes, lists, rank, lane, now_s)
+        form_prefill_sglang(settings, windows, cache, requests, ranks, lanes, lists, rank, lane, now_s)
     if lanes[lane].batch_size > 0:
         ranks[rank].steps_to_receive = 0
         return 0
@@ -672,11 +664,11 @@ def form_batch_sglang(settings, cache, speculation, requests, ranks, lanes, list
         ranks[rank].steps_to_receive = settings.receive_interval_steps
     num_needed = decode_step_blocks(settings, speculation, lanes, lists, lane)
     if not has_blocks(settings, ranks, rank, num_needed):
-        retract_sglang(settings, cache, speculation, requests, ranks, lanes, lists, rank, lane)
+        retract_sglang(settings, windows, cache, speculation, requests, ranks, lanes, lists, rank, lane)
         num_needed = decode_step_blocks(settings, speculation, lanes, lists, lane)
         if not has_blocks(settings, ranks, rank, num_needed):
             return 0
-    take_decode_step(settings, speculation, ranks, lanes, lists, rank, lane, num_needed)
+    take_decode_step(settings, windows, speculation, ranks, lanes, lists, rank, lane, num_needed)
     return lanes[lane].num_decoding
 
 
@@ -709,7 +701,7 @@ def sort_by_prefix(settings, cache, requests, ranks, rank, cutoff_s):
 
 
 @inner
-def form_prefill_sglang(settings, cache, requests, ranks, lanes, lists, rank, lane, now_s):
+def form_prefill_sglang(settings, windows, cache, requests, ranks, lanes, lists, rank, lane, now_s):
     """The prefill batch: `PrefillAdder` of SGLang 0.5."""
     block_size = settings.block_size
     if ranks[rank].num_running == 0:
@@ -726,7 +718,7 @@ def form_prefill_sglang(settings, cache, requests, ranks, lanes, lists, rank, la
         take_blocks(settings, ranks, rank, num_needed)
         chunk_budget -= chunk
         prompt_budget -= chunk
-        add_chunk(settings, cache, requests, ranks, lanes, lists, rank, lane, i, chunk)
+        add_chunk(settings, windows, cache, requests, ranks, lanes, lists, rank, lane, i, chunk)
     if cache is not None and settings.longest_prefix_first and ranks[rank].waiting != NONE:
         sort_by_prefix(settings, cache, requests, ranks, rank, lanes[lane].cutoff_s)
         lanes[lane].looks_again = 1
@@ -754,8 +746,9 @@ def form_prefill_sglang(settings, cache, requests, ranks, lanes, lists, rank, la
         chunk = min(whole, chunk_budget)
         if chunk < whole and not settings.chunked_prefill:
             break
-        requests[i].passed_blocks = passed_blocks(settings, requests[i].computed_tokens)
-        num_needed, num_window_blocks = blocks_to_start(settings, requests, i, chunk)
+        if windows is not None:
+            requests[i].passed_blocks = passed_blocks(settings, requests[i].computed_tokens)
+        num_needed, num_window_blocks = blocks_to_start(settings, windows, requests, i, chunk)
         if num_needed + unused > ranks[rank].free_blocks or num_window_blocks > ranks[rank].free_window_blocks:
             break
         if cache is not None:
@@ -766,7 +759,7 @@ def form_prefill_sglang(settings, cache, requests, ranks, lanes, lists, rank, la
         promised += whole - chunk + output
         chunk_budget -= chunk
         prompt_budget -= chunk
-        add_chunk(settings, cache, requests, ranks, lanes, lists, rank, lane, i, chunk)
+        add_chunk(settings, windows, cache, requests, ranks, lanes, lists, rank, lane, i, chunk)
 
 
 @inner
@@ -797,7 +790,7 @@ def find_retracted(requests, ranks, lanes, rank, lane):
 
 
 @inner
-def retract_sglang(settings, cache, speculation, requests, ranks, lanes, lists, rank, lane):
+def retract_sglang(settings, windows, cache, speculation, requests, ranks, lanes, lists, rank, lane):
     """Free blocks for one more decode step: `ScheduleBatch.retract_decode` of SGLang 0.5.
 
     The lane's last decoding request is never retracted; a prompt half prefilled gives way to it instead.
@@ -808,8 +801,8 @@ def retract_sglang(settings, cache, speculation, requests, ranks, lanes, lists, 
         victim = find_retracted(requests, ranks, lanes, rank, lane)
         if victim == NONE:
             break
-        preempt(settings, cache, requests, ranks, lanes, lists, rank, victim)
-    rebuild_rank(settings, requests, ranks, lanes, lists, rank)
+        preempt(settings, windows, cache, requests, ranks, lanes, lists, rank, victim)
+    rebuild_rank(settings, windows, requests, ranks, lanes, lists, rank)
     lanes[lane].looks_again = 1
     decoded = 0
     promised = 0

@@ -19,7 +19,7 @@ from windtunnel.kernels.policies import (
     UNEVEN_REQUESTS,
     blocks_to_start,
     held_blocks,
-    held_of_each_group,
+    held_window_blocks,
     link,
     set_queue_key,
 )
@@ -51,7 +51,7 @@ from windtunnel.kernels.state import (
     new_lists,
     new_ranks,
 )
-from windtunnel.kernels.windows import begin_to_slide, gives_back, next_change, passed_blocks
+from windtunnel.kernels.windows import begin_to_slide, next_change, passed_blocks
 
 BOTH, PREFILL, DECODE = range(3)
 """What a pool does: whole requests, prefills alone, or decodes what was prefilled elsewhere."""
@@ -457,17 +457,17 @@ def fewest_outstanding(settings, ranks, replica):
 
 
 @inner
-def hand_over(settings, requests, lanes, clock, pools, rank, i, now_s):
+def hand_over(settings, windows, requests, lanes, clock, pools, rank, i, now_s):
     """Request `i` has ended its prefill at `now_s`, on `rank` of its pool: send it to a replica that decodes.
 
     Returns that replica, of all pools'.
     """
     routing = pools.routing[0]
     journey = pools.journeys[i]
-    journey.held_blocks, journey.held_window_blocks = held_blocks(settings, requests, lanes, i), 0
-    if settings.window_pool:
-        journey.held_window_blocks = held_of_each_group(settings, requests, lanes, i)[1]
-    requests[i].passed_blocks = 0
+    journey.held_blocks = held_blocks(settings, windows, requests, lanes, i)
+    if windows is not None:
+        journey.held_window_blocks = held_window_blocks(settings, requests, lanes, i)
+        requests[i].passed_blocks = 0
     journey.prefill_rank = settings.first_rank + rank
     journey.handed_s = now_s
     requests[i].output_tokens = journey.later_output_tokens
@@ -494,7 +494,7 @@ def hand_over(settings, requests, lanes, clock, pools, rank, i, now_s):
 
 
 @inner
-def pull(settings, cache, requests, ranks, lanes, events, clock, pools, rank, lane, now_s):
+def pull(settings, windows, cache, requests, ranks, lanes, events, clock, pools, rank, lane, now_s):
     """Give blocks to the requests that wait to be read, in their order, while there are any; their transfers start.
 
     Requests that wait to be computed here, preempted or local ones, go first if they are the older. The request counts
@@ -527,10 +527,11 @@ def pull(settings, cache, requests, ranks, lanes, events, clock, pools, rank, la
             unused = look_up(settings, cache, requests, ranks, rank, i)
             cached = requests[i].computed_tokens
         num_read = requests[i].input_tokens - routing.decode_samples_first
-        requests[i].passed_blocks = passed_blocks(settings, num_read - 1)
-        num_needed, num_window_blocks = blocks_to_start(settings, requests, i, num_read - cached)
+        if windows is not None:
+            requests[i].passed_blocks = passed_blocks(settings, num_read - 1)
+        num_needed, num_window_blocks = blocks_to_start(settings, windows, requests, i, num_read - cached)
         if num_needed + unused > ranks[rank].free_blocks or num_window_blocks > ranks[rank].free_window_blocks:
-            if gives_back(settings):
+            if windows is not None:
                 lanes[lane].looks_again = 1
             break
         if cache is not None:
@@ -581,7 +582,7 @@ def end_transfer(cache, requests, pools, i):
 
 
 @inner
-def join_ready(settings, cache, requests, ranks, lanes, lists, pools, rank, lane):
+def join_ready(settings, windows, cache, requests, ranks, lanes, lists, pools, rank, lane):
     """Let the requests whose KV has come run, in their order: they decode in this lane's next step. What has come is
     cached.
 
@@ -618,8 +619,10 @@ def join_ready(settings, cache, requests, ranks, lanes, lists, pools, rank, lane
             lanes[lane].joined_since_s += requests[i].last_token_s
             lanes[lane].context_tokens += requests[i].computed_tokens
             lists[lane, PHASES, joined % settings.block_size] += 1
-            begin_to_slide(settings, requests, ranks, lanes, lists, rank, i)
-            change = next_change(settings, requests, i)
+            change = joined + requests[i].input_tokens + requests[i].output_tokens - 1
+            if windows is not None:
+                begin_to_slide(settings, requests, ranks, lanes, lists, rank, i)
+                change = next_change(settings, requests, i)
             lanes[lane].finish_size = push(
                 lists[lane, FINISH_KEY], lists[lane, FINISH_VALUE], lanes[lane].finish_size, change, i
             )

@@ -39,7 +39,7 @@ from windtunnel.kernels.policies import (
     form_batch_vllm_v1,
     gained_tokens,
     held_blocks,
-    leave_window_pool,
+    held_window_blocks,
     passed_of_step,
     route,
     set_queue_key,
@@ -321,18 +321,19 @@ def wake_another(settings, ranks, lanes, events, clock, replica, stage, now_s, f
 
 
 @inner
-def finish(settings, cache, sessions, requests, ranks, lanes, events, clock, rank, i, now_s, pools):
+def finish(settings, windows, cache, sessions, requests, ranks, lanes, events, clock, rank, i, now_s, pools):
     """Request `i`, running and not decoding, has produced its last token, or the last of this pool."""
     if pools is not None:
         if pools.journeys[i].later_output_tokens > 0:
             unlink(requests, ranks, rank, i)
             ranks[rank].num_outstanding -= 1
-            replica = hand_over(settings, requests, lanes, clock, pools, rank, i, now_s)
+            replica = hand_over(settings, windows, requests, lanes, clock, pools, rank, i, now_s)
             wake_replica(events, clock, pools, replica, now_s)
             return
     requests[i].finish_s = now_s
-    held = held_blocks(settings, requests, lanes, i)
-    leave_window_pool(settings, requests, ranks, lanes, rank, i)
+    held = held_blocks(settings, windows, requests, lanes, i)
+    if windows is not None:
+        ranks[rank].free_window_blocks += held_window_blocks(settings, requests, lanes, i)
     if cache is None:
         ranks[rank].free_blocks += held
     else:
@@ -369,7 +370,21 @@ def conclude(settings, sessions, requests, clock, i, now_s):
 
 @inner
 def complete(
-    settings, cache, sessions, speculation, requests, ranks, lanes, lists, events, clock, rank, lane, now_s, pools
+    settings,
+    windows,
+    cache,
+    sessions,
+    speculation,
+    requests,
+    ranks,
+    lanes,
+    lists,
+    events,
+    clock,
+    rank,
+    lane,
+    now_s,
+    pools,
 ):
     """Apply the end of the lane's step: finished requests leave, complete prefills give their token and begin to
     decode.
@@ -377,13 +392,14 @@ def complete(
     while lanes[lane].finish_size > 0 and lists[lane, FINISH_KEY, 0] <= lanes[lane].steps:
         i = lists[lane, FINISH_VALUE, 0]
         lanes[lane].finish_size = pop(lists[lane, FINISH_KEY], lists[lane, FINISH_VALUE], lanes[lane].finish_size)
-        if settings.window_tokens > 0 and fills_window(settings, requests, ranks, lanes, lists, rank, i):
-            continue
-        stop_decoding(settings, requests, lanes, lists, i)
+        if windows is not None:
+            if fills_window(settings, requests, ranks, lanes, lists, rank, i):
+                continue
+        stop_decoding(settings, windows, requests, lanes, lists, i)
         if speculation is not None:
             end = requests[i].input_tokens + requests[i].output_tokens - 1
             ranks[rank].remaining_tokens += requests[i].computed_tokens - end
-        finish(settings, cache, sessions, requests, ranks, lanes, events, clock, rank, i, now_s, pools)
+        finish(settings, windows, cache, sessions, requests, ranks, lanes, events, clock, rank, i, now_s, pools)
 
     for position in range(lanes[lane].batch_size):
         i = lists[lane, BATCH, position]
@@ -397,7 +413,7 @@ def complete(
         ranks[rank].remaining_tokens -= 1
         end = requests[i].input_tokens + requests[i].output_tokens - 1
         if requests[i].computed_tokens >= end:
-            finish(settings, cache, sessions, requests, ranks, lanes, events, clock, rank, i, now_s, pools)
+            finish(settings, windows, cache, sessions, requests, ranks, lanes, events, clock, rank, i, now_s, pools)
         else:
             joined = lanes[lane].steps - requests[i].computed_tokens
             requests[i].is_decoding = 1
@@ -410,8 +426,10 @@ def complete(
             lanes[lane].joined_since_s += now_s
             lanes[lane].context_tokens += requests[i].computed_tokens
             lists[lane, PHASES, joined % settings.block_size] += 1
-            begin_to_slide(settings, requests, ranks, lanes, lists, rank, i)
-            change = next_change(settings, requests, i)
+            change = joined + end
+            if windows is not None:
+                begin_to_slide(settings, requests, ranks, lanes, lists, rank, i)
+                change = next_change(settings, requests, i)
             lanes[lane].finish_size = push(
                 lists[lane, FINISH_KEY], lists[lane, FINISH_VALUE], lanes[lane].finish_size, change, i
             )
@@ -446,6 +464,7 @@ def with_loading(settings, cache, first, end, stage, device_s):
 @inner
 def start_step(
     settings,
+    windows,
     cost,
     cache,
     sessions,
@@ -477,7 +496,7 @@ def start_step(
         any_prefill = any_prefill or lanes[rank * settings.num_stages + stage].batch_size > 0
     if sglang is not None and settings.scheduler == SGLANG and any_prefill:
         for rank in range(first, end):
-            undo_decode(settings, speculation, ranks, lanes, lists, rank, rank * settings.num_stages + stage)
+            undo_decode(settings, windows, speculation, ranks, lanes, lists, rank, rank * settings.num_stages + stage)
 
     row = clock[0].rows
     queries, decodes, prefill_tokens, sampled, running, waiting, context, num_prefills = 0, 0, 0, 0, 0, 0, 0, 0
@@ -611,7 +630,7 @@ def start_step(
                 count = lanes[rank].num_decoding
                 if settings.scheduler != TRTLLM:
                     needed = decode_step_blocks(settings, speculation, lanes, lists, rank)
-                    take_decode_step(settings, speculation, ranks, lanes, lists, rank, rank, needed)
+                    take_decode_step(settings, windows, speculation, ranks, lanes, lists, rank, rank, needed)
                 num_gained = 1
                 if speculation is not None:
                     num_gained = gained_tokens(speculation, lanes, rank)
@@ -620,7 +639,7 @@ def start_step(
                     lanes[rank].num_verified += 1
                 lanes[rank].context_tokens += num_gained * count
                 ranks[rank].remaining_tokens -= num_gained * count
-            if settings.window_tokens > 0:  # elsewhere the last of equal steps uses most
+            if windows is not None:  # elsewhere the last of equal steps uses most
                 used = max(used, used_blocks(settings, ranks, first, end))
             last_start_s = time_s
             time_s += step_s
@@ -677,11 +696,11 @@ def used_blocks(settings, ranks, first, end):
 
 
 @inner
-def undo_decode(settings, speculation, ranks, lanes, lists, rank, lane):
+def undo_decode(settings, windows, speculation, ranks, lanes, lists, rank, lane):
     """SGLang's attention data parallelism: while any rank prefills, the others do not decode."""
     if lanes[lane].batch_decodes and lanes[lane].batch_size == 0:
         take_blocks(settings, ranks, rank, -decode_step_blocks(settings, speculation, lanes, lists, lane))
-        if settings.window_tokens > 0:
+        if windows is not None:
             give_back(settings, ranks, rank, -passed_of_step(settings, speculation, lanes, lists, lane))
         lanes[lane].batch_decodes = 0
 
@@ -722,6 +741,7 @@ def run(
     fleet,
     vllm_v1,
     sglang,
+    windows,
 ):
     """Advance the simulation until all requests have finished or `steps` is full.
 
@@ -736,7 +756,7 @@ def run(
         steps: buffer for the rows of this call; `clock[0].rows` says how many were written.
         pools: None, or `kernels.pools.Pools`; what belongs to one pool is then read from there at every event.
         fleet: None, or `kernels.fleet.Fleet`, where replicas come and go or requests are held at the router.
-        vllm_v1, sglang: 1 or None, see `policies.in_use`.
+        vllm_v1, sglang, windows: 1 or None, see `policies.in_use`; `windows` where layers have one.
 
     Returns:
         DONE, MORE, STUCK, OUT_OF_STEPS or ASK_ROUTER.
@@ -805,6 +825,7 @@ def run(
             ends_step = ends_step or lanes[lane].batch_size > 0 or lanes[lane].batch_decodes
             complete(
                 settings,
+                windows,
                 own_cache,
                 sessions,
                 speculation,
@@ -849,15 +870,15 @@ def run(
                 lane = rank * settings.num_stages + stage
                 begin_batch(lanes, lane, cutoff_s)
                 if pools is not None:
-                    join_ready(settings, own_cache, requests, ranks, lanes, lists, pools, rank, lane)
+                    join_ready(settings, windows, own_cache, requests, ranks, lanes, lists, pools, rank, lane)
                 num_decodes = 0
                 if vllm_v1 is not None and settings.scheduler != SGLANG:
                     num_decodes = form_batch_vllm_v1(
-                        settings, own_cache, speculation, requests, ranks, lanes, lists, rank, lane, event_s
+                        settings, windows, own_cache, speculation, requests, ranks, lanes, lists, rank, lane, event_s
                     )
                 if sglang is not None and settings.scheduler == SGLANG:
                     num_decodes = form_batch_sglang(
-                        settings, own_cache, speculation, requests, ranks, lanes, lists, rank, lane, event_s
+                        settings, windows, own_cache, speculation, requests, ranks, lanes, lists, rank, lane, event_s
                     )
                 num_batches += end_batch(settings, requests, ranks, lanes, lists, rank, lane, num_decodes)
             if cutoff_s == event_s and not forms_again:
@@ -866,10 +887,11 @@ def run(
         if pools is not None:
             for rank in range(first, first + settings.ranks_per_replica):
                 lane = rank * settings.num_stages + stage
-                pull(settings, own_cache, requests, ranks, lanes, events, clock, pools, rank, lane, event_s)
+                pull(settings, windows, own_cache, requests, ranks, lanes, events, clock, pools, rank, lane, event_s)
         rows = clock[0].rows
         status = start_step(
             settings,
+            windows,
             cost,
             own_cache,
             sessions,

@@ -41,8 +41,21 @@ def most_window_blocks(settings, num_tokens):
     begin inside a block one more (vLLM V1 `SlidingWindowSpec.max_memory_usage_bytes`; TensorRT-LLM reserves as many).
     """
     num_blocks = num_blocks_for(num_tokens, settings.block_size)
+    if settings.window_tokens == 0:
+        return num_blocks
     reach = settings.window_tokens - 1 + settings.max_num_batched_tokens
     return min(num_blocks, num_blocks_for(reach, settings.block_size) + 1)
+
+
+@inner
+def window_blocks(settings, requests, i, num_tokens):
+    """Blocks that request `i`, with `num_tokens` computed or scheduled, holds of a group with a window."""
+    if settings.scheduler == TRTLLM:
+        return most_window_blocks(settings, requests[i].input_tokens + requests[i].output_tokens)
+    passed = requests[i].passed_blocks
+    if requests[i].slides:
+        passed = passed_blocks(settings, num_tokens - 1)
+    return num_blocks_for(num_tokens, settings.block_size) - passed
 
 
 @inner
@@ -85,6 +98,8 @@ def pass_blocks(settings, requests, ranks, rank, i, num_tokens):
 @inner
 def newly_passed_blocks(settings, requests, i, computed, num_tokens):
     """Blocks of a window group that running request `i` gives back as its next `num_tokens` are scheduled."""
+    if not gives_back(settings):
+        return 0
     if not requests[i].is_decoding:
         return passed_blocks(settings, computed) - requests[i].passed_blocks
     if requests[i].slides:
@@ -96,6 +111,8 @@ def newly_passed_blocks(settings, requests, i, computed, num_tokens):
 def blocks_passed_in_step(settings, lists, lane, steps, num_gained):
     """Blocks of a window group that the lane's sliding requests give back in a decode step of `num_gained` tokens."""
     num_blocks = 0
+    if not gives_back(settings):
+        return num_blocks
     for token in range(num_gained):
         num_blocks += lists[lane, SLIDING, (steps + token - settings.window_tokens + 1) % settings.block_size]
     return num_blocks
