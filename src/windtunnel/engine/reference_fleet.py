@@ -76,6 +76,7 @@ class ReferenceFleet(Reference):
         self.lost: list[tuple[float, Request]] = []
         self.sent_s: dict[int, float] = {}
         self.num_retries: dict[int, int] = {}
+        self.discarded: dict[int, int] = {}
         self.phases: list[tuple[float, int, int]] = []
         self.stays: list[Stay] = []
         self.resize_at_s = math.inf
@@ -269,6 +270,9 @@ class ReferenceFleet(Reference):
                 request.shared_blocks = request.num_used_segments = 0
                 request.num_window_blocks = request.passed = 0
                 request.slides = False
+                if self.plan.scaling.starts_over:
+                    self.discarded[request.index] = self.discarded.get(request.index, 0) + request.num_outputs
+                    request.num_outputs, request.first_token_s = 0, math.nan
                 request.is_decoding = False
                 self.num_retries[request.index] = self.num_retries.get(request.index, 0) + 1
                 self.lost.append((now_s + float(self.plan.scaling.retry_s), request))

@@ -181,7 +181,7 @@ def simulate(
     if fleet is not None and stays is not None:
         rows = rows_by_replica(stays, steps, num_replicas)
         if comes_and_goes(deployment):
-            table = with_retries(table, fleet.fleet.num_retries)
+            table = with_retries(table, fleet.fleet.num_retries, fleet.fleet.discarded_tokens)
             found = FleetRecord(phase_table(fleet, deployment.replicas), stays)
             ended = steps.where(~lost_steps(steps))
     fleet_use = None if found is None else fleet_summary(found.phases, table, steps, num_replicas)

@@ -98,7 +98,7 @@ def decode_step_blocks(settings, speculation, lanes, lists, lane):
 @inner
 def take_decode_step(settings, windows, speculation, ranks, lanes, lists, rank, lane, num_blocks):
     """Take the `num_blocks` of `decode_step_blocks`; what fell out of windows goes back."""
-    take_blocks(settings, ranks, rank, num_blocks)
+    take_blocks(settings, windows, ranks, rank, num_blocks)
     if windows is not None:
         give_back(settings, ranks, rank, passed_of_step(settings, speculation, lanes, lists, lane))
 
@@ -404,7 +404,7 @@ def walk_running(settings, windows, cache, speculation, requests, ranks, lanes, 
             passed = newly_passed_blocks(settings, requests, i, computed, num_tokens)
             give_back(settings, ranks, rank, passed)
         gave_up = False
-        while num_tokens > 0 and not has_blocks(settings, ranks, rank, num_needed) and not gave_up:
+        while num_tokens > 0 and not has_blocks(settings, windows, ranks, rank, num_needed) and not gave_up:
             victim = find_victim(settings, requests, ranks, lanes, rank, lane)
             gave_up = victim in (NONE, i)
             if windows is not None and gave_up:
@@ -418,7 +418,7 @@ def walk_running(settings, windows, cache, speculation, requests, ranks, lanes, 
                 any_preempted = True
         if gave_up:
             break
-        take_blocks(settings, ranks, rank, num_needed)
+        take_blocks(settings, windows, ranks, rank, num_needed)
         if not requests[i].is_decoding:
             requests[i].passed_blocks += passed
         requests[i].step_tokens = num_tokens
@@ -517,7 +517,7 @@ def form_batch_vllm_v1(settings, windows, cache, speculation, requests, ranks, l
             num_needed += num_blocks_for(computed + chunk, block_size) - num_blocks_for(computed, block_size)
 
     any_preempted = False
-    fits = 0 <= demand <= budget and has_blocks(settings, ranks, rank, num_needed)
+    fits = 0 <= demand <= budget and has_blocks(settings, windows, ranks, rank, num_needed)
     if fits and (demand > 0) == (num_prefilling > 0):
         take_decode_step(settings, windows, speculation, ranks, lanes, lists, rank, lane, num_needed)
         budget -= demand
@@ -663,10 +663,10 @@ def form_batch_sglang(settings, windows, cache, speculation, requests, ranks, la
     if ranks[rank].steps_to_receive <= 0:
         ranks[rank].steps_to_receive = settings.receive_interval_steps
     num_needed = decode_step_blocks(settings, speculation, lanes, lists, lane)
-    if not has_blocks(settings, ranks, rank, num_needed):
+    if not has_blocks(settings, windows, ranks, rank, num_needed):
         retract_sglang(settings, windows, cache, speculation, requests, ranks, lanes, lists, rank, lane)
         num_needed = decode_step_blocks(settings, speculation, lanes, lists, lane)
-        if not has_blocks(settings, ranks, rank, num_needed):
+        if not has_blocks(settings, windows, ranks, rank, num_needed):
             return 0
     take_decode_step(settings, windows, speculation, ranks, lanes, lists, rank, lane, num_needed)
     return lanes[lane].num_decoding
@@ -713,9 +713,9 @@ def form_prefill_sglang(settings, windows, cache, requests, ranks, lanes, lists,
         computed = requests[i].computed_tokens
         chunk = min(requests[i].target_tokens - computed, chunk_budget)
         num_needed = num_blocks_for(computed + chunk, block_size) - num_blocks_for(computed, block_size)
-        if not has_blocks(settings, ranks, rank, num_needed):
+        if not has_blocks(settings, windows, ranks, rank, num_needed):
             return
-        take_blocks(settings, ranks, rank, num_needed)
+        take_blocks(settings, windows, ranks, rank, num_needed)
         chunk_budget -= chunk
         prompt_budget -= chunk
         add_chunk(settings, windows, cache, requests, ranks, lanes, lists, rank, lane, i, chunk)
@@ -796,7 +796,7 @@ def retract_sglang(settings, windows, cache, speculation, requests, ranks, lanes
     The lane's last decoding request is never retracted; a prompt half prefilled gives way to it instead.
     """
     while True:
-        if has_blocks(settings, ranks, rank, decode_step_blocks(settings, speculation, lanes, lists, lane)):
+        if has_blocks(settings, windows, ranks, rank, decode_step_blocks(settings, speculation, lanes, lists, lane)):
             break
         victim = find_retracted(requests, ranks, lanes, rank, lane)
         if victim == NONE:

@@ -577,7 +577,9 @@ def start_step(
     duration_s = time_s - now_s
     last_start_s = now_s
     num_steps = 1
-    used = used_blocks(settings, ranks, first, end)
+    used = np.int64(0)
+    if windows is not None:
+        used = used_blocks(settings, ranks, first, end)
 
     for rank in range(first, end):
         lane = rank * settings.num_stages + stage
@@ -620,7 +622,7 @@ def start_step(
                 count = lanes[rank].num_decoding
                 if settings.scheduler != TRTLLM:
                     needed = decode_step_blocks(settings, speculation, lanes, lists, rank)
-                    fits = fits and has_blocks(settings, ranks, rank, needed)
+                    fits = fits and has_blocks(settings, windows, ranks, rank, needed)
                 context_tokens = lanes[rank].context_tokens + count
                 attention_s = max(attention_s, decode_attention_s(cost, count, context_tokens, prefill_tokens))
             step_s = with_host(cost, cost.decode_token_s[most_decodes] + attention_s, most_running)
@@ -699,7 +701,7 @@ def used_blocks(settings, ranks, first, end):
 def undo_decode(settings, windows, speculation, ranks, lanes, lists, rank, lane):
     """SGLang's attention data parallelism: while any rank prefills, the others do not decode."""
     if lanes[lane].batch_decodes and lanes[lane].batch_size == 0:
-        take_blocks(settings, ranks, rank, -decode_step_blocks(settings, speculation, lanes, lists, lane))
+        take_blocks(settings, windows, ranks, rank, -decode_step_blocks(settings, speculation, lanes, lists, lane))
         if windows is not None:
             give_back(settings, ranks, rank, -passed_of_step(settings, speculation, lanes, lists, lane))
         lanes[lane].batch_decodes = 0

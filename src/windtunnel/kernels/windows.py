@@ -66,17 +66,21 @@ def pool_blocks(settings, num_blocks, num_window_blocks):
 
 
 @inner
-def has_blocks(settings, ranks, rank, num_blocks):
+def has_blocks(settings, windows, ranks, rank, num_blocks):
     """Whether `num_blocks` blocks of tokens are free in each group."""
-    fits = settings.num_groups * num_blocks <= ranks[rank].free_blocks
-    return fits and settings.window_pool * num_blocks <= ranks[rank].free_window_blocks
+    if windows is not None:
+        fits = settings.num_groups * num_blocks <= ranks[rank].free_blocks
+        return fits and settings.window_pool * num_blocks <= ranks[rank].free_window_blocks
+    return num_blocks <= ranks[rank].free_blocks
 
 
 @inner
-def take_blocks(settings, ranks, rank, num_blocks):
+def take_blocks(settings, windows, ranks, rank, num_blocks):
     """Take `num_blocks` blocks of tokens in each group."""
-    ranks[rank].free_blocks -= settings.num_groups * num_blocks
-    ranks[rank].free_window_blocks -= settings.window_pool * num_blocks
+    if windows is not None:
+        ranks[rank].free_window_blocks -= settings.window_pool * num_blocks
+        num_blocks *= settings.num_groups
+    ranks[rank].free_blocks -= num_blocks
 
 
 @inner

@@ -410,6 +410,9 @@ class Faults(Noun):
     scheduled: tuple[Fault, ...] = ()
     retry_s: float = 1.0
     """From a failure until the router has noticed and sends its requests to other replicas."""
+    retry: Literal["resume", "start_over"] = "resume"
+    """What is sent again: the prompt with what had been streamed, which goes on from there (NVIDIA Dynamo's request
+    migration), or the prompt alone, as a client does that sends its request anew."""
 
     def __post_init__(self) -> None:
         if (self.device_mtbf_s is None) != (self.mttr_s is None):
