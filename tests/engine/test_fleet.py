@@ -51,6 +51,7 @@ def plans(draw: st.DrawFn, num_replicas: int) -> FleetPlan:
             initial_replicas=draw(st.integers(1, num_replicas)),
             start_s=draw(st.sampled_from([0.0, 0.013, 0.2])),
             retry_s=draw(st.sampled_from([0.0, 0.013, 0.1])),
+            starts_over=draw(st.integers(0, 1)),
             metric=draw(st.integers(0, len(METRICS) - 1)),
             target=draw(st.sampled_from([0.1, 0.7, 2.0, 5.0])) if kind == "target" else 0.0,
             min_replicas=least,
@@ -79,7 +80,12 @@ def fleet_cases(draw: st.DrawFn) -> FleetCase:
     most = max(s.max_num_batched_tokens, num_queries)
     if num_queries > 1 and s.chunked_prefill:
         most = draw(st.sampled_from([most, num_queries + 1, 2 * num_queries + 1]))  # short: requests are left out
-    case.settings = s._replace(router=router, num_blocks=s.num_blocks + num_queries, max_num_batched_tokens=most)
+    case.settings = s._replace(
+        router=router,
+        num_blocks=s.num_blocks + num_queries * s.num_groups,
+        num_window_blocks=s.num_window_blocks + num_queries * s.window_pool,
+        max_num_batched_tokens=most,
+    )
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     cost = random_cost(rng, s.max_num_seqs, most + num_queries * s.max_num_seqs, bool(case.cost.host_overlaps))
     case.cost = cost._replace(
@@ -130,6 +136,9 @@ def test_loop_equals_the_oracle(found: FleetCase) -> None:
     ]
     for name in ("arrival_s", "scheduled_s", "first_token_s", "finish_s", "num_preemptions"):
         np.testing.assert_array_equal(records[name], [getattr(request, name) for request in requests], err_msg=name)
+    np.testing.assert_array_equal(
+        fleet.fleet.discarded_tokens, [reference.discarded.get(request.index, 0) for request in requests]
+    )
     np.testing.assert_array_equal(fleet.fleet.sent_s, [reference.sent_s[request.index] for request in requests])
     for replica in range(found.case.settings.num_replicas):
         mine = np.flatnonzero(steps["replica"] == replica)
@@ -191,6 +200,23 @@ def test_what_a_lost_request_had_produced_stays_produced() -> None:
         result.requests["first_token_s"][had_token], calm.requests["first_token_s"][had_token]
     )
     assert (result.requests["finish_s"][had_token] > 21).all()
+
+
+def test_a_request_that_starts_over_streams_its_tokens_again() -> None:
+    faults = {"scheduled": [{"at_s": 20, "replica": 0, "repair_s": 5}], "retry": "start_over"}
+    result = simulated(replicas=2, start_s=10, faults=faults)
+    assert_consistent(result)
+    retried = result.requests["num_retries"] > 0
+    assert (result.requests["first_token_s"][retried] > 21).all()
+    discarded = result.requests["discarded_tokens"]
+    assert (discarded[~retried] == 0).all()
+    assert (discarded < result.requests["output_tokens"]).all()
+    fleet = result.summary.fleet
+    assert fleet is not None
+    assert fleet.num_discarded_tokens == discarded.sum() > 0
+    kept = simulated(replicas=2, start_s=10, faults=faults | {"retry": "resume"})
+    assert (kept.requests["discarded_tokens"] == 0).all()
+    assert kept.requests["finish_s"].mean() < result.requests["finish_s"].mean()
 
 
 @pytest.mark.compiled

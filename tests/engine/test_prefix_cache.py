@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from windtunnel.engine.prefix_cache import path_tokens, prefix_cache
 from windtunnel.engine.serving import run_loop
 from windtunnel.engine.workload import PrefixArrays, RequestArrays
+from windtunnel.interop.multi_turn_client import recorded_conversations
 from windtunnel.kernels.state import ROUTERS, SCHEDULERS, TIER, Settings, StepCost
 
 VLLM = Settings(
@@ -191,40 +192,18 @@ def test_one_request_at_a_time_finds_what_a_cache_of_single_blocks_finds(case: t
     np.testing.assert_array_equal(cached_tokens(settings, requests), expected)
 
 
-SYSTEM_TOKENS, MESSAGE_TOKENS, HEADER_TOKENS = 25, 5, 4
-"""What Llama 3.3's chat template adds: once in front, around every message, and before the answer."""
-
-
-def recorded_conversations(rows: pd.DataFrame, clients: int) -> RequestArrays:
+def recorded_requests(rows: pd.DataFrame, clients: int) -> RequestArrays:
     """Conversations in the order in which clients took them up; each client has one under way."""
-    rows = rows.assign(began=rows.groupby("conversation_id").start_s.transform("min"))
-    rows = rows.sort_values(["began", "conversation_id", "input_turns"], kind="stable")
-    parents, tokens = [-1], [SYSTEM_TOKENS]
-    n = len(rows)
-    node, output_node, previous, inputs = (np.full(n, -1) for _ in range(4))
-    path = text = 0
-    for i, (turn, prompt, output) in enumerate(
-        zip(rows.input_turns, rows.input_tokens, rows.output_tokens, strict=True)
-    ):
-        if turn == 1:
-            parents, path, text = [*parents, 0], SYSTEM_TOKENS, 0
-        else:
-            previous[i] = i - 1
-            parents.append(int(output_node[i - 1]))
-        tokens.append(max(int(prompt) - text, 1) + MESSAGE_TOKENS + HEADER_TOKENS)
-        node[i], path = len(parents) - 1, path + tokens[-1]
-        inputs[i] = path
-        parents.append(int(node[i]))
-        tokens.append(int(output) + 1)
-        output_node[i], path, text = len(parents) - 1, path + tokens[-1], int(prompt + output)
+    chats = recorded_conversations({name: rows[name].to_numpy() for name in rows.columns})
+    n = chats.input_tokens.size
     return RequestArrays(
         arrival_s=np.zeros(n),
-        input_tokens=inputs,
-        output_tokens=rows.output_tokens.to_numpy(np.int64),
+        input_tokens=chats.input_tokens,
+        output_tokens=chats.output_tokens,
         priority=np.zeros(n, np.int64),
         concurrency=clients,
-        previous=previous,
-        prefixes=PrefixArrays(np.array(parents), np.array(tokens), node, output_node),
+        previous=chats.previous,
+        prefixes=PrefixArrays(chats.node_parent, chats.node_tokens, chats.request_node, chats.request_output_node),
     )
 
 
@@ -238,7 +217,7 @@ def test_recorded_chats_hit_as_often_as_the_engine_counted(reference: Path) -> N
     clean = runs[runs.clean == "yes"]
     assert len(clean) == 8
     for _, run in clean.iterrows():
-        requests = recorded_conversations(rows[rows.case == run["case"]], int(run.clients))
+        requests = recorded_requests(rows[rows.case == run["case"]], int(run.clients))
         settings = VLLM._replace(
             max_num_seqs=int(run.max_num_seqs),
             num_blocks=int(run.kv_cache_tokens) // 16,

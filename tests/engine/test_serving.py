@@ -283,3 +283,75 @@ def test_recorded_durations_may_run_out() -> None:
     cost = recorded_steps(np.full(3, 0.1), EngineSettings(max_num_seqs=4))
     with pytest.raises(WindtunnelError, match="the 3 recorded steps end before"):
         run_loop(settings, cost, requests)
+
+
+# KV blocks
+
+
+def with_engine(given: dict[str, Any]) -> dict[str, Any]:
+    return {"settings": {f"deployment.engine.{name}": value for name, value in given.items()}}
+
+
+def short_of_blocks(**engine: Any) -> Result:
+    return served(output_tokens=200, num_requests=40, **with_engine({"num_gpu_blocks": 120, **engine}))
+
+
+def test_a_preempted_request_finds_what_is_left_of_its_own_blocks() -> None:
+    """vLLM V1 keeps hashes of a preempted request's full blocks (`KVCacheManager.free`), whoever shares its prompt."""
+    cached, computed = short_of_blocks(), short_of_blocks(enable_prefix_caching=False)
+    assert cached.requests["num_preemptions"].sum() > 0
+    assert computed.requests["num_preemptions"].sum() > 0
+    first_s = {name: one.requests["first_token_s"].min() for name, one in (("cached", cached), ("computed", computed))}
+    assert first_s["cached"] == first_s["computed"]  # nothing differs before the first preemption
+    given = cached.requests["input_tokens"].sum()
+    again = [one.steps["prefill_tokens"].sum() - given for one in (cached, computed)]
+    assert 0 < again[0] < again[1]
+
+
+def test_windows_let_more_long_requests_run_at_a_time() -> None:
+    """gpt-oss-20b, 4,000 tokens a request and windows of 128 in half of its layers."""
+    running = {}
+    for kept in ("full", "shared_pool"):
+        result = served(
+            model="openai/gpt-oss-20b",
+            **with_engine({"window_kv": kept, "gpu_memory_utilization": 0.3}),
+            input_tokens=4000,
+            output_tokens=50,
+            num_requests=80,
+            rate_per_s=1000.0,
+        )
+        running[kept] = result.steps["num_running"].max()
+        assert result.requests["num_preemptions"].sum() == 0
+        assert result.steps["used_blocks"].max() <= result.memory.num_blocks
+    assert 1.6 * running["full"] < running["shared_pool"] < 80
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"given": {"name": "sglang", "window_kv": "shared_pool"}}, "window_kv shared_pool is vLLM's"),
+        ({"given": {"name": "vllm", "window_kv": "own_pool"}}, "window_kv own_pool is not vLLM's"),
+        ({"given": {"scheduler": "sarathi", "window_kv": "shared_pool"}}, "keeps every token of every layer"),
+        (
+            {
+                "model": "openai/gpt-oss-20b",
+                "given": {"name": "sglang", "num_gpu_blocks": 500, "window_pool_ratio": 0.1},
+            },
+            "needs .* blocks of the pool for windows of 128 tokens; it has 50 of 1",
+        ),
+        (
+            {
+                "model": "mistralai/Mistral-7B-v0.1",
+                "input_tokens": 5000,
+                "shared": 100,
+            },
+            "the prefix cache needs one group of layers that keep every token",
+        ),
+    ],
+)
+def test_windows_that_cannot_be_kept_so_are_refused(changes: dict[str, Any], message: str) -> None:
+    options = with_engine(changes.pop("given", {}))
+    if shared := changes.pop("shared", 0):
+        options["settings"]["workload.shared_prompts"] = {"tokens": shared}
+    with pytest.raises(InputError, match=message):
+        served(**changes, **options)

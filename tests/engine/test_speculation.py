@@ -29,7 +29,8 @@ def speculative_cases(draw: st.DrawFn, plain: st.SearchStrategy[Case]) -> tuple[
     largest = int((-(-whole // s.block_size)).max()) + s.blocks_per_request
     s = s._replace(
         num_stages=1,
-        num_blocks=largest + draw(st.integers(0, 3 * largest)),
+        num_blocks=s.num_groups * (largest + draw(st.integers(0, 3 * largest))),
+        num_window_blocks=s.window_pool * (largest + draw(st.integers(0, largest))),
         max_num_batched_tokens=max(s.max_num_batched_tokens, num_queries),
     )
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))

@@ -12,6 +12,7 @@ from windtunnel.ops.forward import Shard, prefill_launches, token_launches
 from windtunnel.ops.memory import (
     MemoryPlan,
     activation_bytes,
+    group_layers,
     kv_bytes_per_token,
     plan_memory,
     state_bytes_per_request,
@@ -21,7 +22,8 @@ from windtunnel.ops.op import Experts, Gemm
 from windtunnel.ops.parameters import count_parameters
 from windtunnel.spec import catalog
 from windtunnel.spec.deployment import EngineSettings, Parallelism
-from windtunnel.spec.engine_defaults import with_defaults
+from windtunnel.spec.engine_defaults import with_defaults, with_windows
+from windtunnel.spec.model import GroupedQueryAttention
 from windtunnel.spec.precision import BITS, Format, Precision
 
 LLAMA, LLAMA_70B = "meta-llama/Llama-3.1-8B", "meta-llama/Llama-3.1-70B"
@@ -153,11 +155,65 @@ def test_short_requests_fit_a_windowed_model_as_they_fit_another() -> None:
     assert windowed.kv_tokens == pytest.approx(plain.kv_tokens, rel=1e-3)
 
 
-def test_long_requests_of_a_windowed_model_take_one_block_each() -> None:
-    found = plan(shard(MISTRAL), 32768)
-    assert (found.block_size, found.blocks_per_request) == (32768, 0)
-    assert found.num_blocks == int(found.kv_cache_bytes // (4096 * 128 * KIB))
-    assert found.num_blocks > 50
+@pytest.mark.parametrize(
+    ("name", "groups", "windows", "layers"),
+    [
+        # vllm/v1/core/kv_cache_utils.py, _get_kv_cache_groups_uniform_page_size: layers of a block, groups.
+        (MISTRAL, 1, 1, 32),  # 32 layers of one kind
+        (GPT_OSS, 2, 1, 12),  # 12 and 12
+        ("google/gemma-2-9b", 2, 1, 21),
+        ("google/gemma-3-27b-it", 7, 6, 10),  # 10 full, 52 with a window: six groups of ten, the last padded
+        ("meta-llama/Llama-4-Scout-17B-16E-Instruct", 4, 3, 12),
+    ],
+)
+def test_vllm_groups_layers_so_that_all_blocks_are_equal(name: str, groups: int, windows: int, layers: int) -> None:
+    one = shard(name, Precision(kv_cache=Format.FP8), tp=4)
+    found = group_layers(one, with_defaults(EngineSettings(), H100), 32768)
+    attention = one.model.layers[0].attention
+    assert isinstance(attention, GroupedQueryAttention)
+    assert (found.num_groups, found.num_window_groups) == (groups, windows)
+    assert found.block_bytes_per_token == layers * 2 * max(attention.num_kv_heads // 4, 1) * attention.head_dim
+    assert found.window_tokens == {MISTRAL: 4096, GPT_OSS: 128}.get(name, found.window_tokens)
+
+
+def test_vllm_kept_every_token_before_its_hybrid_manager() -> None:
+    old, new = plan(shard(GPT_OSS), version="0.9.0"), plan(shard(GPT_OSS), version="0.9.1")
+    assert (old.window_tokens, new.window_tokens) == (0, 128)
+    assert old.kv_bytes_per_token == 2 * new.kv_bytes_per_token == 24 * 2 * 8 * 64 * 2
+    # As many tokens if no window has passed any; with windows of 128 tokens nearly twice as many of long requests.
+    assert old.kv_tokens == pytest.approx(new.kv_tokens, rel=1e-4)
+    assert old.num_blocks / old.most_blocks(8192, 1)[0] < 0.52 * new.num_blocks / new.most_blocks(8192, 1)[0]
+
+
+def test_sglang_gives_windows_a_pool_of_their_own() -> None:
+    """model_runner.py, `set_num_token_hybrid`: 0.8 tokens there for each of the other layers'."""
+    asked = with_windows(EngineSettings(name="sglang"), with_defaults(EngineSettings(name="sglang"), H100), "gpt_oss")
+    found = plan_memory(shard(GPT_OSS), H100, asked, 8192)
+    assert found.num_window_blocks == int(0.8 * found.num_blocks)
+    assert found.kv_cache_bytes == (found.num_blocks + found.num_window_blocks) * 12 * 2 * 8 * 64 * 2
+    assert found.most_blocks(4000, 1) == (4000, 129)
+    assert with_windows(EngineSettings(name="sglang"), asked, "gemma2").window_kv == "full"
+
+
+def test_tensorrt_llm_divides_memory_by_window_and_bytes() -> None:
+    found = plan(shard(GPT_OSS), engine="trtllm", window_kv="own_pool")
+    assert found.num_window_blocks == int(found.num_blocks * 128 / 8192)
+    assert plan(shard(GPT_OSS), engine="trtllm").window_tokens == 0
+
+
+@given(st.integers(1, 500), st.integers(1, 400), st.sampled_from([1, 4, 16]), st.integers(1, 100), st.integers(1, 60))
+def test_no_request_ever_holds_more_than_its_most(
+    prompt: int, output: int, block_size: int, window: int, step: int
+) -> None:
+    """Blocks of a window group, step by step: what the new tokens need from the first block that is still seen on."""
+    memory = MemoryPlan(0, 0, 0, 0, 0, 0, 0, block_size, 10**6, 0, window, 1, 1)
+    computed, most = 0, 0
+    while computed < prompt + output:
+        chunk = min(step, prompt - computed) if computed < prompt else 1
+        first_seen = max(computed - window + 1, 0) // block_size
+        computed += chunk
+        most = max(most, -(-computed // block_size) - first_seen)
+    assert most <= memory.most_blocks(prompt + output, step)[0]
 
 
 def test_linear_attention_keeps_a_state() -> None:

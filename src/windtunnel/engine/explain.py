@@ -187,12 +187,19 @@ def check_batch(setup: Setup, memory: MemoryPlan, batch: StepBatch) -> None:
         raise InputError(
             f"a request of {longest:,.0f} tokens is too long: {setup.model.name} accepts {setup.max_model_len:,}"
         )
-    held = batch.decode_requests * (batch.decode_context_tokens + memory.blocks_per_request * memory.block_size) + seen
+    fixed = memory.blocks_per_request * memory.block_size / memory.num_groups
+    held = batch.decode_requests * (kept_tokens(memory, batch.decode_context_tokens) + fixed) + seen
     if held > memory.kv_tokens:
         raise InputError(
             f"the batch needs {held:,.0f} tokens of KV cache; one rank holds {memory.kv_tokens:,}",
             "use a smaller batch or context, more devices (--tp), or --kv-cache-dtype fp8",
         )
+
+
+def kept_tokens(memory: MemoryPlan, num_tokens: float) -> float:
+    """Tokens that a request of `num_tokens` takes of `memory.kv_tokens`: less than all where windows passed some."""
+    share = memory.num_window_groups / memory.num_groups
+    return num_tokens - share * max(num_tokens - memory.window_tokens, 0.0)
 
 
 def num_computed_tokens(setup: Setup, batch: StepBatch) -> int:

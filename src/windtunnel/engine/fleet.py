@@ -134,6 +134,7 @@ def fleet_plan(deployment: Deployment, most_outstanding: int, seed: int) -> Flee
             initial_replicas=deployment.replicas,
             start_s=deployment.start_s or 0.0,
             retry_s=faults.retry_s if faults else 0.0,
+            starts_over=int(faults is not None and faults.retry == "start_over"),
             most_outstanding=deployment.router_limit or most_outstanding,
             **policy,
         ),
@@ -213,8 +214,9 @@ class FleetRecord:
     """One row a stay of a request at a replica."""
 
 
-def with_retries(requests: Table, num_retries: NDArray[np.int64]) -> Table:
+def with_retries(requests: Table, num_retries: NDArray[np.int64], discarded_tokens: NDArray[np.int64]) -> Table:
     """The request table of a fleet: gaps and times in steps of what was sent again are not known."""
     was_lost = num_retries > 0
     unknown = {name: np.where(was_lost, np.nan, requests[name]) for name in ("itl_max_s", "execution_s")}
-    return requests.replaced(**unknown).with_columns({"num_retries": num_retries}, FLEET_COLUMNS)
+    added = {"num_retries": num_retries, "discarded_tokens": discarded_tokens}
+    return requests.replaced(**unknown).with_columns(added, FLEET_COLUMNS)

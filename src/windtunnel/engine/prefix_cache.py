@@ -28,7 +28,32 @@ def cache_for(
         requests = replace(requests, prefixes=None)
     if requests.prefixes is None and not tiers.size:
         return None
+    check_windows(setup, memory)
     return prefix_cache(settings, requests, tiers, bool(setup.engine.kv_load_overlaps))
+
+
+def own_blocks(
+    setup: Setup, memory: MemoryPlan, settings: state.Settings, requests: RequestArrays
+) -> state.Cache | None:
+    """Caches for prompts that share nothing: a preempted request finds what is left there of its own blocks.
+
+    None where the engine does not cache, or has no one group of layers that keep every token.
+    """
+    one_group = memory.num_groups - memory.num_window_groups == 1
+    if not setup.engine.enable_prefix_caching or not one_group:
+        return None
+    return prefix_cache(settings, replace(requests, prefixes=None))
+
+
+def check_windows(setup: Setup, memory: MemoryPlan) -> None:
+    """Raise InputError where layers lie in groups of which the cache cannot count what is kept."""
+    if memory.num_groups - memory.num_window_groups != 1:
+        raise InputError(
+            f"the prefix cache needs one group of layers that keep every token; {setup.model.name} has "
+            f"{memory.num_groups - memory.num_window_groups} and {memory.num_window_groups} with a window",
+            "set engine.window_kv to full, which counts windows like other layers, or engine.enable_prefix_caching to "
+            "false",
+        )
 
 
 def kv_tiers(setup: Setup, memory: MemoryPlan, settings: state.Settings) -> state.Table:

@@ -60,6 +60,13 @@ class Request:
     computed_tokens: int = 0
     num_outputs: int = 0
     num_blocks: int = 0
+    num_window_blocks: int = 0
+    """Of the windows' own pool."""
+    passed: int = 0
+    """Blocks of its tokens, from the first on, that no window sees any more and that were given back."""
+    passed_before: int = 0
+    """The step that is being formed."""
+    slides: bool = False
     num_preemptions: int = 0
     is_decoding: bool = False
     """Its prefill, or the prefill after its latest preemption, is complete."""
@@ -100,6 +107,7 @@ class Rank:
     """A scheduler and its KV pool."""
 
     free_blocks: int
+    free_window_blocks: int
     batches: list[dict[int, Chunk]]
     """Per lane, request index -> its part of the step under way."""
     cache: RankCache = field(default_factory=RankCache)
@@ -173,7 +181,7 @@ class Reference:
     def start(self) -> None:
         s = self.settings
         num_ranks = s.num_replicas * s.ranks_per_replica
-        self.ranks = [Rank(s.num_blocks, [{} for _ in range(s.num_stages)]) for _ in range(num_ranks)]
+        self.ranks = [self.new_rank() for _ in range(num_ranks)]
         self.pools = [
             [TierPool(int(tier.capacity_blocks)) for _ in range(0, num_ranks, int(tier.ranks_per_pool))]
             for tier in self.tiers
@@ -193,6 +201,10 @@ class Reference:
         self.random: int = s.seed % (2**31 - 2) + 1
         self.steps: list[Step] = []
         self.num_verified: dict[tuple[int, int], int] = {}
+
+    def new_rank(self) -> Rank:
+        s = self.settings
+        return Rank(s.num_blocks, s.num_window_blocks, [{} for _ in range(s.num_stages)])
 
     @property
     def num_queries(self) -> int:
@@ -407,6 +419,8 @@ class Reference:
             if request.num_outputs >= request.output_tokens:
                 rank.running.remove(request)
                 self.finish(rank, request, now_s)
+            else:
+                self.see_whether_it_slides(rank, request)
         rank.batches[lane] = {}
 
     def finish(self, rank: Rank, request: Request, now_s: float) -> None:
@@ -436,7 +450,7 @@ class Reference:
         request.num_used_segments, hit_blocks = rank.cache.find(request.segments, most_blocks)
         used = request.segments[: request.num_used_segments]
         unused = sum(rank.cache.blocks[s.index] for s in used if s.index in rank.cache.unused)
-        whole = self.blocks_for(request.input_tokens + request.output_tokens) + self.settings.blocks_per_request
+        whole = self.whole_blocks(request)[0]
         if not rank.running and unused > hit_blocks and whole + unused - hit_blocks > rank.free_blocks:
             request.num_used_segments = unused = 0
             hit_blocks, most_blocks = 0, 0
@@ -449,6 +463,7 @@ class Reference:
         request.loading_blocks = found - hit_blocks
         request.num_blocks = found
         request.computed_tokens = found * int(self.settings.block_size)
+        request.passed = self.passed_at(request.computed_tokens)
         return unused + found - hit_blocks
 
     def use_found(self, rank: Rank, request: Request) -> None:
@@ -487,7 +502,54 @@ class Reference:
             pool.write(request.segments, computed_tokens // int(self.settings.block_size))
         rank.free_blocks += request.num_blocks - request.shared_blocks
         rank.free_blocks += rank.cache.leave(request.segments[: request.num_used_segments])
+        rank.free_window_blocks += request.num_window_blocks
         request.num_blocks = request.shared_blocks = request.num_used_segments = 0
+        request.num_window_blocks = request.passed = 0
+        request.slides = False
+
+    # Sliding windows
+
+    def pool_blocks(self, num_blocks: int, num_window_blocks: int) -> int:
+        """Blocks of the pool: one of each group of layers for a block of tokens, fewer in those with a window."""
+        s = self.settings
+        return int((s.num_groups - s.num_window_groups) * num_blocks + s.num_window_groups * num_window_blocks)
+
+    def passed_at(self, num_tokens: int) -> int:
+        """Whole blocks of tokens that the token after `num_tokens` is a window or more away from."""
+        s = self.settings
+        if s.window_tokens == 0 or s.scheduler == TRTLLM:
+            return 0
+        return max(num_tokens - int(s.window_tokens) + 1, 0) // int(s.block_size)
+
+    def whole_blocks(self, request: Request) -> tuple[int, int]:
+        """What `request` takes at most of the pool, and of the windows' own."""
+        s = self.settings
+        blocks = windows = self.blocks_for(request.input_tokens + request.output_tokens)
+        if s.window_tokens:
+            windows = min(blocks, self.blocks_for(s.window_tokens - 1 + s.max_num_batched_tokens) + 1)
+        return self.pool_blocks(blocks, windows) + int(s.blocks_per_request), int(s.window_pool) * windows
+
+    def will_pass(self, request: Request, num_tokens: int) -> int:
+        """`Request.passed` when its next `num_tokens` are scheduled."""
+        if not request.is_decoding:
+            return self.passed_at(request.computed_tokens)
+        return self.passed_at(request.computed_tokens + num_tokens - 1) if request.slides else request.passed
+
+    def give_back(self, rank: Rank, request: Request, passed: int) -> None:
+        """Blocks before `passed` leave the groups with a window."""
+        num_blocks = passed - request.passed
+        rank.free_blocks += num_blocks * int(self.settings.num_window_groups)
+        request.num_blocks -= num_blocks * int(self.settings.num_window_groups)
+        rank.free_window_blocks += num_blocks * int(self.settings.window_pool)
+        request.num_window_blocks -= num_blocks * int(self.settings.window_pool)
+        request.passed = passed
+
+    def see_whether_it_slides(self, rank: Rank, request: Request) -> None:
+        """`request` decodes: once its window is full, it gives blocks back while it goes on."""
+        s = self.settings
+        if request.computed_tokens >= s.window_tokens > 0 and not request.slides and s.scheduler != TRTLLM:
+            request.slides = True
+            self.give_back(rank, request, self.passed_at(request.computed_tokens - 1))
 
     # Policies
 
@@ -504,17 +566,38 @@ class Reference:
         threshold = int(self.settings.long_prefill_token_threshold)
         return min(request.wanted_tokens, threshold) if threshold > 0 else request.wanted_tokens
 
-    def new_blocks(self, request: Request, num_tokens: int) -> int:
-        """Blocks that `request` needs beyond those that it holds to compute `num_tokens` more."""
-        fixed = int(self.settings.blocks_per_request)
+    def new_blocks(self, request: Request, num_tokens: int) -> tuple[int, int]:
+        """Blocks that `request` needs beyond those that it holds to compute `num_tokens` more: of the pool, and of the
+        windows' own.
+        """
         if self.settings.scheduler == TRTLLM:
-            return self.blocks_for(request.input_tokens + request.output_tokens) + fixed - request.num_blocks
-        return self.blocks_for(request.computed_tokens + num_tokens) + fixed - request.num_blocks
+            blocks, window_blocks = self.whole_blocks(request)
+        else:
+            whole = self.blocks_for(request.computed_tokens + num_tokens)
+            blocks = self.pool_blocks(whole, whole - request.passed) + int(self.settings.blocks_per_request)
+            window_blocks = (whole - request.passed) * int(self.settings.window_pool)
+        return blocks - request.num_blocks, window_blocks - request.num_window_blocks
+
+    def fits(self, rank: Rank, request: Request, num_tokens: int, unused: int = 0) -> bool:
+        needed, window_needed = self.new_blocks(request, num_tokens)
+        return needed + unused <= rank.free_blocks and window_needed <= rank.free_window_blocks
+
+    def fits_with_its_own(self, rank: Rank, request: Request, num_tokens: int) -> bool:
+        """Whether there are blocks for it once it has given back what its window has passed."""
+        passed = request.passed
+        self.give_back(rank, request, self.will_pass(request, num_tokens))
+        fits = self.fits(rank, request, num_tokens)
+        self.give_back(rank, request, passed)
+        return fits
 
     def take(self, rank: Rank, lane: int, request: Request, num_tokens: int) -> None:
-        needed = self.new_blocks(request, num_tokens)
+        needed, window_needed = self.new_blocks(request, num_tokens)
         rank.free_blocks -= needed
         request.num_blocks += needed
+        rank.free_window_blocks -= window_needed
+        request.num_window_blocks += window_needed
+        request.passed_before = request.passed
+        self.give_back(rank, request, self.will_pass(request, num_tokens))
         before = request.computed_tokens
         request.computed_tokens += num_tokens
         ends = request.computed_tokens == request.known_tokens
@@ -565,7 +648,7 @@ class Reference:
                 position += 1
                 continue
             victim = None
-            while self.new_blocks(request, num_tokens) > rank.free_blocks:
+            while not self.fits_with_its_own(rank, request, num_tokens):
                 victims = [r for r in rank.running if not rank.is_in_flight(r, lane)]
                 if not victims:
                     break
@@ -576,7 +659,7 @@ class Reference:
                 any_preempted = True
                 if victim is request:
                     break
-            if victim is request or self.new_blocks(request, num_tokens) > rank.free_blocks:
+            if victim is request or not self.fits_with_its_own(rank, request, num_tokens):
                 break
             self.take(rank, lane, request, num_tokens)
             budget -= self.num_queries if request.is_decoding else num_tokens
@@ -595,7 +678,7 @@ class Reference:
             if num_tokens > budget and not s.chunked_prefill:
                 break
             num_tokens = min(num_tokens, budget)
-            if self.new_blocks(request, num_tokens) + unused > rank.free_blocks:
+            if not self.fits(rank, request, num_tokens, unused):
                 break
             self.admit(rank, lane, request, num_tokens, now_s)
             if s.scheduler == VLLM_V1:
@@ -655,17 +738,19 @@ class Reference:
             return
         if rank.steps_to_receive <= 0:
             rank.steps_to_receive = s.receive_interval_steps
-        if self.needed_sglang(rank, lane) > rank.free_blocks:
+        if not self.all_fit_sglang(rank, lane):
             self.retract_sglang(rank, lane)
-        if self.needed_sglang(rank, lane) <= rank.free_blocks:
+        if self.all_fit_sglang(rank, lane):
             for request in self.decoding(rank, lane):
                 self.take(rank, lane, request, self.gained(rank, lane))
 
     def decoding(self, rank: Rank, lane: int) -> list[Request]:
         return [r for r in rank.running if r.is_decoding and r.lane == lane]
 
-    def needed_sglang(self, rank: Rank, lane: int) -> int:
-        return sum(self.new_blocks(r, self.gained(rank, lane)) for r in self.decoding(rank, lane))
+    def all_fit_sglang(self, rank: Rank, lane: int) -> bool:
+        needed = [self.new_blocks(r, self.gained(rank, lane)) for r in self.decoding(rank, lane)]
+        fits = sum(blocks for blocks, _ in needed) <= rank.free_blocks
+        return fits and sum(blocks for _, blocks in needed) <= rank.free_window_blocks
 
     def count_decode_sglang(self, rank: Rank, lane: int) -> None:
         if rank.batches[lane] and not self.prefills(rank, lane):
@@ -682,7 +767,7 @@ class Reference:
         promised = (sum(r.remaining_outputs for r in rank.running) - decoding_elsewhere) * rank.new_token_ratio
         for request in [r for r in rank.running if not r.is_decoding and r.wanted_tokens]:
             chunk = min(request.wanted_tokens, chunk_budget)
-            if self.new_blocks(request, chunk) > rank.free_blocks:
+            if not self.fits(rank, request, chunk):
                 return
             self.take(rank, lane, request, chunk)
             chunk_budget -= chunk
@@ -695,13 +780,16 @@ class Reference:
                 break
             unused = self.look_up(rank, request)
             whole, output = request.wanted_tokens, min(request.remaining_outputs, 4096)
-            free_tokens = (rank.free_blocks - unused - s.blocks_per_request) * s.block_size - promised
+            free_blocks = (rank.free_blocks - unused - s.blocks_per_request) // s.num_groups
+            if s.window_pool:
+                free_blocks = min(free_blocks, rank.free_window_blocks)
+            free_tokens = free_blocks * s.block_size - promised
             chunk = min(whole, chunk_budget)
             if (
                 (whole + output > free_tokens and rank.running)
                 or (whole > prompt_budget and prompt_budget < s.max_prefill_tokens)
                 or (chunk < whole and not s.chunked_prefill)
-                or self.new_blocks(request, chunk) + unused > rank.free_blocks
+                or not self.fits(rank, request, chunk, unused)
             ):
                 break
             self.admit(rank, lane, request, chunk, now_s)
@@ -718,7 +806,7 @@ class Reference:
         rank.waiting.sort(key=lambda request: request.order)
 
     def retract_sglang(self, rank: Rank, lane: int) -> None:
-        while self.needed_sglang(rank, lane) > rank.free_blocks:
+        while not self.all_fit_sglang(rank, lane):
             idle = [r for r in rank.running if not rank.is_in_flight(r, lane)]
             spared = len(self.decoding(rank, lane)) == 1
             decoding = [r for r in idle if r.is_decoding and not (spared and r.lane == lane)]
@@ -739,10 +827,12 @@ class Reference:
         for request in rank.running:
             if chunk := rank.batches[lane].pop(request.index, None):
                 request.computed_tokens -= chunk.gained
-                given_back = request.num_blocks - self.blocks_for(request.computed_tokens)
-                given_back -= self.settings.blocks_per_request
-                request.num_blocks -= given_back
-                rank.free_blocks += given_back
+                self.give_back(rank, request, request.passed_before)
+                given_back, window_given_back = self.new_blocks(request, 0)
+                request.num_blocks += given_back
+                rank.free_blocks -= given_back
+                request.num_window_blocks += window_given_back
+                rank.free_window_blocks -= window_given_back
 
     # Cost
 

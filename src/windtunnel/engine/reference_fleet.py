@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from windtunnel.engine.reference import ROUTERS, Rank, Reference, Request, Step
+from windtunnel.engine.reference import ROUTERS, Reference, Request, Step
 from windtunnel.engine.reference_cache import TierPool
 
 OFF, STARTING, UP, DRAINING, FAILED = range(5)
@@ -76,6 +76,7 @@ class ReferenceFleet(Reference):
         self.lost: list[tuple[float, Request]] = []
         self.sent_s: dict[int, float] = {}
         self.num_retries: dict[int, int] = {}
+        self.discarded: dict[int, int] = {}
         self.phases: list[tuple[float, int, int]] = []
         self.stays: list[Stay] = []
         self.resize_at_s = math.inf
@@ -267,6 +268,11 @@ class ReferenceFleet(Reference):
                 self.stays.append(Stay(request.index, number, request.arrival_s, now_s))
                 request.computed_tokens = request.num_blocks = 0
                 request.shared_blocks = request.num_used_segments = 0
+                request.num_window_blocks = request.passed = 0
+                request.slides = False
+                if self.plan.scaling.starts_over:
+                    self.discarded[request.index] = self.discarded.get(request.index, 0) + request.num_outputs
+                    request.num_outputs, request.first_token_s = 0, math.nan
                 request.is_decoding = False
                 self.num_retries[request.index] = self.num_retries.get(request.index, 0) + 1
                 self.lost.append((now_s + float(self.plan.scaling.retry_s), request))
@@ -279,7 +285,7 @@ class ReferenceFleet(Reference):
         for at in range(first, first + s.ranks_per_replica):
             for lane in range(s.num_stages):
                 self.num_verified.pop((id(self.ranks[at]), lane), None)
-            self.ranks[at] = Rank(s.num_blocks, [{} for _ in range(s.num_stages)])
+            self.ranks[at] = self.new_rank()
             for tier, pools in zip(self.tiers, self.pools, strict=True):
                 if not tier.outlives:
                     pools[at // int(tier.ranks_per_pool)] = TierPool(int(tier.capacity_blocks))

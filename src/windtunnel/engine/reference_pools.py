@@ -9,10 +9,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from windtunnel.engine.reference import ROUTERS, TRTLLM, Rank, Reference, Request, Step
+from windtunnel.engine.reference import ROUTERS, Rank, Reference, Request, Step
 from windtunnel.engine.reference_cache import Segment
 
 BOTH, PREFILL, DECODE = range(3)
+
+HELD = ("num_blocks", "shared_blocks", "num_used_segments", "num_window_blocks", "passed")
+
+
+def holding(request: Request) -> tuple[int, ...]:
+    """What `request` holds of a rank's memory."""
+    return tuple(getattr(request, name) for name in HELD)
+
+
+def hold(request: Request, held: tuple[int, ...]) -> None:
+    """`request` holds that now."""
+    for name, value in zip(HELD, held, strict=True):
+        setattr(request, name, value)
 
 
 @dataclass
@@ -24,8 +37,8 @@ class Journey:
     """All of them; the request itself asks for one while it prefills."""
     prefill_pool: "Pool"
     prefill_rank: Rank
-    held: tuple[int, int, int] = (0, 0, 0)
-    """Of the prefill side, until the KV has been read: blocks, those of them in the cache, and cached segments."""
+    held: tuple[int, ...] = ()
+    """Of the prefill side, until the KV has been read: `HELD` of the request."""
     handed_s: float = math.nan
     decode_pool: "Pool | None" = None
     decode_rank: Rank | None = None
@@ -80,8 +93,8 @@ class Pool(Reference):
         if journey is None or self is not journey.prefill_pool or journey.decode_pool is not None:
             super().finish(rank, request, now_s)
             return
-        journey.held = (request.num_blocks, request.shared_blocks, request.num_used_segments)
-        request.num_blocks = request.shared_blocks = request.num_used_segments = 0
+        journey.held = holding(request)
+        hold(request, (0,) * len(HELD))
         journey.handed_s = now_s
         request.output_tokens = journey.output_tokens
         request.is_decoding = False
@@ -97,6 +110,8 @@ class Pool(Reference):
             request.computed_tokens = request.input_tokens - self.world.travel.decode_samples_first
             request.is_decoding, request.lane = not self.world.travel.decode_samples_first, lane
             self.share(rank, request, request.computed_tokens)
+            if request.is_decoding:
+                self.see_whether_it_slides(rank, request)
         super().form_batch(rank, lane, now_s)
 
     def formed(self, replica: int, now_s: float) -> None:
@@ -110,16 +125,18 @@ class Pool(Reference):
             num_held = len(rank.running) + len(pulled) + len(self.ready[id(rank)])
             if num_held >= s.max_num_seqs or self.an_older_one_waits(rank, request):
                 return
-            num_tokens = request.input_tokens - self.world.travel.decode_samples_first
-            if s.scheduler == TRTLLM:
-                num_tokens = request.input_tokens + request.output_tokens
+            num_read = request.input_tokens - self.world.travel.decode_samples_first
             unused = self.look_up(rank, request, known_tokens=request.input_tokens)
-            needed = self.blocks_for(num_tokens) + s.blocks_per_request - request.num_blocks
-            if needed + unused > rank.free_blocks:
+            request.passed = self.passed_at(num_read - 1)
+            num_tokens = num_read - request.computed_tokens
+            if not self.fits(rank, request, num_tokens, unused):
                 return
+            needed, window_needed = self.new_blocks(request, num_tokens)
             self.use_found(rank, request)
             rank.free_blocks -= needed
             request.num_blocks += needed
+            rank.free_window_blocks -= window_needed
+            request.num_window_blocks += window_needed
             pulled.append(handed[0])
             self.world.transfer(handed.pop(0), now_s)
 
@@ -132,11 +149,12 @@ class Pool(Reference):
     def let_go(self, journey: Journey) -> None:
         """The KV has been read: what the prefill side held of it is free, or cached."""
         request = journey.request
-        here = (request.num_blocks, request.shared_blocks, request.num_used_segments, request.segments)
-        request.num_blocks, request.shared_blocks, request.num_used_segments = journey.held
+        here, segments = holding(request), request.segments
+        hold(request, journey.held)
         request.segments = self.chains[request.index]
         self.release(journey.prefill_rank, request, request.input_tokens)
-        request.num_blocks, request.shared_blocks, request.num_used_segments, request.segments = here
+        hold(request, here)
+        request.segments = segments
 
     def arrived(self, rank: Rank, journey: Journey) -> None:
         self.pulled[id(rank)].remove(journey)

@@ -24,7 +24,7 @@ from windtunnel.engine.fleet import (
 from windtunnel.engine.frontend import streams, usual_streams
 from windtunnel.engine.intervals import intervals, remarks
 from windtunnel.engine.policy import Policy, load_policy, policy_name
-from windtunnel.engine.prefix_cache import cache_for, session_state, tier_tokens
+from windtunnel.engine.prefix_cache import cache_for, own_blocks, session_state, tier_tokens
 from windtunnel.engine.router import Router, RouterAsker
 from windtunnel.engine.speculation import drafter_of, speculation_of, with_drafter
 from windtunnel.engine.walked import check_walked, most_batch_tokens, refuse_unknown, walk, walked_settings
@@ -181,7 +181,7 @@ def simulate(
     if fleet is not None and stays is not None:
         rows = rows_by_replica(stays, steps, num_replicas)
         if comes_and_goes(deployment):
-            table = with_retries(table, fleet.fleet.num_retries)
+            table = with_retries(table, fleet.fleet.num_retries, fleet.fleet.discarded_tokens)
             found = FleetRecord(phase_table(fleet, deployment.replicas), stays)
             ended = steps.where(~lost_steps(steps))
     fleet_use = None if found is None else fleet_summary(found.phases, table, steps, num_replicas)
@@ -327,17 +327,20 @@ def serve(
     """
     if isinstance(server.settings, WalkedSettings):
         return run_walking(server.settings, server.lowered.cost, requests, server.policy, progress)
-    return run_loop(
-        server.settings,
-        server.lowered.cost,
-        requests,
-        progress,
-        cache,
-        server.speculation,
-        fleet,
-        router,
-        give_up=give_up,
-    )
+
+    settings, cost, speculation = server.settings, server.lowered.cost, server.speculation
+
+    def run_with(cache: state.Cache | None) -> tuple[NDArray[np.void], Table, float]:
+        return run_loop(settings, cost, requests, progress, cache, speculation, fleet, router, give_up=give_up)
+
+    records, steps, engine_time_s = run_with(cache)
+    if cache is None and fleet is None and records["num_preemptions"].any():
+        # Where prompts share nothing a cache changes nothing until a preempted request finds its own blocks in it.
+        own = own_blocks(server.setup, server.memory, settings, requests)
+        if own is not None:
+            records, steps, again_s = run_with(own)
+            engine_time_s += again_s
+    return records, steps, engine_time_s
 
 
 def with_router(scenario: Scenario, router: Router) -> Scenario:
@@ -474,6 +477,11 @@ def kernel_settings(
         balance_wait_steps=_balance(setup, engine.attention_dp_batching_wait_iters),
         router=router_code(router),
         seed=seed,
+        window_tokens=memory.window_tokens,
+        num_groups=memory.num_groups,
+        num_window_groups=memory.num_window_groups,
+        window_pool=int(memory.num_window_blocks > 0),
+        num_window_blocks=memory.num_window_blocks,
     )
 
 
@@ -572,6 +580,7 @@ def run_to_end(
     """Run the loop buffer by buffer; `records`, `arrays` and what belongs to them are changed in place."""
     clock, sessions = state.new_clock(settings), session_state(requests)
     policies = in_use([settings.scheduler] if pools is None else pools.pools["scheduler"])
+    have_windows = settings.window_tokens > 0 if pools is None else pools.pools["window_tokens"].any()
     replicas = None if fleet is None else fleet.fleet
     asker = None
     if router is not None:
@@ -600,6 +609,7 @@ def run_to_end(
                 pools,
                 replicas,
                 *policies,
+                1 if have_windows else None,
             )
             if status == ASK_ROUTER:
                 assert asker is not None
@@ -657,12 +667,20 @@ def check_requests(requests: RequestArrays, setup: Setup, memory: MemoryPlan) ->
             "shorten the workload, or raise engine.max_model_len as far as the model goes",
         )
     drafted = 0 if setup.engine.speculative is None else setup.engine.speculative.num_draft_tokens
-    blocks = -(-int(whole[longest] + drafted) // memory.block_size) + memory.blocks_per_request
+    blocks, window_blocks = memory.most_blocks(
+        int(whole[longest] + drafted), setup.engine.max_num_batched_tokens or int(whole[longest])
+    )
     if blocks > memory.num_blocks:
         raise InputError(
             f"request {longest} of {whole[longest]:,} tokens needs {blocks:,} blocks of KV cache; "
             f"{memory.num_blocks:,} of {memory.block_size} tokens fit beside the weights",
             "use more devices, a smaller KV format (kv_cache: fp8), or shorter requests",
+        )
+    if window_blocks > memory.num_window_blocks:
+        raise InputError(
+            f"request {longest} of {whole[longest]:,} tokens needs {window_blocks:,} blocks of the pool for windows of "
+            f"{memory.window_tokens:,} tokens; it has {memory.num_window_blocks:,} of {memory.block_size}",
+            "raise engine.window_pool_ratio, lower engine.max_num_batched_tokens, or set engine.window_kv to full",
         )
     if setup.engine.scheduler not in ENGINE_SCHEDULERS:
         return  # `check_walked` knows what each of these runs whole

@@ -3,7 +3,8 @@
 A replica is off, starts for `start_s`, is up, drains (serves what it has and gets nothing new) or has failed. Faults
 are drawn before the run, so that a step knows when it starts whether it will end: one that a failure cuts short is
 recorded with its time and no tokens, and nothing of it is kept. The requests of a failed replica are sent again
-`retry_s` later; what they had produced stays produced, and is computed again with their prompt, as after a preemption.
+`retry_s` later; what they had produced stays produced, and is computed again with their prompt, as after a preemption,
+unless they start over.
 Requests for which no replica has room are held at the router in order, and tried again whenever a request ends or a
 replica comes up.
 
@@ -53,6 +54,8 @@ class Scaling(NamedTuple):
     """From the launch of a replica until it is up."""
     retry_s: float = 0.0
     """From a failure until its requests are sent again."""
+    starts_over: int = 0
+    """1: they are sent without what they had produced."""
     metric: int = OUTSTANDING
     target: float = 0.0
     """Of the metric for each replica; 0: no policy."""
@@ -132,6 +135,8 @@ class Fleet(NamedTuple):
     """[request] when the client sent it; `arrival_s` is when it reached its replica."""
     num_retries: Ints
     """[request]"""
+    discarded_tokens: Ints
+    """[request] that it had produced and produces again."""
     held: Ints
     """[request] ring."""
     retries: Ints
@@ -172,6 +177,7 @@ def new_fleet(
         recommended=np.full(max(scaling.up_looks, scaling.down_looks) + 1, scaling.initial_replicas),
         sent_s=np.zeros(num_requests),
         num_retries=np.zeros(num_requests, np.int64),
+        discarded_tokens=np.zeros(num_requests, np.int64),
         held=np.zeros(num_requests, np.int64),
         retries=np.zeros(num_requests, np.int64),
         retry_s=np.zeros(num_requests),
@@ -297,6 +303,12 @@ def lose(fleet, requests, replica, i, now_s):
     requests[i].computed_tokens = 0
     requests[i].chunks_in_flight = 0
     requests[i].is_decoding = 0
+    requests[i].slides = 0
+    requests[i].passed_blocks = 0
+    if fleet.scaling.starts_over:
+        fleet.discarded_tokens[i] += requests[i].target_tokens - requests[i].input_tokens
+        requests[i].target_tokens = requests[i].input_tokens
+        requests[i].first_token_s = np.nan
     fleet.num_retries[i] += 1
     control = fleet.control
     at = (control[0].first_retry + control[0].num_retries) % fleet.retries.size
@@ -360,7 +372,9 @@ def clear(settings, cache, requests, speculation, ranks, lanes, lists, stages, f
                     if speculation is not None:
                         num_gained = gained_tokens(speculation, lanes, lane)
                     computed += num_gained
-                if computed > requests[i].target_tokens or lanes[lane].num_joined == 0:
+                was_left_out = requests[i].skipped_at != NONE
+                was_left_out = was_left_out and requests[i].skipped_at >= lanes[lane].num_verified - 1
+                if computed > requests[i].target_tokens and not was_left_out:
                     requests[i].last_token_s = lanes[lane].last_decode_s
                 requests[i].target_tokens = computed + 1
             lose(fleet, requests, replica, i, now_s)
@@ -393,6 +407,7 @@ def empty_rank(settings, ranks, rank):
     ranks[rank].num_outstanding = 0
     ranks[rank].remaining_tokens = 0
     ranks[rank].free_blocks = settings.num_blocks
+    ranks[rank].free_window_blocks = settings.num_window_blocks
     ranks[rank].first = NONE
     ranks[rank].last = NONE
     ranks[rank].waiting = NONE
@@ -417,6 +432,7 @@ def empty_lane(lanes, lists, lane):
     lanes[lane].batch_decodes = 0
     lanes[lane].num_skipped = 0
     lanes[lane].skipped_context_tokens = 0
+    lanes[lane].skipped_since_s = 0.0
     lanes[lane].holds_back = 0
     lanes[lane].looks_again = 0
     lanes[lane].num_joined = 0

@@ -16,6 +16,7 @@ copy up once it is complete, as in SGLang; vLLM keeps and caches both.
 from windtunnel.kernels.jit import inner
 from windtunnel.kernels.kvtiers import find_below, write_through
 from windtunnel.kernels.state import NONE, VLLM_V1
+from windtunnel.kernels.windows import most_window_blocks, num_blocks_for, pool_blocks
 
 
 @inner
@@ -104,7 +105,9 @@ def look_up(settings, cache, requests, ranks, rank, i):
         node = cache.nodes[node].parent
     if ranks[rank].num_running == 0 and unused > hit_blocks:
         # The last block is held twice while it is computed again: in a pool just large enough that would wait forever.
-        whole = (requests[i].input_tokens + requests[i].output_tokens + settings.block_size - 1) // settings.block_size
+        num_tokens = requests[i].input_tokens + requests[i].output_tokens
+        num_blocks = num_blocks_for(num_tokens, settings.block_size)
+        whole = pool_blocks(settings, num_blocks, most_window_blocks(settings, num_tokens))
         if whole + settings.blocks_per_request + unused - hit_blocks > ranks[rank].free_blocks:
             cache.requests[i].deepest = NONE
             cache.requests[i].shared_blocks = 0

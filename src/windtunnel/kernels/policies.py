@@ -37,8 +37,23 @@ from windtunnel.kernels.state import (
     SESSION_AFFINITY,
     SGLANG,
     SHORTEST,
+    SLIDING,
     TRTLLM,
     UP,
+)
+from windtunnel.kernels.windows import (
+    blocks_passed_in_step,
+    give_back,
+    has_blocks,
+    newly_passed_blocks,
+    next_change,
+    num_blocks_for,
+    pass_blocks,
+    passed_blocks,
+    pool_blocks,
+    stop_sliding,
+    take_blocks,
+    window_blocks,
 )
 
 
@@ -50,12 +65,6 @@ def in_use(schedulers: Iterable[int]) -> tuple[int | None, int | None]:
     """
     are_sglang = [scheduler == SGLANG for scheduler in schedulers]
     return None if all(are_sglang) else 1, 1 if any(are_sglang) else None
-
-
-@inner
-def num_blocks_for(num_tokens, block_size):
-    """Blocks that hold `num_tokens`."""
-    return (num_tokens + block_size - 1) // block_size
 
 
 @inner
@@ -79,17 +88,70 @@ def blocks_of_step(settings, speculation, lanes, lists, lane):
 
 
 @inner
-def held_blocks(settings, requests, lanes, i):
-    """Blocks that running request `i` holds."""
+def decode_step_blocks(settings, speculation, lanes, lists, lane):
+    """Blocks of tokens that the lane's decoding requests need for its next decode step."""
+    if speculation is not None:
+        return blocks_of_step(settings, speculation, lanes, lists, lane)
+    return lists[lane, PHASES, lanes[lane].steps % settings.block_size]
+
+
+@inner
+def take_decode_step(settings, windows, speculation, ranks, lanes, lists, rank, lane, num_blocks):
+    """Take the `num_blocks` of `decode_step_blocks`; what fell out of windows goes back."""
+    take_blocks(settings, windows, ranks, rank, num_blocks)
+    if windows is not None:
+        give_back(settings, ranks, rank, passed_of_step(settings, speculation, lanes, lists, lane))
+
+
+@inner
+def passed_of_step(settings, speculation, lanes, lists, lane):
+    """Blocks of a window group that go back in the lane's next decode step."""
+    num_gained = 1
+    if speculation is not None:
+        num_gained = gained_tokens(speculation, lanes, lane)
+    return blocks_passed_in_step(settings, lists, lane, lanes[lane].steps, num_gained)
+
+
+@inner
+def held_blocks(settings, windows, requests, lanes, i):
+    """Blocks of its rank's pool that running request `i` holds."""
+    num_tokens = requests[i].computed_tokens + requests[i].step_tokens
     if settings.scheduler == TRTLLM:
-        return (
-            num_blocks_for(requests[i].input_tokens + requests[i].output_tokens, settings.block_size)
-            + settings.blocks_per_request
-        )
-    computed = requests[i].computed_tokens
+        num_tokens = requests[i].input_tokens + requests[i].output_tokens
+    elif requests[i].is_decoding:
+        num_tokens += lanes[requests[i].lane].steps - requests[i].joined - requests[i].computed_tokens
+    num_blocks = num_blocks_for(num_tokens, settings.block_size)
+    if windows is not None:
+        num_blocks = pool_blocks(settings, num_blocks, window_blocks(settings, requests, i, num_tokens))
+    return num_blocks + settings.blocks_per_request
+
+
+@inner
+def held_window_blocks(settings, requests, lanes, i):
+    """Blocks of the windows' own pool that running request `i` holds."""
+    num_tokens = requests[i].computed_tokens + requests[i].step_tokens
     if requests[i].is_decoding:
-        computed = lanes[requests[i].lane].steps - requests[i].joined
-    return num_blocks_for(computed + requests[i].step_tokens, settings.block_size) + settings.blocks_per_request
+        num_tokens += lanes[requests[i].lane].steps - requests[i].joined - requests[i].computed_tokens
+    return settings.window_pool * window_blocks(settings, requests, i, num_tokens)
+
+
+@inner
+def blocks_to_start(settings, windows, requests, i, num_tokens):
+    """Blocks to admit waiting request `i`, of which what is cached is found, with a chunk of `num_tokens`: (of the
+    rank's pool, of the windows' own).
+
+    What is found holds blocks of the groups without a window already; `passed_blocks` of those with one are not needed.
+    """
+    found = requests[i].computed_tokens
+    end = found + num_tokens
+    if settings.scheduler == TRTLLM:
+        end = requests[i].input_tokens + requests[i].output_tokens
+    num_blocks = num_blocks_for(end, settings.block_size) - found // settings.block_size
+    num_window_blocks = np.int64(0)
+    if windows is not None:
+        num_window_blocks = window_blocks(settings, requests, i, end)
+        num_blocks = pool_blocks(settings, num_blocks, num_window_blocks)
+    return num_blocks + settings.blocks_per_request, settings.window_pool * num_window_blocks
 
 
 @inner
@@ -184,7 +246,7 @@ def unlink(requests, ranks, rank, i):
 
 
 @inner
-def stop_decoding(settings, requests, lanes, lists, i):
+def stop_decoding(settings, windows, requests, lanes, lists, i):
     """Take request `i` out of its lane's decoding sums; its computed tokens become explicit."""
     lane = requests[i].lane
     requests[i].computed_tokens = lanes[lane].steps - requests[i].joined
@@ -192,6 +254,8 @@ def stop_decoding(settings, requests, lanes, lists, i):
     lanes[lane].num_decoding -= 1
     lanes[lane].context_tokens -= requests[i].computed_tokens
     lists[lane, PHASES, requests[i].joined % settings.block_size] -= 1
+    if windows is not None:
+        stop_sliding(settings, requests, lists, i)
 
 
 @inner
@@ -203,40 +267,52 @@ def is_in_flight(requests, lanes, lane, i):
 
 
 @inner
-def preempt(settings, cache, requests, ranks, lanes, lists, rank, i):
+def leave_latest(requests, lanes, i, computed_tokens):
+    """Request `i`, which decodes with so many tokens computed, is not in its lane's next decode step: keep the time of
+    its latest token, which the lane has where that step was all it waited for.
+    """
+    lane = requests[i].lane
+    was_left_out = requests[i].skipped_at != NONE and requests[i].skipped_at == lanes[lane].num_verified - 1
+    if computed_tokens == requests[i].target_tokens or was_left_out:
+        lanes[lane].num_joined -= 1
+        lanes[lane].joined_since_s -= requests[i].last_token_s
+    else:
+        requests[i].last_token_s = lanes[lane].last_decode_s
+
+
+@inner
+def preempt(settings, windows, cache, requests, ranks, lanes, lists, rank, i):
     """Free all of running request `i` and put it back in the queue, to be computed again from its first token, or from
     what is cached of it then.
 
     Its outputs so far become part of what must be prefilled (vLLM V1 `Scheduler._preempt_request`, SGLang
     `retract_decode`). vLLM caches what it had computed, SGLang drops it.
     """
-    held = held_blocks(settings, requests, lanes, i)
+    held = held_blocks(settings, windows, requests, lanes, i)
+    if windows is not None:
+        ranks[rank].free_window_blocks += held_window_blocks(settings, requests, lanes, i)
     if cache is None:
         ranks[rank].free_blocks += held
     decoded = requests[i].is_decoding
     if decoded:
-        stop_decoding(settings, requests, lanes, lists, i)
+        stop_decoding(settings, windows, requests, lanes, lists, i)
     if cache is not None:
         kept = 0 if settings.scheduler == SGLANG else requests[i].computed_tokens
         release(settings, cache, ranks, rank, i, held, kept)
     if decoded:
-        lane = requests[i].lane
-        if requests[i].computed_tokens == requests[i].target_tokens and lanes[lane].num_joined > 0:
-            lanes[lane].num_joined -= 1
-            lanes[lane].joined_since_s -= requests[i].last_token_s
-        else:
-            requests[i].last_token_s = lanes[lane].last_decode_s
+        leave_latest(requests, lanes, i, requests[i].computed_tokens)
         requests[i].target_tokens = requests[i].computed_tokens + 1
     ranks[rank].remaining_tokens -= remaining_output(requests, i)
     requests[i].computed_tokens = 0
     requests[i].step_tokens = 0
+    requests[i].passed_blocks = 0
     requests[i].num_preemptions += 1
     unlink(requests, ranks, rank, i)
     enqueue(settings, requests, ranks, rank, i)
 
 
 @inner
-def rebuild_rank(settings, requests, ranks, lanes, lists, rank):
+def rebuild_rank(settings, windows, requests, ranks, lanes, lists, rank):
     """Rebuild the lists that a slow pass invalidates: who is prefilling, and the heaps of finishing steps."""
     first_lane = rank * settings.num_stages
     for lane in range(first_lane, first_lane + settings.num_stages):
@@ -247,6 +323,8 @@ def rebuild_rank(settings, requests, ranks, lanes, lists, rank):
         if requests[i].is_decoding:
             lane = requests[i].lane
             end = requests[i].joined + requests[i].input_tokens + requests[i].output_tokens - 1
+            if windows is not None:
+                end = next_change(settings, requests, i)
             lanes[lane].finish_size = push(
                 lists[lane, FINISH_KEY], lists[lane, FINISH_VALUE], lanes[lane].finish_size, end, i
             )
@@ -266,9 +344,11 @@ def wanted_tokens(settings, requests, i):
 
 
 @inner
-def add_chunk(settings, cache, requests, ranks, lanes, lists, rank, lane, i, num_tokens):
+def add_chunk(settings, windows, cache, requests, ranks, lanes, lists, rank, lane, i, num_tokens):
     """Put the next `num_tokens` prompt tokens of request `i` into the lane's batch."""
     position = lanes[lane].batch_size
+    if windows is not None:
+        pass_blocks(settings, requests, ranks, rank, i, requests[i].computed_tokens)
     requests[i].computed_tokens += num_tokens
     requests[i].chunks_in_flight += 1
     lists[lane, BATCH, position] = i
@@ -293,7 +373,7 @@ def drop_scheduled(settings, requests, ranks, lists, rank):
 
 
 @inner
-def walk_running(settings, cache, speculation, requests, ranks, lanes, lists, rank, lane):
+def walk_running(settings, windows, cache, speculation, requests, ranks, lanes, lists, rank, lane):
     """vLLM V1's pass over the running list, one request at a time, for steps in which tokens or blocks are short.
 
     Requests in a batch under way have nothing to schedule and are not preempted. Returns (decoding requests scheduled,
@@ -319,22 +399,28 @@ def walk_running(settings, cache, speculation, requests, ranks, lanes, lists, ra
         num_needed = 0
         if settings.scheduler != TRTLLM:
             num_needed = num_blocks_for(computed + num_tokens, block_size) - num_blocks_for(computed, block_size)
+        passed = 0
+        if windows is not None and num_tokens > 0:
+            passed = newly_passed_blocks(settings, requests, i, computed, num_tokens)
+            give_back(settings, ranks, rank, passed)
         gave_up = False
-        while num_tokens > 0 and num_needed > ranks[rank].free_blocks and not gave_up:
+        while num_tokens > 0 and not has_blocks(settings, windows, ranks, rank, num_needed) and not gave_up:
             victim = find_victim(settings, requests, ranks, lanes, rank, lane)
-            if victim == NONE:
-                gave_up = True
-            else:
+            gave_up = victim in (NONE, i)
+            if windows is not None and gave_up:
+                give_back(settings, ranks, rank, -passed)
+            if victim != NONE:
                 given_back = requests[victim].step_tokens
                 if requests[victim].is_decoding and given_back > 0:
                     given_back = num_queries
                 budget += given_back
-                preempt(settings, cache, requests, ranks, lanes, lists, rank, victim)
+                preempt(settings, windows, cache, requests, ranks, lanes, lists, rank, victim)
                 any_preempted = True
-                gave_up = victim == i
         if gave_up:
             break
-        ranks[rank].free_blocks -= num_needed
+        take_blocks(settings, windows, ranks, rank, num_needed)
+        if not requests[i].is_decoding:
+            requests[i].passed_blocks += passed
         requests[i].step_tokens = num_tokens
         budget -= num_queries if requests[i].is_decoding and num_tokens > 0 else num_tokens
         i = requests[i].after
@@ -346,7 +432,9 @@ def walk_running(settings, cache, speculation, requests, ranks, lanes, lists, ra
             if requests[i].is_decoding:
                 num_decodes += 1
             else:
-                add_chunk(settings, cache, requests, ranks, lanes, lists, rank, lane, i, requests[i].step_tokens)
+                add_chunk(
+                    settings, windows, cache, requests, ranks, lanes, lists, rank, lane, i, requests[i].step_tokens
+                )
         i = requests[i].after
     if num_decodes > 0:
         lanes[lane].num_skipped = lanes[lane].num_decoding - num_decodes
@@ -354,14 +442,18 @@ def walk_running(settings, cache, speculation, requests, ranks, lanes, lists, ra
     while i != NONE:
         if requests[i].is_decoding and requests[i].lane == lane and requests[i].step_tokens == 0 and num_decodes > 0:
             lists[lane, PHASES, requests[i].joined % block_size] -= 1
+            lists[lane, SLIDING, requests[i].joined % block_size] -= requests[i].slides
+            leave_latest(requests, lanes, i, lanes[lane].steps - requests[i].joined)
+            lanes[lane].skipped_since_s += requests[i].last_token_s
             lanes[lane].skipped_context_tokens += lanes[lane].steps - requests[i].joined
             requests[i].joined += num_gained
             requests[i].skipped_at = lanes[lane].num_verified
             lists[lane, PHASES, requests[i].joined % block_size] += 1
+            lists[lane, SLIDING, requests[i].joined % block_size] += requests[i].slides
         requests[i].step_tokens = 0
         i = requests[i].after
     lanes[lane].looks_again = 1
-    rebuild_rank(settings, requests, ranks, lanes, lists, rank)
+    rebuild_rank(settings, windows, requests, ranks, lanes, lists, rank)
     return num_decodes, budget, any_preempted
 
 
@@ -388,7 +480,7 @@ def find_victim(settings, requests, ranks, lanes, rank, lane):
 
 
 @inner
-def form_batch_vllm_v1(settings, cache, speculation, requests, ranks, lanes, lists, rank, lane, now_s):
+def form_batch_vllm_v1(settings, windows, cache, speculation, requests, ranks, lanes, lists, rank, lane, now_s):
     """vLLM V1 `Scheduler.schedule` (0.8 to 0.24): running requests first in their order, then waiting ones, one token
     budget.
 
@@ -411,9 +503,7 @@ def form_batch_vllm_v1(settings, cache, speculation, requests, ranks, lanes, lis
     budget = settings.max_num_batched_tokens - num_decodes
     if speculation is not None:
         budget = settings.max_num_batched_tokens - num_decodes * speculation.num_queries
-    num_needed = 0 if reserves else lists[lane, PHASES, lanes[lane].steps % block_size]
-    if speculation is not None and not reserves:
-        num_needed = blocks_of_step(settings, speculation, lanes, lists, lane)
+    num_needed = 0 if reserves else decode_step_blocks(settings, speculation, lanes, lists, lane)
     num_prefilling = ranks[rank].num_prefilling
     demand = 0
     for position in range(num_prefilling):
@@ -427,19 +517,19 @@ def form_batch_vllm_v1(settings, cache, speculation, requests, ranks, lanes, lis
             num_needed += num_blocks_for(computed + chunk, block_size) - num_blocks_for(computed, block_size)
 
     any_preempted = False
-    fits = 0 <= demand <= budget and num_needed <= ranks[rank].free_blocks
+    fits = 0 <= demand <= budget and has_blocks(settings, windows, ranks, rank, num_needed)
     if fits and (demand > 0) == (num_prefilling > 0):
-        ranks[rank].free_blocks -= num_needed
+        take_decode_step(settings, windows, speculation, ranks, lanes, lists, rank, lane, num_needed)
         budget -= demand
         for position in range(num_prefilling):
             i = lists[first_lane, PREFILLING, position]
             chunk = min(wanted_tokens(settings, requests, i), demand)
-            add_chunk(settings, cache, requests, ranks, lanes, lists, rank, lane, i, chunk)
+            add_chunk(settings, windows, cache, requests, ranks, lanes, lists, rank, lane, i, chunk)
     else:
         num_scheduled = 0
         while num_scheduled == 0:  # an empty step: the engine schedules again at once
             num_decodes, budget, any_preempted = walk_running(
-                settings, cache, speculation, requests, ranks, lanes, lists, rank, lane
+                settings, windows, cache, speculation, requests, ranks, lanes, lists, rank, lane
             )
             num_scheduled = num_decodes + lanes[lane].batch_size
             if not any_preempted or ranks[rank].num_running == 0:
@@ -465,17 +555,20 @@ def form_batch_vllm_v1(settings, cache, speculation, requests, ranks, lanes, lis
             if not settings.chunked_prefill:
                 break
             chunk = budget
-        num_needed = num_blocks_for(chunk, block_size) + settings.blocks_per_request
-        if reserves:
-            num_needed = held_blocks(settings, requests, lanes, i) - requests[i].computed_tokens // block_size
-        if num_needed + unused > ranks[rank].free_blocks:
+        if windows is not None:
+            requests[i].passed_blocks = passed_blocks(settings, requests[i].computed_tokens)
+        num_needed, num_window_blocks = blocks_to_start(settings, windows, requests, i, chunk)
+        if num_needed + unused > ranks[rank].free_blocks or num_window_blocks > ranks[rank].free_window_blocks:
             break
         if cache is not None:
             acquire(cache, requests, ranks, rank, lane, i)
         admit(settings, requests, ranks, lists, rank, i, now_s)
         ranks[rank].free_blocks -= num_needed
-        add_chunk(settings, cache, requests, ranks, lanes, lists, rank, lane, i, chunk)
+        ranks[rank].free_window_blocks -= num_window_blocks
+        add_chunk(settings, windows, cache, requests, ranks, lanes, lists, rank, lane, i, chunk)
         budget -= chunk
+    if windows is not None and ranks[rank].waiting != NONE:
+        lanes[lane].looks_again = 1
     return num_decodes
 
 
@@ -552,7 +645,7 @@ def initial_new_token_ratio(settings):
 
 
 @inner
-def form_batch_sglang(settings, cache, speculation, requests, ranks, lanes, lists, rank, lane, now_s):
+def form_batch_sglang(settings, windows, cache, speculation, requests, ranks, lanes, lists, rank, lane, now_s):
     """SGLang `Scheduler.get_next_batch_to_run` (0.5): a prefill batch whenever one can be formed, else a decode step.
 
     A prefill batch takes up to `chunked_prefill_size` tokens, an unfinished chunk first; a request is admitted while
@@ -561,7 +654,7 @@ def form_batch_sglang(settings, cache, speculation, requests, ranks, lanes, list
     out of blocks and retracts requests, those with the fewest outputs and the longest prompts first.
     """
     if ranks[rank].steps_to_receive <= 0 or lanes[lane].num_decoding == 0:
-        form_prefill_sglang(settings, cache, requests, ranks, lanes, lists, rank, lane, now_s)
+        form_prefill_sglang(settings, windows, cache, requests, ranks, lanes, lists, rank, lane, now_s)
     if lanes[lane].batch_size > 0:
         ranks[rank].steps_to_receive = 0
         return 0
@@ -569,17 +662,13 @@ def form_batch_sglang(settings, cache, speculation, requests, ranks, lanes, list
         return 0
     if ranks[rank].steps_to_receive <= 0:
         ranks[rank].steps_to_receive = settings.receive_interval_steps
-    num_needed = lists[lane, PHASES, lanes[lane].steps % settings.block_size]
-    if speculation is not None:
-        num_needed = blocks_of_step(settings, speculation, lanes, lists, lane)
-    if num_needed > ranks[rank].free_blocks:
-        retract_sglang(settings, cache, speculation, requests, ranks, lanes, lists, rank, lane)
-        num_needed = lists[lane, PHASES, lanes[lane].steps % settings.block_size]
-        if speculation is not None:
-            num_needed = blocks_of_step(settings, speculation, lanes, lists, lane)
-        if num_needed > ranks[rank].free_blocks:
+    num_needed = decode_step_blocks(settings, speculation, lanes, lists, lane)
+    if not has_blocks(settings, windows, ranks, rank, num_needed):
+        retract_sglang(settings, windows, cache, speculation, requests, ranks, lanes, lists, rank, lane)
+        num_needed = decode_step_blocks(settings, speculation, lanes, lists, lane)
+        if not has_blocks(settings, windows, ranks, rank, num_needed):
             return 0
-    ranks[rank].free_blocks -= num_needed
+    take_decode_step(settings, windows, speculation, ranks, lanes, lists, rank, lane, num_needed)
     return lanes[lane].num_decoding
 
 
@@ -612,7 +701,7 @@ def sort_by_prefix(settings, cache, requests, ranks, rank, cutoff_s):
 
 
 @inner
-def form_prefill_sglang(settings, cache, requests, ranks, lanes, lists, rank, lane, now_s):
+def form_prefill_sglang(settings, windows, cache, requests, ranks, lanes, lists, rank, lane, now_s):
     """The prefill batch: `PrefillAdder` of SGLang 0.5."""
     block_size = settings.block_size
     if ranks[rank].num_running == 0:
@@ -624,12 +713,12 @@ def form_prefill_sglang(settings, cache, requests, ranks, lanes, lists, rank, la
         computed = requests[i].computed_tokens
         chunk = min(requests[i].target_tokens - computed, chunk_budget)
         num_needed = num_blocks_for(computed + chunk, block_size) - num_blocks_for(computed, block_size)
-        if num_needed > ranks[rank].free_blocks:
+        if not has_blocks(settings, windows, ranks, rank, num_needed):
             return
-        ranks[rank].free_blocks -= num_needed
+        take_blocks(settings, windows, ranks, rank, num_needed)
         chunk_budget -= chunk
         prompt_budget -= chunk
-        add_chunk(settings, cache, requests, ranks, lanes, lists, rank, lane, i, chunk)
+        add_chunk(settings, windows, cache, requests, ranks, lanes, lists, rank, lane, i, chunk)
     if cache is not None and settings.longest_prefix_first and ranks[rank].waiting != NONE:
         sort_by_prefix(settings, cache, requests, ranks, rank, lanes[lane].cutoff_s)
         lanes[lane].looks_again = 1
@@ -645,7 +734,10 @@ def form_prefill_sglang(settings, cache, requests, ranks, lanes, lists, rank, la
         if cache is not None:
             unused = look_up(settings, cache, requests, ranks, rank, i)
         output = min(remaining_output(requests, i), SGLANG_CLIPPED_OUTPUT_TOKENS)
-        free_tokens = (ranks[rank].free_blocks - unused - settings.blocks_per_request) * block_size - promised
+        free_blocks = (ranks[rank].free_blocks - unused - settings.blocks_per_request) // settings.num_groups
+        if settings.window_pool:
+            free_blocks = min(free_blocks, ranks[rank].free_window_blocks)
+        free_tokens = free_blocks * block_size - promised
         whole = requests[i].target_tokens - requests[i].computed_tokens
         if whole + output > free_tokens and ranks[rank].num_running > 0:
             break
@@ -654,17 +746,20 @@ def form_prefill_sglang(settings, cache, requests, ranks, lanes, lists, rank, la
         chunk = min(whole, chunk_budget)
         if chunk < whole and not settings.chunked_prefill:
             break
-        num_needed = num_blocks_for(chunk, block_size) + settings.blocks_per_request
-        if num_needed + unused > ranks[rank].free_blocks:
+        if windows is not None:
+            requests[i].passed_blocks = passed_blocks(settings, requests[i].computed_tokens)
+        num_needed, num_window_blocks = blocks_to_start(settings, windows, requests, i, chunk)
+        if num_needed + unused > ranks[rank].free_blocks or num_window_blocks > ranks[rank].free_window_blocks:
             break
         if cache is not None:
             acquire(cache, requests, ranks, rank, lane, i)
         admit(settings, requests, ranks, lists, rank, i, now_s)
         ranks[rank].free_blocks -= num_needed
+        ranks[rank].free_window_blocks -= num_window_blocks
         promised += whole - chunk + output
         chunk_budget -= chunk
         prompt_budget -= chunk
-        add_chunk(settings, cache, requests, ranks, lanes, lists, rank, lane, i, chunk)
+        add_chunk(settings, windows, cache, requests, ranks, lanes, lists, rank, lane, i, chunk)
 
 
 @inner
@@ -695,22 +790,19 @@ def find_retracted(requests, ranks, lanes, rank, lane):
 
 
 @inner
-def retract_sglang(settings, cache, speculation, requests, ranks, lanes, lists, rank, lane):
+def retract_sglang(settings, windows, cache, speculation, requests, ranks, lanes, lists, rank, lane):
     """Free blocks for one more decode step: `ScheduleBatch.retract_decode` of SGLang 0.5.
 
     The lane's last decoding request is never retracted; a prompt half prefilled gives way to it instead.
     """
     while True:
-        num_needed = lists[lane, PHASES, lanes[lane].steps % settings.block_size]
-        if speculation is not None:
-            num_needed = blocks_of_step(settings, speculation, lanes, lists, lane)
-        if num_needed <= ranks[rank].free_blocks:
+        if has_blocks(settings, windows, ranks, rank, decode_step_blocks(settings, speculation, lanes, lists, lane)):
             break
         victim = find_retracted(requests, ranks, lanes, rank, lane)
         if victim == NONE:
             break
-        preempt(settings, cache, requests, ranks, lanes, lists, rank, victim)
-    rebuild_rank(settings, requests, ranks, lanes, lists, rank)
+        preempt(settings, windows, cache, requests, ranks, lanes, lists, rank, victim)
+    rebuild_rank(settings, windows, requests, ranks, lanes, lists, rank)
     lanes[lane].looks_again = 1
     decoded = 0
     promised = 0

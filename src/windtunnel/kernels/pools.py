@@ -17,9 +17,10 @@ from windtunnel.kernels.kvcache import acquire, entry_of, evict, look_up, releas
 from windtunnel.kernels.policies import (
     UNEVEN_RATIO,
     UNEVEN_REQUESTS,
+    blocks_to_start,
     held_blocks,
+    held_window_blocks,
     link,
-    num_blocks_for,
     set_queue_key,
 )
 from windtunnel.kernels.state import (
@@ -40,7 +41,6 @@ from windtunnel.kernels.state import (
     RANDOM,
     ROUND_ROBIN,
     SESSION_AFFINITY,
-    TRTLLM,
     Cache,
     Floats,
     Ints,
@@ -51,6 +51,7 @@ from windtunnel.kernels.state import (
     new_lists,
     new_ranks,
 )
+from windtunnel.kernels.windows import begin_to_slide, next_change, passed_blocks
 
 BOTH, PREFILL, DECODE = range(3)
 """What a pool does: whole requests, prefills alone, or decodes what was prefilled elsewhere."""
@@ -108,6 +109,7 @@ JOURNEY = np.dtype(
         ("transfer_end_s", "f8"),
         ("later_output_tokens", "i8"),  # while it prefills elsewhere, where it is a request for one token
         ("held_blocks", "i8"),  # of the prefill rank, until its KV has been read
+        ("held_window_blocks", "i8"),  # of the windows' own pool there
         ("cached_tokens", "i8"),  # of its prompt, found where it was first admitted; filled in when the run has ended
     ]
 )
@@ -455,14 +457,17 @@ def fewest_outstanding(settings, ranks, replica):
 
 
 @inner
-def hand_over(settings, requests, lanes, clock, pools, rank, i, now_s):
+def hand_over(settings, windows, requests, lanes, clock, pools, rank, i, now_s):
     """Request `i` has ended its prefill at `now_s`, on `rank` of its pool: send it to a replica that decodes.
 
     Returns that replica, of all pools'.
     """
     routing = pools.routing[0]
     journey = pools.journeys[i]
-    journey.held_blocks = held_blocks(settings, requests, lanes, i)
+    journey.held_blocks = held_blocks(settings, windows, requests, lanes, i)
+    if windows is not None:
+        journey.held_window_blocks = held_window_blocks(settings, requests, lanes, i)
+        requests[i].passed_blocks = 0
     journey.prefill_rank = settings.first_rank + rank
     journey.handed_s = now_s
     requests[i].output_tokens = journey.later_output_tokens
@@ -489,7 +494,7 @@ def hand_over(settings, requests, lanes, clock, pools, rank, i, now_s):
 
 
 @inner
-def pull(settings, cache, requests, ranks, lanes, events, clock, pools, rank, lane, now_s):
+def pull(settings, windows, cache, requests, ranks, lanes, events, clock, pools, rank, lane, now_s):
     """Give blocks to the requests that wait to be read, in their order, while there are any; their transfers start.
 
     Requests that wait to be computed here, preempted or local ones, go first if they are the older. The request counts
@@ -516,20 +521,23 @@ def pull(settings, cache, requests, ranks, lanes, events, clock, pools, rank, la
                 first_order += requests[waiting].queue_key * MOST_REQUESTS
             if first_order < order:
                 break
-        num_needed = num_blocks_for(requests[i].input_tokens - routing.decode_samples_first, settings.block_size)
-        if settings.scheduler == TRTLLM:
-            num_needed = num_blocks_for(requests[i].input_tokens + requests[i].output_tokens, settings.block_size)
-        num_needed += settings.blocks_per_request
         unused, cached = 0, 0
+        requests[i].computed_tokens = 0
         if cache is not None:
             unused = look_up(settings, cache, requests, ranks, rank, i)
             cached = requests[i].computed_tokens
-            num_needed -= cached // settings.block_size
-        if num_needed + unused > ranks[rank].free_blocks:
+        num_read = requests[i].input_tokens - routing.decode_samples_first
+        if windows is not None:
+            requests[i].passed_blocks = passed_blocks(settings, num_read - 1)
+        num_needed, num_window_blocks = blocks_to_start(settings, windows, requests, i, num_read - cached)
+        if num_needed + unused > ranks[rank].free_blocks or num_window_blocks > ranks[rank].free_window_blocks:
+            if windows is not None:
+                lanes[lane].looks_again = 1
             break
         if cache is not None:
             acquire(cache, requests, ranks, rank, lane, i)
         ranks[rank].free_blocks -= num_needed
+        ranks[rank].free_window_blocks -= num_window_blocks
         here.num_pulled += 1
         here.pull_first = requests[i].after
         if here.pull_first == NONE:
@@ -555,6 +563,7 @@ def end_transfer(cache, requests, pools, i):
     as there is room, and it may run on the decode side.
     """
     journey = pools.journeys[i]
+    pools.ranks[journey.prefill_rank].free_window_blocks += journey.held_window_blocks
     if cache is None:
         pools.ranks[journey.prefill_rank].free_blocks += journey.held_blocks
     if cache is not None:
@@ -573,7 +582,7 @@ def end_transfer(cache, requests, pools, i):
 
 
 @inner
-def join_ready(settings, cache, requests, ranks, lanes, lists, pools, rank, lane):
+def join_ready(settings, windows, cache, requests, ranks, lanes, lists, pools, rank, lane):
     """Let the requests whose KV has come run, in their order: they decode in this lane's next step. What has come is
     cached.
 
@@ -604,12 +613,16 @@ def join_ready(settings, cache, requests, ranks, lanes, lists, pools, rank, lane
             requests[i].is_decoding = 1
             requests[i].lane = lane
             requests[i].joined = joined
+            requests[i].skipped_at = NONE
             lanes[lane].num_decoding += 1
             lanes[lane].num_joined += 1
             lanes[lane].joined_since_s += requests[i].last_token_s
             lanes[lane].context_tokens += requests[i].computed_tokens
             lists[lane, PHASES, joined % settings.block_size] += 1
-            end = joined + requests[i].input_tokens + requests[i].output_tokens - 1
+            change = joined + requests[i].input_tokens + requests[i].output_tokens - 1
+            if windows is not None:
+                begin_to_slide(settings, requests, ranks, lanes, lists, rank, i)
+                change = next_change(settings, requests, i)
             lanes[lane].finish_size = push(
-                lists[lane, FINISH_KEY], lists[lane, FINISH_VALUE], lanes[lane].finish_size, end, i
+                lists[lane, FINISH_KEY], lists[lane, FINISH_VALUE], lanes[lane].finish_size, change, i
             )

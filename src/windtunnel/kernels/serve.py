@@ -30,18 +30,21 @@ from windtunnel.kernels.kvcache import caches_when_scheduled, release, share
 from windtunnel.kernels.policies import (
     balance_ranks,
     begin_batch,
-    blocks_of_step,
     count_balance,
     decay_new_token_ratio,
+    decode_step_blocks,
     end_batch,
     enqueue,
     form_batch_sglang,
     form_batch_vllm_v1,
     gained_tokens,
     held_blocks,
+    held_window_blocks,
+    passed_of_step,
     route,
     set_queue_key,
     stop_decoding,
+    take_decode_step,
     unlink,
 )
 from windtunnel.kernels.pools import (
@@ -68,6 +71,14 @@ from windtunnel.kernels.state import (
     SGLANG,
     TRTLLM,
     USERS_ROUTER,
+)
+from windtunnel.kernels.windows import (
+    begin_to_slide,
+    fills_window,
+    give_back,
+    has_blocks,
+    next_change,
+    take_blocks,
 )
 
 DONE, MORE, STUCK, OUT_OF_STEPS, ASK_ROUTER = range(5)
@@ -310,17 +321,19 @@ def wake_another(settings, ranks, lanes, events, clock, replica, stage, now_s, f
 
 
 @inner
-def finish(settings, cache, sessions, requests, ranks, lanes, events, clock, rank, i, now_s, pools):
+def finish(settings, windows, cache, sessions, requests, ranks, lanes, events, clock, rank, i, now_s, pools):
     """Request `i`, running and not decoding, has produced its last token, or the last of this pool."""
     if pools is not None:
         if pools.journeys[i].later_output_tokens > 0:
             unlink(requests, ranks, rank, i)
             ranks[rank].num_outstanding -= 1
-            replica = hand_over(settings, requests, lanes, clock, pools, rank, i, now_s)
+            replica = hand_over(settings, windows, requests, lanes, clock, pools, rank, i, now_s)
             wake_replica(events, clock, pools, replica, now_s)
             return
     requests[i].finish_s = now_s
-    held = held_blocks(settings, requests, lanes, i)
+    held = held_blocks(settings, windows, requests, lanes, i)
+    if windows is not None:
+        ranks[rank].free_window_blocks += held_window_blocks(settings, requests, lanes, i)
     if cache is None:
         ranks[rank].free_blocks += held
     else:
@@ -357,7 +370,21 @@ def conclude(settings, sessions, requests, clock, i, now_s):
 
 @inner
 def complete(
-    settings, cache, sessions, speculation, requests, ranks, lanes, lists, events, clock, rank, lane, now_s, pools
+    settings,
+    windows,
+    cache,
+    sessions,
+    speculation,
+    requests,
+    ranks,
+    lanes,
+    lists,
+    events,
+    clock,
+    rank,
+    lane,
+    now_s,
+    pools,
 ):
     """Apply the end of the lane's step: finished requests leave, complete prefills give their token and begin to
     decode.
@@ -365,11 +392,14 @@ def complete(
     while lanes[lane].finish_size > 0 and lists[lane, FINISH_KEY, 0] <= lanes[lane].steps:
         i = lists[lane, FINISH_VALUE, 0]
         lanes[lane].finish_size = pop(lists[lane, FINISH_KEY], lists[lane, FINISH_VALUE], lanes[lane].finish_size)
-        stop_decoding(settings, requests, lanes, lists, i)
+        if windows is not None:
+            if fills_window(settings, requests, ranks, lanes, lists, rank, i):
+                continue
+        stop_decoding(settings, windows, requests, lanes, lists, i)
         if speculation is not None:
             end = requests[i].input_tokens + requests[i].output_tokens - 1
             ranks[rank].remaining_tokens += requests[i].computed_tokens - end
-        finish(settings, cache, sessions, requests, ranks, lanes, events, clock, rank, i, now_s, pools)
+        finish(settings, windows, cache, sessions, requests, ranks, lanes, events, clock, rank, i, now_s, pools)
 
     for position in range(lanes[lane].batch_size):
         i = lists[lane, BATCH, position]
@@ -383,7 +413,7 @@ def complete(
         ranks[rank].remaining_tokens -= 1
         end = requests[i].input_tokens + requests[i].output_tokens - 1
         if requests[i].computed_tokens >= end:
-            finish(settings, cache, sessions, requests, ranks, lanes, events, clock, rank, i, now_s, pools)
+            finish(settings, windows, cache, sessions, requests, ranks, lanes, events, clock, rank, i, now_s, pools)
         else:
             joined = lanes[lane].steps - requests[i].computed_tokens
             requests[i].is_decoding = 1
@@ -396,8 +426,12 @@ def complete(
             lanes[lane].joined_since_s += now_s
             lanes[lane].context_tokens += requests[i].computed_tokens
             lists[lane, PHASES, joined % settings.block_size] += 1
+            change = joined + end
+            if windows is not None:
+                begin_to_slide(settings, requests, ranks, lanes, lists, rank, i)
+                change = next_change(settings, requests, i)
             lanes[lane].finish_size = push(
-                lists[lane, FINISH_KEY], lists[lane, FINISH_VALUE], lanes[lane].finish_size, joined + end, i
+                lists[lane, FINISH_KEY], lists[lane, FINISH_VALUE], lanes[lane].finish_size, change, i
             )
     lanes[lane].batch_size = 0
     lanes[lane].batch_decodes = 0
@@ -430,6 +464,7 @@ def with_loading(settings, cache, first, end, stage, device_s):
 @inner
 def start_step(
     settings,
+    windows,
     cost,
     cache,
     sessions,
@@ -461,7 +496,7 @@ def start_step(
         any_prefill = any_prefill or lanes[rank * settings.num_stages + stage].batch_size > 0
     if sglang is not None and settings.scheduler == SGLANG and any_prefill:
         for rank in range(first, end):
-            undo_decode(settings, speculation, ranks, lanes, lists, rank, rank * settings.num_stages + stage)
+            undo_decode(settings, windows, speculation, ranks, lanes, lists, rank, rank * settings.num_stages + stage)
 
     row = clock[0].rows
     queries, decodes, prefill_tokens, sampled, running, waiting, context, num_prefills = 0, 0, 0, 0, 0, 0, 0, 0
@@ -542,6 +577,9 @@ def start_step(
     duration_s = time_s - now_s
     last_start_s = now_s
     num_steps = 1
+    used = np.int64(0)
+    if windows is not None:
+        used = used_blocks(settings, ranks, first, end)
 
     for rank in range(first, end):
         lane = rank * settings.num_stages + stage
@@ -583,10 +621,8 @@ def start_step(
             for rank in range(first, end):
                 count = lanes[rank].num_decoding
                 if settings.scheduler != TRTLLM:
-                    needed = lists[rank, PHASES, lanes[rank].steps % settings.block_size]
-                    if speculation is not None:
-                        needed = blocks_of_step(settings, speculation, lanes, lists, rank)
-                    fits = fits and needed <= ranks[rank].free_blocks
+                    needed = decode_step_blocks(settings, speculation, lanes, lists, rank)
+                    fits = fits and has_blocks(settings, windows, ranks, rank, needed)
                 context_tokens = lanes[rank].context_tokens + count
                 attention_s = max(attention_s, decode_attention_s(cost, count, context_tokens, prefill_tokens))
             step_s = with_host(cost, cost.decode_token_s[most_decodes] + attention_s, most_running)
@@ -595,10 +631,8 @@ def start_step(
             for rank in range(first, end):
                 count = lanes[rank].num_decoding
                 if settings.scheduler != TRTLLM:
-                    needed = lists[rank, PHASES, lanes[rank].steps % settings.block_size]
-                    if speculation is not None:
-                        needed = blocks_of_step(settings, speculation, lanes, lists, rank)
-                    ranks[rank].free_blocks -= needed
+                    needed = decode_step_blocks(settings, speculation, lanes, lists, rank)
+                    take_decode_step(settings, windows, speculation, ranks, lanes, lists, rank, rank, needed)
                 num_gained = 1
                 if speculation is not None:
                     num_gained = gained_tokens(speculation, lanes, rank)
@@ -607,27 +641,29 @@ def start_step(
                     lanes[rank].num_verified += 1
                 lanes[rank].context_tokens += num_gained * count
                 ranks[rank].remaining_tokens -= num_gained * count
+            if windows is not None:  # elsewhere the last of equal steps uses most
+                used = max(used, used_blocks(settings, ranks, first, end))
             last_start_s = time_s
             time_s += step_s
             num_steps += 1
 
     if settings.balance_steps > 0 and num_steps > 1:
         count_balance(settings, ranks, lanes, first, end, num_steps)
-    used = 0
+    used = max(used, used_blocks(settings, ranks, first, end))
     for rank in range(first, end):
         lane = rank * settings.num_stages + stage
-        used += settings.num_blocks - ranks[rank].free_blocks
         lanes[lane].started_s = last_start_s
-        lanes[lane].num_skipped = 0
-        lanes[lane].skipped_context_tokens = 0
         if lanes[lane].batch_decodes and not is_doomed:
             lanes[lane].last_decode_s = time_s
-            lanes[lane].num_joined = 0
-            lanes[lane].joined_since_s = 0.0
+            lanes[lane].num_joined = lanes[lane].num_skipped
+            lanes[lane].joined_since_s = lanes[lane].skipped_since_s
             if sglang is not None and settings.scheduler == SGLANG:
                 steps_to_receive = ranks[rank].steps_to_receive - num_steps
                 ranks[rank].steps_to_receive = steps_to_receive % settings.receive_interval_steps
                 decay_new_token_ratio(settings, ranks, rank, num_steps)
+        lanes[lane].num_skipped = 0
+        lanes[lane].skipped_context_tokens = 0
+        lanes[lane].skipped_since_s = 0.0
 
     steps[row].start_s = now_s
     steps[row].duration_s = time_s - now_s
@@ -653,13 +689,21 @@ def start_step(
 
 
 @inner
-def undo_decode(settings, speculation, ranks, lanes, lists, rank, lane):
+def used_blocks(settings, ranks, first, end):
+    """Blocks of the ranks' pools that are taken."""
+    used = 0
+    for rank in range(first, end):
+        used += settings.num_blocks - ranks[rank].free_blocks
+    return used
+
+
+@inner
+def undo_decode(settings, windows, speculation, ranks, lanes, lists, rank, lane):
     """SGLang's attention data parallelism: while any rank prefills, the others do not decode."""
     if lanes[lane].batch_decodes and lanes[lane].batch_size == 0:
-        needed = lists[lane, PHASES, lanes[lane].steps % settings.block_size]
-        if speculation is not None:
-            needed = blocks_of_step(settings, speculation, lanes, lists, lane)
-        ranks[rank].free_blocks += needed
+        take_blocks(settings, windows, ranks, rank, -decode_step_blocks(settings, speculation, lanes, lists, lane))
+        if windows is not None:
+            give_back(settings, ranks, rank, -passed_of_step(settings, speculation, lanes, lists, lane))
         lanes[lane].batch_decodes = 0
 
 
@@ -699,6 +743,7 @@ def run(
     fleet,
     vllm_v1,
     sglang,
+    windows,
 ):
     """Advance the simulation until all requests have finished or `steps` is full.
 
@@ -713,7 +758,7 @@ def run(
         steps: buffer for the rows of this call; `clock[0].rows` says how many were written.
         pools: None, or `kernels.pools.Pools`; what belongs to one pool is then read from there at every event.
         fleet: None, or `kernels.fleet.Fleet`, where replicas come and go or requests are held at the router.
-        vllm_v1, sglang: 1 or None, see `policies.in_use`.
+        vllm_v1, sglang, windows: 1 or None, see `policies.in_use`; `windows` where layers have one.
 
     Returns:
         DONE, MORE, STUCK, OUT_OF_STEPS or ASK_ROUTER.
@@ -782,6 +827,7 @@ def run(
             ends_step = ends_step or lanes[lane].batch_size > 0 or lanes[lane].batch_decodes
             complete(
                 settings,
+                windows,
                 own_cache,
                 sessions,
                 speculation,
@@ -826,15 +872,15 @@ def run(
                 lane = rank * settings.num_stages + stage
                 begin_batch(lanes, lane, cutoff_s)
                 if pools is not None:
-                    join_ready(settings, own_cache, requests, ranks, lanes, lists, pools, rank, lane)
+                    join_ready(settings, windows, own_cache, requests, ranks, lanes, lists, pools, rank, lane)
                 num_decodes = 0
                 if vllm_v1 is not None and settings.scheduler != SGLANG:
                     num_decodes = form_batch_vllm_v1(
-                        settings, own_cache, speculation, requests, ranks, lanes, lists, rank, lane, event_s
+                        settings, windows, own_cache, speculation, requests, ranks, lanes, lists, rank, lane, event_s
                     )
                 if sglang is not None and settings.scheduler == SGLANG:
                     num_decodes = form_batch_sglang(
-                        settings, own_cache, speculation, requests, ranks, lanes, lists, rank, lane, event_s
+                        settings, windows, own_cache, speculation, requests, ranks, lanes, lists, rank, lane, event_s
                     )
                 num_batches += end_batch(settings, requests, ranks, lanes, lists, rank, lane, num_decodes)
             if cutoff_s == event_s and not forms_again:
@@ -843,10 +889,11 @@ def run(
         if pools is not None:
             for rank in range(first, first + settings.ranks_per_replica):
                 lane = rank * settings.num_stages + stage
-                pull(settings, own_cache, requests, ranks, lanes, events, clock, pools, rank, lane, event_s)
+                pull(settings, windows, own_cache, requests, ranks, lanes, events, clock, pools, rank, lane, event_s)
         rows = clock[0].rows
         status = start_step(
             settings,
+            windows,
             cost,
             own_cache,
             sessions,

@@ -79,7 +79,7 @@ class Settings(NamedTuple):
     num_blocks: int
     """Of one rank."""
     blocks_per_request: int
-    """State of fixed size (sliding windows, linear attention), in blocks."""
+    """State of fixed size (linear attention), in blocks."""
     schedule_conservativeness: float
     """SGLang: scales the share of outputs still to come that admission keeps free."""
     receive_interval_steps: int
@@ -112,6 +112,15 @@ class Settings(NamedTuple):
     """Of this pool's lanes in the event queue."""
     heeds_all_events: int = 0
     """1: any replica's event may bring this one work, so that a run of equal steps ends at the next of them."""
+    window_tokens: int = 0
+    """The sliding window of the layers that have one, see `kernels.windows`; 0: none."""
+    num_groups: int = 1
+    """Blocks of the pool that a block of tokens takes: one for each group of layers."""
+    num_window_groups: int = 0
+    """Of them of layers with the window."""
+    window_pool: int = 0
+    """1: those layers have a pool of their own instead, of `num_window_blocks`."""
+    num_window_blocks: int = 0
 
 
 REQUEST = np.dtype(
@@ -144,6 +153,8 @@ REQUEST = np.dtype(
         ("chunks_in_flight", "i8"),
         ("num_preemptions", "i8"),
         ("is_decoding", "i8"),
+        ("passed_blocks", "i8"),  # blocks of each window group given back; while it slides, as of when it began to
+        ("slides", "i8"),  # 1: decoding, with a full window
         ("skipped_at", "i8"),  # while decoding: `num_verified` of its lane when a step last left it out, or NONE
     ]
 )
@@ -157,6 +168,7 @@ RANK = np.dtype(
         ("num_outstanding", "i8"),  # waiting and running
         ("remaining_tokens", "i8"),  # output tokens that running requests have yet to produce
         ("free_blocks", "i8"),
+        ("free_window_blocks", "i8"),  # of the windows' own pool
         ("first", "i8"),  # ends of the running list
         ("last", "i8"),
         ("waiting", "i8"),  # root of the waiting heap
@@ -182,11 +194,12 @@ LANE = np.dtype(
         ("batch_decodes", "i8"),  # 1 if the step under way decodes
         ("num_skipped", "i8"),  # decoding requests that the step under way leaves out for want of token budget
         ("skipped_context_tokens", "i8"),  # in their cache
+        ("skipped_since_s", "f8"),  # sum of the times of their latest tokens
         ("started_s", "f8"),  # start of the latest step
         ("cutoff_s", "f8"),  # requests that arrived later cannot be in the batch that is being formed
         ("holds_back", "i8"),  # 1 if no waiting request may join the batch that is being formed
         ("looks_again", "i8"),  # 1 if the next step may admit what this one could not: no run of equal steps
-        ("num_joined", "i8"),  # requests that began to decode since the latest decode step
+        ("num_joined", "i8"),  # requests that began to decode since the latest decode step, or that it left out
         ("joined_since_s", "f8"),  # sum of the times of their latest tokens
         ("last_decode_s", "f8"),  # end of that step
         ("num_verified", "i8"),  # speculative decode steps so far
@@ -199,11 +212,12 @@ A decoding request cannot be scheduled again before its batch has come back, and
 in its lane.
 """
 
-FINISH_KEY, FINISH_VALUE, BATCH, BATCH_TOKENS, BATCH_ENDS, PHASES, PREFILLING = range(7)
+FINISH_KEY, FINISH_VALUE, BATCH, BATCH_TOKENS, BATCH_ENDS, PHASES, PREFILLING, SLIDING = range(8)
 """Rows of `lists[lane]`: the heap of (step count at the end, request); requests with a prefill chunk in the step under
 way, the chunk, and whether it ends the prefill; decoding requests by `joined` modulo the block size, that is, by the
 step in which they need a block. In a rank's first lane also its running requests whose prefill is not scheduled to the
-end, in running order."""
+end, in running order. The last row is that of requests whose window is full, by `joined` too; their keys on the heap
+are where they end, those of others that will fill a window where they do."""
 
 EVENT = np.dtype([("time_s", "f8"), ("lane", "i8")])
 """The event queue, a heap: when a batch ends, or an idle lane looks for work; `lane` counts through all replicas'
@@ -463,6 +477,7 @@ def new_ranks(settings: Settings) -> Table:
     """Idle `RANK` records with empty KV pools."""
     ranks = np.zeros(settings.num_replicas * settings.ranks_per_replica, RANK).view(np.recarray)
     ranks.free_blocks = settings.num_blocks
+    ranks.free_window_blocks = settings.num_window_blocks
     for nobody in ("first", "last", "waiting"):
         ranks[nobody] = NONE
     return ranks
@@ -478,7 +493,7 @@ def new_lanes(settings: Settings) -> Table:
 def new_lists(settings: Settings) -> Ints:
     """`[lane, list, position]`, see `FINISH_KEY`."""
     num_lanes = settings.num_replicas * settings.ranks_per_replica * settings.num_stages
-    return np.zeros((num_lanes, PREFILLING + 1, max(settings.max_num_seqs + 1, settings.block_size)), np.int64)
+    return np.zeros((num_lanes, SLIDING + 1, max(settings.max_num_seqs + 1, settings.block_size)), np.int64)
 
 
 def new_events(settings: Settings) -> Table:

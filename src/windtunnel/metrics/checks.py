@@ -25,7 +25,7 @@ class Checks(Noun):
     num_out_of_order: int
     """Requests without sending <= first scheduling <= first token <= last token."""
     num_missing_tokens: int
-    """Output tokens of the requests less those that the steps sampled."""
+    """Output tokens of the requests, and those that they discarded, less those that the steps sampled."""
     littles_law_error_fraction: float
     """Little's law, L = lambda W: mean requests present by the steps' counters against the requests' own times."""
     idle_with_work_fraction: float
@@ -43,7 +43,8 @@ def check_run(requests: Table, steps: Table, rows: ReplicaRows, num_stages: int,
     times = [requests[name] for name in ("arrival_s", "scheduled_s", "first_token_s", "finish_s")]
     in_order = np.logical_and.reduce([before <= after for before, after in pairwise(times)])
     sampled = steps["num_sampled"] + (steps["num_steps"].astype(np.int64) - 1) * steps["decode_tokens"]
-    num_missing = int(requests["output_tokens"].sum() - sampled.sum())
+    discarded = int(requests["discarded_tokens"].sum()) if "discarded_tokens" in requests.columns else 0
+    num_missing = int(requests["output_tokens"].sum() + discarded - sampled.sum())
     counted_s, expected_s, lost_s = np.sum([_of_replica(stays, mine, steps, own) for own, mine in rows], axis=0)
     law = abs(counted_s - expected_s) / expected_s if expected_s > 0 else float(counted_s > 0)
     idle = lost_s / max(float(steps["duration_s"].sum()), np.finfo(float).tiny)

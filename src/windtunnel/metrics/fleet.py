@@ -30,7 +30,10 @@ STAY_COLUMNS: Mapping[str, str] = {
     "is_lost": "the replica failed; the request was sent again",
 }
 
-FLEET_COLUMNS: Mapping[str, str] = {"num_retries": "times that its replica failed and it was sent again"}
+FLEET_COLUMNS: Mapping[str, str] = {
+    "num_retries": "times that its replica failed and it was sent again",
+    "discarded_tokens": "output tokens that it had streamed and streamed again, where it started over",
+}
 """Further columns of the request table of a fleet."""
 
 
@@ -54,6 +57,8 @@ class FleetSummary(Noun):
     num_starts: int
     num_retries: int
     num_retried_requests: int
+    num_discarded_tokens: int
+    """Output tokens that were produced twice."""
     lost_step_s: float
     """Device time of steps that a failure cut short, over all replicas."""
 
@@ -89,6 +94,7 @@ def fleet_summary(phases: Table, requests: Table, steps: Table, num_replicas: in
         num_starts=int((within & (phases["phase"] == STARTING)).sum()),
         num_retries=int(num_retries.sum()),
         num_retried_requests=int((num_retries > 0).sum()),
+        num_discarded_tokens=int(requests["discarded_tokens"].sum()),
         lost_step_s=float(steps["duration_s"][lost_steps(steps)].sum()),
     )
 

@@ -41,18 +41,37 @@ class MemoryPlan:
     kv_cache_bytes: float
     """The pool."""
     kv_bytes_per_token: float
+    """Of the layers that keep every token; where none does, of those with a window."""
     state_bytes_per_request: float
-    """Sliding windows and linear-attention state: fixed for each running request."""
+    """Linear-attention state: fixed for each running request."""
     block_size: int
     """Tokens of one block: the engine's, or a whole request's where no layer grows with the context."""
     num_blocks: int
     blocks_per_request: int
     """`state_bytes_per_request` in blocks."""
+    window_tokens: int = 0
+    """Sliding window of layers that do not keep every token; 0: all do."""
+    num_groups: int = 1
+    """Groups of layers: as many blocks of the pool does a block of tokens take."""
+    num_window_groups: int = 0
+    """Of them with the window: their blocks go back once the window has passed them."""
+    num_window_blocks: int = 0
+    """Blocks of the windows' own pool; 0: they have none."""
 
     @property
     def kv_tokens(self) -> int:
-        """Tokens that the pool holds."""
-        return self.num_blocks * self.block_size
+        """Tokens that the pool holds, none behind a window (vLLM logs it as "GPU KV cache size")."""
+        return self.num_blocks // self.num_groups * self.block_size
+
+    def most_blocks(self, num_tokens: int, step_tokens: int) -> tuple[int, int]:
+        """What a request of `num_tokens` holds at most of the pool, and of the windows' own, where a step computes
+        `step_tokens` of it: in a window's groups the window and a step (vLLM `SlidingWindowSpec`, 0.9.1 to 0.24).
+        """
+        blocks = windows = -(-num_tokens // self.block_size)
+        if self.window_tokens:
+            windows = min(blocks, -(-(self.window_tokens - 1 + step_tokens) // self.block_size) + 1)
+        shared = (self.num_groups - self.num_window_groups) * blocks + self.num_window_groups * windows
+        return shared + self.blocks_per_request, windows if self.num_window_blocks else 0
 
 
 def weight_bytes(shard: Shard) -> float:
@@ -117,6 +136,17 @@ def state_bytes_per_request(shard: Shard, max_model_len: int) -> float:
     """Bytes that a request takes on one device whatever its length: linear-attention state, and sliding windows
     shorter than `max_model_len`, as full ones.
     """
+    total = linear_state_bytes(shard)
+    for group in shard.model.layers:
+        attention = group.attention
+        if isinstance(attention, GroupedQueryAttention) and _is_bounded(attention, max_model_len):
+            values = (attention.window_tokens or 0) * _token_values(shard, attention)
+            total += group.num_layers * values * BITS[shard.precision.kv_cache] / 8 * shard.stage_fraction
+    return total
+
+
+def linear_state_bytes(shard: Shard) -> float:
+    """Bytes that the states of a request's linear-attention layers take on one device."""
     total = 0.0
     for group in shard.model.layers:
         attention = group.attention
@@ -126,10 +156,74 @@ def state_bytes_per_request(shard: Shard, max_model_len: int) -> float:
             state = attention.num_value_heads * attention.key_head_dim * attention.value_head_dim * FP32_BYTES
             convolution = width * (attention.conv_kernel_size - 1) * BF16_BYTES
             total += group.num_layers * (state + convolution) / shard.tp
-        elif isinstance(attention, GroupedQueryAttention) and _is_bounded(attention, max_model_len):
-            values = (attention.window_tokens or 0) * _token_values(shard, attention)
-            total += group.num_layers * values * BITS[shard.precision.kv_cache] / 8
     return total * shard.stage_fraction
+
+
+SIMILAR_COUNTS = 1.5
+
+
+@dataclass(frozen=True)
+class LayerGroups:
+    """How an engine lays the layers of a model out in blocks; bytes on one device."""
+
+    bytes_per_token: float
+    """Of all layers that keep every token; where none does, of those with a window."""
+    block_bytes_per_token: float
+    """Of one block of the pool, divided by its tokens."""
+    window_tokens: int = 0
+    num_groups: int = 1
+    num_window_groups: int = 0
+    window_bytes_per_token: float = 0.0
+    """Of one block of the windows' own pool, divided by its tokens."""
+    pool_ratio: float = 0.0
+    """Blocks of that pool for each of the other."""
+
+
+def group_layers(shard: Shard, engine: EngineSettings, max_model_len: int) -> LayerGroups:
+    """Divide the layers into groups that take blocks alike.
+
+    `shared_pool` is vLLM's (`_get_kv_cache_groups_uniform_page_size`, vllm/v1/core/kv_cache_utils.py, 0.9.1 to 0.24):
+    groups have as many layers as the rarer kind has, or as the other where that has less than half as many again, so
+    that every block has the same bytes; the last group is padded. `own_pool` gives the windows a pool of
+    `window_pool_ratio` tokens for each of the other's (SGLang `set_num_token_hybrid`, model_runner.py, 0.5.8 to
+    0.5.14), or shares memory in proportion to window and bytes (TensorRT-LLM
+    `BlockManager::calculateWindowSizeToShare`, 1.0 to 1.3). Windows of several lengths count as the longest of them.
+    """
+    layer_bytes = [(group, _layer_bytes(shard, group.attention)) for group in shard.model.layers]
+    layer_bytes = [(group, size) for group, size in layer_bytes if size]
+    every = [(group.num_layers, size) for group, size in layer_bytes]
+    windows = [(group, size) for group, size in layer_bytes if _is_bounded(group.attention, max_model_len)]
+    if engine.window_kv in (None, "full") or not windows:
+        total = _sum_bytes(shard, every)
+        return LayerGroups(total, total)
+    window_tokens = max(
+        group.attention.window_tokens or 0 for group, _ in windows if isinstance(group.attention, GroupedQueryAttention)
+    )
+    sliding = [(group.num_layers, size) for group, size in windows]
+    growing = [(group.num_layers, size) for group, size in layer_bytes if (group, size) not in windows]
+    if not growing:
+        total = _sum_bytes(shard, sliding)
+        return LayerGroups(total, total, window_tokens, 1, 1)
+    total = _sum_bytes(shard, growing)
+    if engine.window_kv == "own_pool":
+        ratio = engine.window_pool_ratio or min(window_tokens / max_model_len, 1.0)
+        return LayerGroups(total, total, window_tokens, 1, 0, _sum_bytes(shard, sliding), ratio)
+    num_growing, num_sliding = (sum(count for count, _ in layers) for layers in (growing, sliding))
+    size, most = sorted((num_growing, num_sliding))
+    if most < SIMILAR_COUNTS * size:
+        size = most
+    block = size * max(one for _, one in every) * shard.stage_fraction
+    num_window_groups = -(-num_sliding // size)
+    return LayerGroups(total, block, window_tokens, -(-num_growing // size) + num_window_groups, num_window_groups)
+
+
+def _sum_bytes(shard: Shard, layers: list[tuple[int, float]]) -> float:
+    return sum(count * size for count, size in layers) * shard.stage_fraction
+
+
+def _layer_bytes(shard: Shard, attention: Attention) -> float:
+    """Bytes of one token in one layer on one device."""
+    return _token_values(shard, attention) * BITS[shard.precision.kv_cache] / 8 + _index_bytes(attention)
 
 
 def _is_bounded(attention: Attention, max_model_len: int) -> bool:
@@ -213,13 +307,15 @@ def plan_memory(shard: Shard, device: Device, engine: EngineSettings, max_model_
         pool = device.memory_bytes * engine.gpu_memory_utilization - weights - reserve
     else:
         pool = device.memory_bytes * engine.gpu_memory_utilization - weights - activations - reserve
-    token_bytes = kv_bytes_per_token(shard, max_model_len)
-    state_bytes = state_bytes_per_request(shard, max_model_len)
-    # A model of bounded layers only has no per-token cost; a block then is one request with its state.
-    block_size = engine.block_size if token_bytes else max_model_len
-    block_bytes = token_bytes * block_size or state_bytes
-    num_blocks = engine.num_gpu_blocks if engine.num_gpu_blocks is not None else int(pool // block_bytes)
-    if num_blocks < 1 or weights > device.memory_bytes:
+    groups = group_layers(shard, engine, max_model_len)
+    state_bytes = linear_state_bytes(shard)
+    # A model of linear attention only has no per-token cost; a block then is one request with its state.
+    block_size = engine.block_size if groups.block_bytes_per_token else max_model_len
+    block_bytes = groups.block_bytes_per_token * block_size or state_bytes
+    whole_bytes = block_bytes + groups.pool_ratio * groups.window_bytes_per_token * block_size
+    num_blocks = engine.num_gpu_blocks if engine.num_gpu_blocks is not None else int(pool // whole_bytes)
+    num_window_blocks = int(num_blocks * groups.pool_ratio)
+    if num_blocks < 1 or (groups.pool_ratio and num_window_blocks < 1) or weights > device.memory_bytes:
         asked = f"{shard.model.name} in {shard.precision.weights} over tp = {shard.tp}, pp = {shard.parallelism.pp}"
         raise InputError(
             f"{asked} does not fit {device.title}: weights {format_bytes(weights)}, activations "
@@ -231,10 +327,14 @@ def plan_memory(shard: Shard, device: Device, engine: EngineSettings, max_model_
         weight_bytes=weights,
         activation_bytes=activations,
         reserved_bytes=reserve,
-        kv_cache_bytes=num_blocks * block_bytes,
-        kv_bytes_per_token=token_bytes,
+        kv_cache_bytes=num_blocks * block_bytes + num_window_blocks * block_size * groups.window_bytes_per_token,
+        kv_bytes_per_token=groups.bytes_per_token,
         state_bytes_per_request=state_bytes,
         block_size=block_size,
         num_blocks=num_blocks,
-        blocks_per_request=-int(-state_bytes // block_bytes) if token_bytes else 0,
+        blocks_per_request=-int(-state_bytes // block_bytes) if groups.block_bytes_per_token else 0,
+        window_tokens=groups.window_tokens,
+        num_groups=groups.num_groups,
+        num_window_groups=groups.num_window_groups,
+        num_window_blocks=num_window_blocks,
     )

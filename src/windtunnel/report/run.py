@@ -136,6 +136,7 @@ def _fleet_rows(summary: Summary) -> list[tuple[str, str]]:
                 f"{counted(fleet.num_retried_requests, 'request was', 'requests were')} sent again, "
                 f"{counted(fleet.num_retries, 'time')} in all; "
                 f"{duration(fleet.lost_step_s)} of steps lost"
+                + (f", {fleet.num_discarded_tokens:,} tokens streamed twice" if fleet.num_discarded_tokens else "")
             ),
         ),
     ]

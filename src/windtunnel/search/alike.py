@@ -122,6 +122,8 @@ def _same(done: Done, server: Server, stream: Stream) -> bool:
         return True
     if server.setup.engine.enable_prefix_caching and stream.unit.prefixes is not None:
         return False
+    if ours.window_tokens:
+        return False
     whole = stream.unit.input_tokens + stream.unit.output_tokens
     longest = -(-int(whole.max()) // ours.block_size) + ours.blocks_per_request
     return done.blocks + longest + done.running < min(ours.num_blocks, theirs.num_blocks)

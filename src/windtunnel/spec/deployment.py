@@ -168,6 +168,9 @@ class KvTier(Noun):
             raise ValueError("a KV tier cannot be named 'device': that is the pool above all tiers")
 
 
+WindowKv = Literal["full", "shared_pool", "own_pool"]
+
+
 class EngineSettings(Noun):
     """A serving engine. `None` takes the default of that engine and version on that device, from the catalog.
 
@@ -205,6 +208,14 @@ class EngineSettings(Noun):
     """Tokens of one KV block [page_size, tokens_per_block]."""
     num_gpu_blocks: int | None = None
     """KV blocks of one rank; None plans them from memory."""
+    window_kv: WindowKv | None = None
+    """What layers with a sliding window keep of a request: `full`, every token, as other layers do
+    [disable-hybrid-kv-cache-manager, disable-hybrid-swa-memory, no max_attention_window]; `shared_pool`, what the next
+    token sees, in groups of layers that share one pool with the others (vLLM); `own_pool`, the same in a pool of their
+    own (SGLang, TensorRT-LLM)."""
+    window_pool_ratio: float | None = None
+    """Tokens of the windows' own pool for each token of the other layers' [swa-full-tokens-ratio]; None: the window's
+    length over `max_model_len`."""
     gpu_memory_utilization: float | None = None
     """Share of the device's memory that the engine may use [mem_fraction_static, kv_cache_free_gpu_mem_fraction]."""
     memory_fraction_of_free: bool | None = None
@@ -271,6 +282,8 @@ class EngineSettings(Noun):
             batch_wait_max_tokens_ratio=self.batch_wait_max_tokens_ratio,
             schedule_conservativeness=self.schedule_conservativeness,
         )
+        if self.window_pool_ratio is not None and not 0 < self.window_pool_ratio <= 1:
+            raise ValueError(f"window_pool_ratio is {self.window_pool_ratio}; more than 0 and at most 1 is needed")
         if self.gpu_memory_utilization is not None and not 0 < self.gpu_memory_utilization <= 1:
             raise ValueError(
                 f"gpu_memory_utilization is {self.gpu_memory_utilization}; more than 0 and at most 1 is needed"
@@ -397,6 +410,9 @@ class Faults(Noun):
     scheduled: tuple[Fault, ...] = ()
     retry_s: float = 1.0
     """From a failure until the router has noticed and sends its requests to other replicas."""
+    retry: Literal["resume", "start_over"] = "resume"
+    """What is sent again: the prompt with what had been streamed, which goes on from there (NVIDIA Dynamo's request
+    migration), or the prompt alone, as a client does that sends its request anew."""
 
     def __post_init__(self) -> None:
         if (self.device_mtbf_s is None) != (self.mttr_s is None):

@@ -37,6 +37,8 @@ class EngineDefaults(Noun):
     default_version: str
     versions: tuple[VersionDefaults, ...]
     sources: dict[str, str] = {}
+    window_architectures: tuple[str, ...] | None = None
+    """The model types whose windows are kept as `window_kv` says, others in full; None: all."""
 
 
 class SchedulerDefaults(Noun):
@@ -73,7 +75,7 @@ def with_defaults(settings: EngineSettings, device: Device, calibrated: HostOver
     `calibrated` overheads replace the default ones; what `settings` says itself stays.
 
     Fields that have no default anywhere (`max_model_len`, `num_gpu_blocks`, `cudagraph_sizes`, `moe_backend`,
-    `kv_tiers`) stay `None`.
+    `kv_tiers`, `window_pool_ratio`) stay `None`.
 
     Raises:
         InputError: an unknown engine or scheduler, or a version older than any that the catalog describes.
@@ -105,6 +107,35 @@ def with_defaults(settings: EngineSettings, device: Device, calibrated: HostOver
             f"scheduling_policy lpm is SGLang's; the scheduler is {resolved.scheduler}", "known here: fcfs, priority"
         )
     return resolved
+
+
+def with_windows(given: EngineSettings, resolved: EngineSettings, architecture: str) -> EngineSettings:
+    """`resolved` with `window_kv` as the engine has it for models of that `architecture`, unless it was `given`.
+
+    Schedulers other than the engines' own keep every token of every layer.
+
+    Raises:
+        InputError: the scheduler has no such pool.
+    """
+    kept = resolved.window_kv
+    only = engine_defaults(resolved.name).window_architectures
+    if given.window_kv is None and only is not None and architecture not in only:
+        kept = "full"
+    if resolved.scheduler not in ENGINE_SCHEDULERS:
+        if given.window_kv not in (None, "full"):
+            raise InputError(
+                f"the scheduler {resolved.scheduler} keeps every token of every layer; engine.window_kv is "
+                f"{given.window_kv}",
+                "leave engine.window_kv out",
+            )
+        kept = "full"
+    elif kept == "shared_pool" and resolved.scheduler != "vllm_v1":
+        raise InputError(
+            f"window_kv shared_pool is vLLM's; the scheduler is {resolved.scheduler}", "known here: full, own_pool"
+        )
+    elif kept == "own_pool" and resolved.scheduler == "vllm_v1":
+        raise InputError("window_kv own_pool is not vLLM's", "known here: full, shared_pool")
+    return msgspec.structs.replace(resolved, window_kv=kept)
 
 
 LEAST_WHOLE_PROMPT_TOKENS = 2048

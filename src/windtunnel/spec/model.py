@@ -117,6 +117,8 @@ class ModelSpec(Noun):
     lm_head_bias: bool = False
     learned_positions: int = 0
     """Rows of a table of learned positions (GPT-2, OPT); 0 where positions are rotated or biased."""
+    architecture: str = ""
+    """`model_type` of its config.json where layers have a sliding window: engines keep windows of some types only."""
     precision: Precision = Precision()
     """Formats of the published checkpoint, read from its quantisation config."""
 

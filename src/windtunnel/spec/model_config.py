@@ -78,6 +78,7 @@ def model_from_config(config: Mapping[str, Any], name: str, quant_config: Mappin
         norm_bias=architecture.norm_bias,
         lm_head_bias=reader.rule(architecture.lm_head_bias),
         learned_positions=_learned_positions(reader, architecture),
+        architecture=reader.model_type if any(_has_window(attention) for attention, _ in layers) else "",
         precision=precision_from_config(reader.raw.get("quantization_config"), quant_config, layers, name),
     )
 
@@ -277,6 +278,10 @@ def _windows(reader: _Reader, architecture: Architecture, types: list[str]) -> l
         "sliding_window_pattern", "global_attn_every_n_layers", default=architecture.full_attention_every or 0
     )
     return [None if every and (index + 1) % every == 0 else window for index in range(len(types))]
+
+
+def _has_window(attention: Attention) -> bool:
+    return isinstance(attention, GroupedQueryAttention) and attention.window_tokens is not None
 
 
 def _grouped_query(reader: _Reader, architecture: Architecture, window: int | None) -> GroupedQueryAttention:

@@ -11,7 +11,7 @@ from windtunnel.errors import InputError
 from windtunnel.spec import catalog
 from windtunnel.spec.calibration import NONE, Calibration, calibration_for
 from windtunnel.spec.deployment import Deployment, EngineSettings, Parallelism, Pool, Profile
-from windtunnel.spec.engine_defaults import overlay, whole_prompt_tokens, with_defaults
+from windtunnel.spec.engine_defaults import overlay, whole_prompt_tokens, with_defaults, with_windows
 from windtunnel.spec.hardware import Device, Node
 from windtunnel.spec.model import ExpertsFeedForward, GatedDeltaAttention, GroupedQueryAttention, ModelSpec
 from windtunnel.spec.network import ClusterNetwork
@@ -159,6 +159,7 @@ def resolve(scenario: Scenario, allow_download: bool = False) -> Setup:
     chosen = calibration_for(engine.name, device.name, str(engine.version), wanted)
     if chosen.calibration is not None:
         engine = with_defaults(deployment.engine, device, chosen.calibration.host)
+    engine = with_windows(deployment.engine, engine, model.architecture)
     max_model_len = engine.max_model_len or model.max_context_tokens
     engine = whole_prompt_tokens(deployment.engine, engine, max_model_len)
     setup = Setup(
