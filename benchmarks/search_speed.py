@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from windtunnel.search.answers import ratio
 from windtunnel.search.bench import Bench
 from windtunnel.search.capacity import CHECKS, TOLERANCE, capacity, served_at_once
 from windtunnel.search.executors import ExecutorName
@@ -21,6 +22,7 @@ from windtunnel.search.limits import parse_limits
 from windtunnel.search.load import stream_of
 from windtunnel.search.optimize import HERE, Means, Study, search
 from windtunnel.search.probe import probe
+from windtunnel.search.scores import score
 from windtunnel.search.space import Space, scenario_at, space_from
 from windtunnel.search.store import Store
 
@@ -47,6 +49,69 @@ SCANNED = [
 SCAN_STEP = 0.002
 
 
+SEEDS = (0, 1, 2)
+SMALLER: dict[str, dict[str, Any]] = {
+    "70B, code, tp x pp, requests/$": {
+        "model": "meta-llama/Llama-3.1-70B",
+        "trace": "azure2023_code",
+        "vary": {
+            "device": ["h100_sxm", "a100_sxm", "h200_sxm"],
+            "tp": [1, 2, 4, 8],
+            "pp": [1, 2, 4],
+            "quant": ["bf16", "fp8"],
+            "max_num_batched_tokens": [512, 1024, 2048, 4096, 8192, 16384],
+            "max_num_seqs": [16, 32, 64, 128, 256, 512],
+        },
+        "limits": {"ttft_p90": "2s", "itl_p99": "100ms"},
+        "objective": "requests_per_usd",
+    },
+    "MoE, SGLang, tokens/s/device": {
+        "model": "Qwen/Qwen3-30B-A3B",
+        "trace": "azure2023_conv",
+        "vary": {
+            "engine": ["sglang"],
+            "device": ["h100_sxm", "h200_sxm"],
+            "tp": [1, 2, 4],
+            "attention_dp": [1, 2],
+            "kv_cache": ["bf16", "fp8"],
+            "gpu_memory_utilization": [0.7, 0.8, 0.9],
+            "max_num_batched_tokens": [1024, 2048, 4096, 8192],
+            "max_num_seqs": [16, 32, 64, 128, 256],
+        },
+        "limits": {"ttft_p99": "2s", "tpot_p90": "25ms"},
+        "objective": "output_tokens_per_s_per_device",
+    },
+    "pools and whole, $ per M tokens": {
+        "model": "meta-llama/Llama-3.1-8B",
+        "trace": "azure2023_conv",
+        "vary": {
+            "device": ["h100_sxm", "l40s"],
+            "split": {
+                "whole": {"replicas": 1},
+                **{
+                    f"{prefill}+{decode}": {
+                        "deployment.pools": [
+                            {"name": "p", "role": "prefill", "replicas": prefill},
+                            {"name": "d", "role": "decode", "replicas": decode},
+                        ]
+                    }
+                    for prefill in (1, 2)
+                    for decode in (1, 2, 3)
+                },
+            },
+            "tp": [1, 2],
+            "quant": ["bf16", "fp8"],
+            "max_num_batched_tokens": [512, 2048, 8192],
+            "max_num_seqs": [16, 64, 128, 256],
+        },
+        "limits": {"ttft_p90": "1s", "tpot_p99": "30ms"},
+        "objective": "usd_per_million_output_tokens",
+        "num_requests": 2000,
+    },
+}
+"""Further spaces that strategies are tried on."""
+
+
 def space_of(vary: dict[str, Any], **more: Any) -> Space:
     """The benchmark's space; `more` replaces its fields."""
     raw = {
@@ -70,7 +135,7 @@ def timed(space: Space, means: Means = HERE) -> tuple[Study, float, float]:
     return study, time.process_time() - cpu_s, time.perf_counter() - wall_s
 
 
-def speed() -> Study:
+def speed() -> None:
     space = space_of(WHOLE)
     study, cpu_s, _ = timed(space)
     found = study.found[0]
@@ -79,19 +144,47 @@ def speed() -> Study:
     print(f"{space.num_points:,} deployments x 1,000 requests on one processor: {cpu_s:.1f} CPU s")
     print(f"  {count.num_runs:,} runs, {count.num_alike:,} deployments that serve as a neighbour does")
     print(f"  {1e3 * cpu_s / space.num_points:.2f} ms a deployment")
-    return study
 
 
-def strategies(whole: Study) -> None:
-    """Score of the best point against the exhaustive one's, and requests simulated against its."""
-    best = max(one.figures.get("requests_per_usd", 0.0) for one in whole.found[0].evaluations.values())
-    for strategy in ("halving", "tpe"):
-        study, cpu_s, _ = timed(space_of(WHOLE, strategy=strategy))
-        found = study.found[0]
-        value = max(one.figures.get("requests_per_usd", 0.0) for one in found.evaluations.values())
-        requests = study.count.num_requests / whole.count.num_requests
-        took = f"{requests:.1%} of the simulated requests; {cpu_s:.1f} CPU s"
-        print(f"{strategy}: {value / best:.4f} of the best with {took}")
+def spaces() -> dict[str, Space]:
+    """Spaces that strategies are tried on, by name."""
+    found = {"8B, conversations, requests/$": space_of(WHOLE)}
+    for name, told in SMALLER.items():
+        raw = msgspec.to_builtins(space_of({"tp": [1]}).scenario)
+        raw["model"], raw["workload"]["trace"] = told["model"], {"path": told["trace"]}
+        raw["workload"]["num_requests"] = told.get("num_requests", 1000)
+        found[name] = space_from({**raw, **{key: told[key] for key in ("vary", "limits", "objective")}})
+    return found
+
+
+def strategies() -> None:
+    """What each strategy finds and simulates, against asking all: over several spaces and seeds of their requests."""
+    print("| space | points | seed | strategy | found, of the best | requests | runs | points run in full | CPU s |")
+    print("|---|---|---|---|---|---|---|---|---|")
+    for name, space in spaces().items():
+        for seed in SEEDS:
+            whole, whole_s, _ = timed(msgspec.structs.replace(space, seed=seed))
+            print(f"| {name} | {space.num_points:,} | {seed} | exhaustive | | | | | {whole_s:.1f} |", flush=True)
+            for strategy in ("halving", "tpe"):
+                study, cpu_s, _ = timed(msgspec.structs.replace(space, seed=seed, strategy=strategy))
+                shares = (
+                    ratio(best_of(study), best_of(whole)),
+                    study.count.num_requests / whole.count.num_requests,
+                    study.count.num_runs / whole.count.num_runs,
+                    whole_streams(study) / whole_streams(whole),
+                )
+                shown = " | ".join(f"{share:.1%}" for share in shares)
+                print(f"| | | | {strategy} | {shown} | {cpu_s:.1f} |", flush=True)
+
+
+def best_of(study: Study) -> float:
+    """The best score with the first stream of requests."""
+    return max(score(one, study.space.objective) for one in study.found[0].evaluations.values())
+
+
+def whole_streams(study: Study) -> int:
+    """Points that met all requests."""
+    return sum(not one.refused for one in study.found[0].evaluations.values())
 
 
 def scan() -> None:
@@ -187,10 +280,12 @@ def layouts() -> None:
 
 
 if __name__ == "__main__":
-    parts = sys.argv[1:] or ["speed", "scan", "workers", "layouts"]
+    parts = sys.argv[1:] or ["speed", "strategies", "scan", "workers", "layouts"]
     print(f"{os.cpu_count()} processors, load {os.getloadavg()[0]:.1f}")
     if "speed" in parts:
-        strategies(speed())
+        speed()
+    if "strategies" in parts:
+        strategies()
     if "scan" in parts:
         scan()
     if "workers" in parts:

@@ -1,22 +1,15 @@
 """Command lines of servers, read and written."""
 
-import json
-import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
 from windtunnel.errors import InputError
-from windtunnel.interop.launch_commands import (
-    FLAGS,
-    other_options,
-    read_launch_command,
-    trtllm_file,
-    write_launch_command,
-)
-from windtunnel.interop.launch_scripts import helm_chart, kubernetes_manifests, launch_script
+from windtunnel.interop.launch_commands import other_options, read_launch_command
+from windtunnel.interop.launch_flags import FLAGS
+from windtunnel.interop.launch_scripts import kubernetes_manifests, launch_script
+from windtunnel.interop.launch_writing import trtllm_file, write_launch_command
 from windtunnel.spec.deployment import EngineSettings, Parallelism
 from windtunnel.spec.noun import decode
 from windtunnel.spec.scenario import scenario_from
@@ -199,34 +192,6 @@ def test_pools_are_written_as_servers_of_their_own() -> None:
     assert [one["spec"]["replicas"] for one in deployments] == [2, 1]
     limits = [one["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"] for one in deployments]
     assert limits == [{"nvidia.com/gpu": 1}, {"nvidia.com/gpu": 2}]
-
-
-@pytest.mark.parametrize("engine", ["vllm", "trtllm"])
-def test_the_chart_says_what_the_manifests_say(engine: str) -> None:
-    """Filled in as Helm does (a Go template whose only function is toJson), it is the same documents."""
-    pools = [{"name": "pre-fill", "role": "prefill"}, {"name": "decode", "role": "decode", "replicas": 3}]
-    for deployment in ({}, {"pools": pools}):
-        scenario = scenario_from(
-            {
-                "model": "llama-3.1-8b",
-                "deployment": {"device": "h100_sxm", "engine": {"name": engine, "max_num_seqs": 64}, **deployment},
-                "workload": {"arrivals": {"type": "burst"}, "input_tokens": 8, "output_tokens": 8, "num_requests": 1},
-            }
-        )
-        version = {engine: "1.0"}
-        chart = helm_chart(scenario, version)
-        values = yaml.safe_load(chart["values.yaml"])
-
-        def filled(match: re.Match[str], values: dict[str, Any] = values) -> str:
-            return json.dumps(values[match[1]][match[2]])
-
-        template = chart["templates/servers.yaml"]
-        text = re.sub(r"\{\{ \.Values\.(\w+)\.(\w+) \| toJson \}\}", filled, template)
-        assert "{{" in template
-        assert "{{" not in text
-        assert list(yaml.safe_load_all(text)) == list(yaml.safe_load_all(kubernetes_manifests(scenario, version)))
-        assert yaml.safe_load(chart["Chart.yaml"])["apiVersion"] == "v2"
-        assert [server["replicas"] for server in values.values()] == ([1, 3] if deployment else [1])
 
 
 PUBLISHED = [

@@ -48,6 +48,7 @@ result_options = all_of(
         metavar="FOLDER",
         help="Write requests.parquet, steps.parquet, series.parquet, summary.json and the resolved scenario.yaml.",
     ),
+    option("--html", section=_OUTPUT, type=click.Path(path_type=Path), metavar="FILE", help="Write a page."),
     option(
         "--timeline",
         section=_OUTPUT,
@@ -87,6 +88,7 @@ def command(
     scenario: Path | None,
     from_command: str | None,
     out: Path | None,
+    html: Path | None,
     timeline: Path | None,
     timeline_events: int | None,
     vidur_metrics: Path | None,
@@ -104,7 +106,7 @@ def command(
     windtunnel simulate --from-command "vllm serve llama-3.1-8b -tp 2 --max-num-seqs 64" \\
         --device h100_sxm --rate 8 --input-tokens 1024 --output-tokens 256
     """
-    from windtunnel.interop.chrome_trace import check_file
+    from windtunnel.interop.timeline_file import check_file
     from windtunnel.interop.vidur_metrics import check_metrics_file, request_metrics, write_request_metrics
     from windtunnel.report.files import check_folder, write_run
 
@@ -122,8 +124,10 @@ def command(
     # Loading the engine takes most of a second; wrong input is answered before.
     from windtunnel.cli.progress import progress
     from windtunnel.engine.run import simulate
+    from windtunnel.interop.text_file import write_text
     from windtunnel.report.documents import as_text, run_document
     from windtunnel.report.run import run_report
+    from windtunnel.report.run_page import run_page
     from windtunnel.report.tables import show
 
     with progress() as callback:
@@ -133,6 +137,9 @@ def command(
     if out is not None:
         write_run(result, out)
         click.echo(f"wrote {out}", err=True)
+    if html is not None:
+        write_text(html, run_page(result))
+        click.echo(f"wrote {html}", err=True)
     if vidur_metrics is not None:
         columns = request_metrics(result.requests, result.steps, result.setup, result.scenario.deployment.most_replicas)
         write_request_metrics(vidur_metrics, columns)

@@ -36,6 +36,7 @@ job_options = all_of(
     option("--recompute", section=_SPLIT, metavar="HOW", help="none, selective or full.  [none]"),
     option("--search", section=_OUTPUT, is_flag=True, help="Try every layout of the devices; show the fastest."),
     option("--explain", section=_OUTPUT, is_flag=True, help="Show one micro-batch task by task too."),
+    option("--html", section=_OUTPUT, type=click.Path(path_type=Path), metavar="FILE", help="Write a page."),
     option(
         "--timeline",
         section=_OUTPUT,
@@ -64,6 +65,7 @@ def command(
     job: Path | None,
     search: bool,
     explain: bool,
+    html: Path | None,
     timeline: Path | None,
     overwrite: bool,
     settings: tuple[str, ...],
@@ -80,7 +82,7 @@ def command(
     windtunnel train job.yaml --search
     """
     from windtunnel.cli.options import assignments
-    from windtunnel.interop.chrome_trace import check_file
+    from windtunnel.interop.timeline_file import check_file
     from windtunnel.spec.shorthand import JOB_PATHS
     from windtunnel.spec.training import job_of, resolve
 
@@ -98,11 +100,13 @@ def command(
     from windtunnel.engine.remedies import remedies
     from windtunnel.engine.training import simulate_with, training_prices
     from windtunnel.engine.training_costs import explain_tasks
+    from windtunnel.interop.text_file import write_text
     from windtunnel.ops.training import Rank
     from windtunnel.report.documents import as_text
     from windtunnel.report.tables import show
     from windtunnel.report.training import tasks_report, training_report
     from windtunnel.report.training_document import training_document
+    from windtunnel.report.training_page import training_page
 
     prices = training_prices(setup)
     result = simulate_with(setup, prices)
@@ -110,6 +114,9 @@ def command(
     run = campaign(result)
     if timeline is not None:
         _write_timeline(result, timeline)
+    if html is not None:
+        write_text(html, training_page(result, run))
+        click.echo(f"wrote {html}", err=True)
     if as_json:
         click.echo(as_text(training_document(result, run, tasks)))
         return

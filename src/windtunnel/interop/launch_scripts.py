@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from windtunnel.interop.launch_commands import trtllm_file, write_launch_command
+from windtunnel.interop.launch_writing import says_drafts, trtllm_file, write_launch_command
 from windtunnel.spec import catalog
 from windtunnel.spec.deployment import Deployment
 from windtunnel.spec.scenario import Scenario, pool_scenario
@@ -169,7 +169,8 @@ def _formats(scenario: Scenario) -> tuple[str | None, str | None]:
 
 
 def _words(scenario: Scenario, deployment: Deployment) -> tuple[str, ...]:
-    words = write_launch_command(scenario.model, deployment.parallelism, deployment.engine, *_formats(scenario))
+    model = catalog.model(scenario.model).name
+    words = write_launch_command(model, deployment.parallelism, deployment.engine, *_formats(scenario))
     has_file = deployment.engine.name == "trtllm" and _trtllm(scenario, deployment)
     return (*words, "--config", TRTLLM_FILE) if has_file else words
 
@@ -184,9 +185,19 @@ def _unsaid(scenario: Scenario, deployment: Deployment) -> list[str]:
     weights = _formats(scenario)[0]
     if weights is not None and "--quantization" not in _words(scenario, deployment):
         found.append(f"name a checkpoint with {weights} weights: the engine does not make one of {scenario.model}")
-    if engine.speculative is not None:
-        drafts = engine.speculative
+    drafts, split = engine.speculative, deployment.parallelism
+    if drafts is not None and not says_drafts(engine.name, drafts):
         found.append(f"add speculative decoding: {drafts.method}, {drafts.num_draft_tokens} draft tokens a step")
+    if engine.name == "trtllm" and split.attention_dp > 1 and split.tp > 1:
+        found.append(
+            f"TensorRT-LLM cannot split attention over tp = {split.tp} within attention_dp = {split.attention_dp}: the "
+            f"command has attention_dp = {split.tp * split.attention_dp}"
+        )
+    if engine.name == "vllm" and split.ep not in (1, split.tp * split.attention_dp):
+        found.append(
+            f"vLLM spreads experts over all {split.tp * split.attention_dp} ranks or none: the command does not have "
+            f"ep = {split.ep}"
+        )
     node = catalog.node(deployment.node) if deployment.node else catalog.default_node(catalog.device(deployment.device))
     if deployment.parallelism.num_devices > node.num_devices:
         found.append(f"a replica takes more than one node of {node.num_devices} devices: start it on each of them")

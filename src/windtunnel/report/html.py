@@ -95,3 +95,9 @@ def cards(facts: Iterable[tuple[str, str]]) -> str:
     """(value, what it is) pairs as large numbers."""
     parts = (f'<div class="card"><b>{escape(value)}</b><span>{escape(name)}</span></div>' for value, name in facts)
     return f'<div class="cards">{"".join(parts)}</div>'
+
+
+def facts(rows: Sequence[tuple[str, str]]) -> str:
+    """Names and what belongs to them."""
+    parts = "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in rows)
+    return f"<dl>{parts}</dl>"

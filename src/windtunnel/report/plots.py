@@ -256,6 +256,61 @@ def bar_chart(
     return "\n".join([*parts, "</svg>"])
 
 
+@dataclass(frozen=True)
+class Bar:
+    """A stretch of a lane."""
+
+    lane: int
+    """From 0, the topmost."""
+    begin: float
+    end: float
+    kind: str
+    """Decides the colour; stands in the legend."""
+    title: str
+    """Shown where the pointer rests."""
+
+
+def lanes(labels: Sequence[str], bars: Sequence[Bar], axis: Axis, width: int = 1100) -> str:
+    """What happens in each lane when: a bar for each stretch, over a common axis.
+
+    Args:
+        labels: of the lanes.
+        bars: of any order; those of one lane should not overlap.
+        axis: of time, from the first begin or `axis.low`.
+        width: in pixels of the page.
+    """
+    line = max(6, min(22, 640 // max(len(labels), 1)))
+    kinds = list(dict.fromkeys(bar.kind for bar in bars))
+    legend = _legend_rows([Series(kind, (), (), colour=COLOURS[place]) for place, kind in enumerate(kinds)], width)
+    left, end, top = 90, width - 12, _TOP + _LEGEND_LINE * len(legend)
+    height = top + line * len(labels) + _BOTTOM
+    across = _Scale.over(axis, [moment for bar in bars for moment in (bar.begin, bar.end)], left, end)
+    parts = [
+        f'<svg viewBox="0 0 {width} {height}" width="{width}" role="img" xmlns="http://www.w3.org/2000/svg" {_FONT}>',
+        *_legend(legend),
+    ]
+    every = max(1, -(-12 // line))
+    for place, label in enumerate(labels):
+        if place % every == 0:
+            y = top + line * place + line / 2 + 4
+            parts.append(
+                f'<text x="{left - 6}" y="{y:.1f}" text-anchor="end" fill="currentColor">{escape(label)}</text>'
+            )
+    for value, text in _labelled(across.ticks()):
+        at = across(value)
+        parts.append(f'<path d="M{at:.1f} {top}V{height - _BOTTOM}" stroke="currentColor" stroke-opacity=".12"/>')
+        parts.append(f'<text x="{at:.1f}" y="{height - _BOTTOM + 15}" {_MIDDLE}>{text}</text>')
+    for bar in bars:
+        x, y = across(bar.begin), top + line * bar.lane + 1
+        shape = f'x="{x:.1f}" y="{y}" width="{max(across(bar.end) - x, 0.3):.1f}" height="{line - 2}"'
+        colour = COLOURS[kinds.index(bar.kind)]
+        parts.append(
+            f'<rect {shape} fill="{colour}" stroke="Canvas" stroke-width=".4"><title>{escape(bar.title)}</title></rect>'
+        )
+    parts.append(f'<text x="{(left + end) / 2}" y="{height - 10}" {_MIDDLE}>{escape(axis.label)}</text>')
+    return "\n".join([*parts, "</svg>"])
+
+
 def shortened(label: str) -> str:
     """A label of 36 characters at most: the middle of a longer one is left out."""
     return label if len(label) <= 36 else f"{label[:22]}…{label[-13:]}"

@@ -14,7 +14,7 @@ from windtunnel.errors import WindtunnelError
 from windtunnel.interop.launch_scripts import helm_chart, kubernetes_manifests, launch_script
 from windtunnel.interop.megatron_script import megatron_script
 from windtunnel.report.documents import as_text
-from windtunnel.report.html import Section, cards, page, paragraph, table
+from windtunnel.report.html import Cell, Section, cards, page, paragraph, table
 from windtunnel.report.search import (
     FIGURE_TITLES,
     JOB_FIGURES,
@@ -36,6 +36,7 @@ from windtunnel.report.search import (
 )
 from windtunnel.report.tables import number, percent
 from windtunnel.search.answers import frontier, job_of, label_of, scenario_of, sensitivity
+from windtunnel.search.evaluate import Evaluation
 from windtunnel.search.limits import METRICS, limits_from
 from windtunnel.search.optimize import Found, Study
 from windtunnel.search.scores import is_more_better
@@ -113,15 +114,18 @@ def space_line(space: Space) -> str:
 
 def found_sections(study: Study, found: Found, best: str) -> list[Section]:
     """What was found under one workload: the best points, as `best` shows them, all points, settings, refusals."""
-    name = f"{found.workload}: " if found.workload is not None else ""
-    sections = [Section(f"{name}the best points", best)]
+    sections = [Section(_named(found, "The best points"), best)]
     if found.ranking:
-        sections.append(Section(f"{name}every point that holds the limits", _plot(study, found)))
-        sections.append(Section(f"{name}what each setting is worth", _effects(study, found)))
+        sections.append(Section(_named(found, "Every point that holds the limits"), _plot(study, found)))
+        sections.append(Section(_named(found, "What each setting is worth"), _effects(study, found)))
     rows = [(reason, f"{len(points):,}") for reason, points in found.refusals.items()]
     if rows:
-        sections.append(Section(f"{name}what cannot be", table(("reason", "points"), rows[:200])))
+        sections.append(Section(_named(found, "What cannot be"), table(("reason", "points"), rows[:200])))
     return sections
+
+
+def _named(found: Found, heading: str) -> str:
+    return heading if found.workload is None else f"{found.workload}: {heading[:1].lower()}{heading[1:]}"
 
 
 def _best(report: SearchReport, at: int, found: Found) -> str:
@@ -144,27 +148,31 @@ def _best(report: SearchReport, at: int, found: Found) -> str:
 
 def best_table(study: Study, found: Found, top: int) -> str:
     """The best points with their figures."""
-    titles = [FIGURE_TITLES.get(name, f"{name.replace('_', ' ')} [s]") for name in SHOWN_FIGURES]
-    heads = ("point", "load", *titles, "limited by")
-    rows = []
+    heads = ("point", "load", *map(figure_title, SHOWN_FIGURES), "limited by")
+    rows: list[tuple[str | Cell, ...]] = []
     for index in found.ranking[:top]:
         one = mean_of(found.seeds.get(index, [found.evaluations[index]]))
         rows.append(
             (
                 study.point(index).title,
                 number(one.load),
-                *(figure_text(one, name) for name in SHOWN_FIGURES),
+                *(figure_cell(one, name) for name in SHOWN_FIGURES),
                 limit_name(one.limited_by),
             )
         )
     return table(heads, rows)
 
 
+def figure_cell(one: Evaluation, name: str) -> Cell:
+    """A figure with its unit, sorted by its value."""
+    return Cell(figure_text(one, name), one.figures.get(name))
+
+
 def _best_jobs(report: SearchReport, found: Found) -> str:
     study = report.study
     names = [name for name in JOB_FIGURES if name in found.evaluations[found.ranking[0]].figures]
-    rows = [
-        (study.point(index).title, *(figure_text(found.evaluations[index], name) for name in names))
+    rows: list[tuple[str | Cell, ...]] = [
+        (study.point(index).title, *(figure_cell(found.evaluations[index], name) for name in names))
         for index in found.ranking[: report.top]
     ]
     best = found.evaluations[found.ranking[0]]
@@ -213,11 +221,8 @@ def _plot(study: Study, found: Found) -> str:
 
 def plot_title(name: str) -> str:
     """A figure as an axis calls it."""
-    metric, _, statistic = name.partition("_")
-    if metric in METRICS:
-        return f"{METRICS[metric]} {statistic} [s]"
-    title = figure_title(name)
-    return f"{title} [s]" if name.endswith("_s") and not name.endswith("_per_s") else title
+    is_time = name.partition("_")[0] in METRICS or (name.endswith("_s") and not name.endswith("_per_s"))
+    return f"{figure_title(name)} [s]" if is_time else figure_title(name)
 
 
 def _rounded(value: float | None) -> float | None:
@@ -226,8 +231,8 @@ def _rounded(value: float | None) -> float | None:
 
 def _frontier(study: Study, found: Found) -> str:
     names = frontier_names(study.space, found)
-    rows = [
-        (study.point(index).title, *(figure_text(found.evaluations[index], name) for name in names))
+    rows: list[tuple[str | Cell, ...]] = [
+        (study.point(index).title, *(figure_cell(found.evaluations[index], name) for name in names))
         for index in frontier(found, names)
     ]
     return table((frontier_title(study.space), *map(figure_title, names)), rows)

@@ -1,5 +1,6 @@
 """How results look on a terminal: plain where stdout is none, without colour where NO_COLOR is set, at any width."""
 
+import os
 import sys
 from collections.abc import Iterable, Sequence
 
@@ -21,9 +22,11 @@ _WIDE = 10_000
 def show(*parts: RenderableType) -> None:
     """Print `parts` to stdout, one below the other; a table whose numbers need more than the terminal's width takes it,
     because rich would else leave columns out.
+
+    Into a pipe or a file nothing is wrapped, so that `grep` finds names whole, unless COLUMNS says how wide it is.
     """
     console = Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
-    given = console.width
+    given = console.width if console.is_terminal or "COLUMNS" in os.environ else _WIDE
     with console.capture() as printed:
         for part in parts:
             console.width = max(given, _least_width(part))
@@ -124,3 +127,9 @@ def formats(precision: Precision) -> str:
     if precision.attention_format != precision.weights:
         words.append(f"{precision.attention_format} attention")
     return ", ".join([*words, f"{precision.kv_cache} KV cache"])
+
+
+def span_text(low: str, high: str) -> str:
+    """`43.4 ms`, `101 ms` as `43.4-101 ms`; both units where they differ."""
+    number_of, _, unit = low.partition(" ")
+    return f"{number_of}\u2013{high}" if unit and unit == high.partition(" ")[2] else f"{low}\u2013{high}"

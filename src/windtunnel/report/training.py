@@ -39,7 +39,7 @@ def training_report(
     if not result.fits:
         parts += ["", *_remedy_lines(result, remedies)]
     if run is not None:
-        parts += ["", title(f"To {number(run.total_tokens / 1e9)} billion tokens"), grid(_run_rows(run))]
+        parts += ["", title(f"To {number(run.total_tokens / 1e9)} billion tokens"), grid(run_rows(run))]
     known = ", ".join(f"{how.value} {percent(seconds / total)}" for how, seconds in sorted(result.by_coverage.items()))
     return [*parts, "", title("Where the operator times come from"), known]
 
@@ -121,7 +121,8 @@ def _remedy_lines(result: TrainingResult, remedies: list[tuple[str, TrainingResu
     return [title(f"It would fit {device.title} with one of"), columns(("change", "step", "memory"), rows)]
 
 
-def _run_rows(run: Campaign) -> list[tuple[str, str]]:
+def run_rows(run: Campaign) -> list[tuple[str, str]]:
+    """What all steps take: time, checkpoints, energy, money."""
     rows = [("steps", f"{run.num_steps:,}"), ("time", f"{duration(run.elapsed_s)}, of it {_goodput(run)}")]
     if run.checkpoint_interval_s:
         each = f"{format_bytes(run.checkpoint_bytes)} every {duration(run.checkpoint_interval_s)}"

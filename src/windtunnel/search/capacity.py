@@ -48,6 +48,7 @@ def capacity(
     tolerance: float = TOLERANCE,
     near: float | None = None,
     checks: int = 0,
+    worth: float | None = None,
 ) -> Capacity:
     """The greatest load of the grid at which `server` holds the limits and its queue does not grow.
 
@@ -63,8 +64,15 @@ def capacity(
         near: a load to begin at, as a neighbour's capacity; None bounds it first.
         checks: how many loads between half of the answer and it must pass too. A percentile that few requests decide
             may be broken at a load and held again at a greater one; the first such load is then the answer's end.
+        worth: a load that must be exceeded. Where the next one of the grid fails, that is the whole answer: a load of
+            0, and that one `beyond`.
     """
     search = _Search(lambda load: probe(server, stream, load, limits), tolerance, stream.is_closed, checks)
+    if worth is not None:
+        first = search.position(worth) + 1
+        if not search.at(first).passes:
+            return Capacity(0.0, None, search.tried[first], search.num_runs)
+        near = max(near or 0.0, search.load(first))
     if near is None and not stream.is_closed:
         most = served_at_once(server, stream)
         near, search.num_runs = FIRST_SHARE * most, 1

@@ -8,25 +8,23 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from windtunnel.engine.pools import Fleet
-from windtunnel.engine.serving import Server, power_model
+from windtunnel.engine.serving import Server
 from windtunnel.errors import InputError
-from windtunnel.kernels import state
-from windtunnel.metrics.summary import SECONDS_PER_HOUR, itl_distribution
+from windtunnel.search.alike import Neighbours
 from windtunnel.search.bench import Bench
 from windtunnel.search.capacity import TOLERANCE, Capacity, capacity
+from windtunnel.search.figures import Deployed, check_budget, figures, load_worth, taken_by
 from windtunnel.search.files import files_digest
 from windtunnel.search.limits import limits_from
-from windtunnel.search.load import Stream, is_closed, stream_of
-from windtunnel.search.probe import Served, probe
-from windtunnel.search.space import Budget, Point, Space, point_at, scenario_at
-from windtunnel.spec import catalog
+from windtunnel.search.load import Stream, stream_of
+from windtunnel.search.probe import probe
+from windtunnel.search.space import Point, Space, point_at, scenario_at
 from windtunnel.spec.deployment import EngineSettings
 from windtunnel.spec.engine_defaults import overlay
 from windtunnel.spec.noun import Noun, decode
-from windtunnel.spec.scenario import Scenario, Setup, pool_scenario, resolve
+from windtunnel.spec.scenario import Scenario, pool_scenario, resolve
 
 
 class Evaluation(Noun):
@@ -37,9 +35,12 @@ class Evaluation(Noun):
     limited_by: str = ""
     """The limit that the next higher load breaks; with a given load, the one that is broken, or nearest."""
     figures: dict[str, float] = {}
-    """At that load, by the names in `FIGURES`; empty where no load is sustained."""
+    """At that load, by the names in `figures.FIGURES`; empty where no load is sustained."""
     holds: bool = False
     """Whether the limits are held at `load`."""
+    beaten_by: float = 0.0
+    """Of a point that is not worth its while: the logarithm of the figure that broke its limit at the load that it
+    should have sustained, over that limit. Nothing else is known of it."""
     num_runs: int = 0
     num_requests: int = 0
     """Simulated in all runs together."""
@@ -55,78 +56,15 @@ class Question(Noun):
     seed: int = 0
     """Which stream of requests; of all points the same."""
     tolerance: float = TOLERANCE
-
-
-FIGURES = {
-    "devices": "devices of the deployment",
-    "usd_per_hour": "of all devices, at list price",
-    "requests_per_s": "answered",
-    "requests_per_usd": "queries per second for a dollar an hour, times 3600",
-    "usd_per_million_output_tokens": "dollars",
-    "output_tokens_per_s": "of the deployment",
-    "output_tokens_per_s_per_device": "of one device",
-    "output_tokens_per_s_per_user": "mean over requests of 1 / TPOT",
-    "output_token_j": "energy of all devices over output tokens",
-    "mean_w": "power of all devices",
-    "busy_fraction": "of the span, in which a replica ran a step",
-    "kv_peak_fraction": "of the KV pool",
-    "num_preemptions": "in the whole run",
-    "stream_over_e2e": "time that arrivals last over the mean end-to-end time; of an open loop",
-    "ttft_mean": "seconds; also p50, p90, p99, and so for tpot, itl, e2e and queueing",
-}
-"""Name -> meaning. What needs a price or a power that nobody knows is absent."""
-
-BOUNDS = ("max_num_seqs", "max_num_batched_tokens", "max_prefill_tokens", "gpu_memory_utilization", "num_gpu_blocks")
-"""Engine settings that bound what a scheduler may do; where neither of two bounds is met, they make no difference."""
-
-
-@dataclass(frozen=True, eq=False)
-class Deployed:
-    """A point as it would be deployed."""
-
-    scenario: Scenario
-    setup: Setup | None
-    """None where the deployment has pools."""
-    takes: "Takes"
-
-
-@dataclass(frozen=True)
-class Takes:
-    """What a deployment takes; None where nobody says."""
-
-    devices: int
-    usd_per_hour: float | None
-    busy_w: float | None
-    """All devices busy."""
-
-
-@dataclass(frozen=True, eq=False)
-class _Done:
-    """An evaluation with what decides whether it is another point's too."""
-
-    engine: EngineSettings
-    settings: state.Settings
-    running: int
-    """Most requests at a time, at the load sustained and at the next, which fails; so the other two."""
-    step_tokens: int
-    blocks: int
-    used_blocks: int
-    """At the load sustained alone."""
-    evaluation: Evaluation
+    worth: float | None = None
+    """The score above which a point is worth its while: where it does not sustain the load that this takes, no other is
+    tried. It counts for objectives that follow from the load alone; None asks every point for its own."""
 
 
 class _Knobs(Noun):
     """Only so that errors name the path."""
 
     engine: EngineSettings
-
-
-@dataclass(eq=False)
-class Neighbours:
-    """What has been found of points that differ in knobs only: where to begin, and what need not be run again."""
-
-    near: float | None = None
-    done: list[_Done] = field(default_factory=list)
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,6 +76,7 @@ class Evaluator:
     streams: dict[Any, Stream] = field(default_factory=dict)
     families: dict[Any, Deployed | InputError] = field(default_factory=dict)
     knobs: dict[bytes, EngineSettings] = field(default_factory=dict)
+    engines: dict[tuple[EngineSettings, EngineSettings], EngineSettings] = field(default_factory=dict)
     digests: dict[Any, bytes] = field(default_factory=dict)
 
     def deployed(self, point: Point, workload: str | None = None) -> Deployed:
@@ -151,12 +90,18 @@ class Evaluator:
         if family.setup is None or not knobs:
             return family
         asked = self._asked(knobs)
-        given = with_settings(family.scenario.deployment.engine, asked)
+        given = self._engine(family.scenario.deployment.engine, asked)
         deployment = msgspec.structs.replace(family.scenario.deployment, engine=given)
         scenario = msgspec.structs.replace(family.scenario, deployment=deployment)
-        return replace(
-            family, scenario=scenario, setup=replace(family.setup, engine=with_settings(family.setup.engine, asked))
-        )
+        setup = replace(family.setup, engine=self._engine(family.setup.engine, asked))
+        return replace(family, scenario=scenario, setup=setup)
+
+    def _engine(self, engine: EngineSettings, asked: EngineSettings) -> EngineSettings:
+        """`with_settings`, once for all families that share them."""
+        key = engine, asked
+        if key not in self.engines:
+            self.engines[key] = with_settings(engine, asked)
+        return self.engines[key]
 
     def _asked(self, knobs: dict[str, Any]) -> EngineSettings:
         """Knobs as settings; every family has the same ones."""
@@ -211,7 +156,12 @@ class Evaluator:
         return self.streams[key]
 
     def evaluate(
-        self, index: int, workload: str | None, question: Question, neighbours: Neighbours | None = None
+        self,
+        index: int,
+        workload: str | None,
+        question: Question,
+        neighbours: Neighbours | None = None,
+        near: float | None = None,
     ) -> Evaluation:
         """The answer of one point, refusal included.
 
@@ -220,6 +170,7 @@ class Evaluator:
             workload: by name; None is the scenario's own.
             question: what is asked.
             neighbours: of points that differ in knobs; this one is added to them.
+            near: a load to begin at, as what the point sustained of fewer requests.
         """
         neighbours = neighbours or Neighbours()
         try:
@@ -228,44 +179,49 @@ class Evaluator:
             server = self.bench.server(deployed.scenario, stream.unit, deployed.setup)
         except InputError as error:
             return Evaluation(refused=error.message)
-        if isinstance(server, Server):
-            known = next((done for done in neighbours.done if _same(done, server, stream)), None)
-            if known is not None:
-                kv_peak = {"kv_peak_fraction": known.used_blocks / _num_blocks(server)} if known.used_blocks else {}
-                found = known.evaluation
-                return msgspec.structs.replace(found, num_runs=0, num_requests=0, figures=found.figures | kv_peak)
-        return self._run(deployed, server, stream, question, neighbours)
+        known = neighbours.answer(server, stream)
+        if known is not None:
+            return known
+        answer = self._at_own_load if self.space.load == "given" else self._at_capacity
+        found, evaluation = answer(deployed, server, stream, question, near or neighbours.near)
+        neighbours.add(server, found, evaluation)
+        return evaluation
 
-    def _run(
-        self, deployed: Deployed, server: Server | Fleet, stream: Stream, question: Question, neighbours: Neighbours
-    ) -> Evaluation:
+    def _at_own_load(
+        self, deployed: Deployed, server: Server | Fleet, stream: Stream, *_: object
+    ) -> tuple[Capacity, Evaluation]:
+        tried = probe(server, stream, stream.own, limits_from(self.space.limits), is_patient=True)
+        assert tried.served is not None, "a patient run is not given up"
+        evaluation = Evaluation(
+            load=stream.own,
+            limited_by=tried.limited_by,
+            figures=figures(deployed, server, tried.served, stream.own if tried.passes else None),
+            holds=tried.passes,
+            num_runs=1,
+            num_requests=stream.unit.num_requests,
+        )
+        return Capacity(stream.own, tried, None, 1), evaluation
+
+    def _at_capacity(
+        self, deployed: Deployed, server: Server | Fleet, stream: Stream, question: Question, near: float | None
+    ) -> tuple[Capacity, Evaluation]:
+        worth = None
+        if question.worth is not None and not stream.is_closed:
+            mean_output = float(stream.unit.output_tokens[stream.unit.num_warmup :].mean())
+            worth = load_worth(self.space.objective, question.worth, deployed.takes, mean_output)
         limits = limits_from(self.space.limits)
-        size = stream.unit.arrival_s.size
-        if self.space.load == "given":
-            tried = probe(server, stream, stream.own, limits, is_patient=True)
-            assert tried.served is not None, "a patient run is not given up"
-            return Evaluation(
-                load=stream.own,
-                limited_by=tried.limited_by,
-                figures=figures(deployed, server, tried.served, stream.own if tried.passes else None),
-                holds=tried.passes,
-                num_runs=1,
-                num_requests=size,
-            )
-        found = capacity(server, stream, limits, question.tolerance, neighbours.near)
+        found = capacity(server, stream, limits, question.tolerance, near, worth=worth)
         served = found.at.served if found.at is not None else None
         evaluation = Evaluation(
             load=found.load,
             limited_by=found.beyond.limited_by if found.beyond is not None else "",
             figures={} if served is None else figures(deployed, server, served, found.load),
             holds=found.load > 0,
+            beaten_by=found.beyond.excess if found.beyond is not None and worth is not None and not found.load else 0.0,
             num_runs=found.num_runs,
-            num_requests=found.num_runs * size,
+            num_requests=found.num_runs * stream.unit.num_requests,
         )
-        neighbours.near = found.load or neighbours.near
-        if isinstance(server, Server) and isinstance(server.settings, state.Settings):
-            neighbours.done.append(_done(server, found, evaluation))
-        return evaluation
+        return found, evaluation
 
     def key(self, index: int, workload: str | None, question: Question) -> str:
         """What decides a point's answer, digested: equal for points that are deployed and asked alike.
@@ -295,169 +251,6 @@ def with_settings(engine: EngineSettings, asked: EngineSettings) -> EngineSettin
     merged = {name: getattr(engine, name) for name in engine.__struct_fields__}
     overlay(merged, msgspec.structs.replace(asked, name=engine.name))
     return EngineSettings(**merged)
-
-
-def check_budget(takes: Takes, budget: Budget) -> None:
-    """Raise InputError where a deployment takes more than `budget` allows."""
-    if budget.devices is not None and takes.devices > budget.devices:
-        raise InputError(f"{takes.devices} devices; the budget is {budget.devices}")
-    if budget.usd_per_hour is not None and (takes.usd_per_hour or 0.0) > budget.usd_per_hour:
-        raise InputError(f"${takes.usd_per_hour:,.2f} an hour; the budget is ${budget.usd_per_hour:,.2f}")
-    if budget.power_w is not None and (takes.busy_w or 0.0) > budget.power_w:
-        raise InputError(f"{takes.busy_w:,.0f} W; the budget is {budget.power_w:,.0f} W")
-
-
-def taken_by(scenario: Scenario) -> Takes:
-    """What the deployment of `scenario` takes."""
-    deployment = scenario.deployment
-    parts = [pool_scenario(scenario, pool).deployment for pool in deployment.pools] or [deployment]
-    prices = [pool.price_usd_per_hour for pool in deployment.pools] or [deployment.price_usd_per_hour]
-    usd_per_hour: float | None = 0.0
-    power_w: float | None = 0.0
-    for part, own in zip(parts, prices, strict=True):
-        device = catalog.device(part.device)
-        price = own if own is not None else device.price_usd_per_hour
-        watts = deployment.busy_w or device.tdp_w
-        usd_per_hour = None if price is None or usd_per_hour is None else usd_per_hour + price * part.num_devices
-        power_w = None if watts is None or power_w is None else power_w + watts * part.num_devices
-    return Takes(deployment.num_devices, usd_per_hour, power_w)
-
-
-def _num_blocks(server: Server) -> int:
-    """KV blocks of one replica."""
-    return server.memory.num_blocks * server.settings.ranks_per_replica
-
-
-def _done(server: Server, found: Capacity, evaluation: Evaluation) -> _Done:
-    assert isinstance(server.settings, state.Settings)
-    steps = [one.served.steps for one in (found.at, found.beyond) if one is not None and one.served is not None]
-    used = int(found.at.served.steps["used_blocks"].max()) if found.at is not None and found.at.served else 0
-    return _Done(
-        engine=server.setup.engine,
-        settings=server.settings,
-        running=max(int(table["num_running"].max()) for table in steps),
-        step_tokens=max(int((table["prefill_tokens"] + table["decode_tokens"]).max()) for table in steps),
-        blocks=max(int(table["used_blocks"].max()) for table in steps),
-        used_blocks=used,
-        evaluation=evaluation,
-    )
-
-
-def _same(done: _Done, server: Server, stream: Stream) -> bool:
-    """Whether a deployment serves both loads that decided `done` step by step as that one did.
-
-    It does where they differ in bounds only that neither met: requests at a time, tokens of a step, KV blocks with room
-    to spare for the longest request and for a block of each running one. SGLang admits by what is free and what is to
-    come, so there all must be equal but the bound on requests.
-    """
-    settings = server.settings
-    if not isinstance(settings, state.Settings):
-        return False
-    ours, theirs = settings, done.settings
-    is_sglang = ours.scheduler == state.SGLANG
-    if _unbounded(ours, is_sglang) != _unbounded(theirs, is_sglang):
-        return False
-    if _unbounded_engine(server.setup.engine) != _unbounded_engine(done.engine):
-        return False
-    if ours.max_num_seqs != theirs.max_num_seqs and done.running >= min(ours.max_num_seqs, theirs.max_num_seqs):
-        return False
-    budgets = ours.max_num_batched_tokens, theirs.max_num_batched_tokens
-    if budgets[0] != budgets[1] and done.step_tokens >= min(budgets):
-        return False
-    if ours.num_blocks == theirs.num_blocks:
-        return True
-    if server.setup.engine.enable_prefix_caching and stream.unit.prefixes is not None:
-        return False
-    whole = stream.unit.input_tokens + stream.unit.output_tokens
-    longest = -(-int(whole.max()) // ours.block_size) + ours.blocks_per_request
-    return done.blocks + longest + done.running < min(ours.num_blocks, theirs.num_blocks)
-
-
-def _unbounded(settings: state.Settings, is_sglang: bool) -> state.Settings:
-    if is_sglang:
-        return settings._replace(max_num_seqs=0)
-    return settings._replace(max_num_seqs=0, max_num_batched_tokens=0, max_prefill_tokens=0, num_blocks=0)
-
-
-def _unbounded_engine(engine: EngineSettings) -> EngineSettings:
-    return msgspec.structs.replace(engine, **dict.fromkeys(BOUNDS))
-
-
-def figures(deployed: Deployed, server: Server | Fleet, served: Served, sustained: float | None) -> dict[str, float]:
-    """The names and values of `FIGURES` that are known.
-
-    Args:
-        deployed, server: what served.
-        served: the run.
-        sustained: the load that the deployment keeps up with. In an open loop rates follow from it and not from the
-            run's span, which ends with a tail that a service does not have.
-    """
-    num_devices, usd_per_hour = deployed.takes.devices, deployed.takes.usd_per_hour
-    span_s = float((served.arrival_s + served.e2e_s).max() - served.arrival_s.min())
-    requests_per_s = served.arrival_s.size / span_s
-    if sustained is not None and not is_closed(deployed.scenario.workload):
-        requests_per_s = sustained
-    output_per_s = float(served.output_tokens.mean()) * requests_per_s
-    found = {
-        "devices": float(num_devices),
-        "requests_per_s": requests_per_s,
-        "output_tokens_per_s": output_per_s,
-        "output_tokens_per_s_per_device": output_per_s / num_devices,
-        "num_preemptions": float(served.num_preemptions),
-    }
-    if not is_closed(deployed.scenario.workload):
-        found["stream_over_e2e"] = served.stream_over_e2e
-    tpot_s = served.values("tpot")
-    if tpot_s.size:
-        found["output_tokens_per_s_per_user"] = float((1.0 / tpot_s[tpot_s > 0]).mean())
-    if usd_per_hour:
-        found["usd_per_hour"] = usd_per_hour
-        found["requests_per_usd"] = requests_per_s * SECONDS_PER_HOUR / usd_per_hour
-        found["usd_per_million_output_tokens"] = usd_per_hour / SECONDS_PER_HOUR / output_per_s * 1e6
-    found |= _use(deployed, server, served, span_s)
-    if "mean_w" in found:
-        found["output_token_j"] = found["mean_w"] / output_per_s
-    for metric in ("ttft", "tpot", "e2e", "queueing"):
-        values = served.values(metric)
-        if values.size:
-            found[f"{metric}_mean"] = float(values.mean())
-            for name, value in zip(STATISTICS, np.percentile(values, STATISTIC_PERCENTS), strict=True):
-                found[f"{metric}_{name}"] = float(value)
-    itl = itl_distribution(served.steps)
-    if itl is not None:
-        found |= {f"itl_{name}": float(getattr(itl, name)) for name in ("mean", *STATISTICS)}
-    return found
-
-
-STATISTICS, STATISTIC_PERCENTS = ("p50", "p90", "p99"), (50, 90, 99)
-
-
-def _use(deployed: Deployed, server: Server | Fleet, served: Served, span_s: float) -> dict[str, float]:
-    """How busy, how full and how warm the devices were."""
-    steps, scenario = served.steps, deployed.scenario
-    if isinstance(server, Server):
-        parts = [(scenario, server.setup, server.memory, server.settings.ranks_per_replica)]
-    else:
-        parts = [
-            (pool_scenario(scenario, one.pool), one.setup, one.memory, one.settings.ranks_per_replica)
-            for one in server.parts
-        ]
-    first, busy_s, slots, mean_w, peaks = 0, 0.0, 0, 0.0, [0.0]
-    for own, setup, memory, ranks in parts:
-        replicas = own.deployment.replicas
-        mine = (steps["replica"] >= first) & (steps["replica"] < first + replicas)
-        part_busy_s = float(steps["duration_s"][mine].sum())
-        part_slots = replicas * setup.parallelism.pp
-        power = power_model(own, setup)
-        if power is None:
-            mean_w = np.nan
-        else:
-            mean_w += power.at(min(part_busy_s / span_s / part_slots, 1.0)) * own.deployment.num_devices
-        if mine.any():
-            peaks.append(float(steps["used_blocks"][mine].max()) / memory.num_blocks / ranks)
-        busy_s, slots, first = busy_s + part_busy_s, slots + part_slots, first + replicas
-    found = {"busy_fraction": min(busy_s / span_s / slots, 1.0), "kv_peak_fraction": max(peaks)}
-    return found if np.isnan(mean_w) else found | {"mean_w": float(mean_w)}
 
 
 def names_digest(deployed: Deployed) -> bytes:

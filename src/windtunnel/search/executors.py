@@ -7,15 +7,24 @@ found. Workers return answers; only the process that drives the search keeps the
 import multiprocessing
 import threading
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
+from concurrent.futures import (
+    FIRST_COMPLETED,
+    Executor,
+    Future,
+    ProcessPoolExecutor,
+    ThreadPoolExecutor,
+    as_completed,
+    wait,
+)
 from concurrent.futures.process import BrokenProcessPool
-from functools import cache
+from functools import cache, cached_property
 from typing import Any, Literal
 
 import msgspec
 
 from windtunnel.errors import InputError, MissingExtraError, WindtunnelError
-from windtunnel.search.evaluate import Evaluation, Evaluator, Neighbours, Question
+from windtunnel.search.alike import Neighbours
+from windtunnel.search.evaluate import Evaluation, Evaluator, Question
 from windtunnel.search.space import Space
 from windtunnel.search.training import TrainingEvaluator
 from windtunnel.spec.noun import Noun
@@ -25,6 +34,8 @@ EXECUTORS = ("here", "threads", "processes", "ray")
 AnyEvaluator = Evaluator | TrainingEvaluator
 MOST_TRIES = 4
 """Of a chunk whose worker died."""
+AHEAD = 2
+"""Chunks that a process has in front of it, so that it need not wait for this one to hand it the next."""
 
 
 class Chunk(Noun):
@@ -33,6 +44,8 @@ class Chunk(Noun):
     workload: str | None
     indices: tuple[int, ...]
     question: Question
+    near: tuple[float | None, ...]
+    """Of each point, a load to begin at."""
 
 
 class Answers(Noun):
@@ -50,7 +63,10 @@ def evaluator_of(space: Space) -> AnyEvaluator:
 def run_chunk(evaluator: AnyEvaluator, chunk: Chunk) -> tuple[Evaluation, ...]:
     """Evaluate a chunk's points in order."""
     neighbours = Neighbours()
-    return tuple(evaluator.evaluate(index, chunk.workload, chunk.question, neighbours) for index in chunk.indices)
+    return tuple(
+        evaluator.evaluate(index, chunk.workload, chunk.question, neighbours, near)
+        for index, near in zip(chunk.indices, chunk.near, strict=True)
+    )
 
 
 class Workers:
@@ -74,12 +90,16 @@ class Workers:
         self.joined = False
         self.own = threading.local()
 
+    @cached_property
+    def encoded(self) -> bytes:
+        """The space, as it travels to other processes."""
+        return msgspec.msgpack.encode(self.space)
+
     def __enter__(self) -> "Workers":
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self.pool is not None:
-            self.pool.shutdown(wait=True, cancel_futures=True)
+        self._end_pool()
         if self.joined:
             import ray
 
@@ -99,7 +119,7 @@ class Workers:
         if self.executor == "ray" and chunks:
             return self._on_ray(chunks)
         if self.executor == "processes" and chunks:
-            return self._in_processes(chunks)
+            return self._in_processes(chunks, evaluator)
         if self.executor == "threads" and chunks:
             return self._in_threads(chunks)
         return (Answers(chunk=at, evaluations=run_chunk(evaluator, chunk)) for at, chunk in enumerate(chunks))
@@ -116,26 +136,48 @@ class Workers:
         for future in as_completed([self.pool.submit(work, number) for number in range(len(chunks))]):
             yield future.result()
 
-    def _in_processes(self, chunks: Sequence[Chunk]) -> Iterator[Answers]:
-        """A pool that loses a worker is replaced, and what it had not answered is run again."""
-        encoded = msgspec.msgpack.encode(self.space)
-        left = set(range(len(chunks)))
-        for _ in range(MOST_TRIES):
+    def _in_processes(self, chunks: Sequence[Chunk], evaluator: AnyEvaluator) -> Iterator[Answers]:
+        """This process and others, which have a few chunks each in front of them while this one works on one itself; it
+        has everything at hand when they are still beginning. A pool that loses a worker is replaced, and what it had
+        not answered is run again.
+        """
+        left, waiting, num_lost = list(reversed(range(len(chunks)))), dict[Future[bytes], int](), 0
+        while left or waiting:
+            try:
+                while left and len(waiting) < AHEAD * (self.num_workers - 1):
+                    waiting[self._submit(left[-1], chunks[left[-1]])] = left[-1]
+                    left.pop()
+                done, _ = wait(waiting, timeout=0 if left else None, return_when=FIRST_COMPLETED)
+                for future in sorted(done, key=lambda one: one.exception() is not None):
+                    answers = future.result()
+                    del waiting[future]
+                    yield msgspec.msgpack.decode(answers, type=Answers)
+            except BrokenProcessPool:
+                num_lost += 1
+                if num_lost == MOST_TRIES:
+                    num_left = len(left) + len(waiting)
+                    raise WindtunnelError(
+                        f"worker processes died {num_lost} times; {num_left} of {len(chunks)} chunks are left"
+                    ) from None
+                left += sorted(waiting.values(), reverse=True)
+                waiting.clear()
+                self._end_pool()
+                continue
+            if left and not done:
+                number = left.pop()
+                yield Answers(chunk=number, evaluations=run_chunk(evaluator, chunks[number]))
+
+    def _submit(self, number: int, chunk: Chunk) -> "Future[bytes]":
+        if self.pool is None:
             # Forked threads may hold locks that nobody releases.
             context = multiprocessing.get_context("spawn")
-            self.pool = self.pool or ProcessPoolExecutor(self.num_workers, mp_context=context)
-            work = [(encoded, number, msgspec.msgpack.encode(chunks[number])) for number in sorted(left)]
-            try:
-                for future in as_completed([self.pool.submit(run_encoded, *one) for one in work]):
-                    answers = msgspec.msgpack.decode(future.result(), type=Answers)
-                    left.discard(answers.chunk)
-                    yield answers
-            except BrokenProcessPool:
-                self.pool.shutdown(wait=True)
-                self.pool = None
-            if not left:
-                return
-        raise WindtunnelError(f"worker processes died {MOST_TRIES} times; {len(left)} of {len(chunks)} chunks are left")
+            self.pool = ProcessPoolExecutor(self.num_workers - 1, mp_context=context)
+        return self.pool.submit(run_encoded, self.encoded, number, msgspec.msgpack.encode(chunk))
+
+    def _end_pool(self) -> None:
+        if self.pool is not None:
+            self.pool.shutdown(wait=True, cancel_futures=True)
+            self.pool = None
 
     def _on_ray(self, chunks: Sequence[Chunk]) -> Iterator[Answers]:
         """A task a chunk; Ray starts it again where its worker or node dies."""
@@ -147,7 +189,7 @@ class Workers:
             _join(ray, self.num_workers, self.address)
             self.joined = True
         remote = ray.remote(num_cpus=1, max_retries=MOST_TRIES - 1)(run_encoded)
-        encoded = ray.put(msgspec.msgpack.encode(self.space))
+        encoded = ray.put(self.encoded)
         waiting = [remote.remote(encoded, number, msgspec.msgpack.encode(chunk)) for number, chunk in enumerate(chunks)]
         try:
             while waiting:

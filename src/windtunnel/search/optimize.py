@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import msgspec
@@ -137,8 +137,9 @@ def _finalists(
     """The finalists with further streams of requests, until the best is surely better than the next."""
     space = asker.space
     seeds = {index: [evaluations[index]] for index in finalists}
+    near = {index: evaluations[index].load for index in finalists}
     for seed in range(1, space.finalist_seeds):
-        answers = asker.ask(workload, finalists, Question(seed=seed))
+        answers = asker.ask(workload, finalists, Question(seed=seed), near)
         for index in finalists:
             seeds[index].append(answers[index])
         if seed >= 2 and len(finalists) > 1 and _is_sure(seeds, space.objective):
@@ -176,8 +177,17 @@ class Asker:
             hint = error.hint
         raise InputError(f"no point can be: {next(iter(answers.values())).refused}", hint)
 
-    def ask(self, workload: str | None, indices: Sequence[int], question: Question) -> dict[int, Evaluation]:
-        """The answers of points, those of this question that are known already not asked for again."""
+    def ask(
+        self, workload: str | None, indices: Sequence[int], question: Question, near: Mapping[int, float] = {}
+    ) -> dict[int, Evaluation]:
+        """The answers of points, those of this question that are known already not asked for again.
+
+        Args:
+            workload: by name; None is the scenario's own.
+            indices: of the points.
+            question: the same for all.
+            near: point -> a load to begin at.
+        """
         answers: dict[int, Evaluation] = {}
         by_key: dict[str, list[int]] = {}
         for index in indices:
@@ -190,16 +200,14 @@ class Asker:
         missing = [index for index, key in keys.items() if key not in known]
         self.count.num_answers += len(indices)
         self.count.num_known += len(indices) - len(answers) - len(missing)
-        known |= self._run(workload, missing, question, keys, len(indices))
+        chunks = self._chunks(workload, missing, question, near)
+        known |= self._run(chunks, keys, len(indices), len(indices) - len(missing))
         for key, same in by_key.items():
             answers |= dict.fromkeys(same, known[key])
         return {index: answers[index] for index in indices}
 
-    def _run(
-        self, workload: str | None, missing: list[int], question: Question, keys: dict[int, str], num_points: int
-    ) -> dict[str, Evaluation]:
+    def _run(self, chunks: list[Chunk], keys: dict[int, str], num_points: int, num_known: int) -> dict[str, Evaluation]:
         found: dict[str, Evaluation] = {}
-        chunks = self._chunks(workload, missing, question)
         for answers in self.workers.run(chunks, self.evaluator):
             indices = chunks[answers.chunk].indices
             kept = {keys[index]: one for index, one in zip(indices, answers.evaluations, strict=True)}
@@ -210,17 +218,19 @@ class Asker:
                 self.count.num_requests += one.num_requests
                 self.count.num_alike += not (one.num_runs or one.refused)
             if self.progress is not None:
-                self.progress(num_points - len(missing) + len(found), num_points)
+                self.progress(num_known + len(found), num_points)
         return found
 
-    def _chunks(self, workload: str | None, indices: list[int], question: Question) -> list[Chunk]:
+    def _chunks(
+        self, workload: str | None, indices: list[int], question: Question, near: Mapping[int, float]
+    ) -> list[Chunk]:
         """Points of a family go together; where a search runs does not decide what does."""
         families: dict[bytes, list[int]] = {}
         for index in indices:
             families.setdefault(self.evaluator.family(index), []).append(index)
         size = min(max(len(indices) // LEAST_CHUNKS, CHUNK_POINTS[0]), CHUNK_POINTS[1])
+        parts = [family[first : first + size] for family in families.values() for first in range(0, len(family), size)]
         return [
-            Chunk(workload=workload, indices=tuple(family[first : first + size]), question=question)
-            for family in families.values()
-            for first in range(0, len(family), size)
+            Chunk(workload=workload, indices=tuple(part), question=question, near=tuple(map(near.get, part)))
+            for part in parts
         ]

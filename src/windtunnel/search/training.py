@@ -13,7 +13,8 @@ from windtunnel.engine.training_intervals import step_interval
 from windtunnel.errors import InputError, did_you_mean
 from windtunnel.estimate.training import TrainingPricer
 from windtunnel.metrics.summary import SECONDS_PER_HOUR
-from windtunnel.search.evaluate import Evaluation, Takes, check_budget, code_digest
+from windtunnel.search.evaluate import Evaluation, code_digest
+from windtunnel.search.figures import Takes, check_budget
 from windtunnel.search.files import files_digest
 from windtunnel.search.layouts import with_uneven_stages
 from windtunnel.search.space import Space, point_at

@@ -4,9 +4,9 @@ from typing import Any
 
 from windtunnel.errors import did_you_mean
 from windtunnel.report import catalog as catalog_report
-from windtunnel.report.html import Cell, Section, paragraph, table
+from windtunnel.report.html import Cell, Section, facts, paragraph, table
 from windtunnel.web.dashboard import Dashboard
-from windtunnel.web.frame import Query, View, facts, link
+from windtunnel.web.frame import Query, View, link
 from windtunnel.web.results import NotThereError
 
 KINDS = ("models", "devices", "nodes", "engines", "traces", "calibrations")

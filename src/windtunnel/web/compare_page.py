@@ -7,14 +7,13 @@ from typing import Any
 import numpy as np
 
 from windtunnel.errors import InputError
+from windtunnel.report.curves import LATENCIES, cdf, measured
 from windtunnel.report.html import Cell, Section, figures, paragraph, table
-from windtunnel.report.tables import number, percent
+from windtunnel.report.tables import number, percent, span_text
 from windtunnel.units import format_seconds
-from windtunnel.web.curves import LATENCIES, cdf, measured
 from windtunnel.web.dashboard import Dashboard
 from windtunnel.web.frame import Query, View, link
 from windtunnel.web.results import Found, records
-from windtunnel.web.runs_page import span_text
 
 MOST_RUNS = 8
 """As many as there are colours."""

@@ -11,17 +11,18 @@ from windtunnel.metrics.accuracy import Score
 from windtunnel.report.documents import as_text
 from windtunnel.report.experiment import overview_section, steps_section
 from windtunnel.report.html import Section, cards, figures, table
-from windtunnel.report.plots import Axis, Series, bar_chart, figure
-from windtunnel.report.tables import duration, number, percent
+from windtunnel.report.plots import Axis, Series, figure
+from windtunnel.report.tables import number, percent
+from windtunnel.report.training_page import training_sections
 from windtunnel.report.validation import LATENCIES, NAMES, score_cells
 from windtunnel.report.whatif import grid_sections, shown_figures
-from windtunnel.search.evaluate import FIGURES, Evaluation
+from windtunnel.search.evaluate import Evaluation
+from windtunnel.search.figures import FIGURES
 from windtunnel.search.space import Space, space_from
 from windtunnel.search.watch import study_of_points
 from windtunnel.spec.noun import decode
-from windtunnel.units import format_bytes, format_seconds
+from windtunnel.units import format_seconds
 from windtunnel.web.results import Found
-from windtunnel.web.runs_page import span_text
 from windtunnel.web.search_page import study_sections
 
 Document = Mapping[str, Any]
@@ -45,39 +46,7 @@ def document_sections(path: Path, found: Found, document: Document) -> list[Sect
 
 
 def _training(_path: Path, document: Document) -> list[Section]:
-    low, high = (document["interval_80"]["step_s"][end] for end in ("low", "high"))
-    shown = [
-        (format_seconds(document["step_s"]), f"a step, 80% {span_text(format_seconds(low), format_seconds(high))}"),
-        (percent(document["mfu"]), "MFU"),
-        (number(document["tokens_per_s"]), "tokens/s"),
-        (number(document["tokens_per_s_per_device"]), "tokens/s per device"),
-        (percent(document["bubble_fraction"]), "pipeline bubbles"),
-        ("yes" if document["fits"] else "no", "fits the devices' memory"),
-    ]
-    run = document.get("run")
-    if run is not None:
-        shown.append((duration(run["elapsed_s"]), f"to {number(run['total_tokens'] / 1e9)} billion tokens"))
-    largest = sorted(document["breakdown_s"].items(), key=lambda item: -item[1])
-    chart = bar_chart([name for name, _ in largest], [seconds for _, seconds in largest], Axis("time (s)"), width=640)
-    parts = _stage_bytes(document)
-    heads = ("stage", *(name.removesuffix("_bytes").replace("_", " ") for name in parts), "of the device")
-    whole = document["device_memory_bytes"]
-    rows = [
-        [
-            str(stage["stage"]),
-            *(format_bytes(stage[name]) for name in parts),
-            percent(stage["total_bytes"] / whole),
-        ]
-        for stage in document["memory"]
-    ]
-    return [
-        Section("Step", cards(shown) + figures([(chart, "where the step goes")])),
-        Section("Memory of a device", table(heads, rows)),
-    ]
-
-
-def _stage_bytes(document: Document) -> list[str]:
-    return [name for name in document["memory"][0] if name.endswith("_bytes")]
+    return training_sections(document)
 
 
 def _layouts(_path: Path, document: Document) -> list[Section]:

@@ -97,12 +97,6 @@ def lines(*texts: str) -> str:
     return '<p class="lead">' + "<br>".join(escape(text) for text in texts if text) + "</p>"
 
 
-def facts(rows: Sequence[tuple[str, str]]) -> str:
-    """Names and what belongs to them."""
-    parts = "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in rows)
-    return f"<dl>{parts}</dl>"
-
-
 def problem(message: str, hint: str | None) -> str:
     """One sentence on what is wrong, and what to do about it."""
     said = f"<p>{escape(hint)}</p>" if hint else ""

@@ -9,32 +9,19 @@ import numpy as np
 from windtunnel.errors import InputError
 from windtunnel.metrics.client import ClientSummary
 from windtunnel.metrics.records import REQUEST_COLUMNS, Table
-from windtunnel.metrics.summary import Summary
-from windtunnel.ops.memory import MemoryPlan
 from windtunnel.report.bench import client_latency_rows, client_rows
-from windtunnel.report.html import Section, cards, figures, table
-from windtunnel.report.plots import Axis, bar_chart
-from windtunnel.report.run import (
-    LATENCY_HEADS,
-    POOL_HEADS,
-    TENANT_HEADS,
-    latency_rows,
-    pool_rows,
-    resource_rows,
-    tenant_rows,
-    throughput_rows,
-)
-from windtunnel.report.setup import provenance_rows
-from windtunnel.report.tables import number, percent
+from windtunnel.report.curves import client_over_time, measured
+from windtunnel.report.html import Section, cards, facts, figures, table
+from windtunnel.report.run import LATENCY_HEADS
+from windtunnel.report.run_page import distributions, run_sections
+from windtunnel.report.tables import number
 from windtunnel.spec.noun import decode
 from windtunnel.spec.scenario import Scenario
 from windtunnel.units import format_seconds
-from windtunnel.web.curves import LATENCIES, cdf, client_over_time, measured, over_time
 from windtunnel.web.dashboard import Dashboard
 from windtunnel.web.document_page import document_sections
-from windtunnel.web.frame import Query, View, facts, first, lines, link, tabs
+from windtunnel.web.frame import Query, View, first, lines, link, tabs
 from windtunnel.web.results import Found, records
-from windtunnel.web.runs_page import span_text
 
 PARTS = {
     "run": "Summary",
@@ -45,7 +32,6 @@ PARTS = {
 }
 CLIENT_PARTS = {name: PARTS[name] for name in ("run", "requests", "scenario")}
 """A client knows no steps."""
-MOST_SOURCES = 12
 
 
 def overview(dashboard: Dashboard, name: str, _query: Query) -> View:
@@ -57,16 +43,11 @@ def overview(dashboard: Dashboard, name: str, _query: Query) -> View:
         return View(found.name or ".", shown, lead=head(found), scripts=scripts)
     folder = dashboard.results.path(name)
     scenario = decode(document["scenario"], Scenario, name)
-    requests = measured(records(folder / "requests.parquet")) if folder.is_dir() else None
-    sections = simulated(scenario, document) if found.kind == "simulate" else _client(document)
-    if requests is not None:
-        sections.insert(1, Section("Distributions", figures(_distributions(requests, scenario))))
-    if (folder / "series.parquet").is_file():
-        drawn = over_time(records(folder / "series.parquet"))
-        sections.insert(2, Section("Over time", figures(drawn)))
-    elif found.kind == "bench" and requests is not None:
-        sections.append(Section("Over time", figures(client_over_time(requests))))
-    return View(name or ".", sections, lead=head(found))
+    requests = records(folder / "requests.parquet") if folder.is_dir() else None
+    if found.kind == "bench":
+        return View(name or ".", _client(scenario, document, requests), lead=head(found))
+    series = records(folder / "series.parquet") if (folder / "series.parquet").is_file() else None
+    return View(name or ".", run_sections(scenario, document, requests, series), lead=head(found))
 
 
 def document(dashboard: Dashboard, name: str, _query: Query) -> Any:
@@ -81,88 +62,8 @@ def head(found: Found, here: str = "run") -> str:
     return lines(found.model, found.deployment, found.load, found.problem) + shown
 
 
-# ------------------------------------------------------------------------------------------------------ serving runs
-
-
-def simulated(scenario: Scenario, document: Mapping[str, Any]) -> list[Section]:
-    """A simulation's document as sections: the summary, what bound it, and how sure it is."""
-    summary = decode(document["summary"], Summary)
-    memory = MemoryPlan(**{name: value for name, value in document["memory"].items() if name != "kv_tokens"})
-    latencies = table((*LATENCY_HEADS, "80% of means"), _with_intervals(latency_rows(summary), document))
-    rows = [*throughput_rows(summary, scenario.slo), *resource_rows(scenario, summary, memory)]
-    beside = f'<div class="row">{latencies}{facts([*rows, *_sureness(document)])}</div>'
-    parts = [cards(headline(summary, document)), beside]
-    if summary.tenants:
-        parts.append(table(TENANT_HEADS, tenant_rows(summary)))
-    if summary.pools:
-        parts.append(table(POOL_HEADS, pool_rows(summary), left=2))
-    return [Section("Summary", "\n".join(parts)), _bound(summary, document), _provenance(document)]
-
-
-def headline(summary: Summary, document: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """(Figure, what it is) of what is looked at first."""
-    found = document.get("interval_80", {})
-    shown = [(format_seconds(summary.ttft_s.mean), f"TTFT mean{_span(found.get('ttft'), format_seconds)}")]
-    if summary.tpot_s is not None:
-        shown.append((format_seconds(summary.tpot_s.mean), f"TPOT mean{_span(found.get('tpot'), format_seconds)}"))
-    rate = summary.throughput
-    shown.append((number(rate.output_tokens_per_s), f"output tokens/s{_span(found.get('throughput'), number)}"))
-    shown.append((number(rate.output_tokens_per_s_per_device), "output tokens/s per device"))
-    if summary.cost is not None:
-        shown.append((f"${summary.cost.usd_per_million_output_tokens:,.2f}", "per million output tokens"))
-    if summary.goodput is not None:
-        shown.append((percent(summary.goodput.fraction), "goodput"))
-    return [*shown, (summary.bound_by.replace("_", " "), "bound by")]
-
-
-def _span(interval: Mapping[str, float] | None, shown: Any) -> str:
-    return "" if interval is None else f", 80% {span_text(shown(interval['low']), shown(interval['high']))}"
-
-
-def _with_intervals(rows: list[list[str]], document: Mapping[str, Any]) -> list[list[str]]:
-    found = document.get("interval_80", {})
-    keys = {title: name for name, title in LATENCIES.items()}
-    shown = {title: found.get(name) for title, name in keys.items()}
-    return [
-        [
-            *row,
-            span_text(*(format_seconds(span[end]) for end in ("low", "high"))) if (span := shown.get(row[0])) else "",
-        ]
-        for row in rows
-    ]
-
-
-def _sureness(document: Mapping[str, Any]) -> list[tuple[str, str]]:
-    calibration = document.get("calibration", {})
-    name, reason = calibration.get("name"), calibration.get("not_calibrated")
-    text = str(name) if name else f"none: {reason}" if reason else "none"
-    return [("calibration", "; ".join([text, *calibration.get("remarks", [])]))]
-
-
-def _bound(summary: Summary, document: Mapping[str, Any]) -> Section:
-    busy = {name.replace("_", " "): share * 100 for name, share in _largest(summary.time_fractions).items()}
-    drawn = [
-        (bar_chart(list(busy), list(busy.values()), Axis("share of busy time (%)"), width=440), "by what bounds it")
-    ]
-    operators = _largest(document.get("operators", {}))
-    if operators:
-        values = [share * 100 for share in operators.values()]
-        chart = bar_chart(list(operators), values, Axis("share of the device's time (%)"), width=440)
-        drawn.append((chart, "by operator"))
-    return Section(f"What bound it: {summary.bound_by.replace('_', ' ')}", figures(drawn))
-
-
-def _largest(shares: Mapping[str, float], most: int = MOST_SOURCES) -> dict[str, float]:
-    return dict(sorted(shares.items(), key=lambda item: -item[1])[:most])
-
-
-def _provenance(document: Mapping[str, Any]) -> Section:
-    return Section(
-        "Where the operator times come from", facts(provenance_rows(document["coverage"], document["sources"]))
-    )
-
-
-def _client(document: Mapping[str, Any]) -> list[Section]:
+def _client(scenario: Scenario, document: Mapping[str, Any], requests: Table | None) -> list[Section]:
+    """What a client measured of a real server."""
     summary = decode(document["summary"], ClientSummary)
     shown = [(format_seconds(summary.ttft_s.mean), "TTFT mean")]
     if summary.tpot_s is not None:
@@ -171,15 +72,12 @@ def _client(document: Mapping[str, Any]) -> list[Section]:
     said = ("windtunnel", "model", "endpoint")
     remarks = [(name, text) for name, text in document.items() if isinstance(text, str) and text and name not in said]
     body = cards(shown) + table(LATENCY_HEADS, client_latency_rows(summary)) + facts([*client_rows(summary), *remarks])
-    return [Section("Measured by the client", body)]
-
-
-def _distributions(requests: Table, scenario: Scenario) -> list[tuple[str, str]]:
-    return [
-        cdf(name, {"requests": requests[f"{name}_s"]}, getattr(scenario.slo, f"{name}_s", None))
-        for name in LATENCIES
-        if np.isfinite(requests[f"{name}_s"]).any()
-    ]
+    sections = [Section("Measured by the client", body)]
+    if requests is not None:
+        counted = measured(requests)
+        sections.append(Section("Distributions", figures(distributions(counted, scenario))))
+        sections.append(Section("Over time", figures(client_over_time(counted))))
+    return sections
 
 
 # ---------------------------------------------------------------------------------------------------- requests, file

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from windtunnel.report.html import Cell, Section, table
-from windtunnel.report.tables import number, percent
+from windtunnel.report.tables import number, percent, span_text
 from windtunnel.units import format_seconds
 from windtunnel.web.dashboard import Dashboard
 from windtunnel.web.frame import Query, View, lines, link
@@ -85,12 +85,6 @@ def _figure(value: float | None, interval: tuple[float, float] | None, shown: Ca
     if value is None:
         return Cell("")
     return Cell(shown(value), value, note="" if interval is None else span_text(*map(shown, interval)))
-
-
-def span_text(low: str, high: str) -> str:
-    """`43.4 ms`, `101 ms` as `43.4-101 ms`; both units where they differ."""
-    number_of, _, unit = low.partition(" ")
-    return f"{number_of}\u2013{high}" if unit and unit == high.partition(" ")[2] else f"{low}\u2013{high}"
 
 
 def _seconds(name: str) -> Shown:

@@ -7,13 +7,13 @@ from typing import Any
 from windtunnel.engine.explain import Explanation, explain_step, step_batch
 from windtunnel.errors import InputError
 from windtunnel.report.documents import step_document
-from windtunnel.report.html import Section, figures, table
+from windtunnel.report.html import Section, facts, figures, table
 from windtunnel.report.plots import Axis, bar_chart
 from windtunnel.report.step import TIME_HEADS, WORK_HEADS, batch_line, time_row, totals_rows, work_row
 from windtunnel.spec.noun import decode
 from windtunnel.spec.scenario import Scenario, pool_scenario, resolve
 from windtunnel.web.dashboard import Dashboard
-from windtunnel.web.frame import Query, View, facts, first
+from windtunnel.web.frame import Query, View, first
 from windtunnel.web.results import records
 from windtunnel.web.run_page import head
 

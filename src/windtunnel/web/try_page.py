@@ -6,19 +6,19 @@ from itertools import pairwise
 from typing import Any
 
 from windtunnel.errors import InputError
+from windtunnel.report.curves import LATENCIES, SIZE, cdf, measured
 from windtunnel.report.documents import run_document
 from windtunnel.report.html import Section, cards, figures, table
 from windtunnel.report.plots import Axis, Series, figure
+from windtunnel.report.run_page import summary_sections
 from windtunnel.report.search import limit_name
 from windtunnel.report.setup import deployment_line, load_line, model_line
 from windtunnel.report.tables import number
 from windtunnel.spec import catalog
 from windtunnel.spec.precision import Format
 from windtunnel.units import format_seconds
-from windtunnel.web.curves import LATENCIES, SIZE, cdf, measured
 from windtunnel.web.dashboard import Dashboard
 from windtunnel.web.frame import Query, View, first, lines, link, problem
-from windtunnel.web.run_page import simulated as run_sections
 from windtunnel.web.trial import (
     LABELS,
     LIMITS,
@@ -81,7 +81,7 @@ def trial(dashboard: Dashboard, _rest: str, query: Query) -> View:
     asked = trial_of(query, dashboard.results.folder)
     with dashboard.running:
         result = simulated(asked.scenario)
-    sections = run_sections(result.scenario, run_document(result))
+    sections = summary_sections(result.scenario, run_document(result))
     requests, slo = measured(result.requests), asked.scenario.slo
     drawn = [cdf(name, {"requests": requests[f"{name}_s"]}, getattr(slo, f"{name}_s", None)) for name in LATENCIES]
     sections.insert(1, Section("Distributions", figures(drawn)))

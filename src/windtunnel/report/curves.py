@@ -70,7 +70,7 @@ OVER_TIME: Sequence[tuple[str, str, float, Mapping[str, str]]] = (
 """Caption, unit, scale, and column of the series -> label."""
 
 
-def over_time(series: Table) -> list[tuple[str, str]]:
+def curves_over_time(series: Table) -> list[tuple[str, str]]:
     """(SVG, caption) of everything that a run's series has, but replicas that are always there."""
     time_s = series["time_s"] + series["duration_s"] / 2
     drawn = []
@@ -99,4 +99,4 @@ def client_over_time(requests: Table) -> list[tuple[str, str]]:
     present = np.diff(integral(edges, sent_s, end_s, np.ones(len(answered)))) / width_s
     sent, done = (np.histogram(times, edges)[0] / width_s for times in (sent_s, end_s))
     columns = {"time_s": edges[:-1], "duration_s": width_s, "num_present": present}
-    return over_time(Table({**columns, "sent_per_s": sent, "finished_per_s": done}, {}))
+    return curves_over_time(Table({**columns, "sent_per_s": sent, "finished_per_s": done}, {}))
