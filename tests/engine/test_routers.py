@@ -42,14 +42,18 @@ def constant_cost() -> StepCost:
     )
 
 
-def served(router: str, num_requests: int = 4000, load: float = 0.8, seed: int = 0) -> np.ndarray:
-    """Records of requests of 1 to 39 steps, 20 in the mean, that keep every replica busy for `load` of the time."""
+def asked(num_requests: int, load: float) -> RequestArrays:
+    """Requests of 1 to 39 steps, 20 in the mean, that keep every replica busy for `load` of the time."""
     rng = np.random.default_rng(1)
     outputs = rng.integers(1, 40, num_requests)
     gap_s = outputs.mean() * STEP_S / NUM_REPLICAS / load
     arrivals = np.cumsum(rng.exponential(gap_s, num_requests))
-    arrays = RequestArrays(arrivals, np.full(num_requests, 8), outputs, np.zeros(num_requests, np.int64))
-    records, _, _ = run_loop(settings(router, seed), constant_cost(), arrays)
+    return RequestArrays(arrivals, np.full(num_requests, 8), outputs, np.zeros(num_requests, np.int64))
+
+
+def served(router: str, num_requests: int = 4000, load: float = 0.8, seed: int = 0) -> np.ndarray:
+    """Their records."""
+    records, _, _ = run_loop(settings(router, seed), constant_cost(), asked(num_requests, load))
     return records
 
 
@@ -87,3 +91,11 @@ def test_an_idle_replica_is_taken_first(router: str) -> None:
     )
     records, _, _ = run_loop(settings(router), constant_cost(), arrays)
     np.testing.assert_array_equal(records["rank"], np.arange(NUM_REPLICAS))
+
+
+def test_a_row_of_steps_goes_on_past_other_replicas_arrivals() -> None:
+    requests = asked(400, 0.2)
+    records, steps, _ = run_loop(settings("least_outstanding"), constant_cost(), requests)
+    assert (records["scheduled_s"] == records["arrival_s"]).all()  # so that nothing but its own end ends a row
+    assert steps["num_steps"].sum() == requests.output_tokens.sum()
+    assert len(steps) == 400 + (requests.output_tokens > 1).sum()

@@ -574,15 +574,18 @@ def start_step(
             decodes, prefill_tokens, num_prefills, sampled, context, paused, resumed = 0, 0, 0, 0, 0, 0, 0
             pairs, late_since_s = 0.0, 0.0
             steps[row].load_s = 0.0
-    duration_s = time_s - now_s
+    first_step_s = time_s - now_s
     last_start_s = now_s
     num_steps = 1
     used = np.int64(0)
     if windows is not None:
         used = used_blocks(settings, ranks, first, end)
 
+    joined, skipped = 0, 0
     for rank in range(first, end):
         lane = rank * settings.num_stages + stage
+        joined += lanes[lane].num_joined
+        skipped += lanes[lane].num_skipped
         if lanes[lane].batch_decodes and not is_doomed:
             rank_decodes = lanes[lane].num_decoding - lanes[lane].num_skipped
             older = rank_decodes - lanes[lane].num_joined
@@ -604,7 +607,12 @@ def start_step(
             ranks[rank].remaining_tokens -= num_gained * rank_decodes
     late_gap_s = time_s - late_since_s / (paused + resumed) if paused + resumed > 0 else 0.0
 
+    latest = NONE
     if prefill_tokens == 0 and cost.recorded_step_s.size == 0 and settings.num_stages == 1 and not is_doomed:
+        if paused + joined + skipped == 0:
+            latest = row_to_extend(lanes, clock, steps, first, now_s, first_step_s, decodes, running, waiting)
+        if latest != NONE:
+            first_step_s = lanes[first].row_step_s
         horizon_s = next_arrival_s(settings, sessions, requests, clock)
         if fleet is not None:
             horizon_s = min(horizon_s, next_resend_s(fleet), fleet.control[0].next_s)
@@ -626,7 +634,7 @@ def start_step(
                 context_tokens = lanes[rank].context_tokens + count
                 attention_s = max(attention_s, decode_attention_s(cost, count, context_tokens, prefill_tokens))
             step_s = with_host(cost, cost.decode_token_s[most_decodes] + attention_s, most_running)
-            if not fits or step_s > SAME_DURATION * duration_s or time_s + step_s >= fails_s:
+            if not fits or step_s > SAME_DURATION * first_step_s or time_s + step_s >= fails_s:
                 break
             for rank in range(first, end):
                 count = lanes[rank].num_decoding
@@ -665,23 +673,31 @@ def start_step(
         lanes[lane].skipped_context_tokens = 0
         lanes[lane].skipped_since_s = 0.0
 
-    steps[row].start_s = now_s
-    steps[row].duration_s = time_s - now_s
-    steps[row].num_steps = num_steps
-    steps[row].replica = settings.first_replica + replica
-    steps[row].decode_tokens = decodes
-    steps[row].prefill_tokens = prefill_tokens
-    steps[row].num_prefills = num_prefills
-    steps[row].num_sampled = sampled
-    steps[row].context_tokens = context
-    steps[row].prefill_pairs = pairs
-    steps[row].used_blocks = used
-    steps[row].num_running = running
-    steps[row].num_waiting = waiting
-    steps[row].paused_tokens = paused
-    steps[row].resumed_tokens = resumed
-    steps[row].late_gap_s = late_gap_s
-    clock[0].rows += 1
+    if latest != NONE:
+        steps[latest].duration_s = time_s - steps[latest].start_s
+        steps[latest].num_steps += num_steps
+        steps[latest].used_blocks = max(steps[latest].used_blocks, used)
+    else:
+        steps[row].start_s = now_s
+        steps[row].duration_s = time_s - now_s
+        steps[row].num_steps = num_steps
+        steps[row].replica = settings.first_replica + replica
+        steps[row].decode_tokens = decodes
+        steps[row].prefill_tokens = prefill_tokens
+        steps[row].num_prefills = num_prefills
+        steps[row].num_sampled = sampled
+        steps[row].context_tokens = context
+        steps[row].prefill_pairs = pairs
+        steps[row].used_blocks = used
+        steps[row].num_running = running
+        steps[row].num_waiting = waiting
+        steps[row].paused_tokens = paused
+        steps[row].resumed_tokens = resumed
+        steps[row].late_gap_s = late_gap_s
+        clock[0].rows += 1
+        lanes[first * settings.num_stages + stage].row = clock[0].earlier_rows + row
+        lanes[first * settings.num_stages + stage].row_step_s = first_step_s
+    lanes[first * settings.num_stages + stage].row_end_s = time_s
     if not is_doomed:
         lane = settings.first_event + replica * settings.num_stages + stage
         clock[0].queued = push(events.time_s, events.lane, clock[0].queued, time_s, lane)
@@ -695,6 +711,23 @@ def used_blocks(settings, ranks, first, end):
     for rank in range(first, end):
         used += settings.num_blocks - ranks[rank].free_blocks
     return used
+
+
+@inner
+def row_to_extend(lanes, clock, steps, first, now_s, step_s, decodes, running, waiting):
+    """The row of a replica's latest step where the one that starts now is equal to it, or NONE.
+
+    Other replicas' arrivals end a run of steps, for a router may look at all; its row goes on. A row is written from
+    its replica's own events alone, as many as if it were by itself.
+    """
+    row = lanes[first].row - clock[0].earlier_rows
+    if row < 0 or lanes[first].row_end_s != now_s or step_s > SAME_DURATION * lanes[first].row_step_s:
+        return NONE
+    if steps[row].prefill_tokens > 0 or steps[row].decode_tokens != decodes:
+        return NONE
+    if steps[row].num_running != running or steps[row].num_waiting != waiting:
+        return NONE
+    return row
 
 
 @inner
@@ -722,6 +755,13 @@ def steps_until_event(settings, speculation, ranks, lanes, lists, first, end):
         if settings.scheduler == SGLANG and ranks[rank].num_waiting > 0:
             fewest = min(fewest, max(ranks[rank].steps_to_receive, 1))
     return fewest
+
+
+@inner
+def begin_buffer(clock):
+    """Start to write rows to an empty buffer."""
+    clock[0].earlier_rows += clock[0].rows
+    clock[0].rows = 0
 
 
 @entry
@@ -766,7 +806,7 @@ def run(
     goes_on = False
     if fleet is not None:
         if fleet.control[0].pending == NONE:
-            clock[0].rows = 0
+            begin_buffer(clock)
             fleet.control[0].num_phases = 0
             fleet.control[0].num_losses = 0
         else:
@@ -774,7 +814,7 @@ def run(
             now_s = fleet.control[0].pending_s
             deliver(settings, cache, sessions, requests, ranks, lanes, events, clock, now_s, pools, fleet)
     if fleet is None:
-        clock[0].rows = 0
+        begin_buffer(clock)
     own_cache = cache  # of the pool whose event it is
     while True:
         event_s = events[0].time_s if clock[0].queued > 0 else np.inf

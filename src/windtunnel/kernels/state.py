@@ -203,6 +203,9 @@ LANE = np.dtype(
         ("joined_since_s", "f8"),  # sum of the times of their latest tokens
         ("last_decode_s", "f8"),  # end of that step
         ("num_verified", "i8"),  # speculative decode steps so far
+        ("row", "i8"),  # of its latest step, counted from the run's first
+        ("row_step_s", "f8"),  # duration of that row's first step
+        ("row_end_s", "f8"),  # end of its last one
     ]
 )
 """One record a lane: one of the `num_stages` batches that a rank may have in flight, with the requests that decode in
@@ -237,6 +240,7 @@ CLOCK = np.dtype(
         ("turn", "i8"),  # round robin: replica that the next request goes to
         ("random", "i8"),  # state of the router's generator
         ("rows", "i8"),  # rows of the step buffer written
+        ("earlier_rows", "i8"),  # of buffers before it
     ]
 )
 """The loop's registers, one record, kept outside so that a run can stop and go on."""
@@ -487,6 +491,7 @@ def new_lanes(settings: Settings) -> Table:
     """Idle `LANE` records, `num_stages` for each rank."""
     lanes = np.zeros(settings.num_replicas * settings.ranks_per_replica * settings.num_stages, LANE).view(np.recarray)
     lanes.last_decode_s = -np.inf
+    lanes.row = NONE
     return lanes
 
 
