@@ -22,20 +22,22 @@ from windtunnel.report.search import (
     bound_text,
     figure_text,
     figure_title,
-    frontier_names,
-    frontier_title,
+    frontier_rows,
     limit_name,
     limit_text,
     limits_text,
-    mean_of,
+    names_of_frontier,
     nothing_holds_text,
     objective_text,
     step_text,
+    streams_text,
     study_document,
+    worth_text,
     worth_title,
 )
 from windtunnel.report.tables import number, percent
-from windtunnel.search.answers import frontier, job_of, label_of, scenario_of, sensitivity
+from windtunnel.search.answers import job_of, scenario_of, worths
+from windtunnel.search.leaders import label_of
 from windtunnel.search.limits import METRICS, limits_from
 from windtunnel.search.optimize import Found, Study
 from windtunnel.search.scores import is_more_better
@@ -131,7 +133,7 @@ def _best(report: SearchReport, at: int, found: Found) -> str:
     if study.space.is_training:
         return _best_jobs(report, found)
     index, result = report.why[at][0]
-    best = mean_of(found.seeds.get(index, [found.evaluations[index]]))
+    best = found.mean(index)
     facts = [
         (number(best.load), "requests/s sustained"),
         *((figure_text(best, name), FIGURE_TITLES[name]) for name in ("requests_per_usd", "usd_per_hour")),
@@ -148,7 +150,7 @@ def best_table(study: Study, found: Found, top: int) -> str:
     heads = ("point", "load", *titles, "limited by")
     rows = []
     for index in found.ranking[:top]:
-        one = mean_of(found.seeds.get(index, [found.evaluations[index]]))
+        one = found.mean(index)
         rows.append(
             (
                 study.point(index).title,
@@ -188,17 +190,19 @@ def _plot(study: Study, found: Found) -> str:
     figures = [name for name in DRAWN_FIGURES if any(name in found.evaluations[index].figures for index in indices)]
     names = list(study.space.vary) or ["scenario"]
     points = [study.point(index).choice for index in indices]
-    x, y = reversed(frontier_names(study.space, found))
+    means = [found.mean(index).figures for index in indices]
+    x, y = reversed(names_of_frontier(study, found))
     data = {
         "figures": [plot_title(name) for name in figures],
         "more": [is_more_better(name) for name in figures],
         "names": [name.rpartition(".")[2] for name in names],
         "choices": [[value_text(choice.get(name, "")) for name in names] for choice in points],
-        "values": [[_rounded(found.evaluations[index].figures.get(name)) for name in figures] for index in indices],
+        "values": [[_rounded(mean.get(name)) for name in figures] for mean in means],
+        "margins": [[_rounded(found.margin(index, name)) for name in figures] for index in indices],
         "x": plot_title(x),
         "y": plot_title(y),
     }
-    streams = "" if study.space.is_training else " Figures are of the first stream of requests, which every point met."
+    remark = f"The large dot is the best point; the dashed line is the frontier of the two axes. {_streams(found)}"
     text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
     return (
         '<div class="search"><p><label>across <select class="across"></select></label> '
@@ -206,8 +210,18 @@ def _plot(study: Study, found: Found) -> str:
         '<p class="filters"></p><canvas class="plot"></canvas>'
         '<p class="legend"></p><p class="lead tip">point at a dot</p>'
         f'<script type="application/json" class="points">{text}</script></div>'
-        + paragraph(f"The large dot is the best point; the dashed line is the frontier of the two axes.{streams}")
-        + _frontier(study, found)
+        + paragraph(remark.strip())
+        + table(*frontier_rows(study, found))
+    )
+
+
+def _streams(found: Found) -> str:
+    """What the dots of the figure are of."""
+    if found.num_streams < 2:
+        return ""
+    return (
+        f"Filled dots are the {streams_text(found)} of requests, with the range that holds the mean of all there could "
+        "be with 90% confidence; rings met the first stream alone, and the line leaves them out."
     )
 
 
@@ -224,22 +238,13 @@ def _rounded(value: float | None) -> float | None:
     return None if value is None else float(f"{value:.5g}")
 
 
-def _frontier(study: Study, found: Found) -> str:
-    names = frontier_names(study.space, found)
-    rows = [
-        (study.point(index).title, *(figure_text(found.evaluations[index], name) for name in names))
-        for index in frontier(found, names)
-    ]
-    return table((frontier_title(study.space), *map(figure_title, names)), rows)
-
-
 def _effects(study: Study, found: Found) -> str:
     """What each value of each setting is worth."""
     rows = []
-    for name, shares in sensitivity(study.space, found).items():
-        for value, share in shares.items():
-            rows.append((name.rpartition(".")[2], value, percent(share) if share else "none holds the limits"))
-    lead = paragraph(f"{worth_title(study.space)}.")
+    for name, shares in worths(study.space, found).items():
+        for value, worth in shares.items():
+            rows.append((name.rpartition(".")[2], value, worth_text(worth) if worth.share else "none holds the limits"))
+    lead = paragraph(f"{worth_title(study.space, found)}.")
     return lead + table(("setting", "value", "worth"), rows, left=2)
 
 
