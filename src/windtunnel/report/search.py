@@ -286,23 +286,38 @@ def _effects_text(worths: Mapping[str, Worth]) -> str:
 
 
 def _sureness_parts(study: Study, found: Found) -> list[RenderableType]:
+    texts = sureness_texts(study, found)
+    return ["", *texts] if texts else []
+
+
+def sureness_texts(study: Study, found: Found) -> list[str]:
+    """How sure it is that the best points are the best."""
     if study.space.is_training:
         best = found.evaluations[found.ranking[0]].figures
         low, high = format_seconds(best["step_low_s"]), format_seconds(best["step_high_s"])
-        return ["", f"Of the first, 80% of measured steps are expected from {low} to {high}."]
+        return [f"Of the first, 80% of measured steps are expected from {low} to {high}."]
     sure = confidence(found, study.space.objective)
     runs = found.num_streams
     if sure is None:
-        return ["", "One stream of requests: nothing is said of chance (finalist_seeds: 5 would)."] if runs < 2 else []
+        return ["One stream of requests: nothing is said of chance (finalist_seeds: 5 would)."] if runs < 2 else []
     first, second = (study.point(index).title for index in found.ranking[:2])
     text = f"{first} beats {second} with {percent(sure)} confidence" if sure > 0.5 else f"{second} may be as good"
     text = f"Of {runs} streams of requests, the same for all; bounds at {percent(CONFIDENCE)}. {text}."
     others = [confidence(found, study.space.objective, rank) for rank in range(1, found.num_finalists - 1)]
     known = [f"{rank} {percent(one)}" for rank, one in enumerate(others, start=2) if one is not None]
-    return ["", text, *([f"Confidence of the others that they beat the next: {', '.join(known)}."] if known else [])]
+    return [text, *([f"Confidence of the others that they beat the next: {', '.join(known)}."] if known else [])]
 
 
 def _why_parts(results: Sequence[tuple[int, Result | TrainingResult]]) -> list[RenderableType]:
+    if not results:
+        return []
+    is_training = isinstance(results[0][1], TrainingResult)
+    name = "Why: where the best steps go" if is_training else "Why: the best points at their load"
+    return ["", title(name), columns(*why_rows(results), left=3)]
+
+
+def why_rows(results: Sequence[tuple[int, Result | TrainingResult]]) -> tuple[list[str], list[list[str]]]:
+    """The heads of a table of what bounds the best points and where their time goes, and its rows."""
     rows = []
     for rank, (_, result) in enumerate(results, start=1):
         if isinstance(result, TrainingResult):
@@ -321,12 +336,9 @@ def _why_parts(results: Sequence[tuple[int, Result | TrainingResult]]) -> list[R
                 percent(use.kv_peak_fraction),
             ]
         )
-    if not rows:
-        return []
-    if isinstance(results[0][1], TrainingResult):
-        return ["", title("Why: where the best steps go"), columns(("", "most", "a step goes to"), rows, left=3)]
-    heads = ("", "bound by", "time goes to", "busy", "running", "KV at most")
-    return ["", title("Why: the best points at their load"), columns(heads, rows, left=3)]
+    if results and isinstance(results[0][1], TrainingResult):
+        return ["", "most", "a step goes to"], rows
+    return ["", "bound by", "time goes to", "busy", "running", "KV at most"], rows
 
 
 def bound_text(result: Result | TrainingResult) -> str:
@@ -375,6 +387,11 @@ def sure_figure_text(found: Found, index: int, name: str) -> str:
 
 
 def _fleet_parts(report: SearchReport, fleets: Sequence[Fleet]) -> list[RenderableType]:
+    return ["", columns(*fleet_rows(report, fleets))]
+
+
+def fleet_rows(report: SearchReport, fleets: Sequence[Fleet]) -> tuple[list[str], list[list[str]]]:
+    """The heads of a table of how many copies take the load that was asked for, and its rows."""
     rows = [
         [
             report.study.point(fleet.index).title,
@@ -385,8 +402,7 @@ def _fleet_parts(report: SearchReport, fleets: Sequence[Fleet]) -> list[Renderab
         ]
         for fleet in fleets
     ]
-    heads = (f"for {number(report.load or 0.0)} requests/s", "copies", "devices", "$/h", "left over")
-    return ["", columns(heads, rows)]
+    return [f"for {number(report.load or 0.0)} requests/s", "copies", "devices", "$/h", "left over"], rows
 
 
 def _refusal_parts(found: Found) -> list[RenderableType]:

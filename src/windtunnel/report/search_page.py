@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from windtunnel.errors import WindtunnelError
 from windtunnel.interop.launch_scripts import helm_chart, kubernetes_manifests, launch_script
 from windtunnel.interop.megatron_script import megatron_script
 from windtunnel.report.documents import as_text
-from windtunnel.report.html import Section, cards, page, paragraph, table
+from windtunnel.report.html import Cell, Section, cards, page, paragraph, table
 from windtunnel.report.search import (
     FIGURE_TITLES,
     JOB_FIGURES,
@@ -22,6 +23,7 @@ from windtunnel.report.search import (
     bound_text,
     figure_text,
     figure_title,
+    fleet_rows,
     frontier_rows,
     limit_name,
     limit_text,
@@ -32,6 +34,8 @@ from windtunnel.report.search import (
     step_text,
     streams_text,
     study_document,
+    sureness_texts,
+    why_rows,
     worth_text,
     worth_title,
 )
@@ -116,13 +120,13 @@ def space_line(space: Space) -> str:
 def found_sections(study: Study, found: Found, best: str) -> list[Section]:
     """What was found under one workload: the best points, as `best` shows them, all points, settings, refusals."""
     name = f"{found.workload}: " if found.workload is not None else ""
-    sections = [Section(f"{name}the best points", best)]
+    sections = [Section(f"{name}The best points", best)]
     if found.ranking:
-        sections.append(Section(f"{name}every point that holds the limits", _plot(study, found)))
-        sections.append(Section(f"{name}what each setting is worth", _effects(study, found)))
+        sections.append(Section(f"{name}Every point that holds the limits", _plot(study, found)))
+        sections.append(Section(f"{name}What each setting is worth", _effects(study, found)))
     rows = [(reason, f"{len(points):,}") for reason, points in found.refusals.items()]
     if rows:
-        sections.append(Section(f"{name}what cannot be", table(("reason", "points"), rows[:200])))
+        sections.append(Section(f"{name}What cannot be", table(("reason", "points"), rows[:200])))
     return sections
 
 
@@ -141,13 +145,24 @@ def _best(report: SearchReport, at: int, found: Found) -> str:
     ]
     remark = limit_text(best.limited_by, limits_from(study.space.limits))
     remark = f"Of the first: {remark}. Figures are means over the streams of requests that a point met."
-    return cards([fact for fact in facts if fact[0]]) + paragraph(remark) + best_table(study, found, report.top)
+    scenario = scenario_of(study, found, index)
+    fleets = report.fleets[at] if report.fleets else []
+    return "".join(
+        [
+            cards([fact for fact in facts if fact[0]]),
+            f"<pre>{escape(launch_script(scenario, _versions(scenario)))}</pre>",
+            paragraph(remark),
+            best_table(study, found, report.top),
+            *map(paragraph, sureness_texts(study, found)),
+            table(*why_rows(report.why[at]), left=3),
+            table(*fleet_rows(report, fleets)) if fleets else "",
+        ]
+    )
 
 
 def best_table(study: Study, found: Found, top: int) -> str:
     """The best points with their figures."""
-    titles = [FIGURE_TITLES.get(name, f"{name.replace('_', ' ')} [s]") for name in SHOWN_FIGURES]
-    heads = ("point", "load", *titles, "limited by")
+    heads = ("point", "load", *map(plot_title, SHOWN_FIGURES), "limited by")
     rows = []
     for index in found.ranking[:top]:
         one = found.mean(index)
@@ -243,7 +258,8 @@ def _effects(study: Study, found: Found) -> str:
     rows = []
     for name, shares in worths(study.space, found).items():
         for value, worth in shares.items():
-            rows.append((name.rpartition(".")[2], value, worth_text(worth) if worth.share else "none holds the limits"))
+            text = worth_text(worth) if worth.share else "none holds the limits"
+            rows.append((name.rpartition(".")[2], value, Cell(text, worth.share, bar=worth.share)))
     lead = paragraph(f"{worth_title(study.space, found)}.")
     return lead + table(("setting", "value", "worth"), rows, left=2)
 
@@ -280,9 +296,7 @@ def write_study(report: SearchReport, folder: Path) -> None:
 
 def _write_winner(scenario: Scenario, folder: Path, workload: str | None) -> None:
     prefix = "" if workload is None else f"{workload}-"
-    parts = [pool_scenario(scenario, pool).deployment for pool in scenario.deployment.pools] or [scenario.deployment]
-    engines = [part.engine for part in parts]
-    versions = {one.name: one.version or engine_defaults(one.name).default_version for one in engines}
+    versions = _versions(scenario)
     save(scenario, folder / f"{prefix}scenario.yaml")
     (folder / f"{prefix}launch.sh").write_text(launch_script(scenario, versions), encoding="utf-8")
     (folder / f"{prefix}kubernetes.yaml").write_text(kubernetes_manifests(scenario, versions), encoding="utf-8")
@@ -290,6 +304,13 @@ def _write_winner(scenario: Scenario, folder: Path, workload: str | None) -> Non
         file = folder / f"{prefix}chart" / path
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text, encoding="utf-8")
+
+
+def _versions(scenario: Scenario) -> dict[str, str]:
+    """Engine -> the version that was simulated."""
+    parts = [pool_scenario(scenario, pool).deployment for pool in scenario.deployment.pools] or [scenario.deployment]
+    engines = [part.engine for part in parts]
+    return {one.name: one.version or engine_defaults(one.name).default_version for one in engines}
 
 
 def _write_job(job: TrainingJob, folder: Path) -> None:

@@ -54,8 +54,9 @@ function drawSearch(root, data) {
     let low = Infinity;
     let high = -Infinity;
     for (const index of indices) {
-      low = Math.min(low, data.values[index][at]);
-      high = Math.max(high, data.values[index][at]);
+      const off = data.margins[index][at] ?? 0;
+      low = Math.min(low, data.values[index][at] - off);
+      high = Math.max(high, data.values[index][at] + off);
     }
     const margin = 0.04 * (high - low || Math.abs(high) || 1);
     return [low < 0 ? low - margin : Math.max(low - margin, 0), high + margin];
