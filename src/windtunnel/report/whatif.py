@@ -8,7 +8,7 @@ from rich.text import Text
 
 from windtunnel.errors import InputError, did_you_mean
 from windtunnel.report.html import Section, figures, page, table
-from windtunnel.report.plots import Axis, Series, figure
+from windtunnel.report.plots import COLOURS, Axis, Series, figure
 from windtunnel.report.search import FIGURE_TITLES, figure_text, limit_name
 from windtunnel.report.tables import columns, title
 from windtunnel.report.version import version
@@ -118,10 +118,16 @@ def grid_sections(space: Space, answers: dict[int, Evaluation], names: Sequence[
             lines.setdefault(", ".join(others), []).append((x, one.figures[figure_name]))
         label = across.rpartition(".")[2] if across is not None else "point"
         series = [
-            Series(name, [x for x, _ in sorted(line)], [y for _, y in sorted(line)], "line")
-            for name, line in lines.items()
+            Series(
+                name,
+                [x for x, _ in sorted(line)],
+                [y for _, y in sorted(line)],
+                "line",
+                colour=COLOURS[turn % len(COLOURS)],
+            )
+            for turn, (name, line) in enumerate(lines.items())
         ]
-        dots = [Series("", one.x, one.y, "points") for one in series]
+        dots = [Series("", one.x, one.y, "points", colour=one.colour) for one in series]
         unit = " (s)" if figure_name.partition("_")[0] in METRICS else ""
         axis = Axis(f"{figure_title(figure_name)}{unit}")
         drawn.append((figure([*series, *dots], Axis(label), axis), figure_title(figure_name)))
