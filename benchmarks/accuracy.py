@@ -27,18 +27,9 @@ from pathlib import Path
 import numpy as np
 
 from windtunnel.engine.acceptance import Drafting, acceptances, best_share, drafting
-from windtunnel.engine.calibrate import (
-    LEAST_CONFIGURATIONS,
-    Bench,
-    Fit,
-    benches,
-    by_configuration,
-    fit_runs,
-    folds,
-    held_out,
-    predict,
-    spreads,
-)
+from windtunnel.engine.calibrate import Bench, Fit, benches, by_configuration, fit_runs, predict
+from windtunnel.engine.calibration_profiles import spreads
+from windtunnel.engine.cross_validation import LEAST_CONFIGURATIONS, folds, held_out
 from windtunnel.errors import InputError
 from windtunnel.estimate.calibrated import factor
 from windtunnel.estimate.estimator import Estimator, roofline_estimator
@@ -347,7 +338,7 @@ def main() -> int:
 def cross_validated(runs: Sequence[Bench], name: str) -> dict[str, Predicted]:
     """Predictions of every run by fits that saw none of its configuration, of its device, of its model.
 
-    Runs that their own record calls odd have no weight in any fit.
+    Runs that their own record calls odd have no weight in any fit. Every fit's priors are chosen among its own runs.
     """
     whole = fit_runs(runs)
     found = {}

@@ -10,6 +10,8 @@
 - MLPerf Inference (closed, 4.1 and 5.1): Llama-2-70B offline on TensorRT-LLM, output tokens a second of a replica.
 - APEX's runs of vLLM 0.6 on eight H100: Llama-3.1-70B in bf16, the requests that it recorded.
 - gpt-fast's single-stream decode on A100: one request, bf16.
+- Mooncake's handover of prompts of 128 to 32,768 tokens between two nodes of eight H800: KV transfer and TTFT. The
+  transfer's latency and share of the links were read off these very nine runs (`spec.deployment.Transfer`).
 
 Beside the predictions stand two naive ones: operators from the roofline alone, and a log-linear regression on lengths,
 requests, devices and the model's size, which has seen four fifths of the very set and predicts the others (five folds).
@@ -29,18 +31,23 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
-from windtunnel.engine.serving import simulate
+from windtunnel.engine.run import simulate
+from windtunnel.engine.serving import calibrated, estimator_for, estimator_key
 from windtunnel.engine.workload import generate
 from windtunnel.errors import InputError
-from windtunnel.estimate.estimator import roofline_estimator
+from windtunnel.estimate.estimator import Estimator, roofline_estimator
 from windtunnel.metrics.accuracy import score
+from windtunnel.spec import catalog
+from windtunnel.spec.calibration import NONE
+from windtunnel.spec.deployment import Transfer
 from windtunnel.spec.scenario import Scenario, keep_published_formats, resolve, scenario_from
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
-METRICS = ("tpot", "ttft", "throughput")
+METRICS = ("tpot", "ttft", "throughput", "transfer")
 MOST_REQUESTS = 1000
 """Of a set's thousands; a burst is at its steady rate long before."""
 
@@ -241,6 +248,31 @@ def gptfast(folder: Path, _: Path) -> Iterator[Run | str]:
         yield made, {"tpot": float(row["tpot_ms"]) * 1e-3}
 
 
+def mooncake(folder: Path, _: Path) -> Iterator[Run | str]:
+    """One request at a time, prefilled on one node and decoded on the other; eight interfaces of 200 Gb/s."""
+    for row in rows_of(folder / "mooncake_pd_transfer.csv"):
+        workload = {
+            "arrivals": {"type": "closed_loop", "concurrency": 1},
+            "input_tokens": int(row["prompt_len"]),
+            "output_tokens": 128,
+            "num_requests": 3,
+        }
+        made = scenario_from(
+            {
+                "model": "Qwen/Qwen3-8B",
+                "deployment": {
+                    "device": "h800_sxm",
+                    "parallelism": {"tp": int(row["tp"])},
+                    "engine": {"name": "vllm", "version": "0.11.2"},
+                    "pools": [{"name": role, "role": role} for role in ("prefill", "decode")],
+                    "transfer": {"bytes_per_s": Transfer().link_efficiency * 8 * 25e9},
+                },
+                "workload": workload,
+            }
+        )
+        yield made, {"ttft": float(row["ttft_ms"]) * 1e-3, "transfer": float(row["transfer_ms"]) * 1e-3}
+
+
 APEX_LENGTHS = "apex_validation_lengths.csv.gz"
 
 
@@ -317,15 +349,33 @@ SETS: dict[str, Source] = {
     "LLMServingSim, vLLM 0.19, RTX cards": llmservingsim,
     "Splitwise, Llama-2-70B static batches": splitwise,
     "gpt-fast, batch 1": gptfast,
+    "Mooncake, vLLM 0.11, 2 x 8 H800, KV transfer": mooncake,
 }
 
 
-def predicted(scenario: Scenario, roofline: bool) -> dict[str, float]:
-    setup = resolve(scenario)
-    result = simulate(scenario, roofline_estimator(setup.device, setup.node) if roofline else None)
-    summary = result.summary
+def predicted(scenario: Scenario, roofline: bool, tables: dict[Any, Estimator]) -> dict[str, float]:
+    """Its metrics; `tables` keeps the estimators that read tables, by what they were read for."""
+    device = catalog.device(scenario.deployment.device)
+    estimator: Estimator | None = None
+    if roofline:
+        estimator = roofline_estimator(device, catalog.default_node(device))
+    elif not scenario.deployment.pools:
+        setup = resolve(scenario)
+        key = estimator_key(setup)
+        if key not in tables:
+            tables[key] = plain_estimator(scenario)
+        estimator = calibrated(tables[key], setup)
+    summary = simulate(scenario, estimator).summary
     found = {"ttft": summary.ttft_s.mean, "throughput": summary.throughput.output_tokens_per_s}
+    if summary.transfer_s is not None:
+        found["transfer"] = summary.transfer_s.mean
     return {**found, "tpot": summary.tpot_s.mean} if summary.tpot_s is not None else found
+
+
+def plain_estimator(scenario: Scenario) -> Estimator:
+    """Of the scenario's tables, without calibration."""
+    deployment = msgspec.structs.replace(scenario.deployment, calibration=NONE)
+    return estimator_for(resolve(msgspec.structs.replace(scenario, deployment=deployment)))
 
 
 def main() -> int:
@@ -339,8 +389,11 @@ def main() -> int:
     if not folder.is_dir():
         print(f"skipped: there is no recorded reference data at {folder}")
         return 0
-    print("| set | runs | refused | predicted by | TPOT median | p90 | TTFT median | p90 | throughput median | p90 |")
-    print("|---|---:|---:|---|---:|---:|---:|---:|---:|---:|")
+    headers = [
+        f"{metric} {what}" for metric in ("TPOT", "TTFT", "throughput", "KV transfer") for what in ("median", "p90")
+    ]
+    print(f"| set | runs | refused | predicted by | {' | '.join(headers)} |")
+    print(f"|---|---:|---:|---|{'---:|' * len(headers)}")
     for name, source in SETS.items():
         if options.only not in name:
             continue
@@ -380,11 +433,12 @@ def regressed(runs: Sequence[Run], num_folds: int = 5) -> list[dict[str, float]]
 
 def lines_of(name: str, runs: list[Run | str]) -> Iterator[str]:
     done: dict[str, list[tuple[Run, dict[str, float]]]] = {"windtunnel": [], "roofline alone": []}
+    tables: dict[Any, Estimator] = {}
     for run in runs:
         for way, pairs in done.items():
             try:
                 if not isinstance(run, str):
-                    pairs.append((run, predicted(run[0], way != "windtunnel")))
+                    pairs.append((run, predicted(run[0], way != "windtunnel", tables)))
             except InputError:
                 continue
     ready = [run for run, _ in done["windtunnel"]]

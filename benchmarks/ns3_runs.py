@@ -25,9 +25,8 @@ import numpy as np
 
 from windtunnel.engine.collective import flows_seconds, full_between_switches
 from windtunnel.engine.network import FlowTimes, run_flows
-from windtunnel.engine.packet_parts import run_in_parts
-from windtunnel.engine.packet_tables import tables_of
-from windtunnel.ops.flows import Flows, all_to_all, nvls, ring, simai_rings, together
+from windtunnel.engine.packet import simulate_packets
+from windtunnel.ops.flows import Flows, Reduction, all_to_all, nvls, ring, simai_rings, together
 from windtunnel.spec.fabric import Fabric, NodeKind
 from windtunnel.spec.network import SIMAI_SETTINGS
 from windtunnel.spec.packet import SIMAI_PACKETS
@@ -35,6 +34,7 @@ from windtunnel.spec.topology import GBPS, AlibabaHpn, DcnPlus, SpectrumX, Topol
 
 REFERENCE = Path(os.environ.get("WINDTUNNEL_REFERENCE") or Path(__file__).resolve().parents[2] / "shared" / "reference")
 CONTROLS = {1: "dcqcn", 7: "timely", 8: "dctcp"}
+REDUCTIONS = {"ALLREDUCE": Reduction.ALTERNATE, "REDUCESCATTER": Reduction.EVERY}
 
 
 def number(pattern: str, text: str, otherwise: int = 0) -> int:
@@ -70,7 +70,8 @@ def collective(name: str, size_bytes: int, ranks: np.ndarray, gpus_per_server: i
         return nvls(ranks, switch, size_bytes)
     rings = simai_rings(ranks, servers, pxn="AS_PXN_ENABLE=1" in row["env"] and is_reduce)
     steps = (2 if is_reduce else 1) * (len(ranks) - 1)
-    return ring(rings, size_bytes // len(ranks) // rings.num_channels, steps)
+    chunk_bytes = size_bytes // len(ranks) // rings.num_channels
+    return ring(rings, chunk_bytes, steps, REDUCTIONS.get(name, Reduction.NONE))
 
 
 def layers_of(row: dict[str, str]) -> list[Flows]:
@@ -123,10 +124,8 @@ def run(row: dict[str, str]) -> Run:
     packet_us, flow_us, packet_cpu_s, flow_cpu_s, where = [], [], 0.0, 0.0, ""
     for flows in layers_of(row):
         started = time.process_time()
-        outcome = run_in_parts(tables_of(fabric, flows, settings, packet))
+        packet_us.append(simulate_packets(fabric, flows, settings, packet).total_s * 1e6)
         packet_cpu_s += time.process_time() - started
-        assert (outcome.flows.finish_ps > 0).all()
-        packet_us.append(outcome.flows.finish_ps.max() * 1e-6)
         started = time.process_time()
         flow_us.append(flows_seconds(fabric, flows, settings, "flow") * 1e6)
         flow_cpu_s += time.process_time() - started

@@ -24,7 +24,7 @@ MODEL: dict[str, Any] = {"model": "meta-llama/Llama-3.1-8B", "device": "h100_sxm
 REPEATS = 3
 
 
-def prepared(concurrency: int, num_requests: int, input_tokens: object, output_tokens: object):
+def prepared(concurrency: int, num_requests: int, input_tokens: Any, output_tokens: Any):
     """Settings, cost and requests of a closed loop, so that only the loop is timed."""
     scenario = wt.scenario(
         **MODEL,

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
+from recorded import REFERENCE
+
 REPOSITORY = Path(__file__).resolve().parents[1]
 
 # A failing example must be the same on every machine, and the first example pays for compilation. Explaining a failure
@@ -20,7 +22,6 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 @pytest.fixture(scope="session")
 def reference() -> Path:
     """The folder of recorded reference data (measurements and other outputs); it is not part of the package."""
-    folder = Path(os.environ.get("WINDTUNNEL_REFERENCE") or REPOSITORY.parent / "shared" / "reference")
-    if not folder.is_dir():
-        pytest.skip(f"no recorded reference data at {folder}; name its folder with WINDTUNNEL_REFERENCE")
-    return folder
+    if not REFERENCE.is_dir():
+        pytest.skip(f"no recorded reference data at {REFERENCE}; name its folder with WINDTUNNEL_REFERENCE")
+    return REFERENCE

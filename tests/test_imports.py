@@ -42,6 +42,11 @@ def test_importing_the_package_is_light() -> None:
     assert modules_after("import windtunnel") & HEAVY == set()
 
 
+def test_the_public_names_are_completed_before_they_are_imported() -> None:
+    program = "import windtunnel; assert {'simulate', 'scenario', 'load'} <= set(dir(windtunnel))"
+    assert modules_after(program) & HEAVY == set()
+
+
 @pytest.mark.parametrize("arguments", [["--help"], *([verb, "--help"] for verb in VERBS)], ids=" ".join)
 def test_help_is_light(arguments: list[str]) -> None:
     program = f"""

@@ -93,3 +93,8 @@ def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'windtunnel' has no attribute {name!r}")
     return getattr(import_module(f"windtunnel.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    """The public names, for completion in a notebook; they are not attributes before their first use."""
+    return __all__

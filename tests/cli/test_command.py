@@ -48,6 +48,8 @@ def test_it_has_a_version(windtunnel: Command) -> None:
             "got unexpected extra argument (b.yaml)",
             "see `windtunnel simulate --help`",
         ),
+        (["vidur", "config.json"], "--tables is missing", "see `windtunnel vidur --help`"),
+        (["profile", "check"], "FOLDER is missing", "see `windtunnel profile check --help`"),
         (["catalog", "device"], "the catalog has no 'device'", "did you mean devices?"),
         (["--verbose"], "there is no option --verbose", "did you mean --version?"),
     ],

@@ -50,6 +50,7 @@ def test_it_reads_a_scenario(windtunnel: Command, small: tuple[str, ...], tmp_pa
         (["--batch", "0"], "the step is empty"),
         (["--batch", "-1"], "batch is -1"),
         (["--context", "0"], "attends to one token at least"),
+        (["--prefill-context", "100"], "no prompt is computed"),
         (["--batch", "2000"], "above max_num_seqs = 1,024"),
         (["--prefill-tokens", "9000"], "above max_num_batched_tokens = 8,192"),
         (["--context", "200000", "--batch", "1"], "accepts 131,072"),

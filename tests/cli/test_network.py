@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+
+from recorded import entries
 
 if TYPE_CHECKING:
     from cli.conftest import Command
@@ -196,3 +200,49 @@ def test_links_inside_a_row_are_drawn_as_arches(windtunnel: Command, tmp_path: P
     assert drawing.count("Q") == 32
     assert windtunnel("topology", "show", "dgx_h100", "--html", str(tmp_path / "node.html")).code == 0
     assert 'd="M' in (tmp_path / "node.html").read_text()
+
+
+def recorded(path: Path) -> str:
+    return gzip.decompress(path.read_bytes()).decode()
+
+
+def test_simais_recorded_generator_commands_give_its_files(
+    windtunnel: Command, reference: Path, tmp_path: Path
+) -> None:
+    """Every command without a failure in it makes the file of its name, where that was recorded; most were."""
+    folder = reference / "simai"
+    texts = {recorded(path) for path in (folder / "topo").glob("*.gz")}
+    commands = (folder / "topo_commands.txt").read_text().splitlines()
+    made = set()
+    for number, line in enumerate(commands):
+        command, _, name = line.partition(" -> ")
+        flags = shlex.split(command.removeprefix("python3 gen_Topo_Template.py"))
+        path = tmp_path / str(number)
+        if windtunnel("topology", "generate", *flags, "-o", str(path)).code == 0:
+            made.add(path.read_text())
+            file = folder / "topo" / f"{name}.gz"
+            assert not name or not file.exists() or path.read_text() == recorded(file), line
+    assert len(made & texts) > 0.8 * len(texts)
+
+
+@pytest.mark.parametrize("file", entries("simai/analytical/*.cmd"))
+def test_simais_recorded_analytical_commands_give_their_reports(
+    windtunnel: Command, reference: Path, file: str, tmp_path: Path
+) -> None:
+    folder = reference / "simai"
+    line = (folder / "analytical" / file).read_text().splitlines()[0]
+    given = shlex.split(line.removeprefix("cmd: "))[1:]
+    flags = dict(zip(given[::2], given[1::2], strict=True))
+    name = Path(flags.pop("-w")).name
+    workload, report = tmp_path / name, tmp_path / "EndToEnd.csv"
+    workload.write_text(recorded(folder / "workloads" / f"{name}.gz"))
+    prefix = flags.pop("-r")
+    for flag in ("-g", "-r_f", "-v", "-l"):
+        flags.pop(flag, None)
+    options = [part for pair in flags.items() for part in pair]
+    done = windtunnel("network", "run", "-w", str(workload), "--compat", "simai", *options, "-o", str(report))
+    assert done.code == 0, done.stderr
+    theirs = recorded(folder / "analytical" / f"{prefix}EndToEnd.csv.gz")
+    assert report.read_text().split("\n", 2)[2] == theirs.split("\n", 2)[2]
+    totals = [text.splitlines()[1].partition(",")[2] for text in (report.read_text(), theirs)]
+    assert totals[0] == totals[1]

@@ -57,6 +57,13 @@ def test_capacity_says_what_limits_it(windtunnel: Command, scenario: str) -> Non
     assert "no load is sustained: TTFT p90 <= 1.00 us is broken" in shown.stdout
 
 
+def test_a_capacity_needs_no_load_to_begin_with(windtunnel: Command) -> None:
+    load = ("--input-tokens", "64", "--output-tokens", "8", "--num-requests", "60", "--seeds", "1")
+    done = windtunnel("capacity", "--model", "llama-3.1-8b", "--device", "h100_sxm", *load, "--slo", "ttft=1s")
+    assert done.code == 0, done.stderr
+    assert "Poisson arrivals, 64 tokens in, 8 tokens out; seed 0" in done.stdout
+
+
 def test_a_search_writes_what_it_found(windtunnel: Command, space: str, tmp_path: Path) -> None:
     out = tmp_path / "found"
     done = windtunnel("search", space, "--no-store", "--out", str(out), "--load", "50", "--top", "2")
@@ -105,6 +112,13 @@ def test_a_grid_marks_what_breaks_limits(windtunnel: Command, scenario: str, tmp
     assert done.stdout.count("breaks TPOT p99") >= 1
     assert "tp 3, rate 1: tp = 3 does not divide the 32 attention heads" in done.stdout
     assert "<svg" in page.read_text()
+
+
+def test_what_varies_in_a_grid_need_not_be_given_besides(windtunnel: Command) -> None:
+    varied = ("--vary", "device=h100_sxm,l40s", "--vary", "rate=1,2", "--vary", "input_tokens=32,64")
+    done = windtunnel("whatif", "--model", "llama-3.1-8b", *varied, "--output-tokens", "8", "--num-requests", "20")
+    assert done.code == 0, done.stderr
+    assert "8 points of llama-3.1-8b" in done.stdout
 
 
 def test_a_pasted_command_is_simulated_and_what_is_left_out_is_named(windtunnel: Command) -> None:

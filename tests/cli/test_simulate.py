@@ -28,6 +28,19 @@ def test_it_prints_the_figures_that_users_ask_for(windtunnel: Command, small: tu
     assert "h100_sxm/gemm/vllm/" in done.stdout
 
 
+def test_it_says_when_requests_come_faster_than_they_are_served(windtunnel: Command) -> None:
+    load = ("--input-tokens", "64", "--output-tokens", "8", "--num-requests", "3000", "--max-num-seqs", "8")
+    for rate, is_overloaded in (("5", False), ("5000", True)):
+        done = windtunnel("simulate", "--model", "llama-3.1-8b", "--device", "h100_sxm", *load, "--rate", rate)
+        assert ("of queueing: latencies grow with" in done.stdout) == is_overloaded
+
+
+def test_a_pipe_gets_lines_that_are_not_wrapped(windtunnel: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS")
+    lines = windtunnel("catalog", "models").stdout.splitlines()
+    assert any(line.startswith("deepseek-ai/DeepSeek-R1 ") and line.endswith("fp8_block") for line in lines)
+
+
 @pytest.mark.parametrize("width", [80, 120])
 def test_no_line_is_wider_than_the_terminal(
     windtunnel: Command, small: tuple[str, ...], width: int, monkeypatch: pytest.MonkeyPatch

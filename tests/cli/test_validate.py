@@ -30,6 +30,9 @@ def test_errors_are_shown_with_what_was_refused(windtunnel: Command, runs: str) 
     done = windtunnel("validate", runs)
     assert done.code == 0
     assert "2 of 3 runs predicted" in done.stdout
+    values = [line.split()[:3] for line in done.stdout.partition("Measured and predicted")[2].splitlines()]
+    assert ["one", "TPOT", "3.00"] in values
+    assert ["TTFT", "30.0", "ms"] in values
     assert "tp = 3" in " ".join(done.stdout.split())
 
 

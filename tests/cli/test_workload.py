@@ -77,8 +77,8 @@ def test_a_jobs_communication(windtunnel: Command, job: str) -> None:
 def test_every_recorded_format_is_recognised(windtunnel: Command, reference: Path) -> None:
     folder = reference / "aicb"
     files = {
-        "SimAI workload": next((folder / "c10_simai_moe_tp2_ep8_sp_aiob_w64").glob("*.gz")),
-        "AICB list": next((folder / "c14_ds3_llama65_w128_ep2").glob("*.gz")),
+        "SimAI workload": min(folder.glob("*/*.txt.gz")),
+        "AICB list": min(folder.glob("*/*_workload.csv.gz")),
         "AIOB times": folder / "aiob_Example.txt",
         "Chakra trace": folder / "chakra" / "et_repro.et",
         "Kineto trace": folder / "chakra" / "kineto.json",

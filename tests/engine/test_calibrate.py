@@ -6,17 +6,18 @@ import numpy as np
 import pytest
 
 from windtunnel.engine.calibrate import (
+    CANDIDATES,
+    PRIORS,
     Bench,
     Fit,
     benches,
     by_configuration,
     effects,
     fit_runs,
-    folds,
-    held_out,
     predict,
-    profiles,
 )
+from windtunnel.engine.calibration_profiles import profiles
+from windtunnel.engine.cross_validation import chosen_priors, folds, held_out
 from windtunnel.engine.serving import simulate
 from windtunnel.estimate.estimator import Estimator, roofline_estimator
 from windtunnel.interop.measured_runs import Measurement
@@ -116,6 +117,22 @@ def test_a_fold_holds_whole_configurations_and_fits_see_none_of_it(runs: list[Be
     again = held_out(mixed, whole, fold)
     assert [again[i] for i in range(len(runs)) if fold[i] == 0] == [held[i] for i in range(len(runs)) if fold[i] == 0]
     assert np.median(np.abs(errors(runs, held))) < 0.05
+
+
+def test_priors_are_chosen_by_the_runs_that_are_kept(runs: list[Bench]) -> None:
+    def labelled(bench: Bench, at: int, **measured: float) -> Bench:
+        measurement = bench.measurement
+        known = replace(
+            measurement, labels={**measurement.labels, "model": str(at)}, measured={**measurement.measured, **measured}
+        )
+        return replace(bench, measurement=known)
+
+    several = [labelled(bench, at) for at, bench in enumerate(runs)]
+    whole, kept = fit_runs(several), np.arange(len(several)) != 0
+    assert chosen_priors(runs, whole, kept) == PRIORS  # three configurations
+    chosen = chosen_priors(several, whole, kept)
+    assert chosen in CANDIDATES
+    assert chosen_priors([labelled(several[0], 0, tpot=9.0), *several[1:]], whole, kept) == chosen
 
 
 def test_a_format_has_an_effect_of_its_own_and_overheads_have_none() -> None:

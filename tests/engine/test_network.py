@@ -13,10 +13,12 @@ from windtunnel.engine.alike import ring_seconds, together_seconds
 from windtunnel.engine.collective import (
     collective_seconds,
     flows_seconds,
+    full_between_switches,
     run_collective,
     run_transfers,
     transfer_seconds,
 )
+from windtunnel.engine.hashed_rings import hashed_ring_seconds
 from windtunnel.engine.network import find_paths, run_flow_level, run_flows, wire_bytes
 from windtunnel.errors import InputError, WindtunnelError
 from windtunnel.ops import flows as tables
@@ -346,9 +348,32 @@ def test_as_in_simai_no_step_of_a_ring_begins_before_the_one_before() -> None:
         connection=np.array([0, 1, 2, 2]),
         start_s=np.array([4 * ALONE_S, 0, 0, 0]),
     )
-    times = run_flows(fabric, late_first, SIMAI_SETTINGS, "flow")
-    assert times.finish_s[1] < times.begin_s[0]
-    assert times.begin_s[3] == pytest.approx(times.begin_s[2], rel=1e-9)
+    for backend in ("flow", "packet"):
+        times = run_flows(fabric, late_first, SIMAI_SETTINGS, backend)
+        assert times.finish_s[1] < times.begin_s[0]
+        assert times.begin_s[3] == pytest.approx(times.begin_s[2], rel=1e-9)
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize(
+    ("topology", "n", "is_apart"),
+    [
+        (SpectrumX(num_gpus=64, nic_bytes_per_s=100 * GBPS), 64, True),
+        (DcnPlus(num_gpus=32, gpus_per_leaf=8, num_spines=4, nic_bytes_per_s=50 * GBPS), 32, True),
+        (SpectrumX(num_gpus=32, num_spines=4), 32, False),
+        (DcnPlus(num_gpus=32, gpus_per_leaf=8, num_spines=4, nic_bytes_per_s=100 * GBPS), 32, False),
+    ],
+)
+def test_simai_s_rings_run_once_where_the_links_between_switches_never_fill(
+    topology: Topology, n: int, is_apart: bool
+) -> None:
+    """It refuses exactly where the full run says that such a link was full."""
+    fabric = build_fabric(topology)
+    rings = tables.simai_rings(ranks(n), n // 8)
+    every = run_flow_level(fabric, tables.ring(rings, 20_000, 2 * (n - 1)), SIMAI_SETTINGS)
+    assert full_between_switches(fabric, every) == (not is_apart)
+    seconds = hashed_ring_seconds(fabric, rings, 20_000, 2 * (n - 1), SIMAI_SETTINGS)
+    assert seconds == (pytest.approx(every.total_s, rel=1e-12) if is_apart else None)
 
 
 @pytest.mark.compiled

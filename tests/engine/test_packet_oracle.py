@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from windtunnel.engine.packet_loop import run_tables
 from windtunnel.engine.packet_reference import PacketReference
 from windtunnel.engine.packet_tables import Tables, tables_of
-from windtunnel.ops.flows import flows_of
+from windtunnel.ops.flows import Reduction, flows_of
 from windtunnel.spec.fabric import Fabric
 from windtunnel.spec.network import NetworkSettings
 from windtunnel.spec.packet import EcnThreshold, PacketSettings
@@ -42,6 +42,8 @@ def cases(draw: st.DrawFn) -> Tables:
         connection=rng.integers(0, 3, n),
         start_s=rng.integers(0, 5, n) * 1e-6,
         delay_s=rng.integers(0, 3, n) * 1e-6,
+        channel=rng.integers(0, 2, n),
+        reduction=draw(st.sampled_from(Reduction)),
     )
     thresholds = tuple(
         EcnThreshold(bytes_per_s=rate * GBPS, min_bytes=2_000, max_bytes=12_000, max_probability=0.5)

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from recorded import entries
 from windtunnel.engine.serving import run_loop
 from windtunnel.engine.workload import RequestArrays
 from windtunnel.estimate.step_model import fit_step_model, lower_step_model
@@ -45,15 +46,12 @@ def simulate(run: EngineRun, cost: StepCost) -> tuple[np.ndarray, Table]:
     return records, steps
 
 
-def recorded(reference: Path) -> list[EngineRun]:
-    files = sorted((reference / "engine_runs").glob("*.json.gz"))
-    return [run for path in files for run in read_engine_runs(path)]
+RECORDED = entries("engine_runs/*.json.gz")
 
 
-def test_batches_equal_the_engine_step_for_step(reference: Path) -> None:
-    runs = recorded(reference)
-    assert len(runs) >= 11
-    for run in runs:
+@pytest.mark.parametrize("file", RECORDED)
+def test_batches_equal_the_engine_step_for_step(reference: Path, file: str) -> None:
+    for run in read_engine_runs(reference / "engine_runs" / file):
         _, steps = simulate(run, recorded_steps(run.duration_s, EngineSettings(max_num_seqs=MAX_NUM_SEQS)))
         np.testing.assert_array_equal(steps["num_steps"], 1)
         np.testing.assert_array_equal(steps["decode_tokens"], run.batches.decode_requests)
@@ -64,18 +62,19 @@ def test_batches_equal_the_engine_step_for_step(reference: Path) -> None:
         )
 
 
-def test_token_times_equal_the_engines(reference: Path) -> None:
-    for run in recorded(reference):
+@pytest.mark.parametrize("file", RECORDED)
+def test_token_times_equal_the_engines(reference: Path, file: str) -> None:
+    for run in read_engine_runs(reference / "engine_runs" / file):
         records, _ = simulate(run, recorded_steps(run.duration_s, EngineSettings(max_num_seqs=MAX_NUM_SEQS)))
         np.testing.assert_allclose(records["first_token_s"], run.first_token_s, rtol=0, atol=1e-6)
         np.testing.assert_allclose(records["finish_s"], run.finish_s, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("recording", ["quiet", "wall"])
-def test_latencies_from_a_model_of_one_run(reference: Path, recording: str) -> None:
-    runs = read_engine_runs(reference / "engine_runs" / f"vllm_cpu_llama100m_{recording}.json.gz")
+@pytest.mark.parametrize("file", RECORDED)
+def test_latencies_from_a_model_of_one_run(reference: Path, file: str) -> None:
+    runs = read_engine_runs(reference / "engine_runs" / file)
     # The busiest run without disturbance shows the widest range of batches. Repeats of one seed differ by 11% in TTFT.
-    fitted = max((run for run in runs if run.cpu_pressure < 0.1), key=lambda run: run.rate_per_s)
+    fitted = max(runs, key=lambda run: (run.cpu_pressure < 0.1, run.rate_per_s))
     others = [run for run in runs if run is not fitted]
     batches = fitted.batches
     model = fit_step_model(

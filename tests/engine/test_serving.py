@@ -202,6 +202,12 @@ def test_progress_ends_at_all() -> None:
 # Measured operators
 
 
+def test_a_run_is_shown_in_a_line() -> None:
+    shown = repr(served())
+    assert shown.startswith(f"Result({LLAMA} on 1 x h100_sxm: 60 requests, mean TTFT ")
+    assert len(shown) < 250
+
+
 def test_a_run_says_what_its_times_come_from() -> None:
     result = simulate(made(concurrency=8))
     assert sum(result.coverage.values()) == pytest.approx(1)

@@ -1,51 +1,39 @@
 """Parity with Vidur: the recorded cases, on Vidur's own look-up tables, batch for batch and request for request."""
 
+import random
 from functools import cache
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pandas as pd
 import pytest
 
-from windtunnel.engine.vidur import replay, walked_settings
+from recorded import entries
+from windtunnel.engine.vidur import host_s, replay, walked_settings
 from windtunnel.engine.walked import WalkedRun, walk
+from windtunnel.errors import InputError
 from windtunnel.estimate.steps import recorded_steps
-from windtunnel.interop.vidur import VidurBatches, VidurRequests, read_case, read_tables
+from windtunnel.interop.vidur import (
+    OperatorTables,
+    VidurBatches,
+    VidurConfig,
+    find_tables,
+    random_replicas,
+    read_case,
+    read_config,
+    read_tables,
+)
 from windtunnel.kernels import state
+from windtunnel.report.vidur import replay_metrics
 from windtunnel.spec.deployment import EngineSettings
 
-CASES = (
-    "a_llama2-7b_tp1_vllm_arxiv1k_qps2",
-    "b_llama3-8b_tp1_sarathi512_conv512",
-    "c_llama2-70b_tp2pp2_sarathi_arxiv500",
-    "c_llama2-70b_tp4pp1_sarathi_arxiv500",
-    "d_llama2-7b_tp1_ft_fixed",
-    "d_llama2-7b_tp1_orca_arxiv300",
-    "e_llama2-7b_4rep_lor_lightload",
-    "e_llama2-7b_4rep_lor_vllm",
-    "e_llama2-7b_4rep_rr_vllm",
-    "f_llama2-7b_sarathi_midprefill_bug",
-    "f_llama2-7b_sarathi_preempt",
-    "f_llama2-7b_vllm_preempt",
-    "g_llama2-7b_sarathi_uniform_static",
-    "i_llama2-7b_tp1pp4_vllm",
-)
-RESTARTED_IN_ITS_PROMPT = {"f_llama2-7b_sarathi_midprefill_bug": 4050}
-"""The prompt of the one request there that was restarted before it was computed: its record holds what was left."""
+RECORDED = entries("vidur/cases/*/config.json")
 
 
-def table_of(case: str) -> str:
-    for part, table in (
-        ("_orca_", "llama2-7b_tp1_orca"),
-        ("_ft_", "llama2-7b_tp1_orca"),
-        ("tp2pp2", "llama2-70b_tp2pp2_pairwise_REALATTN"),
-        ("tp4pp1", "llama2-70b_tp4pp1_pairwise"),
-        ("tp1pp4", "llama2-7b_tp1pp4_vllm"),
-        ("llama3-8b", "llama3-8b_tp1"),
-    ):
-        if part in case:
-            return f"tables_{table}.npz"
-    return "tables_llama2-7b_tp1_vllm.npz"
+def tables_of(reference: Path, config: VidurConfig) -> OperatorTables:
+    path = find_tables(reference / "vidur" / "op_tables", config)
+    return read_tables(path, config.execution_time_predictor_config.kv_cache_prediction_granularity)
 
 
 class Case:
@@ -55,11 +43,6 @@ class Case:
         case = read_case(folder)
         self.config, self.batches, self.requests = case.config, case.batches, case.requests
         self.expected = pd.read_parquet(folder / "requests.parquet").sort_values("Request Id")
-        if folder.name in RESTARTED_IN_ITS_PROMPT:
-            whole = self.requests.prefill_tokens + self.requests.decode_tokens
-            restarted = self.expected["request_num_restarts"].to_numpy() > 0
-            prompts = np.where(restarted, RESTARTED_IN_ITS_PROMPT[folder.name], self.requests.prefill_tokens)
-            self.requests = VidurRequests(self.requests.arrival_s, prompts, whole - prompts)
 
 
 @cache
@@ -67,36 +50,82 @@ def case(folder: Path) -> Case:
     return Case(folder)
 
 
-def assert_same_batches(run: WalkedRun, expected: VidurBatches) -> None:
+def assert_same_batches(run: WalkedRun, expected: VidurBatches, time_limit_s: float) -> None:
+    """All batches, but that Vidur does not record those that its time limit catches in flight."""
     assert run.trail is not None
-    for ours, theirs in zip(run.trail.members.T, (expected.batch, expected.request, expected.tokens), strict=True):
+    members = run.trail.members
+    recorded = np.isin(members[:, 0], expected.number)
+    in_flight = np.unique(members[~recorded, 0])
+    assert in_flight.size == 0 or time_limit_s > 0
+    assert (run.trail.stage_s[in_flight, -1, 1] >= time_limit_s).all()
+    for ours, theirs in zip(members[recorded].T, (expected.batch, expected.request, expected.tokens), strict=True):
         np.testing.assert_array_equal(ours, theirs)
 
 
-@pytest.mark.parametrize("name", CASES)
+def run_on_recorded_durations(recorded: Case) -> WalkedRun:
+    """A run whose look-up tables were not recorded; its step durations were."""
+    if recorded.config.cluster_config.replica_config.num_pipeline_stages > 1 or recorded.config.time_limit:
+        pytest.skip("without look-up tables, durations of several stages and of batches in flight are not known")
+    settings = walked_settings(recorded.config, replicates_bugs=True, fuses_steps=False)
+    requests = recorded.requests
+    count = len(requests.arrival_s)
+    records = state.new_requests(
+        requests.arrival_s, requests.prefill_tokens, requests.decode_tokens, np.zeros(count, np.int64)
+    )
+    if recorded.config.cluster_config.global_scheduler_config.name == "random":
+        records.rank = random_replicas(recorded.config, count)
+    most = recorded.config.cluster_config.replica_scheduler_config.batch_size_cap
+    cost = recorded_steps(recorded.batches.duration_s, EngineSettings(max_num_seqs=most))
+    return walk(settings, records, cost=cost, keeps_trail=True)
+
+
+@pytest.mark.parametrize("name", RECORDED)
 def test_batches_and_times_equal_vidurs(reference: Path, name: str) -> None:
     recorded = case(reference / "vidur" / "cases" / name)
-    tables = read_tables(reference / "vidur" / "op_tables" / table_of(name))
-    run = replay(recorded.config, tables, recorded.requests, fuses_steps=False, keeps_trail=True)
-    assert_same_batches(run, recorded.batches)
+    try:
+        tables = tables_of(reference, recorded.config)
+    except InputError:
+        run = run_on_recorded_durations(recorded)
+    else:
+        run = replay(recorded.config, tables, recorded.requests, fuses_steps=False, keeps_trail=True)
+    assert_same_batches(run, recorded.batches, recorded.config.time_limit)
     assert run.trail is not None
-    np.testing.assert_allclose(run.trail.stage_s[:, 0, 0], recorded.batches.start_s, rtol=1e-9)
+    np.testing.assert_allclose(run.trail.stage_s[recorded.batches.number, 0, 0], recorded.batches.start_s, rtol=1e-9)
     requests, walks, expected = run.requests, run.walks, recorded.expected
-    np.testing.assert_array_equal(requests["num_preemptions"], expected["request_num_restarts"])
+    finished = np.isfinite(requests["finish_s"])
+    np.testing.assert_array_equal(finished, expected["request_e2e_time"].notna())
     for ours, theirs in (
         (requests["finish_s"] - requests["arrival_s"], "request_e2e_time"),
         (requests["first_token_s"] - requests["arrival_s"], "prefill_e2e_time"),
         (requests["scheduled_s"] - requests["arrival_s"], "request_scheduling_delay"),
         (run.execution_s, "request_execution_time"),
         (walks["paused_s"], "request_preemption_time"),
+        (requests["num_preemptions"], "request_num_restarts"),
     ):
-        np.testing.assert_allclose(ours, expected[theirs], rtol=1e-9, atol=1e-9)
+        np.testing.assert_allclose(ours[finished], expected[theirs][finished], rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", RECORDED)
+def test_all_request_metrics_equal_vidurs(reference: Path, name: str) -> None:
+    recorded = case(reference / "vidur" / "cases" / name)
+    try:
+        tables = tables_of(reference, recorded.config)
+    except InputError as error:
+        pytest.skip(error.message)
+    has_host = not recorded.config.execution_time_predictor_config.skip_cpu_overhead_modeling
+    run = replay(recorded.config, tables, recorded.requests, fuses_steps=not has_host, keeps_trail=has_host)
+    spent_s = host_s(run, recorded.config, tables) if has_host else 0.0
+    for column, ours in replay_metrics(run, spent_s).items():
+        np.testing.assert_allclose(ours, recorded.expected[column], rtol=1e-9, atol=1e-9, err_msg=column)
+
+
+@pytest.mark.parametrize("name", RECORDED)
 def test_steps_taken_at_once_give_the_same_times(reference: Path, name: str) -> None:
     recorded = case(reference / "vidur" / "cases" / name)
-    tables = read_tables(reference / "vidur" / "op_tables" / table_of(name))
+    try:
+        tables = tables_of(reference, recorded.config)
+    except InputError as error:
+        pytest.skip(error.message)
     fused = replay(recorded.config, tables, recorded.requests)
     single = replay(recorded.config, tables, recorded.requests, fuses_steps=False)
     assert fused.steps["num_steps"].sum() == single.steps["num_steps"].sum()
@@ -104,30 +133,11 @@ def test_steps_taken_at_once_give_the_same_times(reference: Path, name: str) -> 
         np.testing.assert_array_equal(fused.requests[column], single.requests[column])
 
 
-def test_lightllm_forms_vidurs_batches(reference: Path) -> None:
-    """Its tables, made for blocks of one token, were not recorded; its step durations were."""
-    recorded = case(reference / "vidur" / "cases" / "d_llama2-7b_tp1_lightllm_arxiv300")
-    settings = walked_settings(recorded.config, replicates_bugs=True, fuses_steps=False)
-    requests = recorded.requests
-    records = state.new_requests(
-        requests.arrival_s,
-        requests.prefill_tokens,
-        requests.decode_tokens,
-        np.zeros(len(requests.arrival_s), np.int64),
-    )
-    cost = recorded_steps(recorded.batches.duration_s, EngineSettings(max_num_seqs=128))
-    run = walk(settings, records, cost=cost, keeps_trail=True)
-    assert_same_batches(run, recorded.batches)
-    np.testing.assert_allclose(
-        run.requests["finish_s"] - run.requests["arrival_s"], recorded.expected["request_e2e_time"], rtol=1e-9
-    )
-
-
 def test_a_restarted_prompt_is_computed_again_in_chunks_by_default(reference: Path) -> None:
     """Vidur ran 3,891 tokens of the restarted prompt one a step, and reports its first token 49 s before its second."""
     name = "f_llama2-7b_sarathi_midprefill_bug"
     recorded = case(reference / "vidur" / "cases" / name)
-    tables = read_tables(reference / "vidur" / "op_tables" / table_of(name))
+    tables = tables_of(reference, recorded.config)
     theirs = replay(recorded.config, tables, recorded.requests)
     right = replay(recorded.config, tables, recorded.requests, replicates_bugs=False)
     i = int(np.argmax(theirs.requests["num_preemptions"]))
@@ -135,3 +145,55 @@ def test_a_restarted_prompt_is_computed_again_in_chunks_by_default(reference: Pa
     assert decode_s < 0.1 * (theirs.requests["finish_s"][i] - theirs.requests["first_token_s"][i])
     after_the_first = right.steps["decode_tokens"] @ right.steps["num_steps"] + right.steps["resumed_tokens"].sum()
     assert after_the_first == (recorded.requests.decode_tokens - 1).sum()
+
+
+def configured(folder: Path) -> VidurConfig:
+    """A run of two replicas with random routing, nine requests with Poisson gaps and uniform lengths."""
+    model = {"num_layers": 2, "num_q_heads": 8, "num_kv_heads": 8, "embedding_dim": 512, "mlp_hidden_dim": 1024}
+    config = {
+        "cluster_config": {
+            "num_replicas": 2,
+            "replica_config": {
+                "model_name": "a/Tiny-1b-hf",
+                "model_config": model,
+                "device_config": {"total_memory_gb": 1},
+            },
+            "global_scheduler_config": {"name": "random"},
+            "replica_scheduler_config": {"name": "vllm"},
+        },
+        "request_generator_config": {
+            "name": "synthetic",
+            "seed": 42,
+            "max_tokens": 256,
+            "num_requests": 9,
+            "interval_generator_config": {"name": "poisson"},
+            "length_generator_config": {"name": "uniform"},
+        },
+        "execution_time_predictor_config": {"prediction_max_prefill_chunk_size": 8, "prediction_max_batch_size": 8},
+    }
+    path = folder / "config.json"
+    path.write_bytes(msgspec.json.encode(config))
+    return read_config(path)
+
+
+def test_draws_of_requests_that_never_arrived_are_skipped(tmp_path: Path) -> None:
+    """Nine requests were drawn, with a gap and a length each, before the first replica was."""
+    config = configured(tmp_path)
+    generator = random.Random(42)
+    for _ in range(2 * 9):
+        generator.random()
+    assert random_replicas(config, 4).tolist() == [generator.randint(1, 2) - 1 for _ in range(4)]
+
+
+def test_tables_are_found_by_their_names_and_by_what_they_hold(tmp_path: Path) -> None:
+    config = configured(tmp_path)
+    axes = {"attn_prefill_chunk": np.arange(1, 9), "attn_decode_bs": np.arange(1, 9)}
+    for name in ("tiny-1b_tp2", "tiny-1b_tp1_dgx", "tiny-1b_tp1_lightllm", "other-1b_tp1", "tiny-1b_tp1pp2"):
+        np.savez(tmp_path / f"tables_{name}.npz", **axes)
+    np.savez(tmp_path / "tables_tiny-1b_tp1.npz", **{name: axis[:4] for name, axis in axes.items()})
+    assert find_tables(tmp_path, config).name == "tables_tiny-1b_tp1pp2.npz"
+    np.savez(tmp_path / "tables_tiny-1b_tp1_vllm.npz", **axes)
+    assert find_tables(tmp_path, config).name == "tables_tiny-1b_tp1_vllm.npz"
+    (tmp_path / "none").mkdir()
+    with pytest.raises(InputError, match="has no look-up tables of a/Tiny-1b-hf with tp 1, pp 1 for vllm"):
+        find_tables(tmp_path / "none", config)

@@ -8,10 +8,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from engine.test_vidur import case, table_of
+from engine.test_vidur import case, tables_of
 from windtunnel.engine.vidur import batch_times, replay
 from windtunnel.engine.walked import WalkedRun
-from windtunnel.interop.vidur import read_tables
 from windtunnel.interop.vidur_traces import chrome_events, event_trace, write_chrome_trace
 
 CASES = ("c_llama2-70b_tp2pp2_sarathi_arxiv500", "e_llama2-7b_4rep_lor_lightload")
@@ -20,9 +19,10 @@ CASES = ("c_llama2-70b_tp2pp2_sarathi_arxiv500", "e_llama2-7b_4rep_lor_lightload
 @cache
 @cache
 def run_of(reference: Path, name: str) -> WalkedRun:
-    tables = read_tables(reference / "vidur" / "op_tables" / table_of(name))
     recorded = case(reference / "vidur" / "cases" / name)
-    return replay(recorded.config, tables, recorded.requests, fuses_steps=False, keeps_trail=True)
+    return replay(
+        recorded.config, tables_of(reference, recorded.config), recorded.requests, fuses_steps=False, keeps_trail=True
+    )
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -204,6 +204,20 @@ def test_message_sizes_are_elements_and_the_faster_library_wins(tmp_path: Path) 
     assert estimate(tmp_path, ops.Collective("all_gather", sizes, 8)).coverage is Coverage.ROOFLINE
 
 
+def test_vllms_all_reduce_is_no_slower_than_the_same_kernel_in_sglangs_table(tmp_path: Path) -> None:
+    for place, latency in (("vllm/0.14.0", [0.004, 0.044]), ("sglang/0.5.9", [0.005, 0.017])):
+        columns = {"num_gpus": [8, 8], "message_size": [1024, 2**19], "latency": latency}
+        write(
+            tmp_path,
+            f"comm/{place}",
+            "custom_allreduce_perf",
+            {**columns, "kernel_source": ["custom_all_reduce_graph"] * 2},
+        )
+    op = ops.Collective("all_reduce", np.array([2048.0, 2.0**20]), 8)
+    np.testing.assert_allclose(estimate(tmp_path, op, version="0.10.2").seconds, [4e-6, 17e-6])
+    np.testing.assert_allclose(estimate(tmp_path, op, "sglang", "0.5.9").seconds, [5e-6, 17e-6])
+
+
 def test_decode_attention_sees_the_step_and_the_new_token(tmp_path: Path) -> None:
     columns = {
         "kernel_source": ["fa3"] * 2,
@@ -220,6 +234,27 @@ def test_decode_attention_sees_the_step_and_the_new_token(tmp_path: Path) -> Non
     found = estimate(tmp_path, ops.DecodeAttention(4.0, np.array([128.0, 1024.0]), 8, 1, 128))
     np.testing.assert_allclose(found.seconds, [10e-6, 20e-6])
     assert found.coverage is Coverage.MEASURED
+
+
+@pytest.mark.parametrize(
+    ("version", "kernel", "seconds"),
+    [("0.10.2", "fa3", [20e-6, 50e-6]), ("0.11.1", "fa3", [20e-6, 30e-6]), ("0.10.2", "trtllm", [20e-6, 30e-6])],
+)
+def test_before_tiles_for_it_decoding_over_an_fp8_cache_was_no_faster(
+    tmp_path: Path, version: str, kernel: str, seconds: list[float]
+) -> None:
+    shape = {"batch_size": 4, "num_heads": 8, "num_key_value_heads": 1, "head_dim": 128}
+    rows = {name: [value] * 4 for name, value in {**shape, "kernel_source": kernel}.items()}
+    formats = ["bfloat16"] * 2 + ["fp8"] * 2
+    columns = {**rows, "attn_dtype": formats, "kv_cache_dtype": formats, "step": [127, 1023] * 2}
+    write(
+        tmp_path,
+        "attention/vllm/0.24.0",
+        "generation_attention_perf",
+        {**columns, "latency": [0.010, 0.050, 0.020, 0.030]},
+    )
+    op = ops.DecodeAttention(4.0, np.array([128.0, 1024.0]), 8, 1, 128, kv_format=Format.FP8)
+    np.testing.assert_allclose(estimate(tmp_path, op, version=version).seconds, seconds)
 
 
 def moe_columns(dtype: str, latency: list[float], hidden: int = 2048) -> dict[str, Any]:
@@ -283,6 +318,19 @@ def test_shapes_that_a_backend_was_not_measured_with_come_from_the_others(tmp_pa
     for hidden, seconds in ((2048, 90e-6), (4096, 50e-6)):
         op = ops.Experts(2.0, hidden, 768, 128, 8)
         assert estimate(tmp_path, op, moe_backend="triton").seconds == pytest.approx(seconds)
+
+
+def test_a_backend_measured_at_other_shapes_limits_the_rate_of_those_that_stand_in(tmp_path: Path) -> None:
+    """With 16 tokens an expert and more; below, reading weights takes the time, and kernels are alike in that."""
+    tokens = [64, 256, 1024, 4096]
+    slow = {**named(moe_columns("bfloat16", [0.1, 0.4, 1.6]), "vllm_marlin_experts"), "num_tokens": tokens[:3]}
+    fast = {**named(moe_columns("bfloat16", [0.1, 0.2, 0.8, 3.2], hidden=4096), "vllm_triton"), "num_tokens": tokens}
+    write(tmp_path, "moe/vllm/0.24.0", "moe_perf", both(slow, fast))
+    op = ops.Experts(np.array([64.0, 256.0, 1024.0]), 4096, 768, 128, 8)
+    np.testing.assert_allclose(estimate(tmp_path, op).seconds, [0.1e-3, 0.2e-3, 0.8e-3])
+    found = estimate(tmp_path, op, moe_backend="marlin")
+    np.testing.assert_allclose(found.seconds, [0.1e-3, 0.8e-3, 3.2e-3])
+    assert "vllm_triton, no faster than vllm_marlin_experts" in found.source
 
 
 def test_an_older_kernel_that_the_engine_would_not_pick_is_left_out_and_named(tmp_path: Path) -> None:

@@ -18,7 +18,8 @@ from windtunnel import cli
 from windtunnel.engine.serving import Result, simulate
 from windtunnel.errors import InputError
 from windtunnel.interop import chrome_trace
-from windtunnel.interop.chrome_trace import MAX_EVENTS, check_file, timeline, write_timeline
+from windtunnel.interop.chrome_trace import MAX_EVENTS, timeline, write_timeline
+from windtunnel.interop.timeline_file import check_file
 from windtunnel.metrics.records import STEP_COLUMNS, Table, request_table
 from windtunnel.spec.shorthand import scenario
 

@@ -9,7 +9,7 @@ import pytest
 from windtunnel.errors import InputError
 from windtunnel.interop.benchmark_clients import read_client_results
 from windtunnel.interop.measured_runs import read_client_files, read_table
-from windtunnel.spec.workload import ClosedLoop, Poisson, Uniform
+from windtunnel.spec.workload import Arrivals, ClosedLoop, Gamma, Poisson, Static, Uniform
 
 BASE: dict[str, Any] = {"model": "llama-3.1-8b", "deployment": {"device": "h100_sxm"}}
 
@@ -152,3 +152,55 @@ def test_an_unknown_column_is_refused_with_the_nearest(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="concurency") as caught:
         read_table(table_of(tmp_path, header=HEADER.replace("concurrency", "concurency")))
     assert "concurrency" in (caught.value.hint or "")
+
+
+def arrivals_of(folder: Path, document: dict[str, Any]) -> Arrivals | None:
+    path = folder / "result.json"
+    path.write_text(json.dumps(document), encoding="utf-8")
+    (run,) = read_client_files(path, BASE)
+    assert run.scenario is not None
+    return run.scenario.workload.arrivals
+
+
+def test_a_client_without_rate_and_limit_sends_everything_at_once(tmp_path: Path) -> None:
+    """The default of `vllm bench serve`: `--request-rate inf` and no `--max-concurrency`."""
+    assert arrivals_of(tmp_path, VLLM | {"max_concurrency": None, "completed": 90}) == ClosedLoop(concurrency=100)
+    throughput = {"args": {"strategy": {"type_": "throughput"}}}
+    assert arrivals_of(tmp_path, {"benchmarks": [GUIDELLM["benchmarks"][0] | throughput]}) == ClosedLoop(
+        concurrency=100
+    )
+
+
+@pytest.mark.parametrize(
+    ("document", "arrivals"),
+    [
+        (VLLM | {"max_concurrency": None, "request_rate": 4, "burstiness": 0.25}, Gamma(rate_per_s=4, cv=2)),
+        (AIPERF | {"input_config": {"request_rate": 4.0}}, Static(rate_per_s=4)),
+        (AIPERF | {"input_config": {"loadgen": {"request_rate": 4.0}}}, Poisson(rate_per_s=4)),
+        (
+            AIPERF
+            | {"input_config": {"loadgen": {"request_rate": 4.0, "arrival_pattern": "gamma", "arrival_smoothness": 4}}},
+            Gamma(rate_per_s=4, cv=0.5),
+        ),
+        (
+            {"benchmarks": [GUIDELLM["benchmarks"][0] | {"args": {"strategy": {"type_": "constant", "rate": 4}}}]},
+            Static(rate_per_s=4),
+        ),
+    ],
+    ids=[
+        "vLLM's burstiness",
+        "perf_analyzer's rate",
+        "AIPerf's rate",
+        "AIPerf's smoothness",
+        "guidellm's constant rate",
+    ],
+)
+def test_gaps_between_arrivals_are_the_clients(tmp_path: Path, document: dict[str, Any], arrivals: Arrivals) -> None:
+    assert arrivals_of(tmp_path, document) == arrivals
+
+
+def test_a_run_of_failed_requests_alone_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "failed.json"
+    path.write_text(json.dumps(VLLM | {"completed": 0}), encoding="utf-8")
+    with pytest.raises(InputError, match="holds no finished run"):
+        read_client_files(path, BASE)

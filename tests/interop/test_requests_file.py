@@ -11,13 +11,8 @@ import pytest
 from pyarrow import parquet
 
 from windtunnel.errors import InputError
-from windtunnel.interop.requests_file import (
-    KNOWN_LAYOUTS,
-    LENGTHS,
-    Layout,
-    read_lengths,
-    read_requests,
-)
+from windtunnel.interop.requests_file import read_lengths, read_requests
+from windtunnel.interop.trace_layouts import KNOWN_LAYOUTS, LENGTHS, Layout
 from windtunnel.spec.workload import Trace, TraceColumns
 
 
@@ -199,6 +194,7 @@ BAD = {
     "missing column": ("a.csv", "arrival_s,input_tokens\n1,2\n", "no column 'output_tokens'; it has arrival_s, input_"),
     "times of unknown unit": ("a.csv", "timestamp,input_tokens,output_tokens\n1,2,3\n", "has no arrival times"),
     "unknown columns": ("a.csv", "x,y\n1,2\n", "no columns of a known trace; it has x, y"),
+    "texts without times": ("a.json", '[{"conversations": []}]', "ShareGPT's kind, which has no arrival times"),
     "repeated column": ("a.csv", "input_tokens," + HEADER + "1,2,3,4\n", "more than one column 'input_tokens'"),
     "ragged row": ("a.csv", HEADER + "1,2,3\n2,3\n", r"a\.csv row 2 has 2 values, but there are 3 columns"),
     "ragged row that is not text": ("a.csv", HEADER.encode() + b"1,2,3\n\n2,\xff\n", r"a\.csv row 2 has 2 values"),

@@ -46,6 +46,73 @@ def test_what_a_row_does_not_say_is_not_guessed(tmp_path: Path) -> None:
     assert all(word in found.reason for word, found in zip(words, skipped, strict=True))
 
 
+BRIDGE = "Megatron-Bridge x,,{task},{model},,,,,{on},{n},{precision},{batch},1,4096,1,1,1,,,,,,1000,,,,A,"
+
+
+def bridge(**said: str) -> str:
+    usual = {
+        "task": "pretrain",
+        "model": "LLAMA3_8B",
+        "on": "DGX-GB200",
+        "n": "64",
+        "precision": "BF16",
+        "batch": "128",
+    }
+    return BRIDGE.format(**usual | said)
+
+
+@pytest.mark.parametrize(
+    ("said", "model", "device"),
+    [
+        ({"model": "Mixtral_8x7B"}, "mistralai/Mixtral-8x7B-v0.1", "gb200"),
+        ({"model": "GPT OSS 20B"}, "openai/gpt-oss-20b", "gb200"),
+        ({"model": "LLAMA3.2_1B (w/o CP)"}, "meta-llama/Llama-3.2-1B", "gb200"),
+        ({"model": "Qwen3_Next_80B_A3B"}, "Qwen/Qwen3-Next-80B-A3B-Instruct", "gb200"),
+        ({"model": "DeepSeekV2"}, "deepseek-ai/DeepSeek-V2", "gb200"),
+        ({"on": "NVIDIA Blackwell Ultra GPU (GB300)"}, "Meta-Llama-3-8B", "gb300"),
+        ({"on": "DGX-B300"}, "Meta-Llama-3-8B", "b300_sxm"),
+        ({"on": "AMD Instinct MI300X 192GB HBM3"}, "Meta-Llama-3-8B", "mi300x"),
+        ({"on": "NVIDIA H100-SXM-80GB"}, "Meta-Llama-3-8B", "h100_sxm"),
+    ],
+)
+def test_models_and_devices_of_the_catalog_are_found(
+    tmp_path: Path, said: dict[str, str], model: str, device: str
+) -> None:
+    (run,), skipped = read_training_runs(table(tmp_path, bridge(**said)))
+    assert not skipped
+    assert (run.job.model, run.job.device) == (model, device)
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ({"model": "Nemotron_H_56B"}, "the shape of 'Nemotron_H_56B' is not known"),
+        ({"model": "Flux.1-dev 12B"}, "the shape of 'Flux.1-dev 12B' is not known"),
+        ({"on": "NVIDIA H200-NVL-141GB"}, "the accelerator 'NVIDIA H200-NVL-141GB' is not known"),
+        ({"task": "GRPO"}, "a step of 'GRPO' is more than a forward and a backward pass"),
+        ({"precision": "INT8"}, "the precision 'INT8' is not known"),
+        ({"n": "nan"}, "n_gpus is 'nan'; a number above zero is needed"),
+        ({"n": "8.5"}, "n_gpus is '8.5'; a whole number is needed"),
+        ({"batch": "many"}, "gbs is 'many'; a number above zero is needed"),
+        ({"batch": "-4"}, "gbs is '-4'; a number above zero is needed"),
+    ],
+)
+def test_rows_that_are_refused_say_why(tmp_path: Path, said: dict[str, str], reason: str) -> None:
+    runs, (skipped,) = read_training_runs(table(tmp_path, bridge(**said)))
+    assert not runs
+    assert skipped.reason == reason
+
+
+def test_columns_that_a_table_leaves_out_are_blank(tmp_path: Path) -> None:
+    path = tmp_path / "runs.csv"
+    path.write_text("source,model,accelerator,n_gpus,precision,gbs,seq_len,tp,iter_time_s\n")
+    with path.open("a") as file:
+        file.write("NeMo x,LLAMA3-8B,H100-SXM5-80GB,8,BF16,128,8192,1,12.5\nNeMo x,LLAMA3-8B,H100-SXM5-80GB,8\n")
+    (run,), (skipped,) = read_training_runs(path)
+    assert (run.step_s, run.job.micro_batch) == (12.5, 1)
+    assert "precision" in skipped.reason
+
+
 def test_layers_that_do_not_divide_leave_room_for_embedding_and_head(tmp_path: Path) -> None:
     row = "NeMo x,,pretrain,LLAMA3.1_405B,405,,,,DGX-H100,1024,FP8,512,1,8192,8,8,2,8,,,,,302,763,,,A,"
     (run,), _ = read_training_runs(table(tmp_path, row))

@@ -46,3 +46,11 @@ def test_what_is_less_sure_widens_the_interval() -> None:
     for wider in (outside, guessed, noisy):
         assert wider.low < inside.low
         assert wider.high > inside.high
+
+
+def test_an_interval_holds_its_prediction_where_measured_values_lie_on_one_side() -> None:
+    slower = Spread(p10=1.7, p50=2.7, p90=9.0, num_runs=40)
+    found = interval(10.0, slower, 0, {"measured": 1.0})
+    assert (found.low, found.high) == (pytest.approx(10.0), pytest.approx(90.0))
+    faster = interval(10.0, Spread(p10=0.5, p50=0.6, p90=0.8, num_runs=40), 0, {"measured": 1.0})
+    assert (faster.low, faster.high) == (pytest.approx(5.0), pytest.approx(10.0))

@@ -65,6 +65,13 @@ def test_a_data_frame_has_the_same_columns() -> None:
     assert frame["input_tokens"].sum() == 60
 
 
+def test_a_table_is_shown_by_its_shape_and_names_columns_that_are_near() -> None:
+    found = table()
+    assert repr(found).startswith("Table(3 rows: request, arrival_s, ")
+    with pytest.raises(KeyError, match="no column 'ttft'; did you mean ttft_s"):
+        found["ttft"]
+
+
 def test_units_are_in_the_names() -> None:
     for name in {**REQUEST_COLUMNS, **STEP_COLUMNS}:
         assert not {"latency", "time", "size", "bandwidth"} & set(name.split("_")), name

@@ -12,6 +12,7 @@ from windtunnel.metrics.summary import (
     distribution,
     goodput,
     itl_distribution,
+    queue_growth,
     summarise,
     to_builtins,
     weighted_distribution,
@@ -199,3 +200,9 @@ def test_a_weighted_distribution_is_that_of_the_repeated_values(size: int) -> No
         assert found.max == repeated[-1]
         for q in (50, 90, 95, 99):
             assert getattr(found, f"p{q}") == repeated[max(int(np.ceil(q / 100 * repeated.size)) - 1, 0)]
+
+
+def test_a_queue_grows_by_the_slope_of_its_delays() -> None:
+    arrival_s = np.arange(10.0)
+    assert queue_growth(arrival_s, 0.25 * arrival_s + 3) == pytest.approx(0.25)
+    assert queue_growth(np.zeros(10), arrival_s) == 0

@@ -246,3 +246,16 @@ def test_sparse_attention_absorbs_in_prefill_too() -> None:
     decode = decode_launches(sparse, 4, 100.0)[0].op
     assert isinstance(decode, SparseLatentDecode)
     assert (decode.num_heads, decode.index_num_heads, decode.top_k) == (16, 64, 2048)
+
+
+def test_a_norm_over_all_heads_is_summed_over_tensor_parallel_ranks() -> None:
+    """MiniMax-M2: squares of query and key in fp32, a sum in every one of 62 layers; Qwen3 norms each head."""
+
+    def sums(name: str, tp: int) -> list[Launch]:
+        return [x for x in token_launches(shard(name, tp=tp), 16) if x.name == "qk_norm_all_reduce"]
+
+    (found,) = sums("MiniMaxAI/MiniMax-M2.5", 4)
+    assert isinstance(found.op, Collective)
+    assert (found.count, found.op.message_bytes, found.op.num_ranks) == (62, 16 * 8, 4)
+    assert not sums("MiniMaxAI/MiniMax-M2.5", 1)
+    assert not sums(QWEN_MOE, 4)

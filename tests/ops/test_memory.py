@@ -249,3 +249,14 @@ def test_an_indexer_is_whole_on_every_rank() -> None:
         for tp in (1, 8)
     }
     assert more[1] == more[8] == pytest.approx(indexer * (1 + 4 / 128**2))
+
+
+def test_vllm_sets_aside_what_sorting_the_whole_vocabulary_takes_on_every_rank() -> None:
+    """MiniMax-M2.5 on two B200 with 1,024 sequences: 1,024 x 200,064 logits of 30 bytes and 16,384 hidden states."""
+    one = shard("MiniMaxAI/MiniMax-M2.5", tp=2)
+    b200 = catalog.device("b200_sxm")
+    engine = with_defaults(EngineSettings(name="vllm", max_num_batched_tokens=16384), b200)
+    wanted = 1024 * 200064 * 30 + 16384 * 3072 * 2
+    assert plan_memory(one, b200, engine, 9416).activation_bytes == pytest.approx(wanted)
+    engine = with_defaults(EngineSettings(name="trtllm", max_num_seqs=1024, max_num_batched_tokens=16384), b200)
+    assert plan_memory(one, b200, engine, 9416).activation_bytes < wanted / 2

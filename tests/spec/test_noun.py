@@ -1,4 +1,5 @@
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -77,6 +78,13 @@ def test_an_unknown_tag_and_an_unknown_enum_value() -> None:
     assert found == "$.workload.arrivals.type is missing"
     assert hint is not None
     assert "closed_loop" in hint
+
+
+def test_a_number_that_is_no_choice_names_the_choices() -> None:
+    class Stage(Noun):
+        zero: Literal[0, 1, 3] | None = None
+
+    assert message({"zero": 2}, Stage)[0] == "$.zero is 2; one of 0, 1, 3 is needed"
 
 
 def test_a_missing_field() -> None:

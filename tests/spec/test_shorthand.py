@@ -1,3 +1,4 @@
+import math
 from typing import Any
 
 import pytest
@@ -5,9 +6,9 @@ import pytest
 from windtunnel.errors import InputError
 from windtunnel.spec.precision import Format
 from windtunnel.spec.scenario import Scenario
-from windtunnel.spec.shorthand import PATHS, raw_scenario, scenario
+from windtunnel.spec.shorthand import PATHS, Options, raw_scenario, scenario
 from windtunnel.spec.slo import Slo
-from windtunnel.spec.workload import ClosedLoop, Poisson, Trace
+from windtunnel.spec.workload import Burst, ClosedLoop, Poisson, Trace
 
 LLAMA = "meta-llama/Llama-3.1-8B"
 BASE: dict[str, Any] = {"model": LLAMA, "device": "h100_sxm", "input_tokens": 64, "output_tokens": 8}
@@ -106,3 +107,14 @@ def test_a_cache_format_leaves_the_weights_as_published() -> None:
     assert scenario(**fp4).precision is None
     assert formats(scenario(**fp4, kv_cache_dtype="bf16")) == (Format.NVFP4, Format.BF16, Format.BF16)
     assert formats(scenario(**fp4, quant="bf16")) == (Format.BF16, Format.FP8, None)
+
+
+def test_an_endless_rate_is_as_fast_as_the_clients_let() -> None:
+    assert scenario(**BASE, rate_per_s=math.inf, concurrency=8).workload.arrivals == ClosedLoop(concurrency=8)
+    assert scenario(**BASE, rate_per_s=math.inf).workload.arrivals == Burst()
+    with pytest.raises(InputError, match="-inf"):
+        scenario(**BASE, rate_per_s=-math.inf)
+
+
+def test_the_typed_options_are_the_short_names() -> None:
+    assert set(Options.__annotations__) == set(PATHS)

@@ -46,6 +46,21 @@ def test_frameworks_fill_what_a_job_leaves_open() -> None:
     assert given.sharding.zero == 0
 
 
+@pytest.mark.parametrize(
+    ("device", "compute", "hint"),
+    [
+        ("a100_sxm", "fp8", "fp32, fp16, bf16"),
+        ("h100_sxm", "mxfp8", "fp32, fp16, bf16, fp8, fp8_block"),
+        ("h100_sxm", "nvfp4", "fp32, fp16, bf16, fp8, fp8_block"),
+    ],
+)
+def test_a_format_needs_its_matrix_units(device: str, compute: str, hint: str) -> None:
+    with pytest.raises(InputError, match=f"{device} has no matrix units for {compute}") as caught:
+        resolve(job(device=device, precision={"compute": compute}))
+    assert caught.value.hint == f"set precision.compute to one of {hint}"
+    assert resolve(job(device="b200_sxm", precision={"compute": compute})).job.precision.compute == compute
+
+
 def test_a_model_may_be_written_out() -> None:
     shape = encode(catalog.model("meta-llama/Llama-3.1-8B"))
     assert resolve(job(model=shape, parallelism={"tp": 4})).model == catalog.model("meta-llama/Llama-3.1-8B")

@@ -72,6 +72,9 @@ def _own_words(error: "click.UsageError") -> tuple[str, str | None]:
     if isinstance(error, click.NoSuchOption):
         near = sorted(error.possibilities or [])
         return f"there is no option {error.option_name}", f"did you mean {' or '.join(near)}?" if near else see
+    if isinstance(error, click.MissingParameter) and error.param is not None:
+        name = error.param.opts[0] if isinstance(error.param, click.Option) else error.param.human_readable_name
+        return f"{name} is missing", see
     if isinstance(error, click.BadParameter) and error.param is not None:
         return f"{error.param.opts[0]}: {_sentence(error.message)}", see
     return _sentence(error.format_message()), see

@@ -52,7 +52,8 @@ def command(
     windtunnel calibrate runs.csv --out profiles/
     """
     from windtunnel.engine.acceptance import with_acceptances
-    from windtunnel.engine.calibrate import benches, profiles
+    from windtunnel.engine.calibrate import benches
+    from windtunnel.engine.calibration_profiles import profiles
     from windtunnel.report.calibration import calibration_report, write_calibration
     from windtunnel.report.documents import as_text
     from windtunnel.report.tables import show

@@ -35,6 +35,8 @@ def command(
 
     \b
     windtunnel capacity scenario.yaml --slo ttft_p90=2s,tpot_p99=50ms
+    windtunnel capacity --model llama-3.1-8b --device h100_sxm --input-tokens 1024 \\
+        --output-tokens 256 --slo ttft_p99=1s,tpot_p99=20ms
     windtunnel capacity --model llama-3.1-8b --device h100_sxm --trace azure2023_conv --rate 1 \\
         --num-requests 2000 --slo ttft_p99=1s
     """
@@ -44,6 +46,8 @@ def command(
         raise InputError(f"--seeds is {seeds}; at least 1 is needed")
     if not 1e-4 <= tolerance <= 0.5:
         raise InputError(f"--tolerance is {tolerance}; 0.0001 to 0.5 is possible")
+    if scenario is None and not any(options[name] for name in ("rate", "concurrency", "trace", "settings")):
+        options["rate"] = 1.0
     wanted = scenario_of(scenario, hub=hub, **options)
     limits = parse_limits(slo) if slo is not None else limits_of(wanted.slo)
 

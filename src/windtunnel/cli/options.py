@@ -200,6 +200,8 @@ def scenario_of(
         )
     lay_over(raw, base or {})
     given = {name: value for name, value in options.items() if value is not None}
+    if "estimator" in given and not (given.get("profile") or _value_at(raw, "deployment", "profile", "folder")):
+        raise InputError("--estimator says how a profile is read, and --profile is missing")
     for stream in ("input_tokens", "output_tokens"):
         if stream in given:
             given[stream] = parse_lengths(f"--{stream.replace('_', '-')}", given[stream])
@@ -213,6 +215,12 @@ def scenario_of(
     except InputError as error:
         typed = {*given, *(["rate"] if rate is not None else []), *(["concurrency"] if concurrency is not None else [])}
         raise InputError(_as_typed(error.message, typed, slo), error.hint) from None
+
+
+def _value_at(raw: Any, *path: str) -> Any:
+    for name in path:
+        raw = raw.get(name) if isinstance(raw, dict) else None
+    return raw
 
 
 def assignments(texts: tuple[str, ...]) -> dict[str, Any]:
@@ -259,20 +267,23 @@ def limits(text: str | None) -> dict[str, Any]:
 
 
 def _require_enough(raw: Mapping[str, Any]) -> None:
-    """Raise for the first thing that a command line without a scenario file cannot do without."""
+    """Raise for the first thing that a command line without a scenario file cannot do without.
+
+    Tables that are none are left to the decoder, which says so.
+    """
     deployment, workload = raw.get("deployment", {}), raw.get("workload", {})
-    whole = next(
-        (workload[name] for name in ("trace", "clients", "tenants", "total_tokens") if workload.get(name)), None
-    )
+    if not (isinstance(deployment, dict) and isinstance(workload, dict)):
+        return
+    has_whole = any(workload.get(name) for name in ("trace", "clients", "tenants", "total_tokens"))
     needed = [
-        ("--model", raw.get("model"), "list them with `windtunnel catalog models`"),
-        ("--device", deployment.get("device"), "list them with `windtunnel catalog devices`"),
-        ("--rate, --concurrency or --trace", workload.get("arrivals") or whole, None),
-        ("--input-tokens", workload.get("input_tokens") or whole, None),
-        ("--output-tokens", workload.get("output_tokens") or whole, None),
+        ("--model", "model" in raw, "list them with `windtunnel catalog models`"),
+        ("--device", "device" in deployment, "list them with `windtunnel catalog devices`"),
+        ("--rate, --concurrency or --trace", has_whole or "arrivals" in workload, None),
+        ("--input-tokens", has_whole or "input_tokens" in workload, None),
+        ("--output-tokens", has_whole or "output_tokens" in workload, None),
     ]
-    for name, value, hint in needed:
-        if value is None:
+    for name, is_given, hint in needed:
+        if not is_given:
             raise InputError(f"{name} is missing", hint or "give it, a --trace, or a scenario file")
 
 

@@ -106,7 +106,7 @@ def command(
     windtunnel simulate --from-command "vllm serve llama-3.1-8b -tp 2 --max-num-seqs 64" \\
         --device h100_sxm --rate 8 --input-tokens 1024 --output-tokens 256
     """
-    from windtunnel.interop.chrome_trace import check_file
+    from windtunnel.interop.timeline_file import check_file
     from windtunnel.interop.vidur_metrics import check_metrics_file, request_metrics, write_request_metrics
     from windtunnel.report.files import check_folder, write_run
 

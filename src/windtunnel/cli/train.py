@@ -82,7 +82,7 @@ def command(
     windtunnel train job.yaml --search
     """
     from windtunnel.cli.options import assignments
-    from windtunnel.interop.chrome_trace import check_file
+    from windtunnel.interop.timeline_file import check_file
     from windtunnel.spec.shorthand import JOB_PATHS
     from windtunnel.spec.training import job_of, resolve
 

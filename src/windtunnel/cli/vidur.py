@@ -17,7 +17,7 @@ _FILES, _OUTPUT = "Vidur's files", "Result"
     type=click.Path(path_type=Path),
     required=True,
     metavar="FILE.npz",
-    help="Prediction tables, in milliseconds.",
+    help="Prediction tables, in milliseconds, or a folder of them.",
 )
 @option(
     "--requests",
@@ -67,10 +67,10 @@ def command(
     as_json: bool,
 ) -> None:
     """Run what a Vidur config.json describes, event for event, on Vidur's own look-up tables."""
-    from windtunnel.engine.vidur import batch_times, replay
+    from windtunnel.engine.vidur import batch_times, host_s, replay
     from windtunnel.interop import vidur_traces
-    from windtunnel.interop.chrome_trace import check_file
-    from windtunnel.interop.vidur import read_config, read_requests, read_tables
+    from windtunnel.interop.timeline_file import check_file
+    from windtunnel.interop.vidur import find_tables, read_config, read_requests, read_tables
     from windtunnel.interop.vidur_metrics import check_metrics_file, write_request_metrics
     from windtunnel.report.documents import as_text
     from windtunnel.report.tables import show
@@ -83,17 +83,20 @@ def command(
         check_file(path, overwrite)
     run_config = read_config(config)
     granularity = run_config.execution_time_predictor_config.kv_cache_prediction_granularity
-    recorded = read_requests(requests, first_arrival)
+    operators = read_tables(find_tables(tables, run_config) if tables.is_dir() else tables, granularity)
+    has_host = not run_config.execution_time_predictor_config.skip_cpu_overhead_modeling
+    keeps_trail = bool(traces) or (has_host and metrics is not None)
     run = replay(
         run_config,
-        read_tables(tables, granularity),
-        recorded,
+        operators,
+        read_requests(requests, first_arrival),
         replicates_bugs=not right,
-        fuses_steps=not traces,
-        keeps_trail=bool(traces),
+        fuses_steps=not keeps_trail,
+        keeps_trail=keeps_trail,
     )
     if metrics is not None:
-        write_request_metrics(metrics, replay_metrics(run))
+        spent_s = host_s(run, run_config, operators) if has_host else 0.0
+        write_request_metrics(metrics, replay_metrics(run, spent_s, replicates_bugs=not right))
     if chrome_trace is not None:
         vidur_traces.write_chrome_trace(chrome_trace, vidur_traces.chrome_events(batch_times(run)))
     if event_trace is not None:

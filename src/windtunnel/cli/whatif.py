@@ -10,6 +10,8 @@ from windtunnel.cli.simulate import load_options
 from windtunnel.errors import InputError
 
 _GRID = "What varies"
+NEEDED = ("model", "device", "rate", "concurrency", "input_tokens", "output_tokens")
+"""Options without which there is no scenario: where they vary, they need not be given besides."""
 
 
 @click.command(cls=Verb, epilog="Options override the file. Short names are those of the options: tp, rate, ...")
@@ -44,13 +46,18 @@ def command(
     \b
     windtunnel whatif scenario.yaml --vary tp=1,2,4 --vary rate=1:20:2
     windtunnel whatif scenario.yaml --vary deployment.engine.max_num_seqs=64,256 --slo tpot_p99=50ms
+    windtunnel whatif --model llama-3.1-8b --input-tokens 1024 --output-tokens 256 \\
+        --vary device=h100_sxm,l40s --vary rate=2,4,8
     """
     from windtunnel.search.limits import limits_of, parse_limits
-    from windtunnel.search.whatif import grid_of
+    from windtunnel.search.whatif import axes_of, grid_of
     from windtunnel.spec.noun import encode
 
     if not vary:
         raise InputError("--vary is missing", "name a setting and its values: --vary tp=1,2,4")
+    if scenario is None:
+        axes = axes_of(vary)
+        options = {name: value if value is not None else _first(axes, name) for name, value in options.items()}
     wanted = scenario_of(scenario, hub=hub, **options)
     limits = parse_limits(slo) if slo is not None else limits_of(wanted.slo)
     raw = {**encode(wanted), "limits": {limit.name: limit.most_s for limit in limits}}
@@ -78,3 +85,11 @@ def command(
         click.echo(as_text(grid_document(space, answers)))
     else:
         show_tables(*grid_report(space, answers, names))
+
+
+def _first(axes: dict[str, list[Any]], name: str) -> Any:
+    """The first value of a setting that varies, for a scenario that cannot do without it."""
+    if name not in NEEDED or not axes.get(name):
+        return None
+    value = axes[name][0]
+    return str(value) if name.endswith("_tokens") else value

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.engine.network import Paths, find_paths, run_flow_level
+from windtunnel.engine.network import FlowTimes, Paths, find_paths, run_flow_level
 from windtunnel.errors import InputError
 from windtunnel.ops.flows import Flows, Rings, flows_of
 from windtunnel.spec.fabric import Fabric
@@ -38,8 +38,8 @@ class Classes:
     destination: NDArray[np.int32]
     before: Labels
     """The class that each follows; itself where connections follow nothing."""
-    size: Labels
-    """Connections in each."""
+    of_connection: Labels
+    """The class of every connection."""
     paths: Paths
     """What a connection crosses."""
     loads: Paths
@@ -53,7 +53,7 @@ def ring_seconds(fabric: Fabric, rings: Rings, chunk_bytes: int, num_steps: int,
         InputError: so few connections are alike that too many flows would be simulated.
     """
     classes = ring_classes(fabric, rings, settings)
-    num_classes, period = len(classes.size), _longest_cycle(classes.before)
+    num_classes, period = len(classes.before), _longest_cycle(classes.before)
     simulated = num_steps
     if num_steps * num_classes > ALL_FLOWS:
         simulated = min(num_steps, max(3 * period, ALL_FLOWS // num_classes))
@@ -78,10 +78,17 @@ def _step_ends(
     fabric: Fabric, classes: Classes, chunk_bytes: int, num_steps: int, settings: NetworkSettings
 ) -> NDArray[np.float64]:
     """(num_steps,) when the last flow of each step has completed."""
+    times = run_classes(fabric, classes, chunk_bytes, num_steps, settings)
+    return np.asarray(times.finish_s.reshape(num_steps, -1).max(axis=1))
+
+
+def run_classes(
+    fabric: Fabric, classes: Classes, chunk_bytes: int, num_steps: int, settings: NetworkSettings
+) -> FlowTimes:
+    """`num_steps` flows of one connection of each class, step by step."""
     path_of_flow = np.tile(classes.paths.of_flow, num_steps)
     paths, loads = (replace(each, of_flow=path_of_flow) for each in (classes.paths, classes.loads))
-    times = run_flow_level(fabric, _class_flows(classes, chunk_bytes, num_steps), settings, paths, loads)
-    return np.asarray(times.finish_s.reshape(num_steps, -1).max(axis=1))
+    return run_flow_level(fabric, _class_flows(classes, chunk_bytes, num_steps), settings, paths, loads)
 
 
 def together_seconds(fabric: Fabric, flows: Flows, settings: NetworkSettings) -> float:
@@ -106,21 +113,35 @@ def together_seconds(fabric: Fabric, flows: Flows, settings: NetworkSettings) ->
     return run_flow_level(fabric, some, settings, classes.paths, classes.loads).total_s
 
 
-def ring_classes(fabric: Fabric, rings: Rings, settings: NetworkSettings) -> Classes:
+def ring_classes(
+    fabric: Fabric, rings: Rings, settings: NetworkSettings, never_full: NDArray[np.bool_] | None = None
+) -> Classes:
     """The classes of a ring's connections.
+
+    Args:
+        fabric: where they are; so are `rings` and `settings`.
+        never_full: (2 x num_links,) links that make no difference between connections.
 
     Raises:
         InputError: ranks are not connected.
     """
     shape = rings.order.shape
-    channel = np.repeat(np.arange(shape[0], dtype=np.int32), shape[1])
-    flows = flows_of(rings.order.ravel(), np.roll(rings.order, -1, axis=1).ravel(), 1, connection=channel)
+    flows = ring_connections(rings)
     crossing = _crossing(fabric, flows, settings)
+    if never_full is not None:
+        crossing = crossing.without(never_full)
     label = np.zeros(len(flows), np.int64)
     label, link_label = _stable(crossing, label, lambda labels: _along(labels.reshape(shape)).ravel())
     chosen = np.unique(label, return_index=True)[1]
     before = np.roll(label.reshape(shape), 1, axis=1).ravel()[chosen]
     return _representatives(flows, label, chosen, before, crossing, link_label)
+
+
+def ring_connections(rings: Rings) -> Flows:
+    """One flow for each connection of the rings, channel after channel."""
+    channel = np.repeat(np.arange(rings.num_channels, dtype=np.int32), rings.num_ranks)
+    following = np.roll(rings.order, -1, axis=1)
+    return flows_of(rings.order.ravel(), following.ravel(), 1, channel=channel, connection=channel)
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,6 +156,12 @@ class _Crossing:
     """A number for each distinct share."""
     link_label: Labels
     """(2 x num_links,) equal for links of the same rate and latency."""
+
+    def without(self, links: NDArray[np.bool_]) -> "_Crossing":
+        """The crossings of all other links."""
+        kept = ~links[self.link]
+        columns = {name: getattr(self, name)[kept] for name in ("connection", "link", "share", "amount")}
+        return replace(self, **columns)
 
 
 def _crossing(fabric: Fabric, flows: Flows, settings: NetworkSettings) -> _Crossing:
@@ -216,13 +243,12 @@ def _representatives(
     load = np.bincount(inverse, crossing.share[on_first]).astype(np.float64)
     pointer = np.searchsorted(pairs // len(first_link), np.arange(len(chosen) + 1))
     loads = Paths(of_flow, pointer, first_link[pairs % len(first_link)].astype(np.int32), load)
-    size = np.bincount(label)
-    return Classes(flows.source[chosen], flows.destination[chosen], before, size, own, loads)
+    return Classes(flows.source[chosen], flows.destination[chosen], before, label, own, loads)
 
 
 def _class_flows(classes: Classes, chunk_bytes: int, num_steps: int) -> Flows:
     """`num_steps` flows of every class, each after the flow before it in the ring."""
-    num = len(classes.size)
+    num = len(classes.before)
     parent = (np.arange(num_steps - 1)[:, None] * num + classes.before).ravel()
     step = np.repeat(np.arange(num_steps), num)
     return flows_of(

@@ -40,7 +40,7 @@ from windtunnel.kernels import state
 from windtunnel.ops import op as ops
 from windtunnel.ops.forward import Shard
 from windtunnel.ops.memory import plan_memory
-from windtunnel.spec.calibration import NONE, Calibration, Provenance, Spread
+from windtunnel.spec.calibration import NONE
 from windtunnel.spec.deployment import HostOverheads
 from windtunnel.spec.hardware import Device
 from windtunnel.spec.scenario import Setup, resolve
@@ -58,20 +58,37 @@ FITTED = ("tpot", "ttft")
 NOISE: Mapping[str, float] = {"tpot": 0.04, "ttft": 0.10}
 """What two runs of equal settings differ by, and a little more: the scale in which residuals are counted."""
 
-OUTLIER = 3.0
-"""Residuals of so many scales have a quarter of their weight, and larger ones hardly any."""
-
 TRUST = 0.5
 """How far one step may move an effect."""
 
-SPREAD_OF_EFFECTS: Mapping[str, tuple[float, float, float]] = {
-    "host": (0.4, 0.5, 0.4),
-    "class": (0.05, 0.05, 0.03),
-}
-"""How far the effects of all runs, of an engine and of an engine on a device may move a logarithm: one standard
-deviation of the ridge's prior. Overheads are known to a factor of two, operators to 8%."""
-SPREAD_OF_FORMATS = 0.05
-"""The same for a format's effect on GEMMs and experts, of an engine and of an engine on a device."""
+
+@dataclass(frozen=True)
+class Priors:
+    """How far effects may move a logarithm: standard deviations of the ridge's prior. By default overheads are known to
+    a factor of two and operators to 8%."""
+
+    host: tuple[float, float, float] = (0.4, 0.5, 0.4)
+    """Of overheads: effects of all runs, of an engine, and of an engine on a device."""
+    operators: tuple[float, float, float] = (0.05, 0.05, 0.03)
+    """The same of factors."""
+    formats: float = 0.05
+    """Of a format's effect on GEMMs and experts, of an engine and of an engine on a device."""
+    outlier: float = 3.0
+    """Residuals of so many scales have a quarter of their weight, and larger ones hardly any."""
+
+
+PRIORS = Priors()
+
+
+def _narrowed(operators: float, outlier: float) -> Priors:
+    of_all, of_engine, of_device = PRIORS.operators
+    of_operators = (operators * of_all, operators * of_engine, operators * of_device)
+    return Priors(operators=of_operators, formats=operators * PRIORS.formats, outlier=outlier)
+
+
+CANDIDATES = tuple(_narrowed(operators, outlier) for operators in (0.6, 1.0) for outlier in (1.5, 2.0, 3.0))
+"""Priors that cross-validation chooses among."""
+
 CROWDING = 0.4
 """Runs of one configuration err alike: each of n counts n to the power of minus this."""
 
@@ -234,15 +251,15 @@ Effect = tuple[str, ...]
 MOST_EFFECTS = 5
 
 
-def effects(parameter: str, engine: str, device: str) -> dict[Effect, float]:
+def effects(parameter: str, engine: str, device: str, priors: Priors = PRIORS) -> dict[Effect, float]:
     """The effects whose sum is the logarithm of a parameter of a run, with the spread that each may have."""
     kind, _, rest = parameter.partition(".")
     base = parameter if kind == "host" else f"{kind}.{rest.rpartition('.')[2]}" if rest else kind
-    overall, of_engine, of_device = SPREAD_OF_EFFECTS["host" if kind == "host" else "class"]
+    overall, of_engine, of_device = priors.host if kind == "host" else priors.operators
     found = {(base, "all"): overall, (base, engine): of_engine, (base, engine, device): of_device}
     if base != parameter:
-        found[parameter, engine] = SPREAD_OF_FORMATS
-        found[parameter, engine, device] = SPREAD_OF_FORMATS
+        found[parameter, engine] = priors.formats
+        found[parameter, engine, device] = priors.formats
     return found
 
 
@@ -290,6 +307,15 @@ class Local:
     slopes: Sequence[Mapping[str, Mapping[str, float]]]
     """Of every run: metric -> parameter -> the share of the metric that is proportional to the parameter."""
 
+    def predict(self, index: int, bench: Bench, fit: Fit) -> dict[str, float]:
+        """The fitted metrics of a run, `bench`, under another fit, without simulating it again."""
+        found = {}
+        for metric, slope in self.slopes[index].items():
+            moved = {name: fit.logarithm(name, *bench.scope) - self.fit.logarithm(name, *bench.scope) for name in slope}
+            relative = 1.0 + sum(share * (math.exp(moved[name]) - 1.0) for name, share in slope.items())
+            found[metric] = self.base[index][metric] * max(relative, LEAST_RELATIVE)
+        return found
+
 
 def local(runs: Sequence[Bench], fit: Fit) -> Local:
     """Simulate every run with every one of its parameters moved.
@@ -329,7 +355,7 @@ def fit_runs(runs: Sequence[Bench], num_rounds: int = NUM_ROUNDS) -> Local:
     return around
 
 
-def refit(runs: Sequence[Bench], around: Local, kept: NDArray[np.bool_]) -> Fit:
+def refit(runs: Sequence[Bench], around: Local, kept: NDArray[np.bool_], priors: Priors = PRIORS) -> Fit:
     """The fit to the runs that are `kept`.
 
     The whole regression is solved anew on the measurements of the kept runs. From the fit to all runs it takes the
@@ -337,7 +363,7 @@ def refit(runs: Sequence[Bench], around: Local, kept: NDArray[np.bool_]) -> Fit:
     """
     chosen = np.flatnonzero(kept).tolist()
     base, slopes = [around.base[index] for index in chosen], [around.slopes[index] for index in chosen]
-    return _fitted([runs[index] for index in chosen], Local(around.fit, base, slopes))
+    return _fitted([runs[index] for index in chosen], Local(around.fit, base, slopes), priors)
 
 
 def _weights(runs: Sequence[Bench]) -> Floats:
@@ -345,7 +371,7 @@ def _weights(runs: Sequence[Bench]) -> Floats:
     return np.array([bench.weight * sizes[by_configuration(bench)] ** -CROWDING for bench in runs])
 
 
-def _fitted(runs: Sequence[Bench], around: Local) -> Fit:
+def _fitted(runs: Sequence[Bench], around: Local, priors: Priors = PRIORS) -> Fit:
     """Ridge regression by Gauss and Newton on predictions that are linear around a fit; nothing from no runs."""
     if not runs:
         return Fit({})
@@ -354,7 +380,7 @@ def _fitted(runs: Sequence[Bench], around: Local) -> Fit:
     spreads: list[float] = []
     for bench in runs:
         for parameter in bench.parameters:
-            for effect, spread in effects(parameter, *bench.scope).items():
+            for effect, spread in effects(parameter, *bench.scope, priors).items():
                 if effect not in names:
                     names[effect] = len(names)
                     spreads.append(spread)
@@ -375,7 +401,7 @@ def _fitted(runs: Sequence[Bench], around: Local) -> Fit:
             np.add.at(design, (run, metric, summed[run, parameter, at]), terms)
         residual = np.log(measured / (base * relative))
         flat = design[:, :, :-1].reshape(residual.size, -1)
-        change = _ridge_step(flat, residual.ravel(), scale, weights, np.array(spreads), values)
+        change = _ridge_step(flat, residual.ravel(), scale, weights, np.array(spreads), values, priors.outlier)
         values = values + change
         if np.abs(change).max(initial=0.0) < CONVERGED:
             break
@@ -399,188 +425,19 @@ def _terms(runs: Sequence[Bench], around: Local, names: Mapping[Effect, int]) ->
 
 
 def _ridge_step(
-    design: Floats, residual: Floats, scale: Floats, share: Floats, spreads: Floats, values: Floats
+    design: Floats, residual: Floats, scale: Floats, share: Floats, spreads: Floats, values: Floats, outlier: float
 ) -> Floats:
-    """The change of all effects: weighted least squares with the prior as further rows, Geman and McClure's weights."""
+    """The change of all effects: weighted least squares drawn to zero by the prior, Geman and McClure's weights."""
     known = np.isfinite(residual)
     a, r = design[known] * scale[known, None], residual[known] * scale[known]
-    prior = np.diag(1.0 / spreads)
-    weight = np.sqrt(share[known]) / (1.0 + (r / OUTLIER) ** 2)
-    stacked = np.concatenate([a * weight[:, None], prior])
-    wanted = np.concatenate([r * weight, -values / spreads])
-    change: Floats = np.clip(np.linalg.lstsq(stacked, wanted, rcond=None)[0], -TRUST, TRUST)
+    weight = np.sqrt(share[known]) / (1.0 + (r / outlier) ** 2)
+    weighted = a * weight[:, None]
+    curvature = weighted.T @ weighted + np.diag(spreads**-2)
+    slope = weighted.T @ (r * weight) - values / spreads**2
+    change: Floats = np.clip(np.linalg.solve(curvature, slope), -TRUST, TRUST)
     return change
-
-
-# ----------------------------------------------------------------------------------------------------- cross-validation
-
-NUM_FOLDS = 5
 
 
 def by_configuration(bench: Bench) -> str:
     """Runs that differ in load only go together."""
     return bench.measurement.configuration
-
-
-def folds(
-    runs: Sequence[Bench], key: Callable[[Bench], str] = by_configuration, count: int | None = NUM_FOLDS, seed: int = 0
-) -> NDArray[np.int64]:
-    """The fold of every run; runs of equal `key` share one; with `count` None every key is a fold of its own."""
-    keys = sorted({key(bench) for bench in runs})
-    order = np.random.default_rng(seed).permutation(len(keys))
-    fold = {name: int(order[index]) % (count or len(keys)) for index, name in enumerate(keys)}
-    return np.array([fold[key(bench)] for bench in runs])
-
-
-def held_out(runs: Sequence[Bench], whole: Local, fold: NDArray[np.int64]) -> list[dict[str, float]]:
-    """Every run's prediction by a fit that saw none of its fold."""
-    found: list[dict[str, float]] = [{} for _ in runs]
-    for one in np.unique(fold):
-        fit = refit(runs, whole, fold != one)
-        for index in np.flatnonzero(fold == one).tolist():
-            found[index] = predict(runs[index], fit)
-    return found
-
-
-def ratios(runs: Sequence[Bench], predictions: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
-    """Metric -> measured over predicted, for what was measured; throughput of a closed loop is inverse to E2E."""
-    found: dict[str, list[float]] = {}
-    for bench, predicted in zip(runs, predictions, strict=True):
-        for metric, value in predicted.items():
-            if metric in bench.measurement.measured:
-                found.setdefault(metric, []).append(bench.measurement.measured[metric] / value)
-    if "e2e" in found:
-        found["throughput"] = [1 / value for value in found["e2e"]]
-    return found
-
-
-# ------------------------------------------------------------------------------------------------------------- profiles
-
-LEAST_CONFIGURATIONS = 5
-"""A spread over fewer says little; that of the engine's runs on all devices stands in."""
-ALIKE = 0.5
-"""In a spread each of n runs of a configuration counts n to the power of minus this, as they err alike.
-
-Of configurations held out again, such intervals held 81% of the measurements; with every run alike 79%, with every
-configuration alike 82 to 83%."""
-
-
-def profile(
-    runs: Sequence[Bench], fit: Fit, engine: str, device: str | None, held: Sequence[Mapping[str, float]], source: str
-) -> Calibration:
-    """The calibration of an engine on a device, or on any.
-
-    Args:
-        runs: all that were fitted.
-        fit: to all of them.
-        engine, device: whose; None: the effects that devices share.
-        held: predictions of the runs by fits that did not see them.
-        source: what the runs are, for the record.
-    """
-    own = [index for index, bench in enumerate(runs) if bench.scope[0] == engine and device in (None, bench.scope[1])]
-    kin = next(
-        some
-        for some in (own, [i for i, bench in enumerate(runs) if bench.scope[0] == engine], list(range(len(runs))))
-        if len({by_configuration(runs[index]) for index in some}) >= LEAST_CONFIGURATIONS or len(some) == len(runs)
-    )
-    default = runs[own[0]].setup.engine.host if own else runs[0].setup.engine.host
-    place = (engine, device or "")
-    names = {name for index in own for name in runs[index].parts}
-    bases = {f"{name.partition('.')[0]}.{name.rpartition('.')[2]}" if "." in name else name for name in names}
-    formats = {
-        name: sum(fit.effects.get(effect, 0.0) for effect in ((name, engine), (name, *place)))
-        for name in names
-        if "." in name
-    }
-    factors = {name: math.exp(fit.logarithm(name, *place)) for name in bases}
-    factors |= {name: math.exp(value) for name, value in formats.items()}
-    setups = [runs[index].setup for index in own]
-    formats_seen = {str(form) for one in setups for form in (one.precision.weights, one.precision.experts_format)}
-    return Calibration(
-        engine=engine,
-        device=device,
-        host=_rounded(fit.host(default, *place)),
-        factors={name: float(f"{value:.4g}") for name, value in sorted(factors.items())},
-        spread=spreads([runs[index] for index in kin], [held[index] for index in kin]),
-        provenance=Provenance(
-            fitted_on=source,
-            num_runs=len(own),
-            num_configurations=len({by_configuration(runs[index]) for index in own}),
-            models=tuple(sorted({one.model.name for one in setups})),
-            versions=tuple(sorted({version for version in (_version(runs[index]) for index in own) if version})),
-            formats=tuple(sorted(formats_seen)),
-            devices=tuple(sorted({one.device.name for one in setups})),
-            median_error={
-                metric: _median_error(values)
-                for metric, values in ratios([runs[i] for i in own], [held[i] for i in own]).items()
-            },
-            median_error_before={
-                metric: _median_error(values)
-                for metric, values in ratios([runs[i] for i in own], [predict(runs[i], Fit({})) for i in own]).items()
-            },
-        ),
-    )
-
-
-def _version(bench: Bench) -> str:
-    """What the record says was run; empty where an image of no release stands there and defaults were priced."""
-    return bench.measurement.labels.get("version", "")
-
-
-def _rounded(host: HostOverheads) -> HostOverheads:
-    return HostOverheads(**{name: float(f"{getattr(host, name):.4g}") for name in HOST})
-
-
-def spreads(runs: Sequence[Bench], predictions: Sequence[Mapping[str, float]]) -> dict[str, Spread]:
-    """Metric -> quantiles of measured over predicted that hold 80% of a further value, not of those seen."""
-    sizes = Counter(by_configuration(bench) for bench in runs)
-    found = {}
-    for metric in (*METRICS, "throughput"):
-        values, weights = [], []
-        for bench, predicted in zip(runs, predictions, strict=True):
-            of_one = ratios([bench], [predicted]).get(metric)
-            if of_one:
-                values += of_one
-                weights.append(sizes[by_configuration(bench)] ** -ALIKE)
-        if values:
-            found[metric] = spread_of(np.array(values), np.array(weights))
-    return found
-
-
-def spread_of(values: Floats, weights: Floats) -> Spread:
-    """Weighted quantiles, each one value further out than those of the values themselves."""
-    order = np.argsort(values)
-    below = np.cumsum(weights[order]) - 0.5 * weights[order]
-    outer = min(0.9 * (1 + 1 / values.size), 1.0)
-    p10, p50, p90 = np.interp([1 - outer, 0.5, outer], below / weights.sum(), values[order])
-    return Spread(p10=float(f"{p10:.4g}"), p50=float(f"{p50:.4g}"), p90=float(f"{p90:.4g}"), num_runs=values.size)
-
-
-def _median_error(values: Sequence[float]) -> float:
-    return float(f"{np.median([abs(1 / value - 1) for value in values]):.3g}")
-
-
-def profiles(runs: Sequence[Bench], source: str) -> dict[str, Calibration]:
-    """Name -> calibration: one for every engine on any device, and for every device that is better with its own.
-
-    The spread of the former is of devices left out whole, where there are several. A device has one of its own
-    where its runs, configurations held out, are predicted better than by a fit to the other devices alone.
-    """
-    whole = fit_runs(runs)
-    fit, held = whole.fit, held_out(runs, whole, folds(runs))
-    several = len({bench.scope[1] for bench in runs}) > 1
-    apart = held_out(runs, whole, folds(runs, lambda bench: bench.scope[1], None)) if several else held
-    found = {}
-    for engine, device in sorted({bench.scope for bench in runs}):
-        own = [index for index, bench in enumerate(runs) if bench.scope == (engine, device)]
-        if not several or _misfit(runs, held, own) <= _misfit(runs, apart, own):
-            found[f"{engine}-{device}"] = profile(runs, fit, engine, device, held, source)
-    for engine in sorted({bench.scope[0] for bench in runs}):
-        found[engine] = profile(runs, fit, engine, None, apart, source)
-    return found
-
-
-def _misfit(runs: Sequence[Bench], predictions: Sequence[Mapping[str, float]], chosen: Sequence[int]) -> float:
-    """Median errors of the fitted metrics in units of their noise."""
-    found = ratios([runs[index] for index in chosen], [predictions[index] for index in chosen])
-    return sum(_median_error(found[metric]) / NOISE[metric] for metric in FITTED if metric in found)

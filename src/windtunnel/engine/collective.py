@@ -8,6 +8,7 @@ from msgspec import structs
 from numpy.typing import NDArray
 
 from windtunnel.engine.alike import ring_seconds, together_seconds
+from windtunnel.engine.hashed_rings import between_switches, hashed_ring_seconds
 from windtunnel.engine.network import FlowTimes, run_flows
 from windtunnel.errors import InputError, did_you_mean
 from windtunnel.estimate import collective as forms
@@ -35,6 +36,7 @@ MOST_FLOWS = 20_000_000
 SIMAI_HASHES = 8
 """Where rings meet, single hashes are 25 % below to 45 % above four recorded runs of SimAI, the mean of eight is 4 % to
 9 % above (`benchmarks/ns3_runs.py`)."""
+REDUCTIONS = {"all_reduce": tables.Reduction.ALTERNATE, "reduce_scatter": tables.Reduction.EVERY}
 _NVLS_BYTES_PER_S = 150e9
 """Slower scale-up links are PCIe or bridges, whose switches do not add."""
 
@@ -123,20 +125,18 @@ def run_collective(
     algorithm = _algorithm(op, size_bytes, place, algorithm, settings)
     protocol = "simple" if protocol == "auto" else protocol
     asked_bytes, size_bytes = size_bytes, int(np.ceil(size_bytes / forms.PROTOCOL_SHARE[protocol]))
-    num_flows = 0
-    if algorithm == "ring" and op in RING_ROUNDS and backend == "flow" and settings.compat is None:
-        rings = tables.nccl_rings(gpus, place.num_servers)
-        chunk = ring_chunk_bytes(size_bytes, rings)
-        seconds = ring_seconds(fabric, rings, chunk, RING_ROUNDS[op] * (len(gpus) - 1), settings)
+    seconds = None
+    if algorithm == "ring" and op in RING_ROUNDS and backend == "flow" and not pxn:
+        seconds = _alike_rings_seconds(fabric, op, size_bytes, gpus[None, :], place.num_servers, settings)
+    if seconds is not None:
         source = "flow level, alike connections once"
     else:
         flows = collective_flows(fabric, op, size_bytes, gpus, settings, algorithm, pxn)
-        num_flows = len(flows)
         if backend == "flow" and settings.compat is None and len(flows.parent) == 0:
             seconds = together_seconds(fabric, flows, settings)
         else:
             seconds = flows_seconds(fabric, flows, settings, backend)
-        source = f"{backend} level, {num_flows} flows"
+        source = f"{backend} level, {len(flows)} flows"
     return CollectiveRun(op, asked_bytes, len(gpus), place.num_servers, seconds, algorithm, protocol, backend, source)
 
 
@@ -214,12 +214,10 @@ def groups_seconds(
         return run_collective(fabric, op, size_bytes, groups[0].tolist(), "analytic").seconds
     if place.num_servers == 1:
         groups = groups[:1]
-    if settings.backend == "flow" and settings.compat is None and op in RING_ROUNDS:
-        rings = [tables.nccl_rings(each, place.num_servers) for each in groups]
-        order = np.concatenate([each.order for each in rings])
-        chunk = ring_chunk_bytes(size_bytes, rings[0])
-        steps = RING_ROUNDS[op] * (groups.shape[1] - 1)
-        return ring_seconds(fabric, tables.Rings(order, np.full_like(order, -1)), chunk, steps, settings)
+    if settings.backend == "flow" and op in RING_ROUNDS:
+        seconds = _alike_rings_seconds(fabric, op, size_bytes, groups, place.num_servers, settings)
+        if seconds is not None:
+            return seconds
     algorithm = "ring" if op in RING_ROUNDS else "direct"
     first = collective_flows(fabric, op, size_bytes, groups[0], settings, algorithm)
     num_flows = len(first) * len(groups)
@@ -235,8 +233,25 @@ def groups_seconds(
     return flows_seconds(fabric, flows, settings, settings.backend)
 
 
+def _alike_rings_seconds(
+    fabric: Fabric, op: str, size_bytes: int, groups: NDArray[np.int32], num_servers: int, settings: NetworkSettings
+) -> float | None:
+    """Rings of all groups at flow level, alike connections once; None where SimAI's hashes make none alike."""
+    is_simai = settings.compat == "simai"
+    if is_simai and settings.routing != "ecmp":
+        return None
+    layout = tables.simai_rings if is_simai else tables.nccl_rings
+    rings = [layout(each, num_servers) for each in groups]
+    order = np.concatenate([each.order for each in rings])
+    joined = tables.Rings(order, np.full_like(order, -1))
+    chunk, steps = ring_chunk_bytes(size_bytes, rings[0]), RING_ROUNDS[op] * (groups.shape[1] - 1)
+    if is_simai:
+        return hashed_ring_seconds(fabric, joined, chunk, steps, settings)
+    return ring_seconds(fabric, joined, chunk, steps, settings)
+
+
 def flows_seconds(fabric: Fabric, flows: tables.Flows, settings: NetworkSettings, backend: Backend) -> float:
-    """When the last flow has completed; at flow level as SimAI, the mean of `SIMAI_HASHES` hashes for rings that meet.
+    """When all is done (`total_s`); at flow level as SimAI, the mean of `SIMAI_HASHES` hashes for rings that meet.
 
     SimAI hashes every flow anew. Which flows of a ring meet decides which meet later, so that one hash says little; of
     flows that all start at once it says what SimAI's does.
@@ -254,9 +269,7 @@ def flows_seconds(fabric: Fabric, flows: tables.Flows, settings: NetworkSettings
 
 def full_between_switches(fabric: Fabric, times: FlowTimes) -> bool:
     """Whether flows had to share a link from switch to switch, where hashes choose."""
-    is_switch = fabric.kind == NodeKind.SWITCH
-    between = is_switch[fabric.link_a] & is_switch[fabric.link_b]
-    return bool(times.link_was_full[np.repeat(between, 2)].any())
+    return bool(times.link_was_full[between_switches(fabric)].any())
 
 
 def transfer_seconds(
@@ -477,7 +490,7 @@ def collective_flows(
             f"{MOST_FLOWS} are the most",
             "use the flow backend without compat, which runs alike connections once, or the analytic one",
         )
-    return tables.ring(rings, ring_chunk_bytes(size_bytes, rings), steps)
+    return tables.ring(rings, ring_chunk_bytes(size_bytes, rings), steps, REDUCTIONS.get(op, tables.Reduction.NONE))
 
 
 def flows_like(

@@ -152,6 +152,10 @@ def step_batch(
         raise InputError("the step is empty", "give a batch that decodes, prefill tokens, or both")
     if decode_requests and context_tokens < 1:
         raise InputError(f"context is {context_tokens:g}; a decoding request attends to one token at least")
+    if prefill_context_tokens and not prefill_tokens:
+        raise InputError(
+            f"prefill context is {prefill_context_tokens:,}, but no prompt is computed", "give prefill tokens too"
+        )
     return StepBatch(
         decode_requests=decode_requests,
         decode_context_tokens=float(context_tokens) if decode_requests else 0.0,

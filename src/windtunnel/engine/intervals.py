@@ -22,9 +22,15 @@ def remarks(setup: Setup) -> list[str]:
     return outside(setup.calibration, setup.device.name, setup.model.name, formats, setup.engine.version or "")
 
 
-def intervals(setup: Setup, summary: Summary, requests: Table, coverage: Mapping[str, float]) -> dict[str, Interval]:
+def intervals(
+    setup: Setup, summary: Summary, requests: Table, coverage: Mapping[str, float], is_open_loop: bool = False
+) -> dict[str, Interval]:
     """Metric -> interval of its mean (`tpot`, `ttft`, `e2e`, seconds) or of the whole run (`throughput`, output tokens
     a second).
+
+    The spread of throughput is that of closed loops, whose clients wait for answers. In an open loop requests come when
+    they come, and throughput is what arrives in the time until the last answer, each as late as the interval of the
+    end-to-end time says.
     """
     spreads = dict(UNCALIBRATED[setup.engine.name])
     if setup.calibration is not None:
@@ -34,7 +40,21 @@ def intervals(setup: Setup, summary: Summary, requests: Table, coverage: Mapping
     for name, central in headline(summary).items():
         sampling = 0.0 if name == "throughput" else _sampling_error(requests, f"{name}_s")
         found[name] = interval(central, spreads[name], num_outside, coverage, sampling)
+    if is_open_loop:
+        found["throughput"] = _open_loop_throughput(summary, requests, found["e2e"])
     return found
+
+
+def _open_loop_throughput(summary: Summary, requests: Table, e2e: Interval) -> Interval:
+    measured = requests.where(~requests["is_warmup"])
+    arrival_s = measured["arrival_s"] - measured["arrival_s"].min()
+
+    def output_tokens_per_s(stretch: float) -> float:
+        until_s = (arrival_s + stretch * (measured["finish_s"] - measured["arrival_s"])).max()
+        return float(measured["output_tokens"].sum() / until_s)
+
+    central = summary.e2e_s.mean
+    return Interval(output_tokens_per_s(e2e.high / central), output_tokens_per_s(e2e.low / central))
 
 
 def headline(summary: Summary) -> dict[str, float]:

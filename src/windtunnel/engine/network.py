@@ -53,11 +53,8 @@ class FlowTimes:
     link_was_full: NDArray[np.bool_]
     """(2 x num_links,) whether more wanted to cross it at some time than it carries."""
     num_events: int
-
-    @property
-    def total_s(self) -> float:
-        """From time zero to the last completion."""
-        return float(self.finish_s.max())
+    total_s: float
+    """From time zero to the last completion; at packet level as SimAI, to that of rank 0."""
 
 
 def graph_of(fabric: Fabric) -> Graph:
@@ -206,7 +203,8 @@ def run_flow_level(
         num_slots = min(len(flows), 8 * num_slots)
     if done < len(flows):
         raise WindtunnelError(f"{len(flows) - done} of {len(flows)} flows wait for each other")
-    return FlowTimes(rows.begin_s, rows.sent_s, rows.finish_s, used.bytes, used.stamp >= 0, num_events)
+    total_s = float(rows.finish_s.max())
+    return FlowTimes(rows.begin_s, rows.sent_s, rows.finish_s, used.bytes, used.stamp >= 0, num_events, total_s)
 
 
 def _run(
@@ -238,6 +236,8 @@ def _run(
         np.empty(len(links), np.int32),
         np.empty(len(table)),
         np.empty(len(table), np.int64),
+        np.empty(len(links) + num_slots),
+        np.empty(len(links) + num_slots, np.int64),
         one_after_the_other,
     )
     return counts
@@ -268,7 +268,7 @@ def _flow_table(fabric: Fabric, flows: Flows, settings: NetworkSettings, paths: 
     table.size_bytes = wire_bytes(flows.size_bytes, settings)
     last_bytes = ((flows.size_bytes - 1) % settings.payload_bytes + 1 + settings.header_bytes).astype(np.float64)
     table.last_bytes = last_bytes
-    table.tail_s = _tail_s(fabric, settings, paths, last_bytes)
+    table.tail_s = tail_seconds(fabric, settings, paths, last_bytes)
     table.delay_s = flows.delay_s + send_delay_s(settings)
     table.waiting = np.diff(flows.parent_ptr)
     table.ready_s = flows.start_s + np.where(table.waiting == 0, table.delay_s, 0.0)
@@ -284,7 +284,7 @@ def send_delay_s(settings: NetworkSettings) -> float:
     return settings.send_latency_s + (SIMAI_SEND_DELAY_S if settings.compat == "simai" else 0.0)
 
 
-def _tail_s(
+def tail_seconds(
     fabric: Fabric, settings: NetworkSettings, paths: Paths, last_bytes: NDArray[np.float64]
 ) -> NDArray[np.float64]:
     """From a flow's last byte leaving to its completion: propagation, and its last packet stored and forwarded.

@@ -35,6 +35,7 @@ def run_tables(tables: Tables, traced: NDArray[np.int32] | None = None) -> Outco
     most_children = int(np.diff(children_start).max(initial=0))
     settings = tables.settings._replace(most_children=most_children)
     links, nodes, flows = tables.links.copy(), tables.nodes.copy(), tables.flows.copy()
+    channels = tables.channels.copy()
     num_roots = int(np.count_nonzero(flows.parents_left == 0))
     num_buckets = 1 << min(20, max(12, int(np.ceil(np.log2(4 * len(links))))))
     shift = max(0, int(np.log2(WHEEL_PS / num_buckets)))
@@ -59,6 +60,7 @@ def run_tables(tables: Tables, traced: NDArray[np.int32] | None = None) -> Outco
             links,
             nodes,
             flows,
+            channels,
             send_queues,
             children_start,
             children,

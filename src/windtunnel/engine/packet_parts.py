@@ -26,7 +26,7 @@ class Part:
         """Equal for parts that differ in nothing but names."""
         tables, links = self.tables, self.tables.links.copy()
         links.name = 0
-        arrays = (links, tables.nodes, tables.flows, tables.parent_ptr, tables.parent)
+        arrays = (links, tables.nodes, tables.flows, tables.channels, tables.parent_ptr, tables.parent)
         routes = (tables.paths, tables.path_links, tables.replies, tables.reply_links)
         return hashlib.sha256(b"".join(array.tobytes() for array in (*arrays, *routes))).digest()
 
@@ -64,9 +64,9 @@ def split(tables: Tables) -> list[Part]:
     if tables.settings.routing != state.ECMP or num_flows == 0:
         return [Part(tables, np.arange(num_flows), np.arange(2 * num_links), np.arange(len(tables.nodes)))]
     num_queues = int(tables.flows.queue.max()) + 1
-    group = np.empty(num_flows + num_links + num_queues, np.int64)
+    group = np.empty(num_flows + num_links + len(tables.channels) + num_queues, np.int64)
     routes = (tables.paths, tables.path_links, tables.replies, tables.reply_links)
-    groups.find_groups(tables.flows, tables.parent_ptr, tables.parent, *routes, num_queues, group)
+    groups.find_groups(tables.flows, tables.channels, tables.parent_ptr, tables.parent, *routes, num_queues, group)
     of_flow = group[:num_flows]
     order = np.argsort(of_flow, kind="stable")
     first = np.flatnonzero(np.diff(of_flow[order], prepend=-1))
@@ -81,6 +81,12 @@ def _part(tables: Tables, flows: Ints) -> Part:
     paths, path_links, records.path = _routes(tables.paths, tables.path_links, records.path)
     replies, reply_links, records.reply = _routes(tables.replies, tables.reply_links, records.reply)
     records.queue = _renumbered(records.queue)[1]
+    records.follower = np.where(records.follower < 0, -1, np.searchsorted(flows, records.follower))
+    channels, reduces = tables.channels, records.channel >= 0
+    if reduces.any():
+        used_channels, records.channel[reduces] = np.unique(records.channel[reduces], return_inverse=True)
+        channels = channels[used_channels].copy()
+        channels.rank = np.searchsorted(used_channels, channels.rank)
     pairs, position = _renumbered(np.concatenate([path_links, reply_links]) >> 1)
     links = (2 * pairs[:, None] + np.arange(2)).ravel()
     used = tables.links[links].copy()
@@ -96,6 +102,7 @@ def _part(tables: Tables, flows: Ints) -> Part:
         links=used,
         nodes=tables.nodes[nodes].copy(),
         flows=records,
+        channels=channels,
         parent_ptr=parent_ptr,
         parent=np.searchsorted(flows, tables.parent[parents]).astype(np.int32),
         paths=paths,

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from windtunnel.engine.packet_tables import Tables
+from windtunnel.ops.flows import Reduction
 
 DATA, ACK, NACK, PAUSE, RESUME = range(5)
 DCQCN, DCTCP = 1, 8
@@ -113,6 +114,12 @@ class PacketReference:
         self.start_ps = [-1] * num_flows
         self.finish_ps = [-1] * num_flows
         self.ready_ps = [0] * num_flows
+        self.released: dict[int, int] = {}
+        """Chunks of a channel so far."""
+        self.is_reducing: dict[int, bool] = {}
+        """By rank."""
+        self.reducing_ps: dict[int, int] = {}
+        """By flow."""
         self.waiting: dict[int, deque[int]] = {}
         self.queue_free_ps: dict[int, int] = {}
         self.events: list[tuple[int, int, Callable[..., None], tuple[Any, ...]]] = []
@@ -130,7 +137,20 @@ class PacketReference:
 
     # ------------------------------------------------------------------------------------------------------------ flows
 
+    def reduce(self, flow: int) -> None:
+        """SimAI's ranks add up what they have received, or not."""
+        number = int(self.tables.flows[flow].channel)
+        channel = self.tables.channels[number]
+        rank, released = int(channel.rank), self.released.get(number, 0)
+        self.released[number] = released + 1
+        if released % int(channel.cycle) == 0:
+            self.is_reducing[rank] = not self.is_reducing.get(rank, False)
+        elif self.tables.flows[flow].reduction == Reduction.EVERY or self.is_reducing[rank]:
+            self.reducing_ps[flow] = 3 * 10_000
+
     def release(self, flow: int) -> None:
+        if self.tables.flows[flow].channel >= 0:
+            self.reduce(flow)
         queue = int(self.tables.flows[flow].queue)
         if queue in self.waiting:
             self.waiting[queue].append(flow)
@@ -140,7 +160,8 @@ class PacketReference:
 
     def start_when_free(self, flow: int, free_ps: int) -> None:
         record = self.tables.flows[flow]
-        due_ps = max(self.ready_ps[flow] + int(record.delay_ps), int(record.start_ps), free_ps, self.now_ps)
+        delay_ps = int(record.delay_ps) + self.reducing_ps.get(flow, 0)
+        due_ps = max(self.ready_ps[flow] + delay_ps, int(record.start_ps), free_ps, self.now_ps)
         self.schedule(due_ps, self.start, flow)
 
     def sent(self, flow: int, free_ps: int) -> None:
@@ -165,6 +186,8 @@ class PacketReference:
     def start(self, flow: int) -> None:
         tables, record = self.tables, self.tables.flows[flow]
         self.start_ps[flow] = self.now_ps
+        if record.follower >= 0:
+            self.has_one_less(int(record.follower))
         way = [int(x) for x in tables.path_links[tables.paths[record.path] : tables.paths[record.path + 1]]]
         back = [int(x) for x in tables.reply_links[tables.replies[record.reply] : tables.replies[record.reply + 1]]]
         if record.size_bytes == 0 or not way:

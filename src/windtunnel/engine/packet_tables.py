@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.engine.network import Paths, find_paths, graph_of, send_delay_s
+from windtunnel.engine.network import Paths, find_paths, followers, graph_of, send_delay_s
 from windtunnel.errors import InputError
 from windtunnel.kernels import packet_groups as groups
 from windtunnel.kernels import packet_state as state
@@ -31,12 +31,13 @@ TIMELY_HEADER_BYTES = 8
 
 @dataclass(frozen=True, eq=False)
 class Tables:
-    """What the loop runs. Every array but the record arrays of links, nodes and flows is only read."""
+    """What the loop runs. Every array but the record arrays of links, nodes, flows and channels is only read."""
 
     settings: state.Settings
     links: Table
     nodes: Table
     flows: Table
+    channels: Table
     parent_ptr: Ints
     parent: NDArray[np.int32]
     paths: Ints
@@ -61,11 +62,14 @@ def tables_of(fabric: Fabric, flows: Flows, settings: NetworkSettings, packet: P
     is_lossy = bool(fabric.error_fraction.any()) or not packet.pfc
     graph = graph_of(fabric)
     rows, distances = _distances(fabric, flows) if settings.routing == "spray" else (None, np.zeros((1, 1), np.int16))
+    records = _flow_table(fabric, flows, settings, packet, paths, replies, rows)
+    records.channel, channels = _channels(fabric, flows, settings)
     return Tables(
         settings=_kernel_settings(settings, packet, is_lossy),
         links=links,
         nodes=_nodes(fabric, packet, links),
-        flows=_flow_table(fabric, flows, settings, packet, paths, replies, rows),
+        flows=records,
+        channels=channels,
         parent_ptr=flows.parent_ptr,
         parent=flows.parent,
         paths=paths.pointer,
@@ -218,7 +222,12 @@ def _flow_table(
     table.delay_ps = np.rint((flows.delay_s + send_delay_s(settings)) * PS_PER_S)
     table.finish_ps = -1
     table.parents_left = np.diff(flows.parent_ptr)
+    table.follower = -1
+    if settings.compat == "simai":
+        table.follower = after = followers(flows)
+        table.parents_left[after[after >= 0]] += 1
     table.path, table.reply = paths.of_flow, replies.of_flow
+    table.reduction = flows.reduction
     table.target_row = 0 if rows is None else rows
     round_trip_s, window_bytes = _windows(fabric, settings, paths)
     if packet.window == "fabric":
@@ -233,6 +242,30 @@ def _flow_table(
         table.window_bytes = 0 if unbounded else 64 * table.window_bytes
     table.queue = _send_queues(flows, settings)
     return table
+
+
+def _channels(fabric: Fabric, flows: Flows, settings: NetworkSettings) -> tuple[NDArray[np.int64], Table]:
+    """Of every flow the channel of its sender, -1 where that does not reduce; and the channels' records.
+
+    A round has as many chunks as SimAI thinks that there are ranks: of a group of neighbours as many as there are;
+    where ranks are `stride` apart, all of the fabric's GPUs and scale-up switches by that (`Sys::break_dimension`).
+    """
+    of_flow = np.full(len(flows), -1)
+    reduces = np.flatnonzero(flows.reduction) if settings.compat == "simai" else np.zeros(0, np.int64)
+    if len(reduces) == 0:
+        return of_flow, np.zeros(1, state.CHANNEL).view(np.recarray)
+    num_channels, num_nodes = int(flows.channel.max()) + 1, int(flows.source.max()) + 1
+    rank = flows.group[reduces].astype(np.int64) * num_nodes + flows.source[reduces]
+    known, of_flow[reduces] = np.unique(rank * num_channels + flows.channel[reduces], return_inverse=True)
+    ranks, first, which = np.unique(known // num_channels, return_index=True, return_inverse=True)
+    channels = np.zeros(len(known), state.CHANNEL).view(np.recarray)
+    channels.rank = first[which]
+    group, lowest, size = np.unique(ranks // num_nodes, return_index=True, return_counts=True)
+    stride = np.where(size > 1, ranks[np.minimum(lowest + 1, len(ranks) - 1)] - ranks[lowest], 1)
+    num_ranks = fabric.num_gpus + np.count_nonzero(fabric.kind == NodeKind.SCALE_UP_SWITCH)
+    cycle = np.where(stride == 1, size, np.maximum(1, num_ranks // stride))
+    channels.cycle = cycle[np.searchsorted(group, known // num_channels // num_nodes)]
+    return of_flow, channels
 
 
 def _windows(fabric: Fabric, settings: NetworkSettings, paths: Paths) -> tuple[Floats, Floats]:

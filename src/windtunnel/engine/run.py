@@ -30,6 +30,11 @@ def simulate(
     Raises:
         InputError: the scenario's parts do not go together, or a request that this deployment can never serve.
     """
+    if not isinstance(scenario, Scenario):
+        raise InputError(
+            f"simulate takes a Scenario, not a {type(scenario).__name__}",
+            "windtunnel.load(path) reads one, windtunnel.scenario(model=..., device=..., ...) makes one",
+        )
     if not scenario.deployment.pools:
         return serving.simulate(scenario, estimator, progress, allow_download, policy, router)
     if router is not None:

@@ -56,6 +56,7 @@ from windtunnel.spec.engine_defaults import ENGINE_SCHEDULERS, is_users_own
 from windtunnel.spec.hardware import Device
 from windtunnel.spec.scenario import Scenario, Setup, resolve
 from windtunnel.spec.slo import Slo
+from windtunnel.units import format_seconds
 
 STEP_BUFFER_ROWS = 100_000
 """Rows between two looks at progress and Ctrl-C: 30 to 100 ms."""
@@ -97,6 +98,16 @@ class Result:
     """Empty where all replicas are alike; else `setup` and `memory` are those of the first."""
     fleet: FleetRecord | None = None
     """None where all replicas are there all the time."""
+
+    def __repr__(self) -> str:
+        """What a notebook shows: the records alone would be thousands of numbers."""
+        found, rate = self.summary, self.summary.throughput
+        tpot = "" if found.tpot_s is None else f", TPOT {format_seconds(found.tpot_s.mean)}"
+        return (
+            f"Result({self.scenario.model} on {found.num_devices:,} x {self.scenario.deployment.device}: "
+            f"{found.num_requests:,} requests, mean TTFT {format_seconds(found.ttft_s.mean)}{tpot}, "
+            f"{rate.output_tokens_per_s:,.0f} output tokens/s; see .summary, .requests, .steps)"
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -211,7 +222,13 @@ def simulate(
         sources=sources,
         operators=operators,
         engine_time_s=engine_time_s,
-        intervals=intervals(setup, summary, table, {how.value: share for how, share in coverage.items()}),
+        intervals=intervals(
+            setup,
+            summary,
+            table,
+            {how.value: share for how, share in coverage.items()},
+            is_open_loop=not requests.concurrency and requests.previous is None,
+        ),
         calibration_remarks=tuple(remarks(setup)),
         fleet=found,
     )

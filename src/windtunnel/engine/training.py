@@ -26,6 +26,7 @@ from windtunnel.ops.training import (
 )
 from windtunnel.ops.training_memory import USABLE_FRACTION, StageMemory, stage_memory
 from windtunnel.spec.training import GEMM_FORMATS, TrainingJob, TrainingSetup, resolve
+from windtunnel.units import format_seconds
 
 KERNELS_OF = (("vllm", "0.24.0"), ("trtllm", "1.3.0"))
 """Whose measured tables price training, the faster at each operator: vLLM's bf16 GEMMs and attention are cuBLAS and
@@ -91,6 +92,15 @@ class TrainingResult:
     relative_error: float
     """Expected error of the step's estimates, were they all wrong the same way."""
     num_parameters: float
+
+    def __repr__(self) -> str:
+        """What a notebook shows: the costs and the timeline alone would be thousands of numbers."""
+        job, degrees = self.setup.job, self.setup.degrees
+        return (
+            f"TrainingResult({job.model} on {degrees.num_devices:,} x {job.device}: "
+            f"step {format_seconds(self.step_s)}, {self.tokens_per_s:,.0f} tokens/s, MFU {self.mfu:.1%}; "
+            f"see .breakdown_s, .memory, .timeline)"
+        )
 
     @property
     def tokens_per_s(self) -> float:

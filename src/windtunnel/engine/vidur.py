@@ -124,23 +124,33 @@ def stage_tables(config: VidurConfig, tables: OperatorTables) -> walked_state.Ta
         launch_s = 1e-3 * (predictor.nccl_cpu_launch_overhead_ms + skew_ms)
         layer_s = _sum([layer_s, 2 * (tables.token_s["all_reduce"] + launch_s)])
     grouped = replica.model_config.num_q_heads > replica.model_config.num_kv_heads
-    host_s = np.zeros(0)
-    if not predictor.skip_cpu_overhead_modeling:
-        missing = [name for name in HOST_OPERATORS if name not in tables.host_s]
-        if missing:
-            raise InputError(f"the look-up tables have no {missing[0]}, but the run models CPU overheads")
-        host_s = _sum([tables.host_s[name] for name in HOST_OPERATORS])
     return walked_state.Tables(
         token_s=layers * layer_s,
         kv_save_s=layers * tables.token_s["attn_kv_cache_save"],
         prefill_s=layers * tables.prefill_s,
         decode_s=layers * tables.decode_s,
         send_recv_s=tables.token_s.get("send_recv", np.zeros(1)),
-        host_s=host_s,
+        host_s=np.zeros(0) if predictor.skip_cpu_overhead_modeling else _host_step_s(tables),
         granularity=predictor.kv_cache_prediction_granularity,
         prefill_factor=1 + predictor.attention_prefill_batching_overhead_fraction if grouped else 1.0,
         decode_factor=1 + predictor.attention_decode_batching_overhead_fraction if grouped else 1.0,
     )
+
+
+def host_s(run: WalkedRun, config: VidurConfig, tables: OperatorTables) -> NDArray[np.float64]:
+    """What the host took of each request's time in pipeline stages, [requests]; of a run that kept its trail."""
+    assert run.trail is not None
+    rows, request = run.trail.members[:, 0], run.trail.members[:, 1]
+    step_s = _host_step_s(tables)[np.bincount(rows)] * config.cluster_config.replica_config.num_pipeline_stages
+    return np.asarray(np.bincount(request, step_s[rows], minlength=len(run.requests)), np.float64)
+
+
+def _host_step_s(tables: OperatorTables) -> NDArray[np.float64]:
+    """The host's share of a step in one stage, by the size of the batch."""
+    missing = [name for name in HOST_OPERATORS if name not in tables.host_s]
+    if missing:
+        raise InputError(f"the look-up tables have no {missing[0]}, but the run models CPU overheads")
+    return _sum([tables.host_s[name] for name in HOST_OPERATORS])
 
 
 def _sum(arrays: list[NDArray[np.float64]]) -> NDArray[np.float64]:

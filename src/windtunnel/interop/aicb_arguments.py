@@ -6,6 +6,7 @@ does silently, a preset over an argument or a division rounded down, it does her
 
 import argparse
 import dataclasses
+import itertools
 import shlex
 import sys
 from collections.abc import Callable
@@ -213,7 +214,8 @@ OTHER_SPELLINGS = {
 def read_command(text: str) -> Command:
     """A command that runs one of AICB's generators, as typed in a shell; variables are not known.
 
-    `python -m workload_generator.NAME ...`, `sh scripts/megatron_workload_with_aiob.sh ...` and
+    `python -m workload_generator.NAME ...`, `sh scripts/megatron_workload_with_aiob.sh ...`,
+    `sh scripts/megatron_gpt.sh ... --nproc_per_node N --workload_only` and
     `sh scripts/inference_workload_with_aiob.sh ...` are understood.
 
     Raises:
@@ -223,10 +225,11 @@ def read_command(text: str) -> Command:
         words = shlex.split(text.replace("\\\n", " "), comments=True)
     except ValueError as error:
         raise InputError(f"this is no shell command: {error}") from None
-    while words and "=" in words[0] and not words[0].startswith("-"):
-        words = words[1:]
+    variables = list(itertools.takewhile(lambda word: "=" in word and not word.startswith("-"), words))
+    words = words[len(variables) :]
     if words[:1] in (["sh"], ["bash"]) and len(words) > 1:
-        return _read_script(words[1].rsplit("/", 1)[-1], words[2:])
+        known = dict(variable.split("=", 1) for variable in variables)
+        return _read_script(words[1].rsplit("/", 1)[-1], words[2:], known.get("WORLD_SIZE", "1"))
     if len(words) < 3 or not words[0].startswith("python") or words[1] != "-m":
         raise InputError(
             f"{' '.join(words[:3])!r} does not run a generator of AICB", "it is python -m workload_generator.NAME ..."
@@ -289,6 +292,7 @@ def _inference(words: list[str]) -> InferenceArguments:
 
 
 TRAINING_SCRIPT = "megatron_workload_with_aiob.sh"
+LIST_SCRIPT = "megatron_gpt.sh"
 INFERENCE_SCRIPT = "inference_workload_with_aiob.sh"
 
 SCRIPT_DEFAULTS: dict[str, Any] = {
@@ -390,9 +394,29 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 """What `-m` sets in the training script, over what was typed."""
 
+LIST_SCRIPT_DEFAULTS = {**SCRIPT_DEFAULTS, "seq_length": 2048}
+LIST_PRESETS: dict[str, dict[str, Any]] = {
+    **PRESETS,
+    "7": {name: value for name, value in PRESETS["7"].items() if name != "tensor_model_parallel_size"},
+    "65": {
+        "model_name": "llama_65B",
+        "num_layers": 80,
+        "hidden_size": 8192,
+        "ffn_hidden_size": 28672,
+        "num_attention_heads": 64,
+        "tensor_model_parallel_size": 8,
+        "pipeline_model_parallel": 2,
+    },
+    "405": {**PRESETS["405"], "tensor_model_parallel_size": 8, "pipeline_model_parallel": 16},
+    "moe": {**PRESETS["moe"], "tensor_model_parallel_size": 2},
+}
+"""The same of the script of lists."""
+
 SCRIPT_SPELLINGS = {
     "tp": "tensor_model_parallel_size",
+    "tp_num": "tensor_model_parallel_size",
     "pp": "pipeline_model_parallel",
+    "pp_num": "pipeline_model_parallel",
     "ep": "expert_model_parallel_size",
     "sp": "enable_sequence_parallel",
     "sp-enable": "enable_sequence_parallel",
@@ -437,30 +461,60 @@ INFERENCE_SCRIPT_LETTERS = {
 }
 
 
-def _read_script(name: str, words: list[str]) -> Command:
+def _read_script(name: str, words: list[str], num_nodes: str) -> Command:
     if name == TRAINING_SCRIPT:
-        return _read_training_script(words)
+        typed = _script_options(words, TrainingArguments, SCRIPT_SPELLINGS, {"m": "model_size"}, ("model_size",))
+        arguments, remarks = _with_preset(typed, SCRIPT_DEFAULTS, PRESETS)
+        return Command("SimAI_training_workload_generator", arguments, tuple(remarks))
+    if name == LIST_SCRIPT:
+        return _read_list_script(words, _script_value(num_nodes, int, "WORLD_SIZE"))
     if name == INFERENCE_SCRIPT:
         return Command("SimAI_inference_workload_generator", _inference_script_arguments(words))
     hint = "give the command that it runs, python -m workload_generator.NAME ..."
     raise InputError(f"the script {name} is not read: it asks the machine it runs on for its GPUs", hint)
 
 
-def _read_training_script(words: list[str]) -> Command:
-    typed = _script_options(words, TrainingArguments, SCRIPT_SPELLINGS, {"m": "model_size"}, ("model_size",))
+def _read_list_script(words: list[str], num_nodes: int) -> Command:
+    """The script sets its world to nodes times GPUs, and the batch to `ga_num` micro-batches, over what was typed."""
+    extra = ("model_size", "nproc_per_node", "ga_num", "workload_only")
+    typed = _script_options(words, TrainingArguments, SCRIPT_SPELLINGS, {"m": "model_size"}, extra, ("workload_only",))
+    per_node, ga_num = (
+        None if name not in typed else _script_value(typed.pop(name), int, f"--{name}")
+        for name in ("nproc_per_node", "ga_num")
+    )
+    if per_node is None:
+        raise InputError(f"{LIST_SCRIPT} asks the machine it runs on for its GPUs", "add --nproc_per_node N")
+    if not typed.pop("workload_only", False):
+        raise InputError(f"without --workload_only {LIST_SCRIPT} runs a list on GPUs and writes none of its own")
+    asked = {name: typed.pop(name) for name in ("world_size", "global_batch") if name in typed}
+    world = {"world_size": num_nodes * per_node, "use_distributed_optimizer": True}
+    arguments, remarks = _with_preset(typed, {**LIST_SCRIPT_DEFAULTS, **world}, LIST_PRESETS)
+    batch = (2 if ga_num is None else ga_num) * arguments.data_parallel * arguments.micro_batch
+    arguments = dataclasses.replace(arguments, global_batch=batch)
+    remarks += [
+        f"the script sets --{name} {getattr(arguments, name)} over {value}"
+        for name, value in asked.items()
+        if value != getattr(arguments, name)
+    ]
+    return Command("generate_megatron_workload", arguments, tuple(remarks))
+
+
+def _with_preset(
+    typed: dict[str, Any], defaults: dict[str, Any], presets: dict[str, dict[str, Any]]
+) -> tuple[TrainingArguments, list[str]]:
+    """Arguments of a script with its preset model, and what that sets over what was typed."""
     size = typed.pop("model_size", "13")
-    if size != "deepseek" and size not in PRESETS:
+    if size != "deepseek" and size not in presets:
         raise InputError(
-            f"the script has no model {size!r}", did_you_mean(size, PRESETS, f"-m is {', '.join(PRESETS)}")
+            f"the script has no model {size!r}", did_you_mean(size, presets, f"-m is {', '.join(presets)}")
         )
-    preset = PRESETS.get(size, {"model_name": "DeepSeek"})
+    preset = presets.get(size, {"model_name": "DeepSeek"})
     remarks = [
         f"the script's model {size} sets --{name} {preset[name]} over {value}"
         for name, value in typed.items()
         if name in preset and preset[name] != value
     ]
-    arguments = TrainingArguments(**{**SCRIPT_DEFAULTS, **typed, **preset})
-    return Command("SimAI_training_workload_generator", arguments, tuple(remarks))
+    return TrainingArguments(**{**defaults, **typed, **preset}), remarks
 
 
 def _inference_script_arguments(words: list[str]) -> InferenceArguments:
@@ -490,12 +544,16 @@ def _script_options(
 ) -> dict[str, Any]:
     """The options of a script, which reads `--name value` only and drops everything after one that it does not know."""
     kinds = {one.name: one.type for one in dataclasses.fields(noun)}
+    ignored = dict.fromkeys(IGNORED_VALUES, 1) | dict.fromkeys(IGNORED_FLAGS, 0)
     found: dict[str, Any] = {}
     position = 0
     while position < len(words):
         word = words[position]
         name = word.lstrip("-")
         name = spellings.get(name, name) if word.startswith("--") else letters.get(name, name)
+        if word.startswith("-") and name in ignored and name not in extra:
+            position += 1 + ignored[name]
+            continue
         if not word.startswith("-") or (name not in kinds and name not in extra):
             raise InputError(
                 f"AICB's script stops reading at {word!r} and drops everything after it",

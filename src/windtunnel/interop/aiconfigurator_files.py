@@ -237,3 +237,17 @@ def first_rows(
             if rows is not None:
                 return main_kernel_only(rows, point)
     return None
+
+
+def at_same_points(rows: Rows, other: Rows, values: Floats, point: tuple[str, ...]) -> Floats:
+    """The value of `other` at each point of `rows`, NaN where it has none."""
+    if not len(other):
+        return np.full(len(rows), np.nan)
+    keys = np.zeros(len(rows) + len(other), dtype=np.int64)
+    for name in point:
+        _, codes = np.unique(np.concatenate([rows.columns[name], other.columns[name]]), return_inverse=True)
+        keys = keys * (int(codes.max()) + 1) + codes
+    wanted, known = keys[: len(rows)], keys[len(rows) :]
+    order = np.argsort(known, kind="stable")
+    at = order[np.minimum(np.searchsorted(known, wanted, sorter=order), len(order) - 1)]
+    return np.where(known[at] == wanted, values[at], np.nan)

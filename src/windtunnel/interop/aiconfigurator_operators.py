@@ -20,12 +20,18 @@ from windtunnel.interop.aiconfigurator_files import (
     Collection,
     Place,
     Rows,
+    at_same_points,
     fastest_kernel_only,
     first_rows,
     joined,
     main_kernel_only,
     read_rows,
     version_key,
+)
+from windtunnel.interop.aiconfigurator_kernels import (
+    SAME_ALL_REDUCE,
+    at_rate_of,
+    before_fp8_tiles,
 )
 from windtunnel.interop.aiconfigurator_sparse import GemmPrices, sparse_table
 from windtunnel.ops import op as ops
@@ -121,7 +127,7 @@ def _bare_rows(collection: Collection, rows: Rows, choices: list[dict[str, str]]
 def _no_slower_than(rows: Rows, other: Rows) -> Rows:
     """`rows`, at points that `other` has too the faster of both."""
     latency = rows.columns["latency"]
-    faster = np.fmin(latency, _at_same_points(rows, other, other.columns["latency"], _GEMM_POINT))
+    faster = np.fmin(latency, at_same_points(rows, other, other.columns["latency"], _GEMM_POINT))
     return Rows({**rows.columns, "latency": faster}, rows.kernel_codes, rows.kernel_names, rows.place)
 
 
@@ -160,7 +166,7 @@ def _without_quantisation(rows: Rows, quantisation_s: Floats) -> Rows:
     """
     plain = read_rows(rows.place, "gemm_perf", _GEMM_POINT, {"gemm_dtype": "bfloat16"})
     assert plain is not None
-    half = _at_same_points(rows, plain, plain.columns["latency"] / 2, _GEMM_POINT)
+    half = at_same_points(rows, plain, plain.columns["latency"] / 2, _GEMM_POINT)
     own = rows.columns["latency"]
     least = np.fmin(own, np.where(np.isfinite(half), half, own))
     latency = np.maximum(own - quantisation_s * 1e3, least)
@@ -253,11 +259,11 @@ def _free_of_launches(rows: Rows, donor: Rows | None) -> Rows:
     weight = np.clip(np.log(above) / np.log(_FREE_ABOVE / _BOUND_BELOW), 0.0, 1.0)
     if donor is None:
         return rows.take(weight == 1.0)
-    other = _at_same_points(rows, donor, donor.columns["latency"], _GEMM_POINT)
+    other = at_same_points(rows, donor, donor.columns["latency"], _GEMM_POINT)
     latency = np.where(weight == 1.0, own, np.minimum(own, other ** (1 - weight) * own**weight))
     known = np.isfinite(latency)
     freed = Rows({**rows.columns, "latency": latency}, rows.kernel_codes, rows.kernel_names, rows.place).take(known)
-    lacking = np.isnan(_at_same_points(donor, freed, freed.seconds, _GEMM_POINT))
+    lacking = np.isnan(at_same_points(donor, freed, freed.seconds, _GEMM_POINT))
     return joined(freed, donor.take(lacking))
 
 
@@ -277,6 +283,8 @@ def _attention(table: str, batch_axis: str, tokens: str, added: int) -> Callable
             rows = first_rows(collection, "attention", table, numbers, choices)
             if rows is None:
                 return None
+            if op.kind == "decode_attention" and op.kv_format is Format.FP8:
+                rows = before_fp8_tiles(collection, rows, numbers)
             columns = rows.columns
             sites = {
                 "num_heads": columns["num_heads"],
@@ -323,7 +331,7 @@ def _with_shared_kernels(collection: Collection, rows: Rows, dtypes: tuple[str, 
         found, _ = (None, "") if engine == rows.place.engine else _experts_rows(own, dtypes)
         if found is None or found.place.engine != engine:
             continue
-        faster = _at_same_points(rows, found, found.columns["latency"], _MOE_POINT)
+        faster = at_same_points(rows, found, found.columns["latency"], _MOE_POINT)
         if np.isfinite(faster).any():
             latency = np.fmin(rows.columns["latency"], faster)
             merged = Rows({**rows.columns, "latency": latency}, rows.kernel_codes, rows.kernel_names, rows.place)
@@ -416,7 +424,8 @@ def _experts_rows_of(collection: Collection, place: Place, dtypes: tuple[str, ..
     fastest = fastest_kernel_only(found, _MOE_POINT)
     if not asked.any():
         return fastest
-    return _with_lacking_shapes(fastest_kernel_only(found.take(asked), _MOE_POINT), fastest)
+    own = fastest_kernel_only(found.take(asked), _MOE_POINT)
+    return _with_lacking_shapes(own, at_rate_of(own, fastest))
 
 
 def _too_slow(collection: Collection, rows: Rows, newest: Rows | None, dtypes: tuple[str, ...]) -> str:
@@ -447,7 +456,7 @@ def _is_slow_at_many_tokens(rows: Rows, newest: Rows | None) -> bool:
 
 def _no_slower_at_many_tokens(rows: Rows, newest: Rows) -> Rows:
     latency = rows.columns["latency"]
-    faster = np.fmin(latency, _at_same_points(rows, newest, newest.columns["latency"], _MOE_POINT))
+    faster = np.fmin(latency, at_same_points(rows, newest, newest.columns["latency"], _MOE_POINT))
     latency = np.where(rows.columns["num_tokens"] > _FEW_TOKENS, faster, latency)
     return Rows({**rows.columns, "latency": latency}, rows.kernel_codes, rows.kernel_names, rows.place)
 
@@ -456,14 +465,14 @@ def _median_ratio(rows: Rows, other: Rows | None) -> float:
     """How many times as long `rows` take at the points that both have; 0 where there are none."""
     if other is None:
         return 0.0
-    ratio = rows.seconds / _at_same_points(rows, other, other.seconds, _MOE_POINT)
+    ratio = rows.seconds / at_same_points(rows, other, other.seconds, _MOE_POINT)
     known = np.isfinite(ratio)
     return float(np.median(ratio[known])) if known.any() else 0.0
 
 
 def _with_lacking_shapes(rows: Rows, others: Rows) -> Rows:
     """`rows` with the shapes that only `others` has."""
-    lacking = np.isnan(_at_same_points(others, rows, np.ones(len(rows)), _MOE_POINT[:-1]))
+    lacking = np.isnan(at_same_points(others, rows, np.ones(len(rows)), _MOE_POINT[:-1]))
     return joined(rows, others.take(lacking))
 
 
@@ -537,7 +546,7 @@ def _latent_prefill(collection: Collection, op: Any) -> Choice:
         module = None if own else _module_rows(collection, "mla_context_module_perf", "isl", op)
         if module is not None:
             left = module.seconds - _projection_seconds(collection, module)
-            known = _at_same_points(rows, module, left, ("num_heads", "batch_size", "isl"))
+            known = at_same_points(rows, module, left, ("num_heads", "batch_size", "isl"))
             seconds = np.where(known > 0.05 * seconds, np.fmin(seconds, known), seconds)
             label = f"{label}, at most {collection.label('mla', module)} less its projections"
         columns = rows.columns
@@ -598,7 +607,7 @@ def _grown(core: Rows, module: Rows) -> Floats:
     """Seconds of the core: its own at the shortest context, then growing as the module does, where that is known."""
     seconds = core.seconds
     point = ("num_heads", "batch_size", "step")
-    same = _at_same_points(core, module, module.seconds, point)
+    same = at_same_points(core, module, module.seconds, point)
     order = np.lexsort([core.columns[name] for name in reversed(point)])
     curve = np.column_stack([core.columns[name][order] for name in point[:2]])
     new = np.append(True, np.any(curve[1:] != curve[:-1], axis=1))
@@ -606,20 +615,6 @@ def _grown(core: Rows, module: Rows) -> Floats:
     first[order] = order[np.maximum.accumulate(np.where(new, np.arange(len(order)), 0))]
     grown = seconds[first] + same - same[first]
     return np.where(grown > 0.5 * seconds[first], grown, seconds)
-
-
-def _at_same_points(rows: Rows, other: Rows, values: Floats, point: tuple[str, ...]) -> Floats:
-    """The value of `other` at each point of `rows`, NaN where it has none."""
-    if not len(other):
-        return np.full(len(rows), np.nan)
-    keys = np.zeros(len(rows) + len(other), dtype=np.int64)
-    for name in point:
-        _, codes = np.unique(np.concatenate([rows.columns[name], other.columns[name]]), return_inverse=True)
-        keys = keys * (int(codes.max()) + 1) + codes
-    wanted, known = keys[: len(rows)], keys[len(rows) :]
-    order = np.argsort(known, kind="stable")
-    at = order[np.minimum(np.searchsorted(known, wanted, sorter=order), len(order) - 1)]
-    return np.where(known[at] == wanted, values[at], np.nan)
 
 
 def _absorb_seconds(collection: Collection, num_heads: Floats, batch: Floats) -> Floats:
@@ -767,7 +762,11 @@ _NCCL_NAMES = {"all_to_all": "alltoall"}
 def _collective(collection: Collection, op: Any) -> Choice:
     def read() -> MeasurementTable | None:
         engines = dict.fromkeys((collection.engine, *(("trtllm",) if collection.fused_all_reduce else ())))
-        tables = [nccl_table(collection, op), *(_custom_all_reduce(collection, op, engine) for engine in engines)]
+        seen = [collection if engine == collection.engine else replace(collection, engine=engine) for engine in engines]
+        if collection.engine in SAME_ALL_REDUCE:
+            engine, version = SAME_ALL_REDUCE[collection.engine]
+            seen.append(replace(collection, engine=engine, version=version))
+        tables = [nccl_table(collection, op), *(_custom_all_reduce(one, op) for one in seen)]
         parts = [part for part in tables if part is not None]
         return None if not parts or op.span_nodes > 1 else functools.reduce(_faster_of, parts)
 
@@ -791,13 +790,12 @@ def nccl_table(collection: Collection, op: Any) -> MeasurementTable | None:
     return None
 
 
-def _custom_all_reduce(collection: Collection, op: Any, engine: str) -> MeasurementTable | None:
-    """An engine's own all-reduce kernels; from graphs where the collection tells graphs from eager launches."""
+def _custom_all_reduce(collection: Collection, op: Any) -> MeasurementTable | None:
+    """The engine's own all-reduce kernels; from graphs where the collection tells graphs from eager launches."""
     if op.op != "all_reduce":
         return None
     suffix = "graph" if collection.cuda_graphs else "eager"
-    seen = collection if engine == collection.engine else replace(collection, engine=engine)
-    for place in seen.places("comm", "custom_allreduce_perf"):
+    for place in collection.places("comm", "custom_allreduce_perf"):
         rows = read_rows(place, "custom_allreduce_perf", ("num_gpus", "message_size"), {})
         if rows is None:
             continue

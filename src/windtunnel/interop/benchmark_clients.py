@@ -8,6 +8,7 @@ first token, the time per output token after it, and throughput, and define them
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,10 +32,13 @@ class ClientResult:
     """Lengths were drawn from this share of the longest to the longest; None: not recorded."""
     num_requests: int
     concurrency: int | None
+    """None with a rate: an open loop."""
     rate_per_s: float | None
     """None: as fast as `concurrency` lets."""
     measured: Mapping[str, float]
     """Metric -> mean, as in `Measurement.measured`."""
+    gap_cv: float = 1.0
+    """Coefficient of variation of the gaps between arrivals at a rate: 1 is Poisson, 0 equal gaps."""
 
 
 def read_client_results(path: Path) -> list[ClientResult]:
@@ -84,14 +88,17 @@ def _results(path: Path, name: str, document: Any) -> list[ClientResult]:
 def _bench_serving(name: str, document: dict[str, Any]) -> list[ClientResult]:
     """vLLM's `vllm bench serve` (0.6 to 0.24) and SGLang's `sglang.bench_serving` (0.4 and 0.5)."""
     num_requests = int(document["completed"])
-    rate = document.get("request_rate")
-    finite = rate is not None and float(rate) not in (float("inf"), -1.0)
+    if num_requests == 0:
+        return []
+    rate = float(document.get("request_rate") or math.inf)
+    has_rate = rate not in (math.inf, -1.0)
     measured = {"tpot": document["mean_tpot_ms"] * MS, "ttft": document["mean_ttft_ms"] * MS}
     for key in ("mean_e2el_ms", "mean_e2e_latency_ms"):
         if document.get(key):
             measured["e2e"] = document[key] * MS
     measured["throughput"] = float(document["output_throughput"])
-    concurrency = document.get("max_concurrency")
+    # Without a rate and a limit, as both clients run by default, everything is sent at once.
+    concurrency = document.get("max_concurrency") or (None if has_rate else document.get("num_prompts", num_requests))
     return [
         ClientResult(
             id=name,
@@ -101,8 +108,9 @@ def _bench_serving(name: str, document: dict[str, Any]) -> list[ClientResult]:
             range_ratio=document.get("random_range_ratio"),
             num_requests=num_requests,
             concurrency=int(concurrency) if concurrency else None,
-            rate_per_s=float(rate) if finite and rate is not None else None,
+            rate_per_s=rate if has_rate else None,
             measured=measured,
+            gap_cv=1 / math.sqrt(document.get("burstiness") or 1.0),
         )
     ]
 
@@ -117,7 +125,7 @@ def _aiperf(name: str, document: dict[str, Any]) -> list[ClientResult]:
     load = settings.get("loadgen", {})
     stimulus = settings.get("perf_analyzer", {}).get("stimulus", {})
     concurrency = load.get("concurrency") or stimulus.get("concurrency") or settings.get("concurrency")
-    rate = load.get("request_rate") or stimulus.get("request_rate")
+    rate = load.get("request_rate") or stimulus.get("request_rate") or settings.get("request_rate")
     per_s = mean("request_throughput")
     num_requests = document.get("request_count", {}).get("avg") or load.get("request_count")
     return [
@@ -136,8 +144,16 @@ def _aiperf(name: str, document: dict[str, Any]) -> list[ClientResult]:
                 "e2e": mean("request_latency") * MS,
                 "throughput": mean("output_token_throughput"),
             },
+            gap_cv=_aiperf_gap_cv(load),
         )
     ]
+
+
+def _aiperf_gap_cv(load: Mapping[str, Any]) -> float:
+    """AIPerf's arrivals are Poisson where it does not say otherwise; GenAI-Perf's perf_analyzer spaces them evenly."""
+    pattern = load.get("arrival_pattern") or load.get("request_rate_mode") or ("poisson" if load else "constant")
+    smoothness = load.get("arrival_smoothness") or 1.0
+    return {"constant": 0.0, "gamma": 1 / math.sqrt(smoothness)}.get(pattern, 1.0)
 
 
 def _guidellm(name: str, document: dict[str, Any]) -> list[ClientResult]:
@@ -154,6 +170,8 @@ def _guidellm(name: str, document: dict[str, Any]) -> list[ClientResult]:
         streams = strategy.get("streams") or strategy.get("max_concurrency")
         kind = strategy.get("type_") or strategy.get("type")
         rate = strategy.get("rate")
+        if streams is None and kind == "throughput":
+            streams = _total(run)
         found.append(
             ClientResult(
                 id=f"{name}:{index + 1}",
@@ -170,6 +188,7 @@ def _guidellm(name: str, document: dict[str, Any]) -> list[ClientResult]:
                     "e2e": mean("request_latency"),
                     "throughput": mean("output_tokens_per_second"),
                 },
+                gap_cv=0.0 if kind == "constant" else 1.0,
             )
         )
     return found

@@ -108,7 +108,7 @@ def read_kineto(path: Path) -> KinetoTrace:
     try:
         found = msgspec.json.decode(content, type=_File)
     except msgspec.ValidationError as error:
-        raise InputError(f"{path} is no Kineto trace: {error}", "it has traceEvents") from None
+        raise InputError(f"{path} is no Kineto trace: {error}", "torch.profiler writes one") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InputError(f"{path} cannot be read as JSON: {error}", "is the file cut off?") from None
     return KinetoTrace(

@@ -158,6 +158,7 @@ def measurements_of(results: list[ClientResult], base: dict[str, Any], source: s
             "concurrency": result.concurrency,
             "rate_per_s": result.rate_per_s,
             "num_requests": result.num_requests,
+            "gap_cv": result.gap_cv,
         }
         raw = {**base, "workload": _workload(source, values, are_means=True)}
         scenario = scenario_from(raw, source)
@@ -248,22 +249,28 @@ def _whole(where: str, name: str, text: str) -> float | int:
 
 def _workload(where: str, values: Mapping[str, Any], are_means: bool) -> dict[str, Any]:
     concurrency, rate = values.get("concurrency"), values.get("rate_per_s")
-    if concurrency is None and rate is None:
-        raise InputError(f"{where}: neither concurrency nor rate_per_s is given")
-    if concurrency is None:
-        arrivals: dict[str, Any] = {"type": "poisson", "rate_per_s": rate}
-    else:
-        arrivals = {"type": "closed_loop", "concurrency": int(concurrency)}
+    if concurrency is not None:
+        arrivals: dict[str, Any] = {"type": "closed_loop", "concurrency": int(concurrency)}
         if rate is not None:
             arrivals["rate_per_s"] = rate
         if values.get("num_warmup_requests"):
             arrivals["num_warmup_requests"] = int(values["num_warmup_requests"])
+    elif rate is not None:
+        arrivals = _open_loop(rate, values.get("gap_cv", 1.0))
+    else:
+        raise InputError(f"{where}: neither concurrency nor rate_per_s is given")
     return {
         "arrivals": arrivals,
         "input_tokens": _lengths(values["input_tokens"], values.get("range_ratio"), are_means),
         "output_tokens": _lengths(values["output_tokens"], values.get("range_ratio"), are_means),
         "num_requests": int(values.get("num_requests") or 10 * (concurrency or 100)),
     }
+
+
+def _open_loop(rate_per_s: float, gap_cv: float) -> dict[str, Any]:
+    if gap_cv in (0.0, 1.0):
+        return {"type": "static" if gap_cv == 0 else "poisson", "rate_per_s": rate_per_s}
+    return {"type": "gamma", "rate_per_s": rate_per_s, "cv": gap_cv}
 
 
 def _lengths(tokens: float, range_ratio: float | None, are_means: bool) -> int | dict[str, Any]:

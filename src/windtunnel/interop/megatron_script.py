@@ -185,7 +185,7 @@ def _arithmetic(setup: TrainingSetup) -> Iterator[Option]:
     job, precision, recompute = setup.job, setup.job.precision, setup.job.recompute
     if precision.compute == "fp16":
         yield ("--fp16",)
-    elif precision.compute not in ("fp32", "tf32"):
+    elif precision.compute != "fp32":
         yield ("--bf16",)
     if precision.compute == "nvfp4":
         yield "--fp4-format", "e2m1"

@@ -1,13 +1,12 @@
 """Request traces: CSV, JSON Lines, JSON or Parquet with named columns, read into arrays block by block.
 
-The column names of common traces are known (`KNOWN_LAYOUTS`); others are named by `TraceColumns`. Memory is what the
-arrays take, 24 bytes a request, and a block of the file.
+The column names of common traces are known (`trace_layouts.KNOWN_LAYOUTS`); others are named by `TraceColumns`. Memory
+is what the arrays take, 24 bytes a request, and a block of the file.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -15,108 +14,16 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.errors import InputError, did_you_mean
+from windtunnel.errors import InputError
 from windtunnel.interop.table_file import Batch, batches_of, header_of
+from windtunnel.interop.trace_columns import Column, column_of, dates_s, integers, shown, tokens_of
+from windtunnel.interop.trace_layouts import CONVERSATIONS, LENGTHS, STREAMS, find_columns, recognise
 from windtunnel.spec import catalog
 from windtunnel.spec.workload import MAX_TOKENS, Trace, TraceColumns
 
 UNITS_S = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 UNIX_TIME_AFTER_S = 365 * 86400.0
 """A first arrival later than this is a date in Unix time: no trace starts a year after its zero."""
-
-LENGTHS = ("input_tokens", "output_tokens")
-STREAMS = ("arrival", *LENGTHS)
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """The column names of one kind of trace."""
-
-    name: str
-    arrival: str
-    input_tokens: str
-    output_tokens: str
-    source: str
-    arrival_unit: str = "s"
-    priority: str | None = None
-    tenant: str | None = None
-    session: str | None = None
-    hash_ids: str | None = None
-    zero_output_failed: bool = False
-    """Its publisher says that requests without output failed; they are left out."""
-
-    @property
-    def columns(self) -> tuple[str, str, str]:
-        """The names of the streams' columns."""
-        return self.arrival, self.input_tokens, self.output_tokens
-
-
-KNOWN_LAYOUTS = (
-    Layout(
-        name="windtunnel",
-        arrival="arrival_s",
-        input_tokens="input_tokens",
-        output_tokens="output_tokens",
-        priority="priority",
-        tenant="tenant",
-        session="session",
-        hash_ids="hash_ids",
-        source="this project",
-    ),
-    Layout(
-        name="azure",
-        arrival="TIMESTAMP",
-        input_tokens="ContextTokens",
-        output_tokens="GeneratedTokens",
-        source="https://github.com/Azure/AzurePublicDataset (LLM inference 2023 and 2024)",
-    ),
-    Layout(
-        name="vidur",
-        arrival="arrived_at",
-        input_tokens="num_prefill_tokens",
-        output_tokens="num_decode_tokens",
-        source="https://github.com/microsoft/vidur",
-    ),
-    Layout(
-        name="burstgpt",
-        arrival="Timestamp",
-        input_tokens="Request tokens",
-        output_tokens="Response tokens",
-        session="Session ID",
-        zero_output_failed=True,
-        source="https://github.com/HPMLL/BurstGPT",
-    ),
-    Layout(
-        name="mooncake",
-        arrival="timestamp",
-        arrival_unit="ms",
-        input_tokens="input_length",
-        output_tokens="output_length",
-        hash_ids="hash_ids",
-        source="https://github.com/kvcache-ai/Mooncake",
-    ),
-    Layout(
-        name="splitwise",
-        arrival="arrival_timestamp",
-        input_tokens="prompt_size",
-        output_tokens="token_size",
-        source="https://github.com/Mutinifni/splitwise-sim",
-    ),
-    Layout(
-        name="llmservingsim",
-        arrival="arrival_ns",
-        arrival_unit="ns",
-        input_tokens="input_toks",
-        output_tokens="output_toks",
-        source="https://github.com/casys-kaist/LLMServingSim",
-    ),
-)
-"""Recognised by the columns of both lengths; times may be absent, as in Vidur's length files of ShareGPT and arXiv."""
-
-
-CONVERSATIONS = "conversations"
-"""Column of ShareGPT's JSON: what people and the model said, in turn. As in vLLM's benchmark, the first text is the
-prompt and the second the output, and conversations of fewer than two texts are left out."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -209,8 +116,8 @@ def _find(name: str) -> Path:
 
 
 def _rows(path: Path, header: list[str], trace: Trace, needed: Sequence[str], most: int | None) -> RecordedRequests:
-    layout = _recognise(header, trace.columns, needed)
-    names = _find_columns(path, header, layout, trace.columns, needed)
+    layout = recognise(header, trace.columns, needed)
+    names = find_columns(path, header, layout, trace.columns, needed)
     if "hash_ids" in names and ("input_tokens" not in needed or trace.input_scale != 1 or trace.max_tokens is not None):
         del names["hash_ids"]
     unit_s = UNITS_S[layout.arrival_unit if layout and not trace.columns.arrival else trace.columns.arrival_unit]
@@ -248,13 +155,13 @@ class _Reading:
     def add(self, row: int, batch: Batch) -> None:
         """Check a block and keep it."""
         columns = {
-            stream: _column(self.path, name, batch[name], row)
+            stream: column_of(self.path, name, batch[name], row)
             for stream, name in self.names.items()
             if stream in (*STREAMS, "priority", "tenant")
         }
         keep: Any = slice(None)
         if "output_tokens" in columns and self.drops_failed:
-            outputs = _integers(columns["output_tokens"])
+            outputs = integers(columns["output_tokens"])
             keep = outputs != 0
             columns["output_tokens"] = replace(columns["output_tokens"], values=np.where(keep, outputs, 1))
         found: dict[str, Any] = {}
@@ -262,9 +169,9 @@ class _Reading:
             found["arrival"] = self._arrival_s(columns["arrival"])
         for stream in LENGTHS:
             if stream in columns:
-                found[stream] = _tokens(columns[stream])
+                found[stream] = tokens_of(columns[stream])
         if "priority" in columns:
-            found["priority"] = _integers(columns["priority"])
+            found["priority"] = integers(columns["priority"])
         for stream in ("tenant", "session"):
             if stream in self.names:
                 found[stream] = self._codes(stream, batch[self.names[stream]])
@@ -295,13 +202,13 @@ class _Reading:
             _check_blocks(self.path, self.names["hash_ids"], blocks, whole["input_tokens"])
         return RecordedRequests(**whole, tenant_names=tuple(self.codes["tenant"]), blocks=blocks)
 
-    def _arrival_s(self, column: "_Column") -> NDArray[np.float64]:
+    def _arrival_s(self, column: "Column") -> NDArray[np.float64]:
         if not column.values.size:
             return np.zeros(0)
         if column.is_numeric:
             seconds = self._times_s(column)
         else:
-            seconds, self.origin = _dates_s(column, self.origin)
+            seconds, self.origin = dates_s(column, self.origin)
         backwards = np.flatnonzero(np.diff(seconds, prepend=self.last_s) < 0)
         if backwards.size:
             row = column.first_row + int(backwards[0]) + 1
@@ -310,7 +217,7 @@ class _Reading:
         self.last_s = float(seconds[-1])
         return seconds
 
-    def _times_s(self, column: "_Column") -> NDArray[np.float64]:
+    def _times_s(self, column: "Column") -> NDArray[np.float64]:
         times = column.values
         column.refuse(~np.isfinite(times), "is not a time")
         column.refuse(times < 0, "is negative")
@@ -340,7 +247,7 @@ def _block_ids(path: Path, name: str, column: Any, first_row: int) -> BlockIds:
     lists = column.to_pylist() if hasattr(column, "to_pylist") else column
     for row, ids in enumerate(lists, start=first_row + 1):
         if ids is not None and not (isinstance(ids, list) and all(isinstance(block, int) for block in ids)):
-            raise InputError(f"{path} row {row}: {name} is not a list of whole numbers: {_shown(ids)}")
+            raise InputError(f"{path} row {row}: {name} is not a list of whole numbers: {shown(ids)}")
     sizes = [0 if ids is None else len(ids) for ids in lists]
     flat = [block for ids in lists if ids for block in ids]
     return BlockIds(np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64), np.array(flat, np.int64), 0)
@@ -391,7 +298,7 @@ def _conversations(path: Path, trace: Trace) -> RecordedRequests:
 def _text(path: Path, row: int, said: Any) -> str:
     text = said.get("value", said.get("content")) if isinstance(said, dict) else None
     if not isinstance(text, str):
-        raise InputError(f"{path} row {row}: a part of {CONVERSATIONS} has no text: {_shown(said)}")
+        raise InputError(f"{path} row {row}: a part of {CONVERSATIONS} has no text: {shown(said)}")
     return text
 
 
@@ -419,150 +326,3 @@ def _fitted(recorded: RecordedRequests, trace: Trace) -> RecordedRequests:
         input_tokens=np.where(is_long, shorter, prompt),
         output_tokens=np.where(is_long, shorter_output, output),
     )
-
-
-# Which column is what
-
-
-def _recognise(header: list[str], asked: TraceColumns, needed: Sequence[str]) -> Layout | None:
-    """The first layout whose lengths the file has, under the names asked for where there are any.
-
-    Our own is also recognised by what is needed alone, such as nothing but `arrival_s`.
-    """
-    for layout in KNOWN_LAYOUTS:
-        lengths = (asked.input_tokens or layout.input_tokens, asked.output_tokens or layout.output_tokens)
-        if all(name in header for name in lengths):
-            return layout
-    ours = KNOWN_LAYOUTS[0]
-    return ours if all((getattr(asked, stream) or getattr(ours, stream)) in header for stream in needed) else None
-
-
-def _find_columns(
-    path: Path, header: list[str], layout: Layout | None, asked: TraceColumns, needed: Sequence[str]
-) -> dict[str, str]:
-    """Stream -> the name of its column: of every stream in `needed`, and of the priority where there is one."""
-    wanted = (*needed, "priority", "tenant", "session", "hash_ids")
-    named = {stream: getattr(asked, stream) for stream in wanted if getattr(asked, stream)}
-    if unknown := [name for name in named.values() if name not in header]:
-        raise InputError(
-            f"{path} has no column {unknown[0]!r}; it has {_listed(header)}", did_you_mean(unknown[0], header)
-        )
-    known = {stream: getattr(layout, stream) for stream in wanted} if layout else {}
-    found = {stream: name for stream, name in (known | named).items() if name is not None and name in header}
-    if not set(needed) <= set(found):
-        raise _no_stream(path, header, [stream for stream in needed if stream not in named], layout)
-    if repeated := [name for name in found.values() if header.count(name) > 1]:
-        raise InputError(f"{path} has more than one column {repeated[0]!r}")
-    return found
-
-
-def _no_stream(path: Path, header: list[str], streams: Sequence[str], layout: Layout | None) -> InputError:
-    """What to say where not all of `streams`, none of which was given a name, are there."""
-    expected = layout or max(KNOWN_LAYOUTS, key=lambda it: sum(name in header for name in it.columns))
-    missing = [it for it in (*LENGTHS, "arrival") if it in streams and getattr(expected, it) not in header]
-    if not missing or not set(expected.columns) & set(header):
-        hint = "name them: workload.trace.columns: {arrival: NAME, input_tokens: NAME, output_tokens: NAME}"
-        near = did_you_mean(streams[0], header)
-        return InputError(f"{path} has no columns of a known trace; it has {_listed(header)}", near or hint)
-    name = getattr(expected, missing[0])
-    near = did_you_mean(name, [column for column in header if column not in expected.columns])
-    if missing[0] == "arrival":
-        hint = "give workload.arrivals, or name the column of times: workload.trace.columns: {arrival: NAME}"
-        return InputError(f"{path} has no arrival times: no column {name!r} beside {_listed(header)}", near or hint)
-    hint = f"name it: workload.trace.columns: {{{missing[0]}: NAME}}"
-    return InputError(f"{path} has no column {name!r}; it has {_listed(header)}", near or hint)
-
-
-def _listed(header: list[str]) -> str:
-    shown = ", ".join(_shown(name) for name in header[:8])
-    return f"{shown} and {len(header) - 8} more" if len(header) > 8 else shown
-
-
-def _shown(value: Any) -> str:
-    """A value of a file, short and on one line."""
-    text = " ".join(str(value).split())
-    return text if len(text) <= 40 else f"{text[:37]}..."
-
-
-# What the columns hold
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Column:
-    """A column without gaps: numbers, dates or objects; and where it comes from."""
-
-    path: Path
-    name: str
-    values: NDArray[Any]
-    first_row: int = 0
-
-    @property
-    def is_numeric(self) -> bool:
-        return self.values.dtype.kind in "iuf"
-
-    def refuse(self, wrong: Any, reason: str, hint: str | None = None) -> None:
-        """Raise an InputError for the first row where `wrong`."""
-        if np.any(wrong):
-            row = int(np.argmax(wrong))
-            message = f"{self.path} row {self.first_row + row + 1}: {self.name} {reason}: {_shown(self.values[row])}"
-            raise InputError(message, hint)
-
-
-def _column(path: Path, name: str, column: Any, first_row: int) -> _Column:
-    if isinstance(column, list):
-        raise InputError(f"{path} row {first_row + 1}: {name} is not a number: {_shown(column[0])}")
-    if column.null_count and len(column):
-        row = first_row + int(np.argmax(np.asarray(column.is_null()))) + 1
-        raise InputError(f"{path} row {row}: {name} is missing or not a number")
-    return _Column(path, name, np.asarray(column), first_row)
-
-
-def _dates_s(column: _Column, origin: Any) -> tuple[NDArray[np.float64], Any]:
-    """Seconds since `origin` (None: the first date), and that; dates are datetime64 or ISO 8601 (UTC by default)."""
-    if column.values.dtype.kind == "M":
-        origin = column.values[0] if origin is None else origin
-        return np.asarray((column.values - origin) / np.timedelta64(1, "s"), np.float64), origin
-    dates = [_date(value) for value in column.values]
-    wrong = [date is None for date in dates]
-    column.refuse(
-        [bad and not _is_number(value) for bad, value in zip(wrong, column.values, strict=True)], "is not a time"
-    )
-    column.refuse(wrong, "is not a date, but others are")
-    stamps = [date.replace(tzinfo=date.tzinfo or UTC).timestamp() for date in dates if date]
-    origin = stamps[0] if origin is None else origin
-    return np.array(stamps, np.float64) - origin, origin
-
-
-def _tokens(column: _Column) -> NDArray[np.int64]:
-    tokens = _integers(column)
-    column.refuse(tokens < 1, "is not positive", "leave out requests that failed or generated nothing")
-    column.refuse(tokens > MAX_TOKENS, f"is above {MAX_TOKENS}")
-    return tokens
-
-
-def _integers(column: _Column) -> NDArray[np.int64]:
-    if not column.is_numeric:
-        column.refuse([not _is_number(value) for value in column.values], "is not a number")
-        if ".csv" not in column.path.name.lower():
-            column.refuse(np.ones(column.values.size, bool), "is text, not a number")
-        # Text of a CSV file, read so because a later row is wrong.
-        column = replace(column, values=column.values.astype(np.float64))
-    if column.values.dtype.kind == "f":
-        column.refuse(column.values != np.rint(column.values), "is not a whole number")
-        column.refuse(~(np.abs(column.values) < 2.0**62), "is out of range")
-    return column.values.astype(np.int64)
-
-
-def _is_number(value: Any) -> bool:
-    try:
-        float(value)
-    except (TypeError, ValueError):
-        return False
-    return True
-
-
-def _date(text: Any) -> datetime | None:
-    try:
-        return datetime.fromisoformat(text)
-    except (TypeError, ValueError):
-        return None

@@ -8,7 +8,10 @@ follows from its source: one `_Source` for each, with where its facts are publis
 
 from __future__ import annotations
 
+import contextlib
 import csv
+import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +28,17 @@ from windtunnel.spec.noun import decode
 from windtunnel.spec.training import TrainingJob
 
 Row = Mapping[str, str]
+
+_COLUMNS = (
+    *("source", "release", "task", "model", "params_B", "layers", "hidden", "heads", "vocab", "accelerator", "n_gpus"),
+    *("precision", "gbs", "mbs", "seq_len", "tp", "pp", "cp", "vp", "ep", "etp", "fsdp", "act_ckpt"),
+    *("tokens_per_s_per_gpu", "tflops_per_gpu", "iter_time_s", "mem_GB", "quality", "note"),
+)
+_MLPERF_COLUMNS = (
+    *("round", "benchmark", "accelerator", "n_accel", "global_batch_size", "seq_len", "nominal_seq_len"),
+    *("tp", "pp", "cp", "vp", "mbs", "fp8", "fp4", "step_time_s_median", "max_memory_GB"),
+)
+"""What is read; a table that leaves one out has it blank."""
 
 
 @dataclass(frozen=True)
@@ -70,10 +84,11 @@ def read_training_runs(path: Path | str) -> tuple[list[TrainingRun], list[Skippe
     if not columns >= {"model", "n_gpus"} and "benchmark" not in columns:
         raise InputError(f"{path} holds no training runs: it has neither columns model and n_gpus nor benchmark")
     runs, skipped = [], []
-    rows = _completed(rows)
-    for index, row in enumerate(rows):
+    blank = dict.fromkeys(_MLPERF_COLUMNS if "benchmark" in columns else _COLUMNS, "")
+    rows = [blank | {name: value or "" for name, value in row.items()} for row in rows]
+    for index, row in enumerate(map(_mlperf_row, rows) if "benchmark" in columns else _completed(rows)):
         try:
-            runs.append(_run(index, _mlperf_row(row) if "benchmark" in row else row))
+            runs.append(_run(index, row))
         except (InputError, _TooLittleSaidError) as error:
             skipped.append(SkippedRow(index, str(error)))
     return runs, skipped
@@ -90,32 +105,36 @@ def _completed(rows: list[dict[str, str]]) -> list[dict[str, str]]:
     shapes: dict[str, set[tuple[str, str]]] = {}
     virtual: dict[tuple[str, ...], set[str]] = {}
     for row in rows:
-        if row.get("vp") and "model" in row:
+        if row["vp"]:
             virtual.setdefault(_pipeline_of(row), set()).add(row["vp"])
-        if row.get("source", "").startswith("BigScience") and row.get("hidden"):
+        if row["source"].startswith("BigScience") and row["hidden"]:
             shapes.setdefault(row["model"], set()).add((row["layers"], row["hidden"]))
     found = []
     for row in rows:
-        same = shapes.get(row.get("model", ""), set())
-        if row.get("source", "").startswith("BigScience") and row.get("params_B"):
-            layers, hidden = row["layers"], row["hidden"]
-            if not hidden and not layers and len(same) == 1:
-                layers, hidden = next(iter(same))
-            size = float(row["params_B"]) * 1e9
-            if layers and not hidden:
-                hidden = str(round((size / (12 * float(layers))) ** 0.5 / 1024) * 1024)
-            if hidden and not layers:
-                stages = int(float(row["pp"]))
-                layers = str(round(size / (12 * float(hidden) ** 2) / stages) * stages)
-            row = {**row, "layers": layers, "hidden": hidden}
-        if "model" in row and not row.get("vp") and len(known := virtual.get(_pipeline_of(row), set())) == 1:
+        if row["source"].startswith("BigScience") and row["params_B"]:
+            with contextlib.suppress(ValueError):  # what is no number is told when it is read
+                row = _with_shape(row, shapes.get(row["model"], set()))
+        if not row["vp"] and len(known := virtual.get(_pipeline_of(row), set())) == 1:
             row = {**row, "vp": next(iter(known))}
         found.append(row)
     return found
 
 
+def _with_shape(row: dict[str, str], same: set[tuple[str, str]]) -> dict[str, str]:
+    layers, hidden = row["layers"], row["hidden"]
+    if not hidden and not layers and len(same) == 1:
+        layers, hidden = next(iter(same))
+    size = float(row["params_B"]) * 1e9
+    if layers and not hidden:
+        hidden = str(round((size / (12 * float(layers))) ** 0.5 / 1024) * 1024)
+    if hidden and not layers:
+        stages = int(float(row["pp"]))
+        layers = str(round(size / (12 * float(hidden) ** 2) / stages) * stages)
+    return {**row, "layers": layers, "hidden": hidden}
+
+
 def _pipeline_of(row: Row) -> tuple[str, ...]:
-    return (row["source"], row["model"].split(" 24.")[0], row["accelerator"], row.get("tp", ""), row.get("pp", ""))
+    return (row["source"], row["model"].split(" 24.")[0], row["accelerator"], row["tp"], row["pp"])
 
 
 class _TooLittleSaidError(Exception):
@@ -283,24 +302,38 @@ _CATALOG_NAMES = {
     "qwen3-235b-a22b": "Qwen3-235B-A22B",
 }
 
-_DEVICES = {
+_DEVICES: dict[str, str] = {
     "A100-SXM4-80GB": "a100_sxm",
     "A100-SXM4-40GB": "a100_40gb_sxm",
     "V100-SXM3-32GB": "v100_sxm",
     "H100 96GB": "h100_sxm",
     "H100-SXM5-80GB": "h100_sxm",
-    "NVIDIA H100-SXM5-80GB": "h100_sxm",
-    "NVIDIA H200-SXM5-141GB": "h200_sxm",
+    "H100-SXM-80GB": "h100_sxm",
+    "H100 PCIe": "h100_pcie",
+    "H100-PCIe": "h100_pcie",
+    "H100 NVL": "h100_nvl",
+    "H200-SXM5-141GB": "h200_sxm",
     "H200-SXM-141GB": "h200_sxm",
     "H800": "h800_sxm",
+    "H20": "h20",
     "DGX-H100": "h100_sxm",
-    "DGX-B200": "b200_sxm",
+    "DGX-H200": "h200_sxm",
     "B200": "b200_sxm",
-    "NVIDIA Blackwell GPU (B200": "b200_sxm",
-    "NVIDIA Blackwell GPU (GB200": "gb200",
-    "DGX-GB200": "gb200",
-    "DGX-GB300": "gb300",
+    "B300": "b300_sxm",
+    "GB200": "gb200",
+    "GB300": "gb300",
+    "L40S": "l40s",
+    "MI300X": "mi300x",
+    "MI325X": "mi325x",
+    "MI355X": "mi355x",
+    "Gaudi2": "gaudi2",
+    "Gaudi(R) 2": "gaudi2",
+    "Gaudi3": "gaudi3",
+    "Gaudi(R) 3": "gaudi3",
 }
+"""A word or words of what an accelerator is called -> a device of the catalog."""
+
+_TASKS = ("", "pretrain", "SFT", "LoRA")
 
 _FORMATS = {
     "fp16": "fp16",
@@ -309,6 +342,7 @@ _FORMATS = {
     "amp_bf16": "bf16",
     "fp8": "fp8",
     "fp8-cs": "fp8",
+    "fp8-sc": "fp8_block",
     "fp8-mx": "mxfp8",
     "mxfp8": "mxfp8",
     "nvfp4": "nvfp4",
@@ -326,12 +360,12 @@ def _run(index: int, row: Row) -> TrainingRun:
         seconds = tokens / (rate * _whole(row, "n_gpus"))
     flops = _number(row, "tflops_per_gpu")
     memory = _number(row, "mem_GB")
-    out_of_memory = row.get("note", "").startswith("OOM")
+    out_of_memory = row["note"].startswith("OOM")
     if seconds is None and flops is None and not out_of_memory:
         raise _TooLittleSaidError("neither a time nor a rate was measured")
     if seconds is None and flops is not None and "2021 README" in row["source"]:
         seconds = _sc21_flops(job) / (flops * 1e12 * _whole(row, "n_gpus"))
-    if seconds is None and flops is not None and row.get("release", "") in ("24.03.01", "25.04.rc2"):
+    if seconds is None and flops is not None and row["release"] in ("24.03.01", "25.04.rc2"):
         seconds = _nemo_flops(job) / (flops * 1e12 * _whole(row, "n_gpus"))
     return TrainingRun(
         index,
@@ -341,7 +375,7 @@ def _run(index: int, row: Row) -> TrainingRun:
         None if flops is None else flops * 1e12,
         None if memory is None else memory * 1e9,
         out_of_memory,
-        row.get("quality", ""),
+        row["quality"],
     )
 
 
@@ -371,36 +405,38 @@ def _nemo_flops(job: TrainingJob) -> float:
 def _job(row: Row, source: _Source) -> dict[str, Any]:
     """A row as the table that a job's YAML file would hold."""
     num_devices = _whole(row, "n_gpus")
+    if row["task"] not in _TASKS:
+        raise _TooLittleSaidError(f"a step of {row['task']!r} is more than a forward and a backward pass")
     compute = _FORMATS.get(row["precision"].split(" ")[0].lower())
     if "parenthesised" in row["precision"]:
-        compute = "mxfp8" if "B200" in row["accelerator"] else "fp8"
+        compute = "mxfp8" if re.search("B[23]00", row["accelerator"]) else "fp8"
     if compute is None:
         raise _TooLittleSaidError(f"the precision {row['precision']!r} is not known")
-    if "proxy" in row.get("note", "") and not row.get("layers"):
+    if "proxy" in row["note"] and not row["layers"]:
         raise _TooLittleSaidError("a model with fewer layers, and it is not said how many")
     # GPT-2's sequences have 1024 tokens, torchtitan's default of Llama 3 is 8192.
     usual = 8192 if "Llama" in row["model"] else 1024 if row["model"].startswith("GPT2") else 2048
-    sequence = int(_number(row, "seq_len") or usual)
+    sequence = _whole(row, "seq_len", usual)
     model = _model(row, source, sequence)
     parallelism = _parallelism(row, source, model)
-    fsdp = row.get("fsdp", "")
+    fsdp = row["fsdp"]
     is_sharded = fsdp not in ("", "0.0", "0") and not fsdp.startswith("ZeRO-2")
-    if not row.get("tp") and not is_sharded:
+    if not row["tp"] and not is_sharded:
         raise _TooLittleSaidError("its parallel layout was not published")
     raw: dict[str, Any] = {
         "model": msgspec.to_builtins(model) if isinstance(model, ModelSpec) else model,
         "num_devices": num_devices,
         "sequence_tokens": sequence,
-        "micro_batch": int(_number(row, "mbs") or 1),
+        "micro_batch": _whole(row, "mbs", 1),
         "parallelism": parallelism,
         "framework": source.framework,
         "precision": {"compute": compute},
         **_recompute(row),
         **_hardware(row, source),
     }
-    if "sequence-parallel" in row.get("act_ckpt", ""):
+    if "sequence-parallel" in row["act_ckpt"]:
         parallelism["sequence_parallel"] = True
-    if "LoRA" in row.get("task", "") or "lora" in row["model"].lower():
+    if row["task"] == "LoRA" or "lora" in row["model"].lower():
         raw["lora"] = {"rank": 16, "all_linear": False}
     _merge(raw, source.settings)
     if row["source"].startswith("BigScience"):
@@ -413,9 +449,9 @@ def _job(row: Row, source: _Source) -> dict[str, Any]:
             raw["sharding"]["group"] = group if group > 1 else None
         if source.framework == "megatron":
             raw["sharding"]["zero"] = 3
-    if "compile" in row.get("note", ""):
+    if "compile" in row["note"]:
         raw["kernels"] = {"fused": True}
-    if "async tp" in row.get("note", "").lower() or "asynctp" in row.get("note", "").lower():
+    if "async tp" in row["note"].lower() or "asynctp" in row["note"].lower():
         raw["overlap"] = {"tensor_parallel": True}
     if "Sep 2020" in row["source"]:
         # Megatron-LM of 2020 had no accumulation: a replica computes its whole batch at once.
@@ -444,17 +480,17 @@ def _merge(raw: dict[str, Any], settings: Mapping[str, Any]) -> None:
 
 
 def _parallelism(row: Row, source: _Source, model: str | ModelSpec) -> dict[str, Any]:
-    pp, chunks = int(_number(row, "pp") or 1), int(_number(row, "vp") or 1)
+    pp, chunks = _whole(row, "pp", 1), _whole(row, "vp", 1)
     chunks = int(source.settings.get("parallelism", {}).get("virtual_stages", chunks))
-    found: dict[str, Any] = {"tp": int(_number(row, "tp") or 1), "pp": pp, "cp": int(_number(row, "cp") or 1)}
+    found: dict[str, Any] = {"tp": _whole(row, "tp", 1), "pp": pp, "cp": _whole(row, "cp", 1)}
     if pp > 1:
         found["virtual_stages"] = chunks
         num_layers = (model if isinstance(model, ModelSpec) else catalog.model(model)).num_layers
         if num_layers % (pp * chunks):
             found["layers_per_stage"] = _uneven(num_layers, pp * chunks)
-    if (ep := int(_number(row, "ep") or 1)) > 1:
+    if (ep := _whole(row, "ep", 1)) > 1:
         found["ep"] = ep
-        found["experts_tp"] = int(_number(row, "etp") or 1)
+        found["experts_tp"] = _whole(row, "etp", 1)
     return found
 
 
@@ -472,7 +508,7 @@ def _uneven(num_layers: int, num_chunks: int) -> list[int]:
 
 
 def _recompute(row: Row) -> dict[str, Any]:
-    said = row.get("act_ckpt", "")
+    said = row["act_ckpt"]
     if said.startswith("full"):
         return {"recompute": {"granularity": "full"}}
     if said.startswith("selective") and "torchtitan" in row["source"]:
@@ -482,7 +518,8 @@ def _recompute(row: Row) -> dict[str, Any]:
 
 
 def _hardware(row: Row, source: _Source) -> dict[str, Any]:
-    name = max((key for key in _DEVICES if row["accelerator"].startswith(key)), key=len, default=None)
+    called = [key for key in _DEVICES if re.search(rf"(?<!\w){re.escape(key)}(?!\w)", row["accelerator"])]
+    name = max(called, key=len, default=None)
     if name is None:
         raise _TooLittleSaidError(f"the accelerator {row['accelerator']!r} is not known")
     device = catalog.device(_DEVICES[name])
@@ -508,15 +545,15 @@ def _model(row: Row, source: _Source, sequence: int) -> str | ModelSpec:
     name = row["model"].lower().split(" (")[0]
     hidden, layers = _number(row, "hidden"), _number(row, "layers")
     if hidden and layers and name.startswith(("gpt", "turing", "megatron")):
-        vocab = int(source.vocab_size or _number(row, "vocab") or 51200)
-        heads = int(_number(row, "heads") or _usual_heads(int(hidden), int(_number(row, "tp") or 1)))
+        vocab = source.vocab_size or _whole(row, "vocab", 51200)
+        heads = _whole(row, "heads", _usual_heads(int(hidden), _whole(row, "tp", 1)))
         shape = _Shape(int(layers), int(hidden), heads, heads, int(4 * hidden), vocab)
         return _plain_model(row["model"], shape, sequence)
     key = _SAME_SHAPE.get(name.split(" 24.")[0], name.split(" 24.")[0])
     if key in _SHAPES:
         return _plain_model(row["model"], _SHAPES[key], sequence)
     slug = name.split(" 24.")[0].replace("llama ", "llama").replace("_", "-").replace(" ", "-")
-    known = _CATALOG_NAMES.get(name) or _CATALOG_NAMES.get(slug)
+    known = _CATALOG_NAMES.get(name) or _CATALOG_NAMES.get(slug) or _of_catalog(slug)
     if known is None:
         raise _TooLittleSaidError(f"the shape of {row['model']!r} is not known")
     model = catalog.model(known)
@@ -524,6 +561,16 @@ def _model(row: Row, source: _Source, sequence: int) -> str | ModelSpec:
         shortened = msgspec.structs.replace(model.layers[0], num_layers=int(layers))
         return msgspec.structs.replace(model, layers=(shortened,))
     return known
+
+
+def _of_catalog(slug: str) -> str | None:
+    """The catalog's name of a model, whose family and version a table may write together."""
+    for name in (slug, re.sub(r"^([a-z]+?)(?=v?\d)", r"\1-", slug)):
+        try:
+            return catalog.model(name).name if name else None
+        except InputError:
+            continue
+    return None
 
 
 def _usual_heads(hidden: int, tp: int) -> int:
@@ -555,36 +602,45 @@ def _mlperf_row(row: Row) -> dict[str, str]:
     """A row of MLPerf Training's results under the names of the other tables."""
     fp4, fp8 = (row.get(name, "").lower() in ("true", "1", "1.0") for name in ("fp4", "fp8"))
     model = row["benchmark"].replace("llama31_405b", "llama31-405b")
-    return {
+    return dict.fromkeys(_COLUMNS, "") | {
         "source": f"MLPerf Training {row['round']}",
         "model": model,
         "accelerator": row["accelerator"],
         "n_gpus": row["n_accel"],
-        # NVIDIA's GPT-3 and Llama submissions compute in fp8 from round 3.0 on, whether or not the log says so.
-        "precision": "nvfp4" if fp4 else "fp8" if fp8 or "NVIDIA" in row["accelerator"] else "bf16",
+        # NVIDIA's GPT-3 and Llama submissions compute in fp8 from round 3.0 on, whether or not the log says so; an A100
+        # cannot.
+        "precision": "nvfp4" if fp4 else "fp8" if fp8 or re.match("NVIDIA (?!A100)", row["accelerator"]) else "bf16",
         "gbs": row["global_batch_size"],
         "mbs": row["mbs"],
         "seq_len": row["nominal_seq_len"] or row["seq_len"],
         **{name: row[name] for name in ("tp", "pp", "cp", "vp")},
         "iter_time_s": row["step_time_s_median"],
         "mem_GB": row["max_memory_GB"],
-        "note": "",
     }
 
 
 def _number(row: Row, name: str) -> float | None:
-    text = row.get(name, "")
-    try:
-        return float(text) if text else None
-    except ValueError:
+    """None where it is blank."""
+    text = row[name]
+    if not text:
         return None
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise _TooLittleSaidError(f"{name} is {text!r}; a number above zero is needed")
+    return value
 
 
-def _whole(row: Row, name: str) -> int:
+def _whole(row: Row, name: str, usual: int | None = None) -> int:
+    """`usual` where it is blank; that it is not said is an error without."""
     value = _number(row, name)
-    if value is None:
+    if value is None and usual is None:
         raise _TooLittleSaidError(f"{name} was not published")
-    return int(value)
+    if value is not None and value % 1:
+        raise _TooLittleSaidError(f"{name} is {row[name]!r}; a whole number is needed")
+    return int(value if value is not None else usual or 0)
 
 
 def runs_in(folder: Path) -> Iterator[tuple[str, list[TrainingRun], list[SkippedRow]]]:

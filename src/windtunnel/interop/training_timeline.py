@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import InputError
-from windtunnel.interop.chrome_trace import MAX_EVENTS, new_file
+from windtunnel.interop.chrome_trace import MAX_EVENTS
+from windtunnel.interop.timeline_file import new_file
 from windtunnel.ops.schedules import PAIRED, Schedule
 
 Event = dict[str, Any]

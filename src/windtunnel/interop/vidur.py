@@ -1,6 +1,7 @@
 """Vidur's files: the `config.json` of a run, its look-up tables, and its request metrics."""
 
 import random
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,6 +42,7 @@ class ReplicaConfig(_Foreign, frozen=True):
     model_name: str
     model_config: ModelConfig
     device_config: DeviceConfig
+    network_device: str = ""
     memory_margin_fraction: float = 0.1
     num_pipeline_stages: int = 1
     tensor_parallel_size: int = 1
@@ -74,24 +76,24 @@ class ClusterConfig(_Foreign, frozen=True):
     num_replicas: int = 1
 
 
-class IntervalConfig(_Foreign, frozen=True):
-    """How Vidur drew arrivals."""
-
-    name: str
-
-
 class GeneratorConfig(_Foreign, frozen=True):
     """What Vidur's request generator was told; only the longest sequence and its draws matter here."""
 
     name: str
+    seed: int | None = None
     max_tokens: int | None = None
-    interval_generator_config: IntervalConfig | None = None
+    num_requests: int | None = None
+    duration: float | None = None
+    interval_generator_config: Named | None = None
+    length_generator_config: Named | None = None
 
 
 class PredictorConfig(_Foreign, frozen=True):
     """How Vidur looks times up."""
 
     kv_cache_prediction_granularity: int = 64
+    prediction_max_prefill_chunk_size: int = 4096
+    prediction_max_batch_size: int = 128
     attention_decode_batching_overhead_fraction: float = 0.1
     attention_prefill_batching_overhead_fraction: float = 0.1
     nccl_cpu_launch_overhead_ms: float = 0.02
@@ -273,8 +275,8 @@ class VidurRequests:
 def read_requests(path: Path, first_arrival_s: float = 0.0) -> VidurRequests:
     """The requests of `request_metrics.csv` (or the same columns as Parquet).
 
-    Vidur writes the time between arrivals, so the first one's is not in the file. Of a restarted request it writes
-    the grown prompt; the number of all its tokens stays right.
+    Vidur writes the time between arrivals, so the first one's is not in the file. Lengths are those at arrival, also of
+    requests that were restarted since.
 
     Raises:
         InputError: the file cannot be read, or a column is missing.
@@ -308,12 +310,14 @@ def read_requests(path: Path, first_arrival_s: float = 0.0) -> VidurRequests:
 class VidurBatches:
     """Every batch of a run in its first pipeline stage, in order of forming."""
 
+    number: NDArray[np.int64]
+    """[b] counted as they were formed; those that a time limit caught in flight are missing."""
     start_s: Floats
     """[b]"""
     duration_s: Floats
     """[b] of that stage."""
     batch: NDArray[np.int64]
-    """[m] position of the batch that a part belongs to; ascending."""
+    """[m] number of the batch that a part belongs to; ascending."""
     request: NDArray[np.int64]
     """[m]"""
     tokens: NDArray[np.int64]
@@ -333,10 +337,12 @@ def read_batches(path: Path) -> VidurBatches:
         table = parquet.read_table(path)
         table = table.filter(pc.equal(table["stage"], 0)).sort_by("batch_id")
         lengths = pc.list_value_length(table["request_ids"]).to_numpy()
+        number = table["batch_id"].to_numpy()
         return VidurBatches(
+            number=number,
             start_s=table["start_us"].to_numpy() * 1e-6,
             duration_s=table["duration_us"].to_numpy() * 1e-6,
-            batch=np.repeat(np.arange(len(lengths)), lengths),
+            batch=np.repeat(number, lengths),
             request=pc.list_flatten(table["request_ids"]).to_numpy(),
             tokens=pc.list_flatten(table["num_tokens"]).to_numpy(),
         )
@@ -344,22 +350,6 @@ def read_batches(path: Path) -> VidurBatches:
         raise InputError(f"{path} has no column {error.args[0]!r}") from error
     except (OSError, ValueError) as error:
         raise InputError(f"{path} cannot be read: {error}") from error
-
-
-def as_they_came(
-    requests: VidurRequests, batches: VidurBatches, first_token_s: Floats, num_restarts: NDArray[np.int64]
-) -> VidurRequests:
-    """`requests` with the prompts that restarted ones had at first: what they computed before their first token.
-
-    Where Vidur restarted one in the middle of its prompt, nothing says how long that was.
-    """
-    prompts = requests.prefill_tokens.copy()
-    for i in np.flatnonzero(num_restarts):
-        parts = batches.request == i
-        is_before = batches.start_s[batches.batch[parts]] < first_token_s[i] * (1 - 1e-12)
-        prompts[i] = batches.tokens[parts][is_before].sum()
-    whole = requests.prefill_tokens + requests.decode_tokens
-    return VidurRequests(requests.arrival_s, prompts, whole - prompts)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -374,35 +364,83 @@ class VidurCase:
 def read_case(folder: Path) -> VidurCase:
     """A run from its folder: `config.json`, `requests.parquet` (request metrics) and `iterations.parquet` (batches).
 
+    The first request finds everything idle: it arrives when the first batch starts.
+
     Raises:
         InputError: a file is missing, or not what its name says.
     """
-    from pyarrow import parquet
-
-    path = folder / "requests.parquet"
-    batches, recorded = read_batches(folder / "iterations.parquet"), read_requests(path)
-    metrics = parquet.read_table(path).sort_by("Request Id")
-    first = int(metrics["Request Id"][0].as_py())
-    start_s = float(batches.start_s[batches.batch[np.argmax(batches.request == first)]])
-    arrival_s = recorded.arrival_s + start_s - float(metrics["request_scheduling_delay"][0].as_py())
-    requests = as_they_came(
-        VidurRequests(arrival_s, recorded.prefill_tokens, recorded.decode_tokens),
-        batches,
-        arrival_s + metrics["prefill_e2e_time"].to_numpy(),
-        metrics["request_num_restarts"].to_numpy(),
-    )
+    batches = read_batches(folder / "iterations.parquet")
+    if batches.start_s.size == 0:
+        raise InputError(f"{folder / 'iterations.parquet'} has no batches")
+    requests = read_requests(folder / "requests.parquet", first_arrival_s=float(batches.start_s[0]))
     return VidurCase(read_config(folder / "config.json"), requests, batches)
 
 
-def random_replicas(config: VidurConfig, num_requests: int) -> NDArray[np.int64]:
-    """The replicas that Vidur's `random` global scheduler draws.
+def find_tables(folder: Path, config: VidurConfig) -> Path:
+    """The look-up tables in `folder` that a run was made with, by their names and by what they hold.
 
-    They come from Python's generator as request generation left it: with Poisson arrivals after one draw a request.
+    Names are `tables_MODEL_tpN[ppM][_NOTE...].npz`. A note names the network, which must be the run's, or the scheduler
+    that they were made for; LightLLM's have blocks of a token, and no other scheduler's do.
+
+    Raises:
+        InputError: none has the run's model and tensor parallelism, its operators, and reaches its batches.
     """
-    generator = random.Random(config.seed)
-    interval = config.request_generator_config.interval_generator_config
-    if interval is not None and interval.name == "poisson":
-        for _ in range(num_requests):
-            generator.random()
+    replica, scheduler = config.cluster_config.replica_config, config.cluster_config.replica_scheduler_config
+    model = re.sub(r"[^a-z0-9]", "", replica.model_name.split("/")[-1].lower()).removeprefix("meta")
+    found = []
+    for path in sorted(folder.glob("tables_*.npz")):
+        parts = _TABLES_NAME.fullmatch(path.stem)
+        if parts is None or not model.startswith(parts["model"].replace("-", "").lower()):
+            continue
+        notes, pp = parts["notes"].lower().split("_"), int(parts["pp"] or 1)
+        networks = [note for note in notes if note in ("pairwise", "dgx")]
+        is_same = int(parts["tp"]) == replica.tensor_parallel_size and (scheduler.name == "lightllm") == (
+            "lightllm" in notes
+        )
+        if is_same and all(note in replica.network_device for note in networks) and _reach(path, config):
+            pipelines = pp != replica.num_pipeline_stages
+            found.append((pipelines, scheduler.name not in notes, path.stat().st_size, path))
+    if not found:
+        raise InputError(
+            f"{folder} has no look-up tables of {replica.model_name} with tp {replica.tensor_parallel_size}, "
+            f"pp {replica.num_pipeline_stages} for {scheduler.name}",
+            "they are named tables_MODEL_tpN[ppM][_NOTE].npz",
+        )
+    return min(found)[-1]
+
+
+_TABLES_NAME = re.compile(r"tables_(?P<model>[^_]+)_tp(?P<tp>\d+)(?:pp(?P<pp>\d+))?(?P<notes>(?:_.*)?)")
+
+
+def _reach(path: Path, config: VidurConfig) -> bool:
+    """Whether these tables have the operators of a run and all batches that its predictor was made for."""
+    replica, predictor = config.cluster_config.replica_config, config.execution_time_predictor_config
+    needed = ["all_reduce"] if replica.tensor_parallel_size > 1 else []
+    needed += ["send_recv"] if replica.num_pipeline_stages > 1 else []
+    needed += [] if predictor.skip_cpu_overhead_modeling else HOST_OPERATORS
+    try:
+        with np.load(path) as archive:
+            return (
+                all(name in archive for name in needed)
+                and len(archive["attn_prefill_chunk"]) >= predictor.prediction_max_prefill_chunk_size
+                and len(archive["attn_decode_bs"]) >= predictor.prediction_max_batch_size
+            )
+    except (OSError, ValueError, KeyError) as error:
+        raise InputError(f"{path} is not an archive of Vidur's prediction tables") from error
+
+
+def random_replicas(config: VidurConfig, num_requests: int) -> NDArray[np.int64]:
+    """The replicas that Vidur's `random` global scheduler draws for `num_requests` arrivals.
+
+    They come from Python's generator as request generation left it: a Poisson gap and a uniform length take one draw
+    each, also of requests that a time limit kept from arriving, or that a duration cut off after they were drawn.
+    """
+    generated = config.request_generator_config
+    generator = random.Random(config.seed if generated.seed is None else generated.seed)
+    gaps, lengths = generated.interval_generator_config, generated.length_generator_config
+    draws = (gaps is not None and gaps.name == "poisson") + (lengths is not None and lengths.name == "uniform")
+    num_drawn = num_requests + 1 if generated.duration is not None else generated.num_requests or num_requests
+    for _ in range(draws * num_drawn):
+        generator.random()
     num_replicas = config.cluster_config.num_replicas
     return np.array([generator.randint(1, num_replicas) - 1 for _ in range(num_requests)], np.int64)

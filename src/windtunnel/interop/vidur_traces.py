@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.interop.chrome_trace import new_file
+from windtunnel.interop.timeline_file import new_file
 
 Event = dict[str, Any]
 

@@ -188,34 +188,61 @@ def _set_rate(now_s, slot, rate, slots, ends, num_sending):
 
 
 @inner
-def _fill(now_s, slots, hops, max_hops, flows, paths, links, touched, num_touched, members, num_members, ends, sending):
-    """Progressive filling of the collected flows: the fullest link sets the rate of its flows, then the next."""
-    frozen = 0
+def _fill(
+    now_s,
+    slots,
+    hops,
+    max_hops,
+    flows,
+    paths,
+    links,
+    touched,
+    num_touched,
+    members,
+    num_members,
+    ends,
+    sending,
+    levels,
+    fillers,
+):
+    """Progressive filling of the collected flows: the fullest link sets the rate of its flows, then the next.
+
+    `levels` and `fillers` are a heap of what may be full next: links, and after their numbers the flows, each of which
+    has a most of its own. A link's level only rises as its flows freeze below it, so that a stale one is seen when it
+    is taken, and put back.
+    """
+    waiting = 0
+    for i in range(num_touched):
+        link = links[touched[i]]
+        waiting = push(levels, fillers, waiting, link.left / link.weight, np.int64(touched[i]))
+    for i in range(num_members):
+        most = paths[flows[slots[members[i]].flow].path].rate
+        waiting = push(levels, fillers, waiting, most, np.int64(len(links) + members[i]))
+    frozen, level = 0, 0.0
     while frozen < num_members:
-        level = np.inf
-        for i in range(num_touched):
-            number = touched[i]
-            if links[number].weight > 1e-12:
-                level = min(level, links[number].left / links[number].weight)
-        for i in range(num_members):
-            slot = members[i]
-            if slots[slot].frozen == 0:
-                level = min(level, paths[flows[slots[slot].flow].path].rate)
-        threshold = level * (1 + 1e-12)
-        # A flow freezes at its own most, or because one of its links is full.
-        for i in range(num_members):
-            slot = members[i]
-            if slots[slot].frozen == 0 and paths[flows[slots[slot].flow].path].rate <= threshold:
-                frozen += _freeze(now_s, slot, level, slots, hops, max_hops, flows, paths, links, ends, sending)
-        for i in range(num_touched):
-            number = touched[i]
-            if links[number].weight > 1e-12 and links[number].left <= threshold * links[number].weight:
-                hop = links[number].first
-                while hop >= 0:
-                    slot = hops[hop].slot
-                    if slots[slot].frozen == 0:
-                        frozen += _freeze(now_s, slot, level, slots, hops, max_hops, flows, paths, links, ends, sending)
-                    hop = hops[hop].next
+        found, filler = levels[0], fillers[0]
+        waiting = pop(levels, fillers, waiting)
+        if filler < len(links):
+            if links[filler].weight <= 1e-12:
+                continue
+            current = links[filler].left / links[filler].weight
+            if current > found * (1 + 1e-12):
+                waiting = push(levels, fillers, waiting, current, filler)
+                continue
+            # What is full at the same level up to rounding gives the same rate.
+            if current > level * (1 + 1e-12):
+                level = current
+            hop = links[filler].first
+            while hop >= 0:
+                slot = hops[hop].slot
+                if slots[slot].frozen == 0:
+                    frozen += _freeze(now_s, slot, level, slots, hops, max_hops, flows, paths, links, ends, sending)
+                hop = hops[hop].next
+        elif slots[filler - len(links)].frozen == 0:
+            if found > level * (1 + 1e-12):
+                level = found
+            slot = filler - len(links)
+            frozen += _freeze(now_s, slot, level, slots, hops, max_hops, flows, paths, links, ends, sending)
 
 
 @inner
@@ -258,6 +285,8 @@ def run_flows(
     touched,
     ready_keys,
     ready_flows,
+    levels,
+    fillers,
     one_after_the_other,
 ):
     """Run all flows to completion.
@@ -271,6 +300,7 @@ def run_flows(
         free: as long as `slots`; so are `ends` and `members`.
         touched: as long as `links`.
         ready_keys: (n,) scratch, likewise `ready_flows`.
+        levels: as long as `links` and `slots` together, likewise `fillers`.
         one_after_the_other: whether a follower may begin when the flow before it is sent, or when that one begins.
 
     Returns:
@@ -373,5 +403,7 @@ def run_flows(
                 num_members,
                 ends,
                 num_sending,
+                levels,
+                fillers,
             )
     return done, events, changes

@@ -55,6 +55,7 @@ def run(
     links,
     nodes,
     flows,
+    channels,
     send_queues,
     children_start,
     children,
@@ -81,6 +82,7 @@ def run(
     """Simulate until nothing is left to happen, or a table is full; then call again.
 
     Args:
+        channels: of ranks that reduce as SimAI's do; one that is not read else.
         paths, path_links: where each path begins, and its links, first to last; `replies` those of acknowledgements.
         neighbor_start, neighbor_links: each node's outgoing links; `distances[row, node]` the hops to a destination.
             Read where packets choose their way.
@@ -92,7 +94,7 @@ def run(
         counters[0].has_begun = 1
         for flow in range(flows.size):
             if flows[flow].parents_left == 0:
-                release(flows, send_queues, events, heaps, buckets, calendar, flow)
+                release(flows, channels, send_queues, events, heaps, buckets, calendar, flow)
         if settings.trace_interval_ps > 0:
             schedule(events, heaps, buckets, calendar, 0, event(TRACE, 0))
     while True:
@@ -237,6 +239,11 @@ def run(
         elif kind == START:
             flow = number
             flows[flow].start_ps = now_ps
+            follower = flows[flow].follower
+            if follower >= 0:
+                flows[follower].parents_left -= 1
+                if flows[follower].parents_left == 0:
+                    release(flows, channels, send_queues, events, heaps, buckets, calendar, follower)
             path = flows[flow].path
             if flows[flow].size_bytes == 0 or paths[path] == paths[path + 1]:
                 sent(flows, send_queues, events, heaps, buckets, calendar, flow, now_ps)
@@ -298,7 +305,17 @@ def run(
             free_packet(packets, counters, connections, freed)
         if completed >= 0:
             complete(
-                flows, send_queues, children_start, children, counters, events, heaps, buckets, calendar, completed
+                flows,
+                channels,
+                send_queues,
+                children_start,
+                children,
+                counters,
+                events,
+                heaps,
+                buckets,
+                calendar,
+                completed,
             )
         if awake >= 0:
             served = wake(settings, links, connections, sacks, events, heaps, buckets, calendar, awake)

@@ -15,7 +15,9 @@ from windtunnel.kernels.packet_queues import (
     take_turn,
     timer,
 )
-from windtunnel.kernels.packet_state import ACK, DATA, GO_BACK_N, IDLE, NACK, NONE, SELECTIVE_REPEAT, WAITING
+from windtunnel.kernels.packet_state import ACK, DATA, EVERY, GO_BACK_N, IDLE, NACK, NONE, SELECTIVE_REPEAT, WAITING
+
+REDUCING_PS = 30_000
 
 
 @inner
@@ -201,8 +203,28 @@ def start_when_free(flows, events, heaps, buckets, calendar, flow, free_ps):
 
 
 @inner
-def release(flows, send_queues, events, heaps, buckets, calendar, flow):
+def reducing_ps(flows, channels, flow):
+    """How long SimAI's sender reduces what it has received before it sends: a write and two reads of 10 ns each.
+
+    Source: `NcclTreeFlowModel::insert_packets` and `PacketBundle::call` of SimAI 1.6, a flag for all channels of a rank
+    included.
+    """
+    channel = channels[flows[flow].channel]
+    rank = channels[channel.rank]
+    place = channel.num_released % channel.cycle
+    channel.num_released += 1
+    if place == 0:
+        rank.is_reducing = 1 - rank.is_reducing
+        return np.int64(0)
+    reduces = flows[flow].reduction == EVERY or rank.is_reducing == 1
+    return np.int64(REDUCING_PS) if reduces else np.int64(0)
+
+
+@inner
+def release(flows, channels, send_queues, events, heaps, buckets, calendar, flow):
     """A flow waits for no other any more: it takes its turn in its send queue."""
+    if flows[flow].channel >= 0:
+        flows[flow].delay_ps += reducing_ps(flows, channels, flow)
     queue = send_queues[flows[flow].queue]
     if queue.is_busy:
         flows[flow].next = NONE
@@ -231,7 +253,7 @@ def sent(flows, send_queues, events, heaps, buckets, calendar, flow, free_ps):
 
 
 @inner
-def complete(flows, send_queues, children_start, children, counters, events, heaps, buckets, calendar, flow):
+def complete(flows, channels, send_queues, children_start, children, counters, events, heaps, buckets, calendar, flow):
     """A flow is complete: note it, and release what waited for it."""
     flows[flow].finish_ps = calendar[0].now_ps
     counters[0].num_finished += 1
@@ -240,7 +262,7 @@ def complete(flows, send_queues, children_start, children, counters, events, hea
         flows[child].ready_ps = calendar[0].now_ps
         flows[child].parents_left -= 1
         if flows[child].parents_left == 0:
-            release(flows, send_queues, events, heaps, buckets, calendar, child)
+            release(flows, channels, send_queues, events, heaps, buckets, calendar, child)
 
 
 @inner

@@ -42,17 +42,23 @@ def _join(group, a, b):
 
 
 @entry
-def find_groups(flows, parent_ptr, parent, paths, path_links, replies, reply_links, num_queues, group):
-    """Which flows may influence each other: those that share a link, a send queue or an ancestor, or begin in turn.
+def find_groups(flows, channels, parent_ptr, parent, paths, path_links, replies, reply_links, num_queues, group):
+    """Which flows may influence each other: those that share a link, a send queue, an ancestor or a rank that reduces,
+    or begin in turn.
 
     Args:
-        group: (flows + links + send queues,) left with the least flow that each is joined to.
+        group: (flows + links + channels + send queues,) left with the least flow that each is joined to.
     """
     first_queue = group.size - num_queues
+    first_channel = first_queue - channels.size
     for item in range(group.size):
         group[item] = item
     for flow in range(flows.size):
         _join(group, flow, first_queue + flows[flow].queue)
+        if flows[flow].channel >= 0:
+            _join(group, flow, first_channel + channels[flows[flow].channel].rank)
+        if flows[flow].follower >= 0:
+            _join(group, flow, np.int64(flows[flow].follower))
         for position in range(parent_ptr[flow], parent_ptr[flow + 1]):
             _join(group, flow, np.int64(parent[position]))
         for position in range(paths[flows[flow].path], paths[flows[flow].path + 1]):

@@ -15,6 +15,9 @@ DATA, ACK, NACK, PAUSE, RESUME = range(5)
 UNCONTROLLED, DCQCN, HPCC, TIMELY, DCTCP = 0, 1, 3, 7, 8
 """`Settings.congestion`, with the numbers of SimAI's CC_MODE."""
 
+NO_REDUCTION, EVERY, ALTERNATE = range(3)
+"""`FLOW.reduction`."""
+
 GO_BACK_N, SELECTIVE_REPEAT = range(2)
 """`Settings.recovery`."""
 
@@ -139,13 +142,26 @@ FLOW = np.dtype(
         ("window_bytes", "i8"),  # in flight at line rate; 0: no limit
         ("base_rtt_ps", "i8"),  # HPCC
         ("parents_left", "i4"),  # that are not complete, and the flow that must begin before
+        ("follower", "i4"),  # the flow that may not begin before this one; -1: none
         ("target_row", "i4"),  # of the distances, where packets choose their way
         ("path", "i4"),
         ("reply", "i4"),
         ("queue", "i4"),  # of sends, that it goes through
         ("next", "i4"),  # in that queue
+        ("channel", "i4"),  # of its sender, if that reduces; -1: it does not
+        ("reduction", "i4"),
     ]
 )
+
+CHANNEL = np.dtype(
+    [
+        ("num_released", "i8"),
+        ("cycle", "i8"),  # so many chunks make one round of reductions
+        ("rank", "i8"),  # the channel whose record holds what all of its rank share
+        ("is_reducing", "i8"),  # shared
+    ]
+)
+"""One record a channel of a rank, where ranks reduce as SimAI's do."""
 
 SEND_QUEUE = np.dtype([("first", "i4"), ("last", "i4"), ("is_busy", "i8"), ("free_ps", "i8")])
 """Flows that are sent one after the other, in the order in which their parents complete: one queue pair's work."""

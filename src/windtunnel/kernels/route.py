@@ -13,6 +13,8 @@ UNKNOWN = 127
 
 
 WORD = 0xFFFFFFFF
+HOST_SEED = 0x8BADF00D
+"""Hosts with several NICs choose by the same hash, seeded as ns-3 seeds its `Hash32` (`RdmaQueuePair::GetHash`)."""
 
 
 @inner
@@ -273,7 +275,8 @@ def _walk(begin, end, distance, ports, seed, pointer, neighbor, direction, kind,
     node = begin
     for left in range(distance, 0, -1):
         count, only_scale_up = _next_hops(node, left - 1, pointer, neighbor, kind, behind)
-        chosen = np.int64(ecmp_hash(begin, end, ports, node + seed)) % count if count > 1 else 0
+        salt = HOST_SEED if kind[node] == 0 else node
+        chosen = np.int64(ecmp_hash(begin, end, ports, salt + seed)) % count if count > 1 else 0
         for e in range(pointer[node], pointer[node + 1]):
             other = neighbor[e]
             if behind[other] == left - 1 and (kind[other] == 1 or not only_scale_up):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.errors import MissingExtraError
+from windtunnel.errors import MissingExtraError, did_you_mean
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -79,10 +79,15 @@ class Table:
     meanings: Mapping[str, str]
 
     def __getitem__(self, name: str) -> NDArray[Any]:
+        if name not in self.columns:
+            raise KeyError(f"there is no column {name!r}; {did_you_mean(name, self.columns, 'see .meanings')}")
         return self.columns[name]
 
     def __len__(self) -> int:
         return len(next(iter(self.columns.values())))
+
+    def __repr__(self) -> str:
+        return f"Table({len(self):,} rows: {', '.join(self.columns)})"
 
     def with_columns(self, columns: Mapping[str, NDArray[Any]], meanings: Mapping[str, str]) -> "Table":
         """The table with further columns."""

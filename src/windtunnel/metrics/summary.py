@@ -188,6 +188,13 @@ class Summary(Noun):
     devices, on average."""
 
 
+def queue_growth(arrival_s: NDArray[np.float64], queueing_s: NDArray[np.float64]) -> float:
+    """Seconds of queueing delay that each second of arrivals adds: the slope of a line fitted through the requests."""
+    at_s = arrival_s - arrival_s.mean()
+    spread = float((at_s * at_s).sum())
+    return float((at_s * queueing_s).sum()) / spread if spread > 0 else 0.0
+
+
 def summarise(
     requests: Table,
     steps: Table,

@@ -62,7 +62,10 @@ class Interval:
 def interval(
     central: float, spread: Spread, num_outside: int, coverage: Mapping[str, float], sampling_error: float = 0.0
 ) -> Interval:
-    """The interval around a prediction.
+    """The interval of a prediction, which it holds.
+
+    Where measured values mostly lay on one side of the predictions (without calibration, or of a device left out) it
+    reaches from the prediction to that side: the prediction is what the model says, the interval what is known of it.
 
     Args:
         central: the prediction.
@@ -77,4 +80,4 @@ def interval(
     below = math.hypot(math.log(spread.p50 / spread.p10) * widening, other)
     above = math.hypot(math.log(spread.p90 / spread.p50) * widening, other)
     middle = math.log(spread.p50)
-    return Interval(central * math.exp(middle - below), central * math.exp(middle + above))
+    return Interval(central * math.exp(min(middle - below, 0.0)), central * math.exp(max(middle + above, 0.0)))

@@ -29,6 +29,16 @@ class Hop(IntEnum):
     PAT = 4
 
 
+class Reduction(IntEnum):
+    """Which chunks SimAI's ranks add up before they pass them on (`NcclTreeFlowModel::insert_packets`)."""
+
+    NONE = 0
+    EVERY = 1
+    """Of n chunks of a channel all but the first: a reduce-scatter's."""
+    ALTERNATE = 2
+    """The same, but a rank changes its mind whenever one of its channels begins its next n: an all-reduce's."""
+
+
 @dataclass(frozen=True, eq=False)
 class Flows:
     """Flows and what each waits for; all arrays but `parent` and `parent_ptr` are (num_flows,)."""
@@ -54,6 +64,8 @@ class Flows:
     """Earliest start."""
     delay_s: NDArray[np.float64]
     """Between the completion of the last parent and the first byte."""
+    reduction: NDArray[np.int8]
+    """`Reduction`: what SimAI's sender does first."""
 
     def __len__(self) -> int:
         return len(self.source)
@@ -80,6 +92,7 @@ def flows_of(
     group: int = 0,
     start_s: NDArray[np.float64] | float = 0.0,
     delay_s: NDArray[np.float64] | float = 0.0,
+    reduction: Reduction = Reduction.NONE,
 ) -> Flows:
     """`Flows` from arrays and scalars; `parents` is `(parent_ptr, parent)`, none where it is left out."""
     n = len(source)
@@ -102,6 +115,7 @@ def flows_of(
         parent=np.ascontiguousarray(parent, np.int32),
         start_s=full(start_s, np.float64),
         delay_s=full(delay_s, np.float64),
+        reduction=full(reduction, np.int8),
     )
 
 
@@ -121,6 +135,7 @@ def together(tables: Sequence[Flows]) -> Flows:
             "connection",
             "start_s",
             "delay_s",
+            "reduction",
         )
     }
     return Flows(
@@ -201,7 +216,7 @@ def _by_server(ranks: Ids, num_servers: int) -> Ids:
     return np.asarray(ranks, np.int32).reshape(num_servers, -1)
 
 
-def ring(rings: Rings, chunk_bytes: int, num_steps: int) -> Flows:
+def ring(rings: Rings, chunk_bytes: int, num_steps: int, reduction: Reduction = Reduction.NONE) -> Flows:
     """`num_steps` times, every rank sends a chunk to the next as soon as the one before has arrived.
 
     An all-reduce has 2 (n - 1) steps, an all-gather or a reduce-scatter n - 1 (Thakur, Rabenseifner and Gropp,
@@ -236,6 +251,7 @@ def ring(rings: Rings, chunk_bytes: int, num_steps: int) -> Flows:
         num_steps=num_steps,
         hop=np.concatenate([piece[2] for piece in pieces]),
         connection=np.repeat(np.arange(len(counts)), counts),
+        reduction=reduction,
     )
 
 

@@ -46,6 +46,9 @@ from windtunnel.spec.precision import ACTIVATION_BITS, BITS, Format, Precision
 GROUP_LAUNCHES = frozenset({"dispatch_all_gather", "experts", "combine_reduce_scatter"})
 """What the ranks of an attention data-parallel group do together: its cost follows the tokens of all of them."""
 
+SQUARES_BYTES = 8.0
+"""Of one token: the sums of a rank's squares, of the query and of the key, in fp32."""
+
 
 @dataclass(frozen=True)
 class Shard:
@@ -221,6 +224,10 @@ def _grouped_query_projections(shard: Shard, attention: GroupedQueryAttention, n
     kv = max(attention.num_kv_heads // shard.tp, 1) * attention.head_dim
     gate = query if attention.output_gate else 0
     yield Launch("qkv_proj", Gemm(num_tokens, query + gate + 2 * kv, width, wanted))
+    if attention.qk_norm_over_heads and shard.tp > 1:
+        # One kernel before the sum over ranks and one after it (vLLM 0.16 `MiniMaxText01RMSNormTP.forward_qk`).
+        yield Launch("qk_squares", Elementwise("qk_squares", num_tokens, (query + kv) * BF16_BYTES))
+        yield Launch("qk_norm_all_reduce", _collective(shard, "all_reduce", num_tokens * SQUARES_BYTES, shard.tp))
     if attention.qk_norm:
         yield Launch("qk_norm", Elementwise("qk_norm", num_tokens, 2 * (query + kv) * BF16_BYTES))
     yield Launch("rope", Elementwise("rope", num_tokens, 2 * (query + kv) * BF16_BYTES))

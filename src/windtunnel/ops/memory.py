@@ -153,12 +153,20 @@ def _index_bytes(attention: Attention) -> int:
     return indexer.head_dim + 4 if indexer else 0
 
 
-def activation_bytes(shard: Shard, max_num_batched_tokens: int, max_num_seqs: int) -> float:
+VLLM_SAMPLER_BYTES = 30.0
+"""Of one logit while vLLM's profiling run samples with a top-p (0.8 to 0.24 `_dummy_sampler_run`, `apply_top_k_top_p`):
+2 of the model and 4 in fp32, then sorted, 4 and an index of 8, both with a second buffer. Every rank has gathered all
+of the vocabulary (`LogitsProcessor._gather_logits`)."""
+
+
+def activation_bytes(
+    shard: Shard, max_num_batched_tokens: int, max_num_seqs: int, sampler_bytes: float | None = None
+) -> float:
     """Peak of a step at full token budget, as an engine's profiling run finds it.
 
     The widest point of a layer is the feed-forward (hidden states, residual, gate-up and its product) or, with
-    experts, the permuted inputs and outputs of every token's experts; then the fp32 logits of all sequences beside
-    the hidden states.
+    experts, the permuted inputs and outputs of every token's experts; then the logits of all sequences beside the
+    hidden states: `sampler_bytes` of each on every rank, by default a rank's own share in bf16 and twice in fp32.
     """
     width = shard.model.hidden_size
     widest = 0.0
@@ -170,7 +178,8 @@ def activation_bytes(shard: Shard, max_num_batched_tokens: int, max_num_seqs: in
             inner = feed_forward.intermediate_size / shard.parallelism.experts_tp
             rows = feed_forward.experts_per_token * shard.parallelism.attention_dp / shard.parallelism.ep
         widest = max(widest, rows * (3 * inner + width) + 2 * width)
-    logits = max_num_seqs * shard.model.vocab_size * (BF16_BYTES + 2 * FP32_BYTES) / shard.tp
+    each = (BF16_BYTES + 2 * FP32_BYTES) / shard.tp if sampler_bytes is None else sampler_bytes
+    logits = max_num_seqs * shard.model.vocab_size * each
     return max(max_num_batched_tokens * widest * BF16_BYTES, logits + max_num_batched_tokens * width * BF16_BYTES)
 
 
@@ -195,7 +204,8 @@ def plan_memory(shard: Shard, device: Device, engine: EngineSettings, max_model_
     assert engine.max_num_seqs is not None
     assert engine.block_size is not None
     weights = weight_bytes(shard)
-    activations = activation_bytes(shard, engine.max_num_batched_tokens, engine.max_num_seqs)
+    sampler_bytes = VLLM_SAMPLER_BYTES if engine.scheduler == "vllm_v1" else None
+    activations = activation_bytes(shard, engine.max_num_batched_tokens, engine.max_num_seqs, sampler_bytes)
     reserve = float(engine.reserved_bytes or 0)
     if engine.memory_fraction_of_free:
         pool = (device.memory_bytes - weights - activations - reserve) * engine.gpu_memory_utilization

@@ -126,6 +126,8 @@ def inner_norm_parameters(attention: Attention) -> int:
         return (attention.q_lora_rank or 0) + attention.kv_lora_rank + of_index
     if isinstance(attention, GatedDeltaAttention):
         return attention.value_head_dim
+    if attention.qk_norm_over_heads:
+        return attention.query_size + attention.kv_size
     return 2 * attention.head_dim if attention.qk_norm else 0
 
 

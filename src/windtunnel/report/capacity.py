@@ -29,7 +29,7 @@ def capacity_report(found: Capacities) -> list[RenderableType]:
     parts: list[RenderableType] = [
         title(model_line(found.setup)),
         "; ".join(served) if served else deployment_line(found.setup, deployment.replicas),
-        load_line(found.scenario),
+        load_line(found.scenario, says_rate=False),
         "",
     ]
     first = found.found[0]

@@ -4,11 +4,14 @@ from collections.abc import Sequence
 
 from rich.console import RenderableType
 
+from windtunnel.engine.intervals import headline
 from windtunnel.engine.serving import Result
-from windtunnel.metrics.summary import Distribution, Summary
+from windtunnel.metrics.summary import Distribution, Summary, queue_growth
 from windtunnel.ops.memory import MemoryPlan
 from windtunnel.report.setup import deployment_line, load_line, model_line, network_lines, provenance_rows
 from windtunnel.report.tables import bars, columns, counted, duration, grid, number, percent, title
+from windtunnel.search.load import is_closed
+from windtunnel.search.probe import MOST_GROWTH
 from windtunnel.spec.scenario import Scenario, pool_scenario
 from windtunnel.spec.slo import Slo
 from windtunnel.units import format_bytes, format_seconds
@@ -29,7 +32,13 @@ def run_report(result: Result) -> list[RenderableType]:
         "",
         grid(sureness_rows(result)),
         "",
-        grid([*throughput_rows(summary, result.scenario.slo), *resource_rows(result.scenario, summary, result.memory)]),
+        grid(
+            [
+                *throughput_rows(summary, result.scenario.slo),
+                *overload_rows(result),
+                *resource_rows(result.scenario, summary, result.memory),
+            ]
+        ),
         *_table_of(POOL_HEADS, pool_rows(summary)),
         "",
         title(f"Where the time goes: bound by {summary.bound_by.replace('_', ' ')}"),
@@ -60,7 +69,15 @@ def sureness_rows(result: Result) -> list[tuple[str, str]]:
         record = calibration.provenance
         basis = f"{name}, {record.num_runs} runs in {record.num_configurations} configurations"
         basis = "; ".join([basis, *result.calibration_remarks])
-    return [("80% interval", ", ".join(shown)), ("calibration", basis)]
+    return [("80% interval", ", ".join(shown) + _beside(result)), ("calibration", basis)]
+
+
+def _beside(result: Result) -> str:
+    """Which predictions lie outside their own intervals: the engine's runs were mostly measured on one side of them."""
+    central = headline(result.summary)
+    names = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "end to end"}
+    longer = [label for name, label in names.items() if name in central and result.intervals[name].low > central[name]]
+    return f"; {' and '.join(longer)} of such runs was longer than predicted" if longer else ""
 
 
 def deployment_lines(result: Result) -> list[str]:
@@ -221,6 +238,18 @@ def throughput_rows(summary: Summary, slo: Slo | None) -> list[tuple[str, str]]:
         good = summary.goodput
         rows.append(("goodput", f"{number(good.requests_per_s)}/s; {percent(good.fraction)} within {_limits(slo)}"))
     return rows
+
+
+def overload_rows(result: Result) -> list[tuple[str, str]]:
+    """What is said where requests of an open loop come faster than they are served."""
+    if is_closed(result.scenario.workload):
+        return []
+    measured = result.requests.where(~result.requests["is_warmup"])
+    growth = queue_growth(measured["arrival_s"], measured["queueing_s"])
+    if growth <= MOST_GROWTH:
+        return []
+    longer = f"each second of arrivals adds {format_seconds(growth)} of queueing"
+    return [("overload", f"{longer}: latencies grow with the number of requests; see `windtunnel capacity`")]
 
 
 def _limits(slo: Slo) -> str:

@@ -135,7 +135,7 @@ def top_table(study: Study, found: Found, top: int) -> RenderableType:
                 number(mean.load),
                 "" if bound is None else number(max(bound, 0.0)),
                 *(figure_text(mean, name) for name in figure_names(study)),
-                *(format_seconds(mean.figures[name]) if name in mean.figures else "" for name in metric),
+                *(figure_text(mean, name) for name in metric),
                 limit_name(one.limited_by),
             ]
         )
@@ -170,7 +170,10 @@ JOB_FIGURES = (
 
 
 def figure_title(name: str) -> str:
-    """A figure in the head of a table."""
+    """A figure in the head of a table: `requests/$`, `TTFT p90`."""
+    metric, _, statistic = name.partition("_")
+    if metric in METRICS:
+        return f"{METRICS[metric]} {statistic}"
     return FIGURE_TITLES.get(name, name.removesuffix("_fraction").replace("_", " "))
 
 
@@ -217,8 +220,7 @@ def burst_text(times: float) -> str:
 
 def limit_name(name: str) -> str:
     """What limits a load, in a table: `TTFT p90`, or `queue`."""
-    metric, _, statistic = name.partition("_")
-    return "queue" if name == STABILITY else f"{METRICS[metric]} {statistic}" if metric in METRICS else ""
+    return "queue" if name == STABILITY else figure_title(name) if name.partition("_")[0] in METRICS else ""
 
 
 def load_title(study: Study) -> str:
@@ -248,6 +250,8 @@ def figure_text(one: Evaluation, name: str) -> str:
     value = one.figures.get(name)
     if value is None:
         return ""
+    if name.partition("_")[0] in METRICS:
+        return format_seconds(value)
     if name == "memory_bytes":
         return format_bytes(value)
     if name.endswith("_fraction") or name in ("mfu", "hfu"):

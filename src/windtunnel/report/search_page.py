@@ -40,7 +40,8 @@ from windtunnel.report.search import (
     worth_title,
 )
 from windtunnel.report.tables import number, percent
-from windtunnel.search.answers import job_of, scenario_of, worths
+from windtunnel.search.answers import frontier, job_of, scenario_of, worths
+from windtunnel.search.evaluate import Evaluation
 from windtunnel.search.leaders import label_of
 from windtunnel.search.limits import METRICS, limits_from
 from windtunnel.search.optimize import Found, Study
@@ -119,15 +120,18 @@ def space_line(space: Space) -> str:
 
 def found_sections(study: Study, found: Found, best: str) -> list[Section]:
     """What was found under one workload: the best points, as `best` shows them, all points, settings, refusals."""
-    name = f"{found.workload}: " if found.workload is not None else ""
-    sections = [Section(f"{name}The best points", best)]
+    sections = [Section(_named(found, "The best points"), best)]
     if found.ranking:
-        sections.append(Section(f"{name}Every point that holds the limits", _plot(study, found)))
-        sections.append(Section(f"{name}What each setting is worth", _effects(study, found)))
+        sections.append(Section(_named(found, "Every point that holds the limits"), _plot(study, found)))
+        sections.append(Section(_named(found, "What each setting is worth"), _effects(study, found)))
     rows = [(reason, f"{len(points):,}") for reason, points in found.refusals.items()]
     if rows:
-        sections.append(Section(f"{name}What cannot be", table(("reason", "points"), rows[:200])))
+        sections.append(Section(_named(found, "What cannot be"), table(("reason", "points"), rows[:200])))
     return sections
+
+
+def _named(found: Found, heading: str) -> str:
+    return heading if found.workload is None else f"{found.workload}: {heading[:1].lower()}{heading[1:]}"
 
 
 def _best(report: SearchReport, at: int, found: Found) -> str:
@@ -162,26 +166,31 @@ def _best(report: SearchReport, at: int, found: Found) -> str:
 
 def best_table(study: Study, found: Found, top: int) -> str:
     """The best points with their figures."""
-    heads = ("point", "load", *map(plot_title, SHOWN_FIGURES), "limited by")
-    rows = []
+    heads = ("point", "load", *map(figure_title, SHOWN_FIGURES), "limited by")
+    rows: list[tuple[str | Cell, ...]] = []
     for index in found.ranking[:top]:
         one = found.mean(index)
         rows.append(
             (
                 study.point(index).title,
                 number(one.load),
-                *(figure_text(one, name) for name in SHOWN_FIGURES),
+                *(figure_cell(one, name) for name in SHOWN_FIGURES),
                 limit_name(one.limited_by),
             )
         )
     return table(heads, rows)
 
 
+def figure_cell(one: Evaluation, name: str) -> Cell:
+    """A figure with its unit, sorted by its value."""
+    return Cell(figure_text(one, name), one.figures.get(name))
+
+
 def _best_jobs(report: SearchReport, found: Found) -> str:
     study = report.study
     names = [name for name in JOB_FIGURES if name in found.evaluations[found.ranking[0]].figures]
-    rows = [
-        (study.point(index).title, *(figure_text(found.evaluations[index], name) for name in names))
+    rows: list[tuple[str | Cell, ...]] = [
+        (study.point(index).title, *(figure_cell(found.evaluations[index], name) for name in names))
         for index in found.ranking[: report.top]
     ]
     best = found.evaluations[found.ranking[0]]
@@ -226,7 +235,7 @@ def _plot(study: Study, found: Found) -> str:
         '<p class="legend"></p><p class="lead tip">point at a dot</p>'
         f'<script type="application/json" class="points">{text}</script></div>'
         + paragraph(remark.strip())
-        + table(*frontier_rows(study, found))
+        + _frontier(study, found)
     )
 
 
@@ -242,15 +251,22 @@ def _streams(found: Found) -> str:
 
 def plot_title(name: str) -> str:
     """A figure as an axis calls it."""
-    metric, _, statistic = name.partition("_")
-    if metric in METRICS:
-        return f"{METRICS[metric]} {statistic} [s]"
-    title = figure_title(name)
-    return f"{title} [s]" if name.endswith("_s") and not name.endswith("_per_s") else title
+    is_time = name.partition("_")[0] in METRICS or (name.endswith("_s") and not name.endswith("_per_s"))
+    return f"{figure_title(name)} [s]" if is_time else figure_title(name)
 
 
 def _rounded(value: float | None) -> float | None:
     return None if value is None else float(f"{value:.5g}")
+
+
+def _frontier(study: Study, found: Found) -> str:
+    names = names_of_frontier(study, found)
+    heads, rows = frontier_rows(study, found)
+    cells: list[tuple[str | Cell, ...]] = [
+        (title, *(Cell(text, found.mean(index).figures.get(name)) for text, name in zip(texts, names, strict=True)))
+        for index, (title, *texts) in zip(frontier(found, names), rows, strict=True)
+    ]
+    return table(heads, cells)
 
 
 def _effects(study: Study, found: Found) -> str:

@@ -84,26 +84,26 @@ def network_lines(network: ClusterNetwork | None) -> list[str]:
     return [f"network between nodes: {network.topology or 'the nodes on rails'}, {network.backend} level"]
 
 
-def load_line(scenario: Scenario) -> str:
-    """Arrivals and lengths, and what belongs together."""
-    return f"{workload_text(scenario.workload)}; seed {scenario.seed}"
+def load_line(scenario: Scenario, says_rate: bool = True) -> str:
+    """Arrivals and lengths, and what belongs together; without their rate where it is what is sought."""
+    return f"{workload_text(scenario.workload, says_rate)}; seed {scenario.seed}"
 
 
-def workload_text(workload: Workload) -> str:
+def workload_text(workload: Workload, says_rate: bool = True) -> str:
     """A workload in a few words."""
     if workload.clients is not None:
-        rate = f" at {workload.clients.rate_per_s:g}/s" if workload.clients.rate_per_s else ""
+        rate = f" at {workload.clients.rate_per_s:g}/s" if workload.clients.rate_per_s and says_rate else ""
         return f"the clients of {workload.clients.path}{rate}"
     if workload.tenants and not all(tenant.is_label for tenant in workload.tenants):
         names = ", ".join(tenant.name for tenant in workload.tenants)
-        shared = f"{arrivals_text(workload.arrivals)}, " if workload.arrivals else ""
+        shared = f"{arrivals_text(workload.arrivals, says_rate)}, " if workload.arrivals else ""
         return f"{shared}{len(workload.tenants)} tenants: {names}"
-    return ", ".join([_streams_text(workload), *_groups_text(workload)])
+    return ", ".join([_streams_text(workload, says_rate), *_groups_text(workload)])
 
 
-def _streams_text(requests: Requests) -> str:
+def _streams_text(requests: Requests, says_rate: bool) -> str:
     trace = requests.trace.path if requests.trace else None
-    parts = [arrivals_text(requests.arrivals) if requests.arrivals else f"arrivals of {trace}"]
+    parts = [arrivals_text(requests.arrivals, says_rate) if requests.arrivals else f"arrivals of {trace}"]
     if requests.total_tokens is not None:
         return f"{parts[0]}, {lengths_text(requests.total_tokens)} in and out, {requests.input_to_output_ratio:g} to 1"
     for name, tokens in (("in", requests.input_tokens), ("out", requests.output_tokens)):
@@ -124,9 +124,11 @@ def _groups_text(requests: Requests) -> list[str]:
     return parts
 
 
-def arrivals_text(arrivals: Arrivals) -> str:
+def arrivals_text(arrivals: Arrivals, says_rate: bool = True) -> str:
     """How requests arrive, in a few words."""
     if isinstance(arrivals, ClosedLoop):
+        if not says_rate:
+            return "a closed loop"
         released = f" at {arrivals.rate_per_s:g}/s" if arrivals.rate_per_s else ""
         return f"{arrivals.concurrency:,} concurrent requests{released}"
     if isinstance(arrivals, Burst):
@@ -134,11 +136,14 @@ def arrivals_text(arrivals: Arrivals) -> str:
     if isinstance(arrivals, Recorded):
         return f"arrivals of {arrivals.path}"
     if isinstance(arrivals, RateCurve):
+        if not says_rate:
+            return "arrivals at a changing rate"
         rates = [point.rate_per_s * arrivals.scale for point in arrivals.points]
         return f"arrivals at {min(rates):g} to {max(rates):g}/s"
     name = {Poisson: "Poisson", Gamma: "gamma", Static: "evenly spaced"}[type(arrivals)]
     burstiness = f" (cv {arrivals.cv:g})" if isinstance(arrivals, Gamma) else ""
-    return f"{name} arrivals{burstiness} at {arrivals.rate_per_s:g}/s"
+    rate = f" at {arrivals.rate_per_s:g}/s" if says_rate else ""
+    return f"{name} arrivals{burstiness}{rate}"
 
 
 def lengths_text(tokens: Lengths) -> str:

@@ -1,5 +1,6 @@
 """How results look on a terminal: plain where stdout is none, without colour where NO_COLOR is set, at any width."""
 
+import os
 import sys
 from collections.abc import Iterable, Sequence
 
@@ -21,9 +22,11 @@ _WIDE = 10_000
 def show(*parts: RenderableType) -> None:
     """Print `parts` to stdout, one below the other; a table whose numbers need more than the terminal's width takes it,
     because rich would else leave columns out.
+
+    Into a pipe or a file nothing is wrapped, so that `grep` finds names whole, unless COLUMNS says how wide it is.
     """
     console = Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
-    given = console.width
+    given = console.width if console.is_terminal or "COLUMNS" in os.environ else _WIDE
     with console.capture() as printed:
         for part in parts:
             console.width = max(given, _least_width(part))

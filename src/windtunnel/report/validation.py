@@ -20,6 +20,8 @@ LATENCIES = {"tpot": "TPOT", "ttft": "TTFT", "e2e": "end to end"}
 NAMES = {**LATENCIES, "throughput": "throughput"}
 GROUPS = ("engine", "device", "model", "format", "parallelism", "concurrency", "prompt", "source")
 NUM_WORST = 10
+NUM_LISTED = 8
+"""Of at most so many runs a terminal shows every metric, of more the largest errors."""
 NUM_SHOWN = 3
 """Metrics that a terminal shows side by side; pages and documents have all."""
 
@@ -33,7 +35,7 @@ def validation_report(predictions: Sequence[Prediction], groups: Sequence[str] =
     parts: list[RenderableType] = [title(f"{num_done} of {len(predictions)} runs predicted"), _how(done + drafting), ""]
     metrics = measured_metrics(done + drafting)
     shown = metrics[:NUM_SHOWN]
-    headers = ("error, %", "runs", *(f"{NAMES[name]}\n{'median':>6}{'p90':>5}{'bias':>5}" for name in shown))
+    headers = ("error, %", "runs", *(f"{NAMES[name]}\n{'median':>6}{'p90':>6}{'bias':>6}" for name in shown))
     rows = [_short_row("all", done, shown)]
     for group in groups:
         found = by_label(done, group)
@@ -45,11 +47,7 @@ def validation_report(predictions: Sequence[Prediction], groups: Sequence[str] =
     parts.append(columns(headers, rows))
     parts += ["", title("Share of measured values within the 80% interval")]
     parts.append(grid([(NAMES[name], f"{covered(done, name):.0%}") for name in metrics if _intervals(done, name)]))
-    parts += [
-        "",
-        title("Largest errors"),
-        columns(("run", *_WORST_HEADERS), _worst_rows(done, metrics), left=2, right=1),
-    ]
+    parts += ["", *_runs_parts(done + drafting, metrics)]
     refused = refusals(predictions)
     if refused:
         parts += ["", title("Refused"), columns(("reason", "runs"), [(why, str(n)) for why, n in refused.items()])]
@@ -63,7 +61,38 @@ def _short_row(name: str, members: Sequence[Prediction], metrics: Sequence[str])
 
 
 def _short_score(found: Score) -> str:
-    return f"{found.median * 100:6.1f}{found.p90 * 100:5.0f}{found.bias * 100:+5.0f}"
+    return f"{found.median * 100:6.1f}{found.p90 * 100:6.0f}{found.bias * 100:+6.0f}"
+
+
+def _runs_parts(done: Sequence[Prediction], metrics: Sequence[str]) -> list[RenderableType]:
+    """Every metric of a few runs, or the largest errors of many."""
+    if len(done) > NUM_LISTED:
+        worst = columns(("run", *_WORST_HEADERS), _worst_rows(done, metrics), left=2, right=1)
+        return [title("Largest errors"), worst]
+    rows: list[tuple[str, ...]] = []
+    reasons: dict[str, list[str]] = {}
+    for one in done:
+        found = [name for name in metrics if name in one.predicted]
+        rows += [("" if name != found[0] else one.measurement.id, *_run_cells(one, name)) for name in found]
+        reasons.setdefault(one.reason, []).append(one.measurement.id)
+    table = columns(("run", "metric", "measured", "predicted", "error", "80% interval"), rows, left=2)
+    why = [f"{', '.join(runs)}: {reason}" for reason, runs in reasons.items() if reason]
+    return [title("Measured and predicted"), table, *why]
+
+
+def _run_cells(one: Prediction, metric: str) -> tuple[str, str, str, str, str]:
+    is_rate, interval = metric == "throughput", one.intervals.get(metric)
+
+    def shown(value: float) -> str:
+        return f"{value:,.0f}" if is_rate else format_seconds(value)
+
+    return (
+        "tokens/s" if is_rate else NAMES[metric],
+        shown(one.measurement.measured[metric]),
+        shown(one.predicted[metric]),
+        f"{one.error(metric):+.0%}",
+        f"{shown(interval.low)} to {shown(interval.high)}" if interval else "",
+    )
 
 
 _WORST_HEADERS = ("metric", "measured", "predicted", "error", "reason")
@@ -198,12 +227,14 @@ def _group_table(found: Mapping[str, Sequence[Prediction]], metrics: Sequence[st
 
 def _runs_table(done: Sequence[Prediction], metrics: Sequence[str]) -> str:
     shown = [group for group in GROUPS if len(by_label(done, group)) > 1]
-    headers = ("run", *shown, *(f"{NAMES[name]} {what}" for name in metrics for what in ("measured", "error, %")))
+    kinds = ("measured", "predicted", "error, %")
+    headers = ("run", *shown, *(f"{NAMES[name]} {what}" for name in metrics for what in kinds))
     rows = []
     for one in done:
         cells = [one.measurement.id, *(one.measurement.labels.get(group, "") for group in shown)]
         for name in metrics:
-            cells += [_value(name, one.measurement.measured.get(name)), _percent_points(one.error(name))]
+            cells += [_value(name, one.measurement.measured.get(name)), _value(name, one.predicted.get(name))]
+            cells.append(_percent_points(one.error(name)))
         rows.append(cells)
     return table(headers, rows)
 

@@ -26,12 +26,33 @@ COMPARED = {
 """What people call it -> Vidur's column."""
 
 
-def replay_metrics(run: WalkedRun) -> dict[str, NDArray[Any]]:
-    """Vidur's request metrics of a replayed run."""
+def replay_metrics(
+    run: WalkedRun, host_s: float | NDArray[np.float64] = 0.0, replicates_bugs: bool = True
+) -> dict[str, NDArray[Any]]:
+    """Vidur's request metrics of a replayed run.
+
+    Args:
+        run: the run.
+        host_s: the part of each request's execution that the host took.
+        replicates_bugs: normalise by what was prompt and output after the last restart, as Vidur does.
+    """
     names = ("arrival_s", "scheduled_s", "first_token_s", "finish_s", "input_tokens", "output_tokens")
     arrays = {name: run.requests[name] for name in (*names, "priority", "num_preemptions")}
-    table: Table = request_table(arrays, run.requests["rank"], 0.0, 0)
-    return columns_of(table.replaced(execution_s=run.execution_s), run.execution_s)
+    own: Table = request_table(arrays, run.requests["rank"], 0.0, 0).replaced(execution_s=run.execution_s)
+    prompts = run.walks["prompt_tokens"]
+    left = own.replaced(input_tokens=prompts, output_tokens=run.walks["total_tokens"] - prompts)
+    table = left if replicates_bugs else own
+    metrics = columns_of(table, run.execution_s - host_s)
+    # A batch that waits for the first stage of a pipeline is scheduled and not preempted.
+    served_s = run.execution_s + run.walks["paused_s"]
+    return metrics | {
+        "request_preemption_time": run.walks["paused_s"],
+        "request_execution_plus_preemption_time": served_s,
+        "request_execution_plus_preemption_time_normalized": served_s / table["output_tokens"],
+        "request_num_prefill_tokens": own["input_tokens"],
+        "request_num_decode_tokens": own["output_tokens"],
+        "request_pd_ratio": own["input_tokens"] / own["output_tokens"],
+    }
 
 
 def replay_document(run: WalkedRun, recorded: Path | None) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from windtunnel.engine.workload import RequestArrays
 from windtunnel.kernels import state
 from windtunnel.kernels.walked_state import WalkedSettings
 from windtunnel.metrics.records import Table
-from windtunnel.metrics.summary import itl_distribution
+from windtunnel.metrics.summary import itl_distribution, queue_growth
 from windtunnel.search.limits import Limit
 from windtunnel.search.load import Stream
 
@@ -121,10 +121,8 @@ def quantile(values: Floats, share: float) -> float:
 
 
 def growth(served: Served) -> float:
-    """Seconds of queueing delay that each second of arrivals adds: the slope of a line fitted through the requests."""
-    at_s = served.arrival_s - served.arrival_s.mean()
-    spread = float((at_s * at_s).sum())
-    return float((at_s * served.queueing_s).sum()) / spread if spread > 0 else 0.0
+    """Seconds of queueing delay that each second of arrivals adds."""
+    return queue_growth(served.arrival_s, served.queueing_s)
 
 
 def serve_requests(server: Server | Fleet, requests: RequestArrays, give_up: GiveUp | None = None) -> Served | None:

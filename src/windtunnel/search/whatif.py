@@ -13,18 +13,22 @@ MOST_POINTS = 10_000
 _RANGE = re.compile(r"(-?[\d.]+):(-?[\d.]+)(?::(-?[\d.]+))?$")
 
 
-def grid_of(raw: dict[str, Any], vary: Sequence[str]) -> Space:
-    """The space that `--vary` options make of a scenario.
-
-    Args:
-        raw: the scenario, as builtins.
-        vary: `PATH=1,2,4`, `PATH=FIRST:LAST:STEP`, or `PATH=[...]` with YAML values.
+def axes_of(vary: Sequence[str]) -> dict[str, list[Any]]:
+    """What `--vary` options say, path -> values, of `PATH=1,2,4`, `PATH=FIRST:LAST:STEP` or `PATH=[...]` with YAML.
 
     Raises:
-        InputError: another form, a path that is no path, or more points than a quick look has.
+        InputError: another form.
     """
-    values = dict(_axis(text) for text in vary)
-    space = space_from({**raw, "vary": values, "load": "given"}, "--vary")
+    return dict(_axis(text) for text in vary)
+
+
+def grid_of(raw: dict[str, Any], vary: Sequence[str]) -> Space:
+    """The space that `--vary` options make of a scenario, as builtins.
+
+    Raises:
+        InputError: as `axes_of`; a path that is no path, or more points than a quick look has.
+    """
+    space = space_from({**raw, "vary": axes_of(vary), "load": "given"}, "--vary")
     if space.num_points > MOST_POINTS:
         raise InputError(f"--vary: {space.num_points:,} points; a grid has {MOST_POINTS:,} at most", "use a search")
     return space

@@ -15,6 +15,8 @@ class GroupedQueryAttention(Noun, tag="grouped_query", tag_field="type"):
     qkv_bias: bool = False
     output_bias: bool = False
     qk_norm: bool = False
+    qk_norm_over_heads: bool = False
+    """The norm is over all heads together, so that tensor-parallel ranks add up its squares (MiniMax-M2)."""
     output_gate: bool = False
     """A gate as wide as the query is computed beside it (Qwen3.5)."""
     sinks: bool = False

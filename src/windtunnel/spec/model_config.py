@@ -296,6 +296,7 @@ def _grouped_query(reader: _Reader, architecture: Architecture, window: int | No
         qkv_bias=reader.rule(architecture.qkv_bias),
         output_bias=reader.rule(architecture.output_bias),
         qk_norm=reader.rule(architecture.qk_norm),
+        qk_norm_over_heads=reader.raw.get("qk_norm_type") == "per_layer",
         output_gate=reader.rule(architecture.output_gate),
         sinks=architecture.sinks,
     )

@@ -22,6 +22,8 @@ NounT = TypeVar("NounT")
 _UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(?P<field>[^`]*)`(?: - at `(?P<path>[^`]*)`)?")
 _MISSING_FIELD = re.compile(r"Object missing required field `(?P<field>[^`]*)`(?: - at `(?P<path>[^`]*)`)?")
 _BAD_ENUM = re.compile(r"Invalid enum value '(?P<value>[^']*)' - at `(?P<path>[^`]*)`")
+_BAD_LITERAL = re.compile(r"Invalid enum value (?P<value>-?\d+) - at `(?P<path>[^`]*)`")
+"""Of a choice between whole numbers."""
 _WRONG_TYPE = re.compile(r"Expected `(?P<wanted>[^`]*)`, got `(?P<found>[^`]*)`(?: - at `(?P<path>[^`]*)`)?$")
 _TYPE_WORDS = {
     "array": "a list",
@@ -152,6 +154,9 @@ def _input_error(message: str, where: str, noun: type, raw: Any) -> InputError:
         known = _tags_at(noun, match["path"])
         hint = did_you_mean(match["value"], known, f"known here: {', '.join(known)}" if known else None)
         return InputError(f"{where}{match['path']} is {match['value']!r}, which is not known", hint)
+    if match := _BAD_LITERAL.match(message):
+        known = _tags_at(noun, match["path"])
+        return InputError(f"{where}{match['path']} is {match['value']}; one of {', '.join(known)} is needed")
     if match := _WRONG_TYPE.match(message):
         return _wrong_type(where, noun, raw, match["wanted"].split(" | "), match["found"], match["path"] or "$")
     return InputError(f"{where}{message[:1].lower()}{message[1:]}".replace(" - at `", " at ").replace("`", ""))

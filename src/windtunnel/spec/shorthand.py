@@ -1,6 +1,7 @@
 """The short names that people type, for the command line and for Python alike, turned into a scenario."""
 
-from typing import Any
+import math
+from typing import Any, TypedDict, Unpack
 
 from windtunnel.errors import InputError, did_you_mean
 from windtunnel.spec.scenario import Scenario, keep_published_formats, scenario_from, set_path
@@ -33,6 +34,37 @@ PATHS: dict[str, str] = {
     "seed": "seed",
 }
 """Short name -> path in a scenario."""
+
+
+class Options(TypedDict, total=False):
+    """The names in `PATHS` with what they take, for editors and type checkers; None stands for what is left out."""
+
+    model: str | None
+    device: str | None
+    node: str | None
+    replicas: int | None
+    router: str | None
+    tp: int | None
+    pp: int | None
+    ep: int | None
+    attention_dp: int | None
+    engine: str | None
+    engine_version: str | None
+    calibration: str | None
+    scheduler: str | None
+    max_num_seqs: int | None
+    max_num_batched_tokens: int | None
+    gpu_memory_utilization: float | None
+    enable_prefix_caching: bool | None
+    profile: str | None
+    estimator: str | None
+    quant: str | None
+    kv_cache_dtype: str | None
+    input_tokens: int | dict[str, Any] | None
+    output_tokens: int | dict[str, Any] | None
+    num_requests: int | None
+    seed: int | None
+
 
 JOB_PATHS: dict[str, str] = {
     "model": "model",
@@ -70,23 +102,23 @@ def scenario(
     trace: str | None = None,
     slo: dict[str, float] | None = None,
     settings: dict[str, Any] | None = None,
-    **options: Any,
+    **options: Unpack[Options],
 ) -> Scenario:
     """A scenario from short names, such as `scenario(model="llama-3.1-8b", device="h100_sxm", concurrency=8, ...)`.
 
     Args:
-        rate_per_s: Poisson arrivals.
+        rate_per_s: Poisson arrivals; infinity, as benchmark clients have it, sends all as soon as `concurrency` lets.
         concurrency: a closed loop of so many clients.
         trace: a requests file; gives lengths, and arrivals unless a rate or concurrency is given.
         slo: `ttft_s`, `tpot_s`, `e2e_s`.
         settings: dotted path -> value, for everything without a short name.
-        options: the names in `PATHS`.
+        options: the names in `Options`, as those of the command line.
 
     Raises:
         InputError: an unknown name, or values that do not go together.
     """
     return scenario_from(
-        raw_scenario({}, options, rate_per_s, concurrency, trace, slo, settings), source="", folder=None
+        raw_scenario({}, dict(options), rate_per_s, concurrency, trace, slo, settings), source="", folder=None
     )
 
 
@@ -101,6 +133,9 @@ def raw_scenario(
     allow_download: bool = False,
 ) -> dict[str, Any]:
     """`raw` with short names applied over it, as builtins, not yet decoded."""
+    sends_at_once = rate_per_s == math.inf
+    if sends_at_once:
+        rate_per_s = None
     if rate_per_s is not None and concurrency is not None:
         raise InputError("a rate and a concurrency exclude each other", "open loop: rate; closed loop: concurrency")
     if trace is not None:
@@ -115,6 +150,8 @@ def raw_scenario(
         set_path(raw, "workload.arrivals", {"type": "poisson", "rate_per_s": rate_per_s})
     if concurrency is not None:
         _set_concurrency(raw, concurrency)
+    elif sends_at_once:
+        set_path(raw, "workload.arrivals", {"type": "burst"})
     for name, limit in (slo or {}).items():
         set_path(raw, f"slo.{name}", limit)
     for dotted, value in (settings or {}).items():

@@ -40,11 +40,10 @@ V_SCHEDULES = ("zb_v", "dualpipe_v")
 CHUNKED_SCHEDULES = ("interleaved", "looped_bfs")
 """Schedules that give every device `virtual_stages` chunks of layers."""
 
-ComputeFormat = Literal["fp32", "tf32", "fp16", "bf16", "fp8", "fp8_block", "mxfp8", "nvfp4"]
+ComputeFormat = Literal["fp32", "fp16", "bf16", "fp8", "fp8_block", "mxfp8", "nvfp4"]
 
 GEMM_FORMATS: dict[str, Format] = {
     "fp32": Format.FP32,
-    "tf32": Format.FP32,
     "fp16": Format.BF16,
     "bf16": Format.BF16,
     "fp8": Format.FP8,
@@ -53,6 +52,10 @@ GEMM_FORMATS: dict[str, Format] = {
     "nvfp4": Format.NVFP4,
 }
 """Format of a training recipe -> the format whose GEMMs cost the same; fp16 and bf16 share rates and bytes."""
+
+UNITS = {"fp8": "fp8", "fp8_block": "fp8", "mxfp8": "fp4", "nvfp4": "fp4"}
+"""Format of a training recipe -> the rate that devices with its matrix units publish: those that take a scale for each
+32 values (mxfp8) are the ones that have fp4."""
 
 
 class TrainingParallelism(Noun):
@@ -462,6 +465,13 @@ def resolve(job: TrainingJob, allow_download: bool = False) -> TrainingSetup:
     known = degrees(job)
     check_model(job, known, model)
     check_schedule(job, known)
+    unit = UNITS.get(job.precision.compute)
+    if unit is not None and unit not in device.peak_flops_per_s:
+        formats = [name for name in GEMM_FORMATS if UNITS.get(name, "bf16") in device.peak_flops_per_s]
+        raise InputError(
+            f"{device.name} has no matrix units for {job.precision.compute}: it publishes no rate of {unit}",
+            f"set precision.compute to one of {', '.join(formats)}",
+        )
     if known.num_devices > node.num_devices and node.scale_out is None:
         raise InputError(
             f"the job needs {known.num_devices} devices; {node.name} has {node.num_devices} and no link to others",

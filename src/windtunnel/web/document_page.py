@@ -75,7 +75,7 @@ def _written_points(path: Path, space: Space) -> list[tuple[str | None, int, Eva
     points = []
     for row in read_parquet(path).to_pylist():
         figures_of = {name: row[name] for name in row if _is_figure(name) and math.isfinite(row[name])}
-        plain = {name: row[name] for name in Evaluation.__struct_fields__ if name != "figures"}
+        plain = {name: row[name] for name in Evaluation.__struct_fields__ if name in row}
         workload = row["workload"] if space.workloads else None
         points.append((workload, row["point"], Evaluation(**plain, figures=figures_of)))
     return points

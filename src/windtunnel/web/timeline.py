@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import InputError
-from windtunnel.interop.chrome_trace import Batches, batches_by_lane, write_timeline
+from windtunnel.interop.chrome_trace import write_timeline
+from windtunnel.interop.timeline_plan import Batches, batches_by_lane
 from windtunnel.metrics.records import Table
 from windtunnel.report.html import Section
 from windtunnel.web.dashboard import Dashboard

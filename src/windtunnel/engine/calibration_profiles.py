@@ -1,0 +1,169 @@
+"""What a calibration keeps of a fit to measured runs: overheads, factors, what remained, and the record of it."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.engine.calibrate import (
+    FITTED,
+    HOST,
+    METRICS,
+    NOISE,
+    Bench,
+    Fit,
+    by_configuration,
+    fit_runs,
+    predict,
+    refit,
+)
+from windtunnel.engine.cross_validation import LEAST_CONFIGURATIONS, chosen_priors, folds, held_out
+from windtunnel.spec.calibration import Calibration, Provenance, Spread
+from windtunnel.spec.deployment import HostOverheads
+
+Floats = NDArray[np.float64]
+
+
+def ratios(runs: Sequence[Bench], predictions: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
+    """Metric -> measured over predicted, for what was measured; throughput of a closed loop is inverse to E2E."""
+    found: dict[str, list[float]] = {}
+    for bench, predicted in zip(runs, predictions, strict=True):
+        for metric, value in predicted.items():
+            if metric in bench.measurement.measured:
+                found.setdefault(metric, []).append(bench.measurement.measured[metric] / value)
+    if "e2e" in found:
+        found["throughput"] = [1 / value for value in found["e2e"]]
+    return found
+
+
+ALIKE = 0.5
+"""In a spread each of n runs of a configuration counts n to the power of minus this, as they err alike.
+
+Of configurations held out again, such intervals held 81% of the measurements; with every run alike 79%, with every
+configuration alike 82 to 83%."""
+
+
+def profile(
+    runs: Sequence[Bench], fit: Fit, engine: str, device: str | None, held: Sequence[Mapping[str, float]], source: str
+) -> Calibration:
+    """The calibration of an engine on a device, or on any.
+
+    Args:
+        runs: all that were fitted.
+        fit: to all of them.
+        engine, device: whose; None: the effects that devices share.
+        held: predictions of the runs by fits that did not see them.
+        source: what the runs are, for the record.
+    """
+    own = [index for index, bench in enumerate(runs) if bench.scope[0] == engine and device in (None, bench.scope[1])]
+    kin = next(
+        some
+        for some in (own, [i for i, bench in enumerate(runs) if bench.scope[0] == engine], list(range(len(runs))))
+        if len({by_configuration(runs[index]) for index in some}) >= LEAST_CONFIGURATIONS or len(some) == len(runs)
+    )
+    default = runs[own[0]].setup.engine.host if own else runs[0].setup.engine.host
+    place = (engine, device or "")
+    names = {name for index in own for name in runs[index].parts}
+    bases = {f"{name.partition('.')[0]}.{name.rpartition('.')[2]}" if "." in name else name for name in names}
+    formats = {
+        name: sum(fit.effects.get(effect, 0.0) for effect in ((name, engine), (name, *place)))
+        for name in names
+        if "." in name
+    }
+    factors = {name: math.exp(fit.logarithm(name, *place)) for name in bases}
+    factors |= {name: math.exp(value) for name, value in formats.items()}
+    setups = [runs[index].setup for index in own]
+    formats_seen = {str(form) for one in setups for form in (one.precision.weights, one.precision.experts_format)}
+    return Calibration(
+        engine=engine,
+        device=device,
+        host=_rounded(fit.host(default, *place)),
+        factors={name: float(f"{value:.4g}") for name, value in sorted(factors.items())},
+        spread=spreads([runs[index] for index in kin], [held[index] for index in kin]),
+        provenance=Provenance(
+            fitted_on=source,
+            num_runs=len(own),
+            num_configurations=len({by_configuration(runs[index]) for index in own}),
+            models=tuple(sorted({one.model.name for one in setups})),
+            versions=tuple(sorted({version for version in (_version(runs[index]) for index in own) if version})),
+            formats=tuple(sorted(formats_seen)),
+            devices=tuple(sorted({one.device.name for one in setups})),
+            median_error={
+                metric: _median_error(values)
+                for metric, values in ratios([runs[i] for i in own], [held[i] for i in own]).items()
+            },
+            median_error_before={
+                metric: _median_error(values)
+                for metric, values in ratios([runs[i] for i in own], [predict(runs[i], Fit({})) for i in own]).items()
+            },
+        ),
+    )
+
+
+def _version(bench: Bench) -> str:
+    """What the record says was run; empty where an image of no release stands there and defaults were priced."""
+    return bench.measurement.labels.get("version", "")
+
+
+def _rounded(host: HostOverheads) -> HostOverheads:
+    return HostOverheads(**{name: float(f"{getattr(host, name):.4g}") for name in HOST})
+
+
+def spreads(runs: Sequence[Bench], predictions: Sequence[Mapping[str, float]]) -> dict[str, Spread]:
+    """Metric -> quantiles of measured over predicted that hold 80% of a further value, not of those seen."""
+    sizes = Counter(by_configuration(bench) for bench in runs)
+    found = {}
+    for metric in (*METRICS, "throughput"):
+        values, weights = [], []
+        for bench, predicted in zip(runs, predictions, strict=True):
+            of_one = ratios([bench], [predicted]).get(metric)
+            if of_one:
+                values += of_one
+                weights.append(sizes[by_configuration(bench)] ** -ALIKE)
+        if values:
+            found[metric] = spread_of(np.array(values), np.array(weights))
+    return found
+
+
+def spread_of(values: Floats, weights: Floats) -> Spread:
+    """Weighted quantiles, each one value further out than those of the values themselves."""
+    order = np.argsort(values)
+    below = np.cumsum(weights[order]) - 0.5 * weights[order]
+    outer = min(0.9 * (1 + 1 / values.size), 1.0)
+    p10, p50, p90 = np.interp([1 - outer, 0.5, outer], below / weights.sum(), values[order])
+    return Spread(p10=float(f"{p10:.4g}"), p50=float(f"{p50:.4g}"), p90=float(f"{p90:.4g}"), num_runs=values.size)
+
+
+def _median_error(values: Sequence[float]) -> float:
+    return float(f"{np.median([abs(1 / value - 1) for value in values]):.3g}")
+
+
+def profiles(runs: Sequence[Bench], source: str) -> dict[str, Calibration]:
+    """Name -> calibration: one for every engine on any device, and for every device that is better with its own.
+
+    The spread of the former is of devices left out whole, where there are several. A device has one of its own
+    where its runs, configurations held out, are predicted better than by a fit to the other devices alone.
+    """
+    whole = fit_runs(runs)
+    every = np.ones(len(runs), np.bool_)
+    fit, held = refit(runs, whole, every, chosen_priors(runs, whole, every)), held_out(runs, whole, folds(runs))
+    several = len({bench.scope[1] for bench in runs}) > 1
+    apart = held_out(runs, whole, folds(runs, lambda bench: bench.scope[1], None)) if several else held
+    found = {}
+    for engine, device in sorted({bench.scope for bench in runs}):
+        own = [index for index, bench in enumerate(runs) if bench.scope == (engine, device)]
+        if not several or _misfit(runs, held, own) <= _misfit(runs, apart, own):
+            found[f"{engine}-{device}"] = profile(runs, fit, engine, device, held, source)
+    for engine in sorted({bench.scope[0] for bench in runs}):
+        found[engine] = profile(runs, fit, engine, None, apart, source)
+    return found
+
+
+def _misfit(runs: Sequence[Bench], predictions: Sequence[Mapping[str, float]], chosen: Sequence[int]) -> float:
+    """Median errors of the fitted metrics in units of their noise."""
+    found = ratios([runs[index] for index in chosen], [predictions[index] for index in chosen])
+    return sum(_median_error(found[metric]) / NOISE[metric] for metric in FITTED if metric in found)

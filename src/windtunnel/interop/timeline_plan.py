@@ -1,0 +1,397 @@
+"""What a timeline shows of a run: batches merged into slices and requests left out until it has few enough events.
+
+All times are whole microseconds: Perfetto cuts a time with a fraction off at its nanosecond, so that neighbours would
+overlap by one.
+"""
+
+import itertools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.errors import InputError
+from windtunnel.metrics.fleet import PHASES
+from windtunnel.metrics.records import Table
+
+Event = dict[str, Any]
+Ints = NDArray[np.int64]
+
+_EVENTS_PER_SLICE = 7
+"""At most: the slice, three counters, and the three that fall to zero where the replica idles after it."""
+_EVENTS_PER_REQUEST = 11
+"""At most: begin and end of the request and of three phases, and three points of its flow."""
+
+
+@dataclass(frozen=True)
+class Detail:
+    """How much of a run a timeline shows: all of it where `batches_per_slice` is 1 and all requests are shown."""
+
+    num_events: int
+    num_batches: int
+    """Rows of the step table."""
+    batches_per_slice: int
+    num_requests: int
+    num_shown_requests: int
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether no batch was merged with another and every request is shown."""
+        return self.batches_per_slice == 1 and self.num_shown_requests == self.num_requests
+
+    @property
+    def sampling(self) -> str:
+        """What was left out, in words."""
+        parts = []
+        if self.batches_per_slice > 1:
+            parts.append(f"a slice is {self.batches_per_slice:,} successive batches, as long as they were busy")
+        if self.num_shown_requests < self.num_requests:
+            parts.append(f"{self.num_shown_requests:,} of {self.num_requests:,} requests are shown")
+        return "; ".join(parts) or "none"
+
+
+@dataclass(frozen=True, eq=False)
+class Batches:
+    """Rows of the step table ordered by (replica, lane, start). Rows of one lane do not overlap."""
+
+    rows: Ints
+    """Positions in the step table."""
+    replica: Ints
+    lane: Ints
+    start_us: Ints
+    end_us: Ints
+
+    @property
+    def is_new_lane(self) -> NDArray[np.bool_]:
+        """Whether each row is the first of its lane."""
+        changes = (np.diff(self.replica) != 0) | (np.diff(self.lane) != 0)
+        return np.concatenate([np.ones(min(self.rows.size, 1), np.bool_), changes])
+
+
+@dataclass(frozen=True, eq=False)
+class Slices:
+    """What a thread shows, ordered as the batches: each slice is one batch or several in succession.
+
+    A slice of several batches starts with the first and lasts as long as all were busy, idle time between them left
+    out.
+    """
+
+    first: Ints
+    """Position in `batches` of the first batch."""
+    num_batches: Ints
+    start_us: Ints
+    end_us: Ints
+    last_end_us: Ints
+    """When the last batch ended."""
+
+
+@dataclass(frozen=True, eq=False)
+class ShownRequests:
+    """Requests to be shown, one after another; times ascend within each."""
+
+    request: Ints
+    """Positions in the request table."""
+    times_us: Ints
+    """[n, 4] arrival, scheduled, first token, finish."""
+
+
+@dataclass(frozen=True, eq=False)
+class Points:
+    """Events of one kind, ordered by time: `what[i]` happens at `at_us[i]`."""
+
+    at_us: Ints
+    what: Ints
+
+
+@dataclass(frozen=True, eq=False)
+class Flows(Points):
+    """`what` is 3 x position in `shown` + position in `FLOW`."""
+
+    slices: Ints
+    """That each point lies in."""
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """All that the events are read from."""
+
+    steps: Table
+    requests: Table
+    batches: Batches
+    slices: Slices
+    idles: Ints
+    """Slices after which their replica has nothing to do."""
+    shown: ShownRequests
+    phases: Points
+    """`what` is 8 x position in `shown` + position in `REQUEST_PHASES`."""
+    flows: Flows
+    pids: Mapping[int, int]
+    tids: Mapping[tuple[int, int], int]
+    detail: Detail
+    lives: tuple[Event, ...] = ()
+    """Names and slices of the replicas' phases, where they come and go."""
+
+
+REQUEST_PHASES = (
+    ("b", "request"),
+    ("b", "queueing"),
+    ("e", "queueing"),
+    ("b", "prefill"),
+    ("e", "prefill"),
+    ("b", "decode"),
+    ("e", "decode"),
+    ("e", "request"),
+)
+"""A request's async events in their order. All requests share the outer name: Perfetto then draws them on one track."""
+_PHASE_TIMES = [0, 0, 1, 1, 2, 2, 3, 3]
+FLOW = "stf"
+"""Phases of a request's flow: the batch that it is scheduled in, that gives its first token, and its last."""
+
+
+def plan_timeline(requests: Table, steps: Table, max_events: int, replica_phases: Table | None = None) -> Plan:
+    """Choose what is shown, so that there are at most `max_events` events."""
+    batches = batches_by_lane(steps)
+    known = [batches.replica, requests["replica"]]
+    if replica_phases is not None:
+        known.append(replica_phases["replica"])
+    replicas = np.unique(np.concatenate(known)).tolist()
+    lanes = list(dict.fromkeys(zip(batches.replica.tolist(), batches.lane.tolist(), strict=True)))
+    # No thread has the number of a process: Perfetto takes such a one for the process's main thread.
+    pids = {replica: number for number, replica in enumerate(replicas, 1)}
+    tids = {lane: number for number, lane in enumerate(lanes, len(replicas) + 1)}
+    lives = _lives(replica_phases, steps, pids, 1 + len(pids) + len(tids))
+    room = max_events - 2 * (len(pids) + len(tids)) - len(lives)
+    least = _EVENTS_PER_SLICE * len(lanes) + _EVENTS_PER_REQUEST
+    if room < 2 * least:
+        raise InputError(
+            f"a timeline of {max_events:,} events has no room for the {len(replicas) + len(lanes):,} processes and "
+            "threads of this run",
+            f"allow it {max_events - room + 2 * least:,} events or more",
+        )
+    everyone = _finished(requests)
+    num_wanted = _num_phases(everyone)
+    if num_wanted < room:
+        num_wanted += _flows(everyone, requests, steps, batches, _slices(batches, 1)).what.size
+    slices, idles, batches_per_slice = _slices_within(max(room // 2, room - num_wanted), batches, requests)
+    num_slice_events = _num_slice_events(slices, idles)
+
+    def flows_of(shown: ShownRequests) -> Flows:
+        return _flows(shown, requests, steps, batches, slices)
+
+    shown, flows = _requests_within(room - num_slice_events, everyone, flows_of)
+    phases = _phases(shown)
+    detail = Detail(
+        num_events=max_events - room + num_slice_events + phases.what.size + flows.what.size,
+        num_batches=len(steps),
+        batches_per_slice=batches_per_slice,
+        num_requests=len(requests),
+        num_shown_requests=shown.request.size,
+    )
+    return Plan(steps, requests, batches, slices, idles, shown, phases, flows, pids, tids, detail, lives)
+
+
+def _microseconds(seconds: NDArray[np.float64]) -> Ints:
+    return np.rint(seconds * 1e6).astype(np.int64)
+
+
+def batches_by_lane(steps: Table) -> Batches:
+    """The rows of a step table, each in the first lane of its replica that is free: one lane a batch in flight."""
+    start_us = _microseconds(steps["start_s"])
+    end_us = _microseconds(steps["start_s"] + steps["duration_s"])
+    rows = np.lexsort((start_us, steps["replica"]))
+    replica, start_us, end_us = steps["replica"][rows].astype(np.int64), start_us[rows], end_us[rows]
+    lane = _lanes(replica, start_us, end_us)
+    order = np.lexsort((start_us, lane, replica))
+    batches = Batches(rows[order], replica[order], lane[order], start_us[order], end_us[order])
+    # The end of a batch and the start of the next are one time that may have been rounded to two.
+    follows = ~batches.is_new_lane[1:]
+    batches.end_us[:-1][follows] = np.minimum(batches.end_us[:-1], batches.start_us[1:])[follows]
+    return batches
+
+
+def _lanes(replica: Ints, start_us: Ints, end_us: Ints) -> Ints:
+    """The first lane of its replica that is free when a row starts, for rows ordered by (replica, start)."""
+    lane = np.zeros(replica.size, np.int64)
+    overlaps = (replica[1:] == replica[:-1]) & (start_us[1:] < end_us[:-1] - 1)
+    for busy in np.unique(replica[1:][overlaps]):
+        first, last = np.searchsorted(replica, [busy, busy + 1])
+        free_us: list[int] = []
+        times = zip(start_us[first:last].tolist(), end_us[first:last].tolist(), strict=True)
+        for row, (start, end) in enumerate(times, first):
+            for number, free in enumerate(free_us):
+                if start >= free - 1:
+                    free_us[number] = end
+                    lane[row] = number
+                    break
+            else:
+                lane[row] = len(free_us)
+                free_us.append(end)
+    return lane
+
+
+def _slices(batches: Batches, batches_per_slice: int) -> Slices:
+    lane_starts = np.flatnonzero(batches.is_new_lane)
+    sizes = np.diff(np.append(lane_starts, batches.rows.size))
+    position = np.arange(batches.rows.size) - np.repeat(lane_starts, sizes)
+    first = np.flatnonzero(position % batches_per_slice == 0)
+    last = np.append(first, batches.rows.size)[1:] - 1
+    start_us = batches.start_us[first]
+    busy_us = np.append(0, np.cumsum(batches.end_us - batches.start_us))
+    end_us = start_us + busy_us[last + 1] - busy_us[first]
+    return Slices(first, last + 1 - first, start_us, end_us, batches.end_us[last])
+
+
+def _slices_within(room: int, batches: Batches, requests: Table) -> tuple[Slices, Ints, int]:
+    """The slices with fewest batches in each that, with their counters, are at most `room` events."""
+    batches_per_slice = 1
+    while True:
+        slices = _slices(batches, batches_per_slice)
+        idles = _idles(slices, batches, requests)
+        num_events = _num_slice_events(slices, idles)
+        if num_events <= room:
+            return slices, idles, batches_per_slice
+        batches_per_slice = max(batches_per_slice + 1, batches_per_slice * num_events // room)
+
+
+def _num_slice_events(slices: Slices, idles: Ints) -> int:
+    return 4 * slices.first.size + 3 * idles.size
+
+
+def _idles(slices: Slices, batches: Batches, requests: Table) -> Ints:
+    """Slices at whose end no slice of their replica is under way and no request of it is unfinished."""
+    replica = batches.replica[slices.first]
+    order = np.lexsort((slices.start_us, replica))
+    # One axis of time for all replicas, one after another.
+    horizon_us = int(slices.last_end_us.max(initial=0)) + 4
+    zero_us = replica[order] * horizon_us
+    starts, ends = zero_us + slices.start_us[order], zero_us + slices.last_end_us[order]
+    latest = np.maximum.accumulate(ends)
+    is_last = np.append(starts[1:] > latest[:-1], np.ones(min(ends.size, 1), np.bool_))
+    idle, latest, zero_us = order[is_last], latest[is_last], zero_us[is_last]
+
+    def count(name: str, until: Ints) -> Ints:
+        known = np.isfinite(requests[name])
+        times_us = np.minimum(_microseconds(requests[name][known]), horizon_us - 1)
+        axis = np.sort(requests["replica"][known] * horizon_us + times_us)
+        return np.asarray(np.searchsorted(axis, until, side="right") - np.searchsorted(axis, zero_us))
+
+    # A finish and the end of its batch are one time that may have been rounded to two.
+    return np.sort(idle[count("arrival_s", latest) <= count("finish_s", latest + 1)])
+
+
+def _finished(requests: Table) -> ShownRequests:
+    times_s = np.stack([requests[name] for name in ("arrival_s", "scheduled_s", "first_token_s", "finish_s")], axis=1)
+    known = np.flatnonzero(np.isfinite(times_s).all(axis=1))
+    return ShownRequests(known, np.maximum.accumulate(_microseconds(times_s[known]), axis=1))
+
+
+def _requests_within(
+    room: int, everyone: ShownRequests, flows_of: Callable[[ShownRequests], Flows]
+) -> tuple[ShownRequests, Flows]:
+    """The most requests, evenly spaced, that with their flows are at most `room` events."""
+    num_all = everyone.request.size
+    num_shown = num_all
+    while True:
+        some = np.arange(num_shown) * num_all // max(num_shown, 1)
+        shown = ShownRequests(everyone.request[some], everyone.times_us[some])
+        num_events = _num_phases(shown)
+        if num_events <= room:
+            flows = flows_of(shown)
+            num_events += flows.what.size
+            if num_events <= room:
+                return shown, flows
+        num_shown = min(num_shown - 1, num_shown * room // num_events)
+
+
+def _is_shown(times_us: Ints) -> NDArray[np.bool_]:
+    """[n, 8] which of `REQUEST_PHASES` a request has: it may not have queued, or have ended with its first token."""
+    queued, decoded = times_us[:, 1] > times_us[:, 0], times_us[:, 3] > times_us[:, 2]
+    always = np.ones_like(queued)
+    return np.stack([always, queued, queued, always, always, decoded, decoded, always], axis=1)
+
+
+def _num_phases(requests: ShownRequests) -> int:
+    return int(_is_shown(requests.times_us).sum())
+
+
+def _phases(shown: ShownRequests) -> Points:
+    what = np.flatnonzero(_is_shown(shown.times_us))
+    return _in_order(shown.times_us[:, _PHASE_TIMES].ravel()[what], what)
+
+
+def _in_order(at_us: Ints, what: Ints) -> Points:
+    order = np.argsort(at_us, kind="stable")
+    return Points(at_us[order], what[order])
+
+
+def _flows(shown: ShownRequests, requests: Table, steps: Table, batches: Batches, slices: Slices) -> Flows:
+    """The points of the requests' flows.
+
+    The batch that scheduled a request starts at that time, those of its first and last token end then; where several
+    do, the first of them is taken. A request that lives within one slice has no flow.
+    """
+    replica = requests["replica"][shown.request]
+    prefills_at = requests.columns.get("prefill_replica", requests["replica"])[shown.request]
+    slice_of = np.repeat(np.arange(slices.first.size), slices.num_batches)
+    busy_us = np.append(0, np.cumsum(batches.end_us - batches.start_us))
+    drawn_us = slices.start_us[slice_of] + (busy_us[:-1] - busy_us[slices.first[slice_of]])
+    has_prefill = np.flatnonzero(steps["prefill_tokens"][batches.rows] > 0)
+    anything = np.arange(batches.rows.size)
+    first_token = [
+        _batch_at(batches.end_us, has_prefill, shown.times_us[:, 2], batches.replica, at)
+        for at in (prefills_at, replica)
+    ]
+    which = [
+        _batch_at(batches.start_us, has_prefill, shown.times_us[:, 1], batches.replica, prefills_at),
+        np.where(first_token[0] >= 0, *first_token),
+        _batch_at(batches.end_us, anything, shown.times_us[:, 3], batches.replica, replica),
+    ]
+    batch = np.stack(which, axis=1)
+    points = np.append(slice_of, -1)[batch]
+    at_us = np.append(drawn_us, -1)[batch]
+    # Where batches are merged, one of a later time may be drawn before that of another lane.
+    in_order = (at_us[:, 0] <= at_us[:, 1]) & (at_us[:, 1] <= at_us[:, 2])
+    is_drawn = (batch >= 0).all(axis=1) & in_order & (points[:, 0] != points[:, 2])
+    repeats = (points[:, 1] == points[:, 0]) | (points[:, 1] == points[:, 2])
+    points[~is_drawn] = -1
+    points[:, 1][repeats] = -1
+    what = np.flatnonzero(points.ravel() >= 0)
+    ordered = _in_order(at_us.ravel()[what], what)
+    return Flows(ordered.at_us, ordered.what, points.ravel()[ordered.what])
+
+
+def _batch_at(times_us: Ints, among: Ints, wanted_us: Ints, replica: Ints, wanted_replica: Ints) -> Ints:
+    """The batch whose time is the wanted one, but for rounding, on the wanted replica; -1: there is none."""
+    if among.size == 0:
+        return np.full(wanted_us.size, -1, np.int64)
+    horizon_us = int(max(times_us.max(), wanted_us.max(initial=0))) + 4
+    axis = replica[among] * horizon_us + times_us[among]
+    among = among[np.argsort(axis, kind="stable")]
+    axis = np.sort(axis)
+    wanted = wanted_replica * horizon_us + wanted_us
+    found = np.searchsorted(axis, wanted - 1)
+    exact = np.searchsorted(axis, wanted)
+    found = np.where(axis[np.minimum(exact, axis.size - 1)] == wanted, exact, found)
+    found = np.minimum(found, axis.size - 1)
+    return np.where(np.abs(axis[found] - wanted) <= 1, among[found], -1)
+
+
+def _lives(phases: Table | None, steps: Table, pids: Mapping[int, int], first_tid: int) -> tuple[Event, ...]:
+    """One thread a replica with a slice for each phase but `off`, in order of time, after the threads' names."""
+    if phases is None:
+        return ()
+    end_us = int(_microseconds(steps["start_s"] + steps["duration_s"]).max())
+    names: list[Event] = []
+    slices: list[Event] = []
+    for tid, (replica, pid) in enumerate(pids.items(), first_tid):
+        thread = {"pid": pid, "tid": tid}
+        names.append({"ph": "M", "name": "thread_name", **thread, "args": {"name": "phase"}})
+        mine = np.flatnonzero(phases["replica"] == replica)
+        starts_us = [*np.minimum(_microseconds(phases["time_s"][mine]), end_us).tolist(), end_us]
+        for kind, (begin, end) in zip(phases["phase"][mine].tolist(), itertools.pairwise(starts_us), strict=True):
+            if PHASES[kind] != "off" and end > begin:
+                slices.append({"ph": "X", "name": PHASES[kind], **thread, "ts": begin, "dur": end - begin})
+    return (*names, *sorted(slices, key=itemgetter("ts")))
