@@ -202,6 +202,47 @@ def test_links_inside_a_row_are_drawn_as_arches(windtunnel: Command, tmp_path: P
     assert 'd="M' in (tmp_path / "node.html").read_text()
 
 
+def test_what_happened_is_written_flow_by_flow_link_by_link_and_queue_by_queue(
+    windtunnel: Command, tmp_path: Path
+) -> None:
+    call = ("collective", "--op", "all_to_all", "--size", "64KiB", "--topology", "spectrum_x:num_gpus=16,num_spines=1")
+    files = {name: tmp_path / f"{name}.csv" for name in ("times", "links", "queues")}
+    asked = [word for name, path in files.items() for word in (f"--{name}", str(path))]
+    assert windtunnel(*call, "--backend", "packet", *asked).code == 0
+    rows = {name: [line.split(",") for line in path.read_text().splitlines()] for name, path in files.items()}
+    times = {name: [float(row[place]) for row in rows["times"][1:]] for place, name in enumerate(rows["times"][0])}
+    assert len(times["source"]) == 16 * 15
+    assert all(0 < a < b < c for a, b, c in zip(times["begin_us"], times["sent_us"], times["finish_us"], strict=True))
+    head, *links = rows["links"]
+    carried = [float(row[head.index("bytes")]) for row in links if row[1] == "0"]
+    assert sum(carried) >= 15 * 4096
+    most = {f"{row[0]}-{row[1]}": float(row[head.index("most_queued_bytes")]) for row in links}
+    assert all(0 < float(row[head.index("busy_fraction")]) <= 1 for row in links)
+    traced = rows["queues"][0][1:]
+    assert len(traced) == 16
+    assert min(most[name] for name in traced) >= max(most[name] for name in most if name not in traced)
+    assert any(float(queued) > 0 for row in rows["queues"][1:] for queued in row[1:])
+
+
+@pytest.mark.parametrize(
+    ("backend", "asked", "says"),
+    [
+        ("analytic", "--times", "--times is for flows; the analytic backend has none"),
+        ("flow", "--queues", "--queues is for packets; flows do not queue"),
+    ],
+)
+def test_what_a_backend_does_not_know_is_refused_before_anything_runs(
+    windtunnel: Command, tmp_path: Path, backend: str, asked: str, says: str
+) -> None:
+    done = windtunnel(
+        *("collective", "--op", "all_reduce", "--size", "1MiB", "--topology", "dgx_h100", "--backend", backend),
+        *(asked, str(tmp_path / "out.csv")),
+    )
+    assert done.code == 2
+    assert says in done.stderr
+    assert not (tmp_path / "out.csv").exists()
+
+
 def recorded(path: Path) -> str:
     return gzip.decompress(path.read_bytes()).decode()
 

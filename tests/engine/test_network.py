@@ -22,8 +22,19 @@ from windtunnel.engine.hashed_rings import hashed_ring_seconds
 from windtunnel.engine.network import find_paths, run_flow_level, run_flows, wire_bytes
 from windtunnel.errors import InputError, WindtunnelError
 from windtunnel.ops import flows as tables
+from windtunnel.spec.fabric import NodeKind
 from windtunnel.spec.network import SIMAI_SETTINGS, NetworkSettings
-from windtunnel.spec.topology import GBPS, DcnPlus, FatTree, NodeRails, SpectrumX, Topology, Torus, build_fabric
+from windtunnel.spec.topology import (
+    GBPS,
+    AlibabaHpn,
+    DcnPlus,
+    FatTree,
+    NodeRails,
+    SpectrumX,
+    Topology,
+    Torus,
+    build_fabric,
+)
 
 PLAIN = NetworkSettings(backend="flow", send_latency_s=0.0, header_bytes=0, payload_bytes=1)
 """Nothing but bytes and propagation: a packet is one byte."""
@@ -336,10 +347,9 @@ def test_measured_bus_bandwidth(reference: Path) -> None:
     assert np.median(errors) < 0.10
 
 
-def test_as_in_simai_no_step_of_a_ring_begins_before_the_one_before() -> None:
-    """Rank 1's second chunk has arrived first (another path); it posts the receive when it begins to send the first."""
-    fabric = build_fabric(flat(3))
-    late_first = tables.flows_of(
+def late_first() -> tables.Flows:
+    """Rank 0's second chunk for rank 1 is there before its first, which starts late."""
+    return tables.flows_of(
         np.array([0, 0, 1, 1]),
         np.array([1, 1, 2, 2]),
         SIZE,
@@ -348,10 +358,21 @@ def test_as_in_simai_no_step_of_a_ring_begins_before_the_one_before() -> None:
         connection=np.array([0, 1, 2, 2]),
         start_s=np.array([4 * ALONE_S, 0, 0, 0]),
     )
-    for backend in ("flow", "packet"):
-        times = run_flows(fabric, late_first, SIMAI_SETTINGS, backend)
-        assert times.finish_s[1] < times.begin_s[0]
-        assert times.begin_s[3] == pytest.approx(times.begin_s[2], rel=1e-9)
+
+
+def test_as_in_simai_no_step_of_a_ring_begins_before_the_one_before() -> None:
+    """Rank 1's second chunk has arrived first (another path); it posts the receive when it begins to send the first."""
+    fabric = build_fabric(flat(3))
+    times = run_flows(fabric, late_first(), SIMAI_SETTINGS, "flow")
+    assert times.finish_s[1] < times.begin_s[0]
+    assert times.begin_s[3] == pytest.approx(times.begin_s[2], rel=1e-9)
+
+
+@pytest.mark.compiled
+def test_nor_does_it_packet_by_packet() -> None:
+    times = run_flows(build_fabric(flat(3)), late_first(), SIMAI_SETTINGS, "packet")
+    assert times.finish_s[1] < times.begin_s[0]
+    assert times.begin_s[3] == pytest.approx(times.begin_s[2], rel=1e-9)
 
 
 @pytest.mark.compiled
@@ -392,3 +413,29 @@ def test_where_hashes_decide_which_flows_meet_the_time_as_simai_is_that_of_sever
         assert (seconds != single) == (len(flows.parent) > 0)
     alone = data_parallel(32, 8, MIB)
     assert flows_seconds(rails, alone, SIMAI_SETTINGS, "flow") == run_flows(rails, alone, SIMAI_SETTINGS).total_s
+
+
+def test_a_host_with_two_nics_chooses_as_ns3_hashes() -> None:
+    """`RdmaQueuePair::GetHash` is ns-3's `Hash32` of addresses and ports: MurmurHash3, seeded with 0x8BADF00D."""
+    fabric = build_fabric(AlibabaHpn(num_gpus=32, num_spines=2))
+    flows = tables.flows_of(np.arange(8), np.arange(16, 24), SIZE, connection=np.arange(8))
+    paths = find_paths(fabric, flows, SIMAI_SETTINGS)
+    for flow in range(8):
+        first = int(paths.link[paths.pointer[paths.of_flow[flow]]]) // 2
+        own = np.flatnonzero((fabric.link_a == flow) & (fabric.kind[fabric.link_b] == NodeKind.SWITCH))
+        words = [0x0B000001 + (flow << 8), 0x0B000001 + (flow + 16 << 8), 10000 | 100 << 16]
+        assert first == own[murmur3(words, 0x8BADF00D) % 2]
+
+
+def murmur3(words: list[int], seed: int) -> int:
+    """Appleby's MurmurHash3_x86_32 of whole words."""
+    state = seed
+    for word in words:
+        word = word * 0xCC9E2D51 & 0xFFFFFFFF
+        word = (word << 15 | word >> 17) * 0x1B873593 & 0xFFFFFFFF
+        state ^= word
+        state = ((state << 13 | state >> 19) * 5 + 0xE6546B64) & 0xFFFFFFFF
+    state ^= 4 * len(words)
+    state = (state ^ state >> 16) * 0x85EBCA6B & 0xFFFFFFFF
+    state = (state ^ state >> 13) * 0xC2B2AE35 & 0xFFFFFFFF
+    return state ^ state >> 16

@@ -51,6 +51,19 @@ def test_more_micro_batches_shrink_the_bubble() -> None:
     assert bubbles[2] == pytest.approx(3 / 67, abs=0.03)
 
 
+def test_pytorchs_own_attention_is_slower_on_hopper_alone() -> None:
+    seconds = {
+        (device, kernel): step(device=device, kernels={"attention": kernel}).breakdown_s["attention"]
+        for device in ("h100_sxm", "a100_sxm")
+        for kernel in ("flash", "flash2")
+    }
+    assert seconds["h100_sxm", "flash2"] == pytest.approx(1.75 * seconds["h100_sxm", "flash"])
+    assert seconds["a100_sxm", "flash2"] == seconds["a100_sxm", "flash"]
+    older, newer = (step(kernels={"attention": kernel}) for kernel in ("flash2", "flash"))
+    assert older.hardware_flops == newer.hardware_flops
+    assert step(framework="fsdp2", parallelism={}).setup.job.kernels.attention == "flash2"
+
+
 def test_recomputation_takes_time_and_saves_memory() -> None:
     plain, full = step(), step(recompute={"granularity": "full"})
     assert 1.15 < full.step_s / plain.step_s < 1.4

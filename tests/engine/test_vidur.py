@@ -36,6 +36,13 @@ def tables_of(reference: Path, config: VidurConfig) -> OperatorTables:
     return read_tables(path, config.execution_time_predictor_config.kv_cache_prediction_granularity)
 
 
+def tables_or_skip(reference: Path, config: VidurConfig) -> OperatorTables:
+    try:
+        return tables_of(reference, config)
+    except InputError as error:
+        pytest.skip(error.message)
+
+
 class Case:
     """A recorded run with what Vidur made of it."""
 
@@ -108,10 +115,7 @@ def test_batches_and_times_equal_vidurs(reference: Path, name: str) -> None:
 @pytest.mark.parametrize("name", RECORDED)
 def test_all_request_metrics_equal_vidurs(reference: Path, name: str) -> None:
     recorded = case(reference / "vidur" / "cases" / name)
-    try:
-        tables = tables_of(reference, recorded.config)
-    except InputError as error:
-        pytest.skip(error.message)
+    tables = tables_or_skip(reference, recorded.config)
     has_host = not recorded.config.execution_time_predictor_config.skip_cpu_overhead_modeling
     run = replay(recorded.config, tables, recorded.requests, fuses_steps=not has_host, keeps_trail=has_host)
     spent_s = host_s(run, recorded.config, tables) if has_host else 0.0
@@ -122,10 +126,7 @@ def test_all_request_metrics_equal_vidurs(reference: Path, name: str) -> None:
 @pytest.mark.parametrize("name", RECORDED)
 def test_steps_taken_at_once_give_the_same_times(reference: Path, name: str) -> None:
     recorded = case(reference / "vidur" / "cases" / name)
-    try:
-        tables = tables_of(reference, recorded.config)
-    except InputError as error:
-        pytest.skip(error.message)
+    tables = tables_or_skip(reference, recorded.config)
     fused = replay(recorded.config, tables, recorded.requests)
     single = replay(recorded.config, tables, recorded.requests, fuses_steps=False)
     assert fused.steps["num_steps"].sum() == single.steps["num_steps"].sum()

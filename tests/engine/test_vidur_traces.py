@@ -8,15 +8,26 @@ import msgspec
 import numpy as np
 import pytest
 
-from engine.test_vidur import case, tables_of
+from engine.test_vidur import RECORDED, case, tables_of
+from recorded import REFERENCE
 from windtunnel.engine.vidur import batch_times, replay
 from windtunnel.engine.walked import WalkedRun
+from windtunnel.interop.vidur import read_config
 from windtunnel.interop.vidur_traces import chrome_events, event_trace, write_chrome_trace
 
-CASES = ("c_llama2-70b_tp2pp2_sarathi_arxiv500", "e_llama2-7b_4rep_lor_lightload")
+
+def recorded_cases() -> list[str]:
+    """The first recorded run with a pipeline, and the first with several replicas; a time limit leaves bars out."""
+    configs = {name: read_config(REFERENCE / "vidur" / "cases" / name / "config.json") for name in RECORDED}
+    whole = {name: config.cluster_config for name, config in configs.items() if not config.time_limit}
+    pipelined = [name for name, cluster in whole.items() if cluster.replica_config.num_pipeline_stages > 1]
+    replicated = [name for name, cluster in whole.items() if cluster.num_replicas > 1]
+    return pipelined[:1] + replicated[:1]
 
 
-@cache
+CASES = recorded_cases()
+
+
 @cache
 def run_of(reference: Path, name: str) -> WalkedRun:
     recorded = case(reference / "vidur" / "cases" / name)

@@ -6,16 +6,16 @@ import pyarrow.parquet
 import pytest
 
 import windtunnel as wt
+from recorded import entries
 from windtunnel.errors import InputError
 from windtunnel.interop.vidur_metrics import check_metrics_file, columns_of, request_metrics, write_request_metrics
 from windtunnel.metrics.records import Table
 
 
-@pytest.mark.parametrize("case", ["a_llama2-7b_tp1_vllm_arxiv1k_qps2", "b_llama3-8b_sarathi_conv_qps6.45_512"])
+@pytest.mark.parametrize("case", entries("vidur/cases/*/config.json")[:2])
 def test_every_column_is_vidurs_own(reference: Path, case: str) -> None:
     """Vidur's recorded times as our records give back all of its columns, but where a request was restarted."""
-    folders = [folder for folder in (reference / "vidur/cases").iterdir() if folder.name.startswith(case[:12])]
-    recorded = pyarrow.parquet.read_table(folders[0] / "requests.parquet").to_pandas()
+    recorded = pyarrow.parquet.read_table(reference / "vidur" / "cases" / case / "requests.parquet").to_pandas()
     recorded = recorded[recorded.request_num_restarts == 0]
     arrival_s = recorded.request_inter_arrival_delay.fillna(0).cumsum().to_numpy() + 1.0
     requests = Table(

@@ -10,9 +10,12 @@ from windtunnel.cli.topology import fabric_named, failure_options
 from windtunnel.errors import InputError
 
 if TYPE_CHECKING:
+    from windtunnel.ops.flows import Flows
+    from windtunnel.spec.fabric import Fabric
     from windtunnel.spec.network import NetworkSettings
 
 _WHAT, _HOW, _OUT = "What is sent, where", "How", "Output"
+_FILE = click.Path(path_type=Path)
 
 
 @click.command(cls=Verb)
@@ -32,6 +35,7 @@ _WHAT, _HOW, _OUT = "What is sent, where", "How", "Output"
 @option("--protocol", section=_HOW, metavar="NAME", help="simple, ll or ll128.  [NCCL's choice; of flows, simple]")
 @option("--routing", section=_HOW, metavar="NAME", help="ecmp or spray.  [ecmp]")
 @option("--compat", section=_HOW, metavar="NAME", help="simai: its rings, packets and ports.")
+@option("--conf", section=_HOW, type=click.Path(path_type=Path), metavar="FILE", help="SimAI.conf; means compat simai.")
 @option("--pxn", section=_HOW, is_flag=True, help="With --compat simai: NCCL's PXN.")
 @option("--send-latency", section=_HOW, metavar="TIME", help="Before each flow.  [3us]")
 @option("--cuda-graph", section=_HOW, is_flag=True, help="Analytic: without the host's launch.")
@@ -40,6 +44,9 @@ _WHAT, _HOW, _OUT = "What is sent, where", "How", "Output"
 @option(
     "--flows", section=_OUT, type=click.Path(path_type=Path), metavar="FILE", help="Write the flows as CSV (SimCCL's)."
 )
+@option("--times", section=_OUT, type=_FILE, metavar="FILE", help="Write when each flow ran, as CSV.")
+@option("--links", section=_OUT, type=_FILE, metavar="FILE", help="Write the use of every link as CSV.")
+@option("--queues", section=_OUT, type=_FILE, metavar="FILE", help="Of packets: the 16 fullest queues over time.")
 @option("--json", "as_json", section=_OUT, is_flag=True, help="Print JSON.")
 def command(
     op: str | None,
@@ -52,6 +59,7 @@ def command(
     protocol: str | None,
     routing: str | None,
     compat: str | None,
+    conf: Path | None,
     pxn: bool,
     send_latency: str | None,
     cuda_graph: bool,
@@ -59,6 +67,9 @@ def command(
     fail_links: tuple[str, ...],
     fail_nodes: tuple[int, ...],
     flows: Path | None,
+    times: Path | None,
+    links: Path | None,
+    queues: Path | None,
     as_json: bool,
 ) -> None:
     """Predict the time and bandwidth of one collective.
@@ -82,10 +93,12 @@ def command(
         missing = next(name for name, value in (("op", op), ("topology", topology), ("size", None)) if value is None)
         raise InputError(f"--{missing} is missing", "see `windtunnel collective --help`")
     fabric = fabric_named(topology, fail_links, fail_nodes)
-    settings = network_settings(backend, compat, routing, send_latency, seed)
+    settings = network_settings(backend, compat, routing, send_latency, seed, conf)
+    check_what_happened(settings, times, links, queues)
     wanted = chosen_ranks(ranks, fabric.num_gpus)
     if traffic is not None:
         given = {"--size": size, "--pxn": pxn, "--protocol": protocol, "--cuda-graph": cuda_graph, "--flows": flows}
+        given |= {"--times": times, "--links": links, "--queues": queues}
         odd = [name for name, value in given.items() if value] + [f"--op {op}"] * (op.lower() != "all_to_all")
         if odd:
             raise InputError(f"--traffic is an all-to-all's; it does not go with {odd[0]}")
@@ -110,14 +123,56 @@ def command(
             0.0 if cuda_graph or settings.backend != "analytic" else LAUNCH_S,
             protocol or "auto",
         )
-    if flows is not None:
+    if any((flows, times, links, queues)):
         table, chosen = flows_like(fabric, run, chosen_gpus(fabric, wanted), settings, pxn)
-        write_flow_table(table, run.op, run.size_bytes, chosen, flows)
-        click.echo(f"{len(table)} flows written to {flows}", err=True)
+        if flows is not None:
+            write_flow_table(table, run.op, run.size_bytes, chosen, flows)
+            click.echo(f"{len(table)} flows written to {flows}", err=True)
+        if any((times, links, queues)):
+            write_what_happened(fabric, table, settings, times, links, queues)
     if as_json:
         click.echo(as_text(collective_document(run)))
     else:
         show(*collective_report(run, fabric))
+
+
+def check_what_happened(
+    settings: "NetworkSettings", times: Path | None, links: Path | None, queues: Path | None
+) -> None:
+    """Refuse files that the backend has nothing for.
+
+    Raises:
+        InputError: there are no flows, or no packets that queue.
+    """
+    if settings.backend == "analytic" and any((times, links, queues)):
+        asked = "--times" if times else "--links" if links else "--queues"
+        raise InputError(f"{asked} is for flows; the analytic backend has none", "give --backend flow")
+    if settings.backend == "flow" and queues is not None:
+        raise InputError("--queues is for packets; flows do not queue", "give --backend packet")
+
+
+def write_what_happened(
+    fabric: "Fabric",
+    table: "Flows",
+    settings: "NetworkSettings",
+    times: Path | None,
+    links: Path | None,
+    queues: Path | None,
+) -> None:
+    """Run the flows once more, every one of them, and write what was asked for."""
+    from windtunnel.engine.network import run_flows
+    from windtunnel.engine.packet import PacketTimes, trace_fullest_queues
+    from windtunnel.report.network_files import write_flow_times, write_link_use, write_queues
+
+    found = run_flows(fabric, table, settings)
+    if times is not None:
+        write_flow_times(table, found, times)
+    if links is not None:
+        write_link_use(fabric, found, links)
+    if queues is not None and isinstance(found, PacketTimes):
+        write_queues(fabric, trace_fullest_queues(fabric, table, settings, found), queues)
+    written = ", ".join(str(path) for path in (times, links, queues) if path is not None)
+    click.echo(f"written to {written}", err=True)
 
 
 def network_settings(

@@ -90,6 +90,29 @@ def simulate_packets(
     return _times(outcome, traced_links, flows, settings)
 
 
+MOST_TRACED = 16
+LOOKS = 256
+"""At queues, unless the settings say how often."""
+
+
+def trace_fullest_queues(fabric: Fabric, flows: Flows, settings: NetworkSettings, times: PacketTimes) -> QueueTrace:
+    """The largest queues of a run over time: the same run again, looked at.
+
+    Args:
+        fabric: as for `simulate_packets`; so are `flows` and `settings`.
+        flows: what ran.
+        settings: of the run; `packet.trace_interval_s` of 0 looks 256 times.
+        times: what came of it.
+    """
+    most = times.links.most_queued_bytes
+    fullest = np.argsort(-most, kind="stable")[: min(MOST_TRACED, np.count_nonzero(most))]
+    packet = settings.packet or default_packets(settings)
+    if packet.trace_interval_s == 0:
+        interval_s = max(float(times.finish_s.max(initial=0.0)) / LOOKS, 1e-9)
+        packet = msgspec.structs.replace(packet, trace_interval_s=interval_s)
+    return simulate_packets(fabric, flows, settings, packet, traced=np.sort(fullest).tolist()).trace
+
+
 def default_packets(settings: NetworkSettings) -> PacketSettings:
     """The packet settings of a network that gives none; sprayed packets overtake each other, and need a transport that
     does not take that for a loss.

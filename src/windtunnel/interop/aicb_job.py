@@ -140,7 +140,7 @@ def arguments_of(setup: TrainingSetup) -> TrainingArguments:
         "vocab_size": model.vocab_size,
         "ffn_hidden_size": feed_forward.intermediate_size,
         "swiglu": feed_forward.gated,
-        "use_flash_attn": job.kernels.attention == "flash",
+        "use_flash_attn": job.kernels.attention != "unfused",
         "enable_sequence_parallel": bool(job.parallelism.sequence_parallel),
         "use_distributed_optimizer": bool(job.sharding.zero),
         "recompute_activations": job.recompute.granularity == "selective",

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import InputError, WindtunnelError, did_you_mean
+from windtunnel.interop.text_file import read_text
 from windtunnel.spec import catalog
 from windtunnel.spec.fabric import Fabric, NodeKind, problems
 from windtunnel.units import parse_quantity
@@ -22,7 +23,7 @@ _HEADER = ("nodes", "GPUs per server", "NVSwitches", "switches", "links")
 
 
 def read_topology(path: Path) -> Fabric:
-    """The fabric in a topology file.
+    """The fabric in a topology file, plain or gzipped.
 
     Raises:
         InputError: the file is missing or wrong; names the file and the line.
@@ -108,14 +109,10 @@ def _plain(value: float) -> str:
 
 
 def _read_lines(path: Path) -> list[str]:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
+    if not path.exists():
         near = did_you_mean(path.name, [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else [])
-        raise InputError(f"there is no file {path}", near) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} cannot be read: {error}") from None
-    lines = text.splitlines()
+        raise InputError(f"there is no file {path}", near)
+    lines = read_text(path).splitlines()
     while lines and not lines[-1].strip():
         lines.pop()
     if len(lines) < 2:

@@ -3,7 +3,7 @@
 The columns: `source, model, layers, hidden, heads, accelerator, n_gpus, precision, gbs, mbs, seq_len, tp, pp, cp, vp,
 ep, fsdp, act_ckpt, framework, tokens_per_s_per_gpu, tflops_per_gpu, iter_time_s, mem_GB, note`, or those of a table of
 MLPerf Training's results (`benchmark, n_accel, global_batch_size, step_time_s_median, ...`). What a row does not say
-follows from its source: one `_Source` for each, with where its facts are published.
+follows from its source: one `training_sources.Source` for each, with where its facts are published.
 """
 
 from __future__ import annotations
@@ -13,13 +13,25 @@ import csv
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from windtunnel.errors import InputError
+from windtunnel.interop.training_sources import (
+    ALSO_NEMO,
+    CATALOG_NAMES,
+    DEVICES,
+    FORMATS,
+    SAME_SHAPE,
+    SHAPES,
+    SOURCES,
+    TASKS,
+    Shape,
+    Source,
+)
 from windtunnel.ops.parameters import count_parameters
 from windtunnel.spec import catalog
 from windtunnel.spec.hardware import Device, Link
@@ -141,212 +153,14 @@ class _TooLittleSaidError(Exception):
     """A row lacks what decides its time."""
 
 
-@dataclass(frozen=True)
-class _Source:
-    """What runs of one source have in common and their tables do not print."""
-
-    framework: str
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of the job, as a YAML file would give them."""
-    vocab_size: int | None = None
-    """Where the table leaves it out."""
-    scale_out_bytes_per_s: float | None = None
-    """Per device, where it is not the usual node's."""
-
-
-_GPT_ERA: dict[str, Any] = {
-    "dropout": True,
-    "learned_positions": True,
-    "parallelism": {"sequence_parallel": False},
-    "kernels": {"attention": "unfused", "fused": True},
-    "overlap": {"gradient_reduce": False, "parameter_gather": False, "tensor_gradient": False, "pipeline": False},
-}
-"""Megatron-LM of 2021: fused softmax, bias-GeLU and bias-dropout-add, no flash attention, nothing overlapped."""
-
-_SOURCES: dict[str, _Source] = {
-    # arXiv:2104.04473: no distributed optimizer, gradients all-reduced after the last micro-batch.
-    **{
-        name: _Source(
-            "megatron",
-            {
-                **_GPT_ERA,
-                "sharding": {"zero": 0},
-                "precision": {"compute": "fp16", "gradients": "bf16", "gradient_reduce": "bf16"},
-            },
-            vocab_size=51200,
-        )
-        for name in ("Megatron-LM SC21", "Megatron-LM Jan 2021", "Megatron-LM Sep 2020", "Megatron-LM README (GPT-3")
-    },
-    # Table 5 of arXiv:2205.05198; one model replica. Megatron-LM sums gradients in fp32 for bf16 only (arguments.py).
-    "SeqPar": _Source(
-        "megatron",
-        {
-            **_GPT_ERA,
-            "overlap": {**_GPT_ERA["overlap"], "tensor_gradient": True},
-            "sharding": {"zero": 0},
-            "precision": {"compute": "fp16", "gradients": "bf16", "gradient_reduce": "bf16"},
-        },
-        vocab_size=51200,
-    ),
-    # Megatron-DeepSpeed, ZeRO-1 with bf16 or fp16, GBS reached through gradient accumulation; 4 Omni-Path links of
-    # 100 Gb/s for 8 GPUs (bigscience, jz/hardware).
-    "BigScience BLOOM": _Source(
-        "deepspeed",
-        {**_GPT_ERA, "sharding": {"zero": 1}, "precision": {"gradient_reduce": "bf16"}},
-        vocab_size=50688,
-        scale_out_bytes_per_s=6.25e9,
-    ),
-    # MegatronLM README and its H100 figure: distributed optimizer, overlapped reduction and gather, flash attention.
-    "Megatron-LM": _Source("megatron", {"overlap": {"tensor_parallel": True}}),
-    # Llama 3: FSDP that keeps parameters between forward and backward (ZeRO-2), interleaved 1F1B, all-gather CP; the
-    # 126 layers, one taken from each end, give 16 stages 8 chunks of one layer (arXiv:2407.21783, section 3.3.2).
-    "Llama 3 paper": _Source(
-        "megatron", {"sharding": {"zero": 2}, "parallelism": {"cp_method": "all_gather", "virtual_stages": 8}}
-    ),
-    # arXiv:2412.19437: batches grow to 15,360 sequences (4.2); DualPipe and experts over 64 ranks (3.2); norms, SwiGLU
-    # and the up-projections of attention are recomputed (3.2.3).
-    "DeepSeek-V3": _Source(
-        "deepseek",
-        {
-            "precision": {"moments": "bf16"},
-            "global_batch": 15360,
-            "recompute": {"granularity": "selective", "modules": ["norms", "activation", "latent_up_projection"]},
-        },
-    ),
-    # NeMo's performance recipes: userbuffers for tensor parallelism, gradients reduced and kept in bf16.
-    "NeMo": _Source(
-        "megatron",
-        {
-            "overlap": {"tensor_parallel": True},
-            "precision": {"gradients": "bf16", "gradient_reduce": "bf16"},
-            "parallelism": {"experts_exchange": "by_node"},
-        },
-    ),
-    # FSDP1 with Triton's flash attention; learned positions, tied embeddings, eager layer norms (llm-foundry,
-    # scripts/train/benchmarking).
-    "MosaicML llm-foundry": _Source("fsdp2", {"learned_positions": True, "precision": {"gradients": "fp32"}}),
-    "torchtitan": _Source("fsdp2", {}),
-    "MLPerf": _Source(
-        "megatron",
-        {"overlap": {"tensor_parallel": True}, "precision": {"gradients": "bf16", "gradient_reduce": "bf16"}},
-    ),
-}
-_ALSO_NEMO = ("Megatron-Bridge", "NVIDIA DGX Cloud")
-
-
-def _source(row: Row) -> _Source:
+def _source(row: Row) -> Source:
     name = row["source"]
-    for start in sorted(_SOURCES, key=len, reverse=True):
+    for start in sorted(SOURCES, key=len, reverse=True):
         if name.startswith(start):
-            return _SOURCES[start]
-    if name.startswith(_ALSO_NEMO):
-        return _SOURCES["NeMo"]
+            return SOURCES[start]
+    if name.startswith(ALSO_NEMO):
+        return SOURCES["NeMo"]
     raise _TooLittleSaidError(f"the source {name!r} is not known")
-
-
-@dataclass(frozen=True)
-class _Shape:
-    """A published model that has no config.json in the catalog."""
-
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    ffn: int
-    vocab: int
-    tied: bool = True
-    bias: bool = True
-
-
-_SHAPES: dict[str, _Shape] = {
-    # arXiv:2005.14165, table 2.1; NeMo's GPT-3 recipes for the sizes between.
-    "gpt3-175b": _Shape(96, 12288, 96, 96, 49152, 51200),
-    "gpt3-20b": _Shape(44, 6144, 48, 48, 24576, 51200),
-    "gpt5b": _Shape(24, 4096, 32, 32, 16384, 51200),
-    "gpt-20b": _Shape(44, 6144, 48, 48, 24576, 51200),
-    # arXiv:2402.16819 and arXiv:2406.11704; the small ones as in NeMo's recipes.
-    "nemotron4 15b": _Shape(32, 6144, 48, 8, 24576, 256000, tied=False, bias=False),
-    "nemotron4 340b": _Shape(96, 18432, 96, 8, 73728, 256000, tied=False, bias=False),
-    "nemotron-8b": _Shape(32, 4096, 32, 32, 16384, 256000, tied=False, bias=False),
-    "nemotron-22b": _Shape(40, 6144, 48, 48, 24576, 256000, tied=False, bias=False),
-    "nemotron-340b": _Shape(96, 18432, 96, 8, 73728, 256000, tied=False, bias=False),
-    # llm-foundry, scripts/train/yamls/pretrain/mpt-*.yaml; padded vocabulary.
-    "mpt-125m": _Shape(12, 768, 12, 12, 3072, 50368, bias=False),
-    "mpt-350m": _Shape(24, 1024, 16, 16, 4096, 50368, bias=False),
-    "mpt-760m": _Shape(24, 1536, 12, 12, 6144, 50368, bias=False),
-    "mpt-1b": _Shape(24, 2048, 16, 16, 8192, 50368, bias=False),
-    "mpt-3b": _Shape(32, 2560, 20, 20, 10240, 50368, bias=False),
-    "mpt-7b": _Shape(32, 4096, 32, 32, 16384, 50368, bias=False),
-    "mpt-13b": _Shape(40, 5120, 40, 40, 20480, 50368, bias=False),
-    "mpt-30b": _Shape(48, 7168, 56, 56, 28672, 50368, bias=False),
-    "mpt-70b": _Shape(80, 8192, 64, 64, 32768, 50368, bias=False),
-}
-_SAME_SHAPE = {"paxml gpt175b": "gpt3-175b", "paxml gpt5b": "gpt5b", "gpt3": "gpt3-175b"}
-
-_CATALOG_NAMES = {
-    "llama2-7b": "Llama-2-7b-hf",
-    "llama2-13b": "Llama-2-13b-hf",
-    "llama2-70b": "Llama-2-70b-hf",
-    "llama2_70b_lora": "Llama-2-70b-hf",
-    "llama3-8b": "Meta-Llama-3-8B",
-    "llama3.1-8b": "Llama-3.1-8B",
-    "llama3-70b": "Meta-Llama-3-70B",
-    "llama3.1-70b": "Llama-3.1-70B",
-    "llama3-405b": "Llama-3.1-405B",
-    "llama3.1-405b": "Llama-3.1-405B",
-    "llama31-405b": "Llama-3.1-405B",
-    "deepseekv3": "DeepSeek-V3",
-    "deepseek-v3": "DeepSeek-V3",
-    "gpt-oss-120b": "gpt-oss-120b",
-    "qwen3-30b-a3b": "Qwen3-30B-A3B",
-    "qwen3-235b-a22b": "Qwen3-235B-A22B",
-}
-
-_DEVICES: dict[str, str] = {
-    "A100-SXM4-80GB": "a100_sxm",
-    "A100-SXM4-40GB": "a100_40gb_sxm",
-    "V100-SXM3-32GB": "v100_sxm",
-    "H100 96GB": "h100_sxm",
-    "H100-SXM5-80GB": "h100_sxm",
-    "H100-SXM-80GB": "h100_sxm",
-    "H100 PCIe": "h100_pcie",
-    "H100-PCIe": "h100_pcie",
-    "H100 NVL": "h100_nvl",
-    "H200-SXM5-141GB": "h200_sxm",
-    "H200-SXM-141GB": "h200_sxm",
-    "H800": "h800_sxm",
-    "H20": "h20",
-    "DGX-H100": "h100_sxm",
-    "DGX-H200": "h200_sxm",
-    "B200": "b200_sxm",
-    "B300": "b300_sxm",
-    "GB200": "gb200",
-    "GB300": "gb300",
-    "L40S": "l40s",
-    "MI300X": "mi300x",
-    "MI325X": "mi325x",
-    "MI355X": "mi355x",
-    "Gaudi2": "gaudi2",
-    "Gaudi(R) 2": "gaudi2",
-    "Gaudi3": "gaudi3",
-    "Gaudi(R) 3": "gaudi3",
-}
-"""A word or words of what an accelerator is called -> a device of the catalog."""
-
-_TASKS = ("", "pretrain", "SFT", "LoRA")
-
-_FORMATS = {
-    "fp16": "fp16",
-    "fp16/bf16": "fp16",
-    "bf16": "bf16",
-    "amp_bf16": "bf16",
-    "fp8": "fp8",
-    "fp8-cs": "fp8",
-    "fp8-sc": "fp8_block",
-    "fp8-mx": "mxfp8",
-    "mxfp8": "mxfp8",
-    "nvfp4": "nvfp4",
-}
 
 
 def _run(index: int, row: Row) -> TrainingRun:
@@ -402,12 +216,12 @@ def _nemo_flops(job: TrainingJob) -> float:
     return tokens * (6.0 * products + scores)
 
 
-def _job(row: Row, source: _Source) -> dict[str, Any]:
+def _job(row: Row, source: Source) -> dict[str, Any]:
     """A row as the table that a job's YAML file would hold."""
     num_devices = _whole(row, "n_gpus")
-    if row["task"] not in _TASKS:
+    if row["task"] not in TASKS:
         raise _TooLittleSaidError(f"a step of {row['task']!r} is more than a forward and a backward pass")
-    compute = _FORMATS.get(row["precision"].split(" ")[0].lower())
+    compute = FORMATS.get(row["precision"].split(" ")[0].lower())
     if "parenthesised" in row["precision"]:
         compute = "mxfp8" if re.search("B[23]00", row["accelerator"]) else "fp8"
     if compute is None:
@@ -479,7 +293,7 @@ def _merge(raw: dict[str, Any], settings: Mapping[str, Any]) -> None:
             raw.setdefault(name, value)
 
 
-def _parallelism(row: Row, source: _Source, model: str | ModelSpec) -> dict[str, Any]:
+def _parallelism(row: Row, source: Source, model: str | ModelSpec) -> dict[str, Any]:
     pp, chunks = _whole(row, "pp", 1), _whole(row, "vp", 1)
     chunks = int(source.settings.get("parallelism", {}).get("virtual_stages", chunks))
     found: dict[str, Any] = {"tp": _whole(row, "tp", 1), "pp": pp, "cp": _whole(row, "cp", 1)}
@@ -517,12 +331,12 @@ def _recompute(row: Row) -> dict[str, Any]:
     return {"recompute": {"granularity": "selective"}} if said.startswith("selective") else {}
 
 
-def _hardware(row: Row, source: _Source) -> dict[str, Any]:
-    called = [key for key in _DEVICES if re.search(rf"(?<!\w){re.escape(key)}(?!\w)", row["accelerator"])]
+def _hardware(row: Row, source: Source) -> dict[str, Any]:
+    called = [key for key in DEVICES if re.search(rf"(?<!\w){re.escape(key)}(?!\w)", row["accelerator"])]
     name = max(called, key=len, default=None)
     if name is None:
         raise _TooLittleSaidError(f"the accelerator {row['accelerator']!r} is not known")
-    device = catalog.device(_DEVICES[name])
+    device = catalog.device(DEVICES[name])
     if "500W" in row["accelerator"]:
         # Meta's part: HBM2e at 2.4 TB/s and 500 W (torchtitan, benchmarks/llama3_h100_202412).
         slower = {"memory_bytes": 96_000_000_000, "memory_bytes_per_s": 2.4e12, "tdp_w": 500.0}
@@ -541,19 +355,19 @@ def _other_network(device: Device, bytes_per_s: float) -> dict[str, Any]:
     return built
 
 
-def _model(row: Row, source: _Source, sequence: int) -> str | ModelSpec:
+def _model(row: Row, source: Source, sequence: int) -> str | ModelSpec:
     name = row["model"].lower().split(" (")[0]
     hidden, layers = _number(row, "hidden"), _number(row, "layers")
     if hidden and layers and name.startswith(("gpt", "turing", "megatron")):
         vocab = source.vocab_size or _whole(row, "vocab", 51200)
         heads = _whole(row, "heads", _usual_heads(int(hidden), _whole(row, "tp", 1)))
-        shape = _Shape(int(layers), int(hidden), heads, heads, int(4 * hidden), vocab)
+        shape = Shape(int(layers), int(hidden), heads, heads, int(4 * hidden), vocab)
         return _plain_model(row["model"], shape, sequence)
-    key = _SAME_SHAPE.get(name.split(" 24.")[0], name.split(" 24.")[0])
-    if key in _SHAPES:
-        return _plain_model(row["model"], _SHAPES[key], sequence)
+    key = SAME_SHAPE.get(name.split(" 24.")[0], name.split(" 24.")[0])
+    if key in SHAPES:
+        return _plain_model(row["model"], SHAPES[key], sequence)
     slug = name.split(" 24.")[0].replace("llama ", "llama").replace("_", "-").replace(" ", "-")
-    known = _CATALOG_NAMES.get(name) or _CATALOG_NAMES.get(slug) or _of_catalog(slug)
+    known = CATALOG_NAMES.get(name) or CATALOG_NAMES.get(slug) or _of_catalog(slug)
     if known is None:
         raise _TooLittleSaidError(f"the shape of {row['model']!r} is not known")
     model = catalog.model(known)
@@ -578,7 +392,7 @@ def _usual_heads(hidden: int, tp: int) -> int:
     return min((n for n in range(tp, hidden + 1, tp) if hidden % n == 0), key=lambda n: abs(hidden / n - 128))
 
 
-def _plain_model(name: str, shape: _Shape, sequence: int) -> ModelSpec:
+def _plain_model(name: str, shape: Shape, sequence: int) -> ModelSpec:
     attention = GroupedQueryAttention(
         num_heads=shape.heads,
         num_kv_heads=shape.kv_heads,

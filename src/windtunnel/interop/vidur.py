@@ -386,18 +386,17 @@ def find_tables(folder: Path, config: VidurConfig) -> Path:
         InputError: none has the run's model and tensor parallelism, its operators, and reaches its batches.
     """
     replica, scheduler = config.cluster_config.replica_config, config.cluster_config.replica_scheduler_config
-    model = re.sub(r"[^a-z0-9]", "", replica.model_name.split("/")[-1].lower()).removeprefix("meta")
+    model = _plain(replica.model_name.split("/")[-1])
     found = []
     for path in sorted(folder.glob("tables_*.npz")):
         parts = _TABLES_NAME.fullmatch(path.stem)
-        if parts is None or not model.startswith(parts["model"].replace("-", "").lower()):
+        if parts is None or not model.startswith(_plain(parts["model"])):
             continue
         notes, pp = parts["notes"].lower().split("_"), int(parts["pp"] or 1)
         networks = [note for note in notes if note in ("pairwise", "dgx")]
-        is_same = int(parts["tp"]) == replica.tensor_parallel_size and (scheduler.name == "lightllm") == (
-            "lightllm" in notes
-        )
-        if is_same and all(note in replica.network_device for note in networks) and _reach(path, config):
+        if int(parts["tp"]) != replica.tensor_parallel_size or ("lightllm" in notes) != (scheduler.name == "lightllm"):
+            continue
+        if all(note in replica.network_device for note in networks) and _reach(path, config):
             pipelines = pp != replica.num_pipeline_stages
             found.append((pipelines, scheduler.name not in notes, path.stat().st_size, path))
     if not found:
@@ -410,6 +409,11 @@ def find_tables(folder: Path, config: VidurConfig) -> Path:
 
 
 _TABLES_NAME = re.compile(r"tables_(?P<model>[^_]+)_tp(?P<tp>\d+)(?:pp(?P<pp>\d+))?(?P<notes>(?:_.*)?)")
+
+
+def _plain(model: str) -> str:
+    """`Meta-Llama-3-8B` and `llama3-8b` as one."""
+    return re.sub(r"[^a-z0-9]", "", model.lower()).removeprefix("meta")
 
 
 def _reach(path: Path, config: VidurConfig) -> bool:

@@ -15,15 +15,15 @@ import numba
 def _cache_dir() -> Path:
     sources = sorted(Path(__file__).parent.glob("*.py"))
     digest = hashlib.sha256(b"\0".join(source.read_bytes() for source in sources)).hexdigest()[:16]
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    found = os.environ.get("NUMBA_CACHE_DIR") or os.environ.get("XDG_CACHE_HOME")
+    home = Path(found) if found else Path.home() / ".cache"
     return home / "windtunnel" / "kernels" / f"py{platform.python_version()}-numba{numba.__version__}-{digest}"
 
 
 CACHE_DIR = _cache_dir()
 """Where machine code of exactly these sources is kept."""
 
-if "NUMBA_CACHE_DIR" not in os.environ:
-    numba.config.CACHE_DIR = str(CACHE_DIR)
+numba.config.CACHE_DIR = str(CACHE_DIR)
 
 
 def is_compiled() -> bool:

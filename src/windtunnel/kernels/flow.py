@@ -214,7 +214,8 @@ def _fill(
     waiting = 0
     for i in range(num_touched):
         link = links[touched[i]]
-        waiting = push(levels, fillers, waiting, link.left / link.weight, np.int64(touched[i]))
+        if link.weight > 1e-12:
+            waiting = push(levels, fillers, waiting, link.left / link.weight, np.int64(touched[i]))
     for i in range(num_members):
         most = paths[flows[slots[members[i]].flow].path].rate
         waiting = push(levels, fillers, waiting, most, np.int64(len(links) + members[i]))

@@ -43,6 +43,10 @@ ATTENTION_BACKWARD_EFFICIENCY = 0.86
 section 1), 550 for 640 TFLOP/s on an H100, causal, 16k tokens (arXiv:2407.08608, figures 5 and 6)."""
 
 
+FLASH2_SLOWDOWN = {"hopper": 1.75}
+"""Time of FlashAttention-2 against FlashAttention-3, by architecture: 1.5 to 2.0 on H100 (arXiv:2407.08608, abstract).
+On others it is what was measured, or nothing was published."""
+
 GROUPED_EFFICIENCY = 0.7
 """Rate of grouped GEMMs against dense ones of the same rows: median over four models' experts, 65,536 tokens, bf16 and
 fp8, on H100, B200 and GB200 in the tables of aiconfigurator-core 0.12 (0.53 to 0.93)."""
@@ -544,21 +548,24 @@ def _core_parts(rank: Rank, attention: GroupedQueryAttention) -> Iterator[Part]:
         attention.head_dim,
         attention.window_tokens if _is_narrower(attention, rank) else 0,  # type: ignore[arg-type]
     )
-    yield _flash_part(core, kept + rank.tokens * heads * 4.0)
+    yield _flash_part(rank, core, kept + rank.tokens * heads * 4.0)
 
 
 def _is_narrower(attention: GroupedQueryAttention, rank: Rank) -> bool:
     return attention.window_tokens is not None and attention.window_tokens < rank.setup.job.sequence_tokens
 
 
-def _flash_part(core: ops.PrefillAttention | ops.LatentPrefillAttention, kept_bytes: float) -> Part:
+def _flash_part(rank: Rank, core: ops.PrefillAttention | ops.LatentPrefillAttention, kept_bytes: float) -> Part:
+    is_older = rank.setup.job.kernels.attention == "flash2"
+    slower = FLASH2_SLOWDOWN.get(rank.setup.device.architecture, 1.0) if is_older else 1.0
     backward = Task(
         "attention_gradient",
         core,
-        ATTENTION_BACKWARD_FLOPS / ATTENTION_BACKWARD_EFFICIENCY,
+        slower * ATTENTION_BACKWARD_FLOPS / ATTENTION_BACKWARD_EFFICIENCY,
         flops_factor=ATTENTION_BACKWARD_FLOPS,
     )
-    return Part("attention", (Task("attention", core),), (backward,), kept_bytes=kept_bytes, module="core_attention")
+    forward = Task("attention", core, slower)
+    return Part("attention", (forward,), (backward,), kept_bytes=kept_bytes, module="core_attention")
 
 
 def _unfused_core(rank: Rank, heads: int, head_dim: int, qkv_bytes: float) -> Iterator[Part]:
@@ -675,7 +682,7 @@ def _latent_parts(rank: Rank, attention: LatentAttention) -> Iterator[Part]:
         query_head,
         attention.v_head_dim,
     )
-    yield _flash_part(core, kept + tokens * heads * 4.0)
+    yield _flash_part(rank, core, kept + tokens * heads * 4.0)
     yield _linear(rank, "o_proj", tokens, width, heads * attention.v_head_dim)
     yield from _leave_tensor_parallel(rank, "o_proj", width)
 

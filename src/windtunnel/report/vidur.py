@@ -24,6 +24,11 @@ COMPARED = {
     "preemption": "request_preemption_time",
 }
 """What people call it -> Vidur's column."""
+KNOWN_AT_ARRIVAL = (
+    *("Request Id", "request_inter_arrival_delay", "request_num_tokens", "request_num_prefill_tokens"),
+    *("request_num_decode_tokens", "request_pd_ratio"),
+)
+"""Columns that Vidur fills for requests that a time limit kept from finishing."""
 
 
 def replay_metrics(
@@ -45,7 +50,7 @@ def replay_metrics(
     metrics = columns_of(table, run.execution_s - host_s)
     # A batch that waits for the first stage of a pipeline is scheduled and not preempted.
     served_s = run.execution_s + run.walks["paused_s"]
-    return metrics | {
+    metrics |= {
         "request_preemption_time": run.walks["paused_s"],
         "request_execution_plus_preemption_time": served_s,
         "request_execution_plus_preemption_time_normalized": served_s / table["output_tokens"],
@@ -53,6 +58,10 @@ def replay_metrics(
         "request_num_decode_tokens": own["output_tokens"],
         "request_pd_ratio": own["input_tokens"] / own["output_tokens"],
     }
+    finished = np.isfinite(run.requests["finish_s"])
+    if finished.all():
+        return metrics
+    return {name: v if name in KNOWN_AT_ARRIVAL else np.where(finished, v, np.nan) for name, v in metrics.items()}
 
 
 def replay_document(run: WalkedRun, recorded: Path | None) -> dict[str, Any]:

@@ -184,8 +184,9 @@ class Overlap(Noun):
 class Kernels(Noun):
     """Which kernels compute what is not a GEMM. `None` takes the framework's."""
 
-    attention: Literal["flash", "unfused"] | None = None
-    """`unfused` keeps the scores in memory (before FlashAttention, 2022)."""
+    attention: Literal["flash", "flash2", "unfused"] | None = None
+    """`flash`: the kernels that were measured on the device (cuDNN's, FlashAttention-3). `flash2`: FlashAttention-2,
+    which PyTorch calls itself and which is slower on Hopper. `unfused` keeps the scores in memory (before 2022)."""
     fused: bool | None = None
     """Norms, activations, rope, residuals, loss each in one pass (Transformer Engine, torch.compile); else one kernel
     for each operation, as eager PyTorch."""

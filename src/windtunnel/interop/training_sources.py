@@ -1,0 +1,205 @@
+"""What published training runs have in common and their tables do not print: sources, models, devices, formats."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Source:
+    """What runs of one source have in common and their tables do not print."""
+
+    framework: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of the job, as a YAML file would give them."""
+    vocab_size: int | None = None
+    """Where the table leaves it out."""
+    scale_out_bytes_per_s: float | None = None
+    """Per device, where it is not the usual node's."""
+
+
+GPT_ERA: dict[str, Any] = {
+    "dropout": True,
+    "learned_positions": True,
+    "parallelism": {"sequence_parallel": False},
+    "kernels": {"attention": "unfused", "fused": True},
+    "overlap": {"gradient_reduce": False, "parameter_gather": False, "tensor_gradient": False, "pipeline": False},
+}
+"""Megatron-LM of 2021: fused softmax, bias-GeLU and bias-dropout-add, no flash attention, nothing overlapped."""
+
+SOURCES: dict[str, Source] = {
+    # arXiv:2104.04473: no distributed optimizer, gradients all-reduced after the last micro-batch.
+    **{
+        name: Source(
+            "megatron",
+            {
+                **GPT_ERA,
+                "sharding": {"zero": 0},
+                "precision": {"compute": "fp16", "gradients": "bf16", "gradient_reduce": "bf16"},
+            },
+            vocab_size=51200,
+        )
+        for name in ("Megatron-LM SC21", "Megatron-LM Jan 2021", "Megatron-LM Sep 2020", "Megatron-LM README (GPT-3")
+    },
+    # Table 5 of arXiv:2205.05198; one model replica. Megatron-LM sums gradients in fp32 for bf16 only (arguments.py).
+    "SeqPar": Source(
+        "megatron",
+        {
+            **GPT_ERA,
+            "overlap": {**GPT_ERA["overlap"], "tensor_gradient": True},
+            "sharding": {"zero": 0},
+            "precision": {"compute": "fp16", "gradients": "bf16", "gradient_reduce": "bf16"},
+        },
+        vocab_size=51200,
+    ),
+    # Megatron-DeepSpeed, ZeRO-1 with bf16 or fp16, GBS reached through gradient accumulation; 4 Omni-Path links of
+    # 100 Gb/s for 8 GPUs (bigscience, jz/hardware).
+    "BigScience BLOOM": Source(
+        "deepspeed",
+        {**GPT_ERA, "sharding": {"zero": 1}, "precision": {"gradient_reduce": "bf16"}},
+        vocab_size=50688,
+        scale_out_bytes_per_s=6.25e9,
+    ),
+    # MegatronLM README and its H100 figure: distributed optimizer, overlapped reduction and gather, flash attention.
+    "Megatron-LM": Source("megatron", {"overlap": {"tensor_parallel": True}}),
+    # Llama 3: FSDP that keeps parameters between forward and backward (ZeRO-2), interleaved 1F1B, all-gather CP; the
+    # 126 layers, one taken from each end, give 16 stages 8 chunks of one layer (arXiv:2407.21783, section 3.3.2).
+    "Llama 3 paper": Source(
+        "megatron", {"sharding": {"zero": 2}, "parallelism": {"cp_method": "all_gather", "virtual_stages": 8}}
+    ),
+    # arXiv:2412.19437: batches grow to 15,360 sequences (4.2); DualPipe and experts over 64 ranks (3.2); norms, SwiGLU
+    # and the up-projections of attention are recomputed (3.2.3).
+    "DeepSeek-V3": Source(
+        "deepseek",
+        {
+            "precision": {"moments": "bf16"},
+            "global_batch": 15360,
+            "recompute": {"granularity": "selective", "modules": ["norms", "activation", "latent_up_projection"]},
+        },
+    ),
+    # NeMo's performance recipes: userbuffers for tensor parallelism, gradients reduced and kept in bf16.
+    "NeMo": Source(
+        "megatron",
+        {
+            "overlap": {"tensor_parallel": True},
+            "precision": {"gradients": "bf16", "gradient_reduce": "bf16"},
+            "parallelism": {"experts_exchange": "by_node"},
+        },
+    ),
+    # FSDP1 with Triton's flash attention; learned positions, tied embeddings, eager layer norms (llm-foundry,
+    # scripts/train/benchmarking).
+    "MosaicML llm-foundry": Source("fsdp2", {"learned_positions": True, "precision": {"gradients": "fp32"}}),
+    "torchtitan": Source("fsdp2", {}),
+    "MLPerf": Source(
+        "megatron",
+        {"overlap": {"tensor_parallel": True}, "precision": {"gradients": "bf16", "gradient_reduce": "bf16"}},
+    ),
+}
+ALSO_NEMO = ("Megatron-Bridge", "NVIDIA DGX Cloud")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A published model that has no config.json in the catalog."""
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    ffn: int
+    vocab: int
+    tied: bool = True
+    bias: bool = True
+
+
+SHAPES: dict[str, Shape] = {
+    # arXiv:2005.14165, table 2.1; NeMo's GPT-3 recipes for the sizes between.
+    "gpt3-175b": Shape(96, 12288, 96, 96, 49152, 51200),
+    "gpt3-20b": Shape(44, 6144, 48, 48, 24576, 51200),
+    "gpt5b": Shape(24, 4096, 32, 32, 16384, 51200),
+    "gpt-20b": Shape(44, 6144, 48, 48, 24576, 51200),
+    # arXiv:2402.16819 and arXiv:2406.11704; the small ones as in NeMo's recipes.
+    "nemotron4 15b": Shape(32, 6144, 48, 8, 24576, 256000, tied=False, bias=False),
+    "nemotron4 340b": Shape(96, 18432, 96, 8, 73728, 256000, tied=False, bias=False),
+    "nemotron-8b": Shape(32, 4096, 32, 32, 16384, 256000, tied=False, bias=False),
+    "nemotron-22b": Shape(40, 6144, 48, 48, 24576, 256000, tied=False, bias=False),
+    "nemotron-340b": Shape(96, 18432, 96, 8, 73728, 256000, tied=False, bias=False),
+    # llm-foundry, scripts/train/yamls/pretrain/mpt-*.yaml; padded vocabulary.
+    "mpt-125m": Shape(12, 768, 12, 12, 3072, 50368, bias=False),
+    "mpt-350m": Shape(24, 1024, 16, 16, 4096, 50368, bias=False),
+    "mpt-760m": Shape(24, 1536, 12, 12, 6144, 50368, bias=False),
+    "mpt-1b": Shape(24, 2048, 16, 16, 8192, 50368, bias=False),
+    "mpt-3b": Shape(32, 2560, 20, 20, 10240, 50368, bias=False),
+    "mpt-7b": Shape(32, 4096, 32, 32, 16384, 50368, bias=False),
+    "mpt-13b": Shape(40, 5120, 40, 40, 20480, 50368, bias=False),
+    "mpt-30b": Shape(48, 7168, 56, 56, 28672, 50368, bias=False),
+    "mpt-70b": Shape(80, 8192, 64, 64, 32768, 50368, bias=False),
+}
+SAME_SHAPE = {"paxml gpt175b": "gpt3-175b", "paxml gpt5b": "gpt5b", "gpt3": "gpt3-175b"}
+
+CATALOG_NAMES = {
+    "llama2-7b": "Llama-2-7b-hf",
+    "llama2-13b": "Llama-2-13b-hf",
+    "llama2-70b": "Llama-2-70b-hf",
+    "llama2_70b_lora": "Llama-2-70b-hf",
+    "llama3-8b": "Meta-Llama-3-8B",
+    "llama3.1-8b": "Llama-3.1-8B",
+    "llama3-70b": "Meta-Llama-3-70B",
+    "llama3.1-70b": "Llama-3.1-70B",
+    "llama3-405b": "Llama-3.1-405B",
+    "llama3.1-405b": "Llama-3.1-405B",
+    "llama31-405b": "Llama-3.1-405B",
+    "deepseekv3": "DeepSeek-V3",
+    "deepseek-v3": "DeepSeek-V3",
+    "gpt-oss-120b": "gpt-oss-120b",
+    "qwen3-30b-a3b": "Qwen3-30B-A3B",
+    "qwen3-235b-a22b": "Qwen3-235B-A22B",
+}
+
+DEVICES: dict[str, str] = {
+    "A100-SXM4-80GB": "a100_sxm",
+    "A100-SXM4-40GB": "a100_40gb_sxm",
+    "V100-SXM3-32GB": "v100_sxm",
+    "H100 96GB": "h100_sxm",
+    "H100-SXM5-80GB": "h100_sxm",
+    "H100-SXM-80GB": "h100_sxm",
+    "H100 PCIe": "h100_pcie",
+    "H100-PCIe": "h100_pcie",
+    "H100 NVL": "h100_nvl",
+    "H200-SXM5-141GB": "h200_sxm",
+    "H200-SXM-141GB": "h200_sxm",
+    "H800": "h800_sxm",
+    "H20": "h20",
+    "DGX-H100": "h100_sxm",
+    "DGX-H200": "h200_sxm",
+    "B200": "b200_sxm",
+    "B300": "b300_sxm",
+    "GB200": "gb200",
+    "GB300": "gb300",
+    "L40S": "l40s",
+    "MI300X": "mi300x",
+    "MI325X": "mi325x",
+    "MI355X": "mi355x",
+    "Gaudi2": "gaudi2",
+    "Gaudi(R) 2": "gaudi2",
+    "Gaudi3": "gaudi3",
+    "Gaudi(R) 3": "gaudi3",
+}
+"""A word or words of what an accelerator is called -> a device of the catalog."""
+
+TASKS = ("", "pretrain", "SFT", "LoRA")
+
+FORMATS = {
+    "fp16": "fp16",
+    "fp16/bf16": "fp16",
+    "bf16": "bf16",
+    "amp_bf16": "bf16",
+    "fp8": "fp8",
+    "fp8-cs": "fp8",
+    "fp8-sc": "fp8_block",
+    "fp8-mx": "mxfp8",
+    "mxfp8": "mxfp8",
+    "nvfp4": "nvfp4",
+}
