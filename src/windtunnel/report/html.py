@@ -37,6 +37,8 @@ class Cell:
     """Smaller, behind the text."""
     title: str = ""
     """Shown where the pointer rests."""
+    bar: float | None = None
+    """Drawn behind the text: its share of the cell's width."""
 
 
 def page(title: str, lead: str, sections: Sequence[Section], script: str = "") -> str:
@@ -82,7 +84,8 @@ def _cell(cell: str | Cell, kind: str) -> str:
     note = f"<small>{escape(cell.note)}</small>" if cell.note else ""
     value = "" if cell.value is None else f' data-value="{cell.value!r}"'
     title = f' title="{escape(cell.title)}"' if cell.title else ""
-    return f"<td{kind}{value}{title}>{text}{note}</td>"
+    bar = "" if cell.bar is None else f'<svg class="bar"><rect width="{100 * cell.bar:.1f}%" height="100%"/></svg>'
+    return f"<td{kind}{value}{title}>{bar}{text}{note}</td>"
 
 
 def figures(drawn: Iterable[tuple[str, str]]) -> str:

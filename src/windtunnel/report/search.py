@@ -1,7 +1,7 @@
 """What searches found, on a terminal and as documents."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,9 +12,10 @@ from windtunnel.engine.serving import Result
 from windtunnel.engine.training import TrainingResult
 from windtunnel.report.tables import columns, counted, duration, grid, number, percent, title
 from windtunnel.report.version import version
-from windtunnel.search.answers import Fleet, best_by_objective, confidence, frontier, sensitivity
+from windtunnel.search.answers import Fleet, Worth, best_by_objective, confidence, frontier, worths
 from windtunnel.search.confidence import CONFIDENCE, lower_bound
 from windtunnel.search.evaluate import Evaluation
+from windtunnel.search.leaders import frontier_names
 from windtunnel.search.limits import METRICS, Limit, limits_from
 from windtunnel.search.optimize import Count, Found, Study
 from windtunnel.search.probe import LEAST_STREAM, STABILITY
@@ -24,12 +25,9 @@ from windtunnel.search.training import MEMORY, job_limits
 from windtunnel.spec.noun import encode
 from windtunnel.units import format_bytes, format_seconds
 
-FRONTIER = ("requests_per_usd", "output_tokens_per_s_per_user")
-FRONTIER_WITHOUT_PRICES = ("output_tokens_per_s_per_device", "output_tokens_per_s_per_user")
-FRONTIER_OF_JOBS = ("tokens_per_s_per_device", "memory_fraction")
-FRONTIER_OVER_DEVICES = ("tokens_per_s_per_device", "step_s")
-"""Of jobs with different numbers of devices: more of them make a step shorter and each of them worth less."""
 SHOWN_REFUSALS, SHOWN_FRONTIER = 6, 10
+LEAST_MARGIN = 0.0005
+"""Of a figure: less is not shown."""
 RANK_WIDTH = 3
 FIGURE_TITLES = {
     "requests_per_usd": "requests/$",
@@ -105,11 +103,11 @@ def _workload_parts(report: SearchReport, at: int, found: Found) -> list[Rendera
         *_burst_parts(report, found),
     ]
     parts += [*_sureness_parts(report.study, found), *_why_parts(report.why[at])]
-    effects = sensitivity(space, found)
+    effects = worths(space, found)
     if effects:
         worth = [(name.rpartition(".")[2], _effects_text(shares)) for name, shares in effects.items()]
         width = max(len(name) for name, _ in worth)
-        parts += ["", title(worth_title(space)), grid(worth, width)]
+        parts += ["", title(worth_title(space, found)), grid(worth, width)]
     parts += _frontier_parts(report.study, found)
     if report.fleets and report.fleets[at]:
         parts += _fleet_parts(report, report.fleets[at])
@@ -130,8 +128,7 @@ def top_table(study: Study, found: Found, top: int) -> RenderableType:
     rows = []
     for rank, index in enumerate(found.ranking[:top], start=1):
         one = found.evaluations[index]
-        runs = found.seeds.get(index, [one])
-        bound, mean = lower_bound([run.load for run in runs]), mean_of(runs)
+        bound, mean = lower_bound([run.load for run in found.runs(index)]), found.mean(index)
         rows.append(
             [
                 str(rank),
@@ -193,10 +190,15 @@ def nothing_holds_text(space: Space) -> str:
     return "No point holds the limits at any load."
 
 
-def worth_title(space: Space) -> str:
+def worth_title(space: Space, found: Found) -> str:
     """Above what each setting is worth."""
     text = "What each setting is worth: the best point with it, of the best of all"
-    return text if space.is_training else f"{text} (first stream)"
+    return text if space.is_training else f"{text} ({streams_text(found)})"
+
+
+def streams_text(found: Found) -> str:
+    """What figures are means over."""
+    return f"mean of {found.num_streams} streams" if found.num_streams > 1 else "one stream"
 
 
 def _burst_parts(report: SearchReport, found: Found) -> list[RenderableType]:
@@ -219,13 +221,6 @@ def burst_text(times: float) -> str:
 def limit_name(name: str) -> str:
     """What limits a load, in a table: `TTFT p90`, or `queue`."""
     return "queue" if name == STABILITY else figure_title(name) if name.partition("_")[0] in METRICS else ""
-
-
-def mean_of(runs: Sequence[Evaluation]) -> Evaluation:
-    """An evaluation with the mean figures of several streams of requests."""
-    shared = [name for name in runs[0].figures if all(name in run.figures for run in runs)]
-    figures = {name: sum(run.figures[name] for run in runs) / len(runs) for name in shared}
-    return msgspec.structs.replace(runs[0], figures=figures, load=sum(run.load for run in runs) / len(runs))
 
 
 def load_title(study: Study) -> str:
@@ -282,28 +277,51 @@ def limits_text(space: Space) -> str:
     return "; ".join([*(limit.title for limit in limits_from(space.limits)), "the queue does not grow"])
 
 
-def _effects_text(shares: dict[str, float]) -> str:
-    return ", ".join(f"{value} {percent(share) if share else 'none'}" for value, share in shares.items())
+def worth_text(worth: Worth) -> str:
+    """A share of the best, with how sure it is."""
+    if not worth.share:
+        return "none"
+    is_sure = worth.margin is None or worth.margin < LEAST_MARGIN
+    return percent(worth.share) if is_sure else f"{percent(worth.share)} ± {percent(worth.margin or 0.0)}"
+
+
+def _effects_text(worths: Mapping[str, Worth]) -> str:
+    return ", ".join(f"{value} {worth_text(worth)}" for value, worth in worths.items())
 
 
 def _sureness_parts(study: Study, found: Found) -> list[RenderableType]:
+    texts = sureness_texts(study, found)
+    return ["", *texts] if texts else []
+
+
+def sureness_texts(study: Study, found: Found) -> list[str]:
+    """How sure it is that the best points are the best."""
     if study.space.is_training:
         best = found.evaluations[found.ranking[0]].figures
         low, high = format_seconds(best["step_low_s"]), format_seconds(best["step_high_s"])
-        return ["", f"Of the first, 80% of measured steps are expected from {low} to {high}."]
+        return [f"Of the first, 80% of measured steps are expected from {low} to {high}."]
     sure = confidence(found, study.space.objective)
-    runs = len(found.seeds.get(found.ranking[0], []))
+    runs = found.num_streams
     if sure is None:
-        return ["", "One stream of requests: nothing is said of chance (finalist_seeds: 5 would)."] if runs < 2 else []
+        return ["One stream of requests: nothing is said of chance (finalist_seeds: 5 would)."] if runs < 2 else []
     first, second = (study.point(index).title for index in found.ranking[:2])
     text = f"{first} beats {second} with {percent(sure)} confidence" if sure > 0.5 else f"{second} may be as good"
     text = f"Of {runs} streams of requests, the same for all; bounds at {percent(CONFIDENCE)}. {text}."
-    others = [confidence(found, study.space.objective, rank) for rank in range(1, len(found.seeds) - 1)]
+    others = [confidence(found, study.space.objective, rank) for rank in range(1, found.num_finalists - 1)]
     known = [f"{rank} {percent(one)}" for rank, one in enumerate(others, start=2) if one is not None]
-    return ["", text, *([f"Confidence of the others that they beat the next: {', '.join(known)}."] if known else [])]
+    return [text, *([f"Confidence of the others that they beat the next: {', '.join(known)}."] if known else [])]
 
 
 def _why_parts(results: Sequence[tuple[int, Result | TrainingResult]]) -> list[RenderableType]:
+    if not results:
+        return []
+    is_training = isinstance(results[0][1], TrainingResult)
+    name = "Why: where the best steps go" if is_training else "Why: the best points at their load"
+    return ["", title(name), columns(*why_rows(results), left=3)]
+
+
+def why_rows(results: Sequence[tuple[int, Result | TrainingResult]]) -> tuple[list[str], list[list[str]]]:
+    """The heads of a table of what bounds the best points and where their time goes, and its rows."""
     rows = []
     for rank, (_, result) in enumerate(results, start=1):
         if isinstance(result, TrainingResult):
@@ -322,12 +340,9 @@ def _why_parts(results: Sequence[tuple[int, Result | TrainingResult]]) -> list[R
                 percent(use.kv_peak_fraction),
             ]
         )
-    if not rows:
-        return []
-    if isinstance(results[0][1], TrainingResult):
-        return ["", title("Why: where the best steps go"), columns(("", "most", "a step goes to"), rows, left=3)]
-    heads = ("", "bound by", "time goes to", "busy", "running", "KV at most")
-    return ["", title("Why: the best points at their load"), columns(heads, rows, left=3)]
+    if results and isinstance(results[0][1], TrainingResult):
+        return ["", "most", "a step goes to"], rows
+    return ["", "bound by", "time goes to", "busy", "running", "KV at most"], rows
 
 
 def bound_text(result: Result | TrainingResult) -> str:
@@ -345,31 +360,42 @@ def step_text(result: TrainingResult) -> str:
 
 
 def _frontier_parts(study: Study, found: Found) -> list[RenderableType]:
-    names = frontier_names(study.space, found)
-    kept = frontier(found, names)
-    rows = [
-        [study.point(index).title, *(figure_text(found.evaluations[index], name) for name in names)] for index in kept
-    ]
-    heads = (frontier_title(study.space), *map(figure_title, names))
-    more = [f"and {len(kept) - SHOWN_FRONTIER} more"] if len(kept) > SHOWN_FRONTIER else []
+    heads, rows = frontier_rows(study, found)
+    more = [f"and {len(rows) - SHOWN_FRONTIER} more"] if len(rows) > SHOWN_FRONTIER else []
     return ["", columns(heads, rows[:SHOWN_FRONTIER]), *more]
 
 
-def frontier_title(space: Space) -> str:
-    """Above the frontier: only the finalists meet more streams than the first."""
-    return "frontier" if space.is_training else "frontier, first stream"
+def frontier_rows(study: Study, found: Found) -> tuple[list[str], list[list[str]]]:
+    """The heads of the frontier's table, and its rows."""
+    names = names_of_frontier(study, found)
+    heads = ["frontier" if study.space.is_training else f"frontier, {streams_text(found)}", *map(figure_title, names)]
+    rows = [
+        [study.point(index).title, *(sure_figure_text(found, index, name) for name in names)]
+        for index in frontier(found, names)
+    ]
+    return heads, rows
 
 
-def frontier_names(space: Space, found: Found) -> tuple[str, str]:
+def names_of_frontier(study: Study, found: Found) -> tuple[str, str]:
     """The two objectives of the frontier that is shown."""
-    if space.is_training:
-        counts = {found.evaluations[index].figures["devices"] for index in found.ranking}
-        return FRONTIER_OVER_DEVICES if len(counts) > 1 else FRONTIER_OF_JOBS
-    priced = any("requests_per_usd" in found.evaluations[index].figures for index in found.ranking)
-    return FRONTIER if priced else FRONTIER_WITHOUT_PRICES
+    return frontier_names(study.space, [found.evaluations[index] for index in found.ranking])
+
+
+def sure_figure_text(found: Found, index: int, name: str) -> str:
+    """A figure with how far it may be off, where that is known."""
+    mean, off = found.mean(index), found.margin(index, name)
+    text = figure_text(mean, name)
+    if off is None or name not in mean.figures or off < LEAST_MARGIN * abs(mean.figures[name]):
+        return text
+    return f"{text} ± {percent(off / abs(mean.figures[name]))}"
 
 
 def _fleet_parts(report: SearchReport, fleets: Sequence[Fleet]) -> list[RenderableType]:
+    return ["", columns(*fleet_rows(report, fleets))]
+
+
+def fleet_rows(report: SearchReport, fleets: Sequence[Fleet]) -> tuple[list[str], list[list[str]]]:
+    """The heads of a table of how many copies take the load that was asked for, and its rows."""
     rows = [
         [
             report.study.point(fleet.index).title,
@@ -380,8 +406,7 @@ def _fleet_parts(report: SearchReport, fleets: Sequence[Fleet]) -> list[Renderab
         ]
         for fleet in fleets
     ]
-    heads = (f"for {number(report.load or 0.0)} requests/s", "copies", "devices", "$/h", "left over")
-    return ["", columns(heads, rows)]
+    return [f"for {number(report.load or 0.0)} requests/s", "copies", "devices", "$/h", "left over"], rows
 
 
 def _refusal_parts(found: Found) -> list[RenderableType]:
@@ -427,12 +452,16 @@ def study_document(report: SearchReport) -> dict[str, Any]:
                 "workload": found.workload,
                 "ranking": found.ranking[: report.top],
                 "confidence_beats_next": [
-                    confidence(found, study.space.objective, rank) for rank in range(min(len(found.seeds), report.top))
+                    confidence(found, study.space.objective, rank)
+                    for rank in range(min(found.num_finalists, report.top))
                 ],
                 "points": [point_document(study, found, index) for index in found.ranking[: report.top]],
                 "best_by_objective": best_by_objective(found, objectives_of(study.space)),
-                "frontier": frontier(found, frontier_names(study.space, found)),
-                "sensitivity": sensitivity(study.space, found),
+                "frontier": frontier(found, names_of_frontier(study, found)),
+                "sensitivity": {
+                    name: {value: msgspec.to_builtins(one) for value, one in of.items()}
+                    for name, of in worths(study.space, found).items()
+                },
                 "bound_by": {str(index): bound_text(result) for index, result in why},
                 "refusals": {reason: len(points) for reason, points in found.refusals.items()},
                 "fleets": [msgspec.to_builtins(fleet) for fleet in (report.fleets[at] if report.fleets else [])],
@@ -447,8 +476,7 @@ def study_document(report: SearchReport) -> dict[str, Any]:
 
 def point_document(study: Study, found: Found, index: int) -> dict[str, Any]:
     """One point's answer."""
-    runs = found.seeds.get(index, [found.evaluations[index]])
-    loads = [run.load for run in runs]
+    loads = [run.load for run in found.runs(index)]
     return {
         "index": index,
         "choice": study.point(index).choice,

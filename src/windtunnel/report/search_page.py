@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -22,21 +23,26 @@ from windtunnel.report.search import (
     bound_text,
     figure_text,
     figure_title,
-    frontier_names,
-    frontier_title,
+    fleet_rows,
+    frontier_rows,
     limit_name,
     limit_text,
     limits_text,
-    mean_of,
+    names_of_frontier,
     nothing_holds_text,
     objective_text,
     step_text,
+    streams_text,
     study_document,
+    sureness_texts,
+    why_rows,
+    worth_text,
     worth_title,
 )
 from windtunnel.report.tables import number, percent
-from windtunnel.search.answers import frontier, job_of, label_of, scenario_of, sensitivity
+from windtunnel.search.answers import frontier, job_of, scenario_of, worths
 from windtunnel.search.evaluate import Evaluation
+from windtunnel.search.leaders import label_of
 from windtunnel.search.limits import METRICS, limits_from
 from windtunnel.search.optimize import Found, Study
 from windtunnel.search.scores import is_more_better
@@ -135,7 +141,7 @@ def _best(report: SearchReport, at: int, found: Found) -> str:
     if study.space.is_training:
         return _best_jobs(report, found)
     index, result = report.why[at][0]
-    best = mean_of(found.seeds.get(index, [found.evaluations[index]]))
+    best = found.mean(index)
     facts = [
         (number(best.load), "requests/s sustained"),
         *((figure_text(best, name), FIGURE_TITLES[name]) for name in ("requests_per_usd", "usd_per_hour")),
@@ -143,7 +149,19 @@ def _best(report: SearchReport, at: int, found: Found) -> str:
     ]
     remark = limit_text(best.limited_by, limits_from(study.space.limits))
     remark = f"Of the first: {remark}. Figures are means over the streams of requests that a point met."
-    return cards([fact for fact in facts if fact[0]]) + paragraph(remark) + best_table(study, found, report.top)
+    scenario = scenario_of(study, found, index)
+    fleets = report.fleets[at] if report.fleets else []
+    return "".join(
+        [
+            cards([fact for fact in facts if fact[0]]),
+            f"<pre>{escape(launch_script(scenario, _versions(scenario)))}</pre>",
+            paragraph(remark),
+            best_table(study, found, report.top),
+            *map(paragraph, sureness_texts(study, found)),
+            table(*why_rows(report.why[at]), left=3),
+            table(*fleet_rows(report, fleets)) if fleets else "",
+        ]
+    )
 
 
 def best_table(study: Study, found: Found, top: int) -> str:
@@ -151,7 +169,7 @@ def best_table(study: Study, found: Found, top: int) -> str:
     heads = ("point", "load", *map(figure_title, SHOWN_FIGURES), "limited by")
     rows: list[tuple[str | Cell, ...]] = []
     for index in found.ranking[:top]:
-        one = mean_of(found.seeds.get(index, [found.evaluations[index]]))
+        one = found.mean(index)
         rows.append(
             (
                 study.point(index).title,
@@ -196,17 +214,19 @@ def _plot(study: Study, found: Found) -> str:
     figures = [name for name in DRAWN_FIGURES if any(name in found.evaluations[index].figures for index in indices)]
     names = list(study.space.vary) or ["scenario"]
     points = [study.point(index).choice for index in indices]
-    x, y = reversed(frontier_names(study.space, found))
+    means = [found.mean(index).figures for index in indices]
+    x, y = reversed(names_of_frontier(study, found))
     data = {
         "figures": [plot_title(name) for name in figures],
         "more": [is_more_better(name) for name in figures],
         "names": [name.rpartition(".")[2] for name in names],
         "choices": [[value_text(choice.get(name, "")) for name in names] for choice in points],
-        "values": [[_rounded(found.evaluations[index].figures.get(name)) for name in figures] for index in indices],
+        "values": [[_rounded(mean.get(name)) for name in figures] for mean in means],
+        "margins": [[_rounded(found.margin(index, name)) for name in figures] for index in indices],
         "x": plot_title(x),
         "y": plot_title(y),
     }
-    streams = "" if study.space.is_training else " Figures are of the first stream of requests, which every point met."
+    remark = f"The large dot is the best point; the dashed line is the frontier of the two axes. {_streams(found)}"
     text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
     return (
         '<div class="search"><p><label>across <select class="across"></select></label> '
@@ -214,8 +234,18 @@ def _plot(study: Study, found: Found) -> str:
         '<p class="filters"></p><canvas class="plot"></canvas>'
         '<p class="legend"></p><p class="lead tip">point at a dot</p>'
         f'<script type="application/json" class="points">{text}</script></div>'
-        + paragraph(f"The large dot is the best point; the dashed line is the frontier of the two axes.{streams}")
+        + paragraph(remark.strip())
         + _frontier(study, found)
+    )
+
+
+def _streams(found: Found) -> str:
+    """What the dots of the figure are of."""
+    if found.num_streams < 2:
+        return ""
+    return (
+        f"Filled dots are the {streams_text(found)} of requests, with the range that holds the mean of all there could "
+        "be with 90% confidence; rings met the first stream alone, and the line leaves them out."
     )
 
 
@@ -230,21 +260,23 @@ def _rounded(value: float | None) -> float | None:
 
 
 def _frontier(study: Study, found: Found) -> str:
-    names = frontier_names(study.space, found)
-    rows: list[tuple[str | Cell, ...]] = [
-        (study.point(index).title, *(figure_cell(found.evaluations[index], name) for name in names))
-        for index in frontier(found, names)
+    names = names_of_frontier(study, found)
+    heads, rows = frontier_rows(study, found)
+    cells: list[tuple[str | Cell, ...]] = [
+        (title, *(Cell(text, found.mean(index).figures.get(name)) for text, name in zip(texts, names, strict=True)))
+        for index, (title, *texts) in zip(frontier(found, names), rows, strict=True)
     ]
-    return table((frontier_title(study.space), *map(figure_title, names)), rows)
+    return table(heads, cells)
 
 
 def _effects(study: Study, found: Found) -> str:
     """What each value of each setting is worth."""
     rows = []
-    for name, shares in sensitivity(study.space, found).items():
-        for value, share in shares.items():
-            rows.append((name.rpartition(".")[2], value, percent(share) if share else "none holds the limits"))
-    lead = paragraph(f"{worth_title(study.space)}.")
+    for name, shares in worths(study.space, found).items():
+        for value, worth in shares.items():
+            text = worth_text(worth) if worth.share else "none holds the limits"
+            rows.append((name.rpartition(".")[2], value, Cell(text, worth.share, bar=worth.share)))
+    lead = paragraph(f"{worth_title(study.space, found)}.")
     return lead + table(("setting", "value", "worth"), rows, left=2)
 
 
@@ -280,9 +312,7 @@ def write_study(report: SearchReport, folder: Path) -> None:
 
 def _write_winner(scenario: Scenario, folder: Path, workload: str | None) -> None:
     prefix = "" if workload is None else f"{workload}-"
-    parts = [pool_scenario(scenario, pool).deployment for pool in scenario.deployment.pools] or [scenario.deployment]
-    engines = [part.engine for part in parts]
-    versions = {one.name: one.version or engine_defaults(one.name).default_version for one in engines}
+    versions = _versions(scenario)
     save(scenario, folder / f"{prefix}scenario.yaml")
     (folder / f"{prefix}launch.sh").write_text(launch_script(scenario, versions), encoding="utf-8")
     (folder / f"{prefix}kubernetes.yaml").write_text(kubernetes_manifests(scenario, versions), encoding="utf-8")
@@ -290,6 +320,13 @@ def _write_winner(scenario: Scenario, folder: Path, workload: str | None) -> Non
         file = folder / f"{prefix}chart" / path
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text, encoding="utf-8")
+
+
+def _versions(scenario: Scenario) -> dict[str, str]:
+    """Engine -> the version that was simulated."""
+    parts = [pool_scenario(scenario, pool).deployment for pool in scenario.deployment.pools] or [scenario.deployment]
+    engines = [part.engine for part in parts]
+    return {one.name: one.version or engine_defaults(one.name).default_version for one in engines}
 
 
 def _write_job(job: TrainingJob, folder: Path) -> None:

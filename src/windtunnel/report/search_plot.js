@@ -1,6 +1,6 @@
 // A scatter of points whose axes, colours and filters the reader chooses. `root` holds the controls, `data` the points,
-// best first: figures (what values are called), more (whether more of a figure is better), names (of settings), choices
-// and values (of each point), x and y.
+// best first: figures (what values are called), more (whether more of a figure is better), names (of settings), choices,
+// values and margins (of each point; null where it met one stream of requests alone), x and y.
 function drawSearch(root, data) {
   const part = (name) => root.querySelector("." + name);
   const canvas = part("plot");
@@ -54,8 +54,9 @@ function drawSearch(root, data) {
     let low = Infinity;
     let high = -Infinity;
     for (const index of indices) {
-      low = Math.min(low, data.values[index][at]);
-      high = Math.max(high, data.values[index][at]);
+      const off = data.margins[index][at] ?? 0;
+      low = Math.min(low, data.values[index][at] - off);
+      high = Math.max(high, data.values[index][at] + off);
     }
     const margin = 0.04 * (high - low || Math.abs(high) || 1);
     return [low < 0 ? low - margin : Math.max(low - margin, 0), high + margin];
@@ -86,6 +87,21 @@ function drawSearch(root, data) {
     pen.rotate(-Math.PI / 2);
     pen.fillText(data.figures[y], 0, 0);
     pen.restore();
+  }
+
+  const isSure = (index) => data.margins[index].some((margin) => margin !== null);
+  const areSome = data.values.some((_, index) => isSure(index));
+
+  // From a figure's margin below it to as much above.
+  function whiskers(point, x, y, toX, toY) {
+    const [valueX, valueY] = [data.values[point.index][x], data.values[point.index][y]];
+    const [offX, offY] = [data.margins[point.index][x], data.margins[point.index][y]];
+    pen.beginPath();
+    pen.moveTo(toX(valueX - offX), point.y);
+    pen.lineTo(toX(valueX + offX), point.y);
+    pen.moveTo(point.x, toY(valueY - offY));
+    pen.lineTo(point.x, toY(valueY + offY));
+    pen.stroke();
   }
 
   const sign = (at) => (data.more[at] ? -1 : 1);
@@ -139,25 +155,28 @@ function drawSearch(root, data) {
     const kinds = [...new Set(data.choices.map((choice) => choice[colour]))];
     for (const index of [...indices].reverse()) {
       const point = { x: toX(data.values[index][x]), y: toY(data.values[index][y]), index };
-      pen.globalAlpha = 0.65;
-      pen.fillStyle = palette[kinds.indexOf(data.choices[index][colour]) % palette.length];
+      const filled = !areSome || isSure(index);
+      pen.fillStyle = pen.strokeStyle = palette[kinds.indexOf(data.choices[index][colour]) % palette.length];
+      pen.globalAlpha = filled ? 0.8 : 0.45;
+      if (filled && areSome) whiskers(point, x, y, toX, toY);
       pen.beginPath();
-      pen.arc(point.x, point.y, index === 0 ? 7 : 3, 0, 2 * Math.PI);
-      pen.fill();
+      pen.arc(point.x, point.y, index === 0 ? 7 : filled ? 4 : 3, 0, 2 * Math.PI);
+      if (filled) pen.fill();
+      else pen.stroke();
       shown.push(point);
     }
     pen.globalAlpha = 1;
     pen.strokeStyle = ink;
-    frontier(indices, x, y, toX, toY);
+    frontier(indices.filter((index) => !areSome || isSure(index)), x, y, toX, toY);
     legend(kinds);
   }
 
   function describe(index) {
     const settings = data.names.map((name, at) => name + " " + data.choices[index][at]);
     const figures = data.figures
-      .map((name, at) => [name, data.values[index][at]])
+      .map((name, at) => [name, data.values[index][at], data.margins[index][at]])
       .filter(([, value]) => value !== null)
-      .map(([name, value]) => name + " " + Number(value.toPrecision(4)));
+      .map(([name, value, off]) => name + " " + Number(value.toPrecision(4)) + (off ? " \u00b1 " + Number(off.toPrecision(2)) : ""));
     return settings.join(", ") + ": " + figures.join(", ");
   }
 

@@ -5,15 +5,17 @@ many devices a load takes, and why a point is as good as it is.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 import msgspec
 
 from windtunnel.engine.run import simulate
 from windtunnel.engine.serving import Result
 from windtunnel.engine.training import TrainingResult, simulate_training
-from windtunnel.search.confidence import confidence_above
+from windtunnel.search.confidence import confidence_above, margin
 from windtunnel.search.evaluate import Evaluator, Question
 from windtunnel.search.executors import Workers
+from windtunnel.search.leaders import best_by_value, undominated
 from windtunnel.search.load import at_load, own_load
 from windtunnel.search.optimize import Asker, Found, Study
 from windtunnel.search.scores import score
@@ -27,15 +29,12 @@ from windtunnel.spec.training import TrainingJob
 def frontier(found: Found, objectives: Sequence[str]) -> list[int]:
     """The points that no other one beats in all objectives, best in the first one first; of equal ones the first.
 
-    A point without one of the figures is not on it.
+    Where points met more streams of requests than one, it is of those, by their means; a point without one of the
+    figures is not on it.
     """
-    scores = {index: tuple(score(found.evaluations[index], name) for name in objectives) for index in found.ranking}
-    known = {index: of for index, of in scores.items() if all(map(math.isfinite, of))}
-    kept: list[int] = []
-    for index in sorted(known, key=lambda at: (*(-value for value in known[at]), at)):
-        if not any(all(a >= b for a, b in zip(known[other], known[index], strict=True)) for other in kept):
-            kept.append(index)
-    return kept
+    means = {index: found.mean(index) for index in found.seeds if found.num_streams > 1}
+    answers = means or {index: found.evaluations[index] for index in found.ranking}
+    return undominated({index: tuple(score(one, name) for name in objectives) for index, one in answers.items()})
 
 
 def best_by_objective(found: Found, objectives: Sequence[str]) -> dict[str, int]:
@@ -48,26 +47,49 @@ def best_by_objective(found: Found, objectives: Sequence[str]) -> dict[str, int]
     return best
 
 
-def sensitivity(space: Space, found: Found) -> dict[str, dict[str, float]]:
-    """Name in `vary` -> value -> the best score that any point with that value has, over the best of all; 0 where none
-    holds the limits. Names by how much their worst value costs.
+@dataclass(frozen=True)
+class Worth:
+    """What a value of a setting is worth."""
 
-    Of an objective that is better when smaller it is the best of all over the best with that value.
+    share: float
+    """The score of the best point with it over the best of all, at most 1; 0: none holds the limits. Of an objective
+    that is better when smaller it is the best of all over the best with that value."""
+    margin: float | None
+    """How far the mean over all streams may lie from it, with 95% confidence; None of a single stream."""
+
+
+def sensitivity(space: Space, found: Found) -> dict[str, dict[str, float]]:
+    """Name in `vary` -> value -> the share of the best score that it is worth; see `worths`."""
+    return {name: {value: one.share for value, one in of.items()} for name, of in worths(space, found).items()}
+
+
+def worths(space: Space, found: Found) -> dict[str, dict[str, Worth]]:
+    """Name in `vary` -> value -> what it is worth; names by how much their worst value costs.
+
+    Over the streams that all of these best points met; of values that some point that was asked has.
     """
     if not found.ranking:
         return {}
-    scores = {index: score(one, space.objective) for index, one in found.evaluations.items()}
-    whole = max(scores.values())
-    table: dict[str, dict[str, float]] = {}
-    for name, values in space.vary.items():
-        if len(values) < 2:
-            continue
-        reached = dict.fromkeys((label_of(value) for value in values), -math.inf)
-        for index, value in scores.items():
-            label = label_of(point_at(space, index).choice[name])
-            reached[label] = max(reached[label], value)
-        table[name] = {label: ratio(value, whole) for label, value in reached.items()}
-    return dict(sorted(table.items(), key=lambda item: min(item[1].values())))
+    scores = {index: score(found.mean(index), space.objective) for index in found.seeds if found.num_streams > 1}
+    first = {index: score(one, space.objective) for index, one in found.evaluations.items()}
+    asked = best_by_value(space, first)
+    known = best_by_value(space, scores) if scores else asked
+    best = max(scores or first, key=lambda index: (scores or first)[index])
+    table = {
+        name: {
+            value: _worth(found, space.objective, known.get(name, {}).get(value, index), best)
+            for value, index in values.items()
+        }
+        for name, values in asked.items()
+    }
+    return dict(sorted(table.items(), key=lambda item: min(one.share for one in item[1].values())))
+
+
+def _worth(found: Found, objective: str, index: int, best: int) -> Worth:
+    """Stream by stream, as far as both met the same ones."""
+    pairs = zip(found.runs(index), found.runs(best), strict=False)
+    shares = [ratio(score(one, objective), score(other, objective)) for one, other in pairs]
+    return Worth(min(fmean(shares), 1.0), margin(shares))
 
 
 def ratio(value: float, best: float) -> float:
@@ -79,18 +101,11 @@ def ratio(value: float, best: float) -> float:
     return value / best if best > 0 else best / value
 
 
-def label_of(value: object) -> str:
-    """A value of `vary` as one word or a few."""
-    if isinstance(value, str):
-        return value
-    return "default" if value is None else msgspec.json.encode(value).decode()
-
-
 def confidence(found: Found, objective: str, rank: int = 0) -> float | None:
     """The confidence that a point of the ranking is better than the next; None without streams enough or a next one."""
-    if len(found.ranking) < rank + 2:
+    if found.num_finalists < rank + 2:
         return None
-    first, second = (found.seeds.get(index, []) for index in found.ranking[rank : rank + 2])
+    first, second = (found.seeds[index] for index in found.ranking[rank : rank + 2])
     scores = [[score(one, objective) for one in runs] for runs in (first, second)]
     if len(scores[0]) != len(scores[1]) or not all(math.isfinite(value) for runs in scores for value in runs):
         return None

@@ -3,6 +3,7 @@
 import math
 import statistics
 from collections.abc import Sequence
+from functools import cache
 
 CONFIDENCE = 0.95
 """One-sided, of lower bounds."""
@@ -23,6 +24,7 @@ def student_cdf(t: float, dof: int) -> float:
     return 0.5 + math.copysign(inside, t) / 2
 
 
+@cache
 def student_quantile(confidence: float, dof: int) -> float:
     """The inverse of `student_cdf` for a confidence above one half."""
     low, high = 0.0, 1e4
@@ -32,12 +34,19 @@ def student_quantile(confidence: float, dof: int) -> float:
     return high
 
 
-def lower_bound(values: Sequence[float], confidence: float = CONFIDENCE) -> float | None:
-    """What the mean that `values` are drawn from exceeds with so much confidence; None for fewer than two."""
+def margin(values: Sequence[float], confidence: float = CONFIDENCE) -> float | None:
+    """How far the mean that `values` are drawn from may be below, or above, their own with so much confidence; None for
+    fewer than two.
+    """
     if len(values) < 2:
         return None
-    spread = statistics.stdev(values) / math.sqrt(len(values))
-    return statistics.fmean(values) - student_quantile(confidence, len(values) - 1) * spread
+    return student_quantile(confidence, len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
+
+
+def lower_bound(values: Sequence[float], confidence: float = CONFIDENCE) -> float | None:
+    """What the mean that `values` are drawn from exceeds with so much confidence; None for fewer than two."""
+    off = margin(values, confidence)
+    return None if off is None else statistics.fmean(values) - off
 
 
 def confidence_above(first: Sequence[float], second: Sequence[float]) -> float | None:

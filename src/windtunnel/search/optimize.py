@@ -4,13 +4,15 @@ import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import fmean
 
 import msgspec
 
 from windtunnel.errors import InputError, did_you_mean
-from windtunnel.search.confidence import confidence_above
+from windtunnel.search.confidence import confidence_above, margin
 from windtunnel.search.evaluate import Evaluation, Question
 from windtunnel.search.executors import Chunk, ExecutorName, Workers, evaluator_of
+from windtunnel.search.leaders import leaders
 from windtunnel.search.scores import objectives_of, score, surely
 from windtunnel.search.space import Point, Space, point_at, workload_names
 from windtunnel.search.store import Store
@@ -53,9 +55,34 @@ class Found:
     evaluations: dict[int, Evaluation]
     """Point -> what it came to with the whole first stream; the points that were asked, refused ones among them."""
     seeds: dict[int, list[Evaluation]]
-    """Finalist -> the same for every stream that it met."""
+    """Point -> the same for every stream, of those that met more than the first: finalists, and of an exhaustive search
+    those on the frontier and the best with each setting."""
     ranking: list[int]
     """The points that hold the limits, best first: finalists by the lower bound of the objective, then the others."""
+    num_finalists: int = 0
+
+    @property
+    def num_streams(self) -> int:
+        return max((len(runs) for runs in self.seeds.values()), default=1)
+
+    def runs(self, index: int) -> list[Evaluation]:
+        """A point's answers, one for each stream that it met."""
+        return self.seeds.get(index, [self.evaluations[index]])
+
+    def mean(self, index: int) -> Evaluation:
+        """A point's answer with the means of its figures over the streams that it met."""
+        runs = self.runs(index)
+        shared = [name for name in runs[0].figures if all(name in run.figures for run in runs)]
+        figures = {name: fmean(run.figures[name] for run in runs) for name in shared}
+        holds = all(run.holds for run in runs)
+        return msgspec.structs.replace(runs[0], figures=figures, load=fmean(run.load for run in runs), holds=holds)
+
+    def margin(self, index: int, name: str) -> float | None:
+        """How far the mean of a figure over all streams there could be may lie from this one, on either side with 95%
+        confidence; None of a point that met a single stream.
+        """
+        values = [run.figures[name] for run in self.runs(index) if name in run.figures]
+        return margin(values) if len(values) == len(self.runs(index)) else None
 
     @property
     def refusals(self) -> dict[str, list[int]]:
@@ -125,10 +152,17 @@ def _search_one(asker: "Asker", workload: str | None) -> Found:
     asker.check_some(workload, evaluations)
     scored = {index: score(one, space.objective) for index, one in evaluations.items()}
     ranking = sorted((index for index in scored if scored[index] > -math.inf), key=lambda at: (-scored[at], at))
-    seeds = _finalists(asker, workload, ranking[: space.finalists], evaluations)
-    sure = {index: surely(seeds[index], space.objective) for index in seeds}
-    first = sorted(seeds, key=lambda index: (-sure[index], index))
-    return Found(workload, evaluations, seeds, [*first, *ranking[len(first) :]])
+    finalists = ranking[: space.finalists]
+    seeds = _finalists(asker, workload, finalists, evaluations)
+    sure = {index: surely(seeds[index], space.objective) for index in finalists}
+    first = sorted(finalists, key=lambda index: (-sure[index], index))
+    num_streams = len(seeds[first[0]]) if first else 1
+    if space.strategy == "exhaustive" and num_streams > 1:
+        others = [index for index in leaders(space, evaluations) if index not in seeds]
+        seeds |= {index: [evaluations[index]] for index in others}
+        for seed in range(1, num_streams):
+            _meet(asker, workload, seeds, others, seed)
+    return Found(workload, evaluations, seeds, [*first, *ranking[len(first) :]], len(first))
 
 
 def _finalists(
@@ -137,14 +171,21 @@ def _finalists(
     """The finalists with further streams of requests, until the best is surely better than the next."""
     space = asker.space
     seeds = {index: [evaluations[index]] for index in finalists}
-    near = {index: evaluations[index].load for index in finalists}
     for seed in range(1, space.finalist_seeds):
-        answers = asker.ask(workload, finalists, Question(seed=seed), near)
-        for index in finalists:
-            seeds[index].append(answers[index])
+        _meet(asker, workload, seeds, finalists, seed)
         if seed >= 2 and len(finalists) > 1 and _is_sure(seeds, space.objective):
             break
     return seeds
+
+
+def _meet(
+    asker: "Asker", workload: str | None, seeds: dict[int, list[Evaluation]], points: list[int], seed: int
+) -> None:
+    """Let points meet one more stream."""
+    near = {index: seeds[index][0].load for index in points}
+    answers = asker.ask(workload, points, Question(seed=seed), near)
+    for index in points:
+        seeds[index].append(answers[index])
 
 
 def _is_sure(seeds: dict[int, list[Evaluation]], objective: str) -> bool:
