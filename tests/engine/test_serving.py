@@ -4,12 +4,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from windtunnel.engine.serving import Result, batch_of, check_requests, kernel_settings, run_loop, shard_of, simulate
+from windtunnel.engine.serving import (
+    Result,
+    batch_of,
+    check_requests,
+    kernel_settings,
+    provenance,
+    run_loop,
+    shard_of,
+    simulate,
+)
 from windtunnel.engine.workload import RequestArrays
 from windtunnel.errors import InputError, WindtunnelError
 from windtunnel.estimate.estimator import COVERAGES, Coverage, Estimate
 from windtunnel.estimate.steps import recorded_steps
-from windtunnel.metrics.records import REQUEST_COLUMNS, STEP_COLUMNS
+from windtunnel.metrics.records import REQUEST_COLUMNS, STEP_COLUMNS, Table
 from windtunnel.ops.memory import plan_memory
 from windtunnel.ops.op import Op
 from windtunnel.spec import catalog
@@ -215,6 +224,28 @@ def test_a_run_says_what_its_times_come_from() -> None:
     assert set(result.coverage) <= set(COVERAGES)
     assert result.coverage.get(Coverage.ROOFLINE, 0.0) < 0.5
     assert any("h100" in source for source in result.sources)
+
+
+def test_operators_shares_of_a_run_weigh_its_steps_by_their_time() -> None:
+    """Half of the time in long steps with prompts, half in short ones without: the mean of what each kind spends."""
+    setup = resolve(made())
+    shard = shard_of(setup)
+    columns: dict[str, list[float]] = {
+        "duration_s": [0.1, *[0.01] * 10],
+        "decode_tokens": [0, *[8] * 10],
+        "context_tokens": [0, *[8_000] * 10],
+        "prefill_tokens": [8_000, *[0] * 10],
+        "prefill_pairs": [8_000 * 4_000.0, *[0] * 10],
+        "num_sampled": [2, *[8] * 10],
+    }
+    steps = Table({name: np.array(values) for name, values in columns.items()}, {})
+
+    def shares(rows: Table) -> dict[str, float]:
+        return provenance(PlainRoofline(), shard, rows, 1)[2]
+
+    prompts, decodes = (shares(steps.where(steps["decode_tokens"] == count)) for count in (0, 8))
+    for name, share in shares(steps).items():
+        assert share == pytest.approx((prompts.get(name, 0.0) + decodes.get(name, 0.0)) / 2)
 
 
 def test_a_device_that_nobody_measured_is_priced_by_the_roofline() -> None:

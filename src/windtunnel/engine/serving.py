@@ -754,26 +754,29 @@ def provenance(
 ) -> tuple[dict[Coverage, float], dict[str, float], dict[str, float]]:
     """Where the operator times of a run come from: shares of device time by coverage, by table and by operator.
 
-    Read off `NUM_SAMPLED_STEPS` steps of the run, spread evenly over its busy time, priced operator by operator.
+    Read off `NUM_SAMPLED_STEPS` steps of the run, spread evenly over its busy time, priced operator by operator. Each
+    stands for an equal part of that time.
     """
     ends = np.cumsum(steps["duration_s"])
-    rows = np.unique(np.searchsorted(ends, (np.arange(NUM_SAMPLED_STEPS) + 0.5) / NUM_SAMPLED_STEPS * ends[-1]))
+    moments = (np.arange(NUM_SAMPLED_STEPS) + 0.5) / NUM_SAMPLED_STEPS * ends[-1]
+    rows, counts = np.unique(np.searchsorted(ends, moments), return_counts=True)
     by_coverage: dict[Coverage, float] = {}
     by_source: dict[str, float] = {}
     by_operator: dict[str, float] = {}
-    for row in rows:
-        for priced in price_step(estimator, shard, batch_of(steps, int(row), num_ranks)):
-            estimate = priced.estimate
-            by_coverage[estimate.coverage] = by_coverage.get(estimate.coverage, 0.0) + priced.device_s
-            by_source[estimate.source] = by_source.get(estimate.source, 0.0) + priced.device_s
+    for row, count in zip(rows.tolist(), counts.tolist(), strict=True):
+        launches = price_step(estimator, shard, batch_of(steps, row, num_ranks))
+        step_s = sum(priced.device_s for priced in launches)
+        for priced in launches:
+            estimate, share = priced.estimate, priced.device_s / step_s * count / NUM_SAMPLED_STEPS
+            by_coverage[estimate.coverage] = by_coverage.get(estimate.coverage, 0.0) + share
+            by_source[estimate.source] = by_source.get(estimate.source, 0.0) + share
             name = priced.launch.name
-            by_operator[name] = by_operator.get(name, 0.0) + priced.device_s
-    whole_s = sum(by_source.values())
+            by_operator[name] = by_operator.get(name, 0.0) + share
     sources, operators = (sorted(shares.items(), key=lambda item: -item[1]) for shares in (by_source, by_operator))
     return (
-        {coverage: by_coverage[coverage] / whole_s for coverage in COVERAGES if coverage in by_coverage},
-        {source: seconds / whole_s for source, seconds in sources},
-        {operator: seconds / whole_s for operator, seconds in operators},
+        {coverage: by_coverage[coverage] for coverage in COVERAGES if coverage in by_coverage},
+        dict(sources),
+        dict(operators),
     )
 
 
