@@ -96,6 +96,11 @@ class Workers:
         return msgspec.msgpack.encode(self.space)
 
     def __enter__(self) -> "Workers":
+        """Other processes begin at once, to be ready when it is known what is asked for."""
+        if self.executor == "processes" and self.num_workers > 1:
+            self.pool = self._new_pool()
+            for _ in range(self.num_workers - 1):
+                self.pool.submit(get_ready, self.encoded)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -168,11 +173,12 @@ class Workers:
                 yield Answers(chunk=number, evaluations=run_chunk(evaluator, chunks[number]))
 
     def _submit(self, number: int, chunk: Chunk) -> "Future[bytes]":
-        if self.pool is None:
-            # Forked threads may hold locks that nobody releases.
-            context = multiprocessing.get_context("spawn")
-            self.pool = ProcessPoolExecutor(self.num_workers - 1, mp_context=context)
+        self.pool = self.pool or self._new_pool()
         return self.pool.submit(run_encoded, self.encoded, number, msgspec.msgpack.encode(chunk))
+
+    def _new_pool(self) -> Executor:
+        # Forked threads may hold locks that nobody releases.
+        return ProcessPoolExecutor(self.num_workers - 1, mp_context=multiprocessing.get_context("spawn"))
 
     def _end_pool(self) -> None:
         if self.pool is not None:
@@ -204,6 +210,11 @@ def run_encoded(space: bytes, number: int, chunk: bytes) -> bytes:
     """`run_chunk` in another process: spaces, chunks and answers travel as bytes."""
     evaluations = run_chunk(_kept_evaluator(space), msgspec.msgpack.decode(chunk, type=Chunk))
     return msgspec.msgpack.encode(Answers(chunk=number, evaluations=evaluations))
+
+
+def get_ready(space: bytes) -> None:
+    """Import and load what every chunk needs."""
+    _kept_evaluator(space)
 
 
 @cache
