@@ -71,6 +71,17 @@ def test_where_a_search_runs_makes_no_difference(study: Study, means: Means) -> 
     assert answers(search(space(), quiet(), means)) == answers(study)
 
 
+def test_every_latency_with_a_limit_is_among_the_figures() -> None:
+    """Also of statistics that are not always kept."""
+    limits = {"ttft_p90": "2s", "ttft_p95": "2s", "itl_p95": "500ms", "e2e_max": "300s"}
+    found = search(space({"tp": [1, 2]}, limits=limits, finalist_seeds=1), quiet()).found[0]
+    for one in found.evaluations.values():
+        assert limits.keys() <= one.figures.keys()
+        assert one.figures["ttft_p90"] <= one.figures["ttft_p95"] <= one.figures["ttft_p99"]
+        assert one.figures["e2e_max"] >= one.figures["e2e_p99"]
+        assert one.figures["itl_p90"] <= one.figures["itl_p95"] <= one.figures["itl_p99"]
+
+
 def test_every_point_is_asked_and_refusals_say_why(study: Study) -> None:
     found = study.found[0]
     assert sorted(found.evaluations) == list(range(18))

@@ -190,12 +190,13 @@ class Evaluator:
     def _at_own_load(
         self, deployed: Deployed, server: Server | Fleet, stream: Stream, *_: object
     ) -> tuple[Capacity, Evaluation]:
-        tried = probe(server, stream, stream.own, limits_from(self.space.limits), is_patient=True)
+        limits = limits_from(self.space.limits)
+        tried = probe(server, stream, stream.own, limits, is_patient=True)
         assert tried.served is not None, "a patient run is not given up"
         evaluation = Evaluation(
             load=stream.own,
             limited_by=tried.limited_by,
-            figures=figures(deployed, server, tried.served, stream.own if tried.passes else None),
+            figures=figures(deployed, server, tried.served, stream.own if tried.passes else None, limits),
             holds=tried.passes,
             num_runs=1,
             num_requests=stream.unit.num_requests,
@@ -215,7 +216,7 @@ class Evaluator:
         evaluation = Evaluation(
             load=found.load,
             limited_by=found.beyond.limited_by if found.beyond is not None else "",
-            figures={} if served is None else figures(deployed, server, served, found.load),
+            figures={} if served is None else figures(deployed, server, served, found.load, limits),
             holds=found.load > 0,
             beaten_by=found.beyond.excess if found.beyond is not None and worth is not None and not found.load else 0.0,
             num_runs=found.num_runs,

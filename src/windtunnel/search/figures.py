@@ -1,5 +1,6 @@
 """What a deployment takes, and what a run of it came to, in the figures that a search compares."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,6 +9,7 @@ from windtunnel.engine.pools import Fleet
 from windtunnel.engine.serving import Server, power_model
 from windtunnel.errors import InputError
 from windtunnel.metrics.summary import SECONDS_PER_HOUR, itl_distribution
+from windtunnel.search.limits import Limit
 from windtunnel.search.load import is_closed
 from windtunnel.search.probe import Served
 from windtunnel.search.space import Budget
@@ -110,14 +112,17 @@ def taken_by(scenario: Scenario) -> Takes:
     return Takes(deployment.num_devices, usd_per_hour, power_w)
 
 
-def figures(deployed: Deployed, server: Server | Fleet, served: Served, sustained: float | None) -> dict[str, float]:
-    """The names and values of `FIGURES` that are known.
+def figures(
+    deployed: Deployed, server: Server | Fleet, served: Served, sustained: float | None, limits: Sequence[Limit]
+) -> dict[str, float]:
+    """The names and values of `FIGURES` that are known, and of the latencies that have limits.
 
     Args:
         deployed, server: what served.
         served: the run.
         sustained: the load that the deployment keeps up with. In an open loop rates follow from it and not from the
             run's span, which ends with a tail that a service does not have.
+        limits: may be of other statistics than `STATISTICS`.
     """
     num_devices, usd_per_hour = deployed.takes.devices, deployed.takes.usd_per_hour
     span_s = float((served.arrival_s + served.e2e_s).max() - served.arrival_s.min())
@@ -153,7 +158,8 @@ def figures(deployed: Deployed, server: Server | Fleet, served: Served, sustaine
     itl = itl_distribution(served.steps)
     if itl is not None:
         found |= {f"itl_{name}": float(getattr(itl, name)) for name in ("mean", *STATISTICS)}
-    return found
+    known = [limit for limit in limits if f"{limit.metric}_mean" in found]
+    return found | {limit.name: served.statistic(limit) for limit in known if limit.name not in found}
 
 
 STATISTICS, STATISTIC_PERCENTS = ("p50", "p90", "p99"), (50, 90, 99)
