@@ -98,7 +98,7 @@ def test_commands_are_read_and_written_back(text: str, expected: dict[str, dict[
 
 def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
     (tmp_path / "engine.plan").write_bytes(b"\xd5\x00vllm serve")
-    with pytest.raises(InputError, match="engine.plan is not a text file"):
+    with pytest.raises(InputError, match=r"engine\.plan is not a text file"):
         read_launch_command(str(tmp_path / "engine.plan"))
 
 
