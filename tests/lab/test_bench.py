@@ -14,7 +14,7 @@ from windtunnel.lab.engine_servers import started
 from windtunnel.lab.engine_tiny import TINY, write_tiny_gguf, write_tiny_model
 from windtunnel.metrics.client import CLIENT_COLUMNS, client_summary
 from windtunnel.report.bench import vllm_document
-from windtunnel.spec.workload import ClosedLoop
+from windtunnel.spec.arrivals import ClosedLoop
 
 pytest.importorskip("httpx", reason="httpx is not installed; the client speaks with it")
 

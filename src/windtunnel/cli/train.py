@@ -84,7 +84,8 @@ def command(
     from windtunnel.cli.options import assignments
     from windtunnel.interop.timeline_file import check_file
     from windtunnel.spec.shorthand import JOB_PATHS
-    from windtunnel.spec.training import job_of, resolve
+    from windtunnel.spec.training import job_of
+    from windtunnel.spec.training_setup import resolve
 
     given = {JOB_PATHS[name]: value for name, value in options.items() if value is not None}
     asked = job_of(job, given | assignments(settings))
@@ -101,7 +102,7 @@ def command(
     from windtunnel.engine.training import simulate_with, training_prices
     from windtunnel.engine.training_costs import explain_tasks
     from windtunnel.interop.text_file import write_text
-    from windtunnel.ops.training import Rank
+    from windtunnel.ops.training_rank import Rank
     from windtunnel.report.documents import as_text
     from windtunnel.report.tables import show
     from windtunnel.report.training import tasks_report, training_report

@@ -18,14 +18,11 @@ from windtunnel.kernels import pipeline
 from windtunnel.ops.parameters import count_parameters
 from windtunnel.ops.schedules import BACKWARD, FORWARD, WEIGHT, Schedule, schedule
 from windtunnel.ops.sharding import finish_tasks, optimizer_tasks
-from windtunnel.ops.training import (
-    Group,
-    Parameters,
-    Rank,
-    trained,
-)
+from windtunnel.ops.training_chunks import Parameters, trained
 from windtunnel.ops.training_memory import USABLE_FRACTION, StageMemory, stage_memory
-from windtunnel.spec.training import GEMM_FORMATS, TrainingJob, TrainingSetup, resolve
+from windtunnel.ops.training_rank import Group, Rank
+from windtunnel.spec.training import GEMM_FORMATS, TrainingJob
+from windtunnel.spec.training_setup import TrainingSetup, resolve
 from windtunnel.units import format_seconds
 
 KERNELS_OF = (("vllm", "0.24.0"), ("trtllm", "1.3.0"))

@@ -14,7 +14,8 @@ from typing import Protocol
 from windtunnel.errors import InputError
 from windtunnel.estimate.estimator import COVERAGES, Coverage, Estimate, Estimator
 from windtunnel.ops import op as ops
-from windtunnel.ops.training import Group, Task
+from windtunnel.ops.training_part import Task
+from windtunnel.ops.training_rank import Group
 from windtunnel.spec.hardware import Device, Node
 
 SUSTAINED_FRACTION: Mapping[str, float] = {"ampere": 0.85, "hopper": 0.77, "blackwell": 0.8}

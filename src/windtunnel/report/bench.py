@@ -18,9 +18,9 @@ from windtunnel.report.documents import as_text
 from windtunnel.report.run import LATENCY_HEADS
 from windtunnel.report.tables import columns, duration, grid, number, percent, title
 from windtunnel.report.version import version
+from windtunnel.spec.arrivals import Arrivals, Static
 from windtunnel.spec.noun import encode
 from windtunnel.spec.scenario import Scenario, save
-from windtunnel.spec.workload import Arrivals, Static
 from windtunnel.units import format_seconds
 
 BENCH_FILES = ("requests.parquet", "tokens.parquet", "summary.json", "scenario.yaml")
