@@ -29,7 +29,7 @@ TENSORRTS_OWN = {
 OTHER_SCHEDULERS_OWN = {"watermark_fraction", "max_waiting_steps"}
 UNSET = {
     *("max_model_len", "num_gpu_blocks", "cudagraph_sizes", "moe_backend", "kv_tiers", "speculative"),
-    "window_pool_ratio",
+    *("window_pool_ratio", "attention_backend"),
     *SGLANGS_OWN,
     *TENSORRTS_OWN,
     *OTHER_SCHEDULERS_OWN,

@@ -31,6 +31,7 @@ from windtunnel.interop.aiconfigurator_files import (
 from windtunnel.interop.aiconfigurator_kernels import (
     SAME_ALL_REDUCE,
     at_rate_of,
+    attention_rows,
     before_fp8_tiles,
 )
 from windtunnel.interop.aiconfigurator_sparse import GemmPrices, sparse_table
@@ -280,7 +281,7 @@ def _attention(table: str, batch_axis: str, tokens: str, added: int) -> Callable
                 return None
             numbers = ("batch_size", tokens, "num_heads", "num_key_value_heads", "head_dim", "window_size?")
             choices = [{"kv_cache_dtype": kv, "attn_dtype": name} for name in ("bfloat16", kv)]
-            rows = first_rows(collection, "attention", table, numbers, choices)
+            rows = attention_rows(collection, table, numbers, choices)
             if rows is None:
                 return None
             if op.kind == "decode_attention" and op.kv_format is Format.FP8:

@@ -74,8 +74,8 @@ def with_defaults(settings: EngineSettings, device: Device, calibrated: HostOver
 
     `calibrated` overheads replace the default ones; what `settings` says itself stays.
 
-    Fields that have no default anywhere (`max_model_len`, `num_gpu_blocks`, `cudagraph_sizes`, `moe_backend`,
-    `kv_tiers`, `window_pool_ratio`) stay `None`.
+    Fields that have no default anywhere (`max_model_len`, `num_gpu_blocks`, `cudagraph_sizes`, `attention_backend`,
+    `moe_backend`, `kv_tiers`, `window_pool_ratio`) stay `None`.
 
     Raises:
         InputError: an unknown engine or scheduler, or a version older than any that the catalog describes.
