@@ -54,12 +54,13 @@ SOURCES: dict[str, Source] = {
         },
         vocab_size=51200,
     ),
-    # Megatron-DeepSpeed, ZeRO-1 with bf16 or fp16, GBS reached through gradient accumulation; 4 Omni-Path links of
-    # 100 Gb/s for 8 GPUs (bigscience, jz/hardware).
+    # Megatron-DeepSpeed, ZeRO-1 with bf16 or fp16; 2,048 sequences where a table does not say, and a vocabulary of
+    # 250,680 tokens in multiples of 128 x TP (chronicles-prequel.md, "Best TFLOPs"); 4 Omni-Path links of 100 Gb/s for
+    # 8 GPUs (jz/hpc-specs.md).
     "BigScience BLOOM": Source(
         "deepspeed",
-        {**GPT_ERA, "sharding": {"zero": 1}, "precision": {"gradient_reduce": "bf16"}},
-        vocab_size=50688,
+        {**GPT_ERA, "global_batch": 2048, "sharding": {"zero": 1}, "precision": {"gradient_reduce": "bf16"}},
+        vocab_size=250880,
         scale_out_bytes_per_s=6.25e9,
     ),
     # MegatronLM README and its H100 figure: distributed optimizer, overlapped reduction and gather, flash attention.
