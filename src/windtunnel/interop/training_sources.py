@@ -55,13 +55,14 @@ SOURCES: dict[str, Source] = {
         vocab_size=51200,
     ),
     # Megatron-DeepSpeed, ZeRO-1 with bf16 or fp16; 2,048 sequences where a table does not say, and a vocabulary of
-    # 250,680 tokens in multiples of 128 x TP (chronicles-prequel.md, "Best TFLOPs"); 4 Omni-Path links of 100 Gb/s for
-    # 8 GPUs (jz/hpc-specs.md).
+    # 250,680 tokens in multiples of 128 x TP (chronicles-prequel.md, "Best TFLOPs"). A node of 8 GPUs has 4 Omni-Path
+    # links of 100 Gb/s (jz/hpc-specs.md), of which NCCL 2.10 took one for every ring (NET/IB/1 throughout in
+    # experiments/bandwidth/all_reduce_bench-a100-n4.txt, which reached 5 GB/s a node by it).
     "BigScience BLOOM": Source(
         "deepspeed",
         {**GPT_ERA, "global_batch": 2048, "sharding": {"zero": 1}, "precision": {"gradient_reduce": "bf16"}},
         vocab_size=250880,
-        scale_out_bytes_per_s=6.25e9,
+        scale_out_bytes_per_s=12.5e9 / 8,
     ),
     # MegatronLM README and its H100 figure: distributed optimizer, overlapped reduction and gather, flash attention.
     "Megatron-LM": Source("megatron", {"overlap": {"tensor_parallel": True}}),
