@@ -5,8 +5,14 @@ import pytest
 from windtunnel.interop import bloom_runs
 
 ROW = {
-    **{"source": "BigScience BLOOM 176B tuning chronicles", "model": "GPT-183B", "params_B": "183", "pp": "12"},
-    **{"layers": "", "hidden": "", "heads": "", "note": "A100 experiments; 02-20; interconnect"},
+    "source": "BigScience BLOOM 176B tuning chronicles",
+    "model": "GPT-183B",
+    "params_B": "183",
+    "pp": "12",
+    "layers": "",
+    "hidden": "",
+    "heads": "",
+    "note": "A100 experiments; 02-20; interconnect",
 }
 
 
