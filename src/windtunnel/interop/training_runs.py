@@ -21,7 +21,6 @@ import msgspec
 from windtunnel.errors import InputError
 from windtunnel.interop import bloom_runs
 from windtunnel.interop.training_sources import (
-    ALSO_NEMO,
     CATALOG_NAMES,
     DEVICES,
     FORMATS,
@@ -139,8 +138,6 @@ def _source(row: Row) -> Source:
     for start in sorted(SOURCES, key=len, reverse=True):
         if name.startswith(start):
             return SOURCES[start]
-    if name.startswith(ALSO_NEMO):
-        return SOURCES["NeMo"]
     raise _TooLittleSaidError(f"the source {name!r} is not known")
 
 
@@ -205,6 +202,8 @@ def _job(row: Row, source: Source) -> dict[str, Any]:
     compute = FORMATS.get(row["precision"].split(" ")[0].lower())
     if "parenthesised" in row["precision"]:
         compute = "mxfp8" if re.search("B[23]00", row["accelerator"]) else "fp8"
+    elif compute == "fp8":
+        compute = "fp8_rowwise" if "rowwise" in row["note"] else source.fp8
     if compute is None:
         raise _TooLittleSaidError(f"the precision {row['precision']!r} is not known")
     if "proxy" in row["note"] and not row["layers"]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 
@@ -18,6 +18,8 @@ class Source:
     """Where the table leaves it out."""
     scale_out_bytes_per_s: float | None = None
     """Per device, where it is not the usual node's."""
+    fp8: str = "fp8"
+    """The recipe that it calls FP8."""
 
 
 GPT_ERA: dict[str, Any] = {
@@ -93,13 +95,17 @@ SOURCES: dict[str, Source] = {
     # FSDP1 with Triton's flash attention; learned positions, tied embeddings, eager layer norms (llm-foundry,
     # scripts/train/benchmarking).
     "MosaicML llm-foundry": Source("fsdp2", {"learned_positions": True, "precision": {"gradients": "fp32"}}),
-    "torchtitan": Source("fsdp2", {}),
+    # torchao's default recipe, a scale for each tensor; parameters are gathered in 8 bit with it (torchtitan
+    # docs/float8.md).
+    "torchtitan": Source("fsdp2", {}, fp8="fp8_current"),
     "MLPerf": Source(
         "megatron",
         {"overlap": {"tensor_parallel": True}, "precision": {"gradients": "bf16", "gradient_reduce": "bf16"}},
     ),
 }
-ALSO_NEMO = ("Megatron-Bridge", "NVIDIA DGX Cloud")
+SOURCES["NVIDIA DGX Cloud"] = SOURCES["NeMo"]
+# Its recipes are named FP8_CS (scripts/performance/configs).
+SOURCES["Megatron-Bridge"] = replace(SOURCES["NeMo"], fp8="fp8_current")
 
 
 @dataclass(frozen=True)
@@ -199,7 +205,7 @@ FORMATS = {
     "bf16": "bf16",
     "amp_bf16": "bf16",
     "fp8": "fp8",
-    "fp8-cs": "fp8",
+    "fp8-cs": "fp8_current",
     "fp8-sc": "fp8_block",
     "fp8-mx": "mxfp8",
     "mxfp8": "mxfp8",

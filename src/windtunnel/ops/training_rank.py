@@ -65,8 +65,18 @@ class Rank:
 
     @property
     def kept_input_bytes(self) -> float:
-        """Bytes of one value of a linear layer's kept input."""
-        return ACTIVATION_BITS[self.format] / 8
+        """Bytes of one value of a linear layer's kept input; torchao casts it again for the weights' gradient, and keeps
+        it in 16 bit (torchao float8_linear.py, `save_for_backward`).
+        """
+        return BF16_BYTES if self.setup.job.framework == "fsdp2" else ACTIVATION_BITS[self.format] / 8
+
+    @property
+    def gathered_input_bytes(self) -> float:
+        """Bytes of one value of a split input that is gathered for a linear layer: those of its 8-bit format where the
+        scale is known before (Transformer Engine distributed.py, `gather_along_first_dim`; torchao
+        `Float8ColwiseParallel`), 16 bit else.
+        """
+        return 1.0 if self.setup.job.precision.compute in ("fp8", "fp8_current", "mxfp8") else BF16_BYTES
 
     @property
     def passes(self) -> float:
