@@ -23,7 +23,7 @@ import numpy as np
 
 from windtunnel.engine.frontend import streams
 from windtunnel.engine.prefix_cache import cache_for
-from windtunnel.engine.serving import prepare, serve
+from windtunnel.engine.server import prepare, serve
 from windtunnel.engine.workload import PrefixArrays, RequestArrays
 from windtunnel.interop.multi_turn_client import recorded_conversations
 from windtunnel.kernels.state import Settings

@@ -10,25 +10,10 @@ from numpy.typing import NDArray
 
 from windtunnel.engine.workload import RequestArrays, draw_lengths, generate
 from windtunnel.errors import InputError
+from windtunnel.spec.arrivals import Arrivals, Burst, ClosedLoop, Gamma, Poisson, Static
+from windtunnel.spec.lengths import Empirical, Fixed, Lengths, Lognormal, Normal, Uniform, Zipf
 from windtunnel.spec.noun import decode
-from windtunnel.spec.workload import (
-    Arrivals,
-    Burst,
-    ClosedLoop,
-    Empirical,
-    Fixed,
-    Gamma,
-    Lengths,
-    Lognormal,
-    Normal,
-    Poisson,
-    Static,
-    Trace,
-    TraceColumns,
-    Uniform,
-    Workload,
-    Zipf,
-)
+from windtunnel.spec.workload import Trace, TraceColumns, Workload
 
 NUM = 100_000
 SKEWED = Lognormal(median_tokens=300, sigma=1.0, max_tokens=8192)

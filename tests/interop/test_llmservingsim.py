@@ -7,9 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from windtunnel.engine.estimators import shard_of
 from windtunnel.engine.frontend import streams
+from windtunnel.engine.kernel_settings import kernel_settings
+from windtunnel.engine.loop import run_loop
 from windtunnel.engine.prefix_cache import prefix_cache
-from windtunnel.engine.serving import kernel_settings, run_loop, shard_of, with_model_len
+from windtunnel.engine.server import with_model_len
 from windtunnel.engine.workload import generate
 from windtunnel.errors import InputError
 from windtunnel.interop.llmservingsim import layer_steps, read_layer_profile

@@ -9,7 +9,8 @@ import pytest
 from windtunnel.errors import InputError
 from windtunnel.interop.benchmark_clients import read_client_results
 from windtunnel.interop.measured_runs import read_client_files, read_table
-from windtunnel.spec.workload import Arrivals, ClosedLoop, Gamma, Poisson, Static, Uniform
+from windtunnel.spec.arrivals import Arrivals, ClosedLoop, Gamma, Poisson, Static
+from windtunnel.spec.lengths import Uniform
 
 BASE: dict[str, Any] = {"model": "llama-3.1-8b", "deployment": {"device": "h100_sxm"}}
 

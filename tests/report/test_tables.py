@@ -7,8 +7,9 @@ from windtunnel.ops.op import Collective, DecodeAttention, Elementwise, Experts,
 from windtunnel.report.setup import arrivals_text, lengths_text
 from windtunnel.report.step import shape_text
 from windtunnel.report.tables import duration, formats, number, percent
+from windtunnel.spec.arrivals import ClosedLoop, Gamma, Poisson
+from windtunnel.spec.lengths import Lognormal, Uniform
 from windtunnel.spec.precision import Format, Precision
-from windtunnel.spec.workload import ClosedLoop, Gamma, Lognormal, Poisson, Uniform
 
 
 @pytest.mark.parametrize(

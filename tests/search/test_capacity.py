@@ -15,8 +15,9 @@ from windtunnel.search.limits import limit_of, limits_of, parse_limits
 from windtunnel.search.load import at_load, own_load, stream_of
 from windtunnel.search.probe import LEAST_STREAM, MOST_GROWTH, STABILITY, Probe, growth, probe
 from windtunnel.search.space import scenario_at
+from windtunnel.spec.arrivals import ClosedLoop
 from windtunnel.spec.slo import Slo
-from windtunnel.spec.workload import ClosedLoop, Workload
+from windtunnel.spec.workload import Workload
 
 LIMITS = parse_limits("ttft_p90=1s,tpot_p99=50ms")
 CASES = list(product(["h100_sxm", "l40s"], [1, 2], [512, 8192], [16, 256], [0, 1]))[:20]

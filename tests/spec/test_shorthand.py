@@ -4,11 +4,12 @@ from typing import Any
 import pytest
 
 from windtunnel.errors import InputError
+from windtunnel.spec.arrivals import Burst, ClosedLoop, Poisson
 from windtunnel.spec.precision import Format
 from windtunnel.spec.scenario import Scenario
 from windtunnel.spec.shorthand import PATHS, Options, raw_scenario, scenario
 from windtunnel.spec.slo import Slo
-from windtunnel.spec.workload import Burst, ClosedLoop, Poisson, Trace
+from windtunnel.spec.workload import Trace
 
 LLAMA = "meta-llama/Llama-3.1-8B"
 BASE: dict[str, Any] = {"model": LLAMA, "device": "h100_sxm", "input_tokens": 64, "output_tokens": 8}

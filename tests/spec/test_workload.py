@@ -6,8 +6,10 @@ import pytest
 import yaml
 
 from windtunnel.errors import InputError
+from windtunnel.spec.arrivals import Burst, ClosedLoop, Gamma, Poisson
+from windtunnel.spec.lengths import Empirical, Fixed, Uniform, Zipf
 from windtunnel.spec.noun import decode, encode
-from windtunnel.spec.workload import Burst, ClosedLoop, Empirical, Fixed, Gamma, Poisson, Trace, Uniform, Workload, Zipf
+from windtunnel.spec.workload import Trace, Workload
 
 SHAPES = {
     "poisson, a bare integer and a distribution": """

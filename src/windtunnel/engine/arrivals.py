@@ -8,7 +8,7 @@ import numpy as np
 from windtunnel.engine.draws import Seconds
 from windtunnel.errors import InputError
 from windtunnel.interop.requests_file import read_requests
-from windtunnel.spec.workload import (
+from windtunnel.spec.arrivals import (
     MAX_REQUESTS,
     Arrivals,
     Burst,
@@ -18,9 +18,8 @@ from windtunnel.spec.workload import (
     RateCurve,
     Recorded,
     Static,
-    Trace,
-    TraceColumns,
 )
+from windtunnel.spec.workload import Trace, TraceColumns
 
 BLOCK = 1 << 20
 """Times that are warped at once: tens of millions need no temporary arrays of their length."""

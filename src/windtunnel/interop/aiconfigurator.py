@@ -13,8 +13,9 @@ from windtunnel.errors import InputError, did_you_mean
 from windtunnel.estimate.estimator import Estimator, RooflineEstimator, TableEstimator
 from windtunnel.estimate.roofline import Roofline
 from windtunnel.estimate.table import MeasurementTable
+from windtunnel.interop.aiconfigurator_collectives import nccl_table
 from windtunnel.interop.aiconfigurator_files import DISTRIBUTIONS, Collection
-from windtunnel.interop.aiconfigurator_operators import nccl_table, table_for
+from windtunnel.interop.aiconfigurator_operators import table_for
 from windtunnel.ops import op as ops
 from windtunnel.spec.deployment import MOE_BACKENDS
 from windtunnel.spec.hardware import Device, Node

@@ -1,28 +1,12 @@
 """What was served, on what, under which load, in a line each; and where operator times come from."""
 
 from windtunnel.report.tables import formats, percent
+from windtunnel.spec.arrivals import Arrivals, Burst, ClosedLoop, Gamma, Poisson, RateCurve, Recorded, Static
 from windtunnel.spec.deployment import Deployment, Parallelism
+from windtunnel.spec.lengths import Empirical, Fixed, Lengths, Lognormal, Normal, Uniform, Zipf
 from windtunnel.spec.network import ClusterNetwork
 from windtunnel.spec.scenario import Scenario, Setup
-from windtunnel.spec.workload import (
-    Arrivals,
-    Burst,
-    ClosedLoop,
-    Empirical,
-    Fixed,
-    Gamma,
-    Lengths,
-    Lognormal,
-    Normal,
-    Poisson,
-    RateCurve,
-    Recorded,
-    Requests,
-    Static,
-    Uniform,
-    Workload,
-    Zipf,
-)
+from windtunnel.spec.workload import Requests, Workload
 
 ENGINE_TITLES = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}
 SCHEDULER_TITLES = {

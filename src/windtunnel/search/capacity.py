@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from windtunnel.engine.pools import Fleet
-from windtunnel.engine.serving import Server
+from windtunnel.engine.server import Server
 from windtunnel.search.bench import Bench
 from windtunnel.search.confidence import lower_bound
 from windtunnel.search.limits import Limit

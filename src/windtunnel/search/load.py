@@ -8,7 +8,8 @@ import numpy as np
 
 from windtunnel.engine.workload import RequestArrays, generate
 from windtunnel.errors import InputError
-from windtunnel.spec.workload import Arrivals, Burst, ClosedLoop, Gamma, Poisson, RateCurve, Recorded, Static, Workload
+from windtunnel.spec.arrivals import Arrivals, Burst, ClosedLoop, Gamma, Poisson, RateCurve, Recorded, Static
+from windtunnel.spec.workload import Workload
 
 
 def own_load(workload: Workload, seed: int = 0) -> float:
