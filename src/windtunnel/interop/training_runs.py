@@ -20,6 +20,7 @@ import msgspec
 
 from windtunnel.errors import InputError
 from windtunnel.interop import bloom_runs
+from windtunnel.interop.bridge_recipes import RECIPES
 from windtunnel.interop.training_sources import (
     CATALOG_NAMES,
     DEVICES,
@@ -232,6 +233,8 @@ def _job(row: Row, source: Source) -> dict[str, Any]:
         parallelism["sequence_parallel"] = True
     if row["task"] == "LoRA" or "lora" in row["model"].lower():
         raw["lora"] = {"rank": 16, "all_linear": False}
+    if row["source"].startswith("Megatron-Bridge") and parallelism.get("ep"):
+        _merge_recipes(raw, row)
     _merge(raw, source.settings)
     if bloom_runs.is_bloom(row):
         raw["precision"]["gradients"] = bloom_runs.gradients(row)
@@ -270,6 +273,14 @@ def _merge(raw: dict[str, Any], settings: Mapping[str, Any]) -> None:
             _merge(raw.setdefault(name, {}), value)
         else:
             raw.setdefault(name, value)
+
+
+def _merge_recipes(raw: dict[str, Any], row: Row) -> None:
+    model = raw["model"] if isinstance(raw["model"], str) else raw["model"]["name"]
+    compute = raw["precision"]["compute"]
+    for recipe in RECIPES:
+        if recipe.applies(model, raw["device"], compute, raw["parallelism"], row["release"]):
+            _merge(raw, recipe.settings)
 
 
 def _parallelism(row: Row, source: Source, model: str | ModelSpec) -> dict[str, Any]:

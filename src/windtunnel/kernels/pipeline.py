@@ -14,7 +14,7 @@ Ints = NDArray[np.int64]
 
 FORWARD, BACKWARD, WEIGHT = 0, 1, 2
 PAIRED = 4
-"""Added to the kind of a forward pass that runs interleaved with the backward pass after it, whole or in two actions."""
+"""Added to the kind of a forward pass that runs interleaved with the backward pass after it."""
 
 
 @inner

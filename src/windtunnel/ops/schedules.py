@@ -142,7 +142,8 @@ def _looped(name: str, pp: int, num_microbatches: int, chunks: int, device: int,
         return np.concatenate([forward, backward[::-1]])
     steady = total - warm_up
     alternate = np.empty((2 * steady, 3), dtype=np.int64)
-    alternate[0::2] = forward[warm_up:] + [PAIRED if paired else 0, 0, 0]
+    alternate[0::2] = forward[warm_up:]
+    alternate[0::2, 0] += PAIRED if paired else 0
     alternate[1::2] = backward[:steady]
     return np.concatenate([forward[:warm_up], alternate, backward[steady:]])
 

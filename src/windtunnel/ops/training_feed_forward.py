@@ -115,7 +115,7 @@ def _exchange_op(rank: Rank, message_bytes: float, per_token: int) -> ops.Collec
     """All-to-all of tokens with their experts' ranks.
 
     By node (DeepEP, DeepSeek-V3 section 3.2.2): a token crosses to each node once, and inside a node goes to each rank
-    once, whichever number of its experts are there; k experts on n nodes or ranks meet n (1 - (1 - 1/n)^k) of them. What
+    once, however many of its experts are there; k experts on n nodes or ranks meet n (1 - (1 - 1/n)^k) of them. What
     goes on inside a node overlaps what crosses.
     """
     plain = rank.collective(Group.EXPERTS, "all_to_all", message_bytes)

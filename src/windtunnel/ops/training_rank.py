@@ -65,8 +65,8 @@ class Rank:
 
     @property
     def kept_input_bytes(self) -> float:
-        """Bytes of one value of a linear layer's kept input; torchao casts it again for the weights' gradient, and keeps
-        it in 16 bit (torchao float8_linear.py, `save_for_backward`).
+        """Bytes of one value of a linear layer's kept input; torchao keeps 16 bit, and casts them again for the
+        weights' gradient (float8_linear.py, `save_for_backward`).
         """
         return BF16_BYTES if self.setup.job.framework == "fsdp2" else ACTIVATION_BITS[self.format] / 8
 
