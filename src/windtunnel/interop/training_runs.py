@@ -24,6 +24,7 @@ from windtunnel.interop.bridge_recipes import RECIPES
 from windtunnel.interop.training_sources import (
     CATALOG_NAMES,
     DEVICES,
+    FINE_TUNED_ON_TOKENS,
     FORMATS,
     SAME_SHAPE,
     SHAPES,
@@ -231,6 +232,8 @@ def _job(row: Row, source: Source) -> dict[str, Any]:
     }
     if "sequence-parallel" in row["act_ckpt"]:
         parallelism["sequence_parallel"] = True
+    if row["task"] in ("LoRA", "SFT"):
+        raw["document_tokens"] = FINE_TUNED_ON_TOKENS
     if row["task"] == "LoRA" or "lora" in row["model"].lower():
         raw["lora"] = {"rank": 16, "all_linear": False}
     if row["source"].startswith("Megatron-Bridge") and parallelism.get("ep"):

@@ -198,6 +198,9 @@ DEVICES: dict[str, str] = {
 """A word or words of what an accelerator is called -> a device of the catalog."""
 
 TASKS = ("", "pretrain", "SFT", "LoRA")
+FINE_TUNED_ON_TOKENS = 200
+"""NeMo and Megatron-Bridge fine-tune on SQuAD, packed to the length of a sequence (Megatron-Bridge recipes, dataset
+"squad" with `PackedSequenceSpecs`): a paragraph of about 140 words, a question and its answer (arXiv:1606.05250)."""
 
 FORMATS = {
     "fp16": "fp16",

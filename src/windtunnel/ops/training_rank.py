@@ -50,6 +50,13 @@ class Rank:
         return job.micro_batch * job.sequence_tokens / self.setup.degrees.cp
 
     @property
+    def documents(self) -> tuple[float, int]:
+        """Documents of one micro-batch on one rank, after context parallelism, and the tokens of each."""
+        job = self.setup.job
+        length = min(job.document_tokens or job.sequence_tokens, job.sequence_tokens)
+        return self.tokens / length, length
+
+    @property
     def split(self) -> bool:
         """Whether norms and residuals are split along the sequence."""
         return bool(self.setup.job.parallelism.sequence_parallel) and self.tp > 1

@@ -257,6 +257,9 @@ class TrainingJob(Noun):
     """Masks are kept; GPT-3 and its contemporaries."""
     learned_positions: bool = False
     """A position embedding of `sequence_tokens` rows (GPT-2, GPT-3)."""
+    document_tokens: int | None = None
+    """Mean length of the documents that sequences are packed from, where attention does not cross from one to the next;
+    None: a sequence is one document."""
     total_tokens: float | None = None
     """Of the whole run; gives its duration, energy and price."""
     faults: Faults = Faults()
@@ -266,7 +269,15 @@ class TrainingJob(Noun):
     """Of one device; None takes the catalog's list price."""
 
     def __post_init__(self) -> None:
-        for name in ("num_devices", "sequence_tokens", "global_batch", "micro_batch", "num_microbatches"):
+        counts = (
+            "num_devices",
+            "sequence_tokens",
+            "global_batch",
+            "micro_batch",
+            "num_microbatches",
+            "document_tokens",
+        )
+        for name in counts:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} is {value}; at least 1 is needed")
