@@ -21,7 +21,12 @@ job_options = all_of(
     option("--sequence-tokens", section=_WHAT, type=int, metavar="N", help="Tokens of a sequence.  [needed]"),
     option("--global-batch", section=_WHAT, type=int, metavar="N", help="Sequences of one step.  [needed]"),
     option("--micro-batch", section=_WHAT, type=int, metavar="N", help="Sequences that a rank computes at once.  [1]"),
-    option("--precision", section=_WHAT, metavar="FORMAT", help="bf16, fp8, fp8_block, mxfp8, nvfp4, ...  [bf16]"),
+    option(
+        "--precision",
+        section=_WHAT,
+        metavar="FORMAT",
+        help="bf16, fp8, fp8_current, mxfp8, nvfp4, ...  [bf16]",
+    ),
     option("--topology", section=_WHAT, metavar="NAME", help="Between nodes: a file, a type, or a node's rails."),
     option("--backend", section=_WHAT, metavar="NAME", help="Collectives between nodes: analytic, flow or packet."),
     option("--total-tokens", section=_WHAT, type=float, metavar="X", help="Tokens of the whole run, as 15e12."),
