@@ -8,8 +8,8 @@ import time
 import numpy as np
 import serving_speed  # type: ignore[import-not-found]  # beside this script
 
+from windtunnel.engine.loop import run_loop
 from windtunnel.engine.pools import run_pools
-from windtunnel.engine.serving import run_loop
 from windtunnel.engine.workload import RequestArrays
 from windtunnel.kernels.pools import DECODE, PREFILL, PoolPlan, Travel
 from windtunnel.kernels.state import ROUTERS

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from effort import cases_to_try
 from engine.test_oracle import Case as OnePool
 from engine.test_oracle import chains, expanded, give_tenants, random_cost, random_sessions, windows_of
+from windtunnel.engine.loop import run_loop
 from windtunnel.engine.pools import run_pools
-from windtunnel.engine.reference import Request, Step
-from windtunnel.engine.reference_pools import Journey, ReferencePools
-from windtunnel.engine.serving import run_loop
+from windtunnel.engine.reference.pools import Journey, ReferencePools
+from windtunnel.engine.reference.state import Request, Step
 from windtunnel.engine.workload import RequestArrays
 from windtunnel.kernels import state
 from windtunnel.kernels.pools import BOTH, DECODE, PREFILL, PoolPlan, Pools, Travel

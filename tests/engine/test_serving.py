@@ -4,16 +4,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from windtunnel.engine.serving import (
-    Result,
-    batch_of,
-    check_requests,
-    kernel_settings,
-    provenance,
-    run_loop,
-    shard_of,
-    simulate,
-)
+from windtunnel.engine.attribution import batch_of, provenance
+from windtunnel.engine.estimators import shard_of
+from windtunnel.engine.kernel_settings import kernel_settings
+from windtunnel.engine.loop import run_loop
+from windtunnel.engine.server import check_requests
+from windtunnel.engine.serving import Result, simulate
 from windtunnel.engine.workload import RequestArrays
 from windtunnel.errors import InputError, WindtunnelError
 from windtunnel.estimate.estimator import COVERAGES, Coverage, Estimate

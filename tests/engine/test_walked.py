@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 import windtunnel as wt
 from engine.test_oracle import random_cost
-from windtunnel.engine import reference_walked
 from windtunnel.engine.policy import Engine, Requests, load_policy
+from windtunnel.engine.reference import walked as reference_walked
 from windtunnel.engine.walked import WalkedRun, walk
 from windtunnel.errors import InputError
 from windtunnel.kernels import state, walked_state

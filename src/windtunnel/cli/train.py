@@ -21,7 +21,12 @@ job_options = all_of(
     option("--sequence-tokens", section=_WHAT, type=int, metavar="N", help="Tokens of a sequence.  [needed]"),
     option("--global-batch", section=_WHAT, type=int, metavar="N", help="Sequences of one step.  [needed]"),
     option("--micro-batch", section=_WHAT, type=int, metavar="N", help="Sequences that a rank computes at once.  [1]"),
-    option("--precision", section=_WHAT, metavar="FORMAT", help="bf16, fp8, fp8_block, mxfp8, nvfp4, ...  [bf16]"),
+    option(
+        "--precision",
+        section=_WHAT,
+        metavar="FORMAT",
+        help="bf16, fp8, fp8_current, mxfp8, nvfp4, ...  [bf16]",
+    ),
     option("--topology", section=_WHAT, metavar="NAME", help="Between nodes: a file, a type, or a node's rails."),
     option("--backend", section=_WHAT, metavar="NAME", help="Collectives between nodes: analytic, flow or packet."),
     option("--total-tokens", section=_WHAT, type=float, metavar="X", help="Tokens of the whole run, as 15e12."),
@@ -89,7 +94,8 @@ def command(
     from windtunnel.cli.options import assignments
     from windtunnel.interop.timeline_file import check_file
     from windtunnel.spec.shorthand import JOB_PATHS
-    from windtunnel.spec.training import job_of, resolve
+    from windtunnel.spec.training import job_of
+    from windtunnel.spec.training_setup import resolve
 
     given = {JOB_PATHS[name]: value for name, value in options.items() if value is not None}
     asked = job_of(job, given | assignments(settings))
@@ -106,7 +112,7 @@ def command(
     from windtunnel.engine.training import simulate_with, training_prices
     from windtunnel.engine.training_costs import explain_tasks
     from windtunnel.interop.text_file import write_text
-    from windtunnel.ops.training import Rank
+    from windtunnel.ops.training_rank import Rank
     from windtunnel.report.documents import as_text
     from windtunnel.report.tables import show
     from windtunnel.report.training import tasks_report, training_report

@@ -8,29 +8,22 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.engine.attribution import provenance, time_fractions
 from windtunnel.engine.cluster_network import handover_bytes_per_s, network_of
+from windtunnel.engine.estimators import estimator_for, shard_of
 from windtunnel.engine.frontend import streams
+from windtunnel.engine.kernel_settings import kernel_settings
+from windtunnel.engine.loop import GiveUp, Progress, new_records, run_to_end
 from windtunnel.engine.prefix_cache import prefix_cache
+from windtunnel.engine.server import Lower, check_requests, with_model_len
 from windtunnel.engine.serving import (
     ENGINE_COLUMNS,
-    GiveUp,
-    Lower,
     PoolResult,
-    Progress,
     Result,
-    check_requests,
-    estimator_for,
-    kernel_settings,
     limits_by_tenant,
-    new_records,
     power_model,
-    provenance,
     resolved_scenario,
-    run_to_end,
-    shard_of,
     span_of,
-    time_fractions,
-    with_model_len,
 )
 from windtunnel.engine.speculation import drafter_of, speculation_of, with_drafter
 from windtunnel.engine.work import stage_uses, step_work
@@ -106,7 +99,7 @@ def prepare_pools(
     estimator_of: Callable[[Setup], Estimator] = estimator_for,
     lower: Lower = lower_steps,
 ) -> Fleet:
-    """What `engine.serving.prepare` is for equal replicas; `estimator_of` prices a pool's operators without an
+    """What `engine.server.prepare` is for equal replicas; `estimator_of` prices a pool's operators without an
     `estimator`.
     """
     parts = []
@@ -186,7 +179,7 @@ def run_pools(
     Args:
         plans, travel: of the pools.
         requests: what they serve.
-        progress, give_up: see `engine.serving.serve`.
+        progress, give_up: see `engine.server.serve`.
         speculation: of the pools that decode.
         caching: which pools have prefix caches; none without it, or where prompts share nothing.
 

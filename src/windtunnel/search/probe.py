@@ -8,9 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.engine.frontend import streams
+from windtunnel.engine.loop import GiveUp
 from windtunnel.engine.pools import Fleet, replicas_of, run_pools
 from windtunnel.engine.prefix_cache import cache_for
-from windtunnel.engine.serving import GiveUp, Server, for_clients, serve
+from windtunnel.engine.server import Server, for_clients, serve
 from windtunnel.engine.workload import RequestArrays
 from windtunnel.kernels import state
 from windtunnel.kernels.walked_state import WalkedSettings

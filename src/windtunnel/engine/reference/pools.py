@@ -1,6 +1,6 @@
 """Pools of replicas in plain Python: the oracle of runs in which requests prefill in one pool and decode in another.
 
-Every pool is an engine of `reference.py` with settings and costs of its own; this module moves requests between them.
+Every pool is an engine of `loop.py` with settings and costs of its own; this module moves requests between them.
 `plans` and `travel` are `kernels.pools.PoolPlan` and `Travel` by shape.
 """
 
@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from windtunnel.engine.reference import ROUTERS, Rank, Reference, Request, Step
-from windtunnel.engine.reference_cache import Segment
+from windtunnel.engine.reference.cache import Segment
+from windtunnel.engine.reference.loop import Reference
+from windtunnel.engine.reference.state import ROUTERS, Rank, Request, Step
 
 BOTH, PREFILL, DECODE = range(3)
 
