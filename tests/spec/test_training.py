@@ -33,6 +33,12 @@ def test_a_job_survives_its_file(tmp_path: Path) -> None:
     assert load(tmp_path / "job.yaml") == job()
 
 
+def test_a_scenario_is_no_job(tmp_path: Path) -> None:
+    (tmp_path / "scenario.yaml").write_text("model: llama-3.1-8b\ndeployment: {device: h100_sxm}\n")
+    with pytest.raises(InputError, match="describes a deployment, not a training job"):
+        job_of(tmp_path / "scenario.yaml", {})
+
+
 def test_overrides_reach_every_field(tmp_path: Path) -> None:
     save(job(), tmp_path / "job.yaml")
     changed = load(tmp_path / "job.yaml", {"overlap.tensor_parallel": True, "micro_batch": 2})
