@@ -8,19 +8,14 @@ from hypothesis import strategies as st
 
 from windtunnel.ops.parameters import count_parameters
 from windtunnel.ops.sharding import gather_tasks, optimizer_tasks, reduce_tasks
-from windtunnel.ops.training import (
-    Group,
-    Parameters,
-    Rank,
-    chunk_parameters,
-    chunks,
-    layer_parts,
-    layer_work,
-)
+from windtunnel.ops.training import layer_parts, layer_work
+from windtunnel.ops.training_chunks import Parameters, chunk_parameters, chunks
 from windtunnel.ops.training_memory import chunk_work, state_bytes
+from windtunnel.ops.training_rank import Group, Rank
 from windtunnel.spec.model import DenseFeedForward, GroupedQueryAttention, LayerGroup, ModelSpec
 from windtunnel.spec.noun import decode, encode
-from windtunnel.spec.training import TrainingJob, resolve
+from windtunnel.spec.training import TrainingJob
+from windtunnel.spec.training_setup import resolve
 
 
 def gpt(layers: int = 8, hidden: int = 1024, heads: int = 16) -> ModelSpec:

@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from windtunnel.errors import InputError
 from windtunnel.spec import catalog
 from windtunnel.spec.noun import decode, encode
-from windtunnel.spec.training import TrainingJob, degrees, dense_dp_of, load, resolve, save
+from windtunnel.spec.training import TrainingJob, load, save
+from windtunnel.spec.training_degrees import degrees, dense_dp_of
+from windtunnel.spec.training_setup import resolve
 
 JOB: dict[str, Any] = {
     "model": "meta-llama/Llama-3.1-70B",

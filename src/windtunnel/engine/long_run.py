@@ -32,10 +32,10 @@ from windtunnel.metrics.records import Table, request_table
 from windtunnel.metrics.summary import Distribution, Goodput, Power, distribution
 from windtunnel.metrics.tokens import rows_by_replica, with_token_times
 from windtunnel.ops.memory import plan_memory
+from windtunnel.spec.arrivals import ClosedLoop
 from windtunnel.spec.noun import Noun
 from windtunnel.spec.scenario import Scenario, resolve
 from windtunnel.spec.slo import Slo
-from windtunnel.spec.workload import ClosedLoop
 
 LATENCIES = ("ttft_s", "tpot_s", "e2e_s", "queueing_s", "prefill_s", "itl_max_s")
 STATIC_ROUTERS = ("round_robin",)

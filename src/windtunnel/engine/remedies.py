@@ -7,7 +7,8 @@ import msgspec
 from windtunnel.engine.training import TrainingResult, simulate_with
 from windtunnel.errors import InputError
 from windtunnel.estimate.training import TrainingPricer
-from windtunnel.spec.training import TrainingJob, resolve
+from windtunnel.spec.training import TrainingJob
+from windtunnel.spec.training_setup import resolve
 
 
 def remedies(result: TrainingResult, prices: TrainingPricer, most: int = 4) -> list[tuple[str, TrainingResult]]:

@@ -7,18 +7,10 @@ from dataclasses import dataclass, replace
 from windtunnel.estimate.training import PassCost, TrainingPricer
 from windtunnel.ops.schedules import SPLIT_SCHEDULES
 from windtunnel.ops.sharding import gather_tasks, reduce_tasks
-from windtunnel.ops.training import (
-    Chunk,
-    Group,
-    Parameters,
-    Rank,
-    Task,
-    chunk_parameters,
-    chunks,
-    layer_parameters,
-    trained,
-)
+from windtunnel.ops.training_chunks import Chunk, Parameters, chunk_parameters, chunks, layer_parameters, trained
 from windtunnel.ops.training_memory import chunk_work, kept_bytes
+from windtunnel.ops.training_part import Task
+from windtunnel.ops.training_rank import Group, Rank
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,8 @@ from windtunnel.spec.model import (
     ModelSpec,
 )
 from windtunnel.spec.noun import decode, encode
-from windtunnel.spec.training import TrainingJob, TrainingSetup
+from windtunnel.spec.training import TrainingJob
+from windtunnel.spec.training_setup import TrainingSetup
 
 
 def job_of(arguments: TrainingArguments, device: str) -> TrainingJob:

@@ -40,7 +40,7 @@ RECOMPUTED = {
 """`--recompute-modules` -> ours."""
 
 CONTEXT_METHODS = {"p2p": "ring", "all_gather": "all_gather", "a2a": "ulysses"}
-FP8_RECIPES = {"tensorwise": "fp8", "delayed": "fp8", "blockwise": "fp8_block", "mxfp8": "mxfp8"}
+FP8_RECIPES = {"tensorwise": "fp8_current", "delayed": "fp8", "blockwise": "fp8_block", "mxfp8": "mxfp8"}
 OPTIMIZERS = {"adam": "adam", "sgd": "sgd_momentum", "muon": "muon"}
 
 _LAUNCHERS = {"nnodes": "nnodes", "nproc_per_node": "nproc", "nproc-per-node": "nproc"}

@@ -17,7 +17,7 @@ from windtunnel.spec.model import (
     LatentAttention,
     ModelSpec,
 )
-from windtunnel.spec.training import TrainingSetup
+from windtunnel.spec.training_setup import TrainingSetup
 
 PADDED_TO = 128
 """`--make-vocab-size-divisible-by`, if nobody says otherwise."""

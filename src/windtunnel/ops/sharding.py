@@ -6,7 +6,9 @@ all-reduce what each rank owns (HSDP, arXiv:2304.11277).
 """
 
 from windtunnel.ops import op as ops
-from windtunnel.ops.training import WIRE_BYTES, Group, Parameters, Rank, Task
+from windtunnel.ops.training_chunks import Parameters
+from windtunnel.ops.training_part import Task
+from windtunnel.ops.training_rank import WIRE_BYTES, Group, Rank
 
 STATE_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp8": 1.0}
 

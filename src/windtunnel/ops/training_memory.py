@@ -7,21 +7,9 @@ parts in `ops/training.py`, so that memory and time cannot disagree about what i
 from dataclasses import dataclass
 
 from windtunnel.ops.sharding import NUM_MOMENTS, STATE_BYTES, owned
-from windtunnel.ops.training import (
-    BF16_BYTES,
-    WIRE_BYTES,
-    Chunk,
-    Group,
-    Parameters,
-    Rank,
-    Work,
-    chunk_parameters,
-    ends_work,
-    head_parts,
-    layer_parameters,
-    layer_work,
-    trained,
-)
+from windtunnel.ops.training import Work, ends_work, head_parts, layer_work
+from windtunnel.ops.training_chunks import Chunk, Parameters, chunk_parameters, layer_parameters, trained
+from windtunnel.ops.training_rank import BF16_BYTES, WIRE_BYTES, Group, Rank
 from windtunnel.units import GIB
 
 CONTEXT_BYTES = 1.0 * GIB

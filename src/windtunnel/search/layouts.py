@@ -9,7 +9,8 @@ from windtunnel.spec.model import ExpertsFeedForward, ModelSpec
 from windtunnel.spec.noun import decode
 from windtunnel.spec.scenario import set_path
 from windtunnel.spec.shorthand import JOB_PATHS
-from windtunnel.spec.training import CHUNKED_SCHEDULES, V_SCHEDULES, TrainingJob, look_up
+from windtunnel.spec.training import CHUNKED_SCHEDULES, V_SCHEDULES, TrainingJob
+from windtunnel.spec.training_setup import look_up
 
 MICRO_BATCHES = (1, 2, 4)
 VIRTUAL_STAGES = (1, 2, 3, 4, 5, 6, 8)
