@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from windtunnel.errors import InputError
 from windtunnel.spec import catalog
 from windtunnel.spec.noun import decode, encode
-from windtunnel.spec.training import TrainingJob, load, save
+from windtunnel.spec.training import TrainingJob, job_of, load, save
 from windtunnel.spec.training_degrees import degrees, dense_dp_of
 from windtunnel.spec.training_setup import resolve
 
