@@ -173,6 +173,14 @@ def test_warmup_leaves_the_measured_requests_as_they_were() -> None:
     assert np.array_equal(cold.arrival_s, generate(workload(Poisson(rate_per_s=2), num_requests=10), 0).arrival_s)
 
 
+@pytest.mark.parametrize(("cv", "alone"), [(0, Static(rate_per_s=2)), (3, Gamma(rate_per_s=2, cv=3))])
+def test_a_closed_loop_releases_as_an_open_one_of_its_rate_does(cv: float, alone: Arrivals) -> None:
+    """Until its time is up, too: `--request-rate` with `--burstiness` and `--max-concurrency`."""
+    capped = generate(workload(ClosedLoop(concurrency=4, rate_per_s=2, cv=cv), duration_s=30), seed=0)
+    assert np.array_equal(capped.arrival_s, generate(workload(alone, duration_s=30), seed=0).arrival_s)
+    assert capped.concurrency == 4
+
+
 def test_an_open_loop_has_no_concurrency() -> None:
     made = generate(workload(Poisson(rate_per_s=1), num_requests=5), seed=0)
     assert (made.concurrency, made.num_warmup) == (0, 0)

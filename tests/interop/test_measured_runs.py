@@ -176,6 +176,10 @@ def test_a_client_without_rate_and_limit_sends_everything_at_once(tmp_path: Path
     ("document", "arrivals"),
     [
         (VLLM | {"max_concurrency": None, "request_rate": 4, "burstiness": 0.25}, Gamma(rate_per_s=4, cv=2)),
+        (
+            VLLM | {"max_concurrency": 8, "request_rate": 4, "burstiness": 0.25},
+            ClosedLoop(concurrency=8, rate_per_s=4, cv=2),
+        ),
         (AIPERF | {"input_config": {"request_rate": 4.0}}, Static(rate_per_s=4)),
         (AIPERF | {"input_config": {"loadgen": {"request_rate": 4.0}}}, Poisson(rate_per_s=4)),
         (
@@ -190,6 +194,7 @@ def test_a_client_without_rate_and_limit_sends_everything_at_once(tmp_path: Path
     ],
     ids=[
         "vLLM's burstiness",
+        "vLLM's burstiness under a cap",
         "perf_analyzer's rate",
         "AIPerf's rate",
         "AIPerf's smoothness",

@@ -8,6 +8,7 @@ import pytest
 
 from spaces_of_search import space
 from windtunnel.engine.run import simulate
+from windtunnel.errors import InputError
 from windtunnel.search.bench import Bench
 from windtunnel.search.capacity import CHECKS, TOLERANCE, _Search, capacities, capacity
 from windtunnel.search.confidence import confidence_above, lower_bound, student_cdf, student_quantile
@@ -63,6 +64,12 @@ def test_the_answer_does_not_depend_on_where_the_search_began() -> None:
     assert found.at.passes
     assert not found.beyond.passes
     assert found.beyond.load / found.at.load == pytest.approx(1 + TOLERANCE)
+
+
+def test_a_capped_rate_has_two_loads() -> None:
+    capped = {"workload.arrivals": {"type": "closed_loop", "concurrency": 3, "rate_per_s": 2}}
+    with pytest.raises(InputError, match="a rate and a concurrency, and its load could be either"):
+        capacities(scenario_at(space(), capped), parse_limits("tpot_p90=15ms"), num_seeds=1)
 
 
 @pytest.mark.compiled

@@ -156,6 +156,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"arrivals": {"type": "closed_loop", "concurrency": 4}, "input_tokens": 1, "output_tokens": 1, "duration_s": 9},
         "duration_s cannot end a closed loop",
     ),
+    "gaps without a rate": (
+        WHOLE | {"arrivals": {"type": "closed_loop", "concurrency": 4, "cv": 2}},
+        "cv is 2.0, but without rate_per_s",
+    ),
     "trace without use": (WHOLE | {"trace": {"path": "a.csv"}}, "the trace is not used"),
     "scale without use": (
         {"arrivals": POISSON, "trace": {"path": "a.csv", "time_scale": 2}},

@@ -33,6 +33,7 @@ def estimator_for(setup: Setup) -> Estimator:
         cuda_graphs=graphs,
         moe_backend=engine.moe_backend,
         fused_all_reduce=bool(engine.fused_all_reduce),
+        attention_backend=engine.attention_backend,
     )
     return on_network(calibrated(measured, setup), setup)
 
@@ -53,8 +54,8 @@ def estimator_key(setup: Setup) -> tuple[Hashable, ...]:
     """Setups of equal keys have equal estimators, calibrations aside."""
     engine = setup.engine
     graphs = bool(engine.max_cudagraph_capture_size)
-    kernels = (engine.name, engine.version, graphs, engine.moe_backend, bool(engine.fused_all_reduce))
-    return (setup.device.name, setup.node.name, *kernels)
+    backends = (engine.attention_backend, engine.moe_backend, bool(engine.fused_all_reduce))
+    return (setup.device.name, setup.node.name, engine.name, engine.version, graphs, *backends)
 
 
 def calibrated(estimator: Estimator, setup: Setup) -> Estimator:

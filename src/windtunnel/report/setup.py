@@ -113,8 +113,12 @@ def arrivals_text(arrivals: Arrivals, says_rate: bool = True) -> str:
     if isinstance(arrivals, ClosedLoop):
         if not says_rate:
             return "a closed loop"
-        released = f" at {arrivals.rate_per_s:g}/s" if arrivals.rate_per_s else ""
-        return f"{arrivals.concurrency:,} concurrent requests{released}"
+        if arrivals.rate_per_s is None:
+            return f"{arrivals.concurrency:,} concurrent requests"
+        burstiness = f" (cv {arrivals.cv:g})" if arrivals.cv != 1 else ""
+        return (
+            f"at most {arrivals.concurrency:,} concurrent requests, released at {arrivals.rate_per_s:g}/s{burstiness}"
+        )
     if isinstance(arrivals, Burst):
         return f"bursts of {arrivals.num_per_burst:,}" if arrivals.num_per_burst else "all requests at once"
     if isinstance(arrivals, Recorded):

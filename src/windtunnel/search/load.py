@@ -39,6 +39,11 @@ def is_closed(workload: Workload) -> bool:
     return isinstance(workload.arrivals, ClosedLoop)
 
 
+def is_capped(workload: Workload) -> bool:
+    """Whether it arrives at a rate and has a limit of requests under way, too."""
+    return isinstance(workload.arrivals, ClosedLoop) and workload.arrivals.rate_per_s is not None
+
+
 def at_load(workload: Workload, load: float, own: float) -> Workload:
     """`workload` at a load in place of its `own`: so many requests a second, or of a closed loop so many clients."""
     change = msgspec.structs.replace

@@ -32,8 +32,7 @@ class Gamma(Noun, tag="gamma", tag_field="type"):
 
     def __post_init__(self) -> None:
         check_rate(self.rate_per_s)
-        if not MIN_CV <= self.cv <= MAX_CV:
-            raise ValueError(f"cv must be from {MIN_CV} to {MAX_CV}, not {self.cv}")
+        _check_cv(self.cv)
 
 
 class Static(Noun, tag="static", tag_field="type"):
@@ -70,11 +69,18 @@ class ClosedLoop(Noun, tag="closed_loop", tag_field="type"):
     concurrency: int
     num_warmup_requests: int = 0
     rate_per_s: float | None = None
-    """Release rate (Poisson); None releases every request at 0 s."""
+    """Release rate: an open loop, but for the requests under way, which `concurrency` caps; None releases every request
+    at 0 s."""
+    cv: float = 1
+    """Of the gaps between releases, as `Gamma` has it: 1 is Poisson, 0 equal gaps."""
 
     def __post_init__(self) -> None:
         check_count(concurrency=self.concurrency)
         check_rate(self.rate_per_s)
+        if self.rate_per_s is None and self.cv != 1:
+            raise ValueError(f"cv is {self.cv}, but without rate_per_s all requests are released at 0 s")
+        if self.cv != 0:
+            _check_cv(self.cv)
         if not 0 <= self.num_warmup_requests <= MAX_REQUESTS:
             raise ValueError(f"num_warmup_requests must be from 0 to {MAX_REQUESTS}, not {self.num_warmup_requests}")
 
@@ -109,8 +115,7 @@ class RateCurve(Noun, tag="curve", tag_field="type"):
 
     def __post_init__(self) -> None:
         check_positive(period_s=self.period_s, scale=self.scale)
-        if not MIN_CV <= self.cv <= MAX_CV:
-            raise ValueError(f"cv must be from {MIN_CV} to {MAX_CV}, not {self.cv}")
+        _check_cv(self.cv)
         if not self.points:
             raise ValueError("points is empty")
         times_s = [point.at_s for point in self.points]
@@ -148,6 +153,11 @@ def check_rate(rate_per_s: float | None) -> None:
     check_positive(rate_per_s=rate_per_s)
     if rate_per_s is not None and not MIN_RATE_PER_S <= rate_per_s <= MAX_RATE_PER_S:
         raise ValueError(f"rate_per_s must be from {MIN_RATE_PER_S:g} to {MAX_RATE_PER_S:g}, not {rate_per_s:g}")
+
+
+def _check_cv(cv: float) -> None:
+    if not MIN_CV <= cv <= MAX_CV:
+        raise ValueError(f"cv must be from {MIN_CV} to {MAX_CV}, not {cv}")
 
 
 def check_count(**values: int | None) -> None:

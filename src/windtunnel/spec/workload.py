@@ -154,7 +154,7 @@ class Requests(Noun):
     @property
     def _ends_by_time(self) -> bool:
         return not (
-            isinstance(self.arrivals, ClosedLoop)
+            (isinstance(self.arrivals, ClosedLoop) and self.arrivals.rate_per_s is None)
             or (isinstance(self.arrivals, Burst) and self.arrivals.interval_s is None)
         )
 
