@@ -239,3 +239,15 @@ def test_aicbs_scripts_write_what_they_write_without_a_gpu(
     done = windtunnel("workload", str(path), "--compat", "aicb")
     assert done.code == 2
     assert message in done.stderr
+
+
+def test_context_parallelism_that_aicb_ignores_is_in_the_job(windtunnel: Command, tmp_path: Path) -> None:
+    path = tmp_path / "command.txt"
+    path.write_text(f"{AICB} --context-parallel-size=2")
+    done = windtunnel("workload", str(path))
+    assert done.code == 0, done.stderr
+    assert "cp 2" in done.stdout
+    plain = tmp_path / "plain.txt"
+    plain.write_text(AICB)
+    files = [windtunnel("workload", str(each), "--compat", "aicb").stdout for each in (path, plain)]
+    assert files[0] == files[1]

@@ -18,6 +18,8 @@ class TrainingArguments:
     world_size: int = 1
     tensor_model_parallel_size: int = 1
     pipeline_model_parallel: int = 1
+    context_parallel_size: int = 1
+    """Changes nothing in a generated file."""
     pp_rank: int = -1
     global_batch: int = 4
     micro_batch: int = 1
@@ -166,7 +168,6 @@ DEVICES = {"A100": "a100_sxm", "A800": "a100_sxm", "H100": "h100_sxm", "H800": "
 """`--gpu_type` -> a device of the catalog; AICB only puts it into the name of its file."""
 
 IGNORED_VALUES = (
-    "context-parallel-size",
     "dtype",
     "max_position_embeddings",
     "gated_linear_unit",

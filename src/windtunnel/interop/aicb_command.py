@@ -38,6 +38,7 @@ FORMER_NAMES = {"AIOB_simAI_workload_generator": "SimAI_training_workload_genera
 OTHER_SPELLINGS = {
     "use_distributed_optimizer": ("--use-distributed-optimizer",),
     "pipeline_model_parallel": ("--pipeline_model_parallel_size",),
+    "context_parallel_size": ("--context-parallel-size",),
 }
 """Field -> spellings beside `--field`."""
 
