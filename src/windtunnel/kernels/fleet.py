@@ -19,7 +19,8 @@ from windtunnel.kernels.heap import meld
 from windtunnel.kernels.jit import inner
 from windtunnel.kernels.kvcache import entry_of, forget
 from windtunnel.kernels.kvtiers import drop
-from windtunnel.kernels.policies import gained_tokens, replica_load, replica_with_prefix
+from windtunnel.kernels.policies.batch import gained_tokens
+from windtunnel.kernels.policies.routers import replica_load, replica_with_prefix
 from windtunnel.kernels.state import (
     DEFERRED,
     DRAINING,

@@ -14,15 +14,9 @@ import numpy as np
 from windtunnel.kernels.heap import push
 from windtunnel.kernels.jit import inlined, inner
 from windtunnel.kernels.kvcache import acquire, entry_of, evict, look_up, release, share
-from windtunnel.kernels.policies import (
-    UNEVEN_RATIO,
-    UNEVEN_REQUESTS,
-    blocks_to_start,
-    held_blocks,
-    held_window_blocks,
-    link,
-    set_queue_key,
-)
+from windtunnel.kernels.policies.batch import blocks_to_start, held_blocks, held_window_blocks, link
+from windtunnel.kernels.policies.routers import UNEVEN_RATIO, UNEVEN_REQUESTS
+from windtunnel.kernels.policies.waiting import set_queue_key
 from windtunnel.kernels.state import (
     EVENT,
     FCFS,
