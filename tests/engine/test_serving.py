@@ -335,6 +335,21 @@ def test_a_preempted_request_finds_what_is_left_of_its_own_blocks() -> None:
     assert 0 < again[0] < again[1]
 
 
+def test_a_fleet_that_never_changes_is_its_replicas_alone() -> None:
+    """With what preempted requests find of their own blocks: that run begins the fleet again."""
+    never = {"scheduled": [{"at_s": 1e9, "replica": 0, "repair_s": 1.0}]}
+    settings = {"deployment.engine.num_gpu_blocks": 120}
+    alone, fleet = (
+        served(output_tokens=200, num_requests=40, settings=settings | more)
+        for more in ({}, {"deployment.faults": never, "deployment.start_s": 1.0})
+    )
+    assert alone.requests["num_preemptions"].sum() > 0
+    for name in ("scheduled_s", "first_token_s", "finish_s", "num_preemptions"):
+        np.testing.assert_array_equal(alone.requests[name], fleet.requests[name])
+    assert fleet.fleet is not None
+    assert len(fleet.fleet.stays) == 40
+
+
 def test_windows_let_more_long_requests_run_at_a_time() -> None:
     """gpt-oss-20b, 4,000 tokens a request and windows of 128 in half of its layers."""
     running = {}

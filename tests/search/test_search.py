@@ -81,6 +81,16 @@ def test_a_search_whose_answers_are_known_starts_no_processes(tmp_path: Path, mo
     assert again.count.num_runs == 0
 
 
+def test_a_scenarios_limits_are_those_of_its_search_unless_it_has_others() -> None:
+    base = {name: value for name, value in BASE.items() if name != "limits"}
+    raw = {**base, "vary": {"tp": [1, 2]}, "slo": {"ttft_s": "500ms", "tpot_s": 0.03}}
+    assert space_from(raw, "file").limits == {"ttft_p99": 0.5, "tpot_p99": 0.03}
+    assert space_from({**raw, "limits": {"ttft_p90": "2s"}}, "file").limits == {"ttft_p90": "2s"}
+    assert space_from({**raw, "limits": {}}, "file").limits == {}
+    with pytest.raises(InputError, match="slo"):
+        space_from({**raw, "slo": {"ttft_ms": 500}}, "file")
+
+
 def test_every_latency_with_a_limit_is_among_the_figures() -> None:
     """Also of statistics that are not always kept."""
     limits = {"ttft_p90": "2s", "ttft_p95": "2s", "itl_p95": "500ms", "e2e_max": "300s"}

@@ -132,10 +132,13 @@ def serve(
         return run_loop(settings, cost, requests, progress, cache, speculation, fleet, router, give_up=give_up)
 
     records, steps, engine_time_s = run_with(cache)
-    if cache is None and fleet is None and records["num_preemptions"].any():
-        # Where prompts share nothing a cache changes nothing until a preempted request finds its own blocks in it.
+    if cache is None and router is None and records["num_preemptions"].any():
+        # Where prompts share nothing a cache changes nothing until a preempted request finds its own blocks in it. A
+        # user's router may remember what it was asked: it is not asked twice.
         own = own_blocks(server.setup, server.memory, settings, requests)
         if own is not None:
+            if fleet is not None:
+                fleet.begin_again()
             records, steps, again_s = run_with(own)
             engine_time_s += again_s
     return records, steps, engine_time_s

@@ -163,11 +163,13 @@ def accumulated(rank: Rank, name: str, num_values: float) -> tuple[Task, ...]:
 def quantised(rank: Rank, name: str, rows: float, width: float, wanted: Format) -> tuple[Task, ...]:
     """Casts a tensor for two products, once as it is and once transposed: read in 16 bit, written twice.
 
-    Transformer Engine does so for inputs and for gradients; GEMMs read both along their inner dimension.
+    Transformer Engine does so for inputs and for gradients; GEMMs read both along their inner dimension. The transposed
+    copy is for the weights' gradient, which frozen weights do not have.
     """
     if ACTIVATION_BITS[wanted] >= 16:
         return ()
-    num_bytes = width * (BF16_BYTES + 2 * ACTIVATION_BITS[wanted] / 8 + _scaling_bytes(rank, name))
+    copies = 1 if rank.setup.job.lora else 2
+    num_bytes = width * (BF16_BYTES + copies * ACTIVATION_BITS[wanted] / 8 + _scaling_bytes(rank, name))
     return (Task(f"quantise_{name}", ops.Elementwise("quantise", rows, num_bytes * rank.passes)),)
 
 

@@ -133,13 +133,13 @@ def serve_requests(server: Server | Fleet, requests: RequestArrays, give_up: Giv
             plan._replace(settings=for_clients(plan.settings, part.setup, part.memory, requests))
             for plan, part in zip(server.plans, server.parts, strict=True)
         ]
-        records, pools, steps, _ = run_pools(
+        records, pools, steps, *_ = run_pools(
             plans,
             server.travel,
             requests,
             speculation=server.speculation,
             give_up=give_up,
-            caching=server.caching,
+            keeping=server.keeping,
         )
         host = server.parts[0].setup.engine.host
         _, replica, num_replicas = replicas_of(records, pools)

@@ -102,13 +102,15 @@ class Sharding(Noun):
     reshard_after_forward: bool = True
     """ZeRO-3: parameters are gathered again for the backward pass."""
     reduce_bucket_elements: int | None = None
+    """Gradients reduced together; ZeRO-3 outside DeepSpeed reduces layer by layer."""
     gather_bucket_elements: int | None = None
+    """DeepSpeed's ZeRO-1 and 2: updated parameters gathered together."""
     prefetch_bucket_elements: int | None = None
-    """ZeRO-3: parameters gathered together."""
+    """DeepSpeed's ZeRO-3: parameters gathered together."""
     persistence_threshold_elements: int | None = None
-    """ZeRO-3: smaller parameters are never sharded."""
+    """DeepSpeed's ZeRO-3: smaller parameters are never sharded."""
     max_live_elements: int | None = None
-    """ZeRO-3: gathered parameters held at once."""
+    """DeepSpeed's ZeRO-3: gathered parameters held at once."""
 
     def __post_init__(self) -> None:
         for name in ("group", "reduce_bucket_elements", "gather_bucket_elements", "prefetch_bucket_elements"):
@@ -147,9 +149,9 @@ class Recompute(Noun):
     """What the backward pass computes again so as not to keep it (arXiv:2205.05198, section 5)."""
 
     granularity: Literal["none", "selective", "full"] = "none"
-    modules: tuple[RecomputedModule, ...] = ("core_attention",)
-    """Of selective recomputation. Flash attention recomputes its scores anyhow; naming it then costs nothing more
-    than its forward pass."""
+    modules: tuple[RecomputedModule, ...] | None = None
+    """Of selective recomputation; None takes `core_attention`. Flash attention recomputes its scores anyhow; naming it
+    then costs nothing more than its forward pass."""
     num_layers: int | None = None
     """Layers of each chunk that are fully recomputed; None: all."""
     distribute: bool = False
@@ -183,7 +185,6 @@ class Kernels(Noun):
     fused: bool | None = None
     """Norms, activations, rope, residuals, loss each in one pass (Transformer Engine, torch.compile); else one kernel
     for each operation, as eager PyTorch."""
-    cuda_graphs: bool = False
 
 
 class Lora(Noun):
@@ -269,15 +270,8 @@ class TrainingJob(Noun):
     """Of one device; None takes the catalog's list price."""
 
     def __post_init__(self) -> None:
-        counts = (
-            "num_devices",
-            "sequence_tokens",
-            "global_batch",
-            "micro_batch",
-            "num_microbatches",
-            "document_tokens",
-        )
-        for name in counts:
+        batch = ("global_batch", "micro_batch", "num_microbatches")
+        for name in ("num_devices", "sequence_tokens", "document_tokens", *batch):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} is {value}; at least 1 is needed")

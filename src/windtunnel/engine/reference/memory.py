@@ -47,9 +47,9 @@ class Memory:
 
     # Prefix cache
 
-    def look_up(self, rank: Rank, request: Request, known_tokens: int | None = None) -> int:
-        """Start waiting `request` from what is cached of its `known_tokens`, all without it; returns the blocks in the
-        cache that nobody else uses.
+    def look_up(self, rank: Rank, request: Request, known_tokens: int | None = None, loads: bool = True) -> int:
+        """Start waiting `request` from what is cached of its `known_tokens`, all without it, and where it `loads` from
+        what lower tiers have; returns the blocks in the cache that nobody else uses.
         """
         rank.cache.shrink(rank.free_blocks)
         known_tokens = request.known_tokens if known_tokens is None else known_tokens
@@ -63,7 +63,7 @@ class Memory:
             hit_blocks, most_blocks = 0, 0
         request.shared_blocks = found = hit_blocks
         request.load_s = 0.0
-        for tier, pool in zip(self.tiers, self.pools_of(rank), strict=True):
+        for tier, pool in zip(self.tiers, self.pools_of(rank), strict=True) if loads else ():
             below = pool.find(request.segments, most_blocks)
             request.load_s += max(below - found, 0) * float(tier.block_s)
             found = max(found, below)
