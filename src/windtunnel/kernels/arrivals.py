@@ -2,13 +2,14 @@
 
 import numpy as np
 
-from windtunnel.kernels.fleet import drop_held, hold, route_up, take_lost
 from windtunnel.kernels.heap import pop
+from windtunnel.kernels.held import drop_held, hold, route_up, take_lost
 from windtunnel.kernels.jit import inner
 from windtunnel.kernels.lanes import wake
 from windtunnel.kernels.policies.routers import route
 from windtunnel.kernels.policies.waiting import enqueue, set_queue_key
-from windtunnel.kernels.pools import lanes_of, ranks_of, route_arrival
+from windtunnel.kernels.pool_routers import route_arrival
+from windtunnel.kernels.pools import lanes_of, ranks_of
 from windtunnel.kernels.state import NONE, USERS_ROUTER
 
 

@@ -1,11 +1,11 @@
 """The end of a lane's step: tokens given, prefills that decode from now on, requests that are done."""
 
+from windtunnel.kernels.handover import end_transfer, hand_over
 from windtunnel.kernels.heap import pop, push
 from windtunnel.kernels.jit import inner
 from windtunnel.kernels.kvcache import caches_when_scheduled, release, share
 from windtunnel.kernels.lanes import wake_replica
 from windtunnel.kernels.policies.batch import held_blocks, held_window_blocks, stop_decoding, unlink
-from windtunnel.kernels.pools import end_transfer, hand_over
 from windtunnel.kernels.state import BATCH, BATCH_ENDS, FAIR_SHARE, FAIR_TOKENS, FINISH_KEY, FINISH_VALUE, NONE, PHASES
 from windtunnel.kernels.windows import begin_to_slide, fills_window, next_change
 

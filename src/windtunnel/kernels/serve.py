@@ -15,15 +15,17 @@ import numpy as np
 
 from windtunnel.kernels.arrivals import deliver, next_arrival_s
 from windtunnel.kernels.completions import arrive, complete
-from windtunnel.kernels.fleet import after_step, ask_again, change, has_room_to_log, next_resend_s
+from windtunnel.kernels.handover import join_ready, pull
 from windtunnel.kernels.heap import pop
+from windtunnel.kernels.held import ask_again, next_resend_s
 from windtunnel.kernels.jit import entry, inner
 from windtunnel.kernels.lanes import wake_another
 from windtunnel.kernels.policies.balance import balance_ranks
 from windtunnel.kernels.policies.batch import begin_batch, end_batch
 from windtunnel.kernels.policies.sglang import form_batch_sglang
 from windtunnel.kernels.policies.vllm_v1 import form_batch_vllm_v1
-from windtunnel.kernels.pools import cache_of, cost_of, join_ready, lanes_of, pull, ranks_of
+from windtunnel.kernels.pools import cache_of, cost_of, lanes_of, ranks_of
+from windtunnel.kernels.scaling import after_step, change, has_room_to_log
 from windtunnel.kernels.state import NONE, SGLANG
 from windtunnel.kernels.status import ASK_ROUTER, DONE, MORE, STUCK
 from windtunnel.kernels.steps import start_step

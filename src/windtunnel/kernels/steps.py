@@ -3,8 +3,8 @@
 import numpy as np
 
 from windtunnel.kernels.arrivals import next_arrival_s
-from windtunnel.kernels.fleet import next_resend_s
 from windtunnel.kernels.heap import push
+from windtunnel.kernels.held import next_resend_s
 from windtunnel.kernels.jit import inner
 from windtunnel.kernels.lanes import IDLE, set_busy
 from windtunnel.kernels.policies.balance import count_balance
