@@ -92,8 +92,8 @@ once = njit(
 )
 """As `inner`, for a part of one loop that is called in one place: it becomes part of its caller.
 
-An array is seven arguments of a call. The packet loop's parts take a dozen arrays each: called, they took 1.7 s for what
-they do in 0.66 s so; as one long function it was 0.9 s.
+An array is seven arguments of a call. The packet loop's parts take a dozen arrays each: called, they took 1.7 s for
+what they do in 0.66 s so; as one long function it was 0.9 s.
 """
 
 inlined = njit(_nrt=False, nogil=True, error_model="numpy", inline="always")
