@@ -3,10 +3,12 @@
     python benchmarks/operator_accuracy.py            tables in Markdown
     python benchmarks/operator_accuracy.py --json     the same as JSON
     python benchmarks/operator_accuracy.py --fit      fit the roofline again and write src/windtunnel/catalog/roofline
+    python benchmarks/operator_accuracy.py --page docs/reference/operator-accuracy.md      write that page's tables
 
 Interpolation leaves out, in turn, one point inside a measured curve, the last point of a curve, a size along the axis
 (out of all shapes), and a whole shape (of a GEMM its n and its k everywhere), and predicts it from the rest of the
 table. The roofline is fitted on all devices but one and predicts that one. Errors are |predicted / measured - 1|.
+`operator_limits.py` says how much of them comes from the measurements themselves.
 """
 
 from __future__ import annotations
@@ -24,6 +26,16 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
+from operator_limits import (
+    SAME_SILICON,
+    LeftOutPoint,
+    Repeat,
+    Surroundings,
+    limits_markdown,
+    repeat_differences,
+    repeats_markdown,
+    surroundings,
+)
 from windtunnel.estimate.estimator import LEFT_OUT_FILE, LeftOut, TableModel
 from windtunnel.estimate.fit import Sample, fit_family, fit_roofline, sample, without
 from windtunnel.estimate.roofline import Fit, Roofline, board, family
@@ -107,26 +119,34 @@ def roofline_of(system: str) -> Roofline:
 
 def left_out_points(
     table: MeasurementTable, roofline: Roofline, num_sites: int, rng: np.random.Generator
-) -> Iterator[tuple[str, float]]:
-    """(`inside` or `last`, error) of single points: each round takes one out of each of the drawn sites."""
+) -> Iterator[tuple[str, float, Surroundings | None]]:
+    """(`inside` or `last`, error, what is around it) of single points: each round takes one out of each drawn site.
+
+    Of a small table every point is left out.
+    """
     sites = list(table.rows_by_site)
     drawn = [sites[index] for index in rng.permutation(len(sites))[:num_sites]]
-    for _ in range(POINTS_PER_SITE):
+    order = {site: rng.permutation(len(table.site_rows(site)[1])) for site in drawn}
+    small = len(table) <= num_sites * POINTS_PER_SITE
+    for turn in range(max(map(len, order.values())) if small else POINTS_PER_SITE):
         keep = np.ones(len(table), dtype=bool)
         wanted = []
-        for site in drawn:
+        for site in (site for site in drawn if turn < len(order[site])):
             axes, seconds = table.site_rows(site)
-            row = int(rng.integers(len(seconds)))
+            row = int(order[site][turn])
             where = _place(np.column_stack(list(axes.values())), row)
             if where:
                 rows = table.rows_by_site[site]
                 here = [table.axes[name][rows] == column[row] for name, column in axes.items()]
                 keep[rows[np.logical_and.reduce(here)]] = False
-                wanted.append((site, where, {name: column[[row]] for name, column in axes.items()}, seconds[row]))
+                wanted.append((site, where, row))
         model = TableModel(table.take(keep), roofline)
-        for site, where, at, took in wanted:
+        for site, where, row in wanted:
+            axes, seconds = table.site_rows(site)
+            at = {name: column[[row]] for name, column in axes.items()}
             found, *_ = model.estimate(table.operator(site, at))
-            yield where, abs(float(found[0]) / took - 1)
+            around = surroundings(table, roofline, site, row) if where == LeftOut.INSIDE.value else None
+            yield where, abs(float(found[0]) / seconds[row] - 1), around
 
 
 def _place(points: Floats, row: int) -> str | None:
@@ -186,24 +206,50 @@ def _touching(table: MeasurementTable, site: tuple[float, ...]) -> NDArray[np.bo
     return found
 
 
-def interpolation(num_sites: int, seed: int) -> list[Score]:
+def tables_of(system: str, engine: str, version: str) -> Iterator[tuple[Class, MeasurementTable]]:
+    """The tables of an engine on a system that hold measurements of its own."""
+    tables = Tables(Collection(systems_folder() / system, engine, version, roofline_of(system)))
+    for (kind, variant), probe in probes():
+        table = tables.table_for(probe)
+        # Elementwise tables are medians over shapes already: nothing of them can be left out.
+        if table is None or kind == "elementwise" or (f"/{engine}/" not in table.source and kind != "collective"):
+            continue
+        yield (kind, variant), table
+
+
+def interpolation(num_sites: int, seed: int) -> tuple[list[Score], list[LeftOutPoint]]:
+    """Errors by kind and by what was left out, and all points that were left out inside."""
     errors: dict[tuple[str, str], list[float]] = {}
+    inside: list[LeftOutPoint] = []
     for system, engine, version in COLLECTIONS:
         rng = np.random.default_rng(seed)
         roofline = roofline_of(system)
-        tables = Tables(Collection(systems_folder() / system, engine, version, roofline))
-        for (kind, _), probe in probes():
-            table = tables.table_for(probe)
-            # Elementwise tables are medians over shapes already: nothing of them can be left out.
-            if table is None or kind == "elementwise" or (f"/{engine}/" not in table.source and kind != "collective"):
-                continue
-            for where, error in left_out_points(table, roofline, num_sites, rng):
+        for (kind, variant), table in tables_of(system, engine, version):
+            name = f"{system} {engine} {variant}"
+            for where, error, around in left_out_points(table, roofline, num_sites, rng):
                 errors.setdefault((kind, where), []).append(error)
+                if around is not None:
+                    inside.append(LeftOutPoint(kind, name, error, around))
             levels = left_out_levels(table, roofline, num_sites, rng)
             errors.setdefault((kind, LeftOut.LEVEL.value), []).extend(levels)
             whole = left_out_sites(table, roofline, max(num_sites // 4, 2), rng)
             errors.setdefault((kind, "shape"), []).extend(whole)
-    return [score(kind, where, found) for (kind, where), found in sorted(errors.items()) if found]
+    return [score(kind, where, found) for (kind, where), found in sorted(errors.items()) if found], inside
+
+
+def repeats(num_sites: int, seed: int) -> list[Repeat]:
+    """What a second collection of the same engine and version on the same silicon says of every table that has one."""
+    found = []
+    for system, engine, version in COLLECTIONS:
+        if system not in SAME_SILICON:
+            continue
+        rng = np.random.default_rng(seed)
+        twins = dict(tables_of(SAME_SILICON[system], engine, version))
+        for (kind, variant), table in tables_of(system, engine, version):
+            if (kind, variant) in twins:
+                differences = repeat_differences(table, twins[kind, variant], num_sites, rng)
+                found.append(Repeat(kind, f"{system} {engine} {variant}", differences))
+    return found
 
 
 # ------------------------------------------------------------------------------------------------------------ roofline
@@ -301,34 +347,46 @@ def write_fit(kind: str, variants: dict[str, object]) -> None:
 
 
 def markdown(title: str, scores: list[Score]) -> str:
-    lines = [f"### {title}", "", "| operators | left out | points | median error | p90 |", "|---|---|---:|---:|---:|"]
+    lines = [f"## {title}", "", "| operators | left out | points | median error | p90 |", "|---|---|---:|---:|---:|"]
     lines += [f"| {s.operators} | {s.left_out} | {s.num_points:,} | {s.median:.1%} | {s.p90:.1%} |" for s in scores]
     return "\n".join(lines)
+
+
+PAGE_MARK = "<!-- written by benchmarks/operator_accuracy.py -->"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--fit", action="store_true", help="write the fitted roofline into the catalog")
+    parser.add_argument("--page", type=Path, help="write the tables into this page, below its mark")
     parser.add_argument("--sites", type=int, default=24, help="shapes drawn from each table")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kind", help="fit only this kind of operator")
     parser.add_argument("--only", choices=("interpolation", "roofline"))
     options = parser.parse_args()
     start = time.perf_counter()
-    found = {}
+    found: dict[str, list[Score]] = {}
+    limits: list[str] = []
     if options.only != "interpolation":
-        found["roofline, on devices that the fit did not see"] = roofline(options.seed, options.fit, options.kind)
+        found["Roofline, on devices that the fit did not see"] = roofline(options.seed, options.fit, options.kind)
     if options.only != "roofline":
-        found["interpolation in measured tables"] = interpolation(options.sites, options.seed)
+        scores, inside = interpolation(options.sites, options.seed)
+        found["Interpolation in measured tables"] = scores
+        limits = [limits_markdown(inside), repeats_markdown(inside, repeats(options.sites, options.seed))]
         if options.fit and options.only is None:
-            by_name = {one.operators: one.median for one in found["roofline, on devices that the fit did not see"]}
-            write_left_out(found["interpolation in measured tables"], by_name["elementwise any"])
+            by_name = {one.operators: one.median for one in found["Roofline, on devices that the fit did not see"]}
+            write_left_out(scores, by_name["elementwise any"])
     if options.json:
         print(json.dumps({title: [asdict(one) for one in scores] for title, scores in found.items()}, indent=2))
         return
-    for title, scores in found.items():
-        print(markdown(title, scores), end="\n\n")
+    parts = [markdown(title, scores) for title, scores in reversed(found.items())]
+    text = "\n\n".join([*parts[:1], *limits, *parts[1:]]) + "\n"
+    if options.page:
+        head, _, _ = options.page.read_text(encoding="utf-8").partition(PAGE_MARK)
+        options.page.write_text(f"{head}{PAGE_MARK}\n\n{text}", encoding="utf-8")
+    else:
+        print(text)
     print(f"{time.perf_counter() - start:.0f} s", file=sys.stderr)
 
 

@@ -271,7 +271,7 @@ def read_parquet(path: Path, columns: list[str] | None = None, dictionaries: lis
         dictionaries: text columns to keep dictionary-coded, which is many times faster to compare.
 
     Raises:
-        InputError: it is missing or is not valid Parquet.
+        InputError: it is missing, is not valid Parquet, or lacks one of `dictionaries`.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -282,6 +282,9 @@ def read_parquet(path: Path, columns: list[str] | None = None, dictionaries: lis
             return file.read(columns=present, use_threads=False)
     except FileNotFoundError:
         raise InputError(f"there is no file {path}") from None
+    except KeyError as error:
+        name = error.args[0].decode()
+        raise InputError(f"{path} has no column {name}", did_you_mean(name, pq.read_schema(path).names)) from None
     except (OSError, pa.ArrowException) as error:
         reason = str(error).partition("\n")[0]
         raise InputError(f"{path} is not a readable Parquet file: {reason}") from None
