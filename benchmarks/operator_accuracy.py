@@ -25,7 +25,6 @@ from typing import Any
 import numpy as np
 import yaml
 from numpy.typing import NDArray
-
 from operator_limits import (
     SAME_SILICON,
     LeftOutPoint,
@@ -36,6 +35,7 @@ from operator_limits import (
     repeats_markdown,
     surroundings,
 )
+
 from windtunnel.estimate.estimator import LEFT_OUT_FILE, LeftOut, TableModel
 from windtunnel.estimate.fit import Sample, fit_family, fit_roofline, sample, without
 from windtunnel.estimate.roofline import Fit, Roofline, board, family
@@ -360,7 +360,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--fit", action="store_true", help="write the fitted roofline into the catalog")
     parser.add_argument("--page", type=Path, help="write the tables into this page, below its mark")
-    parser.add_argument("--sites", type=int, default=24, help="shapes drawn from each table")
+    parser.add_argument("--sites", type=int, default=48, help="shapes drawn from each table")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kind", help="fit only this kind of operator")
     parser.add_argument("--only", choices=("interpolation", "roofline"))

@@ -1,9 +1,9 @@
 """How much of an interpolation's error the measurements themselves bring: for `operator_accuracy.py`.
 
 Three things, none of which looks at the prediction. A point that took longer or shorter than both its neighbours is out
-of reach of every rising curve through them. Between neighbours whose measured time over the roofline differs, a kernel or
-protocol was changed, and nothing says where. And a second collection of the same kernels on the same silicon says how
-well the shape of a curve repeats.
+of reach of every rising curve through them. Between neighbours whose measured times over the roofline differ, another
+kernel or protocol took over, and nothing says where. And a second collection of the same kernels on the same silicon
+says how well the shape of a curve repeats.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ def repeat_differences(
 ) -> Floats:
     """How far points are off the line between their neighbours in one collection and not in the other.
 
-    A point and both neighbours carry the noise of each collection once, so the difference over the square root of two is
-    what a prediction from the neighbours would be off if it knew the curve and only the measurements scattered.
+    A point and both neighbours carry the noise of each collection once, so the difference over the square root of two
+    is what a prediction from the neighbours would be off if it knew the curve and only the measurements scattered.
     """
     shared = [site for site in table.rows_by_site if site in twin.rows_by_site]
     found: list[float] = []
@@ -99,7 +99,7 @@ def limits_markdown(points: list[LeftOutPoint]) -> str:
     lines = [
         "## What the errors inside curves are made of",
         "",
-        "| operators | points | median | p90 | out of reach, p90 | across a step: share | median | p90 | elsewhere: p90 |",
+        "| operators | points | median | p90 | p90 out of reach | across a step | median | p90 | elsewhere, p90 |",
         "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for kind in sorted({point.kind for point in points}):
