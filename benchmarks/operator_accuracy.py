@@ -5,9 +5,10 @@
     python benchmarks/operator_accuracy.py --fit      fit the roofline again and write src/windtunnel/catalog/roofline
     python benchmarks/operator_accuracy.py --page docs/reference/operator-accuracy.md      write that page's tables
 
-Interpolation leaves out, in turn, one point inside a measured curve, the last point of a curve, a size along the axis
-(out of all shapes), and a whole shape (of a GEMM its n and its k everywhere), and predicts it from the rest of the
-table. The roofline is fitted on all devices but one and predicts that one. Errors are |predicted / measured - 1|.
+Interpolation leaves out, in turn, one point inside a measured curve, alone and with both its neighbours, the last point
+of a curve, a size along the axis (out of all shapes), and a whole shape (of a GEMM its n and its k everywhere), and
+predicts it from the rest of the table. The roofline is fitted on all devices but one and predicts that one. Errors are
+|predicted / measured - 1|.
 `operator_limits.py` says how much of them comes from the measurements themselves.
 """
 
@@ -64,6 +65,8 @@ FITTED = ("a100_sxm", "h100_sxm", "h200_sxm", "b200_sxm", "b300_sxm", "gb200", "
 
 ROWS_PER_DEVICE = 500
 
+NEIGHBOURS_TOO = "inside, neighbours too"
+
 MIN_POINTS = 10
 MIN_CURVE = 4
 POINTS_PER_SITE = 4
@@ -118,11 +121,11 @@ def roofline_of(system: str) -> Roofline:
 
 
 def left_out_points(
-    table: MeasurementTable, roofline: Roofline, num_sites: int, rng: np.random.Generator
+    table: MeasurementTable, roofline: Roofline, num_sites: int, rng: np.random.Generator, beside: int = 0
 ) -> Iterator[tuple[str, float, Surroundings | None]]:
     """(`inside` or `last`, error, what is around it) of single points: each round takes one out of each drawn site.
 
-    Of a small table every point is left out.
+    Of a small table every point is left out. With it go `beside` neighbours on either side, where others are beyond.
     """
     sites = list(table.rows_by_site)
     drawn = [sites[index] for index in rng.permutation(len(sites))[:num_sites]]
@@ -132,13 +135,11 @@ def left_out_points(
         keep = np.ones(len(table), dtype=bool)
         wanted = []
         for site in (site for site in drawn if turn < len(order[site])):
-            axes, seconds = table.site_rows(site)
             row = int(order[site][turn])
-            where = _place(np.column_stack(list(axes.values())), row)
+            where = _place(_points(table, site), row, beside)
             if where:
-                rows = table.rows_by_site[site]
-                here = [table.axes[name][rows] == column[row] for name, column in axes.items()]
-                keep[rows[np.logical_and.reduce(here)]] = False
+                for near in range(row - beside, row + beside + 1):
+                    keep[_rows_at(table, site, near)] = False
                 wanted.append((site, where, row))
         model = TableModel(table.take(keep), roofline)
         for site, where, row in wanted:
@@ -149,12 +150,30 @@ def left_out_points(
             yield where, abs(float(found[0]) / seconds[row] - 1), around
 
 
-def _place(points: Floats, row: int) -> str | None:
-    """Where a point is on its curve: `inside`, `last`, or None where it is the first or one of less than four."""
+def _points(table: MeasurementTable, site: tuple[float, ...]) -> Floats:
+    axes, _ = table.site_rows(site)
+    return np.column_stack(list(axes.values()))
+
+
+def _rows_at(table: MeasurementTable, site: tuple[float, ...], row: int) -> NDArray[np.intp]:
+    """The table's rows of one point of a site, repeats included."""
+    axes, _ = table.site_rows(site)
+    rows = table.rows_by_site[site]
+    return rows[np.logical_and.reduce([table.axes[name][rows] == column[row] for name, column in axes.items()])]
+
+
+def _place(points: Floats, row: int, beside: int = 0) -> str | None:
+    """Where a point is on its curve: `inside`, `last`, or None where it is the first or one of less than four.
+
+    With `beside` neighbours left out too, only points that still have others on either side have a place.
+    """
     curve = points[np.all(points[:, :-1] == points[row, :-1], axis=1), -1]
-    if len(curve) < MIN_CURVE or points[row, -1] == curve.min():
+    below, above = int(np.sum(curve < points[row, -1])), int(np.sum(curve > points[row, -1]))
+    if len(curve) < MIN_CURVE or below == 0:
         return None
-    return LeftOut.LAST.value if points[row, -1] == curve.max() else LeftOut.INSIDE.value
+    if above == 0:
+        return None if beside else LeftOut.LAST.value
+    return LeftOut.INSIDE.value if min(below, above) > beside else None
 
 
 def left_out_levels(
@@ -230,6 +249,8 @@ def interpolation(num_sites: int, seed: int) -> tuple[list[Score], list[LeftOutP
                 errors.setdefault((kind, where), []).append(error)
                 if around is not None:
                     inside.append(LeftOutPoint(kind, name, error, around))
+            for _, error, _ in left_out_points(table, roofline, num_sites, np.random.default_rng(seed), beside=1):
+                errors.setdefault((kind, NEIGHBOURS_TOO), []).append(error)
             levels = left_out_levels(table, roofline, num_sites, rng)
             errors.setdefault((kind, LeftOut.LEVEL.value), []).extend(levels)
             whole = left_out_sites(table, roofline, max(num_sites // 4, 2), rng)
@@ -319,7 +340,7 @@ def write_left_out(scores: list[Score], elementwise: float) -> None:
     """
     medians: dict[str, dict[str, float]] = {"elementwise": {LeftOut.INSIDE.value: round(elementwise, 3)}}
     for one in scores:
-        if one.num_points >= MIN_POINTS:
+        if one.num_points >= MIN_POINTS and one.left_out in tuple(LeftOut):
             medians.setdefault(one.operators, {})[one.left_out] = round(one.median, 3)
     for found in medians.values():
         for where in LeftOut:
