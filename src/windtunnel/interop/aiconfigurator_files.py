@@ -104,6 +104,7 @@ class Collection:
     expert_distribution: str = DISTRIBUTIONS[0]
     moe_backend: str | None = None
     fused_all_reduce: bool = False
+    attention_backend: str | None = None
     read: dict[tuple[str, ...], MeasurementTable | None] = field(default_factory=dict)
     """Tables that were read already, by kind and words."""
 

@@ -23,11 +23,10 @@ from windtunnel.interop.aiconfigurator_files import (
     GemmPrices,
     Place,
     Rows,
-    first_rows,
     read_rows,
 )
 from windtunnel.interop.aiconfigurator_gemms import gemm_table
-from windtunnel.interop.aiconfigurator_kernels import before_fp8_tiles
+from windtunnel.interop.aiconfigurator_kernels import attention_rows, before_fp8_tiles
 from windtunnel.interop.aiconfigurator_latent import latent_decode_table, latent_prefill_table
 from windtunnel.interop.aiconfigurator_sparse import sparse_table
 from windtunnel.ops import op as ops
@@ -67,7 +66,7 @@ def _attention(table: str, batch_axis: str, tokens: str, added: int) -> Reader:
             return None
         numbers = ("batch_size", tokens, "num_heads", "num_key_value_heads", "head_dim", "window_size?")
         choices = [{"kv_cache_dtype": kv, "attn_dtype": name} for name in ("bfloat16", kv)]
-        rows = first_rows(collection, "attention", table, numbers, choices)
+        rows = attention_rows(collection, table, numbers, choices)
         if rows is None:
             return None
         if op.kind == "decode_attention" and op.kv_format is Format.FP8:
