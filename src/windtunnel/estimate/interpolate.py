@@ -74,7 +74,7 @@ class Curve:
         seconds, exact = np.empty(len(at)), np.empty(len(at), dtype=bool)
         for index in np.unique(kernel):
             here, points = kernel == index, own == index
-            piece = replace(self._part(points) if points.any() else self, steps=())
+            piece = self._part(points) if points.any() else replace(self, steps=())
             found = piece._smooth(at[here], reference)
             seconds[here], exact[here] = found.seconds, found.exact
         inside = (at >= self.at[0]) & (at <= self.at[-1])
@@ -82,6 +82,7 @@ class Curve:
         return Prediction(np.where(inside, _between(seconds, low, high), seconds), exact, inside)
 
     def _part(self, points: NDArray[np.bool_]) -> Curve:
+        """Some of the points, without a step."""
         columns = (self.at[points], self.log_seconds[points], self.log_ratio[points], self.measured[points])
         return Curve(self.axis, *columns, self.straight)
 

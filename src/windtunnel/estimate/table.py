@@ -283,9 +283,9 @@ def read_parquet(path: Path, columns: list[str] | None = None, dictionaries: lis
             return file.read(columns=present, use_threads=False)
     except FileNotFoundError:
         raise InputError(f"there is no file {path}") from None
-    except KeyError as error:
-        name = error.args[0].decode()
-        raise InputError(f"{path} has no column {name}", did_you_mean(name, pq.read_schema(path).names)) from None
+    except KeyError:
+        require_columns(path, pq.read_schema(path).names, tuple(dictionaries or ()))
+        raise
     except (OSError, pa.ArrowException) as error:
         reason = str(error).partition("\n")[0]
         raise InputError(f"{path} is not a readable Parquet file: {reason}") from None

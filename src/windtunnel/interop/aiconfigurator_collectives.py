@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from windtunnel.estimate.table import MeasurementTable
-from windtunnel.interop.aiconfigurator_files import Collection, Place, Rows, read_rows, version_key
+from windtunnel.interop.aiconfigurator_files import HICCUP, Collection, Place, Rows, read_rows, version_key
 from windtunnel.interop.aiconfigurator_kernels import SAME_ALL_REDUCE
 
 _NCCL_NAMES = {"all_to_all": "alltoall"}
@@ -87,15 +87,12 @@ def _custom_all_reduce(collection: Collection, op: Any) -> MeasurementTable | No
     return None
 
 
-_HICCUP = 1.75
-
-
 def _without_hiccups(rows: Rows) -> Rows:
     """Rows but those that took 1.75 times as long as the next smaller message and as some larger one.
 
-    Of 7 files of NCCL 7 rows did: an all-to-all of eight H100 takes 7.5 us at 8 KiB and 8.7 us at 64 KiB, and 16 and 17
-    us at 16 and 32 KiB; one of four H200 6.6 us at 1 KiB and 6.8 us at 4 KiB, and 18.5 us at 2 KiB. A library that
-    changes its protocol loses less: the largest such step is 1.5 (vLLM's all-reduce of eight B200).
+    Of all files that are read 15 rows did: an all-to-all of eight H100 takes 7.5 us at 8 KiB and 8.7 us at 64 KiB, but
+    16 and 17 us at 16 and 32 KiB. Where a library changes its protocol, it falls by less (1.5 times at most, vLLM's
+    all-reduce of eight B200 at 1 MiB).
     """
     num_ranks, sizes = rows.columns["num_gpus"], rows.columns["message_size"]
     keep = np.ones(len(rows), dtype=bool)
@@ -106,7 +103,7 @@ def _without_hiccups(rows: Rows) -> Rows:
         least_later = np.minimum.accumulate(seconds[::-1])[::-1]
         smaller = 0
         for row in range(1, len(curve) - 1):
-            keep[curve[row]] = seconds[row] <= _HICCUP * max(seconds[smaller], least_later[row + 1])
+            keep[curve[row]] = seconds[row] <= HICCUP * max(seconds[smaller], least_later[row + 1])
             smaller = row if keep[curve[row]] else smaller
     return rows.take(keep)
 

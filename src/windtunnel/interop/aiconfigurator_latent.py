@@ -51,10 +51,10 @@ def latent_prefill_table(collection: Collection, op: Any, price: GemmPrices) -> 
         return None
     own = rows.place.engine == collection.engine
     module = None if own else _module_rows(collection, "mla_context_module_perf", "isl", op)
+    module = None if module is None else _expanding(module)
+    projections_s = None if module is None else _projection_seconds(module, price)
     label, seconds = collection.label("mla", rows), rows.seconds
-    if module is not None:
-        module = _expanding(module)
-        projections_s = _projection_seconds(module, price)
+    if module is not None and projections_s is not None:
         left_s = module.seconds - projections_s
         rows = _of_the_same_form(collection, op, rows, module, left_s)
         bound = at_same_points(rows, module, left_s, _PREFILL_POINT) / rows.seconds
@@ -106,7 +106,7 @@ def _of_the_same_form(collection: Collection, op: Any, rows: Rows, module: Rows,
 
 _PROJECTIONS_ERROR, _CORE_ERROR = 0.1, 0.3
 """What the projections' price is off by (nine of ten measured GEMMs that are left out lie within 0.15), and how far
-kernels of one form differ between engines (a factor of 0.64 to 1.7 at the longest prompts)."""
+kernels of one form differ between engines (a factor of 0.64 to 2.0 at the longest prompts)."""
 
 
 def _weight(left_over_projections: Floats) -> Floats:
@@ -115,7 +115,7 @@ def _weight(left_over_projections: Floats) -> Floats:
     return np.asarray(_CORE_ERROR**2 / (_CORE_ERROR**2 + relative_error**2))
 
 
-def _projection_seconds(module: Rows, price: GemmPrices) -> Floats:
+def _projection_seconds(module: Rows, price: GemmPrices) -> Floats | None:
     """What the projections of DeepSeek-V3's attention take at the module's tokens and heads, by the bf16 GEMM table."""
     total = np.zeros(len(module))
     num_tokens, num_heads = module.columns["batch_size"] * module.columns["isl"], module.columns["num_heads"]
@@ -123,7 +123,9 @@ def _projection_seconds(module: Rows, price: GemmPrices) -> Floats:
         here = num_heads == heads
         for n, k in ((1536 + 576, 7168), (192 * heads, 1536), (256 * heads, 512), (7168, 128 * heads)):
             seconds = price(ops.Gemm(num_tokens[here], n, k))
-            total[here] += np.inf if seconds is None else seconds
+            if seconds is None:
+                return None
+            total[here] += seconds
     return total
 
 
