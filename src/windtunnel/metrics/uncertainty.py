@@ -42,6 +42,8 @@ UNCALIBRATED: Mapping[str, Mapping[str, Spread]] = {
 """Measured over predicted without calibration, by engine: primary runs of `benchmarks/accuracy.py` that are not odd.
 SGLang's are mostly of an unrecorded client."""
 
+UNCALIBRATED_ASSUMED = UNCALIBRATED
+
 OUTSIDE_WIDENING = 1.5
 """By so much a spread grows, in logarithm, with each way in which a deployment lies outside the calibration's runs, up
 to the second."""
