@@ -34,8 +34,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from windtunnel.engine.estimators import calibrated, estimator_for, estimator_key
 from windtunnel.engine.run import simulate
-from windtunnel.engine.serving import calibrated, estimator_for, estimator_key
 from windtunnel.engine.workload import generate
 from windtunnel.errors import InputError
 from windtunnel.estimate.estimator import Estimator, roofline_estimator

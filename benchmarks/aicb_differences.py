@@ -18,7 +18,7 @@ from windtunnel.ops.op import Collective
 from windtunnel.ops.parameters import count_parameters
 from windtunnel.ops.training_program import device_program
 from windtunnel.spec.model import ModelSpec
-from windtunnel.spec.training import resolve
+from windtunnel.spec.training_setup import resolve
 from windtunnel.units import format_bytes
 
 SIMAI = "python -m workload_generator.SimAI_training_workload_generator --use-distributed-optimizer"

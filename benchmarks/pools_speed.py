@@ -8,8 +8,8 @@ import time
 import numpy as np
 import serving_speed  # type: ignore[import-not-found]  # beside this script
 
+from windtunnel.engine.loop import run_loop
 from windtunnel.engine.pools import run_pools
-from windtunnel.engine.serving import run_loop
 from windtunnel.engine.workload import RequestArrays
 from windtunnel.kernels.pools import DECODE, PREFILL, PoolPlan, Travel
 from windtunnel.kernels.state import ROUTERS
@@ -38,7 +38,7 @@ def main() -> None:
                 PoolPlan(own._replace(num_replicas=count), cost, role, 4e10)
                 for count, role in ((prefill, PREFILL), (decode, DECODE))
             ]
-            apart_s, num_rows = timed(lambda: run_pools(plans, TRAVEL, sent)[::2])  # noqa: B023
+            apart_s, num_rows = timed(lambda: run_pools(plans, TRAVEL, sent)[:3:2])  # noqa: B023
             together = own._replace(num_replicas=prefill + decode)
             together_s, _ = timed(lambda: run_loop(together, cost, sent)[:2])  # noqa: B023
             print(

@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 
 import windtunnel as wt
+from windtunnel.engine.estimators import estimator_for, shard_of
+from windtunnel.engine.kernel_settings import kernel_settings
+from windtunnel.engine.loop import run_loop
 from windtunnel.engine.prefix_cache import prefix_cache
-from windtunnel.engine.serving import estimator_for, kernel_settings, run_loop, shard_of
 from windtunnel.engine.workload import PrefixArrays, RequestArrays
 from windtunnel.estimate.steps import lower_steps
 from windtunnel.ops.memory import plan_memory

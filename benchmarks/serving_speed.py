@@ -14,8 +14,11 @@ from typing import Any
 import numpy as np
 
 import windtunnel as wt
-from windtunnel.engine.reference import Reference, Request
-from windtunnel.engine.serving import estimator_for, kernel_settings, run_loop, shard_of
+from windtunnel.engine.estimators import estimator_for, shard_of
+from windtunnel.engine.kernel_settings import kernel_settings
+from windtunnel.engine.loop import run_loop
+from windtunnel.engine.reference.loop import Reference
+from windtunnel.engine.reference.state import Request
 from windtunnel.engine.workload import RequestArrays, generate
 from windtunnel.estimate.steps import lower_steps
 from windtunnel.ops.memory import plan_memory

@@ -26,7 +26,7 @@ from windtunnel.estimate.training import TrainingPricer
 from windtunnel.interop.training_runs import TrainingRun, runs_in
 from windtunnel.spec.calibration import Spread
 from windtunnel.spec.noun import encode
-from windtunnel.spec.training import TrainingSetup, resolve
+from windtunnel.spec.training_setup import TrainingSetup, resolve
 
 QUANTILES = (0.1, 0.5, 0.9)
 STEPS = (0.92, 0.96, 1.0, 1.04, 1.08)

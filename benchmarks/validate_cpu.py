@@ -137,7 +137,8 @@ def simulated(load: Load, folder: Path, profile: Path, engine: VllmEngine) -> "R
 
 def num_same_batches(run: EngineRun, result: "Result") -> int:
     """How many of the engine's batches the simulated scheduler forms when each step takes what it took there."""
-    from windtunnel.engine.serving import kernel_settings, run_loop
+    from windtunnel.engine.kernel_settings import kernel_settings
+    from windtunnel.engine.loop import run_loop
     from windtunnel.engine.workload import RequestArrays
     from windtunnel.estimate.steps import recorded_steps
 
@@ -152,7 +153,7 @@ def num_same_batches(run: EngineRun, result: "Result") -> int:
 
 def priced_steps(run: EngineRun, result: "Result") -> Floats:
     """What each batch of the engine is predicted to take."""
-    from windtunnel.engine.serving import estimator_for, shard_of
+    from windtunnel.engine.estimators import estimator_for, shard_of
     from windtunnel.estimate.steps import price_step
 
     setup, found = result.setup, run.batches

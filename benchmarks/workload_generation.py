@@ -17,22 +17,9 @@ import pyarrow as pa
 from pyarrow import csv, parquet
 
 from windtunnel.engine.workload import RequestArrays, generate
-from windtunnel.spec.workload import (
-    Arrivals,
-    Burst,
-    ClosedLoop,
-    Empirical,
-    Gamma,
-    Lengths,
-    Lognormal,
-    Normal,
-    Poisson,
-    Static,
-    Trace,
-    Uniform,
-    Workload,
-    Zipf,
-)
+from windtunnel.spec.arrivals import Arrivals, Burst, ClosedLoop, Gamma, Poisson, Static
+from windtunnel.spec.lengths import Empirical, Lengths, Lognormal, Normal, Uniform, Zipf
+from windtunnel.spec.workload import Trace, Workload
 
 NUM_REQUESTS = 100_000
 ARRIVALS: dict[str, Arrivals] = {

@@ -10,8 +10,8 @@ from windtunnel.interop.megatron_arguments import read_megatron_arguments
 from windtunnel.interop.simai_training import training_workload
 from windtunnel.interop.simai_workload_file import workload_text
 from windtunnel.interop.workload_files import job_contents
-from windtunnel.ops.training import Task
-from windtunnel.spec.training import resolve
+from windtunnel.ops.training_part import Task
+from windtunnel.spec.training_setup import resolve
 
 COMMAND = """
 torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 4 --hidden-size 2048 --num-attention-heads 16 --swiglu

@@ -61,7 +61,7 @@ CASES = {
     "zero concurrency": ({"--concurrency": "0"}, "concurrency must be from 1", ""),
     "negative rate": ({"--concurrency": None, "--rate": "-1"}, "rate_per_s must be a positive number, not -1", ""),
     "rate that is no number": ({"--concurrency": None, "--rate": "nan"}, "--rate is nan; a finite number", ""),
-    "rate and concurrency": ({"--rate": "5"}, "a rate and a concurrency exclude each other", "open loop"),
+    "rate of zero under a cap": ({"--rate": "0"}, "rate_per_s must be a positive number, not 0", ""),
     "rate below all others": ({"--concurrency": None, "--rate": "-inf"}, "--rate is -inf; a finite number", ""),
     "prompt of nothing": ({"--input-tokens": "0"}, "input_tokens must be from 1", ""),
     "table that is none": ({"--set": "deployment=3"}, "$.deployment is 3; a table of keys", ""),

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from windtunnel.engine.arrivals import _times_at, _units_at
 from windtunnel.engine.workload import generate
 from windtunnel.errors import InputError
+from windtunnel.spec.arrivals import RateCurve
 from windtunnel.spec.noun import decode
-from windtunnel.spec.workload import RateCurve, Workload
+from windtunnel.spec.workload import Workload
 
 DAY: dict[str, Any] = {
     "type": "curve",

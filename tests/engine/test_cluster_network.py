@@ -10,11 +10,12 @@ from windtunnel.estimate.estimator import RooflineEstimator
 from windtunnel.estimate.roofline import Roofline
 from windtunnel.ops.op import Collective
 from windtunnel.ops.rank_groups import group_ranks
-from windtunnel.ops.training import Group, Rank
+from windtunnel.ops.training_rank import Group, Rank
 from windtunnel.spec import catalog
 from windtunnel.spec.network import ClusterNetwork
 from windtunnel.spec.noun import decode
-from windtunnel.spec.training import TrainingJob, TrainingSetup, resolve
+from windtunnel.spec.training import TrainingJob
+from windtunnel.spec.training_setup import TrainingSetup, resolve
 
 DEVICE = catalog.device("h100_sxm")
 NODE = catalog.default_node(DEVICE)

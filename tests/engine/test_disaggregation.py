@@ -95,12 +95,13 @@ def test_pools_that_cannot_work_are_refused(
         wt.simulate(scenario(pools, **deployment))
 
 
-def test_what_the_decode_side_has_cached_is_not_sent_again() -> None:
+def two_turns(**deployment: object) -> wt.Result:
     """Two turns of one user; the second one's prompt begins with all of the first and its answer."""
     settings = {
         "deployment.pools": [PREFILL, DECODE | {"replicas": 1}],
         "deployment.transfer": {"bytes_per_s": 1e9, "latency_s": 0.0},
         "workload.sessions": {"turns": 2, "think_s": 1.0},
+        **{f"deployment.{name}": value for name, value in deployment.items()},
     }
     made = wt.scenario(
         model="meta-llama/Llama-3.1-8B",
@@ -111,7 +112,11 @@ def test_what_the_decode_side_has_cached_is_not_sent_again() -> None:
         output_tokens=161,
         settings=settings,
     )
-    result = wt.simulate(made)
+    return wt.simulate(made)
+
+
+def test_what_the_decode_side_has_cached_is_not_sent_again() -> None:
+    result = two_turns()
     token_s = 32 * 8 * 128 * 2 * 2 / 1e9  # of KV over the link
     # Prompts of 1,600 and 3,361 tokens. The prefill side knows the first prompt, the decode side the answer too, but
     # its last token, which was never computed.
@@ -120,6 +125,55 @@ def test_what_the_decode_side_has_cached_is_not_sent_again() -> None:
     sent_s = result.requests["transfer_end_s"] - result.requests["transfer_start_s"]
     np.testing.assert_allclose(sent_s, [1600 * token_s, (3361 - 1760) * token_s])
     assert result.summary.cache_hit_fraction == pytest.approx(1600 / 4961)
+
+
+HOST = {"name": "host", "capacity_bytes": 10**11, "bandwidth_bytes_per_s": 1e9}
+
+
+def test_a_store_gives_the_prefill_side_the_answers() -> None:
+    """Of its own memory and host's the prefill side knows prompts alone; in a store it finds what the others wrote."""
+    token_s = 32 * 8 * 128 * 2 * 2 / 1e9  # of KV from the tier
+    own, shared = (two_turns(engine={"kv_tiers": [HOST | more]}) for more in ({}, {"shared_by": "deployment"}))
+    assert own.requests["cached_tokens"].tolist() == [0, 1600]
+    assert own.requests["loaded_tokens"].tolist() == [0, 0]
+    assert shared.requests["cached_tokens"].tolist() == [0, 1760]
+    assert shared.requests["loaded_tokens"].tolist() == [0, 160]
+    assert shared.summary.cache_hit_fractions == pytest.approx({"device": 1600 / 4961, "host": 160 / 4961})
+    assert shared.steps["load_s"].sum() == pytest.approx(160 * token_s)
+    # What is read from the prefill side is the same: the decode side has all but what is new.
+    names = ("transfer_start_s", "transfer_end_s")
+    sent_s = [one.requests[names[1]] - one.requests[names[0]] for one in (own, shared)]
+    np.testing.assert_allclose(*sent_s)
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode", "message"),
+    [
+        ({"block_size": 16}, {"block_size": 32}, "pools prompts and outputs share the KV tier 'host'"),
+        ({}, {"enable_prefix_caching": False}, "pool outputs has kv_tiers and no prefix caching"),
+        ({"kv_tiers": [HOST | {"capacity_bytes": 10}]}, {}, "pool prompts: the KV tier 'host' of 10 B holds no block"),
+    ],
+)
+def test_tiers_that_cannot_be_are_refused(prefill: object, decode: object, message: str) -> None:
+    pools = [PREFILL | {"engine": prefill}, DECODE | {"engine": decode}]
+    with pytest.raises(InputError, match=message):
+        two_turns(pools=pools, engine={"kv_tiers": [HOST | {"shared_by": "deployment"}]})
+
+
+def test_preempted_requests_find_their_own_blocks_in_pools_too() -> None:
+    """Or what a tier below keeps of them, also where the engine does not cache; else they are computed again."""
+    again = {}
+    for name, engine in {
+        "cached": {},
+        "computed": {"enable_prefix_caching": False},
+        "swapped": {"enable_prefix_caching": False, "kv_tiers": [HOST | {"bandwidth_bytes_per_s": 1e12}]},
+    }.items():
+        pools = [PREFILL, DECODE | {"replicas": 1, "engine": {"num_gpu_blocks": 261, **engine}}]
+        result = wt.simulate(scenario(pools))
+        assert result.requests["num_preemptions"].sum() > 0
+        assert result.requests["cached_tokens"].sum() == 0
+        again[name] = result.steps["prefill_tokens"].sum() - result.requests["input_tokens"].sum()
+    assert 0 < again["swapped"] <= again["cached"] < again["computed"]
 
 
 def test_a_deployment_of_pools_is_not_one_setup() -> None:

@@ -11,10 +11,10 @@ import windtunnel as wt
 from effort import cases_to_try
 from engine.test_oracle import Case, chains, give_tenants, random_cost, session_cases
 from windtunnel.engine.fleet import FleetPlan, FleetRun, start_fleet
+from windtunnel.engine.loop import run_loop
 from windtunnel.engine.prefix_cache import prefix_cache
-from windtunnel.engine.reference import Request
-from windtunnel.engine.reference_fleet import ReferenceFleet
-from windtunnel.engine.serving import run_loop
+from windtunnel.engine.reference.fleet import ReferenceFleet
+from windtunnel.engine.reference.state import Request
 from windtunnel.errors import InputError
 from windtunnel.kernels import state
 from windtunnel.kernels.fleet import METRICS, Scaling

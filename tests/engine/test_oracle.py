@@ -7,10 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from effort import cases_to_try
+from windtunnel.engine.loop import run_loop
 from windtunnel.engine.prefix_cache import NO_TIERS, prefix_cache
-from windtunnel.engine.reference import Reference, Request, Step
-from windtunnel.engine.reference_cache import Segment
-from windtunnel.engine.serving import run_loop
+from windtunnel.engine.reference.cache import Segment
+from windtunnel.engine.reference.loop import Reference
+from windtunnel.engine.reference.state import Request, Step
 from windtunnel.engine.workload import PrefixArrays, RequestArrays
 from windtunnel.kernels import state
 from windtunnel.metrics.records import Table

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import windtunnel as wt
+from windtunnel.engine.estimators import shard_of
 from windtunnel.engine.over_time import integral, over_time
-from windtunnel.engine.serving import shard_of
 from windtunnel.engine.work import step_work
 from windtunnel.errors import InputError
 from windtunnel.ops.forward import StepBatch, forward_launches

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from effort import cases_to_try
 from engine.test_oracle import Case as OnePool
-from engine.test_oracle import chains, expanded, give_tenants, random_cost, random_sessions, windows_of
-from windtunnel.engine.pools import run_pools
-from windtunnel.engine.reference import Request, Step
-from windtunnel.engine.reference_pools import Journey, ReferencePools
-from windtunnel.engine.serving import run_loop
-from windtunnel.engine.workload import RequestArrays
+from engine.test_oracle import chains, expanded, give_tenants, random_cost, random_sessions, random_tiers, windows_of
+from windtunnel.engine.loop import run_loop
+from windtunnel.engine.pools import Keeping, run_pools
+from windtunnel.engine.reference.pools import Journey, ReferencePools
+from windtunnel.engine.reference.state import Request, Step
+from windtunnel.engine.workload import PrefixArrays, RequestArrays
 from windtunnel.kernels import state
 from windtunnel.kernels.pools import BOTH, DECODE, PREFILL, PoolPlan, Pools, Travel
 from windtunnel.metrics.records import Table
@@ -31,7 +31,7 @@ class Case:
     travel: Travel
     requests: RequestArrays
     speculation: state.Speculation | None = None
-    caching: list[bool] = field(default_factory=list)
+    keeping: list[Keeping] = field(default_factory=list)
 
 
 @st.composite
@@ -135,18 +135,22 @@ def run_oracle(case: Case) -> tuple[list[Request], dict[int, Journey], list[Step
             requests, arrays.previous, arrays.think_s, arrays.session, strict=True
         ):
             request.previous, request.think_s, request.session = int(previous), float(think_s), int(session)
+    if arrays.prefixes is None:
+        nobody, nothing = np.full(arrays.arrival_s.size, -1), np.zeros(0, np.int64)
+        arrays = replace(arrays, prefixes=PrefixArrays(nothing, nothing, nobody, nobody))
     own = [
-        chains(OnePool(plan.settings, plan.cost, arrays, caches))
-        for plan, caches in zip(case.plans, case.caching, strict=False)
+        chains(OnePool(plan.settings, plan.cost, arrays, kept.anywhere))
+        for plan, kept in zip(case.plans, case.keeping, strict=False)
     ]
-    reference = ReferencePools(case.plans, case.travel, requests, case.speculation, own)
+    below = [(kept.tiers, kept.load_overlaps) for kept in case.keeping]
+    reference = ReferencePools(case.plans, case.travel, requests, case.speculation, own, below)
     steps = reference.run()
     return requests, reference.journeys, steps
 
 
 def run_compiled(case: Case) -> tuple[np.ndarray, Pools, Table]:
-    records, pools, steps, _ = run_pools(
-        case.plans, case.travel, case.requests, speculation=case.speculation, caching=case.caching
+    records, pools, steps, *_ = run_pools(
+        case.plans, case.travel, case.requests, speculation=case.speculation, keeping=case.keeping
     )
     return records, pools, steps
 
@@ -204,7 +208,34 @@ def caching_cases(draw: st.DrawFn) -> Case:
         )
         made.append(plan._replace(settings=s, cost=random_cost(rng, s.max_num_seqs, budget, draw(st.booleans()))))
     caching = [draw(st.sampled_from([True, True, False])) for _ in made]
-    return replace(case, plans=made, requests=requests, caching=caching if any(caching) else [True] * len(made))
+    caching = caching if any(caching) else [True] * len(made)
+    keeping = [Keeping(caches, load_overlaps=draw(st.booleans())) for caches in caching]
+    if draw(st.booleans()):
+        keeping = random_lower_tiers(draw, rng, made, keeping)
+    return replace(case, plans=made, requests=requests, keeping=keeping)
+
+
+def random_lower_tiers(
+    draw: st.DrawFn, rng: np.random.Generator, plans: list[PoolPlan], keeping: list[Keeping]
+) -> list[Keeping]:
+    """Tiers below the pools that cache; those with blocks of one size may share a store."""
+    found = []
+    for plan, kept in zip(plans, keeping, strict=True):
+        tiers = random_tiers(rng, draw(st.integers(0, 2)) if kept.on_device else 0, plan.settings)
+        stored = tiers.size > 0 and draw(st.booleans())
+        if stored:
+            tiers[-1].store = 1 + plan.settings.block_size
+            tiers[-1].ranks_per_pool = 10**6
+            tiers[-1].capacity_blocks = 1 + 10 * plan.settings.block_size
+        found.append(replace(kept, tiers=tiers))
+    return found
+
+
+@st.composite
+def preempting_cases(draw: st.DrawFn) -> Case:
+    """Cases of prompts that share nothing, in pools that cache: preempted requests find their own blocks."""
+    case = draw(caching_cases())
+    return replace(case, requests=replace(case.requests, prefixes=None))
 
 
 @settings(max_examples=cases_to_try(300))
@@ -219,7 +250,13 @@ def test_cached_prefixes_and_sessions_equal_the_oracles(case: Case) -> None:
     assert_equal_to_the_oracle(case)
 
 
-def assert_equal_to_the_oracle(case: Case) -> None:
+@settings(max_examples=cases_to_try(150))
+@given(preempting_cases())
+def test_preempted_requests_find_their_own_blocks_as_the_oracles_do(case: Case) -> None:
+    assert_equal_to_the_oracle(case, shares=False)
+
+
+def assert_equal_to_the_oracle(case: Case, shares: bool = True) -> None:
     requests, journeys, reference_steps = run_oracle(case)
     records, pools, steps = run_compiled(case)
     for name in ("arrival_s", "scheduled_s", "first_token_s", "finish_s", "num_preemptions", "output_tokens"):
@@ -228,7 +265,7 @@ def assert_equal_to_the_oracle(case: Case) -> None:
         for name in ("handed_s", "transfer_start_s", "transfer_end_s"):
             expected = getattr(journeys[i], name) if i in journeys else np.nan
             np.testing.assert_equal(journey[name], expected)
-    if case.caching:
+    if case.keeping and shares:
         found = [max(request.cached_tokens, 0) for request in requests]
         np.testing.assert_array_equal(pools.journeys.cached_tokens, found)
     by_step = expanded(steps)
@@ -288,7 +325,7 @@ def test_invariants(case: Case) -> None:
 def test_pools_that_do_everything_are_one_pool(case: Case) -> None:
     """Equal pools of role `both` are the replicas of one deployment, to the bit."""
     plan = case.plans[0]._replace(role=BOTH)
-    records, _, steps, _ = run_pools([plan, plan], case.travel._replace(local_tokens=0), case.requests)
+    records, _, steps, *_ = run_pools([plan, plan], case.travel._replace(local_tokens=0), case.requests)
     whole = plan.settings._replace(num_replicas=2 * plan.settings.num_replicas)
     expected, expected_steps, _ = run_loop(whole, plan.cost, case.requests)
     for name in set(records.dtype.names) - {"lane"}:  # lanes are counted in each pool
@@ -312,7 +349,7 @@ def test_time_to_first_token_is_that_of_prefill_alone(case: Case) -> None:
     # The decode side looks at its queue when it forms a batch; until then blocks are held, which must not matter.
     prefill = prefill._replace(settings=prefill.settings._replace(num_blocks=10**6))
     travel = Travel(decode_router=case.travel.decode_router)
-    records, _, _, _ = run_pools([prefill, roomy], travel, case.requests)
+    records, *_ = run_pools([prefill, roomy], travel, case.requests)
     ones = replace(case.requests, output_tokens=np.ones_like(case.requests.output_tokens))
     alone, _, _ = run_loop(prefill.settings, prefill.cost, ones)
     if case.plans[0].settings.router == state.ROUTERS.index("round_robin") or prefill.settings.num_replicas == 1:
@@ -340,7 +377,7 @@ def one_slow_link(tail_fraction: float, num_requests: int) -> tuple[np.ndarray, 
     arrays = [np.full(num_requests, value) for value in (0.0, 16, 4, 0)]
     requests = RequestArrays(arrays[0], *(array.astype(np.int64) for array in arrays[1:]))
     travel = Travel(bytes_per_token=250.0, latency_s=1e-3, tail_fraction=tail_fraction)
-    records, pools, _, _ = run_pools(plans, travel, requests)
+    records, pools, *_ = run_pools(plans, travel, requests)
     return records, pools.journeys
 
 

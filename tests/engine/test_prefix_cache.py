@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from windtunnel.engine.loop import run_loop
 from windtunnel.engine.prefix_cache import path_tokens, prefix_cache
-from windtunnel.engine.serving import run_loop
 from windtunnel.engine.workload import PrefixArrays, RequestArrays
 from windtunnel.interop.multi_turn_client import recorded_conversations
 from windtunnel.kernels.state import ROUTERS, SCHEDULERS, TIER, Settings, StepCost

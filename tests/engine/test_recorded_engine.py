@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from recorded import entries
-from windtunnel.engine.serving import run_loop
+from windtunnel.engine.loop import run_loop
 from windtunnel.engine.workload import RequestArrays
 from windtunnel.estimate.step_model import fit_step_model, lower_step_model
 from windtunnel.estimate.steps import recorded_steps

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from windtunnel.engine.serving import run_loop
+from windtunnel.engine.loop import run_loop
 from windtunnel.engine.workload import RequestArrays
 from windtunnel.kernels.state import ROUTERS, Settings, StepCost
 

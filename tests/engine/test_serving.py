@@ -4,16 +4,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from windtunnel.engine.serving import (
-    Result,
-    batch_of,
-    check_requests,
-    kernel_settings,
-    provenance,
-    run_loop,
-    shard_of,
-    simulate,
-)
+from windtunnel.engine.attribution import batch_of, provenance
+from windtunnel.engine.estimators import shard_of
+from windtunnel.engine.kernel_settings import kernel_settings
+from windtunnel.engine.loop import run_loop
+from windtunnel.engine.server import check_requests
+from windtunnel.engine.serving import Result, simulate
 from windtunnel.engine.workload import RequestArrays
 from windtunnel.errors import InputError, WindtunnelError
 from windtunnel.estimate.estimator import COVERAGES, Coverage, Estimate
@@ -337,6 +333,21 @@ def test_a_preempted_request_finds_what_is_left_of_its_own_blocks() -> None:
     given = cached.requests["input_tokens"].sum()
     again = [one.steps["prefill_tokens"].sum() - given for one in (cached, computed)]
     assert 0 < again[0] < again[1]
+
+
+def test_a_fleet_that_never_changes_is_its_replicas_alone() -> None:
+    """With what preempted requests find of their own blocks: that run begins the fleet again."""
+    never = {"scheduled": [{"at_s": 1e9, "replica": 0, "repair_s": 1.0}]}
+    settings = {"deployment.engine.num_gpu_blocks": 120}
+    alone, fleet = (
+        served(output_tokens=200, num_requests=40, settings=settings | more)
+        for more in ({}, {"deployment.faults": never, "deployment.start_s": 1.0})
+    )
+    assert alone.requests["num_preemptions"].sum() > 0
+    for name in ("scheduled_s", "first_token_s", "finish_s", "num_preemptions"):
+        np.testing.assert_array_equal(alone.requests[name], fleet.requests[name])
+    assert fleet.fleet is not None
+    assert len(fleet.fleet.stays) == 40
 
 
 def test_windows_let_more_long_requests_run_at_a_time() -> None:

@@ -11,8 +11,8 @@ import windtunnel as wt
 from effort import cases_to_try
 from engine.test_oracle import Case, assert_equal_to_the_oracle, cases, random_cost, session_cases
 from engine.test_prefix_cache import VLLM
+from windtunnel.engine.loop import run_loop
 from windtunnel.engine.prefix_cache import prefix_cache
-from windtunnel.engine.serving import run_loop
 from windtunnel.engine.workload import PrefixArrays, RequestArrays
 from windtunnel.errors import InputError
 from windtunnel.kernels import state

@@ -14,7 +14,8 @@ from windtunnel.estimate.estimator import RooflineEstimator
 from windtunnel.estimate.roofline import Roofline
 from windtunnel.spec.calibration import Spread
 from windtunnel.spec.noun import decode
-from windtunnel.spec.training import TrainingJob, resolve
+from windtunnel.spec.training import TrainingJob
+from windtunnel.spec.training_setup import resolve
 
 JOB: dict[str, Any] = {
     "model": "meta-llama/Llama-3.1-8B",

@@ -10,25 +10,10 @@ from numpy.typing import NDArray
 
 from windtunnel.engine.workload import RequestArrays, draw_lengths, generate
 from windtunnel.errors import InputError
+from windtunnel.spec.arrivals import Arrivals, Burst, ClosedLoop, Gamma, Poisson, Static
+from windtunnel.spec.lengths import Empirical, Fixed, Lengths, Lognormal, Normal, Uniform, Zipf
 from windtunnel.spec.noun import decode
-from windtunnel.spec.workload import (
-    Arrivals,
-    Burst,
-    ClosedLoop,
-    Empirical,
-    Fixed,
-    Gamma,
-    Lengths,
-    Lognormal,
-    Normal,
-    Poisson,
-    Static,
-    Trace,
-    TraceColumns,
-    Uniform,
-    Workload,
-    Zipf,
-)
+from windtunnel.spec.workload import Trace, TraceColumns, Workload
 
 NUM = 100_000
 SKEWED = Lognormal(median_tokens=300, sigma=1.0, max_tokens=8192)
@@ -186,6 +171,14 @@ def test_warmup_leaves_the_measured_requests_as_they_were() -> None:
     assert np.array_equal(warm.input_tokens[3:], cold.input_tokens)
     assert not warm.arrival_s[:3].any()
     assert np.array_equal(cold.arrival_s, generate(workload(Poisson(rate_per_s=2), num_requests=10), 0).arrival_s)
+
+
+@pytest.mark.parametrize(("cv", "alone"), [(0, Static(rate_per_s=2)), (3, Gamma(rate_per_s=2, cv=3))])
+def test_a_closed_loop_releases_as_an_open_one_of_its_rate_does(cv: float, alone: Arrivals) -> None:
+    """Until its time is up, too: `--request-rate` with `--burstiness` and `--max-concurrency`."""
+    capped = generate(workload(ClosedLoop(concurrency=4, rate_per_s=2, cv=cv), duration_s=30), seed=0)
+    assert np.array_equal(capped.arrival_s, generate(workload(alone, duration_s=30), seed=0).arrival_s)
+    assert capped.concurrency == 4
 
 
 def test_an_open_loop_has_no_concurrency() -> None:

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from windtunnel.engine.reference import Reference
+from windtunnel.engine.reference.cost import Prices
 from windtunnel.estimate.step_model import StepModel, fit_step_model, lower_step_model
 
 MODEL = StepModel(step_s=5e-3, prefill_token_s=4e-5, decode_request_s=2e-4, decode_context_s=3e-7, prefill_pair_s=2e-8)
@@ -43,7 +43,7 @@ def test_a_term_that_never_occurs_costs_nothing() -> None:
 
 def test_the_arrays_say_exactly_what_the_line_says() -> None:
     cost = lower_step_model(MODEL, 32, 512)
-    plain = Reference(None, cost, [])
+    plain = Prices(cost)
     for decodes, context, tokens, pairs in zip(*batches(np.random.default_rng(3)), strict=True):
         attention_s = plain.decode_attention_s(decodes, context) + plain.prefill_attention_s(tokens, pairs)
         found = cost.mixed_token_s[decodes + tokens] + cost.sample_s[decodes] + attention_s

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from windtunnel.engine.reference import Reference
-from windtunnel.engine.serving import estimator_for, shard_of
+from windtunnel.engine.estimators import estimator_for, shard_of
+from windtunnel.engine.reference.cost import Prices
 from windtunnel.estimate.estimator import COVERAGES, Coverage, Estimate
 from windtunnel.estimate.steps import (
     batch_nodes,
@@ -69,7 +69,7 @@ def priced(name: str) -> Priced:
 
 def looked_up(cost: StepCost, batch: StepBatch) -> float:
     """A step's device time as the loop adds it up, by its plain twin: Python cannot call compiled inner functions."""
-    plain = Reference(None, cost, [])
+    plain = Prices(cost)
     context = batch.decode_requests * batch.decode_context_tokens
     attention_s = plain.decode_attention_s(batch.decode_requests, round(context))
     if not batch.prefill_tokens:
@@ -260,5 +260,5 @@ def test_recorded_steps_ignore_the_batch() -> None:
     durations: NDArray[np.float64] = np.array([0.1, 0.2])
     cost = recorded_steps(durations, EngineSettings(max_num_seqs=3))
     np.testing.assert_array_equal(cost.recorded_step_s, durations)
-    assert Reference(None, cost, []).decode_attention_s(3, 300) == 0
+    assert Prices(cost).decode_attention_s(3, 300) == 0
     assert cost.decode_token_s.size == 4

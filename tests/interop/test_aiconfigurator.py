@@ -257,6 +257,26 @@ def test_before_tiles_for_it_decoding_over_an_fp8_cache_was_no_faster(
     np.testing.assert_allclose(estimate(tmp_path, op, version=version).seconds, seconds)
 
 
+def test_attention_runs_on_the_backend_asked_for_whoever_measured_it(tmp_path: Path) -> None:
+    shape = {"batch_size": [4, 4], "step": [127, 1023], "num_heads": [8, 8], "num_key_value_heads": [1, 1]}
+    shape |= {"head_dim": [128, 128]}
+    columns: dict[str, Any] = {**shape, "attn_dtype": ["bfloat16"] * 2, "kv_cache_dtype": ["bfloat16"] * 2}
+
+    def measured(kernel: str, latency: list[float]) -> dict[str, Any]:
+        return {**columns, "kernel_source": [kernel] * 2, "latency": latency}
+
+    mine, others = measured("vllm_flashinfer_trtllmdecode", [0.010, 0.020]), measured("flashinfer", [0.030, 0.060])
+    write(tmp_path, "attention/vllm/0.24.0", "generation_attention_perf", mine)
+    write(tmp_path, "attention/sglang/0.5.14", "generation_attention_perf", others)
+    op = ops.DecodeAttention(4.0, np.array([128.0, 1024.0]), 8, 1, 128)
+    for backend, seconds in ((None, [10e-6, 20e-6]), ("trtllm", [10e-6, 20e-6]), ("flashinfer", [30e-6, 60e-6])):
+        np.testing.assert_allclose(estimate(tmp_path, op, attention_backend=backend).seconds, seconds)
+    source = estimate(tmp_path, op, attention_backend="flashinfer").source
+    assert "sglang/0.5.14 (flashinfer), in place of vllm" in source
+    with pytest.raises(InputError, match="attention_backend triton was not measured on"):
+        estimate(tmp_path, op, attention_backend="triton")
+
+
 def moe_columns(dtype: str, latency: list[float], hidden: int = 2048) -> dict[str, Any]:
     rows = len(latency)
     shape = {

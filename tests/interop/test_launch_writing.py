@@ -18,8 +18,10 @@ from windtunnel.spec.scenario import Scenario, Setup, resolve, scenario_from
 
 VERSIONS = {"vllm": "0.24.0", "sglang": "0.5.14", "trtllm": "1.3.0"}
 SETTINGS: dict[str, dict[str, Any]] = {
-    "vllm": {"num_gpu_blocks": 90_000, "long_prefill_token_threshold": 1000, "scheduling_policy": "priority"},
+    "vllm": {"num_gpu_blocks": 90_000, "long_prefill_token_threshold": 1000, "scheduling_policy": "priority"}
+    | {"attention_backend": "flashinfer"},
     "sglang": {
+        "attention_backend": "trtllm",
         "max_prefill_tokens": 9000,
         "schedule_conservativeness": 0.5,
         "receive_interval_steps": 4,

@@ -6,16 +6,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
+from windtunnel.engine.estimators import shard_of
 from windtunnel.engine.frontend import streams
+from windtunnel.engine.kernel_settings import kernel_settings
+from windtunnel.engine.loop import run_loop
 from windtunnel.engine.prefix_cache import prefix_cache
-from windtunnel.engine.serving import kernel_settings, run_loop, shard_of, with_model_len
+from windtunnel.engine.server import with_model_len
 from windtunnel.engine.workload import generate
 from windtunnel.errors import InputError
 from windtunnel.interop.llmservingsim import layer_steps, read_layer_profile
 from windtunnel.ops.memory import plan_memory
 from windtunnel.ops.op import BF16_BYTES
-from windtunnel.spec.scenario import resolve, scenario_from
+from windtunnel.spec.scenario import Scenario, resolve, scenario_from
 
 DENSE = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj", "layernorm")
 
@@ -101,50 +105,111 @@ def test_experts_are_priced_by_how_many_a_step_chooses(tmp_path: Path) -> None:
     cost = layer_steps(read_layer_profile(tmp_path, "G", "M", 1), shard_of(setup), setup.engine, 4096)
     assert cost.mixed_token_s[1] == pytest.approx(48 * 8e-6)
     assert cost.mixed_token_s[64] == pytest.approx(48 * 128e-6 * (1 - (15 / 16) ** 64))
+    # Two ranks with half of the experts each: tokens of both choose half as many of a rank's, and cross the link.
+    raw["deployment"] |= {"parallelism": {"attention_dp": 2, "ep": 2}}
+    setup = resolve(scenario_from(raw))
+    profile, exchange_s = read_layer_profile(tmp_path, "G", "M", 1), np.arange(2 * (64 + 64) + 1) * 1e-6
+    both = layer_steps(profile, shard_of(setup), setup.engine, 4096, exchange_s=exchange_s)
+    assert both.group_token_s[64] == pytest.approx(cost.mixed_token_s[64] / 2 + 48 * 64e-6)
+    assert both.mixed_token_s[64] == 0
+    beside_s = both.decode_token_s[32] - cost.decode_token_s[32] + cost.mixed_token_s[32]
+    assert beside_s == pytest.approx(both.group_token_s[64])
 
 
 TARGETS = {"tpot": 0.05, "e2e": 0.05, "ttft": 0.15}
 """What the errors of the means must stay within, on every run."""
 
-CASES = ("RTX4090/Llama-3.1-8B", "RTXPRO6000/Llama-3.1-8B", "RTXPRO6000/Qwen3-32B")
+MEANS = {"tpot": "tpot_mean_ms", "e2e": "lat_mean_ms", "ttft": "ttft_mean_ms"}
+
+EXPERTS_RUN = {
+    "gpu": "RTXPRO6000",
+    "model": "Qwen3-30B-A3B-Instruct-2507",
+    "vllm_version": "0.19.0",
+    "tp": "1",
+    "dp": "2",
+    "max_num_seqs": "128",
+    "max_num_batched_tokens": "2048",
+    "num_gpu_blocks": "",
+    "tpot_mean_ms": "47.3",
+    "lat_mean_ms": "32344.6",
+    "ttft_mean_ms": "1086.0",
+}
+"""Of this run the means are known and the state of every second, not the requests. Its requests are those of Qwen3-32B,
+whose tokenizer it has. Source: LLMServingSim's repository, bench/examples/RTXPRO6000/Qwen3-30B-A3B-Instruct-2507,
+`validation/summary.txt` at 030c1bc and `vllm/meta.json`: two ranks of attention data parallelism that share experts."""
+
+CASES = ("RTX4090/Llama-3.1-8B", "RTXPRO6000/Llama-3.1-8B", "RTXPRO6000/Qwen3-32B", "RTXPRO6000/Qwen3-30B-A3B")
+
+MODELS = {
+    "Llama-3.1-8B": ("meta-llama/Llama-3.1-8B", "meta-llama/Llama-3.1-8B", "llama-3.1-8b"),
+    "Qwen3-32B": ("Qwen/Qwen3-32B", "Qwen/Qwen3-32B", "qwen3-32b"),
+    "Qwen3-30B-A3B-Instruct-2507": ("Qwen/Qwen3-30B-A3B", "Qwen/Qwen3-30B-A3B-Instruct-2507", "qwen3-32b"),
+}
+"""Model of a run -> in the catalog, in the profile, in the trace's name."""
 
 LINK_BYTES_PER_S, LINK_LATENCY_S = 16e9, 20e-6
-"""Between the two cards of the last case: `link_bw` and `link_latency` of that machine in LLMServingSim's
-bench/examples/configs/Qwen3-32B.json (9692a58); the layer profile holds no all-reduce."""
+"""Between the two cards of the last two cases: `link_bw` and `link_latency` of that machine in LLMServingSim's
+bench/examples/configs/Qwen3-32B.json (9692a58) and Qwen3-30B-A3B-Instruct-2507.json (32efe53); the layer profile holds
+no collectives."""
+
+LOGIT_BYTES = 4
+"""The router's logits are gathered with the hidden states."""
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_recorded_runs_are_met_from_profile_and_trace(reference: Path, case: str, tmp_path: Path) -> None:
-    folder = reference / "serving"
+def ring_s(num_ranks: int, sent_bytes: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Seconds in which each of the ranks passes on so many bytes to the next, `num_ranks` - 1 times."""
+    return np.asarray((num_ranks - 1) * (LINK_LATENCY_S + sent_bytes / LINK_BYTES_PER_S))
+
+
+def run_of(folder: Path, case: str) -> dict[str, str]:
+    if case not in CASES[:3]:
+        return EXPERTS_RUN
     with (folder / "llmservingsim_vllm.csv").open(encoding="utf-8", newline="") as file:
         (row,) = (one for one in csv.DictReader(file) if one["case"] == case)
-    name = row["model"].lower()
-    trace = reference / "traces" / f"llmservingsim_sharegpt_{name}_300_sps10.csv.gz"
-    with gzip.open(trace, "rt", encoding="utf-8", newline="") as file:
+    return row
+
+
+def scenario_of(row: dict[str, str], traces: Path, tmp_path: Path) -> Scenario:
+    hub, _, trace = MODELS[row["model"]]
+    with gzip.open(traces / f"llmservingsim_sharegpt_{trace}_300_sps10.csv.gz", "rt", newline="") as file:
         lines = [
             f"{int(one['arrival_ns']) * 1e-9},{one['input_toks']},{one['output_toks']}" for one in csv.DictReader(file)
         ]
     path = tmp_path / "trace.csv"
     path.write_text("\n".join(["arrival_s,input_tokens,output_tokens", *lines]) + "\n", encoding="utf-8")
-    tp = int(row["tp"])
     engine = {"name": "vllm", "version": row["vllm_version"], "max_num_seqs": int(row["max_num_seqs"])}
     engine["max_num_batched_tokens"] = int(row["max_num_batched_tokens"])
     if row["num_gpu_blocks"]:
         engine["num_gpu_blocks"] = int(float(row["num_gpu_blocks"]))
-    device = {"RTX4090": "rtx_4090", "RTXPRO6000": "rtx_pro_6000_server"}[row["gpu"]]
-    hub = {"llama-3.1-8b": "meta-llama/Llama-3.1-8B", "qwen3-32b": "Qwen/Qwen3-32B"}[name]
-    deployment = {"device": device, "engine": engine, "parallelism": {"tp": tp}, "calibration": "none"}
-    made = scenario_from({"model": hub, "deployment": deployment, "workload": {"trace": {"path": str(path)}}})
+    ranks = int(row["dp"])
+    deployment = {
+        "device": {"RTX4090": "rtx_4090", "RTXPRO6000": "rtx_pro_6000_server"}[row["gpu"]],
+        "engine": engine,
+        "parallelism": {"tp": int(row["tp"]), "attention_dp": ranks, "ep": ranks},
+        "calibration": "none",
+    }
+    return scenario_from({"model": hub, "deployment": deployment, "workload": {"trace": {"path": str(path)}}})
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_recorded_runs_are_met_from_profile_and_trace(reference: Path, case: str, tmp_path: Path) -> None:
+    row = run_of(reference / "serving", case)
+    made = scenario_of(row, reference / "traces", tmp_path)
     requests = generate(made.workload, made.seed)
     setup = with_model_len(resolve(made), requests)
     shard = shard_of(setup)
-    all_reduce_s = None
-    if tp > 1:
-        most = setup.engine.max_num_batched_tokens + setup.engine.max_num_seqs  # type: ignore[operator]
-        sent_bytes = np.arange(most + 1.0) * shard.model.hidden_size * BF16_BYTES / tp
-        all_reduce_s = 2 * (tp - 1) * (LINK_LATENCY_S + sent_bytes / LINK_BYTES_PER_S)  # a ring's steps
-    profile = read_layer_profile(folder / "llmservingsim_profiles", row["gpu"], hub, tp)
-    cost = layer_steps(profile, shard, setup.engine, setup.max_model_len, all_reduce_s)
+    tp, ranks = shard.parallelism.tp, shard.parallelism.attention_dp
+    most = setup.engine.max_num_batched_tokens + setup.engine.max_num_seqs  # type: ignore[operator]
+    token_bytes = shard.model.hidden_size * BF16_BYTES
+    all_reduce_s = 2 * ring_s(tp, np.arange(most + 1.0) * token_bytes / tp) if tp > 1 else None
+    exchange_s = None
+    if ranks > 1:
+        share = np.arange(ranks * most + 1.0) / ranks
+        exchange_s = ring_s(ranks, share * (token_bytes + 128 * LOGIT_BYTES)) + ring_s(ranks, share * token_bytes)
+    profile = read_layer_profile(
+        reference / "serving" / "llmservingsim_profiles", row["gpu"], MODELS[row["model"]][1], tp
+    )
+    cost = layer_steps(profile, shard, setup.engine, setup.max_model_len, all_reduce_s, exchange_s)
     memory = plan_memory(shard, setup.device, setup.engine, setup.max_model_len)
     settings = kernel_settings(setup, memory, 1, requests)
     # Prefix caching is on, as it was: preempted requests find what is left of their blocks.
@@ -157,5 +222,13 @@ def test_recorded_runs_are_met_from_profile_and_trace(reference: Path, case: str
         "e2e": (ttft_s + decode_s).mean(),
         "ttft": ttft_s.mean(),
     }
-    for metric, column in {"tpot": "tpot_mean_ms", "e2e": "lat_mean_ms", "ttft": "ttft_mean_ms"}.items():
+    for metric, column in MEANS.items():
         assert found_s[metric] == pytest.approx(float(row[column]) * 1e-3, rel=TARGETS[metric]), metric
+
+
+def test_the_means_of_the_run_with_experts_are_those_of_its_recorded_seconds(reference: Path) -> None:
+    """Requests that run or wait, summed over the seconds of the run, are the time that all spend there (Little)."""
+    with gzip.open(reference / "serving/per_request/llmservingsim_vllm_timeseries.csv.gz", "rt", newline="") as file:
+        rows = [one for one in csv.DictReader(file) if one["case"] == f"RTXPRO6000/{EXPERTS_RUN['model']}"]
+    present_s = sum(int(one["running"]) + int(one["waiting"]) for one in rows)
+    assert present_s / 300 == pytest.approx(float(EXPERTS_RUN["lat_mean_ms"]) * 1e-3, rel=0.01)

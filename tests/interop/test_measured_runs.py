@@ -9,7 +9,8 @@ import pytest
 from windtunnel.errors import InputError
 from windtunnel.interop.benchmark_clients import read_client_results
 from windtunnel.interop.measured_runs import read_client_files, read_table
-from windtunnel.spec.workload import Arrivals, ClosedLoop, Gamma, Poisson, Static, Uniform
+from windtunnel.spec.arrivals import Arrivals, ClosedLoop, Gamma, Poisson, Static
+from windtunnel.spec.lengths import Uniform
 
 BASE: dict[str, Any] = {"model": "llama-3.1-8b", "deployment": {"device": "h100_sxm"}}
 
@@ -175,6 +176,10 @@ def test_a_client_without_rate_and_limit_sends_everything_at_once(tmp_path: Path
     ("document", "arrivals"),
     [
         (VLLM | {"max_concurrency": None, "request_rate": 4, "burstiness": 0.25}, Gamma(rate_per_s=4, cv=2)),
+        (
+            VLLM | {"max_concurrency": 8, "request_rate": 4, "burstiness": 0.25},
+            ClosedLoop(concurrency=8, rate_per_s=4, cv=2),
+        ),
         (AIPERF | {"input_config": {"request_rate": 4.0}}, Static(rate_per_s=4)),
         (AIPERF | {"input_config": {"loadgen": {"request_rate": 4.0}}}, Poisson(rate_per_s=4)),
         (
@@ -189,6 +194,7 @@ def test_a_client_without_rate_and_limit_sends_everything_at_once(tmp_path: Path
     ],
     ids=[
         "vLLM's burstiness",
+        "vLLM's burstiness under a cap",
         "perf_analyzer's rate",
         "AIPerf's rate",
         "AIPerf's smoothness",

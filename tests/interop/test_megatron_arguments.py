@@ -6,7 +6,7 @@ from windtunnel.errors import InputError
 from windtunnel.interop.megatron_arguments import MegatronJob, read_megatron_arguments
 from windtunnel.ops.parameters import count_parameters
 from windtunnel.spec.model import ExpertsFeedForward, GroupedQueryAttention, LatentAttention, ModelSpec
-from windtunnel.spec.training import resolve
+from windtunnel.spec.training_setup import resolve
 
 GPT3 = (
     "torchrun --nproc_per_node 8 --nnodes 16 pretrain_gpt.py --num-layers 96 --hidden-size 12288 "

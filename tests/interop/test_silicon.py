@@ -8,10 +8,11 @@ import pytest
 
 from windtunnel.errors import InputError
 from windtunnel.interop.silicon import MeasuredRun, image_version, measurement_of, read_runs, scenario_of
+from windtunnel.spec.arrivals import ClosedLoop
 from windtunnel.spec.deployment import Parallelism, Speculative
+from windtunnel.spec.lengths import Uniform
 from windtunnel.spec.precision import Format, Precision
 from windtunnel.spec.scenario import resolve
-from windtunnel.spec.workload import ClosedLoop, Uniform
 
 MEASURED = {
     "id": "row",

@@ -17,10 +17,13 @@ from windtunnel.interop.chakra_training import GroupNames, training_traces, writ
 from windtunnel.interop.simai_training import left_out, training_workload
 from windtunnel.interop.simai_workload_file import SimaiWorkload, meaning, read_workload, workload_text
 from windtunnel.ops.op import Collective as CollectiveOp
-from windtunnel.ops.training import Rank, Task, chunk_parameters, chunks
+from windtunnel.ops.training_chunks import chunk_parameters, chunks
+from windtunnel.ops.training_part import Task
 from windtunnel.ops.training_program import device_program
+from windtunnel.ops.training_rank import Rank
 from windtunnel.spec.noun import decode
-from windtunnel.spec.training import TrainingJob, TrainingSetup, resolve
+from windtunnel.spec.training import TrainingJob
+from windtunnel.spec.training_setup import TrainingSetup, resolve
 
 HIDDEN = 1024
 

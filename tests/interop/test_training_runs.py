@@ -8,7 +8,7 @@ import pytest
 from windtunnel.engine.training import simulate_with, training_prices
 from windtunnel.errors import InputError
 from windtunnel.interop.training_runs import TrainingRun, read_training_runs
-from windtunnel.spec.training import resolve
+from windtunnel.spec.training_setup import resolve
 
 HEADER = (
     "source,release,task,model,params_B,layers,hidden,heads,accelerator,n_gpus,precision,gbs,mbs,seq_len,"

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from windtunnel.engine.serving import run_loop
+from windtunnel.engine.loop import run_loop
 from windtunnel.engine.workload import RequestArrays
 from windtunnel.kernels.state import SCHEDULERS, Settings, StepCost
 from windtunnel.metrics.records import Table

@@ -14,6 +14,7 @@ from windtunnel.lab.engine_servers import started
 from windtunnel.lab.engine_tiny import TINY, write_tiny_gguf, write_tiny_model
 from windtunnel.metrics.client import CLIENT_COLUMNS, client_summary
 from windtunnel.report.bench import vllm_document
+from windtunnel.spec.arrivals import ClosedLoop
 
 pytest.importorskip("httpx", reason="httpx is not installed; the client speaks with it")
 
@@ -57,6 +58,16 @@ def test_a_closed_loop_keeps_its_concurrency() -> None:
         run = bench(Endpoint(url), Load(np.zeros(12), np.full(12, 5), np.full(12, 3), concurrency=3))
     assert seen.most_under_way == 3
     assert 2 < client_summary(run.requests, run.tokens).mean_present <= 3.01
+
+
+def test_a_capped_rate_sends_no_earlier_than_released_and_no_more_than_the_cap() -> None:
+    released_s = np.arange(12) * 0.01
+    with fake_server(0.05, 0.002) as (url, seen):
+        run = bench(Endpoint(url), Load(released_s, np.full(12, 5), np.full(12, 3), concurrency=2))
+    assert seen.most_under_way == 2
+    assert (run.requests["arrival_s"] >= released_s).all()
+    # Two at a time take 0.05 s and more each: the last is sent long after its release.
+    assert run.requests["arrival_s"].max() > 0.2
 
 
 def test_turns_wait_for_each_other_and_share_their_beginnings() -> None:
@@ -118,10 +129,11 @@ def test_the_result_is_read_as_that_of_vllms_client(tmp_path: Path) -> None:
         run = bench(Endpoint(url), load_of(5))
     summary = client_summary(run.requests, run.tokens)
     path = tmp_path / "result.json"
-    path.write_text(json.dumps(vllm_document(summary, run.requests, run.tokens, 100.0, None)))
+    sent = ClosedLoop(concurrency=9, rate_per_s=100.0, cv=2.0)
+    path.write_text(json.dumps(vllm_document(summary, run.requests, run.tokens, sent)))
     (found,) = read_client_results(path)
     assert found.num_requests == 5
-    assert found.rate_per_s == 100.0
+    assert (found.rate_per_s, found.gap_cv, found.concurrency) == (100.0, 2.0, 9)
     assert found.measured["ttft"] == pytest.approx(summary.ttft_s.mean)
     assert found.measured["throughput"] == pytest.approx(summary.output_tokens_per_s)
     document = json.loads(path.read_text())

@@ -100,7 +100,7 @@ def test_an_engine_in_process_forms_the_simulators_batches(tmp_path: Path, start
     import subprocess
 
     from engine.test_recorded_engine import settings
-    from windtunnel.engine.serving import run_loop
+    from windtunnel.engine.loop import run_loop
     from windtunnel.engine.workload import RequestArrays
     from windtunnel.estimate.steps import recorded_steps
     from windtunnel.interop.engine_run import read_engine_runs

@@ -10,7 +10,8 @@ from windtunnel.interop.collective_calls import CollectiveCall
 from windtunnel.interop.workload_files import job_contents
 from windtunnel.lab import replay as lab
 from windtunnel.spec.noun import decode
-from windtunnel.spec.training import TrainingJob, TrainingSetup, resolve
+from windtunnel.spec.training import TrainingJob
+from windtunnel.spec.training_setup import TrainingSetup, resolve
 
 ATTENTION = {"type": "grouped_query", "num_heads": 8, "num_kv_heads": 4, "head_dim": 32}
 DENSE = {"type": "dense", "intermediate_size": 512}

@@ -4,9 +4,10 @@ from hypothesis import strategies as st
 
 from windtunnel.errors import InputError
 from windtunnel.ops.rank_groups import group_ranks
-from windtunnel.ops.training import Group, Rank
+from windtunnel.ops.training_rank import Group, Rank
 from windtunnel.spec.noun import decode
-from windtunnel.spec.training import TrainingJob, resolve
+from windtunnel.spec.training import TrainingJob
+from windtunnel.spec.training_setup import resolve
 
 MIXTRAL = "mixtral-8x7b"
 powers = st.sampled_from([1, 2, 4])

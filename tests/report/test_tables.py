@@ -7,8 +7,9 @@ from windtunnel.ops.op import Collective, DecodeAttention, Elementwise, Experts,
 from windtunnel.report.setup import arrivals_text, lengths_text
 from windtunnel.report.step import shape_text
 from windtunnel.report.tables import duration, formats, number, percent
+from windtunnel.spec.arrivals import ClosedLoop, Gamma, Poisson
+from windtunnel.spec.lengths import Lognormal, Uniform
 from windtunnel.spec.precision import Format, Precision
-from windtunnel.spec.workload import ClosedLoop, Gamma, Lognormal, Poisson, Uniform
 
 
 @pytest.mark.parametrize(
@@ -62,6 +63,8 @@ def test_shapes(op: Op, text: str) -> None:
 
 def test_loads_in_words() -> None:
     assert arrivals_text(ClosedLoop(concurrency=64)) == "64 concurrent requests"
+    capped = ClosedLoop(concurrency=64, rate_per_s=3, cv=2)
+    assert arrivals_text(capped) == "at most 64 concurrent requests, released at 3/s (cv 2)"
     assert arrivals_text(Poisson(rate_per_s=6.5)) == "Poisson arrivals at 6.5/s"
     assert arrivals_text(Gamma(rate_per_s=2.0, cv=3.0)) == "gamma arrivals (cv 3) at 2/s"
     assert lengths_text(1024) == "1,024 tokens"

@@ -8,6 +8,7 @@ import pytest
 
 from spaces_of_search import space
 from windtunnel.engine.run import simulate
+from windtunnel.errors import InputError
 from windtunnel.search.bench import Bench
 from windtunnel.search.capacity import CHECKS, TOLERANCE, _Search, capacities, capacity
 from windtunnel.search.confidence import confidence_above, lower_bound, student_cdf, student_quantile
@@ -15,8 +16,9 @@ from windtunnel.search.limits import limit_of, limits_of, parse_limits
 from windtunnel.search.load import at_load, own_load, stream_of
 from windtunnel.search.probe import LEAST_STREAM, MOST_GROWTH, STABILITY, Probe, growth, probe
 from windtunnel.search.space import scenario_at
+from windtunnel.spec.arrivals import ClosedLoop
 from windtunnel.spec.slo import Slo
-from windtunnel.spec.workload import ClosedLoop, Workload
+from windtunnel.spec.workload import Workload
 
 LIMITS = parse_limits("ttft_p90=1s,tpot_p99=50ms")
 CASES = list(product(["h100_sxm", "l40s"], [1, 2], [512, 8192], [16, 256], [0, 1]))[:20]
@@ -62,6 +64,12 @@ def test_the_answer_does_not_depend_on_where_the_search_began() -> None:
     assert found.at.passes
     assert not found.beyond.passes
     assert found.beyond.load / found.at.load == pytest.approx(1 + TOLERANCE)
+
+
+def test_a_capped_rate_has_two_loads() -> None:
+    capped = {"workload.arrivals": {"type": "closed_loop", "concurrency": 3, "rate_per_s": 2}}
+    with pytest.raises(InputError, match="a rate and a concurrency, and its load could be either"):
+        capacities(scenario_at(space(), capped), parse_limits("tpot_p90=15ms"), num_seeds=1)
 
 
 @pytest.mark.compiled

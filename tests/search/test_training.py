@@ -21,6 +21,7 @@ from windtunnel.search.store import Store
 from windtunnel.search.training import TrainingEvaluator
 from windtunnel.spec import training
 from windtunnel.spec.catalog import model as model_of
+from windtunnel.spec.training_setup import resolve
 
 JOB: dict[str, Any] = {
     "model": "llama-3.1-8b",
@@ -62,14 +63,14 @@ def test_a_points_figures_are_those_of_the_job_simulated_alone(study: Study) -> 
 def test_the_ranking_is_every_layout_that_fits_the_fastest_first(study: Study) -> None:
     """The oracle: every combination of the degrees, each simulated on its own."""
     found, steps = study.found[0], {}
-    prices = training_prices(training.resolve(training.decode(JOB, training.TrainingJob)))
+    prices = training_prices(resolve(training.decode(JOB, training.TrainingJob)))
     for index, values in enumerate(itertools.product(*VARY.values())):
         raw = dict(zip(VARY, values, strict=True))
         settings = {"tp": raw["tp"], "pp": raw["pp"], "virtual_stages": raw["vpp"]}
         changed = {"parallelism": settings, "recompute": {"granularity": raw["recompute"]}}
         try:
             job = training.decode(JOB | changed | {"micro_batch": raw["micro_batch"]}, training.TrainingJob)
-            result = simulate_with(training.resolve(job), prices)
+            result = simulate_with(resolve(job), prices)
         except InputError:
             assert found.evaluations[index].refused
             continue

@@ -29,7 +29,7 @@ TENSORRTS_OWN = {
 OTHER_SCHEDULERS_OWN = {"watermark_fraction", "max_waiting_steps"}
 UNSET = {
     *("max_model_len", "num_gpu_blocks", "cudagraph_sizes", "moe_backend", "kv_tiers", "speculative"),
-    "window_pool_ratio",
+    *("window_pool_ratio", "attention_backend"),
     *SGLANGS_OWN,
     *TENSORRTS_OWN,
     *OTHER_SCHEDULERS_OWN,
@@ -113,3 +113,19 @@ def test_another_scheduler_brings_its_own_settings(name: str) -> None:
         if (value := getattr(own, field)) is not None and field not in ("name", "host"):
             assert getattr(settings, field) == value
     assert with_defaults(EngineSettings(scheduler=name, max_num_seqs=7), H100).max_num_seqs == 7
+
+
+def test_a_default_of_running_requests_yields_to_the_token_budget() -> None:
+    """As `vllm serve --max-num-batched-tokens 512` runs 512 requests at most on an H100, not 1,024."""
+    resolved = with_defaults(EngineSettings(max_num_batched_tokens=512), H100)
+    assert (resolved.max_num_seqs, resolved.max_num_batched_tokens) == (512, 512)
+
+
+def test_more_running_requests_than_tokens_in_a_step_are_refused() -> None:
+    with pytest.raises(InputError, match="max_num_seqs is 64, more than max_num_batched_tokens, which is 63"):
+        with_defaults(EngineSettings(max_num_seqs=64, max_num_batched_tokens=63), H100)
+    assert with_defaults(EngineSettings(max_num_seqs=64, max_num_batched_tokens=64), H100).max_num_seqs == 64
+    # Other schedulers have no such rule.
+    for other in (EngineSettings(scheduler="sarathi"), EngineSettings(name="sglang")):
+        given = msgspec.structs.replace(other, max_num_seqs=64, max_num_batched_tokens=32)
+        assert with_defaults(given, H100).max_num_seqs == 64

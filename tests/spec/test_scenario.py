@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 
 from windtunnel.errors import InputError
 from windtunnel.spec import catalog
+from windtunnel.spec.arrivals import Burst, ClosedLoop, Gamma, Poisson
 from windtunnel.spec.deployment import Deployment, EngineSettings, HostOverheads, Parallelism
+from windtunnel.spec.lengths import Uniform
 from windtunnel.spec.noun import decode, encode
 from windtunnel.spec.precision import Format, Precision
 from windtunnel.spec.scenario import (
@@ -25,7 +27,7 @@ from windtunnel.spec.scenario import (
     scenario_from,
     set_path,
 )
-from windtunnel.spec.workload import Burst, ClosedLoop, Gamma, Poisson, Trace, Uniform, Workload
+from windtunnel.spec.workload import Trace, Workload
 
 LLAMA, DEEPSEEK = "meta-llama/Llama-3.1-8B", "deepseek-ai/DeepSeek-V3"
 WORKLOAD = Workload(arrivals=Poisson(rate_per_s=2), input_tokens=100, output_tokens=10, num_requests=5)

@@ -4,11 +4,12 @@ from typing import Any
 import pytest
 
 from windtunnel.errors import InputError
+from windtunnel.spec.arrivals import Burst, ClosedLoop, Poisson
 from windtunnel.spec.precision import Format
 from windtunnel.spec.scenario import Scenario
 from windtunnel.spec.shorthand import PATHS, Options, raw_scenario, scenario
 from windtunnel.spec.slo import Slo
-from windtunnel.spec.workload import Burst, ClosedLoop, Poisson, Trace
+from windtunnel.spec.workload import Trace
 
 LLAMA = "meta-llama/Llama-3.1-8B"
 BASE: dict[str, Any] = {"model": LLAMA, "device": "h100_sxm", "input_tokens": 64, "output_tokens": 8}
@@ -56,8 +57,8 @@ def test_a_rate_is_an_open_loop_and_a_concurrency_a_closed_one() -> None:
     assert scenario(**BASE, rate_per_s=2).workload.num_requests == 1000
     closed = scenario(**BASE, concurrency=8).workload
     assert (closed.arrivals, closed.num_requests) == (ClosedLoop(concurrency=8), 80)
-    with pytest.raises(InputError, match="exclude each other"):
-        scenario(**BASE, concurrency=8, rate_per_s=2)
+    capped = scenario(**BASE, concurrency=8, rate_per_s=2).workload
+    assert (capped.arrivals, capped.num_requests) == (ClosedLoop(concurrency=8, rate_per_s=2), 80)
 
 
 def test_another_concurrency_keeps_the_loops_warm_up() -> None:
@@ -70,6 +71,17 @@ def test_another_concurrency_keeps_the_loops_warm_up() -> None:
     raw = {"workload": {"arrivals": {"type": "poisson", "rate_per_s": 4}}}
     arrivals = raw_scenario(raw, {}, concurrency=8)["workload"]["arrivals"]
     assert arrivals == {"type": "closed_loop", "concurrency": 8}
+
+
+@pytest.mark.parametrize(
+    ("rate", "rest"), [(None, {"rate_per_s": 4, "cv": 2}), (9, {"rate_per_s": 9, "cv": 2}), (math.inf, {})]
+)
+def test_another_concurrency_keeps_the_loops_rate_unless_one_is_given(
+    rate: float | None, rest: dict[str, float]
+) -> None:
+    raw = {"workload": {"arrivals": {"type": "closed_loop", "concurrency": 4, "rate_per_s": 4, "cv": 2}}}
+    arrivals = raw_scenario(raw, {}, rate_per_s=rate, concurrency=8)["workload"]["arrivals"]
+    assert arrivals == {"type": "closed_loop", "concurrency": 8} | rest
 
 
 def test_limits_and_settings() -> None:

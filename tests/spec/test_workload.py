@@ -6,8 +6,10 @@ import pytest
 import yaml
 
 from windtunnel.errors import InputError
+from windtunnel.spec.arrivals import Burst, ClosedLoop, Gamma, Poisson
+from windtunnel.spec.lengths import Empirical, Fixed, Uniform, Zipf
 from windtunnel.spec.noun import decode, encode
-from windtunnel.spec.workload import Burst, ClosedLoop, Empirical, Fixed, Gamma, Poisson, Trace, Uniform, Workload, Zipf
+from windtunnel.spec.workload import Trace, Workload
 
 SHAPES = {
     "poisson, a bare integer and a distribution": """
@@ -153,6 +155,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "closed loop by time": (
         {"arrivals": {"type": "closed_loop", "concurrency": 4}, "input_tokens": 1, "output_tokens": 1, "duration_s": 9},
         "duration_s cannot end a closed loop",
+    ),
+    "gaps without a rate": (
+        WHOLE | {"arrivals": {"type": "closed_loop", "concurrency": 4, "cv": 2}},
+        "cv is 2.0, but without rate_per_s",
     ),
     "trace without use": (WHOLE | {"trace": {"path": "a.csv"}}, "the trace is not used"),
     "scale without use": (

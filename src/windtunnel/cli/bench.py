@@ -40,8 +40,14 @@ _SERVER, _LOAD, _OUT = "Server", "Load", "Result"
 )
 @option("--input-tokens", section=_LOAD, metavar="N|MIN-MAX", help="Prompt tokens of a request.")
 @option("--output-tokens", section=_LOAD, metavar="N|MIN-MAX", help="Generated tokens of a request.")
-@option("--concurrency", section=_LOAD, type=int, metavar="N", help="Closed loop: so many requests under way.")
-@option("--rate", section=_LOAD, type=float, metavar="X", help="Open loop: Poisson arrivals a second.")
+@option(
+    "--concurrency",
+    section=_LOAD,
+    type=int,
+    metavar="N",
+    help="Most requests under way; alone: a closed loop.",
+)
+@option("--rate", section=_LOAD, type=float, metavar="X", help="Poisson arrivals a second: an open loop.")
 @option("--num-requests", section=_LOAD, type=int, metavar="N", help="Requests in all.")
 @option("--trace", section=_LOAD, metavar="FILE", help="Recorded requests.")
 @option("--seed", section=_LOAD, type=int, metavar="N", help="Of the random draws.  [the scenario's]")
@@ -113,8 +119,8 @@ def command(
         write_bench(out, run.requests, run.tokens, document, scenario)
         click.echo(f"wrote {out}", err=True)
     if save_result is not None:
-        rate, concurrency = _loop_of(scenario)
-        save_result.write_text(as_text(vllm_document(summary, run.requests, run.tokens, rate, concurrency)) + "\n")
+        saved = vllm_document(summary, run.requests, run.tokens, scenario.workload.arrivals)
+        save_result.write_text(as_text(saved) + "\n")
         click.echo(f"wrote {save_result}", err=True)
     if as_json:
         click.echo(as_text(document))
@@ -233,8 +239,3 @@ def _remarks(run: Any, summary: Any) -> dict[str, str]:
 
 LATE_S = 0.1
 """A client that sends later than this measures itself."""
-
-
-def _loop_of(scenario: "Scenario") -> tuple[float | None, int | None]:
-    arrivals = scenario.workload.arrivals
-    return getattr(arrivals, "rate_per_s", None), getattr(arrivals, "concurrency", None)

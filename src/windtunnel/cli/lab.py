@@ -45,7 +45,8 @@ def replay(job: Path, largest_message: str, settings: tuple[str, ...], as_json: 
     from windtunnel.report.documents import as_text
     from windtunnel.report.tables import show
     from windtunnel.report.workload import contents_document, contents_report
-    from windtunnel.spec.training import load, resolve
+    from windtunnel.spec.training import load
+    from windtunnel.spec.training_setup import resolve
     from windtunnel.units import format_bytes, parse_quantity
 
     try:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 _LOAD, _OUTPUT = "Load", "Result"
 
 load_options = all_of(
-    option("--replicas", section="What is served, on what", type=int, metavar="N", help="Equal copies."),
+    option("--replicas", section="What is served, on what", type=int, metavar="N", help="Equal copies.  [1]"),
     option(
         "--router",
         section="What is served, on what",
@@ -29,8 +29,14 @@ load_options = all_of(
     ),
     option("--input-tokens", section=_LOAD, metavar="N|MIN-MAX", help="Prompt tokens of a request."),
     option("--output-tokens", section=_LOAD, metavar="N|MIN-MAX", help="Generated tokens of a request."),
-    option("--concurrency", section=_LOAD, type=int, metavar="N", help="Closed loop: so many requests under way."),
-    option("--rate", section=_LOAD, type=float, metavar="X", help="Open loop: Poisson arrivals a second."),
+    option(
+        "--concurrency",
+        section=_LOAD,
+        type=int,
+        metavar="N",
+        help="Most requests under way; alone: a closed loop.",
+    ),
+    option("--rate", section=_LOAD, type=float, metavar="X", help="Poisson arrivals a second: an open loop."),
     option("--num-requests", section=_LOAD, type=int, metavar="N", help="Requests in all.  [10 a client, or 1000]"),
     option(
         "--trace", section=_LOAD, metavar="FILE", help="Recorded requests: CSV, JSONL, Parquet, or a catalog trace."

@@ -17,22 +17,32 @@ job_options = all_of(
     option("--model", section=_WHAT, metavar="NAME", help="A model of the catalog, or a config.json."),
     option("--device", section=_WHAT, metavar="NAME", help="A device of the catalog, or a YAML file."),
     option("--node", section=_WHAT, metavar="NAME", help="A node of the catalog.  [the device's usual one]"),
-    option("--num-devices", section=_WHAT, type=int, metavar="N", help="Devices in all."),
-    option("--sequence-tokens", section=_WHAT, type=int, metavar="N", help="Tokens of a sequence."),
-    option("--global-batch", section=_WHAT, type=int, metavar="N", help="Sequences of one step."),
+    option("--num-devices", section=_WHAT, type=int, metavar="N", help="Devices in all.  [tp x cp x pp]"),
+    option("--sequence-tokens", section=_WHAT, type=int, metavar="N", help="Tokens of a sequence.  [needed]"),
+    option("--global-batch", section=_WHAT, type=int, metavar="N", help="Sequences of one step.  [needed]"),
     option("--micro-batch", section=_WHAT, type=int, metavar="N", help="Sequences that a rank computes at once.  [1]"),
-    option("--precision", section=_WHAT, metavar="FORMAT", help="bf16, fp8, fp8_block, mxfp8, nvfp4, ...  [bf16]"),
+    option(
+        "--precision",
+        section=_WHAT,
+        metavar="FORMAT",
+        help="bf16, fp8, fp8_current, mxfp8, nvfp4, ...  [bf16]",
+    ),
     option("--topology", section=_WHAT, metavar="NAME", help="Between nodes: a file, a type, or a node's rails."),
     option("--backend", section=_WHAT, metavar="NAME", help="Collectives between nodes: analytic, flow or packet."),
     option("--total-tokens", section=_WHAT, type=float, metavar="X", help="Tokens of the whole run, as 15e12."),
     option("--framework", section=_SPLIT, metavar="NAME", help="megatron, deepspeed, fsdp2 or deepseek.  [megatron]"),
-    option("--tp", "-tp", section=_SPLIT, type=int, metavar="N", help="Tensor parallelism."),
-    option("--cp", "-cp", section=_SPLIT, type=int, metavar="N", help="Context parallelism."),
-    option("--pp", "-pp", section=_SPLIT, type=int, metavar="N", help="Pipeline stages."),
-    option("--vpp", "-vpp", section=_SPLIT, type=int, metavar="N", help="Chunks of layers on each device."),
-    option("--ep", "-ep", section=_SPLIT, type=int, metavar="N", help="Expert parallelism."),
-    option("--zero", section=_SPLIT, type=int, metavar="0-3", help="ZeRO stage; 3 is FSDP."),
-    option("--schedule", section=_SPLIT, metavar="NAME", help="1f1b, interleaved, zb_h1, dualpipe, ..."),
+    option("--tp", "-tp", section=_SPLIT, type=int, metavar="N", help="Tensor parallelism.  [1]"),
+    option("--cp", "-cp", section=_SPLIT, type=int, metavar="N", help="Context parallelism.  [1]"),
+    option("--pp", "-pp", section=_SPLIT, type=int, metavar="N", help="Pipeline stages.  [1]"),
+    option("--vpp", "-vpp", section=_SPLIT, type=int, metavar="N", help="Chunks of layers on each device.  [1]"),
+    option("--ep", "-ep", section=_SPLIT, type=int, metavar="N", help="Expert parallelism.  [1]"),
+    option("--zero", section=_SPLIT, type=int, metavar="0-3", help="ZeRO stage; 3 is FSDP.  [the framework's]"),
+    option(
+        "--schedule",
+        section=_SPLIT,
+        metavar="NAME",
+        help="1f1b, interleaved, zb_h1, dualpipe, ...  [1f1b; interleaved with --vpp]",
+    ),
     option("--recompute", section=_SPLIT, metavar="HOW", help="none, selective or full.  [none]"),
     option("--search", section=_OUTPUT, is_flag=True, help="Try every layout of the devices; show the fastest."),
     option("--explain", section=_OUTPUT, is_flag=True, help="Show one micro-batch task by task too."),
@@ -84,7 +94,8 @@ def command(
     from windtunnel.cli.options import assignments
     from windtunnel.interop.timeline_file import check_file
     from windtunnel.spec.shorthand import JOB_PATHS
-    from windtunnel.spec.training import job_of, resolve
+    from windtunnel.spec.training import job_of
+    from windtunnel.spec.training_setup import resolve
 
     given = {JOB_PATHS[name]: value for name, value in options.items() if value is not None}
     asked = job_of(job, given | assignments(settings))
@@ -101,7 +112,7 @@ def command(
     from windtunnel.engine.training import simulate_with, training_prices
     from windtunnel.engine.training_costs import explain_tasks
     from windtunnel.interop.text_file import write_text
-    from windtunnel.ops.training import Rank
+    from windtunnel.ops.training_rank import Rank
     from windtunnel.report.documents import as_text
     from windtunnel.report.tables import show
     from windtunnel.report.training import tasks_report, training_report

@@ -10,7 +10,8 @@ from windtunnel.errors import InputError
 
 if TYPE_CHECKING:
     from windtunnel.interop.aicb import GeneratedFile
-    from windtunnel.spec.training import TrainingJob, TrainingSetup
+    from windtunnel.spec.training import TrainingJob
+    from windtunnel.spec.training_setup import TrainingSetup
 
 MAX_TRACES = 1024
 """Files that are written without being asked for by number."""
@@ -72,7 +73,7 @@ def command(file: Path, target: str | None, compat: str | None, out: str | None,
     """
     from windtunnel.interop.job_files import DESCRIPTIONS, Launch, aicb_file, read_job
     from windtunnel.interop.workload_files import job_contents, read_contents, recognise
-    from windtunnel.spec.training import resolve
+    from windtunnel.spec.training_setup import resolve
 
     kind = recognise(file)
     if kind not in DESCRIPTIONS:
@@ -97,7 +98,7 @@ def command(file: Path, target: str | None, compat: str | None, out: str | None,
 def _write(
     job: "TrainingJob", target: str, out: Path | None, stage: int, overwrite: bool, ranks: str | None, **_: Any
 ) -> None:
-    from windtunnel.spec.training import resolve
+    from windtunnel.spec.training_setup import resolve
 
     if target == "job":
         import yaml

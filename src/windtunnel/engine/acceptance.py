@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.engine.calibrate import Bench, benches
-from windtunnel.engine.serving import estimator_for
+from windtunnel.engine.estimators import estimator_for
 from windtunnel.estimate.calibrated import CalibratedEstimator
 from windtunnel.estimate.estimator import Estimator
 from windtunnel.interop.measured_runs import Measurement

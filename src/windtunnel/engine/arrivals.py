@@ -8,7 +8,7 @@ import numpy as np
 from windtunnel.engine.draws import Seconds
 from windtunnel.errors import InputError
 from windtunnel.interop.requests_file import read_requests
-from windtunnel.spec.workload import (
+from windtunnel.spec.arrivals import (
     MAX_REQUESTS,
     Arrivals,
     Burst,
@@ -18,9 +18,8 @@ from windtunnel.spec.workload import (
     RateCurve,
     Recorded,
     Static,
-    Trace,
-    TraceColumns,
 )
+from windtunnel.spec.workload import Trace, TraceColumns
 
 BLOCK = 1 << 20
 """Times that are warped at once: tens of millions need no temporary arrays of their length."""
@@ -32,14 +31,14 @@ def draw_times(arrivals: Arrivals, limit: int | None, duration_s: float | None, 
     One of the two limits is given; a closed loop and a single burst have `limit` (`Workload` checks both).
     """
     match arrivals:
-        case Static(rate_per_s=rate_per_s):
+        case Static(rate_per_s=rate_per_s) | ClosedLoop(rate_per_s=float() | int() as rate_per_s, cv=0):
             return np.arange(_enough(limit, duration_s, rate_per_s)) / rate_per_s
         case Burst(num_per_burst=int(num_per_burst), interval_s=interval_s) if interval_s is not None:
             enough = _enough(limit, duration_s, num_per_burst / interval_s, num_per_burst)
             return np.asarray(np.arange(enough) // num_per_burst * interval_s, np.float64)
-        case Poisson(rate_per_s=rate_per_s) | ClosedLoop(rate_per_s=rate_per_s) if rate_per_s is not None:
+        case Poisson(rate_per_s=rate_per_s):
             return _renewals(rng.standard_exponential, rate_per_s, limit, duration_s)
-        case Gamma(rate_per_s=rate_per_s, cv=cv):
+        case Gamma(rate_per_s=rate_per_s, cv=cv) | ClosedLoop(rate_per_s=float() | int() as rate_per_s, cv=cv):
             return _renewals(gamma_gaps(rng, cv), rate_per_s, limit, duration_s)
         case RateCurve():
             return curve_times(arrivals, limit, duration_s, rng)

@@ -19,16 +19,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.engine.estimators import estimator_for, estimator_key, shard_of
 from windtunnel.engine.frontend import streams, usual_streams
-from windtunnel.engine.serving import (
-    check_requests,
-    estimator_for,
-    estimator_key,
-    kernel_settings,
-    run_loop,
-    shard_of,
-    with_model_len,
-)
+from windtunnel.engine.kernel_settings import kernel_settings
+from windtunnel.engine.loop import run_loop
+from windtunnel.engine.server import check_requests, with_model_len
 from windtunnel.engine.speculation import drafter_of, speculation_of, with_drafter
 from windtunnel.engine.workload import RequestArrays, generate
 from windtunnel.errors import InputError

@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 from windtunnel.engine.draws import Counts, Seconds, draw_indices
 from windtunnel.errors import InputError
 from windtunnel.interop.servegen import Client, read_clients
-from windtunnel.spec.workload import MAX_REQUESTS, ClientModel
+from windtunnel.spec.arrivals import MAX_REQUESTS
+from windtunnel.spec.workload import ClientModel
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -12,7 +12,7 @@ from windtunnel.errors import InputError
 from windtunnel.estimate.estimator import Coverage, Estimate, Estimator
 from windtunnel.interop.topologies import fabric_from, fabric_of
 from windtunnel.ops import op as ops
-from windtunnel.ops.training import Group, Rank
+from windtunnel.ops.training_rank import Group, Rank
 from windtunnel.spec.fabric import Fabric
 from windtunnel.spec.hardware import Node
 from windtunnel.spec.network import ClusterNetwork

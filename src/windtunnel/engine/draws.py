@@ -6,23 +6,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.interop.requests_file import read_lengths
-from windtunnel.spec import workload as spec
-from windtunnel.spec.workload import (
-    MAX_TOKENS,
+from windtunnel.spec import sessions as spec
+from windtunnel.spec.lengths import MAX_TOKENS, Empirical, Fixed, Lengths, Lognormal, Normal, Uniform, Zipf
+from windtunnel.spec.sessions import (
     MAX_TURNS,
     Durations,
-    Empirical,
     EmpiricalCount,
     Exponential,
-    Fixed,
     Geometric,
-    Lengths,
-    Lognormal,
-    Normal,
-    Uniform,
     UniformCount,
     UniformSeconds,
-    Zipf,
 )
 
 STREAMS = (

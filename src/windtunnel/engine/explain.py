@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from windtunnel.engine.serving import estimator_for, shard_of
+from windtunnel.engine.estimators import estimator_for, shard_of
 from windtunnel.errors import InputError
 from windtunnel.estimate.estimator import Coverage, Estimator
 from windtunnel.estimate.roofline import compute_format, machine

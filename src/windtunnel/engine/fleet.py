@@ -46,10 +46,17 @@ class FleetPlan:
 class FleetRun:
     """A fleet while it runs, and what it has logged."""
 
+    begin: Callable[[], tuple[kernel.Fleet, list[Iterator[Fault]]]]
+    """Makes it anew, as it was at the beginning."""
     fleet: kernel.Fleet
     faults: list[Iterator[Fault]]
     phases: list[NDArray[np.void]] = field(default_factory=list)
     losses: list[NDArray[np.void]] = field(default_factory=list)
+
+    def begin_again(self) -> None:
+        """Go back to the beginning, for another run."""
+        self.fleet, self.faults = self.begin()
+        self.phases, self.losses = [], []
 
     def collect(self) -> None:
         """Take over what the loop has logged, and draw faults for those that have happened."""
@@ -68,15 +75,19 @@ class FleetRun:
 
 def start_fleet(plan: FleetPlan, settings: state.Settings, num_requests: int) -> FleetRun:
     """A fleet at the beginning of a run with `settings.num_replicas` replicas at most."""
-    faults = [plan.faults_of(replica) for replica in range(settings.num_replicas)]
-    fault_s = np.full((settings.num_replicas, FAULT_COLUMNS), np.inf)
-    repair_s = np.zeros_like(fault_s)
-    for replica, ahead in enumerate(faults):
-        _fill(fault_s[replica], repair_s[replica], 0, ahead)
-    change_s = np.array([*(at_s for at_s, _ in plan.changes), np.inf])
-    change_replicas = np.array([*(count for _, count in plan.changes), 0], np.int64)
-    made = kernel.new_fleet(settings, plan.scaling, num_requests, fault_s, repair_s, change_s, change_replicas)
-    return FleetRun(made, faults)
+
+    def begin() -> tuple[kernel.Fleet, list[Iterator[Fault]]]:
+        faults = [plan.faults_of(replica) for replica in range(settings.num_replicas)]
+        fault_s = np.full((settings.num_replicas, FAULT_COLUMNS), np.inf)
+        repair_s = np.zeros_like(fault_s)
+        for replica, ahead in enumerate(faults):
+            _fill(fault_s[replica], repair_s[replica], 0, ahead)
+        change_s = np.array([*(at_s for at_s, _ in plan.changes), np.inf])
+        change_replicas = np.array([*(count for _, count in plan.changes), 0], np.int64)
+        made = kernel.new_fleet(settings, plan.scaling, num_requests, fault_s, repair_s, change_s, change_replicas)
+        return made, faults
+
+    return FleetRun(begin, *begin())
 
 
 def _fill(fault_s: NDArray[np.float64], repair_s: NDArray[np.float64], first: int, faults: Iterator[Fault]) -> None:

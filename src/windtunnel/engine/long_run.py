@@ -15,19 +15,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.engine.estimators import estimator_for, shard_of
 from windtunnel.engine.fleet import has_fleet
 from windtunnel.engine.frontend import streams
-from windtunnel.engine.serving import (
-    ENGINE_COLUMNS,
-    Progress,
-    check_requests,
-    estimator_for,
-    kernel_settings,
-    power_model,
-    run_loop,
-    shard_of,
-    with_model_len,
-)
+from windtunnel.engine.kernel_settings import kernel_settings
+from windtunnel.engine.loop import Progress, run_loop
+from windtunnel.engine.server import check_requests, with_model_len
+from windtunnel.engine.serving import ENGINE_COLUMNS, power_model
 from windtunnel.engine.workload import RequestArrays, generate
 from windtunnel.errors import InputError
 from windtunnel.estimate.estimator import Estimator
@@ -38,10 +32,10 @@ from windtunnel.metrics.records import Table, request_table
 from windtunnel.metrics.summary import Distribution, Goodput, Power, distribution
 from windtunnel.metrics.tokens import rows_by_replica, with_token_times
 from windtunnel.ops.memory import plan_memory
+from windtunnel.spec.arrivals import ClosedLoop
 from windtunnel.spec.noun import Noun
 from windtunnel.spec.scenario import Scenario, resolve
 from windtunnel.spec.slo import Slo
-from windtunnel.spec.workload import ClosedLoop
 
 LATENCIES = ("ttft_s", "tpot_s", "e2e_s", "queueing_s", "prefill_s", "itl_max_s")
 STATIC_ROUTERS = ("round_robin",)

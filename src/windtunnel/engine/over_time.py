@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.engine.serving import power_model, shard_of
+from windtunnel.engine.estimators import shard_of
+from windtunnel.engine.serving import power_model
 from windtunnel.engine.work import step_work
 from windtunnel.errors import InputError
 from windtunnel.metrics.fleet import HOLDING, count_over_time

@@ -1,36 +1,29 @@
 """Run a deployment of several pools: prefill and decode on replicas of their own, or kinds of replicas side by side."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.engine.attribution import provenance, time_fractions
 from windtunnel.engine.cluster_network import handover_bytes_per_s, network_of
+from windtunnel.engine.estimators import estimator_for, shard_of
 from windtunnel.engine.frontend import streams
-from windtunnel.engine.prefix_cache import prefix_cache
+from windtunnel.engine.kernel_settings import kernel_settings
+from windtunnel.engine.loop import GiveUp, Progress, new_records, run_to_end
+from windtunnel.engine.prefix_cache import MAX_ENTRIES, NO_TIERS, check_windows, kv_tiers, prefix_cache
+from windtunnel.engine.server import Lower, check_requests, with_model_len
 from windtunnel.engine.serving import (
     ENGINE_COLUMNS,
-    GiveUp,
-    Lower,
     PoolResult,
-    Progress,
     Result,
-    check_requests,
-    estimator_for,
-    kernel_settings,
     limits_by_tenant,
-    new_records,
     power_model,
-    provenance,
     resolved_scenario,
-    run_to_end,
-    shard_of,
     span_of,
-    time_fractions,
-    with_model_len,
 )
 from windtunnel.engine.speculation import drafter_of, speculation_of, with_drafter
 from windtunnel.engine.work import stage_uses, step_work
@@ -54,11 +47,26 @@ from windtunnel.metrics.records import POOL_COLUMNS, Table, request_table
 from windtunnel.metrics.summary import PoolSummary, Utilisation, summarise, utilisation_of, with_pools
 from windtunnel.ops.forward import Shard
 from windtunnel.ops.memory import MemoryPlan, kv_bytes_per_token, plan_memory, state_bytes_per_request
-from windtunnel.spec.deployment import EngineSettings, Parallelism, Pool
+from windtunnel.spec.deployment import EngineSettings, KvTier, Parallelism, Pool
 from windtunnel.spec.engine_defaults import ENGINE_SCHEDULERS
 from windtunnel.spec.scenario import Scenario, Setup, pool_scenario, resolve
 
 ROLES = {"both": BOTH, "prefill": PREFILL, "decode": DECODE}
+
+
+@dataclass(frozen=True, eq=False)
+class Keeping:
+    """Where a pool keeps KV blocks that no running request uses."""
+
+    on_device: bool
+    """Whether it has prefix caches."""
+    tiers: state.Table = field(default_factory=lambda: NO_TIERS)
+    """`TIER` records of memory below the device's."""
+    load_overlaps: bool = False
+
+    @property
+    def anywhere(self) -> bool:
+        return self.on_device or self.tiers.size > 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,6 +80,7 @@ class PoolServer:
     estimator: Estimator
     lowered: LoweredSteps
     settings: state.Settings
+    keeping: Keeping
 
     @property
     def plan(self) -> PoolPlan:
@@ -89,13 +98,9 @@ class Fleet:
     speculation: state.Speculation | None
 
     @property
-    def caching(self) -> list[bool]:
-        """Which pools have prefix caches."""
-        return [bool(part.setup.engine.enable_prefix_caching) for part in self.parts]
-
-    def has_caches_for(self, requests: RequestArrays) -> bool:
-        """Whether any pool has a prefix cache, and prompts share anything."""
-        return any(self.caching) and requests.prefixes is not None
+    def keeping(self) -> list[Keeping]:
+        """What each pool keeps."""
+        return [part.keeping for part in self.parts]
 
 
 def prepare_pools(
@@ -106,7 +111,7 @@ def prepare_pools(
     estimator_of: Callable[[Setup], Estimator] = estimator_for,
     lower: Lower = lower_steps,
 ) -> Fleet:
-    """What `engine.serving.prepare` is for equal replicas; `estimator_of` prices a pool's operators without an
+    """What `engine.server.prepare` is for equal replicas; `estimator_of` prices a pool's operators without an
     `estimator`.
     """
     parts = []
@@ -114,6 +119,8 @@ def prepare_pools(
         setup = with_model_len(resolve(pool_scenario(scenario, pool), allow_download), requests)
         parts.append(_prepared(scenario, pool, setup, requests, estimator or estimator_of(setup), lower))
     _check_first_tokens(scenario, parts)
+    parts = _with_stores(parts)
+    _check_keeping(parts, requests)
     if scenario.deployment.transfer.router == "prefix_affinity":
         raise InputError(
             "transfer.router is prefix_affinity, which chooses where a prompt is computed, not where it decodes",
@@ -133,10 +140,11 @@ def simulate_pools(
     requests = generate(scenario.workload, scenario.seed)
     fleet = prepare_pools(scenario, requests, estimator, allow_download)
     parts = fleet.parts
-    records, pools, steps, engine_time_s = run_pools(
-        fleet.plans, fleet.travel, requests, progress, fleet.speculation, caching=fleet.caching
+    records, pools, steps, engine_time_s, loaded_blocks = run_pools(
+        fleet.plans, fleet.travel, requests, progress, fleet.speculation, keeping=fleet.keeping
     )
-    table = _request_table(records, pools, parts[0].setup.engine, requests)
+    loaded = _tier_tokens(parts, pools, first_pool(records, pools), loaded_blocks)
+    table = _request_table(records, pools, parts[0].setup.engine, requests, loaded)
     summaries = [
         _pool_summary(scenario, part, _steps_of(steps, pools, at), table, int(pools.pools[at].first_replica))
         for at, part in enumerate(parts)
@@ -154,7 +162,7 @@ def simulate_pools(
         slo=scenario.slo,
         price_usd_per_hour=sum(known) / deployment.num_devices if len(known) == len(prices) else None,
         tenants=limits_by_tenant(scenario, requests),
-        tier_tokens={} if fleet.has_caches_for(requests) else None,
+        tier_tokens=loaded if loaded or shares_prefixes(fleet.keeping, requests) else None,
     )
     coverage, sources, operators = _provenance(parts, [_steps_of(steps, pools, at) for at in range(len(parts))])
     return Result(
@@ -172,6 +180,20 @@ def simulate_pools(
     )
 
 
+class PoolRun(NamedTuple):
+    """A finished run over several pools."""
+
+    records: NDArray[np.void]
+    """`REQUEST` records in order of sending."""
+    pools: Pools
+    """As the run left them, with every request's journey."""
+    steps: Table
+    engine_time_s: float
+    """Wall time of the loop."""
+    loaded_blocks: NDArray[np.int64]
+    """`[tier of all pools, request]` of each prompt that came from each lower tier when it was first admitted."""
+
+
 def run_pools(
     plans: Sequence[PoolPlan],
     travel: Travel,
@@ -179,27 +201,60 @@ def run_pools(
     progress: Progress | None = None,
     speculation: state.Speculation | None = None,
     give_up: GiveUp | None = None,
-    caching: Sequence[bool] = (),
-) -> tuple[NDArray[np.void], Pools, Table, float]:
+    keeping: Sequence[Keeping] = (),
+) -> PoolRun:
     """Run the compiled loop to its end over several pools.
 
     Args:
         plans, travel: of the pools.
         requests: what they serve.
-        progress, give_up: see `engine.serving.serve`.
+        progress, give_up: see `engine.server.serve`.
         speculation: of the pools that decode.
-        caching: which pools have prefix caches; none without it, or where prompts share nothing.
-
-    Returns:
-        `REQUEST` records in order of sending, the pools as the run left them with every request's journey, the step
-        table, and the loop's wall time in seconds.
+        keeping: what each pool keeps of requests; none: nothing.
     """
+
+    def run_with(kept: Sequence[Keeping]) -> PoolRun:
+        return _run(plans, travel, requests, kept, progress, speculation, give_up)
+
+    if shares_prefixes(keeping, requests):
+        return run_with(keeping)
+    # Lower tiers still take the KV blocks of preempted requests: preemption by swap.
+    requests = replace(requests, prefixes=None)
+    own = [
+        replace(part, on_device=part.on_device and _has_one_group(plan))
+        for part, plan in zip(keeping, plans, strict=False)
+    ]
+    if any(part.tiers.size for part in own):
+        return run_with(own)
+    found = run_with(())
+    if any(part.on_device for part in own) and found.records["num_preemptions"].any():
+        # A cache changes nothing until a preempted request finds its own blocks in it.
+        again = run_with(own)
+        again.pools.journeys["cached_tokens"] = 0
+        return again._replace(engine_time_s=found.engine_time_s + again.engine_time_s)
+    return found
+
+
+def shares_prefixes(keeping: Sequence[Keeping], requests: RequestArrays) -> bool:
+    """Whether prompts begin alike, and any pool has prefix caches for them."""
+    return requests.prefixes is not None and any(part.on_device for part in keeping)
+
+
+def _run(
+    plans: Sequence[PoolPlan],
+    travel: Travel,
+    requests: RequestArrays,
+    keeping: Sequence[Keeping],
+    progress: Progress | None,
+    speculation: state.Speculation | None,
+    give_up: GiveUp | None,
+) -> PoolRun:
     records = new_records(requests)
     pools = new_pools(plans, travel, records.size)
     arrays = (pools.ranks, pools.lanes, pools.lists, pools.stages)
     cache = None
-    if any(caching) and requests.prefixes is not None:
-        cache = joined_caches(pools, [_caches(plan, has, requests) for plan, has in zip(plans, caching, strict=True)])
+    if keeping:
+        cache = joined_caches(pools, [_caches(plan, part, requests) for plan, part in zip(plans, keeping, strict=True)])
     cost, events = state.StepCost(*(np.asarray(field)[0] for field in pools.cost)), new_pool_events(plans)
     steps, engine_time_s = run_to_end(
         pools.pools[0],
@@ -214,20 +269,31 @@ def run_pools(
         pools=pools,
         give_up=give_up,
     )
+    loaded_blocks = np.zeros((0, records.size), np.int64)
     if cache is not None:
-        moved = ~np.isnan(pools.journeys.handed_s)
-        began = pools.pool_of_rank[np.where(moved, pools.journeys.prefill_rank, records.rank)]
         found = cache.requests["cached_tokens"].reshape(len(plans), -1)
-        pools.journeys["cached_tokens"] = found[began, np.arange(records.size)]
-    return records.view(np.ndarray), pools, steps, engine_time_s
+        pools.journeys["cached_tokens"] = found[first_pool(records, pools), np.arange(records.size)]
+        loaded_blocks = cache.loaded
+    return PoolRun(records.view(np.ndarray), pools, steps, engine_time_s, loaded_blocks)
 
 
-def _caches(plan: PoolPlan, has_cache: bool, requests: RequestArrays) -> state.Cache:
-    """Empty prefix caches of a pool; without them, caches of segments that no block fits into."""
-    cache = prefix_cache(plan.settings, requests)
-    if not has_cache:
+def first_pool(records: NDArray[np.void], pools: Pools) -> NDArray[np.int64]:
+    """The pool that computed each prompt."""
+    moved = ~np.isnan(pools.journeys.handed_s)
+    return np.asarray(pools.pool_of_rank[np.where(moved, pools.journeys.prefill_rank, records["rank"])])
+
+
+def _caches(plan: PoolPlan, keeping: Keeping, requests: RequestArrays) -> state.Cache:
+    """Empty prefix caches of a pool; where it keeps nothing, caches of segments that no block fits into."""
+    cache = prefix_cache(plan.settings, requests, keeping.tiers, keeping.load_overlaps)
+    if not keeping.anywhere:
         cache.nodes["first_block"] = cache.nodes["end_block"] = 0
     return cache
+
+
+def _has_one_group(plan: PoolPlan) -> bool:
+    """Whether one group of layers keeps every token: what the caches count."""
+    return plan.settings.num_groups - plan.settings.num_window_groups == 1
 
 
 def _prepared(
@@ -243,8 +309,6 @@ def _prepared(
             f"pool {pool.name}: the scheduler {setup.engine.scheduler} does not run in pools",
             f"those that do: {', '.join(ENGINE_SCHEDULERS)}",
         )
-    if setup.engine.kv_tiers:
-        raise InputError(f"pool {pool.name}: pools keep no KV blocks in lower tiers", "leave engine.kv_tiers out")
     shard = shard_of(setup)
     drafter = drafter_of(setup, shard)
     memory = plan_memory(shard, setup.device, with_drafter(setup, drafter).engine, setup.max_model_len)
@@ -256,8 +320,65 @@ def _prepared(
     except InputError as error:
         raise InputError(f"pool {pool.name}: {error.message}", error.hint) from None
     settings = kernel_settings(setup, memory, pool.replicas, requests, scenario.deployment.router, scenario.seed)
+    try:
+        tiers = kv_tiers(setup, memory, settings)
+    except InputError as error:
+        raise InputError(f"pool {pool.name}: {error.message}", error.hint) from None
+    keeping = Keeping(bool(setup.engine.enable_prefix_caching), tiers, bool(setup.engine.kv_load_overlaps))
     lowered = lower(estimator, setup.device, shard, setup.engine, setup.max_model_len, drafter)
-    return PoolServer(pool, setup, shard, memory, estimator, lowered, settings)
+    return PoolServer(pool, setup, shard, memory, estimator, lowered, settings, keeping)
+
+
+def _with_stores(parts: Sequence[PoolServer]) -> list[PoolServer]:
+    """`parts` where tiers that the whole deployment shares are one store for all pools that name them alike.
+
+    Raises:
+        InputError: pools that cannot read each other's blocks.
+    """
+    first: dict[str, tuple[PoolServer, KvTier]] = {}
+    found = []
+    for part in parts:
+        tiers = part.keeping.tiers.copy()
+        for row, tier in zip(tiers, part.setup.engine.kv_tiers or (), strict=True):
+            if tier.shared_by != "deployment":
+                continue
+            other, same = first.setdefault(tier.name, (part, tier))
+            if other.memory.block_size != part.memory.block_size or same.capacity_bytes != tier.capacity_bytes:
+                raise InputError(
+                    f"pools {other.pool.name} and {part.pool.name} share the KV tier {tier.name!r}, but its size or "
+                    "that of their blocks differs",
+                    "give both one capacity_bytes and one block_size, or tiers of different names",
+                )
+            row.store = 1 + list(first).index(tier.name)
+            row.ranks_per_pool = MAX_ENTRIES
+        found.append(replace(part, keeping=replace(part.keeping, tiers=tiers)))
+    return found
+
+
+def _check_keeping(parts: Sequence[PoolServer], requests: RequestArrays) -> None:
+    """Raise InputError where what a pool would keep cannot be counted."""
+    shares = shares_prefixes([part.keeping for part in parts], requests)
+    for part in parts:
+        if part.keeping.tiers.size or (shares and part.keeping.on_device):
+            check_windows(part.setup, part.memory)
+        if shares and part.keeping.tiers.size and not part.keeping.on_device:
+            raise InputError(
+                f"pool {part.pool.name} has kv_tiers and no prefix caching, which other pools have",
+                "set enable_prefix_caching for all pools or for none, or leave out this pool's kv_tiers",
+            )
+
+
+def _tier_tokens(
+    parts: Sequence[PoolServer], pools: Pools, began: NDArray[np.int64], loaded_blocks: NDArray[np.int64]
+) -> dict[str, NDArray[np.int64]]:
+    """Tokens of each prompt that came from each lower tier of the pool in which it `began`, by the tier's name."""
+    found: dict[str, NDArray[np.int64]] = {}
+    for at, part in enumerate(parts):
+        rows = loaded_blocks[pools.pools[at].first_tier : pools.pools[at].end_tier]
+        for tier, blocks in zip(part.setup.engine.kv_tiers or (), rows, strict=False):
+            tokens = np.where(began == at, blocks * part.memory.block_size, 0)
+            found[tier.name] = found.get(tier.name, np.zeros_like(tokens)) + tokens
+    return found
 
 
 def _speculation(parts: Sequence[PoolServer]) -> state.Speculation | None:
@@ -354,12 +475,26 @@ def replicas_of(records: NDArray[np.void], pools: Pools) -> tuple[NDArray[np.int
     return began, ended, per_replica.size
 
 
-def _request_table(records: NDArray[np.void], pools: Pools, engine: EngineSettings, requests: RequestArrays) -> Table:
+def _request_table(
+    records: NDArray[np.void],
+    pools: Pools,
+    engine: EngineSettings,
+    requests: RequestArrays,
+    loaded: Mapping[str, NDArray[np.int64]],
+) -> Table:
     started, ended, num_replicas = replicas_of(records, pools)
     own = {name: records[name].copy() for name in ENGINE_COLUMNS}
     seen_s = engine.host.frontend_s(requests.input_tokens, streams(own, ended, num_replicas))
     found = pools.journeys["cached_tokens"]
-    table = request_table(own, ended, seen_s, requests.num_warmup, tenant=requests.tenant, cached_tokens=found)
+    table = request_table(
+        own,
+        ended,
+        seen_s,
+        requests.num_warmup,
+        tenant=requests.tenant,
+        cached_tokens=found,
+        loaded_tokens=sum(loaded.values(), np.zeros_like(found)),
+    )
     columns = {name: np.array(pools.journeys[name]) for name in list(POOL_COLUMNS)[1:]}
     return table.with_columns({"prefill_replica": started, **columns}, POOL_COLUMNS)
 

@@ -1,9 +1,10 @@
 """Run any scenario: one kind of replica, or pools of several."""
 
 from windtunnel.engine import pools, serving
+from windtunnel.engine.loop import Progress
 from windtunnel.engine.policy import Policy
 from windtunnel.engine.router import Router
-from windtunnel.engine.serving import Progress, Result
+from windtunnel.engine.serving import Result
 from windtunnel.errors import InputError
 from windtunnel.estimate.estimator import Estimator
 from windtunnel.spec.scenario import Scenario

@@ -16,7 +16,8 @@ from windtunnel.engine.draws import (
     spawn,
 )
 from windtunnel.errors import InputError
-from windtunnel.spec.workload import Requests, SharedPrompts
+from windtunnel.spec.sessions import SharedPrompts
+from windtunnel.spec.workload import Requests
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -10,7 +10,9 @@ from itertools import chain
 
 import msgspec
 
-from windtunnel.engine.serving import Progress, Result, calibrated, estimator_for, estimator_key, simulate
+from windtunnel.engine.estimators import calibrated, estimator_for, estimator_key
+from windtunnel.engine.loop import Progress
+from windtunnel.engine.serving import Result, simulate
 from windtunnel.errors import InputError
 from windtunnel.estimate.estimator import Coverage, Estimator
 from windtunnel.interop.measured_runs import METRICS, Measurement

@@ -15,14 +15,10 @@ from windtunnel.engine.sessions import Turns, begins, draw_prompts, draw_turns, 
 from windtunnel.errors import InputError
 from windtunnel.interop.client_lengths import drawn_lengths
 from windtunnel.interop.requests_file import BlockIds, RecordedRequests, read_requests
-from windtunnel.spec.workload import (
-    ClosedLoop,
-    Lengths,
-    Requests,
-    SharedPrompts,
-    Trace,
-    Workload,
-)
+from windtunnel.spec.arrivals import ClosedLoop
+from windtunnel.spec.lengths import Lengths
+from windtunnel.spec.sessions import SharedPrompts
+from windtunnel.spec.workload import Requests, Trace, Workload
 
 TENANT_KEY = 1000
 """The j-th tenant's streams are spawned from the seed's child of this number and j."""

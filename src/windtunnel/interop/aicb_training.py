@@ -12,9 +12,10 @@ from windtunnel.errors import InputError
 from windtunnel.interop.aicb_csv import Record, RecordList, Stretch
 from windtunnel.interop.aicb_megatron import EPOCH_END
 from windtunnel.ops import op as ops
-from windtunnel.ops.training import Group, Rank, Task
+from windtunnel.ops.training_part import Task
 from windtunnel.ops.training_program import Action, Exchange, device_program
-from windtunnel.spec.training import TrainingSetup
+from windtunnel.ops.training_rank import Group, Rank
+from windtunnel.spec.training_setup import TrainingSetup
 
 GROUPS = {
     Group.TENSOR: "tp_group",

@@ -13,8 +13,9 @@ from windtunnel.errors import InputError, did_you_mean
 from windtunnel.estimate.estimator import Estimator, RooflineEstimator, TableEstimator
 from windtunnel.estimate.roofline import Roofline
 from windtunnel.estimate.table import MeasurementTable
+from windtunnel.interop.aiconfigurator_collectives import nccl_table
 from windtunnel.interop.aiconfigurator_files import DISTRIBUTIONS, Collection
-from windtunnel.interop.aiconfigurator_operators import nccl_table, table_for
+from windtunnel.interop.aiconfigurator_operators import table_for
 from windtunnel.ops import op as ops
 from windtunnel.spec.deployment import MOE_BACKENDS
 from windtunnel.spec.hardware import Device, Node
@@ -61,6 +62,7 @@ def measured_estimator(
     expert_distribution: str = DISTRIBUTIONS[0],
     moe_backend: str | None = None,
     fused_all_reduce: bool = False,
+    attention_backend: str | None = None,
 ) -> Estimator:
     """The estimator that reads tables measured on `device` and falls back to the calibrated roofline.
 
@@ -74,6 +76,7 @@ def measured_estimator(
         expert_distribution: one of `DISTRIBUTIONS`.
         moe_backend: one of `MOE_BACKENDS`, the kernels that compute the experts; None takes the fastest measured.
         fused_all_reduce: whether FlashInfer's all-reduce, TensorRT-LLM's kernel, may be called where it is the fastest.
+        attention_backend: one of `ATTENTION_BACKENDS`; None takes the kernels that the engine itself chose.
 
     Raises:
         InputError: no data, or a system, distribution or backend that the data does not have.
@@ -95,7 +98,15 @@ def measured_estimator(
             did_you_mean(device.measured_as, known, f"it has {', '.join(known)}"),
         )
     collection = Collection(
-        folder, engine, version, roofline, cuda_graphs, expert_distribution, moe_backend, fused_all_reduce
+        folder,
+        engine,
+        version,
+        roofline,
+        cuda_graphs,
+        expert_distribution,
+        moe_backend,
+        fused_all_reduce,
+        attention_backend,
     )
     return TableEstimator(Tables(collection), roofline)
 

@@ -24,7 +24,9 @@ from windtunnel.estimate.table import (
     read_parquet,
     require_columns,
 )
+from windtunnel.ops import op as ops
 from windtunnel.spec.noun import read_yaml
+from windtunnel.spec.precision import Format
 
 ENGINES = ("vllm", "sglang", "trtllm")
 """Engines with measured tables; where the one asked for lacks a table, the others are tried in this order."""
@@ -35,6 +37,13 @@ DISTRIBUTIONS = ("power_law_1.01", "power_law_1.2", "balanced")
 Against `balanced`, vLLM 0.24.0 on H100 takes 0.88 (both power laws) of the time for 8 to 255 tokens, as fewer experts
 are chosen, and for over 2,047 tokens on 8 expert-parallel ranks 1.41 (1.01) and 1.58 (1.2) times as long. Routers are
 trained towards balance and real prompts pull them from it, so the milder measured skew is the default."""
+
+
+KV_DTYPES: Mapping[Format, str] = {Format.BF16: "bfloat16", Format.FP8: "fp8"}
+"""Format of a cache -> what tables call it."""
+
+GemmPrices = Callable[[ops.Gemm], "Floats | None"]
+"""Seconds of a GEMM at every one of its `m`; None where nobody measured its format."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +101,7 @@ class Collection:
     expert_distribution: str = DISTRIBUTIONS[0]
     moe_backend: str | None = None
     fused_all_reduce: bool = False
+    attention_backend: str | None = None
     read: dict[tuple[str, ...], MeasurementTable | None] = field(default_factory=dict)
     """Tables that were read already, by kind and words."""
 

@@ -6,8 +6,17 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from windtunnel.errors import InputError
 from windtunnel.estimate.table import Floats
-from windtunnel.interop.aiconfigurator_files import Collection, Rows, at_same_points, first_rows, version_key
+from windtunnel.interop.aiconfigurator_files import (
+    Collection,
+    Rows,
+    at_same_points,
+    first_rows,
+    main_kernel_only,
+    read_rows,
+    version_key,
+)
 
 SAME_ALL_REDUCE: Mapping[str, tuple[str, str]] = {"vllm": ("sglang", "0.5.9")}
 """Engine -> another one and version whose all-reduce is the same source (`custom_all_reduce.cuh`).
@@ -64,6 +73,46 @@ def _tokens_per_expert(rows: Rows) -> Floats:
 
 def _expert_width(rows: Rows) -> Floats:
     return rows.columns["inter_size"] / rows.columns["moe_tp_size"]
+
+
+_ATTENTION_KERNELS: Mapping[str, tuple[str, ...]] = {
+    "trtllm": ("trtllm_mha", "vllm_flashinfer_trtllmdecode", "torch_flow"),
+    "flashinfer": ("flashinfer", "vllm_flashinfer_fidecode", "torch_flow_flashinfer"),
+    "flash_attention": (
+        *("flash_attention", "fa3"),
+        *("vllm_flash_attn", "vllm_flash_attn_fa2", "vllm_flash_attn_fa3", "vllm_flash_attn_fa4"),
+    ),
+    "triton": ("triton", "vllm_triton_attn"),
+}
+"""Backend -> its kernels, as the collectors of the three engines call them."""
+
+
+def attention_rows(
+    collection: Collection, table: str, numbers: tuple[str, ...], choices: list[dict[str, str]]
+) -> Rows | None:
+    """The rows of an attention table: of the engine's own kernels, or of those of the backend that was asked for.
+
+    A backend's kernels come with its library and not with the engine, so any engine's measurements of them will do.
+
+    Raises:
+        InputError: nobody measured that backend on this system.
+    """
+    if collection.attention_backend is None:
+        return first_rows(collection, "attention", table, numbers, choices)
+    names = _ATTENTION_KERNELS[collection.attention_backend]
+    some = False
+    for place in collection.places("attention", table):
+        for words in choices:
+            rows = read_rows(place, table, numbers, words)
+            if rows is not None and (asked := rows.named(lambda kernel: kernel in names)).any():
+                return main_kernel_only(rows.take(asked), tuple(name.removesuffix("?") for name in numbers))
+            some = some or rows is not None
+    if not some:
+        return None
+    raise InputError(
+        f"attention_backend {collection.attention_backend} was not measured on {collection.system.name}",
+        "leave engine.attention_backend out for the kernels that the engine chooses",
+    )
 
 
 FP8_TILES_SINCE = "0.11.1"

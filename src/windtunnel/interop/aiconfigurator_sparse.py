@@ -14,12 +14,9 @@ from numpy.typing import NDArray
 
 from windtunnel.estimate.roofline import Roofline
 from windtunnel.estimate.table import Floats, MeasurementTable, site_names
-from windtunnel.interop.aiconfigurator_files import Collection, Place, Rows, fastest_kernel_only, read_rows
+from windtunnel.interop.aiconfigurator_files import Collection, GemmPrices, Place, Rows, fastest_kernel_only, read_rows
 from windtunnel.ops import op as ops
 from windtunnel.spec.precision import Format
-
-GemmPrices = Callable[[ops.Gemm], "Floats | None"]
-"""Seconds of a GEMM at every one of its `m`; None where nobody measured its format."""
 
 _WIDTHS = (
     *("kv_lora_rank", "rope_head_dim", "qk_nope_head_dim", "v_head_dim", "hidden_size", "q_lora_rank"),

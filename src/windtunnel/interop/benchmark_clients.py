@@ -110,7 +110,7 @@ def _bench_serving(name: str, document: dict[str, Any]) -> list[ClientResult]:
             concurrency=int(concurrency) if concurrency else None,
             rate_per_s=rate if has_rate else None,
             measured=measured,
-            gap_cv=1 / math.sqrt(document.get("burstiness") or 1.0),
+            gap_cv=1 / math.sqrt(float(document.get("burstiness") or 1.0)),
         )
     ]
 

@@ -17,9 +17,10 @@ from windtunnel.interop.chakra import Attribute, ChakraTrace, Collective, Node, 
 from windtunnel.interop.text_file import write_text
 from windtunnel.ops import op as ops
 from windtunnel.ops.rank_groups import group_ranks, stage_of_rank
-from windtunnel.ops.training import Group, Rank, Task
+from windtunnel.ops.training_part import Task
 from windtunnel.ops.training_program import BESIDE_STEP, Action, Exchange, device_program
-from windtunnel.spec.training import TrainingSetup
+from windtunnel.ops.training_rank import Group, Rank
+from windtunnel.spec.training_setup import TrainingSetup
 
 Seconds = Callable[[Task], float]
 

@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.spec.workload import Lengths, Uniform
+from windtunnel.spec.lengths import Lengths, Uniform
 
 Counts = NDArray[np.int64]
 

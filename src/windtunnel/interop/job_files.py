@@ -12,7 +12,8 @@ from windtunnel.interop.aicb_job import arguments_of, job_of
 from windtunnel.interop.megatron_arguments import read_megatron_arguments
 from windtunnel.interop.text_file import read_text
 from windtunnel.interop.workload_files import AICB_COMMAND, JOB, MEGATRON
-from windtunnel.spec.training import TrainingJob, load, resolve
+from windtunnel.spec.training import TrainingJob, load
+from windtunnel.spec.training_setup import resolve
 
 DESCRIPTIONS = (JOB, MEGATRON, AICB_COMMAND)
 """Kinds of files that describe a job."""

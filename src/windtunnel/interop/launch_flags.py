@@ -48,17 +48,24 @@ def whole(text: str) -> int:
     return int(float(match[1]) * scale)
 
 
-def _format(known: Mapping[str, str | None]) -> Convert:
-    def convert(text: str) -> str | None:
-        if text not in known:
-            raise ValueError(f"known: {', '.join(known)}")
-        return known[text]
+@dataclass(frozen=True)
+class Words:
+    """The words that an option takes, and what each means here."""
 
-    return convert
+    known: Mapping[str, str | None]
+
+    def __call__(self, text: str) -> str | None:
+        if text not in self.known:
+            raise ValueError(f"known: {', '.join(self.known)}")
+        return self.known[text]
+
+    def word_for(self, value: str) -> str | None:
+        """The first word that means `value`; None: no word does."""
+        return next((word for word, meaning in self.known.items() if meaning == value), None)
 
 
-def _one_of(*words: str) -> Convert:
-    return _format({word: word for word in words})
+def _one_of(*words: str) -> Words:
+    return Words({word: word for word in words})
 
 
 def sizes(text: str) -> list[int]:
@@ -105,8 +112,8 @@ VLLM: dict[str, Flag] = {
     "disable-hybrid-kv-cache-manager": _on(ENGINE + "window_kv", "full"),
     "long-prefill-token-threshold": Flag(ENGINE + "long_prefill_token_threshold"),
     "scheduling-policy": Flag(ENGINE + "scheduling_policy", _one_of("fcfs", "priority")),
-    "kv-cache-dtype": Flag("precision.kv_cache", _format(KV_FORMATS)),
-    "quantization": Flag("precision.weights", _format(WEIGHT_FORMATS)),
+    "kv-cache-dtype": Flag("precision.kv_cache", Words(KV_FORMATS)),
+    "quantization": Flag("precision.weights", Words(WEIGHT_FORMATS)),
     "enable-prefix-caching": _on(ENGINE + "enable_prefix_caching"),
     "no-enable-prefix-caching": _on(ENGINE + "enable_prefix_caching", False),
     "enable-chunked-prefill": _on(ENGINE + "enable_chunked_prefill"),
@@ -117,6 +124,16 @@ VLLM: dict[str, Flag] = {
     "max-cudagraph-capture-size": Flag(ENGINE + "max_cudagraph_capture_size"),
     "cudagraph-capture-sizes": Flag(ENGINE + "cudagraph_sizes", sizes),
     "speculative-config": Flag("[speculative]", json.loads),
+    "attention-backend": Flag(
+        ENGINE + "attention_backend",
+        Words({"FLASH_ATTN": "flash_attention", "TRITON_ATTN": "triton"}),
+        is_lenient=True,
+    ),
+    "attention-config.use-trtllm-attention": Flag(
+        ENGINE + "attention_backend",
+        Words({"0": "flashinfer", "false": "flashinfer", "1": "trtllm", "true": "trtllm", "True": "trtllm"}),
+    ),
+    "no-attention-config.use-trtllm-attention": _on(ENGINE + "attention_backend", "flashinfer"),
     "dtype": SIXTEEN_BIT,
 }
 SGLANG: dict[str, Flag] = {
@@ -137,16 +154,29 @@ SGLANG: dict[str, Flag] = {
     "schedule-policy": Flag(ENGINE + "scheduling_policy", _one_of("fcfs", "lpm", "priority")),
     "schedule-conservativeness": Flag(ENGINE + "schedule_conservativeness", float),
     "scheduler-recv-interval": Flag(ENGINE + "receive_interval_steps"),
-    "kv-cache-dtype": Flag("precision.kv_cache", _format(KV_FORMATS)),
-    "quantization": Flag("precision.weights", _format(WEIGHT_FORMATS)),
+    "kv-cache-dtype": Flag("precision.kv_cache", Words(KV_FORMATS)),
+    "quantization": Flag("precision.weights", Words(WEIGHT_FORMATS)),
     "disable-radix-cache": _on(ENGINE + "enable_prefix_caching", False),
     "disable-overlap-schedule": _on(ENGINE + "async_scheduling", False),
     "disable-cuda-graph": _on(ENGINE + "max_cudagraph_capture_size", 0),
     "cuda-graph-max-bs": Flag(ENGINE + "max_cudagraph_capture_size"),
     "cuda-graph-bs": Flag(ENGINE + "cudagraph_sizes", sizes),
+    "attention-backend": Flag(
+        ENGINE + "attention_backend",
+        Words(
+            {
+                "flashinfer": "flashinfer",
+                "triton": "triton",
+                "trtllm_mha": "trtllm",
+                "fa3": "flash_attention",
+                "fa4": "flash_attention",
+            }
+        ),
+        is_lenient=True,
+    ),
     "moe-runner-backend": Flag(
         ENGINE + "moe_backend",
-        _format(
+        Words(
             {
                 "auto": None,
                 "triton": "triton",
@@ -169,7 +199,7 @@ TRTLLM: dict[str, Flag] = {
     "max-seq-len": Flag(ENGINE + "max_model_len"),
     "kv-cache-free-gpu-memory-fraction": Flag(ENGINE + "gpu_memory_utilization", float),
     "tokens-per-block": Flag(ENGINE + "block_size"),
-    "kv-cache-dtype": Flag("precision.kv_cache", _format(KV_FORMATS)),
+    "kv-cache-dtype": Flag("precision.kv_cache", Words(KV_FORMATS)),
     "enable-attention-dp": _on("[attention_dp]"),
     "enable-chunked-prefill": _on(ENGINE + "enable_chunked_prefill"),
     "no-enable-chunked-prefill": _on(ENGINE + "enable_chunked_prefill", False),
@@ -187,7 +217,7 @@ TRTLLM: dict[str, Flag] = {
     "no-cuda-graph-config": _on(ENGINE + "max_cudagraph_capture_size", 0),
     "moe-backend": Flag(
         ENGINE + "moe_backend",
-        _format({"CUTLASS": "cutlass", "TRTLLM": "trtllm", "DEEPGEMM": "deepgemm", "AUTO": None}),
+        Words({"CUTLASS": "cutlass", "TRTLLM": "trtllm", "DEEPGEMM": "deepgemm", "AUTO": None}),
         is_lenient=True,
     ),
 }

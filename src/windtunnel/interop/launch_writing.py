@@ -7,7 +7,7 @@ docs.sglang.io (advanced features), nvidia.github.io/TensorRT-LLM (features, 1.4
 import json
 from typing import Any
 
-from windtunnel.interop.launch_flags import ENGINE, FLAGS, IN_FILE_ONLY
+from windtunnel.interop.launch_flags import ENGINE, FLAGS, IN_FILE_ONLY, Words
 from windtunnel.spec import catalog
 from windtunnel.spec.deployment import EngineSettings, Parallelism, Speculative
 
@@ -40,7 +40,8 @@ def write_launch_command(
         *_formats(engine.name, weights, kv_cache),
         *_draft_options(engine),
     ):
-        words.append("--" + name.replace("-", prefix))
+        option, dot, key = name.partition(".")
+        words.append("--" + option.replace("-", prefix) + dot + key.replace("-", "_"))
         if value is not None:
             words.append(str(value))
     return tuple(words)
@@ -72,8 +73,10 @@ def _engine_options(engine: EngineSettings) -> list[tuple[str, Any]]:
         if flag.value is None:
             if setting == "max_cudagraph_capture_size" and value == 0:
                 continue
-            if setting == "moe_backend":
-                value = {"deepgemm": "deep_gemm", "trtllm": "flashinfer_trtllm"}.get(value, value)
+            if isinstance(flag.convert, Words):
+                value = flag.convert.word_for(value)
+                if value is None:
+                    continue
             options.append((name, " ".join(map(str, value)) if isinstance(value, tuple) else value))
             written.add(setting)
         elif flag.value == value and isinstance(flag.value, bool) == isinstance(value, bool):

@@ -28,7 +28,7 @@ from windtunnel.estimate.steps import graph_sizes, num_launches, padded_sizes
 from windtunnel.kernels.state import StepCost
 from windtunnel.ops.forward import Shard
 from windtunnel.spec.deployment import EngineSettings
-from windtunnel.spec.model import ExpertsFeedForward, ModelSpec
+from windtunnel.spec.model import ExpertsFeedForward
 
 Floats = NDArray[np.float64]
 
@@ -107,7 +107,12 @@ def _beside(
 
 
 def layer_steps(
-    profile: LayerProfile, shard: Shard, engine: EngineSettings, max_model_len: int, all_reduce_s: Floats | None = None
+    profile: LayerProfile,
+    shard: Shard,
+    engine: EngineSettings,
+    max_model_len: int,
+    all_reduce_s: Floats | None = None,
+    exchange_s: Floats | None = None,
 ) -> StepCost:
     """The profile as the arrays that the loop looks durations up in.
 
@@ -118,6 +123,9 @@ def layer_steps(
         max_model_len: tokens of the longest request.
         all_reduce_s: `[max_num_batched_tokens + max_num_seqs + 1]` seconds of one all-reduce of so many tokens; a layer
             has two; None where tp is 1.
+        exchange_s: `[ranks * (max_num_batched_tokens + max_num_seqs) + 1]` seconds in which the ranks of attention data
+            parallelism gather so many tokens of all of them before a layer's experts and scatter them after; None where
+            there is one rank.
     """
     assert engine.max_num_seqs is not None
     assert engine.max_num_batched_tokens is not None
@@ -128,10 +136,15 @@ def layer_steps(
     for name, count in [*((name, 1) for name in ONCE), *((name, layers * each) for name, each in A_LAYER.items())]:
         if name in profile.dense_s:
             token_s += count * _at(profile.dense_s[name], tokens)
-    if profile.experts_s:
-        token_s += _experts_seconds(profile.experts_s, shard.model, tokens)
     if all_reduce_s is not None:
         token_s = token_s + 2 * layers * all_reduce_s
+    ranks = shard.parallelism.attention_dp
+    group_s = np.zeros(ranks * (tokens.size - 1) + 1)
+    if profile.experts_s:
+        group_s = _experts_seconds(profile.experts_s, shard, np.arange(group_s.size, dtype=np.float64))
+    if exchange_s is not None:
+        group_s = group_s + layers * exchange_s
+    together_s = token_s + group_s[::ranks]
     host = engine.host
     unhidden_s = float(host.unhidden_step_s or 0.0) + float(host.unhidden_request_s or 0.0) * requests
     sample_s = sum((_at(curve, requests) for curve in profile.sequence_s.values()), np.zeros(requests.size))
@@ -139,8 +152,8 @@ def layer_steps(
     context = np.array(sorted({keys for _, keys in profile.decode_s}), np.float64)
     chunks, lengths, prefill_s = _prefill_grid(profile, max_model_len)
     return StepCost(
-        decode_token_s=token_s[padded] + sample_s[np.minimum(padded, most)] + unhidden_s,
-        mixed_token_s=token_s,
+        decode_token_s=together_s[padded] + sample_s[np.minimum(padded, most)] + unhidden_s,
+        mixed_token_s=token_s if ranks > 1 else together_s,
         sample_s=sample_s + unhidden_s,
         context_nodes=context,
         decode_attention_s=layers * _decode_grid(profile.decode_s, context, requests),
@@ -151,22 +164,27 @@ def layer_steps(
         host_request_s=float(host.request_s or 0.0),
         host_overlaps=int(bool(engine.async_scheduling)),
         recorded_step_s=np.zeros(0),
+        group_token_s=group_s if ranks > 1 else np.zeros(1),
         launch_s=float(host.launch_s or 0.0) * num_launches(shard, engine, tokens),
         mixed_decode_attention_s=layers * _decode_grid(profile.beside_s or profile.decode_s, context, requests),
     )
 
 
-def _experts_seconds(experts_s: Mapping[int, tuple[Floats, Floats]], model: ModelSpec, tokens: Floats) -> Floats:
-    """Seconds of all layers' experts for so many tokens n, each with k of E drawn at random: together they choose
-    E (1 - (1 - k / E)^n).
+def _experts_seconds(experts_s: Mapping[int, tuple[Floats, Floats]], shard: Shard, tokens: Floats) -> Floats:
+    """Seconds of all layers' experts on one rank for so many tokens n of all ranks, each with k of E drawn at random:
+    together they choose E (1 - (1 - k / E)^n).
+
+    A rank of expert parallelism has its share of the experts and of the choices: it is priced as so many times fewer
+    tokens that choose all their experts from among its own.
     """
     total = np.zeros(tokens.size)
     counts = np.array(sorted(experts_s), np.float64)
-    measured = np.stack([_at(experts_s[int(count)], tokens) for count in counts])
-    for group in model.layers:
+    ep = shard.parallelism.ep
+    measured = np.stack([_at(experts_s[int(count)], tokens / ep) for count in counts])
+    for group in shard.model.layers:
         part = group.feed_forward
         if isinstance(part, ExpertsFeedForward):
-            chosen = part.num_experts * (1 - (1 - part.experts_per_token / part.num_experts) ** tokens)
+            chosen = part.num_experts / ep * (1 - (1 - part.experts_per_token / part.num_experts) ** tokens)
             of_step = [np.interp(at, counts, column) for at, column in zip(chosen, measured.T, strict=True)]
             total += group.num_layers * np.array(of_step)
     return total

@@ -49,7 +49,7 @@ COLUMNS: Mapping[str, str] = {
     "output_tokens": "the longest output",
     "range_ratio": "lengths are uniform from this share of the longest; 1: all equal; empty: not known",
     "concurrency": "requests that the client keeps under way",
-    "rate_per_s": "Poisson arrivals a second, where there is no concurrency",
+    "rate_per_s": "Poisson arrivals a second; beside a concurrency, which caps those under way",
     "num_requests": "sent in all; empty: 10 for each of the concurrency",
     "num_warmup_requests": "sent before them and left out",
     "ttft_ms": "measured time to the first token",
@@ -252,7 +252,7 @@ def _workload(where: str, values: Mapping[str, Any], are_means: bool) -> dict[st
     if concurrency is not None:
         arrivals: dict[str, Any] = {"type": "closed_loop", "concurrency": int(concurrency)}
         if rate is not None:
-            arrivals["rate_per_s"] = rate
+            arrivals |= {"rate_per_s": rate, "cv": values.get("gap_cv", 1.0)}
         if values.get("num_warmup_requests"):
             arrivals["num_warmup_requests"] = int(values["num_warmup_requests"])
     elif rate is not None:

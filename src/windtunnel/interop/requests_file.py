@@ -19,7 +19,8 @@ from windtunnel.interop.table_file import Batch, batches_of, header_of
 from windtunnel.interop.trace_columns import Column, column_of, dates_s, integers, shown, tokens_of
 from windtunnel.interop.trace_layouts import CONVERSATIONS, LENGTHS, STREAMS, find_columns, recognise
 from windtunnel.spec import catalog
-from windtunnel.spec.workload import MAX_TOKENS, Trace, TraceColumns
+from windtunnel.spec.lengths import MAX_TOKENS
+from windtunnel.spec.workload import Trace, TraceColumns
 
 UNITS_S = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 UNIX_TIME_AFTER_S = 365 * 86400.0

@@ -18,6 +18,7 @@ import msgspec
 from windtunnel.errors import InputError, did_you_mean
 from windtunnel.interop.measured_runs import UNRECORDED_SPREAD, Measurement
 from windtunnel.spec import catalog
+from windtunnel.spec.arrivals import ClosedLoop
 from windtunnel.spec.deployment import (
     BALANCE_BATCHING_ITERS,
     BALANCE_TIMEOUT_ITERS,
@@ -27,9 +28,10 @@ from windtunnel.spec.deployment import (
     Parallelism,
     Speculative,
 )
+from windtunnel.spec.lengths import Lengths, Uniform
 from windtunnel.spec.precision import Format, Precision
 from windtunnel.spec.scenario import Scenario
-from windtunnel.spec.workload import ClosedLoop, Lengths, Uniform, Workload
+from windtunnel.spec.workload import Workload
 
 ROW_SETTINGS, ENGINE_SETTINGS = "row_settings.csv", "engine_settings.csv"
 

@@ -15,20 +15,11 @@ from windtunnel.errors import InputError
 from windtunnel.interop.simai_workload_file import Block, Header, Phase, SimaiWorkload, WorkloadLayer
 from windtunnel.ops import op as ops
 from windtunnel.ops.sharding import finish_tasks, gather_tasks, optimizer_tasks, reduce_tasks
-from windtunnel.ops.training import (
-    BF16_BYTES,
-    Chunk,
-    Group,
-    Parameters,
-    Part,
-    Rank,
-    Task,
-    chunk_parameters,
-    chunks,
-    trained,
-)
+from windtunnel.ops.training_chunks import Chunk, Parameters, chunk_parameters, chunks, trained
+from windtunnel.ops.training_part import Part, Task
 from windtunnel.ops.training_program import Unit, check_device, chunk_units
-from windtunnel.spec.training import TrainingSetup
+from windtunnel.ops.training_rank import BF16_BYTES, Group, Rank
+from windtunnel.spec.training_setup import TrainingSetup
 
 Seconds = Callable[[Task], float]
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import InputError
-from windtunnel.spec.workload import MAX_TOKENS
+from windtunnel.spec.lengths import MAX_TOKENS
 
 
 @dataclass(frozen=True, slots=True, eq=False)

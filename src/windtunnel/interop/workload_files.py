@@ -14,9 +14,9 @@ from windtunnel.interop.collective_calls import CollectiveCall, totals
 from windtunnel.interop.simai_workload_file import POLICIES, SimaiWorkload, meaning, read_workload
 from windtunnel.interop.text_file import read_bytes
 from windtunnel.ops import op as ops
-from windtunnel.ops.training import Rank
 from windtunnel.ops.training_program import device_program
-from windtunnel.spec.training import TrainingSetup
+from windtunnel.ops.training_rank import Rank
+from windtunnel.spec.training_setup import TrainingSetup
 
 SIMAI, AICB, AIOB = "SimAI workload", "AICB list", "AIOB times"
 CHAKRA, KINETO, PYTORCH = "Chakra trace", "Kineto trace", "PyTorch execution trace"

@@ -334,9 +334,9 @@ def lose_cache(cache, rank):
         entry = after
     for tier in range(cache.tiers.size):
         if not cache.tiers[tier].outlives:
-            pool = rank // cache.tiers[tier].ranks_per_pool
-            while cache.pools[tier, pool].first != NONE:
-                drop(cache, tier, pool, cache.pools[tier, pool].first)
+            row, pool = cache.tiers[tier].row, rank // cache.tiers[tier].ranks_per_pool
+            while cache.pools[row, pool].first != NONE:
+                drop(cache, row, pool, cache.pools[row, pool].first)
 
 
 @inner

@@ -14,69 +14,73 @@ from windtunnel.kernels.state import NONE
 
 @inner
 def kept_at(cache, tier, rank, node):
-    """Where a tier keeps the state of a segment for a rank: ranks that share a pool share it."""
-    num_ranks = cache.ranks.size
+    """Where a tier keeps the state of a segment for a rank: ranks that share a pool share it, and where all of them do
+    those of other kinds of replicas may, too.
+    """
+    num_ranks, ranks_per_pool = cache.ranks.size, cache.tiers[tier].ranks_per_pool
+    if ranks_per_pool >= num_ranks:
+        return node
     if node < cache.num_shared:
-        return node * num_ranks + rank - rank % cache.tiers[tier].ranks_per_pool
+        return node * num_ranks + rank - rank % ranks_per_pool
     return (num_ranks - 1) * cache.num_shared + node
 
 
 @inner
-def drop(cache, tier, pool, entry):
+def drop(cache, row, pool, entry):
     """Take a segment off a pool's list, with its blocks."""
-    before, after = cache.kept[tier, entry].before, cache.kept[tier, entry].after
+    before, after = cache.kept[row, entry].before, cache.kept[row, entry].after
     if before == NONE:
-        cache.pools[tier, pool].first = after
+        cache.pools[row, pool].first = after
     else:
-        cache.kept[tier, before].after = after
+        cache.kept[row, before].after = after
     if after == NONE:
-        cache.pools[tier, pool].last = before
+        cache.pools[row, pool].last = before
     else:
-        cache.kept[tier, after].before = before
-    cache.pools[tier, pool].num_blocks -= cache.kept[tier, entry].num_blocks
-    cache.kept[tier, entry].num_blocks = 0
+        cache.kept[row, after].before = before
+    cache.pools[row, pool].num_blocks -= cache.kept[row, entry].num_blocks
+    cache.kept[row, entry].num_blocks = 0
 
 
 @inner
-def keep(cache, tier, pool, entry, num_blocks):
+def keep(cache, row, pool, entry, num_blocks):
     """Put a segment with `num_blocks` blocks at the end of a pool's list."""
-    last = cache.pools[tier, pool].last
-    cache.kept[tier, entry].num_blocks = num_blocks
-    cache.kept[tier, entry].before = last
-    cache.kept[tier, entry].after = NONE
+    last = cache.pools[row, pool].last
+    cache.kept[row, entry].num_blocks = num_blocks
+    cache.kept[row, entry].before = last
+    cache.kept[row, entry].after = NONE
     if last == NONE:
-        cache.pools[tier, pool].first = entry
+        cache.pools[row, pool].first = entry
     else:
-        cache.kept[tier, last].after = entry
-    cache.pools[tier, pool].last = entry
-    cache.pools[tier, pool].num_blocks += num_blocks
+        cache.kept[row, last].after = entry
+    cache.pools[row, pool].last = entry
+    cache.pools[row, pool].num_blocks += num_blocks
 
 
 @inner
 def write_through(settings, cache, rank, i, computed_tokens):
     """Keep the full blocks among the first `computed_tokens` of request `i` in every tier."""
     for tier in range(cache.tiers.size):
-        pool = rank // cache.tiers[tier].ranks_per_pool
+        row, pool = cache.tiers[tier].row, rank // cache.tiers[tier].ranks_per_pool
         node = cache.requests[i].leaf
         end_block = min(computed_tokens // settings.block_size, cache.nodes[node].end_block)
         while node != NONE:
             num_blocks = min(end_block, cache.nodes[node].end_block) - cache.nodes[node].first_block
             if num_blocks > 0:
                 entry = kept_at(cache, tier, rank, node)
-                if cache.kept[tier, entry].num_blocks > 0:
-                    num_blocks = max(num_blocks, cache.kept[tier, entry].num_blocks)
-                    drop(cache, tier, pool, entry)
-                keep(cache, tier, pool, entry, num_blocks)
+                if cache.kept[row, entry].num_blocks > 0:
+                    num_blocks = max(num_blocks, cache.kept[row, entry].num_blocks)
+                    drop(cache, row, pool, entry)
+                keep(cache, row, pool, entry, num_blocks)
             node = cache.nodes[node].parent
-        surplus = cache.pools[tier, pool].num_blocks - cache.tiers[tier].capacity_blocks
+        surplus = cache.pools[row, pool].num_blocks - cache.tiers[tier].capacity_blocks
         while surplus > 0:
-            entry = cache.pools[tier, pool].first
-            num_blocks = cache.kept[tier, entry].num_blocks
+            entry = cache.pools[row, pool].first
+            num_blocks = cache.kept[row, entry].num_blocks
             if num_blocks <= surplus:
-                drop(cache, tier, pool, entry)
+                drop(cache, row, pool, entry)
             else:
-                cache.kept[tier, entry].num_blocks -= surplus
-                cache.pools[tier, pool].num_blocks -= surplus
+                cache.kept[row, entry].num_blocks -= surplus
+                cache.pools[row, pool].num_blocks -= surplus
             surplus -= num_blocks
 
 
@@ -90,7 +94,7 @@ def find_below(cache, rank, i, hit_blocks, most_blocks):
         found = hit_blocks
         node = cache.requests[i].leaf
         while node != NONE and cache.nodes[node].end_block > hit_blocks:
-            num_blocks = cache.kept[tier, kept_at(cache, tier, rank, node)].num_blocks
+            num_blocks = cache.kept[cache.tiers[tier].row, kept_at(cache, tier, rank, node)].num_blocks
             if num_blocks > 0 and cache.nodes[node].first_block < most_blocks:
                 found = min(cache.nodes[node].first_block + num_blocks, most_blocks)
                 break
@@ -103,3 +107,16 @@ def find_below(cache, rank, i, hit_blocks, most_blocks):
         elif cache.requests[i].cached_tokens == NONE:
             cache.loaded[tier, i] = 0
     return hit_blocks, load_s
+
+
+@inner
+def leave_below(settings, cache, requests, i):
+    """Request `i`, which was looked up, loads nothing from lower tiers; returns how many blocks it would have."""
+    num_blocks = cache.requests[i].loading_blocks
+    cache.requests[i].loading_blocks = 0
+    cache.requests[i].load_s = 0.0
+    requests[i].computed_tokens -= num_blocks * settings.block_size
+    if cache.requests[i].cached_tokens == NONE:
+        for tier in range(cache.tiers.size):
+            cache.loaded[tier, i] = 0
+    return num_blocks

@@ -14,6 +14,7 @@ import numpy as np
 from windtunnel.kernels.heap import push
 from windtunnel.kernels.jit import inlined, inner
 from windtunnel.kernels.kvcache import acquire, entry_of, evict, look_up, release, share
+from windtunnel.kernels.kvtiers import leave_below
 from windtunnel.kernels.policies import (
     UNEVEN_RATIO,
     UNEVEN_REQUESTS,
@@ -94,6 +95,9 @@ POOL = np.dtype(
         ("end_lane", "i8"),
         ("first_entry", "i8"),  # of the pool's prefix caches, where there are any
         ("end_entry", "i8"),
+        ("first_tier", "i8"),  # of the tiers below them
+        ("end_tier", "i8"),
+        ("load_overlaps", "i8"),  # as `Cache.load_overlaps`
         ("hands_over", "i8"),  # 1: requests leave after their prefill
         ("link_bytes_per_s", "f8"),  # of the network interfaces of one rank
     ]
@@ -218,20 +222,47 @@ def new_pools(plans: Sequence[PoolPlan], travel: Travel, num_requests: int) -> P
 
 
 def joined_caches(pools: Pools, caches: Sequence[Cache]) -> Cache:
-    """The prefix caches of all pools, end to end as `cache_of` takes them apart; there are no lower tiers.
+    """The prefix caches of all pools, end to end as `cache_of` takes them apart.
 
     Args:
-        pools: where each pool's share of the entries lies is written there.
+        pools: where each pool's share of the entries and tiers lies is written there.
         caches: of every pool, for the same requests and segments.
     """
-    ends = np.cumsum([0, *(cache.entries.size for cache in caches)])
-    pools.pools["first_entry"], pools.pools["end_entry"] = ends[:-1], ends[1:]
+    ends = np.cumsum([(0, 0), *((cache.entries.size, cache.tiers.size) for cache in caches)], axis=0)
+    pools.pools["first_entry"], pools.pools["first_tier"] = ends[:-1].T
+    pools.pools["end_entry"], pools.pools["end_tier"] = ends[1:].T
+    pools.pools["load_overlaps"] = [cache.load_overlaps for cache in caches]
     joined = {
         name: np.concatenate([getattr(cache, name) for cache in caches]).view(np.recarray)
-        for name in ("nodes", "entries", "requests", "ranks")
+        for name in ("nodes", "entries", "requests", "ranks", "tiers")
     }
-    load_s = np.concatenate([cache.load_s for cache in caches])
-    return caches[0]._replace(load_s=load_s, **joined)
+    _give_rows(joined["tiers"])
+    return caches[0]._replace(
+        load_s=np.concatenate([cache.load_s for cache in caches]),
+        kept=_stacked_rows([cache.kept for cache in caches]),
+        pools=_stacked_rows([cache.pools for cache in caches]),
+        loaded=np.concatenate([cache.loaded for cache in caches]),
+        **joined,
+    )
+
+
+def _give_rows(tiers: Table) -> None:
+    """Number what the tiers of all pools keep; tiers of one store keep it together, in the row of the first."""
+    tiers["row"] = np.arange(tiers.size)
+    for store in np.unique(tiers["store"][tiers["store"] > 0]):
+        same = np.flatnonzero(tiers["store"] == store)
+        tiers["row"][same] = same[0]
+
+
+def _stacked_rows(tables: Sequence[Table]) -> Table:
+    """The rows of all tables, each as long as the longest."""
+    width = max(table.shape[1] for table in tables)
+    found = np.zeros((sum(table.shape[0] for table in tables), width), tables[0].dtype).view(np.recarray)
+    first = 0
+    for table in tables:
+        found[first : first + table.shape[0], : table.shape[1]] = table
+        first += table.shape[0]
+    return found
 
 
 @inlined
@@ -245,12 +276,12 @@ def cache_of(cache, pools, pool):
         cache.entries[record.first_entry : record.end_entry],
         cache.requests[pool * num_requests : (pool + 1) * num_requests],
         cache.ranks[record.first_rank : record.end_rank],
-        cache.load_overlaps,
+        record.load_overlaps,
         cache.load_s[record.first_lane : record.end_lane],
-        cache.tiers,
+        cache.tiers[record.first_tier : record.end_tier],
         cache.kept,
         cache.pools,
-        cache.loaded,
+        cache.loaded[record.first_tier : record.end_tier],
     )
 
 
@@ -501,7 +532,8 @@ def pull(settings, windows, cache, requests, ranks, lanes, events, clock, pools,
     towards `max_num_seqs` from now on. A transfer occupies the interfaces of both ranks one after another: they have
     sent what they were given at `link_free_s`. With overlap the KV of a layer leaves when it has been computed, so that
     the transfer may have begun with the prefill and ends a layer's share after it, or when the link has caught up.
-    Of what is cached here nothing is read (vLLM's `NixlConnector`, 0.10 to 0.24: `get_num_new_matched_tokens`).
+    Of what is cached here nothing is read (vLLM's `NixlConnector`, 0.10 to 0.24: `get_num_new_matched_tokens`); lower
+    tiers are not asked, as the prefill side has it all (`MultiConnector`: the first one that has any loads it).
     """
     routing = pools.routing[0]
     here = pools.handovers[settings.first_rank + rank]
@@ -525,6 +557,7 @@ def pull(settings, windows, cache, requests, ranks, lanes, events, clock, pools,
         requests[i].computed_tokens = 0
         if cache is not None:
             unused = look_up(settings, cache, requests, ranks, rank, i)
+            unused -= leave_below(settings, cache, requests, i)
             cached = requests[i].computed_tokens
         num_read = requests[i].input_tokens - routing.decode_samples_first
         if windows is not None:

@@ -347,9 +347,17 @@ CACHE_RANK = np.dtype([("evictable_blocks", "i8"), ("first", "i8"), ("last", "i8
 """One record a rank: cached blocks that no running request uses, and the ends of their list."""
 
 
-TIER = np.dtype([("capacity_blocks", "i8"), ("ranks_per_pool", "i8"), ("block_s", "f8"), ("outlives", "i8")])
-"""One record a tier of memory below the device's, fastest first: blocks that one pool of it holds, ranks that share a
-pool, seconds to load a block to a rank, and whether a pool outlives its replicas."""
+TIER = np.dtype(
+    [
+        ("capacity_blocks", "i8"),  # that one pool of it holds
+        ("ranks_per_pool", "i8"),  # ranks that share a pool
+        ("block_s", "f8"),  # to load a block to a rank
+        ("outlives", "i8"),  # 1: its pools outlive their replicas
+        ("store", "i8"),  # tiers of several kinds of replicas that have one number are one; 0: nobody else's
+        ("row", "i8"),  # of what it keeps among all tiers; filled in by `new_cache`
+    ]
+)
+"""One record a tier of memory below the device's, fastest first."""
 
 KEPT = np.dtype([("num_blocks", "i4"), ("before", "i4"), ("after", "i4")])
 """One record a segment and rank (the first of those that share a pool): how many of its blocks the tier has, and its
@@ -375,9 +383,9 @@ class Cache(NamedTuple):
     """[lane] To load for the batch that is being formed."""
     tiers: Table
     kept: Table
-    """`[tier, entry]`"""
+    """`[row of a tier, entry]`"""
     pools: Table
-    """`[tier, pool]`"""
+    """`[row of a tier, pool]`"""
     loaded: Ints
     """`[tier, n]` Blocks of each prompt that came from each tier when it was first admitted."""
 
@@ -439,6 +447,8 @@ def new_cache(
         load_overlaps: see `Cache`.
     """
     num_ranks = settings.num_replicas * settings.ranks_per_replica
+    tiers = tiers.copy()
+    tiers["row"] = np.arange(tiers.size)
     requests = np.zeros(leaf.size, CACHED_REQUEST).view(np.recarray)
     requests.shared = shared
     requests.leaf = leaf

@@ -20,9 +20,10 @@ from windtunnel.errors import InputError, MissingExtraError, WindtunnelError
 from windtunnel.interop.collective_calls import CollectiveCall, totals
 from windtunnel.ops import op as ops
 from windtunnel.ops.rank_groups import group_ranks, stage_of_rank
-from windtunnel.ops.training import Group, Rank, Task
+from windtunnel.ops.training_part import Task
 from windtunnel.ops.training_program import Exchange, device_program
-from windtunnel.spec.training import TrainingSetup
+from windtunnel.ops.training_rank import Group, Rank
+from windtunnel.spec.training_setup import TrainingSetup
 
 MAX_RANKS = 16
 """Processes of one machine."""

@@ -6,7 +6,7 @@ ranks as `experts_tp x ep x experts_dp`; stages follow each other.
 """
 
 from windtunnel.errors import InputError
-from windtunnel.ops.training import Group, Rank
+from windtunnel.ops.training_rank import Group, Rank
 
 
 def group_ranks(rank: Rank, group: Group, number: int) -> tuple[int, ...]:

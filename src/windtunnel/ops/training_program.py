@@ -14,24 +14,12 @@ import numpy as np
 from windtunnel.errors import InputError
 from windtunnel.ops.schedules import BACKWARD, FORWARD, PAIRED, WEIGHT, schedule
 from windtunnel.ops.sharding import finish_tasks, gather_tasks, optimizer_tasks, reduce_tasks
-from windtunnel.ops.training import (
-    BF16_BYTES,
-    Chunk,
-    Parameters,
-    Part,
-    Rank,
-    Task,
-    chunk_parameters,
-    chunks,
-    embedding_parts,
-    head_parts,
-    layer_parameters,
-    layer_parts,
-    layer_work,
-    trained,
-)
+from windtunnel.ops.training import embedding_parts, head_parts, layer_parts, layer_work
+from windtunnel.ops.training_chunks import Chunk, Parameters, chunk_parameters, chunks, layer_parameters, trained
+from windtunnel.ops.training_part import Part, Task
+from windtunnel.ops.training_rank import BF16_BYTES, Rank
 from windtunnel.spec.model import LayerGroup
-from windtunnel.spec.training import TrainingSetup
+from windtunnel.spec.training_setup import TrainingSetup
 
 BESIDE_STEP = "optimizer"
 """`Task.beside` of what only the optimizer waits for."""
@@ -91,7 +79,8 @@ def device_program(setup: TrainingSetup, device: int) -> Iterator[Action]:
     check_device(setup, device)
     rank = Rank(setup)
     known = setup.degrees
-    plan = schedule(str(setup.job.schedule), known.pp, known.num_microbatches, known.virtual_stages)
+    paired = bool(setup.job.overlap.experts)
+    plan = schedule(str(setup.job.schedule), known.pp, known.num_microbatches, known.virtual_stages, paired)
     found = chunks(setup)
     owner = [int(place) for place in plan.device_of_chunk]
     following = [int(place) for place in plan.next_chunk]

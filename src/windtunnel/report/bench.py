@@ -18,6 +18,7 @@ from windtunnel.report.documents import as_text
 from windtunnel.report.run import LATENCY_HEADS
 from windtunnel.report.tables import columns, duration, grid, number, percent, title
 from windtunnel.report.version import version
+from windtunnel.spec.arrivals import Arrivals, Static
 from windtunnel.spec.noun import encode
 from windtunnel.spec.scenario import Scenario, save
 from windtunnel.units import format_seconds
@@ -79,20 +80,20 @@ def bench_document(summary: ClientSummary, about: Mapping[str, str], scenario: S
     }
 
 
-def vllm_document(
-    summary: ClientSummary, requests: Table, tokens: Table, rate_per_s: float | None, concurrency: int | None
-) -> dict[str, Any]:
+def vllm_document(summary: ClientSummary, requests: Table, tokens: Table, arrivals: Arrivals | None) -> dict[str, Any]:
     """A run under the names of `vllm bench serve --save-result --save-detailed` (vLLM 0.10 to 0.32); milliseconds.
 
     Its percentiles are those of the requests' own times, its throughputs over the span from the first sending.
     """
+    gap_cv = 0.0 if isinstance(arrivals, Static) else getattr(arrivals, "cv", 1.0)
     measured = ~requests["is_warmup"]
     rows = np.flatnonzero(measured)
     answered = requests.where(measured & ~requests["failed"])
     found: dict[str, Any] = {
         "num_prompts": int(measured.sum()),
-        "request_rate": "inf" if rate_per_s is None else rate_per_s,
-        "max_concurrency": concurrency,
+        "request_rate": getattr(arrivals, "rate_per_s", None) or "inf",
+        "burstiness": "inf" if gap_cv == 0 else gap_cv**-2,
+        "max_concurrency": getattr(arrivals, "concurrency", None),
         "duration": summary.span_s,
         "completed": summary.num_requests,
         "failed": summary.num_failed,

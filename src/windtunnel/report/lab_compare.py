@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.console import RenderableType
 
+from windtunnel.engine.estimators import estimator_for
 from windtunnel.engine.explain import Explanation, explain_step
-from windtunnel.engine.serving import estimator_for
 from windtunnel.errors import InputError
 from windtunnel.estimate.table import numeric_column, read_parquet, require_columns
 from windtunnel.interop.step_operators import OTHER, ROWS, MeasuredStep, measured_steps, row_of_launch

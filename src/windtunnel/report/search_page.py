@@ -50,8 +50,8 @@ from windtunnel.search.space import Space, value_text
 from windtunnel.spec.engine_defaults import engine_defaults
 from windtunnel.spec.scenario import Scenario, pool_scenario, save
 from windtunnel.spec.training import TrainingJob
-from windtunnel.spec.training import resolve as resolve_job
 from windtunnel.spec.training import save as save_job
+from windtunnel.spec.training_setup import resolve as resolve_job
 
 MOST_DRAWN = 20_000
 """Points of the interactive figure; the best ones where there are more."""

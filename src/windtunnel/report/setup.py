@@ -1,28 +1,12 @@
 """What was served, on what, under which load, in a line each; and where operator times come from."""
 
 from windtunnel.report.tables import formats, percent
+from windtunnel.spec.arrivals import Arrivals, Burst, ClosedLoop, Gamma, Poisson, RateCurve, Recorded, Static
 from windtunnel.spec.deployment import Deployment, Parallelism
+from windtunnel.spec.lengths import Empirical, Fixed, Lengths, Lognormal, Normal, Uniform, Zipf
 from windtunnel.spec.network import ClusterNetwork
 from windtunnel.spec.scenario import Scenario, Setup
-from windtunnel.spec.workload import (
-    Arrivals,
-    Burst,
-    ClosedLoop,
-    Empirical,
-    Fixed,
-    Gamma,
-    Lengths,
-    Lognormal,
-    Normal,
-    Poisson,
-    RateCurve,
-    Recorded,
-    Requests,
-    Static,
-    Uniform,
-    Workload,
-    Zipf,
-)
+from windtunnel.spec.workload import Requests, Workload
 
 ENGINE_TITLES = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}
 SCHEDULER_TITLES = {
@@ -129,8 +113,12 @@ def arrivals_text(arrivals: Arrivals, says_rate: bool = True) -> str:
     if isinstance(arrivals, ClosedLoop):
         if not says_rate:
             return "a closed loop"
-        released = f" at {arrivals.rate_per_s:g}/s" if arrivals.rate_per_s else ""
-        return f"{arrivals.concurrency:,} concurrent requests{released}"
+        if arrivals.rate_per_s is None:
+            return f"{arrivals.concurrency:,} concurrent requests"
+        burstiness = f" (cv {arrivals.cv:g})" if arrivals.cv != 1 else ""
+        return (
+            f"at most {arrivals.concurrency:,} concurrent requests, released at {arrivals.rate_per_s:g}/s{burstiness}"
+        )
     if isinstance(arrivals, Burst):
         return f"bursts of {arrivals.num_per_burst:,}" if arrivals.num_per_burst else "all requests at once"
     if isinstance(arrivals, Recorded):

@@ -11,7 +11,7 @@ from windtunnel.engine.training_intervals import step_interval
 from windtunnel.ops.training_memory import StageMemory
 from windtunnel.report.setup import network_lines
 from windtunnel.report.tables import bars, columns, duration, grid, number, percent, title
-from windtunnel.spec.training import TrainingSetup
+from windtunnel.spec.training_setup import TrainingSetup
 from windtunnel.units import format_bytes, format_seconds, format_si
 
 

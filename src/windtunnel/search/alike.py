@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeGuard
 import msgspec
 
 from windtunnel.engine.pools import Fleet
-from windtunnel.engine.serving import Server
+from windtunnel.engine.server import Server
 from windtunnel.kernels import state
 
 if TYPE_CHECKING:

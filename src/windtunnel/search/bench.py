@@ -5,9 +5,10 @@ from typing import Any
 
 import msgspec
 
+from windtunnel.engine.estimators import calibrated, estimator_for, estimator_key, on_network
 from windtunnel.engine.fleet import has_fleet
 from windtunnel.engine.pools import Fleet, prepare_pools
-from windtunnel.engine.serving import Server, calibrated, estimator_for, estimator_key, on_network, prepare
+from windtunnel.engine.server import Server, prepare
 from windtunnel.engine.workload import RequestArrays
 from windtunnel.errors import InputError
 from windtunnel.estimate.estimator import Estimator
@@ -46,11 +47,11 @@ class Bench:
 
         Args:
             scenario: what to deploy.
-            requests: see `engine.serving.prepare`.
+            requests: see `engine.server.prepare`.
             setup: what the scenario resolves to, where that is known already.
 
         Raises:
-            InputError: what `engine.serving.prepare` and `engine.pools.prepare_pools` raise.
+            InputError: what `engine.server.prepare` and `engine.pools.prepare_pools` raise.
         """
         if has_fleet(scenario.deployment):
             raise InputError(
@@ -63,7 +64,7 @@ class Bench:
         return prepare(scenario, setup, requests, self.estimator(setup), self.lower)
 
     def estimator(self, setup: Setup) -> Estimator:
-        """`engine.serving.estimator_for`, the same object for the same device and engine."""
+        """`engine.estimators.estimator_for`, the same object for the same device and engine."""
         key = estimator_key(setup)
         if key not in self.estimators:
             self.estimators[key] = estimator_for(replace(setup, calibration=None, network=None))

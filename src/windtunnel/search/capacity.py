@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from windtunnel.engine.pools import Fleet
-from windtunnel.engine.serving import Server
+from windtunnel.engine.server import Server
+from windtunnel.errors import InputError
 from windtunnel.search.bench import Bench
 from windtunnel.search.confidence import lower_bound
 from windtunnel.search.limits import Limit
-from windtunnel.search.load import Stream, stream_of
+from windtunnel.search.load import Stream, is_capped, stream_of
 from windtunnel.search.probe import Probe, probe, serve_requests
 from windtunnel.spec.scenario import Scenario, Setup, pool_scenario, resolve
 
@@ -66,7 +67,15 @@ def capacity(
             may be broken at a load and held again at a greater one; the first such load is then the answer's end.
         worth: a load that must be exceeded. Where the next one of the grid fails, that is the whole answer: a load of
             0, and that one `beyond`.
+
+    Raises:
+        InputError: the stream has two loads.
     """
+    if is_capped(stream.workload):
+        raise InputError(
+            "the workload has a rate and a concurrency, and its load could be either",
+            "leave out the concurrency to seek the greatest rate, or the rate to seek the most clients",
+        )
     search = _Search(lambda load: probe(server, stream, load, limits), tolerance, stream.is_closed, checks)
     if worth is not None:
         first = search.position(worth) + 1

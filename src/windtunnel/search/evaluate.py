@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from windtunnel.engine.pools import Fleet
-from windtunnel.engine.serving import Server
+from windtunnel.engine.server import Server
 from windtunnel.errors import InputError
 from windtunnel.search.alike import Neighbours
 from windtunnel.search.bench import Bench

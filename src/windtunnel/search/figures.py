@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from windtunnel.engine.pools import Fleet
-from windtunnel.engine.serving import Server, power_model
+from windtunnel.engine.server import Server
+from windtunnel.engine.serving import power_model
 from windtunnel.errors import InputError
 from windtunnel.metrics.summary import SECONDS_PER_HOUR, itl_distribution
 from windtunnel.search.limits import Limit

@@ -9,7 +9,8 @@ from windtunnel.spec.model import ExpertsFeedForward, ModelSpec
 from windtunnel.spec.noun import decode
 from windtunnel.spec.scenario import set_path
 from windtunnel.spec.shorthand import JOB_PATHS
-from windtunnel.spec.training import CHUNKED_SCHEDULES, V_SCHEDULES, TrainingJob, look_up
+from windtunnel.spec.training import CHUNKED_SCHEDULES, V_SCHEDULES, TrainingJob
+from windtunnel.spec.training_setup import look_up
 
 MICRO_BATCHES = (1, 2, 4)
 VIRTUAL_STAGES = (1, 2, 3, 4, 5, 6, 8)
@@ -77,10 +78,11 @@ def _recompute(job: TrainingJob, model: ModelSpec) -> dict[str, dict[str, Any]]:
     has_experts = any(isinstance(group.feed_forward, ExpertsFeedForward) for group in model.layers)
     can_drop_activation = has_experts or job.framework != "megatron"
     modules = [name for name in CHEAP_MODULES if name != "activation" or can_drop_activation]
+    only_full = {"recompute.num_layers": None, "recompute.distribute": False}
     return {
-        "none": {"recompute.granularity": "none"},
-        "selective": {"recompute.granularity": "selective", "recompute.modules": modules},
-        "full": {"recompute.granularity": "full"},
+        "none": {"recompute.granularity": "none", "recompute.modules": None, **only_full},
+        "selective": {"recompute.granularity": "selective", "recompute.modules": modules, **only_full},
+        "full": {"recompute.granularity": "full", "recompute.modules": None},
     }
 
 

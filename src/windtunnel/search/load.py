@@ -8,7 +8,8 @@ import numpy as np
 
 from windtunnel.engine.workload import RequestArrays, generate
 from windtunnel.errors import InputError
-from windtunnel.spec.workload import Arrivals, Burst, ClosedLoop, Gamma, Poisson, RateCurve, Recorded, Static, Workload
+from windtunnel.spec.arrivals import Arrivals, Burst, ClosedLoop, Gamma, Poisson, RateCurve, Recorded, Static
+from windtunnel.spec.workload import Workload
 
 
 def own_load(workload: Workload, seed: int = 0) -> float:
@@ -36,6 +37,11 @@ def own_load(workload: Workload, seed: int = 0) -> float:
 def is_closed(workload: Workload) -> bool:
     """Whether the load is a number of clients that wait for their answers."""
     return isinstance(workload.arrivals, ClosedLoop)
+
+
+def is_capped(workload: Workload) -> bool:
+    """Whether it arrives at a rate and has a limit of requests under way, too."""
+    return isinstance(workload.arrivals, ClosedLoop) and workload.arrivals.rate_per_s is not None
 
 
 def at_load(workload: Workload, load: float, own: float) -> Workload:

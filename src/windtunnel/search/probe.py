@@ -8,9 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.engine.frontend import streams
+from windtunnel.engine.loop import GiveUp
 from windtunnel.engine.pools import Fleet, replicas_of, run_pools
 from windtunnel.engine.prefix_cache import cache_for
-from windtunnel.engine.serving import GiveUp, Server, for_clients, serve
+from windtunnel.engine.server import Server, for_clients, serve
 from windtunnel.engine.workload import RequestArrays
 from windtunnel.kernels import state
 from windtunnel.kernels.walked_state import WalkedSettings
@@ -132,13 +133,13 @@ def serve_requests(server: Server | Fleet, requests: RequestArrays, give_up: Giv
             plan._replace(settings=for_clients(plan.settings, part.setup, part.memory, requests))
             for plan, part in zip(server.plans, server.parts, strict=True)
         ]
-        records, pools, steps, _ = run_pools(
+        records, pools, steps, *_ = run_pools(
             plans,
             server.travel,
             requests,
             speculation=server.speculation,
             give_up=give_up,
-            caching=server.caching,
+            keeping=server.keeping,
         )
         host = server.parts[0].setup.engine.host
         _, replica, num_replicas = replicas_of(records, pools)

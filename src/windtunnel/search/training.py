@@ -22,7 +22,8 @@ from windtunnel.spec.hardware import Device, Node
 from windtunnel.spec.model import ModelSpec
 from windtunnel.spec.noun import decode
 from windtunnel.spec.scenario import set_path
-from windtunnel.spec.training import TrainingJob, TrainingSetup, look_up, resolve
+from windtunnel.spec.training import TrainingJob
+from windtunnel.spec.training_setup import TrainingSetup, look_up, resolve
 from windtunnel.units import parse_quantity
 
 FIGURES = {

@@ -8,6 +8,7 @@ import msgspec
 from windtunnel.spec.network import ClusterNetwork
 from windtunnel.spec.noun import Noun
 
+ATTENTION_BACKENDS = ("trtllm", "flashinfer", "flash_attention", "triton")
 MOE_BACKENDS = ("cutlass", "trtllm", "deepgemm", "triton", "marlin", "flashinfer")
 """Families of kernels that compute experts, by the names that engines' flags use; `flashinfer` is any that it wraps."""
 
@@ -247,6 +248,9 @@ class EngineSettings(Noun):
     """vLLM V0 and Sarathi: share of the KV blocks that admission leaves free."""
     max_waiting_steps: int | None = None
     """LightLLM: decode steps between looks at waiting requests."""
+    attention_backend: str | None = None
+    """One of `ATTENTION_BACKENDS`, whose kernels compute attention; None takes those that the engine itself chose where
+    they were measured [attention-backend, attention-config.use_trtllm_attention]."""
     moe_backend: str | None = None
     """One of `MOE_BACKENDS`; None takes the fastest that was measured, as an autotuned engine does
     [moe_config.backend, moe_runner_backend]."""
@@ -293,6 +297,8 @@ class EngineSettings(Noun):
             raise ValueError(f"kv_tiers has two tiers of one name: {', '.join(names)}")
         if self.scheduling_policy not in (None, *QUEUE_ORDERS):
             raise ValueError(f"scheduling_policy is {self.scheduling_policy!r}; known: {', '.join(QUEUE_ORDERS)}")
+        if self.attention_backend not in (None, *ATTENTION_BACKENDS):
+            raise ValueError(f"attention_backend is {self.attention_backend!r}; known: {', '.join(ATTENTION_BACKENDS)}")
         if self.moe_backend not in (None, *MOE_BACKENDS):
             raise ValueError(f"moe_backend is {self.moe_backend!r}; known: {', '.join(MOE_BACKENDS)}")
 

@@ -74,8 +74,8 @@ def with_defaults(settings: EngineSettings, device: Device, calibrated: HostOver
 
     `calibrated` overheads replace the default ones; what `settings` says itself stays.
 
-    Fields that have no default anywhere (`max_model_len`, `num_gpu_blocks`, `cudagraph_sizes`, `moe_backend`,
-    `kv_tiers`, `window_pool_ratio`) stay `None`.
+    Fields that have no default anywhere (`max_model_len`, `num_gpu_blocks`, `cudagraph_sizes`, `attention_backend`,
+    `moe_backend`, `kv_tiers`, `window_pool_ratio`) stay `None`.
 
     Raises:
         InputError: an unknown engine or scheduler, or a version older than any that the catalog describes.
@@ -96,7 +96,7 @@ def with_defaults(settings: EngineSettings, device: Device, calibrated: HostOver
         overlay(merged, scheduler_defaults(settings.scheduler))
     overlay(merged, settings)
     merged["version"] = version
-    resolved = EngineSettings(**merged)
+    resolved = _within_budget(settings, EngineSettings(**merged))
     if resolved.scheduler not in SCHEDULERS and not is_users_own(str(resolved.scheduler)):
         raise InputError(
             f"there is no scheduler {resolved.scheduler!r}",
@@ -107,6 +107,26 @@ def with_defaults(settings: EngineSettings, device: Device, calibrated: HostOver
             f"scheduling_policy lpm is SGLang's; the scheduler is {resolved.scheduler}", "known here: fcfs, priority"
         )
     return resolved
+
+
+def _within_budget(given: EngineSettings, resolved: EngineSettings) -> EngineSettings:
+    """`resolved` with no more running requests than tokens in a step, which vLLM demands: it lowers its own default.
+
+    Source: vllm/engine/arg_utils.py, `_set_default_args`, and vllm/config/scheduler.py, `verify_max_model_len`, at
+    commit 01230b40.
+
+    Raises:
+        InputError: more requests were asked for.
+    """
+    seqs, budget = resolved.max_num_seqs, resolved.max_num_batched_tokens
+    if resolved.scheduler != "vllm_v1" or seqs is None or budget is None or seqs <= budget:
+        return resolved
+    if given.max_num_seqs is not None:
+        raise InputError(
+            f"max_num_seqs is {seqs:,}, more than max_num_batched_tokens, which is {budget:,}; vLLM refuses that",
+            "a step must have a token for every running request: lower the one or raise the other",
+        )
+    return msgspec.structs.replace(resolved, max_num_seqs=budget)
 
 
 def with_windows(given: EngineSettings, resolved: EngineSettings, architecture: str) -> EngineSettings:

@@ -108,7 +108,7 @@ def scenario(
 
     Args:
         rate_per_s: Poisson arrivals; infinity, as benchmark clients have it, sends all as soon as `concurrency` lets.
-        concurrency: a closed loop of so many clients.
+        concurrency: a closed loop of so many clients; with a rate the most requests under way.
         trace: a requests file; gives lengths, and arrivals unless a rate or concurrency is given.
         slo: `ttft_s`, `tpot_s`, `e2e_s`.
         settings: dotted path -> value, for everything without a short name.
@@ -133,11 +133,6 @@ def raw_scenario(
     allow_download: bool = False,
 ) -> dict[str, Any]:
     """`raw` with short names applied over it, as builtins, not yet decoded."""
-    sends_at_once = rate_per_s == math.inf
-    if sends_at_once:
-        rate_per_s = None
-    if rate_per_s is not None and concurrency is not None:
-        raise InputError("a rate and a concurrency exclude each other", "open loop: rate; closed loop: concurrency")
     if trace is not None:
         raw["workload"] = {"trace": {"path": trace}}
     for name, value in options.items():
@@ -146,12 +141,11 @@ def raw_scenario(
             raise InputError(f"there is no option {name!r}", did_you_mean(name, known, f"known: {', '.join(known)}"))
         if value is not None:
             set_path(raw, PATHS[name], value)
-    if rate_per_s is not None:
-        set_path(raw, "workload.arrivals", {"type": "poisson", "rate_per_s": rate_per_s})
     if concurrency is not None:
-        _set_concurrency(raw, concurrency)
-    elif sends_at_once:
-        set_path(raw, "workload.arrivals", {"type": "burst"})
+        _set_concurrency(raw, concurrency, rate_per_s)
+    elif rate_per_s is not None:
+        at_rate = {"type": "burst"} if rate_per_s == math.inf else {"type": "poisson", "rate_per_s": rate_per_s}
+        set_path(raw, "workload.arrivals", at_rate)
     for name, limit in (slo or {}).items():
         set_path(raw, f"slo.{name}", limit)
     for dotted, value in (settings or {}).items():
@@ -202,9 +196,15 @@ def _never_ends(workload: dict[str, Any]) -> bool:
     return not is_recorded and not {"num_requests", "duration_s", "trace", "tenants"} & set(workload)
 
 
-def _set_concurrency(raw: dict[str, Any], concurrency: int) -> None:
-    """A closed loop of so many clients; one that `raw` has already keeps its warm-up and release rate."""
+def _set_concurrency(raw: dict[str, Any], concurrency: int, rate_per_s: float | None) -> None:
+    """A closed loop of so many clients; one that `raw` has already keeps its warm-up, and its release rate unless
+    another is given.
+    """
     workload = raw.get("workload")
     arrivals = workload.get("arrivals") if isinstance(workload, dict) else None
     kept = arrivals if isinstance(arrivals, dict) and arrivals.get("type") == "closed_loop" else {"type": "closed_loop"}
+    if rate_per_s == math.inf:
+        kept = {name: value for name, value in kept.items() if name not in ("rate_per_s", "cv")}
+    elif rate_per_s is not None:
+        kept = kept | {"rate_per_s": rate_per_s}
     set_path(raw, "workload.arrivals", kept | {"concurrency": concurrency})

@@ -1,6 +1,6 @@
 """Replicas that come and go, and requests that wait for them at the router, in plain Python: the oracle of fleets.
 
-`plan` is `engine.fleet.FleetPlan` by shape; the engine is that of `reference.py`.
+`plan` is `engine.fleet.FleetPlan` by shape; the engine is that of `loop.py`.
 """
 
 import math
@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from windtunnel.engine.reference import ROUTERS, Reference, Request, Step
-from windtunnel.engine.reference_cache import TierPool
+from windtunnel.engine.reference.cache import TierPool
+from windtunnel.engine.reference.loop import Reference
+from windtunnel.engine.reference.state import ROUTERS, Request, Step
 
 OFF, STARTING, UP, DRAINING, FAILED = range(5)
 OUTSTANDING, WAITING, RUNNING, KV_USE = range(4)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from windtunnel.engine.reference import Reference
+from windtunnel.engine.reference.cost import Prices
 
 VLLM_V0, SARATHI, ORCA, FASTER_TRANSFORMER, LIGHTLLM, USER = range(6)
 MULTIPLIER, MODULUS = 48271, 2**31 - 1
@@ -136,7 +136,7 @@ class WalkedReference:
         self.next, self.turn, self.random = 0, 0, int(s.seed) % (MODULUS - 1) + 1
         self.completed_s: list[float] = []
         self.batches: list[tuple[float, float, int, list[tuple[int, int]]]] = []
-        self.prices = Reference(s, self.cost, ())
+        self.prices = Prices(self.cost)
         num_slots = s.num_replicas * s.num_stages
         while True:
             arrival_s = self.next_arrival_s()

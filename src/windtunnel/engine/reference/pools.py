@@ -1,6 +1,6 @@
 """Pools of replicas in plain Python: the oracle of runs in which requests prefill in one pool and decode in another.
 
-Every pool is an engine of `reference.py` with settings and costs of its own; this module moves requests between them.
+Every pool is an engine of `loop.py` with settings and costs of its own; this module moves requests between them.
 `plans` and `travel` are `kernels.pools.PoolPlan` and `Travel` by shape.
 """
 
@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from windtunnel.engine.reference import ROUTERS, Rank, Reference, Request, Step
-from windtunnel.engine.reference_cache import Segment
+from windtunnel.engine.reference.cache import Segment, TierPool
+from windtunnel.engine.reference.loop import Reference
+from windtunnel.engine.reference.state import ROUTERS, Rank, Request, Step
 
 BOTH, PREFILL, DECODE = range(3)
 
@@ -49,8 +50,10 @@ class Journey:
 class Pool(Reference):
     """An engine whose requests may come from, or go on to, another pool."""
 
-    def __init__(self, world: "ReferencePools", plan: Any, chains: Sequence[tuple[Segment, ...]]) -> None:
-        super().__init__(plan.settings, plan.cost, world.requests, speculation=world.speculation)
+    def __init__(
+        self, world: "ReferencePools", plan: Any, chains: Sequence[tuple[Segment, ...]], below: tuple[Any, bool]
+    ) -> None:
+        super().__init__(plan.settings, plan.cost, world.requests, *below, speculation=world.speculation)
         self.world, self.role, self.link_bytes_per_s = world, plan.role, plan.link_bytes_per_s
         self.chains = chains
         self.start()
@@ -126,7 +129,7 @@ class Pool(Reference):
             if num_held >= s.max_num_seqs or self.an_older_one_waits(rank, request):
                 return
             num_read = request.input_tokens - self.world.travel.decode_samples_first
-            unused = self.look_up(rank, request, known_tokens=request.input_tokens)
+            unused = self.look_up(rank, request, known_tokens=request.input_tokens, loads=False)
             request.passed = self.passed_at(num_read - 1)
             num_tokens = num_read - request.computed_tokens
             if not self.fits(rank, request, num_tokens, unused):
@@ -171,6 +174,8 @@ class ReferencePools:
     speculation: Any = None
     chains: Sequence[Sequence[tuple[Segment, ...]]] = ()
     """What each pool may cache of each request; empty where none caches anything."""
+    below: Sequence[tuple[Any, bool]] = ()
+    """Each pool's lower tiers, and whether they load beside a step; tiers that have one `store` number are one."""
     journeys: dict[int, Journey] = field(default_factory=dict)
 
     def run(self) -> list[Step]:
@@ -179,7 +184,13 @@ class ReferencePools:
         self.service: dict[int, int] = {}
         self.replica_of_session: dict[int, int] = {}
         chains = self.chains or [[()] * len(self.requests)] * len(self.plans)
-        self.pools = [Pool(self, plan, own) for plan, own in zip(self.plans, chains, strict=True)]
+        below = self.below or [((), False)] * len(self.plans)
+        self.pools = [Pool(self, *of_pool) for of_pool in zip(self.plans, chains, below, strict=True)]
+        stores: dict[int, list[TierPool]] = {}
+        for pool in self.pools:
+            for at, tier in enumerate(pool.tiers):
+                if tier.store:
+                    pool.pools[at] = stores.setdefault(int(tier.store), pool.pools[at])
         self.first = self.pools[0]
         self.replicas = [(pool, i) for pool in self.pools for i in range(pool.settings.num_replicas)]
         splits = any(pool.role == PREFILL for pool in self.pools)

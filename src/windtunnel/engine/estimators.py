@@ -1,0 +1,65 @@
+"""The estimator of a setup's operators: which tables, over which network, times which calibration."""
+
+from collections.abc import Hashable
+from pathlib import Path
+
+from windtunnel.estimate.calibrated import CalibratedEstimator
+from windtunnel.estimate.estimator import Estimator
+from windtunnel.estimate.profile import profile_estimator
+from windtunnel.estimate.regress import regression
+from windtunnel.interop.aiconfigurator import measured_estimator
+from windtunnel.ops.forward import Shard
+from windtunnel.spec.scenario import Setup
+
+
+def shard_of(setup: Setup) -> Shard:
+    """The model as the setup deploys it."""
+    return Shard(setup.model, setup.precision, setup.parallelism, setup.node.num_devices)
+
+
+def estimator_for(setup: Setup) -> Estimator:
+    """The estimator that knows most about the setup's device and engine: that of its own profile, where it has one."""
+    if setup.profile is not None:
+        fit = regression(setup.profile.estimator)
+        return calibrated(profile_estimator(Path(setup.profile.folder), setup.device, setup.node, fit), setup)
+    engine = setup.engine
+    assert engine.version is not None
+    graphs = bool(engine.max_cudagraph_capture_size)
+    measured = measured_estimator(
+        setup.device,
+        setup.node,
+        engine.name,
+        engine.version,
+        cuda_graphs=graphs,
+        moe_backend=engine.moe_backend,
+        fused_all_reduce=bool(engine.fused_all_reduce),
+        attention_backend=engine.attention_backend,
+    )
+    return on_network(calibrated(measured, setup), setup)
+
+
+def on_network(estimator: Estimator, setup: Setup) -> Estimator:
+    """`estimator` with the replica's collectives between nodes on the setup's network, if it has one."""
+    num_devices = setup.parallelism.num_devices
+    if setup.network is None or num_devices <= setup.node.num_devices:
+        return estimator
+    # Imported late: few deployments have a network of their own, and its loops take a tenth of a second to import.
+    from windtunnel.engine.cluster_network import OnNetwork, network_of
+
+    network = network_of(setup.network, setup.node, num_devices)
+    return OnNetwork(estimator, network, num_devices // setup.parallelism.pp)
+
+
+def estimator_key(setup: Setup) -> tuple[Hashable, ...]:
+    """Setups of equal keys have equal estimators, calibrations aside."""
+    engine = setup.engine
+    graphs = bool(engine.max_cudagraph_capture_size)
+    backends = (engine.attention_backend, engine.moe_backend, bool(engine.fused_all_reduce))
+    return (setup.device.name, setup.node.name, engine.name, engine.version, graphs, *backends)
+
+
+def calibrated(estimator: Estimator, setup: Setup) -> Estimator:
+    """`estimator` with the factors of the setup's calibration, if it has one."""
+    if setup.calibration is None or not setup.calibration.factors:
+        return estimator
+    return CalibratedEstimator(estimator, setup.device, setup.calibration.factors)
