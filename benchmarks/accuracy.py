@@ -109,6 +109,16 @@ def regression(runs: Sequence[Measurement], fold: np.ndarray) -> Predicted:
 # --------------------------------------------------------------------------------------------------------------- tables
 
 
+def as_measured(runs: Iterable[Measurement], predicted: Predicted) -> Predicted:
+    """With the end-to-end latency that the runs' own is made of: TTFT, and TPOT for every further token."""
+    found: Predicted = {}
+    for run in runs:
+        if one := predicted.get(run.id):
+            further_tokens = (run.measured["e2e"] - run.measured["ttft"]) / run.measured["tpot"]
+            found[run.id] = {**one, "e2e": one["ttft"] + one["tpot"] * further_tokens}
+    return found
+
+
 def is_odd(run: Measurement) -> bool:
     return any(flag in ODD_FLAGS for flag in run.labels.get("flags", "").split())
 
@@ -227,6 +237,8 @@ def inside_intervals(runs: Sequence[Bench], predicted: Predicted, by_device: boo
         others = [at for at in range(len(runs)) if fold[at] != fold[index]]
         engine, device = bench.scope
         chosen = tuple(kin(runs, engine, device if by_device else None, bench.setup.settings_assumed, others))
+        if not chosen:
+            continue
         if chosen not in known:
             known[chosen] = spreads([runs[at] for at in chosen], [predictions[at] for at in chosen])
         measured = bench.measurement.measured
@@ -345,16 +357,16 @@ def main() -> int:
     if options.cross_validate:
         best = "calibrated, configuration held out"
         columns |= cross_validated(runs, best)
-        fitted = [bench for bench in runs if bench.measurement.use == "primary" and bench.weight > 0]
-        intervals = interval_table(
-            inside_intervals(fitted, columns[best]),
-            inside_intervals(fitted, columns["uncalibrated"], by_device=False),
-        )
     columns["log-linear regression, configuration held out"] = regression([bench.measurement for bench in runs], fold)
     by_roofline = benches([bench.measurement for bench in runs], roofline_of)
     columns["roofline alone, uncalibrated"] = {
         run.id: predict(found, Fit({})) for run, found in by_roofline if not isinstance(found, str)
     }
+    columns = {way: as_measured(measurements, found) for way, found in columns.items()}
+    if options.cross_validate:
+        fitted = [bench for bench in runs if bench.measurement.use == "primary" and bench.weight > 0]
+        held, plain = inside_intervals(fitted, columns[best]), inside_intervals(fitted, columns["uncalibrated"], False)
+        intervals = interval_table(held, plain)
     if options.json:
         print(json.dumps({"refused": refused, "predicted": columns}, indent=2))
         return 0
