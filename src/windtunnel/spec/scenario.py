@@ -60,6 +60,7 @@ class Setup:
     calibration_name: str | None = None
     not_calibrated: str = ""
     """Why there is no calibration; empty with one."""
+    settings_assumed: bool = False
     network: ClusterNetwork | None = None
 
 
@@ -174,6 +175,7 @@ def resolve(scenario: Scenario, allow_download: bool = False) -> Setup:
         calibration=chosen.calibration,
         calibration_name=chosen.name,
         not_calibrated=chosen.reason,
+        settings_assumed=deployment.settings_assumed,
         network=deployment.network,
     )
     if node.device not in (device.name, ANY_DEVICE):
