@@ -45,7 +45,7 @@ SHARE_OF_WEIGHTS = 0.7
 
 @click.command()
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder of the profiles.")
-@click.option("--device-name", default="h100_sxm", help="A device of the catalog, or a new name.  [h100_sxm]")
+@click.option("--device-name", default="h100_sxm", help="The GPU's name in the catalog, or a new one.  [h100_sxm]")
 @click.option("--model", "models", multiple=True, default=MODELS, help="What to profile.  [one dense, one of experts]")
 @click.option("--minutes", type=float, default=25.0, help="Stop in good time before so many are over.  [25]")
 @click.option("--budget", type=float, default=240.0, help="Seconds to refine each model's profile.  [240]")

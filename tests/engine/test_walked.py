@@ -15,6 +15,7 @@ from windtunnel.engine.walked import WalkedRun, walk
 from windtunnel.errors import InputError
 from windtunnel.kernels import state, walked_state
 from windtunnel.kernels.walked_state import WalkedSettings
+from windtunnel.metrics.records import STEP_COLUMNS
 
 SCHEDULERS = (
     walked_state.VLLM_V0,
@@ -116,6 +117,22 @@ def test_loop_equals_the_oracle(case: Case) -> None:
         np.testing.assert_array_equal(run.steps["start_s"], [start_s for start_s, *_ in batches])
         np.testing.assert_array_equal(run.steps["replica"], [replica for _, _, replica, _ in batches])
         np.testing.assert_array_equal(run.trail.members[:, 1:], [part for *_, parts in batches for part in parts])
+
+
+@given(cases())
+def test_a_cohort_is_counted_as_if_it_were_walked_over(case: Case) -> None:
+    """A trail names every request of every batch, so a run that keeps one has no cohorts."""
+    counted = walk(case.settings, case.records(), case.cost)
+    walked = walk(case.settings, case.records(), case.cost, keeps_trail=True)
+    for column in ("arrival_s", "scheduled_s", "first_token_s", "finish_s", "num_preemptions", "rank", "sequence"):
+        np.testing.assert_array_equal(counted.requests[column], walked.requests[column])
+    for column in STEP_COLUMNS:
+        if column != "late_gap_s":
+            np.testing.assert_array_equal(counted.steps[column], walked.steps[column])
+    # Sums of differences in another order.
+    np.testing.assert_allclose(counted.steps["late_gap_s"], walked.steps["late_gap_s"], rtol=1e-9, atol=1e-12)
+    for column in ("num_blocks", "processed_tokens", "prompt_tokens", "last_token_s", "paused_s", "started_s"):
+        np.testing.assert_allclose(counted.walks[column], walked.walks[column], rtol=1e-12, atol=1e-12)
 
 
 @given(cases())

@@ -117,6 +117,13 @@ def test_a_real_trace_of_vllm_on_a_cpu(reference: Path) -> None:
     assert max(class_time(capture), key=class_time(capture).__getitem__) == "gemm"
 
 
+def test_a_device_without_a_number_has_its_place(tmp_path: Path) -> None:
+    kernel = {"ph": "X", "cat": "kernel", "name": "k", "ts": 0, "dur": 5}
+    devices = [{"id": 3, "name": "a"}, {"id": "one", "name": "b"}, {"name": "c"}]
+    (tmp_path / "trace.json").write_text(json.dumps({"traceEvents": [kernel], "deviceProperties": devices}))
+    assert read_capture(tmp_path / "trace.json").devices == {3: "a", 1: "b", 2: "c"}
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

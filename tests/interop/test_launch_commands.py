@@ -96,6 +96,12 @@ def test_commands_are_read_and_written_back(text: str, expected: dict[str, dict[
     assert read_launch_command(" ".join(again)).raw == found.raw
 
 
+def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "engine.plan").write_bytes(b"\xd5\x00vllm serve")
+    with pytest.raises(InputError, match=r"engine\.plan is not a text file"):
+        read_launch_command(str(tmp_path / "engine.plan"))
+
+
 def test_trtllms_file_is_read_and_written(tmp_path: Path) -> None:
     content = {
         "enable_attention_dp": True,

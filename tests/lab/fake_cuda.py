@@ -18,6 +18,8 @@ class FakeCuda:
 
     host_s: float = 0.0
     stream_s: float = 0.0
+    event_s: float = 0.0
+    """An event takes so long in the stream."""
     capturing: list[Callable[[], None]] | None = None
 
     def kernel(self, seconds: float) -> None:
@@ -92,6 +94,7 @@ class FakeEvent:
         self._take()
 
     def _take(self) -> None:
+        self.cuda.stream_s += self.cuda.event_s
         self.at_s = self.cuda.stream_s
 
     def synchronize(self) -> None:

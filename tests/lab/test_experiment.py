@@ -171,6 +171,13 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
             check_tools(Experiment(model="m", engine=engine))  # type: ignore[arg-type]
 
 
+def test_ranks_in_processes_of_their_own_are_not_left_out_of_a_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lab, "find_spec", lambda _: object())
+    with pytest.raises(InputError, match=r"torch\.profiler records this process alone") as refused:
+        check_tools(Experiment(model="m", engine="vllm", mode="torch", tensor_parallel_size=2))
+    assert refused.value.hint == "take --mode nsys, which follows them"
+
+
 needs_transformers = pytest.mark.skipif(
     find_spec("torch") is None or find_spec("transformers") is None, reason="torch or transformers is not installed"
 )

@@ -1,13 +1,17 @@
 """How forwards are timed on CUDA, on a stand-in for its stream; and torch.profiler's ranges, on this processor."""
 
 import sys
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from lab.fake_cuda import LAUNCH_S, FakeCuda
 from windtunnel.errors import InputError
-from windtunnel.lab import profile_attention
+from windtunnel.lab import profile_attention, profile_machine, profile_timing, profile_torch
 from windtunnel.lab.profile_attention import check_attention
+from windtunnel.lab.profile_machine import device_of
 from windtunnel.lab.profile_model import Mark, StepShape
 from windtunnel.lab.profile_samples import Repeats, merged
 from windtunnel.lab.profile_timing import HostStopwatch, KinetoStopwatch
@@ -21,6 +25,8 @@ NORM_S, GEMM_S = 2e-6, 30e-6
 def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     found = FakeCuda()
     monkeypatch.setitem(sys.modules, "torch", found.module())
+    monkeypatch.setattr(profile_torch.time, "perf_counter", lambda: found.host_s)
+    profile_timing.event_cost_s.cache_clear()
     return found
 
 
@@ -44,6 +50,29 @@ def test_kernels_are_timed_without_the_gaps_of_their_launches(cuda: FakeCuda, cl
         assert found.keys() == {"norm", "gemm"}
         assert found["norm"] == pytest.approx([NORM_S] * 2)  # five times shorter than a launch
         assert found["gemm"] == pytest.approx([GEMM_S] * 2)
+
+
+@pytest.mark.parametrize("clock", ["cuda_event", "cuda_graph"])
+def test_what_events_take_in_the_stream_is_taken_off(cuda: FakeCuda, clock: str) -> None:
+    cuda.event_s = 1.5e-6
+    forward = partial(layers, cuda)
+    found = timed_forward(forward, clock)()
+    assert found["norm"] == pytest.approx([NORM_S] * 2)
+    assert found["gemm"] == pytest.approx([GEMM_S] * 2)
+    assert whole_forward(forward, clock)() == pytest.approx(2 * (NORM_S + GEMM_S) + 1e-6)
+
+
+def test_the_gpu_waits_until_a_slow_host_has_queued_everything(cuda: FakeCuda) -> None:
+    """1,600 launches take the host longer than a GPU waits as a rule."""
+    assert 1600 * LAUNCH_S > profile_timing.QUEUE_AHEAD_S
+
+    def long(mark: Mark) -> None:
+        mark("")
+        for _ in range(1600):
+            cuda.kernel(NORM_S)
+            mark("norm")
+
+    assert timed_forward(long, "cuda_event")()["norm"] == pytest.approx([NORM_S] * 1600)
 
 
 def test_the_whole_forward_is_a_replayed_graph(cuda: FakeCuda) -> None:
@@ -129,3 +158,52 @@ def test_a_step_measured_at_several_times_forgets_a_burst() -> None:
     found = merged(times)
     assert (found.sum_s, found.whole_s) == pytest.approx((1.1, 1.1))
     assert found.operators[0].statistics.num_samples == 18
+
+
+def gpu(**changes: Any) -> SimpleNamespace:
+    """torch as far as it describes a GPU; an H200."""
+    found = {
+        "name": "NVIDIA H200",
+        "major": 9,
+        "minor": 0,
+        "total_memory": 150_754_820_096,
+        "multi_processor_count": 132,
+        "L2_cache_size": 50 << 20,
+        "gcnArchName": "",
+    }
+    properties = SimpleNamespace(**found | changes)
+    is_amd = bool(properties.gcnArchName)
+    return SimpleNamespace(
+        cuda=SimpleNamespace(get_device_properties=lambda _number: properties),
+        version=SimpleNamespace(hip="7.0" if is_amd else None),
+    )
+
+
+def test_a_gpu_is_not_given_the_name_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", gpu())
+    assert device_of("h200_sxm", "cuda", "cuda_event").architecture == "hopper"
+    with pytest.raises(InputError, match=r"h100_sxm is .* \(hopper, 132 SMs, 79.6 GiB\), and the GPU here") as refused:
+        device_of("h100_sxm", "cuda", "cuda_event")
+    assert refused.value.hint == "by these figures it is h200_sxm"
+    monkeypatch.setitem(sys.modules, "torch", gpu(name="MIG 3g.71gb", multi_processor_count=60, total_memory=71 << 30))
+    with pytest.raises(InputError, match="60 SMs"):
+        device_of("h200_sxm", "cuda", "cuda_event")
+
+
+@pytest.mark.parametrize(
+    ("about", "architecture"),
+    [
+        ({}, "hopper"),
+        ({"major": 10, "minor": 3}, "blackwell"),
+        ({"major": 8, "minor": 9}, "ada"),
+        ({"major": 99}, "sm_990"),
+        ({"gcnArchName": "gfx942:sramecc+:xnack-"}, "cdna3"),
+    ],
+)
+def test_a_new_gpu_is_of_an_architecture_that_the_roofline_knows(
+    monkeypatch: pytest.MonkeyPatch, about: dict[str, Any], architecture: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", gpu(**about))
+    monkeypatch.setattr(profile_machine, "_gemm_flops_per_s", lambda *_: 1e12)
+    monkeypatch.setattr(profile_machine, "_copy_bytes_per_s", lambda *_: 1e12)
+    assert device_of("my_gpu", "cuda", "cuda_event").architecture == architecture

@@ -159,3 +159,22 @@ def test_gradients_hide_behind_the_last_backward_pass() -> None:
     _, ends, done = pipeline.run(arrays, seconds, zeros, zeros, False, zeros, zeros + 0.5, zeros + 10, 0.0, False)
     # Ten buckets: the first leaves after a tenth of the pass, the last a twentieth of a second after it.
     assert done[0] - ends.max() == pytest.approx(0.05)
+
+
+@pytest.mark.parametrize(("name", "pp", "chunks"), [("1f1b", 1, 1), ("interleaved", 2, 2), ("interleaved", 4, 3)])
+def test_paired_passes_hide_what_they_may(name: str, pp: int, chunks: int) -> None:
+    num_microbatches = 8 * pp
+    plan = schedule(name, pp, num_microbatches, chunks, paired=True)
+    actions = plan.actions.copy()
+    actions[:, 0] %= PAIRED
+    alone = schedule(name, pp, num_microbatches, chunks)
+    assert sorted(map(tuple, actions.tolist())) == sorted(map(tuple, alone.actions.tolist()))
+    zeros, seconds = np.zeros(plan.num_chunks), np.ones((3, plan.num_chunks))
+    arrays = (plan.actions, plan.offsets, plan.device_of_chunk, plan.next_chunk, plan.num_microbatches)
+    taken = [
+        float(pipeline.run(arrays, seconds, zeros + hidden, zeros, False, zeros, zeros, zeros + 1, 0.0, False)[1].max())
+        for hidden in (0.0, 0.25)
+    ]
+    # Two passes of a pair save a quarter of a second each; warm-up and cool-down save nothing.
+    num_pairs = num_microbatches * chunks - ((pp - 1) * 2 + (chunks - 1) * pp if chunks > 1 else 0) - 1
+    assert taken[0] - taken[1] == pytest.approx(0.5 * num_pairs, rel=0.1)

@@ -200,3 +200,41 @@ def test_parts_of_a_layer_have_unique_computations() -> None:
     for group in one.setup.model.layers:
         names = [task.name for part in layer_parts(one, group) for task in part.forward]
         assert len(names) == len(set(names))
+
+
+def test_packed_documents_attend_to_themselves_only() -> None:
+    whole, packed = rank(), rank(document_tokens=256)
+    both = [layer_work(one, one.setup.model.layers[0]).forward for one in (whole, packed)]
+    attention = [sum(task.flops for task in tasks if task.name == "attention") for tasks in both]
+    assert attention[0] == pytest.approx(8 * attention[1])
+    others = [sum(task.flops for task in tasks if task.name != "attention") for tasks in both]
+    assert others[0] == others[1]
+
+
+def test_a_token_goes_once_to_a_rank_however_many_of_its_experts_are_there() -> None:
+    shape = {"num_devices": 8, "sequence_tokens": 4096}
+    sent, moved = [], []
+    for exchange in ("all_to_all", "by_node"):
+        one = rank("Qwen/Qwen3-30B-A3B", parallelism={"ep": 8, "experts_exchange": exchange}, **shape)
+        forward = layer_work(one, one.setup.model.layers[0]).forward
+        sent.append(sum(task.wire_bytes for task in forward if task.group == Group.EXPERTS))
+        moved.append({task.name for task in forward})
+    # Eight experts of a token meet 8 (1 - (7/8)^8) of 8 ranks.
+    assert sent[1] / sent[0] == pytest.approx(1 - (7 / 8) ** 8)
+    assert moved[0] - moved[1] == {"permute", "unpermute"}
+
+
+def test_a_scale_in_the_tensor_costs_a_pass_where_no_kernel_found_it() -> None:
+    taken = {}
+    for compute in ("fp8", "fp8_current", "fp8_rowwise"):
+        one = rank("meta-llama/Llama-3.1-8B", precision={"compute": compute})
+        work = layer_work(one, one.setup.model.layers[0])
+        taken[compute] = {
+            task.name: task.op.num_bytes
+            for task in work.forward + work.backward_input
+            if task.name.startswith("quantise_")
+        }
+    more = {name for name, num_bytes in taken["fp8_current"].items() if num_bytes > taken["fp8"][name]}
+    gradients = {"quantise_o_proj_gradient", "quantise_down_proj_gradient", "quantise_qkv_proj_gradient"}
+    assert more == {"quantise_o_proj_input", *gradients}
+    assert all(taken["fp8_rowwise"][name] > num_bytes for name, num_bytes in taken["fp8_current"].items())

@@ -68,6 +68,11 @@ def test_a_training_page_draws_every_pass_or_the_first_and_the_last(num_microbat
     pipelines = [one for one in svgs(page) if "device 0" in "".join(one.itertext())]
     assert len(pipelines) == (1 if is_whole else 2)
     num_bars = sum(len(one.findall(f"{SVG}rect/{SVG}title")) for one in pipelines)
+    colours = [
+        {bar.findtext(f"{SVG}title", "").partition(" ")[0]: bar.attrib["fill"] for bar in one.findall(f"{SVG}rect")}
+        for one in pipelines
+    ]
+    assert all(one["forward"] == colours[0]["forward"] != one["backward"] for one in colours)
     if is_whole:
         assert num_bars == 4 * 2 * num_microbatches
     else:

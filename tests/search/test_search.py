@@ -3,6 +3,7 @@
 import itertools
 import sqlite3
 from pathlib import Path
+from statistics import fmean
 
 import msgspec
 import pytest
@@ -69,6 +70,25 @@ def test_the_same_seed_gives_the_same_frontier(study: Study) -> None:
 )
 def test_where_a_search_runs_makes_no_difference(study: Study, means: Means) -> None:
     assert answers(search(space(), quiet(), means)) == answers(study)
+
+
+def test_a_search_whose_answers_are_known_starts_no_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    grid = space({"tp": [1, 2]}, finalist_seeds=1)
+    first = search(grid, quiet(tmp_path / "answers.sqlite"))
+    monkeypatch.setattr(Workers, "_new_pool", lambda _: pytest.fail("processes began"))
+    again = search(grid, quiet(tmp_path / "answers.sqlite"), Means("processes", 2))
+    assert answers(again) == answers(first)
+    assert again.count.num_runs == 0
+
+
+def test_a_scenarios_limits_are_those_of_its_search_unless_it_has_others() -> None:
+    base = {name: value for name, value in BASE.items() if name != "limits"}
+    raw = {**base, "vary": {"tp": [1, 2]}, "slo": {"ttft_s": "500ms", "tpot_s": 0.03}}
+    assert space_from(raw, "file").limits == {"ttft_p99": 0.5, "tpot_p99": 0.03}
+    assert space_from({**raw, "limits": {"ttft_p90": "2s"}}, "file").limits == {"ttft_p90": "2s"}
+    assert space_from({**raw, "limits": {}}, "file").limits == {}
+    with pytest.raises(InputError, match="slo"):
+        space_from({**raw, "slo": {"ttft_ms": 500}}, "file")
 
 
 def test_every_latency_with_a_limit_is_among_the_figures() -> None:
@@ -296,7 +316,7 @@ def test_what_follows_from_a_study(study: Study) -> None:
     sure = confidence(found, "requests_per_usd")
     assert sure is None or 0 <= sure <= 1
     for fleet in fleets(found, 100.0, 3):
-        load = found.evaluations[fleet.index].load
+        load = fmean(one.load for one in found.runs(fleet.index))
         assert (fleet.copies - 1) * load < 100 <= fleet.copies * load * (1 + 1e-6)
 
 
@@ -400,6 +420,7 @@ def test_a_grid_is_run_at_the_given_loads() -> None:
     found = asker.ask(None, range(4), Question())
     assert [round(one.figures["requests_per_s"]) for one in found.values()] == [2, 6, 2, 6]
     assert found[0].figures["tpot_mean"] > found[2].figures["tpot_mean"]
-    for text in ("tp", "tp=", "rate=5:1:1"):
+    assert grid_of(BASE, ["rate=1e0:2.5e+0:5e-1"]).vary == {"rate": [1, 1.5, 2, 2.5]}
+    for text in ("tp", "tp=", "rate=5:1:1", "rate=1:1e9:1e-3"):
         with pytest.raises(InputError):
             grid_of(BASE, [text])

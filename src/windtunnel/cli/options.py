@@ -106,10 +106,10 @@ deployment_options = all_of(
     option(
         "--node", section=_WHAT, metavar="NAME", help="A node of the catalog, or a YAML file.  [the device's usual one]"
     ),
-    option("--tp", "-tp", section=_WHAT, type=int, metavar="N", help="Tensor parallelism."),
-    option("--pp", "-pp", section=_WHAT, type=int, metavar="N", help="Pipeline parallelism."),
-    option("--ep", section=_WHAT, type=int, metavar="N", help="Expert parallelism."),
-    option("--attention-dp", section=_WHAT, type=int, metavar="N", help="Attention data parallelism, experts shared."),
+    option("--tp", "-tp", section=_WHAT, type=int, metavar="N", help="Tensor parallelism.  [1]"),
+    option("--pp", "-pp", section=_WHAT, type=int, metavar="N", help="Pipeline parallelism.  [1]"),
+    option("--ep", section=_WHAT, type=int, metavar="N", help="Expert parallelism.  [1]"),
+    option("--attention-dp", section=_WHAT, type=int, metavar="N", help="Copies of attention that share experts.  [1]"),
     option(
         "--quant", section=_WHAT, metavar="FORMAT", help="Format of the weights: bf16, fp8, int4, ...  [as published]"
     ),

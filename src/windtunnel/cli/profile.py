@@ -68,7 +68,7 @@ _extent = all_of(
 )
 
 
-@command.command(cls=Verb)
+@command.command(cls=Verb, short_help="Measure a model's operators in a real forward.")
 @option("--model", section=_WHAT, required=True, metavar="NAME", help="A model of the catalog, or a config.json.")
 @_device_name
 @option("--tp", "-tp", section=_WHAT, default="1", metavar="N,N", help="Tensor-parallel splits, on one device.  [1]")
@@ -134,7 +134,7 @@ def compute(
         show(*compute_report(profile.tables, closure))
 
 
-@command.command(cls=Verb)
+@command.command(cls=Verb, short_help="Time collectives between real processes.")
 @_device_name
 @option(
     "--ops",
@@ -200,7 +200,7 @@ def collectives(
         show(*collectives_report(rows))
 
 
-@command.command(cls=Verb)
+@command.command(cls=Verb, short_help="Measure the host's part of an engine's steps.")
 @option("--model", section=_WHAT, required=True, metavar="NAME", help="A model of the catalog, or a config.json.")
 @_device_name
 @option("--engine", section=_WHAT, default="vllm", metavar="NAME", help="vllm or transformers.  [vllm]")
@@ -233,7 +233,7 @@ def overheads(model: str, device_name: str, engine: str, batches: str, out: Path
         show(*overheads_report(host, rows))
 
 
-@command.command(cls=Verb)
+@command.command(cls=Verb, short_help="Show each estimator's error on points left out.")
 @click.argument("folder", type=click.Path(path_type=Path), metavar="FOLDER")
 @option("--device", section=_WHAT, metavar="NAME", help="Whose roofline to use.  [the profile's]")
 @option("--estimators", section=_WHAT, metavar="NAME,NAME", help="Which to try.  [all]")
@@ -267,7 +267,7 @@ def check(folder: Path, device: str | None, estimators: str | None, as_json: boo
 command.add_command(to_table, "from-trace")
 
 
-@command.command("from-vidur", cls=Verb)
+@command.command("from-vidur", cls=Verb, short_help="Take Vidur's CSV files as a profile.")
 @click.argument("files", type=click.Path(path_type=Path), metavar="FILE.csv...", nargs=-1, required=True)
 @_device_name
 @_folder
@@ -286,7 +286,7 @@ def from_vidur(files: tuple[Path, ...], device_name: str, out: Path, as_json: bo
     _write_tables(tables, {"device": device_name, "method": "Vidur's profilers"}, out, as_json)
 
 
-@command.command("to-vidur", cls=Verb)
+@command.command("to-vidur", cls=Verb, short_help="Write a profile in Vidur's layout.")
 @click.argument("folder", type=click.Path(path_type=Path), metavar="FOLDER")
 @option("--model", section=_WHAT, required=True, metavar="NAME", help="Which of the profile's models.")
 @option("--block-size", section=_HOW, type=int, default=16, metavar="N", help="Written in attention.csv.  [16]")

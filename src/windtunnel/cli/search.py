@@ -98,6 +98,8 @@ def command(
     means = _means(executor, workers, address)
     kept = _store(store, no_store)
     wanted = _space(space, resume, kept, options)
+    if resume:
+        click.echo(f"going on with the search that varies {', '.join(wanted.vary)}", err=True)
     if load is not None and wanted.is_training:
         raise InputError("--load is a load of requests", "vary num_devices to see what more devices give")
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 _LOAD, _OUTPUT = "Load", "Result"
 
 load_options = all_of(
-    option("--replicas", section="What is served, on what", type=int, metavar="N", help="Equal copies."),
+    option("--replicas", section="What is served, on what", type=int, metavar="N", help="Equal copies.  [1]"),
     option(
         "--router",
         section="What is served, on what",

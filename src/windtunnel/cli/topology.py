@@ -115,7 +115,7 @@ def generate(
     click.echo(f"written to {path}", err=True)
 
 
-@command.command(cls=Verb)
+@command.command(cls=Verb, short_help="Show what a topology consists of.")
 @click.argument("topology")
 @failure_options
 @option("--html", section=_OUT, type=click.Path(path_type=Path), metavar="FILE", help="Write a drawing.")
@@ -144,7 +144,7 @@ def show(
         show_tables(*topology_report(fabric))
 
 
-@command.command(cls=Verb)
+@command.command(cls=Verb, short_help="Check that every GPU reaches every other.")
 @click.argument("topology")
 @failure_options
 def check(topology: str, fail_links: tuple[str, ...], fail_nodes: tuple[int, ...]) -> None:

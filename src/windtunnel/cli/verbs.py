@@ -21,7 +21,7 @@ VERBS = {
     "network": "Run a training workload on a network (SimAI's job).",
     "topology": "Generate, show and check networks of GPUs.",
     "workload": "Read workloads and traces; write jobs for SimAI, AICB and Chakra.",
-    "lab": "Run parts of a prediction for real.",
+    "lab": "Run and profile real models; compare them with a simulation.",
     "vidur": "Run what a Vidur config.json describes, event for event.",
     "dashboard": "Show results in the browser, compare them and try scenarios.",
     "catalog": "List known models, devices, nodes, engines and traces.",

@@ -27,6 +27,8 @@ class Outcome:
     num_packets: int
     num_repeated_packets: int
     num_draws: int
+    num_ties: int
+    """Packets that met one of another sender at the same time, where senders have an order."""
 
 
 def run_tables(tables: Tables, traced: NDArray[np.int32] | None = None) -> Outcome:
@@ -36,10 +38,9 @@ def run_tables(tables: Tables, traced: NDArray[np.int32] | None = None) -> Outco
     settings = tables.settings._replace(most_children=most_children)
     links, nodes, flows = tables.links.copy(), tables.nodes.copy(), tables.flows.copy()
     channels = tables.channels.copy()
-    num_roots = int(np.count_nonzero(flows.parents_left == 0))
     num_buckets = 1 << min(20, max(12, int(np.ceil(np.log2(4 * len(links))))))
     shift = max(0, int(np.log2(WHEEL_PS / num_buckets)))
-    events, heaps, buckets, calendar = new_calendar(num_roots + most_children + 512, num_buckets, shift)
+    events, heaps, buckets, calendar = new_calendar(len(tables.first) + most_children + 512, num_buckets, shift)
     send_queues = np.zeros(int(flows.queue.max(initial=0)) + 1, state.SEND_QUEUE).view(np.recarray)
     send_queues.first = state.NONE
     connections = _free_list(state.CONNECTION, min(len(flows), 256) + 1)
@@ -62,6 +63,7 @@ def run_tables(tables: Tables, traced: NDArray[np.int32] | None = None) -> Outco
             flows,
             channels,
             send_queues,
+            tables.first,
             children_start,
             children,
             tables.paths,
@@ -110,6 +112,7 @@ def run_tables(tables: Tables, traced: NDArray[np.int32] | None = None) -> Outco
         int(counters[0].num_data_packets),
         int(counters[0].num_repeated_packets),
         int(counters[0].num_draws),
+        int(counters[0].num_ties),
     )
 
 

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from windtunnel.engine.packet_loop import Outcome, run_tables
 from windtunnel.engine.packet_tables import Ints, Tables
+from windtunnel.engine.simultaneous import places
 from windtunnel.kernels import packet_groups as groups
 from windtunnel.kernels import packet_state as state
 
@@ -21,12 +22,13 @@ class Part:
     links: Ints
     nodes: Ints
 
-    @property
-    def likeness(self) -> bytes:
-        """Equal for parts that differ in nothing but names."""
+    def likeness(self, *, of_senders: bool) -> bytes:
+        """Equal for parts that differ in nothing but names; if not `of_senders`, perhaps in whose packet is first."""
         tables, links = self.tables, self.tables.links.copy()
         links.name = 0
-        arrays = (links, tables.nodes, tables.flows, tables.channels, tables.parent_ptr, tables.parent)
+        if not of_senders:
+            links.sender = 0
+        arrays = (links, tables.nodes, tables.flows, tables.channels, tables.first, tables.parent_ptr, tables.parent)
         routes = (tables.paths, tables.path_links, tables.replies, tables.reply_links)
         return hashlib.sha256(b"".join(array.tobytes() for array in (*arrays, *routes))).digest()
 
@@ -35,8 +37,9 @@ def run_in_parts(tables: Tables) -> Outcome:
     """As `run_tables`, part by part, and parts that are alike only once, where that changes nothing.
 
     It changes nothing if parts have no link, send queue or parent in common, if those that stand for others drew no
-    random number, and if no switch that several parts cross comes near to pausing or dropping: if all of their largest
-    buffers together still left every port a share larger than any of them.
+    random number and take the packets of several senders in the same order, should any meet, and if no switch that
+    several parts cross comes near to pausing or dropping: if all of their largest buffers together still left every
+    port a share larger than any of them.
     """
     parts = split(tables)
     if len(parts) == 1:
@@ -45,13 +48,13 @@ def run_in_parts(tables: Tables) -> Outcome:
     alike: dict[bytes, Outcome] = {}
     num_events = 0
     for part in parts:
-        likeness = part.likeness
-        outcome = alike.get(likeness)
+        equal, similar = part.likeness(of_senders=True), part.likeness(of_senders=False)
+        outcome = alike.get(equal) or alike.get(similar)
         if outcome is None:
             outcome = run_tables(part.tables)
             num_events += outcome.num_events
             if outcome.num_draws == 0:
-                alike[likeness] = outcome
+                alike[equal if outcome.num_ties else similar] = outcome
         outcomes.append(outcome)
     if not _is_roomy(tables, parts, outcomes):
         return run_tables(tables)
@@ -92,6 +95,8 @@ def _part(tables: Tables, flows: Ints) -> Part:
     used = tables.links[links].copy()
     nodes, ends = _renumbered(np.concatenate([used.source, used.target]))
     used.source, used.target = np.split(ends, 2)
+    between = used.sender >= 0
+    used.sender[between] = places(used.target[between], used.sender[between])
     path_links = 2 * position[: len(path_links)] + (path_links & 1)
     reply_links = 2 * position[len(path_links) :] + (reply_links & 1)
     num_parents = tables.parent_ptr[flows + 1] - tables.parent_ptr[flows]
@@ -103,6 +108,7 @@ def _part(tables: Tables, flows: Ints) -> Part:
         nodes=tables.nodes[nodes].copy(),
         flows=records,
         channels=channels,
+        first=np.searchsorted(flows, tables.first[np.isin(tables.first, flows)]),
         parent_ptr=parent_ptr,
         parent=np.searchsorted(flows, tables.parent[parents]).astype(np.int32),
         paths=paths,
@@ -165,4 +171,5 @@ def _joined(tables: Tables, parts: list[Part], outcomes: list[Outcome], num_even
         sum(outcome.num_packets for outcome in outcomes),
         sum(outcome.num_repeated_packets for outcome in outcomes),
         sum(outcome.num_draws for outcome in outcomes),
+        sum(outcome.num_ties for outcome in outcomes),
     )

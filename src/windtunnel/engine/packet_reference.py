@@ -122,17 +122,17 @@ class PacketReference:
         """By flow."""
         self.waiting: dict[int, deque[int]] = {}
         self.queue_free_ps: dict[int, int] = {}
-        self.events: list[tuple[int, int, Callable[..., None], tuple[Any, ...]]] = []
+        self.events: list[tuple[int, bool, int, int, Callable[..., None], tuple[Any, ...]]] = []
         self.now_ps = self.num_scheduled = self.num_started = 0
-        for flow in range(num_flows):
-            if self.parents_left[flow] == 0:
-                self.release(flow)
+        for flow in tables.first:
+            self.release(int(flow))
         while self.events:
-            self.now_ps, _, action, arguments = heapq.heappop(self.events)
+            self.now_ps, _, _, _, action, arguments = heapq.heappop(self.events)
             action(*arguments)
 
-    def schedule(self, due_ps: int, action: Callable[..., None], *arguments: Any) -> None:
-        heapq.heappush(self.events, (due_ps, self.num_scheduled, action, arguments))
+    def schedule(self, due_ps: int, action: Callable[..., None], *arguments: Any, sender: int = -1) -> None:
+        """Messages of a `sender` come before all else of that time."""
+        heapq.heappush(self.events, (due_ps, sender < 0, sender, self.num_scheduled, action, arguments))
         self.num_scheduled += 1
 
     # ------------------------------------------------------------------------------------------------------------ flows
@@ -296,7 +296,8 @@ class PacketReference:
         has_more = not link.is_paused and (bool(link.queue) or self.next_connection(link) is not None)
         if has_more or link.control or self.settings.tick_ps > 1:
             self.serve_when_free(link)
-        self.schedule(link.free_ps + int(link.record.latency_ps), self.arrive, link, packet)
+        due_ps = link.free_ps + int(link.record.latency_ps)
+        self.schedule(due_ps, self.arrive, link, packet, sender=int(link.record.sender))
 
     # --------------------------------------------------------------------------------------------------------- switches
 

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.engine.network import Paths, find_paths, followers, graph_of, send_delay_s
+from windtunnel.engine.simultaneous import begin_order, partitions, senders
 from windtunnel.errors import InputError
 from windtunnel.kernels import packet_groups as groups
 from windtunnel.kernels import packet_state as state
@@ -38,6 +39,8 @@ class Tables:
     nodes: Table
     flows: Table
     channels: Table
+    first: Ints
+    """The flows that wait for no other, in the order in which they begin if they begin at once."""
     parent_ptr: Ints
     parent: NDArray[np.int32]
     paths: Ints
@@ -64,12 +67,19 @@ def tables_of(fabric: Fabric, flows: Flows, settings: NetworkSettings, packet: P
     rows, distances = _distances(fabric, flows) if settings.routing == "spray" else (None, np.zeros((1, 1), np.int16))
     records = _flow_table(fabric, flows, settings, packet, paths, replies, rows)
     records.channel, channels = _channels(fabric, flows, settings)
+    first = np.flatnonzero(records.parents_left == 0)
+    links.sender = state.NONE
+    if settings.compat == "simai" and len(flows):
+        partition = partitions(fabric)
+        first = begin_order(partition, flows, first)
+        links.sender = senders(partition, links.source, links.target)
     return Tables(
         settings=_kernel_settings(settings, packet, is_lossy),
         links=links,
         nodes=_nodes(fabric, packet, links),
         flows=records,
         channels=channels,
+        first=first,
         parent_ptr=flows.parent_ptr,
         parent=flows.parent,
         paths=paths.pointer,

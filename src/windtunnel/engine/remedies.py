@@ -7,7 +7,7 @@ import msgspec
 from windtunnel.engine.training import TrainingResult, simulate_with
 from windtunnel.errors import InputError
 from windtunnel.estimate.training import TrainingPricer
-from windtunnel.spec.training import TrainingJob
+from windtunnel.spec.training import Recompute, TrainingJob
 from windtunnel.spec.training_setup import resolve
 
 
@@ -53,7 +53,7 @@ def _changes(job: TrainingJob) -> Iterator[tuple[str, TrainingJob]]:
             replace(job, recompute=selective),
         )
     if recompute.granularity != "full":
-        yield "recompute.granularity=full", replace(job, recompute=replace(recompute, granularity="full"))
+        yield "recompute={granularity: full}", replace(job, recompute=Recompute(granularity="full"))
     if job.micro_batch > 1:
         yield f"micro_batch={job.micro_batch // 2}", _again(job, micro_batch=job.micro_batch // 2)
     zero = job.sharding.zero or 0

@@ -176,7 +176,11 @@ def simulate_with(setup: TrainingSetup, prices: TrainingPricer) -> TrainingResul
         prices = replace(prices, between_nodes=prices.between_nodes.of(rank), _known={})
     costs = chunk_costs(rank, prices)
     plan = schedule(
-        str(setup.job.schedule), setup.degrees.pp, setup.degrees.num_microbatches, setup.degrees.virtual_stages
+        str(setup.job.schedule),
+        setup.degrees.pp,
+        setup.degrees.num_microbatches,
+        setup.degrees.virtual_stages,
+        bool(setup.job.overlap.experts),
     )
     timeline = replay(rank, prices, plan, costs)
     memory = memory_by_stage(rank, plan, costs)
@@ -191,7 +195,7 @@ def replay(rank: Rank, prices: TrainingPricer, plan: Schedule, costs: tuple[Chun
     seconds[FORWARD] = [cost.forward.seconds for cost in both]
     seconds[BACKWARD] = [cost.backward_input.seconds for cost in both]
     seconds[WEIGHT] = [cost.backward_weight.seconds for cost in both]
-    hidden = np.array([(cost.forward.pairable_s + cost.backward_input.pairable_s) / 2 for cost in both])
+    hidden = np.array([_hidden_by_pairing_s(cost, prices) / 2 for cost in both])
     overlap = rank.setup.job.overlap
     zeros = np.zeros(plan.num_chunks)
     starts, ends, communicated = pipeline.run(
@@ -207,6 +211,15 @@ def replay(rank: Rank, prices: TrainingPricer, plan: Schedule, costs: tuple[Chun
         plan.is_split,
     )
     return Timeline(plan, starts, ends, communicated)
+
+
+def _hidden_by_pairing_s(cost: ChunkCost, prices: TrainingPricer) -> float:
+    """What a forward and a backward pass save together where one's exchange of tokens runs beside the other's
+    computation, which is slower for it.
+    """
+    exchange = cost.forward.pairable_s + cost.backward_input.pairable_s
+    computing = cost.forward.computing_s + cost.backward_input.computing_s + cost.backward_weight.computing_s
+    return min(exchange, computing) * (1.0 - prices.overlap_slowdown)
 
 
 def memory_by_stage(rank: Rank, plan: Schedule, costs: tuple[ChunkCost, ...]) -> tuple[StageMemory, ...]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from windtunnel.estimate.training import PassCost, TrainingPricer
 from windtunnel.ops.schedules import SPLIT_SCHEDULES
-from windtunnel.ops.sharding import gather_tasks, reduce_tasks
+from windtunnel.ops.sharding import gather_tasks, gathered_layer, reduce_tasks
 from windtunnel.ops.training_chunks import Chunk, Parameters, chunk_parameters, chunks, layer_parameters, trained
 from windtunnel.ops.training_memory import chunk_work, kept_bytes
 from windtunnel.ops.training_part import Task
@@ -104,18 +104,24 @@ def _shard(rank: Rank, prices: TrainingPricer, chunk: Chunk, forward: PassCost, 
     """
     job = rank.setup.job
     num_layers = chunk.num_layers
-    per_layer = Parameters()
+    per_layer, sharded = Parameters(), Parameters()
     for group, count in chunk.layers:
         per_layer = per_layer + layer_parameters(rank, group) * (count / num_layers)
+        sharded = sharded + gathered_layer(rank, group) * (count / num_layers)
     ends = chunk_parameters(rank, chunk)
     ends = Parameters(max(ends.dense - per_layer.dense * num_layers, 0.0), 0.0)
-    gather = prices.seconds(gather_tasks(rank, per_layer))
+    gather = prices.seconds(gather_tasks(rank, sharded))
     reduce = prices.seconds(reduce_tasks(rank, trained(rank, per_layer)))
     again = gather if job.sharding.reshard_after_forward else 0.0
-    overlaps = bool(job.overlap.parameter_gather)
-    for cost, communication in ((forward, gather), (backward, again + reduce)):
+    # Who may hold no more than a layer gathers the next one when it is needed.
+    most = job.sharding.max_live_elements
+    prefetches = bool(job.overlap.parameter_gather) and (most is None or most > per_layer.total)
+    reduces_beside = bool(job.overlap.gradient_reduce)
+    for cost, gathers, reduces in ((forward, gather, 0.0), (backward, again, reduce)):
         each = cost.seconds / num_layers
-        hidden = min(communication, each) * (num_layers - 1) if overlaps else 0.0
+        communication = gathers + reduces
+        beside = (gathers if prefetches else 0.0) + (reduces if reduces_beside else 0.0)
+        hidden = min(beside, each) * (num_layers - 1)
         cost.slowdown_s += hidden * prices.overlap_slowdown
         cost.hidden_s[Group.DATA] = cost.hidden_s.get(Group.DATA, 0.0) + hidden
         exposed = communication * num_layers - hidden

@@ -52,14 +52,15 @@ def job_of(arguments: TrainingArguments, device: str) -> TrainingJob:
         "learned_positions": at.frame == "Megatron",
     }
     if is_deepspeed:
-        fields["sharding"] = {
-            "zero": at.stage,
-            "reduce_bucket_elements": at.reduce_bucket_size,
-            "gather_bucket_elements": at.allgather_bucket_size,
-            "prefetch_bucket_elements": at.prefetch_bucket_size,
-            "persistence_threshold_elements": at.param_persistence_threshold,
-            "max_live_elements": at.max_live_parameters,
-        }
+        fields["sharding"] = {"zero": at.stage, "reduce_bucket_elements": at.reduce_bucket_size}
+        if at.stage == 3:
+            fields["sharding"] |= {
+                "prefetch_bucket_elements": at.prefetch_bucket_size,
+                "persistence_threshold_elements": at.param_persistence_threshold,
+                "max_live_elements": at.max_live_parameters,
+            }
+        else:
+            fields["sharding"]["gather_bucket_elements"] = at.allgather_bucket_size
     else:
         fields["sharding"] = {"zero": 1 if at.use_distributed_optimizer else 0}
     if at.recompute_activations:

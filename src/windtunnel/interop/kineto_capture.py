@@ -85,7 +85,10 @@ def kineto_capture(trace: KinetoTrace) -> Capture:
         calls = capture_table(CALL_COLUMNS, 0, {})
         kernels = _host_operators(operators, names, start_us, threads, ranges)
         notes.append(NO_DEVICE)
-    devices = {int(one.get("id", place)): str(one.get("name", "")) for place, one in enumerate(trace.devices)}
+    devices = {
+        number if isinstance(number := one.get("id"), int) else place: str(one.get("name", ""))
+        for place, one in enumerate(trace.devices)
+    }
     return Capture("torch.profiler", names.texts(), kernels, calls, ranges, devices, tuple(notes))
 
 

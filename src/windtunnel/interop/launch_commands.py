@@ -15,6 +15,7 @@ from typing import Any
 
 from windtunnel.errors import InputError
 from windtunnel.interop.launch_flags import CONFIG_FILES, ENGINE, FLAGS, OTHER_NAMES, SPECULATIVE, SPLIT, sizes
+from windtunnel.interop.text_file import read_text
 from windtunnel.spec import catalog
 from windtunnel.spec.deployment import BALANCE_BATCHING_ITERS, BALANCE_TIMEOUT_ITERS
 from windtunnel.spec.model import ExpertsFeedForward
@@ -76,7 +77,7 @@ def read_launch_command(text: str) -> LaunchCommand:
 
 def _words(text: str) -> list[str]:
     if "\n" not in text and _is_file(text):
-        text = Path(text).read_text(encoding="utf-8")
+        text = read_text(Path(text))
     try:
         return shlex.split(text.replace("\\\n", " "), comments=True)
     except ValueError as error:

@@ -40,7 +40,7 @@ RECOMPUTED = {
 """`--recompute-modules` -> ours."""
 
 CONTEXT_METHODS = {"p2p": "ring", "all_gather": "all_gather", "a2a": "ulysses"}
-FP8_RECIPES = {"tensorwise": "fp8", "delayed": "fp8", "blockwise": "fp8_block", "mxfp8": "mxfp8"}
+FP8_RECIPES = {"tensorwise": "fp8_current", "delayed": "fp8", "blockwise": "fp8_block", "mxfp8": "mxfp8"}
 OPTIMIZERS = {"adam": "adam", "sgd": "sgd_momentum", "muon": "muon"}
 
 _LAUNCHERS = {"nnodes": "nnodes", "nproc_per_node": "nproc", "nproc-per-node": "nproc"}
@@ -326,7 +326,7 @@ class _Arguments:
             "recompute": self.recompute(),
             "optimizer": self.choice("optimizer", OPTIMIZERS, "adam"),
             "overlap": self.overlap(),
-            "kernels": {"attention": self.attention_kernel(), "cuda_graphs": self.flag("enable-cuda-graph")},
+            "kernels": {"attention": self.attention_kernel()},
             "dropout": any(float(self.text(f"{kind}-dropout") or 0.1) > 0 for kind in ("hidden", "attention")),
             "learned_positions": self.has_learned_positions(),
             "framework": "fsdp2" if self.flag("use-torch-fsdp2") else "megatron",
@@ -397,17 +397,13 @@ class _Arguments:
             compute = "nvfp4"
         elif self.flag("fp8-format"):
             compute = self.choice("fp8-recipe", FP8_RECIPES, "delayed")
+        gathered = "fp32" if compute == "fp32" else "fp8" if self.flag("fp8-param-gather") else "bf16"
+        gather = {"parameter_gather": gathered} if self.sharding()["zero"] or gathered == "fp8" else {}
         if compute == "fp32":
-            return {"compute": "fp32", "gradients": "fp32", "gradient_reduce": "fp32", "parameter_gather": "fp32"}
+            return {"compute": "fp32", "gradients": "fp32", "gradient_reduce": "fp32", **gather}
         sums = self.flag("accumulate-allreduce-grads-in-fp32") or not self.flag("fp16")
         gradients = "fp32" if sums and not self.flag("grad-reduce-in-bf16") else "bf16"
-        gathered = "fp8" if self.flag("fp8-param-gather") else "bf16"
-        return {
-            "compute": compute,
-            "gradients": gradients,
-            "gradient_reduce": gradients,
-            "parameter_gather": gathered,
-        }
+        return {"compute": compute, "gradients": gradients, "gradient_reduce": gradients, **gather}
 
     def recompute(self) -> dict[str, Any]:
         granularity = self.text("recompute-granularity") or (
@@ -415,8 +411,11 @@ class _Arguments:
         )
         if granularity not in ("none", "selective", "full"):
             raise InputError(f"--recompute-granularity is {granularity!r}", "it is selective or full")
-        found: dict[str, Any] = {"granularity": granularity, "distribute": self.flag("distribute-saved-activations")}
-        modules = self.values("recompute-modules")
+        found: dict[str, Any] = {"granularity": granularity}
+        if granularity == "full":
+            found["distribute"] = self.flag("distribute-saved-activations")
+        # Megatron-Core reads modules where recomputation is selective (transformer_config.py).
+        modules = self.values("recompute-modules") if granularity == "selective" else ()
         if modules:
             unknown = next((name for name in modules if name not in RECOMPUTED), None)
             if unknown:

@@ -202,7 +202,7 @@ def _arithmetic(setup: TrainingSetup) -> Iterator[Option]:
         yield "--optimizer", _name_of(OPTIMIZERS, job.optimizer)
     if recompute.granularity == "selective":
         yield "--recompute-granularity", "selective"
-        yield "--recompute-modules", *(name for name, ours in RECOMPUTED.items() if ours in recompute.modules)
+        yield "--recompute-modules", *(name for name, ours in RECOMPUTED.items() if ours in (recompute.modules or ()))
     elif recompute.granularity == "full":
         yield "--recompute-granularity", "full"
         yield "--recompute-method", "uniform" if recompute.num_layers is None else "block"
@@ -210,8 +210,6 @@ def _arithmetic(setup: TrainingSetup) -> Iterator[Option]:
     if recompute.distribute:
         yield ("--distribute-saved-activations",)
     yield "--attention-backend", str(job.kernels.attention)
-    if job.kernels.cuda_graphs:
-        yield ("--enable-cuda-graph",)
 
 
 def _overlap(setup: TrainingSetup) -> Iterator[Option]:
@@ -247,7 +245,7 @@ def _unsaid(setup: TrainingSetup) -> Iterator[str]:
         yield f"moments in {job.precision.moments}"
     if job.recompute.granularity == "selective":
         has_experts = any(isinstance(group.feed_forward, ExpertsFeedForward) for group in model.layers)
-        for module in job.recompute.modules:
+        for module in job.recompute.modules or ():
             if module not in RECOMPUTED.values() or (module == "activation" and not has_experts):
                 yield f"recomputation of {module.replace('_', ' ')}"
     kinds = {type(group.attention) for group in model.layers}

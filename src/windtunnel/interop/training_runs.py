@@ -8,7 +8,6 @@ follows from its source: one `training_sources.Source` for each, with where its 
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import math
 import re
@@ -20,10 +19,12 @@ from typing import Any
 import msgspec
 
 from windtunnel.errors import InputError
+from windtunnel.interop import bloom_runs
+from windtunnel.interop.bridge_recipes import RECIPES
 from windtunnel.interop.training_sources import (
-    ALSO_NEMO,
     CATALOG_NAMES,
     DEVICES,
+    FINE_TUNED_ON_TOKENS,
     FORMATS,
     SAME_SHAPE,
     SHAPES,
@@ -110,39 +111,20 @@ def _completed(rows: list[dict[str, str]]) -> list[dict[str, str]]:
     """Rows with what other rows of the same table say about them, where those agree.
 
     Virtual stages that a row leaves out are those of rows with the same model, tensor and pipeline parallelism.
-    BLOOM's chronicles name a size and leave out its shape, which is that of rows that give it; where only one of depth
-    and width is known, the other follows from P = 12 l h^2 (arXiv:2104.04473, section 5), in layers that the stages
-    divide and widths in steps of 1,024.
     """
-    shapes: dict[str, set[tuple[str, str]]] = {}
     virtual: dict[tuple[str, ...], set[str]] = {}
     for row in rows:
         if row["vp"]:
             virtual.setdefault(_pipeline_of(row), set()).add(row["vp"])
-        if row["source"].startswith("BigScience") and row["hidden"]:
-            shapes.setdefault(row["model"], set()).add((row["layers"], row["hidden"]))
+    shapes = bloom_runs.shapes_of(rows)
     found = []
     for row in rows:
-        if row["source"].startswith("BigScience") and row["params_B"]:
-            with contextlib.suppress(ValueError):  # what is no number is told when it is read
-                row = _with_shape(row, shapes.get(row["model"], set()))
+        if bloom_runs.is_bloom(row):
+            row = bloom_runs.completed(row, shapes)
         if not row["vp"] and len(known := virtual.get(_pipeline_of(row), set())) == 1:
             row = {**row, "vp": next(iter(known))}
         found.append(row)
     return found
-
-
-def _with_shape(row: dict[str, str], same: set[tuple[str, str]]) -> dict[str, str]:
-    layers, hidden = row["layers"], row["hidden"]
-    if not hidden and not layers and len(same) == 1:
-        layers, hidden = next(iter(same))
-    size = float(row["params_B"]) * 1e9
-    if layers and not hidden:
-        hidden = str(round((size / (12 * float(layers))) ** 0.5 / 1024) * 1024)
-    if hidden and not layers:
-        stages = int(float(row["pp"]))
-        layers = str(round(size / (12 * float(hidden) ** 2) / stages) * stages)
-    return {**row, "layers": layers, "hidden": hidden}
 
 
 def _pipeline_of(row: Row) -> tuple[str, ...]:
@@ -158,8 +140,6 @@ def _source(row: Row) -> Source:
     for start in sorted(SOURCES, key=len, reverse=True):
         if name.startswith(start):
             return SOURCES[start]
-    if name.startswith(ALSO_NEMO):
-        return SOURCES["NeMo"]
     raise _TooLittleSaidError(f"the source {name!r} is not known")
 
 
@@ -224,6 +204,8 @@ def _job(row: Row, source: Source) -> dict[str, Any]:
     compute = FORMATS.get(row["precision"].split(" ")[0].lower())
     if "parenthesised" in row["precision"]:
         compute = "mxfp8" if re.search("B[23]00", row["accelerator"]) else "fp8"
+    elif compute == "fp8":
+        compute = "fp8_rowwise" if "rowwise" in row["note"] else source.fp8
     if compute is None:
         raise _TooLittleSaidError(f"the precision {row['precision']!r} is not known")
     if "proxy" in row["note"] and not row["layers"]:
@@ -250,12 +232,15 @@ def _job(row: Row, source: Source) -> dict[str, Any]:
     }
     if "sequence-parallel" in row["act_ckpt"]:
         parallelism["sequence_parallel"] = True
+    if row["task"] in ("LoRA", "SFT"):
+        raw["document_tokens"] = FINE_TUNED_ON_TOKENS
     if row["task"] == "LoRA" or "lora" in row["model"].lower():
         raw["lora"] = {"rank": 16, "all_linear": False}
+    if row["source"].startswith("Megatron-Bridge") and parallelism.get("ep"):
+        _merge_recipes(raw, row)
     _merge(raw, source.settings)
-    if row["source"].startswith("BigScience"):
-        # fp16 sums gradients as they are; from 28 February on the runs use the bf16 optimizer, which sums in fp32.
-        raw["precision"]["gradients"] = "fp32" if "; 02-28" in row["note"] else "bf16"
+    if bloom_runs.is_bloom(row):
+        raw["precision"]["gradients"] = bloom_runs.gradients(row)
     if is_sharded:
         raw.setdefault("sharding", {})["zero"] = 3
         if fsdp.replace(".", "").isdigit():
@@ -282,7 +267,7 @@ def _global_batch(row: Row, raw: dict[str, Any], num_devices: int) -> int:
     if given is None:
         return int(raw.get("global_batch", each))
     # BLOOM's batch sizes were rounded to what the replicas divide.
-    return max(int(given) // each, 1) * each if row["source"].startswith("BigScience") else int(given)
+    return max(int(given) // each, 1) * each if bloom_runs.is_bloom(row) else int(given)
 
 
 def _merge(raw: dict[str, Any], settings: Mapping[str, Any]) -> None:
@@ -293,6 +278,14 @@ def _merge(raw: dict[str, Any], settings: Mapping[str, Any]) -> None:
             raw.setdefault(name, value)
 
 
+def _merge_recipes(raw: dict[str, Any], row: Row) -> None:
+    model = raw["model"] if isinstance(raw["model"], str) else raw["model"]["name"]
+    compute = raw["precision"]["compute"]
+    for recipe in RECIPES:
+        if recipe.applies(model, raw["device"], compute, raw["parallelism"], row["release"]):
+            _merge(raw, recipe.settings)
+
+
 def _parallelism(row: Row, source: Source, model: str | ModelSpec) -> dict[str, Any]:
     pp, chunks = _whole(row, "pp", 1), _whole(row, "vp", 1)
     chunks = int(source.settings.get("parallelism", {}).get("virtual_stages", chunks))
@@ -301,7 +294,8 @@ def _parallelism(row: Row, source: Source, model: str | ModelSpec) -> dict[str, 
         found["virtual_stages"] = chunks
         num_layers = (model if isinstance(model, ModelSpec) else catalog.model(model)).num_layers
         if num_layers % (pp * chunks):
-            found["layers_per_stage"] = _uneven(num_layers, pp * chunks)
+            split = bloom_runs.layers_per_stage if bloom_runs.is_bloom(row) else _uneven
+            found["layers_per_stage"] = split(num_layers, pp * chunks)
     if (ep := _whole(row, "ep", 1)) > 1:
         found["ep"] = ep
         found["experts_tp"] = _whole(row, "etp", 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 
@@ -18,6 +18,8 @@ class Source:
     """Where the table leaves it out."""
     scale_out_bytes_per_s: float | None = None
     """Per device, where it is not the usual node's."""
+    fp8: str = "fp8"
+    """The recipe that it calls FP8."""
 
 
 GPT_ERA: dict[str, Any] = {
@@ -54,13 +56,15 @@ SOURCES: dict[str, Source] = {
         },
         vocab_size=51200,
     ),
-    # Megatron-DeepSpeed, ZeRO-1 with bf16 or fp16, GBS reached through gradient accumulation; 4 Omni-Path links of
-    # 100 Gb/s for 8 GPUs (bigscience, jz/hardware).
+    # Megatron-DeepSpeed, ZeRO-1 with bf16 or fp16; 2,048 sequences where a table does not say, and a vocabulary of
+    # 250,680 tokens in multiples of 128 x TP (chronicles-prequel.md, "Best TFLOPs"). A node of 8 GPUs has 4 Omni-Path
+    # links of 100 Gb/s (jz/hpc-specs.md), of which NCCL 2.10 took one for every ring (NET/IB/1 throughout in
+    # experiments/bandwidth/all_reduce_bench-a100-n4.txt, which reached 5 GB/s a node by it).
     "BigScience BLOOM": Source(
         "deepspeed",
-        {**GPT_ERA, "sharding": {"zero": 1}, "precision": {"gradient_reduce": "bf16"}},
-        vocab_size=50688,
-        scale_out_bytes_per_s=6.25e9,
+        {**GPT_ERA, "global_batch": 2048, "sharding": {"zero": 1}, "precision": {"gradient_reduce": "bf16"}},
+        vocab_size=250880,
+        scale_out_bytes_per_s=12.5e9 / 8,
     ),
     # MegatronLM README and its H100 figure: distributed optimizer, overlapped reduction and gather, flash attention.
     "Megatron-LM": Source("megatron", {"overlap": {"tensor_parallel": True}}),
@@ -91,13 +95,17 @@ SOURCES: dict[str, Source] = {
     # FSDP1 with Triton's flash attention; learned positions, tied embeddings, eager layer norms (llm-foundry,
     # scripts/train/benchmarking).
     "MosaicML llm-foundry": Source("fsdp2", {"learned_positions": True, "precision": {"gradients": "fp32"}}),
-    "torchtitan": Source("fsdp2", {}),
+    # torchao's default recipe, a scale for each tensor; parameters are gathered in 8 bit with it (torchtitan
+    # docs/float8.md).
+    "torchtitan": Source("fsdp2", {}, fp8="fp8_current"),
     "MLPerf": Source(
         "megatron",
         {"overlap": {"tensor_parallel": True}, "precision": {"gradients": "bf16", "gradient_reduce": "bf16"}},
     ),
 }
-ALSO_NEMO = ("Megatron-Bridge", "NVIDIA DGX Cloud")
+SOURCES["NVIDIA DGX Cloud"] = SOURCES["NeMo"]
+# Its recipes are named FP8_CS (scripts/performance/configs).
+SOURCES["Megatron-Bridge"] = replace(SOURCES["NeMo"], fp8="fp8_current")
 
 
 @dataclass(frozen=True)
@@ -190,6 +198,9 @@ DEVICES: dict[str, str] = {
 """A word or words of what an accelerator is called -> a device of the catalog."""
 
 TASKS = ("", "pretrain", "SFT", "LoRA")
+FINE_TUNED_ON_TOKENS = 200
+"""NeMo and Megatron-Bridge fine-tune on SQuAD, packed to the length of a sequence (Megatron-Bridge recipes, dataset
+"squad" with `PackedSequenceSpecs`): a paragraph of about 140 words, a question and its answer (arXiv:1606.05250)."""
 
 FORMATS = {
     "fp16": "fp16",
@@ -197,7 +208,7 @@ FORMATS = {
     "bf16": "bf16",
     "amp_bf16": "bf16",
     "fp8": "fp8",
-    "fp8-cs": "fp8",
+    "fp8-cs": "fp8_current",
     "fp8-sc": "fp8_block",
     "fp8-mx": "mxfp8",
     "mxfp8": "mxfp8",

@@ -15,10 +15,15 @@ from windtunnel.kernels.heap import pop, push
 from windtunnel.kernels.jit import inner
 
 EVENT = np.dtype([("due_ps", "i8"), ("tag", "i8"), ("what", "i8"), ("next", "i8")])
-"""`tag` orders equal times: the number of the scheduling call, and in its low bits the event's own index."""
+"""`tag` orders equal times: the number of the scheduling call, and in its low bits the event's own index; messages come
+before all that, by their sender.
+"""
 
 INDEX_BITS = 24
 INDEX_MASK = 2**INDEX_BITS - 1
+SENDER_SHIFT = 48
+NO_MESSAGE = 1 << 62
+MOST_SENDERS = 1 << (62 - SENDER_SHIFT)
 
 HEAPS = np.dtype(
     [
@@ -83,10 +88,24 @@ def put_near(heaps, calendar, due_ps, tag):
 @inner
 def schedule(events, heaps, buckets, calendar, due_ps, what):
     """Let `what` happen at `due_ps`, which is not before now; there must be a free event."""
+    tag = NO_MESSAGE | (calendar[0].num_scheduled << INDEX_BITS) | calendar[0].free
+    put(events, heaps, buckets, calendar, due_ps, what, tag)
+
+
+@inner
+def schedule_message(events, heaps, buckets, calendar, due_ps, what, sender):
+    """As `schedule`, but before other events of that time, and in the order of the senders."""
+    number = calendar[0].num_scheduled & INDEX_MASK
+    tag = (np.int64(sender) << SENDER_SHIFT) | (number << INDEX_BITS) | calendar[0].free
+    put(events, heaps, buckets, calendar, due_ps, what, tag)
+
+
+@inner
+def put(events, heaps, buckets, calendar, due_ps, what, tag):
+    """Fill the next free event and lay it on the wheel, into the open bucket or with those that are far off."""
     event = calendar[0].free
     calendar[0].free = events[event].next
     calendar[0].num_free -= 1
-    tag = (calendar[0].num_scheduled << INDEX_BITS) | event
     calendar[0].num_scheduled += 1
     events[event].due_ps = due_ps
     events[event].tag = tag

@@ -10,7 +10,7 @@ Time is in whole picoseconds and equal times go in the order of scheduling, so t
 
 import numpy as np
 
-from windtunnel.kernels.calendar import NO_EVENT, is_empty, schedule, take_next
+from windtunnel.kernels.calendar import NO_EVENT, is_empty, schedule, schedule_message, take_next
 from windtunnel.kernels.congestion import acknowledged, dcqcn_decrease, dcqcn_increase, dcqcn_mark
 from windtunnel.kernels.jit import entry
 from windtunnel.kernels.packet_ends import (
@@ -38,6 +38,7 @@ from windtunnel.kernels.packet_queues import (
     enqueue,
     event,
     free_packet,
+    note_sender,
     overtake,
     sending_ps,
     timer,
@@ -57,6 +58,7 @@ def run(
     flows,
     channels,
     send_queues,
+    first_flows,
     children_start,
     children,
     paths,
@@ -83,6 +85,7 @@ def run(
 
     Args:
         channels: of ranks that reduce as SimAI's do; one that is not read else.
+        first_flows: those that wait for no other, in the order in which they begin.
         paths, path_links: where each path begins, and its links, first to last; `replies` those of acknowledgements.
         neighbor_start, neighbor_links: each node's outgoing links; `distances[row, node]` the hops to a destination.
             Read where packets choose their way.
@@ -92,9 +95,8 @@ def run(
     """
     if not counters[0].has_begun:
         counters[0].has_begun = 1
-        for flow in range(flows.size):
-            if flows[flow].parents_left == 0:
-                release(flows, channels, send_queues, events, heaps, buckets, calendar, flow)
+        for flow in first_flows:
+            release(flows, channels, send_queues, events, heaps, buckets, calendar, flow)
         if settings.trace_interval_ps > 0:
             schedule(events, heaps, buckets, calendar, 0, event(TRACE, 0))
     while True:
@@ -176,12 +178,16 @@ def run(
                             settings, links, counters, neighbor_start, neighbor_links, distances, link.target, row, over
                         )
                     packets[packet].link = served
+                    if link.sender >= 0:
+                        note_sender(counters, links[served], now_ps, link.sender)
                     if packet_kind != DATA and settings.ack_first:
                         overtake(packets, links[served], packet)
                     else:
                         enqueue(packets, links[served], packet)
             elif packet_kind == DATA:
                 # At the destination: the packet turns into its answer.
+                if link.sender >= 0:
+                    note_sender(counters, nodes[link.target], now_ps, link.sender)
                 owner = packets[packet].connection
                 flow = connections[owner].flow
                 answer = receive_data(settings, connections, packets, sacks, packet)
@@ -203,6 +209,8 @@ def run(
                     enqueue(packets, links[served], packet)
             else:
                 # An answer at the sender.
+                if link.sender >= 0:
+                    note_sender(counters, nodes[link.target], now_ps, link.sender)
                 owner = np.int64(packets[packet].connection)
                 connection = connections[owner]
                 flow = connection.flow
@@ -381,4 +389,7 @@ def run(
         if has_more or link.control_first >= 0 or settings.tick_ps > 1:
             link.is_due = 1
             schedule(events, heaps, buckets, calendar, link.free_ps, event(SERVE, served))
-        schedule(events, heaps, buckets, calendar, due_ps, event(ARRIVE, packet))
+        if link.sender < 0:
+            schedule(events, heaps, buckets, calendar, due_ps, event(ARRIVE, packet))
+        else:
+            schedule_message(events, heaps, buckets, calendar, due_ps, event(ARRIVE, packet), link.sender)

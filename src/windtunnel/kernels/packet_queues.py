@@ -78,6 +78,15 @@ def overtake(packets, link, packet):
 
 
 @inner
+def note_sender(counters, place, now_ps, sender):
+    """A message reaches a queue or a GPU: count it if it meets one of another sender, where their order may matter."""
+    if place.fed_ps == now_ps and place.fed_by != sender:
+        counters[0].num_ties += 1
+    place.fed_ps = now_ps
+    place.fed_by = sender
+
+
+@inner
 def make_ready(connections, link, number):
     """Give a connection a turn on its link: in this round, or in the next if its turn has passed."""
     connections[number].state = READY

@@ -100,6 +100,9 @@ LINK = np.dtype(
         ("is_paused", "i4"),  # by the node at its far end
         ("has_paused", "i4"),  # the node at its far end has paused it
         ("name", "i4"),  # its number in the whole fabric: keys its random draws
+        ("sender", "i4"),  # orders packets that arrive at once, before all else of that time; -1: as they were sent
+        ("fed_by", "i4"),  # the sender of the message that came last into its queue
+        ("fed_ps", "i8"),  # and when
         ("last_turn", "i8"),  # of the connection that sent last
         ("queue_bytes", "i8"),
         ("ingress_bytes", "i8"),  # that came over it and are in the buffer of the node at its far end
@@ -128,6 +131,8 @@ NODE = np.dtype(
         ("shared_limit_bytes", "i8"),  # the buffer less reserves and headroom
         ("shared_bytes", "i8"),
         ("most_shared_bytes", "i8"),
+        ("fed_ps", "i8"),  # when a message came last, and of which sender
+        ("fed_by", "i8"),
     ]
 )
 
@@ -248,6 +253,7 @@ COUNTERS = np.dtype(
         ("num_data_packets", "i8"),
         ("num_repeated_packets", "i8"),
         ("num_draws", "i8"),
+        ("num_ties", "i8"),
         ("num_trace_rows", "i8"),
     ]
 )

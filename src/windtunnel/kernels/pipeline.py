@@ -14,7 +14,7 @@ Ints = NDArray[np.int64]
 
 FORWARD, BACKWARD, WEIGHT = 0, 1, 2
 PAIRED = 4
-"""Added to the kind of a forward pass that runs interleaved with the two actions after it."""
+"""Added to the kind of a forward pass that runs interleaved with the backward pass after it."""
 
 
 @inner
@@ -79,6 +79,7 @@ def replay(
         if next_chunk[chunk] >= 0:
             previous_chunk[next_chunk[chunk]] = chunk
     last_kind = WEIGHT if is_split else BACKWARD
+    pair_size = 3 if is_split else 2
     for i in range(len(actions)):
         if actions[i, 0] == last_kind:
             left[actions[i, 1]] += 1
@@ -100,7 +101,7 @@ def replay(
         for device in range(num_devices):
             while cursor[device] < offsets[device + 1]:
                 first = cursor[device]
-                size = 3 if actions[first, 0] >= PAIRED else 1
+                size = pair_size if actions[first, 0] >= PAIRED else 1
                 start = free[device]
                 known = True
                 for i in range(first, min(first + size, first + 2)):
@@ -123,7 +124,7 @@ def replay(
                 for i in range(first, first + size):
                     kind, chunk = actions[i, 0] % PAIRED, actions[i, 1]
                     took = seconds[kind, chunk]
-                    if size == 3 and kind != WEIGHT:
+                    if size > 1 and kind != WEIGHT:
                         took = max(took - hidden_s[chunk], 0.0)
                     starts[i] = end
                     if kind == FORWARD and end < gathered[chunk]:

@@ -1,8 +1,9 @@
 """The walking loop: serving engines whose batches may be any subset of a replica's requests, and users' own policies.
 
-Where `kernels.serve` counts decoding requests, this loop walks over those of a batch: once when it is formed and once
-when it ends. Between two events, equal decode steps of one batch are taken at once. A replica of `num_stages` pipeline
-stages has that many batches in flight; they pass the stages in order, and one that waits for a stage was formed before.
+It walks over the requests of a batch, once when it is formed and once when it ends, but for those that decode together
+again and again (`kernels.cohorts`). Between two events, equal decode steps of one batch are taken at once. A replica of
+`num_stages` pipeline stages has that many batches in flight; they pass the stages in order, and one that waits for a
+stage was formed before.
 
 Events are ordered by (time, arrivals before batch ends, slot).
 """
@@ -11,6 +12,18 @@ import math
 
 import numpy as np
 
+from windtunnel.kernels.cohorts import (
+    MEMBERS,
+    PHASES,
+    SCRATCH,
+    TOKENS,
+    advance,
+    dissolve,
+    join,
+    may_join,
+    ready_row,
+    reserves_blocks,
+)
 from windtunnel.kernels.heap import pop, push
 from windtunnel.kernels.jit import entry, inner
 from windtunnel.kernels.policies import route
@@ -29,9 +42,6 @@ from windtunnel.kernels.serve import (
 )
 from windtunnel.kernels.state import NONE
 from windtunnel.kernels.walked_policies import (
-    MEMBERS,
-    SCRATCH,
-    TOKENS,
     add,
     admit,
     form_batch_faster_transformer,
@@ -41,7 +51,6 @@ from windtunnel.kernels.walked_policies import (
     form_batch_vllm_v0,
     put_first,
     put_last,
-    ready_row,
     release,
     restart,
 )
@@ -80,16 +89,25 @@ def deliver(settings, sessions, requests, walks, replicas, events, clock, now_s)
 
 
 @inner
-def complete(settings, sessions, requests, walks, replicas, slots, batches, clock, replica, slot, now_s):
-    """Apply the end of a batch: finished requests leave, the others are ready again."""
+def complete(settings, trail, sessions, requests, walks, replicas, slots, batches, clock, replica, slot, now_s):
+    """Apply the end of a batch: finished requests leave, those that it decoded are its cohort, others ready again."""
     row = ready_row(settings, replica)
-    size, num_steps = slots[slot].num_requests, slots[slot].num_steps
+    size, num_steps = slots[slot].num_walked, slots[slot].num_steps
     unfinished = NONE
+    if replicas[replica].ready_cohort != slot:
+        dissolve(settings, walks, replicas, slots, batches, replica)
+    if slots[slot].has_cohort:
+        advance(settings, sessions, requests, walks, replicas, slots, batches, clock, replica, slot, now_s)
+    joins = False
+    if trail is None:
+        joins = may_join(settings, replicas, slots, walks, batches, replica, slot)
     num_ready = replicas[replica].num_ready
+    num_ready_before, has_joined = num_ready, False
     members, tokens, ready = batches[slot, MEMBERS], batches[slot, TOKENS], batches[row, MEMBERS]
     for position in range(size):
         i = members[position]
         processed = walks[i].processed_tokens + tokens[position] * num_steps
+        has_decoded = walks[i].is_prefilled
         walks[i].left_stage_s = now_s
         if not walks[i].is_prefilled and processed >= walks[i].prompt_tokens:
             walks[i].is_prefilled = 1
@@ -103,11 +121,18 @@ def complete(settings, sessions, requests, walks, replicas, slots, batches, cloc
             replicas[replica].num_outstanding -= 1
             if settings.scheduler != FASTER_TRANSFORMER:
                 release(walks, replicas, replica, i)
+        elif has_decoded and joins:
+            join(settings, requests, walks, slots, batches, slot, i, now_s)
+            has_joined = True
         else:
             unfinished = i
             ready[num_ready] = i
             num_ready += 1
     replicas[replica].num_ready = num_ready
+    if has_joined or (slots[slot].has_cohort and slots[slot].cohort_size > 0):
+        replicas[replica].ready_cohort = slot
+        replicas[replica].cohort_position = num_ready_before
+    slots[slot].has_cohort = 0
     if settings.scheduler == FASTER_TRANSFORMER:
         for position in range(size):
             i = batches[slot, MEMBERS, position]
@@ -177,7 +202,7 @@ def model_step_s(cost, num_decodes, context_tokens, prompt_tokens, pairs, sample
 
 
 @inner
-def fused_steps(settings, walks, replicas, batches, replica, slot, size):
+def fused_steps(settings, walks, replicas, slots, batches, replica, slot, size):
     """Most decode steps that the batch may take before one of its requests ends, and, in the replica's scratch list,
     how many of its requests need a block by the number of steps from now, modulo the block size.
     """
@@ -185,6 +210,11 @@ def fused_steps(settings, walks, replicas, batches, replica, slot, size):
     for phase in range(settings.block_size):
         batches[row, SCRATCH, phase] = 0
     fewest = np.int64(1) << 40
+    if slots[slot].has_cohort:
+        steps = slots[slot].cohort_steps
+        fewest = slots[slot].first_end - steps
+        for phase in range(settings.block_size):
+            batches[row, SCRATCH, phase] = batches[slot, PHASES, (steps + phase) % settings.block_size]
     for position in range(size):
         i = batches[slot, MEMBERS, position]
         fewest = min(fewest, walks[i].total_tokens - walks[i].processed_tokens)
@@ -200,7 +230,8 @@ def start(
     settings, cost, tables, trail, sessions, requests, walks, replicas, slots, batches, stages, events, clock, steps,
     replica, slot, size, now_s,
 ):  # fmt: skip
-    """Start the batch of `size` requests in `slot`, or a run of equal decode steps; writes its row and its end event.
+    """Start the batch of `slot`, `size` requests beside its cohort, or a run of equal decode steps; writes its row and
+    its end event.
 
     Returns DONE, OUT_OF_STEPS or OUT_OF_TABLES.
     """
@@ -233,7 +264,17 @@ def start(
                     late_since_s += walks[i].last_token_s
         if left_s < now_s and settings.num_stages == 1:
             walks[i].paused_s += now_s - left_s
-    num_decodes = size - num_prompts
+    num_requests = size
+    if slots[slot].has_cohort:
+        num_requests += slots[slot].cohort_size
+        context_tokens += slots[slot].cohort_tokens
+        left_s = slots[slot].cohort_left_s
+        if left_s < now_s:
+            paused += slots[slot].cohort_size
+            late_since_s += slots[slot].cohort_size * left_s
+            if settings.num_stages == 1:
+                slots[slot].cohort_paused_s += now_s - left_s
+    num_decodes = num_requests - num_prompts
     sampled += num_decodes
     running = replicas[replica].num_running
 
@@ -267,9 +308,11 @@ def start(
             if cost.host_overlaps:
                 end_s = max(end_s, now_s + host_s)
     if tables is not None:
-        stage_s = table_stage_s(tables, num_decodes, context_tokens, num_prompts, prompt_tokens, squares, cached, size)
+        stage_s = table_stage_s(
+            tables, num_decodes, context_tokens, num_prompts, prompt_tokens, squares, cached, num_requests
+        )
         if stage_s < 0:
-            clock[0].culprit = size
+            clock[0].culprit = num_requests
             return OUT_OF_TABLES
         for stage in range(settings.num_stages):
             begin_s = max(end_s, stages[replica, stage])
@@ -297,8 +340,8 @@ def start(
             horizon_s = min(horizon_s, events[0].time_s)
     if end_s < horizon_s:
         row = ready_row(settings, replica)
-        most = fused_steps(settings, walks, replicas, batches, replica, slot, size)
-        reserves = settings.scheduler == ORCA or settings.scheduler == FASTER_TRANSFORMER
+        most = fused_steps(settings, walks, replicas, slots, batches, replica, slot, size)
+        reserves = reserves_blocks(settings)
         duration_s = end_s - now_s
         while num_steps < most and end_s < horizon_s and end_s <= settings.end_s:
             context = context_tokens + num_steps * num_decodes
@@ -307,7 +350,7 @@ def start(
             if cost is not None:
                 step_s = with_host(cost, model_step_s(cost, num_decodes, context, 0, 0.0, 0), running)
             if tables is not None:
-                step_s = table_stage_s(tables, num_decodes, context, 0, 0, 0, 0, size)
+                step_s = table_stage_s(tables, num_decodes, context, 0, 0, 0, 0, num_requests)
             fits = reserves or needed < replicas[replica].free_blocks
             if not fits or step_s < 0 or step_s > SAME_DURATION * duration_s:
                 break
@@ -330,6 +373,8 @@ def start(
         trail.stage_s[clock[0].rows, 0, 1] = end_s
 
     if settings.num_stages > 1:
+        if slots[slot].has_cohort:
+            slots[slot].cohort_paused_s += between_s + (start_s - slots[slot].cohort_left_s)
         for position in range(size):
             i = batches[slot, MEMBERS, position]
             walks[i].paused_s += between_s
@@ -345,7 +390,8 @@ def start(
             clock[0].members += 1
 
     replicas[replica].has_restarted = 0
-    slots[slot].num_requests = size
+    slots[slot].num_requests = num_requests
+    slots[slot].num_walked = size
     slots[slot].num_steps = num_steps
     slots[slot].start_s = now_s
     slots[slot].end_s = end_s
@@ -416,6 +462,7 @@ def run_walked(
                 clock[0].replica = lane // settings.num_stages
                 complete(
                     settings,
+                    trail,
                     sessions,
                     requests,
                     walks,
@@ -437,22 +484,22 @@ def run_walked(
             while slots[slot].num_requests > 0:
                 slot += 1
             if settings.scheduler == VLLM_V0:
-                size = form_batch_vllm_v0(settings, requests, walks, replicas, batches, replica, slot, now_s)
+                size = form_batch_vllm_v0(settings, requests, walks, replicas, slots, batches, replica, slot, now_s)
             elif settings.scheduler == SARATHI:
-                size = form_batch_sarathi(settings, requests, walks, replicas, batches, replica, slot, now_s)
+                size = form_batch_sarathi(settings, requests, walks, replicas, slots, batches, replica, slot, now_s)
             elif settings.scheduler == ORCA:
-                size = form_batch_orca(settings, requests, walks, replicas, batches, replica, slot, now_s)
+                size = form_batch_orca(settings, requests, walks, replicas, slots, batches, replica, slot, now_s)
             elif settings.scheduler == FASTER_TRANSFORMER:
                 size = form_batch_faster_transformer(settings, requests, walks, replicas, batches, replica, slot, now_s)
             elif settings.scheduler == LIGHTLLM:
-                size = form_batch_lightllm(settings, requests, walks, replicas, batches, replica, slot, now_s)
+                size = form_batch_lightllm(settings, requests, walks, replicas, slots, batches, replica, slot, now_s)
             elif clock[0].answered:
                 size = clock[0].asked_size
                 clock[0].answered = 0
             else:
                 clock[0].slot = slot
                 return ASK
-            if size == 0:
+            if size == 0 and not slots[slot].has_cohort:
                 break
             status = start(
                 settings, cost, tables, trail, sessions, requests, walks, replicas, slots, batches, stages, events,

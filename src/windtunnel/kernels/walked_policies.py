@@ -1,22 +1,13 @@
 """How engines whose batches may be any subset of a replica's requests form the next one.
 
-A policy fills MEMBERS and TOKENS of a slot, takes the blocks that the step needs, and returns how many requests are in
-it. `ready` requests hold blocks and are in no batch. Each policy forms the batches of Vidur 7d47513
-(`vidur/scheduler/replica_scheduler`), restarts and conservative block checks included.
+A policy takes the ready cohort, if there is one, fills MEMBERS and TOKENS of a slot, takes the blocks that the step
+needs, and returns how many requests it listed. `ready` requests hold blocks and are in no batch. Each policy forms the
+batches of Vidur 7d47513 (`vidur/scheduler/replica_scheduler`), restarts and conservative block checks included.
 """
 
+from windtunnel.kernels.cohorts import MEMBERS, SCRATCH, TOKENS, dissolve, ready_row, take_cohort
 from windtunnel.kernels.jit import inner
 from windtunnel.kernels.state import NONE
-
-MEMBERS, TOKENS, SCRATCH = 0, 1, 2
-"""Columns of `batches`: of a slot's row its requests and their tokens; of a replica's row, further down, MEMBERS holds
-the ready requests and the columns from SCRATCH on are free."""
-
-
-@inner
-def ready_row(settings, replica):
-    """The row of `batches` that lists the replica's ready requests."""
-    return settings.num_replicas * settings.num_stages + replica
 
 
 @inner
@@ -149,7 +140,7 @@ def make_room(settings, requests, walks, replicas, batches, replica, i, position
 
 
 @inner
-def form_batch_vllm_v0(settings, requests, walks, replicas, batches, replica, slot, now_s):
+def form_batch_vllm_v0(settings, requests, walks, replicas, slots, batches, replica, slot, now_s):
     """vLLM V0 `Scheduler._schedule` (0.2 to 0.7, without chunked prefill): waiting prompts on their own, else a decode
     step of all that are ready, in order of arrival.
 
@@ -172,10 +163,11 @@ def form_batch_vllm_v0(settings, requests, walks, replicas, batches, replica, sl
         size = add(batches, slot, size, i, walks[i].prompt_tokens)
     if size > 0:
         return size
+    room = settings.max_batch_seqs - take_cohort(settings, walks, replicas, slots, batches, replica, slot)
     sort_ready(settings, requests, replicas, batches, replica)
     row = ready_row(settings, replica)
     position, end = 0, replicas[replica].num_ready
-    while position < end and size < settings.max_batch_seqs:
+    while position < end and size < room:
         i = batches[row, MEMBERS, position]
         position += 1
         left = make_room(settings, requests, walks, replicas, batches, replica, i, position, end)
@@ -190,17 +182,19 @@ def form_batch_vllm_v0(settings, requests, walks, replicas, batches, replica, sl
 
 
 @inner
-def form_batch_sarathi(settings, requests, walks, replicas, batches, replica, slot, now_s):
+def form_batch_sarathi(settings, requests, walks, replicas, slots, batches, replica, slot, now_s):
     """Sarathi-Serve's `SarathiScheduler` (Agrawal et al., OSDI 2024): decoding requests, then the rest of begun
     prompts, then new ones, the prompts cut so that a step has `max_num_batched_tokens` tokens.
 
     Decoding requests are not limited by the budget, but use it up. Blocks of a whole prompt are taken at admission,
     above the watermark. When no block is free, the latest ready request is restarted.
     """
+    num_tokens = take_cohort(settings, walks, replicas, slots, batches, replica, slot)
+    room = settings.max_batch_seqs - num_tokens
     row = ready_row(settings, replica)
-    size, num_tokens, begun = 0, 0, 0
+    size, begun = 0, 0
     position, end = 0, replicas[replica].num_ready
-    while position < end and size < settings.max_batch_seqs:
+    while position < end and size < room:
         i = batches[row, MEMBERS, position]
         position += 1
         if not walks[i].is_prefilled:
@@ -240,7 +234,7 @@ def form_batch_sarathi(settings, requests, walks, replicas, batches, replica, sl
         chunk = min(walks[i].prompt_tokens, settings.max_num_batched_tokens - num_tokens)
         if (
             replicas[replica].num_running == settings.max_num_seqs
-            or size == settings.max_batch_seqs
+            or size == room
             or replicas[replica].free_blocks - num_blocks < settings.watermark_blocks
             or chunk <= 0
         ):
@@ -252,11 +246,11 @@ def form_batch_sarathi(settings, requests, walks, replicas, batches, replica, sl
 
 
 @inner
-def admit_reserved(settings, requests, walks, replicas, batches, replica, slot, size, now_s):
-    """Fill the batch with whole prompts, each given `reserved_blocks` for good."""
+def admit_reserved(settings, requests, walks, replicas, batches, replica, slot, size, room, now_s):
+    """Fill the batch with whole prompts up to `room`, each given `reserved_blocks` for good."""
     while (
         replicas[replica].first_waiting != NONE
-        and size < settings.max_batch_seqs
+        and size < room
         and replicas[replica].free_blocks >= settings.reserved_blocks
     ):
         i = admit(requests, walks, replicas, replica, settings.reserved_blocks, now_s)
@@ -265,16 +259,17 @@ def admit_reserved(settings, requests, walks, replicas, batches, replica, slot, 
 
 
 @inner
-def form_batch_orca(settings, requests, walks, replicas, batches, replica, slot, now_s):
+def form_batch_orca(settings, requests, walks, replicas, slots, batches, replica, slot, now_s):
     """Orca's iteration-level scheduling (Yu et al., OSDI 2022, algorithm 1): everything that is ready, then waiting
     requests, prompts whole; a request is admitted with blocks for the longest sequence that the engine serves.
     """
+    room = settings.max_batch_seqs - take_cohort(settings, walks, replicas, slots, batches, replica, slot)
     row = ready_row(settings, replica)
-    size = min(replicas[replica].num_ready, settings.max_batch_seqs)
+    size = min(replicas[replica].num_ready, room)
     for position in range(size):
         add(batches, slot, position, batches[row, MEMBERS, position], 1)
     drop_ready(settings, replicas, batches, replica, size, replicas[replica].num_ready)
-    return admit_reserved(settings, requests, walks, replicas, batches, replica, slot, size, now_s)
+    return admit_reserved(settings, requests, walks, replicas, batches, replica, slot, size, room, now_s)
 
 
 @inner
@@ -293,7 +288,8 @@ def form_batch_faster_transformer(settings, requests, walks, replicas, batches, 
     if size > 0:
         drop_ready(settings, replicas, batches, replica, size, replicas[replica].num_ready)
         return size
-    size = admit_reserved(settings, requests, walks, replicas, batches, replica, slot, 0, now_s)
+    room = settings.max_batch_seqs
+    size = admit_reserved(settings, requests, walks, replicas, batches, replica, slot, 0, room, now_s)
     replicas[replica].num_groups += 1
     for position in range(size):
         walks[batches[slot, MEMBERS, position]].group = replicas[replica].num_groups
@@ -301,25 +297,29 @@ def form_batch_faster_transformer(settings, requests, walks, replicas, batches, 
 
 
 @inner
-def form_batch_lightllm(settings, requests, walks, replicas, batches, replica, slot, now_s):
+def form_batch_lightllm(settings, requests, walks, replicas, slots, batches, replica, slot, now_s):
     """LightLLM's token-level router (`ReqQueue`, 1.0): decode steps of everything; waiting prompts are looked at when
     nothing runs or after `max_waiting_steps` decode steps, and run on their own.
 
     A prompt is admitted if the most blocks that all running requests will ever hold together, knowing their outputs,
     stays below the pool. The block size is one token.
     """
-    row = ready_row(settings, replica)
-    num_ready = replicas[replica].num_ready
+    is_empty = replicas[replica].num_ready == 0 and replicas[replica].ready_cohort == NONE
     size = 0
-    if num_ready == 0 or replicas[replica].waited_steps >= settings.max_waiting_steps:
-        size = admit_by_peak(settings, requests, walks, replicas, batches, replica, slot, now_s)
-        if size > 0 or num_ready > 0:
+    if is_empty or replicas[replica].waited_steps >= settings.max_waiting_steps:
+        if replicas[replica].first_waiting != NONE:
+            dissolve(settings, walks, replicas, slots, batches, replica)
+            size = admit_by_peak(settings, requests, walks, replicas, batches, replica, slot, now_s)
+        if size > 0 or not is_empty:
             replicas[replica].waited_steps = 0
         if size > 0:
             return size
-    if num_ready == 0:
+    if is_empty:
         return 0
     replicas[replica].waited_steps += 1
+    take_cohort(settings, walks, replicas, slots, batches, replica, slot)
+    row = ready_row(settings, replica)
+    num_ready = replicas[replica].num_ready
     for position in range(min(num_ready, replicas[replica].free_blocks)):
         i = batches[row, MEMBERS, position]
         take_block(settings, walks, replicas, replica, i)

@@ -86,6 +86,8 @@ REPLICA = np.dtype(
         ("num_groups", "i8"),  # FasterTransformer: batches formed so far
         ("has_restarted", "i8"),  # 1 if the batch that is formed made one restart
         ("is_awake", "i8"),  # 1 while an event that lets it look for work is queued
+        ("ready_cohort", "i8"),  # slot whose cohort is in no batch, or NONE
+        ("cohort_position", "i8"),  # of the ready requests, the first one behind it
     ]
 )
 """One record a replica."""
@@ -93,7 +95,15 @@ REPLICA = np.dtype(
 SLOT = np.dtype(
     [
         ("num_requests", "i8"),  # 0: idle
+        ("num_walked", "i8"),  # of them, those that are not in the cohort
         ("num_steps", "i8"),
+        ("has_cohort", "i8"),  # 1 if the batch decodes the slot's cohort
+        ("cohort_size", "i8"),
+        ("cohort_steps", "i8"),  # that its members have taken together
+        ("cohort_tokens", "i8"),  # processed by all its members
+        ("first_end", "i8"),  # the cohort's step after which the first member ends
+        ("cohort_left_s", "f8"),  # end of its latest pipeline stage
+        ("cohort_paused_s", "f8"),  # between stages, all its steps
         ("start_s", "f8"),
         ("end_s", "f8"),
     ]
@@ -173,6 +183,7 @@ def new_replicas(settings: WalkedSettings) -> Table:
     replicas.free_blocks = settings.num_blocks
     replicas.first_waiting = NONE
     replicas.last_waiting = NONE
+    replicas.ready_cohort = NONE
     return replicas
 
 
@@ -182,12 +193,12 @@ def new_slots(settings: WalkedSettings) -> Table:
 
 
 def new_batches(settings: WalkedSettings) -> Ints:
-    """`[slot or replica, list, position]`: the requests of a batch and their tokens, then a replica's ready requests
-    (between two batches), and three columns of scratch.
+    """`[slot or replica, list, position]`: the requests of a batch and their tokens, and its cohort's lists; then a
+    replica's ready requests (between two batches), and columns of scratch. `kernels.cohorts` names them.
     """
     rows = settings.num_replicas * (settings.num_stages + 1)
     most = max(settings.max_num_seqs, settings.max_batch_seqs * settings.num_stages) + 1
-    return np.zeros((rows, 4, max(most, settings.block_size)), np.int64)
+    return np.zeros((rows, 5, max(most, settings.block_size)), np.int64)
 
 
 def new_walk_clock(settings: WalkedSettings) -> Table:

@@ -63,7 +63,7 @@ SERVERS: Mapping[str, Server] = {
         about="OpenVINO GenAI, of a checkpoint or of a model that optimum-intel exported",
     ),
 }
-"""Engine -> how it is started. All were run but SGLang, whose command is that of its manual."""
+"""Engine -> how it is started. All were run but SGLang, whose own parser (0.5.23) takes this command."""
 
 
 @contextmanager

@@ -239,10 +239,20 @@ class VllmEngine:
             module.register_forward_hook(self._leave)
 
     def _enter(self, *_given: Any) -> None:
+        _wait_for_gpu()
         self._forward_from_s = self.now()
 
     def _leave(self, *_given: Any) -> None:
+        _wait_for_gpu()
         self._spans.forward_s += self.now() - self._forward_from_s
+
+
+def _wait_for_gpu() -> None:
+    """What runs there after its launch would be counted as work of the host that waits for it."""
+    import torch
+
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
 
 
 def _name(key: Any) -> str:

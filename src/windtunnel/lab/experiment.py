@@ -152,6 +152,12 @@ def check_tools(experiment: Experiment) -> None:
             f"tensor_parallel_size is {experiment.tensor_parallel_size}; transformers runs on one device here",
             "take --engine vllm",
         )
+    if experiment.mode == "torch" and experiment.tensor_parallel_size > 1:
+        raise InputError(
+            f"tensor_parallel_size is {experiment.tensor_parallel_size}; torch.profiler records this process alone, "
+            "and each of vLLM's ranks is one of its own",
+            "take --mode nsys, which follows them",
+        )
     needed = {"nsys": ("nsys",), "nsys_ncu": ("nsys", "ncu")}.get(experiment.mode, ())
     names = {"nsys": "Nsight Systems", "ncu": "Nsight Compute"}
     for tool in needed:

@@ -67,16 +67,29 @@ def sdpa(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     return found.transpose(1, 2)
 
 
-def flash(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+@dataclass(frozen=True)
+class FlashAttention:
     """flash-attn: `flash_attn_func` for prompts, and for decoding `flash_attn_with_kvcache`, which splits the keys.
 
     Its causal mask ends at the lower right, since flash-attn 2.1.
     """
-    from flash_attn import flash_attn_func, flash_attn_with_kvcache
 
-    if query.shape[1] > 1:
-        return flash_attn_func(query, keys, values, causal=True)
-    return flash_attn_with_kvcache(query, keys, values, cache_seqlens=keys.shape[1], causal=True)
+    lengths: Tensor
+    """Of each decoding request, int32; an engine has them on the device before the forward."""
+
+    def __call__(self, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        from flash_attn import flash_attn_func, flash_attn_with_kvcache
+
+        if query.shape[1] > 1:
+            return flash_attn_func(query, keys, values, causal=True)
+        return flash_attn_with_kvcache(query, keys, values, cache_seqlens=self.lengths, causal=True)
+
+
+def plan_flash_attention(batch: int, length: int, device: str) -> FlashAttention:
+    """flash-attn made ready for a batch whose requests have `length` keys each."""
+    import torch
+
+    return FlashAttention(torch.full((batch,), length, dtype=torch.int32, device=device))
 
 
 @dataclass(frozen=True)

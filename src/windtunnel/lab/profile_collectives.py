@@ -20,6 +20,7 @@ import numpy as np
 from windtunnel.errors import InputError, MissingExtraError, WindtunnelError, did_you_mean
 from windtunnel.estimate.table import STATISTICS, MeasurementTable
 from windtunnel.lab.profile_samples import Statistics, statistics_of
+from windtunnel.lab.profile_timing import captured
 from windtunnel.lab.replay import newest
 from windtunnel.ops.op import COLLECTIVES, Collective
 
@@ -220,7 +221,13 @@ def _timed_here(number: int, plan: Plan, workers: int, meeting: str, local: int)
         device = torch.device("cuda", local)
         torch.cuda.set_device(device)
     distributed.init_process_group(
-        plan.backend, init_method=meeting, rank=number, world_size=workers, timeout=timedelta(seconds=TIMEOUT_S)
+        plan.backend,
+        init_method=meeting,
+        rank=number,
+        world_size=workers,
+        timeout=timedelta(seconds=TIMEOUT_S),
+        # NCCL would guess it from the rank, which is wrong where a rank sees one device alone.
+        device_id=device if plan.backend == "nccl" else None,
     )
     try:
         return [
@@ -261,20 +268,32 @@ def _timed(execute: Callable[[], object], device: Any) -> Statistics:
     import torch
     from torch import distributed
 
-    def row(count: int) -> float:
+    def spent_s(run: Callable[[], object]) -> float:
         distributed.barrier()
         started_s = time.perf_counter()
-        for _ in range(count):
-            execute()
+        run()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        spent = torch.tensor([(time.perf_counter() - started_s) / count], dtype=torch.float64, device=device)
+        spent = torch.tensor([time.perf_counter() - started_s], dtype=torch.float64, device=device)
         distributed.all_reduce(spent, op=distributed.ReduceOp.MAX)
         return float(spent.item())
 
-    one_s = row(WARM_UPS)
+    spent_s(_in_a_row(execute, WARM_UPS))  # connects the ranks
+    one_s = spent_s(_in_a_row(execute, WARM_UPS)) / WARM_UPS
     count = int(np.clip(SAMPLE_S / one_s, 1, MOST_IN_A_ROW))
-    return statistics_of([row(count) for _ in range(SAMPLES)])
+    row = _in_a_row(execute, count)
+    if device.type == "cuda":
+        # Engines replay graphs; launched one by one, small ones would wait for the host.
+        row = captured(row) or row
+    return statistics_of([spent_s(row) / count for _ in range(SAMPLES)])
+
+
+def _in_a_row(execute: Callable[[], object], count: int) -> Callable[[], object]:
+    def run() -> None:
+        for _ in range(count):
+            execute()
+
+    return run
 
 
 def _read(times: Sequence[dict[str, Any]]) -> list[TimedCollective]:

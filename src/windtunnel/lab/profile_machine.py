@@ -6,6 +6,7 @@ import os
 import platform
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from windtunnel.lab.profile_timing import stopwatch
 from windtunnel.spec import catalog
 from windtunnel.spec.hardware import Device
 from windtunnel.spec.noun import encode
+from windtunnel.units import format_bytes
 
 GEMM_SIZES = {"cpu": 1024, "cuda": 8192}
 """Large enough to reach a device's peak, small enough to take milliseconds."""
@@ -25,12 +27,28 @@ COPY_BYTES = 1 << 28
 BEST_OF = 5
 UNKNOWN_CACHE_BYTES = 32 << 20
 
+ARCHITECTURES = {
+    70: "volta",
+    75: "turing",
+    80: "ampere",
+    86: "ampere",
+    87: "ampere",
+    89: "ada",
+    90: "hopper",
+    **dict.fromkeys((100, 103, 110, 120, 121), "blackwell"),
+}
+"""Compute capability -> the catalog's word (NVIDIA, CUDA C++ Programming Guide, compute capabilities)."""
+AMD_ARCHITECTURES = {"gfx90a": "cdna2", "gfx942": "cdna3", "gfx950": "cdna4"}
+"""LLVM target -> the catalog's word (ROCm documentation, GPU hardware specifications)."""
+MEMORY_TOLERANCE = 0.1
+"""Drivers and error correction take some of what a data sheet promises; other boards of a chip differ by more."""
+
 
 def device_of(name: str, torch_device: str, clock: str) -> Device:
     """The device called `name`: the catalog's, else this machine with rates as measured here.
 
     Raises:
-        InputError: the name is not a slug, or a GPU's where the processor is measured.
+        InputError: the name is not a slug, or it is a device that this machine's is not.
     """
     if name in catalog.names("devices"):
         found = catalog.device(name)
@@ -39,6 +57,8 @@ def device_of(name: str, torch_device: str, clock: str) -> Device:
                 f"{name} is {found.title}, and what would be measured is this machine's processor",
                 "give a name of its own, such as my_cpu, or --torch-device cuda",
             )
+        if torch_device == "cuda":
+            _check_same(found, _cuda_figures())
         return found
     if not name.replace("_", "").isalnum():
         raise InputError(f"{name!r} is not a device's name", "letters, digits and _, such as h200_sxm or my_cpu")
@@ -79,14 +99,44 @@ def _cuda_figures() -> dict[str, Any]:
     import torch
 
     found = torch.cuda.get_device_properties(0)
+    if torch.version.hip:
+        target = found.gcnArchName.partition(":")[0]
+        vendor, architecture = "amd", AMD_ARCHITECTURES.get(target, target)
+    else:
+        capability = 10 * found.major + found.minor
+        vendor, architecture = "nvidia", ARCHITECTURES.get(capability, f"sm_{capability}")
     return {
         "title": found.name,
-        "vendor": "amd" if torch.version.hip else "nvidia",
-        "architecture": f"sm_{found.major}{found.minor}",
+        "vendor": vendor,
+        "architecture": architecture,
         "memory_bytes": found.total_memory,
         "num_sms": found.multi_processor_count,
         "l2_bytes": found.L2_cache_size,
     }
+
+
+def _check_same(named: Device, found: Mapping[str, Any]) -> None:
+    """Refuse to call this machine's GPU what it is not: another chip, another board of it, or a part of one."""
+    if not _is_same(named, found):
+        known = [name for name in catalog.names("devices") if _is_same(catalog.device(name), found)]
+        raise InputError(
+            f"{named.name} is {named.title} ({_figures(encode(named))}), and the GPU here is {found['title']} "
+            f"({_figures(found)})",
+            f"by these figures it is {' or '.join(known)}" if known else "give it a name of its own, such as my_gpu",
+        )
+
+
+def _is_same(named: Device, found: Mapping[str, Any]) -> bool:
+    return (
+        named.architecture == found["architecture"]
+        and named.num_sms in (None, found["num_sms"])
+        and abs(found["memory_bytes"] / named.memory_bytes - 1) < MEMORY_TOLERANCE
+    )
+
+
+def _figures(device: Mapping[str, Any]) -> str:
+    sms = f", {device['num_sms']} SMs" if device.get("num_sms") else ""
+    return f"{device['architecture']}{sms}, {format_bytes(device['memory_bytes'])}"
 
 
 def _best_seconds(work: Any, clock: str) -> float:
@@ -135,7 +185,9 @@ def free_memory_bytes(torch_device: str) -> int:
     if torch_device == "cuda":
         import torch
 
-        return int(torch.cuda.mem_get_info()[0])
+        # What torch keeps of memory that nothing uses any more is free too.
+        kept = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+        return int(torch.cuda.mem_get_info()[0]) + int(kept)
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from windtunnel.errors import InputError
-from windtunnel.lab.profile_attention import FlashInfer, flash, plan_flashinfer, sdpa
+from windtunnel.lab.profile_attention import FlashInfer, plan_flash_attention, plan_flashinfer, sdpa
 from windtunnel.ops.forward import Shard, StepBatch, decode_launches, head_launches, prefill_launches, token_launches
 from windtunnel.ops.op import Experts, Gemm, Op
 from windtunnel.spec.model import (
@@ -145,7 +145,7 @@ class LayerStack:
         """What an engine's host does before the forward: plan the attention of a shape."""
         attention = self.group.attention
         if self.backend == "flash_attn":
-            self.attend = flash
+            self.attend = plan_flash_attention(shape.batch, shape.context + shape.chunk, self.site.device)
         elif self.backend == "flashinfer" and shape.chunk:
             self.attend = FlashInfer(None)
         elif self.backend == "flashinfer" and isinstance(attention, GroupedQueryAttention):

@@ -182,6 +182,7 @@ def profile_compute(
             journal = Journal(path, named)
             for step in measure_steps(stepper, extent, part, journal.steps, partial(notify, shard.tp)):
                 journal.add(step)
+            del stepper  # its weights and caches go before the next one's come
     steps = read_journals(folder / JOURNALS)
     tables = write_steps(folder, device, about, steps)
     if host:
@@ -252,7 +253,8 @@ def write_collectives(folder: Path, device_name: str, plan: Plan, timed: Sequenc
             raise InputError(f"{folder} is a profile of {other}, not of {device_name}", "choose another folder")
     tables = collective_tables(timed, f"{device_name}, {plan.backend}, torch {torch.__version__}")
     about = {"device": device_name, "backend": plan.backend, "torch": torch.__version__, "date": today()}
-    write_profile(folder, tables, about | {"method": "wall time of executions in a row, slowest rank"})
+    how = ", replayed as a CUDA graph" if plan.backend == "nccl" else ""
+    write_profile(folder, tables, about | {"method": f"wall time of executions in a row{how}, slowest rank"})
 
 
 def write_vidur(folder: Path, model: ModelSpec, block_size: int, out: Path) -> list[Path]:

@@ -24,8 +24,11 @@ clock is 17% to 75%, on the CPU-time clock 1% to 9%. It means seconds only where
 
 CLOCKS_OF_HOST: Mapping[str, Callable[[], float]] = {"cpu_time": time.process_time, "wall": time.perf_counter}
 
-QUEUE_AHEAD_CYCLES = 20_000_000
-"""A GPU waits so long (about 10 ms) before a timed forward, while the host queues its kernels."""
+QUEUE_AHEAD_S, MOST_AHEAD_S = 0.01, 0.2
+"""A GPU waits so long before a timed forward, while the host queues its kernels; longer where the host needs more."""
+CYCLES_PER_S = 2e9
+"""Of a GPU's clock, which `torch.cuda._sleep` counts: H100 SXM 1.98 GHz, A100 1.41, others up to 2.6 (data sheets)."""
+EMPTY_MARKS = 200
 
 
 class Stopwatch(Protocol):
@@ -66,9 +69,11 @@ class CudaStopwatch:
 
     Args:
         in_graph: marks are made while a graph is captured, and read after each of its replays.
+        mark_s: what an event itself takes in the stream, which is taken off every stretch.
     """
 
     in_graph: bool = False
+    mark_s: float = 0.0
     names: list[str] = field(default_factory=list)
     events: list[Any] = field(default_factory=list)
 
@@ -86,7 +91,8 @@ class CudaStopwatch:
 
         torch.cuda.synchronize()
         pairs = zip(self.events, self.events[1:], strict=False)
-        return _stretches(self.names, [before.elapsed_time(after) / 1e3 for before, after in pairs])
+        spent_s = [before.elapsed_time(after) / 1e3 for before, after in pairs]
+        return _stretches(self.names, [max(one_s - self.mark_s, 0.0) for one_s in spent_s])
 
 
 RANGE = "windtunnel:stretch:"
@@ -142,21 +148,43 @@ def _stretches(names: Sequence[str], seconds: Sequence[float]) -> dict[str, list
     return found
 
 
-def stopwatch(clock: str) -> Stopwatch:
-    """A fresh stopwatch on one of `CLOCKS`, ready to mark; one of `cuda_graph` times what is not in a graph."""
+def stopwatch(clock: str, launch_s: float = 0.0) -> Stopwatch:
+    """A fresh stopwatch on one of `CLOCKS`, ready to mark; one of `cuda_graph` times what is not in a graph.
+
+    Args:
+        clock: one of `CLOCKS`.
+        launch_s: what the host takes to queue what is timed on a GPU, where that is known.
+    """
     if clock == "kineto":
         return KinetoStopwatch()
     if clock in CLOCKS_OF_HOST:
         return HostStopwatch(CLOCKS_OF_HOST[clock], mark_cost_s(clock))
-    queue_ahead()
-    return CudaStopwatch()
+    found = CudaStopwatch(mark_s=event_cost_s(in_graph=False))
+    queue_ahead(launch_s)
+    return found
 
 
-def queue_ahead() -> None:
-    """Let the GPU wait while the host queues what is timed."""
+def queue_ahead(launch_s: float = 0.0) -> None:
+    """Let the GPU wait while the host queues what is timed: twice as long as that takes."""
     import torch
 
-    torch.cuda._sleep(QUEUE_AHEAD_CYCLES)
+    torch.cuda._sleep(int(min(max(QUEUE_AHEAD_S, 2 * launch_s), MOST_AHEAD_S) * CYCLES_PER_S))
+
+
+def captured(run: Callable[[], object]) -> Callable[[], object] | None:
+    """What replays the kernels of `run` as a CUDA graph; None where it waits for the GPU and so cannot be captured."""
+    import torch
+
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.graph(graph):
+            run()
+    except RuntimeError:
+        torch.cuda.synchronize()
+        return None
+    replay: Callable[[], object] = graph.replay
+    return replay
 
 
 @cache
@@ -165,6 +193,29 @@ def mark_cost_s(clock: str) -> float:
     watch = HostStopwatch(CLOCKS_OF_HOST[clock])
     for _ in range(1000):
         watch.mark("empty")
+    return float(np.median(watch.durations()["empty"]))
+
+
+@cache
+def event_cost_s(in_graph: bool) -> float:
+    """What an event takes in the stream, or in a replayed graph: the median between many with nothing between them.
+
+    A forward without events does not pay it, and small kernels take no longer.
+    """
+    watch = CudaStopwatch(in_graph)
+
+    def marks() -> None:
+        for _ in range(EMPTY_MARKS):
+            watch.mark("empty")
+
+    if in_graph:
+        replay = captured(marks)
+        if replay is None:
+            return 0.0
+        replay()
+    else:
+        queue_ahead()
+        marks()
     return float(np.median(watch.durations()["empty"]))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -17,7 +18,7 @@ from windtunnel.lab.profile_model import (
     operators_of,
 )
 from windtunnel.lab.profile_samples import MeasuredStep, Repeats
-from windtunnel.lab.profile_timing import CLOCKS_OF_HOST, CudaStopwatch, stopwatch
+from windtunnel.lab.profile_timing import CLOCKS_OF_HOST, CudaStopwatch, captured, event_cost_s, stopwatch
 from windtunnel.ops.forward import Shard
 from windtunnel.spec.model import GroupedQueryAttention, LayerGroup
 from windtunnel.spec.precision import BITS
@@ -74,7 +75,7 @@ def timed_forward(forward: Forward, clock: str) -> Callable[[], dict[str, list[f
         InputError: the clock is of a graph, and the forward cannot be captured as one.
     """
     if clock == "cuda_graph":
-        watch = CudaStopwatch(in_graph=True)
+        watch = CudaStopwatch(in_graph=True, mark_s=event_cost_s(in_graph=True))
         replay = captured(lambda: forward(watch.mark))
         if replay is None:
             raise InputError("this forward cannot be captured as a CUDA graph", "take --clock cuda_event or kineto")
@@ -85,12 +86,24 @@ def timed_forward(forward: Forward, clock: str) -> Callable[[], dict[str, list[f
 
         return replayed
 
+    launch_s = 0.0 if clock in CLOCKS_OF_HOST else launch_seconds(forward)
+
     def timed() -> dict[str, list[float]]:
-        watch = stopwatch(clock)
+        watch = stopwatch(clock, launch_s)
         forward(watch.mark)
         return watch.durations()
 
     return timed
+
+
+def launch_seconds(forward: Forward) -> float:
+    """What the host takes to queue a forward with the marks of a GPU's clock, while the GPU has nothing else to do."""
+    import torch
+
+    torch.cuda.synchronize()
+    before_s = time.perf_counter()
+    forward(CudaStopwatch().mark)
+    return time.perf_counter() - before_s
 
 
 def whole_forward(forward: Forward, clock: str) -> Callable[[], float]:
@@ -100,9 +113,10 @@ def whole_forward(forward: Forward, clock: str) -> Callable[[], float]:
     """
     run: Callable[[], object] | None = None if clock in CLOCKS_OF_HOST else captured(lambda: forward(_no_mark))
     around = clock if clock in CLOCKS_OF_HOST else "cuda_event"
+    launch_s = 0.0 if clock in CLOCKS_OF_HOST or run is not None else launch_seconds(forward)
 
     def whole() -> float:
-        watch = stopwatch(around)
+        watch = stopwatch(around, launch_s)
         watch.mark("")
         if run is None:
             forward(_no_mark)
@@ -112,22 +126,6 @@ def whole_forward(forward: Forward, clock: str) -> Callable[[], float]:
         return watch.durations()["whole"][0]
 
     return whole
-
-
-def captured(run: Callable[[], object]) -> Callable[[], object] | None:
-    """What replays the kernels of `run` as a CUDA graph; None where it waits for the GPU and so cannot be captured."""
-    import torch
-
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    try:
-        with torch.cuda.graph(graph):
-            run()
-    except RuntimeError:
-        torch.cuda.synchronize()
-        return None
-    replay: Callable[[], object] = graph.replay
-    return replay
 
 
 def require_torch(device: str | None) -> str:

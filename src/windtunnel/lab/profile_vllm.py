@@ -158,6 +158,11 @@ def vllm_steppers(
     check_profilable(shard)
     if config is None:
         raise InputError(f"vLLM needs the config.json of {shard.model.name}", "give its path as --model")
+    if clock not in CLOCKS_OF_HOST:
+        raise InputError(
+            "the operators of vLLM are timed on the host's clock, and run on the GPU here",
+            "lab run --engine vllm --mode torch, then profile from-trace; or --engine torch; or --torch-device cpu",
+        )
     if len(shard.model.layers) > 1:
         raise InputError(f"{shard.model.name} has layers of {len(shard.model.layers)} kinds; vLLM's are timed of one")
     now = CLOCKS_OF_HOST[clock]

@@ -242,7 +242,7 @@ def theoretical_occupancy(
     (compute capability 3.0 and newer).
     """
     warps = np.maximum(np.ceil(threads / 32), 1)
-    per_warp = np.ceil(np.maximum(registers, 1) * 32 / 256) * 256
+    per_warp = np.ceil(np.maximum(registers, 1) * 32.0 / 256) * 256
     by_registers = np.floor(np.floor(limits["registers"] / per_warp / 4) * 4 / warps)
     by_memory = np.floor(limits["shared_bytes"] / np.maximum(shared_bytes + reserved_bytes, 1))
     blocks = np.minimum(np.minimum(by_registers, by_memory), np.floor(limits["warps"] / warps))

@@ -27,10 +27,10 @@ SPLIT_SCHEDULES = ("zb_h1", "zb_h2", "zb_v", "dualpipe", "dualpipe_v")
 
 Ints = NDArray[np.int64]
 Action = tuple[int, int, int]
-"""Kind, chunk, micro-batch; a kind of `FORWARD + PAIRED` is one piece with the two actions after it."""
+"""Kind, chunk, micro-batch; a kind of `FORWARD + PAIRED` is one piece with the backward pass after it."""
 
 PAIRED = 4
-"""Marks a forward pass that runs interleaved with the backward pass and weights' gradient that follow it (F&B)."""
+"""Marks a forward pass that runs interleaved with the backward pass (and weights' gradient) that follows it (F&B)."""
 
 
 @dataclass(frozen=True)
@@ -66,16 +66,24 @@ class Schedule:
 
 
 @cache
-def schedule(name: str, pp: int, num_microbatches: int, virtual_stages: int = 1) -> Schedule:
+def schedule(name: str, pp: int, num_microbatches: int, virtual_stages: int = 1, paired: bool = False) -> Schedule:
     """The schedule `name` for a pipeline of `pp` devices.
 
     Chunks are numbered in the order of the forward pass; DualPipe's second direction has chunks `pp` to `2 pp - 1`.
+
+    Args:
+        name: the schedule.
+        pp: devices of the pipeline.
+        num_microbatches: of one step.
+        virtual_stages: chunks of each device, for the schedules that take any number.
+        paired: a steady forward pass and the backward pass after it, of another micro-batch, run as one piece; DualPipe
+            does so anyhow.
 
     Raises:
         InputError: there is no such schedule.
     """
     if name in ("gpipe", "1f1b", "interleaved", "looped_bfs"):
-        lists: Iterable[Ints] = (_looped(name, pp, num_microbatches, virtual_stages, i) for i in range(pp))
+        lists: Iterable[Ints] = (_looped(name, pp, num_microbatches, virtual_stages, i, paired) for i in range(pp))
         return _schedule(name, list(lists), [c % pp for c in range(pp * virtual_stages)], num_microbatches)
     if name in ("zb_h1", "zb_h2"):
         memory = 1 if name == "zb_h1" else 2
@@ -107,8 +115,12 @@ def _array(actions: Iterable[Action]) -> Ints:
     return np.array(list(actions), dtype=np.int64).reshape(-1, 3)
 
 
-def _looped(name: str, pp: int, num_microbatches: int, chunks: int, device: int) -> Ints:
-    """Schedules that alternate one forward and one backward pass after a warm-up; the warm-up decides which it is."""
+def _looped(name: str, pp: int, num_microbatches: int, chunks: int, device: int, paired: bool) -> Ints:
+    """Schedules that alternate one forward and one backward pass after a warm-up; the warm-up decides which it is.
+
+    Where the two are one piece, the warm-up is longer by one, so that they are of different micro-batches on the last
+    device too (Megatron-Core combined_1f1b.py).
+    """
     total = num_microbatches * chunks
     if name in ("gpipe", "looped_bfs"):
         warm_up = total
@@ -117,6 +129,8 @@ def _looped(name: str, pp: int, num_microbatches: int, chunks: int, device: int)
     else:
         # Megatron-Core schedules.py, get_pp_rank_microbatches.
         warm_up = min((pp - device - 1) * 2 + (chunks - 1) * pp, total)
+    if paired:
+        warm_up = min(warm_up + 1, total)
     group = pp if name == "interleaved" else num_microbatches
     step = np.arange(total)
     turn = step // group
@@ -129,6 +143,7 @@ def _looped(name: str, pp: int, num_microbatches: int, chunks: int, device: int)
     steady = total - warm_up
     alternate = np.empty((2 * steady, 3), dtype=np.int64)
     alternate[0::2] = forward[warm_up:]
+    alternate[0::2, 0] += PAIRED if paired else 0
     alternate[1::2] = backward[:steady]
     return np.concatenate([forward[:warm_up], alternate, backward[steady:]])
 

@@ -5,10 +5,13 @@ also gathers parameters before each use. A shard group smaller than the data-par
 all-reduce what each rank owns (HSDP, arXiv:2304.11277).
 """
 
+import math
+
 from windtunnel.ops import op as ops
-from windtunnel.ops.training_chunks import Parameters
+from windtunnel.ops.training_chunks import Parameters, layer_parameters
 from windtunnel.ops.training_part import Task
 from windtunnel.ops.training_rank import WIRE_BYTES, Group, Rank
+from windtunnel.spec.model import ExpertsFeedForward, GroupedQueryAttention, LayerGroup
 
 STATE_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp8": 1.0}
 
@@ -49,14 +52,52 @@ def gather_tasks(rank: Rank, held: Parameters, beside: str | None = None) -> tup
     if not job.sharding.zero:
         return ()
     wire = WIRE_BYTES[job.precision.parameter_gather or "bf16"]
+    bucket = job.sharding.prefetch_bucket_elements if job.sharding.zero == 3 else job.sharding.gather_bucket_elements
     found = []
     if held.dense and known.shard_group > 1:
-        gather = rank.collective(Group.DATA, "all_gather", held.dense * wire)
-        found.append(Task("parameter_all_gather", gather, 1.0, Group.DATA, beside))
+        pieces = _pieces(held.dense, bucket)
+        gather = rank.collective(Group.DATA, "all_gather", held.dense * wire / pieces)
+        found.append(Task("parameter_all_gather", gather, pieces, Group.DATA, beside))
     if held.experts and known.experts_dp > 1:
-        gather = rank.collective(Group.EXPERTS_DATA, "all_gather", held.experts * wire)
-        found.append(Task("experts_parameter_all_gather", gather, 1.0, Group.EXPERTS_DATA, beside))
+        pieces = _pieces(held.experts, bucket)
+        gather = rank.collective(Group.EXPERTS_DATA, "all_gather", held.experts * wire / pieces)
+        found.append(Task("experts_parameter_all_gather", gather, pieces, Group.EXPERTS_DATA, beside))
     return tuple(found)
+
+
+def _pieces(num_elements: float, bucket_elements: int | None) -> float:
+    """Collectives that gather so many elements, in buckets where there are any."""
+    return max(math.ceil(num_elements / bucket_elements), 1.0) if bucket_elements else 1.0
+
+
+def gathered_layer(rank: Rank, group: LayerGroup) -> Parameters:
+    """Of one layer's parameters, those that ZeRO-3 shards and gathers: DeepSpeed keeps small ones whole on every rank
+    (`stage3_param_persistence_threshold`).
+    """
+    held = layer_parameters(rank, group)
+    threshold = rank.setup.job.sharding.persistence_threshold_elements or 0
+    whole = sum(size for size in small_tensors(rank, group) if size <= threshold)
+    return Parameters(max(held.dense - whole, 0.0), held.experts)
+
+
+def small_tensors(rank: Rank, group: LayerGroup) -> list[float]:
+    """Elements of the tensors of a layer that a threshold may keep whole: norms, biases and the router.
+
+    Matrices of a width that anybody trains are far above any threshold.
+    """
+    model, tp = rank.setup.model, rank.tp
+    norms = [float(model.hidden_size)] * (group.num_norms * (2 if model.norm_bias else 1))
+    attention, feed_forward = group.attention, group.feed_forward
+    biases = []
+    if isinstance(attention, GroupedQueryAttention):
+        kv_size = max(attention.num_kv_heads // tp, 1) * attention.head_dim
+        biases += [attention.query_size / tp, kv_size, kv_size] if attention.qkv_bias else []
+        biases += [float(model.hidden_size)] if attention.output_bias else []
+    if isinstance(feed_forward, ExpertsFeedForward):
+        return [*norms, *biases, float(model.hidden_size * feed_forward.num_experts)]
+    up = 2 if feed_forward.gated else 1
+    inner = feed_forward.intermediate_size * up / tp
+    return [*norms, *biases, *([inner, float(model.hidden_size)] if feed_forward.bias else [])]
 
 
 def optimizer_tasks(rank: Rank, held: Parameters) -> tuple[Task, ...]:

@@ -107,11 +107,12 @@ def layer_work(rank: Rank, group: LayerGroup, recompute: str | None = None) -> W
         kept = rank.rows * rank.width * BF16_BYTES / split
         return _work(parts, tuple(_renamed(again)), kept, every_kept)
     if granularity == "selective":
-        dropped = [part for part in parts if part.module in job.recompute.modules]
+        modules = job.recompute.modules or ()
+        dropped = [part for part in parts if part.module in modules]
         again = [task for part in dropped for task in part.forward]
         # Flash attention's inputs are not the core's own: they stay.
         lost = sum(part.kept_bytes for part in dropped if part.name != "attention")
-        if "every_second_product" in job.recompute.modules:
+        if "every_second_product" in modules:
             products = [part for part in parts if part.backward_weight and part not in dropped]
             again += [_half(task) for part in products for task in part.forward]
             lost += sum(part.kept_bytes for part in products) / 2

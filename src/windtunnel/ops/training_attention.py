@@ -76,8 +76,7 @@ def _core_parts(rank: Rank, attention: GroupedQueryAttention) -> Iterator[Part]:
         yield from _unfused_core(rank, heads, attention.head_dim, kept)
         return
     core = ops.PrefillAttention(
-        rank.setup.job.micro_batch / rank.setup.degrees.cp,
-        rank.setup.job.sequence_tokens,
+        *rank.documents,
         heads,
         kv_heads,
         attention.head_dim,
@@ -87,7 +86,7 @@ def _core_parts(rank: Rank, attention: GroupedQueryAttention) -> Iterator[Part]:
 
 
 def _is_narrower(attention: GroupedQueryAttention, rank: Rank) -> bool:
-    return attention.window_tokens is not None and attention.window_tokens < rank.setup.job.sequence_tokens
+    return attention.window_tokens is not None and attention.window_tokens < rank.documents[1]
 
 
 def _flash_part(rank: Rank, core: ops.PrefillAttention | ops.LatentPrefillAttention, kept_bytes: float) -> Part:
@@ -211,8 +210,7 @@ def _latent_parts(rank: Rank, attention: LatentAttention) -> Iterator[Part]:
     kept = tokens * heads * (2 * query_head + attention.v_head_dim) * BF16_BYTES
     yield from _context_parts(rank, heads * (query_head + attention.v_head_dim), heads * query_head)
     core = ops.LatentPrefillAttention(
-        rank.setup.job.micro_batch / rank.setup.degrees.cp,
-        rank.setup.job.sequence_tokens,
+        *rank.documents,
         heads,
         query_head,
         attention.v_head_dim,

@@ -51,26 +51,30 @@ def _experts_parts(rank: Rank, feed_forward: ExpertsFeedForward) -> Iterator[Par
     yield linear(rank, "router", rows, feed_forward.num_experts, width, Format.BF16, kept_bytes=0.0)
     top_k = 3 * 4.0 * feed_forward.num_experts * rank.passes
     yield pointwise("top_k", rows, top_k, top_k, rows * feed_forward.num_experts * 4.0)
-    moved = 2 * per_token * width * BF16_BYTES
-    yield pointwise("permute", rows, moved, moved)
-    yield from _exchange(rank, "dispatch", rows * per_token * width, True, per_token)
     # Tokens of the ranks that shard an expert meet in each of them.
     pairs = rows * per_token * known.experts_tp
+    copied = 2 * width * BF16_BYTES
+    # An all-to-all takes tokens in the order of ranks, one copy for each expert. Kernels that send a token once to a
+    # rank leave copies to the rank that received it (Megatron-Core token_dispatcher.py, `MoEFlexTokenDispatcher`).
+    copies_first = known.ep == 1 or rank.setup.job.parallelism.experts_exchange != "by_node"
+    if copies_first:
+        yield pointwise("permute", rows * per_token, copied, copied)
+    yield from _exchange(rank, "dispatch", rows * per_token * width, True, per_token)
     held = feed_forward.num_experts // known.ep
     inner = feed_forward.intermediate_size // known.experts_tp
     up = 2 * inner if feed_forward.gated else inner
-    # What arrives is ordered by sender, and grouped GEMMs need it by expert (Megatron-Core token_dispatcher.py,
-    # `sort_chunks_by_idxs`); on the way back likewise.
-    sorted_bytes = 2 * width * BF16_BYTES
+    # What arrives is ordered by sender, and grouped GEMMs need it by expert (`sort_chunks_by_idxs` in that file); on
+    # the way back likewise.
     if known.ep > 1:
-        yield pointwise("sort_by_expert", pairs, sorted_bytes, sorted_bytes)
+        yield pointwise("sort_by_expert", pairs, copied, copied)
     yield _grouped_linear(rank, "experts_up_proj", pairs, held, up, width)
     yield activation(rank, "experts_activation", pairs, up, inner)
     yield _grouped_linear(rank, "experts_down_proj", pairs, held, width, inner)
     if known.ep > 1:
-        yield pointwise("sort_by_sender", pairs, sorted_bytes, sorted_bytes)
+        yield pointwise("sort_by_sender", pairs, copied, copied)
     yield from _exchange(rank, "combine", rows * per_token * width, False, per_token)
-    yield pointwise("unpermute", rows, moved, moved)
+    if copies_first:
+        yield pointwise("unpermute", rows * per_token, copied, copied)
     if feed_forward.shared_intermediate_size:
         yield from _dense_parts(
             rank, "shared_", feed_forward.shared_intermediate_size, feed_forward.gated, "feed_forward"
@@ -110,15 +114,16 @@ def _grouped_linear(rank: Rank, name: str, pairs: float, num_groups: int, num_ou
 def _exchange_op(rank: Rank, message_bytes: float, per_token: int) -> ops.Collective:
     """All-to-all of tokens with their experts' ranks.
 
-    By node (DeepEP, DeepSeek-V3 section 3.2.2): a token crosses to each node once and is copied there; k experts on n
-    nodes meet n (1 - (1 - 1/n)^k) of them. What goes on inside a node overlaps it.
+    By node (DeepEP, DeepSeek-V3 section 3.2.2): a token crosses to each node once, and inside a node goes to each rank
+    once, however many of its experts are there; k experts on n nodes or ranks meet n (1 - (1 - 1/n)^k) of them. What
+    goes on inside a node overlaps what crosses.
     """
     plain = rank.collective(Group.EXPERTS, "all_to_all", message_bytes)
-    nodes = plain.span_nodes
-    if nodes == 1 or rank.setup.job.parallelism.experts_exchange != "by_node":
+    if rank.setup.job.parallelism.experts_exchange != "by_node":
         return plain
-    met = nodes * (1 - (1 - 1 / nodes) ** per_token)
-    return ops.Collective("all_to_all", message_bytes * met / per_token, plain.num_ranks, nodes)
+    places = plain.span_nodes if plain.span_nodes > 1 else plain.num_ranks
+    met = places * (1 - (1 - 1 / places) ** per_token)
+    return ops.Collective("all_to_all", message_bytes * met / per_token, plain.num_ranks, plain.span_nodes)
 
 
 def _exchange(rank: Rank, name: str, num_values: float, is_dispatch: bool, per_token: int) -> Iterator[Part]:

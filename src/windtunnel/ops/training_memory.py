@@ -6,7 +6,7 @@ parts in `ops/training.py`, so that memory and time cannot disagree about what i
 
 from dataclasses import dataclass
 
-from windtunnel.ops.sharding import NUM_MOMENTS, STATE_BYTES, owned
+from windtunnel.ops.sharding import NUM_MOMENTS, STATE_BYTES, gathered_layer, owned
 from windtunnel.ops.training import Work, ends_work, head_parts, layer_work
 from windtunnel.ops.training_chunks import Chunk, Parameters, chunk_parameters, layer_parameters, trained
 from windtunnel.ops.training_rank import BF16_BYTES, WIRE_BYTES, Group, Rank
@@ -112,23 +112,30 @@ def transient_bytes(rank: Rank, held_chunks: list[Chunk]) -> float:
     head = max(
         (sum(part.kept_bytes for part in head_parts(rank)) for chunk in held_chunks if chunk.has_head), default=0.0
     )
-    gathered = 0.0
-    if job.sharding.zero == 3:
-        shapes = [layer_parameters(rank, group).total for chunk in held_chunks for group, _ in chunk.layers]
-        wire = WIRE_BYTES[job.precision.parameter_gather or "bf16"]
-        reduce = WIRE_BYTES[job.precision.gradient_reduce or "fp32"]
-        # This layer's parameters and the next one's; a layer's whole gradient before it is scattered.
-        gathered = max(shapes, default=0.0) * (2 * wire + 2 * reduce)
-        ends = [
-            chunk_parameters(rank, chunk).total - sum(layer_parameters(rank, g).total * n for g, n in chunk.layers)
-            for chunk in held_chunks
-        ]
-        gathered += sum(ends) * wire
+    gathered = _gathered_bytes(rank, held_chunks) if job.sharding.zero == 3 else 0.0
     sharding, buckets = job.sharding, 0.0
     if sharding.zero and job.framework == "deepspeed":
         # DeepSpeed copies gradients into two buckets in turn and gathers updated parameters through a third.
-        buckets = BF16_BYTES * (2 * (sharding.reduce_bucket_elements or 0) + (sharding.gather_bucket_elements or 0))
+        gather_bucket = sharding.gather_bucket_elements or sharding.prefetch_bucket_elements or 0
+        buckets = BF16_BYTES * (2 * (sharding.reduce_bucket_elements or 0) + gather_bucket)
     return max(layer, head) + gathered + buckets
+
+
+def _gathered_bytes(rank: Rank, held_chunks: list[Chunk]) -> float:
+    """ZeRO-3: parameters that are gathered at once, or never sharded, and a layer's gradient before it is scattered."""
+    job = rank.setup.job
+    layers = [(group, count) for chunk in held_chunks for group, count in chunk.layers]
+    sizes = [layer_parameters(rank, group).total for group, _ in layers]
+    whole = sum((size - gathered_layer(rank, group).total) * n for size, (group, n) in zip(sizes, layers, strict=True))
+    every = sum(size * count for size, (_, count) in zip(sizes, layers, strict=True))
+    largest = max(sizes, default=0.0)
+    # This layer's parameters and the next one's, or as many as may be held.
+    most = job.sharding.max_live_elements
+    live = 2 * largest if most is None else min(max(float(most), largest), every)
+    ends = sum(chunk_parameters(rank, chunk).total for chunk in held_chunks) - every
+    gather = WIRE_BYTES[job.precision.parameter_gather or "bf16"]
+    reduce = WIRE_BYTES[job.precision.gradient_reduce or "fp32"]
+    return (live + whole + ends) * gather + 2 * largest * reduce
 
 
 def stage_memory(

@@ -79,7 +79,8 @@ def device_program(setup: TrainingSetup, device: int) -> Iterator[Action]:
     check_device(setup, device)
     rank = Rank(setup)
     known = setup.degrees
-    plan = schedule(str(setup.job.schedule), known.pp, known.num_microbatches, known.virtual_stages)
+    paired = bool(setup.job.overlap.experts)
+    plan = schedule(str(setup.job.schedule), known.pp, known.num_microbatches, known.virtual_stages, paired)
     found = chunks(setup)
     owner = [int(place) for place in plan.device_of_chunk]
     following = [int(place) for place in plan.next_chunk]

@@ -50,6 +50,13 @@ class Rank:
         return job.micro_batch * job.sequence_tokens / self.setup.degrees.cp
 
     @property
+    def documents(self) -> tuple[float, int]:
+        """Documents of one micro-batch on one rank, after context parallelism, and the tokens of each."""
+        job = self.setup.job
+        length = min(job.document_tokens or job.sequence_tokens, job.sequence_tokens)
+        return self.tokens / length, length
+
+    @property
     def split(self) -> bool:
         """Whether norms and residuals are split along the sequence."""
         return bool(self.setup.job.parallelism.sequence_parallel) and self.tp > 1
@@ -65,8 +72,18 @@ class Rank:
 
     @property
     def kept_input_bytes(self) -> float:
-        """Bytes of one value of a linear layer's kept input."""
-        return ACTIVATION_BITS[self.format] / 8
+        """Bytes of one value of a linear layer's kept input; torchao keeps 16 bit, and casts them again for the
+        weights' gradient (float8_linear.py, `save_for_backward`).
+        """
+        return BF16_BYTES if self.setup.job.framework == "fsdp2" else ACTIVATION_BITS[self.format] / 8
+
+    @property
+    def gathered_input_bytes(self) -> float:
+        """Bytes of one value of a split input that is gathered for a linear layer: those of its 8-bit format where the
+        scale is known before (Transformer Engine distributed.py, `gather_along_first_dim`; torchao
+        `Float8ColwiseParallel`), 16 bit else.
+        """
+        return 1.0 if self.setup.job.precision.compute in ("fp8", "fp8_current", "mxfp8") else BF16_BYTES
 
     @property
     def passes(self) -> float:

@@ -250,7 +250,7 @@ def bar_chart(
         )
         wide = max(across(value) - left, 0.5)
         parts.append(f'<rect x="{left}" y="{y + 3}" width="{wide:.1f}" height="{line - 6}" fill="{colour}"/>')
-        shown = tick(float(f"{value:.3g}"))
+        shown = tick(float(f"{value:.3g}")) if value >= 1e-4 or value == 0 else f"{value:.9f}".rstrip("0")
         parts.append(f'<text x="{left + wide + 5:.1f}" y="{y + 13}" fill="currentColor">{shown}</text></g>')
     parts.append(f'<text x="{(left + end) / 2}" y="{height - 10}" {_MIDDLE}>{escape(axis.label)}</text>')
     return "\n".join([*parts, "</svg>"])
@@ -270,7 +270,7 @@ class Bar:
     """Shown where the pointer rests."""
 
 
-def lanes(labels: Sequence[str], bars: Sequence[Bar], axis: Axis, width: int = 1100) -> str:
+def lanes(labels: Sequence[str], bars: Sequence[Bar], axis: Axis, width: int = 1100, kinds: Sequence[str] = ()) -> str:
     """What happens in each lane when: a bar for each stretch, over a common axis.
 
     Args:
@@ -278,9 +278,10 @@ def lanes(labels: Sequence[str], bars: Sequence[Bar], axis: Axis, width: int = 1
         bars: of any order; those of one lane should not overlap.
         axis: of time, from the first begin or `axis.low`.
         width: in pixels of the page.
+        kinds: in the order of their colours, the same in several drawings; empty: as the bars come.
     """
     line = max(6, min(22, 640 // max(len(labels), 1)))
-    kinds = list(dict.fromkeys(bar.kind for bar in bars))
+    kinds = list(dict.fromkeys([*kinds, *(bar.kind for bar in bars)]))
     legend = _legend_rows([Series(kind, (), (), colour=COLOURS[place]) for place, kind in enumerate(kinds)], width)
     left, end, top = 90, width - 12, _TOP + _LEGEND_LINE * len(legend)
     height = top + line * len(labels) + _BOTTOM

@@ -12,7 +12,7 @@ from rich.console import RenderableType
 
 from windtunnel.estimate.regress import Score
 from windtunnel.estimate.table import MeasurementTable
-from windtunnel.report.tables import columns, grid, number, percent, title
+from windtunnel.report.tables import columns, grid, percent, title
 from windtunnel.spec.deployment import HostOverheads
 from windtunnel.units import format_bytes, format_seconds, format_si
 
@@ -179,7 +179,7 @@ def check_report(about: Mapping[str, str], found: Checked) -> list[RenderableTyp
     for words, (table, scores) in found.items():
         errors = {score.method: f"{score.median_error:.1%}" for score in scores}
         cells = [errors[name] + ("*" if name == scores[0].method else " ") for name in methods]
-        rows.append((" ".join(words), number(len(table)), *cells))
+        rows.append((" ".join(words), f"{len(table):,}", *cells))
     headers = ("operator", "points", *(name.replace("_", " ") for name in methods))
     what = f"median |error| on points left out of {about.get('device', 'the profile')}; * is what `auto` takes"
     return [title(what), columns(headers, rows)]

@@ -305,11 +305,16 @@ def sureness_texts(study: Study, found: Found) -> list[str]:
     if sure is None:
         return ["One stream of requests: nothing is said of chance (finalist_seeds: 5 would)."] if runs < 2 else []
     first, second = (study.point(index).title for index in found.ranking[:2])
-    text = f"{first} beats {second} with {percent(sure)} confidence" if sure > 0.5 else f"{second} may be as good"
-    text = f"Of {runs} streams of requests, the same for all; bounds at {percent(CONFIDENCE)}. {text}."
+    text = f"{first} beats {second} with {certainty(sure)} confidence" if sure > 0.5 else f"{second} may be as good"
+    text = f"Of {runs} streams of requests, the same for all; bounds at {CONFIDENCE:.0%}. {text}."
     others = [confidence(found, study.space.objective, rank) for rank in range(1, found.num_finalists - 1)]
-    known = [f"{rank} {percent(one)}" for rank, one in enumerate(others, start=2) if one is not None]
+    known = [f"{rank} {certainty(one)}" for rank, one in enumerate(others, start=2) if one is not None]
     return [text, *([f"Confidence of the others that they beat the next: {', '.join(known)}."] if known else [])]
+
+
+def certainty(share: float) -> str:
+    """A confidence in words: of a few streams it is never whole."""
+    return percent(share) if share < 0.999 else "more than 99.9%"
 
 
 def _why_parts(results: Sequence[tuple[int, Result | TrainingResult]]) -> list[RenderableType]:

@@ -97,4 +97,5 @@ def _drawn(timeline: Timeline, from_s: float, to_s: float) -> str:
         title = f"{name} of micro-batch {microbatch}, chunk {chunk}: {format_seconds(end_s - begin_s)}"
         bars.append(Bar(int(of_device[at]), begin_s, end_s, name, title))
     labels = [f"device {number_of}" for number_of in range(timeline.schedule.num_devices)]
-    return lanes(labels, bars, Axis("time (s)", low=from_s, high=to_s))
+    kinds = [PASSES[kind] for kind in np.unique(actions[:, 0] % PAIRED).tolist()]
+    return lanes(labels, bars, Axis("time (s)", low=from_s, high=to_s), kinds=kinds)

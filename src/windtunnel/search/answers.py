@@ -157,11 +157,12 @@ def fleets(found: Found, load: float, most: int) -> list[Fleet]:
     """The cheapest ways to take `load` with copies of one point each, the least money (or the fewest devices) first.
 
     Copies share the load evenly, each at no more than it sustains alone. Requests that are dealt out in turn arrive
-    more evenly at each copy than a stream of their own would, so that the number is on the safe side.
+    more evenly at each copy than a stream of their own would, so that the number is on the safe side. What a point
+    sustains is the mean over the streams of requests that it met.
     """
     options = []
     for index in found.ranking:
-        one = found.evaluations[index]
+        one = found.mean(index)
         copies = math.ceil(load / one.load * (1 - 1e-9))
         figures = one.figures
         price = figures.get("usd_per_hour")

@@ -77,15 +77,23 @@ class Workers:
         executor: here, or in threads, processes, or Ray's workers.
         num_workers: threads or processes; processors of a Ray cluster that is started for it.
         address: of a Ray cluster (`auto`: the one that runs on this machine); None starts one.
+        at_once: processes begin before it is known what is asked for, which takes them a second; else with the first
+            chunks, if there are any.
     """
 
     def __init__(
-        self, space: Space, executor: ExecutorName = "here", num_workers: int = 1, address: str | None = None
+        self,
+        space: Space,
+        executor: ExecutorName = "here",
+        num_workers: int = 1,
+        address: str | None = None,
+        at_once: bool = True,
     ) -> None:
         self.space = space
         self.executor = executor
         self.num_workers = num_workers
         self.address = address
+        self.at_once = at_once
         self.pool: Executor | None = None
         self.joined = False
         self.own = threading.local()
@@ -96,8 +104,7 @@ class Workers:
         return msgspec.msgpack.encode(self.space)
 
     def __enter__(self) -> "Workers":
-        """Other processes begin at once, to be ready when it is known what is asked for."""
-        if self.executor == "processes" and self.num_workers > 1:
+        if self.at_once and self.executor == "processes" and self.num_workers > 1:
             self.pool = self._new_pool()
             for _ in range(self.num_workers - 1):
                 self.pool.submit(get_ready, self.encoded)

@@ -78,10 +78,11 @@ def _recompute(job: TrainingJob, model: ModelSpec) -> dict[str, dict[str, Any]]:
     has_experts = any(isinstance(group.feed_forward, ExpertsFeedForward) for group in model.layers)
     can_drop_activation = has_experts or job.framework != "megatron"
     modules = [name for name in CHEAP_MODULES if name != "activation" or can_drop_activation]
+    only_full = {"recompute.num_layers": None, "recompute.distribute": False}
     return {
-        "none": {"recompute.granularity": "none"},
-        "selective": {"recompute.granularity": "selective", "recompute.modules": modules},
-        "full": {"recompute.granularity": "full"},
+        "none": {"recompute.granularity": "none", "recompute.modules": None, **only_full},
+        "selective": {"recompute.granularity": "selective", "recompute.modules": modules, **only_full},
+        "full": {"recompute.granularity": "full", "recompute.modules": None},
     }
 
 

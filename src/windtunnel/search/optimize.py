@@ -138,8 +138,9 @@ def search(space: Space, store: Store, means: Means = HERE) -> Study:
         hint = did_you_mean(space.objective, known, f"known: {', '.join(known)}")
         raise InputError(f"there is no objective {space.objective!r}", hint)
     name = hashlib.sha256(msgspec.json.encode(space)).hexdigest()
+    likely_known = store.is_finished(name)
     store.begin(name, msgspec.json.encode(space).decode())
-    with Workers(space, means.executor, means.num_workers, means.address) as workers:
+    with Workers(space, means.executor, means.num_workers, means.address, at_once=not likely_known) as workers:
         asker = Asker(space, store, workers, means.progress)
         found = [_search_one(asker, workload) for workload in workload_names(space)]
     store.finish(name)

@@ -34,10 +34,11 @@ import msgspec
 
 from windtunnel.errors import InputError, did_you_mean
 from windtunnel.search.layouts import vary_layouts
-from windtunnel.search.limits import limits_from
+from windtunnel.search.limits import limits_from, limits_of
 from windtunnel.spec.noun import Noun, decode, read_yaml
 from windtunnel.spec.scenario import Scenario, keep_published_formats, scenario_from, set_path
 from windtunnel.spec.shorthand import JOB_PATHS, PATHS
+from windtunnel.spec.slo import Slo
 from windtunnel.spec.training import TrainingJob
 
 Strategy = Literal["exhaustive", "halving", "tpe"]
@@ -85,7 +86,8 @@ class Space(Noun):
     workloads: dict[str, dict[str, Any]] = {}
     """Name -> workload, in place of the scenario's."""
     limits: dict[str, float | str] = {}
-    """`ttft_p90: 2s`; without any, the queue must not grow."""
+    """`ttft_p90: 2s`; a file without any has those of the scenario's `slo`, which 99% of requests must keep. Without
+    either, the queue must not grow."""
     budget: Budget = Budget()
     objective: str = "requests_per_usd"
     """Of training jobs, where the file says nothing: `tokens_per_s_per_device`."""
@@ -168,8 +170,12 @@ def space_from(
     _check_keys(shared, fields, is_training, source)
     if is_training:
         own = _of_jobs(own, shared, source)
-    elif "seed" in own:
-        shared["seed"] = own["seed"]
+    else:
+        if "seed" in own:
+            shared["seed"] = own["seed"]
+        if "limits" not in own and shared.get("slo") is not None:
+            kept = limits_of(decode(shared["slo"], Slo, f"{source}: slo"))
+            own["limits"] = {limit.name: limit.most_s for limit in kept}
     if not own.get("vary"):
         raise InputError(f"{source}: nothing varies", f"add what does: vary: {_EXAMPLES[is_training]}")
     if folder is not None:

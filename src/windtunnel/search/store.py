@@ -106,6 +106,17 @@ class Store:
         """Note that a search is done."""
         self._write("update searches set is_done = 1 where name = ?", [(name,)])
 
+    def is_finished(self, name: str) -> bool:
+        """Whether the same search was done before, so that its answers are likely to be here."""
+        if self.connection is None:
+            return False
+        try:
+            row = self.connection.execute("select is_done from searches where name = ?", (name,)).fetchone()
+        except sqlite3.Error as error:
+            self._give_up("read", error)
+            return False
+        return row is not None and bool(row[0])
+
     def unfinished(self) -> str | None:
         """The space of the search that began last and is not done."""
         if self.connection is None:

@@ -10,7 +10,8 @@ from windtunnel.spec.noun import parse_yaml
 
 MOST_POINTS = 10_000
 
-_RANGE = re.compile(r"(-?[\d.]+):(-?[\d.]+)(?::(-?[\d.]+))?$")
+_NUMBER = r"(-?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)"
+_RANGE = re.compile(f"{_NUMBER}:{_NUMBER}(?::{_NUMBER})?$")
 
 
 def axes_of(vary: Sequence[str]) -> dict[str, list[Any]]:
@@ -50,5 +51,7 @@ def _steps(text: str, first: str, last: str, step: str | None) -> list[float]:
     if by <= 0 or high < low:
         raise InputError(f"--vary: {text!r} has no values", "write first:last:step, step above 0")
     count = int((high - low) / by + 1e-9) + 1
+    if count > MOST_POINTS:
+        raise InputError(f"--vary: {text!r} has {count:,} values; a grid has {MOST_POINTS:,} points at most")
     found = [low + by * index for index in range(count)]
     return [int(value) if value.is_integer() and "." not in first + (step or "") else value for value in found]

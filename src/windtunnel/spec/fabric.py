@@ -152,7 +152,11 @@ def without(fabric: Fabric, links: tuple[tuple[int, int], ...] = (), nodes: tupl
         if not hit.any():
             raise InputError(f"there is no link between {a} and {b} to fail")
         gone |= hit
-    keep = ~gone
+    return with_links(fabric, ~gone)
+
+
+def with_links(fabric: Fabric, keep: NDArray[np.bool_]) -> Fabric:
+    """The fabric with only the links of which `keep`, (num_links,), says so."""
     return replace(
         fabric,
         link_a=fabric.link_a[keep],

@@ -70,8 +70,10 @@ def read_yaml(path: Path) -> Any:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise InputError(f"there is no file {path}", _near_file(path)) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} cannot be read: {error}") from None
+    except UnicodeDecodeError:
+        raise InputError(f"{path} is not a text file") from None
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror or error}") from None
     try:
         return parse_yaml(text)
     except yaml.YAMLError as error:

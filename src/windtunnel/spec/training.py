@@ -27,20 +27,25 @@ V_SCHEDULES = ("zb_v", "dualpipe_v")
 CHUNKED_SCHEDULES = ("interleaved", "looped_bfs")
 """Schedules that give every device `virtual_stages` chunks of layers."""
 
-ComputeFormat = Literal["fp32", "fp16", "bf16", "fp8", "fp8_block", "mxfp8", "nvfp4"]
+ComputeFormat = Literal["fp32", "fp16", "bf16", "fp8", "fp8_current", "fp8_rowwise", "fp8_block", "mxfp8", "nvfp4"]
 
 GEMM_FORMATS: dict[str, Format] = {
     "fp32": Format.FP32,
     "fp16": Format.BF16,
     "bf16": Format.BF16,
     "fp8": Format.FP8,
+    "fp8_current": Format.FP8,
+    "fp8_rowwise": Format.FP8,
     "fp8_block": Format.FP8_BLOCK,
     "mxfp8": Format.FP8,
     "nvfp4": Format.NVFP4,
 }
 """Format of a training recipe -> the format whose GEMMs cost the same; fp16 and bf16 share rates and bytes."""
 
-UNITS = {"fp8": "fp8", "fp8_block": "fp8", "mxfp8": "fp4", "nvfp4": "fp4"}
+UNITS = {
+    **dict.fromkeys(("fp8", "fp8_current", "fp8_rowwise", "fp8_block"), "fp8"),
+    **dict.fromkeys(("mxfp8", "nvfp4"), "fp4"),
+}
 """Format of a training recipe -> the rate that devices with its matrix units publish: those that take a scale for each
 32 values (mxfp8) are the ones that have fp4."""
 
@@ -97,13 +102,15 @@ class Sharding(Noun):
     reshard_after_forward: bool = True
     """ZeRO-3: parameters are gathered again for the backward pass."""
     reduce_bucket_elements: int | None = None
+    """Gradients reduced together; ZeRO-3 outside DeepSpeed reduces layer by layer."""
     gather_bucket_elements: int | None = None
+    """DeepSpeed's ZeRO-1 and 2: updated parameters gathered together."""
     prefetch_bucket_elements: int | None = None
-    """ZeRO-3: parameters gathered together."""
+    """DeepSpeed's ZeRO-3: parameters gathered together."""
     persistence_threshold_elements: int | None = None
-    """ZeRO-3: smaller parameters are never sharded."""
+    """DeepSpeed's ZeRO-3: smaller parameters are never sharded."""
     max_live_elements: int | None = None
-    """ZeRO-3: gathered parameters held at once."""
+    """DeepSpeed's ZeRO-3: gathered parameters held at once."""
 
     def __post_init__(self) -> None:
         for name in ("group", "reduce_bucket_elements", "gather_bucket_elements", "prefetch_bucket_elements"):
@@ -116,7 +123,8 @@ class TrainingPrecision(Noun):
     """Number formats. `None` takes the framework's."""
 
     compute: ComputeFormat = "bf16"
-    """GEMMs of the layers; the head, attention's core and norms stay in 16 bit."""
+    """GEMMs of the layers; the head, attention's core and norms stay in 16 bit. `fp8` scales a tensor by what earlier
+    steps saw (delayed scaling), `fp8_current` by what is in it, `fp8_rowwise` each row of it by that."""
     gradients: Literal["fp32", "bf16"] | None = None
     """In which micro-batches are summed."""
     gradient_reduce: Literal["fp32", "bf16"] | None = None
@@ -141,9 +149,9 @@ class Recompute(Noun):
     """What the backward pass computes again so as not to keep it (arXiv:2205.05198, section 5)."""
 
     granularity: Literal["none", "selective", "full"] = "none"
-    modules: tuple[RecomputedModule, ...] = ("core_attention",)
-    """Of selective recomputation. Flash attention recomputes its scores anyhow; naming it then costs nothing more
-    than its forward pass."""
+    modules: tuple[RecomputedModule, ...] | None = None
+    """Of selective recomputation; None takes `core_attention`. Flash attention recomputes its scores anyhow; naming it
+    then costs nothing more than its forward pass."""
     num_layers: int | None = None
     """Layers of each chunk that are fully recomputed; None: all."""
     distribute: bool = False
@@ -177,7 +185,6 @@ class Kernels(Noun):
     fused: bool | None = None
     """Norms, activations, rope, residuals, loss each in one pass (Transformer Engine, torch.compile); else one kernel
     for each operation, as eager PyTorch."""
-    cuda_graphs: bool = False
 
 
 class Lora(Noun):
@@ -251,6 +258,9 @@ class TrainingJob(Noun):
     """Masks are kept; GPT-3 and its contemporaries."""
     learned_positions: bool = False
     """A position embedding of `sequence_tokens` rows (GPT-2, GPT-3)."""
+    document_tokens: int | None = None
+    """Mean length of the documents that sequences are packed from, where attention does not cross from one to the next;
+    None: a sequence is one document."""
     total_tokens: float | None = None
     """Of the whole run; gives its duration, energy and price."""
     faults: Faults = Faults()
@@ -260,7 +270,8 @@ class TrainingJob(Noun):
     """Of one device; None takes the catalog's list price."""
 
     def __post_init__(self) -> None:
-        for name in ("num_devices", "sequence_tokens", "global_batch", "micro_batch", "num_microbatches"):
+        batch = ("global_batch", "micro_batch", "num_microbatches")
+        for name in ("num_devices", "sequence_tokens", "document_tokens", *batch):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} is {value}; at least 1 is needed")

@@ -29,6 +29,7 @@ from windtunnel.spec.training import (
     TrainingJob,
 )
 from windtunnel.spec.training_degrees import Degrees, degrees
+from windtunnel.spec.training_effects import without_idle_settings
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,9 @@ def with_framework_defaults(job: TrainingJob) -> TrainingJob:
     """`job` with every `None` that its framework decides replaced by what the framework does.
 
     Frameworks are `catalog/frameworks/*.yaml`: tables of the job's own fields.
+
+    Raises:
+        InputError: the job has a setting that others of its settings turn off.
     """
     where, defaults = _framework_defaults(job.framework, tuple(catalog.search_path()))
     filled: TrainingJob = _filled(job, defaults, where)
@@ -100,7 +104,10 @@ def with_framework_defaults(job: TrainingJob) -> TrainingJob:
     if filled.schedule is None:
         chosen: ScheduleName = "interleaved" if filled.parallelism.virtual_stages > 1 else "1f1b"
         filled = msgspec.structs.replace(filled, schedule=chosen)
-    return filled
+    if filled.recompute.granularity == "selective" and filled.recompute.modules is None:
+        recompute = msgspec.structs.replace(filled.recompute, modules=("core_attention",))
+        filled = msgspec.structs.replace(filled, recompute=recompute)
+    return without_idle_settings(job, filled)
 
 
 @cache

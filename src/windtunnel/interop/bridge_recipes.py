@@ -1,0 +1,58 @@
+"""What Megatron-Bridge's recipes of mixtures of experts decide and its table of published runs does not print.
+
+`scripts/performance/configs/*/*_workload_base_configs.py` of NVIDIA-NeMo/Megatron-Bridge, their fields
+`moe_flex_dispatcher_backend` (DeepEP or HybridEP; without one the plain all-to-all), `moe_a2a_overlap` and
+`recompute_modules`. Recipes change between releases; a layout that only one of them has tells which it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+PLAIN: dict[str, Any] = {"parallelism": {"experts_exchange": "all_to_all"}}
+OVERLAPPED: dict[str, Any] = {"overlap": {"experts": True}}
+
+
+def recomputing(*modules: str) -> dict[str, Any]:
+    """The settings of selective recomputation of these modules."""
+    return {"recompute": {"granularity": "selective", "modules": list(modules)}}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Settings of the runs of one model that meet every condition."""
+
+    model: str
+    settings: Mapping[str, Any]
+    devices: tuple[str, ...] = ()
+    """Empty: all."""
+    formats: tuple[str, ...] = ()
+    degrees: Mapping[str, int] = field(default_factory=dict)
+    since: str = ""
+    """A release."""
+
+    def applies(self, model: str, device: str, compute: str, parallelism: Mapping[str, Any], release: str) -> bool:
+        """Whether a run is one of its."""
+        return (
+            model.endswith(self.model)
+            and (not self.devices or device in self.devices)
+            and (not self.formats or compute in self.formats)
+            and all(parallelism.get(name, 1) == degree for name, degree in self.degrees.items())
+            and release >= self.since
+        )
+
+
+RECIPES: tuple[Recipe, ...] = (
+    Recipe("gpt-oss-120b", {**PLAIN, **recomputing("norms", "activation")}, formats=("bf16",)),
+    Recipe("gpt-oss-120b", OVERLAPPED, formats=("mxfp8",), since="26.06"),
+    Recipe("Qwen3-235B-A22B", PLAIN, devices=("b200_sxm",)),
+    Recipe("Qwen3-235B-A22B", {**PLAIN, **OVERLAPPED}, devices=("h100_sxm",)),
+    Recipe("Qwen3-30B-A3B", PLAIN, devices=("b200_sxm",)),
+    Recipe("Qwen3-30B-A3B", PLAIN, devices=("h100_sxm",), degrees={"pp": 2}),
+    Recipe("DeepSeek-V3", OVERLAPPED, formats=("mxfp8",), since="26.06"),
+    Recipe("DeepSeek-V3", OVERLAPPED, devices=("b200_sxm",), degrees={"pp": 8, "ep": 32}),
+    Recipe("DeepSeek-V3", recomputing("latent_up_projection", "feed_forward"), devices=("h100_sxm",)),
+    Recipe("DeepSeek-V3", recomputing("latent_up_projection")),
+)
