@@ -250,7 +250,7 @@ def test_cached_prefixes_and_sessions_equal_the_oracles(case: Case) -> None:
     assert_equal_to_the_oracle(case)
 
 
-@settings(max_examples=cases_to_try(150))
+@settings(max_examples=cases_to_try(100))
 @given(preempting_cases())
 def test_preempted_requests_find_their_own_blocks_as_the_oracles_do(case: Case) -> None:
     assert_equal_to_the_oracle(case, shares=False)
