@@ -24,6 +24,7 @@ from windtunnel.kernels.policies import (
     link,
     set_queue_key,
 )
+from windtunnel.kernels.pool_caches import cache_of
 from windtunnel.kernels.state import (
     EVENT,
     FCFS,
@@ -42,7 +43,6 @@ from windtunnel.kernels.state import (
     RANDOM,
     ROUND_ROBIN,
     SESSION_AFFINITY,
-    Cache,
     Floats,
     Ints,
     Settings,
@@ -218,70 +218,6 @@ def new_pools(plans: Sequence[PoolPlan], travel: Travel, num_requests: int) -> P
         pool_of_rank=np.repeat(np.arange(len(plans)), pools.end_rank - pools.first_rank),
         entries=np.flatnonzero(roles[of_replica] != DECODE),
         decoders=np.flatnonzero(roles[of_replica] == decoding),
-    )
-
-
-def joined_caches(pools: Pools, caches: Sequence[Cache]) -> Cache:
-    """The prefix caches of all pools, end to end as `cache_of` takes them apart.
-
-    Args:
-        pools: where each pool's share of the entries and tiers lies is written there.
-        caches: of every pool, for the same requests and segments.
-    """
-    ends = np.cumsum([(0, 0), *((cache.entries.size, cache.tiers.size) for cache in caches)], axis=0)
-    pools.pools["first_entry"], pools.pools["first_tier"] = ends[:-1].T
-    pools.pools["end_entry"], pools.pools["end_tier"] = ends[1:].T
-    pools.pools["load_overlaps"] = [cache.load_overlaps for cache in caches]
-    joined = {
-        name: np.concatenate([getattr(cache, name) for cache in caches]).view(np.recarray)
-        for name in ("nodes", "entries", "requests", "ranks", "tiers")
-    }
-    _give_rows(joined["tiers"])
-    return caches[0]._replace(
-        load_s=np.concatenate([cache.load_s for cache in caches]),
-        kept=_stacked_rows([cache.kept for cache in caches]),
-        pools=_stacked_rows([cache.pools for cache in caches]),
-        loaded=np.concatenate([cache.loaded for cache in caches]),
-        **joined,
-    )
-
-
-def _give_rows(tiers: Table) -> None:
-    """Number what the tiers of all pools keep; tiers of one store keep it together, in the row of the first."""
-    tiers["row"] = np.arange(tiers.size)
-    for store in np.unique(tiers["store"][tiers["store"] > 0]):
-        same = np.flatnonzero(tiers["store"] == store)
-        tiers["row"][same] = same[0]
-
-
-def _stacked_rows(tables: Sequence[Table]) -> Table:
-    """The rows of all tables, each as long as the longest."""
-    width = max(table.shape[1] for table in tables)
-    found = np.zeros((sum(table.shape[0] for table in tables), width), tables[0].dtype).view(np.recarray)
-    first = 0
-    for table in tables:
-        found[first : first + table.shape[0], : table.shape[1]] = table
-        first += table.shape[0]
-    return found
-
-
-@inlined
-def cache_of(cache, pools, pool):
-    """The prefix caches of one pool's ranks."""
-    record = pools.pools[pool]
-    num_nodes, num_requests = cache.nodes.size // pools.pools.size, cache.requests.size // pools.pools.size
-    return Cache(
-        cache.num_shared,
-        cache.nodes[pool * num_nodes : (pool + 1) * num_nodes],
-        cache.entries[record.first_entry : record.end_entry],
-        cache.requests[pool * num_requests : (pool + 1) * num_requests],
-        cache.ranks[record.first_rank : record.end_rank],
-        record.load_overlaps,
-        cache.load_s[record.first_lane : record.end_lane],
-        cache.tiers[record.first_tier : record.end_tier],
-        cache.kept,
-        cache.pools,
-        cache.loaded[record.first_tier : record.end_tier],
     )
 
 

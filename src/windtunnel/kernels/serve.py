@@ -47,8 +47,8 @@ from windtunnel.kernels.policies import (
     take_decode_step,
     unlink,
 )
+from windtunnel.kernels.pool_caches import cache_of
 from windtunnel.kernels.pools import (
-    cache_of,
     cost_of,
     end_transfer,
     hand_over,
