@@ -33,7 +33,6 @@ from windtunnel.errors import InputError
 from windtunnel.estimate.estimator import Estimator
 from windtunnel.estimate.steps import LoweredSteps, lower_steps
 from windtunnel.kernels import state
-from windtunnel.kernels.pool_caches import joined_caches
 from windtunnel.kernels.pools import (
     BOTH,
     DECODE,
@@ -41,6 +40,7 @@ from windtunnel.kernels.pools import (
     PoolPlan,
     Pools,
     Travel,
+    joined_caches,
     new_pool_events,
     new_pools,
 )
@@ -236,7 +236,7 @@ def _run(
     cache = None
     if keeping:
         own = [caches_of(plan.settings, part, requests) for plan, part in zip(plans, keeping, strict=True)]
-        cache = joined_caches(pools.pools, own)
+        cache = joined_caches(pools, own)
     cost, events = state.StepCost(*(np.asarray(field)[0] for field in pools.cost)), new_pool_events(plans)
     steps, engine_time_s = run_to_end(
         pools.pools[0],
