@@ -28,8 +28,8 @@ import numpy as np
 
 from windtunnel.engine.acceptance import Drafting, acceptances, best_share, drafting
 from windtunnel.engine.calibrate import Bench, Fit, benches, by_configuration, fit_runs, predict
-from windtunnel.engine.calibration_profiles import spreads
-from windtunnel.engine.cross_validation import LEAST_CONFIGURATIONS, folds, held_out
+from windtunnel.engine.calibration_profiles import kin, spreads
+from windtunnel.engine.cross_validation import folds, held_out
 from windtunnel.errors import InputError
 from windtunnel.estimate.calibrated import factor
 from windtunnel.estimate.estimator import Estimator, roofline_estimator
@@ -107,6 +107,16 @@ def regression(runs: Sequence[Measurement], fold: np.ndarray) -> Predicted:
 
 
 # --------------------------------------------------------------------------------------------------------------- tables
+
+
+def as_measured(runs: Iterable[Measurement], predicted: Predicted) -> Predicted:
+    """With the end-to-end latency that the runs' own is made of: TTFT, and TPOT for every further token."""
+    found: Predicted = {}
+    for run in runs:
+        if one := predicted.get(run.id):
+            further_tokens = (run.measured["e2e"] - run.measured["ttft"]) / run.measured["tpot"]
+            found[run.id] = {**one, "e2e": one["ttft"] + one["tpot"] * further_tokens}
+    return found
 
 
 def is_odd(run: Measurement) -> bool:
@@ -209,28 +219,66 @@ def rate(run: Measurement, e2e_s: float) -> float:
     return float(run.labels["concurrency"]) / e2e_s / run.scenario.deployment.num_devices
 
 
-def interval_coverage(runs: Sequence[Bench], held: Predicted) -> dict[str, float]:
-    """Share of held-out measurements in 80% intervals whose spread comes from other configurations.
+Inside = list[tuple[Measurement, dict[str, bool]]]
+"""Runs with whether each metric lay in its interval."""
 
-    Five folds of whole configurations; each is judged by the spread of the other four's runs of the engine on the
-    device, or of the engine where those are of few configurations, as a profile's is.
+
+def inside_intervals(runs: Sequence[Bench], predicted: Predicted, by_device: bool = True) -> Inside:
+    """Whether measurements lie in 80% intervals whose spread comes from other configurations.
+
+    Five folds of whole configurations; each is judged by the spread of the other four's runs, chosen as a profile's
+    are (`kin`), or as those without calibration, of the engine on any device.
     """
-    predictions = [held[bench.measurement.id] for bench in runs]
-    inside: dict[str, list[bool]] = {metric: [] for metric in METRICS}
+    predictions = [predicted[bench.measurement.id] for bench in runs]
+    found: Inside = []
     fold = folds(runs, seed=1)
     known: dict[tuple[int, ...], dict[str, Spread]] = {}
     for index, bench in enumerate(runs):
-        others = [at for at in range(len(runs)) if fold[at] != fold[index] and runs[at].scope[0] == bench.scope[0]]
-        own = [at for at in others if runs[at].scope == bench.scope]
-        if len({by_configuration(runs[at]) for at in own}) >= LEAST_CONFIGURATIONS:
-            others = own
-        if tuple(others) not in known:
-            known[tuple(others)] = spreads([runs[at] for at in others], [predictions[at] for at in others])
-        for metric in METRICS:
-            spread = known[tuple(others)][metric]
-            ratio = bench.measurement.measured[metric] / predictions[index][metric]
-            inside[metric].append(spread.p10 <= ratio <= spread.p90)
-    return {metric: float(np.mean(found)) for metric, found in inside.items() if found}
+        others = [at for at in range(len(runs)) if fold[at] != fold[index]]
+        engine, device = bench.scope
+        chosen = tuple(kin(runs, engine, device if by_device else None, bench.setup.settings_assumed, others))
+        if not chosen:
+            continue
+        if chosen not in known:
+            known[chosen] = spreads([runs[at] for at in chosen], [predictions[at] for at in chosen])
+        measured = bench.measurement.measured
+        ratios = {metric: measured[metric] / predictions[index][metric] for metric in METRICS}
+        spread = known[chosen]
+        found.append((bench.measurement, {m: spread[m].p10 <= ratio <= spread[m].p90 for m, ratio in ratios.items()}))
+    return found
+
+
+LEAST_OF_GROUP = 20
+"""Runs, for a group to be listed: the share of fewer says little."""
+
+
+def interval_table(calibrated: Inside, uncalibrated: Inside) -> str:
+    """The shares by group, calibrated and not."""
+
+    def shares(rows: Inside) -> list[str]:
+        return [f"{np.mean([inside[metric] for _, inside in rows]):.0%}" for metric in METRICS]
+
+    def load(run: Measurement) -> str:
+        concurrency = int(run.labels["concurrency"])
+        return "concurrency to 8" if concurrency <= 8 else "9 to 64" if concurrency <= 64 else "65 and more"
+
+    keys: list[Callable[[Measurement], str]] = [
+        lambda _: "all",
+        lambda run: "settings recovered" if is_recovered(run) else "settings not recorded",
+        lambda run: run.labels["engine"],
+        lambda run: run.labels["device"],
+        lambda run: run.labels["model"],
+        load,
+    ]
+    rows = []
+    for key in keys:
+        for group in sorted({key(run) for run, _ in calibrated}):
+            one, other = ([row for row in part if key(row[0]) == group] for part in (calibrated, uncalibrated))
+            if len(one) >= LEAST_OF_GROUP:
+                rows.append((group, str(len(one)), *shares(one), *shares(other)))
+    heads = [f"{name}, {what}" for what in ("held out", "uncalibrated") for name in ("TPOT", "TTFT", "E2E")]
+    title = "### Measured values inside 80% intervals, primary, not odd"
+    return f"{title}\n\n{markdown(('runs', 'n', *heads), rows)}"
 
 
 def coverage_table(measurements: Sequence[Measurement], refused: Mapping[str, str]) -> str:
@@ -305,25 +353,26 @@ def main() -> int:
         "shipped calibration": {bench.measurement.id: shipped(bench) for bench in runs},
     }
     best = "shipped calibration"
-    intervals: dict[str, float] = {}
+    intervals = ""
     if options.cross_validate:
         best = "calibrated, configuration held out"
         columns |= cross_validated(runs, best)
-        fitted = [bench for bench in runs if bench.measurement.use == "primary" and bench.weight > 0]
-        intervals = interval_coverage(fitted, columns[best])
     columns["log-linear regression, configuration held out"] = regression([bench.measurement for bench in runs], fold)
     by_roofline = benches([bench.measurement for bench in runs], roofline_of)
     columns["roofline alone, uncalibrated"] = {
         run.id: predict(found, Fit({})) for run, found in by_roofline if not isinstance(found, str)
     }
+    columns = {way: as_measured(measurements, found) for way, found in columns.items()}
+    if options.cross_validate:
+        fitted = [bench for bench in runs if bench.measurement.use == "primary" and bench.weight > 0]
+        held, plain = inside_intervals(fitted, columns[best]), inside_intervals(fitted, columns["uncalibrated"], False)
+        intervals = interval_table(held, plain)
     if options.json:
         print(json.dumps({"refused": refused, "predicted": columns}, indent=2))
         return 0
     parts = [coverage_table(measurements, refused), *scoreboard(runs, columns, best)]
     if intervals:
-        rows = [(name.upper(), f"{share:.0%}") for name, share in intervals.items()]
-        title = "### Measured values inside 80% intervals, configuration held out, primary"
-        parts.append(f"{title}\n\n{markdown(('metric', 'inside'), rows)}")
+        parts.append(intervals)
     if speculating:
         parts.append(speculative_table(speculating))
     text = "\n\n".join([*parts, NOTES])

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -16,7 +17,7 @@ from windtunnel.engine.calibrate import (
     fit_runs,
     predict,
 )
-from windtunnel.engine.calibration_profiles import profiles
+from windtunnel.engine.calibration_profiles import kin, profiles
 from windtunnel.engine.cross_validation import chosen_priors, folds, held_out
 from windtunnel.engine.serving import simulate
 from windtunnel.estimate.estimator import Estimator, roofline_estimator
@@ -155,3 +156,21 @@ def test_profiles_carry_their_record(runs: list[Bench]) -> None:
     spread = one.spread["tpot"]
     assert 0.95 < spread.p10 <= spread.p50 <= spread.p90 < 1.05
     assert one.host.first_token_s == pytest.approx(0.008 * np.exp(0.8), rel=0.35)
+
+
+def test_spreads_are_taken_from_runs_of_as_known_settings_and_the_nearest_that_are_enough(runs: list[Bench]) -> None:
+    def of(bench: Bench, at: int, device: str, assumed: bool) -> Bench:
+        labels = {**bench.measurement.labels, "model": str(at)}
+        setup = replace(
+            bench.setup, settings_assumed=assumed, device=msgspec.structs.replace(bench.setup.device, name=device)
+        )
+        return replace(bench, setup=setup, measurement=replace(bench.measurement, labels=labels))
+
+    known = [of(runs[0], at, "b200_sxm" if at < 2 else "h100_sxm", assumed=False) for at in range(7)]
+    assumed = [of(runs[0], at, "h100_sxm", assumed=True) for at in range(3)]
+    every = known + assumed
+    assert kin(every, "vllm", "h100_sxm", assumed=False) == [2, 3, 4, 5, 6]
+    assert kin(every, "vllm", "b200_sxm", assumed=False) == list(range(7))
+    assert kin(every, "sglang", None, assumed=True) == [7, 8, 9]
+    assert kin(every, "vllm", "h100_sxm", assumed=False, among=[0, 2, 9]) == [0, 2]
+    assert kin(known, "vllm", "h100_sxm", assumed=True) == []

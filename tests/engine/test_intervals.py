@@ -1,5 +1,6 @@
 """Where 80% of measurements are expected."""
 
+import msgspec
 import pytest
 
 from windtunnel.engine.intervals import headline
@@ -33,3 +34,20 @@ def test_an_overloaded_open_loop_gives_what_the_devices_do() -> None:
 def test_a_closed_loop_has_the_spread_of_measured_ones() -> None:
     found = served(concurrency=8, num_requests=80).intervals
     assert found["throughput"].high / found["throughput"].low > 1.3
+
+
+def test_settings_that_were_assumed_widen_what_was_measured_of_such_runs() -> None:
+    whole = scenario(
+        model="meta-llama/Llama-3.1-8B",
+        device="h100_sxm",
+        input_tokens=200,
+        output_tokens=40,
+        concurrency=8,
+        num_requests=80,
+    )
+    deployment = msgspec.structs.replace(whole.deployment, settings_assumed=True)
+    known, assumed = simulate(whole), simulate(msgspec.structs.replace(whole, deployment=deployment))
+    assert headline(known.summary) == headline(assumed.summary)
+    for name, one in known.intervals.items():
+        other = assumed.intervals[name]
+        assert other.high / other.low > 1.3 * one.high / one.low

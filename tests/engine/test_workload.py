@@ -364,3 +364,42 @@ def test_total_lengths_are_split_in_a_ratio() -> None:
     assert 1024 <= total.min() < 1100
     assert 4000 < total.max() <= 4096
     assert np.array_equal(requests.output_tokens, np.ceil(total / 21))
+
+
+def test_a_benchmark_client_draws_its_own_lengths() -> None:
+    """As the client does it: NumPy's global generator, seeded, all prompts and then all outputs."""
+    made = Workload(
+        arrivals=ClosedLoop(concurrency=4, num_warmup_requests=2),
+        input_tokens=Uniform.of_range_ratio(1024, 0.8),
+        output_tokens=Uniform.of_range_ratio(8192, 0.8),
+        num_requests=40,
+        lengths_seed=0,
+    )
+    found = generate(made, 7)
+    np.random.seed(0)  # noqa: NPY002
+    prompts = np.random.randint(int(1024 * 0.8), 1024 + 1, size=40)  # noqa: NPY002
+    outputs = np.random.randint(int(8192 * 0.8), 8192 + 1, size=40)  # noqa: NPY002
+    assert found.input_tokens.tolist() == [prompts[0]] * 2 + prompts.tolist()
+    assert found.output_tokens.tolist() == [outputs[0]] * 2 + outputs.tolist()
+    assert found.input_tokens.tolist() == generate(made, 8).input_tokens.tolist()
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"lengths_seed": -1}, "from 0 to"),
+        ({"input_tokens": {"type": "zipf", "alpha": 1, "min_tokens": 1, "max_tokens": 9}}, "numbers or uniform"),
+        ({"sessions": {"turns": 2}}, "nothing else"),
+    ],
+)
+def test_lengths_that_no_benchmark_client_draws_are_refused(change: dict[str, Any], why: str) -> None:
+    given = {
+        "arrivals": {"type": "closed_loop", "concurrency": 4},
+        "input_tokens": 100,
+        "output_tokens": {"type": "uniform", "min_tokens": 8, "max_tokens": 10},
+        "num_requests": 8,
+        "lengths_seed": 0,
+    }
+    decode(given, Workload, "workload")
+    with pytest.raises(InputError, match=why):
+        decode({**given, **change}, Workload, "workload")

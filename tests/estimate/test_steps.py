@@ -1,8 +1,10 @@
 """The arrays that the serving loop reads must say what the estimator says, at the points priced and between them."""
 
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -25,6 +27,7 @@ from windtunnel.kernels.state import StepCost
 from windtunnel.ops.forward import StepBatch, decode_launches, head_launches, prefill_launches, token_launches
 from windtunnel.ops.op import Launch, Op, Size
 from windtunnel.spec.deployment import EngineSettings
+from windtunnel.spec.precision import Format
 from windtunnel.spec.scenario import resolve
 from windtunnel.spec.shorthand import scenario
 
@@ -100,6 +103,21 @@ def test_steps_in_piecewise_graphs_launch_attention_and_what_is_between() -> Non
     layers = one.shard.model.num_layers
     assert 3 * layers < inside < 3 * layers + 5
     assert beyond == num_launches(one.shard, EngineSettings(max_cudagraph_capture_size=512), 512) > 9 * layers
+
+
+def test_experts_of_one_call_are_launched_by_it() -> None:
+    """TensorRT-LLM's operator, FlashInfer's where it is named or experts have four bits: two launches, else eight."""
+    shard = priced("experts").shard
+    four_bits = replace(shard, precision=msgspec.structs.replace(shard.precision, experts=Format.NVFP4))
+    one_by_one = num_launches(shard, EngineSettings(), 1)
+    for where, engine in (
+        (shard, EngineSettings(name="trtllm")),
+        (shard, EngineSettings(moe_backend="cutlass")),
+        (four_bits, EngineSettings()),
+    ):
+        assert one_by_one - num_launches(where, engine, 1) == 6 * shard.model.num_layers
+    for where, engine in ((four_bits, EngineSettings(moe_backend="marlin")), (shard, EngineSettings(name="sglang"))):
+        assert num_launches(where, engine, 1) == one_by_one
 
 
 @pytest.mark.parametrize("name", DEPLOYMENTS)

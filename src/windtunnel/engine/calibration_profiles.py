@@ -60,11 +60,6 @@ def profile(
         source: what the runs are, for the record.
     """
     own = [index for index, bench in enumerate(runs) if bench.scope[0] == engine and device in (None, bench.scope[1])]
-    kin = next(
-        some
-        for some in (own, [i for i, bench in enumerate(runs) if bench.scope[0] == engine], list(range(len(runs))))
-        if len({by_configuration(runs[index]) for index in some}) >= LEAST_CONFIGURATIONS or len(some) == len(runs)
-    )
     default = runs[own[0]].setup.engine.host if own else runs[0].setup.engine.host
     place = (engine, device or "")
     names = {name for index in own for name in runs[index].parts}
@@ -83,7 +78,8 @@ def profile(
         device=device,
         host=_rounded(fit.host(default, *place)),
         factors={name: float(f"{value:.4g}") for name, value in sorted(factors.items())},
-        spread=spreads([runs[index] for index in kin], [held[index] for index in kin]),
+        spread=_spreads_of(runs, held, kin(runs, engine, device, assumed=False) or list(range(len(runs)))),
+        spread_assumed=_spreads_of(runs, held, kin(runs, engine, device, assumed=True)),
         provenance=Provenance(
             fitted_on=source,
             num_runs=len(own),
@@ -102,6 +98,34 @@ def profile(
             },
         ),
     )
+
+
+def kin(
+    runs: Sequence[Bench], engine: str, device: str | None, assumed: bool, among: Sequence[int] | None = None
+) -> list[int]:
+    """The runs that a spread is taken from: of the engine on the device, of the engine, or all: the first of these with
+    five configurations.
+
+    Args:
+        runs: all of them.
+        engine, device: whose spread it is; None: on any device.
+        assumed: whether of runs whose settings were assumed, which are off by more, or of all others.
+        among: indices of runs that may be taken; None: all.
+    """
+    some = range(len(runs)) if among is None else among
+    every = [i for i in some if runs[i].setup.settings_assumed == assumed]
+    of_engine = [i for i in every if runs[i].scope[0] == engine]
+    own = [i for i in of_engine if device in (None, runs[i].scope[1])]
+    for chosen in (own, of_engine):
+        if len({by_configuration(runs[i]) for i in chosen}) >= LEAST_CONFIGURATIONS:
+            return chosen
+    return every
+
+
+def _spreads_of(
+    runs: Sequence[Bench], predictions: Sequence[Mapping[str, float]], chosen: Sequence[int]
+) -> dict[str, Spread]:
+    return spreads([runs[i] for i in chosen], [predictions[i] for i in chosen])
 
 
 def _version(bench: Bench) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 
 from windtunnel.metrics.records import Table
 from windtunnel.metrics.summary import Summary
-from windtunnel.metrics.uncertainty import UNCALIBRATED, Interval, interval
+from windtunnel.metrics.uncertainty import UNCALIBRATED, UNCALIBRATED_ASSUMED, Interval, interval
 from windtunnel.spec.calibration import outside
 from windtunnel.spec.scenario import Setup
 
@@ -32,9 +32,9 @@ def intervals(
     they come, and throughput is what arrives in the time until the last answer, each as late as the interval of the
     end-to-end time says.
     """
-    spreads = dict(UNCALIBRATED[setup.engine.name])
+    spreads = dict((UNCALIBRATED_ASSUMED if setup.settings_assumed else UNCALIBRATED)[setup.engine.name])
     if setup.calibration is not None:
-        spreads |= setup.calibration.spread
+        spreads |= (setup.settings_assumed and setup.calibration.spread_assumed) or setup.calibration.spread
     num_outside = len([remark for remark in remarks(setup) if "version" not in remark])
     found = {}
     for name, central in headline(summary).items():

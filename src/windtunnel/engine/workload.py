@@ -13,6 +13,7 @@ from windtunnel.engine.clients import draw_clients
 from windtunnel.engine.draws import Counts, Seconds, child, draw_indices, draw_lengths, spawn
 from windtunnel.engine.sessions import Turns, begins, draw_prompts, draw_turns, within
 from windtunnel.errors import InputError
+from windtunnel.interop.client_lengths import drawn_lengths
 from windtunnel.interop.requests_file import BlockIds, RecordedRequests, read_requests
 from windtunnel.spec.arrivals import ClosedLoop
 from windtunnel.spec.lengths import Lengths
@@ -105,6 +106,10 @@ def generate(workload: Workload, seed: np.random.SeedSequence | int) -> RequestA
         requests = _tenant_requests(workload, root)
     else:
         requests = stream_requests(workload, root, workload.num_requests, workload.duration_s)
+    if workload.lengths_seed is not None:
+        asked = (workload.input_tokens, workload.output_tokens)
+        inputs, outputs = drawn_lengths(*asked, requests.num_requests, workload.lengths_seed)
+        requests = replace(requests, input_tokens=inputs, output_tokens=outputs)
     requests = _with_limits(requests, workload)
     return _behind_client(requests, workload.arrivals) if isinstance(workload.arrivals, ClosedLoop) else requests
 

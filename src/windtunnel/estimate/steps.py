@@ -25,6 +25,7 @@ from windtunnel.ops.forward import (
 from windtunnel.ops.op import Launch, Op, Size
 from windtunnel.spec.deployment import EngineSettings
 from windtunnel.spec.hardware import Device
+from windtunnel.spec.precision import Format
 
 Floats = NDArray[np.float64]
 
@@ -274,10 +275,20 @@ def lower_steps(
     return price_steps(estimator, device, shard, engine, max_model_len, drafter).lowered()
 
 
-LAUNCHES_EACH: Mapping[str, int] = {"experts": 8}
-"""Kernels of an operator where it is several: tokens sorted by expert, quantised, the first product, activation,
+LAUNCHES_OF_EXPERTS = 8
+"""Kernels of experts that are launched one by one: tokens sorted by expert, quantised, the first product, activation,
 quantised again, the second product, and the sum over experts (vLLM 0.19 `fused_experts_impl`)."""
 
+LAUNCHES_OF_FUSED_EXPERTS = 2
+"""The same where one call launches all but the quantisation (TensorRT-LLM 1.2 `torch.ops.trtllm.fused_moe` and
+`fp4_block_scale_moe_runner`, FlashInfer 0.5 `cutlass_fused_moe` and `trtllm_fp4_block_scale_moe`)."""
+
+FUSED_EXPERTS = ("trtllm", "cutlass", "flashinfer")
+"""Backends that are such calls. Left to choose, TensorRT-LLM takes them, and others for experts of four bits."""
+
+LAUNCHES_OF_GATED_DELTA = 10
+"""The convolution, two norms, gating, and the six kernels of `chunk_gated_delta_rule_fwd` (flash-linear-attention 0.3,
+which vLLM and SGLang carry)."""
 
 LAUNCHES_AN_ATTENTION = 3
 """Of a step in pieces, by attention: the graph of all before it, the write of keys and values, and the kernel itself
@@ -289,15 +300,19 @@ def num_launches(shard: Shard, engine: EngineSettings, num_tokens: Floats | floa
     to the largest captured size where the engine has piecewise graphs, attention and the graphs between.
     """
     attention, head = prefill_launches(shard, 1.0, 1.0), head_launches(shard, 1.0)
-    every = _num_kernels([*token_launches(shard, 1.0), *attention, *head])
-    pieces = LAUNCHES_AN_ATTENTION * sum(launch.count for launch in attention) + _num_kernels(head)
+    of_experts = LAUNCHES_OF_FUSED_EXPERTS if _has_fused_experts(shard, engine) else LAUNCHES_OF_EXPERTS
+    kernels = {"experts": of_experts, "gated_delta": LAUNCHES_OF_GATED_DELTA}
+    every = sum(one.count * kernels.get(one.op.kind, 1) for one in (*token_launches(shard, 1.0), *attention, *head))
+    pieces = LAUNCHES_AN_ATTENTION * sum(one.count for one in attention) + sum(one.count for one in head)
     sizes = graph_sizes(engine)
     largest = sizes[-1] if engine.piecewise_cudagraphs and sizes.size else 0
     return np.where(np.asarray(num_tokens) <= largest, float(min(pieces, every)), float(every))
 
 
-def _num_kernels(launches: Iterable[Launch]) -> float:
-    return sum(launch.count * LAUNCHES_EACH.get(launch.op.kind, 1) for launch in launches)
+def _has_fused_experts(shard: Shard, engine: EngineSettings) -> bool:
+    if engine.moe_backend is not None:
+        return engine.moe_backend in FUSED_EXPERTS
+    return engine.name == "trtllm" or shard.precision.experts_format in (Format.NVFP4, Format.MXFP4)
 
 
 def recorded_steps(duration_s: Floats, engine: EngineSettings) -> StepCost:

@@ -43,6 +43,9 @@ REQUESTS_PER_SLOT = {"vllm": 10, "sglang": 20, "trtllm": 20}
 """Requests per client slot where the number was not recorded: the digits of those rows' means are multiples of 1 / N
 with these N."""
 
+CLIENT_SEED = 0
+"""Of every run whose client is known: the seed that it draws lengths from, its default."""
+
 NOT_SPECULATIVE = ("none", "none?")
 
 ODD_FLAGS = ("cold_start_no_warmup", "token_inflation_5x", "debug_run_c512", "gtl_client_unknown", "ttft>30%_of_e2e")
@@ -197,6 +200,11 @@ class MeasuredRun:
         """Mean latency of a request, from the two means that were measured."""
         return self.ttft_s + self.tpot_s * (self.mean_output_tokens - 1)
 
+    @property
+    def lengths_seed(self) -> int | None:
+        """Of the client's draws, where the client is known and draws."""
+        return None if self.range_ratio in (None, 1.0) else CLIENT_SEED
+
 
 def is_silicon(path: Path) -> bool:
     """Whether a CSV file has the columns of this layout."""
@@ -250,11 +258,17 @@ def scenario_of(run: MeasuredRun, acceptance_fraction: float | None = None) -> S
     return Scenario(
         model=model,
         precision=precision,
-        deployment=Deployment(device=run.system, parallelism=run.parallelism, engine=engine),
+        deployment=Deployment(
+            device=run.system,
+            parallelism=run.parallelism,
+            engine=engine,
+            settings_assumed=run.source in UNRECORDED_SOURCES,
+        ),
         workload=Workload(
             arrivals=ClosedLoop(concurrency=run.concurrency, num_warmup_requests=run.num_warmup_requests),
             input_tokens=_lengths(run.input_tokens, run.range_ratio),
             output_tokens=_lengths(run.output_tokens, run.range_ratio),
+            lengths_seed=run.lengths_seed,
             num_requests=run.num_requests or per_slot * run.concurrency,
         ),
     )

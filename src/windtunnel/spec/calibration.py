@@ -67,6 +67,8 @@ class Calibration(Noun):
     share of a model, of whatever engine."""
     spread: dict[str, Spread] = {}
     """Metric -> what remained."""
+    spread_assumed: dict[str, Spread] = {}
+    """The same of runs whose settings were not recorded but assumed; empty where there were none."""
 
     def __post_init__(self) -> None:
         for name, value in self.factors.items():
@@ -75,7 +77,7 @@ class Calibration(Noun):
         for name, value in self.acceptance.items():
             if not 0 <= value <= 1:
                 raise ValueError(f"acceptance.{name} is {value}; from 0 to 1 is needed")
-        unknown = [name for name in self.spread if name not in METRICS]
+        unknown = [name for name in (*self.spread, *self.spread_assumed) if name not in METRICS]
         if unknown:
             raise ValueError(f"there is no spread of {unknown[0]!r}; known: {', '.join(METRICS)}")
 

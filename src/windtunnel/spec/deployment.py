@@ -514,6 +514,8 @@ class Deployment(Noun):
     calibration: str | None = None
     """A calibration of the catalog or a YAML file, or `none`; None takes the shipped one of engine and device for
     versions that it was fitted to, or that lie between them."""
+    settings_assumed: bool = False
+    """Nobody recorded the server's or the client's flags: intervals are as wide as such predictions were off."""
     price_usd_per_hour: float | None = None
     """Of one device; None takes the catalog's list price."""
     busy_w: float | None = None

@@ -9,6 +9,7 @@ import yaml
 
 from windtunnel.errors import InputError
 from windtunnel.spec import catalog
+from windtunnel.spec.bounds import check_seed
 from windtunnel.spec.calibration import NONE, Calibration, calibration_for
 from windtunnel.spec.deployment import Deployment, EngineSettings, Parallelism, Pool, Profile
 from windtunnel.spec.engine_defaults import overlay, whole_prompt_tokens, with_defaults, with_windows
@@ -33,8 +34,7 @@ class Scenario(Noun):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.seed < 0:
-            raise ValueError(f"seed is {self.seed}; at least 0 is needed")
+        check_seed(self.seed)
 
 
 ANY_DEVICE = "any"
@@ -60,6 +60,7 @@ class Setup:
     calibration_name: str | None = None
     not_calibrated: str = ""
     """Why there is no calibration; empty with one."""
+    settings_assumed: bool = False
     network: ClusterNetwork | None = None
 
 
@@ -174,6 +175,7 @@ def resolve(scenario: Scenario, allow_download: bool = False) -> Setup:
         calibration=chosen.calibration,
         calibration_name=chosen.name,
         not_calibrated=chosen.reason,
+        settings_assumed=deployment.settings_assumed,
         network=deployment.network,
     )
     if node.device not in (device.name, ANY_DEVICE):

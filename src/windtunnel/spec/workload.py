@@ -18,7 +18,7 @@ from typing import Literal
 
 from windtunnel.spec.arrivals import Arrivals, Burst, ClosedLoop, Recorded, check_count, check_rate
 from windtunnel.spec.bounds import check_non_negative, check_positive
-from windtunnel.spec.lengths import MAX_TOKENS, Lengths, check_lengths, check_tokens
+from windtunnel.spec.lengths import MAX_TOKENS, Lengths, Uniform, check_lengths, check_tokens
 from windtunnel.spec.noun import Noun
 from windtunnel.spec.sessions import Sessions, SharedPrompts
 from windtunnel.spec.slo import Slo
@@ -189,6 +189,10 @@ class Tenant(Requests, kw_only=True):
         return all(source is None for source in sources)
 
 
+MAX_LEGACY_SEED = 2**32
+"""Of NumPy's `RandomState`."""
+
+
 class Workload(Requests):
     """The requests of one run.
 
@@ -200,9 +204,14 @@ class Workload(Requests):
     duration_s: float | None = None
     tenants: tuple[Tenant, ...] = ()
     clients: ClientModel | None = None
+    lengths_seed: int | None = None
+    """Draws lengths as a benchmark client does: NumPy's `RandomState` of this seed, all prompts before all outputs, so
+    that they are the very lengths of its run (and depend on `num_requests`). None: from the scenario's seed.
+    Source: https://github.com/kimbochen/bench_serving, `benchmark_serving.py`, whose own default is 0."""
 
     def __post_init__(self) -> None:
         self._check_streams()
+        self._check_lengths_seed()
         check_count(num_requests=self.num_requests)
         check_positive(duration_s=self.duration_s)
         if self.clients is not None:
@@ -217,6 +226,15 @@ class Workload(Requests):
         if repeated := [name for index, name in enumerate(names) if name in names[:index]]:
             raise ValueError(f"two tenants are called {repeated[0]!r}")
         self._check_end()
+
+    def _check_lengths_seed(self) -> None:
+        if self.lengths_seed is None:
+            return
+        if not 0 <= self.lengths_seed < MAX_LEGACY_SEED:
+            raise ValueError(f"lengths_seed must be from 0 to {MAX_LEGACY_SEED - 1}, not {self.lengths_seed}")
+        drawn = isinstance(self.input_tokens, int | Uniform) and isinstance(self.output_tokens, int | Uniform)
+        if not drawn or self.tenants or self.sessions is not None or self.shared_prompts is not None:
+            raise ValueError("lengths_seed needs input_tokens and output_tokens, numbers or uniform, and nothing else")
 
     def _check_clients(self) -> None:
         others = ("arrivals", "input_tokens", "output_tokens", "total_tokens", "trace", "sessions", "tenants")
