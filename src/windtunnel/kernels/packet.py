@@ -11,7 +11,7 @@ Time is in whole picoseconds and equal times go in the order of scheduling, so t
 import numpy as np
 
 from windtunnel.kernels.calendar import NO_EVENT, is_empty, schedule, take_next
-from windtunnel.kernels.jit import entry, once
+from windtunnel.kernels.jit import entry, inner
 from windtunnel.kernels.packet_ends import answer, on_timer, start, take_answer, wake
 from windtunnel.kernels.packet_flows import complete, release
 from windtunnel.kernels.packet_link import serve
@@ -202,7 +202,7 @@ def run(
             )
 
 
-@once
+@inner
 def full_table(settings, counters, clock, trace):
     """Which table may not suffice for the next event; `DONE` if all do."""
     if clock.calendar[0].num_free < settings.most_children + 8:
@@ -216,7 +216,7 @@ def full_table(settings, counters, clock, trace):
     return DONE
 
 
-@once
+@inner
 def look_at_queues(links, traced, trace, counters, now_ps):
     """Note what is queued on the links that are traced."""
     row = counters[0].num_trace_rows

@@ -4,7 +4,7 @@ import numpy as np
 
 from windtunnel.kernels.calendar import schedule
 from windtunnel.kernels.congestion import acknowledged, dcqcn_decrease, dcqcn_increase, dcqcn_mark
-from windtunnel.kernels.jit import inner, once
+from windtunnel.kernels.jit import inner
 from windtunnel.kernels.packet_flows import release, sent
 from windtunnel.kernels.packet_queues import (
     DECREASE,
@@ -75,7 +75,7 @@ def may_send(settings, sacks, connection, number):
     return connection.next_byte - connection.acked_byte < window_bytes(settings, connection)
 
 
-@once
+@inner
 def wake(settings, links, connections, sacks, clock, number):
     """Something changed for a connection: give it a turn, now or when its rate allows. Returns its link, or -1."""
     connection = connections[number]
@@ -90,7 +90,7 @@ def wake(settings, links, connections, sacks, clock, number):
     return np.int64(connection.link)
 
 
-@once
+@inner
 def next_data_packet(settings, flows, send_queues, connections, packets, paths, sacks, counters, clock, link):
     """The next packet of the connections that may send on `link`, which take turns; -1 if none has one."""
     while True:
@@ -139,7 +139,7 @@ def next_data_packet(settings, flows, send_queues, connections, packets, paths, 
         return np.int64(packet)
 
 
-@once
+@inner
 def receive_data(settings, connections, packets, sacks, packet):
     """A data packet at its destination. Returns the kind of its answer, or -1 for none."""
     number = packets[packet].connection
@@ -182,7 +182,7 @@ def collect_arrived(settings, connection, sacks, number):
         connection.expected_byte = min(connection.expected_byte + settings.payload_bytes, connection.size_bytes)
 
 
-@once
+@inner
 def receive_answer(settings, connection, sacks, clock, number, byte, selected_byte, kind):
     """An acknowledgement up to `byte` that answers the packet at `selected_byte`."""
     if byte > connection.acked_byte:
@@ -252,7 +252,7 @@ def begin(settings, connection, sacks, record, flow, number, link, now_ps):
             sacks[number + half, word] = 0
 
 
-@once
+@inner
 def start(
     settings,
     flows,
@@ -294,7 +294,7 @@ def start(
     return np.int64(owner)
 
 
-@once
+@inner
 def answer(settings, links, nodes, flows, connections, packets, replies, reply_links, sacks, counters, clock, packet):
     """A data packet at its destination turns into its answer.
 
@@ -326,7 +326,7 @@ def answer(settings, links, nodes, flows, connections, packets, replies, reply_l
     return back, completed
 
 
-@once
+@inner
 def take_answer(settings, links, nodes, connections, packets, stamps, seen, sacks, counters, clock, packet):
     """An answer at the sender: bytes acknowledged, and what its mark, delay or telemetry does to the rate.
 
@@ -358,7 +358,7 @@ def take_answer(settings, links, nodes, connections, packets, stamps, seen, sack
     return owner, np.int64(NONE)
 
 
-@once
+@inner
 def on_timer(settings, connections, clock, kind, number):
     """A connection's timer: its rate lets it send, DCQCN cuts or raises the rate, or nothing has come for long."""
     now_ps = clock.calendar[0].now_ps

@@ -3,14 +3,14 @@
 import numpy as np
 
 from windtunnel.kernels.calendar import schedule, schedule_message
-from windtunnel.kernels.jit import once
+from windtunnel.kernels.jit import inner
 from windtunnel.kernels.packet_ends import next_data_packet
 from windtunnel.kernels.packet_queues import ARRIVE, SERVE, event, sending_ps
 from windtunnel.kernels.packet_state import DATA, NONE
 from windtunnel.kernels.packet_switch import head_start_ps, leave_switch
 
 
-@once
+@inner
 def serve(
     settings,
     links,
@@ -62,7 +62,7 @@ def serve(
         schedule_message(clock, due_ps, event(ARRIVE, packet), link.sender)
 
 
-@once
+@inner
 def take_waiting(packets, link):
     """The next packet that waits for a link: pause frames and others that overtake, then, if it is not paused, the
     queue; -1 if none does.

@@ -3,7 +3,7 @@
 import numpy as np
 
 from windtunnel.kernels.calendar import schedule
-from windtunnel.kernels.jit import inner, once
+from windtunnel.kernels.jit import inner
 from windtunnel.kernels.packet_queues import (
     SERVE,
     draw,
@@ -21,7 +21,7 @@ CUT_THROUGH_BYTES = 64
 """A switch that cuts through decides once it has so much; a pause frame (IEEE 802.1Q) is a minimal Ethernet frame."""
 
 
-@once
+@inner
 def forward(
     settings,
     links,
@@ -70,7 +70,7 @@ def forward(
     return onward
 
 
-@once
+@inner
 def pause_or_resume(links, kind, number, now_ps):
     """A pause frame or its end reaches the transmitter of link `number`, which is returned if it may go on, else -1."""
     link = links[number]
@@ -103,7 +103,7 @@ def pause_frame(links, packets, counters, connections, clock, number, kind):
         schedule(clock, due_ps, event(SERVE, number ^ 1))
 
 
-@once
+@inner
 def admit(settings, links, nodes, packets, counters, connections, clock, number, num_bytes):
     """Account for a packet that link `number` brought into a switch, and pause its sender; False if there is no room.
 
@@ -136,7 +136,7 @@ def admit(settings, links, nodes, packets, counters, connections, clock, number,
     return True
 
 
-@once
+@inner
 def leave_buffer(settings, links, nodes, packets, counters, connections, clock, number, num_bytes):
     """A packet that came over link `number` leaves the switch; its sender may go on once enough have."""
     link = links[number]
@@ -164,7 +164,7 @@ def is_congested(settings, counters, link):
     return draw(settings, counters, link) < over * link.ecn_max_probability
 
 
-@once
+@inner
 def leave_switch(settings, links, nodes, packets, counters, connections, stamps, clock, link, packet):
     """A forwarded packet begins to leave over `link`: buffers, marks, telemetry."""
     ingress = packets[packet].ingress
