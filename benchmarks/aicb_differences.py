@@ -6,7 +6,8 @@ python benchmarks/aicb_differences.py > docs/reference/aicb-differences.md
 from collections import Counter
 from collections.abc import Iterator
 
-from windtunnel.interop.aicb_arguments import TrainingArguments, read_command
+from windtunnel.interop.aicb_arguments import TrainingArguments
+from windtunnel.interop.aicb_command import read_command
 from windtunnel.interop.aicb_csv import RecordList
 from windtunnel.interop.aicb_deepspeed import zero_records
 from windtunnel.interop.aicb_job import job_of

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from windtunnel.interop.aicb import generate
-from windtunnel.interop.aicb_arguments import read_command
+from windtunnel.interop.aicb_command import read_command
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 REFERENCE = Path(os.environ.get("WINDTUNNEL_REFERENCE") or REPOSITORY.parent / "shared" / "reference")

@@ -3,10 +3,17 @@
     python benchmarks/operator_accuracy.py            tables in Markdown
     python benchmarks/operator_accuracy.py --json     the same as JSON
     python benchmarks/operator_accuracy.py --fit      fit the roofline again and write src/windtunnel/catalog/roofline
+    python benchmarks/operator_accuracy.py --page docs/reference/operator-accuracy.md      write that page's tables
 
-Interpolation leaves out, in turn, one point inside a measured curve, the last point of a curve, a size along the axis
-(out of all shapes), and a whole shape (of a GEMM its n and its k everywhere), and predicts it from the rest of the
-table. The roofline is fitted on all devices but one and predicts that one. Errors are |predicted / measured - 1|.
+Interpolation leaves out, in turn, one point inside a measured curve, alone and with both its neighbours, the last point
+of a curve, a size along the axis (out of all shapes), and a whole shape (of a GEMM its n and its k everywhere), and
+predicts it from the rest of the table. The roofline is fitted on all devices but one and predicts that one. Errors are
+|predicted / measured - 1|.
+
+Three things, none of which looks at a prediction, say how much of an error inside a curve the measurements bring. A
+point that took longer or shorter than both its neighbours is out of reach of every rising curve through them. Between
+neighbours whose measured times over the roofline differ, another kernel or protocol took over, and nothing says where.
+And a second collection of the same kernels on the same silicon says how well the shape of a curve repeats.
 """
 
 from __future__ import annotations
@@ -52,9 +59,20 @@ FITTED = ("a100_sxm", "h100_sxm", "h200_sxm", "b200_sxm", "b300_sxm", "gb200", "
 
 ROWS_PER_DEVICE = 500
 
+NEIGHBOURS_TOO = "inside, neighbours too"
+
 MIN_POINTS = 10
 MIN_CURVE = 4
 POINTS_PER_SITE = 4
+
+SAME_SILICON = {"h100_sxm": "h200_sxm", "h200_sxm": "h100_sxm", "b200_sxm": "gb200", "gb200": "b200_sxm"}
+"""Systems with the same die; H200's memory is another, which bends no curve between neighbours by much."""
+
+STEP = 1.2
+"""Between neighbours whose times over the roofline differ by more, another kernel is taken to have its turn."""
+
+MANY = 0.1
+"""The error that one point in ten may exceed."""
 
 Class = tuple[str, str]
 """Kind of operator, and its variant (a format, a collective, a phase)."""
@@ -102,39 +120,134 @@ def roofline_of(system: str) -> Roofline:
     return Roofline(device, catalog.default_node(device))
 
 
+# --------------------------------------------------------------------------------------------- what errors are made of
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What the two measured neighbours along the last axis say of a point inside a curve."""
+
+    out_of_reach: float
+    """The least error of a prediction that lies between the neighbours."""
+    across_step: bool
+
+
+@dataclass(frozen=True)
+class LeftOutPoint:
+    """A point that was left out inside a curve, with the error of its prediction."""
+
+    kind: str
+    table: str
+    error: float
+    around: Surroundings
+
+
+@dataclass(frozen=True)
+class Repeat:
+    """A table's curves beside those of a second collection."""
+
+    kind: str
+    table: str
+    differences: Floats
+
+
+def surroundings(table: MeasurementTable, roofline: Roofline, site: tuple[float, ...], row: int) -> Surroundings:
+    """Of the point at `row` of a site, which has a neighbour on both sides."""
+    axes, seconds = table.site_rows(site)
+    beside = [row - 1, row + 1]
+    ends = seconds[beside]
+    at = {name: column[beside] for name, column in axes.items()}
+    over_roofline = ends / np.asarray(roofline.seconds(table.operator(site, at)))
+    nearest = np.clip(seconds[row], ends.min(), ends.max())
+    across_step = over_roofline.max() > STEP * over_roofline.min()
+    return Surroundings(abs(float(nearest / seconds[row]) - 1), bool(across_step))
+
+
+def repeat_differences(
+    table: MeasurementTable, twin: MeasurementTable, num_sites: int, rng: np.random.Generator
+) -> Floats:
+    """How far points are off the line between their neighbours in one collection and not in the other.
+
+    A point and both neighbours carry the noise of each collection once, so the difference over the square root of two
+    is what a prediction from the neighbours would be off if it knew the curve and only the measurements scattered.
+    """
+    shared = [site for site in table.rows_by_site if site in twin.rows_by_site]
+    found: list[float] = []
+    for index in rng.permutation(len(shared))[:num_sites]:
+        own = dict(_bends(table, shared[index]))
+        found += [own[points] - bend for points, bend in _bends(twin, shared[index]) if points in own]
+    return np.expm1(np.abs(np.array(found)) / np.sqrt(2.0))
+
+
+def _bends(table: MeasurementTable, site: tuple[float, ...]) -> Iterator[tuple[tuple[float, ...], float]]:
+    """Every three neighbours of a site, and how far the middle's log seconds are off the line between the others'."""
+    axes, seconds = table.site_rows(site)
+    points, log_seconds = np.column_stack(list(axes.values())), np.log(seconds)
+    log_at = np.log(points[:, -1])
+    for row in range(1, len(seconds) - 1):
+        if np.all(points[row - 1, :-1] == points[row + 1, :-1]):
+            part = (log_at[row] - log_at[row - 1]) / (log_at[row + 1] - log_at[row - 1])
+            line = log_seconds[row - 1] * (1 - part) + log_seconds[row + 1] * part
+            yield tuple(points[row - 1 : row + 2].ravel().tolist()), float(log_seconds[row] - line)
+
+
 # ------------------------------------------------------------------------------------------------------- interpolation
 
 
 def left_out_points(
-    table: MeasurementTable, roofline: Roofline, num_sites: int, rng: np.random.Generator
-) -> Iterator[tuple[str, float]]:
-    """(`inside` or `last`, error) of single points: each round takes one out of each of the drawn sites."""
+    table: MeasurementTable, roofline: Roofline, num_sites: int, rng: np.random.Generator, beside: int = 0
+) -> Iterator[tuple[str, float, Surroundings | None]]:
+    """(`inside` or `last`, error, what is around it) of single points: each round takes one out of each drawn site.
+
+    Of a small table every point is left out. With it go `beside` neighbours on either side, where others are beyond.
+    """
     sites = list(table.rows_by_site)
     drawn = [sites[index] for index in rng.permutation(len(sites))[:num_sites]]
-    for _ in range(POINTS_PER_SITE):
+    order = {site: rng.permutation(len(table.site_rows(site)[1])) for site in drawn}
+    small = len(table) <= num_sites * POINTS_PER_SITE
+    for turn in range(max(map(len, order.values())) if small else POINTS_PER_SITE):
         keep = np.ones(len(table), dtype=bool)
         wanted = []
-        for site in drawn:
-            axes, seconds = table.site_rows(site)
-            row = int(rng.integers(len(seconds)))
-            where = _place(np.column_stack(list(axes.values())), row)
+        for site in (site for site in drawn if turn < len(order[site])):
+            row = int(order[site][turn])
+            where = _place(_points(table, site), row, beside)
             if where:
-                rows = table.rows_by_site[site]
-                here = [table.axes[name][rows] == column[row] for name, column in axes.items()]
-                keep[rows[np.logical_and.reduce(here)]] = False
-                wanted.append((site, where, {name: column[[row]] for name, column in axes.items()}, seconds[row]))
+                for near in range(row - beside, row + beside + 1):
+                    keep[_rows_at(table, site, near)] = False
+                wanted.append((site, where, row))
         model = TableModel(table.take(keep), roofline)
-        for site, where, at, took in wanted:
+        for site, where, row in wanted:
+            axes, seconds = table.site_rows(site)
+            at = {name: column[[row]] for name, column in axes.items()}
             found, *_ = model.estimate(table.operator(site, at))
-            yield where, abs(float(found[0]) / took - 1)
+            around = surroundings(table, roofline, site, row) if where == LeftOut.INSIDE.value else None
+            yield where, abs(float(found[0]) / seconds[row] - 1), around
 
 
-def _place(points: Floats, row: int) -> str | None:
-    """Where a point is on its curve: `inside`, `last`, or None where it is the first or one of less than four."""
+def _points(table: MeasurementTable, site: tuple[float, ...]) -> Floats:
+    axes, _ = table.site_rows(site)
+    return np.column_stack(list(axes.values()))
+
+
+def _rows_at(table: MeasurementTable, site: tuple[float, ...], row: int) -> NDArray[np.intp]:
+    """The table's rows of one point of a site, repeats included."""
+    axes, _ = table.site_rows(site)
+    rows = table.rows_by_site[site]
+    return rows[np.logical_and.reduce([table.axes[name][rows] == column[row] for name, column in axes.items()])]
+
+
+def _place(points: Floats, row: int, beside: int = 0) -> str | None:
+    """Where a point is on its curve: `inside`, `last`, or None where it is the first or one of less than four.
+
+    With `beside` neighbours left out too, only points that still have others on either side have a place.
+    """
     curve = points[np.all(points[:, :-1] == points[row, :-1], axis=1), -1]
-    if len(curve) < MIN_CURVE or points[row, -1] == curve.min():
+    below, above = int(np.sum(curve < points[row, -1])), int(np.sum(curve > points[row, -1]))
+    if len(curve) < MIN_CURVE or below == 0:
         return None
-    return LeftOut.LAST.value if points[row, -1] == curve.max() else LeftOut.INSIDE.value
+    if above == 0:
+        return None if beside else LeftOut.LAST.value
+    return LeftOut.INSIDE.value if min(below, above) > beside else None
 
 
 def left_out_levels(
@@ -186,24 +299,52 @@ def _touching(table: MeasurementTable, site: tuple[float, ...]) -> NDArray[np.bo
     return found
 
 
-def interpolation(num_sites: int, seed: int) -> list[Score]:
+def tables_of(system: str, engine: str, version: str) -> Iterator[tuple[Class, MeasurementTable]]:
+    """The tables of an engine on a system that hold measurements of its own."""
+    tables = Tables(Collection(systems_folder() / system, engine, version, roofline_of(system)))
+    for (kind, variant), probe in probes():
+        table = tables.table_for(probe)
+        # Elementwise tables are medians over shapes already: nothing of them can be left out.
+        if table is None or kind == "elementwise" or (f"/{engine}/" not in table.source and kind != "collective"):
+            continue
+        yield (kind, variant), table
+
+
+def interpolation(num_sites: int, seed: int) -> tuple[list[Score], list[LeftOutPoint]]:
+    """Errors by kind and by what was left out, and all points that were left out inside."""
     errors: dict[tuple[str, str], list[float]] = {}
+    inside: list[LeftOutPoint] = []
     for system, engine, version in COLLECTIONS:
         rng = np.random.default_rng(seed)
         roofline = roofline_of(system)
-        tables = Tables(Collection(systems_folder() / system, engine, version, roofline))
-        for (kind, _), probe in probes():
-            table = tables.table_for(probe)
-            # Elementwise tables are medians over shapes already: nothing of them can be left out.
-            if table is None or kind == "elementwise" or (f"/{engine}/" not in table.source and kind != "collective"):
-                continue
-            for where, error in left_out_points(table, roofline, num_sites, rng):
+        for (kind, variant), table in tables_of(system, engine, version):
+            name = f"{system} {engine} {variant}"
+            for where, error, around in left_out_points(table, roofline, num_sites, rng):
                 errors.setdefault((kind, where), []).append(error)
+                if around is not None:
+                    inside.append(LeftOutPoint(kind, name, error, around))
+            for _, error, _ in left_out_points(table, roofline, num_sites, np.random.default_rng(seed), beside=1):
+                errors.setdefault((kind, NEIGHBOURS_TOO), []).append(error)
             levels = left_out_levels(table, roofline, num_sites, rng)
             errors.setdefault((kind, LeftOut.LEVEL.value), []).extend(levels)
             whole = left_out_sites(table, roofline, max(num_sites // 4, 2), rng)
             errors.setdefault((kind, "shape"), []).extend(whole)
-    return [score(kind, where, found) for (kind, where), found in sorted(errors.items()) if found]
+    return [score(kind, where, found) for (kind, where), found in sorted(errors.items()) if found], inside
+
+
+def repeats(num_sites: int, seed: int) -> list[Repeat]:
+    """What a second collection of the same engine and version on the same silicon says of every table that has one."""
+    found = []
+    for system, engine, version in COLLECTIONS:
+        if system not in SAME_SILICON:
+            continue
+        rng = np.random.default_rng(seed)
+        twins = dict(tables_of(SAME_SILICON[system], engine, version))
+        for (kind, variant), table in tables_of(system, engine, version):
+            if (kind, variant) in twins:
+                differences = repeat_differences(table, twins[kind, variant], num_sites, rng)
+                found.append(Repeat(kind, f"{system} {engine} {variant}", differences))
+    return found
 
 
 # ------------------------------------------------------------------------------------------------------------ roofline
@@ -273,7 +414,7 @@ def write_left_out(scores: list[Score], elementwise: float) -> None:
     """
     medians: dict[str, dict[str, float]] = {"elementwise": {LeftOut.INSIDE.value: round(elementwise, 3)}}
     for one in scores:
-        if one.num_points >= MIN_POINTS:
+        if one.num_points >= MIN_POINTS and one.left_out in tuple(LeftOut):
             medians.setdefault(one.operators, {})[one.left_out] = round(one.median, 3)
     for found in medians.values():
         for where in LeftOut:
@@ -301,34 +442,92 @@ def write_fit(kind: str, variants: dict[str, object]) -> None:
 
 
 def markdown(title: str, scores: list[Score]) -> str:
-    lines = [f"### {title}", "", "| operators | left out | points | median error | p90 |", "|---|---|---:|---:|---:|"]
+    lines = [f"## {title}", "", "| operators | left out | points | median error | p90 |", "|---|---|---:|---:|---:|"]
     lines += [f"| {s.operators} | {s.left_out} | {s.num_points:,} | {s.median:.1%} | {s.p90:.1%} |" for s in scores]
     return "\n".join(lines)
+
+
+def limits_markdown(points: list[LeftOutPoint]) -> str:
+    """Points left out inside curves: all, what is out of reach, and where a kernel changes."""
+    lines = [
+        "## What the errors inside curves are made of",
+        "",
+        "| operators | points | median | p90 | p90 out of reach | across a step | median | p90 | elsewhere, p90 |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for kind in sorted({point.kind for point in points}):
+        here = [point for point in points if point.kind == kind]
+        errors = np.array([point.error for point in here])
+        reach = np.array([point.around.out_of_reach for point in here])
+        step = np.array([point.around.across_step for point in here])
+        cells = (*_quantiles(errors), f"{np.quantile(reach, 0.9):.1%}", f"{step.mean():.0%}", *_quantiles(errors[step]))
+        lines.append(f"| {kind} | {len(here):,} | {' | '.join(cells)} | {_quantiles(errors[~step])[1]} |")
+    return "\n".join(lines)
+
+
+def repeats_markdown(points: list[LeftOutPoint], repeats: list[Repeat]) -> str:
+    """The same errors on tables with a second collection, beside what that differs by."""
+    lines = [
+        "## Beside a second collection of the same kernels",
+        "",
+        "| operators | table | points | median | p90 | a second collection: points | median | p90 |",
+        "|---|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    for kind in sorted({repeat.kind for repeat in repeats}):
+        of_kind = [repeat for repeat in repeats if repeat.kind == kind]
+        rows = [("all", of_kind), *((one.table, [one]) for one in of_kind)]
+        for name, those in rows:
+            tables = {one.table for one in those}
+            errors = np.array([point.error for point in points if point.kind == kind and point.table in tables])
+            differences = np.concatenate([one.differences for one in those])
+            if name != "all" and (not len(errors) or np.quantile(errors, 0.9) <= MANY):
+                continue
+            cells = (f"{len(errors):,}", *_quantiles(errors), f"{len(differences):,}", *_quantiles(differences))
+            lines.append(f"| {kind} | {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _quantiles(errors: Floats) -> tuple[str, str]:
+    if not len(errors):
+        return "-", "-"
+    return f"{np.median(errors):.1%}", f"{np.quantile(errors, 0.9):.1%}"
+
+
+PAGE_MARK = "<!-- written by benchmarks/operator_accuracy.py -->"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--fit", action="store_true", help="write the fitted roofline into the catalog")
-    parser.add_argument("--sites", type=int, default=24, help="shapes drawn from each table")
+    parser.add_argument("--page", type=Path, help="write the tables into this page, below its mark")
+    parser.add_argument("--sites", type=int, default=48, help="shapes drawn from each table")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kind", help="fit only this kind of operator")
     parser.add_argument("--only", choices=("interpolation", "roofline"))
     options = parser.parse_args()
     start = time.perf_counter()
-    found = {}
+    found: dict[str, list[Score]] = {}
+    limits: list[str] = []
     if options.only != "interpolation":
-        found["roofline, on devices that the fit did not see"] = roofline(options.seed, options.fit, options.kind)
+        found["Roofline, on devices that the fit did not see"] = roofline(options.seed, options.fit, options.kind)
     if options.only != "roofline":
-        found["interpolation in measured tables"] = interpolation(options.sites, options.seed)
+        scores, inside = interpolation(options.sites, options.seed)
+        found["Interpolation in measured tables"] = scores
+        limits = [limits_markdown(inside), repeats_markdown(inside, repeats(options.sites, options.seed))]
         if options.fit and options.only is None:
-            by_name = {one.operators: one.median for one in found["roofline, on devices that the fit did not see"]}
-            write_left_out(found["interpolation in measured tables"], by_name["elementwise any"])
+            by_name = {one.operators: one.median for one in found["Roofline, on devices that the fit did not see"]}
+            write_left_out(scores, by_name["elementwise any"])
     if options.json:
         print(json.dumps({title: [asdict(one) for one in scores] for title, scores in found.items()}, indent=2))
         return
-    for title, scores in found.items():
-        print(markdown(title, scores), end="\n\n")
+    parts = [markdown(title, scores) for title, scores in reversed(found.items())]
+    text = "\n\n".join([*parts[:1], *limits, *parts[1:]]) + "\n"
+    if options.page:
+        head, _, _ = options.page.read_text(encoding="utf-8").partition(PAGE_MARK)
+        options.page.write_text(f"{head}{PAGE_MARK}\n\n{text}", encoding="utf-8")
+    else:
+        print(text)
     print(f"{time.perf_counter() - start:.0f} s", file=sys.stderr)
 
 

@@ -204,3 +204,50 @@ def test_wrong_input(
     assert message in done.stderr
     assert done.stdout == ""
     assert done.stderr.count("\n") <= 2
+
+
+@pytest.mark.parametrize(
+    ("command", "model"),
+    [
+        ("sh scripts/megatron_gpt.sh --nnodes 1 --nproc_per_node 8 -m 7 --tensor_model_parallel_size 2", "gpt_7B"),
+        ("bash ./megatron_workload_with_aiob.sh -m 22 --world_size 64", "gpt_22B"),
+        ("WORLD_SIZE=2 sh scripts/deepspeed_llama.sh --zero_stage 2 -m 13", "llama_13b"),
+    ],
+)
+def test_aicbs_scripts_are_read_as_jobs(windtunnel: Command, tmp_path: Path, command: str, model: str) -> None:
+    path = tmp_path / "command.txt"
+    path.write_text(command)
+    done = windtunnel("workload", str(path), "--device", "h100_sxm", "--json")
+    assert done.code == 0, done.stderr
+    assert model in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("sh scripts/megatron_gpt.sh -m 7 --nproc_per_node 8", "without --workload_only"),
+        ("sh scripts/deepspeed_llama.sh -m 7", "asks the machine it runs on for its GPUs"),
+        ("sh scripts/deepspeed_llama.sh --reduce_bucket_size=1000 -m 7", "drops everything after it"),
+        ("sh scripts/deepspeed_llama.sh -m 70", "the script has no model '70'"),
+    ],
+)
+def test_aicbs_scripts_write_what_they_write_without_a_gpu(
+    windtunnel: Command, tmp_path: Path, command: str, message: str
+) -> None:
+    path = tmp_path / "command.txt"
+    path.write_text(command)
+    done = windtunnel("workload", str(path), "--compat", "aicb")
+    assert done.code == 2
+    assert message in done.stderr
+
+
+def test_context_parallelism_that_aicb_ignores_is_in_the_job(windtunnel: Command, tmp_path: Path) -> None:
+    path = tmp_path / "command.txt"
+    path.write_text(f"{AICB} --context-parallel-size=2")
+    done = windtunnel("workload", str(path))
+    assert done.code == 0, done.stderr
+    assert "cp 2" in done.stdout
+    plain = tmp_path / "plain.txt"
+    plain.write_text(AICB)
+    files = [windtunnel("workload", str(each), "--compat", "aicb").stdout for each in (path, plain)]
+    assert files[0] == files[1]

@@ -1,6 +1,7 @@
 """Parity with Vidur: the recorded cases, on Vidur's own look-up tables, batch for batch and request for request."""
 
 import random
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -146,6 +147,14 @@ def test_a_restarted_prompt_is_computed_again_in_chunks_by_default(reference: Pa
     assert decode_s < 0.1 * (theirs.requests["finish_s"][i] - theirs.requests["first_token_s"][i])
     after_the_first = right.steps["decode_tokens"] @ right.steps["num_steps"] + right.steps["resumed_tokens"].sum()
     assert after_the_first == (recorded.requests.decode_tokens - 1).sum()
+
+
+def test_a_batch_longer_than_what_was_sent_between_stages_is_refused(reference: Path) -> None:
+    recorded = case(reference / "vidur" / "cases" / "i_llama2-7b_tp1pp4_vllm")
+    tables = tables_or_skip(reference, recorded.config)
+    sent = {"send_recv": tables.token_s["send_recv"][:1000]}
+    with pytest.raises(InputError, match="lies outside the look-up tables"):
+        replay(recorded.config, replace(tables, token_s=tables.token_s | sent), recorded.requests)
 
 
 def configured(folder: Path) -> VidurConfig:

@@ -66,6 +66,26 @@ def test_a_straight_curve_is_a_power_law_between_points_and_follows_the_referenc
     np.testing.assert_allclose(found.seconds, [np.sqrt(2.5e-6 * 7e-6), 60e-6])
 
 
+def test_nothing_is_interpolated_across_a_step() -> None:
+    """From 16 on another kernel runs: before it the first kernel goes on at its last utilisation."""
+    steps = Curve.of("m", GRID, SECONDS, linear, steps=(16.0,))
+    at = np.array([4.0, 8.0, 15.0, 16.0, 40.0, 640.0])
+    found = steps.predict(at, linear)
+    np.testing.assert_allclose(found.seconds[:2], [2.5e-6, 5e-6])
+    assert found.seconds[2] == pytest.approx(7e-6), "no more than the first point of the next kernel"
+    np.testing.assert_allclose(found.seconds[3:], curve().predict(at[3:], linear).seconds)
+    assert found.exact.tolist() == [True, False, False, True, False, False]
+    assert found.inside.tolist() == [True] * 5 + [False]
+
+
+@given(st.floats(1.0, 64.0), st.floats(1.0, 80.0))
+def test_a_step_leaves_seconds_between_those_of_the_points_around(at: float, step: float) -> None:
+    found = Curve.of("m", GRID, SECONDS, linear, steps=(step,)).predict(np.array([at, *GRID]), linear).seconds
+    right = max(np.searchsorted(GRID, at), 1)
+    assert SECONDS[right - 1] * (1 - 1e-12) <= found[0] <= SECONDS[right] * (1 + 1e-12)
+    np.testing.assert_allclose(found[1:], SECONDS)
+
+
 def surface() -> Surface:
     """Ragged: batch 8 was measured up to 64 tokens, batch 1 up to 256."""
     batch = np.array([1.0, 1.0, 1.0, 8.0, 8.0])

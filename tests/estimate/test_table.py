@@ -6,7 +6,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from windtunnel.errors import InputError
-from windtunnel.estimate.table import MeasurementTable, read_tables, site_names, site_of, write_tables
+from windtunnel.estimate.table import (
+    MeasurementTable,
+    read_parquet,
+    read_tables,
+    site_names,
+    site_of,
+    write_tables,
+)
 from windtunnel.ops import op as ops
 from windtunnel.spec.precision import Format
 
@@ -106,3 +113,11 @@ def test_a_missing_column_is_named(tmp_path: Path) -> None:
     pq.write_table(rows.set_column(rows.column_names.index("k"), "k", pa.array(["wide"])), path)
     with pytest.raises(InputError, match="column k is string; numbers are needed"):
         read_tables(path)
+
+
+def test_a_file_without_a_wanted_column_is_refused_and_names_the_nearest(tmp_path: Path) -> None:
+    path = tmp_path / "nccl_perf.parquet"
+    pq.write_table(pa.table({"nccl_dtype": ["half"]}), path)
+    with pytest.raises(InputError, match="has no column ncl_dtype") as error:
+        read_parquet(path, ["ncl_dtype"], ["ncl_dtype"])
+    assert "nccl_dtype" in str(error.value.hint)

@@ -8,7 +8,7 @@ import pytest
 from recorded import entries
 from windtunnel.errors import InputError
 from windtunnel.interop.aicb import GeneratedFile, generate
-from windtunnel.interop.aicb_arguments import read_command
+from windtunnel.interop.aicb_command import read_command
 from windtunnel.interop.aicb_csv import read_records, records_text
 from windtunnel.interop.simai_workload_file import read_workload, workload_text
 
@@ -126,6 +126,15 @@ def test_scripts_presets_override_what_is_typed() -> None:
     found = made(f"{SCRIPT} -m moe --world_size 512 --tensor_model_parallel_size 2 --sp --ep 8 --experts 8 --topk 2")
     assert found.name.startswith("None-Mixtral_8*7B-world_size512-tp4-pp1-ep8-gbs1024-mbs1-seq4096-MOE-True-GEMM-True")
     assert found.remarks == ("the script's model moe sets --tensor_model_parallel_size 4 over 2",)
+
+
+def test_the_script_of_lists_takes_its_nodes_as_torchrun_does() -> None:
+    typed = "-m 13 --tensor_model_parallel_size 4 --nproc_per_node 8 --workload_only"
+    launched = "--nnodes 2 --node_rank 0 --master_addr localhost --master_port 29500"
+    assert (
+        made(f"sh scripts/megatron_gpt.sh {launched} {typed}").text
+        == made(f"WORLD_SIZE=2 sh scripts/megatron_gpt.sh {typed}").text
+    )
 
 
 def test_the_script_of_lists_makes_its_world_and_batch_itself() -> None:

@@ -218,6 +218,61 @@ def test_vllms_all_reduce_is_no_slower_than_the_same_kernel_in_sglangs_table(tmp
     np.testing.assert_allclose(estimate(tmp_path, op, "sglang", "0.5.9").seconds, [5e-6, 17e-6])
 
 
+def nccl_columns(op: str, ranks: int, latency_us: dict[int, float], library: str = "NCCL") -> dict[str, Any]:
+    """Message in bytes -> microseconds, as NCCL's files have them: elements of two bytes, milliseconds."""
+    rows = len(latency_us)
+    return {
+        "op_name": [op] * rows,
+        "kernel_source": [library] * rows,
+        "nccl_dtype": ["half"] * rows,
+        "num_gpus": [ranks] * rows,
+        "message_size": [size // 2 for size in latency_us],
+        "latency": [us / 1e3 for us in latency_us.values()],
+    }
+
+
+def test_hiccups_of_a_collective_are_not_believed_but_slower_starts_are(tmp_path: Path) -> None:
+    """Two messages in a row took twice as long as a smaller and a larger one; the first may wait for the host."""
+    times = {512: 16.0, 1024: 7.0, 2048: 7.5, 4096: 15.8, 8192: 17.0, 16384: 8.7, 32768: 12.0}
+    write(tmp_path, "comm/nccl/2.27", "nccl_perf", nccl_columns("alltoall", 8, times))
+    found = estimate(tmp_path, ops.Collective("all_to_all", np.array([512.0, 2048, 4096, 8192, 16384]), 8))
+    seconds = np.asarray(found.seconds)
+    np.testing.assert_allclose(seconds[[0, 1, 4]], [16e-6, 7.5e-6, 8.7e-6])
+    assert np.all((seconds[2:4] > 7.5e-6) & (seconds[2:4] < 8.7e-6))
+    assert found.coverage is Coverage.INTERPOLATED
+
+
+def test_intels_collectives_are_read_where_no_graph_was_timed(tmp_path: Path) -> None:
+    """oneCCL's files name their formats as NCCL's do, and vLLM's all-reduce was timed eagerly only."""
+    device = catalog.device("b60")
+    eager = {"num_gpus": [2], "message_size": [512], "latency": [0.040], "kernel_source": ["vLLM_custom_eager"]}
+    folder = tmp_path / "data" / str(device.measured_as)
+    for place, table, columns in (
+        ("comm/oneccl/2021.17", "oneccl_perf", nccl_columns("all_reduce", 2, {1024: 25.0}, "oneCCL")),
+        ("comm/vllm/0.20.0", "custom_allreduce_perf", eager),
+    ):
+        (folder / place).mkdir(parents=True)
+        pq.write_table(pa.table(columns), folder / place / f"{table}.parquet")
+    found = measured_estimator(device, None, "vllm", "0.24.0", tmp_path).estimate(
+        ops.Collective("all_reduce", 1024.0, 2)
+    )
+    assert found.seconds == pytest.approx(25e-6)
+    assert found.source == f"{device.measured_as}/comm/oneccl/2021.17"
+
+
+def test_vllms_all_reduce_changes_its_algorithm_where_its_source_says(tmp_path: Path) -> None:
+    """Up to 256 KiB eight ranks read everything; at 255 KiB nothing is seen yet of the jump that comes with 256."""
+    sizes = [2**15, 2**16, 2**17, 2**18]
+    columns = {"num_gpus": [8] * 4, "message_size": sizes, "kernel_source": ["custom_all_reduce_graph"] * 4}
+    for engine in ("vllm/0.24.0", "trtllm/1.3.0rc20"):
+        write(tmp_path, f"comm/{engine}", "custom_allreduce_perf", {**columns, "latency": [0.009, 0.010, 0.026, 0.027]})
+    op = ops.Collective("all_reduce", np.array([2.0**17, 255 * 1024.0, 2.0**18]), 8)
+    first, before, after = np.asarray(estimate(tmp_path, op).seconds)
+    assert (first, after) == (pytest.approx(10e-6), pytest.approx(26e-6))
+    assert before < 15e-6
+    assert np.asarray(estimate(tmp_path, op, "trtllm", "1.3.0rc20").seconds)[1] > 20e-6
+
+
 def test_decode_attention_sees_the_step_and_the_new_token(tmp_path: Path) -> None:
     columns = {
         "kernel_source": ["fa3"] * 2,
@@ -429,6 +484,70 @@ def test_latent_decode_grows_as_the_engines_own_module(tmp_path: Path) -> None:
     op = ops.LatentDecodeAttention(8.0, np.array([2.0, 1024, 4096]), 16, 512, 64)
     np.testing.assert_allclose(estimate(tmp_path, op).seconds, [10e-6, 30e-6, 90e-6])
     np.testing.assert_allclose(estimate(tmp_path, op, "sglang", "0.5.14").seconds, [10e-6, 20e-6, 50e-6])
+
+
+def latent_columns(latency: list[float], kernel: str = "core", **words: list[str]) -> dict[str, Any]:
+    """Prompts of 1,024, 8,192 and 32,768 tokens by 16 heads, in milliseconds."""
+    return {
+        "kernel_source": [kernel] * 3,
+        "kv_cache_dtype": ["bfloat16"] * 3,
+        "batch_size": [1] * 3,
+        "num_heads": [16] * 3,
+        "isl": [1024, 8192, 32768],
+        "latency": latency,
+        **words,
+    }
+
+
+def write_projections(folder: Path, per_token_us: float) -> None:
+    """GEMMs of which latent attention's four projections take so long together, whatever their shape."""
+    shapes = [(2112, 7168), (3072, 1536), (4096, 512), (7168, 2048)]
+    tokens = [1024, 8192, 32768]
+    points = [(m, n, k) for n, k in shapes for m in tokens]
+    columns = dict(zip(("m", "n", "k"), map(list, zip(*points, strict=True)), strict=True))
+    latency = [m * per_token_us / 4e3 for m, _, _ in points]
+    rows = {"gemm_dtype": ["bfloat16"] * len(points), "kernel_source": ["torch"] * len(points), "latency": latency}
+    write(folder, "gemm/vllm/0.24.0", "gemm_perf", {**columns, **rows})
+
+
+def test_latent_prefill_is_taken_from_a_core_of_the_modules_form(tmp_path: Path) -> None:
+    """SGLang absorbs, at four times the arithmetic; TRT-LLM expands, as what is left of vLLM's module does."""
+    write(tmp_path, "mla/sglang/0.5.14", "context_mla_perf", latent_columns([0.06, 2.4, 32.0]))
+    write(tmp_path, "mla/trtllm/1.3.0rc20", "context_mla_perf", latent_columns([0.05, 0.7, 9.0]))
+    write_projections(tmp_path, 0.1)
+    module = latent_columns([0.4, 0.8192 + 0.8, 3.2768 + 8.0], "FLASH_ATTN", gemm_type=["bfloat16"] * 3)
+    write(tmp_path, "mla/vllm/0.24.0", "mla_context_module_perf", module)
+    op = ops.LatentPrefillAttention(1.0, np.array([1024.0, 8192, 32768]), 16, 192, 128)
+    found = estimate(tmp_path, op)
+    seconds = np.asarray(found.seconds)
+    np.testing.assert_allclose(seconds[:2], [50e-6, 700e-6])
+    assert 8.0e-3 < seconds[2] < 8.2e-3, "8 ms are left, 2.4 times the projections, so hardly in doubt"
+    assert found.source.startswith("h100_sxm/mla/trtllm/1.3.0rc20 (core), in place of vllm, at most")
+    np.testing.assert_allclose(estimate(tmp_path, op, "sglang", "0.5.14").seconds, [60e-6, 2.4e-3, 32e-3])
+
+
+def test_little_that_is_left_of_a_latent_module_says_little_of_its_core(tmp_path: Path) -> None:
+    """0.1 ms above projections of 3.3 ms are within what GEMMs are off by; so is nothing at all."""
+    write(tmp_path, "mla/trtllm/1.3.0rc20", "context_mla_perf", latent_columns([0.05, 0.7, 1.0]))
+    write_projections(tmp_path, 0.1)
+    module = latent_columns([0.4, 0.80, 3.2768 + 0.1], "FLASH_ATTN", gemm_type=["bfloat16"] * 3)
+    write(tmp_path, "mla/vllm/0.24.0", "mla_context_module_perf", module)
+    op = ops.LatentPrefillAttention(1.0, np.array([1024.0, 8192, 32768]), 16, 192, 128)
+    seconds = np.asarray(estimate(tmp_path, op).seconds)
+    np.testing.assert_allclose(seconds[:2], [50e-6, 700e-6])
+    assert 0.95e-3 < seconds[2] < 1.0e-3
+
+
+def test_short_prompts_that_go_through_decodes_kernel_say_nothing_of_prefill(tmp_path: Path) -> None:
+    write(tmp_path, "mla/trtllm/1.3.0rc20", "context_mla_perf", latent_columns([0.5, 0.7, 9.0]))
+    write_projections(tmp_path, 0.1)
+    columns = latent_columns([0.1024 + 0.2, 0.8192 + 0.35, 3.2768 + 9.0], gemm_type=["bfloat16"] * 3)
+    kernels = ["FLASH_ATTN_MLA", "FLASH_ATTN", "FLASH_ATTN"]
+    write(tmp_path, "mla/vllm/0.24.0", "mla_context_module_perf", {**columns, "kernel_source": kernels})
+    op = ops.LatentPrefillAttention(1.0, np.array([1024.0, 8192]), 16, 192, 128)
+    short, long = np.asarray(estimate(tmp_path, op).seconds)
+    assert short == pytest.approx(0.5e-3)
+    assert long < 0.6e-3
 
 
 def test_bad_folders_files_and_names_are_refused(tmp_path: Path) -> None:

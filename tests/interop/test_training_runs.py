@@ -32,6 +32,41 @@ def test_a_row_becomes_a_job(tmp_path: Path) -> None:
     assert run.step_s == pytest.approx(128 * 8192 / (1619 * 64))
 
 
+def test_the_format_that_a_source_calls_fp8_is_its_own(tmp_path: Path) -> None:
+    titan = "torchtitan x,,pretrain,Llama3-8B,8,,,,H100-SXM5-80GB,64,FP8,96,12,8192,8,1,,,,,8,,5000,,,,A,vanilla TP {}"
+    rows = (titan.format("tensorwise"), titan.format("rowwise"), bridge(precision="FP8"), bridge(precision="FP8-MX"))
+    runs, _ = read_training_runs(table(tmp_path, *rows))
+    found = [run.job.precision.compute for run in runs]
+    assert found == ["fp8_current", "fp8_rowwise", "fp8_current", "mxfp8"]
+
+
+def test_mixtures_of_experts_have_what_bridges_recipes_decide(tmp_path: Path) -> None:
+    row = (
+        "Megatron-Bridge x,{release},pretrain,{model},,,,,{on},256,{format},4096,1,4096,1,{pp},1,{vp},{ep},"
+        ",,,1000,,,,A,"
+    )
+    deepseek = {"release": "26.04", "model": "DeepSeekV3", "format": "MXFP8"}
+    rows = (
+        row.format(**deepseek, on="DGX-B200", pp=8, vp=2, ep=32),
+        row.format(**deepseek, on="DGX-B200", pp=16, vp="", ep=8),
+        row.format(**deepseek | {"release": "26.06"}, on="DGX-GB200", pp=4, vp=4, ep=64),
+        row.format(release="26.04", model="Qwen3_235B_a22B", format="FP8", on="DGX-H100", pp=8, vp=4, ep=32),
+    )
+    runs, skipped = read_training_runs(table(tmp_path, *rows))
+    assert not skipped
+    assert [run.job.overlap.experts for run in runs] == [True, None, True, True]
+    assert [run.job.parallelism.experts_exchange for run in runs] == ["by_node"] * 3 + ["all_to_all"]
+    assert runs[1].job.recompute.modules == ("latent_up_projection",)
+    for run in runs:
+        resolve(run.job)
+
+
+def test_fine_tuning_is_on_packed_documents(tmp_path: Path) -> None:
+    rows = (bridge(task="SFT"), bridge(task="LoRA"), bridge())
+    runs, _ = read_training_runs(table(tmp_path, *rows))
+    assert [run.job.document_tokens for run in runs] == [200, 200, None]
+
+
 def test_what_a_row_does_not_say_is_not_guessed(tmp_path: Path) -> None:
     rows = (
         "NeMo x,,pretrain,Unheard-7B,7,,,,H100-SXM5-80GB,64,FP8,128,1,8192,4,8,1,5,,,,,1619,727,,,A,",

@@ -7,17 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numba import njit
 
-from windtunnel.kernels.calendar import NO_EVENT, is_empty, new_calendar, schedule, take_next
+from windtunnel.kernels.calendar import NO_EVENT, is_empty, new_clock, schedule, take_next
 
 
 @njit  # type: ignore[untyped-decorator]
-def compiled_schedule(events: Any, heaps: Any, buckets: Any, calendar: Any, due_ps: Any, what: Any) -> None:
-    schedule(events, heaps, buckets, calendar, due_ps, what)
+def compiled_schedule(clock: Any, due_ps: Any, what: Any) -> None:
+    schedule(clock, due_ps, what)
 
 
 @njit  # type: ignore[untyped-decorator]
-def compiled_take(events: Any, heaps: Any, buckets: Any, calendar: Any) -> Any:
-    return take_next(events, heaps, buckets, calendar), is_empty(calendar)
+def compiled_take(clock: Any) -> Any:
+    return take_next(clock), is_empty(clock)
 
 
 # A number schedules an event so long after the latest one taken, None takes one: ties, the same bucket, a later one,
@@ -27,18 +27,18 @@ actions = st.lists(st.none() | st.sampled_from([0, 0, 0, 1, 2, 3, 5, 9, 20, 31, 
 
 @given(actions)
 def test_events_leave_in_the_order_of_time_then_scheduling(todo: list[int | None]) -> None:
-    tables = new_calendar(128, 8, 2)
+    clock = new_clock(128, 8, 2)
     oracle: list[tuple[int, int]] = []
     now_ps = 0
     for number, after in enumerate([*todo, *[None] * len(todo)]):
         if after is not None:
-            compiled_schedule(*tables, now_ps + after, number)
+            compiled_schedule(clock, now_ps + after, number)
             heapq.heappush(oracle, (now_ps + after, number))
             continue
-        what, empty = compiled_take(*tables)
+        what, empty = compiled_take(clock)
         if not oracle:
             assert (what, empty) == (NO_EVENT, True)
             continue
         now_ps, expected = heapq.heappop(oracle)
         assert (what, empty) == (expected, not oracle)
-        assert tables[3][0].now_ps == now_ps
+        assert clock.calendar[0].now_ps == now_ps

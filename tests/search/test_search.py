@@ -385,7 +385,8 @@ def test_wrong_searches_are_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="there is no objective"):
         search(space(objective="qps"), quiet())
     with pytest.raises(InputError, match=r"no point can be: .*unknown key \$\.engine\.bogus"):
-        search(space({"deployment.engine.bogus": [1]}), quiet())
+        search(space({"deployment.engine.bogus": [1]}), store := quiet(tmp_path / "answers.sqlite"))
+    assert store.unfinished() is None  # there is nothing to go on with
     with pytest.raises(InputError, match="there is no file"):
         load_space(tmp_path / "missing.yaml")
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from windtunnel.errors import InputError
 from windtunnel.spec import catalog
 from windtunnel.spec.noun import decode, encode
-from windtunnel.spec.training import TrainingJob, load, save
+from windtunnel.spec.training import TrainingJob, job_of, load, save
 from windtunnel.spec.training_degrees import degrees, dense_dp_of
 from windtunnel.spec.training_setup import resolve
 
@@ -31,6 +31,12 @@ def job(**changes: Any) -> TrainingJob:
 def test_a_job_survives_its_file(tmp_path: Path) -> None:
     save(job(), tmp_path / "job.yaml")
     assert load(tmp_path / "job.yaml") == job()
+
+
+def test_a_scenario_is_no_job(tmp_path: Path) -> None:
+    (tmp_path / "scenario.yaml").write_text("model: llama-3.1-8b\ndeployment: {device: h100_sxm}\n")
+    with pytest.raises(InputError, match="describes a deployment, not a training job"):
+        job_of(tmp_path / "scenario.yaml", {})
 
 
 def test_overrides_reach_every_field(tmp_path: Path) -> None:

@@ -17,7 +17,8 @@ from windtunnel.errors import InputError, WindtunnelError
 from windtunnel.kernels import state
 from windtunnel.kernels.policies import in_use
 from windtunnel.kernels.pools import Pools
-from windtunnel.kernels.serve import ASK_ROUTER, DONE, MORE, OUT_OF_STEPS, STUCK, run
+from windtunnel.kernels.serve import run
+from windtunnel.kernels.status import ASK_ROUTER, DONE, MORE, OUT_OF_STEPS, STUCK
 from windtunnel.kernels.walked_state import WalkedSettings
 from windtunnel.metrics.records import STEP_COLUMNS, Table
 

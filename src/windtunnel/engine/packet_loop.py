@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from windtunnel.engine.packet_tables import Ints, Table, Tables
 from windtunnel.kernels import packet as loop
 from windtunnel.kernels import packet_state as state
-from windtunnel.kernels.calendar import new_calendar
+from windtunnel.kernels.calendar import new_clock
 
 WHEEL_PS = 2**23
 """One turn of the calendar: 8 us, more than a hop or a launch takes."""
@@ -40,7 +40,7 @@ def run_tables(tables: Tables, traced: NDArray[np.int32] | None = None) -> Outco
     channels = tables.channels.copy()
     num_buckets = 1 << min(20, max(12, int(np.ceil(np.log2(4 * len(links))))))
     shift = max(0, int(np.log2(WHEEL_PS / num_buckets)))
-    events, heaps, buckets, calendar = new_calendar(len(tables.first) + most_children + 512, num_buckets, shift)
+    clock = new_clock(len(tables.first) + most_children + 512, num_buckets, shift)
     send_queues = np.zeros(int(flows.queue.max(initial=0)) + 1, state.SEND_QUEUE).view(np.recarray)
     send_queues.first = state.NONE
     connections = _free_list(state.CONNECTION, min(len(flows), 256) + 1)
@@ -81,16 +81,13 @@ def run_tables(tables: Tables, traced: NDArray[np.int32] | None = None) -> Outco
             traced,
             trace,
             counters,
-            events,
-            heaps,
-            buckets,
-            calendar,
+            clock,
         )
         if outcome == loop.DONE:
             break
         if outcome == loop.MORE_EVENTS:
-            events = _grown(events, calendar, "free", "num_free")
-            heaps = _longer(heaps, len(events))
+            events = _grown(clock.events, clock.calendar, "free", "num_free")
+            clock = clock._replace(events=events, heaps=_longer(clock.heaps, len(events)))
         elif outcome == loop.MORE_PACKETS:
             packets = _grown(packets, counters, "free_packet", "num_free_packets")
             stamps = _longer(stamps, len(packets)) if is_hpcc else stamps

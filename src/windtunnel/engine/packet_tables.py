@@ -12,6 +12,7 @@ from windtunnel.engine.simultaneous import begin_order, partitions, senders
 from windtunnel.errors import InputError
 from windtunnel.kernels import packet_groups as groups
 from windtunnel.kernels import packet_state as state
+from windtunnel.kernels.calendar import MOST_SENDERS
 from windtunnel.ops.flows import Flows, flows_of
 from windtunnel.spec.fabric import Fabric, NodeKind
 from windtunnel.spec.network import NetworkSettings
@@ -72,7 +73,7 @@ def tables_of(fabric: Fabric, flows: Flows, settings: NetworkSettings, packet: P
     if settings.compat == "simai" and len(flows):
         partition = partitions(fabric)
         first = begin_order(partition, flows, first)
-        links.sender = senders(partition, links.source, links.target)
+        links.sender = np.minimum(senders(partition, links.source, links.target), MOST_SENDERS - 1)
     return Tables(
         settings=_kernel_settings(settings, packet, is_lossy),
         links=links,

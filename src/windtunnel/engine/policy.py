@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import InputError, did_you_mean
-from windtunnel.kernels import walked, walked_state
+from windtunnel.kernels import asked, walked_state
 from windtunnel.kernels.jit import passed
 
 Ints = NDArray[np.int64]
@@ -88,13 +88,13 @@ def policy_name(policy: Callable[..., Any]) -> str:
 
 
 PROBLEMS = {
-    walked.TWICE: "chose request {i} twice",
-    walked.NOT_HERE: "chose request {i}, which neither waits at this replica nor is ready",
-    walked.TOO_MANY_TOKENS: "gave request {i} more tokens than it has left to compute",
-    walked.TOO_FEW_TOKENS: "gave request {i} no tokens, or fewer",
-    walked.TOO_MANY_BLOCKS: "gave request {i} more tokens than there are free KV blocks for",
-    walked.TOO_MANY_SEQS: "chose more requests than max_num_seqs allows, with request {i}",
-    walked.TOO_LONG: "chose more tokens than max_num_batched_tokens allows, with request {i}",
+    asked.TWICE: "chose request {i} twice",
+    asked.NOT_HERE: "chose request {i}, which neither waits at this replica nor is ready",
+    asked.TOO_MANY_TOKENS: "gave request {i} more tokens than it has left to compute",
+    asked.TOO_FEW_TOKENS: "gave request {i} no tokens, or fewer",
+    asked.TOO_MANY_BLOCKS: "gave request {i} more tokens than there are free KV blocks for",
+    asked.TOO_MANY_SEQS: "chose more requests than max_num_seqs allows, with request {i}",
+    asked.TOO_LONG: "chose more tokens than max_num_batched_tokens allows, with request {i}",
 }
 
 
@@ -134,7 +134,7 @@ class Asker:
             InputError: the policy raised, or what it returned is no batch that the engine can run.
         """
         settings, replica = self.settings, self.asking[0]
-        num_waiting = walked.list_waiting(self.walks, self.replicas, replica, self.waiting)
+        num_waiting = asked.list_waiting(self.walks, self.replicas, replica, self.waiting)
         row = settings.num_replicas * settings.num_stages + replica
         engine = Engine(
             float(self.now_s[0]),
@@ -152,7 +152,7 @@ class Asker:
             what = f"{type(error).__name__}: {error}"
             raise InputError(f"the scheduler {self.name} failed at {engine.now_s:g} s: {what}", place(error)) from error
         pairs = self._as_pairs(answer)
-        size = walked.form_asked_batch(
+        size = asked.form_asked_batch(
             settings, self.records, self.walks, self.replicas, self.batches, self.clock, pairs
         )
         if size < 0:

@@ -124,12 +124,13 @@ def stage_tables(config: VidurConfig, tables: OperatorTables) -> walked_state.Ta
         launch_s = 1e-3 * (predictor.nccl_cpu_launch_overhead_ms + skew_ms)
         layer_s = _sum([layer_s, 2 * (tables.token_s["all_reduce"] + launch_s)])
     grouped = replica.model_config.num_q_heads > replica.model_config.num_kv_heads
+    send_recv_s = tables.token_s["send_recv"] if pp > 1 else np.zeros(layer_s.size)
     return walked_state.Tables(
-        token_s=layers * layer_s,
+        token_s=layers * layer_s[: send_recv_s.size],
         kv_save_s=layers * tables.token_s["attn_kv_cache_save"],
         prefill_s=layers * tables.prefill_s,
         decode_s=layers * tables.decode_s,
-        send_recv_s=tables.token_s.get("send_recv", np.zeros(1)),
+        send_recv_s=send_recv_s,
         host_s=np.zeros(0) if predictor.skip_cpu_overhead_modeling else _host_step_s(tables),
         granularity=predictor.kv_cache_prediction_granularity,
         prefill_factor=1 + predictor.attention_prefill_batching_overhead_fraction if grouped else 1.0,

@@ -14,7 +14,7 @@ from windtunnel.engine.workload import RequestArrays
 from windtunnel.errors import InputError
 from windtunnel.kernels import state, walked_state
 from windtunnel.kernels.jit import passed
-from windtunnel.kernels.serve import DONE, MORE, OUT_OF_STEPS, STUCK
+from windtunnel.kernels.status import DONE, MORE, OUT_OF_STEPS, STUCK
 from windtunnel.kernels.walked import ASK, OUT_OF_TABLES, run_walked
 from windtunnel.metrics.records import STEP_COLUMNS, Table
 from windtunnel.ops.memory import MemoryPlan

@@ -188,11 +188,12 @@ class TableModel:
 
         if site not in self._shapes:
             grid, seconds, measured = self.filled(site)
+            steps = self.table.steps.get(site, ())
             if len(grid) == 1:
                 ((axis, at),) = grid.items()
-                self._shapes[site] = Curve.of(axis, at, seconds, reference, op.kind in _STRAIGHT, measured)
+                self._shapes[site] = Curve.of(axis, at, seconds, reference, op.kind in _STRAIGHT, measured, steps)
             else:
-                self._shapes[site] = Surface.of(grid, seconds, reference, measured)
+                self._shapes[site] = Surface.of(grid, seconds, reference, measured, steps)
         shape = self._shapes[site]
         if isinstance(shape, Curve):
             return shape.predict(axes[shape.axis], reference)

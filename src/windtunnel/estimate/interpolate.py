@@ -3,14 +3,14 @@
 Everything is done on the logarithm of measured seconds over a reference (`roofline.Roofline.seconds`): the reference
 knows where an operator turns from launch to memory to compute bound, so what is left is flat, and holding it constant
 beyond the grid means holding the measured utilisation. Inside a cell the result is bounded by the cell's corners: no
-overshoot, no wiggle.
+overshoot, no wiggle. Where an engine is known to call another kernel from some size on, each kernel has its own points.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,6 +48,8 @@ class Curve:
     """False where a point was filled in."""
     straight: bool = False
     """Between points, straight in log-log and not in the shape of the reference."""
+    steps: tuple[float, ...] = ()
+    """Coordinates from which on another kernel runs: nothing is interpolated across them."""
 
     @staticmethod
     def of(
@@ -57,17 +59,41 @@ class Curve:
         reference: Reference,
         straight: bool = False,
         measured: NDArray[np.bool_] | None = None,
+        steps: tuple[float, ...] = (),
     ) -> Curve:
         """The curve through points, all of them measured unless `measured` says otherwise."""
         log_seconds = np.log(seconds)
         known = np.ones(len(at), dtype=bool) if measured is None else measured
-        return Curve(axis, at, log_seconds, log_seconds - np.log(reference({axis: at})), known, straight)
+        return Curve(axis, at, log_seconds, log_seconds - np.log(reference({axis: at})), known, straight, steps)
 
     def predict(self, at: Floats, reference: Reference) -> Prediction:
-        """Seconds at `at`."""
-        log_at, log_grid = np.log(at), np.log(self.at)
+        """Seconds at `at`: between the points around it, and beyond the points of its kernel at their utilisation."""
+        if not self.steps:
+            return self._smooth(at, reference)
+        kernel, own = (np.searchsorted(self.steps, where, side="right") for where in (at, self.at))
+        seconds, exact = np.empty(len(at)), np.empty(len(at), dtype=bool)
+        for index in np.unique(kernel):
+            here, points = kernel == index, own == index
+            piece = self._part(points) if points.any() else replace(self, steps=())
+            found = piece._smooth(at[here], reference)
+            seconds[here], exact[here] = found.seconds, found.exact
+        inside = (at >= self.at[0]) & (at <= self.at[-1])
+        low, high = (np.exp(self.log_seconds[row]) for row in self._around(at))
+        return Prediction(np.where(inside, _between(seconds, low, high), seconds), exact, inside)
+
+    def _part(self, points: NDArray[np.bool_]) -> Curve:
+        """Some of the points, without a step."""
+        columns = (self.at[points], self.log_seconds[points], self.log_ratio[points], self.measured[points])
+        return Curve(self.axis, *columns, self.straight)
+
+    def _around(self, at: Floats) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+        """The points below and above, or twice the one that is met or nearest."""
         right = np.clip(np.searchsorted(self.at, at), 0, len(self.at) - 1)
-        left = np.where((self.at[right] > at) & (right > 0), right - 1, right)
+        return np.where((self.at[right] > at) & (right > 0), right - 1, right), right
+
+    def _smooth(self, at: Floats, reference: Reference) -> Prediction:
+        log_at, log_grid = np.log(at), np.log(self.at)
+        left, right = self._around(at)
         inside = (at >= self.at[0]) & (at <= self.at[-1])
         log_seconds = np.log(reference({self.axis: at})) + np.interp(log_at, log_grid, self.log_ratio)
         bounded = _between(log_seconds, self.log_seconds[left], self.log_seconds[right])
@@ -88,16 +114,20 @@ class Surface:
 
     @staticmethod
     def of(
-        axes: Mapping[str, Floats], seconds: Floats, reference: Reference, measured: NDArray[np.bool_] | None = None
+        axes: Mapping[str, Floats],
+        seconds: Floats,
+        reference: Reference,
+        measured: NDArray[np.bool_] | None = None,
+        steps: tuple[float, ...] = (),
     ) -> Surface:
-        """The surface through points sorted by the first axis, then the second; `measured` as in `Curve.of`."""
+        """The surface through points sorted by the first axis, then the second; the rest as in `Curve.of`."""
         known = np.ones(len(seconds), dtype=bool) if measured is None else measured
         first, second = axes
         at, starts = np.unique(axes[first], return_index=True)
         curves = []
         for value, rows in zip(at, np.split(np.arange(len(seconds)), starts[1:]), strict=True):
             along = _fixed(reference, first, float(value))
-            curves.append(Curve.of(second, axes[second][rows], seconds[rows], along, measured=known[rows]))
+            curves.append(Curve.of(second, axes[second][rows], seconds[rows], along, measured=known[rows], steps=steps))
         return Surface((first, second), at, tuple(curves))
 
     def predict(self, axes: Mapping[str, Floats], reference: Reference) -> Prediction:

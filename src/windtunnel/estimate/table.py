@@ -7,7 +7,7 @@ GEMM's n and k, an attention's heads) at which a curve or surface was measured a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -74,6 +74,7 @@ class MeasurementTable:
         words: the table's words (`format`, `kv_format`, `op`).
         statistics: of the samples of each row: all of `STATISTICS`, or none where nobody kept them.
         is_fitted: the seconds are a regression's, so that no row is a measurement; not kept in files.
+        steps: site -> where along the last axis its engine begins to call another kernel; not kept in files.
 
     Raises:
         InputError: a column of another length, or a time that is not a positive finite number.
@@ -87,6 +88,7 @@ class MeasurementTable:
     words: Mapping[str, str]
     statistics: Mapping[str, Floats] = field(default_factory=dict)
     is_fitted: bool = False
+    steps: Mapping[tuple[float, ...], tuple[float, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name, column in (*self.sites.items(), *self.axes.items(), *self.statistics.items()):
@@ -125,8 +127,7 @@ class MeasurementTable:
         sites = {name: column[rows] for name, column in self.sites.items()}
         axes = {name: column[rows] for name, column in self.axes.items()}
         statistics = {name: column[rows] for name, column in self.statistics.items()}
-        seconds, words = self.seconds[rows], self.words
-        return MeasurementTable(self.kind, sites, axes, seconds, self.source, words, statistics, self.is_fitted)
+        return replace(self, sites=sites, axes=axes, seconds=self.seconds[rows], statistics=statistics)
 
     def operator(self, site: tuple[float, ...], axes: Mapping[str, Any]) -> ops.Op:
         """The operator at `site`, with arrays along its axes."""
@@ -271,7 +272,7 @@ def read_parquet(path: Path, columns: list[str] | None = None, dictionaries: lis
         dictionaries: text columns to keep dictionary-coded, which is many times faster to compare.
 
     Raises:
-        InputError: it is missing or is not valid Parquet.
+        InputError: it is missing, is not valid Parquet, or lacks one of `dictionaries`.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -282,6 +283,9 @@ def read_parquet(path: Path, columns: list[str] | None = None, dictionaries: lis
             return file.read(columns=present, use_threads=False)
     except FileNotFoundError:
         raise InputError(f"there is no file {path}") from None
+    except KeyError:
+        require_columns(path, pq.read_schema(path).names, tuple(dictionaries or ()))
+        raise
     except (OSError, pa.ArrowException) as error:
         reason = str(error).partition("\n")[0]
         raise InputError(f"{path} is not a readable Parquet file: {reason}") from None

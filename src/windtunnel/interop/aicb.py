@@ -33,13 +33,15 @@ def generate(command: Command, times: Path | None = None) -> GeneratedFile:
     """What AICB writes for `command`.
 
     Args:
-        command: of `aicb_arguments.read_command`.
+        command: of `aicb_command.read_command`.
         times: an AIOB file in place of the one that the command names, whose path is AICB's.
 
     Raises:
         InputError: AICB would fail on the command, or its times are missing or broken.
     """
     arguments = command.arguments
+    if command.writes_nothing is not None:
+        raise InputError(*command.writes_nothing)
     if isinstance(arguments, InferenceArguments):
         return _inference(command.generator, arguments, times)
     remarks = (*command.remarks, *_remarks(arguments))

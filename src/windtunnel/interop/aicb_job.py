@@ -43,6 +43,7 @@ def job_of(arguments: TrainingArguments, device: str) -> TrainingJob:
         "parallelism": {
             "tp": at.tensor_model_parallel_size,
             "pp": at.pipeline_model_parallel,
+            "cp": at.context_parallel_size,
             "ep": at.expert_model_parallel_size,
             "sequence_parallel": at.enable_sequence_parallel,
             # AICB splits every expert over the tensor-parallel ranks, as Megatron-Core did before expert-TP.

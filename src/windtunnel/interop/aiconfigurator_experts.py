@@ -11,6 +11,7 @@ import numpy as np
 from windtunnel.estimate.table import MeasurementTable
 from windtunnel.interop.aiconfigurator_files import (
     ENGINES,
+    NEWEST,
     Collection,
     Place,
     Rows,
@@ -43,14 +44,10 @@ _SHARED_KERNELS: Mapping[Format, tuple[str, ...]] = {Format.MXFP4: ("w4a8_mxfp4_
 times for every shape: vLLM's files have them for other widths than gpt-oss's only."""
 
 
-_NEWEST = "99"
-"""Above any engine's version."""
-
-
 def _with_shared_kernels(collection: Collection, rows: Rows, dtypes: tuple[str, ...]) -> tuple[Rows, str]:
     """`rows`, at points that another engine timed with a kernel of `dtypes` the faster of both; and a remark."""
     for engine in ENGINES:
-        own = replace(collection, engine=engine, version=_NEWEST, moe_backend=None)
+        own = replace(collection, engine=engine, version=NEWEST, moe_backend=None)
         found, _ = (None, "") if engine == rows.place.engine else _experts_rows(own, dtypes)
         if found is None or found.place.engine != engine:
             continue

@@ -31,6 +31,12 @@ from windtunnel.spec.precision import Format
 ENGINES = ("vllm", "sglang", "trtllm")
 """Engines with measured tables; where the one asked for lacks a table, the others are tried in this order."""
 
+NEWEST = "99"
+"""Above any engine's version."""
+
+HICCUP = 1.75
+"""What takes this many times as long as both less work and more is not believed: more cannot take so much less time."""
+
 DISTRIBUTIONS = ("power_law_1.01", "power_law_1.2", "balanced")
 """How tokens were spread over experts when a mixture of experts was measured, the default first.
 

@@ -17,6 +17,7 @@ from windtunnel.interop.aiconfigurator_conversions import (
     lower_middle,
 )
 from windtunnel.interop.aiconfigurator_files import (
+    HICCUP,
     Collection,
     Rows,
     at_same_points,
@@ -166,9 +167,6 @@ def _with_quantisation(collection: Collection, rows: Rows) -> Rows:
     return Rows({**rows.columns, "latency": latency}, rows.kernel_codes, names, rows.place)
 
 
-_HICCUP = 1.75
-
-
 def _without_hiccups(rows: Rows) -> Rows:
     """A GEMM's rows but those that took 1.75 times as long as both the next smaller and the next larger m.
 
@@ -180,7 +178,7 @@ def _without_hiccups(rows: Rows) -> Rows:
     if len(order) < 3:
         return rows
     inner = (n[2:] == n[:-2]) & (k[2:] == k[:-2])
-    hiccup = inner & (took[1:-1] > _HICCUP * np.maximum(took[2:], took[:-2]))
+    hiccup = inner & (took[1:-1] > HICCUP * np.maximum(took[2:], took[:-2]))
     return rows.take(np.sort(np.delete(order, np.flatnonzero(hiccup) + 1)))
 
 

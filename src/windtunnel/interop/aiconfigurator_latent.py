@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from windtunnel.estimate.table import Floats, MeasurementTable
-from windtunnel.interop.aiconfigurator_files import KV_DTYPES, Collection, GemmPrices, Rows, at_same_points, first_rows
+from windtunnel.interop.aiconfigurator_files import (
+    ENGINES,
+    KV_DTYPES,
+    NEWEST,
+    Collection,
+    GemmPrices,
+    Rows,
+    at_same_points,
+    first_rows,
+)
 from windtunnel.ops import op as ops
 
 _LATENT_PREFILL_WIDTHS = {"qk_head_dim": 192.0, "v_head_dim": 128.0}
@@ -32,21 +42,26 @@ def _module_rows(collection: Collection, table: str, tokens: str, op: Any) -> Ro
 def latent_prefill_table(collection: Collection, op: Any, price: GemmPrices) -> MeasurementTable | None:
     """The core of latent prefill; where the engine has only module tables, the lesser of two upper bounds.
 
-    One is another engine's core. The other is the engine's module less its projections, priced from the GEMM table:
-    right for long prompts, while short ones are bound by the host's launches. SGLang's core on Hopper computes the
-    absorbed form, 3.4 times as long as what vLLM's module leaves at 16,384 tokens and 16 heads.
+    One is the core of another engine that computes the same form. The other is the engine's module less its
+    projections, priced from the GEMM table: right where little but the core is left, and as unsure as the price of the
+    projections where they are most of it. Short prompts are bound by the host's launches, which makes it the greater.
     """
     rows = _latent_rows(collection, "context_mla_perf", "isl", op)
     if rows is None:
         return None
-    label, seconds = collection.label("mla", rows), rows.seconds
     own = rows.place.engine == collection.engine
     module = None if own else _module_rows(collection, "mla_context_module_perf", "isl", op)
-    if module is not None:
-        left = module.seconds - _projection_seconds(module, price)
-        known = at_same_points(rows, module, left, ("num_heads", "batch_size", "isl"))
-        seconds = np.where(known > 0.05 * seconds, np.fmin(seconds, known), seconds)
-        label = f"{label}, at most {collection.label('mla', module)} less its projections"
+    module = None if module is None else _expanding(module)
+    projections_s = None if module is None else _projection_seconds(module, price)
+    label, seconds = collection.label("mla", rows), rows.seconds
+    if module is not None and projections_s is not None:
+        left_s = module.seconds - projections_s
+        rows = _of_the_same_form(collection, op, rows, module, left_s)
+        bound = at_same_points(rows, module, left_s, _PREFILL_POINT) / rows.seconds
+        weight = at_same_points(rows, module, _weight(left_s / projections_s), _PREFILL_POINT)
+        lower = (bound > 0.0) & (bound < 1.0)
+        seconds = rows.seconds * np.where(lower, bound, 1.0) ** np.where(lower, weight, 0.0)
+        label = f"{collection.label('mla', rows)}, at most {collection.label('mla', module)} less its projections"
     columns = rows.columns
     widths = {name: np.full(len(rows), value) for name, value in _LATENT_PREFILL_WIDTHS.items()}
     sites = {"num_heads": columns["num_heads"], **widths}
@@ -54,7 +69,53 @@ def latent_prefill_table(collection: Collection, op: Any, price: GemmPrices) -> 
     return MeasurementTable(op.kind, sites, axes, seconds, label, {"kv_format": op.kv_format.value})
 
 
-def _projection_seconds(module: Rows, price: GemmPrices) -> Floats:
+_PREFILL_POINT = ("num_heads", "batch_size", "isl")
+
+
+def _expanding(module: Rows) -> Rows:
+    """Rows of the kernel of the longest prompts: short ones go through decode's, which absorb one of the projections.
+
+    vLLM 0.24.0 sends up to 512 tokens there on Hopper, and single tokens elsewhere.
+    """
+    longest = module.kernel_codes[np.argmax(module.columns["isl"])]
+    return module.take(module.kernel_codes == longest)
+
+
+def _of_the_same_form(collection: Collection, op: Any, rows: Rows, module: Rows, left_s: Floats) -> Rows:
+    """Of other engines' cores the one that is most like what is left of the module where it has most to compute.
+
+    SGLang's kernels on Hopper, Ada and RTX Pro 6000 compute the absorbed form, 3.4 times the arithmetic; vLLM expands
+    keys and values as TRT-LLM does. From 16,384 tokens on what is left of vLLM's modules is 0.12 to 0.26 of SGLang's
+    times there and 0.8 to 1.0 of TRT-LLM's; where SGLang's kernels expand too (Blackwell), 0.64 to 2.0 of either's.
+    """
+    found = {rows.place.engine: rows}
+    for engine in ENGINES:
+        newest = _latent_rows(replace(collection, engine=engine, version=NEWEST), "context_mla_perf", "isl", op)
+        if newest is not None and newest.place.engine == engine:
+            found.setdefault(engine, newest)
+    work = module.columns["num_heads"] * module.columns["batch_size"] * module.columns["isl"] ** 2
+    most = (work >= np.quantile(work, 0.9)) & (left_s > 0.0)
+
+    def unlikeness(core: Rows) -> float:
+        ratio = left_s[most] / at_same_points(module.take(most), core, core.seconds, _PREFILL_POINT)
+        known = np.isfinite(ratio)
+        return float(np.median(np.abs(np.log(ratio[known])))) if known.any() else np.inf
+
+    return min(found.values(), key=unlikeness)
+
+
+_PROJECTIONS_ERROR, _CORE_ERROR = 0.1, 0.3
+"""What the projections' price is off by (nine of ten measured GEMMs that are left out lie within 0.15), and how far
+kernels of one form differ between engines (a factor of 0.64 to 2.0 at the longest prompts)."""
+
+
+def _weight(left_over_projections: Floats) -> Floats:
+    """How much a module less its projections says of its core beside another engine's, by inverse variances."""
+    relative_error = _PROJECTIONS_ERROR / np.maximum(left_over_projections, 1e-6)
+    return np.asarray(_CORE_ERROR**2 / (_CORE_ERROR**2 + relative_error**2))
+
+
+def _projection_seconds(module: Rows, price: GemmPrices) -> Floats | None:
     """What the projections of DeepSeek-V3's attention take at the module's tokens and heads, by the bf16 GEMM table."""
     total = np.zeros(len(module))
     num_tokens, num_heads = module.columns["batch_size"] * module.columns["isl"], module.columns["num_heads"]
@@ -62,7 +123,9 @@ def _projection_seconds(module: Rows, price: GemmPrices) -> Floats:
         here = num_heads == heads
         for n, k in ((1536 + 576, 7168), (192 * heads, 1536), (256 * heads, 512), (7168, 128 * heads)):
             seconds = price(ops.Gemm(num_tokens[here], n, k))
-            total[here] += np.inf if seconds is None else seconds
+            if seconds is None:
+                return None
+            total[here] += seconds
     return total
 
 

@@ -8,6 +8,7 @@ takes above its projections, priced from the GEMM table of the same format, is `
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -154,8 +155,13 @@ def _joined(
     whole = {name: np.concatenate(values) for name, values in columns.items()}
     tokens = {"context_tokens": whole["step"] + 1} if decode else {"num_tokens": whole["isl"]}
     label = f"{collection.label('sparse_attention', parts[0][0])} less its projections"
-    if any(rows.named(_is_dense).any() for rows, *_ in parts):
+    dense = any(rows.named(_is_dense).any() for rows, *_ in parts)
+    if dense:
         label += f"; prompts of at most {int(whole['top_k'][0]):,} tokens no slower than the roofline's dense attention"
     sites = {name: whole[name] for name in site_names(kind)}
     axes = {"batch": whole["batch_size"], **tokens}
-    return MeasurementTable(kind, sites, axes, whole["seconds"], label, {"kv_format": kv_format.value})
+    table = MeasurementTable(kind, sites, axes, whole["seconds"], label, {"kv_format": kv_format.value})
+    # Longer prompts than `top_k`, a site's last dimension, are no longer dense: SGLang's on H200 take 20 times as long
+    # at twice the length.
+    steps = {site: (float(np.nextafter(site[-1], np.inf)),) for site in table.rows_by_site if dense}
+    return replace(table, steps=steps)

@@ -7,7 +7,8 @@ from typing import Any
 
 from windtunnel.errors import InputError
 from windtunnel.interop.aicb import GeneratedFile, generate
-from windtunnel.interop.aicb_arguments import DEVICES, Command, TrainingArguments, read_command
+from windtunnel.interop.aicb_arguments import DEVICES, Command, TrainingArguments
+from windtunnel.interop.aicb_command import read_command
 from windtunnel.interop.aicb_job import arguments_of, job_of
 from windtunnel.interop.megatron_arguments import read_megatron_arguments
 from windtunnel.interop.text_file import read_text

@@ -29,6 +29,8 @@ _CHAKRA_START = re.compile(rb"[\x02-\xff]{1,3}?\n[\x05-\x10]\d+\.\d+\.\d+")
 
 _COLLECTIVES: dict[int, str] = {one.value: one.name.lower() for one in Collective}
 _AICB_GROUPS = {"ep_dp_group": "dp_ep", "all": "all"}
+_AICB_SCRIPT = re.compile(r"^[^#\n]*\b(?:ba)?sh\s+\S*?(?:_workload_with_aiob|megatron_gpt|deepspeed_llama)\.sh\b", re.M)
+"""A line that runs one of its scripts."""
 _AICB_KINDS = {"isend": "send", "irecv": "receive"}
 
 
@@ -73,7 +75,7 @@ def recognise(path: Path) -> str:
         return AICB
     if first.startswith(("train_iter:", "inference_term:")):
         return AIOB
-    if "workload_generator." in text or "workload_with_aiob.sh" in text:
+    if "workload_generator." in text or _AICB_SCRIPT.search(text):
         return AICB_COMMAND
     if "--num-layers" in text or "num_layers ..." in text:
         return MEGATRON

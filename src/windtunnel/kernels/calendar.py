@@ -7,7 +7,7 @@ one picosecond that alike parts of a large fabric have are one run. (Brown, "Cal
 the sorting put off until a bucket is opened, as in Tang, Goh and Thng, "Ladder Queue", TOMACS 15(3), 2005.)
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -56,8 +56,17 @@ CALENDAR = np.dtype(
 NO_EVENT = -1
 
 
-def new_calendar(num_events: int, num_buckets: int, shift: int) -> tuple[Any, Any, Any, Any]:
-    """An empty calendar: (events, heaps, buckets, calendar). `num_buckets` is a power of two."""
+class Clock(NamedTuple):
+    """A calendar: its events, the open bucket and what is far off, the wheel's lists, and one record of the rest."""
+
+    events: Any
+    heaps: Any
+    buckets: Any
+    calendar: Any
+
+
+def new_clock(num_events: int, num_buckets: int, shift: int) -> Clock:
+    """An empty calendar; `num_buckets` is a power of two."""
     events = np.zeros(num_events, EVENT).view(np.recarray)
     events.next = np.arange(1, num_events + 1)
     events.next[-1] = NO_EVENT
@@ -65,7 +74,7 @@ def new_calendar(num_events: int, num_buckets: int, shift: int) -> tuple[Any, An
     calendar.num_free = num_events
     calendar.shift = shift
     heaps = np.zeros(num_events, HEAPS).view(np.recarray)
-    return events, heaps, np.full(num_buckets, NO_EVENT, np.int32), calendar
+    return Clock(events, heaps, np.full(num_buckets, NO_EVENT, np.int32), calendar)
 
 
 @inner
@@ -86,23 +95,24 @@ def put_near(heaps, calendar, due_ps, tag):
 
 
 @inner
-def schedule(events, heaps, buckets, calendar, due_ps, what):
+def schedule(clock, due_ps, what):
     """Let `what` happen at `due_ps`, which is not before now; there must be a free event."""
-    tag = NO_MESSAGE | (calendar[0].num_scheduled << INDEX_BITS) | calendar[0].free
-    put(events, heaps, buckets, calendar, due_ps, what, tag)
+    tag = NO_MESSAGE | (clock.calendar[0].num_scheduled << INDEX_BITS) | clock.calendar[0].free
+    put(clock, due_ps, what, tag)
 
 
 @inner
-def schedule_message(events, heaps, buckets, calendar, due_ps, what, sender):
+def schedule_message(clock, due_ps, what, sender):
     """As `schedule`, but before other events of that time, and in the order of the senders."""
-    number = calendar[0].num_scheduled & INDEX_MASK
-    tag = (np.int64(sender) << SENDER_SHIFT) | (number << INDEX_BITS) | calendar[0].free
-    put(events, heaps, buckets, calendar, due_ps, what, tag)
+    number = clock.calendar[0].num_scheduled & INDEX_MASK
+    tag = (np.int64(sender) << SENDER_SHIFT) | (number << INDEX_BITS) | clock.calendar[0].free
+    put(clock, due_ps, what, tag)
 
 
 @inner
-def put(events, heaps, buckets, calendar, due_ps, what, tag):
+def put(clock, due_ps, what, tag):
     """Fill the next free event and lay it on the wheel, into the open bucket or with those that are far off."""
+    events, heaps, buckets, calendar = clock
     event = calendar[0].free
     calendar[0].free = events[event].next
     calendar[0].num_free -= 1
@@ -153,15 +163,17 @@ def open_next_bucket(events, heaps, buckets, calendar):
 
 
 @inner
-def is_empty(calendar):
+def is_empty(clock):
     """Whether nothing is left to happen."""
+    calendar = clock.calendar
     num_open = calendar[0].run_end - calendar[0].run_first + calendar[0].num_near
     return num_open + calendar[0].num_in_wheel + calendar[0].num_far == 0
 
 
 @inner
-def take_next(events, heaps, buckets, calendar):
+def take_next(clock):
     """Remove the next event and set the clock to it; returns its `what`, or NO_EVENT if there is none."""
+    events, heaps, buckets, calendar = clock
     first = calendar[0].run_first
     if first == calendar[0].run_end and calendar[0].num_near == 0:
         if calendar[0].num_in_wheel == 0 and calendar[0].num_far == 0:

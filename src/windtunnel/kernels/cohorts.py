@@ -9,8 +9,8 @@ A replica has one cohort that is ready at most; `cohort_position` says in front 
 
 import numpy as np
 
+from windtunnel.kernels.completions import conclude
 from windtunnel.kernels.jit import inner
-from windtunnel.kernels.serve import conclude
 from windtunnel.kernels.state import NONE
 from windtunnel.kernels.walked_state import FASTER_TRANSFORMER, ORCA, USER, VLLM_V0
 

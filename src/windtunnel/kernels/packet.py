@@ -10,41 +10,24 @@ Time is in whole picoseconds and equal times go in the order of scheduling, so t
 
 import numpy as np
 
-from windtunnel.kernels.calendar import NO_EVENT, is_empty, schedule, schedule_message, take_next
-from windtunnel.kernels.congestion import acknowledged, dcqcn_decrease, dcqcn_increase, dcqcn_mark
-from windtunnel.kernels.jit import entry
-from windtunnel.kernels.packet_ends import (
-    begin,
-    complete,
-    next_data_packet,
-    receive_answer,
-    receive_data,
-    release,
-    sent,
-    wake,
-)
+from windtunnel.kernels.calendar import NO_EVENT, is_empty, schedule, take_next
+from windtunnel.kernels.jit import entry, once
+from windtunnel.kernels.packet_ends import answer, on_timer, start, take_answer, wake
+from windtunnel.kernels.packet_flows import complete, release
+from windtunnel.kernels.packet_link import serve
 from windtunnel.kernels.packet_queues import (
     ARRIVE,
-    DECREASE,
-    INCREASE,
     KIND_BITS,
     NUMBER_BITS,
-    SEND,
     SERVE,
     START,
-    TIMEOUT,
     TRACE,
     draw,
-    enqueue,
     event,
     free_packet,
-    note_sender,
-    overtake,
-    sending_ps,
-    timer,
 )
-from windtunnel.kernels.packet_state import DATA, DCQCN, ECMP, GO_BACK_N, IDLE, NONE, PAUSE, SWITCH
-from windtunnel.kernels.packet_switch import admit, choose_link, head_start_ps, leave_switch
+from windtunnel.kernels.packet_state import DATA, NONE, PAUSE
+from windtunnel.kernels.packet_switch import forward, pause_or_resume
 
 DONE, MORE_EVENTS, MORE_PACKETS, MORE_CONNECTIONS, MORE_TRACE = range(5)
 """What `run` returns: nothing is left to happen; or a table is full: call again with a larger one."""
@@ -76,10 +59,7 @@ def run(
     traced,
     trace,
     counters,
-    events,
-    heaps,
-    buckets,
-    calendar,
+    clock,
 ):
     """Simulate until nothing is left to happen, or a table is full; then call again.
 
@@ -96,300 +76,151 @@ def run(
     if not counters[0].has_begun:
         counters[0].has_begun = 1
         for flow in first_flows:
-            release(flows, channels, send_queues, events, heaps, buckets, calendar, flow)
+            release(flows, channels, send_queues, clock, flow)
         if settings.trace_interval_ps > 0:
-            schedule(events, heaps, buckets, calendar, 0, event(TRACE, 0))
+            schedule(clock, 0, event(TRACE, 0))
     while True:
-        if calendar[0].num_free < settings.most_children + 8:
-            return MORE_EVENTS
-        if counters[0].num_free_packets < 4:
-            return MORE_PACKETS
-        if counters[0].num_free_connections < 1:
-            return MORE_CONNECTIONS
-        if settings.trace_interval_ps > 0 and counters[0].num_trace_rows == trace.shape[0]:
-            return MORE_TRACE
-        what = take_next(events, heaps, buckets, calendar)
+        lack = full_table(settings, counters, clock, trace)
+        if lack != DONE:
+            return lack
+        what = take_next(clock)
         if what == NO_EVENT:
             return DONE
-        now_ps = calendar[0].now_ps
+        now_ps = clock.calendar[0].now_ps
         counters[0].num_events += 1
         kind = what & ((1 << KIND_BITS) - 1)
         number = (what >> KIND_BITS) & ((1 << NUMBER_BITS) - 1)
         generation = what >> (KIND_BITS + NUMBER_BITS)
-        served = np.int64(NONE)
-        completed = np.int64(NONE)
-        awake = np.int64(NONE)
-        freed = np.int64(NONE)
+        served = np.int64(NONE)  # the link that has new work
+        completed = np.int64(NONE)  # a flow
+        awake = np.int64(NONE)  # the connection that may send now
+        freed = np.int64(NONE)  # a packet
 
         if kind == SERVE:
             links[number].is_due = 0
             served = number
 
         elif kind == ARRIVE:
-            packet = number
-            over = np.int64(packets[packet].link)
+            over = np.int64(packets[number].link)
             link = links[over]
-            packet_kind = packets[packet].kind
-            if packet_kind >= PAUSE:
-                held = links[over ^ 1]
-                if packet_kind == PAUSE:
-                    held.is_paused = 1
-                    held.paused_since_ps = now_ps
-                else:
-                    held.is_paused = 0
-                    held.paused_ps += now_ps - held.paused_since_ps
-                    served = over ^ 1
-                freed = packet
+            if packets[number].kind >= PAUSE:
+                served = pause_or_resume(links, packets[number].kind, over ^ 1, now_ps)
+                freed = number
             elif link.error_fraction > 0.0 and draw(settings, counters, link) < link.error_fraction:
                 link.num_drops += 1
-                freed = packet
-            elif packets[packet].hop < packets[packet].last_hop:
-                # On the way: into the buffer of the node, and onward.
-                is_admitted = True
-                if nodes[link.target].kind == SWITCH:
-                    num_bytes = packets[packet].bytes
-                    is_admitted = admit(
-                        settings,
-                        links,
-                        nodes,
-                        packets,
-                        counters,
-                        connections,
-                        events,
-                        heaps,
-                        buckets,
-                        calendar,
-                        over,
-                        num_bytes,
-                    )
-                    packets[packet].ingress = over
-                if not is_admitted:
-                    link.num_drops += 1
-                    freed = packet
-                else:
-                    packets[packet].hop += 1
-                    if packet_kind != DATA:
-                        served = np.int64(reply_links[packets[packet].hop])
-                    elif settings.routing == ECMP:
-                        served = np.int64(path_links[packets[packet].hop])
-                    else:
-                        row = flows[connections[packets[packet].connection].flow].target_row
-                        served = choose_link(
-                            settings, links, counters, neighbor_start, neighbor_links, distances, link.target, row, over
-                        )
-                    packets[packet].link = served
-                    if link.sender >= 0:
-                        note_sender(counters, links[served], now_ps, link.sender)
-                    if packet_kind != DATA and settings.ack_first:
-                        overtake(packets, links[served], packet)
-                    else:
-                        enqueue(packets, links[served], packet)
-            elif packet_kind == DATA:
-                # At the destination: the packet turns into its answer.
-                if link.sender >= 0:
-                    note_sender(counters, nodes[link.target], now_ps, link.sender)
-                owner = packets[packet].connection
-                flow = connections[owner].flow
-                answer = receive_data(settings, connections, packets, sacks, packet)
-                if not settings.completes_on_ack and not connections[owner].is_complete:
-                    if connections[owner].expected_byte >= connections[owner].size_bytes:
-                        connections[owner].is_complete = 1
-                        completed = np.int64(flow)
-                if answer < 0:
-                    freed = packet
-                else:
-                    packets[packet].kind = answer
-                    packets[packet].bytes = settings.ack_bytes
-                    packets[packet].ingress = NONE
-                    reply = flows[flow].reply
-                    packets[packet].hop = replies[reply]
-                    packets[packet].last_hop = replies[reply + 1] - 1
-                    served = np.int64(reply_links[replies[reply]])
-                    packets[packet].link = served
-                    enqueue(packets, links[served], packet)
+                freed = number
+            elif packets[number].hop < packets[number].last_hop:
+                served = forward(
+                    settings,
+                    links,
+                    nodes,
+                    flows,
+                    connections,
+                    packets,
+                    counters,
+                    path_links,
+                    reply_links,
+                    neighbor_start,
+                    neighbor_links,
+                    distances,
+                    clock,
+                    number,
+                    over,
+                )
+                freed = number if served < 0 else freed
+            elif packets[number].kind == DATA:
+                served, completed = answer(
+                    settings,
+                    links,
+                    nodes,
+                    flows,
+                    connections,
+                    packets,
+                    replies,
+                    reply_links,
+                    sacks,
+                    counters,
+                    clock,
+                    number,
+                )
+                freed = number if served < 0 else freed
             else:
-                # An answer at the sender.
-                if link.sender >= 0:
-                    note_sender(counters, nodes[link.target], now_ps, link.sender)
-                owner = np.int64(packets[packet].connection)
-                connection = connections[owner]
-                flow = connection.flow
-                if connection.acked_byte < connection.size_bytes:
-                    byte = packets[packet].byte
-                    selected = packets[packet].selected_byte
-                    receive_answer(settings, connection, sacks, calendar, owner, byte, selected, packet_kind)
-                    if connection.acked_byte >= connection.size_bytes:
-                        if not connection.is_complete:
-                            connection.is_complete = 1
-                            completed = np.int64(flow)
-                    elif settings.congestion == DCQCN:
-                        if packets[packet].is_marked:
-                            due_ps = dcqcn_mark(settings, connection, now_ps)
-                            if due_ps >= 0:
-                                what = timer(DECREASE, owner, connection.generation)
-                                schedule(events, heaps, buckets, calendar, due_ps, what)
-                    else:
-                        acknowledged(
-                            settings,
-                            connection,
-                            byte,
-                            packets[packet].is_marked,
-                            now_ps - packets[packet].sent_ps,
-                            stamps,
-                            packet,
-                            packets[packet].num_stamps,
-                            seen,
-                            owner,
-                        )
-                    awake = np.int64(owner)
-                freed = packet
+                awake, completed = take_answer(
+                    settings, links, nodes, connections, packets, stamps, seen, sacks, counters, clock, number
+                )
+                freed = number
 
         elif kind == START:
-            flow = number
-            flows[flow].start_ps = now_ps
-            follower = flows[flow].follower
-            if follower >= 0:
-                flows[follower].parents_left -= 1
-                if flows[follower].parents_left == 0:
-                    release(flows, channels, send_queues, events, heaps, buckets, calendar, follower)
-            path = flows[flow].path
-            if flows[flow].size_bytes == 0 or paths[path] == paths[path + 1]:
-                sent(flows, send_queues, events, heaps, buckets, calendar, flow, now_ps)
-                completed = np.int64(flow)
-            else:
-                owner = counters[0].free_connection
-                connection = connections[owner]
-                counters[0].free_connection = connection.next
-                counters[0].num_free_connections -= 1
-                link = links[path_links[paths[path]]]
-                begin(settings, connection, sacks, flows[flow], flow, owner, link, now_ps)
-                connection.turn = counters[0].num_started
-                counters[0].num_started += 1
-                connection.link = path_links[paths[path]]
-                if settings.timeout_ps > 0:
-                    what = timer(TIMEOUT, owner, connection.generation)
-                    schedule(events, heaps, buckets, calendar, now_ps + settings.timeout_ps, what)
-                awake = np.int64(owner)
+            awake = start(
+                settings,
+                flows,
+                channels,
+                send_queues,
+                links,
+                paths,
+                path_links,
+                connections,
+                sacks,
+                counters,
+                clock,
+                number,
+            )
+            completed = number if awake < 0 else completed
 
         elif kind == TRACE:
-            row = counters[0].num_trace_rows
-            trace[row, 0] = now_ps
-            for position in range(traced.size):
-                trace[row, 1 + position] = links[traced[position]].queue_bytes
-            counters[0].num_trace_rows = row + 1
-            if not is_empty(calendar):
-                schedule(events, heaps, buckets, calendar, now_ps + settings.trace_interval_ps, event(TRACE, 0))
+            look_at_queues(links, traced, trace, counters, now_ps)
+            if not is_empty(clock):
+                schedule(clock, now_ps + settings.trace_interval_ps, event(TRACE, 0))
 
         elif connections[number].generation == generation:
-            connection = connections[number]
-            if kind == SEND:
-                connection.state = IDLE
-            elif kind == DECREASE:
-                dcqcn_decrease(settings, connection, now_ps)
-                if not connection.is_increase_due:
-                    connection.is_increase_due = 1
-                    what = timer(INCREASE, number, generation)
-                    schedule(events, heaps, buckets, calendar, connection.increase_ps, what)
-            elif kind == INCREASE:
-                if now_ps >= connection.increase_ps:
-                    dcqcn_increase(settings, connection, now_ps)
-                schedule(events, heaps, buckets, calendar, connection.increase_ps, timer(INCREASE, number, generation))
-            elif kind == TIMEOUT:
-                is_stuck = now_ps - connection.progress_ps >= settings.timeout_ps
-                if is_stuck and connection.next_byte > connection.acked_byte:
-                    if settings.recovery == GO_BACK_N:
-                        connection.next_byte = connection.acked_byte
-                    else:
-                        connection.retry_byte = connection.acked_byte
-                        connection.retry_end_byte = connection.next_byte
-                    connection.progress_ps = now_ps
-                elif is_stuck:
-                    connection.progress_ps = now_ps
-                due_ps = connection.progress_ps + settings.timeout_ps
-                schedule(events, heaps, buckets, calendar, due_ps, timer(TIMEOUT, number, generation))
-            awake = np.int64(number)
+            on_timer(settings, connections, clock, kind, number)
+            awake = number
 
         if freed >= 0:
             free_packet(packets, counters, connections, freed)
         if completed >= 0:
-            complete(
-                flows,
-                channels,
-                send_queues,
-                children_start,
-                children,
-                counters,
-                events,
-                heaps,
-                buckets,
-                calendar,
-                completed,
-            )
+            complete(flows, channels, send_queues, children_start, children, counters, clock, completed)
         if awake >= 0:
-            served = wake(settings, links, connections, sacks, events, heaps, buckets, calendar, awake)
-
-        # At most one link has new work: it sends now if it is idle, or when it is free.
-        if served < 0 or links[served].is_due:
-            continue
-        link = links[served]
-        if link.free_ps > now_ps:
-            link.is_due = 1
-            schedule(events, heaps, buckets, calendar, link.free_ps, event(SERVE, served))
-            continue
-        if link.control_first >= 0:
-            packet = np.int64(link.control_first)
-            link.control_first = packets[packet].next
-        elif link.is_paused:
-            continue
-        elif link.queue_first >= 0:
-            packet = np.int64(link.queue_first)
-            link.queue_first = packets[packet].next
-            link.queue_bytes -= packets[packet].bytes
-        else:
-            packet = next_data_packet(
+            served = wake(settings, links, connections, sacks, clock, awake)
+        if served >= 0:
+            serve(
                 settings,
+                links,
+                nodes,
                 flows,
                 send_queues,
                 connections,
                 packets,
-                paths,
+                stamps,
                 sacks,
+                paths,
+                path_links,
+                reply_links,
                 counters,
-                events,
-                heaps,
-                buckets,
-                calendar,
-                link,
+                clock,
+                served,
             )
-            if packet < 0:
-                continue
-        leave_switch(
-            settings,
-            links,
-            nodes,
-            packets,
-            counters,
-            connections,
-            stamps,
-            events,
-            heaps,
-            buckets,
-            calendar,
-            link,
-            packet,
-        )
-        busy_ps = sending_ps(settings, link, packets[packet].bytes)
-        link.free_ps = now_ps + busy_ps
-        link.sent_bytes += packets[packet].bytes
-        due_ps = link.free_ps + link.latency_ps
-        if settings.cut_through:
-            way = path_links if packets[packet].kind == DATA else reply_links
-            due_ps -= head_start_ps(settings, links, nodes, packets, way, packet, link, busy_ps)
-        has_more = not link.is_paused and (link.queue_first >= 0 or link.turns >= 0 or link.next_turns >= 0)
-        if has_more or link.control_first >= 0 or settings.tick_ps > 1:
-            link.is_due = 1
-            schedule(events, heaps, buckets, calendar, link.free_ps, event(SERVE, served))
-        if link.sender < 0:
-            schedule(events, heaps, buckets, calendar, due_ps, event(ARRIVE, packet))
-        else:
-            schedule_message(events, heaps, buckets, calendar, due_ps, event(ARRIVE, packet), link.sender)
+
+
+@once
+def full_table(settings, counters, clock, trace):
+    """Which table may not suffice for the next event; `DONE` if all do."""
+    if clock.calendar[0].num_free < settings.most_children + 8:
+        return MORE_EVENTS
+    if counters[0].num_free_packets < 4:
+        return MORE_PACKETS
+    if counters[0].num_free_connections < 1:
+        return MORE_CONNECTIONS
+    if settings.trace_interval_ps > 0 and counters[0].num_trace_rows == trace.shape[0]:
+        return MORE_TRACE
+    return DONE
+
+
+@once
+def look_at_queues(links, traced, trace, counters, now_ps):
+    """Note what is queued on the links that are traced."""
+    row = counters[0].num_trace_rows
+    trace[row, 0] = now_ps
+    for position in range(traced.size):
+        trace[row, 1 + position] = links[traced[position]].queue_bytes
+    counters[0].num_trace_rows = row + 1

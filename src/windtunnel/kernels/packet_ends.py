@@ -1,23 +1,36 @@
-"""What the two ends of a connection do: windows, losses and acknowledgements; and flows waiting for each other."""
+"""What the two ends of a connection do: windows, rates, losses, acknowledgements and timers."""
 
 import numpy as np
 
 from windtunnel.kernels.calendar import schedule
-from windtunnel.kernels.jit import inner
+from windtunnel.kernels.congestion import acknowledged, dcqcn_decrease, dcqcn_increase, dcqcn_mark
+from windtunnel.kernels.jit import inner, once
+from windtunnel.kernels.packet_flows import release, sent
 from windtunnel.kernels.packet_queues import (
+    DECREASE,
+    INCREASE,
     SEND,
-    START,
-    event,
+    TIMEOUT,
+    enqueue,
     free_if_over,
     make_ready,
+    note_sender,
     sending_ps,
     take_packet,
     take_turn,
     timer,
 )
-from windtunnel.kernels.packet_state import ACK, DATA, EVERY, GO_BACK_N, IDLE, NACK, NONE, SELECTIVE_REPEAT, WAITING
-
-REDUCING_PS = 30_000
+from windtunnel.kernels.packet_state import (
+    ACK,
+    DATA,
+    DCQCN,
+    GO_BACK_N,
+    IDLE,
+    NACK,
+    NONE,
+    SELECTIVE_REPEAT,
+    WAITING,
+)
 
 
 @inner
@@ -62,25 +75,23 @@ def may_send(settings, sacks, connection, number):
     return connection.next_byte - connection.acked_byte < window_bytes(settings, connection)
 
 
-@inner
-def wake(settings, links, connections, sacks, events, heaps, buckets, calendar, number):
+@once
+def wake(settings, links, connections, sacks, clock, number):
     """Something changed for a connection: give it a turn, now or when its rate allows. Returns its link, or -1."""
     connection = connections[number]
     if connection.state != IDLE or not may_send(settings, sacks, connection, number):
         return np.int64(NONE)
-    if connection.next_send_ps > max(calendar[0].now_ps, links[connection.link].free_ps):
+    if connection.next_send_ps > max(clock.calendar[0].now_ps, links[connection.link].free_ps):
         connection.state = WAITING
         what = timer(SEND, number, connection.generation)
-        schedule(events, heaps, buckets, calendar, connection.next_send_ps, what)
+        schedule(clock, connection.next_send_ps, what)
         return np.int64(NONE)
     make_ready(connections, links[connection.link], number)
     return np.int64(connection.link)
 
 
-@inner
-def next_data_packet(
-    settings, flows, send_queues, connections, packets, paths, sacks, counters, events, heaps, buckets, calendar, link
-):
+@once
+def next_data_packet(settings, flows, send_queues, connections, packets, paths, sacks, counters, clock, link):
     """The next packet of the connections that may send on `link`, which take turns; -1 if none has one."""
     while True:
         number = take_turn(connections, link)
@@ -102,33 +113,33 @@ def next_data_packet(
                 counters[0].num_repeated_packets += 1
             connection.next_byte = min(byte + settings.payload_bytes, connection.size_bytes)
         num_bytes = min(settings.payload_bytes, connection.size_bytes - byte) + settings.header_bytes
-        free_ps = calendar[0].now_ps + sending_ps(settings, link, num_bytes)
+        free_ps = clock.calendar[0].now_ps + sending_ps(settings, link, num_bytes)
         if connection.next_byte > connection.highest_byte:
             connection.highest_byte = connection.next_byte
             if connection.next_byte == connection.size_bytes:
-                sent(flows, send_queues, events, heaps, buckets, calendar, connection.flow, free_ps)
+                sent(flows, send_queues, clock, connection.flow, free_ps)
         counters[0].num_data_packets += 1
         packet = take_packet(packets, counters, connections, number, DATA, num_bytes)
         packets[packet].byte = byte
-        packets[packet].sent_ps = calendar[0].now_ps
+        packets[packet].sent_ps = clock.calendar[0].now_ps
         packets[packet].link = connection.link
         packets[packet].hop = paths[flows[connection.flow].path]
         packets[packet].last_hop = paths[flows[connection.flow].path + 1] - 1
         if connection.rate < connection.max_rate:
-            connection.next_send_ps = calendar[0].now_ps + np.int64(num_bytes * 1e12 / connection.rate + 0.5)
+            connection.next_send_ps = clock.calendar[0].now_ps + np.int64(num_bytes * 1e12 / connection.rate + 0.5)
         else:
             connection.next_send_ps = free_ps
         if may_send(settings, sacks, connection, number):
             if connection.next_send_ps > free_ps:
                 connection.state = WAITING
                 what = timer(SEND, number, connection.generation)
-                schedule(events, heaps, buckets, calendar, connection.next_send_ps, what)
+                schedule(clock, connection.next_send_ps, what)
             else:
                 make_ready(connections, link, number)
         return np.int64(packet)
 
 
-@inner
+@once
 def receive_data(settings, connections, packets, sacks, packet):
     """A data packet at its destination. Returns the kind of its answer, or -1 for none."""
     number = packets[packet].connection
@@ -171,8 +182,8 @@ def collect_arrived(settings, connection, sacks, number):
         connection.expected_byte = min(connection.expected_byte + settings.payload_bytes, connection.size_bytes)
 
 
-@inner
-def receive_answer(settings, connection, sacks, calendar, number, byte, selected_byte, kind):
+@once
+def receive_answer(settings, connection, sacks, clock, number, byte, selected_byte, kind):
     """An acknowledgement up to `byte` that answers the packet at `selected_byte`."""
     if byte > connection.acked_byte:
         if settings.recovery == SELECTIVE_REPEAT:
@@ -182,7 +193,7 @@ def receive_answer(settings, connection, sacks, calendar, number, byte, selected
                 sacks[number, word] &= ~mask
                 passed += settings.payload_bytes
         connection.acked_byte = byte
-        connection.progress_ps = calendar[0].now_ps
+        connection.progress_ps = clock.calendar[0].now_ps
         if connection.next_byte < byte:
             connection.next_byte = byte
     if settings.recovery == GO_BACK_N:
@@ -193,76 +204,6 @@ def receive_answer(settings, connection, sacks, calendar, number, byte, selected
         sacks[number, word] |= mask
         lost_end = selected_byte - settings.reordering_packets * settings.payload_bytes
         connection.retry_end_byte = max(connection.retry_end_byte, lost_end)
-
-
-@inner
-def start_when_free(flows, events, heaps, buckets, calendar, flow, free_ps):
-    """Let a flow whose parents are complete start once its send queue is free, at `free_ps`."""
-    due_ps = max(flows[flow].ready_ps + flows[flow].delay_ps, flows[flow].start_ps, free_ps, calendar[0].now_ps)
-    schedule(events, heaps, buckets, calendar, due_ps, event(START, flow))
-
-
-@inner
-def reducing_ps(flows, channels, flow):
-    """How long SimAI's sender reduces what it has received before it sends: a write and two reads of 10 ns each.
-
-    Source: `NcclTreeFlowModel::insert_packets` and `PacketBundle::call` of SimAI 1.6, a flag for all channels of a rank
-    included.
-    """
-    channel = channels[flows[flow].channel]
-    rank = channels[channel.rank]
-    place = channel.num_released % channel.cycle
-    channel.num_released += 1
-    if place == 0:
-        rank.is_reducing = 1 - rank.is_reducing
-        return np.int64(0)
-    reduces = flows[flow].reduction == EVERY or rank.is_reducing == 1
-    return np.int64(REDUCING_PS) if reduces else np.int64(0)
-
-
-@inner
-def release(flows, channels, send_queues, events, heaps, buckets, calendar, flow):
-    """A flow waits for no other any more: it takes its turn in its send queue."""
-    if flows[flow].channel >= 0:
-        flows[flow].delay_ps += reducing_ps(flows, channels, flow)
-    queue = send_queues[flows[flow].queue]
-    if queue.is_busy:
-        flows[flow].next = NONE
-        if queue.first < 0:
-            queue.first = flow
-        else:
-            flows[queue.last].next = flow
-        queue.last = flow
-        return
-    queue.is_busy = 1
-    start_when_free(flows, events, heaps, buckets, calendar, flow, queue.free_ps)
-
-
-@inner
-def sent(flows, send_queues, events, heaps, buckets, calendar, flow, free_ps):
-    """The last byte of a flow has left at `free_ps`: the next one of its send queue may."""
-    flows[flow].sent_ps = free_ps
-    queue = send_queues[flows[flow].queue]
-    queue.free_ps = free_ps
-    if queue.first < 0:
-        queue.is_busy = 0
-        return
-    follower = queue.first
-    queue.first = flows[follower].next
-    start_when_free(flows, events, heaps, buckets, calendar, follower, free_ps)
-
-
-@inner
-def complete(flows, channels, send_queues, children_start, children, counters, events, heaps, buckets, calendar, flow):
-    """A flow is complete: note it, and release what waited for it."""
-    flows[flow].finish_ps = calendar[0].now_ps
-    counters[0].num_finished += 1
-    for position in range(children_start[flow], children_start[flow + 1]):
-        child = children[position]
-        flows[child].ready_ps = calendar[0].now_ps
-        flows[child].parents_left -= 1
-        if flows[child].parents_left == 0:
-            release(flows, channels, send_queues, events, heaps, buckets, calendar, child)
 
 
 @inner
@@ -309,3 +250,145 @@ def begin(settings, connection, sacks, record, flow, number, link, now_ps):
         for word in range(sacks.shape[1]):
             sacks[number, word] = 0
             sacks[number + half, word] = 0
+
+
+@once
+def start(
+    settings,
+    flows,
+    channels,
+    send_queues,
+    links,
+    paths,
+    path_links,
+    connections,
+    sacks,
+    counters,
+    clock,
+    flow,
+):
+    """A flow begins, and may let its follower go. Returns its connection; -1 if it has nothing to send or no way to go,
+    and so is complete.
+    """
+    now_ps = clock.calendar[0].now_ps
+    flows[flow].start_ps = now_ps
+    follower = flows[flow].follower
+    if follower >= 0:
+        flows[follower].parents_left -= 1
+        if flows[follower].parents_left == 0:
+            release(flows, channels, send_queues, clock, follower)
+    path = flows[flow].path
+    if flows[flow].size_bytes == 0 or paths[path] == paths[path + 1]:
+        sent(flows, send_queues, clock, flow, now_ps)
+        return np.int64(NONE)
+    owner = counters[0].free_connection
+    connection = connections[owner]
+    counters[0].free_connection = connection.next
+    counters[0].num_free_connections -= 1
+    begin(settings, connection, sacks, flows[flow], flow, owner, links[path_links[paths[path]]], now_ps)
+    connection.turn = counters[0].num_started
+    counters[0].num_started += 1
+    connection.link = path_links[paths[path]]
+    if settings.timeout_ps > 0:
+        schedule(clock, now_ps + settings.timeout_ps, timer(TIMEOUT, owner, connection.generation))
+    return np.int64(owner)
+
+
+@once
+def answer(settings, links, nodes, flows, connections, packets, replies, reply_links, sacks, counters, clock, packet):
+    """A data packet at its destination turns into its answer.
+
+    Returns:
+        The link that the answer waits for, -1 if there is none; the flow if this completes it, else -1.
+    """
+    over = links[packets[packet].link]
+    if over.sender >= 0:
+        note_sender(counters, nodes[over.target], clock.calendar[0].now_ps, over.sender)
+    connection = connections[packets[packet].connection]
+    flow = connection.flow
+    kind = receive_data(settings, connections, packets, sacks, packet)
+    completed = np.int64(NONE)
+    if not settings.completes_on_ack and not connection.is_complete:
+        if connection.expected_byte >= connection.size_bytes:
+            connection.is_complete = 1
+            completed = np.int64(flow)
+    if kind < 0:
+        return np.int64(NONE), completed
+    packets[packet].kind = kind
+    packets[packet].bytes = settings.ack_bytes
+    packets[packet].ingress = NONE
+    reply = flows[flow].reply
+    packets[packet].hop = replies[reply]
+    packets[packet].last_hop = replies[reply + 1] - 1
+    back = np.int64(reply_links[replies[reply]])
+    packets[packet].link = back
+    enqueue(packets, links[back], packet)
+    return back, completed
+
+
+@once
+def take_answer(settings, links, nodes, connections, packets, stamps, seen, sacks, counters, clock, packet):
+    """An answer at the sender: bytes acknowledged, and what its mark, delay or telemetry does to the rate.
+
+    Returns:
+        The connection if it may now send, else -1; the flow if this completes it, else -1.
+    """
+    now_ps = clock.calendar[0].now_ps
+    over = links[packets[packet].link]
+    if over.sender >= 0:
+        note_sender(counters, nodes[over.target], now_ps, over.sender)
+    owner = np.int64(packets[packet].connection)
+    connection = connections[owner]
+    if connection.acked_byte >= connection.size_bytes:
+        return np.int64(NONE), np.int64(NONE)
+    byte, is_marked = packets[packet].byte, packets[packet].is_marked
+    receive_answer(settings, connection, sacks, clock, owner, byte, packets[packet].selected_byte, packets[packet].kind)
+    if connection.acked_byte >= connection.size_bytes:
+        if connection.is_complete:
+            return owner, np.int64(NONE)
+        connection.is_complete = 1
+        return owner, np.int64(connection.flow)
+    if settings.congestion != DCQCN:
+        rtt_ps, num_stamps = now_ps - packets[packet].sent_ps, packets[packet].num_stamps
+        acknowledged(settings, connection, byte, is_marked, rtt_ps, stamps, packet, num_stamps, seen, owner)
+    elif is_marked:
+        due_ps = dcqcn_mark(settings, connection, now_ps)
+        if due_ps >= 0:
+            schedule(clock, due_ps, timer(DECREASE, owner, connection.generation))
+    return owner, np.int64(NONE)
+
+
+@once
+def on_timer(settings, connections, clock, kind, number):
+    """A connection's timer: its rate lets it send, DCQCN cuts or raises the rate, or nothing has come for long."""
+    now_ps = clock.calendar[0].now_ps
+    connection = connections[number]
+    if kind == SEND:
+        connection.state = IDLE
+    elif kind == DECREASE:
+        dcqcn_decrease(settings, connection, now_ps)
+        if not connection.is_increase_due:
+            connection.is_increase_due = 1
+            schedule(clock, connection.increase_ps, timer(INCREASE, number, connection.generation))
+    elif kind == INCREASE:
+        if now_ps >= connection.increase_ps:
+            dcqcn_increase(settings, connection, now_ps)
+        schedule(clock, connection.increase_ps, timer(INCREASE, number, connection.generation))
+    elif kind == TIMEOUT:
+        if now_ps - connection.progress_ps >= settings.timeout_ps:
+            send_again(settings, connection)
+            connection.progress_ps = now_ps
+        due_ps = connection.progress_ps + settings.timeout_ps
+        schedule(clock, due_ps, timer(TIMEOUT, number, connection.generation))
+
+
+@inner
+def send_again(settings, connection):
+    """Take all that is on its way for lost."""
+    if connection.next_byte <= connection.acked_byte:
+        return
+    if settings.recovery == GO_BACK_N:
+        connection.next_byte = connection.acked_byte
+    else:
+        connection.retry_byte = connection.acked_byte
+        connection.retry_end_byte = connection.next_byte

@@ -3,13 +3,84 @@
 import numpy as np
 
 from windtunnel.kernels.calendar import schedule
-from windtunnel.kernels.jit import inner
-from windtunnel.kernels.packet_queues import SERVE, draw, event, overtake, sending_ps, take_packet
-from windtunnel.kernels.packet_state import ADAPTIVE, DATA, ECMP, GPU, HPCC, NONE, PAUSE, RESUME
+from windtunnel.kernels.jit import inner, once
+from windtunnel.kernels.packet_queues import (
+    SERVE,
+    draw,
+    enqueue,
+    event,
+    note_sender,
+    overtake,
+    sending_ps,
+    take_packet,
+)
+from windtunnel.kernels.packet_state import ADAPTIVE, DATA, ECMP, GPU, HPCC, NONE, PAUSE, RESUME, SWITCH
 
 PAUSE_FRAME_BYTES = 64
 CUT_THROUGH_BYTES = 64
 """A switch that cuts through decides once it has so much; a pause frame (IEEE 802.1Q) is a minimal Ethernet frame."""
+
+
+@once
+def forward(
+    settings,
+    links,
+    nodes,
+    flows,
+    connections,
+    packets,
+    counters,
+    path_links,
+    reply_links,
+    neighbor_start,
+    neighbor_links,
+    distances,
+    clock,
+    packet,
+    over,
+):
+    """A packet on its way came over link `over`: into the node's buffer, and into the queue of its next link, which is
+    returned; -1 if it is dropped.
+    """
+    link = links[over]
+    if nodes[link.target].kind == SWITCH:
+        num_bytes = packets[packet].bytes
+        if not admit(settings, links, nodes, packets, counters, connections, clock, over, num_bytes):
+            link.num_drops += 1
+            return np.int64(NONE)
+        packets[packet].ingress = over
+    packets[packet].hop += 1
+    is_data = packets[packet].kind == DATA
+    if not is_data:
+        onward = np.int64(reply_links[packets[packet].hop])
+    elif settings.routing == ECMP:
+        onward = np.int64(path_links[packets[packet].hop])
+    else:
+        row = flows[connections[packets[packet].connection].flow].target_row
+        onward = choose_link(
+            settings, links, counters, neighbor_start, neighbor_links, distances, link.target, row, over
+        )
+    packets[packet].link = onward
+    if link.sender >= 0:
+        note_sender(counters, links[onward], clock.calendar[0].now_ps, link.sender)
+    if not is_data and settings.ack_first:
+        overtake(packets, links[onward], packet)
+    else:
+        enqueue(packets, links[onward], packet)
+    return onward
+
+
+@once
+def pause_or_resume(links, kind, number, now_ps):
+    """A pause frame or its end reaches the transmitter of link `number`, which is returned if it may go on, else -1."""
+    link = links[number]
+    if kind == PAUSE:
+        link.is_paused = 1
+        link.paused_since_ps = now_ps
+        return np.int64(NONE)
+    link.is_paused = 0
+    link.paused_ps += now_ps - link.paused_since_ps
+    return np.int64(number)
 
 
 @inner
@@ -20,7 +91,7 @@ def pfc_threshold(settings, link, node):
 
 
 @inner
-def pause_frame(links, packets, counters, connections, events, heaps, buckets, calendar, number, kind):
+def pause_frame(links, packets, counters, connections, clock, number, kind):
     """Tell the transmitter of link `number` to stop or go on: a frame on the link's other direction."""
     packet = take_packet(packets, counters, connections, NONE, kind, PAUSE_FRAME_BYTES)
     packets[packet].link = number ^ 1
@@ -28,12 +99,12 @@ def pause_frame(links, packets, counters, connections, events, heaps, buckets, c
     overtake(packets, back, packet)
     if not back.is_due:
         back.is_due = 1
-        due_ps = max(calendar[0].now_ps, back.free_ps)
-        schedule(events, heaps, buckets, calendar, due_ps, event(SERVE, number ^ 1))
+        due_ps = max(clock.calendar[0].now_ps, back.free_ps)
+        schedule(clock, due_ps, event(SERVE, number ^ 1))
 
 
-@inner
-def admit(settings, links, nodes, packets, counters, connections, events, heaps, buckets, calendar, number, num_bytes):
+@once
+def admit(settings, links, nodes, packets, counters, connections, clock, number, num_bytes):
     """Account for a packet that link `number` brought into a switch, and pause its sender; False if there is no room.
 
     Reserve, then a dynamic share of the common buffer, then headroom (Choudhury and Hahne, "Dynamic Queue Length
@@ -61,14 +132,12 @@ def admit(settings, links, nodes, packets, counters, connections, events, heaps,
         if link.headroom_bytes > 0 or share >= pfc_threshold(settings, link, node):
             link.has_paused = 1
             link.num_pauses += 1
-            pause_frame(links, packets, counters, connections, events, heaps, buckets, calendar, number, PAUSE)
+            pause_frame(links, packets, counters, connections, clock, number, PAUSE)
     return True
 
 
-@inner
-def leave_buffer(
-    settings, links, nodes, packets, counters, connections, events, heaps, buckets, calendar, number, num_bytes
-):
+@once
+def leave_buffer(settings, links, nodes, packets, counters, connections, clock, number, num_bytes):
     """A packet that came over link `number` leaves the switch; its sender may go on once enough have."""
     link = links[number]
     node = nodes[link.target]
@@ -81,7 +150,7 @@ def leave_buffer(
         share = max(0, link.ingress_bytes - settings.reserve_bytes)
         if share == 0 or share + settings.resume_offset_bytes <= pfc_threshold(settings, link, node):
             link.has_paused = 0
-            pause_frame(links, packets, counters, connections, events, heaps, buckets, calendar, number, RESUME)
+            pause_frame(links, packets, counters, connections, clock, number, RESUME)
 
 
 @inner
@@ -95,26 +164,22 @@ def is_congested(settings, counters, link):
     return draw(settings, counters, link) < over * link.ecn_max_probability
 
 
-@inner
-def leave_switch(
-    settings, links, nodes, packets, counters, connections, stamps, events, heaps, buckets, calendar, link, packet
-):
+@once
+def leave_switch(settings, links, nodes, packets, counters, connections, stamps, clock, link, packet):
     """A forwarded packet begins to leave over `link`: buffers, marks, telemetry."""
     ingress = packets[packet].ingress
     if ingress < 0:
         return
     packets[packet].ingress = NONE
     num_bytes = packets[packet].bytes
-    leave_buffer(
-        settings, links, nodes, packets, counters, connections, events, heaps, buckets, calendar, ingress, num_bytes
-    )
+    leave_buffer(settings, links, nodes, packets, counters, connections, clock, ingress, num_bytes)
     if packets[packet].kind == DATA:
         if settings.has_ecn and not packets[packet].is_marked and is_congested(settings, counters, link):
             packets[packet].is_marked = 1
             link.num_marks += 1
         if settings.congestion == HPCC and packets[packet].num_stamps < stamps.shape[1]:
             stamp = stamps[packet, packets[packet].num_stamps]
-            stamp.time_ps = calendar[0].now_ps
+            stamp.time_ps = clock.calendar[0].now_ps
             stamp.sent_bytes = link.sent_bytes
             stamp.queue_bytes = link.queue_bytes
             stamp.bytes_per_s = 1e12 / link.ps_per_byte

@@ -11,37 +11,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from windtunnel.kernels.heap import push
-from windtunnel.kernels.jit import inlined, inner
-from windtunnel.kernels.kvcache import acquire, entry_of, evict, look_up, release, share
-from windtunnel.kernels.kvtiers import leave_below
-from windtunnel.kernels.policies import (
-    UNEVEN_RATIO,
-    UNEVEN_REQUESTS,
-    blocks_to_start,
-    held_blocks,
-    held_window_blocks,
-    link,
-    set_queue_key,
-)
+from windtunnel.kernels.jit import inlined
 from windtunnel.kernels.state import (
     EVENT,
-    FCFS,
-    FINISH_KEY,
-    FINISH_VALUE,
-    LEAST_KV,
-    LEAST_WAITING,
-    MODULUS,
-    MOST_REQUESTS,
-    MULTIPLIER,
     NONE,
-    PHASES,
-    POWER_OF_TWO,
-    PREFILLING,
-    PREFIX_AFFINITY,
-    RANDOM,
     ROUND_ROBIN,
-    SESSION_AFFINITY,
     Cache,
     Floats,
     Ints,
@@ -52,7 +26,6 @@ from windtunnel.kernels.state import (
     new_lists,
     new_ranks,
 )
-from windtunnel.kernels.windows import begin_to_slide, next_change, passed_blocks
 
 BOTH, PREFILL, DECODE = range(3)
 """What a pool does: whole requests, prefills alone, or decodes what was prefilled elsewhere."""
@@ -103,7 +76,6 @@ POOL = np.dtype(
     ]
 )
 """One record a pool: its settings, and where it lies among all pools' replicas, ranks and lanes."""
-
 JOURNEY = np.dtype(
     [
         ("prefill_rank", "i8"),  # of all pools' ranks
@@ -118,7 +90,6 @@ JOURNEY = np.dtype(
     ]
 )
 """One record a request of a run with pools."""
-
 HANDOVER = np.dtype(
     [
         ("pull_first", "i8"),  # ends of the list of requests that wait for blocks to read their KV into
@@ -130,7 +101,6 @@ HANDOVER = np.dtype(
     ]
 )
 """One record a rank of a run with pools."""
-
 ROUTING = np.dtype(
     [
         ("turn", "i8"),  # arrivals and handovers so far, for `round_robin`
@@ -369,293 +339,3 @@ def ranks_of(pools, settings):
 def lanes_of(pools, settings):
     """A pool's share of the lanes."""
     return pools.lanes[settings.first_lane : settings.end_lane]
-
-
-@inner
-def load_of(pools, replica, router):
-    """What a router compares: `policies.replica_load` of a replica of any pool."""
-    settings = pools.pools[pools.pool_of_replica[replica]]
-    first = settings.first_rank + (replica - settings.first_replica) * settings.ranks_per_replica
-    load = 0
-    for rank in range(first, first + settings.ranks_per_replica):
-        if router == LEAST_KV:
-            load += settings.num_blocks - pools.ranks[rank].free_blocks
-        elif router == LEAST_WAITING:
-            load += pools.ranks[rank].num_waiting
-        else:
-            load += pools.ranks[rank].num_outstanding
-    return load
-
-
-@inner
-def cached_tokens(cache, pools, replica, i):
-    """How much of request `i` lies in the cache of a replica of all pools', on the rank that has most of it."""
-    pool = pools.pool_of_replica[replica]
-    settings, own = pools.pools[pool], cache_of(cache, pools, pool)
-    first = (replica - settings.first_replica) * settings.ranks_per_replica
-    most_blocks = 0
-    for rank in range(first, first + settings.ranks_per_replica):
-        evict(own, ranks_of(pools, settings), rank)
-        node = own.requests[i].shared
-        while node != NONE and own.entries[entry_of(own, rank, node)].num_blocks == 0:
-            node = own.nodes[node].parent
-        if node != NONE:
-            found = own.nodes[node].first_block + own.entries[entry_of(own, rank, node)].num_blocks
-            most_blocks = max(most_blocks, found)
-    return most_blocks * settings.block_size
-
-
-@inner
-def candidate_with_prefix(cache, pools, candidates, router, i):
-    """`policies.replica_with_prefix` among the `candidates`, replicas of all pools."""
-    lightest, heaviest = NONE, 0
-    best, longest, least = NONE, 0, 0
-    for replica in candidates:
-        load = load_of(pools, replica, router)
-        lightest = load if lightest == NONE else min(lightest, load)
-        heaviest = max(heaviest, load)
-        found = cached_tokens(cache, pools, replica, i)
-        if found > longest or (found > 0 and found == longest and load < least):
-            best, longest, least = replica, found, load
-    if heaviest - lightest > UNEVEN_REQUESTS and heaviest > UNEVEN_RATIO * lightest:
-        return NONE
-    return best
-
-
-@inner
-def choose(pools, clock, candidates, router, turn):
-    """The one of the `candidates`, replicas of all pools, that a request goes to: `policies.route` over several
-    pools.
-    """
-    if candidates.size == 1:
-        return candidates[0]
-    if router == ROUND_ROBIN:
-        return candidates[turn % candidates.size]
-    looks_at_all = router not in (RANDOM, POWER_OF_TWO)
-    best, least = NONE, 0
-    for position in range(candidates.size if looks_at_all else 1 + (router == POWER_OF_TWO)):
-        replica = candidates[position]
-        if not looks_at_all:
-            clock[0].random = clock[0].random * MULTIPLIER % MODULUS
-            replica = candidates[clock[0].random % candidates.size]
-        load = load_of(pools, replica, router)
-        if best == NONE or load < least or (load == least and replica < best):
-            best, least = replica, load
-    return best
-
-
-@inner
-def route_arrival(cache, pools, sessions, requests, clock, i):
-    """The replica that arriving request `i` starts at; one that is to be handed over asks for one token there.
-
-    Under `session_affinity` a session's later turns start where its former one did, if they may; under
-    `prefix_affinity` where most of the prompt is cached.
-    """
-    routing = pools.routing[0]
-    is_local = requests[i].input_tokens <= routing.local_tokens
-    candidates = pools.decoders if is_local else pools.entries
-    router = routing.decode_router if is_local else routing.router
-    replica = NONE
-    if sessions is not None and router == SESSION_AFFINITY:
-        if sessions.session[i] != NONE and sessions.replica[sessions.session[i]] != NONE:
-            former = sessions.replica[sessions.session[i]]
-            for candidate in candidates:
-                replica = former if candidate == former else replica
-    if cache is not None and router == PREFIX_AFFINITY:
-        replica = candidate_with_prefix(cache, pools, candidates, router, i)
-    if replica == NONE:
-        replica = choose(pools, clock, candidates, router, routing.decode_turn if is_local else routing.turn)
-        if is_local:
-            routing.decode_turn += 1
-        else:
-            routing.turn += 1
-    if not is_local and pools.pools[pools.pool_of_replica[replica]].hands_over:
-        if requests[i].output_tokens > 1 or routing.decode_samples_first:
-            pools.journeys[i].later_output_tokens = requests[i].output_tokens
-            requests[i].output_tokens = 1
-    return replica
-
-
-@inner
-def fewest_outstanding(settings, ranks, replica):
-    """The rank of a replica with the fewest requests."""
-    first = replica * settings.ranks_per_replica
-    rank = first
-    for other in range(first + 1, first + settings.ranks_per_replica):
-        if ranks[other].num_outstanding < ranks[rank].num_outstanding:
-            rank = other
-    return rank
-
-
-@inner
-def hand_over(settings, windows, requests, lanes, clock, pools, rank, i, now_s):
-    """Request `i` has ended its prefill at `now_s`, on `rank` of its pool: send it to a replica that decodes.
-
-    Returns that replica, of all pools'.
-    """
-    routing = pools.routing[0]
-    journey = pools.journeys[i]
-    journey.held_blocks = held_blocks(settings, windows, requests, lanes, i)
-    if windows is not None:
-        journey.held_window_blocks = held_window_blocks(settings, requests, lanes, i)
-        requests[i].passed_blocks = 0
-    journey.prefill_rank = settings.first_rank + rank
-    journey.handed_s = now_s
-    requests[i].output_tokens = journey.later_output_tokens
-    journey.later_output_tokens = 0
-    requests[i].last_token_s = now_s
-    if routing.decode_samples_first:
-        requests[i].first_token_s = np.nan
-    replica = choose(pools, clock, pools.decoders, routing.decode_router, routing.decode_turn)
-    routing.decode_turn += 1
-
-    there = pools.pools[pools.pool_of_replica[replica]]
-    to_rank = there.first_rank + fewest_outstanding(there, ranks_of(pools, there), replica - there.first_replica)
-    journey.decode_rank = to_rank
-    set_queue_key(there, requests, ranks_of(pools, there), to_rank - there.first_rank, i, 0)
-    pools.ranks[to_rank].num_outstanding += 1
-    requests[i].after = NONE
-    last = pools.handovers[to_rank].pull_last
-    if last == NONE:
-        pools.handovers[to_rank].pull_first = i
-    else:
-        requests[last].after = i
-    pools.handovers[to_rank].pull_last = i
-    return replica
-
-
-@inner
-def pull(settings, windows, cache, requests, ranks, lanes, events, clock, pools, rank, lane, now_s):
-    """Give blocks to the requests that wait to be read, in their order, while there are any; their transfers start.
-
-    Requests that wait to be computed here, preempted or local ones, go first if they are the older. The request counts
-    towards `max_num_seqs` from now on. A transfer occupies the interfaces of both ranks one after another: they have
-    sent what they were given at `link_free_s`. With overlap the KV of a layer leaves when it has been computed, so that
-    the transfer may have begun with the prefill and ends a layer's share after it, or when the link has caught up.
-    Of what is cached here nothing is read (vLLM's `NixlConnector`, 0.10 to 0.24: `get_num_new_matched_tokens`); lower
-    tiers are not asked, as the prefill side has it all (`MultiConnector`: the first one that has any loads it).
-    """
-    routing = pools.routing[0]
-    here = pools.handovers[settings.first_rank + rank]
-    while here.pull_first != NONE:
-        i = here.pull_first
-        journey = pools.journeys[i]
-        if journey.handed_s > lanes[lane].cutoff_s:
-            lanes[lane].looks_again = 1
-            break
-        if ranks[rank].num_running + here.num_pulled >= settings.max_num_seqs:
-            break
-        waiting = ranks[rank].waiting
-        if waiting != NONE:
-            order, first_order = requests[i].sequence, requests[waiting].sequence
-            if settings.queue_order != FCFS:
-                order += requests[i].queue_key * MOST_REQUESTS
-                first_order += requests[waiting].queue_key * MOST_REQUESTS
-            if first_order < order:
-                break
-        unused, cached = 0, 0
-        requests[i].computed_tokens = 0
-        if cache is not None:
-            unused = look_up(settings, cache, requests, ranks, rank, i)
-            unused -= leave_below(settings, cache, requests, i)
-            cached = requests[i].computed_tokens
-        num_read = requests[i].input_tokens - routing.decode_samples_first
-        if windows is not None:
-            requests[i].passed_blocks = passed_blocks(settings, num_read - 1)
-        num_needed, num_window_blocks = blocks_to_start(settings, windows, requests, i, num_read - cached)
-        if num_needed + unused > ranks[rank].free_blocks or num_window_blocks > ranks[rank].free_window_blocks:
-            if windows is not None:
-                lanes[lane].looks_again = 1
-            break
-        if cache is not None:
-            acquire(cache, requests, ranks, rank, lane, i)
-        ranks[rank].free_blocks -= num_needed
-        ranks[rank].free_window_blocks -= num_window_blocks
-        here.num_pulled += 1
-        here.pull_first = requests[i].after
-        if here.pull_first == NONE:
-            here.pull_last = NONE
-
-        sender = pools.handovers[journey.prefill_rank]
-        sent_bytes_per_s = pools.pools[pools.pool_of_rank[journey.prefill_rank]].link_bytes_per_s
-        whole_s = routing.bytes_per_token * (requests[i].input_tokens - cached) + routing.bytes_per_request
-        whole_s /= min(sent_bytes_per_s, settings.link_bytes_per_s)
-        ready_s = now_s if routing.tail_fraction == 1.0 else requests[i].scheduled_s
-        start_s = max(ready_s, sender.link_free_s, here.link_free_s)
-        end_s = max(start_s + whole_s, now_s + whole_s * routing.tail_fraction)
-        sender.link_free_s = start_s + whole_s
-        here.link_free_s = start_s + whole_s
-        journey.transfer_start_s = start_s
-        journey.transfer_end_s = end_s + routing.latency_s
-        clock[0].queued = push(events.time_s, events.lane, clock[0].queued, journey.transfer_end_s, i - requests.size)
-
-
-@inner
-def end_transfer(cache, requests, pools, i):
-    """Request `i` has been read: its blocks on the prefill side are free, those of its prompt stay cached there as long
-    as there is room, and it may run on the decode side.
-    """
-    journey = pools.journeys[i]
-    pools.ranks[journey.prefill_rank].free_window_blocks += journey.held_window_blocks
-    if cache is None:
-        pools.ranks[journey.prefill_rank].free_blocks += journey.held_blocks
-    if cache is not None:
-        pool = pools.pool_of_rank[journey.prefill_rank]
-        settings, own = pools.pools[pool], cache_of(cache, pools, pool)
-        rank = journey.prefill_rank - settings.first_rank
-        release(settings, own, ranks_of(pools, settings), rank, i, journey.held_blocks, requests[i].input_tokens)
-    journey.held_blocks = 0
-    here = pools.handovers[journey.decode_rank]
-    requests[i].after = NONE
-    if here.ready_last == NONE:
-        here.ready_first = i
-    else:
-        requests[here.ready_last].after = i
-    here.ready_last = i
-
-
-@inner
-def join_ready(settings, windows, cache, requests, ranks, lanes, lists, pools, rank, lane):
-    """Let the requests whose KV has come run, in their order: they decode in this lane's next step. What has come is
-    cached.
-
-    Where the decode side samples the first output, the last prompt token is computed again, as a prefill of one token.
-    """
-    samples_first = pools.routing[0].decode_samples_first
-    here = pools.handovers[settings.first_rank + rank]
-    while here.ready_first != NONE and ranks[rank].num_running < settings.max_num_seqs:
-        i = here.ready_first
-        if pools.journeys[i].transfer_end_s > lanes[lane].cutoff_s:
-            lanes[lane].looks_again = 1
-            break
-        here.ready_first = requests[i].after
-        if here.ready_first == NONE:
-            here.ready_last = NONE
-        here.num_pulled -= 1
-        link(requests, ranks, rank, i)
-        requests[i].target_tokens = requests[i].input_tokens
-        requests[i].computed_tokens = requests[i].input_tokens - samples_first
-        if cache is not None:
-            share(settings, cache, ranks, rank, i, requests[i].computed_tokens)
-        ranks[rank].remaining_tokens += requests[i].output_tokens - 1 + samples_first
-        if samples_first:
-            lists[rank * settings.num_stages, PREFILLING, ranks[rank].num_prefilling] = i
-            ranks[rank].num_prefilling += 1
-        else:
-            joined = lanes[lane].steps - requests[i].computed_tokens
-            requests[i].is_decoding = 1
-            requests[i].lane = lane
-            requests[i].joined = joined
-            requests[i].skipped_at = NONE
-            lanes[lane].num_decoding += 1
-            lanes[lane].num_joined += 1
-            lanes[lane].joined_since_s += requests[i].last_token_s
-            lanes[lane].context_tokens += requests[i].computed_tokens
-            lists[lane, PHASES, joined % settings.block_size] += 1
-            change = joined + requests[i].input_tokens + requests[i].output_tokens - 1
-            if windows is not None:
-                begin_to_slide(settings, requests, ranks, lanes, lists, rank, i)
-                change = next_change(settings, requests, i)
-            lanes[lane].finish_size = push(
-                lists[lane, FINISH_KEY], lists[lane, FINISH_VALUE], lanes[lane].finish_size, change, i
-            )

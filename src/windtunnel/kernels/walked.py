@@ -8,10 +8,9 @@ stage was formed before.
 Events are ordered by (time, arrivals before batch ends, slot).
 """
 
-import math
-
 import numpy as np
 
+from windtunnel.kernels.arrivals import next_arrival_s, take_next
 from windtunnel.kernels.cohorts import (
     MEMBERS,
     PHASES,
@@ -24,45 +23,24 @@ from windtunnel.kernels.cohorts import (
     ready_row,
     reserves_blocks,
 )
+from windtunnel.kernels.completions import conclude
 from windtunnel.kernels.heap import pop, push
 from windtunnel.kernels.jit import entry, inner
-from windtunnel.kernels.policies import route
-from windtunnel.kernels.serve import (
-    DONE,
-    MORE,
-    OUT_OF_STEPS,
-    SAME_DURATION,
-    STUCK,
-    conclude,
-    decode_attention_s,
-    next_arrival_s,
-    prefill_attention_s,
-    take_next,
-    with_host,
-)
-from windtunnel.kernels.state import NONE
-from windtunnel.kernels.walked_policies import (
-    add,
-    admit,
+from windtunnel.kernels.policies.routers import route
+from windtunnel.kernels.policies.walked import (
     form_batch_faster_transformer,
     form_batch_lightllm,
     form_batch_orca,
     form_batch_sarathi,
     form_batch_vllm_v0,
-    put_first,
     put_last,
     release,
-    restart,
 )
-from windtunnel.kernels.walked_state import (
-    ASSIGNED,
-    FASTER_TRANSFORMER,
-    LIGHTLLM,
-    ORCA,
-    SARATHI,
-    USER,
-    VLLM_V0,
-)
+from windtunnel.kernels.state import NONE
+from windtunnel.kernels.status import DONE, MORE, OUT_OF_STEPS, STUCK
+from windtunnel.kernels.step_cost import SAME_DURATION, with_host
+from windtunnel.kernels.walked_cost import ceil_to, model_step_s, table_stage_s
+from windtunnel.kernels.walked_state import ASSIGNED, FASTER_TRANSFORMER, LIGHTLLM, ORCA, SARATHI, USER, VLLM_V0
 
 ASK, OUT_OF_TABLES = OUT_OF_STEPS + 1, OUT_OF_STEPS + 2
 """What `run_walked` returns besides the codes of `kernels.serve`: a user's policy must form the batch of slot
@@ -148,57 +126,6 @@ def complete(settings, trail, sessions, requests, walks, replicas, slots, batche
                 walks[i].num_blocks = 0
     slots[slot].num_requests = 0
     replicas[replica].num_in_flight -= 1
-
-
-@inner
-def ceil_to(value, step):
-    """`value` rounded up to a multiple of `step`."""
-    return (value + step - 1) // step * step
-
-
-@inner
-def table_stage_s(tables, num_decodes, context_tokens, num_prompts, prompt_tokens, squares, cached, size):
-    """Vidur's time of one pipeline stage but for `send_recv`, or -1.0 outside the tables.
-
-    `vidur/execution_time_predictor/sklearn_execution_time_predictor.py`: decode attention is looked up at the mean
-    context, prefill attention as one prompt with the root of the squared chunks and all cached tokens.
-    """
-    num_tokens = num_decodes + prompt_tokens
-    rounded = ceil_to(num_tokens, 8)
-    if rounded >= tables.token_s.size or num_tokens >= tables.kv_save_s.size:
-        return -1.0
-    stage_s = tables.token_s[rounded] + tables.kv_save_s[num_tokens]
-    if num_decodes > 0:
-        mean = int(context_tokens / num_decodes)
-        cell = (mean + tables.granularity - 1) // tables.granularity
-        if num_decodes >= tables.decode_s.shape[0] or cell >= tables.decode_s.shape[1]:
-            return -1.0
-        factor = tables.decode_factor if num_decodes > 1 else 1.0
-        stage_s += tables.decode_s[num_decodes, cell] * factor
-    if num_prompts > 0:
-        chunk = int(round(math.sqrt(squares)))  # noqa: RUF046  numba's round gives a float
-        cell = cached // tables.granularity
-        if cell >= tables.prefill_s.shape[0] or chunk >= tables.prefill_s.shape[1]:
-            return -1.0
-        factor = tables.prefill_factor if num_prompts > 1 else 1.0
-        stage_s += tables.prefill_s[cell, chunk] * factor
-    if tables.host_s.size > 0:
-        if size >= tables.host_s.size:
-            return -1.0
-        stage_s += tables.host_s[size]
-    return stage_s
-
-
-@inner
-def model_step_s(cost, num_decodes, context_tokens, prompt_tokens, pairs, sampled):
-    """The device's time of a step by a `StepCost`; `context_tokens` counts the new tokens too."""
-    attention_s = decode_attention_s(cost, num_decodes, context_tokens, prompt_tokens)
-    if prompt_tokens == 0:
-        return cost.decode_token_s[num_decodes] + attention_s
-    attention_s += prefill_attention_s(cost, prompt_tokens, pairs)
-    num_tokens = num_decodes + prompt_tokens
-    device_s = cost.mixed_token_s[num_tokens] + cost.sample_s[sampled] + attention_s
-    return max(device_s, cost.launch_s[min(num_tokens, cost.launch_s.size - 1)])
 
 
 @inner
@@ -508,89 +435,3 @@ def run_walked(
             if status != DONE:
                 return status
         clock[0].replica = NONE
-
-
-TWICE, NOT_HERE, TOO_MANY_TOKENS, TOO_FEW_TOKENS, TOO_MANY_BLOCKS, TOO_MANY_SEQS, TOO_LONG = range(-7, 0)
-"""What `form_asked_batch` returns for a batch that the engine cannot run; the request is in `clock[0].culprit`."""
-
-
-@entry
-def list_waiting(walks, replicas, replica, out):
-    """Write the waiting requests of a replica to `out`, in order; returns how many there are."""
-    count = 0
-    i = replicas[replica].first_waiting
-    while i != NONE and count < out.size:
-        out[count] = i
-        count += 1
-        i = walks[i].next
-    return count
-
-
-@entry
-def form_asked_batch(settings, requests, walks, replicas, batches, clock, pairs):
-    """Form the batch that a user's policy chose, `pairs` [n, 2] of request and tokens; 0 tokens restart a request.
-
-    Requests are taken in the order given: waiting ones are admitted, blocks are taken as the tokens need them. Nothing
-    is changed where the answer is one of the error codes, except for what the batch already took: the run is over then.
-
-    Returns the size of the batch, or an error code.
-    """
-    replica, slot, now_s = clock[0].replica, clock[0].slot, clock[0].now_s
-    row = ready_row(settings, replica)
-    size, num_tokens = 0, 0
-    for k in range(pairs.shape[0]):
-        i, tokens = pairs[k, 0], pairs[k, 1]
-        clock[0].culprit = i
-        if i < 0 or i >= requests.size:
-            return NOT_HERE
-        position = 0
-        while position < replicas[replica].num_ready and batches[row, MEMBERS, position] != i:
-            position += 1
-        is_ready = position < replicas[replica].num_ready
-        if is_ready:
-            for later in range(position, replicas[replica].num_ready - 1):
-                batches[row, MEMBERS, later] = batches[row, MEMBERS, later + 1]
-            replicas[replica].num_ready -= 1
-            if tokens == 0:
-                restart(settings, requests, walks, replicas, replica, i)
-                continue
-        else:
-            for earlier in range(size):
-                if batches[slot, MEMBERS, earlier] == i:
-                    return TWICE
-            before, at = NONE, replicas[replica].first_waiting
-            while at != NONE and at != i:
-                before, at = at, walks[at].next
-            if at == NONE:
-                return NOT_HERE
-            if before != NONE:
-                walks[before].next = walks[i].next
-                if walks[i].next == NONE:
-                    replicas[replica].last_waiting = before
-                replicas[replica].num_waiting -= 1
-                put_first(walks, replicas, replica, i)
-        left = 1 if walks[i].is_prefilled else walks[i].prompt_tokens - walks[i].processed_tokens
-        if tokens < 1:
-            return TOO_FEW_TOKENS
-        if tokens > left:
-            return TOO_MANY_TOKENS
-        if not is_ready:
-            if replicas[replica].num_running >= settings.max_num_seqs:
-                return TOO_MANY_SEQS
-            admit(requests, walks, replicas, replica, 0, now_s)
-        held = walks[i].processed_tokens + (0 if walks[i].is_prefilled else tokens)
-        num_needed = (held + settings.block_size - 1) // settings.block_size - walks[i].num_blocks
-        if num_needed > replicas[replica].free_blocks:
-            return TOO_MANY_BLOCKS
-        if num_needed > 0:
-            walks[i].num_blocks += num_needed
-            replicas[replica].free_blocks -= num_needed
-        size = add(batches, slot, size, i, tokens)
-        num_tokens += tokens
-        if num_tokens > settings.max_num_batched_tokens:
-            return TOO_LONG
-        if size > settings.max_batch_seqs:
-            return TOO_MANY_SEQS
-    clock[0].asked_size = size
-    clock[0].answered = 1
-    return size

@@ -13,7 +13,7 @@ import numpy as np
 
 from windtunnel.errors import InputError
 from windtunnel.ops.schedules import BACKWARD, FORWARD, PAIRED, WEIGHT, schedule
-from windtunnel.ops.sharding import finish_tasks, gather_tasks, optimizer_tasks, reduce_tasks
+from windtunnel.ops.sharding import finish_tasks, gather_tasks, gathered_layer, optimizer_tasks, reduce_tasks
 from windtunnel.ops.training import embedding_parts, head_parts, layer_parts, layer_work
 from windtunnel.ops.training_chunks import Chunk, Parameters, chunk_parameters, chunks, layer_parameters, trained
 from windtunnel.ops.training_part import Part, Task
@@ -132,11 +132,11 @@ def _last_of_chunks(actions: np.ndarray) -> dict[int, int]:
 
 def _chunk_passes(rank: Rank, chunk: Chunk, is_split: bool, is_last: bool) -> _Passes:
     """A chunk's layers one after the other, between its embedding and its head; `is_last` closes its gradients."""
-    units = [(_passes_of(unit, is_split), unit.held) for unit in chunk_units(rank, chunk)]
+    units = [(_passes_of(unit, is_split), unit) for unit in chunk_units(rank, chunk)]
     if rank.setup.job.sharding.zero == 3:
         return _sharded(rank, units)
     closes = is_last and bool(rank.setup.job.overlap.gradient_reduce)
-    behind = [(passes.backward, passes.weights, held) for passes, held in reversed(units)]
+    behind = [(passes.backward, passes.weights, unit.held) for passes, unit in reversed(units)]
     return _Passes(
         tuple(task for passes, _ in units for task in passes.forward),
         tuple(_reduced(rank, [(backward, held) for backward, _, held in behind], closes and not is_split)),
@@ -161,21 +161,25 @@ class Unit:
     """What its backward pass computes again first."""
     held: Parameters
     """Its parameters on this rank; of a chunk with both ends, the head's unit holds the embedding's too."""
+    gathered: Parameters
+    """Of those, what ZeRO-3 shards and gathers."""
 
 
 def chunk_units(rank: Rank, chunk: Chunk) -> list[Unit]:
     """A chunk's units in the order of the forward pass."""
     units = [
-        Unit(layer_parts(rank, group), again, layer_parameters(rank, group)) for group, again in _layers(rank, chunk)
+        Unit(layer_parts(rank, group), again, layer_parameters(rank, group), gathered_layer(rank, group))
+        for group, again in _layers(rank, chunk)
     ]
     inside = Parameters()
     for unit in units:
         inside = inside + unit.held
     ends = chunk_parameters(rank, chunk) + inside * -1.0
     if chunk.has_embedding:
-        units.insert(0, Unit(embedding_parts(rank), (), Parameters() if chunk.has_head else ends))
+        first = Parameters() if chunk.has_head else ends
+        units.insert(0, Unit(embedding_parts(rank), (), first, first))
     if chunk.has_head:
-        units.append(Unit(head_parts(rank), (), ends))
+        units.append(Unit(head_parts(rank), (), ends, ends))
     return units
 
 
@@ -230,33 +234,31 @@ def _in_order(tasks: list[Task]) -> list[Task]:
     return found
 
 
-def _sharded(rank: Rank, units: list[tuple[_Passes, Parameters]]) -> _Passes:
+def _sharded(rank: Rank, units: list[tuple[_Passes, Unit]]) -> _Passes:
     """ZeRO-3: every unit's parameters are gathered before it, one unit ahead where that is overlapped."""
     job = rank.setup.job
-    forward = _gathered(rank, [(passes.forward, held) for passes, held in units], gather=True, reduce=False)
+    forward = _gathered(rank, [(passes.forward, unit) for passes, unit in units], gather=True, reduce=False)
     backward = _gathered(
         rank,
-        [(passes.backward, held) for passes, held in reversed(units)],
+        [(passes.backward, unit) for passes, unit in reversed(units)],
         gather=job.sharding.reshard_after_forward,
         reduce=True,
     )
     return _Passes(tuple(forward), tuple(backward), tuple(t for passes, _ in reversed(units) for t in passes.weights))
 
 
-def _gathered(
-    rank: Rank, units: list[tuple[tuple[Task, ...], Parameters]], gather: bool, reduce: bool
-) -> Iterator[Task]:
+def _gathered(rank: Rank, units: list[tuple[tuple[Task, ...], Unit]], gather: bool, reduce: bool) -> Iterator[Task]:
     overlap = rank.setup.job.overlap
-    for position, (tasks, held) in enumerate(units):
+    for position, (tasks, unit) in enumerate(units):
         is_ahead = bool(overlap.parameter_gather)
         if gather and (position == 0 or not is_ahead):
-            yield from gather_tasks(rank, held)
+            yield from gather_tasks(rank, unit.gathered)
         if gather and is_ahead and position + 1 < len(units):
             last = next((task.name for task in reversed(tasks) if task.group is None), None)
-            yield from gather_tasks(rank, units[position + 1][1], last)
+            yield from gather_tasks(rank, units[position + 1][1].gathered, last)
         yield from tasks
         if reduce:
-            yield from reduce_tasks(rank, trained(rank, held), BESIDE_STEP if overlap.gradient_reduce else None)
+            yield from reduce_tasks(rank, trained(rank, unit.held), BESIDE_STEP if overlap.gradient_reduce else None)
 
 
 def _end_of_step(rank: Rank, held: list[Chunk]) -> Iterator[Task]:

@@ -250,7 +250,7 @@ def bar_chart(
         )
         wide = max(across(value) - left, 0.5)
         parts.append(f'<rect x="{left}" y="{y + 3}" width="{wide:.1f}" height="{line - 6}" fill="{colour}"/>')
-        shown = tick(float(f"{value:.3g}")) if value >= 1e-4 or value == 0 else f"{value:.9f}".rstrip("0")
+        shown = tick(float(f"{value:.3g}")) if value >= 1e-4 or value == 0 else f"{value:.7f}".rstrip("0").rstrip(".")
         parts.append(f'<text x="{left + wide + 5:.1f}" y="{y + 13}" fill="currentColor">{shown}</text></g>')
     parts.append(f'<text x="{(left + end) / 2}" y="{height - 10}" {_MIDDLE}>{escape(axis.label)}</text>')
     return "\n".join([*parts, "</svg>"])

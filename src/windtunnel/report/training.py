@@ -66,8 +66,9 @@ def devices_line(setup: TrainingSetup) -> str:
 def batch_line(setup: TrainingSetup) -> str:
     """The batch and how it is cut."""
     job, known = setup.job, setup.degrees
+    packed = f", packed from documents of {job.document_tokens:,}," if job.document_tokens else ""
     return (
-        f"{job.global_batch:,} sequences of {job.sequence_tokens:,} tokens a step; "
+        f"{job.global_batch:,} sequences of {job.sequence_tokens:,} tokens{packed} a step; "
         f"{known.num_microbatches:,} micro-batches of {job.micro_batch} on each rank; "
         f"recompute {job.recompute.granularity}"
     )

@@ -142,7 +142,11 @@ def search(space: Space, store: Store, means: Means = HERE) -> Study:
     store.begin(name, msgspec.json.encode(space).decode())
     with Workers(space, means.executor, means.num_workers, means.address, at_once=not likely_known) as workers:
         asker = Asker(space, store, workers, means.progress)
-        found = [_search_one(asker, workload) for workload in workload_names(space)]
+        try:
+            found = [_search_one(asker, workload) for workload in workload_names(space)]
+        except InputError:
+            store.drop(name)
+            raise
     store.finish(name)
     return Study(space, found, asker.count)
 

@@ -35,6 +35,7 @@ import msgspec
 from windtunnel.errors import InputError, did_you_mean
 from windtunnel.search.layouts import vary_layouts
 from windtunnel.search.limits import limits_from, limits_of
+from windtunnel.spec.bounds import check_seed
 from windtunnel.spec.noun import Noun, decode, read_yaml
 from windtunnel.spec.scenario import Scenario, keep_published_formats, scenario_from, set_path
 from windtunnel.spec.shorthand import JOB_PATHS, PATHS
@@ -101,6 +102,7 @@ class Space(Noun):
     seed: int = 0
 
     def __post_init__(self) -> None:
+        check_seed(self.seed)
         for name in ("finalists", "finalist_seeds"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; at least 1 is needed")

@@ -106,6 +106,10 @@ class Store:
         """Note that a search is done."""
         self._write("update searches set is_done = 1 where name = ?", [(name,)])
 
+    def drop(self, name: str) -> None:
+        """Take back that a search has begun: it was refused, and there is nothing to go on with."""
+        self._write("delete from searches where name = ?", [(name,)])
+
     def is_finished(self, name: str) -> bool:
         """Whether the same search was done before, so that its answers are likely to be here."""
         if self.connection is None:

@@ -2,6 +2,9 @@
 
 import math
 
+MAX_SEED = 2**53
+"""A number of JSON holds it exactly, and what is added to it for further streams fits in 64 bits."""
+
 
 def check_positive(**values: float | None) -> None:
     """Every value that is given is finite and above 0."""
@@ -26,3 +29,11 @@ def check_weights(weights: tuple[float, ...] | None, num_values: int) -> None:
     for weight in weights:
         check_non_negative(weights=weight)
     check_positive(**{"the sum of weights": math.fsum(weights)})
+
+
+def check_seed(seed: int) -> None:
+    """A seed is from 0 to `MAX_SEED`."""
+    if seed < 0:
+        raise ValueError(f"seed is {seed}; at least 0 is needed")
+    if seed > MAX_SEED:
+        raise ValueError(f"seed is {seed}; at most {MAX_SEED} is possible")

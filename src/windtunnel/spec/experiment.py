@@ -11,6 +11,7 @@ from typing import Any, Literal
 import yaml
 
 from windtunnel.errors import InputError, did_you_mean
+from windtunnel.spec.bounds import check_seed
 from windtunnel.spec.noun import Noun, decode, encode, parse_yaml, read_yaml
 
 CONFIG, SUMMARY, METRICS, LOG = "config.yaml", "summary.json", "metrics.json", "experiment.log"
@@ -82,6 +83,7 @@ class Experiment(Noun):
         for field in ("max_tokens", "batch_size", "tensor_parallel_size"):
             if getattr(self, field) < 1:
                 raise ValueError(f"{field} is {getattr(self, field)}; at least 1 is needed")
+        check_seed(self.seed)
         if self.prompt_tokens is not None and self.prompt_tokens < 1:
             raise ValueError(f"prompt_tokens is {self.prompt_tokens}; at least 1 is needed")
         if not self.prompt and self.prompt_tokens is None:

@@ -2,6 +2,7 @@
 
 from typing import Any, Literal
 
+from windtunnel.spec.bounds import check_seed
 from windtunnel.spec.noun import Noun, decode, encode
 from windtunnel.spec.packet import PacketSettings
 
@@ -32,9 +33,10 @@ class NetworkSettings(Noun):
     def __post_init__(self) -> None:
         if self.payload_bytes < 1:
             raise ValueError(f"payload_bytes is {self.payload_bytes}; at least 1 is needed")
-        for name in ("send_latency_s", "header_bytes", "seed"):
+        for name in ("send_latency_s", "header_bytes"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} is {getattr(self, name)}; at least 0 is needed")
+        check_seed(self.seed)
 
 
 class ClusterNetwork(NetworkSettings):

@@ -9,6 +9,7 @@ import yaml
 
 from windtunnel.errors import InputError
 from windtunnel.spec import catalog
+from windtunnel.spec.bounds import check_seed
 from windtunnel.spec.calibration import NONE, Calibration, calibration_for
 from windtunnel.spec.deployment import Deployment, EngineSettings, Parallelism, Pool, Profile
 from windtunnel.spec.engine_defaults import overlay, whole_prompt_tokens, with_defaults, with_windows
@@ -33,8 +34,7 @@ class Scenario(Noun):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.seed < 0:
-            raise ValueError(f"seed is {self.seed}; at least 0 is needed")
+        check_seed(self.seed)
 
 
 ANY_DEVICE = "any"

@@ -299,6 +299,8 @@ def job_of(path: Path | None, overrides: dict[str, Any]) -> TrainingJob:
         raise InputError(f"{path} is not a training job: it holds {type(raw).__name__}, not keys and values")
     for dotted, value in overrides.items():
         set_path(raw, dotted, value)
+    if path is not None and "deployment" in raw:
+        raise InputError(f"{path} describes a deployment, not a training job", "give it to windtunnel simulate")
     for name, what in _NEEDED.items():
         if raw.get(name) is None:
             raise InputError(f"{name} is missing: {what}", f"give --{name.replace('_', '-')}, or a job file")

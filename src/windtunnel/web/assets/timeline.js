@@ -45,7 +45,8 @@
       pen.globalAlpha = 0.15;
       pen.fillRect(toX(time), AXIS - 4, 1, height);
       pen.globalAlpha = 1;
-      pen.fillText(seconds(time, view[1] - view[0]), toX(time), 14);
+      const text = seconds(time, view[1] - view[0]);
+      pen.fillText(text, Math.min(toX(time), canvas.clientWidth - pen.measureText(text).width / 2), 14);
     }
     data.lanes.forEach((lane, at) => {
       const bottom = AXIS + LANE * (at + 1);
