@@ -387,7 +387,7 @@ def main() -> int:
 def cross_validated(runs: Sequence[Bench], name: str) -> dict[str, Predicted]:
     """Predictions of every run by fits that saw none of its configuration, of its device, of its model.
 
-    Runs that their own record calls odd have no weight in any fit. Every fit's priors are chosen among its own runs.
+    Runs that their own record calls odd have no weight in any fit.
     """
     whole = fit_runs(runs)
     found = {}
