@@ -138,17 +138,18 @@ def test_the_script_of_lists_takes_its_nodes_as_torchrun_does() -> None:
 
 
 def test_the_script_of_lists_makes_its_world_and_batch_itself() -> None:
-    typed = "-m 13 --world_size 4 --tensor_model_parallel_size 4 --global_batch 9 --swiglu"
+    """The batch is two micro-batches of the world that is typed, the list that of nodes times GPUs."""
+    typed = "-m 13 --world_size 8 --tensor_model_parallel_size 4 --global_batch 9 --swiglu"
     found = made(f"WORLD_SIZE=2 sh scripts/megatron_gpt.sh {typed} --nproc_per_node 8 --workload_only")
     direct = made(
-        f"{MEGATRON} --model_name=gpt_13B --world_size=16 --tensor_model_parallel_size=4 --global_batch=8 "
+        f"{MEGATRON} --model_name=gpt_13B --world_size=16 --tensor_model_parallel_size=4 --global_batch=4 "
         "--num_layers=40 --hidden_size=5120 --num_attention_heads=40 --seq_length=2048 --vocab_size=50257 --swiglu "
         "--use-distributed-optimizer"
     )
     assert (found.name, found.text) == (direct.name, direct.text)
     assert found.remarks == (
-        "the script sets --world_size 16 over 4",
-        "the script sets --global_batch 8 over 9",
+        "the script sets --world_size 16 over 8",
+        "the script sets --global_batch 4 over 9",
     )
 
 

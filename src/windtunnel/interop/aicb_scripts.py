@@ -251,7 +251,10 @@ def read_script(name: str, words: list[str], num_nodes: str) -> Command:
 
 
 def _read_list_script(words: list[str], num_nodes: int) -> Command:
-    """The script sets its world to nodes times GPUs, and the batch to `ga_num` micro-batches, over what was typed."""
+    """The script sets its world to nodes times GPUs, and the batch to `ga_num` micro-batches, over what was typed.
+
+    The data parallelism of that batch is that of the world which was typed, none if none was.
+    """
     launch = ("nnodes", "node_rank", "master_addr", "master_port")
     extra = ("model_size", "nproc_per_node", "ga_num", "workload_only", *launch)
     typed = _script_options(words, TrainingArguments, SCRIPT_SPELLINGS, {"m": "model_size"}, extra, ("workload_only",))
@@ -270,7 +273,8 @@ def _read_list_script(words: list[str], num_nodes: int) -> Command:
         writes_nothing = (f"{LIST_SCRIPT} asks the machine it runs on for its GPUs", "add --nproc_per_node N")
     world = {"world_size": num_nodes * per_node, "use_distributed_optimizer": True}
     arguments, remarks = _with_preset(typed, {**LIST_SCRIPT_DEFAULTS, **world}, LIST_PRESETS)
-    batch = (2 if ga_num is None else ga_num) * arguments.data_parallel * arguments.micro_batch
+    data_parallel = asked.get("world_size", 0) // (arguments.world_size // arguments.data_parallel)
+    batch = (2 if ga_num is None else ga_num) * data_parallel * arguments.micro_batch
     arguments = dataclasses.replace(arguments, global_batch=batch)
     remarks += [
         f"the script sets --{name} {getattr(arguments, name)} over {value}"

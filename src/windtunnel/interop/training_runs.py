@@ -279,11 +279,13 @@ def _merge(raw: dict[str, Any], settings: Mapping[str, Any]) -> None:
 
 
 def _merge_recipes(raw: dict[str, Any], row: Row) -> None:
+    """What the recipes say of a row's run; what the row itself says of recomputation stands."""
+    said = {"recompute"} & set(raw)
     model = raw["model"] if isinstance(raw["model"], str) else raw["model"]["name"]
     compute = raw["precision"]["compute"]
     for recipe in RECIPES:
         if recipe.applies(model, raw["device"], compute, raw["parallelism"], row["release"]):
-            _merge(raw, recipe.settings)
+            _merge(raw, {name: value for name, value in recipe.settings.items() if name not in said})
 
 
 def _parallelism(row: Row, source: Source, model: str | ModelSpec) -> dict[str, Any]:
