@@ -260,7 +260,7 @@ def interval_table(calibrated: Inside, uncalibrated: Inside) -> str:
 
     def load(run: Measurement) -> str:
         concurrency = int(run.labels["concurrency"])
-        return "concurrency to 8" if concurrency <= 8 else "9 to 64" if concurrency <= 64 else "65 and more"
+        return f"concurrency {'1 to 8' if concurrency <= 8 else '9 to 64' if concurrency <= 64 else 'above 64'}"
 
     keys: list[Callable[[Measurement], str]] = [
         lambda _: "all",
@@ -387,7 +387,7 @@ def main() -> int:
 def cross_validated(runs: Sequence[Bench], name: str) -> dict[str, Predicted]:
     """Predictions of every run by fits that saw none of its configuration, of its device, of its model.
 
-    Runs that their own record calls odd have no weight in any fit. Every fit's priors are chosen among its own runs.
+    Runs that their own record calls odd have no weight in any fit.
     """
     whole = fit_runs(runs)
     found = {}

@@ -8,7 +8,6 @@ import pytest
 
 from windtunnel.engine.calibrate import (
     CANDIDATES,
-    PRIORS,
     Bench,
     Fit,
     benches,
@@ -16,9 +15,10 @@ from windtunnel.engine.calibrate import (
     effects,
     fit_runs,
     predict,
+    refit,
 )
 from windtunnel.engine.calibration_profiles import kin, profiles
-from windtunnel.engine.cross_validation import chosen_priors, folds, held_out
+from windtunnel.engine.cross_validation import averaged_fit, folds, held_out
 from windtunnel.engine.serving import simulate
 from windtunnel.estimate.estimator import Estimator, roofline_estimator
 from windtunnel.interop.measured_runs import Measurement
@@ -120,20 +120,19 @@ def test_a_fold_holds_whole_configurations_and_fits_see_none_of_it(runs: list[Be
     assert np.median(np.abs(errors(runs, held))) < 0.05
 
 
-def test_priors_are_chosen_by_the_runs_that_are_kept(runs: list[Bench]) -> None:
-    def labelled(bench: Bench, at: int, **measured: float) -> Bench:
-        measurement = bench.measurement
-        known = replace(
-            measurement, labels={**measurement.labels, "model": str(at)}, measured={**measurement.measured, **measured}
+def test_a_fit_is_the_mean_of_those_under_all_priors_and_sees_the_kept_runs_only(runs: list[Bench]) -> None:
+    whole, kept = fit_runs(runs), np.arange(len(runs)) != 0
+    found = averaged_fit(runs, whole, kept)
+    each = [refit(runs, whole, kept, priors) for priors in CANDIDATES]
+    for effect, value in found.effects.items():
+        assert (
+            min(fit.effects[effect] for fit in each) - 1e-12
+            <= value
+            <= max(fit.effects[effect] for fit in each) + 1e-12
         )
-        return replace(bench, measurement=known)
-
-    several = [labelled(bench, at) for at, bench in enumerate(runs)]
-    whole, kept = fit_runs(several), np.arange(len(several)) != 0
-    assert chosen_priors(runs, whole, kept) == PRIORS  # three configurations
-    chosen = chosen_priors(several, whole, kept)
-    assert chosen in CANDIDATES
-    assert chosen_priors([labelled(several[0], 0, tpot=9.0), *several[1:]], whole, kept) == chosen
+    assert len({round(fit.effects["gemm.memory", "vllm"], 9) for fit in each}) > 1
+    lied = replace(runs[0], measurement=replace(runs[0].measurement, measured={"tpot": 9.0, "ttft": 9.0}))
+    assert averaged_fit([lied, *runs[1:]], whole, kept) == found
 
 
 def test_a_format_has_an_effect_of_its_own_and_overheads_have_none() -> None:

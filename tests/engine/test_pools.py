@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from effort import cases_to_try
 from engine.test_oracle import Case as OnePool
 from engine.test_oracle import chains, expanded, give_tenants, random_cost, random_sessions, random_tiers, windows_of
+from windtunnel.engine.keeping import Keeping
 from windtunnel.engine.loop import run_loop
-from windtunnel.engine.pools import Keeping, run_pools
+from windtunnel.engine.pools import run_pools
 from windtunnel.engine.reference.pools import Journey, ReferencePools
 from windtunnel.engine.reference.state import Request, Step
 from windtunnel.engine.workload import PrefixArrays, RequestArrays
@@ -250,7 +251,7 @@ def test_cached_prefixes_and_sessions_equal_the_oracles(case: Case) -> None:
     assert_equal_to_the_oracle(case)
 
 
-@settings(max_examples=cases_to_try(150))
+@settings(max_examples=cases_to_try(100))
 @given(preempting_cases())
 def test_preempted_requests_find_their_own_blocks_as_the_oracles_do(case: Case) -> None:
     assert_equal_to_the_oracle(case, shares=False)

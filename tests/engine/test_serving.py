@@ -6,14 +6,17 @@ import pytest
 
 from windtunnel.engine.attribution import batch_of, provenance
 from windtunnel.engine.estimators import shard_of
+from windtunnel.engine.fleet import FleetPlan, start_fleet
 from windtunnel.engine.kernel_settings import kernel_settings
 from windtunnel.engine.loop import run_loop
-from windtunnel.engine.server import check_requests
+from windtunnel.engine.server import check_requests, prepare, serve
 from windtunnel.engine.serving import Result, simulate
-from windtunnel.engine.workload import RequestArrays
+from windtunnel.engine.workload import RequestArrays, generate
 from windtunnel.errors import InputError, WindtunnelError
 from windtunnel.estimate.estimator import COVERAGES, Coverage, Estimate
 from windtunnel.estimate.steps import recorded_steps
+from windtunnel.kernels.fleet import Scaling
+from windtunnel.kernels.state import Settings
 from windtunnel.metrics.records import REQUEST_COLUMNS, STEP_COLUMNS, Table
 from windtunnel.ops.memory import plan_memory
 from windtunnel.ops.op import Op
@@ -335,19 +338,27 @@ def test_a_preempted_request_finds_what_is_left_of_its_own_blocks() -> None:
     assert 0 < again[0] < again[1]
 
 
-def test_a_fleet_that_never_changes_is_its_replicas_alone() -> None:
-    """With what preempted requests find of their own blocks: that run begins the fleet again."""
-    never = {"scheduled": [{"at_s": 1e9, "replica": 0, "repair_s": 1.0}]}
-    settings = {"deployment.engine.num_gpu_blocks": 120}
-    alone, fleet = (
-        served(output_tokens=200, num_requests=40, settings=settings | more)
-        for more in ({}, {"deployment.faults": never, "deployment.start_s": 1.0})
-    )
-    assert alone.requests["num_preemptions"].sum() > 0
-    for name in ("scheduled_s", "first_token_s", "finish_s", "num_preemptions"):
-        np.testing.assert_array_equal(alone.requests[name], fleet.requests[name])
-    assert fleet.fleet is not None
-    assert len(fleet.fleet.stays) == 40
+def test_a_fleet_begins_again_for_the_run_in_which_preempted_requests_find_their_blocks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scenario = made(num_requests=3)
+    requests = generate(scenario.workload, scenario.seed)
+    server = prepare(scenario, resolve(scenario), requests, PlainRoofline())
+    assert isinstance(server.settings, Settings)
+    fleet = start_fleet(FleetPlan(Scaling(initial_replicas=1)), server.settings, 3)
+    runs = []
+
+    def preempting(*arguments: Any, **_: Any) -> tuple[Any, ...]:
+        runs.append((arguments[4] is None, arguments[6].fleet))
+        return {"num_preemptions": np.ones(3)}, None, 0.5
+
+    monkeypatch.setattr("windtunnel.engine.server.run_loop", preempting)
+    assert serve(server, requests, fleet=fleet)[2] == 1.0
+    (no_cache, first), (again, second) = runs
+    assert no_cache
+    assert not again
+    assert first is not second
+    assert serve(server, requests, fleet=fleet, router=lambda *_: 0)[2] == 0.5  # which would be asked twice
 
 
 def test_windows_let_more_long_requests_run_at_a_time() -> None:

@@ -137,6 +137,27 @@ def test_trtllms_file_is_read_and_written(tmp_path: Path) -> None:
     assert written["torch_compile_config"] == {"enable_piecewise_cuda_graph": True}
 
 
+@pytest.mark.parametrize(
+    ("model", "windows", "kept"),
+    [
+        ("openai/gpt-oss-20b", [128, 131072], "own_pool"),
+        ("openai/gpt-oss-20b", [131072], "full"),
+        ("openai/gpt-oss-20b", [256, 131072], None),
+        ("meta-llama/Llama-3.1-8B", [4096], None),
+    ],
+    ids=["the model's", "none", "wider ones", "of a model without"],
+)
+def test_tensorrts_windows_are_the_models_or_not_modelled(
+    tmp_path: Path, model: str, windows: list[int], kept: str | None
+) -> None:
+    path = tmp_path / "options.yaml"
+    path.write_text(yaml.safe_dump({"kv_cache_config": {"max_attention_window": windows}}))
+    found = read_launch_command(f"trtllm-serve {model} --extra_llm_api_options {path}")
+    assert found.raw["deployment"]["engine"].get("window_kv") == kept
+    assert bool(found.not_modelled) == (kept is None)
+    assert ("--max-attention-window" in found.taken) == (kept is not None)
+
+
 def test_every_option_is_one_of_four() -> None:
     """No option is both taken and named as left out."""
     other = other_options()

@@ -144,6 +144,22 @@ def test_drafts_are_written_as_the_engine_takes_them(engine: str, drafts: dict[s
     assert words in launch_script(scenario, VERSIONS)
 
 
+@pytest.mark.parametrize(
+    ("engine", "remark"),
+    [
+        (
+            {"name": "vllm", "kv_tiers": [{"name": "disk", "capacity_bytes": 10**12, "bandwidth_bytes_per_s": 1e9}]},
+            "# let the engine keep KV blocks below its devices (disk)",
+        ),
+        ({"name": "trtllm", "attention_backend": "flashinfer"}, "# set attn_backend"),
+        ({"name": "trtllm", "window_kv": "own_pool"}, "# set attn_backend and kv_cache_config.max_attention_window"),
+    ],
+    ids=["tiers", "attention", "windows"],
+)
+def test_what_no_option_says_is_left_to_the_reader(engine: dict[str, Any], remark: str) -> None:
+    assert remark in launch_script(scenario_with(engine, "llama-3.1-8b"), VERSIONS)
+
+
 def test_an_engine_is_told_the_name_that_it_can_load() -> None:
     assert "vllm serve meta-llama/Llama-3.1-8B " in launch_script(
         scenario_with({"name": "vllm"}, "llama-3.1-8b"), VERSIONS

@@ -82,7 +82,7 @@ def _narrowed(operators: float, outlier: float) -> Priors:
 
 
 CANDIDATES = tuple(_narrowed(operators, outlier) for operators in (0.6, 1.0) for outlier in (1.5, 2.0, 3.0))
-"""Priors that cross-validation chooses among."""
+"""Priors whose fits are averaged."""
 
 CROWDING = 0.4
 """Runs of one configuration err alike: each of n counts n to the power of minus this."""

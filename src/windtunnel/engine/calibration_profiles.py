@@ -19,9 +19,8 @@ from windtunnel.engine.calibrate import (
     by_configuration,
     fit_runs,
     predict,
-    refit,
 )
-from windtunnel.engine.cross_validation import LEAST_CONFIGURATIONS, chosen_priors, folds, held_out
+from windtunnel.engine.cross_validation import LEAST_CONFIGURATIONS, averaged_fit, folds, held_out
 from windtunnel.spec.calibration import Calibration, Provenance, Spread
 from windtunnel.spec.deployment import HostOverheads
 
@@ -174,7 +173,7 @@ def profiles(runs: Sequence[Bench], source: str) -> dict[str, Calibration]:
     """
     whole = fit_runs(runs)
     every = np.ones(len(runs), np.bool_)
-    fit, held = refit(runs, whole, every, chosen_priors(runs, whole, every)), held_out(runs, whole, folds(runs))
+    fit, held = averaged_fit(runs, whole, every), held_out(runs, whole, folds(runs))
     several = len({bench.scope[1] for bench in runs}) > 1
     apart = held_out(runs, whole, folds(runs, lambda bench: bench.scope[1], None)) if several else held
     found = {}

@@ -1,7 +1,7 @@
 """Run a deployment of several pools: prefill and decode on replicas of their own, or kinds of replicas side by side."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import msgspec
@@ -12,9 +12,10 @@ from windtunnel.engine.attribution import provenance, time_fractions
 from windtunnel.engine.cluster_network import handover_bytes_per_s, network_of
 from windtunnel.engine.estimators import estimator_for, shard_of
 from windtunnel.engine.frontend import streams
+from windtunnel.engine.keeping import Keeping, caches_of, has_one_group, shares_prefixes
 from windtunnel.engine.kernel_settings import kernel_settings
 from windtunnel.engine.loop import GiveUp, Progress, new_records, run_to_end
-from windtunnel.engine.prefix_cache import MAX_ENTRIES, NO_TIERS, check_windows, kv_tiers, prefix_cache
+from windtunnel.engine.prefix_cache import MAX_ENTRIES, check_windows, kv_tiers
 from windtunnel.engine.server import Lower, check_requests, with_model_len
 from windtunnel.engine.serving import (
     ENGINE_COLUMNS,
@@ -52,21 +53,6 @@ from windtunnel.spec.engine_defaults import ENGINE_SCHEDULERS
 from windtunnel.spec.scenario import Scenario, Setup, pool_scenario, resolve
 
 ROLES = {"both": BOTH, "prefill": PREFILL, "decode": DECODE}
-
-
-@dataclass(frozen=True, eq=False)
-class Keeping:
-    """Where a pool keeps KV blocks that no running request uses."""
-
-    on_device: bool
-    """Whether it has prefix caches."""
-    tiers: state.Table = field(default_factory=lambda: NO_TIERS)
-    """`TIER` records of memory below the device's."""
-    load_overlaps: bool = False
-
-    @property
-    def anywhere(self) -> bool:
-        return self.on_device or self.tiers.size > 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -221,7 +207,7 @@ def run_pools(
     # Lower tiers still take the KV blocks of preempted requests: preemption by swap.
     requests = replace(requests, prefixes=None)
     own = [
-        replace(part, on_device=part.on_device and _has_one_group(plan))
+        replace(part, on_device=part.on_device and has_one_group(plan.settings))
         for part, plan in zip(keeping, plans, strict=False)
     ]
     if any(part.tiers.size for part in own):
@@ -233,11 +219,6 @@ def run_pools(
         again.pools.journeys["cached_tokens"] = 0
         return again._replace(engine_time_s=found.engine_time_s + again.engine_time_s)
     return found
-
-
-def shares_prefixes(keeping: Sequence[Keeping], requests: RequestArrays) -> bool:
-    """Whether prompts begin alike, and any pool has prefix caches for them."""
-    return requests.prefixes is not None and any(part.on_device for part in keeping)
 
 
 def _run(
@@ -254,7 +235,8 @@ def _run(
     arrays = (pools.ranks, pools.lanes, pools.lists, pools.stages)
     cache = None
     if keeping:
-        cache = joined_caches(pools, [_caches(plan, part, requests) for plan, part in zip(plans, keeping, strict=True)])
+        own = [caches_of(plan.settings, part, requests) for plan, part in zip(plans, keeping, strict=True)]
+        cache = joined_caches(pools, own)
     cost, events = state.StepCost(*(np.asarray(field)[0] for field in pools.cost)), new_pool_events(plans)
     steps, engine_time_s = run_to_end(
         pools.pools[0],
@@ -281,19 +263,6 @@ def first_pool(records: NDArray[np.void], pools: Pools) -> NDArray[np.int64]:
     """The pool that computed each prompt."""
     moved = ~np.isnan(pools.journeys.handed_s)
     return np.asarray(pools.pool_of_rank[np.where(moved, pools.journeys.prefill_rank, records["rank"])])
-
-
-def _caches(plan: PoolPlan, keeping: Keeping, requests: RequestArrays) -> state.Cache:
-    """Empty prefix caches of a pool; where it keeps nothing, caches of segments that no block fits into."""
-    cache = prefix_cache(plan.settings, requests, keeping.tiers, keeping.load_overlaps)
-    if not keeping.anywhere:
-        cache.nodes["first_block"] = cache.nodes["end_block"] = 0
-    return cache
-
-
-def _has_one_group(plan: PoolPlan) -> bool:
-    """Whether one group of layers keeps every token: what the caches count."""
-    return plan.settings.num_groups - plan.settings.num_window_groups == 1
 
 
 def _prepared(

@@ -6,6 +6,8 @@ has one that is not modelled; or nobody here knows it. Nothing is passed over in
 
 import re
 import shlex
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -231,6 +233,8 @@ class _Reading:
                 set_path(self.raw, ENGINE + "max_num_batched_tokens", chunk)
         if "speculative" in self.later:
             self._speculate(self.later["speculative"])
+        if "windows" in self.later:
+            self._keep_windows(self.later["windows"])
         return LaunchCommand(
             self.engine,
             self.raw,
@@ -264,6 +268,26 @@ class _Reading:
     def _has_experts(self) -> bool:
         model = catalog.model(str(self.raw["model"]))
         return any(isinstance(group.feed_forward, ExpertsFeedForward) for group in model.layers)
+
+    def _keep_windows(self, listed: Sequence[int]) -> None:
+        """TensorRT-LLM's windows, a layer after the other and again from the start; one as long as a request is none.
+
+        They say what is kept, in a pool for each. Others than the model's would change what it attends to.
+        """
+        model = catalog.model(str(self.raw["model"]))
+        longest = self.raw["deployment"]["engine"].get("max_model_len") or model.max_context_tokens
+        own = Counter[int]()
+        for group in model.layers:
+            own[min(getattr(group.attention, "window_tokens", None) or longest, longest)] += group.num_layers
+        asked = Counter(min(listed[at % len(listed)], longest) for at in range(model.num_layers))
+        if set(asked) == {longest}:
+            set_path(self.raw, ENGINE + "window_kv", "full")
+        elif asked == own:
+            set_path(self.raw, ENGINE + "window_kv", "own_pool")
+        else:
+            name = "--max-attention-window"
+            self.taken = {given: value for given, value in self.taken.items() if given != name}
+            self.not_modelled.append(f"{name} (other windows than those of {model.name})")
 
     def _speculate(self, config: dict[str, Any]) -> None:
         """vLLM's JSON; how often drafts are right is not a setting, so it must be said."""

@@ -198,6 +198,11 @@ def _unsaid(scenario: Scenario, deployment: Deployment) -> list[str]:
             f"vLLM spreads experts over all {split.tp * split.attention_dp} ranks or none: the command does not have "
             f"ep = {split.ep}"
         )
+    if engine.kv_tiers:
+        names = ", ".join(tier.name for tier in engine.kv_tiers)
+        found.append(f"let the engine keep KV blocks below its devices ({names}): the command does not say so")
+    if engine.name == "trtllm" and (engine.attention_backend or engine.window_kv == "own_pool"):
+        found.append("set attn_backend and kv_cache_config.max_attention_window as the scenario has them")
     node = catalog.node(deployment.node) if deployment.node else catalog.default_node(catalog.device(deployment.device))
     if deployment.parallelism.num_devices > node.num_devices:
         found.append(f"a replica takes more than one node of {node.num_devices} devices: start it on each of them")

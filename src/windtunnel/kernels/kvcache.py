@@ -29,12 +29,17 @@ def entry_of(cache, rank, node):
 
 
 @inner
-def evict(cache, ranks, rank):
-    """Give up cached blocks, the least recently used first, until no more are left than blocks are free."""
+def evict(settings, cache, ranks, rank):
+    """Give up cached blocks, the least recently used first, until no more are left than the free blocks have room for.
+
+    Where groups of layers share the pool, each group's block of the same tokens was freed too and waits to be used
+    anew among the others: so many free blocks are there for each that is cached.
+    """
     entries = cache.entries
-    while cache.ranks[rank].evictable_blocks > ranks[rank].free_blocks:
+    room = ranks[rank].free_blocks // settings.num_groups
+    while cache.ranks[rank].evictable_blocks > room:
         entry = cache.ranks[rank].first
-        taken = min(entries[entry].num_blocks, cache.ranks[rank].evictable_blocks - ranks[rank].free_blocks)
+        taken = min(entries[entry].num_blocks, cache.ranks[rank].evictable_blocks - room)
         if taken == entries[entry].num_blocks:
             forget(cache, rank, entry)
             entries[entry].num_blocks = 0
@@ -79,7 +84,7 @@ def look_up(settings, cache, requests, ranks, rank, i):
     Whole blocks count, and one token at least is computed again, for its logits. Returns how many blocks count as free
     now and would not if the request took what was found here and in the tiers below.
     """
-    evict(cache, ranks, rank)
+    evict(settings, cache, ranks, rank)
     most_blocks = (requests[i].target_tokens - 1) // settings.block_size
     node = cache.requests[i].leaf
     while node != NONE:
@@ -154,7 +159,7 @@ def share(settings, cache, ranks, rank, i, computed_tokens):
     They are taken from what the request holds for itself; of what others have cached meanwhile its own copy is given
     up. A segment of which more is cached, and not in use, than the request has computed is left until it has caught up.
     """
-    evict(cache, ranks, rank)
+    evict(settings, cache, ranks, rank)
     node = cache.requests[i].leaf
     deepest, shared_blocks = cache.requests[i].deepest, cache.requests[i].shared_blocks
     end_block = min(computed_tokens // settings.block_size, cache.nodes[node].end_block)

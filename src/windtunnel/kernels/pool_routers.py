@@ -42,7 +42,7 @@ def cached_tokens(cache, pools, replica, i):
     first = (replica - settings.first_replica) * settings.ranks_per_replica
     most_blocks = 0
     for rank in range(first, first + settings.ranks_per_replica):
-        evict(own, ranks_of(pools, settings), rank)
+        evict(settings, own, ranks_of(pools, settings), rank)
         node = own.requests[i].shared
         while node != NONE and own.entries[entry_of(own, rank, node)].num_blocks == 0:
             node = own.nodes[node].parent

@@ -43,7 +43,7 @@ from windtunnel.kernels.walked_cost import ceil_to, model_step_s, table_stage_s
 from windtunnel.kernels.walked_state import ASSIGNED, FASTER_TRANSFORMER, LIGHTLLM, ORCA, SARATHI, USER, VLLM_V0
 
 ASK, OUT_OF_TABLES = OUT_OF_STEPS + 1, OUT_OF_STEPS + 2
-"""What `run_walked` returns besides the codes of `kernels.serve`: a user's policy must form the batch of slot
+"""What `run_walked` returns besides the codes of `kernels.status`: a user's policy must form the batch of slot
 `clock[0].slot`; a batch lies outside the look-up tables."""
 
 

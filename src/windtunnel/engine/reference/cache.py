@@ -30,9 +30,9 @@ class RankCache:
     def num_unused_blocks(self) -> int:
         return sum(self.blocks[index] for index in self.unused)
 
-    def shrink(self, free_blocks: int) -> None:
-        """Drop the oldest unused blocks until no more are left than blocks are free."""
-        while self.num_unused_blocks > free_blocks:
+    def shrink(self, room: int) -> None:
+        """Drop the oldest unused blocks until no more are left than there is room for."""
+        while self.num_unused_blocks > room:
             oldest = next(iter(self.unused))
             self.blocks[oldest] -= 1
             if self.blocks[oldest] == 0:

@@ -161,7 +161,7 @@ class Reference(VllmV1, Sglang):
 
     def cached_blocks(self, replica: int, request: Request) -> int:
         for rank in self.ranks_of(replica):
-            rank.cache.shrink(rank.free_blocks)
+            rank.cache.shrink(rank.free_blocks // int(self.settings.num_groups))
         return max(rank.cache.find(request.segments, 2**60)[1] for rank in self.ranks_of(replica))
 
     def draw(self, count: int) -> int:

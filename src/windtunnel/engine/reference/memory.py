@@ -51,7 +51,7 @@ class Memory:
         """Start waiting `request` from what is cached of its `known_tokens`, all without it, and where it `loads` from
         what lower tiers have; returns the blocks in the cache that nobody else uses.
         """
-        rank.cache.shrink(rank.free_blocks)
+        rank.cache.shrink(rank.free_blocks // int(self.settings.num_groups))
         known_tokens = request.known_tokens if known_tokens is None else known_tokens
         most_blocks = (known_tokens - 1) // int(self.settings.block_size)
         request.num_used_segments, hit_blocks = rank.cache.find(request.segments, most_blocks)
@@ -84,7 +84,7 @@ class Memory:
 
     def share(self, rank: Rank, request: Request, computed_tokens: int) -> None:
         """Cache the full blocks that `request` has computed; where they are cached already, give up its own."""
-        rank.cache.shrink(rank.free_blocks)
+        rank.cache.shrink(rank.free_blocks // int(self.settings.num_groups))
         whole = computed_tokens // int(self.settings.block_size)
         for position, segment in enumerate(request.segments):
             mine = min(whole, segment.end_block) - segment.first_block

@@ -58,7 +58,7 @@ def replica_with_prefix(settings, cache, ranks, fleet, i):
     if heaviest - lightest > UNEVEN_REQUESTS and heaviest > UNEVEN_RATIO * lightest:
         return NONE
     for rank in range(ranks.size):
-        evict(cache, ranks, rank)
+        evict(settings, cache, ranks, rank)
     best, longest, least = NONE, 0, 0
     node = cache.requests[i].shared
     while node != NONE and best == NONE:
