@@ -117,16 +117,17 @@ def test_comments_before_blocks_are_understood(page: Path) -> None:
 
 
 def mapped_paths() -> Iterator[Path]:
-    """The packages and modules that the tree in docs/design.md names; modules of a package are indented below it."""
+    """The packages and modules that the tree in docs/design.md names; what is in a folder is indented below it."""
     design = (REPOSITORY / "docs" / "design.md").read_text(encoding="utf-8")
     tree = design.partition("    src/windtunnel/\n")[2].partition("\n\n")[0]
-    package = folder = REPOSITORY / "src" / "windtunnel"
+    folders = {0: REPOSITORY / "src" / "windtunnel"}
     for line in tree.splitlines():
-        name = line.split()[0]
-        folder = folder if line.startswith(" " * 8) else package
-        yield folder / name
+        indent, name = len(line) - len(line.lstrip()), line.split()[0]
+        folders = {depth: folder for depth, folder in folders.items() if depth < indent}
+        path = folders[max(folders)] / name
+        yield path
         if name.endswith("/"):
-            folder = package / name
+            folders[indent] = path
 
 
 def test_the_map_names_what_there_is() -> None:
