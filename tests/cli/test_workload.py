@@ -222,6 +222,14 @@ def test_aicbs_scripts_are_read_as_jobs(windtunnel: Command, tmp_path: Path, com
     assert model in done.stdout
 
 
+def test_a_script_without_a_world_makes_no_batch(windtunnel: Command, tmp_path: Path) -> None:
+    path = tmp_path / "command.txt"
+    path.write_text("sh scripts/megatron_gpt.sh --nproc_per_node 8 -m 7 --tensor_model_parallel_size 2")
+    done = windtunnel("workload", str(path), "--device", "h100_sxm")
+    assert done.code == 2
+    assert "AICB's global batch is 0" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("command", "message"),
     [

@@ -32,6 +32,9 @@ def job_of(arguments: TrainingArguments, device: str) -> TrainingJob:
     at = arguments
     if at.frame == "collective_test":
         raise InputError("a test of one collective is no training job", "--compat aicb writes AICB's file")
+    if at.global_batch < 1:
+        # Of a script that reckons with the world that is typed; --compat aicb writes what AICB makes of it.
+        raise InputError(f"AICB's global batch is {at.global_batch}", "add --world_size N, or a larger one")
     is_deepspeed = at.frame == "DeepSpeed"
     fields: dict[str, Any] = {
         "model": encode(_model(at)),
