@@ -209,7 +209,7 @@ def test_wrong_input(
 @pytest.mark.parametrize(
     ("command", "model"),
     [
-        ("sh scripts/megatron_gpt.sh --nnodes 1 --nproc_per_node 8 -m 7 --tensor_model_parallel_size 2", "gpt_7B"),
+        ("sh scripts/megatron_gpt.sh --nproc_per_node 8 -m 7 --world_size 8 --tensor_model_parallel_size 2", "gpt_7B"),
         ("bash ./megatron_workload_with_aiob.sh -m 22 --world_size 64", "gpt_22B"),
         ("WORLD_SIZE=2 sh scripts/deepspeed_llama.sh --zero_stage 2 -m 13", "llama_13b"),
     ],
