@@ -37,14 +37,10 @@ from windtunnel.kernels.policies.walked import (
     release,
 )
 from windtunnel.kernels.state import NONE
-from windtunnel.kernels.status import DONE, MORE, OUT_OF_STEPS, STUCK
+from windtunnel.kernels.status import ASK_POLICY, DONE, MORE, OUT_OF_STEPS, OUT_OF_TABLES, STUCK
 from windtunnel.kernels.step_cost import SAME_DURATION, with_host
 from windtunnel.kernels.walked_cost import ceil_to, model_step_s, table_stage_s
 from windtunnel.kernels.walked_state import ASSIGNED, FASTER_TRANSFORMER, LIGHTLLM, ORCA, SARATHI, USER, VLLM_V0
-
-ASK, OUT_OF_TABLES = OUT_OF_STEPS + 1, OUT_OF_STEPS + 2
-"""What `run_walked` returns besides the codes of `kernels.status`: a user's policy must form the batch of slot
-`clock[0].slot`; a batch lies outside the look-up tables."""
 
 
 @inner
@@ -361,8 +357,7 @@ def run_walked(
         steps: buffer for the rows of this call; `clock[0].rows` says how many were written.
 
     Returns:
-        DONE, MORE, STUCK, ASK (form the batch of `clock[0].slot`, its size in `slots`, set `answered`, call again) or
-        OUT_OF_TABLES.
+        DONE, MORE, STUCK, OUT_OF_STEPS, OUT_OF_TABLES or ASK_POLICY: call `asked.form_asked_batch`, then this again.
     """
     if not clock[0].answered:
         clock[0].rows = 0
@@ -425,7 +420,7 @@ def run_walked(
                 clock[0].answered = 0
             else:
                 clock[0].slot = slot
-                return ASK
+                return ASK_POLICY
             if size == 0 and not slots[slot].has_cohort:
                 break
             status = start(
