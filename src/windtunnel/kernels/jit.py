@@ -41,12 +41,17 @@ class Whole(JITCodeLibrary):
     Numba links the callees in as functions that others may want. As its own, LLVM inlines those that are called once
     and drops the arguments that the others do not use, of which every array has seven: the walking loop takes half the
     time, the serving loop two thirds where outputs differ in length, and neither takes longer to compile.
+
+    They get names of their own: whoever links machine code in a process takes a name for the function that it knows by
+    it, and others, who call with all arguments, would run these.
     """
 
     def _optimize_final_module(self) -> None:
+        own = uuid4().hex
         for function in self._final_module.functions:
             if not function.is_declaration and function.linkage is Linkage.linkonce_odr:
                 function.linkage = Linkage.internal
+                function.name = f"{function.name}.{own}"
         super()._optimize_final_module()
 
 
