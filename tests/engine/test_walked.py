@@ -136,6 +136,16 @@ def test_a_cohort_is_counted_as_if_it_were_walked_over(case: Case) -> None:
 
 
 @given(cases())
+def test_recorded_steps_are_played_back_one_by_one(case: Case) -> None:
+    """Equal ones are not taken at once: each has a duration of its own."""
+    cost = case.cost._replace(recorded_step_s=np.linspace(0.01, 0.02, 10_000))
+    fused, single = (
+        walk(case.settings._replace(fuses_steps=fuses), case.records(), cost).requests["finish_s"] for fuses in (1, 0)
+    )
+    np.testing.assert_array_equal(fused, single)
+
+
+@given(cases())
 def test_every_token_is_computed_once_and_every_block_comes_back(case: Case) -> None:
     settings = case.settings._replace(loses_prompts=0)
     run = walk(settings, case.records(), case.cost)
