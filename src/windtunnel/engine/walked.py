@@ -153,6 +153,16 @@ def refuse_unknown(deployment: Deployment, setup: Setup, requests: RequestArrays
             "has no prefix cache, and these prompts share beginnings",
             "engine.enable_prefix_caching",
         ),
+        (
+            given.scheduling_policy not in (None, "fcfs"),
+            f"knows no {given.scheduling_policy} order",
+            "engine.scheduling_policy",
+        ),
+        (
+            bool(given.long_prefill_token_threshold),
+            "cuts no prompt by a threshold",
+            "engine.long_prefill_token_threshold",
+        ),
         (deployment.autoscaling is not None, "runs with all replicas all the time", "autoscaling"),
         (deployment.faults is not None, "runs with all replicas all the time", "faults"),
     ]
