@@ -136,6 +136,16 @@ def test_a_cohort_is_counted_as_if_it_were_walked_over(case: Case) -> None:
 
 
 @given(cases())
+def test_recorded_steps_are_played_back_one_by_one(case: Case) -> None:
+    """Equal ones are not taken at once: each has a duration of its own."""
+    cost = case.cost._replace(recorded_step_s=np.linspace(0.01, 0.02, 10_000))
+    fused, single = (
+        walk(case.settings._replace(fuses_steps=fuses), case.records(), cost).requests["finish_s"] for fuses in (1, 0)
+    )
+    np.testing.assert_array_equal(fused, single)
+
+
+@given(cases())
 def test_every_token_is_computed_once_and_every_block_comes_back(case: Case) -> None:
     settings = case.settings._replace(loses_prompts=0)
     run = walk(settings, case.records(), case.cost)
@@ -257,6 +267,8 @@ def test_a_batch_that_leaks_its_blocks_leaves_room_for_one() -> None:
     [
         ("lightllm", {}, "5,000 input tokens; lightllm runs a prompt whole, in a batch of 4,096"),
         ("vllm_v0", {"max_num_batched_tokens": 5050}, r"5,000 input tokens \(5,099 if it is restarted at its end\)"),
+        ("sarathi", {"scheduling_policy": "priority"}, "sarathi knows no priority order"),
+        ("orca", {"long_prefill_token_threshold": 64}, "orca cuts no prompt by a threshold"),
     ],
 )
 def test_what_a_scheduler_cannot_run_is_refused(scheduler: str, settings: dict[str, object], message: str) -> None:

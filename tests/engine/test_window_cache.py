@@ -5,6 +5,7 @@ from collections import OrderedDict
 import numpy as np
 import pytest
 
+from engine.test_oracle import Case, assert_equal_to_the_oracle, random_cost
 from engine.test_prefix_cache import VLLM, cached_tokens
 from windtunnel.engine.workload import PrefixArrays, RequestArrays
 
@@ -135,3 +136,28 @@ def test_groups_that_share_a_pool_leave_less_of_it_to_the_cache(
     whole = int(requests.input_tokens.sum())
     assert found[0] / whole == pytest.approx(sum(exact) / whole, abs=0.03)
     assert found[1] - sum(exact) > 0.04 * whole
+
+
+def test_all_windows_move_on_before_cached_blocks_are_given_up() -> None:
+    """Two prompts are computed side by side: the blocks that the second one's window gives back are there for the
+    first, and the last request finds the more of its prompt.
+    """
+    windowed = VLLM._replace(
+        max_num_seqs=4,
+        max_num_batched_tokens=100,
+        long_prefill_token_threshold=10,
+        block_size=1,
+        num_blocks=100,
+        window_tokens=1,
+        num_groups=2,
+        num_window_groups=1,
+    )
+    requests = RequestArrays(
+        arrival_s=np.array([0.0, 1.0, 1.0, 1.005]),
+        input_tokens=np.array([20, 30, 30, 21]),
+        output_tokens=np.ones(4, np.int64),
+        priority=np.zeros(4, np.int64),
+        prefixes=PrefixArrays(np.array([-1]), np.array([20]), np.array([0, -1, -1, 0]), np.full(4, -1)),
+    )
+    cost = random_cost(np.random.default_rng(0), 4, 100, overlaps=False)
+    assert_equal_to_the_oracle(Case(windowed, cost, requests, caches=True))

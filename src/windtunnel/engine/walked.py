@@ -14,8 +14,8 @@ from windtunnel.engine.workload import RequestArrays
 from windtunnel.errors import InputError
 from windtunnel.kernels import state, walked_state
 from windtunnel.kernels.jit import passed
-from windtunnel.kernels.status import DONE, MORE, OUT_OF_STEPS, STUCK
-from windtunnel.kernels.walked import ASK, OUT_OF_TABLES, run_walked
+from windtunnel.kernels.status import ASK_POLICY, DONE, MORE, OUT_OF_STEPS, OUT_OF_TABLES, STUCK
+from windtunnel.kernels.walked import run_walked
 from windtunnel.metrics.records import STEP_COLUMNS, Table
 from windtunnel.ops.memory import MemoryPlan
 from windtunnel.spec.deployment import Deployment
@@ -104,12 +104,12 @@ def walk(
         rows = passed(buffer)
         trail = walked_state.new_trail(settings, num_rows, BUFFER_MEMBERS) if keeps_trail else None
         num_rows = min(2 * num_rows, BUFFER_ROWS)
-        status = ASK
-        while status == ASK:
+        status = ASK_POLICY
+        while status == ASK_POLICY:
             status = run_walked(
                 settings, cost, tables, trail, sessions, *tables_of_records, batches, stages, *queues, *rows
             )
-            if status == ASK:
+            if status == ASK_POLICY:
                 assert asker is not None
                 asker.form_batch()
         buffers.append(buffer[: clock[0].rows])
@@ -152,6 +152,16 @@ def refuse_unknown(deployment: Deployment, setup: Setup, requests: RequestArrays
             bool(given.enable_prefix_caching) and requests.prefixes is not None,
             "has no prefix cache, and these prompts share beginnings",
             "engine.enable_prefix_caching",
+        ),
+        (
+            given.scheduling_policy not in (None, "fcfs"),
+            f"knows no {given.scheduling_policy} order",
+            "engine.scheduling_policy",
+        ),
+        (
+            bool(given.long_prefill_token_threshold),
+            "cuts no prompt by a threshold",
+            "engine.long_prefill_token_threshold",
         ),
         (deployment.autoscaling is not None, "runs with all replicas all the time", "autoscaling"),
         (deployment.faults is not None, "runs with all replicas all the time", "faults"),

@@ -6,7 +6,7 @@ from windtunnel.kernels.heap import pop
 from windtunnel.kernels.held import drop_held, hold, route_up, take_lost
 from windtunnel.kernels.jit import inner
 from windtunnel.kernels.lanes import wake
-from windtunnel.kernels.policies.routers import route
+from windtunnel.kernels.policies.routers import fewest_outstanding, route
 from windtunnel.kernels.policies.waiting import enqueue, set_queue_key
 from windtunnel.kernels.pool_routers import route_arrival
 from windtunnel.kernels.pools import lanes_of, ranks_of
@@ -83,11 +83,7 @@ def deliver(settings, cache, sessions, requests, ranks, lanes, events, clock, no
         settings = pools.pools[pools.pool_of_replica[replica]]
         ranks, lanes = ranks_of(pools, settings), lanes_of(pools, settings)
         replica -= settings.first_replica
-    first = replica * settings.ranks_per_replica
-    rank = first
-    for other in range(first + 1, first + settings.ranks_per_replica):
-        if ranks[other].num_outstanding < ranks[rank].num_outstanding:
-            rank = other
+    rank = fewest_outstanding(settings, ranks, replica)
     requests[k].rank = settings.first_rank + rank
     ranks[rank].num_outstanding += 1
     if fleet is None:
@@ -100,7 +96,7 @@ def deliver(settings, cache, sessions, requests, ranks, lanes, events, clock, no
         requests[k].arrival_s = now_s
     enqueue(settings, requests, ranks, rank, k)
     for stage in range(settings.num_stages):
-        if not lanes[first * settings.num_stages + stage].is_busy:
+        if not lanes[replica * settings.ranks_per_replica * settings.num_stages + stage].is_busy:
             wake(settings, lanes, events, clock, replica, stage, now_s)
             break
 

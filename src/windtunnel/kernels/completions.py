@@ -5,9 +5,9 @@ from windtunnel.kernels.heap import pop, push
 from windtunnel.kernels.jit import inner
 from windtunnel.kernels.kvcache import caches_when_scheduled, release, share
 from windtunnel.kernels.lanes import wake_replica
-from windtunnel.kernels.policies.batch import held_blocks, held_window_blocks, stop_decoding, unlink
-from windtunnel.kernels.state import BATCH, BATCH_ENDS, FAIR_SHARE, FAIR_TOKENS, FINISH_KEY, FINISH_VALUE, NONE, PHASES
-from windtunnel.kernels.windows import begin_to_slide, fills_window, next_change
+from windtunnel.kernels.policies.batch import begin_decoding, held_blocks, held_window_blocks, stop_decoding, unlink
+from windtunnel.kernels.state import BATCH, BATCH_ENDS, FAIR_SHARE, FAIR_TOKENS, FINISH_KEY, FINISH_VALUE, NONE
+from windtunnel.kernels.windows import fills_window
 
 
 @inner
@@ -105,23 +105,7 @@ def complete(
         if requests[i].computed_tokens >= end:
             finish(settings, windows, cache, sessions, requests, ranks, lanes, events, clock, rank, i, now_s, pools)
         else:
-            joined = lanes[lane].steps - requests[i].computed_tokens
-            requests[i].is_decoding = 1
-            requests[i].lane = lane
-            requests[i].joined = joined
-            requests[i].skipped_at = NONE
             requests[i].last_token_s = now_s
-            lanes[lane].num_decoding += 1
-            lanes[lane].num_joined += 1
-            lanes[lane].joined_since_s += now_s
-            lanes[lane].context_tokens += requests[i].computed_tokens
-            lists[lane, PHASES, joined % settings.block_size] += 1
-            change = joined + end
-            if windows is not None:
-                begin_to_slide(settings, requests, ranks, lanes, lists, rank, i)
-                change = next_change(settings, requests, i)
-            lanes[lane].finish_size = push(
-                lists[lane, FINISH_KEY], lists[lane, FINISH_VALUE], lanes[lane].finish_size, change, i
-            )
+            begin_decoding(settings, windows, requests, ranks, lanes, lists, rank, lane, i)
     lanes[lane].batch_size = 0
     lanes[lane].batch_decodes = 0

@@ -6,12 +6,13 @@ from windtunnel.kernels.heap import push
 from windtunnel.kernels.jit import inner
 from windtunnel.kernels.kvcache import acquire, look_up, release, share
 from windtunnel.kernels.kvtiers import leave_below
-from windtunnel.kernels.policies.batch import blocks_to_start, held_blocks, held_window_blocks, link
+from windtunnel.kernels.policies.batch import begin_decoding, blocks_to_start, held_blocks, held_window_blocks, link
+from windtunnel.kernels.policies.routers import fewest_outstanding
 from windtunnel.kernels.policies.waiting import set_queue_key
-from windtunnel.kernels.pool_routers import choose, fewest_outstanding
+from windtunnel.kernels.pool_routers import choose
 from windtunnel.kernels.pools import cache_of, ranks_of
-from windtunnel.kernels.state import FCFS, FINISH_KEY, FINISH_VALUE, MOST_REQUESTS, NONE, PHASES, PREFILLING
-from windtunnel.kernels.windows import begin_to_slide, next_change, passed_blocks
+from windtunnel.kernels.state import FCFS, MOST_REQUESTS, NONE, PREFILLING
+from windtunnel.kernels.windows import passed_blocks
 
 
 @inner
@@ -169,20 +170,4 @@ def join_ready(settings, windows, cache, requests, ranks, lanes, lists, pools, r
             lists[rank * settings.num_stages, PREFILLING, ranks[rank].num_prefilling] = i
             ranks[rank].num_prefilling += 1
         else:
-            joined = lanes[lane].steps - requests[i].computed_tokens
-            requests[i].is_decoding = 1
-            requests[i].lane = lane
-            requests[i].joined = joined
-            requests[i].skipped_at = NONE
-            lanes[lane].num_decoding += 1
-            lanes[lane].num_joined += 1
-            lanes[lane].joined_since_s += requests[i].last_token_s
-            lanes[lane].context_tokens += requests[i].computed_tokens
-            lists[lane, PHASES, joined % settings.block_size] += 1
-            change = joined + requests[i].input_tokens + requests[i].output_tokens - 1
-            if windows is not None:
-                begin_to_slide(settings, requests, ranks, lanes, lists, rank, i)
-                change = next_change(settings, requests, i)
-            lanes[lane].finish_size = push(
-                lists[lane, FINISH_KEY], lists[lane, FINISH_VALUE], lanes[lane].finish_size, change, i
-            )
+            begin_decoding(settings, windows, requests, ranks, lanes, lists, rank, lane, i)

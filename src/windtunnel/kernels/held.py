@@ -79,7 +79,7 @@ def nth_up(fleet, n):
 
 @inner
 def route_up(settings, cache, sessions, ranks, clock, fleet, i):
-    """`policies.route` over the replicas that are up; NONE where there is none, or none with room."""
+    """`policies.routers.route` over the replicas that are up; NONE where there is none, or none with room."""
     num_up = 0
     for replica in range(settings.num_replicas):
         if fleet.replicas[replica].phase == UP:

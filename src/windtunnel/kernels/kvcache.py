@@ -14,7 +14,7 @@ copy up once it is complete, as in SGLang; vLLM keeps and caches both.
 """
 
 from windtunnel.kernels.jit import inner
-from windtunnel.kernels.kvtiers import find_below, write_through
+from windtunnel.kernels.kvtiers import find_below, leave_below, write_through
 from windtunnel.kernels.state import NONE, VLLM_V1
 from windtunnel.kernels.windows import most_window_blocks, num_blocks_for, pool_blocks
 
@@ -114,13 +114,9 @@ def look_up(settings, cache, requests, ranks, rank, i):
         num_blocks = num_blocks_for(num_tokens, settings.block_size)
         whole = pool_blocks(settings, num_blocks, most_window_blocks(settings, num_tokens))
         if whole + settings.blocks_per_request + unused - hit_blocks > ranks[rank].free_blocks:
+            leave_below(settings, cache, requests, i)
             cache.requests[i].deepest = NONE
             cache.requests[i].shared_blocks = 0
-            cache.requests[i].load_s = 0.0
-            cache.requests[i].loading_blocks = 0
-            if cache.requests[i].cached_tokens == NONE:
-                for tier in range(cache.tiers.size):
-                    cache.loaded[tier, i] = 0
             requests[i].computed_tokens = 0
             return 0
     return unused + found - hit_blocks

@@ -1,4 +1,4 @@
-"""Which replica of which pool a request goes to, there to which rank."""
+"""Which replica of which pool a request goes to."""
 
 from windtunnel.kernels.jit import inner
 from windtunnel.kernels.kvcache import entry_of, evict
@@ -20,7 +20,7 @@ from windtunnel.kernels.state import (
 
 @inner
 def load_of(pools, replica, router):
-    """What a router compares: `policies.replica_load` of a replica of any pool."""
+    """What a router compares: `policies.routers.replica_load` of a replica of any pool."""
     settings = pools.pools[pools.pool_of_replica[replica]]
     first = settings.first_rank + (replica - settings.first_replica) * settings.ranks_per_replica
     load = 0
@@ -54,7 +54,7 @@ def cached_tokens(cache, pools, replica, i):
 
 @inner
 def candidate_with_prefix(cache, pools, candidates, router, i):
-    """`policies.replica_with_prefix` among the `candidates`, replicas of all pools."""
+    """`policies.routers.replica_with_prefix` among the `candidates`, replicas of all pools."""
     lightest, heaviest = NONE, 0
     best, longest, least = NONE, 0, 0
     for replica in candidates:
@@ -71,8 +71,8 @@ def candidate_with_prefix(cache, pools, candidates, router, i):
 
 @inner
 def choose(pools, clock, candidates, router, turn):
-    """The one of the `candidates`, replicas of all pools, that a request goes to: `policies.route` over several
-    pools.
+    """The one of the `candidates`, replicas of all pools, that a request goes to: `policies.routers.route` over
+    several pools.
     """
     if candidates.size == 1:
         return candidates[0]
@@ -121,14 +121,3 @@ def route_arrival(cache, pools, sessions, requests, clock, i):
             pools.journeys[i].later_output_tokens = requests[i].output_tokens
             requests[i].output_tokens = 1
     return replica
-
-
-@inner
-def fewest_outstanding(settings, ranks, replica):
-    """The rank of a replica with the fewest requests."""
-    first = replica * settings.ranks_per_replica
-    rank = first
-    for other in range(first + 1, first + settings.ranks_per_replica):
-        if ranks[other].num_outstanding < ranks[rank].num_outstanding:
-            rank = other
-    return rank

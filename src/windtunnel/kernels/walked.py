@@ -37,14 +37,10 @@ from windtunnel.kernels.policies.walked import (
     release,
 )
 from windtunnel.kernels.state import NONE
-from windtunnel.kernels.status import DONE, MORE, OUT_OF_STEPS, STUCK
+from windtunnel.kernels.status import ASK_POLICY, DONE, MORE, OUT_OF_STEPS, OUT_OF_TABLES, STUCK
 from windtunnel.kernels.step_cost import SAME_DURATION, with_host
 from windtunnel.kernels.walked_cost import ceil_to, model_step_s, table_stage_s
 from windtunnel.kernels.walked_state import ASSIGNED, FASTER_TRANSFORMER, LIGHTLLM, ORCA, SARATHI, USER, VLLM_V0
-
-ASK, OUT_OF_TABLES = OUT_OF_STEPS + 1, OUT_OF_STEPS + 2
-"""What `run_walked` returns besides the codes of `kernels.status`: a user's policy must form the batch of slot
-`clock[0].slot`; a batch lies outside the look-up tables."""
 
 
 @inner
@@ -153,6 +149,70 @@ def fused_steps(settings, walks, replicas, slots, batches, replica, slot, size):
 
 
 @inner
+def through_stages(settings, trail, stages, clock, replica, ready_s, stage_s, send_s):
+    """Take a batch that is ready at `ready_s` through the replica's stages: `stage_s` in each, `send_s` to the next.
+
+    Returns when it begins in the first stage and ends in the last, and how long it waits between stages.
+    """
+    start_s, end_s, between_s = ready_s, ready_s, 0.0
+    for stage in range(settings.num_stages):
+        begin_s = max(end_s, stages[replica, stage])
+        if stage == 0:
+            start_s = begin_s
+        else:
+            between_s += begin_s - end_s
+        spent_s = stage_s
+        if stage < settings.num_stages - 1:
+            spent_s += send_s
+        end_s = begin_s + spent_s
+        stages[replica, stage] = end_s
+        if trail is not None:
+            trail.stage_s[clock[0].rows, stage, 0] = begin_s
+            trail.stage_s[clock[0].rows, stage, 1] = end_s
+    return start_s, end_s, between_s
+
+
+@inner
+def take_equal_steps(
+    settings, cost, tables, walks, replicas, slots, batches, replica, slot, size, num_decodes, context_tokens,
+    now_s, end_s, horizon_s,
+):  # fmt: skip
+    """After a decode step from `now_s` to `end_s`: take those that follow up to `horizon_s`, as long as they take about
+    as long, blocks last and no request ends.
+
+    Returns how many steps there are with the first one, and when the last one ends.
+    """
+    row, running = ready_row(settings, replica), replicas[replica].num_running
+    most = fused_steps(settings, walks, replicas, slots, batches, replica, slot, size)
+    reserves = reserves_blocks(settings)
+    duration_s, num_steps = end_s - now_s, 1
+    while num_steps < most and end_s < horizon_s and end_s <= settings.end_s:
+        context = context_tokens + num_steps * num_decodes
+        needed = 0 if reserves else batches[row, SCRATCH, num_steps % settings.block_size]
+        step_s = 0.0
+        if cost is not None:
+            step_s = with_host(cost, model_step_s(cost, num_decodes, context, 0, 0.0, 0), running)
+        if tables is not None:
+            step_s = table_stage_s(tables, num_decodes, context, 0, 0, 0, 0, num_decodes)
+        fits = reserves or needed < replicas[replica].free_blocks
+        if not fits or step_s < 0 or step_s > SAME_DURATION * duration_s:
+            break
+        replicas[replica].free_blocks -= needed
+        end_s += step_s
+        num_steps += 1
+    if num_steps > 1 and settings.scheduler == LIGHTLLM:
+        period = max(settings.max_waiting_steps, 1)
+        replicas[replica].waited_steps = (replicas[replica].waited_steps + num_steps - 2) % period + 1
+    if num_steps > 1 and not reserves:
+        for position in range(size):
+            i = batches[slot, MEMBERS, position]
+            held = walks[i].processed_tokens + num_steps - 1
+            num_blocks = (held + settings.block_size - 1) // settings.block_size
+            walks[i].num_blocks = max(walks[i].num_blocks, num_blocks)
+    return num_steps, end_s
+
+
+@inner
 def start(
     settings, cost, tables, trail, sessions, requests, walks, replicas, slots, batches, stages, events, clock, steps,
     replica, slot, size, now_s,
@@ -221,17 +281,8 @@ def start(
         else:
             if not cost.host_overlaps:
                 end_s += host_s
-            for stage in range(settings.num_stages):
-                begin_s = max(end_s, stages[replica, stage])
-                if stage == 0:
-                    start_s = begin_s
-                else:
-                    between_s += begin_s - end_s
-                end_s = begin_s + device_s / settings.num_stages
-                stages[replica, stage] = end_s
-                if trail is not None:
-                    trail.stage_s[clock[0].rows, stage, 0] = begin_s
-                    trail.stage_s[clock[0].rows, stage, 1] = end_s
+            stage_s = device_s / settings.num_stages
+            start_s, end_s, between_s = through_stages(settings, trail, stages, clock, replica, end_s, stage_s, 0.0)
             if cost.host_overlaps:
                 end_s = max(end_s, now_s + host_s)
     if tables is not None:
@@ -241,59 +292,28 @@ def start(
         if stage_s < 0:
             clock[0].culprit = num_requests
             return OUT_OF_TABLES
-        for stage in range(settings.num_stages):
-            begin_s = max(end_s, stages[replica, stage])
-            if stage == 0:
-                start_s = begin_s
-            else:
-                between_s += begin_s - end_s
-            spent_s = stage_s
-            if stage < settings.num_stages - 1:
-                spent_s += tables.send_recv_s[ceil_to(num_decodes + prompt_tokens, 8)]
-            end_s = begin_s + spent_s
-            stages[replica, stage] = end_s
-            if trail is not None:
-                trail.stage_s[clock[0].rows, stage, 0] = begin_s
-                trail.stage_s[clock[0].rows, stage, 1] = end_s
+        send_s = 0.0
+        if settings.num_stages > 1:
+            send_s = tables.send_recv_s[ceil_to(num_decodes + prompt_tokens, 8)]
+        start_s, end_s, between_s = through_stages(settings, trail, stages, clock, replica, end_s, stage_s, send_s)
     late_gap_s = end_s - late_since_s / (paused + resumed) if paused + resumed > 0 else 0.0
 
     num_steps = 1
     is_alone = num_prompts == 0 and settings.num_stages == 1 and replicas[replica].num_ready == 0
     # Blocks of a restarted request may let it in again at the next step.
+    goes_on = settings.fuses_steps == 1 and settings.scheduler != USER and not replicas[replica].has_restarted
+    if cost is not None:
+        goes_on = goes_on and cost.recorded_step_s.size == 0
     horizon_s = 0.0
-    if settings.fuses_steps and is_alone and settings.scheduler != USER and not replicas[replica].has_restarted:
+    if goes_on and is_alone:
         horizon_s = next_arrival_s(settings, sessions, requests, clock)
         if (settings.concurrency > 0 or sessions is not None) and clock[0].queued > 0:
             horizon_s = min(horizon_s, events[0].time_s)
     if end_s < horizon_s:
-        row = ready_row(settings, replica)
-        most = fused_steps(settings, walks, replicas, slots, batches, replica, slot, size)
-        reserves = reserves_blocks(settings)
-        duration_s = end_s - now_s
-        while num_steps < most and end_s < horizon_s and end_s <= settings.end_s:
-            context = context_tokens + num_steps * num_decodes
-            needed = 0 if reserves else batches[row, SCRATCH, num_steps % settings.block_size]
-            step_s = 0.0
-            if cost is not None:
-                step_s = with_host(cost, model_step_s(cost, num_decodes, context, 0, 0.0, 0), running)
-            if tables is not None:
-                step_s = table_stage_s(tables, num_decodes, context, 0, 0, 0, 0, num_requests)
-            fits = reserves or needed < replicas[replica].free_blocks
-            if not fits or step_s < 0 or step_s > SAME_DURATION * duration_s:
-                break
-            replicas[replica].free_blocks -= needed
-            end_s += step_s
-            num_steps += 1
-        if num_steps > 1:
-            if settings.scheduler == LIGHTLLM:
-                period = max(settings.max_waiting_steps, 1)
-                replicas[replica].waited_steps = (replicas[replica].waited_steps + num_steps - 2) % period + 1
-            if not reserves:
-                for position in range(size):
-                    i = batches[slot, MEMBERS, position]
-                    held = walks[i].processed_tokens + num_steps - 1
-                    num_blocks = (held + settings.block_size - 1) // settings.block_size
-                    walks[i].num_blocks = max(walks[i].num_blocks, num_blocks)
+        num_steps, end_s = take_equal_steps(
+            settings, cost, tables, walks, replicas, slots, batches, replica, slot, size, num_decodes, context_tokens,
+            now_s, end_s, horizon_s,
+        )  # fmt: skip
         stages[replica, 0] = end_s
     if trail is not None and settings.num_stages == 1:
         trail.stage_s[clock[0].rows, 0, 0] = now_s
@@ -361,8 +381,7 @@ def run_walked(
         steps: buffer for the rows of this call; `clock[0].rows` says how many were written.
 
     Returns:
-        DONE, MORE, STUCK, ASK (form the batch of `clock[0].slot`, its size in `slots`, set `answered`, call again) or
-        OUT_OF_TABLES.
+        DONE, MORE, STUCK, OUT_OF_STEPS, OUT_OF_TABLES or ASK_POLICY: call `asked.form_asked_batch`, then this again.
     """
     if not clock[0].answered:
         clock[0].rows = 0
@@ -425,7 +444,7 @@ def run_walked(
                 clock[0].answered = 0
             else:
                 clock[0].slot = slot
-                return ASK
+                return ASK_POLICY
             if size == 0 and not slots[slot].has_cohort:
                 break
             status = start(

@@ -20,11 +20,11 @@ from windtunnel.kernels.state import (
     TRTLLM,
 )
 from windtunnel.kernels.windows import (
+    begin_to_slide,
     blocks_passed_in_step,
     give_back,
     next_change,
     num_blocks_for,
-    pass_blocks,
     pool_blocks,
     stop_sliding,
     take_blocks,
@@ -171,6 +171,30 @@ def unlink(requests, ranks, rank, i):
 
 
 @inner
+def begin_decoding(settings, windows, requests, ranks, lanes, lists, rank, lane, i):
+    """Request `i`, whose prompt is computed and whose latest token came at `last_token_s`, decodes in the lane's next
+    step.
+    """
+    joined = lanes[lane].steps - requests[i].computed_tokens
+    requests[i].is_decoding = 1
+    requests[i].lane = lane
+    requests[i].joined = joined
+    requests[i].skipped_at = NONE
+    lanes[lane].num_decoding += 1
+    lanes[lane].num_joined += 1
+    lanes[lane].joined_since_s += requests[i].last_token_s
+    lanes[lane].context_tokens += requests[i].computed_tokens
+    lists[lane, PHASES, joined % settings.block_size] += 1
+    change = joined + requests[i].input_tokens + requests[i].output_tokens - 1
+    if windows is not None:
+        begin_to_slide(settings, requests, ranks, lanes, lists, rank, i)
+        change = next_change(settings, requests, i)
+    lanes[lane].finish_size = push(
+        lists[lane, FINISH_KEY], lists[lane, FINISH_VALUE], lanes[lane].finish_size, change, i
+    )
+
+
+@inner
 def stop_decoding(settings, windows, requests, lanes, lists, i):
     """Take request `i` out of its lane's decoding sums; its computed tokens become explicit."""
     lane = requests[i].lane
@@ -269,11 +293,9 @@ def wanted_tokens(settings, requests, i):
 
 
 @inner
-def add_chunk(settings, windows, cache, requests, ranks, lanes, lists, rank, lane, i, num_tokens):
+def add_chunk(settings, cache, requests, ranks, lanes, lists, rank, lane, i, num_tokens):
     """Put the next `num_tokens` prompt tokens of request `i` into the lane's batch."""
     position = lanes[lane].batch_size
-    if windows is not None:
-        pass_blocks(settings, requests, ranks, rank, i, requests[i].computed_tokens)
     requests[i].computed_tokens += num_tokens
     requests[i].chunks_in_flight += 1
     lists[lane, BATCH, position] = i

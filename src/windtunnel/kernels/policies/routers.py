@@ -1,4 +1,4 @@
-"""Which replica a request goes to."""
+"""Which replica a request goes to, and which of its ranks."""
 
 from windtunnel.kernels.jit import inner
 from windtunnel.kernels.kvcache import entry_of, evict
@@ -112,3 +112,14 @@ def route(settings, cache, sessions, ranks, clock, i):
         if best == NONE or load < least or (load == least and replica < best):
             best, least = replica, load
     return best
+
+
+@inner
+def fewest_outstanding(settings, ranks, replica):
+    """The rank of a replica with the fewest requests."""
+    first = replica * settings.ranks_per_replica
+    rank = first
+    for other in range(first + 1, first + settings.ranks_per_replica):
+        if ranks[other].num_outstanding < ranks[rank].num_outstanding:
+            rank = other
+    return rank

@@ -15,7 +15,7 @@ from windtunnel.kernels.policies.batch import (
     take_decode_step,
 )
 from windtunnel.kernels.state import MOST_REQUESTS, NONE, PREFILLING
-from windtunnel.kernels.windows import has_blocks, num_blocks_for, passed_blocks, take_blocks
+from windtunnel.kernels.windows import has_blocks, num_blocks_for, pass_blocks, passed_blocks, take_blocks
 
 SGLANG_INITIAL_RATIO = 0.7
 SGLANG_MINIMUM_FRACTION = 0.14
@@ -102,7 +102,9 @@ def form_prefill_sglang(settings, windows, cache, requests, ranks, lanes, lists,
         take_blocks(settings, windows, ranks, rank, num_needed)
         chunk_budget -= chunk
         prompt_budget -= chunk
-        add_chunk(settings, windows, cache, requests, ranks, lanes, lists, rank, lane, i, chunk)
+        if windows is not None:
+            pass_blocks(settings, requests, ranks, rank, i, computed)
+        add_chunk(settings, cache, requests, ranks, lanes, lists, rank, lane, i, chunk)
     if cache is not None and settings.longest_prefix_first and ranks[rank].waiting != NONE:
         sort_by_prefix(settings, cache, requests, ranks, rank, lanes[lane].cutoff_s)
         lanes[lane].looks_again = 1
@@ -143,7 +145,7 @@ def form_prefill_sglang(settings, windows, cache, requests, ranks, lanes, lists,
         promised += whole - chunk + output
         chunk_budget -= chunk
         prompt_budget -= chunk
-        add_chunk(settings, windows, cache, requests, ranks, lanes, lists, rank, lane, i, chunk)
+        add_chunk(settings, cache, requests, ranks, lanes, lists, rank, lane, i, chunk)
 
 
 @inner

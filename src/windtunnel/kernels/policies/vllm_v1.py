@@ -21,6 +21,7 @@ from windtunnel.kernels.windows import (
     has_blocks,
     newly_passed_blocks,
     num_blocks_for,
+    pass_blocks,
     passed_blocks,
     take_blocks,
 )
@@ -86,9 +87,7 @@ def walk_running(settings, windows, cache, speculation, requests, ranks, lanes, 
             if requests[i].is_decoding:
                 num_decodes += 1
             else:
-                add_chunk(
-                    settings, windows, cache, requests, ranks, lanes, lists, rank, lane, i, requests[i].step_tokens
-                )
+                add_chunk(settings, cache, requests, ranks, lanes, lists, rank, lane, i, requests[i].step_tokens)
         i = requests[i].after
     if num_decodes > 0:
         lanes[lane].num_skipped = lanes[lane].num_decoding - num_decodes
@@ -175,10 +174,14 @@ def form_batch_vllm_v1(settings, windows, cache, speculation, requests, ranks, l
     if fits and (demand > 0) == (num_prefilling > 0):
         take_decode_step(settings, windows, speculation, ranks, lanes, lists, rank, lane, num_needed)
         budget -= demand
+        if windows is not None:  # of all of them, before what is cached is looked at
+            for position in range(num_prefilling):
+                i = lists[first_lane, PREFILLING, position]
+                pass_blocks(settings, requests, ranks, rank, i, requests[i].computed_tokens)
         for position in range(num_prefilling):
             i = lists[first_lane, PREFILLING, position]
             chunk = min(wanted_tokens(settings, requests, i), demand)
-            add_chunk(settings, windows, cache, requests, ranks, lanes, lists, rank, lane, i, chunk)
+            add_chunk(settings, cache, requests, ranks, lanes, lists, rank, lane, i, chunk)
     else:
         num_scheduled = 0
         while num_scheduled == 0:  # an empty step: the engine schedules again at once
@@ -219,7 +222,7 @@ def form_batch_vllm_v1(settings, windows, cache, speculation, requests, ranks, l
         admit(settings, requests, ranks, lists, rank, i, now_s)
         ranks[rank].free_blocks -= num_needed
         ranks[rank].free_window_blocks -= num_window_blocks
-        add_chunk(settings, windows, cache, requests, ranks, lanes, lists, rank, lane, i, chunk)
+        add_chunk(settings, cache, requests, ranks, lanes, lists, rank, lane, i, chunk)
         budget -= chunk
     if windows is not None and ranks[rank].waiting != NONE:
         lanes[lane].looks_again = 1
