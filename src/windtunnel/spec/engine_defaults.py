@@ -7,7 +7,7 @@ import msgspec
 
 from windtunnel.errors import InputError, did_you_mean
 from windtunnel.spec import catalog
-from windtunnel.spec.deployment import EngineSettings, HostOverheads
+from windtunnel.spec.deployment import QUEUE_ORDERS, EngineSettings, HostOverheads
 from windtunnel.spec.hardware import Device
 from windtunnel.spec.noun import Noun
 from windtunnel.units import GIB
@@ -104,7 +104,8 @@ def with_defaults(settings: EngineSettings, device: Device, calibrated: HostOver
         )
     if resolved.scheduling_policy == "lpm" and resolved.scheduler != "sglang":
         raise InputError(
-            f"scheduling_policy lpm is SGLang's; the scheduler is {resolved.scheduler}", "known here: fcfs, priority"
+            f"scheduling_policy lpm is SGLang's; the scheduler is {resolved.scheduler}",
+            f"others are {', '.join(order for order in QUEUE_ORDERS if order != 'lpm')}",
         )
     return resolved
 
