@@ -4,10 +4,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import windtunnel as wt
+from effort import cases_to_try
 from engine.test_oracle import random_cost
 from windtunnel.engine.policy import Engine, Requests, load_policy
 from windtunnel.engine.reference import walked as reference_walked
@@ -106,6 +107,7 @@ def assert_equal_times(run: WalkedRun, requests: list[reference_walked.Request])
         np.testing.assert_array_equal(run.requests[column], [getattr(request, name) for request in requests])
 
 
+@settings(max_examples=cases_to_try(100))
 @given(cases())
 def test_loop_equals_the_oracle(case: Case) -> None:
     run = walk(case.settings, case.records(), case.cost, keeps_trail=True)
@@ -119,6 +121,7 @@ def test_loop_equals_the_oracle(case: Case) -> None:
         np.testing.assert_array_equal(run.trail.members[:, 1:], [part for *_, parts in batches for part in parts])
 
 
+@settings(max_examples=cases_to_try(100))
 @given(cases())
 def test_a_cohort_is_counted_as_if_it_were_walked_over(case: Case) -> None:
     """A trail names every request of every batch, so a run that keeps one has no cohorts."""
@@ -135,6 +138,7 @@ def test_a_cohort_is_counted_as_if_it_were_walked_over(case: Case) -> None:
         np.testing.assert_allclose(counted.walks[column], walked.walks[column], rtol=1e-12, atol=1e-12)
 
 
+@settings(max_examples=cases_to_try(100))
 @given(cases())
 def test_recorded_steps_are_played_back_one_by_one(case: Case) -> None:
     """Equal ones are not taken at once: each has a duration of its own."""
@@ -145,6 +149,7 @@ def test_recorded_steps_are_played_back_one_by_one(case: Case) -> None:
     np.testing.assert_array_equal(fused, single)
 
 
+@settings(max_examples=cases_to_try(100))
 @given(cases())
 def test_every_token_is_computed_once_and_every_block_comes_back(case: Case) -> None:
     settings = case.settings._replace(loses_prompts=0)
@@ -177,6 +182,7 @@ def first_come(requests: Requests, waiting: np.ndarray, ready: np.ndarray, engin
     return batch
 
 
+@settings(max_examples=cases_to_try(100))
 @given(cases())
 def test_a_users_policy_runs_on_the_same_loop(case: Case) -> None:
     """One written like Sarathi gives Sarathi's times, where neither memory nor the size of a batch binds."""
@@ -214,6 +220,7 @@ def moody_reference(replica: reference_walked.Replica, now_s: float) -> list[tup
     return [*restarted, *batch, *((r, min(r.to_prefill, 7)) for r in young)]
 
 
+@settings(max_examples=cases_to_try(100))
 @given(cases())
 def test_a_users_policy_equals_the_oracles(case: Case) -> None:
     settings = case.settings._replace(

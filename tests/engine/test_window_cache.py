@@ -113,6 +113,7 @@ def interleaved_chats(num_requests: int, num_sessions: int) -> tuple[RequestArra
     return requests, keys
 
 
+@pytest.mark.compiled
 @pytest.mark.parametrize(
     ("num_groups", "window_tokens", "num_blocks"),
     [(2, 128, 4000), (7, 1024, 4000), (7, 1024, 12_000), (6, 512, 12_000)],
