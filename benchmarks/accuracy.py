@@ -8,6 +8,7 @@ a log-linear regression on the runs' own numbers, cross-validated by the same co
     python benchmarks/accuracy.py --reference DIR                    the shipped calibrations, 2 minutes
     python benchmarks/accuracy.py --reference DIR --cross-validate   all of it, 8 minutes of one core
     python benchmarks/accuracy.py --reference DIR --cross-validate --page docs/accuracy.md
+    python benchmarks/accuracy.py --reference DIR --write            the spreads of intervals without calibration, too
 
 DIR is also taken from the environment variable WINDTUNNEL_REFERENCE.
 """
@@ -23,13 +24,16 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import yaml
 
 from windtunnel.engine.acceptance import Drafting, acceptances, best_share, drafting
 from windtunnel.engine.calibrate import Bench, Fit, benches, by_configuration, fit_runs, predict
 from windtunnel.engine.calibration_profiles import kin, spreads
-from windtunnel.engine.cross_validation import folds, held_out
+from windtunnel.engine.cross_validation import LEAST_CONFIGURATIONS, folds, held_out
+from windtunnel.engine.intervals import SPREADS_FILE
 from windtunnel.errors import InputError
 from windtunnel.estimate.calibrated import factor
 from windtunnel.estimate.estimator import Estimator, roofline_estimator
@@ -38,6 +42,7 @@ from windtunnel.interop.silicon import ODD_FLAGS, UNRECORDED_SOURCES, measuremen
 from windtunnel.metrics.accuracy import kendall_tau, score
 from windtunnel.spec import catalog
 from windtunnel.spec.calibration import Calibration, Spread, calibration_for, load_calibration
+from windtunnel.spec.noun import encode
 from windtunnel.spec.scenario import Setup
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -248,6 +253,25 @@ def inside_intervals(runs: Sequence[Bench], predicted: Predicted, by_device: boo
     return found
 
 
+def write_uncalibrated_spreads(runs: Sequence[Bench], predicted: Predicted) -> None:
+    """Primary runs that are not odd, by engine; secondary ones among them where the primary ones are of too few
+    configurations.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for engine, assumed in sorted({(bench.scope[0], bench.setup.settings_assumed) for bench in runs}):
+        known = [b for b in runs if b.scope[0] == engine and b.setup.settings_assumed == assumed and b.weight > 0]
+        chosen = [bench for bench in known if bench.measurement.use == "primary"]
+        if len({by_configuration(bench) for bench in chosen}) < LEAST_CONFIGURATIONS:
+            chosen = known
+        spread = spreads(chosen, [predicted[bench.measurement.id] for bench in chosen])
+        found.setdefault(engine, {})["assumed" if assumed else "recorded"] = encode(spread)
+    header = (
+        "# Measured over predicted without calibration, by engine and by whether a run's settings were recorded.\n"
+        "#   python benchmarks/accuracy.py --write\n"
+    )
+    SPREADS_FILE.write_text(header + yaml.safe_dump(found), encoding="utf-8")
+
+
 LEAST_OF_GROUP = 20
 """Runs, for a group to be listed: the share of fewer says little."""
 
@@ -329,6 +353,7 @@ def main() -> int:
     parser.add_argument("--cross-validate", action="store_true", help="fit calibrations that never saw a run")
     parser.add_argument("--json", action="store_true", help="print every run's predictions")
     parser.add_argument("--page", type=Path, metavar="FILE", help="replace what follows the mark in this Markdown page")
+    parser.add_argument("--write", action="store_true", help="write the spreads of intervals without calibration")
     parser.add_argument("--only", default="", metavar="TEXT", help="runs whose id contains it")
     options = parser.parse_args()
     if not options.reference.is_dir():
@@ -362,6 +387,8 @@ def main() -> int:
     columns["roofline alone, uncalibrated"] = {
         run.id: predict(found, Fit({})) for run, found in by_roofline if not isinstance(found, str)
     }
+    if options.write:
+        write_uncalibrated_spreads(runs, columns["uncalibrated"])
     columns = {way: as_measured(measurements, found) for way, found in columns.items()}
     if options.cross_validate:
         fitted = [bench for bench in runs if bench.measurement.use == "primary" and bench.weight > 0]

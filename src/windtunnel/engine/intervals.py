@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
 
 import numpy as np
 
 from windtunnel.metrics.records import Table
 from windtunnel.metrics.summary import Summary
-from windtunnel.metrics.uncertainty import UNCALIBRATED, UNCALIBRATED_ASSUMED, Interval, interval
-from windtunnel.spec.calibration import outside
+from windtunnel.metrics.uncertainty import Interval, interval
+from windtunnel.spec.calibration import Spread, outside
+from windtunnel.spec.noun import decode, read_yaml
 from windtunnel.spec.scenario import Setup
+
+SPREADS_FILE = Path(__file__).parent.parent / "catalog" / "uncalibrated_spreads.yaml"
+"""Written by `benchmarks/accuracy.py --write`."""
+
+
+@cache
+def uncalibrated_spreads() -> dict[str, dict[str, dict[str, Spread]]]:
+    """Engine -> settings of its runs were `recorded` or `assumed` -> metric -> measured over predicted."""
+    return decode(read_yaml(SPREADS_FILE), dict[str, dict[str, dict[str, Spread]]])
 
 
 def remarks(setup: Setup) -> list[str]:
@@ -32,7 +44,7 @@ def intervals(
     they come, and throughput is what arrives in the time until the last answer, each as late as the interval of the
     end-to-end time says.
     """
-    spreads = dict((UNCALIBRATED_ASSUMED if setup.settings_assumed else UNCALIBRATED)[setup.engine.name])
+    spreads = dict(uncalibrated_spreads()[setup.engine.name]["assumed" if setup.settings_assumed else "recorded"])
     if setup.calibration is not None:
         spreads |= (setup.settings_assumed and setup.calibration.spread_assumed) or setup.calibration.spread
     num_outside = len([remark for remark in remarks(setup) if "version" not in remark])

@@ -19,51 +19,6 @@ COVERED = 0.8
 HALF_WIDTH = 1.2816
 """Of 80%, in standard deviations of a normal distribution."""
 
-UNCALIBRATED: Mapping[str, Mapping[str, Spread]] = {
-    "vllm": {
-        "tpot": Spread(p10=0.9287, p50=1.065, p90=1.228, num_runs=314),
-        "ttft": Spread(p10=1.053, p50=1.258, p90=1.846, num_runs=314),
-        "e2e": Spread(p10=0.9317, p50=1.07, p90=1.249, num_runs=314),
-        "throughput": Spread(p10=0.801, p50=0.9349, p90=1.073, num_runs=314),
-    },
-    "trtllm": {
-        "tpot": Spread(p10=0.841, p50=1.004, p90=1.081, num_runs=169),
-        "ttft": Spread(p10=0.9032, p50=1.068, p90=1.205, num_runs=169),
-        "e2e": Spread(p10=0.8457, p50=1.005, p90=1.081, num_runs=169),
-        "throughput": Spread(p10=0.925, p50=0.9952, p90=1.182, num_runs=169),
-    },
-    "sglang": {
-        "tpot": Spread(p10=0.8749, p50=1.039, p90=1.184, num_runs=84),
-        "ttft": Spread(p10=1.099, p50=1.632, p90=2.529, num_runs=84),
-        "e2e": Spread(p10=0.8806, p50=1.042, p90=1.205, num_runs=84),
-        "throughput": Spread(p10=0.8302, p50=0.96, p90=1.136, num_runs=84),
-    },
-}
-"""Measured over predicted without calibration, by engine: primary runs of `benchmarks/accuracy.py` that are not odd and
-whose settings were recovered. SGLang has five of these: its secondary ones are among them."""
-
-UNCALIBRATED_ASSUMED: Mapping[str, Mapping[str, Spread]] = {
-    "vllm": {
-        "tpot": Spread(p10=0.3572, p50=1.533, p90=2.126, num_runs=30),
-        "ttft": Spread(p10=0.3493, p50=1.079, p90=5.144, num_runs=30),
-        "e2e": Spread(p10=0.3635, p50=1.511, p90=2.132, num_runs=30),
-        "throughput": Spread(p10=0.4691, p50=0.6617, p90=2.751, num_runs=30),
-    },
-    "trtllm": {
-        "tpot": Spread(p10=0.8089, p50=1.032, p90=1.203, num_runs=163),
-        "ttft": Spread(p10=0.86, p50=1.227, p90=2.559, num_runs=163),
-        "e2e": Spread(p10=0.8174, p50=1.049, p90=1.239, num_runs=163),
-        "throughput": Spread(p10=0.8074, p50=0.9533, p90=1.223, num_runs=163),
-    },
-    "sglang": {
-        "tpot": Spread(p10=0.9238, p50=1.069, p90=1.166, num_runs=35),
-        "ttft": Spread(p10=1.644, p50=2.705, p90=9.212, num_runs=35),
-        "e2e": Spread(p10=0.9313, p50=1.119, p90=1.272, num_runs=35),
-        "throughput": Spread(p10=0.7863, p50=0.8941, p90=1.074, num_runs=35),
-    },
-}
-"""The same of primary runs whose settings were not recorded."""
-
 OUTSIDE_WIDENING = 1.5
 """By so much a spread grows, in logarithm, with each way in which a deployment lies outside the calibration's runs, up
 to the second."""
