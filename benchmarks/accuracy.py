@@ -66,11 +66,12 @@ Predicted = dict[str, dict[str, float]]
 
 def shipped(bench: Bench) -> dict[str, float]:
     """The prediction with the calibration that `windtunnel simulate` would take."""
-    engine, device = bench.scope
-    calibration = calibration_for(engine, device, str(bench.setup.engine.version)).calibration
+    engine, device, _ = bench.scope
+    version = str(bench.setup.engine.version)
+    calibration = calibration_for(engine, device, version).calibration
     if calibration is None:
         return predict(bench, Fit({}))
-    host = calibration.host.over(bench.setup.engine.host)
+    host = calibration.host_of(version).over(bench.setup.engine.host)
     return bench.predict({name: factor(calibration.factors, name) for name in bench.parts}, host)
 
 
@@ -240,7 +241,7 @@ def inside_intervals(runs: Sequence[Bench], predicted: Predicted, by_device: boo
     known: dict[tuple[int, ...], dict[str, Spread]] = {}
     for index, bench in enumerate(runs):
         others = [at for at in range(len(runs)) if fold[at] != fold[index]]
-        engine, device = bench.scope
+        engine, device, _ = bench.scope
         chosen = tuple(kin(runs, engine, device if by_device else None, bench.setup.settings_assumed, others))
         if not chosen:
             continue

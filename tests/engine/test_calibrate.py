@@ -8,8 +8,10 @@ import pytest
 
 from windtunnel.engine.calibrate import (
     CANDIDATES,
+    PRIORS,
     Bench,
     Fit,
+    Scope,
     benches,
     by_configuration,
     effects,
@@ -136,12 +138,34 @@ def test_a_fit_is_the_mean_of_those_under_all_priors_and_sees_the_kept_runs_only
 
 
 def test_a_format_has_an_effect_of_its_own_and_overheads_have_none() -> None:
-    assert ("gemm.fp8.memory", "vllm") in effects("gemm.fp8.memory", "vllm", "h100_sxm")
-    assert set(effects("host.step_s", "vllm", "h100_sxm")) == {
+    assert ("gemm.fp8.memory", "vllm") in effects("gemm.fp8.memory", Scope("vllm", "h100_sxm"))
+    assert set(effects("host.step_s", Scope("vllm", "h100_sxm"))) == {
         ("host.step_s", "all"),
         ("host.step_s", "vllm"),
         ("host.step_s", "vllm", "h100_sxm"),
     }
+    released = effects("host.step_s", Scope("vllm", "h100_sxm", "0.10"))
+    assert released["host.step_s", "vllm", "0.10"] == PRIORS.releases
+
+
+def test_overheads_of_a_release_are_its_own_and_others_keep_what_all_share(runs: list[Bench]) -> None:
+    def of(version: str, fit: Fit) -> list[Bench]:
+        found = []
+        for bench in runs:
+            labels = {**bench.measurement.labels, "version": version}
+            at = replace(bench, measurement=replace(bench.measurement, labels=labels))
+            found.append(replace(at, measurement=replace(at.measurement, measured=predict(at, fit))))
+        return found
+
+    slow = ("host.unhidden_step_s", "vllm", "0.10")
+    both = of("0.10.2", Fit({slow: 1.0})) + of("0.19.0", Fit({slow: 1.0}))
+    assert predict(both[0], Fit({slow: 1.0}))["tpot"] > 1.02 * predict(both[-6], Fit({slow: 1.0}))["tpot"]
+    made = profiles(both, "runs.csv")["vllm-h100_sxm"]
+    assert set(made.releases) == {"0.10", "0.19"}
+    assert made.host_of("0.10.1").unhidden_step_s == made.releases["0.10"].unhidden_step_s
+    assert made.releases["0.10"].unhidden_step_s > 1.5 * made.releases["0.19"].unhidden_step_s
+    assert made.host_of("0.12.0") == made.host_of("nightly") == made.host
+    assert made.releases["0.19"].unhidden_step_s < made.host.unhidden_step_s < made.releases["0.10"].unhidden_step_s
 
 
 def test_profiles_carry_their_record(runs: list[Bench]) -> None:

@@ -3,9 +3,10 @@
 A run is priced once, class by class (`Bench`); a simulation with other factors and overheads then costs milliseconds.
 The fit is a ridge regression of log(measured / predicted) on the logarithms of all parameters (Gauss-Newton on
 predictions that are linear in the parameters, from finite differences), repeated around its own result. Every
-parameter is a sum of effects: of all runs, of an engine, of an engine on a device, and of a format, each drawn towards
-zero, so that what few runs speak for stays near what is known of its kin, and an engine or device without runs falls
-back to theirs. Runs that no such correction explains lose weight (Geman and McClure, 1985).
+parameter is a sum of effects: of all runs, of an engine, of an engine on a device, of its release (overheads), and of a
+format (factors), each drawn towards zero, so that what few runs speak for stays near what is known of its kin, and an
+engine, a device or a release without runs falls back to theirs. Runs that no such correction explains lose weight
+(Geman and McClure, 1985).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -35,7 +37,7 @@ from windtunnel.kernels import state
 from windtunnel.ops import op as ops
 from windtunnel.ops.forward import Shard
 from windtunnel.ops.memory import plan_memory
-from windtunnel.spec.calibration import NONE
+from windtunnel.spec.calibration import NONE, release_of
 from windtunnel.spec.deployment import HostOverheads
 from windtunnel.spec.hardware import Device
 from windtunnel.spec.scenario import Setup, resolve
@@ -64,6 +66,8 @@ class Priors:
 
     host: tuple[float, float, float] = (0.4, 0.5, 0.4)
     """Of overheads: effects of all runs, of an engine, and of an engine on a device."""
+    releases: float = 0.3
+    """Of overheads: the effect of an engine's release."""
     operators: tuple[float, float, float] = (0.05, 0.05, 0.03)
     """The same of factors."""
     formats: float = 0.05
@@ -99,6 +103,15 @@ LEAST_RELATIVE = 0.05
 """A linear prediction is taken to fall no lower than this share of where it started."""
 
 
+class Scope(NamedTuple):
+    """Whose parameters a run tells about."""
+
+    engine: str
+    device: str
+    release: str = ""
+    """Of the engine, such as 0.10; empty where an image of no release was run, or for what its releases share."""
+
+
 @dataclass(frozen=True)
 class Bench:
     """A measured run, priced class by class and ready to be simulated with any calibration."""
@@ -119,8 +132,9 @@ class Bench:
         return self.measurement.weight
 
     @property
-    def scope(self) -> tuple[str, str]:
-        return self.setup.engine.name, self.setup.device.name
+    def scope(self) -> Scope:
+        version = self.measurement.labels.get("version", "")
+        return Scope(self.setup.engine.name, self.setup.device.name, release_of(version))
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -240,18 +254,22 @@ class _Player:
 # ------------------------------------------------------------------------------------------------------------------ fit
 
 Effect = tuple[str, ...]
-"""What an effect is of: (parameter or its class, "all" | engine | engine and device | engine and format)."""
+"""What an effect is of: (parameter or its class, "all" | engine | engine and device | engine and release), or where it
+is a format's, (parameter, engine | engine and device)."""
 
 
 MOST_EFFECTS = 5
 
 
-def effects(parameter: str, engine: str, device: str, priors: Priors = PRIORS) -> dict[Effect, float]:
+def effects(parameter: str, scope: Scope, priors: Priors = PRIORS) -> dict[Effect, float]:
     """The effects whose sum is the logarithm of a parameter of a run, with the spread that each may have."""
     kind, _, rest = parameter.partition(".")
     base = parameter if kind == "host" else f"{kind}.{rest.rpartition('.')[2]}" if rest else kind
     overall, of_engine, of_device = priors.host if kind == "host" else priors.operators
+    engine, device, release = scope
     found = {(base, "all"): overall, (base, engine): of_engine, (base, engine, device): of_device}
+    if kind == "host" and release:
+        found[base, engine, release] = priors.releases
     if base != parameter:
         found[parameter, engine] = priors.formats
         found[parameter, engine, device] = priors.formats
@@ -264,18 +282,18 @@ class Fit:
 
     effects: Mapping[Effect, float]
 
-    def logarithm(self, parameter: str, engine: str, device: str) -> float:
-        return sum(self.effects.get(effect, 0.0) for effect in effects(parameter, engine, device))
+    def logarithm(self, parameter: str, scope: Scope) -> float:
+        return sum(self.effects.get(effect, 0.0) for effect in effects(parameter, scope))
 
-    def factors(self, names: Iterable[str], engine: str, device: str) -> dict[str, float]:
+    def factors(self, names: Iterable[str], scope: Scope) -> dict[str, float]:
         """Factor's name -> value, for the names of a bench's parts."""
-        return {name: math.exp(self.logarithm(name, engine, device)) for name in names}
+        return {name: math.exp(self.logarithm(name, scope)) for name in names}
 
-    def host(self, default: HostOverheads, engine: str, device: str) -> HostOverheads:
-        """The overheads of an engine on a device, from its defaults."""
+    def host(self, default: HostOverheads, scope: Scope) -> HostOverheads:
+        """The overheads of an engine's release on a device, from their defaults."""
         return HostOverheads(
             **{
-                name: float(getattr(default, name) or 0.0) * math.exp(self.logarithm(f"host.{name}", engine, device))
+                name: float(getattr(default, name) or 0.0) * math.exp(self.logarithm(f"host.{name}", scope))
                 for name in HOST
             }
         )
@@ -283,13 +301,12 @@ class Fit:
 
 def predict(bench: Bench, fit: Fit) -> dict[str, float]:
     """The metrics of a bench under a fit."""
-    engine, device = bench.scope
-    return bench.predict(_whole(fit, bench), fit.host(bench.setup.engine.host, engine, device))
+    return bench.predict(_whole(fit, bench), fit.host(bench.setup.engine.host, bench.scope))
 
 
 def _whole(fit: Fit, bench: Bench) -> dict[str, float]:
     """Factors by the names of the bench's parts, format and all; `factor` then finds no others to multiply."""
-    return fit.factors(bench.parts, *bench.scope)
+    return fit.factors(bench.parts, bench.scope)
 
 
 @dataclass(frozen=True)
@@ -306,7 +323,7 @@ class Local:
         """The fitted metrics of a run, `bench`, under another fit, without simulating it again."""
         found = {}
         for metric, slope in self.slopes[index].items():
-            moved = {name: fit.logarithm(name, *bench.scope) - self.fit.logarithm(name, *bench.scope) for name in slope}
+            moved = {name: fit.logarithm(name, bench.scope) - self.fit.logarithm(name, bench.scope) for name in slope}
             relative = 1.0 + sum(share * (math.exp(moved[name]) - 1.0) for name, share in slope.items())
             found[metric] = self.base[index][metric] * max(relative, LEAST_RELATIVE)
         return found
@@ -319,8 +336,7 @@ def local(runs: Sequence[Bench], fit: Fit) -> Local:
     """
     base, slopes = [], []
     for bench in runs:
-        engine, device = bench.scope
-        factors, host = _whole(fit, bench), fit.host(bench.setup.engine.host, engine, device)
+        factors, host = _whole(fit, bench), fit.host(bench.setup.engine.host, bench.scope)
         here = bench.predict(factors, host)
         slope: dict[str, dict[str, float]] = {metric: {} for metric in FITTED}
         for name in bench.parameters:
@@ -375,7 +391,7 @@ def _fitted(runs: Sequence[Bench], around: Local, priors: Priors = PRIORS) -> Fi
     spreads: list[float] = []
     for bench in runs:
         for parameter in bench.parameters:
-            for effect, spread in effects(parameter, *bench.scope, priors).items():
+            for effect, spread in effects(parameter, bench.scope, priors).items():
                 if effect not in names:
                     names[effect] = len(names)
                     spreads.append(spread)
@@ -414,7 +430,7 @@ def _terms(runs: Sequence[Bench], around: Local, names: Mapping[Effect, int]) ->
     for run, (bench, slope) in enumerate(zip(runs, around.slopes, strict=True)):
         for at, parameter in enumerate(bench.parameters):
             shares[run, :, at] = [slope[metric][parameter] for metric in FITTED]
-            for place, effect in enumerate(effects(parameter, *bench.scope)):
+            for place, effect in enumerate(effects(parameter, bench.scope)):
                 summed[run, at, place] = names[effect]
     return shares, summed
 

@@ -16,6 +16,7 @@ from windtunnel.engine.calibrate import (
     NOISE,
     Bench,
     Fit,
+    Scope,
     by_configuration,
     fit_runs,
     predict,
@@ -23,6 +24,7 @@ from windtunnel.engine.calibrate import (
 from windtunnel.engine.cross_validation import LEAST_CONFIGURATIONS, averaged_fit, folds, held_out
 from windtunnel.spec.calibration import Calibration, Provenance, Spread
 from windtunnel.spec.deployment import HostOverheads
+from windtunnel.spec.engine_defaults import version_key
 
 Floats = NDArray[np.float64]
 
@@ -59,23 +61,28 @@ def profile(
         source: what the runs are, for the record.
     """
     own = [index for index, bench in enumerate(runs) if bench.scope[0] == engine and device in (None, bench.scope[1])]
-    default = runs[own[0]].setup.engine.host if own else runs[0].setup.engine.host
-    place = (engine, device or "")
+    place = Scope(engine, device or "")
+    of_release = {bench.scope.release: bench.setup.engine.host for bench in runs if bench.scope.engine == engine}
+    numbered = sorted(filter(None, of_release), key=version_key)
+    latest = of_release[numbered[-1] if numbered else ""]
     names = {name for index in own for name in runs[index].parts}
     bases = {f"{name.partition('.')[0]}.{name.rpartition('.')[2]}" if "." in name else name for name in names}
     formats = {
-        name: sum(fit.effects.get(effect, 0.0) for effect in ((name, engine), (name, *place)))
+        name: sum(fit.effects.get(effect, 0.0) for effect in ((name, engine), (name, engine, place.device)))
         for name in names
         if "." in name
     }
-    factors = {name: math.exp(fit.logarithm(name, *place)) for name in bases}
+    factors = {name: math.exp(fit.logarithm(name, place)) for name in bases}
     factors |= {name: math.exp(value) for name, value in formats.items()}
     setups = [runs[index].setup for index in own]
     formats_seen = {str(form) for one in setups for form in (one.precision.weights, one.precision.experts_format)}
     return Calibration(
         engine=engine,
         device=device,
-        host=_rounded(fit.host(default, *place)),
+        host=_rounded(fit.host(latest, place)),
+        releases={
+            release: _rounded(fit.host(of_release[release], place._replace(release=release))) for release in numbered
+        },
         factors={name: float(f"{value:.4g}") for name, value in sorted(factors.items())},
         spread=_spreads_of(runs, held, kin(runs, engine, device, assumed=False) or list(range(len(runs)))),
         spread_assumed=_spreads_of(runs, held, kin(runs, engine, device, assumed=True)),
@@ -177,8 +184,8 @@ def profiles(runs: Sequence[Bench], source: str) -> dict[str, Calibration]:
     several = len({bench.scope[1] for bench in runs}) > 1
     apart = held_out(runs, whole, folds(runs, lambda bench: bench.scope[1], None)) if several else held
     found = {}
-    for engine, device in sorted({bench.scope for bench in runs}):
-        own = [index for index, bench in enumerate(runs) if bench.scope == (engine, device)]
+    for engine, device in sorted({bench.scope[:2] for bench in runs}):
+        own = [index for index, bench in enumerate(runs) if bench.scope[:2] == (engine, device)]
         if not several or _misfit(runs, held, own) <= _misfit(runs, apart, own):
             found[f"{engine}-{device}"] = profile(runs, fit, engine, device, held, source)
     for engine in sorted({bench.scope[0] for bench in runs}):

@@ -60,6 +60,8 @@ class Calibration(Noun):
     device: str | None = None
     """None: any device, from the runs of all."""
     host: HostOverheads = HostOverheads()
+    releases: dict[str, HostOverheads] = {}
+    """Release (`0.10`) -> the overheads of its versions, where runs of one were fitted; `host` is of all others."""
     factors: dict[str, float] = {}
     """Class of operators -> measured over priced time; see `estimate.calibrated`. What is not listed is 1."""
     acceptance: dict[str, float] = {}
@@ -69,6 +71,10 @@ class Calibration(Noun):
     """Metric -> what remained."""
     spread_assumed: dict[str, Spread] = {}
     """The same of runs whose settings were not recorded but assumed; empty where there were none."""
+
+    def host_of(self, version: str) -> HostOverheads:
+        """The overheads of a version of the engine."""
+        return self.releases.get(release_of(version), self.host)
 
     def __post_init__(self) -> None:
         for name, value in self.factors.items():
@@ -80,6 +86,17 @@ class Calibration(Noun):
         unknown = [name for name in (*self.spread, *self.spread_assumed) if name not in METRICS]
         if unknown:
             raise ValueError(f"there is no spread of {unknown[0]!r}; known: {', '.join(METRICS)}")
+
+
+def release_of(version: str) -> str:
+    """The release that a version belongs to: `0.10` of `0.10.2`, `1.2` of `1.2.0rc0.post1`; nothing of a nightly
+    build or where none is recorded.
+
+    Raises:
+        InputError: it is not a version.
+    """
+    numbers = version_key(version) if version else ()
+    return f"{numbers[0]}.{numbers[1]}" if len(numbers) > 1 else ""
 
 
 def load_calibration(name: str) -> Calibration:

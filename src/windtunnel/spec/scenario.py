@@ -159,7 +159,7 @@ def resolve(scenario: Scenario, allow_download: bool = False) -> Setup:
     wanted = deployment.calibration or (None if deployment.profile is None else NONE)
     chosen = calibration_for(engine.name, device.name, str(engine.version), wanted)
     if chosen.calibration is not None:
-        engine = with_defaults(deployment.engine, device, chosen.calibration.host)
+        engine = with_defaults(deployment.engine, device, chosen.calibration.host_of(str(engine.version)))
     engine = with_windows(deployment.engine, engine, model.architecture)
     max_model_len = engine.max_model_len or model.max_context_tokens
     engine = whole_prompt_tokens(deployment.engine, engine, max_model_len)
