@@ -420,6 +420,23 @@ def test_an_older_kernel_that_the_engine_would_not_pick_is_left_out_and_named(tm
     assert estimate(tmp_path, EXPERTS, version="0.19.0").seconds == pytest.approx(80e-6)
 
 
+@pytest.mark.parametrize(
+    ("one_token_ms", "version", "seconds"), [(0.044, "1.3.0rc10", 0.06e-3), (0.08, "1.3.0rc20", 0.05e-3)]
+)
+def test_skewed_experts_that_one_token_already_slows_are_left_out(
+    tmp_path: Path, one_token_ms: float, version: str, seconds: float
+) -> None:
+    """One token meets as many experts however skewed they are: 1.1 times as long is believed, and 2 times is not."""
+    balanced = {**moe_columns("bfloat16", [0.04, 0.06, 0.1]), "distribution": ["balanced"] * 3}
+    skewed = moe_columns("bfloat16", [one_token_ms, 0.06, 0.1])
+    write(tmp_path, "moe/trtllm/1.3.0rc10", "moe_perf", both(skewed, balanced))
+    write(tmp_path, "moe/trtllm/1.3.0rc20", "moe_perf", moe_columns("bfloat16", [0.04, 0.05, 0.1]))
+    found = estimate(tmp_path, EXPERTS, "trtllm", "1.0.0rc3")
+    assert found.seconds == pytest.approx(seconds)
+    assert found.source.startswith(f"h100_sxm/moe/trtllm/{version} (triton), nearest to 1.0.0rc3")
+    assert ("not trtllm 1.3.0rc10 (triton), one token takes it 2.0 times" in found.source) == (one_token_ms == 0.08)
+
+
 def test_a_kernel_that_jumps_at_many_tokens_is_no_slower_there_than_the_newest(tmp_path: Path) -> None:
     """From 128 tokens on the older file takes twice as long, below 1.2 times: its median is not above the limit."""
     old = [0.06] * 7 + [0.16, 0.2, 0.3]
