@@ -312,6 +312,36 @@ def test_before_tiles_for_it_decoding_over_an_fp8_cache_was_no_faster(
     np.testing.assert_allclose(estimate(tmp_path, op, version=version).seconds, seconds)
 
 
+@pytest.mark.parametrize(
+    ("engine", "seconds"), [("trtllm", [10e-6, 12e-6, 12e-6, 40e-6]), ("vllm", [10e-6, 20e-6, 12e-6, 40e-6])]
+)
+def test_trtllm_decodes_with_the_kernel_for_its_longest_sequences(
+    tmp_path: Path, engine: str, seconds: list[float]
+) -> None:
+    """Of another batch, which is as slow at few keys as at many, nothing is taken."""
+    keys = [127, 511, 1023, 4095]
+    shape = {"num_heads": 16, "num_key_value_heads": 1, "head_dim": 128, "kernel_source": "any"}
+    shape |= {"attn_dtype": "bfloat16", "kv_cache_dtype": "bfloat16"}
+    rows = {name: [value] * 8 for name, value in shape.items()}
+    latency = [0.010, 0.020, 0.012, 0.040, 0.004, 0.005, 0.005, 0.006]
+    table = {**rows, "batch_size": [8] * 4 + [1] * 4, "step": keys * 2, "latency": latency}
+    write(tmp_path, f"attention/{engine}/1.0.0", "generation_attention_perf", table)
+    for batch, expected in ((8.0, seconds), (1.0, [4e-6, 5e-6, 5e-6, 6e-6])):
+        op = ops.DecodeAttention(batch, np.array([128.0, 512.0, 1024.0, 4096.0]), 16, 1, 128)
+        np.testing.assert_allclose(estimate(tmp_path, op, engine, "1.0.0").seconds, expected)
+
+
+def test_a_hiccup_of_decode_attention_is_not_believed_of_any_engine(tmp_path: Path) -> None:
+    """22 us over 511 keys are 1.8 times as long as 12 us over 1,023."""
+    shape = {"batch_size": 8, "num_heads": 16, "num_key_value_heads": 1, "head_dim": 128, "kernel_source": "any"}
+    shape |= {"attn_dtype": "bfloat16", "kv_cache_dtype": "bfloat16"}
+    rows = {name: [value] * 2 for name, value in shape.items()}
+    table = {**rows, "step": [511, 1023], "latency": [0.022, 0.012]}
+    write(tmp_path, "attention/vllm/0.24.0", "generation_attention_perf", table)
+    op = ops.DecodeAttention(8.0, np.array([512.0, 1024.0]), 16, 1, 128)
+    np.testing.assert_allclose(estimate(tmp_path, op).seconds, [12e-6, 12e-6])
+
+
 def test_attention_runs_on_the_backend_asked_for_whoever_measured_it(tmp_path: Path) -> None:
     shape = {"batch_size": [4, 4], "step": [127, 1023], "num_heads": [8, 8], "num_key_value_heads": [1, 1]}
     shape |= {"head_dim": [128, 128]}
