@@ -312,6 +312,36 @@ def test_before_tiles_for_it_decoding_over_an_fp8_cache_was_no_faster(
     np.testing.assert_allclose(estimate(tmp_path, op, version=version).seconds, seconds)
 
 
+@pytest.mark.parametrize(
+    ("engine", "seconds"), [("trtllm", [10e-6, 12e-6, 12e-6, 40e-6]), ("vllm", [10e-6, 20e-6, 12e-6, 40e-6])]
+)
+def test_trtllm_decodes_with_the_kernel_for_its_longest_sequences(
+    tmp_path: Path, engine: str, seconds: list[float]
+) -> None:
+    """Of another batch, which is as slow at few keys as at many, nothing is taken."""
+    keys = [127, 511, 1023, 4095]
+    shape = {"num_heads": 16, "num_key_value_heads": 1, "head_dim": 128, "kernel_source": "any"}
+    shape |= {"attn_dtype": "bfloat16", "kv_cache_dtype": "bfloat16"}
+    rows = {name: [value] * 8 for name, value in shape.items()}
+    latency = [0.010, 0.020, 0.012, 0.040, 0.004, 0.005, 0.005, 0.006]
+    table = {**rows, "batch_size": [8] * 4 + [1] * 4, "step": keys * 2, "latency": latency}
+    write(tmp_path, f"attention/{engine}/1.0.0", "generation_attention_perf", table)
+    for batch, expected in ((8.0, seconds), (1.0, [4e-6, 5e-6, 5e-6, 6e-6])):
+        op = ops.DecodeAttention(batch, np.array([128.0, 512.0, 1024.0, 4096.0]), 16, 1, 128)
+        np.testing.assert_allclose(estimate(tmp_path, op, engine, "1.0.0").seconds, expected)
+
+
+def test_a_hiccup_of_decode_attention_is_not_believed_of_any_engine(tmp_path: Path) -> None:
+    """22 us over 511 keys are 1.8 times as long as 12 us over 1,023."""
+    shape = {"batch_size": 8, "num_heads": 16, "num_key_value_heads": 1, "head_dim": 128, "kernel_source": "any"}
+    shape |= {"attn_dtype": "bfloat16", "kv_cache_dtype": "bfloat16"}
+    rows = {name: [value] * 2 for name, value in shape.items()}
+    table = {**rows, "step": [511, 1023], "latency": [0.022, 0.012]}
+    write(tmp_path, "attention/vllm/0.24.0", "generation_attention_perf", table)
+    op = ops.DecodeAttention(8.0, np.array([512.0, 1024.0]), 16, 1, 128)
+    np.testing.assert_allclose(estimate(tmp_path, op).seconds, [12e-6, 12e-6])
+
+
 def test_attention_runs_on_the_backend_asked_for_whoever_measured_it(tmp_path: Path) -> None:
     shape = {"batch_size": [4, 4], "step": [127, 1023], "num_heads": [8, 8], "num_key_value_heads": [1, 1]}
     shape |= {"head_dim": [128, 128]}
@@ -418,6 +448,23 @@ def test_an_older_kernel_that_the_engine_would_not_pick_is_left_out_and_named(tm
     )
     write(tmp_path, "moe/vllm/0.19.0", "moe_perf", named(moe_columns("bfloat16", [0.05, 0.08]), "old"))
     assert estimate(tmp_path, EXPERTS, version="0.19.0").seconds == pytest.approx(80e-6)
+
+
+@pytest.mark.parametrize(
+    ("one_token_ms", "version", "seconds"), [(0.044, "1.3.0rc10", 0.06e-3), (0.08, "1.3.0rc20", 0.05e-3)]
+)
+def test_skewed_experts_that_one_token_already_slows_are_left_out(
+    tmp_path: Path, one_token_ms: float, version: str, seconds: float
+) -> None:
+    """One token meets as many experts however skewed they are: 1.1 times as long is believed, and 2 times is not."""
+    balanced = {**moe_columns("bfloat16", [0.04, 0.06, 0.1]), "distribution": ["balanced"] * 3}
+    skewed = moe_columns("bfloat16", [one_token_ms, 0.06, 0.1])
+    write(tmp_path, "moe/trtllm/1.3.0rc10", "moe_perf", both(skewed, balanced))
+    write(tmp_path, "moe/trtllm/1.3.0rc20", "moe_perf", moe_columns("bfloat16", [0.04, 0.05, 0.1]))
+    found = estimate(tmp_path, EXPERTS, "trtllm", "1.0.0rc3")
+    assert found.seconds == pytest.approx(seconds)
+    assert found.source.startswith(f"h100_sxm/moe/trtllm/{version} (triton), nearest to 1.0.0rc3")
+    assert ("not trtllm 1.3.0rc10 (triton), one token takes it 2.0 times" in found.source) == (one_token_ms == 0.08)
 
 
 def test_a_kernel_that_jumps_at_many_tokens_is_no_slower_there_than_the_newest(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from windtunnel.interop.aiconfigurator_files import (
     read_rows,
 )
 from windtunnel.interop.aiconfigurator_gemms import gemm_table
-from windtunnel.interop.aiconfigurator_kernels import attention_rows, before_fp8_tiles
+from windtunnel.interop.aiconfigurator_kernels import attention_rows, before_fp8_tiles, no_slower_than_longer
 from windtunnel.interop.aiconfigurator_latent import latent_decode_table, latent_prefill_table
 from windtunnel.interop.aiconfigurator_sparse import sparse_table
 from windtunnel.ops import op as ops
@@ -71,6 +71,8 @@ def _attention(table: str, batch_axis: str, tokens: str, added: int) -> Reader:
             return None
         if op.kind == "decode_attention" and op.kv_format is Format.FP8:
             rows = before_fp8_tiles(collection, rows, numbers)
+        if op.kind == "decode_attention":
+            rows = no_slower_than_longer(collection, rows, numbers)
         columns = rows.columns
         sites = {
             "num_heads": columns["num_heads"],
