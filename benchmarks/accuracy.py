@@ -346,6 +346,39 @@ def scoreboard(runs: Sequence[Bench], columns: Mapping[str, Predicted], best: st
     return parts
 
 
+def missing_table(runs: Sequence[Measurement], predicted: Predicted) -> str:
+    """What would be left if more were known: every prediction times the median of measured over predicted of the other
+    runs of its kind, the narrower the kind the more of them it takes; runs that are not odd and have such others.
+    """
+    kinds: dict[str, tuple[str, ...]] = {
+        "engine on a device": ("engine", "device"),
+        "model on an engine and a device": ("engine", "device", "model", "format"),
+        "configuration": ("engine", "version", "device", "model", "format", "parallelism"),
+        "configuration at the load": ("engine", "version", "device", "model", "format", "parallelism", "concurrency"),
+    }
+    usual = [run for run in runs if predicted.get(run.id) and not is_odd(run)]
+    rows: list[tuple[str, Sequence[Measurement], Predicted]] = []
+    for name, wanted in (("recovered", True), ("not recorded", False)):
+        members = [run for run in usual if is_recovered(run) == wanted]
+        rows.append((f"{name}, as predicted", members, predicted))
+        for kind, labels in kinds.items():
+            known: Predicted = {}
+            for others in groups(members, lambda run, labels=labels: repr([run.labels[n] for n in labels])).values():  # type: ignore[misc]
+                known |= _with_known_level(others, predicted)
+            rows.append((f"{name}, level of the {kind} known", [run for run in members if run.id in known], known))
+    title = "What is missing: the best prediction, if the level of its kind were known from other runs, primary"
+    return table(title, "settings", rows)
+
+
+def _with_known_level(runs: Sequence[Measurement], predicted: Predicted) -> Predicted:
+    found: Predicted = {}
+    for run in runs:
+        if others := [other for other in runs if other is not run]:
+            level = {m: float(np.median([o.measured[m] / predicted[o.id][m] for o in others])) for m in METRICS}
+            found[run.id] = {metric: value * level[metric] for metric, value in predicted[run.id].items()}
+    return found
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     default = os.environ.get("WINDTUNNEL_REFERENCE") or REPOSITORY.parent / "shared" / "reference"
@@ -400,7 +433,8 @@ def main() -> int:
         return 0
     parts = [coverage_table(measurements, refused), *scoreboard(runs, columns, best)]
     if intervals:
-        parts.append(intervals)
+        primary = [bench.measurement for bench in runs if bench.measurement.use == "primary"]
+        parts += [missing_table(primary, columns[best]), intervals]
     if speculating:
         parts.append(speculative_table(speculating))
     text = "\n\n".join([*parts, NOTES])

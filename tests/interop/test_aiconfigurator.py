@@ -416,6 +416,20 @@ def test_experts_run_on_the_backend_asked_for_or_the_fastest(
     assert first.seconds == pytest.approx(40e-6 if backend == "trtllm" else 30e-6)
 
 
+def test_kernels_of_a_library_that_the_engine_was_not_timed_with_are_taken_from_one_that_was(tmp_path: Path) -> None:
+    write(tmp_path, "moe/trtllm/1.3.0", "moe_perf", named(moe_columns("bfloat16", [0.1, 0.2, 0.3]), "deepgemm"))
+    shared = named(moe_columns("bfloat16", [0.04, 0.25]), "sglang_flashinfer_trtllm_moe")
+    write(tmp_path, "moe/sglang/0.5.14", "moe_perf", shared)
+    two, four = (ops.Experts(float(tokens), 2048, 768, 128, 8) for tokens in (2, 4))
+    found = estimate(tmp_path, ops.Experts(np.array([1.0, 2.0]), 2048, 768, 128, 8), "trtllm", "1.3.0")
+    assert found.seconds == pytest.approx([100e-6, 200e-6])
+    asked = [estimate(tmp_path, op, "trtllm", "1.3.0", moe_backend="trtllm") for op in (two, four)]
+    assert asked[0].seconds == pytest.approx(250e-6)
+    assert asked[1].seconds == pytest.approx(300e-6)
+    assert asked[0].source == "h100_sxm/moe/trtllm/1.3.0 (sglang_flashinfer_trtllm_moe of sglang 0.5.14)"
+    assert estimate(tmp_path, two, "trtllm", "1.3.0", moe_backend="deepgemm").seconds == pytest.approx(200e-6)
+
+
 def test_shapes_that_a_backend_was_not_measured_with_come_from_the_others(tmp_path: Path) -> None:
     one = named(moe_columns("bfloat16", [0.03, 0.09]), "vllm_marlin_experts")
     other = named(moe_columns("bfloat16", [0.02, 0.05], hidden=4096), "vllm_fused_moe")
