@@ -8,6 +8,7 @@ from windtunnel.estimate.estimator import Estimator
 from windtunnel.estimate.profile import profile_estimator
 from windtunnel.estimate.regress import regression
 from windtunnel.interop.aiconfigurator import measured_estimator
+from windtunnel.interop.aiconfigurator_repeats import counted_once
 from windtunnel.ops.forward import Shard
 from windtunnel.spec.scenario import Setup
 
@@ -35,7 +36,12 @@ def estimator_for(setup: Setup) -> Estimator:
         fused_all_reduce=bool(engine.fused_all_reduce),
         attention_backend=engine.attention_backend,
     )
-    return on_network(calibrated(measured, setup), setup)
+    once = counted_once(measured, engine.name, engine.version, _norms_in_all_reduce(setup))
+    return on_network(calibrated(once, setup), setup)
+
+
+def _norms_in_all_reduce(setup: Setup) -> bool:
+    return bool(setup.engine.fused_all_reduce) and setup.parallelism.tp > 1
 
 
 def on_network(estimator: Estimator, setup: Setup) -> Estimator:
@@ -54,8 +60,9 @@ def estimator_key(setup: Setup) -> tuple[Hashable, ...]:
     """Setups of equal keys have equal estimators, calibrations aside."""
     engine = setup.engine
     graphs = bool(engine.max_cudagraph_capture_size)
-    backends = (engine.attention_backend, engine.moe_backend, bool(engine.fused_all_reduce))
-    return (setup.device.name, setup.node.name, engine.name, engine.version, graphs, *backends)
+    reduces = (bool(engine.fused_all_reduce), _norms_in_all_reduce(setup))
+    backends = (engine.attention_backend, engine.moe_backend)
+    return (setup.device.name, setup.node.name, engine.name, engine.version, graphs, *reduces, *backends)
 
 
 def calibrated(estimator: Estimator, setup: Setup) -> Estimator:
