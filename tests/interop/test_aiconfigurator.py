@@ -428,6 +428,9 @@ def test_kernels_of_a_library_that_the_engine_was_not_timed_with_are_taken_from_
     assert asked[1].seconds == pytest.approx(300e-6)
     assert asked[0].source == "h100_sxm/moe/trtllm/1.3.0 (sglang_flashinfer_trtllm_moe of sglang 0.5.14)"
     assert estimate(tmp_path, two, "trtllm", "1.3.0", moe_backend="deepgemm").seconds == pytest.approx(200e-6)
+    # A file that does not say which library it timed may have timed this one.
+    write(tmp_path, "moe/trtllm/1.3.0", "moe_perf", named(moe_columns("bfloat16", [0.1, 0.2]), "moe_torch_flow"))
+    assert estimate(tmp_path, two, "trtllm", "1.3.0", moe_backend="trtllm").seconds == pytest.approx(200e-6)
 
 
 def test_shapes_that_a_backend_was_not_measured_with_come_from_the_others(tmp_path: Path) -> None:

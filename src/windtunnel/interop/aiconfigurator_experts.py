@@ -24,6 +24,7 @@ from windtunnel.interop.aiconfigurator_files import (
     version_key,
 )
 from windtunnel.interop.aiconfigurator_kernels import at_rate_of
+from windtunnel.spec.deployment import MOE_BACKENDS
 from windtunnel.spec.precision import Format
 
 _MOE_DTYPES: Mapping[Format, tuple[str, ...]] = {
@@ -57,13 +58,15 @@ def _with_shared_kernels(collection: Collection, rows: Rows, dtypes: tuple[str, 
 
 
 def _with_kernels_of_backend(collection: Collection, rows: Rows, dtypes: tuple[str, ...]) -> Rows:
-    """`rows`, where the engine's files do not time the backend that was asked for, at another engine's times of it.
+    """`rows`, where the engine's files time other backends than the one asked for, at another engine's times of it.
 
     Only of TRTLLM-gen: one library, which FlashInfer ships to several engines. TensorRT-LLM's files for Blackwell time
     fp8_block experts with DeepGEMM alone. On B200 that takes 1.0 to 1.3 times as long up to 64 tokens and 0.6 times
     above 1,024, medians over shapes; eight-fold sharded experts of DeepSeek-R1 2.7 times at 4 tokens.
     """
-    if collection.moe_backend != "trtllm" or _of_backend(rows, "trtllm").any():
+    others = (backend for backend in MOE_BACKENDS if backend != "trtllm")
+    known = np.logical_or.reduce([_of_backend(rows, backend) for backend in others])
+    if collection.moe_backend != "trtllm" or not known.all():
         return rows
     for found in _of_other_engines(collection, rows, dtypes):
         asked = found.take(_of_backend(found, "trtllm"))
@@ -72,8 +75,8 @@ def _with_kernels_of_backend(collection: Collection, rows: Rows, dtypes: tuple[s
         latency = at_same_points(rows, asked, asked.columns["latency"], _MOE_POINT)
         if np.isfinite(latency).any():
             name = f"{asked.main_kernel} of {asked.place.engine} {asked.place.version}"
-            known = _with_latency(rows, np.where(np.isfinite(latency), latency, rows.columns["latency"]))
-            return replace(known, kernel_names=np.full(len(rows.kernel_names), name))
+            merged = _with_latency(rows, np.where(np.isfinite(latency), latency, rows.columns["latency"]))
+            return replace(merged, kernel_names=np.full(len(rows.kernel_names), name))
     return rows
 
 
