@@ -24,10 +24,11 @@ from windtunnel.estimate.steps import (
     token_nodes,
 )
 from windtunnel.kernels.state import StepCost
-from windtunnel.ops.forward import StepBatch, decode_launches, head_launches, prefill_launches, token_launches
+from windtunnel.ops.forward import Shard, StepBatch, decode_launches, head_launches, prefill_launches, token_launches
 from windtunnel.ops.op import Launch, Op, Size
-from windtunnel.spec.deployment import EngineSettings
-from windtunnel.spec.precision import Format
+from windtunnel.spec.catalog import model
+from windtunnel.spec.deployment import EngineSettings, Parallelism
+from windtunnel.spec.precision import Format, Precision
 from windtunnel.spec.scenario import resolve
 from windtunnel.spec.shorthand import scenario
 
@@ -116,8 +117,35 @@ def test_experts_of_one_call_are_launched_by_it() -> None:
         (four_bits, EngineSettings()),
     ):
         assert one_by_one - num_launches(where, engine, 1) == 6 * shard.model.num_layers
-    for where, engine in ((four_bits, EngineSettings(moe_backend="marlin")), (shard, EngineSettings(name="sglang"))):
-        assert num_launches(where, engine, 1) == one_by_one
+    assert num_launches(four_bits, EngineSettings(moe_backend="marlin"), 1) == one_by_one
+    as_written = num_launches(shard, EngineSettings(name="sglang"), 1)
+    named = num_launches(shard, EngineSettings(name="sglang", moe_backend="cutlass"), 1)
+    assert as_written - named == 6 * shard.model.num_layers
+
+
+def test_an_engine_that_compiles_nothing_launches_what_others_fuse() -> None:
+    """By hand, of one layer: Qwen3's norms of queries and keys, and of fp8 the inputs of its four products quantised;
+    Qwen3.5's four projections, gates and copies; latent attention's norms and copies.
+    """
+    sglang, vllm = EngineSettings(name="sglang"), EngineSettings(name="vllm")
+
+    def added(shard: Shard) -> float:
+        return float(num_launches(shard, sglang, 1) - num_launches(shard, vllm, 1))
+
+    dense = Shard(model("Qwen/Qwen3-8B"), Precision(), Parallelism())
+    num_layers = dense.model.num_layers
+    assert added(dense) == num_layers
+    assert added(replace(dense, precision=Precision(weights=Format.FP8))) == (1 + 4) * num_layers
+
+    hybrid = Shard(model("Qwen/Qwen3.5-397B-A17B"), Precision(), Parallelism(tp=8))
+    gated_delta, softmax = 45, 15
+    of_experts = 1 + 3
+    assert added(hybrid) == gated_delta * (1 + 1 + 5 + of_experts) + softmax * (1 + 3 + of_experts)
+    narrow = replace(hybrid, precision=Precision(weights=Format.FP8_BLOCK))
+    assert added(narrow) - added(hybrid) == gated_delta * (2 + 1 + 2) + softmax * (2 + 2)
+
+    latent = Shard(model("deepseek-ai/DeepSeek-R1-0528"), Precision(), Parallelism(tp=8))
+    assert added(latent) == 61 * (1 + 2) + 58 * 1
 
 
 @pytest.mark.parametrize("name", DEPLOYMENTS)
