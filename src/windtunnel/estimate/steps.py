@@ -22,10 +22,10 @@ from windtunnel.ops.forward import (
     prefill_launches,
     token_launches,
 )
-from windtunnel.ops.op import Experts, GatedDelta, Gemm, Launch, Op, Size
+from windtunnel.ops.op import Collective, Experts, GatedDelta, Gemm, Launch, Op, Size
 from windtunnel.spec.deployment import EngineSettings
 from windtunnel.spec.hardware import Device
-from windtunnel.spec.model import ExpertsFeedForward
+from windtunnel.spec.model import ExpertsFeedForward, GatedDeltaAttention, LatentAttention
 from windtunnel.spec.precision import ACTIVATION_BITS, Format
 
 Floats = NDArray[np.float64]
@@ -321,6 +321,14 @@ LAUNCHES_OF_SHARED_GATE = 3
 """There: a projection to one output, its sigmoid and the product (SGLang 0.5.9 `models/qwen2_moe.py`)."""
 
 
+LAUNCHES_A_COLLECTIVE = 2
+"""Of a step in SGLang's pieces, by collective: itself and the graph behind it (SGLang 0.5.10
+`compilation/compilation_config.py`, `split_ops`)."""
+
+SGLANG_LATENT_PIECES_TOKENS = 2048
+"""What SGLang captures of latent attention (0.5.10 `server_args.py`, `piecewise_cuda_graph_max_tokens`)."""
+
+
 def num_launches(shard: Shard, engine: EngineSettings, num_tokens: Floats | float) -> Floats:
     """What the host launches in a step with prefill of `num_tokens` tokens (a number or an array): every kernel, or, up
     to the largest captured size where the engine has piecewise graphs, attention and the graphs between.
@@ -329,9 +337,32 @@ def num_launches(shard: Shard, engine: EngineSettings, num_tokens: Floats | floa
     launches = (*token_launches(shard, 1.0), *attention, *head)
     every = sum(one.count * _kernels_of(one, shard, engine) for one in launches) + _unlisted_kernels(shard, engine)
     pieces = LAUNCHES_AN_ATTENTION * sum(one.count for one in attention) + sum(one.count for one in head)
-    sizes = graph_sizes(engine)
-    largest = sizes[-1] if engine.piecewise_cudagraphs and sizes.size else 0
+    if _runs_as_written(engine):
+        pieces += LAUNCHES_A_COLLECTIVE * sum(one.count for one in launches if isinstance(one.op, Collective))
+    largest = _most_tokens_in_pieces(shard, engine)
     return np.where(np.asarray(num_tokens) <= largest, float(min(pieces, every)), float(every))
+
+
+def _most_tokens_in_pieces(shard: Shard, engine: EngineSettings) -> float:
+    """The tokens up to which a step with prefill runs in piecewise graphs; 0 without.
+
+    SGLang captures up to a whole chunk, of latent attention 2,048 tokens, and nothing where it cannot: Gated DeltaNet
+    (Qwen3-Next by its list, Qwen3.5 as a multimodal model), sparse attention, attention data parallelism, pipelines,
+    drafts (SGLang 0.5.10 `server_args.py` and `docs/advanced_features/piecewise_cuda_graph.md`).
+    """
+    sizes = graph_sizes(engine)
+    if not engine.piecewise_cudagraphs or not sizes.size:
+        return 0.0
+    if engine.name != "sglang":
+        return float(sizes[-1])
+    attentions = [group.attention for group in shard.model.layers]
+    is_sparse = any(isinstance(one, LatentAttention) and one.indexer is not None for one in attentions)
+    is_hybrid = any(isinstance(one, GatedDeltaAttention) for one in attentions)
+    is_split = shard.parallelism.attention_dp > 1 or shard.parallelism.pp > 1
+    if is_sparse or is_hybrid or is_split or engine.speculative is not None:
+        return 0.0
+    is_latent = any(isinstance(one, LatentAttention) for one in attentions)
+    return float(SGLANG_LATENT_PIECES_TOKENS) if is_latent else np.inf
 
 
 def _kernels_of(launch: Launch, shard: Shard, engine: EngineSettings) -> int:
