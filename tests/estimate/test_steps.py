@@ -24,10 +24,11 @@ from windtunnel.estimate.steps import (
     token_nodes,
 )
 from windtunnel.kernels.state import StepCost
-from windtunnel.ops.forward import StepBatch, decode_launches, head_launches, prefill_launches, token_launches
+from windtunnel.ops.forward import Shard, StepBatch, decode_launches, head_launches, prefill_launches, token_launches
 from windtunnel.ops.op import Launch, Op, Size
-from windtunnel.spec.deployment import EngineSettings
-from windtunnel.spec.precision import Format
+from windtunnel.spec.catalog import model
+from windtunnel.spec.deployment import EngineSettings, Parallelism, Speculative
+from windtunnel.spec.precision import Format, Precision
 from windtunnel.spec.scenario import resolve
 from windtunnel.spec.shorthand import scenario
 
@@ -105,6 +106,32 @@ def test_steps_in_piecewise_graphs_launch_attention_and_what_is_between() -> Non
     assert beyond == num_launches(one.shard, EngineSettings(max_cudagraph_capture_size=512), 512) > 9 * layers
 
 
+def test_sglang_captures_chunks_in_pieces_where_it_can() -> None:
+    """A graph, a write and a kernel an attention, a collective and a graph behind it; latent attention to 2,048 tokens;
+    models and layouts that SGLang leaves out are launched kernel by kernel.
+    """
+    eager = EngineSettings(name="sglang", max_cudagraph_capture_size=512)
+    graphs = msgspec.structs.replace(eager, piecewise_cudagraphs=True)
+    dense = Shard(model("Qwen/Qwen3-8B"), Precision(), Parallelism(tp=2))
+    num_layers = dense.model.num_layers
+    of_head, of_collectives = 3, 2 * (2 * num_layers + 2)
+    assert num_launches(dense, graphs, 8192) == 3 * num_layers + of_collectives + of_head
+    latent = Shard(model("deepseek-ai/DeepSeek-R1-0528"), Precision(), Parallelism(tp=8))
+    assert num_launches(latent, graphs, 2048) < num_launches(latent, eager, 2048) / 2
+    assert num_launches(latent, graphs, 2049) == num_launches(latent, eager, 2049)
+    drafted = msgspec.structs.replace(
+        graphs, speculative=Speculative(method="mtp", num_draft_tokens=1, acceptance_fraction=0.5)
+    )
+    for shard, engine in (
+        (Shard(model("Qwen/Qwen3.5-397B-A17B"), Precision(), Parallelism(tp=8)), graphs),
+        (Shard(model("deepseek-ai/DeepSeek-V3.2"), Precision(), Parallelism(tp=8)), graphs),
+        (replace(latent, parallelism=Parallelism(attention_dp=8, ep=8)), graphs),
+        (replace(dense, parallelism=Parallelism(pp=2)), graphs),
+        (latent, drafted),
+    ):
+        assert num_launches(shard, engine, 1) == num_launches(shard, eager, 1)
+
+
 def test_experts_of_one_call_are_launched_by_it() -> None:
     """TensorRT-LLM's operator, FlashInfer's where it is named or experts have four bits: two launches, else eight."""
     shard = priced("experts").shard
@@ -116,8 +143,35 @@ def test_experts_of_one_call_are_launched_by_it() -> None:
         (four_bits, EngineSettings()),
     ):
         assert one_by_one - num_launches(where, engine, 1) == 6 * shard.model.num_layers
-    for where, engine in ((four_bits, EngineSettings(moe_backend="marlin")), (shard, EngineSettings(name="sglang"))):
-        assert num_launches(where, engine, 1) == one_by_one
+    assert num_launches(four_bits, EngineSettings(moe_backend="marlin"), 1) == one_by_one
+    as_written = num_launches(shard, EngineSettings(name="sglang"), 1)
+    named = num_launches(shard, EngineSettings(name="sglang", moe_backend="cutlass"), 1)
+    assert as_written - named == 6 * shard.model.num_layers
+
+
+def test_an_engine_that_compiles_nothing_launches_what_others_fuse() -> None:
+    """By hand, of one layer: Qwen3's norms of queries and keys, and of fp8 the inputs of its four products quantised;
+    Qwen3.5's four projections, gates and copies; latent attention's norms and copies.
+    """
+    sglang, vllm = EngineSettings(name="sglang"), EngineSettings(name="vllm")
+
+    def added(shard: Shard) -> float:
+        return float(num_launches(shard, sglang, 1) - num_launches(shard, vllm, 1))
+
+    dense = Shard(model("Qwen/Qwen3-8B"), Precision(), Parallelism())
+    num_layers = dense.model.num_layers
+    assert added(dense) == num_layers
+    assert added(replace(dense, precision=Precision(weights=Format.FP8))) == (1 + 4) * num_layers
+
+    hybrid = Shard(model("Qwen/Qwen3.5-397B-A17B"), Precision(), Parallelism(tp=8))
+    gated_delta, softmax = 45, 15
+    of_experts = 1 + 3
+    assert added(hybrid) == gated_delta * (1 + 1 + 5 + of_experts) + softmax * (1 + 3 + of_experts)
+    narrow = replace(hybrid, precision=Precision(weights=Format.FP8_BLOCK))
+    assert added(narrow) - added(hybrid) == gated_delta * (2 + 1 + 2) + softmax * (2 + 2)
+
+    latent = Shard(model("deepseek-ai/DeepSeek-R1-0528"), Precision(), Parallelism(tp=8))
+    assert added(latent) == 61 * (1 + 2) + 58 * 1
 
 
 @pytest.mark.parametrize("name", DEPLOYMENTS)

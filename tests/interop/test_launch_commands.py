@@ -49,7 +49,8 @@ COMMANDS = [
         # SGLang's tp counts all ranks; dp of them have attention of their own.
         (
             "X=1 python3 -m sglang.launch_server --model-path deepseek-ai/DeepSeek-V3 --tp 8 --dp 4 "
-            "--enable-dp-attention --ep-size 8 --disable-radix-cache --chunked-prefill-size 4096"
+            "--enable-dp-attention --ep-size 8 --disable-radix-cache --chunked-prefill-size 4096 "
+            "--disable-piecewise-cuda-graph"
         ),
         {
             "deployment": {
@@ -59,6 +60,7 @@ COMMANDS = [
                     "enable_prefix_caching": False,
                     "enable_chunked_prefill": True,
                     "max_num_batched_tokens": 4096,
+                    "piecewise_cudagraphs": False,
                 },
             },
         },

@@ -27,6 +27,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "receive_interval_steps": 4,
         "scheduling_policy": "lpm",
         "moe_backend": "trtllm",
+        "piecewise_cudagraphs": False,
     },
     "trtllm": {
         "batch_wait_timeout_iters": 10,

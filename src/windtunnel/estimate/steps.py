@@ -22,10 +22,11 @@ from windtunnel.ops.forward import (
     prefill_launches,
     token_launches,
 )
-from windtunnel.ops.op import Launch, Op, Size
+from windtunnel.ops.op import Collective, Experts, GatedDelta, Gemm, Launch, Op, Size
 from windtunnel.spec.deployment import EngineSettings
 from windtunnel.spec.hardware import Device
-from windtunnel.spec.precision import Format
+from windtunnel.spec.model import ExpertsFeedForward, GatedDeltaAttention, LatentAttention
+from windtunnel.spec.precision import ACTIVATION_BITS, Format
 
 Floats = NDArray[np.float64]
 
@@ -295,18 +296,106 @@ LAUNCHES_AN_ATTENTION = 3
 (vLLM 0.18 `vllm/compilation/piecewise_backend.py`, `vllm/attention/layer.py`)."""
 
 
+LAUNCHES_AS_WRITTEN = {
+    "qk_norm": 2,
+    "attention_gate": 4,
+    "qkvz_proj": 2,
+    "ba_proj": 2,
+    "gated_delta_prefill": 15,
+    "latent_norm": 2,
+    "latent_attention_prefill": 3,
+}
+"""Of an engine that runs a model as its Python is written, by the names of launches, where that is not one.
+
+Queries and keys are normed apart; an output gate is two copies, a sigmoid and a product; Gated DeltaNet has four
+projections, and its core compares prefix lengths and copies the convolution's input, queries, keys and values beside
+`LAUNCHES_OF_GATED_DELTA` (SGLang 0.5.9 `models/qwen3_5.py`; in `layers/attention`, `linear/gdn_backend.py` and
+`fla/utils.py`, `input_guard`); latent attention norms twice, copies rotated queries and puts keys together
+(`models/deepseek_common/attention_forward_methods/forward_mha.py`).
+"""
+
+LAUNCHES_OF_SHARED_EXPERTS = 1
+"""There, beside their own kernels: their sum with the routed ones'."""
+
+LAUNCHES_OF_SHARED_GATE = 3
+"""There: a projection to one output, its sigmoid and the product (SGLang 0.5.9 `models/qwen2_moe.py`)."""
+
+
+LAUNCHES_A_COLLECTIVE = 2
+"""Of a step in SGLang's pieces, by collective: itself and the graph behind it (SGLang 0.5.10
+`compilation/compilation_config.py`, `split_ops`)."""
+
+SGLANG_LATENT_PIECES_TOKENS = 2048
+"""What SGLang captures of latent attention (0.5.10 `server_args.py`, `piecewise_cuda_graph_max_tokens`)."""
+
+
 def num_launches(shard: Shard, engine: EngineSettings, num_tokens: Floats | float) -> Floats:
     """What the host launches in a step with prefill of `num_tokens` tokens (a number or an array): every kernel, or, up
     to the largest captured size where the engine has piecewise graphs, attention and the graphs between.
     """
     attention, head = prefill_launches(shard, 1.0, 1.0), head_launches(shard, 1.0)
-    of_experts = LAUNCHES_OF_FUSED_EXPERTS if _has_fused_experts(shard, engine) else LAUNCHES_OF_EXPERTS
-    kernels = {"experts": of_experts, "gated_delta": LAUNCHES_OF_GATED_DELTA}
-    every = sum(one.count * kernels.get(one.op.kind, 1) for one in (*token_launches(shard, 1.0), *attention, *head))
+    launches = (*token_launches(shard, 1.0), *attention, *head)
+    every = sum(one.count * _kernels_of(one, shard, engine) for one in launches) + _unlisted_kernels(shard, engine)
     pieces = LAUNCHES_AN_ATTENTION * sum(one.count for one in attention) + sum(one.count for one in head)
-    sizes = graph_sizes(engine)
-    largest = sizes[-1] if engine.piecewise_cudagraphs and sizes.size else 0
+    if _runs_as_written(engine):
+        pieces += LAUNCHES_A_COLLECTIVE * sum(one.count for one in launches if isinstance(one.op, Collective))
+    largest = _most_tokens_in_pieces(shard, engine)
     return np.where(np.asarray(num_tokens) <= largest, float(min(pieces, every)), float(every))
+
+
+def _most_tokens_in_pieces(shard: Shard, engine: EngineSettings) -> float:
+    """The tokens up to which a step with prefill runs in piecewise graphs; 0 without.
+
+    SGLang captures up to a whole chunk, of latent attention 2,048 tokens, and nothing where it cannot: Gated DeltaNet
+    (Qwen3-Next by its list, Qwen3.5 as a multimodal model), sparse attention, attention data parallelism, pipelines,
+    drafts (SGLang 0.5.10 `server_args.py` and `docs/advanced_features/piecewise_cuda_graph.md`).
+    """
+    sizes = graph_sizes(engine)
+    if not engine.piecewise_cudagraphs or not sizes.size:
+        return 0.0
+    if engine.name != "sglang":
+        return float(sizes[-1])
+    attentions = [group.attention for group in shard.model.layers]
+    is_sparse = any(isinstance(one, LatentAttention) and one.indexer is not None for one in attentions)
+    is_hybrid = any(isinstance(one, GatedDeltaAttention) for one in attentions)
+    is_split = shard.parallelism.attention_dp > 1 or shard.parallelism.pp > 1
+    if is_sparse or is_hybrid or is_split or engine.speculative is not None:
+        return 0.0
+    is_latent = any(isinstance(one, LatentAttention) for one in attentions)
+    return float(SGLANG_LATENT_PIECES_TOKENS) if is_latent else np.inf
+
+
+def _kernels_of(launch: Launch, shard: Shard, engine: EngineSettings) -> int:
+    """Kernels that one execution of `launch` is in a step with prefill, where the host launches all of them."""
+    if isinstance(launch.op, Experts):
+        return LAUNCHES_OF_FUSED_EXPERTS if _has_fused_experts(shard, engine) else LAUNCHES_OF_EXPERTS
+    if not _runs_as_written(engine):
+        return LAUNCHES_OF_GATED_DELTA if isinstance(launch.op, GatedDelta) else 1
+    times = LAUNCHES_AS_WRITTEN.get(launch.name, 1)
+    if isinstance(launch.op, Gemm) and ACTIVATION_BITS[launch.op.format] < ACTIVATION_BITS[Format.BF16]:
+        # Its input is quantised by a kernel of its own (SGLang 0.5.9 `layers/quantization/fp8_utils.py`).
+        times *= 2
+    return times
+
+
+def _unlisted_kernels(shard: Shard, engine: EngineSettings) -> int:
+    """Kernels that no operator stands for, since the device hardly notices them."""
+    if not _runs_as_written(engine):
+        return 0
+    found = 0
+    for group in shard.model.layers:
+        experts = group.feed_forward
+        if isinstance(experts, ExpertsFeedForward) and experts.shared_intermediate_size:
+            gate = LAUNCHES_OF_SHARED_GATE if experts.shared_gate else 0
+            found += group.num_layers * (LAUNCHES_OF_SHARED_EXPERTS + gate)
+    return found
+
+
+def _runs_as_written(engine: EngineSettings) -> bool:
+    """SGLang neither compiles models nor fuses what follows each other in them, unless it is told to; vLLM compiles
+    them, TensorRT-LLM's are written with fused operators.
+    """
+    return engine.name == "sglang"
 
 
 def _has_fused_experts(shard: Shard, engine: EngineSettings) -> bool:

@@ -160,6 +160,8 @@ SGLANG: dict[str, Flag] = {
     "disable-overlap-schedule": _on(ENGINE + "async_scheduling", False),
     "disable-cuda-graph": _on(ENGINE + "max_cudagraph_capture_size", 0),
     "cuda-graph-max-bs": Flag(ENGINE + "max_cudagraph_capture_size"),
+    "enable-piecewise-cuda-graph": _on(ENGINE + "piecewise_cudagraphs"),
+    "disable-piecewise-cuda-graph": _on(ENGINE + "piecewise_cudagraphs", False),
     "cuda-graph-bs": Flag(ENGINE + "cudagraph_sizes", sizes),
     "attention-backend": Flag(
         ENGINE + "attention_backend",

@@ -81,8 +81,8 @@ class HostOverheads(Noun):
     prompt_token_s: float | None = None
     """Per prompt token, outside the steps: tokenisation and validation; part of TTFT."""
     launch_s: float | None = None
-    """Per operator of a step with prefill, which no CUDA graph covers whole: the host launches them one by one, and the
-    device waits where it is faster."""
+    """Per kernel, or piece, of a step with prefill, which no CUDA graph covers whole: the host launches one by one, and
+    the device waits where it is faster."""
     unhidden_step_s: float | None = None
     """Per step, which asynchronous scheduling cannot hide: copying tokens out and updated inputs in."""
     unhidden_request_s: float | None = None
@@ -229,7 +229,7 @@ class EngineSettings(Noun):
     """Captured sizes; None takes the engine's own list up to `max_cudagraph_capture_size`."""
     piecewise_cudagraphs: bool | None = None
     """Steps with prefill of up to that many tokens run in graphs too, but for attention [cudagraph_mode PIECEWISE or
-    FULL_AND_PIECEWISE, enable_piecewise_cuda_graph]."""
+    FULL_AND_PIECEWISE, enable_piecewise_cuda_graph]; SGLang's of any number, with latent attention of up to 2,048."""
     async_scheduling: bool | None = None
     """Host work runs beside the device's step [overlap scheduler]."""
     schedule_conservativeness: float | None = None
