@@ -111,10 +111,10 @@ def _experts_rows(collection: Collection, dtypes: tuple[str, ...]) -> tuple[Rows
         if slow:
             remark = remark or f"; not {place.engine} {place.version} ({rows.main_kernel}), {slow}"
             continue
-        if _is_slow_at_many_tokens(rows, later):
+        if collection.moe_backend is None and _is_slow_at_many_tokens(rows, later):
             assert later is not None
-            rows = _no_slower_at_many_tokens(rows, later)
-            remark = remark or f"; above {_FEW_TOKENS} tokens no slower than {newest.version} ({later.main_kernel})"
+            rows = _no_slower_than(rows, later)
+            remark = remark or f"; no slower than {newest.version} ({later.main_kernel})"
         found = rows if found is None else _completed(found, rows)
         if _size(place) >= largest[place.engine] / 2 and (later is None or len(rows) >= len(later) / 2):
             break
@@ -166,18 +166,20 @@ tuned (0.19 `get_default_config` of fused_moe.py): its time jumps by 1.4 to 1.8 
 
 
 def _is_slow_at_many_tokens(rows: Rows, newest: Rows | None) -> bool:
-    """Whether `_SLOWER_THAN_NEWEST` holds beyond `_FEW_TOKENS`, where engines have other kernels to call.
+    """Whether `_SLOWER_THAN_NEWEST` holds beyond `_FEW_TOKENS`.
 
-    So it does of vLLM 0.19.0's and 0.22.0's fp8_block on B200 (1.90; 1.25 to 1.31 below); all others are at most 1.78.
+    So it does of vLLM 0.19.0's and 0.22.0's fp8_block on B200 (1.90; 1.25 to 1.31 below): the collection called Triton's
+    kernel, and servers take FlashInfer's unless they are told not to (vllm-project/vllm, pull request 37056; MiniMax-M2.5
+    in 0.19 follows FlashInfer's times from 8 requests on, in 0.17 with `VLLM_USE_FLASHINFER_MOE_FP8=0` Triton's). All
+    others are at most 1.78.
     """
     many = rows.take(rows.columns["num_tokens"] > _FEW_TOKENS)
     return _median_ratio(many, newest) > _SLOWER_THAN_NEWEST
 
 
-def _no_slower_at_many_tokens(rows: Rows, newest: Rows) -> Rows:
-    latency = rows.columns["latency"]
-    faster = np.fmin(latency, at_same_points(rows, newest, newest.columns["latency"], _MOE_POINT))
-    latency = np.where(rows.columns["num_tokens"] > _FEW_TOKENS, faster, latency)
+def _no_slower_than(rows: Rows, newest: Rows) -> Rows:
+    faster = at_same_points(rows, newest, newest.columns["latency"], _MOE_POINT)
+    latency = np.fmin(rows.columns["latency"], faster)
     return Rows({**rows.columns, "latency": latency}, rows.kernel_codes, rows.kernel_names, rows.place)
 
 
