@@ -111,3 +111,17 @@ def test_ranks_beyond_an_nvlink_pair_go_through_the_host() -> None:
     pairs = node(scale_up_group_size=2, host=Link(name="pcie", bytes_per_s=32e9, latency_s=1e-6))
     two, four = (Roofline(BARE, pairs).seconds(ops.Collective("all_gather", 1e9, ranks)) for ranks in (2, 4))
     assert four > 10 * two
+
+
+def test_fp32_is_multiplied_on_cuda_cores() -> None:
+    """cuBLAS on GB200, 256 columns of 6,144 values (vllm-project/vllm, pull request 47973): microseconds by rows."""
+    measured = {4: 20.2, 8: 16.7, 16: 22.3, 32: 63.2, 64: 63.3, 128: 69.3, 256: 77.8, 512: 96.8, 1024: 111.0}
+    rows = np.array([*measured], np.float64)
+    roofline = Roofline(catalog.device("gb200"))
+    ratio = np.asarray(roofline.seconds(ops.Gemm(rows, 256, 6144, Format.FP32))) * 1e6 / np.array([*measured.values()])
+    assert np.median(np.abs(ratio - 1)) < 0.16
+    assert np.abs(ratio - 1).max() < 0.45
+    # Tensor cores take a tenth of that for a long prompt.
+    prompt = ops.Gemm(np.array([8192.0]), 256, 3072, Format.FP32)
+    faster = ops.Gemm(np.array([8192.0]), 256, 3072, Format.TF32)
+    assert roofline.seconds(prompt) > 8 * roofline.seconds(faster)

@@ -484,18 +484,41 @@ def test_skewed_experts_that_one_token_already_slows_are_left_out(
     assert ("not trtllm 1.3.0rc10 (triton), one token takes it 2.0 times" in found.source) == (one_token_ms == 0.08)
 
 
-def test_a_kernel_that_jumps_at_many_tokens_is_no_slower_there_than_the_newest(tmp_path: Path) -> None:
+def test_a_kernel_that_jumps_at_many_tokens_is_no_slower_than_the_newest_unless_asked_for(
+    tmp_path: Path,
+) -> None:
     """From 128 tokens on the older file takes twice as long, below 1.2 times: its median is not above the limit."""
     old = [0.06] * 7 + [0.16, 0.2, 0.3]
-    write(tmp_path, "moe/vllm/0.19.0", "moe_perf", named(moe_columns("bfloat16", old), "old"))
+    write(tmp_path, "moe/vllm/0.19.0", "moe_perf", named(moe_columns("bfloat16", old), "vllm_fused_moe"))
     write(
         tmp_path, "moe/vllm/0.24.0", "moe_perf", named(moe_columns("bfloat16", [0.05] * 7 + [0.08, 0.1, 0.15]), "new")
     )
     few, many = (ops.Experts(tokens, 2048, 768, 128, 8) for tokens in (64.0, 128.0))
-    assert estimate(tmp_path, few, version="0.19.0").seconds == pytest.approx(60e-6)
+    assert estimate(tmp_path, few, version="0.19.0").seconds == pytest.approx(50e-6)
     found = estimate(tmp_path, many, version="0.19.0")
     assert found.seconds == pytest.approx(80e-6)
-    assert found.source.endswith("above 64 tokens no slower than 0.24.0 (new)")
+    assert found.source.endswith("; no slower than 0.24.0 (new)")
+    asked = [estimate(tmp_path, one, version="0.19.0", moe_backend="triton") for one in (few, many)]
+    assert [one.seconds for one in asked] == pytest.approx([60e-6, 160e-6])
+    assert "0.24.0" not in asked[1].source
+
+
+@pytest.mark.parametrize(("version", "seconds"), [("0.16.0", [60e-6, 40e-6]), ("0.18.0", [60e-6, 30e-6])])
+def test_block_scaled_experts_spread_over_ranks_are_flashinfers_on_hopper(
+    tmp_path: Path, version: str, seconds: list[float]
+) -> None:
+    """vLLM from 0.17 on; whole experts on every rank stay Triton's, as do all of a server that asked for Triton's."""
+    for place, kernel, latency in (
+        ("0.19.0", "vllm_fused_moe", [0.06, 0.04]),
+        ("0.24.0", "vllm_fp8moe_flashinfer_cutlass_flashinferexperts", [0.05, 0.03]),
+    ):
+        rows = named(moe_columns("fp8_block", latency), kernel)
+        rows = {**rows, "moe_ep_size": [1, 8], "num_tokens": [64, 64]}
+        write(tmp_path, f"moe/vllm/{place}", "moe_perf", rows)
+    ops_of = [ops.Experts(64.0, 2048, 768, 128, 8, 1, ep, Format.FP8_BLOCK) for ep in (1, 8)]
+    assert [estimate(tmp_path, op, version=version).seconds for op in ops_of] == pytest.approx(seconds)
+    asked = estimate(tmp_path, ops_of[1], version="0.18.0", moe_backend="triton")
+    assert asked.seconds == pytest.approx(40e-6)
 
 
 def test_mxfp4_takes_8_bit_activations_only_where_the_device_computes_in_4_bits(tmp_path: Path) -> None:

@@ -199,6 +199,11 @@ def test_whether_all_reduces_are_fused_is_read_from_its_words(tmp_path: Path, wo
     assert run_of(tmp_path, gemm_and_allreduce_fusion=words).engine.fused_all_reduce is fused
 
 
+def test_tf32_is_read_from_the_recorded_environment(tmp_path: Path) -> None:
+    assert run_of(tmp_path, gemm_and_allreduce_fusion="VLLM_FLOAT32_MATMUL_PRECISION=high").engine.tf32
+    assert run_of(tmp_path, gemm_and_allreduce_fusion="fuse_allreduce_rms").engine.tf32 is None
+
+
 def test_a_speculative_run_is_a_scenario_once_an_acceptance_is_given(tmp_path: Path) -> None:
     run = run_of(tmp_path)
     assert run.num_draft_tokens is None

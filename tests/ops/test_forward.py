@@ -1,4 +1,5 @@
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -259,3 +260,16 @@ def test_a_norm_over_all_heads_is_summed_over_tensor_parallel_ranks() -> None:
     assert (found.count, found.op.message_bytes, found.op.num_ranks) == (62, 16 * 8, 4)
     assert not sums("MiniMaxAI/MiniMax-M2.5", 1)
     assert not sums(QWEN_MOE, 4)
+
+
+@pytest.mark.parametrize(("tf32", "computed"), [(False, Format.FP32), (True, Format.TF32)])
+def test_a_router_in_fp32_converts_its_input_and_multiplies_as_the_engine_says(tf32: bool, computed: Format) -> None:
+    """MiniMax-M2's router is fp32 in vLLM and SGLang: 2 bytes of a hidden value become 4; Qwen3's is bf16."""
+    whole = replace(shard("MiniMaxAI/MiniMax-M2.5", tp=4), tf32=tf32)
+    launches = {launch.name: launch for launch in token_launches(whole, 16)}
+    assert launches["router"] == Launch("router", Gemm(16, 256, 3072, computed), 62)
+    assert launches["router_input"].op.num_bytes == 16 * 3072 * 6
+    plain = {launch.name: launch for launch in token_launches(replace(shard(QWEN_MOE), tf32=tf32), 16)}
+    assert isinstance(plain["router"].op, Gemm)
+    assert plain["router"].op.format is Format.BF16
+    assert "router_input" not in plain

@@ -15,7 +15,7 @@ from windtunnel.spec.scenario import Setup
 
 def shard_of(setup: Setup) -> Shard:
     """The model as the setup deploys it."""
-    return Shard(setup.model, setup.precision, setup.parallelism, setup.node.num_devices)
+    return Shard(setup.model, setup.precision, setup.parallelism, setup.node.num_devices, bool(setup.engine.tf32))
 
 
 def estimator_for(setup: Setup) -> Estimator:

@@ -122,12 +122,34 @@ def tiles_seconds(
 
 def gemm_seconds(op: ops.Gemm, on: Machine, c: Coefficients) -> Size:
     """A dense matrix product; formats with 8 or 4 bit activations first quantise them in a kernel of their own."""
+    if op.format is Format.FP32:
+        return c["launch_us"] * US + soft_max(_simt_seconds(op, on), memory_seconds(op.num_bytes, on, c), c["overlap"])
     compute = tiles_seconds(1.0, op.m, op.n, op.k, on, c, _SPLITS)
     seconds = c["launch_us"] * US + soft_max(compute, memory_seconds(op.num_bytes, on, c), c["overlap"])
     if ACTIVATION_BITS[op.format] < 16:
         read_and_write = op.m * op.k * (16 + ACTIVATION_BITS[op.format]) / 8
         seconds = seconds + c["quantise_us"] * US + memory_seconds(read_and_write, on, c) * c["quantise_passes"]
     return seconds
+
+
+_SIMT_TILE = 64
+_SIMT_EFFICIENCY = 0.9
+_SIMT_HALVED_ROWS = 128
+
+
+def _simt_seconds(op: ops.Gemm, on: Machine) -> Size:
+    """A product in fp32 on CUDA cores: tiles of 64 x 64 (of 16 or 32 rows where there are no more), a tile on a
+    multiprocessor at a time, k split in two up to 128 rows.
+
+    cuBLAS calls CUTLASS' `simt_sgemm_64x64_8x5` for it on B200 (vllm-project/vllm, pull request 41332). Its times on
+    GB200 for 256 columns of 6,144 (pull request 47973): 17 to 22 us for 4 to 16 rows (here 16), 63 to 69 for 32 to 128
+    (57), and 78, 97 and 111 for 256, 512 and 1,024 (112).
+    """
+    rows = np.select([np.asarray(op.m) <= 16, np.asarray(op.m) <= 32], [16.0, 32.0], float(_SIMT_TILE))
+    splits = np.where((np.asarray(op.m) <= _SIMT_HALVED_ROWS) & (rows != 32.0), 2.0, 1.0)
+    tiles = np.ceil(op.m / rows) * np.ceil(op.n / _SIMT_TILE) * splits
+    step = 2.0 * rows * _SIMT_TILE * op.k / splits / (on.flops_per_s_per_sm * _SIMT_EFFICIENCY)
+    return np.asarray(np.ceil(tiles / on.num_sms) * step)
 
 
 def experts_seconds(op: ops.Experts, on: Machine, c: Coefficients) -> Size:
@@ -291,6 +313,7 @@ def variant(op: ops.Op) -> str:
 
 _NEAREST_VARIANT = {
     "fp32": "bf16",
+    "tf32": "bf16",
     "fp8_block": "fp8",
     "int8": "fp8",
     "int4": "bf16",

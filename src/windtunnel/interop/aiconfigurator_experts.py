@@ -157,10 +157,14 @@ def _experts_rows(collection: Collection, dtypes: tuple[str, ...]) -> tuple[Rows
         if slow:
             remark = remark or f"; not {place.engine} {place.version} ({rows.main_kernel}), {slow}"
             continue
-        if _is_slow_at_many_tokens(rows, later):
+        if collection.moe_backend is None and _is_slow_at_many_tokens(rows, later):
             assert later is not None
-            rows = _no_slower_at_many_tokens(rows, later)
-            remark = remark or f"; above {_FEW_TOKENS} tokens no slower than {newest.version} ({later.main_kernel})"
+            rows = _no_slower_than(rows, later)
+            remark = remark or f"; no slower than {newest.version} ({later.main_kernel})"
+        if later is not None and _takes_flashinfer_across_ranks(collection, place, dtypes):
+            rows = _across_ranks_as(rows, later)
+            if newest != place:
+                remark = remark or f"; spread over ranks as in {newest.version} ({later.main_kernel})"
         found = rows if found is None else _completed(found, rows)
         if _size(place) >= largest[place.engine] / 2 and (later is None or len(rows) >= len(later) / 2):
             break
@@ -216,18 +220,42 @@ tuned (0.19 `get_default_config` of fused_moe.py): its time jumps by 1.4 to 1.8 
 
 
 def _is_slow_at_many_tokens(rows: Rows, newest: Rows | None) -> bool:
-    """Whether `_SLOWER_THAN_NEWEST` holds beyond `_FEW_TOKENS`, where engines have other kernels to call.
+    """Whether `_SLOWER_THAN_NEWEST` holds beyond `_FEW_TOKENS`.
 
-    So it does of vLLM 0.19.0's and 0.22.0's fp8_block on B200 (1.90; 1.25 to 1.31 below); all others are at most 1.78.
+    So it does of vLLM 0.19.0's and 0.22.0's fp8_block on B200 (1.90; 1.25 to 1.31 below): they were timed with Triton's
+    kernel, and servers take FlashInfer's at every size unless they are told not to (vllm-project/vllm, pull request
+    37056). MiniMax-M2.5 follows the one in 0.19, the other in 0.17 with FlashInfer's off. All others are at most 1.78.
     """
     many = rows.take(rows.columns["num_tokens"] > _FEW_TOKENS)
     return _median_ratio(many, newest) > _SLOWER_THAN_NEWEST
 
 
-def _no_slower_at_many_tokens(rows: Rows, newest: Rows) -> Rows:
-    latency = rows.columns["latency"]
-    faster = np.fmin(latency, at_same_points(rows, newest, newest.columns["latency"], _MOE_POINT))
-    latency = np.where(rows.columns["num_tokens"] > _FEW_TOKENS, faster, latency)
+def _no_slower_than(rows: Rows, newest: Rows) -> Rows:
+    faster = at_same_points(rows, newest, newest.columns["latency"], _MOE_POINT)
+    return _with_latency(rows, np.fmin(rows.columns["latency"], faster))
+
+
+_FLASHINFER_ACROSS_RANKS_SINCE = "0.17"
+"""vLLM's version that takes FlashInfer's CUTLASS kernels for block-scaled experts spread over ranks on Hopper, and
+Triton's for others (`_get_priority_backends` of `fused_moe/oracle/fp8.py`; vllm-project/vllm, pull request 34260)."""
+
+
+def _takes_flashinfer_across_ranks(collection: Collection, place: Place, dtypes: tuple[str, ...]) -> bool:
+    return (
+        collection.engine == place.engine == "vllm"
+        and collection.moe_backend is None
+        and collection.roofline.device.architecture == "hopper"
+        and "fp8_block" in dtypes
+        and version_key(collection.version) >= version_key(_FLASHINFER_ACROSS_RANKS_SINCE)
+    )
+
+
+def _across_ranks_as(rows: Rows, other: Rows) -> Rows:
+    """`rows`, where experts are spread over ranks as `other` has them with FlashInfer's CUTLASS kernels."""
+    known = other.take(other.named(lambda kernel: "flashinfer_cutlass" in kernel))
+    latency = at_same_points(rows, known, known.columns["latency"], _MOE_POINT)
+    taken = (rows.columns["moe_ep_size"] > 1) & np.isfinite(latency)
+    latency = np.where(taken, latency, rows.columns["latency"])
     return _with_latency(rows, latency)
 
 

@@ -449,6 +449,7 @@ def _engine(name: str, row: Row, server: Row) -> EngineSettings:
         attention_dp_batching_wait_iters=_balance(server, "batching_wait_iters", BALANCE_BATCHING_ITERS),
         moe_backend=_moe_backend(server),
         fused_all_reduce=_fused_all_reduce(server),
+        tf32=_tf32(server),
     )
 
 
@@ -498,6 +499,11 @@ def _fused_all_reduce(server: Row) -> bool | None:
     """`all-reduce fusion on`, `fuse_allreduce_rms`, `all-reduce fusion off`; None: the engine's default."""
     found = re.search(r"all-reduce fusion (on|off)|fuse_allreduce_rms", server.text("gemm_and_allreduce_fusion"))
     return found and found[1] != "off"
+
+
+def _tf32(server: Row) -> bool | None:
+    """`VLLM_FLOAT32_MATMUL_PRECISION=high`; None: PyTorch's default, which is off."""
+    return True if "FLOAT32_MATMUL_PRECISION=high" in server.text("gemm_and_allreduce_fusion") else None
 
 
 def _default_engine(name: str, measured: Row) -> EngineSettings:

@@ -58,6 +58,8 @@ class Shard:
     precision: Precision
     parallelism: Parallelism
     devices_per_node: int = 8
+    tf32: bool = False
+    """Tensor cores multiply what is left in fp32."""
 
     @property
     def tp(self) -> int:
@@ -299,7 +301,7 @@ def _experts_feed_forward(shard: Shard, feed_forward: ExpertsFeedForward, num_to
     ranks = shard.num_group_ranks
     all_tokens = num_tokens * shard.parallelism.attention_dp
     whole = all_tokens * width * BF16_BYTES
-    yield Launch("router", Gemm(num_tokens, feed_forward.num_experts, width, Format.BF16))
+    yield from _router(shard, feed_forward, num_tokens)
     yield Launch("top_k", Elementwise("top_k", num_tokens, 3 * 4.0 * feed_forward.num_experts))
     if shard.parallelism.attention_dp > 1:
         yield Launch("dispatch_all_gather", _collective(shard, "all_gather", whole, ranks))
@@ -330,6 +332,15 @@ def _experts_feed_forward(shard: Shard, feed_forward: ExpertsFeedForward, num_to
         yield Launch("combine_reduce_scatter", _collective(shard, "reduce_scatter", whole, ranks))
     elif ranks > 1:
         yield Launch("experts_all_reduce", _collective(shard, "all_reduce", whole, ranks))
+
+
+def _router(shard: Shard, feed_forward: ExpertsFeedForward, num_tokens: Size) -> Iterator[Launch]:
+    """One in fp32 converts its input first (vLLM 0.18 `MiniMaxM2MoE.forward`)."""
+    width, computed = shard.model.hidden_size, Format.BF16
+    if feed_forward.fp32_router:
+        yield Launch("router_input", Elementwise("router_input", num_tokens, width * (BF16_BYTES + 4.0)))
+        computed = Format.TF32 if shard.tf32 else Format.FP32
+    yield Launch("router", Gemm(num_tokens, feed_forward.num_experts, width, computed))
 
 
 def _collective(shard: Shard, op: str, message_bytes: Size, num_ranks: int) -> Collective:

@@ -175,7 +175,7 @@ def compare_steps(capture: Capture, setup: Setup) -> tuple[tuple[StepComparison,
     Raises:
         InputError: no step of the capture can be told.
     """
-    shard = Shard(setup.model, setup.precision, setup.parallelism, setup.node.num_devices)
+    shard = Shard(setup.model, setup.precision, setup.parallelism, setup.node.num_devices, bool(setup.engine.tf32))
     estimator = estimator_for(setup)
     groups: dict[str, list[tuple[MeasuredStep, Explanation]]] = {}
     skipped: dict[str, int] = {}

@@ -21,6 +21,8 @@ class Architecture:
     qk_norm: Rule = "use_qk_norm"
     output_gate: Rule = "attn_output_gate"
     router_bias: Rule = "use_routing_bias"
+    fp32_router: bool = False
+    """vLLM and SGLang load the router in fp32 (`minimax_m2.py`, `hunyuan_v3.py`; vllm-project/vllm 52668)."""
     sinks: bool = False
     shared_gate: bool = False
     gated: bool = True
@@ -97,13 +99,14 @@ ARCHITECTURES: dict[str, Architecture] = {
     "gpt_neox": Architecture(feed_forward_bias=True, gated=False, norm_bias=True),
     "gpt_oss": Architecture(feed_forward_bias=True, router_bias=True, sinks=True, full_attention_every=2),
     "gptj": _GPT_J,
-    "hy_v3": Architecture(qk_norm=True, router_bias=True),
+    "hy_v3": Architecture(qk_norm=True, router_bias=True, fp32_router=True),
     "internlm": Architecture(qkv_bias="bias", output_bias="bias"),
     "internlm2": Architecture(qkv_bias="bias", output_bias="bias"),
     "internlm3": Architecture(qkv_bias="qkv_bias", output_bias="bias", feed_forward_bias="bias"),
     "jais2": Architecture(gated=False, norm_bias=True),
     "kimi_k2": _DEEPSEEK,
     "llama4": Architecture(full_attention_every=4, shared_experts=1),
+    "minimax_m2": Architecture(fp32_router=True),
     "mimo": Architecture(output_bias=False),
     "mpt": Architecture(gated=False, tied=True, width_multiple=4),
     "nanochat": Architecture(gated=False, num_norms=0),
@@ -149,7 +152,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "vaultgemma": Architecture(tied=True, full_attention_every=2),
     **dict.fromkeys(
         (
-            *("exaone4", "glm", "granite", "granitemoe", "llama", "minicpm3", "minimax_m2", "ministral3", "mistral"),
+            *("exaone4", "glm", "granite", "granitemoe", "llama", "minicpm3", "ministral3", "mistral"),
             *("mixtral", "phi3", "seed_oss", "smollm3", "solar_open", "youtu"),
         ),
         LLAMA,

@@ -257,6 +257,9 @@ class EngineSettings(Noun):
     fused_all_reduce: bool | None = None
     """FlashInfer's all-reduce, TensorRT-LLM's kernel, may be called in place of the engine's own [fuse_allreduce_rms,
     enable-flashinfer-allreduce-fusion]. The norms that it does too are still priced as kernels of their own."""
+    tf32: bool | None = None
+    """What is left in fp32 is multiplied on tensor cores and not on CUDA cores
+    [VLLM_FLOAT32_MATMUL_PRECISION=high, enable-tf32-matmul]."""
     speculative: Speculative | None = None
     """None: every step gives a token."""
     host: HostOverheads = HostOverheads()

@@ -88,6 +88,8 @@ class ExpertsFeedForward(Noun, tag="experts", tag_field="type"):
     gated: bool = True
     bias: bool = False
     router_bias: bool = False
+    fp32_router: bool = False
+    """Engines keep the router's weights in fp32 and multiply in fp32 (MiniMax-M2)."""
 
 
 FeedForward = DenseFeedForward | ExpertsFeedForward

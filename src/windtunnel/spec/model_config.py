@@ -434,4 +434,5 @@ def _experts(reader: _Reader, architecture: Architecture) -> ExpertsFeedForward:
         gated=architecture.gated,
         bias=reader.rule(architecture.feed_forward_bias),
         router_bias=reader.rule(architecture.router_bias),
+        fp32_router=architecture.fp32_router,
     )

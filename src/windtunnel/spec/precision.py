@@ -9,6 +9,9 @@ class Format(StrEnum):
     """A storage format of weights or KV cache. Names are those that engines and checkpoints use."""
 
     FP32 = "fp32"
+    """Multiplied on CUDA cores, as PyTorch does unless told otherwise."""
+    TF32 = "tf32"
+    """fp32 in memory, multiplied on tensor cores with 10 bits of mantissa."""
     BF16 = "bf16"
     FP8 = "fp8"
     """e4m3, one scale per tensor or channel."""
@@ -25,6 +28,7 @@ class Format(StrEnum):
 
 BITS: dict[Format, float] = {
     Format.FP32: 32.0,
+    Format.TF32: 32.0,
     Format.BF16: 16.0,
     Format.FP8: 8.0,
     Format.FP8_BLOCK: 8.0 + 32.0 / (128 * 128),
@@ -37,6 +41,7 @@ BITS: dict[Format, float] = {
 
 ACTIVATION_BITS: dict[Format, float] = {
     Format.FP32: 32.0,
+    Format.TF32: 32.0,
     Format.BF16: 16.0,
     Format.FP8: 8.0,
     Format.FP8_BLOCK: 8.0 + 32.0 / 128,
@@ -49,6 +54,7 @@ ACTIVATION_BITS: dict[Format, float] = {
 
 COMPUTE: dict[Format, tuple[str, ...]] = {
     Format.FP32: ("fp32", "bf16"),
+    Format.TF32: ("tf32", "bf16"),
     Format.BF16: ("bf16",),
     Format.FP8: ("fp8", "bf16"),
     Format.FP8_BLOCK: ("fp8", "bf16"),
