@@ -6,7 +6,7 @@ import windtunnel as wt
 from windtunnel.engine.explain import Explanation, explain_step, step_batch
 from windtunnel.engine.serving import Result
 
-MODELS = ["meta-llama/Llama-3.1-8B", "openai/gpt-oss-20b", "Qwen/Qwen3-30B-A3B"]
+MODELS = ["meta-llama/Llama-3.1-8B", "openai/gpt-oss-20b", "Qwen/Qwen3-30B-A3B", "deepseek-ai/DeepSeek-V2-Lite"]
 
 
 def simulated(model: str, **options: object) -> Result:

@@ -273,3 +273,13 @@ def test_a_router_in_fp32_converts_its_input_and_multiplies_as_the_engine_says(t
     assert isinstance(plain["router"].op, Gemm)
     assert plain["router"].op.format is Format.BF16
     assert "router_input" not in plain
+
+
+def test_shared_experts_beside_the_routed_ones_add_nothing_up_to_the_limit() -> None:
+    one = shard(DEEPSEEK, tp=8)
+    beside = replace(one, beside_tokens=256)
+    for launch in token_launches(beside, np.array([1.0, 256.0, 257.0])):
+        alone = np.broadcast_to(launch.adds, 3)
+        assert alone.tolist() == ([0.0, 0.0, 1.0] if launch.name.startswith("shared_") else [1.0, 1.0, 1.0])
+    assert all(np.all(np.asarray(launch.adds) == 1.0) for launch in token_launches(one, 1))
+    assert flops(token_launches(beside, 1)) == flops(token_launches(one, 1))

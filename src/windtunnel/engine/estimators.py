@@ -15,7 +15,14 @@ from windtunnel.spec.scenario import Setup
 
 def shard_of(setup: Setup) -> Shard:
     """The model as the setup deploys it."""
-    return Shard(setup.model, setup.precision, setup.parallelism, setup.node.num_devices, bool(setup.engine.tf32))
+    return Shard(
+        model=setup.model,
+        precision=setup.precision,
+        parallelism=setup.parallelism,
+        devices_per_node=setup.node.num_devices,
+        tf32=bool(setup.engine.tf32),
+        beside_tokens=setup.engine.shared_experts_beside_tokens or 0,
+    )
 
 
 def estimator_for(setup: Setup) -> Estimator:

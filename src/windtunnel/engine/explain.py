@@ -1,7 +1,7 @@
 """Explain one forward step: every operator with its seconds, its work, what bounds it and where its time comes from."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -26,6 +26,8 @@ class ExplainedLaunch:
     """Executions in the step."""
     each_s: float
     """Of one execution."""
+    adds: float
+    """The share of it by which the step gets longer: 0 of what runs beside something that takes longer."""
     flops: float
     """Of all executions, as are the bytes."""
     num_bytes: float
@@ -42,7 +44,8 @@ class ExplainedLaunch:
 
     @property
     def total_s(self) -> float:
-        return self.each_s * self.count
+        """What its executions add to the step."""
+        return self.each_s * self.count * self.adds
 
 
 @dataclass(frozen=True)
@@ -223,11 +226,11 @@ def step_launches(shard: Shard, batch: StepBatch, num_tokens: int) -> list[Launc
     tokens = token_launches(shard, num_tokens)
     after_cores = next(place for place, launch in enumerate(tokens) if launch.name == "o_proj")
     head = head_launches(shard, batch.sampled if batch.prefill_tokens else num_tokens)
-    counts: dict[tuple[str, Op], float] = {}
+    found: dict[tuple[str, Op], Launch] = {}
     for launch in [*tokens[:after_cores], *cores, *tokens[after_cores:], *head]:
-        place = (launch.name, launch.op)
-        counts[place] = counts.get(place, 0.0) + launch.count
-    return [Launch(name, op, count) for (name, op), count in counts.items()]
+        before = found.get((launch.name, launch.op))
+        found[launch.name, launch.op] = replace(launch, count=launch.count + (before.count if before else 0.0))
+    return list(found.values())
 
 
 def _explain(launch: Launch, estimator: Estimator, setup: Setup) -> ExplainedLaunch:
@@ -242,6 +245,7 @@ def _explain(launch: Launch, estimator: Estimator, setup: Setup) -> ExplainedLau
         op=op,
         count=launch.count,
         each_s=each_s,
+        adds=float(launch.adds),
         flops=flops * launch.count,
         num_bytes=num_bytes * launch.count,
         flops_fraction=flops / (each_s * peak.flops_per_s) if each_s else 0.0,

@@ -420,7 +420,8 @@ def price_step(estimator: Estimator, shard: Shard, batch: StepBatch) -> list[Pri
     priced = []
     for launch in forward_launches(shard, batch):
         estimate = estimator.estimate(launch.op)
-        priced.append(PricedLaunch(launch, estimate, float(np.asarray(estimate.seconds)) * launch.count))
+        device_s = float(np.asarray(estimate.seconds) * launch.count * launch.adds)
+        priced.append(PricedLaunch(launch, estimate, device_s))
     return priced
 
 
@@ -471,7 +472,7 @@ class _Pricer:
         communication: Size = 0.0
         compute: Size = 0.0
         for launch in launches:
-            seconds = np.asarray(self.estimator.estimate(launch.op).seconds, np.float64) * launch.count
+            seconds = np.asarray(self.estimator.estimate(launch.op).seconds, np.float64) * launch.count * launch.adds
             whole = whole + seconds
             if launch.op.kind == "collective":
                 communication = communication + seconds

@@ -7,7 +7,7 @@ may be arrays, so the same functions price one step for `explain` and a whole gr
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -59,6 +59,8 @@ class Shard:
     parallelism: Parallelism
     devices_per_node: int = 8
     tf32: bool = False
+    beside_tokens: int = 0
+    """Up to so many tokens shared experts run on a stream of their own beside the routed ones."""
     """Tensor cores multiply what is left in fp32."""
 
     @property
@@ -91,7 +93,7 @@ def token_launches(shard: Shard, num_tokens: Size) -> list[Launch]:
     for group in shard.model.layers:
         count = group.num_layers
         layer = _layer(shard, group, num_tokens)
-        launches += [Launch(launch.name, launch.op, launch.count * count) for launch in layer]
+        launches += [replace(launch, count=launch.count * count) for launch in layer]
     launches.append(_norm(shard, "final_norm", num_tokens, shard.precision.lm_head))
     if shard.parallelism.pp > 1:
         # Hidden states and residual go to the next stage; a rank sends its share of them.
@@ -320,14 +322,16 @@ def _experts_feed_forward(shard: Shard, feed_forward: ExpertsFeedForward, num_to
         ),
     )
     if feed_forward.shared_intermediate_size:
-        yield from _two_gemms(
+        adds = np.where(np.asarray(num_tokens) <= shard.beside_tokens, 0.0, 1.0)
+        for launch in _two_gemms(
             shard,
             "shared_",
             num_tokens,
             feed_forward.shared_intermediate_size,
             shard.precision.weights,
             feed_forward.gated,
-        )
+        ):
+            yield replace(launch, adds=adds)
     if shard.parallelism.attention_dp > 1:
         yield Launch("combine_reduce_scatter", _collective(shard, "reduce_scatter", whole, ranks))
     elif ranks > 1:

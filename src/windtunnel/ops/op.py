@@ -476,6 +476,8 @@ class Launch:
     name: str
     op: Op
     count: float = 1.0
+    adds: Size = 1.0
+    """The share of its time by which a step gets longer: 0 of what runs beside something that takes longer."""
 
 
 def site(op: Op) -> tuple[tuple[str, Any], ...]:

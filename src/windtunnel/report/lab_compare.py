@@ -10,14 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.console import RenderableType
 
-from windtunnel.engine.estimators import estimator_for
+from windtunnel.engine.estimators import estimator_for, shard_of
 from windtunnel.engine.explain import Explanation, explain_step
 from windtunnel.errors import InputError
 from windtunnel.estimate.table import numeric_column, read_parquet, require_columns
 from windtunnel.interop.step_operators import OTHER, ROWS, MeasuredStep, measured_steps, row_of_launch
 from windtunnel.interop.text_file import write_text
 from windtunnel.metrics.capture import Capture
-from windtunnel.ops.forward import Shard
 from windtunnel.report.experiment import capture_of, finished_summary
 from windtunnel.report.html import Section, cards, figures, page, paragraph, table
 from windtunnel.report.plots import Axis, Series, figure
@@ -175,7 +174,7 @@ def compare_steps(capture: Capture, setup: Setup) -> tuple[tuple[StepComparison,
     Raises:
         InputError: no step of the capture can be told.
     """
-    shard = Shard(setup.model, setup.precision, setup.parallelism, setup.node.num_devices, bool(setup.engine.tf32))
+    shard = shard_of(setup)
     estimator = estimator_for(setup)
     groups: dict[str, list[tuple[MeasuredStep, Explanation]]] = {}
     skipped: dict[str, int] = {}

@@ -257,6 +257,9 @@ class EngineSettings(Noun):
     fused_all_reduce: bool | None = None
     """FlashInfer's all-reduce, TensorRT-LLM's kernel, may be called in place of the engine's own [fuse_allreduce_rms,
     enable-flashinfer-allreduce-fusion]. The norms that it does too are still priced as kernels of their own."""
+    shared_experts_beside_tokens: int | None = None
+    """Up to so many tokens a step's shared experts run on a stream of their own beside the routed ones, which take
+    longer; 0: one after the other [VLLM_SHARED_EXPERTS_STREAM_TOKEN_THRESHOLD]."""
     tf32: bool | None = None
     """What is left in fp32 is multiplied on tensor cores and not on CUDA cores
     [VLLM_FLOAT32_MATMUL_PRECISION=high, enable-tf32-matmul]."""
@@ -288,6 +291,7 @@ class EngineSettings(Noun):
             max_waiting_steps=self.max_waiting_steps,
             batch_wait_max_tokens_ratio=self.batch_wait_max_tokens_ratio,
             schedule_conservativeness=self.schedule_conservativeness,
+            shared_experts_beside_tokens=self.shared_experts_beside_tokens,
         )
         if self.window_pool_ratio is not None and not 0 < self.window_pool_ratio <= 1:
             raise ValueError(f"window_pool_ratio is {self.window_pool_ratio}; more than 0 and at most 1 is needed")
