@@ -7,13 +7,13 @@ import click
 
 from windtunnel.cli.options import Verb, all_of, deployment_options, option
 from windtunnel.cli.progress import counted
-from windtunnel.cli.runs import read_measurements
+from windtunnel.cli.runs import chosen_measurements
 from windtunnel.errors import InputError
 
 _RUNS, _OUTPUT = "Runs", "Output"
 
 validation_options = all_of(
-    option("--use", section=_RUNS, metavar="NAMES", help="Only runs of these uses: primary,secondary.  [all]"),
+    option("--use", section=_RUNS, metavar="NAMES", help="Only runs of these uses.  [primary,secondary]"),
     option("--only", section=_RUNS, metavar="TEXT", help="Only runs whose id contains it."),
     option("--processes", section=_RUNS, type=int, metavar="N", help="Processes to simulate in.  [1]"),
     option("--html", section=_OUTPUT, type=click.Path(path_type=Path), metavar="FILE", help="Write a page."),
@@ -60,22 +60,15 @@ def command(
     limits = error_limits(max_error)
     if calibration not in (None, NONE):
         load_calibration(calibration)
-    wanted = set(use.split(",")) if use else None
-    found = [
-        one
-        for one in read_measurements(runs, options)
-        if (wanted is None or one.use in wanted) and (only is None or only in one.id)
-    ]
-    if not found:
-        raise InputError("no run is left to predict", "see --use and --only")
+    found, left_out = chosen_measurements(runs, options, use, only)
     with counted("predicting", "runs") as progress:
         predictions = predict_runs(found, calibration, processes or 1, progress)
     if html is not None:
-        html.write_text(validation_page(predictions, ", ".join(path.name for path in runs)), encoding="utf-8")
+        html.write_text(validation_page(predictions, ", ".join(path.name for path in runs), left_out), encoding="utf-8")
     if as_json:
-        click.echo(as_text(validation_document(predictions)))
+        click.echo(as_text(validation_document(predictions, left_out)))
     else:
-        show(*validation_report(predictions))
+        show(*validation_report(predictions, left_out=left_out))
     above = exceeded(predictions, limits)
     for line in above:
         click.echo(line, err=True)

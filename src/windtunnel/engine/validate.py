@@ -15,7 +15,7 @@ from windtunnel.engine.loop import Progress
 from windtunnel.engine.serving import Result, simulate
 from windtunnel.errors import InputError
 from windtunnel.estimate.estimator import Coverage, Estimator
-from windtunnel.interop.measured_runs import METRICS, Measurement
+from windtunnel.interop.measured_runs import METRICS, Measurement, reason_of
 from windtunnel.metrics.uncertainty import Interval
 from windtunnel.spec.calibration import NONE
 from windtunnel.spec.scenario import Scenario, Setup, resolve
@@ -113,7 +113,7 @@ def _predictions(measurements: Iterable[Measurement], calibration: str | None) -
         try:
             yield _predicted(measurement, calibration, estimators)
         except InputError as error:
-            yield Prediction(measurement, error.message, {}, {}, "", {})
+            yield Prediction(measurement, reason_of(error), {}, {}, "", {})
 
 
 def _predicted(

@@ -22,6 +22,9 @@ METRICS = ("tpot", "ttft", "e2e", "throughput")
 
 STATISTICS = ("mean", "p50")
 
+SCORED = ("primary", "secondary")
+"""Uses of runs that are taken where nobody chooses; the former carry less risk that something unrecorded was on."""
+
 UNRECORDED_SPREAD = 0.1
 """Lengths that a client did not record are taken as uniform within 10% of their mean. Exactly equal lengths keep a
 closed loop's requests in step for ever, all prompts of a wave arriving at once; the mean TTFT of runs whose clients are
@@ -128,6 +131,12 @@ class Measurement:
         return replace(self, scenario=scenario, lacks_acceptance=False)
 
 
+def reason_of(error: InputError) -> str:
+    """Why a run is refused, with the name that may have been meant."""
+    hint = error.hint or ""
+    return f"{error.message}; {hint}" if hint.startswith("did you mean") else error.message
+
+
 def read_table(path: Path) -> list[Measurement]:
     """The runs of a CSV or Parquet file with `COLUMNS`.
 
@@ -219,7 +228,7 @@ def _measurement(where: str, identity: str, row: Mapping[str, str]) -> Measureme
         scenario = scenario_from(raw, where)
     except InputError as error:
         known = {"model": given["model"], "device": given["device"], "engine": given.get("engine", "vllm")}
-        return Measurement(identity, None, error.message, measured, known, given.get("use", "primary"), statistic)
+        return Measurement(identity, None, reason_of(error), measured, known, given.get("use", "primary"), statistic)
     return Measurement(
         identity, scenario, "", measured, _labels(scenario, values), given.get("use", "primary"), statistic
     )

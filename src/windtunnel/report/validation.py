@@ -28,11 +28,18 @@ NUM_SHOWN = 3
 _ERROR_EDGES = [-1.0, *(step / 20 for step in range(-16, 17)), 1.0]
 
 
-def validation_report(predictions: Sequence[Prediction], groups: Sequence[str] = GROUPS) -> list[RenderableType]:
-    """Overall errors, errors by group, the worst runs with the likeliest reason, and what was refused."""
+def validation_report(
+    predictions: Sequence[Prediction], groups: Sequence[str] = GROUPS, left_out: Mapping[str, int] | None = None
+) -> list[RenderableType]:
+    """Overall errors, errors by group, the worst runs with the likeliest reason, and what was refused.
+
+    `left_out`: use -> number of runs that were not to be predicted.
+    """
     done, drafting = predicted_runs(predictions)
     num_done = len(done) + len(drafting)
-    parts: list[RenderableType] = [title(f"{num_done} of {len(predictions)} runs predicted"), _how(done + drafting), ""]
+    parts: list[RenderableType] = [title(f"{num_done:,} of {len(predictions):,} runs predicted")]
+    parts += [_left_out(left_out)] if left_out else []
+    parts += [_how(done + drafting), ""]
     metrics = measured_metrics(done + drafting)
     shown = metrics[:NUM_SHOWN]
     headers = ("error, %", "runs", *(f"{NAMES[name]}\n{'median':>6}{'p90':>6}{'bias':>6}" for name in shown))
@@ -108,12 +115,16 @@ def predicted_runs(predictions: Sequence[Prediction]) -> tuple[list[Prediction],
 DRAFTING = "speculative decoding"
 
 
+def _left_out(left_out: Mapping[str, int]) -> str:
+    return f"left out by their use: {', '.join(f'{count:,} {name}' for name, count in left_out.items())}"
+
+
 def _how(done: Sequence[Prediction]) -> str:
     names = sorted({one.calibration or "none" for one in done})
     return f"calibration: {', '.join(names)}"
 
 
-def validation_document(predictions: Sequence[Prediction]) -> dict[str, Any]:
+def validation_document(predictions: Sequence[Prediction], left_out: Mapping[str, int] | None = None) -> dict[str, Any]:
     """Scores overall and by group, and every run."""
     done, drafting = predicted_runs(predictions)
     metrics = measured_metrics(done + drafting)
@@ -122,6 +133,7 @@ def validation_document(predictions: Sequence[Prediction]) -> dict[str, Any]:
         "runs": len(predictions),
         "predicted": len(done) + len(drafting),
         "refused": refusals(predictions),
+        "left_out": dict(left_out or {}),
         "scores": {name: _score_document(done, name) for name in metrics},
         "scores_of_acceptance_fitted": {name: _score_document(drafting, name) for name in metrics if drafting},
         "interval_coverage": {name: covered(done, name) for name in metrics if _intervals(done, name)},
@@ -158,7 +170,7 @@ def _run_document(one: Prediction) -> dict[str, Any]:
     }
 
 
-def validation_page(predictions: Sequence[Prediction], source: str) -> str:
+def validation_page(predictions: Sequence[Prediction], source: str, left_out: Mapping[str, int] | None = None) -> str:
     """One self-contained HTML page."""
     done, drafting = predicted_runs(predictions)
     metrics = measured_metrics(done + drafting)
@@ -182,7 +194,9 @@ def validation_page(predictions: Sequence[Prediction], source: str) -> str:
     if refused:
         rows = [(why, str(count)) for why, count in refused.items()]
         sections.append(Section("Refused", table(("reason", "runs"), rows)))
-    lead = f"{source}; {_how(done + drafting)}. An error is predicted over measured, less one; bias is its median."
+    omitted = f"; {_left_out(left_out)}" if left_out else ""
+    how = _how(done + drafting) + omitted
+    lead = f"{source}; {how}. An error is predicted over measured, less one; bias is its median."
     first = Section("At a glance", cards(facts) + paragraph(_WHAT))
     return page("Predicted against measured", lead, [first, *sections])
 
