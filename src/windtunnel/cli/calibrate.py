@@ -55,6 +55,7 @@ def command(
     from windtunnel.engine.acceptance import with_acceptances
     from windtunnel.engine.calibrate import benches
     from windtunnel.engine.calibration_profiles import profiles
+    from windtunnel.interop.text_file import check_writable
     from windtunnel.report.calibration import calibration_report, write_calibration
     from windtunnel.report.documents import as_text
     from windtunnel.report.tables import show
@@ -62,6 +63,7 @@ def command(
 
     if out is None:
         raise InputError("--out is missing", "a YAML file, or a folder for a profile of each engine and device")
+    check_writable(out / "profile.yaml" if _is_folder(out) else out)
     found = [one for one in chosen_measurements(runs, options, use, only)[0] if one.weight > 0]
     if not found:
         raise InputError("no run is left to fit: the record calls all of them odd")

@@ -227,6 +227,9 @@ def scenario_of(run: MeasuredRun, acceptance_fraction: float | None = None) -> S
         InputError: the row leaves open what was run, or it was something that a scenario cannot say.
     """
     engine = run.engine
+    if engine.name == "trtllm":
+        # Its own all-reduce is the fused one.
+        engine = msgspec.structs.replace(engine, fused_all_reduce=None)
     if run.speculative not in NOT_SPECULATIVE:
         if run.num_draft_tokens is None:
             raise InputError("it decodes speculatively, or may, and how many tokens it drafts was not recorded")
