@@ -409,6 +409,12 @@ def test_the_one_published_checkpoint_of_a_format_is_the_one_that_ran(
     assert scenario_of(run_of(tmp_path, hf_model="", model_path=model)).model == checkpoint
 
 
+def test_only_what_makes_a_run_odd_explains_its_error(tmp_path: Path) -> None:
+    flags = "ep_column_wrong cold_start_no_warmup"
+    assert measurement_of(run_of(tmp_path, flags=flags)).labels["odd"] == "cold_start_no_warmup"
+    assert measurement_of(run_of(tmp_path, flags="ep_column_wrong wip")).labels["odd"] == ""
+
+
 def test_broken_joins_and_files_are_named(tmp_path: Path) -> None:
     run_of(tmp_path)
     write(tmp_path / "engine_settings.csv", SERVER | {"settings_id": "S2"})

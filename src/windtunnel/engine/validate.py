@@ -45,8 +45,8 @@ class Prediction:
     def reason(self) -> str:
         """The likeliest cause of an error, from what is known about the run."""
         labels, facts = self.measurement.labels, self.facts
-        if labels.get("flags"):
-            return f"the record calls it {labels['flags'].replace('_', ' ')}"
+        if labels.get("odd"):
+            return f"the record calls it odd: {labels['odd'].replace('_', ' ')}"
         if facts.get("preemptions") or facts.get("kv_peak", 0.0) > 0.98:
             return "KV cache full: queueing decides, and a small error of its size counts much"
         if facts.get("roofline", 0.0) > 0.2:

@@ -333,6 +333,7 @@ def measurement_of(run: MeasuredRun) -> Measurement:
         "concurrency": str(run.concurrency or ""),
         "source": run.source,
         "flags": " ".join(run.flags),
+        "odd": ", ".join(flag for flag in run.flags if flag in ODD_FLAGS),
         "unmodelled": "; ".join(run.unmodelled),
     }
     measured = {"tpot": run.tpot_s, "ttft": run.ttft_s, "e2e": run.e2e_s}

@@ -25,7 +25,7 @@ NUM_LISTED = 8
 NUM_SHOWN = 3
 """Metrics that a terminal shows side by side; pages and documents have all."""
 
-_ERROR_EDGES = [-1.0, *(step / 20 for step in range(-16, 17)), 1.0]
+_ERROR_EDGES = [step / 20 for step in range(-20, 21)]
 
 
 def validation_report(
@@ -175,7 +175,7 @@ def validation_page(predictions: Sequence[Prediction], source: str, left_out: Ma
     done, drafting = predicted_runs(predictions)
     metrics = measured_metrics(done + drafting)
     overall = [(name, score([one.error(name) for one in done])) for name in metrics]
-    facts = [(f"{len(done) + len(drafting)} of {len(predictions)}", "runs predicted")]
+    facts = [(f"{len(done) + len(drafting):,} of {len(predictions):,}", "runs predicted")]
     facts += [(f"{found.median:.1%}", f"median error, {NAMES[name]}") for name, found in overall if found]
     facts += [(f"{covered(done, n):.0%}", f"within 80% interval, {NAMES[n]}") for n in metrics if _intervals(done, n)]
     sections = [
@@ -187,7 +187,10 @@ def validation_page(predictions: Sequence[Prediction], source: str, left_out: Ma
             if len(found := by_label(done, group)) > 1
         ),
         *([Section("Apart", _group_table({DRAFTING: drafting}, metrics))] if drafting else []),
-        Section("Largest errors", table(("run", *_WORST_HEADERS), _worst_rows(done, metrics, 40), left=2)),
+        Section(
+            "Largest errors",
+            paragraph(_ODD_LAST) + table(("run", *_WORST_HEADERS), _worst_rows(done, metrics, 40), left=2, right=1),
+        ),
         Section("All runs", _runs_table(done + drafting, metrics)),
     ]
     refused = refusals(predictions)
@@ -205,6 +208,7 @@ _WHAT = (
     "Every run was simulated from its recorded settings and compared with what its client reported. "
     "Lines mark equality and errors of 20%."
 )
+_ODD_LAST = "One line a run, its largest error. Runs that their own record calls odd come behind all others."
 
 
 def _scatter(done: Sequence[Prediction], metric: str) -> tuple[str, str]:
@@ -231,7 +235,7 @@ def _distribution(done: Sequence[Prediction], metric: str) -> tuple[str, str]:
     errors = [one.error(metric) * 100 for one in done]
     edges = [edge * 100 for edge in _ERROR_EDGES]
     drawn = histogram("", errors, edges, Axis(f"error in {NAMES[metric]}, %"), "runs", width=520, height=240)
-    return drawn, f"{NAMES[metric]}: runs by error; the outer bars hold all beyond"
+    return drawn, f"{NAMES[metric]}: runs by error; the last bar holds all beyond 95%"
 
 
 def _group_table(found: Mapping[str, Sequence[Prediction]], metrics: Sequence[str]) -> str:
@@ -250,7 +254,7 @@ def _runs_table(done: Sequence[Prediction], metrics: Sequence[str]) -> str:
             cells += [_value(name, one.measurement.measured.get(name)), _value(name, one.predicted.get(name))]
             cells.append(_percent_points(one.error(name)))
         rows.append(cells)
-    return table(headers, rows)
+    return table(headers, rows, left=1 + len(shown))
 
 
 def _percent_points(error: float) -> str:
@@ -270,13 +274,13 @@ def score_cells(found: Score | None) -> list[str]:
 
 
 def _worst_rows(done: Sequence[Prediction], metrics: Sequence[str], count: int = NUM_WORST) -> list[tuple[str, ...]]:
-    """The largest errors, by the ratio of predicted and measured whichever is larger; one row a run."""
+    """The largest errors, by the ratio of predicted and measured whichever is larger; one row a run, odd ones last."""
     found = []
     for one in done:
         sizes = [(abs(math.log1p(one.error(name))), name) for name in metrics if math.isfinite(one.error(name))]
         if sizes:
             found.append((*max(sizes), one))
-    found.sort(key=lambda item: -item[0])
+    found.sort(key=lambda item: (bool(item[2].measurement.labels.get("odd")), -item[0]))
     return [
         (
             one.measurement.id,
