@@ -90,3 +90,78 @@ def test_a_profile_is_fitted_and_used(windtunnel: Command, runs: str, tmp_path: 
 
 def test_a_profile_needs_somewhere_to_go(windtunnel: Command, runs: str) -> None:
     assert windtunnel("calibrate", runs).code == 2
+
+
+def changed(folder: Path, old: str, new: str) -> str:
+    """The table with `new` for every `old`."""
+    path = folder / "changed.csv"
+    path.write_text(RUNS.replace(old, new), encoding="utf-8")
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("two,", "one,", "changed.csv has several runs of id 'one'"),
+        ("id,model", "id,id", "changed.csv has two columns 'id'"),
+        ("ttft_ms", "ttft", "changed.csv has a column 'ttft', which is not known"),
+        (",20,3", ",nan,3", "row 1: ttft_ms is 'nan'"),
+        (",20,3", ",-20,3", "row 1: ttft_ms is '-20'"),
+        (",0.8,1,", ",1.5,1,", "row 1: range_ratio is '1.5'; from 0 to 1 is needed"),
+        (",0.8,1,", ",0.8,1.5,", "row 1: concurrency is '1.5'; a whole number is needed"),
+        ("qwen2.5-0.5b", "qwen9", "no run could be predicted; the first: there is no model 'qwen9' in the catalog"),
+    ],
+)
+def test_a_wrong_table_is_refused_in_one_sentence(
+    windtunnel: Command, tmp_path: Path, old: str, new: str, message: str
+) -> None:
+    done = windtunnel("validate", changed(tmp_path, old, new))
+    assert done.code == 2
+    assert done.stderr.startswith("error: ")
+    assert message in " ".join(done.stderr.split())
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_column(windtunnel: Command, tmp_path: Path) -> None:
+    assert windtunnel("validate", changed(tmp_path, "id,model", "\ufeffid,model"), "--only", "one").code == 0
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--max-error", "tpot=nan"),
+        ("--max-error", "inf"),
+        ("--use", "nonsense"),
+        ("--only", "nobody"),
+        ("--processes", "0"),
+        ("--html", "{runs}/page.html"),
+        ("--html", "{folder}"),
+        ("--calibration", "sglang-b200_sxm"),
+    ],
+)
+def test_a_wrong_option_is_refused(windtunnel: Command, runs: str, tmp_path: Path, options: tuple[str, str]) -> None:
+    done = windtunnel("validate", runs, *(option.format(runs=runs, folder=tmp_path) for option in options))
+    assert done.code == 2
+    assert done.stderr.startswith("error: ")
+
+
+def test_a_place_that_cannot_be_written_is_known_before_the_fit(windtunnel: Command, runs: str) -> None:
+    done = windtunnel("calibrate", runs, "--out", f"{runs}/profile.yaml")
+    assert done.code == 2
+    assert "cannot be written" in done.stderr
+
+
+def test_a_use_leaves_runs_out(windtunnel: Command, tmp_path: Path) -> None:
+    text = RUNS.replace("tpot_ms\n", "tpot_ms,use\n").replace(",20,3\n", ",20,3,\n").replace(",30,4\n", ",30,4,odd\n")
+    path = tmp_path / "uses.csv"
+    path.write_text(text, encoding="utf-8")
+    document = json.loads(windtunnel("validate", str(path), "--json").stdout)
+    assert [row["id"] for row in document["rows"]] == ["one"]
+    assert document["left_out"] == {"odd": 2}
+    document = json.loads(windtunnel("validate", str(path), "--use", "odd", "--json").stdout)
+    assert [row["id"] for row in document["rows"]] == ["two", "bad"]
+    assert "left out by their use: 2 odd" in windtunnel("validate", str(path)).stdout
+
+
+def test_one_configuration_says_that_none_was_left_out(windtunnel: Command, runs: str, tmp_path: Path) -> None:
+    done = windtunnel("calibrate", runs, "--only", "one", "--out", str(tmp_path / "profile.yaml"))
+    assert "of one configuration, so that none was left out" in " ".join(done.stdout.split())

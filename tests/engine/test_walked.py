@@ -275,7 +275,7 @@ def test_a_batch_that_leaks_its_blocks_leaves_room_for_one() -> None:
         ("lightllm", {}, "5,000 input tokens; lightllm runs a prompt whole, in a batch of 4,096"),
         ("vllm_v0", {"max_num_batched_tokens": 5050}, r"5,000 input tokens \(5,099 if it is restarted at its end\)"),
         ("sarathi", {"scheduling_policy": "priority"}, "sarathi knows no priority order"),
-        ("orca", {"long_prefill_token_threshold": 64}, "orca cuts no prompt by a threshold"),
+        ("orca", {"long_prefill_token_threshold": 64}, "the scheduler orca does not read it"),
     ],
 )
 def test_what_a_scheduler_cannot_run_is_refused(scheduler: str, settings: dict[str, object], message: str) -> None:

@@ -68,6 +68,7 @@ def test_the_nearest_version_is_taken_and_named(tmp_path: Path, asked: str, take
 
 def test_release_candidates_come_before_their_release() -> None:
     versions = ["1.3.0", "1.3.0rc9", "1.3.0rc20", "1.2.0", "1.3.0.post1"]
+    assert version_key("nightly-5b8c30d") == version_key("main") > version_key("2.0.0")
     assert sorted(versions, key=version_key) == ["1.2.0", "1.3.0rc9", "1.3.0rc20", "1.3.0", "1.3.0.post1"]
 
 

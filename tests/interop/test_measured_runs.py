@@ -210,3 +210,62 @@ def test_a_run_of_failed_requests_alone_is_refused(tmp_path: Path) -> None:
     path.write_text(json.dumps(VLLM | {"completed": 0}), encoding="utf-8")
     with pytest.raises(InputError, match="holds no finished run"):
         read_client_files(path, BASE)
+
+
+def phase(**settings: Any) -> dict[str, Any]:
+    """AIPerf's result since it configures a run by phases."""
+    warmup = {"name": "warmup", "type": "concurrency", "concurrency": 2, "requests": 4}
+    return AIPERF | {"input_config": {"phases": [warmup, {"name": "profiling", "kind": "profiling", **settings}]}}
+
+
+@pytest.mark.parametrize(
+    ("document", "arrivals"),
+    [
+        (phase(type="concurrency", concurrency=10, requests=100), ClosedLoop(concurrency=10)),
+        (phase(type="concurrency"), ClosedLoop(concurrency=1)),
+        (phase(type="poisson", rate=4.0), Poisson(rate_per_s=4)),
+        (phase(type="poisson", rate=4.0, concurrency=8), ClosedLoop(concurrency=8, rate_per_s=4)),
+        (phase(type="gamma", rate=4.0, smoothness=4), Gamma(rate_per_s=4, cv=0.5)),
+        (phase(type="constant", rate=4.0), Static(rate_per_s=4)),
+    ],
+)
+def test_aiperfs_phases_say_how_requests_were_sent(
+    tmp_path: Path, document: dict[str, Any], arrivals: Arrivals
+) -> None:
+    assert arrivals_of(tmp_path, document) == arrivals
+
+
+@pytest.mark.parametrize("settings", [{"type": "fixed_schedule"}, {"type": "poisson", "rate_series": {"points": []}}])
+def test_a_load_that_changes_is_not_taken_for_a_constant_one(tmp_path: Path, settings: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match="no constant concurrency or rate"):
+        arrivals_of(tmp_path, phase(**settings))
+
+
+def measured_of(folder: Path, document: dict[str, Any]) -> set[str]:
+    path = folder / "result.json"
+    path.write_text(json.dumps(document), encoding="utf-8")
+    (result,) = read_client_results(path)
+    return set(result.measured)
+
+
+def test_what_a_client_could_not_measure_is_left_out(tmp_path: Path) -> None:
+    """Answers of one token have no time per token after it."""
+    others = {"ttft", "e2e", "throughput"}
+    assert measured_of(tmp_path, VLLM | {"mean_tpot_ms": 0.0}) == others
+    assert measured_of(tmp_path, VLLM | {"mean_tpot_ms": float("nan")}) == others
+    assert measured_of(tmp_path, {key: value for key, value in AIPERF.items() if "inter" not in key}) == others
+    metrics = GUIDELLM["benchmarks"][0]["metrics"] | {"inter_token_latency_ms": {"successful": None}}
+    assert measured_of(tmp_path, {"benchmarks": [GUIDELLM["benchmarks"][0] | {"metrics": metrics}]}) == others
+
+
+def test_a_negative_latency_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="misstates ttft, which is below zero"):
+        measured_of(tmp_path, VLLM | {"mean_ttft_ms": -5.0})
+
+
+def test_a_range_is_only_of_random_lengths(tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    path.write_text(json.dumps(SGLANG | {"dataset_name": "sharegpt", "random_range_ratio": 0.0}), encoding="utf-8")
+    assert read_client_results(path)[0].range_ratio is None
+    path.write_text(json.dumps(SGLANG | {"dataset_name": "random-ids"}), encoding="utf-8")
+    assert read_client_results(path)[0].range_ratio == 0.5

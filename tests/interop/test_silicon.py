@@ -7,7 +7,15 @@ from pathlib import Path
 import pytest
 
 from windtunnel.errors import InputError
-from windtunnel.interop.silicon import MeasuredRun, image_version, measurement_of, read_runs, scenario_of
+from windtunnel.interop.silicon import (
+    MeasuredRun,
+    image_version,
+    measurement_of,
+    read_measurements,
+    read_runs,
+    scenario_of,
+)
+from windtunnel.interop.silicon_rows import at_load
 from windtunnel.spec.arrivals import ClosedLoop
 from windtunnel.spec.deployment import Parallelism, Speculative
 from windtunnel.spec.lengths import Uniform
@@ -61,6 +69,7 @@ SERVER = {
     "async_or_overlap_scheduling": "on (default)",
     "block_size": "",
     "client_random_range_ratio": "0.8",
+    "client_request_rate": "inf",
     "moe_backend": "TRTLLM",
     "cuda_graph": "padding on",
     "attention_dp_config": "",
@@ -69,11 +78,11 @@ SERVER = {
 }
 
 
-def write(path: Path, row: dict[str, str]) -> None:
+def write(path: Path, *rows: dict[str, str]) -> None:
     with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(row))
+        writer = csv.DictWriter(file, list(rows[0]))
         writer.writeheader()
-        writer.writerow(row)
+        writer.writerows(rows)
 
 
 def run_of(folder: Path, **changes: str) -> MeasuredRun:
@@ -177,7 +186,7 @@ def test_a_format_made_on_loading_is_the_recorded_one(tmp_path: Path) -> None:
         ({"concurrency": ""}, "concurrency was not recorded"),
         ({"hf_model": "zai-org/GLM-99"}, "no model 'zai-org/GLM-99'"),
         ({"precision": "fp8"}, "run in fp8, and nvidia/DeepSeek-R1-0528-NVFP4-v2 is a checkpoint in fp4"),
-        ({"hf_model": "", "model_path": "meta-llama/Llama-3.1-8B"}, "run in fp4.*is a checkpoint in bf16"),
+        ({"hf_model": "", "model_path": "Qwen/Qwen3-8B"}, "run in fp4.*is a checkpoint in bf16"),
     ],
 )
 def test_a_row_that_leaves_open_what_was_run_is_refused(tmp_path: Path, changes: dict[str, str], reason: str) -> None:
@@ -298,6 +307,117 @@ def test_a_malformed_value_is_named_by_file_line_and_column(
     with pytest.raises(InputError) as caught:
         run_of(tmp_path, **changes)
     assert caught.value.message.startswith(message)
+
+
+def test_a_row_that_cannot_be_read_is_refused_alone(tmp_path: Path) -> None:
+    run_of(tmp_path)
+    rows = [MEASURED, MEASURED | {"id": "odd", "backend": "lmdeploy"}, MEASURED | {"id": "pools"}]
+    rows.append(MEASURED | {"id": "unknown"})
+    write(tmp_path / "dev.csv", *rows)
+    write(tmp_path / "row_settings.csv", RECOVERED, RECOVERED | {"id": "odd"},
+          RECOVERED | {"id": "pools", "true_mode": "disagg", "true_tp": ""})  # fmt: skip
+    one, odd, pools, unknown = read_measurements(tmp_path / "dev.csv")
+    assert one.scenario is not None
+    assert odd.scenario is pools.scenario is unknown.scenario is None
+    assert odd.refused == "dev.csv line 3: backend is 'lmdeploy'; known: vllm, sglang, trtllm"
+    assert pools.refused == "it was served by separate pools for prefill and decode"
+    assert unknown.refused == "dev.csv line 5: row_settings.csv has no row of id 'unknown'"
+    assert odd.labels == {"engine": "lmdeploy", "version": "", "device": "b200_sxm", "model": "DeepSeek-R1"}
+    assert (odd.id, odd.use) == ("odd", "secondary")
+
+
+@pytest.mark.parametrize(
+    ("text", "concurrency", "part"),
+    [
+        ("c4-8: 0.85; c16-64: padding on; piecewise on", 4, "0.85"),
+        ("c4-8: 0.85; c16-64: padding on; piecewise on", 64, "padding on; piecewise on"),
+        ("c4-8: 0.85; c16-64: padding on; piecewise on", 12, ""),
+        ("c4: 4; c128: 128", 128, "128"),
+        ("padding on; piecewise on", 4, "padding on; piecewise on"),
+    ],
+)
+def test_what_goes_by_the_load_is_read_for_the_runs_own(text: str, concurrency: int, part: str) -> None:
+    assert at_load(text, concurrency) == part
+
+
+def test_settings_by_load_are_those_of_the_row(tmp_path: Path) -> None:
+    words = {"gpu_mem_util_or_mem_fraction_static_or_kv_free_fraction": "c4-128: 0.7; c256: 0.8",
+             "moe_backend": "c4-8: CUTLASS; c16-256: TRTLLM"}  # fmt: skip
+    engine = run_of(tmp_path, **words).engine
+    assert (engine.gpu_memory_utilization, engine.moe_backend) == (0.8, "trtllm")
+    engine = run_of(tmp_path, **words, concurrency="8").engine
+    assert (engine.gpu_memory_utilization, engine.moe_backend) == (0.7, "cutlass")
+
+
+@pytest.mark.parametrize("words", ["not set (default 0.9)", "engine default", "auto", ""])
+def test_an_engines_own_share_of_memory_is_left_to_it(tmp_path: Path, words: str) -> None:
+    column = "gpu_mem_util_or_mem_fraction_static_or_kv_free_fraction"
+    assert run_of(tmp_path, **{column: words}).engine.gpu_memory_utilization is None
+    assert run_of(tmp_path, **{column: "0.85 (default)"}).engine.gpu_memory_utilization == 0.85
+
+
+@pytest.mark.parametrize(
+    ("words", "kept"),
+    [("fp8_e5m2", "fp8"), ("FP8", "fp8"), ("auto (fp8)", "fp8"), ("bfloat16", "bf16"), ("auto", None), ("", None)],
+)
+def test_formats_of_the_cache_go_by_their_bits(tmp_path: Path, words: str, kept: str | None) -> None:
+    assert run_of(tmp_path, kv_cache_dtype=words).kv_cache == kept
+
+
+@pytest.mark.parametrize(("words", "limit"), [("off", 0), ("0", 0), ("64", 64), ("engine default", None), ("", None)])
+def test_graphs_that_are_off_are_not_the_engines_default(tmp_path: Path, words: str, limit: int | None) -> None:
+    assert run_of(tmp_path, cuda_graph_max_bs=words).engine.max_cudagraph_capture_size == limit
+
+
+@pytest.mark.parametrize(("words", "rate"), [("300.0", 300.0), ("inf", None), ("", None)])
+def test_a_client_may_release_its_requests_at_a_rate(tmp_path: Path, words: str, rate: float | None) -> None:
+    run = run_of(tmp_path, client_request_rate=words)
+    assert scenario_of(run).workload.arrivals == ClosedLoop(concurrency=256, num_warmup_requests=512, rate_per_s=rate)
+
+
+@pytest.mark.parametrize(("words", "shortest"), [("0", 1), ("0.5", 512), ("1", 1024), ("", 922)])
+def test_a_range_of_lengths_may_start_anywhere(tmp_path: Path, words: str, shortest: int) -> None:
+    lengths = scenario_of(run_of(tmp_path, client_random_range_ratio=words)).workload.input_tokens
+    assert (lengths if isinstance(lengths, int) else lengths.min_tokens) == shortest  # type: ignore[union-attr]
+
+
+def test_a_range_beyond_the_longest_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="from 0 to 1 is needed"):
+        run_of(tmp_path, client_random_range_ratio="1.2")
+
+
+def test_an_image_without_a_release_leaves_the_version_to_the_measurement(tmp_path: Path) -> None:
+    image = "lmsysorg/sglang:glm5-hopper"
+    assert run_of(tmp_path, engine_image=image, backend_version="0.5.9").engine.version == "0.5.9"
+    assert run_of(tmp_path, engine_image=image, backend_version="nightly-5b8c30d").engine.version is None
+
+
+def test_unknown_words_of_a_scheduler_are_noted(tmp_path: Path) -> None:
+    run = run_of(tmp_path, scheduler="schedule-conservativeness 0.3; scheduler-recv-interval 20; dllm 4")
+    assert (run.engine.schedule_conservativeness, run.engine.receive_interval_steps) == (0.3, 20)
+    assert run.unmodelled == ("dllm 4",)
+    words = "no batch wait; batch_wait_max_tokens_ratio 0.9, batch_wait_timeout_iters 20; default"
+    assert run_of(tmp_path, scheduler=words).unmodelled == ()
+
+
+@pytest.mark.parametrize(
+    ("model", "checkpoint"),
+    [
+        ("Qwen/Qwen3.5-397B-A17B", "nvidia/Qwen3.5-397B-A17B-NVFP4"),
+        ("meta-llama/Llama-3.1-405B", "nvidia/Llama-3.1-405B-Instruct-FP4"),
+        ("Qwen/Qwen3-235B-A22B", "nvidia/Qwen3-235B-A22B-NVFP4"),
+    ],
+)
+def test_the_one_published_checkpoint_of_a_format_is_the_one_that_ran(
+    tmp_path: Path, model: str, checkpoint: str
+) -> None:
+    assert scenario_of(run_of(tmp_path, hf_model="", model_path=model)).model == checkpoint
+
+
+def test_only_what_makes_a_run_odd_explains_its_error(tmp_path: Path) -> None:
+    flags = "ep_column_wrong cold_start_no_warmup"
+    assert measurement_of(run_of(tmp_path, flags=flags)).labels["odd"] == "cold_start_no_warmup"
+    assert measurement_of(run_of(tmp_path, flags="ep_column_wrong wip")).labels["odd"] == ""
 
 
 def test_broken_joins_and_files_are_named(tmp_path: Path) -> None:

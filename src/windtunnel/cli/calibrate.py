@@ -7,7 +7,7 @@ import click
 
 from windtunnel.cli.options import Verb, all_of, deployment_options, option
 from windtunnel.cli.progress import status
-from windtunnel.cli.runs import read_measurements
+from windtunnel.cli.runs import chosen_measurements
 from windtunnel.errors import InputError
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _RUNS, _OUTPUT = "Runs", "Output"
 
 calibration_options = all_of(
-    option("--use", section=_RUNS, metavar="NAMES", help="Only runs of these uses: primary,secondary.  [all]"),
+    option("--use", section=_RUNS, metavar="NAMES", help="Only runs of these uses.  [primary,secondary]"),
     option("--only", section=_RUNS, metavar="TEXT", help="Only runs whose id contains it."),
     option(
         "--out",
@@ -55,6 +55,7 @@ def command(
     from windtunnel.engine.acceptance import with_acceptances
     from windtunnel.engine.calibrate import benches
     from windtunnel.engine.calibration_profiles import profiles
+    from windtunnel.interop.text_file import check_writable
     from windtunnel.report.calibration import calibration_report, write_calibration
     from windtunnel.report.documents import as_text
     from windtunnel.report.tables import show
@@ -62,14 +63,10 @@ def command(
 
     if out is None:
         raise InputError("--out is missing", "a YAML file, or a folder for a profile of each engine and device")
-    wanted = set(use.split(",")) if use else None
-    found = [
-        one
-        for one in read_measurements(runs, options)
-        if (wanted is None or one.use in wanted) and (only is None or only in one.id) and one.weight > 0
-    ]
+    check_writable(out / "profile.yaml" if _is_folder(out) else out)
+    found = [one for one in chosen_measurements(runs, options, use, only)[0] if one.weight > 0]
     if not found:
-        raise InputError("no run is left to fit", "see --use and --only")
+        raise InputError("no run is left to fit: the record calls all of them odd")
     speculating = [one for one in found if one.lacks_acceptance]
     found = [one for one in found if not one.lacks_acceptance]
     with status() as say:

@@ -1,5 +1,6 @@
 """Files of measured runs, as `validate` and `calibrate` take them."""
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,37 @@ if TYPE_CHECKING:
     from windtunnel.interop.measured_runs import Measurement
 
 
+def chosen_measurements(
+    paths: Sequence[Path], options: dict[str, Any], use: str | None, only: str | None
+) -> "tuple[list[Measurement], dict[str, int]]":
+    """The runs of all files that `--use` and `--only` name, and of how many another use was left out, by that use.
+
+    Raises:
+        InputError: a file that is missing or malformed, a use that no run has, or no run is left.
+    """
+    from windtunnel.errors import did_you_mean
+    from windtunnel.interop.measured_runs import SCORED
+
+    found = [one for one in read_measurements(paths, options) if only is None or only in one.id]
+    if not found:
+        raise InputError(f"--only: no run's id contains {only!r}")
+    uses = Counter(one.use for one in found)
+    wanted = SCORED if use is None else tuple(name.strip() for name in use.split(","))
+    for name in wanted if use is not None else ():
+        if name not in uses:
+            raise InputError(f"--use: no run is {name!r}", did_you_mean(name, uses, f"they are {', '.join(uses)}"))
+    kept = [one for one in found if one.use in wanted]
+    if not kept:
+        raise InputError(
+            f"every run is left out: {_counts(uses)}", f"--use {next(iter(uses))} takes them in spite of their use"
+        )
+    return kept, {name: count for name, count in uses.items() if name not in wanted}
+
+
+def _counts(uses: Counter[str]) -> str:
+    return ", ".join(f"{count:,} {name}" for name, count in uses.items())
+
+
 def read_measurements(paths: Sequence[Path], options: dict[str, Any]) -> "list[Measurement]":
     """The runs of all files; `options` describe the deployment behind clients' files.
 
@@ -17,7 +49,8 @@ def read_measurements(paths: Sequence[Path], options: dict[str, Any]) -> "list[M
         InputError: a file that is missing or malformed, or a client's file without a model and a device.
     """
     from windtunnel.interop.measured_runs import read_client_files, read_table
-    from windtunnel.interop.silicon import is_silicon, measurement_of, read_runs
+    from windtunnel.interop.silicon import is_silicon
+    from windtunnel.interop.silicon import read_measurements as read_silicon
 
     if not paths:
         raise InputError("there are no runs", "give a .csv or .parquet table, or a benchmark client's .json file")
@@ -28,7 +61,7 @@ def read_measurements(paths: Sequence[Path], options: dict[str, Any]) -> "list[M
         if path.suffix in (".json", ".jsonl"):
             found += read_client_files(path, _deployment(path, options))
         elif path.suffix in (".csv", ".parquet"):
-            found += [measurement_of(run) for run in read_runs(path)] if is_silicon(path) else read_table(path)
+            found += read_silicon(path) if is_silicon(path) else read_table(path)
         else:
             raise InputError(f"{path} is of no known kind", "runs are .csv or .parquet tables, or clients' .json files")
     return found

@@ -107,7 +107,9 @@ def command(
 
     report = show_study(wanted, kept, means, top, as_json, load)
     if html is not None:
-        html.write_text(search_page(report), encoding="utf-8")
+        from windtunnel.interop.text_file import write_text
+
+        write_text(html, search_page(report))
         click.echo(f"wrote {html}", err=True)
     if out is not None:
         write_study(report, out)

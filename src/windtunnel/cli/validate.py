@@ -7,13 +7,13 @@ import click
 
 from windtunnel.cli.options import Verb, all_of, deployment_options, option
 from windtunnel.cli.progress import counted
-from windtunnel.cli.runs import read_measurements
+from windtunnel.cli.runs import chosen_measurements
 from windtunnel.errors import InputError
 
 _RUNS, _OUTPUT = "Runs", "Output"
 
 validation_options = all_of(
-    option("--use", section=_RUNS, metavar="NAMES", help="Only runs of these uses: primary,secondary.  [all]"),
+    option("--use", section=_RUNS, metavar="NAMES", help="Only runs of these uses.  [primary,secondary]"),
     option("--only", section=_RUNS, metavar="TEXT", help="Only runs whose id contains it."),
     option("--processes", section=_RUNS, type=int, metavar="N", help="Processes to simulate in.  [1]"),
     option("--html", section=_OUTPUT, type=click.Path(path_type=Path), metavar="FILE", help="Write a page."),
@@ -52,30 +52,30 @@ def command(
     windtunnel validate vllm-result.json --model llama-3.1-8b --device h100_sxm --tp 1
     """
     from windtunnel.engine.validate import predict_runs
+    from windtunnel.interop.text_file import check_writable, write_text
     from windtunnel.report.documents import as_text
     from windtunnel.report.tables import show
     from windtunnel.report.validation import validation_document, validation_page, validation_report
     from windtunnel.spec.calibration import NONE, load_calibration
 
     limits = error_limits(max_error)
+    if processes is not None and processes < 1:
+        raise InputError(f"--processes is {processes}; at least 1 is needed")
+    if html is not None:
+        check_writable(html)
     if calibration not in (None, NONE):
         load_calibration(calibration)
-    wanted = set(use.split(",")) if use else None
-    found = [
-        one
-        for one in read_measurements(runs, options)
-        if (wanted is None or one.use in wanted) and (only is None or only in one.id)
-    ]
-    if not found:
-        raise InputError("no run is left to predict", "see --use and --only")
+    found, left_out = chosen_measurements(runs, options, use, only)
     with counted("predicting", "runs") as progress:
         predictions = predict_runs(found, calibration, processes or 1, progress)
     if html is not None:
-        html.write_text(validation_page(predictions, ", ".join(path.name for path in runs)), encoding="utf-8")
+        write_text(html, validation_page(predictions, ", ".join(path.name for path in runs), left_out))
     if as_json:
-        click.echo(as_text(validation_document(predictions)))
+        click.echo(as_text(validation_document(predictions, left_out)))
     else:
-        show(*validation_report(predictions))
+        show(*validation_report(predictions, left_out=left_out))
+    if not limits and all(one.refused for one in predictions):
+        raise InputError(f"no run could be predicted; the first: {predictions[0].refused}")
     above = exceeded(predictions, limits)
     for line in above:
         click.echo(line, err=True)
@@ -102,7 +102,7 @@ def error_limits(text: str | None) -> dict[str, float]:
             limit = float(value.removesuffix("%")) / (100 if value.endswith("%") else 1)
         except ValueError:
             limit = -1.0
-        if limit <= 0:
+        if not 0 < limit < float("inf"):
             raise InputError(f"--max-error: {part!r} is no limit", "for instance --max-error tpot=10%,ttft=25%")
         limits |= dict.fromkeys([name] if separator else METRICS, limit)
     return limits

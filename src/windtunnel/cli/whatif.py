@@ -79,7 +79,9 @@ def command(
         answers = asker.ask(None, range(space.num_points), Question())
     asker.check_some(None, answers)
     if html is not None:
-        html.write_text(grid_page(space, answers, names), encoding="utf-8")
+        from windtunnel.interop.text_file import write_text
+
+        write_text(html, grid_page(space, answers, names))
         click.echo(f"wrote {html}", err=True)
     if as_json:
         click.echo(as_text(grid_document(space, answers)))

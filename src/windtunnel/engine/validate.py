@@ -15,7 +15,7 @@ from windtunnel.engine.loop import Progress
 from windtunnel.engine.serving import Result, simulate
 from windtunnel.errors import InputError
 from windtunnel.estimate.estimator import Coverage, Estimator
-from windtunnel.interop.measured_runs import METRICS, Measurement
+from windtunnel.interop.measured_runs import METRICS, Measurement, reason_of
 from windtunnel.metrics.uncertainty import Interval
 from windtunnel.spec.calibration import NONE
 from windtunnel.spec.scenario import Scenario, Setup, resolve
@@ -45,8 +45,8 @@ class Prediction:
     def reason(self) -> str:
         """The likeliest cause of an error, from what is known about the run."""
         labels, facts = self.measurement.labels, self.facts
-        if labels.get("flags"):
-            return f"the record calls it {labels['flags'].replace('_', ' ')}"
+        if labels.get("odd"):
+            return f"the record calls it odd: {labels['odd'].replace('_', ' ')}"
         if facts.get("preemptions") or facts.get("kv_peak", 0.0) > 0.98:
             return "KV cache full: queueing decides, and a small error of its size counts much"
         if facts.get("roofline", 0.0) > 0.2:
@@ -113,7 +113,7 @@ def _predictions(measurements: Iterable[Measurement], calibration: str | None) -
         try:
             yield _predicted(measurement, calibration, estimators)
         except InputError as error:
-            yield Prediction(measurement, error.message, {}, {}, "", {})
+            yield Prediction(measurement, reason_of(error), {}, {}, "", {})
 
 
 def _predicted(

@@ -158,11 +158,6 @@ def refuse_unknown(deployment: Deployment, setup: Setup, requests: RequestArrays
             f"knows no {given.scheduling_policy} order",
             "engine.scheduling_policy",
         ),
-        (
-            bool(given.long_prefill_token_threshold),
-            "cuts no prompt by a threshold",
-            "engine.long_prefill_token_threshold",
-        ),
         (deployment.autoscaling is not None, "runs with all replicas all the time", "autoscaling"),
         (deployment.faults is not None, "runs with all replicas all the time", "faults"),
     ]

@@ -25,6 +25,7 @@ from windtunnel.estimate.table import (
     require_columns,
 )
 from windtunnel.ops import op as ops
+from windtunnel.spec.engine_defaults import is_unreleased
 from windtunnel.spec.noun import read_yaml
 from windtunnel.spec.precision import Format
 
@@ -155,12 +156,14 @@ _STAGES = {"dev": -2, "rc": -1, None: 0, "post": 1}
 def version_key(version: str) -> tuple[int, ...]:
     """A version as five numbers that sort as versions do: `1.3.0rc20` -> (1, 3, 0, -1, 20), before `1.3.0`.
 
+    A build between releases (`nightly-...`, `main`) is above all of them.
+
     Raises:
-        InputError: it does not start with a number.
+        InputError: it is neither.
     """
-    match = _VERSION.match(version)
+    match = _VERSION.match(NEWEST if is_unreleased(version) else version)
     if match is None:
-        raise InputError(f"{version!r} is not a version", "for example 0.24.0 or 1.3.0rc20")
+        raise InputError(f"{version!r} is not a version", "for example 0.24.0, 1.3.0rc20 or nightly")
     numbers = [int(number) for number in match["numbers"].split(".")][:3]
     return (*numbers, *([0] * (3 - len(numbers))), _STAGES[match["stage"]], int(match["number"] or 0))
 

@@ -49,8 +49,8 @@ def read_client_results(path: Path) -> list[ClientResult]:
     """
     try:
         text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} cannot be read: {error}") from None
     found = []
     for number, document in enumerate(_documents(path, text)):
         name = path.stem if number == 0 else f"{path.stem}:{number + 1}"
@@ -77,7 +77,7 @@ def _results(path: Path, name: str, document: Any) -> list[ClientResult]:
             if fits(document):
                 try:
                     return read(name, document)
-                except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+                except (KeyError, TypeError, ValueError, AttributeError, ZeroDivisionError) as error:
                     raise InputError(f"{path}: {name} lacks or misstates {error}") from None
     raise InputError(
         f"{path} is of no benchmark client that is known",
@@ -92,41 +92,58 @@ def _bench_serving(name: str, document: dict[str, Any]) -> list[ClientResult]:
         return []
     rate = float(document.get("request_rate") or math.inf)
     has_rate = rate not in (math.inf, -1.0)
-    measured = {"tpot": document["mean_tpot_ms"] * MS, "ttft": document["mean_ttft_ms"] * MS}
-    for key in ("mean_e2el_ms", "mean_e2e_latency_ms"):
-        if document.get(key):
-            measured["e2e"] = document[key] * MS
-    measured["throughput"] = float(document["output_throughput"])
+    measured = {
+        "tpot": document["mean_tpot_ms"] * MS,
+        "ttft": document["mean_ttft_ms"] * MS,
+        "e2e": (document.get("mean_e2el_ms") or document.get("mean_e2e_latency_ms") or 0.0) * MS,
+        "throughput": float(document["output_throughput"]),
+    }
     # Without a rate and a limit, as both clients run by default, everything is sent at once.
     concurrency = document.get("max_concurrency") or (None if has_rate else document.get("num_prompts", num_requests))
+    # SGLang records the option whatever the data set was.
+    is_random = str(document.get("dataset_name", "random")).startswith("random")
     return [
         ClientResult(
             id=name,
             client="sglang" if "random_range_ratio" in document or "mean_e2e_latency_ms" in document else "vllm",
             input_tokens=document["total_input_tokens"] / num_requests,
             output_tokens=document["total_output_tokens"] / num_requests,
-            range_ratio=document.get("random_range_ratio"),
+            range_ratio=document.get("random_range_ratio") if is_random else None,
             num_requests=num_requests,
             concurrency=int(concurrency) if concurrency else None,
             rate_per_s=rate if has_rate else None,
-            measured=measured,
+            measured=_known(measured),
             gap_cv=1 / math.sqrt(float(document.get("burstiness") or 1.0)),
         )
     ]
 
 
+def _known(measured: Mapping[str, float]) -> dict[str, float]:
+    """What was measured: a client writes 0 for the time per token of answers of one token, and NaN or null for none.
+
+    Raises:
+        ValueError: a negative time, or nothing at all.
+    """
+    for name, value in measured.items():
+        if value < 0:
+            raise ValueError(f"{name}, which is below zero")
+    found = {name: value for name, value in measured.items() if 0 < value < math.inf}
+    if not found:
+        raise ValueError("every latency and throughput")
+    return found
+
+
 def _aiperf(name: str, document: dict[str, Any]) -> list[ClientResult]:
-    """AIPerf's `profile_export_aiperf.json` and GenAI-Perf's `profile_export_genai_perf.json`."""
+    """AIPerf's `profile_export_aiperf.json` (0.1 to 0.13) and GenAI-Perf's `profile_export_genai_perf.json`."""
 
     def mean(key: str) -> float:
         return float(document[key]["avg"])
 
-    settings = document.get("input_config", {})
-    load = settings.get("loadgen", {})
-    stimulus = settings.get("perf_analyzer", {}).get("stimulus", {})
-    concurrency = load.get("concurrency") or stimulus.get("concurrency") or settings.get("concurrency")
-    rate = load.get("request_rate") or stimulus.get("request_rate") or settings.get("request_rate")
-    per_s = mean("request_throughput")
+    def mean_or_none(key: str) -> float:
+        return mean(key) if document.get(key, {}).get("avg") is not None else 0.0
+
+    load = _aiperf_load(name, document.get("input_config", {}))
+    concurrency, rate, per_s = load.get("concurrency"), load.get("request_rate"), mean("request_throughput")
     num_requests = document.get("request_count", {}).get("avg") or load.get("request_count")
     return [
         ClientResult(
@@ -138,20 +155,53 @@ def _aiperf(name: str, document: dict[str, Any]) -> list[ClientResult]:
             num_requests=int(num_requests or 10 * int(concurrency or per_s * 60)),
             concurrency=int(concurrency) if concurrency else None,
             rate_per_s=float(rate) if rate else None,
-            measured={
-                "tpot": mean("inter_token_latency") * MS,
-                "ttft": mean("time_to_first_token") * MS,
-                "e2e": mean("request_latency") * MS,
-                "throughput": mean("output_token_throughput"),
-            },
+            measured=_known(
+                {
+                    "tpot": mean_or_none("inter_token_latency") * MS,
+                    "ttft": mean("time_to_first_token") * MS,
+                    "e2e": mean_or_none("request_latency") * MS,
+                    "throughput": mean_or_none("output_token_throughput"),
+                }
+            ),
             gap_cv=_aiperf_gap_cv(load),
         )
     ]
 
 
+def _aiperf_load(name: str, settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """How requests were sent, under the names of AIPerf's `loadgen`: that of its first versions, the phase that was
+    measured of those that configure phases, or what GenAI-Perf tells perf_analyzer.
+
+    Source: https://github.com/ai-dynamo/aiperf, `src/aiperf/config/phases.py`, at commit 0205ea1.
+    """
+    phases = settings.get("phases") or settings.get("benchmark", {}).get("phases")
+    if phases:
+        measured = [phase for phase in phases if "warmup" not in (phase.get("kind"), phase.get("name"))]
+        phase = measured[-1]
+        kind = phase.get("type", "concurrency")
+        if len(measured) > 1 or kind not in ("concurrency", "poisson", "gamma", "constant") or "rate_series" in phase:
+            raise InputError(
+                f"{name}: AIPerf's load is no constant concurrency or rate",
+                "replay its trace with `windtunnel simulate`",
+            )
+        return {
+            "concurrency": phase.get("concurrency", 1 if kind == "concurrency" else None),
+            "request_rate": phase.get("rate"),
+            "request_count": phase.get("requests"),
+            "arrival_pattern": kind,
+            "arrival_smoothness": phase.get("smoothness"),
+        }
+    load: Mapping[str, Any] = settings.get("loadgen", {})
+    if load:
+        return load
+    stimulus = settings.get("perf_analyzer", {}).get("stimulus", {})
+    found = {key: stimulus.get(key) or settings.get(key) for key in ("concurrency", "request_rate")}
+    return {**found, "arrival_pattern": "constant"}
+
+
 def _aiperf_gap_cv(load: Mapping[str, Any]) -> float:
     """AIPerf's arrivals are Poisson where it does not say otherwise; GenAI-Perf's perf_analyzer spaces them evenly."""
-    pattern = load.get("arrival_pattern") or load.get("request_rate_mode") or ("poisson" if load else "constant")
+    pattern = load.get("arrival_pattern") or load.get("request_rate_mode") or "poisson"
     smoothness = load.get("arrival_smoothness") or 1.0
     return {"constant": 0.0, "gamma": 1 / math.sqrt(smoothness)}.get(pattern, 1.0)
 
@@ -163,7 +213,10 @@ def _guidellm(name: str, document: dict[str, Any]) -> list[ClientResult]:
         metrics = run["metrics"]
 
         def mean(key: str, metrics: dict[str, Any] = metrics) -> float:
-            return float(metrics[key]["successful"]["mean"])
+            return float(((metrics[key] or {}).get("successful") or {}).get("mean") or 0.0)
+
+        if not _total(run):
+            continue
 
         places = (run.get("args", {}), run.get("config", {}), run.get("scheduler", {}))
         strategy: dict[str, Any] = next((place["strategy"] for place in places if place.get("strategy")), {})
@@ -182,12 +235,14 @@ def _guidellm(name: str, document: dict[str, Any]) -> list[ClientResult]:
                 num_requests=int(_total(run)),
                 concurrency=1 if kind == "synchronous" else int(streams) if streams else None,
                 rate_per_s=float(rate) if rate else None,
-                measured={
-                    "tpot": mean("inter_token_latency_ms") * MS,
-                    "ttft": mean("time_to_first_token_ms") * MS,
-                    "e2e": mean("request_latency"),
-                    "throughput": mean("output_tokens_per_second"),
-                },
+                measured=_known(
+                    {
+                        "tpot": mean("inter_token_latency_ms") * MS,
+                        "ttft": mean("time_to_first_token_ms") * MS,
+                        "e2e": mean("request_latency"),
+                        "throughput": mean("output_tokens_per_second"),
+                    }
+                ),
                 gap_cv=0.0 if kind == "constant" else 1.0,
             )
         )

@@ -6,6 +6,7 @@ Read are tables of runs (CSV or Parquet, a row each, `COLUMNS`) and the result f
 from __future__ import annotations
 
 import csv
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,6 +22,9 @@ METRICS = ("tpot", "ttft", "e2e", "throughput")
 """Seconds per output token after the first, to the first token and in all; output tokens a second."""
 
 STATISTICS = ("mean", "p50")
+
+SCORED = ("primary", "secondary")
+"""Uses of runs that are taken where nobody chooses; the former carry less risk that something unrecorded was on."""
 
 UNRECORDED_SPREAD = 0.1
 """Lengths that a client did not record are taken as uniform within 10% of their mean. Exactly equal lengths keep a
@@ -87,6 +91,8 @@ _NUMBERS = (
     "num_requests",
     "num_warmup_requests",
 )
+_COUNTS = ("input_tokens", "output_tokens", "concurrency", "num_requests", "num_warmup_requests")
+_ZERO_TOO = ("range_ratio", "num_warmup_requests")
 _TEXTS = ("node", "engine", "engine_version", "quant", "kv_cache_dtype")
 
 
@@ -128,6 +134,12 @@ class Measurement:
         return replace(self, scenario=scenario, lacks_acceptance=False)
 
 
+def reason_of(error: InputError) -> str:
+    """Why a run is refused, with the name that may have been meant."""
+    hint = error.hint or ""
+    return f"{error.message}; {hint}" if hint.startswith("did you mean") else error.message
+
+
 def read_table(path: Path) -> list[Measurement]:
     """The runs of a CSV or Parquet file with `COLUMNS`.
 
@@ -136,7 +148,9 @@ def read_table(path: Path) -> list[Measurement]:
     """
     rows = list(_rows(path))
     if not rows:
-        raise InputError(f"{path} has no rows")
+        raise InputError(
+            f"{path} has no rows", "a header, and below it a run a line: docs/guides/validate-and-calibrate.md"
+        )
     unknown = [name for name in rows[0] if name not in COLUMNS and not name.startswith("_")]
     if unknown:
         hint = did_you_mean(unknown[0], COLUMNS, f"known: {', '.join(COLUMNS)}")
@@ -144,7 +158,13 @@ def read_table(path: Path) -> list[Measurement]:
     for name in ("model", "device", "input_tokens", "output_tokens"):
         if name not in rows[0]:
             raise InputError(f"{path.name} has no column {name!r}", f"known: {', '.join(COLUMNS)}")
-    return [_measurement(f"{path.name} row {number}", str(number), row) for number, row in enumerate(rows, 1)]
+    found = [_measurement(f"{path.name} row {number}", str(number), row) for number, row in enumerate(rows, 1)]
+    twice = [name for name, count in Counter(one.id for one in found).items() if count > 1]
+    if twice:
+        raise InputError(
+            f"{path.name} has several runs of id {twice[0]!r}", "give each its own, or leave the column out"
+        )
+    return found
 
 
 def measurements_of(results: list[ClientResult], base: dict[str, Any], source: str) -> list[Measurement]:
@@ -183,9 +203,13 @@ def _rows(path: Path) -> Iterator[dict[str, str]]:
             yield {name: "" if value is None else str(value) for name, value in row.items()}
         return
     try:
-        lines = csv.DictReader(path.read_text(encoding="utf-8").splitlines())
+        lines = csv.DictReader(path.read_text(encoding="utf-8-sig").splitlines())
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path} cannot be read: {error}") from None
+    columns = lines.fieldnames or ()
+    for name in columns:
+        if columns.count(name) > 1:
+            raise InputError(f"{path.name} has two columns {name!r}", "keep one of them")
     for number, line in enumerate(lines, 1):
         if None in line or None in line.values():
             raise InputError(f"{path.name} row {number} has another number of values than the header")
@@ -208,6 +232,11 @@ def _measurement(where: str, identity: str, row: Mapping[str, str]) -> Measureme
     if statistic not in STATISTICS:
         raise InputError(f"{where}: statistic is {statistic!r}; known: {', '.join(STATISTICS)}")
     values: dict[str, Any] = {name: _number(where, name, given[name]) for name in _NUMBERS if name in given}
+    for name in _COUNTS:
+        if name in values and values[name] != int(values[name]):
+            raise InputError(f"{where}: {name} is {given[name]!r}; a whole number is needed")
+    if values.get("range_ratio", 1.0) > 1:
+        raise InputError(f"{where}: range_ratio is {given['range_ratio']!r}; from 0 to 1 is needed")
     raw: dict[str, Any] = {"model": given["model"], "deployment": {"device": given["device"]}}
     for name, dotted in _PATHS.items():
         if name in given:
@@ -219,7 +248,7 @@ def _measurement(where: str, identity: str, row: Mapping[str, str]) -> Measureme
         scenario = scenario_from(raw, where)
     except InputError as error:
         known = {"model": given["model"], "device": given["device"], "engine": given.get("engine", "vllm")}
-        return Measurement(identity, None, error.message, measured, known, given.get("use", "primary"), statistic)
+        return Measurement(identity, None, reason_of(error), measured, known, given.get("use", "primary"), statistic)
     return Measurement(
         identity, scenario, "", measured, _labels(scenario, values), given.get("use", "primary"), statistic
     )
@@ -237,7 +266,7 @@ def _number(where: str, name: str, text: str) -> float:
         value = float(text)
     except ValueError:
         value = -1.0
-    if not 0 < value < float("inf"):
+    if not (0 < value < float("inf") or (value == 0 and name in _ZERO_TOO)):
         raise InputError(f"{where}: {name} is {text!r}; a number above zero is needed")
     return value
 

@@ -7,16 +7,17 @@ settings those of the InferenceX recipes that made them. Nothing is guessed: a r
 refused.
 """
 
-import csv
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import msgspec
 
-from windtunnel.errors import InputError, did_you_mean
-from windtunnel.interop.measured_runs import UNRECORDED_SPREAD, Measurement
+from windtunnel.errors import InputError
+from windtunnel.interop.measured_runs import UNRECORDED_SPREAD, Measurement, reason_of
+from windtunnel.interop.silicon_rows import Row, is_default, rows
 from windtunnel.spec import catalog
 from windtunnel.spec.arrivals import ClosedLoop
 from windtunnel.spec.deployment import (
@@ -29,6 +30,7 @@ from windtunnel.spec.deployment import (
     Speculative,
 )
 from windtunnel.spec.lengths import Lengths, Uniform
+from windtunnel.spec.model import ModelSpec
 from windtunnel.spec.precision import Format, Precision
 from windtunnel.spec.scenario import Scenario
 from windtunnel.spec.workload import Workload
@@ -38,6 +40,7 @@ ROW_SETTINGS, ENGINE_SETTINGS = "row_settings.csv", "engine_settings.csv"
 AGGREGATED = "agg"
 
 ENGINES = ("vllm", "sglang", "trtllm")
+OTHER_ENGINE_NAMES = {"tensorrt_llm": "trtllm", "tensorrt-llm": "trtllm", "trt": "trtllm"}
 
 REQUESTS_PER_SLOT = {"vllm": 10, "sglang": 20, "trtllm": 20}
 """Requests per client slot where the number was not recorded: the digits of those rows' means are multiples of 1 / N
@@ -89,65 +92,14 @@ LABELS: Mapping[Format, str] = {
 }
 """What the `precision` column calls a checkpoint's narrowest format."""
 
+KV_FORMATS = {
+    **dict.fromkeys(("fp8", "fp8_e4m3", "fp8_e4m3fn", "fp8_e5m2"), "fp8"),
+    **dict.fromkeys(("bf16", "bfloat16", "fp16", "float16", "half"), "bf16"),
+}
+"""What `kv_cache_dtype` may be -> the format of as many bits."""
+
 ONLINE_FORMATS = {"fp8": Format.FP8, "fp8_block": Format.FP8_BLOCK}
 """`gemm_quant_mode` -> the format that an engine makes of a bf16 checkpoint when it loads it."""
-
-
-@dataclass(frozen=True)
-class Row:
-    """One line of a file; its getters name file, line and column when a value is wrong."""
-
-    values: Mapping[str, str]
-    where: str
-
-    def text(self, column: str) -> str:
-        """The value, "" where it was left out."""
-        if column not in self.values:
-            raise InputError(f"{self.where}: there is no column {column!r}", did_you_mean(column, self.values))
-        return self.values[column].strip()
-
-    def required(self, column: str) -> str:
-        """The value.
-
-        Raises:
-            InputError: it was left out.
-        """
-        value = self.text(column)
-        if not value:
-            raise InputError(f"{self.where}: {column} is empty")
-        return value
-
-    def number(self, column: str) -> float:
-        """A number above zero."""
-        value = self.required(column)
-        try:
-            number = float(value)
-        except ValueError:
-            number = 0.0
-        if not 0 < number < float("inf"):
-            raise InputError(f"{self.where}: {column} is {value!r}; a number above zero is needed")
-        return number
-
-    def count(self, column: str) -> int:
-        """A whole number above zero, maybe written as `8.0`."""
-        number = self.number(column)
-        if number != int(number):
-            raise InputError(f"{self.where}: {column} is {self.text(column)!r}; a whole number is needed")
-        return int(number)
-
-    def count_or_none(self, column: str) -> int | None:
-        """A whole number above zero, None where it was left out, is 0, or the engine's default was in force."""
-        value = self.text(column)
-        if not value or re.match(r"not set|engine default|default\b|0(\.0*)?$", value):
-            return None
-        return self.count(column)
-
-    def truth(self, column: str) -> bool:
-        """`True` or `False`; what was left out is not so."""
-        value = self.text(column)
-        if value not in ("True", "False", ""):
-            raise InputError(f"{self.where}: {column} is {value!r}; True or False is needed")
-        return value == "True"
 
 
 @dataclass(frozen=True)
@@ -180,6 +132,8 @@ class MeasuredRun:
     range_ratio: float | None
     """None: not recorded."""
     concurrency: int | None
+    rate_per_s: float | None
+    """At which the client releases requests, beside its concurrency; None: all at once."""
     num_requests: int | None
     num_warmup_requests: int
     ttft_s: float
@@ -210,8 +164,8 @@ def is_silicon(path: Path) -> bool:
     """Whether a CSV file has the columns of this layout."""
     if path.suffix != ".csv":
         return False
-    with path.open(encoding="utf-8", errors="replace") as file:
-        return "silicon_ttft_ms" in file.readline().split(",")
+    with path.open(encoding="utf-8-sig", errors="replace") as file:
+        return "silicon_ttft_ms" in file.readline().strip().split(",")
 
 
 def read_runs(measurements: Path) -> list[MeasuredRun]:
@@ -222,13 +176,44 @@ def read_runs(measurements: Path) -> list[MeasuredRun]:
     Raises:
         InputError: a file is missing, or a row is malformed; names file, line and column.
     """
-    recovered = {row.required("id"): row for row in _rows(measurements.with_name(ROW_SETTINGS))}
-    servers = {row.required("settings_id"): row for row in _rows(measurements.with_name(ENGINE_SETTINGS))}
+    recovered, servers = _settings(measurements)
     return [
         _run(measured, row, servers)
-        for measured in _rows(measurements)
+        for measured in rows(measurements)
         if (row := _recovered(measured, recovered)).required("true_mode") == AGGREGATED
     ]
+
+
+def read_measurements(measurements: Path) -> list[Measurement]:
+    """Every row of such a file as a measurement; one that is malformed, or was run with separate pools, says so itself.
+
+    Raises:
+        InputError: a file is missing, or has a line of another number of values than its header.
+    """
+    recovered, servers = _settings(measurements)
+    found = []
+    for measured in rows(measurements):
+        try:
+            row = _recovered(measured, recovered)
+            if row.required("true_mode") != AGGREGATED:
+                raise InputError("it was served by separate pools for prefill and decode")
+            found.append(measurement_of(_run(measured, row, servers)))
+        except InputError as error:
+            found.append(_refused(measured, error))
+    return found
+
+
+def _settings(measurements: Path) -> tuple[dict[str, Row], dict[str, Row]]:
+    """Of rows by their id, and of configurations by theirs."""
+    recovered = {row.required("id"): row for row in rows(measurements.with_name(ROW_SETTINGS))}
+    servers = {row.required("settings_id"): row for row in rows(measurements.with_name(ENGINE_SETTINGS))}
+    return recovered, servers
+
+
+def _refused(measured: Row, error: InputError) -> Measurement:
+    columns = {"engine": "backend", "version": "backend_version", "device": "system", "model": "model_path"}
+    labels = {label: measured.text(column).rpartition("/")[2] for label, column in columns.items()}
+    return Measurement(measured.text("id"), None, reason_of(error), {}, labels, measured.text("use"))
 
 
 def scenario_of(run: MeasuredRun, acceptance_fraction: float | None = None) -> Scenario:
@@ -242,6 +227,9 @@ def scenario_of(run: MeasuredRun, acceptance_fraction: float | None = None) -> S
         InputError: the row leaves open what was run, or it was something that a scenario cannot say.
     """
     engine = run.engine
+    if engine.name == "trtllm":
+        # Its own all-reduce is the fused one.
+        engine = msgspec.structs.replace(engine, fused_all_reduce=None)
     if run.speculative not in NOT_SPECULATIVE:
         if run.num_draft_tokens is None:
             raise InputError("it decodes speculatively, or may, and how many tokens it drafts was not recorded")
@@ -265,7 +253,9 @@ def scenario_of(run: MeasuredRun, acceptance_fraction: float | None = None) -> S
             settings_assumed=run.source in UNRECORDED_SOURCES,
         ),
         workload=Workload(
-            arrivals=ClosedLoop(concurrency=run.concurrency, num_warmup_requests=run.num_warmup_requests),
+            arrivals=ClosedLoop(
+                concurrency=run.concurrency, num_warmup_requests=run.num_warmup_requests, rate_per_s=run.rate_per_s
+            ),
             input_tokens=_lengths(run.input_tokens, run.range_ratio),
             output_tokens=_lengths(run.output_tokens, run.range_ratio),
             lengths_seed=run.lengths_seed,
@@ -282,9 +272,10 @@ def served_checkpoint(run: MeasuredRun) -> tuple[str, Precision]:
     """
     name = run.checkpoint or CHECKPOINTS.get((run.model, run.precision or ""), run.model)
     spec = catalog.model(name)
+    if not run.checkpoint and run.precision is not None and _is_narrower(run.precision, spec.precision):
+        spec = _published(spec.name, run.precision) or spec
     precision = spec.precision
-    narrowest = precision.experts_format if precision.experts_format is not Format.BF16 else precision.weights
-    label = LABELS.get(narrowest)
+    label = _label(precision)
     if run.precision not in (label, None):
         online = ONLINE_FORMATS.get(run.gemm_format or "")
         if run.precision != "fp8" or label != "bf16" or online is None:
@@ -295,6 +286,30 @@ def served_checkpoint(run: MeasuredRun) -> tuple[str, Precision]:
     return spec.name, precision
 
 
+def _label(precision: Precision) -> str | None:
+    """What the `precision` column calls a checkpoint in these formats."""
+    narrowest = precision.experts_format if precision.experts_format is not Format.BF16 else precision.weights
+    return LABELS.get(narrowest)
+
+
+def _is_narrower(label: str, precision: Precision) -> bool:
+    """Whether what `label` names cannot be what an engine makes of a checkpoint in `precision` when it loads it."""
+    return (_label(precision), label) in (("bf16", "fp4"), ("bf16", "int4"), ("fp8", "fp4"), ("fp8", "int4"))
+
+
+@cache
+def _published(name: str, label: str) -> ModelSpec | None:
+    """The catalog's checkpoint of the shape of `name` in the formats of `label`, where all that it has are alike."""
+
+    def shape(spec: ModelSpec) -> ModelSpec:
+        return msgspec.structs.replace(spec, name="", precision=Precision())
+
+    wanted = shape(catalog.model(name))
+    every = (catalog.model(other) for other in catalog.names("models"))
+    found = [spec for spec in every if _label(spec.precision) == label and shape(spec) == wanted]
+    return found[0] if found and all(spec.precision == found[0].precision for spec in found) else None
+
+
 def measurement_of(run: MeasuredRun) -> Measurement:
     """`run` with the scenario that it measured, or with the reason why there is none."""
     scenario, refused, precision = None, "", None
@@ -303,7 +318,7 @@ def measurement_of(run: MeasuredRun) -> Measurement:
         scenario = scenario_of(run, 0.0 if speculates else None)
         precision = scenario.precision
     except InputError as error:
-        refused = error.message
+        refused = reason_of(error)
     shape = run.parallelism
     widths = {"tp": shape.tp, "pp": shape.pp, "ep": shape.ep, "dp": shape.attention_dp}
     labels = {
@@ -318,6 +333,7 @@ def measurement_of(run: MeasuredRun) -> Measurement:
         "concurrency": str(run.concurrency or ""),
         "source": run.source,
         "flags": " ".join(run.flags),
+        "odd": ", ".join(flag for flag in run.flags if flag in ODD_FLAGS),
         "unmodelled": "; ".join(run.unmodelled),
     }
     measured = {"tpot": run.tpot_s, "ttft": run.ttft_s, "e2e": run.e2e_s}
@@ -334,22 +350,6 @@ def _lengths(most: int, range_ratio: float | None) -> Lengths:
     return most if range_ratio == 1.0 else Uniform.of_range_ratio(most, range_ratio)
 
 
-def _rows(path: Path) -> Iterator[Row]:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise InputError(f"there is no file {path}", "the three files of the layout lie in one folder") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} cannot be read: {error}") from None
-    lines = csv.reader(text.splitlines())
-    header = next(lines, [])
-    for line in lines:
-        where = f"{path.name} line {lines.line_num}"
-        if len(line) != len(header):
-            raise InputError(f"{where} has {len(line)} values for {len(header)} columns")
-        yield Row(dict(zip(header, line, strict=True)), where)
-
-
 def _recovered(measured: Row, recovered: Mapping[str, Row]) -> Row:
     identity = measured.required("id")
     if identity not in recovered:
@@ -361,14 +361,14 @@ def _run(measured: Row, row: Row, servers: Mapping[str, Row]) -> MeasuredRun:
     settings_id = row.text("settings_id")
     if settings_id and settings_id not in servers:
         raise InputError(f"{row.where}: {ENGINE_SETTINGS} has no row of settings_id {settings_id!r}")
-    server = servers[settings_id] if settings_id else None
-    engine = measured.required("backend")
-    if engine not in ENGINES:
-        raise InputError(f"{measured.where}: backend is {engine!r}; known: {', '.join(ENGINES)}")
     concurrency = row.count_or_none("concurrency")
+    server = servers[settings_id].at_load(concurrency) if settings_id else None
+    engine = OTHER_ENGINE_NAMES.get(measured.required("backend").lower(), measured.required("backend").lower())
+    if engine not in ENGINES:
+        raise InputError(f"{measured.where}: backend is {measured.text('backend')!r}; known: {', '.join(ENGINES)}")
     is_generated = (row.text("source"), measured.text("system")) in GENERATED and concurrency is not None
     if server:
-        settings, range_ratio = _engine(engine, row, server), server.number("client_random_range_ratio")
+        settings, range_ratio = _engine(engine, measured, row, server), _range_ratio(server)
     elif is_generated:
         settings, range_ratio = _generated(engine, measured, row.count("concurrency")), 1.0
     else:
@@ -391,12 +391,13 @@ def _run(measured: Row, row: Row, servers: Mapping[str, Row]) -> MeasuredRun:
         output_tokens=measured.count("osl"),
         range_ratio=range_ratio,
         concurrency=concurrency,
+        rate_per_s=_rate(server) if server else None,
         num_requests=row.count_or_none("num_prompts"),
         num_warmup_requests=GENERATED_WARMUP * (concurrency or 0) if is_generated else _num_warmup(row),
         ttft_s=measured.number("silicon_ttft_ms") * 1e-3,
         tpot_s=measured.number("silicon_tpot_ms") * 1e-3,
         flags=tuple(row.text("flags").split()),
-        unmodelled=_unmodelled(server),
+        unmodelled=_unmodelled(row, server),
     )
 
 
@@ -423,24 +424,23 @@ def _parallelism(row: Row, tp: int, attention_dp: int, ep: int, pp: int = 1) -> 
         raise InputError(f"{row.where}: {error}") from None
 
 
-def _engine(name: str, row: Row, server: Row) -> EngineSettings:
-    fraction = server.text("gpu_mem_util_or_mem_fraction_static_or_kv_free_fraction")
+def _engine(name: str, measured: Row, row: Row, server: Row) -> EngineSettings:
     prefill = re.search(r"\d+", server.text("max_prefill_tokens"))
     interval = re.search(r"scheduler-recv-interval (\d+)", row.text("scheduler"))
     wait_steps = re.search(r"batch_wait_timeout_iters (\d+)", row.text("scheduler"))
+    conservativeness = re.search(r"schedule-conservativeness ([\d.]+)", row.text("scheduler"))
     wait_ratio = re.search(r"batch_wait_max_tokens_ratio ([\d.]+)", row.text("scheduler"))
     return EngineSettings(
         name=name,
-        version=image_version(server.text("engine_image")),
+        version=image_version(server.text("engine_image")) or image_version(measured.text("backend_version")),
         max_num_seqs=row.count_or_none("max_num_seqs"),
         max_num_batched_tokens=row.count_or_none("max_batched_tokens"),
         max_prefill_tokens=int(prefill[0]) if prefill else None,
-        max_cudagraph_capture_size=row.count_or_none("cuda_graph_max_bs"),
-        piecewise_cudagraphs=_piecewise_cudagraphs(row, server),
+        max_cudagraph_capture_size=row.graph_limit("cuda_graph_max_bs"),
+        piecewise_cudagraphs=_piecewise_cudagraphs(server),
         block_size=server.count_or_none("block_size"),
-        gpu_memory_utilization=None
-        if fraction.startswith("not set")
-        else server.number("gpu_mem_util_or_mem_fraction_static_or_kv_free_fraction"),
+        gpu_memory_utilization=server.share("gpu_mem_util_or_mem_fraction_static_or_kv_free_fraction"),
+        schedule_conservativeness=float(conservativeness[1]) if conservativeness else None,
         receive_interval_steps=int(interval[1]) if interval else None,
         async_scheduling=_switch(server.text("async_or_overlap_scheduling")),
         batch_wait_timeout_iters=int(wait_steps[1]) if wait_steps else None,
@@ -475,15 +475,12 @@ def _balance(server: Row, name: str, default: int) -> int | None:
     return (int(found[1]) if found else default) if "enable_balance true" in text else None
 
 
-def _piecewise_cudagraphs(row: Row, server: Row) -> bool | None:
-    """`FULL_AND_PIECEWISE`, `FULL_DECODE_ONLY`; `c4-8: padding on; piecewise off; c16-64: padding on; piecewise on`
-    where it goes by the client's concurrency; None: the engine's default.
-    """
+def _piecewise_cudagraphs(server: Row) -> bool | None:
+    """`FULL_AND_PIECEWISE`, `FULL_DECODE_ONLY`, `padding on; piecewise off`; None: the engine's default."""
     text = server.text("cuda_graph")
-    concurrency = row.count_or_none("concurrency") or 0
-    for low, high, switch in re.findall(r"(?:c(\d+)(?:-(\d+))?: )?[\w ]+; piecewise (on|off)", text):
-        if not low or int(low) <= concurrency <= int(high or low):
-            return bool(switch == "on")
+    switch = re.search(r"\bpiecewise (on|off)\b", text)
+    if switch:
+        return switch[1] == "on"
     return True if "PIECEWISE" in text else False if "FULL_DECODE_ONLY" in text else None
 
 
@@ -545,12 +542,35 @@ def image_version(image: str) -> str | None:
 
 
 def _kv_cache(server: Row) -> str | None:
-    """`auto` takes the checkpoint's own format (vLLM: `resolve_kv_cache_dtype_string`)."""
-    value = server.text("kv_cache_dtype")
-    known = {"fp8": "fp8", "fp8_e4m3": "fp8", "auto (bf16)": "bf16", "bf16": "bf16", "auto": None, "": None}
-    if value not in known:
-        raise InputError(f"{server.where}: kv_cache_dtype is {value!r}; known: {', '.join(known)}")
-    return known[value]
+    """`auto` takes the checkpoint's own format (vLLM: `resolve_kv_cache_dtype_string`); `auto (bf16)` says which."""
+    value = server.text("kv_cache_dtype").lower()
+    inner = re.fullmatch(r"(?:auto|default) \((\w+)\)", value)
+    name = inner[1] if inner else value
+    if is_default(name):
+        return None
+    if name not in KV_FORMATS:
+        raise InputError(
+            f"{server.where}: kv_cache_dtype is {server.text('kv_cache_dtype')!r}; known: auto, {', '.join(KV_FORMATS)}"
+        )
+    return KV_FORMATS[name]
+
+
+def _range_ratio(server: Row) -> float | None:
+    """From this share of the longest; None where it was not recorded."""
+    value = server.text("client_random_range_ratio")
+    if not value:
+        return None
+    ratio = 0.0 if re.fullmatch(r"0(\.0*)?", value) else server.number("client_random_range_ratio")
+    if ratio > 1:
+        raise InputError(f"{server.where}: client_random_range_ratio is {value!r}; from 0 to 1 is needed")
+    return ratio
+
+
+def _rate(server: Row) -> float | None:
+    """Requests a second; None for `inf`, all at once."""
+    column = "client_request_rate"
+    is_recorded = column in server.values and server.text(column) not in ("", "inf")
+    return server.number(column) if is_recorded else None
 
 
 def _num_warmup(row: Row) -> int:
@@ -560,8 +580,13 @@ def _num_warmup(row: Row) -> int:
     return int(found[1]) * concurrency if found and concurrency else 0
 
 
-def _unmodelled(server: Row | None) -> tuple[str, ...]:
+_SCHEDULER_WORDS = r"(scheduler-recv-interval|schedule-conservativeness|batch_wait_\w+) [\d.]+|no batch wait|default"
+
+
+def _unmodelled(row: Row, server: Row | None) -> tuple[str, ...]:
     found = []
     if server is not None and server.text("prefix_caching").startswith("ON"):
         found.append("prefix caching")
+    if left := re.sub(_SCHEDULER_WORDS, "", row.text("scheduler")).strip(" ,;"):
+        found.append(left)
     return tuple(found)

@@ -1,6 +1,7 @@
 """Text files of other programs: read whole, plain or gzipped, and written whole or not at all."""
 
 import gzip
+import os
 import tempfile
 import zlib
 from pathlib import Path
@@ -36,6 +37,17 @@ def read_text(path: Path) -> str:
         return content.decode("utf-8")
     except UnicodeDecodeError:
         raise InputError(f"{path} is not a text file") from None
+
+
+def check_writable(path: Path) -> None:
+    """Raise InputError where no file can be written to `path`, before hours of work are lost for it."""
+    if path.is_dir():
+        raise InputError(f"{path} is a folder; a file is written")
+    folder = next(folder for folder in path.absolute().parents if folder.exists())
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise InputError(
+            f"{path} cannot be written: {folder} is not a folder that you may write to", "choose another place"
+        )
 
 
 def write_bytes(path: Path, content: bytes) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import yaml
 from rich.console import RenderableType
 
-from windtunnel.errors import WindtunnelError
+from windtunnel.interop.text_file import write_text
 from windtunnel.report.tables import columns, grid, title
 from windtunnel.spec.calibration import Calibration
 from windtunnel.spec.noun import encode
@@ -23,11 +23,7 @@ def write_calibration(calibration: Calibration, path: Path) -> None:
     Raises:
         WindtunnelError: the file cannot be written.
     """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(yaml.safe_dump(encode(calibration), sort_keys=False, width=120), encoding="utf-8")
-    except OSError as error:
-        raise WindtunnelError(f"{path} cannot be written: {error.strerror or error}") from None
+    write_text(path, yaml.safe_dump(encode(calibration), sort_keys=False, width=120))
 
 
 def calibration_report(
@@ -50,6 +46,8 @@ def calibration_report(
         "",
         columns(headers, rows),
     ]
+    if alone := [name for name, one in made.items() if one.provenance.num_configurations == 1]:
+        parts.append(f"{', '.join(alone)}: of one configuration, so that none was left out, and after is before.")
     if len(made) == 1:
         (one,) = made.values()
         host = {name: value for name in one.host.__struct_fields__ if (value := getattr(one.host, name)) is not None}

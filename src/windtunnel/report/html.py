@@ -62,19 +62,17 @@ def paragraph(text: str) -> str:
     return f"<p>{escape(text)}</p>"
 
 
-def table(headers: Sequence[str], rows: Iterable[Sequence[str | Cell]], left: int = 1) -> str:
-    """A table that sorts by its headers; the first `left` columns are texts, the others numbers."""
-    head = "".join(
-        f'<th{_kind(index, left)} tabindex="0">{escape(header)}</th>' for index, header in enumerate(headers)
-    )
+def table(headers: Sequence[str], rows: Iterable[Sequence[str | Cell]], left: int = 1, right: int = 0) -> str:
+    """A table that sorts by its headers; the first `left` and the last `right` columns are texts, others numbers."""
+
+    def kind(index: int) -> str:
+        return "" if left <= index < len(headers) - right else ' class="text"'
+
+    head = "".join(f'<th{kind(index)} tabindex="0">{escape(name)}</th>' for index, name in enumerate(headers))
     body = "\n".join(
-        "<tr>" + "".join(_cell(cell, _kind(index, left)) for index, cell in enumerate(row)) + "</tr>" for row in rows
+        "<tr>" + "".join(_cell(cell, kind(index)) for index, cell in enumerate(row)) + "</tr>" for row in rows
     )
     return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table></div>'
-
-
-def _kind(index: int, left: int) -> str:
-    return ' class="text"' if index < left else ""
 
 
 def _cell(cell: str | Cell, kind: str) -> str:

@@ -25,14 +25,21 @@ NUM_LISTED = 8
 NUM_SHOWN = 3
 """Metrics that a terminal shows side by side; pages and documents have all."""
 
-_ERROR_EDGES = [-1.0, *(step / 20 for step in range(-16, 17)), 1.0]
+_ERROR_EDGES = [step / 20 for step in range(-20, 21)]
 
 
-def validation_report(predictions: Sequence[Prediction], groups: Sequence[str] = GROUPS) -> list[RenderableType]:
-    """Overall errors, errors by group, the worst runs with the likeliest reason, and what was refused."""
+def validation_report(
+    predictions: Sequence[Prediction], groups: Sequence[str] = GROUPS, left_out: Mapping[str, int] | None = None
+) -> list[RenderableType]:
+    """Overall errors, errors by group, the worst runs with the likeliest reason, and what was refused.
+
+    `left_out`: use -> number of runs that were not to be predicted.
+    """
     done, drafting = predicted_runs(predictions)
     num_done = len(done) + len(drafting)
-    parts: list[RenderableType] = [title(f"{num_done} of {len(predictions)} runs predicted"), _how(done + drafting), ""]
+    parts: list[RenderableType] = [title(f"{num_done:,} of {len(predictions):,} runs predicted")]
+    parts += [_left_out(left_out)] if left_out else []
+    parts += [_how(done + drafting), ""]
     metrics = measured_metrics(done + drafting)
     shown = metrics[:NUM_SHOWN]
     headers = ("error, %", "runs", *(f"{NAMES[name]}\n{'median':>6}{'p90':>6}{'bias':>6}" for name in shown))
@@ -108,12 +115,16 @@ def predicted_runs(predictions: Sequence[Prediction]) -> tuple[list[Prediction],
 DRAFTING = "speculative decoding"
 
 
+def _left_out(left_out: Mapping[str, int]) -> str:
+    return f"left out by their use: {', '.join(f'{count:,} {name}' for name, count in left_out.items())}"
+
+
 def _how(done: Sequence[Prediction]) -> str:
     names = sorted({one.calibration or "none" for one in done})
     return f"calibration: {', '.join(names)}"
 
 
-def validation_document(predictions: Sequence[Prediction]) -> dict[str, Any]:
+def validation_document(predictions: Sequence[Prediction], left_out: Mapping[str, int] | None = None) -> dict[str, Any]:
     """Scores overall and by group, and every run."""
     done, drafting = predicted_runs(predictions)
     metrics = measured_metrics(done + drafting)
@@ -122,6 +133,7 @@ def validation_document(predictions: Sequence[Prediction]) -> dict[str, Any]:
         "runs": len(predictions),
         "predicted": len(done) + len(drafting),
         "refused": refusals(predictions),
+        "left_out": dict(left_out or {}),
         "scores": {name: _score_document(done, name) for name in metrics},
         "scores_of_acceptance_fitted": {name: _score_document(drafting, name) for name in metrics if drafting},
         "interval_coverage": {name: covered(done, name) for name in metrics if _intervals(done, name)},
@@ -158,12 +170,12 @@ def _run_document(one: Prediction) -> dict[str, Any]:
     }
 
 
-def validation_page(predictions: Sequence[Prediction], source: str) -> str:
+def validation_page(predictions: Sequence[Prediction], source: str, left_out: Mapping[str, int] | None = None) -> str:
     """One self-contained HTML page."""
     done, drafting = predicted_runs(predictions)
     metrics = measured_metrics(done + drafting)
     overall = [(name, score([one.error(name) for one in done])) for name in metrics]
-    facts = [(f"{len(done) + len(drafting)} of {len(predictions)}", "runs predicted")]
+    facts = [(f"{len(done) + len(drafting):,} of {len(predictions):,}", "runs predicted")]
     facts += [(f"{found.median:.1%}", f"median error, {NAMES[name]}") for name, found in overall if found]
     facts += [(f"{covered(done, n):.0%}", f"within 80% interval, {NAMES[n]}") for n in metrics if _intervals(done, n)]
     sections = [
@@ -175,14 +187,19 @@ def validation_page(predictions: Sequence[Prediction], source: str) -> str:
             if len(found := by_label(done, group)) > 1
         ),
         *([Section("Apart", _group_table({DRAFTING: drafting}, metrics))] if drafting else []),
-        Section("Largest errors", table(("run", *_WORST_HEADERS), _worst_rows(done, metrics, 40), left=2)),
+        Section(
+            "Largest errors",
+            paragraph(_ODD_LAST) + table(("run", *_WORST_HEADERS), _worst_rows(done, metrics, 40), left=2, right=1),
+        ),
         Section("All runs", _runs_table(done + drafting, metrics)),
     ]
     refused = refusals(predictions)
     if refused:
         rows = [(why, str(count)) for why, count in refused.items()]
         sections.append(Section("Refused", table(("reason", "runs"), rows)))
-    lead = f"{source}; {_how(done + drafting)}. An error is predicted over measured, less one; bias is its median."
+    omitted = f"; {_left_out(left_out)}" if left_out else ""
+    how = _how(done + drafting) + omitted
+    lead = f"{source}; {how}. An error is predicted over measured, less one; bias is its median."
     first = Section("At a glance", cards(facts) + paragraph(_WHAT))
     return page("Predicted against measured", lead, [first, *sections])
 
@@ -191,6 +208,7 @@ _WHAT = (
     "Every run was simulated from its recorded settings and compared with what its client reported. "
     "Lines mark equality and errors of 20%."
 )
+_ODD_LAST = "One line a run, its largest error. Runs that their own record calls odd come behind all others."
 
 
 def _scatter(done: Sequence[Prediction], metric: str) -> tuple[str, str]:
@@ -217,7 +235,7 @@ def _distribution(done: Sequence[Prediction], metric: str) -> tuple[str, str]:
     errors = [one.error(metric) * 100 for one in done]
     edges = [edge * 100 for edge in _ERROR_EDGES]
     drawn = histogram("", errors, edges, Axis(f"error in {NAMES[metric]}, %"), "runs", width=520, height=240)
-    return drawn, f"{NAMES[metric]}: runs by error; the outer bars hold all beyond"
+    return drawn, f"{NAMES[metric]}: runs by error; the last bar holds all beyond 95%"
 
 
 def _group_table(found: Mapping[str, Sequence[Prediction]], metrics: Sequence[str]) -> str:
@@ -236,7 +254,7 @@ def _runs_table(done: Sequence[Prediction], metrics: Sequence[str]) -> str:
             cells += [_value(name, one.measurement.measured.get(name)), _value(name, one.predicted.get(name))]
             cells.append(_percent_points(one.error(name)))
         rows.append(cells)
-    return table(headers, rows)
+    return table(headers, rows, left=1 + len(shown))
 
 
 def _percent_points(error: float) -> str:
@@ -256,13 +274,13 @@ def score_cells(found: Score | None) -> list[str]:
 
 
 def _worst_rows(done: Sequence[Prediction], metrics: Sequence[str], count: int = NUM_WORST) -> list[tuple[str, ...]]:
-    """The largest errors, by the ratio of predicted and measured whichever is larger; one row a run."""
+    """The largest errors, by the ratio of predicted and measured whichever is larger; one row a run, odd ones last."""
     found = []
     for one in done:
         sizes = [(abs(math.log1p(one.error(name))), name) for name in metrics if math.isfinite(one.error(name))]
         if sizes:
             found.append((*max(sizes), one))
-    found.sort(key=lambda item: -item[0])
+    found.sort(key=lambda item: (bool(item[2].measurement.labels.get("odd")), -item[0]))
     return [
         (
             one.measurement.id,

@@ -8,6 +8,7 @@ import msgspec
 from windtunnel.errors import InputError, did_you_mean
 from windtunnel.spec import catalog
 from windtunnel.spec.deployment import QUEUE_ORDERS, EngineSettings, HostOverheads
+from windtunnel.spec.engine_effects import check_effects
 from windtunnel.spec.hardware import Device
 from windtunnel.spec.noun import Noun
 from windtunnel.units import GIB
@@ -78,7 +79,8 @@ def with_defaults(settings: EngineSettings, device: Device, calibrated: HostOver
     `moe_backend`, `kv_tiers`, `window_pool_ratio`) stay `None`.
 
     Raises:
-        InputError: an unknown engine or scheduler, or a version older than any that the catalog describes.
+        InputError: an unknown engine or scheduler, a version older than any that the catalog describes, or a setting
+            that the scheduler does not read.
     """
     defaults = engine_defaults(settings.name)
     version = settings.version or defaults.default_version
@@ -94,6 +96,7 @@ def with_defaults(settings: EngineSettings, device: Device, calibrated: HostOver
     overlay(merged, EngineSettings(name=settings.name, host=calibrated or HostOverheads()))
     if settings.scheduler in OTHER_SCHEDULERS:
         overlay(merged, scheduler_defaults(settings.scheduler))
+    default = EngineSettings(**merged)
     overlay(merged, settings)
     merged["version"] = version
     resolved = _within_budget(settings, EngineSettings(**merged))
@@ -102,6 +105,8 @@ def with_defaults(settings: EngineSettings, device: Device, calibrated: HostOver
             f"there is no scheduler {resolved.scheduler!r}",
             did_you_mean(str(resolved.scheduler), SCHEDULERS, f"known: {', '.join(SCHEDULERS)}"),
         )
+    if not is_users_own(str(resolved.scheduler)):
+        check_effects(settings, resolved, default)
     if resolved.scheduling_policy == "lpm" and resolved.scheduler != "sglang":
         raise InputError(
             f"scheduling_policy lpm is SGLang's; the scheduler is {resolved.scheduler}",
@@ -192,9 +197,14 @@ def version_key(version: str) -> tuple[int, ...]:
     """
     match = re.match(r"v?(\d+(?:\.\d+)*)(?:(rc|a|b|\.?dev|\.?post)(\d+))?", version)
     if match is None:
-        if re.match(r"nightly|main|latest|dev", version):
+        if is_unreleased(version):
             return (10**6,)
         raise InputError(f"{version!r} is not a version", "write it as the engine does: 0.19.0, 1.3.0rc5, nightly")
     numbers = [int(part) for part in match[1].split(".")]
     stage = {"a": -3, "b": -2, "rc": -1, None: 0}.get(match[2], 1 if match[2] and "post" in match[2] else -4)
     return (*(numbers + [0] * 4)[:4], stage, int(match[3] or 0))
+
+
+def is_unreleased(version: str) -> bool:
+    """Whether it names a build between releases, as `nightly-5b8c30d` and `main` do."""
+    return re.match(r"nightly|main|latest|dev", version) is not None
