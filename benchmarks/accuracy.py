@@ -38,7 +38,7 @@ from windtunnel.errors import InputError
 from windtunnel.estimate.calibrated import factor
 from windtunnel.estimate.estimator import Estimator, roofline_estimator
 from windtunnel.interop.measured_runs import Measurement
-from windtunnel.interop.silicon import ODD_FLAGS, UNRECORDED_SOURCES, measurement_of, read_runs
+from windtunnel.interop.silicon import ODD_FLAGS, UNRECORDED_SOURCES, read_measurements
 from windtunnel.metrics.accuracy import kendall_tau, score
 from windtunnel.spec import catalog
 from windtunnel.spec.calibration import Calibration, Spread, calibration_for, load_calibration
@@ -395,8 +395,7 @@ def main() -> int:
         return 0
     started_s = time.perf_counter()
     try:
-        every = read_runs(options.reference / options.measurements)
-        read = [measurement_of(run) for run in every]
+        read = read_measurements(options.reference / options.measurements)
     except InputError as error:
         print(f"error: {error.message}", *([f"hint: {error.hint}"] if error.hint else []), sep="\n", file=sys.stderr)
         return 2

@@ -86,6 +86,11 @@ CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
         OTHER,
         {"deployment.device": "b200_sxm", "model": "llama-3.1-8b", "deployment.parallelism": {"tp": 8}},
     ),
+    "shared_experts_beside_tokens": (4, {"model": "Qwen/Qwen1.5-MoE-A2.7B"}),
+    "tf32": (
+        True,
+        {"deployment.device": "h200_sxm", "model": "MiniMaxAI/MiniMax-M2.5", "deployment.parallelism": {"tp": 4}},
+    ),
     "speculative": ({"method": "ngram", "num_draft_tokens": 2, "acceptance_fraction": 0.5}, {}),
     "host.step_s": (0.1, SYNCHRONOUS),
     "host.request_s": (0.01, SYNCHRONOUS),
