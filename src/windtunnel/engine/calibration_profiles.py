@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -22,6 +23,7 @@ from windtunnel.engine.calibrate import (
     predict,
 )
 from windtunnel.engine.cross_validation import LEAST_CONFIGURATIONS, averaged_fit, folds, held_out
+from windtunnel.engine.intervals import uncalibrated_spreads
 from windtunnel.spec.calibration import Calibration, Provenance, Spread
 from windtunnel.spec.deployment import HostOverheads
 from windtunnel.spec.engine_defaults import version_key
@@ -84,8 +86,8 @@ def profile(
             release: _rounded(fit.host(of_release[release], place._replace(release=release))) for release in numbered
         },
         factors={name: float(f"{value:.4g}") for name, value in sorted(factors.items())},
-        spread=_spreads_of(runs, held, kin(runs, engine, device, assumed=False) or list(range(len(runs)))),
-        spread_assumed=_spreads_of(runs, held, kin(runs, engine, device, assumed=True)),
+        spread=_spreads_of(runs, held, kin(runs, engine, device, assumed=False) or list(range(len(runs))), engine),
+        spread_assumed=_spreads_of(runs, held, kin(runs, engine, device, assumed=True), engine),
         provenance=Provenance(
             fitted_on=source,
             num_runs=len(own),
@@ -129,9 +131,21 @@ def kin(
 
 
 def _spreads_of(
-    runs: Sequence[Bench], predictions: Sequence[Mapping[str, float]], chosen: Sequence[int]
+    runs: Sequence[Bench], predictions: Sequence[Mapping[str, float]], chosen: Sequence[int], engine: str
 ) -> dict[str, Spread]:
-    return spreads([runs[i] for i in chosen], [predictions[i] for i in chosen])
+    """Of the chosen runs; where these are of too few configurations, as wide at least as without calibration."""
+    found = spreads([runs[i] for i in chosen], [predictions[i] for i in chosen])
+    if len({by_configuration(runs[i]) for i in chosen}) >= LEAST_CONFIGURATIONS:
+        return found
+    usual = uncalibrated_spreads().get(engine, {}).get("recorded", {})
+    return {metric: _widened(spread, usual[metric]) if metric in usual else spread for metric, spread in found.items()}
+
+
+def _widened(spread: Spread, usual: Spread) -> Spread:
+    """`spread` about its own median, in proportion to it no narrower than `usual`."""
+    p10 = min(spread.p10, float(f"{spread.p50 * usual.p10 / usual.p50:.4g}"))
+    p90 = max(spread.p90, float(f"{spread.p50 * usual.p90 / usual.p50:.4g}"))
+    return msgspec.structs.replace(spread, p10=p10, p90=p90)
 
 
 def _version(bench: Bench) -> str:
