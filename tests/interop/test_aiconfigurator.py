@@ -438,6 +438,20 @@ def test_a_backend_measured_at_other_shapes_limits_the_rate_of_those_that_stand_
     assert "vllm_triton, no faster than vllm_marlin_experts" in found.source
 
 
+@pytest.mark.parametrize(("backend", "seconds"), [("trtllm", 50e-6), (None, 90e-6), ("triton", 90e-6)])
+def test_trtllm_gen_experts_are_taken_from_whoever_measured_them(
+    tmp_path: Path, backend: str | None, seconds: float
+) -> None:
+    own = named(moe_columns("fp8_block", [0.03, 0.09]), "deepgemm")
+    theirs = named(moe_columns("fp8_block", [0.02, 0.05]), "sglang_flashinfer_trtllm_moe")
+    write(tmp_path, "moe/trtllm/1.3.0", "moe_perf", own)
+    write(tmp_path, "moe/sglang/0.5.14", "moe_perf", theirs)
+    op = ops.Experts(2.0, 2048, 768, 128, 8, format=Format.FP8_BLOCK)
+    found = estimate(tmp_path, op, "trtllm", "1.3.0", moe_backend=backend)
+    assert found.seconds == pytest.approx(seconds)
+    assert ("sglang/0.5.14" in found.source) == (backend == "trtllm")
+
+
 def test_an_older_kernel_that_the_engine_would_not_pick_is_left_out_and_named(tmp_path: Path) -> None:
     write(tmp_path, "moe/vllm/0.19.0", "moe_perf", named(moe_columns("bfloat16", [0.10, 0.20]), "old"))
     write(tmp_path, "moe/vllm/0.24.0", "moe_perf", named(moe_columns("bfloat16", [0.03, 0.05]), "new"))
