@@ -268,7 +268,7 @@ def test_runs_of_a_known_generator_take_its_settings_and_its_client(tmp_path: Pa
     run = run_of(tmp_path, source="autogap", system="h100_sxm", settings_id="", true_tp="", tp_size="4",
                  moe_ep_size="4", num_prompts="", warmup="", concurrency="16", backend_version="1.0.0rc3")  # fmt: skip
     engine = run.engine
-    assert (engine.max_num_seqs, engine.max_num_batched_tokens) == (16, 2560)  # 16 + 1,024 + 1,500, in blocks of 32
+    assert (engine.max_num_seqs, engine.max_num_batched_tokens) == (16, 2040)  # 16 + 1,024 + 1,000
     assert (engine.gpu_memory_utilization, engine.enable_prefix_caching) == (0.8, False)
     workload = scenario_of(run).workload
     assert (workload.input_tokens, workload.output_tokens, workload.num_requests) == (1024, 8192, 320)
