@@ -96,6 +96,14 @@ def test_what_does_not_exist_is_refused() -> None:
     assert caught.value.hint == "did you mean vllm_v1 or vllm_v0?"
 
 
+def test_an_engine_of_one_vendor_is_refused_on_devices_of_others() -> None:
+    of_amd = catalog.device("mi300x")
+    with pytest.raises(InputError, match="TensorRT-LLM does not run on AMD Instinct MI300X") as refused:
+        with_defaults(EngineSettings(name="trtllm"), of_amd)
+    assert refused.value.hint == "it runs on devices of nvidia; other engines run on this one"
+    assert with_defaults(EngineSettings(name="sglang"), of_amd).scheduler == "sglang"
+
+
 def test_versions_in_order() -> None:
     before = ["0.9", "0.19.0", "0.24", "1.0.0.dev3", "1.0.0a1", "1.0.0rc5", "1.0.0rc12"]
     keys = [version_key(version) for version in [*before, "1.0.0", "1.0.0.post1", "1.0.1"]]

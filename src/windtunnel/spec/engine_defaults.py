@@ -38,6 +38,8 @@ class EngineDefaults(Noun):
     default_version: str
     versions: tuple[VersionDefaults, ...]
     sources: dict[str, str] = {}
+    vendors: tuple[str, ...] | None = None
+    """Whose devices it runs on; None: any."""
     window_architectures: tuple[str, ...] | None = None
     """The model types whose windows are kept as `window_kv` says, others in full; None: all."""
 
@@ -83,6 +85,11 @@ def with_defaults(settings: EngineSettings, device: Device, calibrated: HostOver
             that the scheduler does not read.
     """
     defaults = engine_defaults(settings.name)
+    if defaults.vendors is not None and device.vendor not in defaults.vendors:
+        raise InputError(
+            f"{defaults.title} does not run on {device.title}",
+            f"it runs on devices of {' and '.join(defaults.vendors)}; other engines run on this one",
+        )
     version = settings.version or defaults.default_version
     entries = [entry for entry in defaults.versions if version_key(entry.since) <= version_key(version)]
     if not entries:
