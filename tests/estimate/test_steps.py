@@ -60,7 +60,7 @@ class Priced:
         self.lowered = lower_steps(self.estimator, setup.device, self.shard, setup.engine, MAX_MODEL_LEN)
 
     def seconds(self, launches: list[Launch]) -> float:
-        return sum(float(np.asarray(self.estimator.estimate(x.op).seconds)) * x.count for x in launches)
+        return sum(float(np.asarray(self.estimator.estimate(x.op).seconds) * x.count * x.adds) for x in launches)
 
 
 @cache
