@@ -62,8 +62,9 @@ def drafting(
         if isinstance(bench, str):
             yield measurement, bench
         else:
-            found = of(bench.setup)
-            host = bench.setup.engine.host if found is None else found.host.over(bench.setup.engine.host)
+            found, host = of(bench.setup), bench.setup.engine.host
+            if found is not None:
+                host = found.host_of(str(bench.setup.engine.version)).over(host)
             yield measurement, Drafting(bench, tuple(_accepting(bench, share).predict({}, host) for share in SHARES))
 
 
