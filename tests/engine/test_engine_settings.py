@@ -81,7 +81,7 @@ CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
     "watermark_fraction": (0.3, TIGHT),
     "max_waiting_steps": (30, {}),
     "attention_backend": ("triton", TABLES),
-    "moe_backend": ("marlin", TABLES | {"model": "gpt-oss-20b"}),
+    "moe_backend": ("marlin", TABLES | {"model": "gpt-oss-20b", ENGINE + "piecewise_cudagraphs": False}),
     "fused_all_reduce": (
         OTHER,
         {"deployment.device": "b200_sxm", "model": "llama-3.1-8b", "deployment.parallelism": {"tp": 8}},
