@@ -17,7 +17,6 @@ def served(**load: float) -> Result:
 def spread_of(metric: str) -> float:
     """The highest of four in five measured values over the lowest, of vLLM's runs without calibration."""
     spread = uncalibrated_spreads()["vllm"]["recorded"][metric]
-    assert spread.p90 > 1.1 * spread.p10
     return spread.p90 / spread.p10
 
 
@@ -27,7 +26,7 @@ def test_an_open_loop_gives_what_arrives() -> None:
     central, found = headline(run.summary), run.intervals
     assert found["throughput"].low < central["throughput"] < found["throughput"].high
     assert found["throughput"].high / found["throughput"].low < 1.01
-    assert found["e2e"].high / found["e2e"].low > 0.99 * spread_of("e2e")
+    assert 1.0 <= found["e2e"].high / found["e2e"].low / spread_of("e2e") < 1.05
 
 
 def test_an_overloaded_open_loop_gives_what_the_devices_do() -> None:
@@ -40,7 +39,7 @@ def test_an_overloaded_open_loop_gives_what_the_devices_do() -> None:
 
 def test_a_closed_loop_has_the_spread_of_measured_ones() -> None:
     found = served(concurrency=8, num_requests=80).intervals
-    assert found["throughput"].high / found["throughput"].low > 0.99 * spread_of("throughput")
+    assert 1.0 <= found["throughput"].high / found["throughput"].low / spread_of("throughput") < 1.05
 
 
 def test_settings_that_were_assumed_widen_what_was_measured_of_such_runs() -> None:

@@ -59,9 +59,9 @@ class Shard:
     parallelism: Parallelism
     devices_per_node: int = 8
     tf32: bool = False
+    """Tensor cores multiply what is left in fp32."""
     beside_tokens: int = 0
     """Up to so many tokens shared experts run on a stream of their own beside the routed ones."""
-    """Tensor cores multiply what is left in fp32."""
 
     @property
     def tp(self) -> int:
