@@ -34,6 +34,7 @@ from windtunnel.engine.calibrate import Bench, Fit, benches, by_configuration, f
 from windtunnel.engine.calibration_profiles import kin, spreads
 from windtunnel.engine.cross_validation import LEAST_CONFIGURATIONS, folds, held_out
 from windtunnel.engine.intervals import SPREADS_FILE
+from windtunnel.engine.settings_inference import Trials
 from windtunnel.errors import InputError
 from windtunnel.estimate.calibrated import factor
 from windtunnel.estimate.estimator import Estimator, roofline_estimator
@@ -450,7 +451,7 @@ def cross_validated(runs: Sequence[Bench], name: str) -> dict[str, Predicted]:
 
     Runs that their own record calls odd have no weight in any fit.
     """
-    whole = fit_runs(runs)
+    whole, trials = fit_runs(runs), Trials(runs)
     found = {}
     for way, key, count in (
         (name, by_configuration, 5),
@@ -458,7 +459,7 @@ def cross_validated(runs: Sequence[Bench], name: str) -> dict[str, Predicted]:
         ("calibrated, model held out", lambda bench: bench.setup.model.name, None),
         ("calibrated, version held out", lambda bench: f"{bench.scope[0]} {bench.measurement.labels['version']}", None),
     ):
-        held = held_out(runs, whole, folds(runs, key, count))
+        held = held_out(runs, whole, folds(runs, key, count), trials)
         found[way] = {bench.measurement.id: one for bench, one in zip(runs, held, strict=True)}
     return found
 

@@ -88,6 +88,29 @@ def test_a_profile_is_fitted_and_used(windtunnel: Command, runs: str, tmp_path: 
     assert after["scores"]["tpot"]["median"] < before["scores"]["tpot"]["median"]
 
 
+def test_a_limit_that_nobody_knows_is_inferred_kept_and_used(windtunnel: Command, tmp_path: Path) -> None:
+    runs, profile = tmp_path / "runs.csv", tmp_path / "profile.yaml"
+    header = (
+        "model,device,tp,max_num_seqs,input_tokens,output_tokens,range_ratio,concurrency,num_requests,ttft_ms,tpot_ms"
+    )
+    rows = [header]
+    for tp in (1, 2):
+        for concurrency in (8, 32, 64):
+            made = f"{tp},16,64,64,1,{concurrency},{2 * concurrency}"
+            load = ("--concurrency", str(concurrency), "--num-requests", str(2 * concurrency), "--calibration", "none")
+            shape = ("--model", "qwen2.5-0.5b", "--device", "h100_sxm", "--tp", str(tp), "--max-num-seqs", "16")
+            ran = windtunnel("simulate", *shape, "--input-tokens", "64", "--output-tokens", "64", *load, "--json")
+            found = json.loads(ran.stdout)["summary"]
+            times = (found["ttft_s"]["mean"] * 1e3, found["tpot_s"]["mean"] * 1e3)
+            rows.append(f"qwen2.5-0.5b,h100_sxm,{made.replace('16', '?', 1)},{times[0]},{times[1]}")
+    runs.write_text("\n".join(rows) + "\n", encoding="utf-8")
+    done = windtunnel("calibrate", str(runs), "--out", str(profile))
+    assert "max_num_seqs 16" in done.stdout
+    after = json.loads(windtunnel("validate", str(runs), "--calibration", str(profile), "--json").stdout)
+    before = json.loads(windtunnel("validate", str(runs), "--calibration", "none", "--json").stdout)
+    assert abs(after["rows"][2]["error"]["ttft"]) < 0.1 < abs(before["rows"][2]["error"]["ttft"])
+
+
 def test_a_profile_needs_somewhere_to_go(windtunnel: Command, runs: str) -> None:
     assert windtunnel("calibrate", runs).code == 2
 

@@ -146,7 +146,9 @@ def test_a_format_has_an_effect_of_its_own_and_overheads_have_none() -> None:
         ("host.step_s", "vllm", "h100_sxm"),
     }
     released = effects("host.step_s", Scope("vllm", "h100_sxm", "0.10"))
-    assert released["host.step_s", "vllm", "0.10"] == PRIORS.releases
+    assert (released["host.step_s", "vllm", "0.10"], released["host.step_s", "vllm", "h100_sxm", "0.10"]) == (
+        PRIORS.releases
+    )
 
 
 def test_overheads_of_a_release_are_its_own_and_others_keep_what_all_share(runs: list[Bench]) -> None:

@@ -3,10 +3,10 @@
 A run is priced once, class by class (`Bench`); a simulation with other factors and overheads then costs milliseconds.
 The fit is a ridge regression of log(measured / predicted) on the logarithms of all parameters (Gauss-Newton on
 predictions that are linear in the parameters, from finite differences), repeated around its own result. Every
-parameter is a sum of effects: of all runs, of an engine, of an engine on a device, of its release (overheads), and of a
-format (factors), each drawn towards zero, so that what few runs speak for stays near what is known of its kin, and an
-engine, a device or a release without runs falls back to theirs. Runs that no such correction explains lose weight
-(Geman and McClure, 1985).
+parameter is a sum of effects: of all runs, of an engine, of an engine on a device, of its release and of that on a
+device (overheads), and of a format (factors), each drawn towards zero, so that what few runs speak for stays near what
+is known of its kin, and an engine, a device or a release without runs falls back to theirs. Runs that no such
+correction explains lose weight (Geman and McClure, 1985).
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from windtunnel.interop.measured_runs import Measurement
 from windtunnel.kernels import state
 from windtunnel.ops import op as ops
 from windtunnel.ops.forward import Shard
-from windtunnel.ops.memory import plan_memory
+from windtunnel.ops.memory import MemoryPlan, plan_memory
 from windtunnel.spec.calibration import NONE, release_of
-from windtunnel.spec.deployment import HostOverheads
+from windtunnel.spec.deployment import EngineSettings, HostOverheads
 from windtunnel.spec.hardware import Device
 from windtunnel.spec.scenario import Setup, resolve
 
@@ -49,6 +49,17 @@ HOST = HostOverheads.__struct_fields__
 
 HIDDEN = ("step_s", "request_s")
 """Those of them that asynchronous scheduling hides behind the device."""
+
+TRIED: Mapping[str, tuple[float, ...]] = {
+    "max_num_seqs": tuple(2.0**power for power in range(3, 11)),
+    "max_num_batched_tokens": tuple(2.0**power for power in range(10, 16)),
+    "gpu_memory_utilization": (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95),
+    "receive_interval_steps": (1.0, 2.0, 4.0, 8.0, 16.0, 32.0),
+}
+"""Engine settings that may be inferred where nobody recorded them (`engine.settings_inference`), and what is tried."""
+
+PRICED_UP_TO = ("max_num_seqs", "max_num_batched_tokens")
+"""Those of them up to which steps are priced."""
 
 METRICS = ("tpot", "ttft", "e2e")
 FITTED = ("tpot", "ttft")
@@ -66,8 +77,8 @@ class Priors:
 
     host: tuple[float, float, float] = (0.4, 0.5, 0.4)
     """Of overheads: effects of all runs, of an engine, and of an engine on a device."""
-    releases: float = 0.3
-    """Of overheads: the effect of an engine's release."""
+    releases: tuple[float, float] = (0.3, 0.4)
+    """Of overheads: effects of an engine's release, and of a release on a device, where one is seldom of two hosts."""
     operators: tuple[float, float, float] = (0.05, 0.05, 0.03)
     """The same of factors."""
     formats: float = 0.05
@@ -146,10 +157,36 @@ class Bench:
         hidden = HIDDEN if self.setup.engine.async_scheduling else ()
         return (*(f"host.{name}" for name in HOST if name not in hidden), *self.parts)
 
+    @property
+    def keeps_by_default(self) -> bool:
+        """Whether its settings are known but for the memory that the engine keeps from the KV cache by itself."""
+        assert self.measurement.scenario is not None
+        given = self.measurement.scenario.deployment.engine
+        return not self.setup.settings_assumed and given.reserved_bytes is None and given.num_gpu_blocks is None
+
+    def served_with(self, values: Mapping[str, float]) -> Bench:
+        """The same run, its server's settings changed by name; prices stay as they are.
+
+        Raises:
+            InputError: then the memory holds none of its requests.
+        """
+        if not values:
+            return self
+        assert self.measurement.scenario is not None
+        engine, deployment = self.setup.engine, self.measurement.scenario.deployment
+        whole = {
+            name: int(value) if isinstance(getattr(engine, name), int) else value for name, value in values.items()
+        }
+        setup = replace(self.setup, engine=msgspec.structs.replace(engine, **whole))
+        memory = _memory(setup, self.requests)
+        seed = self.measurement.scenario.seed
+        settings = kernel_settings(setup, memory, deployment.replicas, self.requests, deployment.router, seed)
+        return replace(self, settings=settings)
+
     def predict(self, factors: Mapping[str, float], host: HostOverheads) -> dict[str, float]:
         """The metrics of a simulation with these factors and overheads."""
         prices = combined(self.parts, {name: factor(factors, name) for name in self.parts})
-        engine = msgspec.structs.replace(self.setup.engine, host=host)
+        engine = msgspec.structs.replace(prices.engine, host=host)
         cost = replace(prices, engine=engine).lowered().cost
         settings, requests = self.settings, self.requests
         busy = usual_streams(settings.max_num_seqs, self.setup, settings.num_replicas, requests.concurrency)
@@ -199,18 +236,32 @@ def _bench(
     setup = with_model_len(resolve(scenario), requests)
     shard = shard_of(setup)
     speculation, drafter = speculation_of(setup), drafter_of(setup, shard)
-    memory = plan_memory(shard, setup.device, with_drafter(setup, drafter).engine, setup.max_model_len)
-    check_requests(requests, setup, memory)
+    memory = _memory(setup, requests)
+    widest = _widest(setup.engine, measurement.unknown)
     key = estimator_key(setup)
     if key not in estimators:
         estimators[key] = estimator_of(setup)
     if speculation is None:
-        parts = _parts(estimators[key], setup, shard)
+        parts = _parts(estimators[key], replace(setup, engine=widest), shard)
     else:
-        whole = price_steps(estimators[key], setup.device, shard, setup.engine, setup.max_model_len, drafter)
+        whole = price_steps(estimators[key], setup.device, shard, widest, setup.max_model_len, drafter)
         parts = {"all": whole}
     settings = kernel_settings(setup, memory, deployment.replicas, requests, deployment.router, scenario.seed)
     return Bench(measurement, setup, settings, requests, parts, speculation)
+
+
+def _memory(setup: Setup, requests: RequestArrays) -> MemoryPlan:
+    shard = shard_of(setup)
+    engine = with_drafter(setup, drafter_of(setup, shard)).engine
+    memory = plan_memory(shard, setup.device, engine, setup.max_model_len)
+    check_requests(requests, setup, memory)
+    return memory
+
+
+def _widest(engine: EngineSettings, unknown: Sequence[str]) -> EngineSettings:
+    """With the largest limits that may be tried where nobody recorded them, so that their steps are priced as well."""
+    limits = {name: max(int(TRIED[name][-1]), getattr(engine, name)) for name in PRICED_UP_TO if name in unknown}
+    return msgspec.structs.replace(engine, **limits)
 
 
 def _parts(estimator: Estimator, setup: Setup, shard: Shard) -> dict[str, StepPrices]:
@@ -254,8 +305,8 @@ class _Player:
 # ------------------------------------------------------------------------------------------------------------------ fit
 
 Effect = tuple[str, ...]
-"""What an effect is of: (parameter or its class, "all" | engine | engine and device | engine and release), or where it
-is a format's, (parameter, engine | engine and device)."""
+"""What an effect is of: (parameter or its class, "all" | engine | engine and device | engine and release | all three),
+or where it is a format's, (parameter, engine | engine and device)."""
 
 
 MOST_EFFECTS = 5
@@ -269,7 +320,7 @@ def effects(parameter: str, scope: Scope, priors: Priors = PRIORS) -> dict[Effec
     engine, device, release = scope
     found = {(base, "all"): overall, (base, engine): of_engine, (base, engine, device): of_device}
     if kind == "host" and release:
-        found[base, engine, release] = priors.releases
+        found[base, engine, release], found[base, engine, device, release] = priors.releases
     if base != parameter:
         found[parameter, engine] = priors.formats
         found[parameter, engine, device] = priors.formats
@@ -364,6 +415,16 @@ def fit_runs(runs: Sequence[Bench], num_rounds: int = NUM_ROUNDS) -> Local:
         else:
             around = replace(around, fit=fit, base=[predict(bench, fit) for bench in runs])
     return around
+
+
+def around_again(runs: Sequence[Bench], around: Local, changed: Sequence[bool]) -> Local:
+    """`around`, with the runs that `changed` simulated anew."""
+    places = [index for index, flag in enumerate(changed) if flag]
+    anew = local([runs[index] for index in places], around.fit)
+    base, slopes = list(around.base), list(around.slopes)
+    for place, one, slope in zip(places, anew.base, anew.slopes, strict=True):
+        base[place], slopes[place] = one, slope
+    return Local(around.fit, base, slopes)
 
 
 def refit(runs: Sequence[Bench], around: Local, kept: NDArray[np.bool_], priors: Priors = PRIORS) -> Fit:

@@ -18,12 +18,14 @@ from windtunnel.engine.calibrate import (
     Bench,
     Fit,
     Scope,
+    around_again,
     by_configuration,
     fit_runs,
     predict,
 )
 from windtunnel.engine.cross_validation import LEAST_CONFIGURATIONS, averaged_fit, folds, held_out
 from windtunnel.engine.intervals import uncalibrated_spreads
+from windtunnel.engine.settings_inference import Learnt, Trials, infer, inferred, reserve, with_learnt
 from windtunnel.spec.calibration import Calibration, Provenance, Spread
 from windtunnel.spec.deployment import HostOverheads
 from windtunnel.spec.engine_defaults import version_key
@@ -51,13 +53,20 @@ configuration alike 82 to 83%."""
 
 
 def profile(
-    runs: Sequence[Bench], fit: Fit, engine: str, device: str | None, held: Sequence[Mapping[str, float]], source: str
+    runs: Sequence[Bench],
+    fit: Fit,
+    learnt: Learnt,
+    engine: str,
+    device: str | None,
+    held: Sequence[Mapping[str, float]],
+    source: str,
 ) -> Calibration:
     """The calibration of an engine on a device, or on any.
 
     Args:
         runs: all that were fitted.
         fit: to all of them.
+        learnt: what they say of settings.
         engine, device: whose; None: the effects that devices share.
         held: predictions of the runs by fits that did not see them.
         source: what the runs are, for the record.
@@ -86,6 +95,8 @@ def profile(
             release: _rounded(fit.host(of_release[release], place._replace(release=release))) for release in numbered
         },
         factors={name: float(f"{value:.4g}") for name, value in sorted(factors.items())},
+        inferred=inferred(runs, learnt, engine, device),
+        reserve=reserve(runs, learnt, engine, device),
         spread=_spreads_of(runs, held, kin(runs, engine, device, assumed=False) or list(range(len(runs))), engine),
         spread_assumed=_spreads_of(runs, held, kin(runs, engine, device, assumed=True), engine),
         provenance=Provenance(
@@ -192,18 +203,23 @@ def profiles(runs: Sequence[Bench], source: str) -> dict[str, Calibration]:
     The spread of the former is of devices left out whole, where there are several. A device has one of its own
     where its runs, configurations held out, are predicted better than by a fit to the other devices alone.
     """
-    whole = fit_runs(runs)
-    every = np.ones(len(runs), np.bool_)
-    fit, held = averaged_fit(runs, whole, every), held_out(runs, whole, folds(runs))
+    whole, trials, every = fit_runs(runs), Trials(runs), np.ones(len(runs), np.bool_)
+    held = held_out(runs, whole, folds(runs), trials)
     several = len({bench.scope[1] for bench in runs}) > 1
-    apart = held_out(runs, whole, folds(runs, lambda bench: bench.scope[1], None)) if several else held
+    apart = held_out(runs, whole, folds(runs, lambda bench: bench.scope[1], None), trials) if several else held
+    fit = averaged_fit(runs, whole, every)
+    if learnt := infer(trials, whole, fit, every):
+        served = with_learnt(runs, learnt)
+        fit = averaged_fit(
+            served, around_again(served, whole, [a is not b for a, b in zip(served, runs, strict=True)]), every
+        )
     found = {}
     for engine, device in sorted({bench.scope[:2] for bench in runs}):
         own = [index for index, bench in enumerate(runs) if bench.scope[:2] == (engine, device)]
         if not several or _misfit(runs, held, own) <= _misfit(runs, apart, own):
-            found[f"{engine}-{device}"] = profile(runs, fit, engine, device, held, source)
+            found[f"{engine}-{device}"] = profile(runs, fit, learnt, engine, device, held, source)
     for engine in sorted({bench.scope[0] for bench in runs}):
-        found[engine] = profile(runs, fit, engine, None, apart, source)
+        found[engine] = profile(runs, fit, learnt, engine, None, apart, source)
     return found
 
 

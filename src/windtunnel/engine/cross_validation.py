@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.engine.calibrate import CANDIDATES, Bench, Fit, Local, by_configuration, predict, refit
+from windtunnel.engine.settings_inference import Trials, infer, with_learnt
 
 NUM_FOLDS = 5
 LEAST_CONFIGURATIONS = 5
@@ -33,11 +34,23 @@ def averaged_fit(runs: Sequence[Bench], around: Local, kept: NDArray[np.bool_]) 
     return Fit({effect: float(np.mean([fit.effects[effect] for fit in fits])) for effect in fits[0].effects})
 
 
-def held_out(runs: Sequence[Bench], whole: Local, fold: NDArray[np.int64]) -> list[dict[str, float]]:
-    """Every run's prediction by a fit that saw none of its fold."""
+def held_out(
+    runs: Sequence[Bench], whole: Local, fold: NDArray[np.int64], trials: Trials | None = None
+) -> list[dict[str, float]]:
+    """Every run's prediction by a fit, and with settings, that were learnt from runs of other folds alone.
+
+    Args:
+        runs: all of them.
+        whole: their predictions as linear around a fit to all.
+        fold: of every run.
+        trials: of `runs`; given again, nothing is simulated twice.
+    """
     found: list[dict[str, float]] = [{} for _ in runs]
+    trials = trials or Trials(runs)
     for one in np.unique(fold):
-        fit = averaged_fit(runs, whole, fold != one)
-        for index in np.flatnonzero(fold == one).tolist():
-            found[index] = predict(runs[index], fit)
+        kept = fold != one
+        fit = averaged_fit(runs, whole, kept)
+        learnt = infer(trials, whole, fit, kept)
+        for index in np.flatnonzero(~kept).tolist():
+            found[index] = predict(with_learnt([runs[index]], learnt)[0], fit)
     return found

@@ -46,9 +46,9 @@ COLUMNS: Mapping[str, str] = {
     "ep": "expert parallelism",
     "attention_dp": "attention data parallelism",
     "replicas": "equal copies behind a router",
-    "max_num_seqs": "most running requests",
-    "max_num_batched_tokens": "token budget of a step",
-    "gpu_memory_utilization": "share of memory to use",
+    "max_num_seqs": "most running requests; `?`: nobody knows",
+    "max_num_batched_tokens": "token budget of a step; `?`: nobody knows",
+    "gpu_memory_utilization": "share of memory to use; `?`: nobody knows",
     "input_tokens": "the longest prompt",
     "output_tokens": "the longest output",
     "range_ratio": "lengths are uniform from this share of the longest; 1: all equal; empty: not known",
@@ -82,6 +82,11 @@ _PATHS = {
     "quant": "precision.weights",
     "kv_cache_dtype": "precision.kv_cache",
 }
+UNKNOWN = "?"
+"""In a table of runs, of a setting that was not recorded and need not have been the engine's default."""
+
+_MAY_BE_UNKNOWN = ("max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization")
+
 _NUMBERS = (
     "input_tokens",
     "output_tokens",
@@ -114,6 +119,9 @@ class Measurement:
     """Of the latencies: one of `STATISTICS`."""
     weight: float = 1.0
     """In a calibration; 0: left out."""
+    unknown: tuple[str, ...] = ()
+    """Engine settings that nobody recorded; a calibration may infer them, the engine's defaults stand for them until
+    then."""
     lacks_acceptance: bool = False
     """How many draft tokens were accepted was not recorded; the scenario says 0 until `accepting` is told."""
 
@@ -218,6 +226,8 @@ def _rows(path: Path) -> Iterator[dict[str, str]]:
 
 def _measurement(where: str, identity: str, row: Mapping[str, str]) -> Measurement:
     given = {name: value for name, value in row.items() if value != "" and name in COLUMNS}
+    unknown = tuple(name for name in _MAY_BE_UNKNOWN if given.get(name) == UNKNOWN)
+    given = {name: value for name, value in given.items() if name not in unknown}
     for name in ("model", "device", "input_tokens", "output_tokens"):
         if name not in given:
             raise InputError(f"{where}: {name} is empty")
@@ -241,6 +251,8 @@ def _measurement(where: str, identity: str, row: Mapping[str, str]) -> Measureme
     for name, dotted in _PATHS.items():
         if name in given:
             _set(raw, dotted, given[name] if name in _TEXTS else _whole(where, name, given[name]))
+    if unknown:
+        _set(raw, "deployment.settings_assumed", True)
     raw["workload"] = _workload(where, values, are_means=False)
     identity = given.get("id", identity)
     try:
@@ -249,8 +261,9 @@ def _measurement(where: str, identity: str, row: Mapping[str, str]) -> Measureme
     except InputError as error:
         known = {"model": given["model"], "device": given["device"], "engine": given.get("engine", "vllm")}
         return Measurement(identity, None, reason_of(error), measured, known, given.get("use", "primary"), statistic)
+    labels = _labels(scenario, values)
     return Measurement(
-        identity, scenario, "", measured, _labels(scenario, values), given.get("use", "primary"), statistic
+        identity, scenario, "", measured, labels, given.get("use", "primary"), statistic, unknown=unknown
     )
 
 

@@ -155,6 +155,11 @@ class MeasuredRun:
         return self.ttft_s + self.tpot_s * (self.mean_output_tokens - 1)
 
     @property
+    def is_unrecorded(self) -> bool:
+        """Whether nobody knows the flags of its server."""
+        return self.source in UNRECORDED_SOURCES
+
+    @property
     def lengths_seed(self) -> int | None:
         """Of the client's draws, where the client is known and draws."""
         return None if self.range_ratio in (None, 1.0) else CLIENT_SEED
@@ -250,7 +255,7 @@ def scenario_of(run: MeasuredRun, acceptance_fraction: float | None = None) -> S
             device=run.system,
             parallelism=run.parallelism,
             engine=engine,
-            settings_assumed=run.source in UNRECORDED_SOURCES,
+            settings_assumed=run.is_unrecorded,
         ),
         workload=Workload(
             arrivals=ClosedLoop(
@@ -338,9 +343,27 @@ def measurement_of(run: MeasuredRun) -> Measurement:
     }
     measured = {"tpot": run.tpot_s, "ttft": run.ttft_s, "e2e": run.e2e_s}
     is_odd = run.source in OFTEN_ODD or any(flag in ODD_FLAGS for flag in run.flags)
-    weight = 0.0 if is_odd else UNRECORDED_WEIGHT if run.source in UNRECORDED_SOURCES else 1.0
+    weight = 0.0 if is_odd else UNRECORDED_WEIGHT if run.is_unrecorded else 1.0
     weight *= 1.0 if run.use == "primary" else SECONDARY_WEIGHT
-    return Measurement(run.id, scenario, refused, measured, labels, run.use, weight=weight, lacks_acceptance=speculates)
+    return Measurement(
+        run.id,
+        scenario,
+        refused,
+        measured,
+        labels,
+        run.use,
+        weight=weight,
+        unknown=_unknown(run),
+        lacks_acceptance=speculates,
+    )
+
+
+def _unknown(run: MeasuredRun) -> tuple[str, ...]:
+    """Settings that nobody recorded, among those that decide how many requests and tokens a step takes."""
+    names = ["max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization"]
+    if run.engine.name == "sglang":
+        names.append("receive_interval_steps")
+    return tuple(name for name in names if getattr(run.engine, name) is None) if run.is_unrecorded else ()
 
 
 def _lengths(most: int, range_ratio: float | None) -> Lengths:

@@ -10,9 +10,9 @@ from rich.console import RenderableType
 
 from windtunnel.interop.text_file import write_text
 from windtunnel.report.tables import columns, grid, title
-from windtunnel.spec.calibration import Calibration
+from windtunnel.spec.calibration import Calibration, Inferred, Reserve
 from windtunnel.spec.noun import encode
-from windtunnel.units import format_seconds
+from windtunnel.units import format_bytes, format_seconds
 
 _METRICS = {"tpot": "TPOT", "ttft": "TTFT", "e2e": "E2E"}
 
@@ -54,4 +54,34 @@ def calibration_report(
         parts += ["", title("Host"), grid([(name, format_seconds(float(value))) for name, value in host.items()], 28)]
         factors = [(name, f"x {value:.3f}") for name, value in one.factors.items()]
         parts += ["", title("Operators: measured over priced time"), grid(factors, 28)]
+    if lines := list(dict.fromkeys(line for one in made.values() for line in _settings(one))):
+        headers = ["inferred", "of", "runs", "configs"]
+        headers += [f"{_METRICS[name]}\n{what}" for name in ("tpot", "ttft") for what in ("default", "inferred")]
+        parts += ["", title("Settings that nobody recorded"), columns(headers, lines)]
     return [*parts, "", f"written to {out}"]
+
+
+def _settings(one: Calibration) -> list[tuple[str, ...]]:
+    """What, of which runs, and median errors with the engine's defaults and, left out, with these."""
+    found: list[tuple[str, Inferred | Reserve, str]] = [
+        (f"{name} {value:,}", entry, f"{entry.model}, {one.engine} {entry.version}, {entry.device}")
+        for entry in one.inferred
+        for name, value in entry.settings.items()
+    ]
+    if one.reserve is not None:
+        where = f"{one.engine}, {one.device or 'any device'}"
+        found.append((f"reserved_bytes {format_bytes(one.reserve.reserved_bytes)}", one.reserve, where))
+    return [
+        (
+            what,
+            where,
+            str(entry.num_runs),
+            str(entry.num_configurations),
+            *(
+                f"{errors[metric]:.1%}" if metric in errors else ""
+                for metric in ("tpot", "ttft")
+                for errors in (entry.median_error_before, entry.median_error)
+            ),
+        )
+        for what, entry, where in found
+    ]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from windtunnel.errors import InputError, did_you_mean
 from windtunnel.spec import catalog
-from windtunnel.spec.deployment import HostOverheads
+from windtunnel.spec.deployment import EngineSettings, HostOverheads
 from windtunnel.spec.engine_defaults import version_key
 from windtunnel.spec.noun import Noun, decode, read_yaml
 
@@ -52,6 +52,38 @@ class Provenance(Noun):
     """The same without calibration."""
 
 
+class Inferred(Noun):
+    """Engine settings that nobody recorded of runs of a model, as these runs speak for them."""
+
+    device: str
+    version: str
+    model: str
+    settings: dict[str, int | float]
+    """Of `EngineSettings`, by name."""
+    num_runs: int
+    num_configurations: int
+    median_error_before: dict[str, float] = {}
+    """Metric -> median |error| with the engine's defaults."""
+    median_error: dict[str, float] = {}
+    """The same with the settings that the runs of other configurations speak for."""
+
+    def __post_init__(self) -> None:
+        unknown = [name for name in self.settings if name not in EngineSettings.__struct_fields__]
+        if unknown:
+            raise ValueError(f"settings.{unknown[0]} is no setting of an engine")
+
+
+class Reserve(Noun):
+    """Memory that an engine keeps from its KV cache beside weights and activations, on every device."""
+
+    reserved_bytes: int
+    num_runs: int
+    num_configurations: int
+    median_error_before: dict[str, float] = {}
+    median_error: dict[str, float] = {}
+    """As of `Inferred`."""
+
+
 class Calibration(Noun):
     """What was learnt about one engine, on one device or on any."""
 
@@ -67,6 +99,10 @@ class Calibration(Noun):
     acceptance: dict[str, float] = {}
     """Model -> share of draft tokens accepted, fitted to runs with speculative decoding that did not record it. One
     share of a model, of whatever engine."""
+    inferred: tuple[Inferred, ...] = ()
+    """For deployments whose settings are assumed."""
+    reserve: Reserve | None = None
+    """None: what the engine's defaults say."""
     spread: dict[str, Spread] = {}
     """Metric -> what remained."""
     spread_assumed: dict[str, Spread] = {}
@@ -75,6 +111,13 @@ class Calibration(Noun):
     def host_of(self, version: str) -> HostOverheads:
         """The overheads of a version of the engine."""
         return self.releases.get(release_of(version), self.host)
+
+    def settings_of(self, device: str, version: str, model: str) -> dict[str, int | float]:
+        """Settings inferred for servers of whose settings nobody recorded all."""
+        for one in self.inferred:
+            if (one.device, one.version, one.model) == (device, version, model):
+                return one.settings
+        return {}
 
     def __post_init__(self) -> None:
         for name, value in self.factors.items():

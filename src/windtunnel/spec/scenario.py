@@ -1,6 +1,7 @@
 """A scenario: everything that decides a run's result, in one file; and the setup that it resolves to."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,8 @@ class Setup:
     not_calibrated: str = ""
     """Why there is no calibration; empty with one."""
     settings_assumed: bool = False
+    learnt: Mapping[str, int | float] = field(default_factory=dict)
+    """Settings of `engine` that the calibration's runs speak for: neither given nor the engine's defaults."""
     network: ClusterNetwork | None = None
 
 
@@ -158,11 +161,15 @@ def resolve(scenario: Scenario, allow_download: bool = False) -> Setup:
     # The shipped calibrations correct the shipped tables; a profile of one's own has none but the one named with it.
     wanted = deployment.calibration or (None if deployment.profile is None else NONE)
     chosen = calibration_for(engine.name, device.name, str(engine.version), wanted)
+    given, learnt = deployment.engine, {}
     if chosen.calibration is not None:
-        engine = with_defaults(deployment.engine, device, chosen.calibration.host_of(str(engine.version)))
-    engine = with_windows(deployment.engine, engine, model.architecture)
+        host = chosen.calibration.host_of(str(engine.version))
+        learnt = _learnt(deployment, chosen.calibration, device.name, str(engine.version), model.name)
+        given = msgspec.structs.replace(given, **learnt)
+        engine = with_defaults(given, device, host)
+    engine = with_windows(given, engine, model.architecture)
     max_model_len = engine.max_model_len or model.max_context_tokens
-    engine = whole_prompt_tokens(deployment.engine, engine, max_model_len)
+    engine = whole_prompt_tokens(given, engine, max_model_len)
     setup = Setup(
         model=model,
         precision=precision,
@@ -176,6 +183,7 @@ def resolve(scenario: Scenario, allow_download: bool = False) -> Setup:
         calibration_name=chosen.name,
         not_calibrated=chosen.reason,
         settings_assumed=deployment.settings_assumed,
+        learnt=learnt,
         network=deployment.network,
     )
     if node.device not in (device.name, ANY_DEVICE):
@@ -185,6 +193,18 @@ def resolve(scenario: Scenario, allow_download: bool = False) -> Setup:
     check_parallelism(model, deployment.parallelism, node)
     check_formats(precision, device)
     return setup
+
+
+def _learnt(
+    deployment: Deployment, calibration: Calibration, device: str, version: str, model: str
+) -> dict[str, int | float]:
+    """Engine settings that a calibration has for what the deployment leaves out."""
+    found: dict[str, int | float] = {}
+    if deployment.settings_assumed:
+        found |= calibration.settings_of(device, version, model)
+    elif calibration.reserve is not None and deployment.engine.num_gpu_blocks is None:
+        found["reserved_bytes"] = calibration.reserve.reserved_bytes
+    return {name: value for name, value in found.items() if getattr(deployment.engine, name) is None}
 
 
 def pool_scenario(scenario: Scenario, pool: Pool) -> Scenario:
@@ -246,8 +266,8 @@ def check_parallelism(model: ModelSpec, parallelism: Parallelism, node: Node) ->
 
 def check_formats(precision: Precision, device: Device) -> None:
     """Raise InputError where `device` has no peak rate that computes one of the formats."""
-    for field in ("weights", "attention_format", "experts_format", "lm_head"):
-        wanted = getattr(precision, field)
+    for part in ("weights", "attention_format", "experts_format", "lm_head"):
+        wanted = getattr(precision, part)
         if not any(rate in device.peak_flops_per_s for rate in COMPUTE[wanted]):
             raise InputError(
                 f"{device.title} has no published rate for {wanted}",
