@@ -18,23 +18,27 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import multiprocessing
 import os
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import yaml
+from numpy.typing import NDArray
 
 from windtunnel.engine.acceptance import Drafting, acceptances, best_share, drafting
 from windtunnel.engine.calibrate import Bench, Fit, benches, by_configuration, fit_runs, predict
 from windtunnel.engine.calibration_profiles import kin, spreads
 from windtunnel.engine.cross_validation import LEAST_CONFIGURATIONS, folds, held_out
 from windtunnel.engine.intervals import SPREADS_FILE
-from windtunnel.engine.settings_inference import Trials
+from windtunnel.engine.settings_inference import Trials, infer
 from windtunnel.errors import InputError
 from windtunnel.estimate.calibrated import factor
 from windtunnel.estimate.estimator import Estimator, roofline_estimator
@@ -401,11 +405,12 @@ def main() -> int:
         print(f"error: {error.message}", *([f"hint: {error.hint}"] if error.hint else []), sep="\n", file=sys.stderr)
         return 2
     measurements = [run for run in read if run.use in SCORED and options.only in run.id]
-    priced = list(benches(run for run in measurements if not run.lacks_acceptance))
-    drafted = list(drafting([run for run in measurements if run.lacks_acceptance], shipped_calibrations()))
-    refused = {run.id: found for run, found in [*priced, *drafted] if isinstance(found, str)}
+    plain = [run for run in measurements if not run.lacks_acceptance]
+    # Away from the machine's other core these two take as long as pricing and fitting.
+    beside = forked([lambda: by_roofline(plain), lambda: speculative(measurements)], 1)
+    priced = list(benches(plain))
+    refused = {run.id: found for run, found in priced if isinstance(found, str)}
     runs = [found for _, found in priced if not isinstance(found, str)]
-    speculating = [found for _, found in drafted if not isinstance(found, str)]
     fold = folds(runs)
     columns: dict[str, Predicted] = {
         "uncalibrated": {bench.measurement.id: predict(bench, Fit({})) for bench in runs},
@@ -413,31 +418,33 @@ def main() -> int:
     }
     best = "shipped calibration"
     intervals = ""
+    drawings: dict[str, Predicted] = {}
     if options.cross_validate:
         best = "calibrated, configuration held out"
-        columns |= cross_validated(runs, best)
+        found, drawings = cross_validated(runs, best)
+        columns |= found
     columns["log-linear regression, configuration held out"] = regression([bench.measurement for bench in runs], fold)
-    by_roofline = benches([bench.measurement for bench in runs], roofline_of)
+    roofline, (speculative_text, speculative_refused) = (one.result() for one in beside)
     columns["roofline alone, uncalibrated"] = {
-        run.id: predict(found, Fit({})) for run, found in by_roofline if not isinstance(found, str)
+        bench.measurement.id: roofline[bench.measurement.id] for bench in runs if bench.measurement.id in roofline
     }
+    refused |= speculative_refused
     if options.write:
         write_uncalibrated_spreads(runs, columns["uncalibrated"])
     columns = {way: as_measured(measurements, found) for way, found in columns.items()}
+    drawings = {way: as_measured(measurements, found) for way, found in drawings.items()}
     if options.cross_validate:
         fitted = [bench for bench in runs if bench.measurement.use == "primary" and bench.weight > 0]
-        held, plain = inside_intervals(fitted, columns[best]), inside_intervals(fitted, columns["uncalibrated"], False)
-        intervals = interval_table(held, plain)
+        held = inside_intervals(fitted, columns[best])
+        intervals = interval_table(held, inside_intervals(fitted, columns["uncalibrated"], False))
     if options.json:
         print(json.dumps({"refused": refused, "predicted": columns}, indent=2))
         return 0
     parts = [coverage_table(measurements, refused), *scoreboard(runs, columns, best)]
     if intervals:
         primary = [bench.measurement for bench in runs if bench.measurement.use == "primary"]
-        parts += [missing_table(primary, columns[best]), intervals]
-    if speculating:
-        parts.append(speculative_table(speculating))
-    text = "\n\n".join([*parts, NOTES])
+        parts += [drawings_table(primary, drawings), missing_table(primary, columns[best]), intervals]
+    text = "\n\n".join([*parts, *filter(None, [speculative_text]), NOTES])
     if options.page is not None:
         head, _, _ = options.page.read_text(encoding="utf-8").partition(PAGE_MARK)
         options.page.write_text(f"{head}{PAGE_MARK}\n\n{text}\n", encoding="utf-8")
@@ -446,22 +453,74 @@ def main() -> int:
     return 0
 
 
-def cross_validated(runs: Sequence[Bench], name: str) -> dict[str, Predicted]:
-    """Predictions of every run by fits that saw none of its configuration, of its device, of its model.
+def by_roofline(measurements: Sequence[Measurement]) -> Predicted:
+    """Uncalibrated predictions with operators from the roofline alone."""
+    found = benches(measurements, roofline_of)
+    return {run.id: predict(bench, Fit({})) for run, bench in found if not isinstance(bench, str)}
+
+
+def speculative(measurements: Sequence[Measurement]) -> tuple[str, dict[str, str]]:
+    """The table of runs with speculative decoding, if there are any, and why some are refused."""
+    drafted = list(drafting([run for run in measurements if run.lacks_acceptance], shipped_calibrations()))
+    runs = [found for _, found in drafted if not isinstance(found, str)]
+    return speculative_table(runs) if runs else "", {run.id: why for run, why in drafted if isinstance(why, str)}
+
+
+def cross_validated(runs: Sequence[Bench], name: str) -> tuple[dict[str, Predicted], dict[str, Predicted]]:
+    """Predictions of every run by fits that saw none of its configuration, of its device, of its model, of its version;
+    and by configuration for several drawings of the folds, of which `name` is the first.
 
     Runs that their own record calls odd have no weight in any fit.
     """
     whole, trials = fit_runs(runs), Trials(runs)
-    found = {}
-    for way, key, count in (
-        (name, by_configuration, 5),
-        ("calibrated, device held out", lambda bench: bench.scope[1], None),
-        ("calibrated, model held out", lambda bench: bench.setup.model.name, None),
-        ("calibrated, version held out", lambda bench: f"{bench.scope[0]} {bench.measurement.labels['version']}", None),
-    ):
-        held = held_out(runs, whole, folds(runs, key, count), trials)
-        found[way] = {bench.measurement.id: one for bench, one in zip(runs, held, strict=True)}
-    return found
+    # What every fold asks is simulated once, before the processes part.
+    infer(trials, whole, whole.fit, np.ones(len(runs), np.bool_))
+    drawn = {f"drawing {seed + 1}": folds(runs, seed=seed) for seed in range(NUM_DRAWINGS)}
+    ways = {
+        "calibrated, version held out": folds(
+            runs, lambda bench: f"{bench.scope[0]} {bench.measurement.labels['version']}", None
+        ),
+        "calibrated, model held out": folds(runs, lambda bench: bench.setup.model.name, None),
+        "calibrated, device held out": folds(runs, lambda bench: bench.scope[1], None),
+    }
+
+    def held(fold: NDArray[np.int64]) -> Predicted:
+        predicted = held_out(runs, whole, fold, trials)
+        return {bench.measurement.id: one for bench, one in zip(runs, predicted, strict=True)}
+
+    every = ways | drawn
+    done = forked([partial(held, fold) for fold in every.values()], NUM_PROCESSES)
+    found = {way: one.result() for way, one in zip(every, done, strict=True)}
+    drawings = {way: found[way] for way in drawn}
+    return {name: found["drawing 1"], **{way: found[way] for way in reversed(ways)}}, drawings
+
+
+def drawings_table(primary: Sequence[Measurement], drawings: Mapping[str, Predicted]) -> str:
+    rows = [
+        (f"{name}, {way}", members, predicted)
+        for name, members in subsets(primary).items()
+        if name not in ("primary, odd", "secondary")
+        for way, predicted in drawings.items()
+    ]
+    return table("Configuration held out, by how the folds are drawn", "runs", rows)
+
+
+NUM_PROCESSES, NUM_DRAWINGS = 2, 3
+
+_tasks: list[Callable[[], Any]] = []
+
+
+def forked(tasks: Sequence[Callable[[], Any]], num_processes: int) -> list[Future[Any]]:
+    """Answers to come of tasks in other processes, which begin with all that this one has in memory."""
+    _tasks[:] = tasks
+    pool = ProcessPoolExecutor(num_processes, mp_context=multiprocessing.get_context("fork"))
+    answers = [pool.submit(_answer, index) for index in range(len(tasks))]
+    pool.shutdown(wait=False)
+    return answers
+
+
+def _answer(index: int) -> Any:
+    return _tasks[index]()
 
 
 if __name__ == "__main__":

@@ -42,9 +42,10 @@ AGGREGATED = "agg"
 ENGINES = ("vllm", "sglang", "trtllm")
 OTHER_ENGINE_NAMES = {"tensorrt_llm": "trtllm", "tensorrt-llm": "trtllm", "trt": "trtllm"}
 
-REQUESTS_PER_SLOT = {"vllm": 10, "sglang": 20, "trtllm": 20}
-"""Requests per client slot where the number was not recorded: the digits of those rows' means are multiples of 1 / N
-with these N."""
+REQUESTS_PER_SLOT = 10
+"""Requests per client slot where the number was not recorded."""
+REQUESTS_PER_SLOT_BY_DIGITS = {("sglang", "h100_sxm"): 20, ("trtllm", "h100_sxm"): 20}
+"""The same where unrounded means tell: their digits are multiples of 1 / N with these N."""
 
 CLIENT_SEED = 0
 """Of every run whose client is known: the seed that it draws lengths from, its default."""
@@ -246,7 +247,7 @@ def scenario_of(run: MeasuredRun, acceptance_fraction: float | None = None) -> S
         engine = msgspec.structs.replace(engine, speculative=speculative)
     if run.concurrency is None:
         raise InputError("the client's concurrency was not recorded")
-    per_slot = REQUESTS_PER_SLOT[run.engine.name]
+    per_slot = REQUESTS_PER_SLOT_BY_DIGITS.get((run.engine.name, run.system), REQUESTS_PER_SLOT)
     model, precision = served_checkpoint(run)
     return Scenario(
         model=model,
