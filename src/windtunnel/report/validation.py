@@ -31,7 +31,7 @@ _ERROR_EDGES = [step / 20 for step in range(-20, 21)]
 def validation_report(
     predictions: Sequence[Prediction], groups: Sequence[str] = GROUPS, left_out: Mapping[str, int] | None = None
 ) -> list[RenderableType]:
-    """Overall errors, errors by group, the worst runs with the likeliest reason, and what was refused.
+    """Overall errors, errors by group, the worst runs with what is known of them, and what was refused.
 
     `left_out`: use -> number of runs that were not to be predicted.
     """
@@ -102,7 +102,7 @@ def _run_cells(one: Prediction, metric: str) -> tuple[str, str, str, str, str]:
     )
 
 
-_WORST_HEADERS = ("metric", "measured", "predicted", "error", "reason")
+_WORST_HEADERS = ("metric", "measured", "predicted", "error", "what is known")
 
 
 def predicted_runs(predictions: Sequence[Prediction]) -> tuple[list[Prediction], list[Prediction]]:
