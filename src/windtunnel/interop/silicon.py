@@ -587,8 +587,8 @@ _SCHEDULER_WORDS = r"(scheduler-recv-interval|schedule-conservativeness|batch_wa
 
 
 def _unmodelled(row: Row) -> tuple[str, ...]:
-    """What stands in the scheduler's column and no scenario holds. That prefixes are cached is no such thing: the client
-    draws every prompt anew, so that none is found.
+    """What stands in the scheduler's column and no scenario holds. That prefixes are cached does not belong to it: the
+    client draws every prompt anew, and none is found.
     """
     left = re.sub(_SCHEDULER_WORDS, "", row.text("scheduler")).strip(" ,;")
     return (left,) if left else ()
