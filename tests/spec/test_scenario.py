@@ -128,7 +128,7 @@ def test_an_empty_table_may_be_filled() -> None:
 def test_a_file_that_is_no_scenario(tmp_path: Path) -> None:
     path = tmp_path / "list.yaml"
     path.write_text("- 1\n")
-    with pytest.raises(InputError, match="is not a scenario: it holds list"):
+    with pytest.raises(InputError, match="is not a scenario: keys and values are needed"):
         load(path)
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from windtunnel.cli.options import Verb, assignments, limits, option
+from windtunnel.cli.options import WRITTEN_FILE, Verb, assignments, limits, option
 from windtunnel.cli.progress import status
 from windtunnel.errors import InputError
 
@@ -64,7 +64,7 @@ _SERVER, _LOAD, _OUT = "Server", "Load", "Result"
 @option(
     "--save-result",
     section=_OUT,
-    type=click.Path(path_type=Path),
+    type=WRITTEN_FILE,
     metavar="FILE",
     help="Write the JSON of `vllm bench serve --save-result --save-detailed`.",
 )
@@ -90,6 +90,7 @@ def command(
     """
     import sys
 
+    from windtunnel.interop.text_file import write_text
     from windtunnel.lab.bench_client import bench
     from windtunnel.metrics.client import client_summary
     from windtunnel.report.bench import bench_document, bench_report, vllm_document, write_bench
@@ -120,7 +121,7 @@ def command(
         click.echo(f"wrote {out}", err=True)
     if save_result is not None:
         saved = vllm_document(summary, run.requests, run.tokens, scenario.workload.arrivals)
-        save_result.write_text(as_text(saved) + "\n")
+        write_text(save_result, as_text(saved) + "\n")
         click.echo(f"wrote {save_result}", err=True)
     if as_json:
         click.echo(as_text(document))

@@ -66,7 +66,7 @@ def command(
     check_writable(out / "profile.yaml" if _is_folder(out) else out)
     found = [one for one in chosen_measurements(runs, options, use, only)[0] if one.weight > 0]
     if not found:
-        raise InputError("no run is left to fit: the record calls all of them odd")
+        raise InputError("no run is left to fit: the record calls all of them odd", "choose others with --use, --only")
     speculating = [one for one in found if one.lacks_acceptance]
     found = [one for one in found if not one.lacks_acceptance]
     with status() as say:
@@ -75,7 +75,7 @@ def command(
     ready = [bench for _, bench in priced if not isinstance(bench, str)]
     if not ready:
         why = priced[0][1] if priced else "they decode speculatively, which tells nothing apart from the acceptance"
-        raise InputError(f"no run could be simulated; the first: {why}")
+        raise InputError(f"no run could be simulated; the first: {why}", "`windtunnel validate` says it of every run")
     with status() as say:
         say(f"fitting {len(ready):,} runs, then again without each configuration")
         made = with_acceptances(profiles(ready, source or ", ".join(path.name for path in runs)), speculating)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from windtunnel.cli.options import Verb, option
+from windtunnel.cli.options import WRITTEN_FILE, Verb, option
 from windtunnel.errors import InputError
 
 PATH = click.Path(path_type=Path)
@@ -13,9 +13,9 @@ _OUTPUT = "Result"
 
 @click.command(cls=Verb, short_help="Show where the time of a profile goes.")
 @click.argument("capture", type=PATH, metavar="CAPTURE")
-@option("--html", section=_OUTPUT, type=PATH, metavar="FILE", help="Write a page.")
-@option("--parquet", section=_OUTPUT, type=PATH, metavar="FILE", help="Write every kernel, copy and operator.")
-@option("--csv", "csv_file", section=_OUTPUT, type=PATH, metavar="FILE", help="Write the kernel table.")
+@option("--html", section=_OUTPUT, type=WRITTEN_FILE, metavar="FILE", help="Write a page.")
+@option("--parquet", section=_OUTPUT, type=WRITTEN_FILE, metavar="FILE", help="Write every kernel, copy and operator.")
+@option("--csv", "csv_file", section=_OUTPUT, type=WRITTEN_FILE, metavar="FILE", help="Write the kernel table.")
 @option("--device", section=_OUTPUT, metavar="NAME", help="Of the catalog: its roofline on the page.")
 @option("--json", "as_json", section=_OUTPUT, is_flag=True, help="Print JSON.")
 def kernels(

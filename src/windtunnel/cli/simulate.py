@@ -5,7 +5,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from windtunnel.cli.options import Verb, all_of, deployment_options, general_options, option, scenario_file, scenario_of
+from windtunnel.cli.options import (
+    WRITTEN_FILE,
+    Verb,
+    all_of,
+    deployment_options,
+    general_options,
+    option,
+    scenario_file,
+    scenario_of,
+)
 from windtunnel.errors import InputError
 
 if TYPE_CHECKING:
@@ -54,7 +63,7 @@ result_options = all_of(
         metavar="FOLDER",
         help="Write requests.parquet, steps.parquet, series.parquet, summary.json and the resolved scenario.yaml.",
     ),
-    option("--html", section=_OUTPUT, type=click.Path(path_type=Path), metavar="FILE", help="Write a page."),
+    option("--html", section=_OUTPUT, type=WRITTEN_FILE, metavar="FILE", help="Write a page."),
     option(
         "--timeline",
         section=_OUTPUT,

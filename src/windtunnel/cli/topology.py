@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from windtunnel.cli.options import Verb, all_of, option
+from windtunnel.cli.options import WRITTEN_FILE, Verb, all_of, option
 from windtunnel.errors import InputError
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def command() -> None:
 @option("--type", "-topo", "kind", section=_SIZE, metavar="NAME", help="spectrum_x, alibaba_hpn, dcn_plus, nvl, ...")
 @parameter_options
 @option("--set", "settings", section=_SIZE, multiple=True, metavar="NAME=VALUE", help="Any other field of the type.")
-@option("--out", "-o", "out", section=_OUT, type=click.Path(path_type=Path), metavar="FILE", help="[its name, here]")
+@option("--out", "-o", "out", section=_OUT, type=WRITTEN_FILE, metavar="FILE", help="[its name, here]")
 @option("--overwrite", section=_OUT, is_flag=True, help="Replace the file.")
 def generate(
     kind: str | None,
@@ -118,7 +118,7 @@ def generate(
 @command.command(cls=Verb, short_help="Show what a topology consists of.")
 @click.argument("topology")
 @failure_options
-@option("--html", section=_OUT, type=click.Path(path_type=Path), metavar="FILE", help="Write a drawing.")
+@option("--html", section=_OUT, type=WRITTEN_FILE, metavar="FILE", help="Write a drawing.")
 @option("--json", "as_json", section=_OUT, is_flag=True, help="Print JSON.")
 def show(
     topology: str, fail_links: tuple[str, ...], fail_nodes: tuple[int, ...], html: Path | None, as_json: bool

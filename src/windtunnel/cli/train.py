@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from windtunnel.cli.options import Verb, all_of, option
+from windtunnel.cli.options import WRITTEN_FILE, Verb, all_of, option
 
 if TYPE_CHECKING:
     from windtunnel.engine.training import TrainingResult
@@ -46,7 +46,7 @@ job_options = all_of(
     option("--recompute", section=_SPLIT, metavar="HOW", help="none, selective or full.  [none]"),
     option("--search", section=_OUTPUT, is_flag=True, help="Try every layout of the devices; show the fastest."),
     option("--explain", section=_OUTPUT, is_flag=True, help="Show one micro-batch task by task too."),
-    option("--html", section=_OUTPUT, type=click.Path(path_type=Path), metavar="FILE", help="Write a page."),
+    option("--html", section=_OUTPUT, type=WRITTEN_FILE, metavar="FILE", help="Write a page."),
     option(
         "--timeline",
         section=_OUTPUT,

@@ -154,7 +154,9 @@ def step_batch(
     if decode_requests + prefill_tokens == 0:
         raise InputError("the step is empty", "give a batch that decodes, prefill tokens, or both")
     if decode_requests and context_tokens < 1:
-        raise InputError(f"context is {context_tokens:g}; a decoding request attends to one token at least")
+        raise InputError(
+            f"context is {context_tokens:g}; a decoding request attends to one token at least", "raise --context"
+        )
     if prefill_context_tokens and not prefill_tokens:
         raise InputError(
             f"prefill context is {prefill_context_tokens:,}, but no prompt is computed", "give prefill tokens too"

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from windtunnel.errors import InputError, did_you_mean
+from windtunnel.errors import InputError, did_you_mean, unreadable
 
 _DEFAULT = re.compile(r"not set\b|engine default\b|default\b|(auto|none|nan)$", re.IGNORECASE)
 
@@ -116,7 +116,7 @@ def rows(path: Path) -> Iterator[Row]:
     except FileNotFoundError:
         raise InputError(f"there is no file {path}", "the three files of the layout lie in one folder") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} cannot be read: {error}") from None
+        raise unreadable(path, error) from None
     lines = csv.reader(text.splitlines())
     header = next(lines, [])
     if not header:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.errors import InputError, WindtunnelError, did_you_mean
+from windtunnel.errors import InputError, did_you_mean, missing_file, unwritable
 from windtunnel.interop.text_file import read_text
 from windtunnel.spec import catalog
 from windtunnel.spec.fabric import Fabric, NodeKind, problems
@@ -70,13 +70,13 @@ def write_topology(fabric: Fabric, path: Path) -> None:
     """Write a fabric as SimAI's generator does.
 
     Raises:
-        WindtunnelError: the file cannot be written.
+        InputError: the file cannot be written.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(topology_text(fabric), encoding="utf-8")
     except OSError as error:
-        raise WindtunnelError(f"{path} cannot be written: {error.strerror or error}") from None
+        raise unwritable(path, error) from None
 
 
 def topology_text(fabric: Fabric) -> str:
@@ -110,8 +110,7 @@ def _plain(value: float) -> str:
 
 def _read_lines(path: Path) -> list[str]:
     if not path.exists():
-        near = did_you_mean(path.name, [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else [])
-        raise InputError(f"there is no file {path}", near)
+        raise missing_file(path)
     lines = read_text(path).splitlines()
     while lines and not lines[-1].strip():
         lines.pop()

@@ -21,7 +21,7 @@ def write_calibration(calibration: Calibration, path: Path) -> None:
     """Write `calibration` as YAML; loading it gives an equal one.
 
     Raises:
-        WindtunnelError: the file cannot be written.
+        InputError: the file cannot be written.
     """
     write_text(path, yaml.safe_dump(encode(calibration), sort_keys=False, width=120))
 

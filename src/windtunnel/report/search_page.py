@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from windtunnel.engine.training import TrainingResult
-from windtunnel.errors import WindtunnelError
+from windtunnel.errors import unwritable
 from windtunnel.interop.launch_scripts import helm_chart, kubernetes_manifests, launch_script
 from windtunnel.interop.megatron_script import megatron_script
 from windtunnel.report.documents import as_text
@@ -286,7 +286,7 @@ def write_study(report: SearchReport, folder: Path) -> None:
     Files are written beside it first and moved at the end; other files in `folder` stay.
 
     Raises:
-        WindtunnelError: the folder cannot be written to.
+        InputError: the folder cannot be written to.
     """
     study = report.study
     try:
@@ -307,7 +307,7 @@ def write_study(report: SearchReport, folder: Path) -> None:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 file.replace(target)
     except OSError as error:
-        raise WindtunnelError(f"the search cannot be written to {folder}: {error.strerror or error}") from None
+        raise unwritable(folder, error) from None
 
 
 def _write_winner(scenario: Scenario, folder: Path, workload: str | None) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from windtunnel.errors import WindtunnelError
+from windtunnel.errors import unwritable
 from windtunnel.spec.fabric import Fabric, NodeKind
 
 WIDTH = 1200
@@ -25,13 +25,13 @@ def write_drawing(fabric: Fabric, path: Path) -> None:
     """Write the picture.
 
     Raises:
-        WindtunnelError: the file cannot be written.
+        InputError: the file cannot be written.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(drawing(fabric), encoding="utf-8")
     except OSError as error:
-        raise WindtunnelError(f"{path} cannot be written: {error.strerror or error}") from None
+        raise unwritable(path, error) from None
 
 
 def drawing(fabric: Fabric) -> str:

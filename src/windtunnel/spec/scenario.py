@@ -16,7 +16,7 @@ from windtunnel.spec.engine_defaults import overlay, whole_prompt_tokens, with_d
 from windtunnel.spec.hardware import Device, Node
 from windtunnel.spec.model import ExpertsFeedForward, GatedDeltaAttention, GroupedQueryAttention, ModelSpec
 from windtunnel.spec.network import ClusterNetwork
-from windtunnel.spec.noun import Noun, decode, encode, read_yaml
+from windtunnel.spec.noun import Noun, decode, encode, read_table
 from windtunnel.spec.precision import COMPUTE, Precision
 from windtunnel.spec.slo import Slo
 from windtunnel.spec.workload import Workload
@@ -39,6 +39,8 @@ class Scenario(Noun):
 
 ANY_DEVICE = "any"
 """`Node.device` of a node that takes whatever card is put into it."""
+
+SCENARIO_HINT = "see examples/01_first_simulation.yaml"
 
 
 @dataclass(frozen=True)
@@ -75,9 +77,7 @@ def load(path: Path | str, overrides: dict[str, Any] | None = None) -> Scenario:
         InputError: the file is missing or wrong, or an override names no field.
     """
     path = Path(path)
-    raw = read_yaml(path)
-    if not isinstance(raw, dict):
-        raise InputError(f"{path} is not a scenario: it holds {type(raw).__name__}, not keys and values")
+    raw = read_table(path, "a scenario", SCENARIO_HINT)
     for dotted, value in (overrides or {}).items():
         set_path(raw, dotted, value)
     keep_published_formats(raw)

@@ -11,7 +11,7 @@ import yaml
 
 from windtunnel.engine.run import simulate
 from windtunnel.engine.serving import Result
-from windtunnel.errors import InputError, did_you_mean
+from windtunnel.errors import InputError, did_you_mean, unwritable
 from windtunnel.interop.launch_commands import read_launch_command
 from windtunnel.report.capacity import capacity_document
 from windtunnel.report.files import check_folder, write_run
@@ -307,5 +307,5 @@ def kept(query: Query, folder: Path) -> str:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         save(trial.scenario, folder / name)
     except OSError as error:
-        raise InputError(f"{name} cannot be written: {error.strerror or error}") from None
+        raise unwritable(Path(name), error) from None
     return name
