@@ -10,9 +10,15 @@ import yaml
 from windtunnel.errors import InputError
 from windtunnel.spec import catalog
 from windtunnel.spec.bounds import check_seed
-from windtunnel.spec.calibration import NONE, Calibration, calibration_for
+from windtunnel.spec.calibration import NONE, Calibration, calibration_for, load_calibration
 from windtunnel.spec.deployment import Deployment, EngineSettings, Parallelism, Pool, Profile
-from windtunnel.spec.engine_defaults import overlay, whole_prompt_tokens, with_defaults, with_windows
+from windtunnel.spec.engine_defaults import (
+    for_another_engine,
+    overlay,
+    whole_prompt_tokens,
+    with_defaults,
+    with_windows,
+)
 from windtunnel.spec.hardware import Device, Node
 from windtunnel.spec.model import ExpertsFeedForward, GatedDeltaAttention, GroupedQueryAttention, ModelSpec
 from windtunnel.spec.network import ClusterNetwork
@@ -188,14 +194,24 @@ def resolve(scenario: Scenario, allow_download: bool = False) -> Setup:
 
 
 def pool_scenario(scenario: Scenario, pool: Pool) -> Scenario:
-    """The scenario of one pool alone: what it leaves out is as in the deployment."""
+    """The scenario of one pool alone: what it leaves out is as in the deployment.
+
+    Where some pool runs the deployment's engine, settings that only this one reads, its version and its calibration are
+    not those of a pool with another engine.
+    """
     deployment = scenario.deployment
+    # A pool that leaves the engine out decodes with this name: the deployment's is meant.
+    of_deployment = (EngineSettings().name, deployment.engine.name)
+    is_other = pool.engine.name not in of_deployment
+    shared, calibration = deployment.engine, deployment.calibration
+    if is_other and any(one.engine.name in of_deployment for one in deployment.pools):
+        shared = for_another_engine(shared, pool.engine)
+        if calibration not in (None, NONE) and load_calibration(str(calibration)).engine == deployment.engine.name:
+            calibration = None
     merged: dict[str, Any] = {}
-    for layer in (deployment.engine, pool.engine):
+    for layer in (shared, pool.engine):
         overlay(merged, layer)
-    if pool.engine.name == EngineSettings().name:
-        # A pool that leaves the engine out decodes with this name: the deployment's is meant.
-        merged["name"] = deployment.engine.name
+    merged["name"] = pool.engine.name if is_other else deployment.engine.name
     alone = msgspec.structs.replace(
         deployment,
         device=pool.device or deployment.device,
@@ -203,6 +219,7 @@ def pool_scenario(scenario: Scenario, pool: Pool) -> Scenario:
         parallelism=pool.parallelism or deployment.parallelism,
         replicas=pool.replicas,
         engine=EngineSettings(**merged),
+        calibration=calibration,
         pools=(),
     )
     return msgspec.structs.replace(scenario, deployment=alone)
