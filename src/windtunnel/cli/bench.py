@@ -9,6 +9,7 @@ import click
 from windtunnel.cli.options import WRITTEN_FILE, Verb, assignments, limits, option
 from windtunnel.cli.progress import status
 from windtunnel.errors import InputError
+from windtunnel.units import format_count
 
 if TYPE_CHECKING:
     from windtunnel.lab.bench_client import Load
@@ -227,9 +228,9 @@ def _remarks(run: Any, summary: Any) -> dict[str, str]:
     requests = run.requests.where(~run.requests["is_warmup"] & ~run.requests["failed"])
     remarks = {}
     if summary.num_failed:
-        remarks["failed"] = f"{summary.num_failed:,} requests: {'; '.join(run.errors[:3])}"
+        remarks["failed"] = f"{format_count(summary.num_failed, 'request')}: {'; '.join(run.errors[:3])}"
     elif (output := int(requests["output_tokens"].sum())) != run.asked_output_tokens:
-        remarks["answers"] = f"{output:,} tokens in all; {run.asked_output_tokens:,} were asked for"
+        remarks["answers"] = f"{format_count(output, 'token')} in all; {run.asked_output_tokens:,} were asked for"
     elif (prompts := int(requests["input_tokens"].sum())) != run.asked_input_tokens:
         remarks["prompts"] = f"{prompts:,} tokens as the server counts; {run.asked_input_tokens:,} were wanted"
     late_s = float(requests["sent_late_s"].max())

@@ -8,6 +8,7 @@ import click
 from windtunnel.cli.options import WRITTEN_FILE, Verb, option
 from windtunnel.cli.topology import fabric_named, failure_options
 from windtunnel.errors import InputError
+from windtunnel.units import format_count
 
 if TYPE_CHECKING:
     from windtunnel.ops.flows import Flows
@@ -120,7 +121,7 @@ def command(
         table, chosen = flows_like(fabric, run, chosen_gpus(fabric, wanted), settings, pxn)
         if flows is not None:
             write_flow_table(table, run.op, run.size_bytes, chosen, flows)
-            click.echo(f"{len(table)} flows written to {flows}", err=True)
+            click.echo(f"{format_count(len(table), 'flow')} written to {flows}", err=True)
         if any((times, links, queues)):
             write_what_happened(fabric, table, settings, times, links, queues)
     if as_json:

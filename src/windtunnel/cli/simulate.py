@@ -16,6 +16,7 @@ from windtunnel.cli.options import (
     scenario_of,
 )
 from windtunnel.errors import InputError
+from windtunnel.units import format_count
 
 if TYPE_CHECKING:
     from windtunnel.engine.serving import Result
@@ -198,6 +199,6 @@ def _write_timeline(result: "Result", file: Path, max_events: int | None) -> Non
     phases = None if result.fleet is None else result.fleet.phases
     most = MAX_EVENTS if max_events is None else max_events
     detail = write_timeline(file, result.requests, result.steps, most, about, phases)
-    click.echo(f"wrote {file}: {detail.num_events:,} events", err=True)
+    click.echo(f"wrote {file}: {format_count(detail.num_events, 'event')}", err=True)
     if not detail.is_complete:
         click.echo(f"in it {detail.sampling}; --timeline-events {2 * most} shows more", err=True)

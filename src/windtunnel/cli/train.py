@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from windtunnel.cli.options import WRITTEN_FILE, Verb, all_of, option
+from windtunnel.units import format_count
 
 if TYPE_CHECKING:
     from windtunnel.engine.training import TrainingResult
@@ -160,4 +161,4 @@ def _write_timeline(result: "TrainingResult", file: Path) -> None:
     }
     line = result.timeline
     num_events = write_step_timeline(file, line.schedule, line.starts, line.ends, line.communicated, about)
-    click.echo(f"wrote {file}: {num_events:,} events", err=True)
+    click.echo(f"wrote {file}: {format_count(num_events, 'event')}", err=True)

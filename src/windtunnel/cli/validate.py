@@ -9,6 +9,7 @@ from windtunnel.cli.options import WRITTEN_FILE, Verb, all_of, deployment_option
 from windtunnel.cli.progress import counted
 from windtunnel.cli.runs import chosen_measurements
 from windtunnel.errors import InputError
+from windtunnel.units import format_count
 
 _RUNS, _OUTPUT = "Runs", "Output"
 
@@ -129,5 +130,7 @@ def exceeded(predictions: Any, limits: dict[str, float]) -> list[str]:
     for name, limit in limits.items():
         found = score([one.error(name) for one in done or drafting])
         if found is not None and found.median > limit:
-            lines.append(f"{name}: median error {found.median:.1%} is above {limit:.1%} ({found.num_runs} runs)")
+            lines.append(
+                f"{name}: median error {found.median:.1%} is above {limit:.1%} ({format_count(found.num_runs, 'run')})"
+            )
     return lines

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from windtunnel.errors import InputError, did_you_mean, unreadable
+from windtunnel.units import format_count
 
 _DEFAULT = re.compile(r"not set\b|engine default\b|default\b|(auto|none|nan)$", re.IGNORECASE)
 
@@ -126,5 +127,7 @@ def rows(path: Path) -> Iterator[Row]:
             continue
         where = f"{path.name} line {lines.line_num}"
         if len(line) != len(header):
-            raise InputError(f"{where} has {len(line)} values for {len(header)} columns")
+            raise InputError(
+                f"{where} has {format_count(len(line), 'value')} for {format_count(len(header), 'column')}"
+            )
         yield Row(dict(zip(header, line, strict=True)), where)

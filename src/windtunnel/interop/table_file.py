@@ -13,6 +13,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from windtunnel.errors import InputError, unreadable
+from windtunnel.units import format_count
 
 BLOCK_BYTES = 1 << 24
 BLOCK_ROWS = 1 << 18
@@ -188,7 +189,10 @@ def _broken_csv_row(path: Path, error: Exception) -> InputError:
             num_columns = len(next(rows))
             for number, row in enumerate(rows, start=1):
                 if len(row) != num_columns:
-                    return InputError(f"{path} row {number} has {len(row)} values, but there are {num_columns} columns")
+                    return InputError(
+                        f"{path} row {number} has {format_count(len(row), 'value')}, "
+                        f"but there are {format_count(num_columns, 'column')}"
+                    )
         except (csv.Error, StopIteration):
             pass
     return InputError(f"{path} is not valid CSV: {_first_sentence(error)}")

@@ -12,7 +12,7 @@ from windtunnel.interop.text_file import write_text
 from windtunnel.report.tables import columns, grid, title
 from windtunnel.spec.calibration import Calibration
 from windtunnel.spec.noun import encode
-from windtunnel.units import format_seconds
+from windtunnel.units import format_count, format_seconds
 
 _METRICS = {"tpot": "TPOT", "ttft": "TTFT", "e2e": "E2E"}
 
@@ -41,7 +41,7 @@ def calibration_report(
             cells += [f"{errors[metric]:.1%}" if metric in errors else "" for errors in both]
         rows.append(cells)
     parts: list[RenderableType] = [
-        title(f"{num_fitted} of {num_runs} runs fitted"),
+        title(f"{num_fitted} of {format_count(num_runs, 'run')} fitted"),
         "Median errors; after: of runs in configurations that the fit did not see.",
         "",
         columns(headers, rows),

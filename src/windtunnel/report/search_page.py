@@ -52,6 +52,7 @@ from windtunnel.spec.scenario import Scenario, pool_scenario, save
 from windtunnel.spec.training import TrainingJob
 from windtunnel.spec.training import save as save_job
 from windtunnel.spec.training_setup import resolve as resolve_job
+from windtunnel.units import format_count
 
 MOST_DRAWN = 20_000
 """Points of the interactive figure; the best ones where there are more."""
@@ -115,7 +116,8 @@ def search_page(report: SearchReport) -> str:
 
 def space_line(space: Space) -> str:
     """How many points, the limits to hold, and what is sought."""
-    return f"{space.num_points:,} points. Limits: {limits_text(space)}. Sought: {objective_text(space.objective)}."
+    points = format_count(space.num_points, "point")
+    return f"{points}. Limits: {limits_text(space)}. Sought: {objective_text(space.objective)}."
 
 
 def found_sections(study: Study, found: Found, best: str) -> list[Section]:

@@ -14,7 +14,7 @@ from windtunnel.report.html import Section, cards, figures, page, paragraph, tab
 from windtunnel.report.plots import Axis, Series, figure, histogram
 from windtunnel.report.tables import columns, grid, title
 from windtunnel.report.version import version
-from windtunnel.units import format_seconds
+from windtunnel.units import format_count, format_seconds
 
 LATENCIES = {"tpot": "TPOT", "ttft": "TTFT", "e2e": "end to end"}
 NAMES = {**LATENCIES, "throughput": "throughput"}
@@ -37,7 +37,7 @@ def validation_report(
     """
     done, drafting = predicted_runs(predictions)
     num_done = len(done) + len(drafting)
-    parts: list[RenderableType] = [title(f"{num_done:,} of {len(predictions):,} runs predicted")]
+    parts: list[RenderableType] = [title(f"{num_done:,} of {format_count(len(predictions), 'run')} predicted")]
     parts += [_left_out(left_out)] if left_out else []
     parts += [_how(done + drafting), ""]
     metrics = measured_metrics(done + drafting)

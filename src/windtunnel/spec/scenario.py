@@ -26,6 +26,7 @@ from windtunnel.spec.noun import Noun, decode, encode, read_table
 from windtunnel.spec.precision import COMPUTE, Precision
 from windtunnel.spec.slo import Slo
 from windtunnel.spec.workload import Workload
+from windtunnel.units import format_count
 
 
 class Scenario(Noun):
@@ -153,7 +154,7 @@ def resolve(scenario: Scenario, allow_download: bool = False) -> Setup:
     deployment = scenario.deployment
     if deployment.pools:
         raise InputError(
-            f"the deployment has {len(deployment.pools)} pools: there is not one setup of it",
+            f"the deployment has {format_count(len(deployment.pools), 'pool')}: there is not one setup of it",
             "write the device, parallelism and engine of one pool as a deployment without pools",
         )
     model = catalog.model(scenario.model, allow_download)
@@ -252,10 +253,10 @@ def check_parallelism(model: ModelSpec, parallelism: Parallelism, node: Node) ->
         if feed_forward.num_experts % ep:
             raise InputError(f"ep = {ep} does not divide the {feed_forward.num_experts} experts of {model.name}")
     if parallelism.pp > model.num_layers:
-        raise InputError(f"pp = {parallelism.pp}, but {model.name} has {model.num_layers} layers")
+        raise InputError(f"pp = {parallelism.pp}, but {model.name} has {format_count(model.num_layers, 'layer')}")
     if parallelism.num_devices > node.num_devices and node.scale_out is None:
         raise InputError(
-            f"one replica needs {parallelism.num_devices} devices; "
+            f"one replica needs {format_count(parallelism.num_devices, 'device')}; "
             f"{node.name} has {node.num_devices} and no link to others",
             "use fewer, or a node with scale_out",
         )
