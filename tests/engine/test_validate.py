@@ -33,8 +33,13 @@ def prediction(
         ({"unmodelled": "dllm 4"}, {"scaled": 0.9, "preemptions": 1}, True, "settings of server and client were not"),
         ({"unmodelled": "dllm 4"}, {"scaled": 0.9, "host": 0.5}, False, "90% of device time beyond measured shapes"),
         ({"unmodelled": "dllm 4"}, {"host": 0.5}, False, "50% of the time is the host's"),
-        ({"unmodelled": "dllm 4"}, {"host": 0.1}, False, "recorded, not simulated: dllm 4; version 9 was not among"),
-        ({}, {"host": 0.1}, False, "version 9 was not among the runs"),
+        (
+            {"unmodelled": "dllm 4"},
+            {"host": 0.1},
+            False,
+            "recorded, not simulated: dllm 4; outside the calibration: version 9 was",
+        ),
+        ({}, {"host": 0.1}, False, "outside the calibration: version 9 was not among the runs"),
     ],
 )
 def test_a_reason_says_the_surest_of_what_is_known(

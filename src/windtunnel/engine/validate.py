@@ -63,8 +63,10 @@ class Prediction:
             return f"{facts['host']:.0%} of the time is the host's"
         if facts.get("communication", 0.0) > 0.3:
             return f"{facts['communication']:.0%} of the time is communication"
-        unmodelled = labels.get("unmodelled")
-        return "; ".join((*([f"recorded, not simulated: {unmodelled}"] if unmodelled else []), *self.remarks))
+        found = [f"recorded, not simulated: {labels['unmodelled']}"] if labels.get("unmodelled") else []
+        if self.remarks:
+            found.append(f"outside the calibration: {', '.join(self.remarks)}")
+        return "; ".join(found)
 
 
 def predict_runs(

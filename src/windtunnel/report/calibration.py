@@ -10,7 +10,7 @@ from rich.console import RenderableType
 
 from windtunnel.interop.text_file import write_text
 from windtunnel.report.tables import columns, grid, title
-from windtunnel.spec.calibration import Calibration
+from windtunnel.spec.calibration import Calibration, Provenance
 from windtunnel.spec.noun import encode
 from windtunnel.units import format_count, format_seconds
 
@@ -42,12 +42,13 @@ def calibration_report(
         rows.append(cells)
     parts: list[RenderableType] = [
         title(f"{num_fitted} of {format_count(num_runs, 'run')} fitted"),
-        "Median errors; after: of runs in configurations that the fit did not see.",
+        "Median errors; before: nothing fitted; after: of runs in configurations that the fit did not see.",
         "",
         columns(headers, rows),
     ]
     if alone := [name for name, one in made.items() if one.provenance.num_configurations == 1]:
         parts.append(f"{', '.join(alone)}: of one configuration, so that none was left out, and after is before.")
+    parts += [f"{name}: {worse}" for name, one in made.items() if (worse := _worse(one.provenance))]
     if len(made) == 1:
         (one,) = made.values()
         host = {name: value for name in one.host.__struct_fields__ if (value := getattr(one.host, name)) is not None}
@@ -55,3 +56,13 @@ def calibration_report(
         factors = [(name, f"x {value:.3f}") for name, value in one.factors.items()]
         parts += ["", title("Operators: measured over priced time"), grid(factors, 28)]
     return [*parts, "", f"written to {out}"]
+
+
+def _worse(record: Provenance) -> str:
+    """Which metrics are further off after the fit than before it, on runs that it did not see."""
+    errors = [
+        (name, record.median_error_before.get(metric), record.median_error.get(metric))
+        for metric, name in _METRICS.items()
+    ]
+    names = [name for name, before, after in errors if before is not None and after is not None and after > before]
+    return f"{' and '.join(names)} no better for it on configurations left out; more of them may help" if names else ""
