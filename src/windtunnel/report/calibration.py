@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -60,9 +61,6 @@ def calibration_report(
 
 def _worse(record: Provenance) -> str:
     """Which metrics are further off after the fit than before it, on runs that it did not see."""
-    errors = [
-        (name, record.median_error_before.get(metric), record.median_error.get(metric))
-        for metric, name in _METRICS.items()
-    ]
-    names = [name for name, before, after in errors if before is not None and after is not None and after > before]
+    before, after = record.median_error_before, record.median_error
+    names = [name for metric, name in _METRICS.items() if after.get(metric, 0.0) > before.get(metric, math.inf)]
     return f"{' and '.join(names)} no better for it on configurations left out; more of them may help" if names else ""

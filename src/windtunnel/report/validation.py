@@ -18,6 +18,8 @@ from windtunnel.units import format_count, format_seconds
 
 LATENCIES = {"tpot": "TPOT", "ttft": "TTFT", "e2e": "end to end"}
 NAMES = {**LATENCIES, "throughput": "throughput"}
+_SHORT = {**NAMES, "e2e": "E2E"}
+"""Heads of wide tables."""
 GROUPS = ("engine", "device", "model", "format", "parallelism", "concurrency", "prompt", "source")
 NUM_WORST = 10
 NUM_LISTED = 8
@@ -246,14 +248,14 @@ def _distribution(done: Sequence[Prediction], metric: str) -> tuple[str, str]:
 
 
 def _group_table(found: Mapping[str, Sequence[Prediction]], metrics: Sequence[str]) -> str:
-    headers = ("", "runs", *(f"{NAMES[name]} {what}" for name in metrics for what in ("median", "p90", "bias")))
+    headers = ("", "runs", *(f"{_SHORT[name]} {what}" for name in metrics for what in ("median", "p90", "bias")))
     return table(headers, [_row(name, members, metrics) for name, members in found.items()])
 
 
 def _runs_table(done: Sequence[Prediction], metrics: Sequence[str]) -> str:
     shown = [group for group in GROUPS if len(by_label(done, group)) > 1]
     kinds = ("measured", "predicted", "error, %")
-    headers = ("run", *shown, *(f"{NAMES[name]} {what}" for name in metrics for what in kinds))
+    headers = ("run", *shown, *(f"{_SHORT[name]} {what}" for name in metrics for what in kinds))
     rows = []
     for one in done:
         cells = [one.measurement.id, *(one.measurement.labels.get(group, "") for group in shown)]
