@@ -429,7 +429,7 @@ def test_broken_joins_and_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"row_settings\.csv has no row of id 'row'"):
         read_runs(tmp_path / "dev.csv")
     (tmp_path / "row_settings.csv").write_text("id,source\nrow\n", encoding="utf-8")
-    with pytest.raises(InputError, match=r"row_settings\.csv line 2 has 1 values for 2 columns"):
+    with pytest.raises(InputError, match=r"row_settings\.csv line 2 has 1 value for 2 columns"):
         read_runs(tmp_path / "dev.csv")
     (tmp_path / "row_settings.csv").unlink()
     with pytest.raises(InputError, match="there is no file"):
