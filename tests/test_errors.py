@@ -1,6 +1,17 @@
+import errno
+from pathlib import Path
+
 import pytest
 
-from windtunnel.errors import InputError, MissingExtraError, WindtunnelError, did_you_mean
+from windtunnel.errors import (
+    InputError,
+    MissingExtraError,
+    WindtunnelError,
+    did_you_mean,
+    missing_file,
+    unreadable,
+    unwritable,
+)
 
 MODELS = ["meta-llama/Llama-3.1-8B", "meta-llama/Llama-3.1-70B", "Qwen/Qwen3-8B"]
 
@@ -37,3 +48,30 @@ def test_a_missing_extra_says_what_to_install() -> None:
     error = MissingExtraError("pandas", "pandas")
     assert error.hint == "pip install 'windtunnel[pandas]'"
     assert isinstance(error, InputError)
+
+
+def test_a_missing_file_is_told_with_its_folder_or_what_is_near(tmp_path: Path) -> None:
+    (tmp_path / "profile.yaml").touch()
+    assert missing_file(tmp_path / "profil.yaml").hint == "did you mean profile.yaml?"
+    assert missing_file(tmp_path / "zzzzzz").hint == f"it was looked for in {tmp_path}"
+    assert missing_file(tmp_path / "none" / "a").hint == f"there is no folder {tmp_path / 'none'} either"
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (FileNotFoundError(errno.ENOENT, "No such file"), "there is no file"),
+        (IsADirectoryError(errno.EISDIR, "Is a directory"), "is a folder; a file is needed"),
+        (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid"), "is not a text file"),
+        (PermissionError(errno.EACCES, "Permission denied"), "cannot be read: Permission denied"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_told_in_a_sentence(error: OSError | UnicodeDecodeError, words: str) -> None:
+    found = unreadable(Path("some.yaml"), error)
+    assert words in found.message
+    assert found.hint
+
+
+def test_a_full_disk_is_the_users_to_mend() -> None:
+    found = unwritable(Path("out.html"), OSError(errno.ENOSPC, "No space left on device"))
+    assert (found.exit_code, found.hint) == (2, "free some space, or choose another place")

@@ -8,6 +8,7 @@ from windtunnel.errors import InputError
 from windtunnel.units import (
     UNITS_BY_SUFFIX,
     format_bytes,
+    format_count,
     format_seconds,
     format_si,
     parse_quantity,
@@ -83,3 +84,16 @@ def test_people_read_three_digits(shown: str, expected: str) -> None:
 @given(st.floats(1e-9, 1e9))
 def test_what_is_shown_reads_back(seconds: float) -> None:
     assert parse_quantity("x_s", format_seconds(seconds)) == pytest.approx(seconds, rel=6e-3)
+
+
+@pytest.mark.parametrize(
+    ("count", "words", "expected"),
+    [
+        (1, ("run",), "1 run"),
+        (0, ("run",), "0 runs"),
+        (1024, ("run",), "1,024 runs"),
+        (2, ("process", "processes"), "2 processes"),
+    ],
+)
+def test_one_thing_is_not_many(count: int, words: tuple[str, ...], expected: str) -> None:
+    assert format_count(count, *words) == expected

@@ -4,7 +4,10 @@ A message follows one order: what was asked, what was found, what is allowed. Th
 """
 
 import difflib
+import errno
 from collections.abc import Iterable
+from pathlib import Path
+from typing import Self
 
 
 class WindtunnelError(Exception):
@@ -22,6 +25,11 @@ class WindtunnelError(Exception):
         self.message = message
         self.hint = hint
 
+    def or_hint(self, hint: str) -> Self:
+        """The same error; where it has no hint, with this one."""
+        self.hint = self.hint or hint
+        return self
+
 
 class InputError(WindtunnelError):
     """The caller asked for something that cannot be: a wrong key, an impossible value, a missing file."""
@@ -34,6 +42,33 @@ class MissingExtraError(InputError):
 
     def __init__(self, package: str, extra: str) -> None:
         super().__init__(f"{package} is not installed", f"pip install 'windtunnel[{extra}]'")
+
+
+def missing_file(path: Path) -> InputError:
+    """There is no such file; the hint names those of its folder that may have been meant."""
+    folder = path.absolute().parent
+    if not folder.is_dir():
+        return InputError(f"there is no file {path}", f"there is no folder {folder} either")
+    near = did_you_mean(path.name, [entry.name for entry in folder.iterdir()], f"it was looked for in {folder}")
+    return InputError(f"there is no file {path}", near)
+
+
+def unreadable(path: Path, error: OSError | UnicodeDecodeError) -> InputError:
+    """A file that is missing, a folder, forbidden, broken or not text."""
+    if isinstance(error, FileNotFoundError):
+        return missing_file(path)
+    if isinstance(error, IsADirectoryError):
+        return InputError(f"{path} is a folder; a file is needed", "name a file in it")
+    if isinstance(error, UnicodeDecodeError):
+        return InputError(f"{path} is not a text file", "is it packed, or another file than was meant?")
+    return InputError(f"{path} cannot be read: {error.strerror or error}", "may you read it, and is it whole?")
+
+
+def unwritable(path: Path, error: OSError) -> InputError:
+    """A file or folder that cannot be written."""
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    hint = "free some space, or choose another place" if full else "choose another place"
+    return InputError(f"{path} cannot be written: {error.strerror or error}", hint)
 
 
 def did_you_mean(asked: str, known: Iterable[str], fallback: str | None = None) -> str | None:

@@ -70,6 +70,11 @@ def format_seconds(seconds: float) -> str:
     return f"{_three_digits(seconds / 1e-9)} ns" if seconds else "0 s"
 
 
+def format_count(count: int, one: str, many: str | None = None) -> str:
+    """`1 run`, `1,024 runs`; `many` where it is not `one` with an s."""
+    return f"{count:,} {one if count == 1 else many or f'{one}s'}"
+
+
 def format_bytes(num_bytes: float) -> str:
     """Bytes for people, in binary units (`78.2 GiB`)."""
     for unit, scale in (("TiB", TIB), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):

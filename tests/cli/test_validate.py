@@ -61,12 +61,32 @@ def test_the_exit_status_keeps_an_error_budget(windtunnel: Command, runs: str, l
         ["{runs}", "--max-error", "many"],
         ["{runs}", "--use", "secondary"],
         ["{runs}", "--calibration", "nobody"],
+        ["{runs}", "--calibration", "{folder}/cut.yaml"],
+        ["{runs}", "--calibration", "{folder}/missing.yaml"],
+        ["{runs}", "--only", "nobody"],
+        ["{runs}", "--only", ""],
+        ["{runs}", "{runs}"],
+        ["{folder}"],
+        ["{folder}/noise.csv"],
+        ["{folder}/semicolons.csv"],
+        ["{folder}/noise.parquet"],
+        ["{folder}/empty.json"],
     ],
 )
-def test_wrong_input_is_refused(windtunnel: Command, runs: str, arguments: list[str]) -> None:
-    done = windtunnel("validate", *(argument.format(runs=runs) for argument in arguments))
-    assert done.code == 2
-    assert done.stderr.startswith("error: ")
+def test_wrong_input_is_refused(windtunnel: Command, runs: str, tmp_path: Path, arguments: list[str]) -> None:
+    (tmp_path / "cut.yaml").write_text("engine: vllm\nprovenance:\n  fitted_on: run\n  mode")
+    (tmp_path / "semicolons.csv").write_text(RUNS.replace(",", ";"))
+    (tmp_path / "empty.json").write_text("{}")
+    for name in ("noise.csv", "noise.parquet"):
+        (tmp_path / name).write_bytes(b"\xff\xfe\x93")
+    page = tmp_path / "page.html"
+    asked = [argument.format(runs=runs, folder=tmp_path) for argument in arguments]
+    done = windtunnel("validate", *asked, "--html", str(page))
+    error, hint = done.stderr.splitlines()
+    assert (done.code, done.stdout) == (2, "")
+    assert error.startswith("error: ")
+    assert hint.startswith("hint: ")
+    assert not page.exists()
 
 
 def test_a_page_is_one_file(windtunnel: Command, runs: str, tmp_path: Path) -> None:
@@ -132,7 +152,7 @@ def changed(folder: Path, old: str, new: str) -> str:
         (",20,3", ",-20,3", "row 1: ttft_ms is '-20'"),
         (",0.8,1,", ",1.5,1,", "row 1: range_ratio is '1.5'; from 0 to 1 is needed"),
         (",0.8,1,", ",0.8,1.5,", "row 1: concurrency is '1.5'; a whole number is needed"),
-        ("qwen2.5-0.5b", "qwen9", "no run could be predicted; the first: there is no model 'qwen9' in the catalog"),
+        ("qwen2.5-0.5b", "qwen9", "no run could be predicted: there is no model 'qwen9' in the catalog"),
     ],
 )
 def test_a_wrong_table_is_refused_in_one_sentence(
@@ -171,6 +191,17 @@ def test_a_place_that_cannot_be_written_is_known_before_the_fit(windtunnel: Comm
     done = windtunnel("calibrate", runs, "--out", f"{runs}/profile.yaml")
     assert done.code == 2
     assert "cannot be written" in done.stderr
+
+
+@pytest.mark.parametrize("place", ["/proc/page.html", "{runs}/page.html", "{folder}"])
+@pytest.mark.parametrize("verb", ["simulate", "validate", "search", "whatif"])
+def test_a_page_that_cannot_be_written_is_known_before_the_work(
+    windtunnel: Command, runs: str, tmp_path: Path, verb: str, place: str
+) -> None:
+    done = windtunnel(verb, runs, "--html", place.format(runs=runs, folder=tmp_path))
+    assert (done.code, done.stdout) == (2, "")
+    assert "cannot be written" in done.stderr or "is a folder" in done.stderr
+    assert "\nhint: " in done.stderr
 
 
 def test_a_use_leaves_runs_out(windtunnel: Command, tmp_path: Path) -> None:

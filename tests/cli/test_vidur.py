@@ -34,7 +34,7 @@ def test_a_recorded_run_comes_out_as_recorded(arguments: list[str], tmp_path: Pa
     ("position", "file", "problem"),
     [
         (0, "requests.parquet", "is not a configuration that Vidur wrote"),
-        (0, "nothing.json", "cannot be read: No such file"),
+        (0, "nothing.json", "there is no file"),
         (2, "config.json", "is not an .npz archive"),
         (4, "iterations.parquet", "has no column request_inter_arrival_delay"),
     ],

@@ -244,7 +244,7 @@ def test_hints_name_what_is_near(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="there is no file") as refused:
         read(tmp_path / "b.csv")
     assert refused.value.hint == "did you mean a.csv?"
-    with pytest.raises(InputError, match="cannot be read: Is a directory"):
+    with pytest.raises(InputError, match="is a folder; a file is needed"):
         read(tmp_path.rename(tmp_path.with_suffix(".csv")))
 
 

@@ -158,8 +158,8 @@ def test_the_backend_of_the_experts_is_read_from_its_words(tmp_path: Path, recor
     assert run_of(tmp_path, moe_backend=recorded).engine.moe_backend == backend
 
 
-def test_what_a_scenario_cannot_say_is_noted(tmp_path: Path) -> None:
-    assert run_of(tmp_path, prefix_caching="ON (engine default)").unmodelled == ("prefix caching",)
+def test_a_cache_of_prefixes_that_no_prompts_share_is_not_noted(tmp_path: Path) -> None:
+    assert run_of(tmp_path, prefix_caching="ON (engine default)").unmodelled == ()
 
 
 def test_the_batch_wait_and_the_overlap_are_read_from_their_words(tmp_path: Path) -> None:
@@ -429,7 +429,7 @@ def test_broken_joins_and_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"row_settings\.csv has no row of id 'row'"):
         read_runs(tmp_path / "dev.csv")
     (tmp_path / "row_settings.csv").write_text("id,source\nrow\n", encoding="utf-8")
-    with pytest.raises(InputError, match=r"row_settings\.csv line 2 has 1 values for 2 columns"):
+    with pytest.raises(InputError, match=r"row_settings\.csv line 2 has 1 value for 2 columns"):
         read_runs(tmp_path / "dev.csv")
     (tmp_path / "row_settings.csv").unlink()
     with pytest.raises(InputError, match="there is no file"):

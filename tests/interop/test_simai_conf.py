@@ -65,5 +65,5 @@ def test_a_wrong_line_is_one_sentence_that_names_it(tmp_path: Path, line: str, m
 
 
 def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"cannot read .*: No such file"):
+    with pytest.raises(InputError, match=r"there is no file .*none\.conf"):
         read_simai_conf(tmp_path / "none.conf")

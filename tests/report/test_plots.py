@@ -56,3 +56,9 @@ def test_ticks_of_a_narrow_range_are_told_apart() -> None:
     drawn = figure([Series("", [12.1101, 12.1109], [0.0, 1.0], "line")], Axis("s"), Axis("share"))
     assert ">12.1102<" in drawn
     assert ">12.1104<" in drawn
+
+
+def test_counts_are_marked_by_whole_numbers() -> None:
+    drawn = histogram("", [0.1, 0.1, 0.9], [0.0, 0.5, 1.0], Axis("error"))
+    assert ">1<" in drawn
+    assert ">1.5<" not in drawn

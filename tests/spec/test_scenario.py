@@ -128,7 +128,7 @@ def test_an_empty_table_may_be_filled() -> None:
 def test_a_file_that_is_no_scenario(tmp_path: Path) -> None:
     path = tmp_path / "list.yaml"
     path.write_text("- 1\n")
-    with pytest.raises(InputError, match="is not a scenario: it holds list"):
+    with pytest.raises(InputError, match="is not a scenario: keys and values are needed"):
         load(path)
 
 
@@ -263,3 +263,44 @@ def test_a_pool_runs_the_deployments_engine() -> None:
     scenario = decode(raw, Scenario)
     engines = [pool_scenario(scenario, pool).deployment.engine for pool in scenario.deployment.pools]
     assert [(engine.name, engine.max_num_seqs) for engine in engines] == [("sglang", 32), ("sglang", 8)]
+
+
+def of_engines(shared: dict[str, Any], *engines: dict[str, Any], **deployment: Any) -> list[Setup]:
+    """The setups of pools with these engines in a deployment with that one."""
+    roles = ("prefill", "decode", "decode")
+    pools = [{"name": f"p{i}", "role": roles[i], "engine": engine} for i, engine in enumerate(engines)]
+    given = {"device": "h100_sxm", "engine": shared, "pools": pools, **deployment}
+    raw = {**encode(scenario()), "deployment": given}
+    found = decode(raw, Scenario)
+    return [resolve(pool_scenario(found, pool)) for pool in found.deployment.pools]
+
+
+def test_a_setting_of_the_deployments_engine_is_not_a_pools_with_another() -> None:
+    shared = {"name": "vllm", "version": "0.19.0", "long_prefill_token_threshold": 512, "max_num_seqs": 64}
+    own, other = of_engines(shared, {}, {"name": "sglang"})
+    assert (own.engine.long_prefill_token_threshold, own.engine.version) == (512, "0.19.0")
+    assert (other.engine.scheduler, other.engine.max_num_seqs) == ("sglang", 64)
+    assert other.engine.long_prefill_token_threshold == 0
+    assert other.engine.version != "0.19.0"
+
+
+def test_a_calibration_of_the_deployments_engine_is_not_a_pools_with_another() -> None:
+    own, other = of_engines({"name": "vllm"}, {}, {"name": "sglang"}, calibration="vllm-h100_sxm")
+    assert own.calibration_name == "vllm-h100_sxm"
+    assert other.calibration is None or other.calibration.engine == "sglang"
+
+
+def test_a_setting_that_a_pool_says_itself_and_does_not_read_is_refused() -> None:
+    with pytest.raises(InputError, match="long_prefill_token_threshold = 512 changes nothing"):
+        of_engines({"name": "vllm"}, {}, {"name": "sglang", "long_prefill_token_threshold": 512})
+
+
+def test_a_setting_that_no_pools_engine_reads_is_refused() -> None:
+    with pytest.raises(InputError, match="long_prefill_token_threshold = 512 changes nothing"):
+        of_engines({"name": "vllm", "long_prefill_token_threshold": 512}, {"name": "sglang"}, {"name": "sglang"})
+
+
+def test_a_scheduler_of_no_engine_is_every_pools() -> None:
+    shared = {"name": "vllm", "scheduler": "sarathi", "watermark_fraction": 0.02}
+    engines = [setup.engine for setup in of_engines(shared, {}, {"name": "sglang"})]
+    assert [(engine.scheduler, engine.watermark_fraction) for engine in engines] == [("sarathi", 0.02)] * 2

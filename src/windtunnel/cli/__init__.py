@@ -1,16 +1,23 @@
 """The `windtunnel` command. Results go to stdout, everything else to stderr; wrong input exits 2, failures exit 1."""
 
+import errno
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from windtunnel.errors import WindtunnelError
+from windtunnel.errors import WindtunnelError, unwritable
 
 if TYPE_CHECKING:
     import click
 
 DEBUG_VARIABLE = "WINDTUNNEL_DEBUG"
+_PLACES = (
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENOTDIR, errno.EEXIST),
+    *(errno.ENOSPC, errno.EDQUOT, errno.ENAMETOOLONG),
+)
+"""What an operating system says of a place where nothing can be written."""
 INTERRUPTED = 130
 """What shells report for a command that Ctrl-C ended."""
 
@@ -50,10 +57,21 @@ def run(arguments: Sequence[str]) -> int:
     except Exception as error:
         if os.environ.get(DEBUG_VARIABLE):
             raise
+        if isinstance(error, OSError) and error.errno in _PLACES:
+            return _no_place(error)
         what = f"{type(error).__name__}: {error}".rstrip(": ").splitlines()[0]
         hint = f"set {DEBUG_VARIABLE}=1 to see where, and please report it"
         return _fail(f"sorry, this is a bug in windtunnel ({what})", hint, 1)
     return code if isinstance(code, int) else 0
+
+
+def _no_place(error: OSError) -> int:
+    """Answer that something cannot be written there; without a name it is the output itself."""
+    if error.filename is None:
+        # What is still buffered must not fail again at exit.
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123
+    found = unwritable(Path(str(error.filename or "the output")), error)
+    return _fail(found.message, found.hint, found.exit_code)
 
 
 def _fail(message: str, hint: str | None, code: int) -> int:

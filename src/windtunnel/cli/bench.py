@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from windtunnel.cli.options import Verb, assignments, limits, option
+from windtunnel.cli.options import WRITTEN_FILE, Verb, assignments, limits, option
 from windtunnel.cli.progress import status
 from windtunnel.errors import InputError
+from windtunnel.units import format_count
 
 if TYPE_CHECKING:
     from windtunnel.lab.bench_client import Load
@@ -64,7 +65,7 @@ _SERVER, _LOAD, _OUT = "Server", "Load", "Result"
 @option(
     "--save-result",
     section=_OUT,
-    type=click.Path(path_type=Path),
+    type=WRITTEN_FILE,
     metavar="FILE",
     help="Write the JSON of `vllm bench serve --save-result --save-detailed`.",
 )
@@ -90,6 +91,7 @@ def command(
     """
     import sys
 
+    from windtunnel.interop.text_file import write_text
     from windtunnel.lab.bench_client import bench
     from windtunnel.metrics.client import client_summary
     from windtunnel.report.bench import bench_document, bench_report, vllm_document, write_bench
@@ -120,7 +122,7 @@ def command(
         click.echo(f"wrote {out}", err=True)
     if save_result is not None:
         saved = vllm_document(summary, run.requests, run.tokens, scenario.workload.arrivals)
-        save_result.write_text(as_text(saved) + "\n")
+        write_text(save_result, as_text(saved) + "\n")
         click.echo(f"wrote {save_result}", err=True)
     if as_json:
         click.echo(as_text(document))
@@ -226,9 +228,9 @@ def _remarks(run: Any, summary: Any) -> dict[str, str]:
     requests = run.requests.where(~run.requests["is_warmup"] & ~run.requests["failed"])
     remarks = {}
     if summary.num_failed:
-        remarks["failed"] = f"{summary.num_failed:,} requests: {'; '.join(run.errors[:3])}"
+        remarks["failed"] = f"{format_count(summary.num_failed, 'request')}: {'; '.join(run.errors[:3])}"
     elif (output := int(requests["output_tokens"].sum())) != run.asked_output_tokens:
-        remarks["answers"] = f"{output:,} tokens in all; {run.asked_output_tokens:,} were asked for"
+        remarks["answers"] = f"{format_count(output, 'token')} in all; {run.asked_output_tokens:,} were asked for"
     elif (prompts := int(requests["input_tokens"].sum())) != run.asked_input_tokens:
         remarks["prompts"] = f"{prompts:,} tokens as the server counts; {run.asked_input_tokens:,} were wanted"
     late_s = float(requests["sent_late_s"].max())

@@ -9,6 +9,7 @@ from windtunnel.cli.options import Verb, all_of, deployment_options, option
 from windtunnel.cli.progress import status
 from windtunnel.cli.runs import chosen_measurements
 from windtunnel.errors import InputError
+from windtunnel.units import format_count
 
 if TYPE_CHECKING:
     from windtunnel.spec.calibration import Calibration
@@ -66,18 +67,18 @@ def command(
     check_writable(out / "profile.yaml" if _is_folder(out) else out)
     found = [one for one in chosen_measurements(runs, options, use, only)[0] if one.weight > 0]
     if not found:
-        raise InputError("no run is left to fit: the record calls all of them odd")
+        raise InputError("no run is left to fit: the record calls all of them odd", "choose others with --use, --only")
     speculating = [one for one in found if one.lacks_acceptance]
     found = [one for one in found if not one.lacks_acceptance]
     with status() as say:
-        say(f"simulating {len(found):,} runs")
+        say(f"simulating {format_count(len(found), 'run')}")
         priced = list(benches(found))
     ready = [bench for _, bench in priced if not isinstance(bench, str)]
     if not ready:
         why = priced[0][1] if priced else "they decode speculatively, which tells nothing apart from the acceptance"
-        raise InputError(f"no run could be simulated; the first: {why}")
+        raise InputError(f"no run could be simulated; the first: {why}", "`windtunnel validate` says it of every run")
     with status() as say:
-        say(f"fitting {len(ready):,} runs, then again without each configuration")
+        say(f"fitting {format_count(len(ready), 'run')}, then again without each configuration")
         made = with_acceptances(profiles(ready, source or ", ".join(path.name for path in runs)), speculating)
     chosen = _chosen(made, out)
     for name, one in chosen.items():

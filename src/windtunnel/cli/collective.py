@@ -5,9 +5,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from windtunnel.cli.options import Verb, option
+from windtunnel.cli.options import WRITTEN_FILE, Verb, option
 from windtunnel.cli.topology import fabric_named, failure_options
 from windtunnel.errors import InputError
+from windtunnel.units import format_count
 
 if TYPE_CHECKING:
     from windtunnel.ops.flows import Flows
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
     from windtunnel.spec.network import NetworkSettings
 
 _WHAT, _HOW, _OUT = "What is sent, where", "How", "Output"
-_FILE = click.Path(path_type=Path)
 
 
 @click.command(cls=Verb)
@@ -41,12 +41,10 @@ _FILE = click.Path(path_type=Path)
 @option("--cuda-graph", section=_HOW, is_flag=True, help="Analytic: without the host's launch.")
 @option("--seed", section=_HOW, type=int, metavar="N", help="Of the switches' hashes.  [0]")
 @failure_options
-@option(
-    "--flows", section=_OUT, type=click.Path(path_type=Path), metavar="FILE", help="Write the flows as CSV (SimCCL's)."
-)
-@option("--times", section=_OUT, type=_FILE, metavar="FILE", help="Write when each flow ran, as CSV.")
-@option("--links", section=_OUT, type=_FILE, metavar="FILE", help="Write the use of every link as CSV.")
-@option("--queues", section=_OUT, type=_FILE, metavar="FILE", help="Of packets: the 16 fullest queues over time.")
+@option("--flows", section=_OUT, type=WRITTEN_FILE, metavar="FILE", help="Write the flows as CSV (SimCCL's).")
+@option("--times", section=_OUT, type=WRITTEN_FILE, metavar="FILE", help="Write when each flow ran, as CSV.")
+@option("--links", section=_OUT, type=WRITTEN_FILE, metavar="FILE", help="Write the use of every link as CSV.")
+@option("--queues", section=_OUT, type=WRITTEN_FILE, metavar="FILE", help="Of packets: the 16 fullest queues.")
 @option("--json", "as_json", section=_OUT, is_flag=True, help="Print JSON.")
 def command(
     op: str | None,
@@ -123,7 +121,7 @@ def command(
         table, chosen = flows_like(fabric, run, chosen_gpus(fabric, wanted), settings, pxn)
         if flows is not None:
             write_flow_table(table, run.op, run.size_bytes, chosen, flows)
-            click.echo(f"{len(table)} flows written to {flows}", err=True)
+            click.echo(f"{format_count(len(table), 'flow')} written to {flows}", err=True)
         if any((times, links, queues)):
             write_what_happened(fabric, table, settings, times, links, queues)
     if as_json:

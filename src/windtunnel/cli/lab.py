@@ -9,6 +9,7 @@ from windtunnel.cli.lab_compare import compare
 from windtunnel.cli.lab_run import run, sweep
 from windtunnel.cli.options import Verb, VerbGroup, option
 from windtunnel.errors import InputError
+from windtunnel.units import format_count
 
 
 @click.group(cls=VerbGroup, no_args_is_help=False, invoke_without_command=True)
@@ -55,8 +56,8 @@ def replay(job: Path, largest_message: str, settings: tuple[str, ...], as_json: 
         raise InputError(error.message.replace("message_bytes", "--largest-message"), error.hint) from None
     done = run(resolve(load(job, assignments(settings))), int(largest))
     facts = (
-        ("ranks", f"{done.num_ranks} processes, gloo"),
-        ("checked", f"{done.num_checked:,} results, all right"),
+        ("ranks", f"{format_count(done.num_ranks, 'process', 'processes')}, gloo"),
+        ("checked", f"{format_count(done.num_checked, 'result')}, all right"),
         ("cut", f"messages above {format_bytes(done.largest_bytes)} carried a part of their data"),
         ("shown", "rank 0, one step, times of this machine"),
     )

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import click
 
-from windtunnel.cli.options import Verb, option
+from windtunnel.cli.options import WRITTEN_FILE, Verb, option
 from windtunnel.errors import InputError
+from windtunnel.units import format_count
 
 PATH = click.Path(path_type=Path)
 _OUTPUT = "Result"
@@ -13,9 +14,9 @@ _OUTPUT = "Result"
 
 @click.command(cls=Verb, short_help="Show where the time of a profile goes.")
 @click.argument("capture", type=PATH, metavar="CAPTURE")
-@option("--html", section=_OUTPUT, type=PATH, metavar="FILE", help="Write a page.")
-@option("--parquet", section=_OUTPUT, type=PATH, metavar="FILE", help="Write every kernel, copy and operator.")
-@option("--csv", "csv_file", section=_OUTPUT, type=PATH, metavar="FILE", help="Write the kernel table.")
+@option("--html", section=_OUTPUT, type=WRITTEN_FILE, metavar="FILE", help="Write a page.")
+@option("--parquet", section=_OUTPUT, type=WRITTEN_FILE, metavar="FILE", help="Write every kernel, copy and operator.")
+@option("--csv", "csv_file", section=_OUTPUT, type=WRITTEN_FILE, metavar="FILE", help="Write the kernel table.")
 @option("--device", section=_OUTPUT, metavar="NAME", help="Of the catalog: its roofline on the page.")
 @option("--json", "as_json", section=_OUTPUT, is_flag=True, help="Print JSON.")
 def kernels(
@@ -67,7 +68,7 @@ def scrub(capture: Path) -> None:
     from windtunnel.interop.capture_files import scrub_nsys
 
     number = scrub_nsys(capture)
-    click.echo(f"took {number:,} rows out of {capture}; the .nsys-rep beside it still has them", err=True)
+    click.echo(f"took {format_count(number, 'row')} out of {capture}; the .nsys-rep beside it still has them", err=True)
 
 
 @click.command("to-table", cls=Verb, short_help="Turn a profile into measured operators.")
@@ -107,4 +108,7 @@ def to_table(capture: Path, model: str, tp: int, device_name: str, out: Path) ->
     unmatched = sum(step.unmatched_fraction * sum(step.seconds.values()) for step in steps)
     whole = sum(sum(step.seconds.values()) for step in steps)
     rows = sum(len(table) for table in tables)
-    click.echo(f"{rows:,} points of {len(steps):,} steps; {unmatched / whole:.1%} of the time belongs to no operator")
+    click.echo(
+        f"{format_count(rows, 'point')} of {format_count(len(steps), 'step')}; "
+        f"{unmatched / whole:.1%} of the time belongs to no operator"
+    )

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from windtunnel.cli.options import Verb, option
+from windtunnel.cli.options import WRITTEN_FILE, Verb, option
 from windtunnel.errors import InputError
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ PATH = click.Path(path_type=Path)
 @click.command(cls=Verb, short_help="Set a real run beside its simulation.")
 @click.argument("run", type=PATH, metavar="RUN")
 @click.argument("simulation", type=PATH, metavar="SIMULATION")
-@option("--html", section="Result", type=PATH, metavar="FILE", help="Write a page.")
+@option("--html", section="Result", type=WRITTEN_FILE, metavar="FILE", help="Write a page.")
 @option("--json", "as_json", section="Result", is_flag=True, help="Print JSON.")
 def compare(run: Path, simulation: Path, html: Path | None, as_json: bool) -> None:
     """Set a real run beside its simulation: request by request, and operator by operator where it was profiled.

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from windtunnel.cli.options import Verb, option
+from windtunnel.cli.options import WRITTEN_FILE, Verb, option
 from windtunnel.cli.topology import fabric_named, failure_options
 from windtunnel.errors import InputError
 
@@ -56,7 +56,7 @@ def command() -> None:
 @option("--tp-overlap", "-tp_o", section=_SIMAI, type=float, metavar="X", help="[0]")
 @option("--pp-overlap", "-pp_o", section=_SIMAI, type=float, metavar="X", help="[1]")
 @failure_options
-@option("--out", "-o", section=_OUT, type=click.Path(path_type=Path), metavar="FILE", help="Write EndToEnd.csv.")
+@option("--out", "-o", section=_OUT, type=WRITTEN_FILE, metavar="FILE", help="Write EndToEnd.csv.")
 @option("--overwrite", section=_OUT, is_flag=True, help="Replace the file.")
 @option("--json", "as_json", section=_OUT, is_flag=True, help="Print JSON.")
 def run(

@@ -30,6 +30,20 @@ LIMITS = {"ttft": "ttft_s", "tpot": "tpot_s", "e2e": "e2e_s"}
 """Name in `--slo` -> field."""
 
 
+class WrittenFile(click.Path):
+    """A file that a verb writes, refused before any work where it cannot be written."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        from windtunnel.interop.text_file import check_writable
+
+        found = super().convert(value, param, ctx)
+        check_writable(Path(str(found)))
+        return found
+
+
+WRITTEN_FILE = WrittenFile(path_type=Path)
+
+
 class SectionedOption(click.Option):
     """An option with the heading that `--help` shows it under."""
 
@@ -46,6 +60,9 @@ class Verb(click.Command):
         self.context_settings = {"token_normalize_func": _our_name, **self.context_settings}
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if "" in args:
+            before = args[args.index("") - 1] if args.index("") else "the first argument"
+            raise InputError(f"{before} is empty", "give it a value, or leave it out")
         try:
             return super().parse_args(ctx, args)
         except click.UsageError as error:
@@ -189,15 +206,11 @@ def scenario_of(
     Raises:
         InputError: names the option or the path in the scenario that is wrong.
     """
-    from windtunnel.spec.noun import read_yaml
-    from windtunnel.spec.scenario import scenario_from
+    from windtunnel.spec.noun import read_table
+    from windtunnel.spec.scenario import SCENARIO_HINT, scenario_from
     from windtunnel.spec.shorthand import lay_over, parse_lengths, raw_scenario
 
-    raw = read_yaml(file) if file is not None else {}
-    if not isinstance(raw, dict):
-        raise InputError(
-            f"{file} is not a scenario: keys and values are needed", "see examples/01_first_simulation.yaml"
-        )
+    raw = read_table(file, "a scenario", SCENARIO_HINT) if file is not None else {}
     lay_over(raw, base or {})
     given = {name: value for name, value in options.items() if value is not None}
     if "estimator" in given and not (given.get("profile") or _value_at(raw, "deployment", "profile", "folder")):

@@ -11,6 +11,7 @@ from windtunnel.cli.lab_capture import to_table
 from windtunnel.cli.options import Verb, VerbGroup, all_of, option
 from windtunnel.cli.progress import status
 from windtunnel.errors import InputError, did_you_mean
+from windtunnel.units import format_count
 
 if TYPE_CHECKING:
     from windtunnel.estimate.table import MeasurementTable
@@ -371,6 +372,6 @@ def _progress() -> Iterator[Any]:
         def show(tp: int, done: "Progress") -> None:
             left = "" if done.left_s is None else f", {duration(done.left_s)} left"
             worst = "coarse grid" if done.expected_error >= 1 else f"refining, at most {done.expected_error:.0%} off"
-            say(f"tp {tp}: {done.num_steps} steps, {worst}{left}")
+            say(f"tp {tp}: {format_count(done.num_steps, 'step')}, {worst}{left}")
 
         yield show

@@ -5,10 +5,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from windtunnel.errors import InputError
+from windtunnel.errors import InputError, missing_file
 
 if TYPE_CHECKING:
     from windtunnel.interop.measured_runs import Measurement
+
+
+_SHOWN_IDS = 5
 
 
 def chosen_measurements(
@@ -22,9 +25,12 @@ def chosen_measurements(
     from windtunnel.errors import did_you_mean
     from windtunnel.interop.measured_runs import SCORED
 
-    found = [one for one in read_measurements(paths, options) if only is None or only in one.id]
+    every = read_measurements(paths, options)
+    found = [one for one in every if only is None or only in one.id]
     if not found:
-        raise InputError(f"--only: no run's id contains {only!r}")
+        ids = [one.id for one in every]
+        some = f"they are {', '.join(ids[:_SHOWN_IDS])}{', ...' if len(ids) > _SHOWN_IDS else ''}"
+        raise InputError(f"--only: no run's id contains {only!r}", did_you_mean(str(only), ids, some))
     uses = Counter(one.use for one in found)
     wanted = SCORED if use is None else tuple(name.strip() for name in use.split(","))
     for name in wanted if use is not None else ():
@@ -55,9 +61,13 @@ def read_measurements(paths: Sequence[Path], options: dict[str, Any]) -> "list[M
     if not paths:
         raise InputError("there are no runs", "give a .csv or .parquet table, or a benchmark client's .json file")
     found: list[Measurement] = []
-    for path in paths:
-        if not path.is_file():
-            raise InputError(f"there is no file {path}")
+    for number, path in enumerate(paths):
+        if path in paths[:number]:
+            raise InputError(f"{path} is given twice", "its runs would count twice")
+        if path.is_dir():
+            raise InputError(f"{path} is a folder; files are needed", f"for instance {path}/*.csv")
+        if not path.exists():
+            raise missing_file(path)
         if path.suffix in (".json", ".jsonl"):
             found += read_client_files(path, _deployment(path, options))
         elif path.suffix in (".csv", ".parquet"):
@@ -73,5 +83,8 @@ def _deployment(path: Path, options: dict[str, Any]) -> dict[str, Any]:
     given = {name: value for name, value in options.items() if value is not None}
     for name in ("model", "device"):
         if name not in given:
-            raise InputError(f"{path.name} does not say what served it: --{name} is missing")
+            raise InputError(
+                f"{path.name} does not say what served it: --{name} is missing",
+                "for instance --model llama-3.1-8b --device h100_sxm --tp 1 --engine vllm",
+            )
     return raw_scenario({}, given, None, None, None, {}, {}, allow_download=False)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from windtunnel.cli import INTERRUPTED
-from windtunnel.cli.options import Verb, all_of, assignments, option
+from windtunnel.cli.options import WRITTEN_FILE, Verb, all_of, assignments, option
 from windtunnel.errors import InputError, WindtunnelError, did_you_mean
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ search_options = all_of(
         metavar="FOLDER",
         help="Write every point, the page, and the winner to run: scenario.yaml or job.yaml, launch.sh, a Helm chart.",
     ),
-    option("--html", section=_RESULT, type=click.Path(path_type=Path), metavar="FILE", help="Write the page alone."),
+    option("--html", section=_RESULT, type=WRITTEN_FILE, metavar="FILE", help="Write the page alone."),
     option("--overwrite", section=_RESULT, is_flag=True, help="Replace the files of a former search."),
     option(
         "--set",

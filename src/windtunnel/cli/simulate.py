@@ -5,8 +5,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from windtunnel.cli.options import Verb, all_of, deployment_options, general_options, option, scenario_file, scenario_of
+from windtunnel.cli.options import (
+    WRITTEN_FILE,
+    Verb,
+    all_of,
+    deployment_options,
+    general_options,
+    option,
+    scenario_file,
+    scenario_of,
+)
 from windtunnel.errors import InputError
+from windtunnel.units import format_count
 
 if TYPE_CHECKING:
     from windtunnel.engine.serving import Result
@@ -54,7 +64,7 @@ result_options = all_of(
         metavar="FOLDER",
         help="Write requests.parquet, steps.parquet, series.parquet, summary.json and the resolved scenario.yaml.",
     ),
-    option("--html", section=_OUTPUT, type=click.Path(path_type=Path), metavar="FILE", help="Write a page."),
+    option("--html", section=_OUTPUT, type=WRITTEN_FILE, metavar="FILE", help="Write a page."),
     option(
         "--timeline",
         section=_OUTPUT,
@@ -189,6 +199,6 @@ def _write_timeline(result: "Result", file: Path, max_events: int | None) -> Non
     phases = None if result.fleet is None else result.fleet.phases
     most = MAX_EVENTS if max_events is None else max_events
     detail = write_timeline(file, result.requests, result.steps, most, about, phases)
-    click.echo(f"wrote {file}: {detail.num_events:,} events", err=True)
+    click.echo(f"wrote {file}: {format_count(detail.num_events, 'event')}", err=True)
     if not detail.is_complete:
         click.echo(f"in it {detail.sampling}; --timeline-events {2 * most} shows more", err=True)

@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from windtunnel.cli.options import Verb, all_of, option
+from windtunnel.cli.options import WRITTEN_FILE, Verb, all_of, option
 from windtunnel.errors import InputError
+from windtunnel.units import format_count
 
 if TYPE_CHECKING:
     from windtunnel.spec.fabric import Fabric
@@ -79,7 +80,7 @@ def command() -> None:
 @option("--type", "-topo", "kind", section=_SIZE, metavar="NAME", help="spectrum_x, alibaba_hpn, dcn_plus, nvl, ...")
 @parameter_options
 @option("--set", "settings", section=_SIZE, multiple=True, metavar="NAME=VALUE", help="Any other field of the type.")
-@option("--out", "-o", "out", section=_OUT, type=click.Path(path_type=Path), metavar="FILE", help="[its name, here]")
+@option("--out", "-o", "out", section=_OUT, type=WRITTEN_FILE, metavar="FILE", help="[its name, here]")
 @option("--overwrite", section=_OUT, is_flag=True, help="Replace the file.")
 def generate(
     kind: str | None,
@@ -106,7 +107,10 @@ def generate(
     fabric = fabric_from({"type": kind or "two_tier", **given, **assignments(settings)}, "")
     found = len(fabric.tier[fabric.tier == 1])
     if num_leaves is not None and num_leaves != found:
-        click.echo(f"note: --num-leaves {num_leaves} does not fit; the GPUs need {found} leaves", err=True)
+        click.echo(
+            f"note: --num-leaves {num_leaves} does not fit; the GPUs need {format_count(found, 'leaf', 'leaves')}",
+            err=True,
+        )
     path = out or Path(fabric.name)
     if path.exists() and not overwrite:
         raise InputError(f"{path} exists already", "choose another --out, or replace it with --overwrite")
@@ -118,7 +122,7 @@ def generate(
 @command.command(cls=Verb, short_help="Show what a topology consists of.")
 @click.argument("topology")
 @failure_options
-@option("--html", section=_OUT, type=click.Path(path_type=Path), metavar="FILE", help="Write a drawing.")
+@option("--html", section=_OUT, type=WRITTEN_FILE, metavar="FILE", help="Write a drawing.")
 @option("--json", "as_json", section=_OUT, is_flag=True, help="Print JSON.")
 def show(
     topology: str, fail_links: tuple[str, ...], fail_nodes: tuple[int, ...], html: Path | None, as_json: bool
@@ -158,7 +162,10 @@ def check(topology: str, fail_links: tuple[str, ...], fail_nodes: tuple[int, ...
 
     fabric = fabric_named(topology, fail_links, fail_nodes)
     fabrics.check(fabric)
-    click.echo(f"{fabric.name}: {fabric.num_gpus} GPUs, {fabric.num_links} links, every GPU reaches every other")
+    click.echo(
+        f"{fabric.name}: {format_count(fabric.num_gpus, 'GPU')}, {format_count(fabric.num_links, 'link')}, "
+        "every GPU reaches every other"
+    )
 
 
 def _pair(text: str) -> tuple[int, int]:

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from windtunnel.cli.options import Verb, all_of, option
+from windtunnel.cli.options import WRITTEN_FILE, Verb, all_of, option
+from windtunnel.units import format_count
 
 if TYPE_CHECKING:
     from windtunnel.engine.training import TrainingResult
@@ -46,7 +47,7 @@ job_options = all_of(
     option("--recompute", section=_SPLIT, metavar="HOW", help="none, selective or full.  [none]"),
     option("--search", section=_OUTPUT, is_flag=True, help="Try every layout of the devices; show the fastest."),
     option("--explain", section=_OUTPUT, is_flag=True, help="Show one micro-batch task by task too."),
-    option("--html", section=_OUTPUT, type=click.Path(path_type=Path), metavar="FILE", help="Write a page."),
+    option("--html", section=_OUTPUT, type=WRITTEN_FILE, metavar="FILE", help="Write a page."),
     option(
         "--timeline",
         section=_OUTPUT,
@@ -160,4 +161,4 @@ def _write_timeline(result: "TrainingResult", file: Path) -> None:
     }
     line = result.timeline
     num_events = write_step_timeline(file, line.schedule, line.starts, line.ends, line.communicated, about)
-    click.echo(f"wrote {file}: {num_events:,} events", err=True)
+    click.echo(f"wrote {file}: {format_count(num_events, 'event')}", err=True)

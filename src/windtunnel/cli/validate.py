@@ -5,10 +5,11 @@ from typing import Any
 
 import click
 
-from windtunnel.cli.options import Verb, all_of, deployment_options, option
+from windtunnel.cli.options import WRITTEN_FILE, Verb, all_of, deployment_options, option
 from windtunnel.cli.progress import counted
 from windtunnel.cli.runs import chosen_measurements
 from windtunnel.errors import InputError
+from windtunnel.units import format_count
 
 _RUNS, _OUTPUT = "Runs", "Output"
 
@@ -16,7 +17,7 @@ validation_options = all_of(
     option("--use", section=_RUNS, metavar="NAMES", help="Only runs of these uses.  [primary,secondary]"),
     option("--only", section=_RUNS, metavar="TEXT", help="Only runs whose id contains it."),
     option("--processes", section=_RUNS, type=int, metavar="N", help="Processes to simulate in.  [1]"),
-    option("--html", section=_OUTPUT, type=click.Path(path_type=Path), metavar="FILE", help="Write a page."),
+    option("--html", section=_OUTPUT, type=WRITTEN_FILE, metavar="FILE", help="Write a page."),
     option("--json", "as_json", section=_OUTPUT, is_flag=True, help="Print JSON."),
     option(
         "--max-error",
@@ -52,35 +53,41 @@ def command(
     windtunnel validate vllm-result.json --model llama-3.1-8b --device h100_sxm --tp 1
     """
     from windtunnel.engine.validate import predict_runs
-    from windtunnel.interop.text_file import check_writable, write_text
+    from windtunnel.interop.text_file import write_text
     from windtunnel.report.documents import as_text
     from windtunnel.report.tables import show
-    from windtunnel.report.validation import validation_document, validation_page, validation_report
+    from windtunnel.report.validation import refusals, validation_document, validation_page, validation_report
     from windtunnel.spec.calibration import NONE, load_calibration
 
     limits = error_limits(max_error)
     if processes is not None and processes < 1:
         raise InputError(f"--processes is {processes}; at least 1 is needed")
-    if html is not None:
-        check_writable(html)
     if calibration not in (None, NONE):
         load_calibration(calibration)
     found, left_out = chosen_measurements(runs, options, use, only)
     with counted("predicting", "runs") as progress:
         predictions = predict_runs(found, calibration, processes or 1, progress)
+    if not limits and all(one.refused for one in predictions):
+        raise _none_predicted(refusals(predictions))
     if html is not None:
         write_text(html, validation_page(predictions, ", ".join(path.name for path in runs), left_out))
     if as_json:
         click.echo(as_text(validation_document(predictions, left_out)))
     else:
         show(*validation_report(predictions, left_out=left_out))
-    if not limits and all(one.refused for one in predictions):
-        raise InputError(f"no run could be predicted; the first: {predictions[0].refused}")
     above = exceeded(predictions, limits)
     for line in above:
         click.echo(line, err=True)
     if above:
         click.get_current_context().exit(1)
+
+
+def _none_predicted(reasons: dict[str, int]) -> InputError:
+    """All reasons, the most frequent first."""
+    return InputError(
+        f"no run could be predicted: {'; '.join(f'{why} ({count:,})' for why, count in reasons.items())}",
+        "what a table holds is said in docs/guides/validate-and-calibrate.md",
+    )
 
 
 def error_limits(text: str | None) -> dict[str, float]:
@@ -123,5 +130,7 @@ def exceeded(predictions: Any, limits: dict[str, float]) -> list[str]:
     for name, limit in limits.items():
         found = score([one.error(name) for one in done or drafting])
         if found is not None and found.median > limit:
-            lines.append(f"{name}: median error {found.median:.1%} is above {limit:.1%} ({found.num_runs} runs)")
+            lines.append(
+                f"{name}: median error {found.median:.1%} is above {limit:.1%} ({format_count(found.num_runs, 'run')})"
+            )
     return lines

@@ -5,7 +5,15 @@ from typing import Any
 
 import click
 
-from windtunnel.cli.options import Verb, deployment_options, general_options, option, scenario_file, scenario_of
+from windtunnel.cli.options import (
+    WRITTEN_FILE,
+    Verb,
+    deployment_options,
+    general_options,
+    option,
+    scenario_file,
+    scenario_of,
+)
 from windtunnel.cli.simulate import load_options
 from windtunnel.errors import InputError
 
@@ -27,7 +35,7 @@ NEEDED = ("model", "device", "rate", "concurrency", "input_tokens", "output_toke
 @option(
     "--show", section=_GRID, metavar="FIGURES", help="ttft_p90,tpot_p50,requests_per_usd, ...  [the most asked for]"
 )
-@option("--html", section="Result", type=click.Path(path_type=Path), metavar="FILE", help="Write a page with a plot.")
+@option("--html", section="Result", type=WRITTEN_FILE, metavar="FILE", help="Write a page with a plot.")
 @deployment_options
 @load_options
 @general_options

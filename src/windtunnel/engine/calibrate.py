@@ -32,7 +32,7 @@ from windtunnel.errors import InputError
 from windtunnel.estimate.calibrated import factor, shares
 from windtunnel.estimate.estimator import Estimate, Estimator
 from windtunnel.estimate.steps import StepPrices, combined, price_steps
-from windtunnel.interop.measured_runs import Measurement
+from windtunnel.interop.measured_runs import Measurement, reason_of
 from windtunnel.kernels import state
 from windtunnel.ops import op as ops
 from windtunnel.ops.forward import Shard
@@ -218,7 +218,7 @@ def benches(
         try:
             yield measurement, _bench(measurement, estimators, estimator_of)
         except InputError as error:
-            yield measurement, error.message
+            yield measurement, reason_of(error)
 
 
 def _bench(

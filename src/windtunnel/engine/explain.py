@@ -14,6 +14,7 @@ from windtunnel.ops.forward import Shard, StepBatch, decode_launches, head_launc
 from windtunnel.ops.memory import MemoryPlan, plan_memory
 from windtunnel.ops.op import Collective, Elementwise, Launch, Op
 from windtunnel.spec.scenario import Setup
+from windtunnel.units import format_count
 
 
 @dataclass(frozen=True)
@@ -154,7 +155,9 @@ def step_batch(
     if decode_requests + prefill_tokens == 0:
         raise InputError("the step is empty", "give a batch that decodes, prefill tokens, or both")
     if decode_requests and context_tokens < 1:
-        raise InputError(f"context is {context_tokens:g}; a decoding request attends to one token at least")
+        raise InputError(
+            f"context is {context_tokens:g}; a decoding request attends to one token at least", "raise --context"
+        )
     if prefill_context_tokens and not prefill_tokens:
         raise InputError(
             f"prefill context is {prefill_context_tokens:,}, but no prompt is computed", "give prefill tokens too"
@@ -181,7 +184,8 @@ def check_batch(setup: Setup, memory: MemoryPlan, batch: StepBatch) -> None:
     most = max(engine.max_num_batched_tokens, engine.max_prefill_tokens or 0)
     if batch.num_tokens > most:
         raise InputError(
-            f"a step of {batch.num_tokens:,} tokens is above max_num_batched_tokens = {most:,} of {engine.name}",
+            f"a step of {format_count(batch.num_tokens, 'token')} is above max_num_batched_tokens = {most:,} "
+            f"of {engine.name}",
             "raise --max-num-batched-tokens, or compute fewer tokens",
         )
     seen = batch.prefill_pairs / batch.prefill_tokens + 0.5 * batch.prefill_tokens if batch.prefill_tokens else 0.0

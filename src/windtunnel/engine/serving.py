@@ -36,7 +36,7 @@ from windtunnel.metrics.uncertainty import Interval
 from windtunnel.ops.memory import MemoryPlan
 from windtunnel.spec.scenario import Scenario, Setup, resolve
 from windtunnel.spec.slo import Slo
-from windtunnel.units import format_seconds
+from windtunnel.units import format_count, format_seconds
 
 ENGINE_COLUMNS = (
     "arrival_s",
@@ -84,7 +84,7 @@ class Result:
         tpot = "" if found.tpot_s is None else f", TPOT {format_seconds(found.tpot_s.mean)}"
         return (
             f"Result({self.scenario.model} on {found.num_devices:,} x {self.scenario.deployment.device}: "
-            f"{found.num_requests:,} requests, mean TTFT {format_seconds(found.ttft_s.mean)}{tpot}, "
+            f"{format_count(found.num_requests, 'request')}, mean TTFT {format_seconds(found.ttft_s.mean)}{tpot}, "
             f"{rate.output_tokens_per_s:,.0f} output tokens/s; see .summary, .requests, .steps)"
         )
 

@@ -43,25 +43,30 @@ class Prediction:
 
     @property
     def reason(self) -> str:
-        """The likeliest cause of an error, from what is known about the run."""
-        labels, facts = self.measurement.labels, self.facts
+        """What is known of the run that bears on an error; empty where nothing does.
+
+        What its record says of itself comes before shares of the simulated time, as those presuppose its settings.
+        Settings that a scenario cannot hold are named behind them: whether they mattered is not known.
+        """
+        labels, facts, scenario = self.measurement.labels, self.facts, self.measurement.scenario
         if labels.get("odd"):
             return f"the record calls it odd: {labels['odd'].replace('_', ' ')}"
+        if scenario is not None and scenario.deployment.settings_assumed:
+            return "settings of server and client were not recorded"
         if facts.get("preemptions") or facts.get("kv_peak", 0.0) > 0.98:
             return "KV cache full: queueing decides, and a small error of its size counts much"
         if facts.get("roofline", 0.0) > 0.2:
             return f"{facts['roofline']:.0%} of device time priced by a roofline"
         if facts.get("scaled", 0.0) > 0.3:
             return f"{facts['scaled']:.0%} of device time beyond measured shapes"
-        if labels.get("unmodelled"):
-            return f"not modelled: {labels['unmodelled']}"
-        if labels.get("source") in ("autogap", "gtl"):
-            return "settings of server and client were not recorded"
         if facts.get("host", 0.0) > 0.3:
             return f"{facts['host']:.0%} of the time is the host's"
         if facts.get("communication", 0.0) > 0.3:
             return f"{facts['communication']:.0%} of the time is communication"
-        return "; ".join(self.remarks)
+        found = [f"recorded, not simulated: {labels['unmodelled']}"] if labels.get("unmodelled") else []
+        if self.remarks:
+            found.append(f"outside the calibration: {', '.join(self.remarks)}")
+        return "; ".join(found)
 
 
 def predict_runs(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.errors import InputError, did_you_mean
+from windtunnel.errors import InputError, did_you_mean, missing_file
 from windtunnel.ops import op as ops
 from windtunnel.spec.precision import Format
 
@@ -282,7 +282,7 @@ def read_parquet(path: Path, columns: list[str] | None = None, dictionaries: lis
             present = [name for name in columns if name in file.schema_arrow.names] if columns else None
             return file.read(columns=present, use_threads=False)
     except FileNotFoundError:
-        raise InputError(f"there is no file {path}") from None
+        raise missing_file(path) from None
     except KeyError:
         require_columns(path, pq.read_schema(path).names, tuple(dictionaries or ()))
         raise

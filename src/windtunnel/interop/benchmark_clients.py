@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from windtunnel.errors import InputError
+from windtunnel.errors import InputError, unreadable
 
 MS = 1e-3
 
@@ -50,7 +50,7 @@ def read_client_results(path: Path) -> list[ClientResult]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} cannot be read: {error}") from None
+        raise unreadable(path, error) from None
     found = []
     for number, document in enumerate(_documents(path, text)):
         name = path.stem if number == 0 else f"{path.stem}:{number + 1}"

@@ -8,7 +8,7 @@ import zlib
 from contextlib import closing
 from pathlib import Path
 
-from windtunnel.errors import InputError, WindtunnelError
+from windtunnel.errors import InputError, WindtunnelError, unreadable
 from windtunnel.interop.kineto_capture import read_kineto_capture
 from windtunnel.interop.ncu import REPORT_HINT as NCU_HINT
 from windtunnel.interop.ncu import is_ncu, read_ncu
@@ -55,12 +55,10 @@ def _start_of(path: Path) -> bytes:
             return start
         with gzip.open(path) as packed:
             return packed.read(4096)
-    except FileNotFoundError:
-        raise InputError(f"there is no file {path}") from None
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise InputError(f"{path} is a broken gzip file: {error}", "fetch or compress it again") from None
     except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror or error}") from None
+        raise unreadable(path, error) from None
 
 
 _PRIVATE_ROWS = (
@@ -82,7 +80,7 @@ def scrub_nsys(path: Path) -> int:
 
     Raises:
         InputError: it is no capture of Nsight Systems.
-        WindtunnelError: it cannot be written.
+        InputError: it cannot be written.
     """
     read_nsys(path)
     try:
@@ -113,7 +111,7 @@ def write_kernels(capture: Capture, path: Path) -> None:
     """Write the kernel table with its texts as Parquet; it appears whole or not at all.
 
     Raises:
-        WindtunnelError: it cannot be written.
+        InputError: it cannot be written.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq

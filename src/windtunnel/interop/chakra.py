@@ -131,7 +131,7 @@ def write_trace(path: Path, trace: ChakraTrace) -> None:
     """Write one rank's trace, gzipped where the name ends in `.gz`.
 
     Raises:
-        WindtunnelError: it cannot be written.
+        InputError: it cannot be written.
     """
     write_bytes(path, trace_bytes(trace))
 

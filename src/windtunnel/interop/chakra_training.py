@@ -78,7 +78,7 @@ def write_training_traces(
 
     Raises:
         InputError: the job has no such rank.
-        WindtunnelError: a file cannot be written.
+        InputError: a file cannot be written.
     """
     unknown = next((number for number in ranks or () if not 0 <= number < setup.degrees.num_devices), None)
     if unknown is not None:

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.errors import InputError
+from windtunnel.errors import InputError, missing_file
 from windtunnel.spec.noun import decode
 
 Floats = NDArray[np.float64]
@@ -109,7 +109,7 @@ def _read_json(path: Path) -> Any:
         raw = path.read_bytes()
         return json.loads(gzip.decompress(raw) if path.suffix == ".gz" else raw)
     except FileNotFoundError:
-        raise InputError(f"there is no file {path}") from None
+        raise missing_file(path) from None
     except (OSError, EOFError, zlib.error, ValueError) as error:
         raise InputError(f"{path} cannot be read as JSON: {error}") from None
 

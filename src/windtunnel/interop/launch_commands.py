@@ -209,7 +209,9 @@ class _Reading:
                 if flag.is_lenient:
                     self.not_modelled.append(f"--{name} {value}")
                     return
-                raise InputError(f"--from-command: --{name} is {value}; {error}") from None
+                raise InputError(
+                    f"--from-command: --{name} is {value}; {error}", "mend it in the command line"
+                ) from None
         if flag.path.startswith("["):
             self.later[flag.path[1:-1]] = converted
         elif converted is not None:

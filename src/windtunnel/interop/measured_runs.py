@@ -6,6 +6,7 @@ Read are tables of runs (CSV or Parquet, a row each, `COLUMNS`) and the result f
 from __future__ import annotations
 
 import csv
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -14,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from windtunnel.errors import InputError, did_you_mean
+from windtunnel.errors import InputError, did_you_mean, unreadable
 from windtunnel.interop.benchmark_clients import MS, ClientResult, read_client_results
 from windtunnel.spec.scenario import Scenario, keep_published_formats, scenario_from
 
@@ -97,6 +98,7 @@ _NUMBERS = (
     "num_warmup_requests",
 )
 _COUNTS = ("input_tokens", "output_tokens", "concurrency", "num_requests", "num_warmup_requests")
+_OTHER_SEPARATOR = re.compile(r"[;\t|]")
 _ZERO_TOO = ("range_ratio", "num_warmup_requests")
 _TEXTS = ("node", "engine", "engine_version", "quant", "kv_cache_dtype")
 
@@ -161,7 +163,8 @@ def read_table(path: Path) -> list[Measurement]:
         )
     unknown = [name for name in rows[0] if name not in COLUMNS and not name.startswith("_")]
     if unknown:
-        hint = did_you_mean(unknown[0], COLUMNS, f"known: {', '.join(COLUMNS)}")
+        known = "separate columns by commas" if _OTHER_SEPARATOR.search(unknown[0]) else f"known: {', '.join(COLUMNS)}"
+        hint = did_you_mean(unknown[0], COLUMNS, known)
         raise InputError(f"{path.name} has a column {unknown[0]!r}, which is not known", hint)
     for name in ("model", "device", "input_tokens", "output_tokens"):
         if name not in rows[0]:
@@ -206,21 +209,25 @@ def _rows(path: Path) -> Iterator[dict[str, str]]:
         try:
             table = pq.read_table(path)
         except (OSError, ValueError) as error:
-            raise InputError(f"{path} cannot be read: {error}") from None
+            reason = str(error).partition(".")[0]
+            raise InputError(f"{path} is not a readable Parquet file: {reason}", "is it cut off?") from None
         for row in table.to_pylist():
             yield {name: "" if value is None else str(value) for name, value in row.items()}
         return
     try:
         lines = csv.DictReader(path.read_text(encoding="utf-8-sig").splitlines())
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} cannot be read: {error}") from None
+        raise unreadable(path, error) from None
     columns = lines.fieldnames or ()
     for name in columns:
         if columns.count(name) > 1:
             raise InputError(f"{path.name} has two columns {name!r}", "keep one of them")
     for number, line in enumerate(lines, 1):
         if None in line or None in line.values():
-            raise InputError(f"{path.name} row {number} has another number of values than the header")
+            raise InputError(
+                f"{path.name} row {number} has another number of values than the header has columns ({len(columns)})",
+                "is the file cut off, or a comma inside a value not quoted?",
+            )
         yield {name: value.strip() for name, value in line.items()}
 
 
@@ -230,7 +237,7 @@ def _measurement(where: str, identity: str, row: Mapping[str, str]) -> Measureme
     given = {name: value for name, value in given.items() if name not in unknown}
     for name in ("model", "device", "input_tokens", "output_tokens"):
         if name not in given:
-            raise InputError(f"{where}: {name} is empty")
+            raise InputError(f"{where}: {name} is empty", _meaning(name))
     measured = {}
     for name, metric in _MEASURED.items():
         if name in given:
@@ -240,13 +247,15 @@ def _measurement(where: str, identity: str, row: Mapping[str, str]) -> Measureme
         raise InputError(f"{where}: nothing was measured", f"one of: {', '.join(_MEASURED)}")
     statistic = {"median": "p50"}.get(given.get("statistic", "mean"), given.get("statistic", "mean"))
     if statistic not in STATISTICS:
-        raise InputError(f"{where}: statistic is {statistic!r}; known: {', '.join(STATISTICS)}")
+        raise InputError(f"{where}: statistic is {statistic!r}; known: {', '.join(STATISTICS)}", _meaning("statistic"))
     values: dict[str, Any] = {name: _number(where, name, given[name]) for name in _NUMBERS if name in given}
     for name in _COUNTS:
         if name in values and values[name] != int(values[name]):
-            raise InputError(f"{where}: {name} is {given[name]!r}; a whole number is needed")
+            raise InputError(f"{where}: {name} is {given[name]!r}; a whole number is needed", _meaning(name))
     if values.get("range_ratio", 1.0) > 1:
-        raise InputError(f"{where}: range_ratio is {given['range_ratio']!r}; from 0 to 1 is needed")
+        raise InputError(
+            f"{where}: range_ratio is {given['range_ratio']!r}; from 0 to 1 is needed", _meaning("range_ratio")
+        )
     raw: dict[str, Any] = {"model": given["model"], "deployment": {"device": given["device"]}}
     for name, dotted in _PATHS.items():
         if name in given:
@@ -280,8 +289,12 @@ def _number(where: str, name: str, text: str) -> float:
     except ValueError:
         value = -1.0
     if not (0 < value < float("inf") or (value == 0 and name in _ZERO_TOO)):
-        raise InputError(f"{where}: {name} is {text!r}; a number above zero is needed")
+        raise InputError(f"{where}: {name} is {text!r}; a number above zero is needed", _meaning(name))
     return value
+
+
+def _meaning(column: str) -> str:
+    return f"{column}: {COLUMNS[column]}"
 
 
 def _whole(where: str, name: str, text: str) -> float | int:
@@ -300,7 +313,7 @@ def _workload(where: str, values: Mapping[str, Any], are_means: bool) -> dict[st
     elif rate is not None:
         arrivals = _open_loop(rate, values.get("gap_cv", 1.0))
     else:
-        raise InputError(f"{where}: neither concurrency nor rate_per_s is given")
+        raise InputError(f"{where}: neither concurrency nor rate_per_s is given", _meaning("concurrency"))
     return {
         "arrivals": arrivals,
         "input_tokens": _lengths(values["input_tokens"], values.get("range_ratio"), are_means),

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.errors import InputError
+from windtunnel.errors import InputError, unreadable
 from windtunnel.interop.kernel_names import call_name, kernel_class
 from windtunnel.metrics.capture import (
     CALL_COLUMNS,
@@ -86,10 +86,8 @@ def _opened(path: Path) -> Iterator[sqlite3.Connection]:
     try:
         with path.open("rb") as file:
             start = file.read(len(MAGIC))
-    except FileNotFoundError:
-        raise InputError(f"there is no file {path}") from None
     except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror or error}") from None
+        raise unreadable(path, error) from None
     if start != MAGIC:
         hint = REPORT_HINT if path.suffix in (".nsys-rep", ".qdrep", ".qdstrm") else None
         raise InputError(f"{path} is not an SQLite file", hint)

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.errors import InputError, did_you_mean
+from windtunnel.errors import InputError, missing_file
 
 _CHUNK = re.compile(r"chunk-(\d+)-(trace\.csv|dataset\.json)$")
 LENGTHS = ("input_tokens", "output_tokens")
@@ -72,8 +72,7 @@ def _texts(path: Path) -> dict[tuple[int, str], str]:
             files_of = ((member.name, archive.extractfile(member)) for member in members)
             return {_key(name): file.read().decode("utf-8") for name, file in files_of if file is not None}
     except FileNotFoundError:
-        siblings = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
-        raise InputError(f"there is no file {path}", did_you_mean(path.name, siblings)) from None
+        raise missing_file(path) from None
     except (tarfile.TarError, EOFError, OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path} is not a folder or a tar archive of client models: {error}") from None
 

@@ -421,7 +421,7 @@ def _run(measured: Row, row: Row, servers: Mapping[str, Row]) -> MeasuredRun:
         ttft_s=measured.number("silicon_ttft_ms") * 1e-3,
         tpot_s=measured.number("silicon_tpot_ms") * 1e-3,
         flags=tuple(row.text("flags").split()),
-        unmodelled=_unmodelled(row, server),
+        unmodelled=_unmodelled(row),
     )
 
 
@@ -610,10 +610,9 @@ def _num_warmup(row: Row) -> int:
 _SCHEDULER_WORDS = r"(scheduler-recv-interval|schedule-conservativeness|batch_wait_\w+) [\d.]+|no batch wait|default"
 
 
-def _unmodelled(row: Row, server: Row | None) -> tuple[str, ...]:
-    found = []
-    if server is not None and server.text("prefix_caching").startswith("ON"):
-        found.append("prefix caching")
-    if left := re.sub(_SCHEDULER_WORDS, "", row.text("scheduler")).strip(" ,;"):
-        found.append(left)
-    return tuple(found)
+def _unmodelled(row: Row) -> tuple[str, ...]:
+    """What stands in the scheduler's column and no scenario holds. That prefixes are cached does not belong to it: the
+    client draws every prompt anew, and none is found.
+    """
+    left = re.sub(_SCHEDULER_WORDS, "", row.text("scheduler")).strip(" ,;")
+    return (left,) if left else ()

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from windtunnel.errors import InputError, did_you_mean
+from windtunnel.errors import InputError, did_you_mean, unreadable
+from windtunnel.units import format_count
 
 _DEFAULT = re.compile(r"not set\b|engine default\b|default\b|(auto|none|nan)$", re.IGNORECASE)
 
@@ -116,7 +117,7 @@ def rows(path: Path) -> Iterator[Row]:
     except FileNotFoundError:
         raise InputError(f"there is no file {path}", "the three files of the layout lie in one folder") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} cannot be read: {error}") from None
+        raise unreadable(path, error) from None
     lines = csv.reader(text.splitlines())
     header = next(lines, [])
     if not header:
@@ -126,5 +127,7 @@ def rows(path: Path) -> Iterator[Row]:
             continue
         where = f"{path.name} line {lines.line_num}"
         if len(line) != len(header):
-            raise InputError(f"{where} has {len(line)} values for {len(header)} columns")
+            raise InputError(
+                f"{where} has {format_count(len(line), 'value')} for {format_count(len(header), 'column')}"
+            )
         yield Row(dict(zip(header, line, strict=True)), where)

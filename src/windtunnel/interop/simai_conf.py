@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from windtunnel.errors import InputError, did_you_mean
+from windtunnel.errors import InputError, did_you_mean, unreadable
 from windtunnel.spec.network import SIMAI_SETTINGS, NetworkSettings
 from windtunnel.spec.packet import SIMAI_PACKETS, EcnThreshold
 from windtunnel.units import parse_quantity
@@ -106,8 +106,7 @@ def read_simai_conf(path: Path) -> NetworkSettings:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not text"
-        raise InputError(f"cannot read {path}: {reason}") from None
+        raise unreadable(path, error) from None
     packet: dict[str, object] = {}
     network: dict[str, object] = {"backend": "packet"}
     maps: dict[str, dict[float, float]] = {}

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from windtunnel.errors import WindtunnelError
+from windtunnel.errors import unwritable
 from windtunnel.estimate.collective import bus_factor
 from windtunnel.ops.flows import Flows, Hop
 from windtunnel.ops.iteration import Iteration, LayerTimes, PhaseTimes
@@ -70,7 +70,7 @@ def write_end_to_end(iteration: Iteration, path: Path) -> None:
     """Write `EndToEnd.csv` of an iteration; its first column is the file's name up to `EndToEnd`.
 
     Raises:
-        WindtunnelError: the file cannot be written.
+        InputError: the file cannot be written.
     """
     _write(path, end_to_end_csv(iteration, path.stem.removesuffix("EndToEnd")))
 
@@ -79,7 +79,7 @@ def write_flow_table(flows: Flows, op: str, size_bytes: int, algorithm: str, pat
     """Write SimCCL's CSV of a flow table.
 
     Raises:
-        WindtunnelError: the file cannot be written.
+        InputError: the file cannot be written.
     """
     lines = flow_table_csv(flows, op, size_bytes, algorithm, f"TP_0_0_0_{_OP_CODES.get(op, -1)}_{size_bytes}")
     _write(path, "".join(f"{line}\n" for line in lines))
@@ -90,7 +90,7 @@ def _write(path: Path, text: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise WindtunnelError(f"{path} cannot be written: {error.strerror or error}") from None
+        raise unwritable(path, error) from None
 
 
 FLOW_COLUMNS = (

@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.errors import InputError, WindtunnelError, did_you_mean
+from windtunnel.errors import InputError, did_you_mean, missing_file, unwritable
 from windtunnel.interop.text_file import read_text
 from windtunnel.spec import catalog
 from windtunnel.spec.fabric import Fabric, NodeKind, problems
-from windtunnel.units import parse_quantity
+from windtunnel.units import format_count, parse_quantity
 
 GPU_TYPES = ("A100", "A800", "H100", "H800", "H20")
 """What SimAI knows; devices of the catalog are known too."""
@@ -36,9 +36,11 @@ def read_topology(path: Path) -> Fabric:
         raise InputError(f"{path}, line 1: {num_gpus} GPUs do not fill servers of {gpus_per_server}")
     _check_switch_ids(lines, path, num_gpus, num_nodes)
     if len(lines) - 2 < num_links:
-        raise InputError(f"{path}, line 1: it announces {num_links} links; {len(lines) - 2} follow")
+        raise InputError(f"{path}, line 1: it announces {format_count(num_links, 'link')}; {len(lines) - 2} follow")
     if len(lines) - 2 > num_links:
-        raise InputError(f"{path}, line {num_links + 3}: line 1 announces {num_links} links; here is one more")
+        raise InputError(
+            f"{path}, line {num_links + 3}: line 1 announces {format_count(num_links, 'link')}; here is one more"
+        )
     ends, rate, latency, error = _links(lines[2:], path)
     kind = np.repeat(
         np.array([NodeKind.GPU, NodeKind.SCALE_UP_SWITCH, NodeKind.SWITCH], np.int8),
@@ -70,13 +72,13 @@ def write_topology(fabric: Fabric, path: Path) -> None:
     """Write a fabric as SimAI's generator does.
 
     Raises:
-        WindtunnelError: the file cannot be written.
+        InputError: the file cannot be written.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(topology_text(fabric), encoding="utf-8")
     except OSError as error:
-        raise WindtunnelError(f"{path} cannot be written: {error.strerror or error}") from None
+        raise unwritable(path, error) from None
 
 
 def topology_text(fabric: Fabric) -> str:
@@ -110,13 +112,14 @@ def _plain(value: float) -> str:
 
 def _read_lines(path: Path) -> list[str]:
     if not path.exists():
-        near = did_you_mean(path.name, [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else [])
-        raise InputError(f"there is no file {path}", near)
+        raise missing_file(path)
     lines = read_text(path).splitlines()
     while lines and not lines[-1].strip():
         lines.pop()
     if len(lines) < 2:
-        raise InputError(f"{path} has {len(lines)} lines; a topology has a header, a line of switches, and its links")
+        raise InputError(
+            f"{path} has {format_count(len(lines), 'line')}; a topology has a header, a line of switches, and its links"
+        )
     return lines
 
 
@@ -124,7 +127,7 @@ def _header(lines: list[str], path: Path) -> tuple[list[int], str]:
     words = lines[0].split()
     if len(words) != 6:
         raise InputError(
-            f"{path}, line 1: it has {len(words)} fields; 6 are needed",
+            f"{path}, line 1: it has {format_count(len(words), 'field')}; 6 are needed",
             "nodes, GPUs per server, NVSwitches, switches, links, GPU type",
         )
     counts = [_count(word, what, f"{path}, line 1") for word, what in zip(words, _HEADER, strict=False)]
@@ -166,7 +169,7 @@ def _links(
         words = line.split()
         if len(words) != 5:
             raise InputError(
-                f"{path}, line {i + 3}: it has {len(words)} fields; 5 are needed",
+                f"{path}, line {i + 3}: it has {format_count(len(words), 'field')}; 5 are needed",
                 "source, destination, rate, latency, error rate",
             )
         a, b, *rest = words

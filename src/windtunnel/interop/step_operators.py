@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from windtunnel.errors import InputError, WindtunnelError
+from windtunnel.errors import InputError, unwritable
 from windtunnel.estimate.table import MeasurementTable, site_names, text_names, write_tables
 from windtunnel.interop.step_names import CapturedStep, captured_steps
 from windtunnel.metrics.capture import CLASSES, COPY, MEMSET, Capture
@@ -284,7 +284,7 @@ def write_measurements(folder: Path, tables: Sequence[MeasurementTable], about: 
     """Write one Parquet file a kind of operator, as `estimate.table.read_tables` reads it.
 
     Raises:
-        WindtunnelError: the folder cannot be written to.
+        InputError: the folder cannot be written to.
     """
     by_kind: dict[str, list[MeasurementTable]] = {}
     for table in tables:
@@ -294,5 +294,5 @@ def write_measurements(folder: Path, tables: Sequence[MeasurementTable], about: 
         for kind, found in by_kind.items():
             write_tables(folder / f"{kind}.parquet", found, about)
     except OSError as error:
-        raise WindtunnelError(f"{folder} cannot be written to: {error.strerror or error}") from None
+        raise unwritable(folder, error) from None
     return [folder / f"{kind}.parquet" for kind in by_kind]

@@ -12,7 +12,8 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from windtunnel.errors import InputError, did_you_mean
+from windtunnel.errors import InputError, unreadable
+from windtunnel.units import format_count
 
 BLOCK_BYTES = 1 << 24
 BLOCK_ROWS = 1 << 18
@@ -63,13 +64,10 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
                     yield io.BufferedReader(unpacked, BLOCK_BYTES)
             else:
                 yield file
-    except FileNotFoundError:
-        siblings = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
-        raise InputError(f"there is no file {path}", did_you_mean(path.name, siblings)) from None
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise InputError(f"{path} is a broken gzip file: {error}", "fetch or compress it again") from None
     except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror or error}") from None
+        raise unreadable(path, error) from None
 
 
 def _first_line(path: Path, file: BinaryIO) -> bytes:
@@ -77,7 +75,7 @@ def _first_line(path: Path, file: BinaryIO) -> bytes:
     for line in file:
         if line.strip():
             return line
-    raise InputError(f"{path} is empty")
+    raise InputError(f"{path} is empty", "a line of column names is needed, and a line for each request")
 
 
 # CSV
@@ -92,7 +90,7 @@ def _csv_names(path: Path, line: bytes) -> list[str]:
     try:
         return [name.strip() for name in next(csv.reader(io.StringIO(line.decode("utf-8-sig"))))]
     except (UnicodeDecodeError, csv.Error):
-        raise InputError(f"{path} does not begin with a line of column names") from None
+        raise InputError(f"{path} does not begin with a line of column names", "is it another kind of file?") from None
 
 
 def _csv_batches(path: Path, names: list[str], use: Callable[[int, Batch], bool]) -> None:
@@ -191,7 +189,10 @@ def _broken_csv_row(path: Path, error: Exception) -> InputError:
             num_columns = len(next(rows))
             for number, row in enumerate(rows, start=1):
                 if len(row) != num_columns:
-                    return InputError(f"{path} row {number} has {len(row)} values, but there are {num_columns} columns")
+                    return InputError(
+                        f"{path} row {number} has {format_count(len(row), 'value')}, "
+                        f"but there are {format_count(num_columns, 'column')}"
+                    )
         except (csv.Error, StopIteration):
             pass
     return InputError(f"{path} is not valid CSV: {_first_sentence(error)}")
@@ -265,7 +266,7 @@ def _json_objects(path: Path) -> list[dict[str, Any]]:
     with _opened(path) as file:
         content = file.read()
     if not content.strip():
-        raise InputError(f"{path} is empty")
+        raise InputError(f"{path} is empty", "a line of column names is needed, and a line for each request")
     try:
         return msgspec.json.decode(content, type=list[dict[str, Any]])
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -309,7 +310,7 @@ def _from_parquet(path: Path, look: Callable[[Any], Any]) -> Any:
 
     with _opened(path) as file:
         if not file.peek(1) if isinstance(file, io.BufferedReader) else False:
-            raise InputError(f"{path} is empty")
+            raise InputError(f"{path} is empty", "a line of column names is needed, and a line for each request")
         source = pa.BufferReader(file.read()) if path.name.lower().endswith(".gz") else file
         try:
             return look(parquet.ParquetFile(source))

@@ -1,12 +1,11 @@
 """Text files of other programs: read whole, plain or gzipped, and written whole or not at all."""
 
 import gzip
-import os
 import tempfile
 import zlib
 from pathlib import Path
 
-from windtunnel.errors import InputError, WindtunnelError
+from windtunnel.errors import InputError, unreadable, unwritable
 
 
 def read_bytes(path: Path) -> bytes:
@@ -18,12 +17,10 @@ def read_bytes(path: Path) -> bytes:
     try:
         content = path.read_bytes()
         return gzip.decompress(content) if content.startswith(b"\x1f\x8b") else content
-    except FileNotFoundError:
-        raise InputError(f"there is no file {path}") from None
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise InputError(f"{path} is a broken gzip file: {error}", "fetch or compress it again") from None
     except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror or error}") from None
+        raise unreadable(path, error) from None
 
 
 def read_text(path: Path) -> str:
@@ -35,37 +32,54 @@ def read_text(path: Path) -> str:
     content = read_bytes(path)
     try:
         return content.decode("utf-8")
-    except UnicodeDecodeError:
-        raise InputError(f"{path} is not a text file") from None
+    except UnicodeDecodeError as error:
+        raise unreadable(path, error) from None
 
 
 def check_writable(path: Path) -> None:
     """Raise InputError where no file can be written to `path`, before hours of work are lost for it."""
     if path.is_dir():
-        raise InputError(f"{path} is a folder; a file is written")
-    folder = next(folder for folder in path.absolute().parents if folder.exists())
-    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise InputError(f"{path} is a folder; a file is written", f"for instance {path / 'NAME'}")
+    if not _is_special(path):
+        check_writable_folder(path, path.absolute().parent)
+
+
+def check_writable_folder(path: Path, folder: Path) -> None:
+    """The same of what is made in `folder`, which may be missing too. It is tried, as rights alone do not tell."""
+    nearest = next(one for one in (folder.absolute(), *folder.absolute().parents) if one.exists())
+    try:
+        with tempfile.TemporaryFile(dir=nearest):
+            pass
+    except OSError:
         raise InputError(
-            f"{path} cannot be written: {folder} is not a folder that you may write to", "choose another place"
-        )
+            f"{path} cannot be written: {nearest} is not a folder that you may write to", "choose another place"
+        ) from None
+
+
+def _is_special(path: Path) -> bool:
+    """Whether it is a device, a pipe or a link, which is written to and not replaced."""
+    return path.is_symlink() or (path.exists() and not path.is_file() and not path.is_dir())
 
 
 def write_bytes(path: Path, content: bytes) -> None:
     """Write `content` to `path`, gzipped where its name ends in `.gz`; it appears whole or not at all.
 
     Raises:
-        WindtunnelError: it cannot be written.
+        InputError: it cannot be written.
     """
     if path.suffix == ".gz":
         content = gzip.compress(content, mtime=0)
     try:
+        if _is_special(path):
+            path.write_bytes(content)
+            return
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{path.name[:100]}-", dir=path.parent) as folder:
             draft = Path(folder) / "draft"
             draft.write_bytes(content)
             draft.replace(path)
     except OSError as error:
-        raise WindtunnelError(f"{path} cannot be written: {error.strerror or error}") from None
+        raise unwritable(path, error) from None
 
 
 def write_text(path: Path, text: str) -> None:

@@ -1,14 +1,14 @@
 """Where a timeline is written: a file of the right name, there when it is whole and nowhere otherwise."""
 
 import gzip
-import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from windtunnel.errors import InputError
+from windtunnel.errors import InputError, unwritable
+from windtunnel.interop.text_file import check_writable
 
 SUFFIXES = (".json", ".json.gz")
 
@@ -16,14 +16,12 @@ SUFFIXES = (".json", ".json.gz")
 def check_file(path: Path, overwrite: bool) -> None:
     """Raise InputError where no timeline can be written to `path`: its name, a file there, no right to its folder."""
     if not path.name.endswith(SUFFIXES):
-        raise InputError(f"a timeline's file ends in {' or '.join(SUFFIXES)}; {path} does not")
+        raise InputError(f"a timeline's file ends in {' or '.join(SUFFIXES)}; {path} does not", "for instance run.json")
     if path.is_dir():
         raise InputError(f"{path} is a folder; a timeline is a file", f"for instance {path / 'timeline.json'}")
     if path.exists() and not overwrite:
         raise InputError(f"{path} exists", "choose another file, or replace it with --overwrite")
-    folder = next(folder for folder in path.absolute().parents if folder.exists())
-    if not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise InputError(f"{path} cannot be written: {folder} is not a folder that you may write to")
+    check_writable(path)
 
 
 @contextmanager
@@ -42,4 +40,4 @@ def new_file(path: Path) -> Iterator[IO[bytes] | gzip.GzipFile]:
                     yield raw
             draft.replace(path)
     except OSError as error:
-        raise InputError(f"the timeline cannot be written to {path}: {error.strerror or error}") from None
+        raise unwritable(path, error) from None

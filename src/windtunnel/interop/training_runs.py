@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from windtunnel.errors import InputError
+from windtunnel.errors import InputError, unreadable
 from windtunnel.interop import bloom_runs
 from windtunnel.interop.bridge_recipes import RECIPES
 from windtunnel.interop.training_sources import (
@@ -89,10 +89,8 @@ def read_training_runs(path: Path | str) -> tuple[list[TrainingRun], list[Skippe
     try:
         with path.open(encoding="utf-8", newline="") as file:
             rows = list(csv.DictReader(file))
-    except FileNotFoundError:
-        raise InputError(f"there is no file {path}") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} cannot be read: {error}") from None
+        raise unreadable(path, error) from None
     columns = set(rows[0]) if rows else set()
     if not columns >= {"model", "n_gpus"} and "benchmark" not in columns:
         raise InputError(f"{path} holds no training runs: it has neither columns model and n_gpus nor benchmark")

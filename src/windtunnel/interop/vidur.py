@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.errors import InputError
+from windtunnel.errors import InputError, unreadable
 from windtunnel.units import GIB
 
 Floats = NDArray[np.float64]
@@ -120,7 +120,7 @@ def read_config(path: Path) -> VidurConfig:
     try:
         return msgspec.json.decode(path.read_bytes(), type=VidurConfig)
     except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}") from error
+        raise unreadable(path, error) from None
     except msgspec.DecodeError as error:
         raise InputError(f"{path} is not a configuration that Vidur wrote: {error}") from error
 

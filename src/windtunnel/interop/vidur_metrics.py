@@ -4,8 +4,6 @@ Source: https://github.com/microsoft/vidur at 7d47513, `vidur/metrics/`. Times a
 frontend's share. Normalised columns divide by a request's own prompt or output tokens, also after a restart.
 """
 
-import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import InputError
+from windtunnel.interop.text_file import check_writable, write_bytes
 from windtunnel.metrics.records import Table
 from windtunnel.metrics.tokens import rows_by_replica, token_times
 from windtunnel.spec.scenario import Setup
@@ -72,6 +71,7 @@ def check_metrics_file(path: Path, overwrite: bool) -> None:
         raise InputError(f"{path} is not a .csv file", "for instance --vidur-metrics request_metrics.csv")
     if path.exists() and not overwrite:
         raise InputError(f"{path} is there already", "choose another name, or replace it with --overwrite")
+    check_writable(path)
 
 
 def write_request_metrics(path: Path, columns: dict[str, NDArray[Any]]) -> None:
@@ -80,12 +80,6 @@ def write_request_metrics(path: Path, columns: dict[str, NDArray[Any]]) -> None:
     from pyarrow import csv
 
     table = pa.table({name: pa.array(values, from_pandas=True) for name, values in columns.items()})
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, draft = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            csv.write_csv(table, file)
-        Path(draft).chmod(0o644)
-        Path(draft).replace(path)
-    finally:
-        Path(draft).unlink(missing_ok=True)
+    content = pa.BufferOutputStream()
+    csv.write_csv(table, content)
+    write_bytes(path, content.getvalue().to_pybytes())

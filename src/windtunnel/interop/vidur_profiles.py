@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.errors import InputError
+from windtunnel.errors import InputError, missing_file
 from windtunnel.estimate.table import STATISTICS, Floats, MeasurementTable, require_columns, site_names, text_names
 from windtunnel.ops.forward import Shard, decode_launches, prefill_launches, token_launches
 from windtunnel.ops.op import Collective, Op
@@ -77,7 +77,7 @@ def read_vidur_file(path: Path) -> VidurFile:
         with path.open(encoding="utf-8", newline="") as file:
             header, *rows = list(csv.reader(file))
     except FileNotFoundError:
-        raise InputError(f"there is no file {path}") from None
+        raise missing_file(path) from None
     except (OSError, UnicodeDecodeError, csv.Error, ValueError) as error:
         raise InputError(f"{path} cannot be read as CSV: {error}") from None
     for number, row in enumerate(rows):

@@ -17,6 +17,7 @@ from windtunnel.ops import op as ops
 from windtunnel.ops.training_program import device_program
 from windtunnel.ops.training_rank import Rank
 from windtunnel.spec.training_setup import TrainingSetup
+from windtunnel.units import format_count
 
 SIMAI, AICB, AIOB = "SimAI workload", "AICB list", "AIOB times"
 CHAKRA, KINETO, PYTORCH = "Chakra trace", "Kineto trace", "PyTorch execution trace"
@@ -111,7 +112,7 @@ def job_contents(setup: TrainingSetup, device: int) -> Contents:
     """What one rank of a pipeline device sends in a step of a job."""
     known = setup.degrees
     facts = (
-        ("model", f"{setup.model.name}, {setup.model.num_layers} layers"),
+        ("model", f"{setup.model.name}, {format_count(setup.model.num_layers, 'layer')}"),
         ("ranks", f"{known.num_devices:,}: tp {known.tp}, cp {known.cp}, pp {known.pp}, dp {known.dp}, ep {known.ep}"),
         ("micro-batches", f"{known.num_microbatches} of {known.micro_batch} x {setup.job.sequence_tokens:,} tokens"),
         ("shown", f"one rank of pipeline device {device}, one step"),

@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from windtunnel.errors import InputError, MissingExtraError, WindtunnelError
+from windtunnel.errors import InputError, MissingExtraError, WindtunnelError, unwritable
 from windtunnel.interop.capture_documents import (
     as_csv,
     as_json,
@@ -131,7 +131,7 @@ def _new_folder(experiment: Experiment, results: Path) -> Path:
         except FileExistsError:
             continue
         except OSError as error:
-            raise WindtunnelError(f"{results} cannot be written to: {error.strerror or error}") from None
+            raise unwritable(results, error) from None
         return results / name
     raise WindtunnelError(f"there are too many experiments named {base}")
 

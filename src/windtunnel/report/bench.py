@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from rich.console import RenderableType
 
-from windtunnel.errors import WindtunnelError
+from windtunnel.errors import unwritable
 from windtunnel.metrics.client import ClientSummary, gaps_of
 from windtunnel.metrics.records import Table
 from windtunnel.metrics.summary import Distribution
@@ -128,7 +128,7 @@ def write_bench(folder: Path, requests: Table, tokens: Table, document: Mapping[
     """Write the records, the summary and the scenario to `folder`: all files or none.
 
     Raises:
-        WindtunnelError: the folder cannot be written to.
+        InputError: the folder cannot be written to.
     """
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -142,4 +142,4 @@ def write_bench(folder: Path, requests: Table, tokens: Table, document: Mapping[
             for file in BENCH_FILES:
                 (draft / file).replace(folder / file)
     except OSError as error:
-        raise WindtunnelError(f"the run cannot be written to {folder}: {error.strerror or error}") from None
+        raise unwritable(folder, error) from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,9 +11,9 @@ from rich.console import RenderableType
 
 from windtunnel.interop.text_file import write_text
 from windtunnel.report.tables import columns, grid, title
-from windtunnel.spec.calibration import Calibration, Inferred, Reserve
+from windtunnel.spec.calibration import Calibration, Inferred, Provenance, Reserve
 from windtunnel.spec.noun import encode
-from windtunnel.units import format_bytes, format_seconds
+from windtunnel.units import format_bytes, format_count, format_seconds
 
 _METRICS = {"tpot": "TPOT", "ttft": "TTFT", "e2e": "E2E"}
 
@@ -21,7 +22,7 @@ def write_calibration(calibration: Calibration, path: Path) -> None:
     """Write `calibration` as YAML; loading it gives an equal one.
 
     Raises:
-        WindtunnelError: the file cannot be written.
+        InputError: the file cannot be written.
     """
     write_text(path, yaml.safe_dump(encode(calibration), sort_keys=False, width=120))
 
@@ -41,13 +42,14 @@ def calibration_report(
             cells += [f"{errors[metric]:.1%}" if metric in errors else "" for errors in both]
         rows.append(cells)
     parts: list[RenderableType] = [
-        title(f"{num_fitted} of {num_runs} runs fitted"),
-        "Median errors; after: of runs in configurations that the fit did not see.",
+        title(f"{num_fitted} of {format_count(num_runs, 'run')} fitted"),
+        "Median errors; before: nothing fitted; after: of runs in configurations that the fit did not see.",
         "",
         columns(headers, rows),
     ]
     if alone := [name for name, one in made.items() if one.provenance.num_configurations == 1]:
         parts.append(f"{', '.join(alone)}: of one configuration, so that none was left out, and after is before.")
+    parts += [f"{name}: {worse}" for name, one in made.items() if (worse := _worse(one.provenance))]
     if len(made) == 1:
         (one,) = made.values()
         host = {name: value for name in one.host.__struct_fields__ if (value := getattr(one.host, name)) is not None}
@@ -85,3 +87,10 @@ def _settings(one: Calibration) -> list[tuple[str, ...]]:
         )
         for what, entry, where in found
     ]
+
+
+def _worse(record: Provenance) -> str:
+    """Which metrics are further off after the fit than before it, on runs that it did not see."""
+    before, after = record.median_error_before, record.median_error
+    names = [name for metric, name in _METRICS.items() if after.get(metric, 0.0) > before.get(metric, math.inf)]
+    return f"{' and '.join(names)} no better for it on configurations left out; more of them may help" if names else ""

@@ -14,7 +14,7 @@ from windtunnel.search.confidence import CONFIDENCE
 from windtunnel.search.limits import METRICS
 from windtunnel.search.probe import LEAST_STREAM, MOST_GROWTH, growth
 from windtunnel.spec.noun import encode
-from windtunnel.units import format_seconds
+from windtunnel.units import format_count, format_seconds
 
 POINTS = (50, 90, 99)
 
@@ -39,7 +39,8 @@ def capacity_report(found: Capacities) -> list[RenderableType]:
         return [*parts, grid([("capacity", text), ("limits", held + stable)])]
     bound = found.at_least
     sure = f", at least {_load(found, bound)} with {percent(CONFIDENCE)} confidence" if bound is not None else ""
-    tried = f"{sum(one.num_runs for one in found.found)} runs of {first.at.served.arrival_s.size:,} requests"
+    num_runs = sum(one.num_runs for one in found.found)
+    tried = f"{format_count(num_runs, 'run')} of {format_count(first.at.served.arrival_s.size, 'request')}"
     beyond = "all that the workload has" if first.beyond is None else limit_text(first.beyond.limited_by, found.limits)
     streams = ", ".join(_load(found, one.load) for one in found.found)
     apart = "" if found.is_closed else f", loads {percent(found.tolerance)} apart"

@@ -34,7 +34,7 @@ from windtunnel.report.tables import bars, columns, grid, number, percent, title
 from windtunnel.spec.experiment import CONFIG, STEPS, SUMMARY, TRACE
 from windtunnel.spec.hardware import Device
 from windtunnel.spec.noun import read_yaml
-from windtunnel.units import format_bytes, format_seconds, format_si
+from windtunnel.units import format_bytes, format_count, format_seconds, format_si
 
 MOST_BARS, MOST_ROWS, MOST_POINTS = 20, 200, 2000
 PAGES = "visualization"
@@ -126,8 +126,9 @@ def _device_rows(capture: Capture) -> Iterator[tuple[str, str]]:
             f"device {device}" if device >= 0 else "processor",
             (
                 f"{name}busy {format_seconds(found.busy_s)} of {format_seconds(found.span_s)} "
-                f"({percent(found.busy_s / found.span_s) if found.span_s else '-'}), {len(found.gaps_s):,} gaps, "
-                f"the longest {format_seconds(float(found.gaps_s.max(initial=0.0)))}"
+                f"({percent(found.busy_s / found.span_s) if found.span_s else '-'}), "
+                f"{format_count(len(found.gaps_s), 'gap')}, the longest "
+                f"{format_seconds(float(found.gaps_s.max(initial=0.0)))}"
             ),
         )
         if found.communication_s:

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from windtunnel.engine.over_time import over_time
-from windtunnel.errors import InputError, WindtunnelError
+from windtunnel.errors import InputError, unwritable
+from windtunnel.interop.text_file import check_writable_folder
 from windtunnel.report.documents import as_text, run_document
 from windtunnel.spec.scenario import save
 
@@ -20,9 +21,10 @@ FLEET_FILES = ("replicas.parquet", "stays.parquet")
 
 
 def check_folder(folder: Path, overwrite: bool) -> None:
-    """Raise InputError where no run can be written to `folder`: a file, or not empty and no `overwrite`."""
+    """Raise InputError where no run can be written to `folder`: a file, not empty and no `overwrite`, or forbidden."""
     if folder.exists() and not folder.is_dir():
-        raise InputError(f"{folder} is a file; a run is written to a folder")
+        raise InputError(f"{folder} is a file; a run is written to a folder", "choose another name")
+    check_writable_folder(folder, folder)
     if not overwrite and folder.is_dir() and any(folder.iterdir()):
         raise InputError(f"{folder} is not empty", "choose another folder, or replace a former run with --overwrite")
 
@@ -33,7 +35,7 @@ def write_run(result: Result, folder: Path) -> None:
     Files are written beside it first and moved at the end; other files in `folder` stay.
 
     Raises:
-        WindtunnelError: the folder cannot be written to.
+        InputError: the folder cannot be written to.
     """
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -51,4 +53,4 @@ def write_run(result: Result, folder: Path) -> None:
             for file in (*RUN_FILES, *(FLEET_FILES if result.fleet is not None else ())):
                 (draft / file).replace(folder / file)
     except OSError as error:
-        raise WindtunnelError(f"the run cannot be written to {folder}: {error.strerror or error}") from None
+        raise unwritable(folder, error) from None

@@ -13,7 +13,7 @@ from windtunnel.report.tables import columns, grid, number, percent, title
 from windtunnel.report.version import version
 from windtunnel.spec.fabric import Fabric, NodeKind
 from windtunnel.spec.layers import Group
-from windtunnel.units import format_bytes, format_seconds
+from windtunnel.units import format_bytes, format_count, format_seconds
 
 _TIERS = {0: "scale-up switch", 1: "leaf", 2: "spine", 3: "core"}
 _GROUPS = {
@@ -85,7 +85,9 @@ def _gbps(bytes_per_s: float) -> str:
 
 def collective_report(run: CollectiveRun, fabric: Fabric) -> list[RenderableType]:
     """One collective: time, bandwidths as nccl-tests defines them, how and by what it was found."""
-    where = f"{run.num_ranks} GPUs of {fabric.name}" + (f", {run.num_servers} servers" if run.num_servers > 1 else "")
+    where = f"{format_count(run.num_ranks, 'GPU')} of {fabric.name}" + (
+        f", {format_count(run.num_servers, 'server')}" if run.num_servers > 1 else ""
+    )
     is_plain = run.backend != "analytic" and run.protocol == "simple"
     how = run.algorithm if is_plain else f"{run.algorithm}, {run.protocol}"
     return [
@@ -132,7 +134,7 @@ def iteration_report(iteration: Iteration) -> list[RenderableType]:
     shape = f"TP {job.tp}, EP {job.ep}, PP {job.pp}, DP {job.dp}, {job.num_micro_batches} micro-batches"
     return [
         title(f"{job.name}: {format_seconds(total * 1e-9)} an iteration"),
-        f"{job.num_gpus} GPUs, {shape}, {len(job.layers)} layers",
+        f"{format_count(job.num_gpus, 'GPU')}, {shape}, {format_count(len(job.layers), 'layer')}",
         "",
         columns(("exposed", "time", "share"), rows),
         "",
@@ -199,7 +201,7 @@ def shared_report(jobs: Sequence[SharedJob], fabric: Fabric, placement: str) -> 
         for job in jobs
     ]
     names = ("job", "GPUs", "alone", "shared", "slowest", "slowdown", "iterations")
-    return [title(f"{len(jobs)} jobs on {fabric.name}, {placement}"), columns(names, rows)]
+    return [title(f"{format_count(len(jobs), 'job')} on {fabric.name}, {placement}"), columns(names, rows)]
 
 
 def shared_document(jobs: Sequence[SharedJob], fabric: Fabric, placement: str) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from windtunnel.engine.network import FlowTimes
 from windtunnel.engine.packet import PacketTimes, QueueTrace
-from windtunnel.errors import WindtunnelError
+from windtunnel.errors import unwritable
 from windtunnel.ops.flows import Flows
 from windtunnel.spec.fabric import Fabric
 
@@ -19,7 +19,7 @@ def write_flow_times(flows: Flows, times: FlowTimes, path: Path) -> None:
     """Write a row for each flow: its ends, channel, step and bytes; when it began, was sent and was complete, in us.
 
     Raises:
-        WindtunnelError: the file cannot be written.
+        InputError: the file cannot be written.
     """
     head = ("group", "channel", "step", "source", "destination", "size_bytes", "begin_us", "sent_us", "finish_us")
     rows: list[list[Any]] = [getattr(flows, name).tolist() for name in head[:6]]
@@ -33,7 +33,7 @@ def write_link_use(fabric: Fabric, times: FlowTimes, path: Path) -> None:
     Packets add the largest queue, how long it was paused, and the pauses, marks and losses there.
 
     Raises:
-        WindtunnelError: the file cannot be written.
+        InputError: the file cannot be written.
     """
     ends = np.column_stack([fabric.link_a, fabric.link_b])
     source, target = ends.ravel(), ends[:, ::-1].ravel()
@@ -60,7 +60,7 @@ def write_queues(fabric: Fabric, trace: QueueTrace, path: Path) -> None:
     """Write a row for each look at the queues, a column for each traced link, `36-40` from node 36 to node 40.
 
     Raises:
-        WindtunnelError: the file cannot be written.
+        InputError: the file cannot be written.
     """
     ends = np.column_stack([fabric.link_a, fabric.link_b])
     names = [f"{source}-{target}" for source, target in zip(ends.ravel(), ends[:, ::-1].ravel(), strict=True)]
@@ -77,4 +77,4 @@ def _write(path: Path, head: Sequence[str], rows: Iterable[Sequence[Any]]) -> No
             writer.writerow(head)
             writer.writerows(rows)
     except OSError as error:
-        raise WindtunnelError(f"{path} cannot be written: {error.strerror or error}") from None
+        raise unwritable(path, error) from None

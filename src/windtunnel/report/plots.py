@@ -30,6 +30,8 @@ class Axis:
     is_log: bool = False
     low: float | None = None
     high: float | None = None
+    is_count: bool = False
+    """Whole numbers alone are marked."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,7 @@ def histogram(
             at = sum(value >= edge for edge in edges) - 1
             counts[min(max(at, 0), len(counts) - 1)] += 1
     bars = Series(label, list(edges), [*map(float, counts), 0.0], "bars")
-    return figure([bars], x, Axis(y_label, low=0.0), **size)
+    return figure([bars], x, Axis(y_label, low=0.0, is_count=True), **size)
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,7 @@ class _Scale:
     start: float
     end: float
     is_log: bool
+    is_count: bool = False
 
     @classmethod
     def over(cls, axis: Axis, values: list[float], start: float, end: float) -> _Scale:
@@ -110,7 +113,7 @@ class _Scale:
             low, high = (lower if axis.low is None else low), (high + margin if axis.high is None else high)
         if high <= low:
             high = low * 2 if axis.is_log else low + 1.0
-        return cls(low, high, start, end, axis.is_log)
+        return cls(low, high, start, end, axis.is_log, axis.is_count)
 
     def __call__(self, value: float) -> float:
         if self.is_log:
@@ -134,6 +137,7 @@ class _Scale:
         raw = (self.high - self.low) / 5
         size = 10.0 ** math.floor(math.log10(raw))
         step = next(size * factor for factor in (1, 2, 5, 10) if size * factor >= raw)
+        step = max(step, 1.0) if self.is_count else step
         first = math.ceil(self.low / step)
         return [index * step for index in range(first, math.floor(self.high / step + 1e-9) + 1)]
 

@@ -9,12 +9,12 @@ from windtunnel.metrics.records import Table
 from windtunnel.metrics.summary import Distribution, Summary, queue_growth
 from windtunnel.ops.memory import MemoryPlan
 from windtunnel.report.setup import deployment_line, load_line, model_line, network_lines, provenance_rows
-from windtunnel.report.tables import bars, columns, counted, duration, grid, number, percent, title
+from windtunnel.report.tables import bars, columns, duration, grid, number, percent, title
 from windtunnel.search.load import is_closed
 from windtunnel.search.probe import MOST_GROWTH
 from windtunnel.spec.scenario import Scenario, pool_scenario
 from windtunnel.spec.slo import Slo
-from windtunnel.units import format_bytes, format_seconds
+from windtunnel.units import format_bytes, format_count, format_seconds
 
 
 def run_report(result: Result) -> list[RenderableType]:
@@ -67,7 +67,8 @@ def sureness_rows(result: Result) -> list[tuple[str, str]]:
         basis = f"none: {result.setup.not_calibrated}"
     else:
         record = calibration.provenance
-        basis = f"{name}, {record.num_runs} runs in {record.num_configurations} configurations"
+        runs = format_count(record.num_runs, "run")
+        basis = f"{name}, {runs} in {format_count(record.num_configurations, 'configuration')}"
         basis = "; ".join([basis, *result.calibration_remarks])
     return [("80% interval", ", ".join(shown)), ("calibration", basis)]
 
@@ -126,17 +127,21 @@ def _fleet_rows(summary: Summary) -> list[tuple[str, str]]:
         (
             "faults",
             (
-                f"{counted(fleet.num_failures, 'failure')}, {counted(fleet.num_starts, 'start')}; "
+                f"{format_count(fleet.num_failures, 'failure')}, {format_count(fleet.num_starts, 'start')}; "
                 f"{percent(fleet.availability_fraction)} available{outage}"
             ),
         ),
         (
             "retries",
             (
-                f"{counted(fleet.num_retried_requests, 'request was', 'requests were')} sent again, "
-                f"{counted(fleet.num_retries, 'time')} in all; "
+                f"{format_count(fleet.num_retried_requests, 'request was', 'requests were')} sent again, "
+                f"{format_count(fleet.num_retries, 'time')} in all; "
                 f"{duration(fleet.lost_step_s)} of steps lost"
-                + (f", {fleet.num_discarded_tokens:,} tokens streamed twice" if fleet.num_discarded_tokens else "")
+                + (
+                    f", {format_count(fleet.num_discarded_tokens, 'token')} streamed twice"
+                    if fleet.num_discarded_tokens
+                    else ""
+                )
             ),
         ),
     ]
@@ -259,14 +264,14 @@ def resource_rows(scenario: Scenario, summary: Summary, memory: MemoryPlan) -> l
     use, deployment = summary.utilisation, scenario.deployment
     first = pool_scenario(scenario, deployment.pools[0]).deployment if deployment.pools else deployment
     ranks = first.parallelism.attention_dp
-    pool = f"{memory.kv_tokens:,} tokens" + (f" on each of {ranks} ranks" if ranks > 1 else "")
+    pool = f"{format_count(memory.kv_tokens, 'token')}" + (f" on each of {ranks} ranks" if ranks > 1 else "")
     where = "each device" if not deployment.pools else f"each device of {deployment.pools[0].name}"
     rows = [
         (
             "batch",
             (
                 f"{use.mean_running:,.1f} running, {use.mean_waiting:,.1f} waiting on average; "
-                f"busy {percent(use.busy_fraction)}; {use.num_preemptions:,} preemptions"
+                f"busy {percent(use.busy_fraction)}; {format_count(use.num_preemptions, 'preemption')}"
             ),
         ),
         (

@@ -10,7 +10,7 @@ from rich.console import RenderableType
 
 from windtunnel.engine.serving import Result
 from windtunnel.engine.training import TrainingResult
-from windtunnel.report.tables import columns, counted, duration, grid, number, percent, title
+from windtunnel.report.tables import columns, duration, grid, number, percent, title
 from windtunnel.report.version import version
 from windtunnel.search.answers import Fleet, Worth, best_by_objective, confidence, frontier, worths
 from windtunnel.search.confidence import CONFIDENCE, lower_bound
@@ -23,7 +23,7 @@ from windtunnel.search.scores import is_more_better, objectives_of
 from windtunnel.search.space import Space, as_builtins
 from windtunnel.search.training import MEMORY, job_limits
 from windtunnel.spec.noun import encode
-from windtunnel.units import format_bytes, format_seconds
+from windtunnel.units import format_bytes, format_count, format_seconds
 
 SHOWN_REFUSALS, SHOWN_FRONTIER = 6, 10
 LEAST_MARGIN = 0.0005
@@ -72,7 +72,7 @@ def search_report(report: SearchReport) -> list[RenderableType]:
     """The answer first, then what it rests on."""
     study = report.study
     space = study.space
-    parts: list[RenderableType] = [title(f"{space.num_points:,} points of {space.model or 'the space'}")]
+    parts: list[RenderableType] = [title(f"{format_count(space.num_points, 'point')} of {space.model or 'the space'}")]
     parts += [grid([("limits", limits_text(space)), ("objective", objective_text(space.objective))])]
     for at, found in enumerate(study.found):
         parts += _workload_parts(report, at, found)
@@ -90,7 +90,7 @@ def _workload_parts(report: SearchReport, at: int, found: Found) -> list[Rendera
         parts += [title(f"Workload {found.workload}")]
     refused = sum(len(points) for points in found.refusals.values())
     asked = len(found.evaluations)
-    parts += [f"{asked:,} points asked: {refused:,} cannot be, {len(found.ranking):,} hold the limits"]
+    parts += [f"{format_count(asked, 'point')} asked: {refused:,} cannot be, {len(found.ranking):,} hold the limits"]
     parts += _beyond_memory_parts(found)
     if not found.ranking:
         return [*parts, *_refusal_parts(found), nothing_holds_text(space)]
@@ -198,7 +198,7 @@ def worth_title(space: Space, found: Found) -> str:
 
 def streams_text(found: Found) -> str:
     """What figures are means over."""
-    return f"mean of {found.num_streams} streams" if found.num_streams > 1 else "one stream"
+    return f"mean of {format_count(found.num_streams, 'stream')}" if found.num_streams > 1 else "one stream"
 
 
 def _burst_parts(report: SearchReport, found: Found) -> list[RenderableType]:
@@ -439,11 +439,13 @@ def _misconfiguration_parts(report: SearchReport) -> list[RenderableType]:
 
 
 def _count_text(count: Count, is_training: bool) -> str:
-    known = f"; {counted(count.num_known, 'answer was', 'answers were')} known" if count.num_known else ""
+    known = f"; {format_count(count.num_known, 'answer was', 'answers were')} known" if count.num_known else ""
     if is_training:
-        return f"{counted(count.num_runs, 'step')} simulated{known}"
-    alike = f"; {counted(count.num_alike, 'point')} found to serve as a neighbour does" if count.num_alike else ""
-    return f"{counted(count.num_runs, 'run')} of {counted(count.num_requests, 'request')} in all{alike}{known}"
+        return f"{format_count(count.num_runs, 'step')} simulated{known}"
+    alike = f"; {format_count(count.num_alike, 'point')} found to serve as a neighbour does" if count.num_alike else ""
+    return (
+        f"{format_count(count.num_runs, 'run')} of {format_count(count.num_requests, 'request')} in all{alike}{known}"
+    )
 
 
 def study_document(report: SearchReport) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from windtunnel.engine.training import TrainingResult
-from windtunnel.errors import WindtunnelError
+from windtunnel.errors import unwritable
 from windtunnel.interop.launch_scripts import helm_chart, kubernetes_manifests, launch_script
 from windtunnel.interop.megatron_script import megatron_script
 from windtunnel.report.documents import as_text
@@ -52,6 +52,7 @@ from windtunnel.spec.scenario import Scenario, pool_scenario, save
 from windtunnel.spec.training import TrainingJob
 from windtunnel.spec.training import save as save_job
 from windtunnel.spec.training_setup import resolve as resolve_job
+from windtunnel.units import format_count
 
 MOST_DRAWN = 20_000
 """Points of the interactive figure; the best ones where there are more."""
@@ -115,7 +116,8 @@ def search_page(report: SearchReport) -> str:
 
 def space_line(space: Space) -> str:
     """How many points, the limits to hold, and what is sought."""
-    return f"{space.num_points:,} points. Limits: {limits_text(space)}. Sought: {objective_text(space.objective)}."
+    points = format_count(space.num_points, "point")
+    return f"{points}. Limits: {limits_text(space)}. Sought: {objective_text(space.objective)}."
 
 
 def found_sections(study: Study, found: Found, best: str) -> list[Section]:
@@ -286,7 +288,7 @@ def write_study(report: SearchReport, folder: Path) -> None:
     Files are written beside it first and moved at the end; other files in `folder` stay.
 
     Raises:
-        WindtunnelError: the folder cannot be written to.
+        InputError: the folder cannot be written to.
     """
     study = report.study
     try:
@@ -307,7 +309,7 @@ def write_study(report: SearchReport, folder: Path) -> None:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 file.replace(target)
     except OSError as error:
-        raise WindtunnelError(f"the search cannot be written to {folder}: {error.strerror or error}") from None
+        raise unwritable(folder, error) from None
 
 
 def _write_winner(scenario: Scenario, folder: Path, workload: str | None) -> None:

@@ -7,6 +7,7 @@ from windtunnel.spec.lengths import Empirical, Fixed, Lengths, Lognormal, Normal
 from windtunnel.spec.network import ClusterNetwork
 from windtunnel.spec.scenario import Scenario, Setup
 from windtunnel.spec.workload import Requests, Workload
+from windtunnel.units import format_count
 
 ENGINE_TITLES = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}
 SCHEDULER_TITLES = {
@@ -81,7 +82,7 @@ def workload_text(workload: Workload, says_rate: bool = True) -> str:
     if workload.tenants and not all(tenant.is_label for tenant in workload.tenants):
         names = ", ".join(tenant.name for tenant in workload.tenants)
         shared = f"{arrivals_text(workload.arrivals, says_rate)}, " if workload.arrivals else ""
-        return f"{shared}{len(workload.tenants)} tenants: {names}"
+        return f"{shared}{format_count(len(workload.tenants), 'tenant')}: {names}"
     return ", ".join([_streams_text(workload, says_rate), *_groups_text(workload)])
 
 
@@ -114,11 +115,10 @@ def arrivals_text(arrivals: Arrivals, says_rate: bool = True) -> str:
         if not says_rate:
             return "a closed loop"
         if arrivals.rate_per_s is None:
-            return f"{arrivals.concurrency:,} concurrent requests"
+            return f"{format_count(arrivals.concurrency, 'concurrent request')}"
         burstiness = f" (cv {arrivals.cv:g})" if arrivals.cv != 1 else ""
-        return (
-            f"at most {arrivals.concurrency:,} concurrent requests, released at {arrivals.rate_per_s:g}/s{burstiness}"
-        )
+        most = format_count(arrivals.concurrency, "concurrent request")
+        return f"at most {most}, released at {arrivals.rate_per_s:g}/s{burstiness}"
     if isinstance(arrivals, Burst):
         return f"bursts of {arrivals.num_per_burst:,}" if arrivals.num_per_burst else "all requests at once"
     if isinstance(arrivals, Recorded):

@@ -21,7 +21,7 @@ from windtunnel.ops.op import (
 )
 from windtunnel.report.setup import deployment_line, model_line, network_lines, provenance_rows
 from windtunnel.report.tables import bars, columns, grid, number, percent, title
-from windtunnel.units import format_bytes, format_seconds, format_si
+from windtunnel.units import format_bytes, format_count, format_seconds, format_si
 
 TIME_HEADS = ("operator", "runs", "each", "total", "share", "bound by", "found")
 WORK_HEADS = ("work of one run", "shape", "FLOP", "of peak", "bytes", "of peak")
@@ -75,11 +75,13 @@ def batch_line(step: Explanation) -> str:
     batch = step.batch
     parts = []
     if batch.decode_requests:
-        parts.append(f"{batch.decode_requests:,} decoding requests of {batch.decode_context_tokens:,.0f} tokens")
+        parts.append(
+            f"{format_count(batch.decode_requests, 'decoding request')} of {batch.decode_context_tokens:,.0f} tokens"
+        )
     if batch.prefill_tokens:
         cached = batch.prefill_pairs / batch.prefill_tokens - 0.5 * batch.prefill_tokens
         after = f" after {cached:,.0f}" if cached else ""
-        parts.append(f"a prompt chunk of {batch.prefill_tokens:,} tokens{after}")
+        parts.append(f"a prompt chunk of {format_count(batch.prefill_tokens, 'token')}{after}")
     padded = step.num_computed_tokens != batch.num_tokens
     note = f", padded to the CUDA graph of {step.num_computed_tokens:,}" if padded else ""
     ranks = step.setup.parallelism.attention_dp

@@ -11,7 +11,7 @@ from windtunnel.report.html import Section, cards, figures, page, table
 from windtunnel.report.plots import COLOURS, Axis, Series, figure
 from windtunnel.report.tables import columns, number, title
 from windtunnel.spec.experiment import Experiment
-from windtunnel.units import format_seconds
+from windtunnel.units import format_count, format_seconds
 
 Rows = Sequence[tuple[Experiment, Mapping[str, Any]]]
 """Each point with its summary."""
@@ -36,7 +36,7 @@ def sweep_document(fields: Sequence[str], rows: Rows) -> dict[str, Any]:
 def sweep_report(fields: Sequence[str], rows: Rows) -> list[RenderableType]:
     """The points of a sweep on a terminal."""
     return [
-        title(f"{len(rows)} experiments"),
+        title(f"{format_count(len(rows), 'experiment')}"),
         columns((*fields, *_COLUMNS), [_cells(fields, *row) for row in rows], left=0),
     ]
 

@@ -114,11 +114,6 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if value == 0 or abs(value) >= 1000 else f"{value:#.3g}".rstrip(".")
 
 
-def counted(count: int, thing: str, things: str | None = None) -> str:
-    """`1 failure`, `2 failures`."""
-    return f"{count:,} {thing if count == 1 else things or f'{thing}s'}"
-
-
 def formats(precision: Precision) -> str:
     """The formats of a deployed model in a few words: `fp8 weights, bf16 KV cache`."""
     words = [f"{precision.weights} weights"]

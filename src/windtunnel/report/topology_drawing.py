@@ -5,8 +5,9 @@ from pathlib import Path
 
 import numpy as np
 
-from windtunnel.errors import WindtunnelError
+from windtunnel.errors import unwritable
 from windtunnel.spec.fabric import Fabric, NodeKind
+from windtunnel.units import format_count
 
 WIDTH = 1200
 MOST_SERVERS, MOST_SWITCHES = 16, 64
@@ -25,13 +26,13 @@ def write_drawing(fabric: Fabric, path: Path) -> None:
     """Write the picture.
 
     Raises:
-        WindtunnelError: the file cannot be written.
+        InputError: the file cannot be written.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(drawing(fabric), encoding="utf-8")
     except OSError as error:
-        raise WindtunnelError(f"{path} cannot be written: {error.strerror or error}") from None
+        raise unwritable(path, error) from None
 
 
 def drawing(fabric: Fabric) -> str:
@@ -49,7 +50,7 @@ def drawing(fabric: Fabric) -> str:
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(fabric.name)}</title>'
         f"<style>{_STYLE}</style><h1>{escape(fabric.name)}</h1>"
         f"<p>{fabric.num_gpus} {escape(fabric.gpu_type)} GPUs in "
-        f"{fabric.num_servers} server{'s' * (fabric.num_servers != 1)}, {fabric.num_links} links</p>"
+        f"{fabric.num_servers} server{'s' * (fabric.num_servers != 1)}, {format_count(fabric.num_links, 'link')}</p>"
         f"<p>{_legend(fabric)}</p>{note}"
         f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(fabric.name)}">'
         f"{''.join(boxes)}{''.join(lines)}{''.join(nodes)}</svg></html>\n"

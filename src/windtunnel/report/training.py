@@ -12,7 +12,7 @@ from windtunnel.ops.training_memory import StageMemory
 from windtunnel.report.setup import network_lines
 from windtunnel.report.tables import bars, columns, duration, grid, number, percent, title
 from windtunnel.spec.training_setup import TrainingSetup
-from windtunnel.units import format_bytes, format_seconds, format_si
+from windtunnel.units import format_bytes, format_count, format_seconds, format_si
 
 
 def training_report(
@@ -68,8 +68,8 @@ def batch_line(setup: TrainingSetup) -> str:
     job, known = setup.job, setup.degrees
     packed = f", packed from documents of {job.document_tokens:,}," if job.document_tokens else ""
     return (
-        f"{job.global_batch:,} sequences of {job.sequence_tokens:,} tokens{packed} a step; "
-        f"{known.num_microbatches:,} micro-batches of {job.micro_batch} on each rank; "
+        f"{format_count(job.global_batch, 'sequence')} of {format_count(job.sequence_tokens, 'token')}{packed} a step; "
+        f"{format_count(known.num_microbatches, 'micro-batch', 'micro-batches')} of {job.micro_batch} on each rank; "
         f"recompute {job.recompute.granularity}"
     )
 

@@ -14,10 +14,12 @@ from windtunnel.report.html import Section, cards, figures, page, paragraph, tab
 from windtunnel.report.plots import Axis, Series, figure, histogram
 from windtunnel.report.tables import columns, grid, title
 from windtunnel.report.version import version
-from windtunnel.units import format_seconds
+from windtunnel.units import format_count, format_seconds
 
 LATENCIES = {"tpot": "TPOT", "ttft": "TTFT", "e2e": "end to end"}
 NAMES = {**LATENCIES, "throughput": "throughput"}
+_SHORT = {**NAMES, "e2e": "E2E"}
+"""Heads of wide tables."""
 GROUPS = ("engine", "device", "model", "format", "parallelism", "concurrency", "prompt", "source")
 NUM_WORST = 10
 NUM_LISTED = 8
@@ -31,15 +33,15 @@ _ERROR_EDGES = [step / 20 for step in range(-20, 21)]
 def validation_report(
     predictions: Sequence[Prediction], groups: Sequence[str] = GROUPS, left_out: Mapping[str, int] | None = None
 ) -> list[RenderableType]:
-    """Overall errors, errors by group, the worst runs with the likeliest reason, and what was refused.
+    """Overall errors, errors by group, the worst runs with what is known of them, and what was refused.
 
     `left_out`: use -> number of runs that were not to be predicted.
     """
     done, drafting = predicted_runs(predictions)
     num_done = len(done) + len(drafting)
-    parts: list[RenderableType] = [title(f"{num_done:,} of {len(predictions):,} runs predicted")]
+    parts: list[RenderableType] = [title(f"{num_done:,} of {format_count(len(predictions), 'run')} predicted")]
     parts += [_left_out(left_out)] if left_out else []
-    parts += [_how(done + drafting), ""]
+    parts += [_how(done + drafting), _DEFINITION, ""]
     metrics = measured_metrics(done + drafting)
     shown = metrics[:NUM_SHOWN]
     headers = ("error, %", "runs", *(f"{NAMES[name]}\n{'median':>6}{'p90':>6}{'bias':>6}" for name in shown))
@@ -68,7 +70,13 @@ def _short_row(name: str, members: Sequence[Prediction], metrics: Sequence[str])
 
 
 def _short_score(found: Score) -> str:
-    return f"{found.median * 100:6.1f}{found.p90 * 100:6.0f}{found.bias * 100:+6.0f}"
+    return f"{found.median * 100:6.1f}{found.p90 * 100:6.0f}{_signed_percent(found.bias):>6}"
+
+
+def _signed_percent(error: float, decimals: int = 0) -> str:
+    """`+4`, `-12`; nothing is neither more nor less: `0`."""
+    shown = f"{error * 100:+.{decimals}f}"
+    return shown.lstrip("+-") if float(shown) == 0 else shown
 
 
 def _runs_parts(done: Sequence[Prediction], metrics: Sequence[str]) -> list[RenderableType]:
@@ -97,12 +105,12 @@ def _run_cells(one: Prediction, metric: str) -> tuple[str, str, str, str, str]:
         "tokens/s" if is_rate else NAMES[metric],
         shown(one.measurement.measured[metric]),
         shown(one.predicted[metric]),
-        f"{one.error(metric):+.0%}",
+        f"{_signed_percent(one.error(metric))}%",
         f"{shown(interval.low)} to {shown(interval.high)}" if interval else "",
     )
 
 
-_WORST_HEADERS = ("metric", "measured", "predicted", "error", "reason")
+_WORST_HEADERS = ("metric", "measured", "predicted", "error", "what is known")
 
 
 def predicted_runs(predictions: Sequence[Prediction]) -> tuple[list[Prediction], list[Prediction]]:
@@ -199,11 +207,12 @@ def validation_page(predictions: Sequence[Prediction], source: str, left_out: Ma
         sections.append(Section("Refused", table(("reason", "runs"), rows)))
     omitted = f"; {_left_out(left_out)}" if left_out else ""
     how = _how(done + drafting) + omitted
-    lead = f"{source}; {how}. An error is predicted over measured, less one; bias is its median."
+    lead = f"{source}; {how}. {_DEFINITION}"
     first = Section("At a glance", cards(facts) + paragraph(_WHAT))
     return page("Predicted against measured", lead, [first, *sections])
 
 
+_DEFINITION = "An error is predicted over measured, less one; median and p90 are of its size, bias is its own median."
 _WHAT = (
     "Every run was simulated from its recorded settings and compared with what its client reported. "
     "Lines mark equality and errors of 20%."
@@ -239,14 +248,14 @@ def _distribution(done: Sequence[Prediction], metric: str) -> tuple[str, str]:
 
 
 def _group_table(found: Mapping[str, Sequence[Prediction]], metrics: Sequence[str]) -> str:
-    headers = ("", "runs", *(f"{NAMES[name]} {what}" for name in metrics for what in ("median", "p90", "bias")))
+    headers = ("", "runs", *(f"{_SHORT[name]} {what}" for name in metrics for what in ("median", "p90", "bias")))
     return table(headers, [_row(name, members, metrics) for name, members in found.items()])
 
 
 def _runs_table(done: Sequence[Prediction], metrics: Sequence[str]) -> str:
     shown = [group for group in GROUPS if len(by_label(done, group)) > 1]
     kinds = ("measured", "predicted", "error, %")
-    headers = ("run", *shown, *(f"{NAMES[name]} {what}" for name in metrics for what in kinds))
+    headers = ("run", *shown, *(f"{_SHORT[name]} {what}" for name in metrics for what in kinds))
     rows = []
     for one in done:
         cells = [one.measurement.id, *(one.measurement.labels.get(group, "") for group in shown)]
@@ -258,7 +267,7 @@ def _runs_table(done: Sequence[Prediction], metrics: Sequence[str]) -> str:
 
 
 def _percent_points(error: float) -> str:
-    return f"{error * 100:+.1f}" if math.isfinite(error) else ""
+    return _signed_percent(error, 1) if math.isfinite(error) else ""
 
 
 def _row(name: str, members: Sequence[Prediction], metrics: Sequence[str]) -> tuple[str, ...]:
@@ -270,7 +279,11 @@ def _row(name: str, members: Sequence[Prediction], metrics: Sequence[str]) -> tu
 
 def score_cells(found: Score | None) -> list[str]:
     """Median, 90th percentile and bias as percentages; empty where there is no run."""
-    return ["", "", ""] if found is None else [f"{found.median:.1%}", f"{found.p90:.1%}", f"{found.bias:+.1%}"]
+    return (
+        ["", "", ""]
+        if found is None
+        else [f"{found.median:.1%}", f"{found.p90:.1%}", f"{_signed_percent(found.bias, 1)}%"]
+    )
 
 
 def _worst_rows(done: Sequence[Prediction], metrics: Sequence[str], count: int = NUM_WORST) -> list[tuple[str, ...]]:
@@ -287,7 +300,7 @@ def _worst_rows(done: Sequence[Prediction], metrics: Sequence[str], count: int =
             NAMES[name],
             _value(name, one.measurement.measured[name]),
             _value(name, one.predicted[name]),
-            f"{one.error(name):+.0%}",
+            f"{_signed_percent(one.error(name))}%",
             one.reason,
         )
         for _, name, one in found[:count]

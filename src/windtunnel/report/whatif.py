@@ -19,6 +19,7 @@ from windtunnel.search.limits import METRICS
 from windtunnel.search.scores import OBJECTIVES
 from windtunnel.search.space import Space, as_builtins, point_at, value_text
 from windtunnel.spec.noun import encode
+from windtunnel.units import format_count
 
 SHOWN = (
     "ttft_p90",
@@ -61,7 +62,10 @@ def grid_report(space: Space, answers: dict[int, Evaluation], names: Sequence[st
             continue
         remark = "" if one.holds else f"breaks {limit_name(one.limited_by)}"
         rows.append([*choice, *(figure_text(one, name) for name in names), Text(remark, style="red")])
-    parts: list[RenderableType] = [title(f"{space.num_points:,} points of {space.scenario.get('model')}"), ""]
+    parts: list[RenderableType] = [
+        title(f"{format_count(space.num_points, 'point')} of {space.scenario.get('model')}"),
+        "",
+    ]
     if rows:
         parts.append(columns(heads, rows, left=len(settings), right=1))
     return [*parts, *([""] if refused else []), *refused]
@@ -77,7 +81,7 @@ def _two_lines(text: str) -> str:
 
 def grid_page(space: Space, answers: dict[int, Evaluation], names: Sequence[str]) -> str:
     """A page with the table and plots."""
-    lead = f"{space.num_points:,} points."
+    lead = f"{format_count(space.num_points, 'point')}."
     return page(f"What if: {space.scenario.get('model')}", lead, grid_sections(space, answers, names))
 
 

@@ -36,7 +36,7 @@ from windtunnel.errors import InputError, did_you_mean
 from windtunnel.search.layouts import vary_layouts
 from windtunnel.search.limits import limits_from, limits_of
 from windtunnel.spec.bounds import check_seed
-from windtunnel.spec.noun import Noun, decode, read_yaml
+from windtunnel.spec.noun import Noun, decode, read_table
 from windtunnel.spec.scenario import Scenario, keep_published_formats, scenario_from, set_path
 from windtunnel.spec.shorthand import JOB_PATHS, PATHS
 from windtunnel.spec.slo import Slo
@@ -140,9 +140,7 @@ def load_space(path: Path, overrides: Mapping[str, Any] = {}) -> Space:
     Raises:
         InputError: the file is missing or wrong.
     """
-    raw = read_yaml(path)
-    if not isinstance(raw, dict):
-        raise InputError(f"{path} is not a space: it holds {type(raw).__name__}, not keys and values")
+    raw = read_table(path, "a space", "see docs/guides/search.md")
     return space_from(raw, str(path), path.parent, overrides)
 
 

@@ -14,6 +14,7 @@ from windtunnel.search.optimize import Count, Found, Study
 from windtunnel.search.scores import score
 from windtunnel.search.space import Space, space_of_text, workload_names
 from windtunnel.search.store import Store
+from windtunnel.units import format_count
 
 MOST_POINTS = 20_000
 """Of a space that is watched; a key takes a fraction of a millisecond."""
@@ -65,7 +66,7 @@ class Watched:
 
     def __init__(self, space: Space) -> None:
         if space.num_points > MOST_POINTS:
-            raise InputError(f"the space has {space.num_points:,} points; {MOST_POINTS:,} can be watched")
+            raise InputError(f"the space has {format_count(space.num_points, 'point')}; {MOST_POINTS:,} can be watched")
         self.space = space
         self.refused: dict[str | None, dict[int, Evaluation]] = {}
         self.keys: dict[str | None, dict[int, str]] = {}

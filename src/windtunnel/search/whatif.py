@@ -7,6 +7,7 @@ from typing import Any
 from windtunnel.errors import InputError
 from windtunnel.search.space import Space, space_from
 from windtunnel.spec.noun import parse_yaml
+from windtunnel.units import format_count
 
 MOST_POINTS = 10_000
 
@@ -31,7 +32,9 @@ def grid_of(raw: dict[str, Any], vary: Sequence[str]) -> Space:
     """
     space = space_from({**raw, "vary": axes_of(vary), "load": "given"}, "--vary")
     if space.num_points > MOST_POINTS:
-        raise InputError(f"--vary: {space.num_points:,} points; a grid has {MOST_POINTS:,} at most", "use a search")
+        raise InputError(
+            f"--vary: {format_count(space.num_points, 'point')}; a grid has {MOST_POINTS:,} at most", "use a search"
+        )
     return space
 
 
@@ -52,6 +55,8 @@ def _steps(text: str, first: str, last: str, step: str | None) -> list[float]:
         raise InputError(f"--vary: {text!r} has no values", "write first:last:step, step above 0")
     count = int((high - low) / by + 1e-9) + 1
     if count > MOST_POINTS:
-        raise InputError(f"--vary: {text!r} has {count:,} values; a grid has {MOST_POINTS:,} points at most")
+        raise InputError(
+            f"--vary: {text!r} has {format_count(count, 'value')}; a grid has {MOST_POINTS:,} points at most"
+        )
     found = [low + by * index for index in range(count)]
     return [int(value) if value.is_integer() and "." not in first + (step or "") else value for value in found]

@@ -150,7 +150,10 @@ def load_calibration(name: str) -> Calibration:
     """
     path = Path(name)
     if path.suffix in (".yaml", ".yml", ".json") or path.exists():
-        return decode(read_yaml(path), Calibration, str(path))
+        try:
+            return decode(read_yaml(path), Calibration, str(path))
+        except InputError as error:
+            raise error.or_hint("`windtunnel calibrate` writes such files") from None
     known = catalog.names("calibrations")
     if name not in known:
         hint = did_you_mean(name, [*known, NONE], f"a YAML file, {NONE}, or one of: {', '.join(known)}")

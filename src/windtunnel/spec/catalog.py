@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from windtunnel.errors import InputError, did_you_mean
+from windtunnel.errors import InputError, did_you_mean, unreadable
 from windtunnel.spec.hardware import Device, Node
 from windtunnel.spec.model import ModelSpec
 from windtunnel.spec.model_config import model_from_config
@@ -289,12 +289,10 @@ def _model_from_files(path: Path) -> ModelSpec:
 def _read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_bytes())
-    except FileNotFoundError:
-        raise InputError(f"there is no file {path}") from None
     except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}") from None
+        raise unreadable(path, error) from None
     except ValueError as error:
-        raise InputError(f"{path} is not valid JSON: {error}") from None
+        raise InputError(f"{path} is not valid JSON: {error}", "is it cut off?") from None
 
 
 HardwareT = TypeVar("HardwareT", Device, Node)

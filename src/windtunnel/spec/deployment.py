@@ -322,7 +322,8 @@ class Pool(Noun):
     replicas: int = 1
     engine: EngineSettings = EngineSettings()
     """Settings that differ from the deployment's, one by one. The engine is the deployment's unless this names another;
-    `vllm` is the name that stands here where none is given, and means the deployment's."""
+    `vllm` is the name that stands here where none is given, and means the deployment's. Beside pools of that one a
+    pool of another engine takes over what both read, and neither version nor calibration."""
     price_usd_per_hour: float | None = None
 
     def __post_init__(self) -> None:

@@ -8,7 +8,7 @@ import msgspec
 from windtunnel.errors import InputError, did_you_mean
 from windtunnel.spec import catalog
 from windtunnel.spec.deployment import QUEUE_ORDERS, EngineSettings, HostOverheads
-from windtunnel.spec.engine_effects import check_effects
+from windtunnel.spec.engine_effects import check_effects, read_by_one_only
 from windtunnel.spec.hardware import Device
 from windtunnel.spec.noun import Noun
 from windtunnel.units import GIB
@@ -120,6 +120,24 @@ def with_defaults(settings: EngineSettings, device: Device, calibrated: HostOver
             f"others are {', '.join(order for order in QUEUE_ORDERS if order != 'lpm')}",
         )
     return resolved
+
+
+def for_another_engine(given: EngineSettings, other: EngineSettings) -> EngineSettings:
+    """What of the settings `given` to one engine holds for `other`, an engine of another name, too.
+
+    Left out are the version, an engine's own scheduler, and settings that the scheduler reads and the other's does not.
+    """
+    scheduler = None if given.scheduler in ENGINE_SCHEDULERS else given.scheduler
+    others = other.scheduler or scheduler or _scheduler_of(other)
+    left_out = ["version", *read_by_one_only(given, _scheduler_of(given), others)]
+    if scheduler is None:
+        left_out.append("scheduler")
+    return msgspec.structs.replace(given, name=other.name, **dict.fromkeys(left_out))
+
+
+def _scheduler_of(settings: EngineSettings) -> str:
+    defaults = (entry.settings.scheduler for entry in engine_defaults(settings.name).versions)
+    return settings.scheduler or next(name for name in defaults if name is not None)
 
 
 def _within_budget(given: EngineSettings, resolved: EngineSettings) -> EngineSettings:

@@ -71,6 +71,16 @@ def check_effects(given: EngineSettings, resolved: EngineSettings, default: Engi
         )
 
 
+def read_by_one_only(given: EngineSettings, own: str, other: str) -> list[str]:
+    """The settings that `given` has, the scheduler `own` reads and the scheduler `other` does not."""
+    only = [name for name, readers in READ_BY.items() if own in readers and other not in readers]
+    if given.scheduling_policy == "lpm" and own == "sglang":
+        only.append("scheduling_policy")
+    if given.window_kv not in (None, "full") and (own == "vllm_v1") != (other == "vllm_v1"):
+        only += ["window_kv", "window_pool_ratio"]
+    return [name for name in only if getattr(given, name) is not None]
+
+
 def _is_said(given: EngineSettings, default: EngineSettings, name: str) -> bool:
     """Whether `given` says something of its own."""
     return getattr(given, name) not in (None, getattr(default, name), OFF.get(name))

@@ -106,7 +106,8 @@ class _Reader:
         if value is None and default is not None:
             return default
         if value is None:
-            near = did_you_mean(keys[0], (str(known) for known in self.raw))
+            published = "give a model's config.json as published on Hugging Face"
+            near = did_you_mean(keys[0], (str(known) for known in self.raw), published)
             raise InputError(
                 f"{self.name}: config.json (model_type {self.model_type!r}) has no {' or '.join(keys)}", near
             )

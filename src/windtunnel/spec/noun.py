@@ -8,7 +8,7 @@ from typing import Any, TypeVar, dataclass_transform
 import msgspec
 import yaml
 
-from windtunnel.errors import InputError, did_you_mean
+from windtunnel.errors import InputError, did_you_mean, unreadable
 from windtunnel.units import parse_quantity, units_for
 
 
@@ -34,6 +34,8 @@ _TYPE_WORDS = {
     "object": "a table of keys and values",
     "str": "text",
 }
+_MOST_SHOWN = 60
+"""Characters of a wrong value that a message repeats."""
 _BAD_TAG = re.compile(r"Invalid value '(?P<value>[^']*)' - at `(?P<path>[^`]*)`")
 
 
@@ -68,18 +70,27 @@ def read_yaml(path: Path) -> Any:
     """
     try:
         text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise InputError(f"there is no file {path}", _near_file(path)) from None
-    except UnicodeDecodeError:
-        raise InputError(f"{path} is not a text file") from None
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror or error}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise unreadable(path, error) from None
     try:
         return parse_yaml(text)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f" at line {mark.line + 1}" if mark else ""
-        raise InputError(f"{path} is not valid YAML{line}: {getattr(error, 'problem', error)}") from None
+        problem = getattr(error, "problem", error)
+        raise InputError(f"{path} is not valid YAML{line}: {problem}", "is it cut off, or indented wrongly?") from None
+
+
+def read_table(path: Path, what: str, hint: str) -> dict[str, Any]:
+    """The keys and values of a YAML or JSON file that is to be `what`.
+
+    Raises:
+        InputError: as `read_yaml`; or it holds something else.
+    """
+    raw = read_yaml(path)
+    if not isinstance(raw, dict):
+        raise InputError(f"{path} is not {what}: keys and values are needed", hint)
+    return raw
 
 
 def parse_yaml(text: str) -> Any:
@@ -106,11 +117,6 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
 )
-
-
-def _near_file(path: Path) -> str | None:
-    folder = path.parent if path.parent.is_dir() else Path()
-    return did_you_mean(path.name, [entry.name for entry in folder.iterdir()])
 
 
 def _to_si(raw: Any, where: str, name: str = "", path: str = "$") -> Any:
@@ -175,6 +181,7 @@ def _wrong_type(where: str, noun: type, raw: Any, wanted: list[str], found: str,
         hint = "put it in quotes"
     value = _value_at(raw, path)
     shown = repr(value) if isinstance(value, str | int | float) else _TYPE_WORDS.get(found, found)
+    shown = f"{shown[:_MOST_SHOWN]}..." if len(shown) > _MOST_SHOWN else shown
     return InputError(f"{where}{path} is {shown}; {needed} is needed", hint)
 
 

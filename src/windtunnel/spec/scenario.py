@@ -11,16 +11,23 @@ import yaml
 from windtunnel.errors import InputError
 from windtunnel.spec import catalog
 from windtunnel.spec.bounds import check_seed
-from windtunnel.spec.calibration import NONE, Calibration, calibration_for
+from windtunnel.spec.calibration import NONE, Calibration, calibration_for, load_calibration
 from windtunnel.spec.deployment import Deployment, EngineSettings, Parallelism, Pool, Profile
-from windtunnel.spec.engine_defaults import overlay, whole_prompt_tokens, with_defaults, with_windows
+from windtunnel.spec.engine_defaults import (
+    for_another_engine,
+    overlay,
+    whole_prompt_tokens,
+    with_defaults,
+    with_windows,
+)
 from windtunnel.spec.hardware import Device, Node
 from windtunnel.spec.model import ExpertsFeedForward, GatedDeltaAttention, GroupedQueryAttention, ModelSpec
 from windtunnel.spec.network import ClusterNetwork
-from windtunnel.spec.noun import Noun, decode, encode, read_yaml
+from windtunnel.spec.noun import Noun, decode, encode, read_table
 from windtunnel.spec.precision import COMPUTE, Precision
 from windtunnel.spec.slo import Slo
 from windtunnel.spec.workload import Workload
+from windtunnel.units import format_count
 
 
 class Scenario(Noun):
@@ -40,6 +47,8 @@ class Scenario(Noun):
 
 ANY_DEVICE = "any"
 """`Node.device` of a node that takes whatever card is put into it."""
+
+SCENARIO_HINT = "see examples/01_first_simulation.yaml"
 
 
 @dataclass(frozen=True)
@@ -78,9 +87,7 @@ def load(path: Path | str, overrides: dict[str, Any] | None = None) -> Scenario:
         InputError: the file is missing or wrong, or an override names no field.
     """
     path = Path(path)
-    raw = read_yaml(path)
-    if not isinstance(raw, dict):
-        raise InputError(f"{path} is not a scenario: it holds {type(raw).__name__}, not keys and values")
+    raw = read_table(path, "a scenario", SCENARIO_HINT)
     for dotted, value in (overrides or {}).items():
         set_path(raw, dotted, value)
     keep_published_formats(raw)
@@ -150,7 +157,7 @@ def resolve(scenario: Scenario, allow_download: bool = False) -> Setup:
     deployment = scenario.deployment
     if deployment.pools:
         raise InputError(
-            f"the deployment has {len(deployment.pools)} pools: there is not one setup of it",
+            f"the deployment has {format_count(len(deployment.pools), 'pool')}: there is not one setup of it",
             "write the device, parallelism and engine of one pool as a deployment without pools",
         )
     model = catalog.model(scenario.model, allow_download)
@@ -208,14 +215,24 @@ def _learnt(
 
 
 def pool_scenario(scenario: Scenario, pool: Pool) -> Scenario:
-    """The scenario of one pool alone: what it leaves out is as in the deployment."""
+    """The scenario of one pool alone: what it leaves out is as in the deployment.
+
+    Where some pool runs the deployment's engine, settings that only this one reads, its version and its calibration are
+    not those of a pool with another engine.
+    """
     deployment = scenario.deployment
+    # A pool that leaves the engine out decodes with this name: the deployment's is meant.
+    of_deployment = (EngineSettings().name, deployment.engine.name)
+    is_other = pool.engine.name not in of_deployment
+    shared, calibration = deployment.engine, deployment.calibration
+    if is_other and any(one.engine.name in of_deployment for one in deployment.pools):
+        shared = for_another_engine(shared, pool.engine)
+        if calibration not in (None, NONE) and load_calibration(str(calibration)).engine == deployment.engine.name:
+            calibration = None
     merged: dict[str, Any] = {}
-    for layer in (deployment.engine, pool.engine):
+    for layer in (shared, pool.engine):
         overlay(merged, layer)
-    if pool.engine.name == EngineSettings().name:
-        # A pool that leaves the engine out decodes with this name: the deployment's is meant.
-        merged["name"] = deployment.engine.name
+    merged["name"] = pool.engine.name if is_other else deployment.engine.name
     alone = msgspec.structs.replace(
         deployment,
         device=pool.device or deployment.device,
@@ -223,6 +240,7 @@ def pool_scenario(scenario: Scenario, pool: Pool) -> Scenario:
         parallelism=pool.parallelism or deployment.parallelism,
         replicas=pool.replicas,
         engine=EngineSettings(**merged),
+        calibration=calibration,
         pools=(),
     )
     return msgspec.structs.replace(scenario, deployment=alone)
@@ -255,10 +273,10 @@ def check_parallelism(model: ModelSpec, parallelism: Parallelism, node: Node) ->
         if feed_forward.num_experts % ep:
             raise InputError(f"ep = {ep} does not divide the {feed_forward.num_experts} experts of {model.name}")
     if parallelism.pp > model.num_layers:
-        raise InputError(f"pp = {parallelism.pp}, but {model.name} has {model.num_layers} layers")
+        raise InputError(f"pp = {parallelism.pp}, but {model.name} has {format_count(model.num_layers, 'layer')}")
     if parallelism.num_devices > node.num_devices and node.scale_out is None:
         raise InputError(
-            f"one replica needs {parallelism.num_devices} devices; "
+            f"one replica needs {format_count(parallelism.num_devices, 'device')}; "
             f"{node.name} has {node.num_devices} and no link to others",
             "use fewer, or a node with scale_out",
         )

@@ -11,7 +11,7 @@ from windtunnel.spec.model import (
     ModelSpec,
 )
 from windtunnel.spec.network import ClusterNetwork
-from windtunnel.spec.noun import Noun, decode, encode, read_yaml
+from windtunnel.spec.noun import Noun, decode, encode, read_table
 from windtunnel.spec.precision import Format
 from windtunnel.spec.scenario import set_path
 
@@ -294,9 +294,7 @@ def job_of(path: Path | None, overrides: dict[str, Any]) -> TrainingJob:
     Raises:
         InputError: the file is missing or wrong, or what a job needs is given by neither.
     """
-    raw = read_yaml(path) if path is not None else {}
-    if not isinstance(raw, dict):
-        raise InputError(f"{path} is not a training job: it holds {type(raw).__name__}, not keys and values")
+    raw = read_table(path, "a training job", "see docs/guides/first-training-job.md") if path is not None else {}
     for dotted, value in overrides.items():
         set_path(raw, dotted, value)
     if path is not None and "deployment" in raw:

@@ -30,6 +30,7 @@ from windtunnel.spec.training import (
 )
 from windtunnel.spec.training_degrees import Degrees, degrees
 from windtunnel.spec.training_effects import without_idle_settings
+from windtunnel.units import format_count
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,8 @@ def resolve(job: TrainingJob, allow_download: bool = False) -> TrainingSetup:
         )
     if known.num_devices > node.num_devices and node.scale_out is None:
         raise InputError(
-            f"the job needs {known.num_devices} devices; {node.name} has {node.num_devices} and no link to others",
+            f"the job needs {format_count(known.num_devices, 'device')}; "
+            f"{node.name} has {node.num_devices} and no link to others",
             "use fewer, or a node with scale_out",
         )
     return TrainingSetup(job, model, device, node, known, layers_per_chunk(job, known, model))
@@ -140,7 +142,8 @@ def layers_per_chunk(job: TrainingJob, known: Degrees, model: ModelSpec) -> tupl
     if given is not None:
         if len(given) != known.num_chunks:
             raise InputError(
-                f"layers_per_stage has {len(given)} entries; the schedule {job.schedule} needs {known.num_chunks}"
+                f"layers_per_stage has {format_count(len(given), 'entry', 'entries')}; "
+                f"the schedule {job.schedule} needs {known.num_chunks}"
             )
         if sum(given) != model.num_layers:
             raise InputError(f"layers_per_stage adds up to {sum(given)}; {model.name} has {model.num_layers} layers")

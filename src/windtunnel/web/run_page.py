@@ -17,7 +17,7 @@ from windtunnel.report.run_page import distributions, run_sections
 from windtunnel.report.tables import number
 from windtunnel.spec.noun import decode
 from windtunnel.spec.scenario import Scenario
-from windtunnel.units import format_seconds
+from windtunnel.units import format_count, format_seconds
 from windtunnel.web.dashboard import Dashboard
 from windtunnel.web.document_page import document_sections
 from windtunnel.web.frame import Query, View, first, lines, link, tabs
@@ -110,7 +110,9 @@ def requests(dashboard: Dashboard, name: str, query: Query) -> View:
         f'<a href="{_requests_link(name, sort, down, to)}">{label}</a>' if there else f"<span>{label}</span>"
         for label, to, there in turns
     )
-    pages = f'<p class="pager">{pager} page {number_of:,} of {last:,}; {shown["num_requests"]:,} requests</p>'
+    pages = (
+        f'<p class="pager">{pager} page {number_of:,} of {last:,}; {format_count(shown["num_requests"], "request")}</p>'
+    )
     grid = f'<div class="wide"><table><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table></div>'
     return View(name or ".", [Section("Requests", pages + grid)], lead=head(found, "requests"))
 

@@ -13,6 +13,7 @@ from windtunnel.search.optimize import Found, Study
 from windtunnel.search.space import as_builtins
 from windtunnel.search.store import default_path
 from windtunnel.search.watch import Kept, Watched, kept_searches
+from windtunnel.units import format_count
 from windtunnel.web.dashboard import Dashboard
 from windtunnel.web.frame import Query, View, first, lines, link
 from windtunnel.web.results import NotThereError
@@ -130,7 +131,8 @@ def _progress(study: Study, found: Found, state: str) -> str:
     answered, points = len(found.evaluations), study.space.num_points
     workload = f"{found.workload}: " if found.workload else ""
     refused = sum(len(points) for points in found.refusals.values())
-    text = f"{answered:,} of {points:,} points, {refused:,} of them cannot be, {len(found.ranking):,} hold the limits"
+    asked = f"{answered:,} of {format_count(points, 'point')}"
+    text = f"{asked}, {refused:,} of them cannot be, {len(found.ranking):,} hold the limits"
     asks = "; the strategy need not ask all" if study.space.strategy != "exhaustive" else ""
     if state == "done" and not asks and answered < points:
         asks = "; the others were kept by another version of windtunnel, whose answers this one does not take over"

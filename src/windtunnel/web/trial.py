@@ -11,7 +11,7 @@ import yaml
 
 from windtunnel.engine.run import simulate
 from windtunnel.engine.serving import Result
-from windtunnel.errors import InputError, did_you_mean
+from windtunnel.errors import InputError, did_you_mean, unwritable
 from windtunnel.interop.launch_commands import read_launch_command
 from windtunnel.report.capacity import capacity_document
 from windtunnel.report.files import check_folder, write_run
@@ -23,6 +23,7 @@ from windtunnel.search.probe import Probe, probe
 from windtunnel.spec.noun import parse_yaml
 from windtunnel.spec.scenario import Scenario, pool_scenario, resolve, save, scenario_from
 from windtunnel.spec.shorthand import PATHS, parse_lengths, raw_scenario
+from windtunnel.units import format_count
 from windtunnel.web.frame import Query, first
 
 MOST_S = 60.0
@@ -212,7 +213,7 @@ def simulated(scenario: Scenario) -> Result:
 
     def in_time(finished: int, total: int) -> None:
         if time.monotonic() > end_s:
-            done = f"{finished:,} of {total:,} requests are simulated"
+            done = f"{finished:,} of {format_count(total, 'request')} are simulated"
             raise InputError(f"after {MOST_S:g} s {done}", "take fewer requests, or windtunnel simulate in a terminal")
 
     return simulate(scenario, progress=in_time)
@@ -307,5 +308,5 @@ def kept(query: Query, folder: Path) -> str:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         save(trial.scenario, folder / name)
     except OSError as error:
-        raise InputError(f"{name} cannot be written: {error.strerror or error}") from None
+        raise unwritable(Path(name), error) from None
     return name
