@@ -12,13 +12,13 @@ import msgspec
 
 from windtunnel.engine.estimators import calibrated, estimator_for, estimator_key
 from windtunnel.engine.loop import Progress
+from windtunnel.engine.pools import simulate_pools
 from windtunnel.engine.serving import Result, simulate
 from windtunnel.errors import InputError
 from windtunnel.estimate.estimator import Coverage, Estimator
 from windtunnel.interop.measured_runs import METRICS, Measurement, reason_of
 from windtunnel.metrics.uncertainty import Interval
-from windtunnel.spec.calibration import NONE
-from windtunnel.spec.scenario import Scenario, Setup, resolve
+from windtunnel.spec.scenario import Scenario, Setup, pool_scenario, resolve
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,8 @@ class Prediction:
             return f"{facts['scaled']:.0%} of device time beyond measured shapes"
         if labels.get("unmodelled"):
             return f"not modelled: {labels['unmodelled']}"
+        if labels.get("assumed"):
+            return f"not recorded: {labels['assumed']}"
         if labels.get("source") in ("autogap", "gtl"):
             return "settings of server and client were not recorded"
         if facts.get("host", 0.0) > 0.3:
@@ -125,15 +127,22 @@ def _predicted(
     if calibration is not None:
         deployment = msgspec.structs.replace(scenario.deployment, calibration=calibration)
         scenario = msgspec.structs.replace(scenario, deployment=deployment)
-    setup = resolve(scenario)
+    setup = _decoding_setup(scenario)
     if measurement.lacks_acceptance:
         scenario = _accepting(measurement, setup, scenario)
-        setup = resolve(scenario)
-    key = estimator_key(setup)
-    if key not in estimators:
-        plain = msgspec.structs.replace(scenario.deployment, calibration=NONE)
-        estimators[key] = estimator_for(resolve(msgspec.structs.replace(scenario, deployment=plain)))
-    result = simulate(scenario, calibrated(estimators[key], setup))
+        setup = _decoding_setup(scenario)
+
+    def estimator_of(own: Setup) -> Estimator:
+        key = estimator_key(own)
+        if key not in estimators:
+            plain = replace(own, calibration=None, calibration_name=None)
+            estimators[key] = estimator_for(plain)
+        return calibrated(estimators[key], own)
+
+    if scenario.deployment.pools:
+        result = simulate_pools(scenario, estimator_of=estimator_of)
+    else:
+        result = simulate(scenario, estimator_of(setup))
     return Prediction(
         measurement=measurement,
         refused="",
@@ -150,6 +159,14 @@ def _predicted(
         },
         remarks=result.calibration_remarks,
     )
+
+
+def _decoding_setup(scenario: Scenario) -> Setup:
+    """What the scenario resolves to; of several pools the first that decodes."""
+    pools = scenario.deployment.pools
+    if not pools:
+        return resolve(scenario)
+    return resolve(pool_scenario(scenario, next(pool for pool in pools if pool.role != "prefill")))
 
 
 def _accepting(measurement: Measurement, setup: Setup, scenario: Scenario) -> Scenario:

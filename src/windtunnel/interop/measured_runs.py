@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import csv
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import msgspec
 
 from windtunnel.errors import InputError, did_you_mean
 from windtunnel.interop.benchmark_clients import MS, ClientResult, read_client_results
+from windtunnel.spec.deployment import Parallelism, Pool
 from windtunnel.spec.scenario import Scenario, keep_published_formats, scenario_from
 
 METRICS = ("tpot", "ttft", "e2e", "throughput")
@@ -314,8 +315,7 @@ def _lengths(tokens: float, range_ratio: float | None, are_means: bool) -> int |
 
 
 def _labels(scenario: Scenario, values: Mapping[str, Any]) -> dict[str, str]:
-    deployment, shape = scenario.deployment, scenario.deployment.parallelism
-    widths = {"tp": shape.tp, "pp": shape.pp, "ep": shape.ep, "dp": shape.attention_dp}
+    deployment = scenario.deployment
     precision = scenario.precision
     return {
         "engine": deployment.engine.name,
@@ -323,8 +323,18 @@ def _labels(scenario: Scenario, values: Mapping[str, Any]) -> dict[str, str]:
         "device": deployment.device,
         "model": scenario.model.rpartition("/")[2],
         "format": "" if precision is None else f"{precision.weights}/{precision.experts_format}/{precision.kv_cache}",
-        "parallelism": " ".join(f"{name}{width}" for name, width in widths.items() if width > 1 or name == "tp"),
+        "parallelism": parallelism_label(deployment.parallelism, deployment.pools),
+        "mode": "disagg" if deployment.pools else "agg",
         "prompt": f"{values['input_tokens']:.0f}",
         "output": f"{values['output_tokens']:.0f}",
         "concurrency": f"{values['concurrency']:.0f}" if values.get("concurrency") else "",
     }
+
+
+def parallelism_label(shape: Parallelism, pools: Sequence[Pool] = ()) -> str:
+    """`tp4 ep8 dp2`; of several pools `P 2x tp8 ep8 D 1x tp4`."""
+    if pools:
+        parts = [(pool.role[0].upper(), pool.replicas, pool.parallelism or shape) for pool in pools]
+        return " ".join(f"{role} {replicas}x {parallelism_label(own)}" for role, replicas, own in parts)
+    widths = {"tp": shape.tp, "pp": shape.pp, "ep": shape.ep, "dp": shape.attention_dp}
+    return " ".join(f"{name}{width}" for name, width in widths.items() if width > 1 or name == "tp")

@@ -50,6 +50,8 @@ class Travel(NamedTuple):
     """Prompts up to so many prefill where they decode."""
     decode_samples_first: int = 0
     """1: the decode side computes the last prompt token again and has the first output; 0: the prefill side has it."""
+    decode_streams_first: int = 0
+    """1: the client has the first output when the request enters a batch of the decode side; 0: when there is one."""
     bytes_per_token: float = 0.0
     """Of KV cache, all ranks of tensor and pipeline parallelism together."""
     bytes_per_request: float = 0.0

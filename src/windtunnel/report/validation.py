@@ -18,7 +18,7 @@ from windtunnel.units import format_seconds
 
 LATENCIES = {"tpot": "TPOT", "ttft": "TTFT", "e2e": "end to end"}
 NAMES = {**LATENCIES, "throughput": "throughput"}
-GROUPS = ("engine", "device", "model", "format", "parallelism", "concurrency", "prompt", "source")
+GROUPS = ("mode", "engine", "device", "model", "format", "parallelism", "concurrency", "prompt", "source")
 NUM_WORST = 10
 NUM_LISTED = 8
 """Of at most so many runs a terminal shows every metric, of more the largest errors."""

@@ -102,7 +102,9 @@ class Pool(Reference):
         request.output_tokens = journey.output_tokens
         request.is_decoding = False
         if self.world.travel.decode_samples_first:
-            request.num_outputs, request.first_token_s = 0, math.nan
+            request.num_outputs = 0
+        if self.world.travel.decode_samples_first or self.world.travel.decode_streams_first:
+            request.first_token_s = math.nan
         self.world.hand_over(journey, now_s)
 
     def form_batch(self, rank: Rank, lane: int, now_s: float) -> None:
@@ -112,6 +114,8 @@ class Pool(Reference):
             rank.running.append(request)
             request.computed_tokens = request.input_tokens - self.world.travel.decode_samples_first
             request.is_decoding, request.lane = not self.world.travel.decode_samples_first, lane
+            if self.world.travel.decode_streams_first and request.is_decoding:
+                request.first_token_s = request.last_token_s = self.cutoff_s
             self.share(rank, request, request.computed_tokens)
             if request.is_decoding:
                 self.see_whether_it_slides(rank, request)
