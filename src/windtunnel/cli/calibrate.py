@@ -55,6 +55,7 @@ def command(
     from windtunnel.engine.acceptance import with_acceptances
     from windtunnel.engine.calibrate import benches
     from windtunnel.engine.calibration_profiles import profiles
+    from windtunnel.engine.transfer_calibration import tells_of_transfers, with_transfers
     from windtunnel.interop.text_file import check_writable
     from windtunnel.report.calibration import calibration_report, write_calibration
     from windtunnel.report.documents import as_text
@@ -73,12 +74,20 @@ def command(
         say(f"simulating {len(found):,} runs")
         priced = list(benches(found))
     ready = [bench for _, bench in priced if not isinstance(bench, str)]
-    if not ready:
+    pooled = [one for one in found if tells_of_transfers(one)]
+    if not ready and not pooled:
         why = priced[0][1] if priced else "they decode speculatively, which tells nothing apart from the acceptance"
         raise InputError(f"no run could be simulated; the first: {why}")
     with status() as say:
         say(f"fitting {len(ready):,} runs, then again without each configuration")
-        made = with_acceptances(profiles(ready, source or ", ".join(path.name for path in runs)), speculating)
+        named = source or ", ".join(path.name for path in runs)
+        made = with_acceptances(profiles(ready, named) if ready else {}, speculating)
+        made = with_transfers(made, pooled, named)
+    if not made:
+        raise InputError(
+            "the runs of separate pools taught nothing of their transfers",
+            "runs of two configurations at least are needed, each better predicted for what the others taught",
+        )
     chosen = _chosen(made, out)
     for name, one in chosen.items():
         write_calibration(one, out / f"{name}.yaml" if _is_folder(out) else out)

@@ -48,6 +48,7 @@ from windtunnel.metrics.records import POOL_COLUMNS, Table, request_table
 from windtunnel.metrics.summary import PoolSummary, Utilisation, summarise, utilisation_of, with_pools
 from windtunnel.ops.forward import Shard
 from windtunnel.ops.memory import MemoryPlan, kv_bytes_per_token, plan_memory, state_bytes_per_request
+from windtunnel.spec.calibration import Calibration
 from windtunnel.spec.deployment import (
     DECODE_STREAMS_FIRST,
     LINK_EFFICIENCY,
@@ -105,13 +106,15 @@ def prepare_pools(
     allow_download: bool = False,
     estimator_of: Callable[[Setup], Estimator] = estimator_for,
     lower: Lower = lower_steps,
+    calibration_of: Callable[[Scenario], Calibration | None] = lambda _: None,
 ) -> Fleet:
     """What `engine.server.prepare` is for equal replicas; `estimator_of` prices a pool's operators without an
-    `estimator`.
+    `estimator`, `calibration_of` may give one that is in force for a pool, by its scenario alone, in place of its own.
     """
     parts = []
     for pool in scenario.deployment.pools:
-        setup = with_model_len(resolve(pool_scenario(scenario, pool), allow_download), requests)
+        alone = pool_scenario(scenario, pool)
+        setup = with_model_len(resolve(alone, allow_download, calibration_of(alone)), requests)
         parts.append(_prepared(scenario, pool, setup, requests, estimator or estimator_of(setup), lower))
     _check_first_tokens(scenario, parts)
     parts = _with_stores(parts)
@@ -405,8 +408,8 @@ def travel_of(scenario: Scenario, parts: Sequence[PoolServer]) -> Travel:
 
 
 def transfer_of(scenario: Scenario, parts: Sequence[PoolServer]) -> Transfer:
-    """The deployment's transfer with nothing left open: what it leaves out is as the engine that decodes does, and as the
-    calibration in force there says.
+    """The deployment's transfer with nothing left open: what it leaves out is as the engine that decodes does, and as
+    the calibration in force there says.
     """
     decodes = next((part.setup for part in parts if part.pool.role != "prefill"), parts[-1].setup)
     streams_first = decodes.engine.name in DECODE_STREAMS_FIRST or scenario.deployment.transfer.first_token == "decode"
@@ -452,9 +455,7 @@ def _on_network(scenario: Scenario, parts: Sequence[PoolServer], plans: list[Poo
     return [plan._replace(link_bytes_per_s=min(plan.link_bytes_per_s, slowest)) for plan in plans]
 
 
-def _with_given_link(
-    scenario: Scenario, parts: Sequence[PoolServer], plans: Sequence[PoolPlan]
-) -> list[PoolPlan]:
+def _with_given_link(scenario: Scenario, parts: Sequence[PoolServer], plans: Sequence[PoolPlan]) -> list[PoolPlan]:
     """The plans with the bandwidth that transfers reach: what the scenario says, or a share of the links'."""
     transfer = transfer_of(scenario, parts)
     assert transfer.link_efficiency is not None
@@ -580,7 +581,5 @@ def _resolved(scenario: Scenario, parts: Sequence[PoolServer]) -> Scenario:
                 part.pool, device=own.device, node=own.node, parallelism=own.parallelism, engine=own.engine
             )
         )
-    deployment = msgspec.structs.replace(
-        scenario.deployment, pools=tuple(pools), transfer=transfer_of(scenario, parts)
-    )
+    deployment = msgspec.structs.replace(scenario.deployment, pools=tuple(pools), transfer=transfer_of(scenario, parts))
     return msgspec.structs.replace(scenario, precision=parts[0].setup.precision, deployment=deployment)

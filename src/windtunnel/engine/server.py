@@ -154,9 +154,7 @@ def users_policy(engine: EngineSettings) -> Policy | None:
     return load_policy(str(engine.scheduler)) if is_users_own(str(engine.scheduler)) else None
 
 
-def check_requests(
-    requests: RequestArrays, setup: Setup, memory: MemoryPlan, computes_prompts: bool = True
-) -> None:
+def check_requests(requests: RequestArrays, setup: Setup, memory: MemoryPlan, computes_prompts: bool = True) -> None:
     """Raise InputError for the first request that the engine would refuse or could never hold."""
     whole = requests.input_tokens + requests.output_tokens
     longest = int(np.argmax(whole))

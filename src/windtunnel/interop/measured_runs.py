@@ -33,6 +33,22 @@ closed loop's requests in step for ever, all prompts of a wave arriving at once;
 unknown grows smoothly with the concurrency and hardly depends on the lengths, as only desynchronised loops do
 (TensorRT-LLM, Qwen3-235B, H100: 90th percentile of |error| around its median 67% in step, 33% with the spread)."""
 
+DECODE_SAMPLES_FIRST = ("vllm",)
+"""Engines whose decode side computes the last prompt token again: behind Dynamo vLLM's prefill side is asked for a
+single token, and its `NixlConnector` hands over the KV of what lies before (0.10 to 0.24)."""
+
+ROLES = ("prefill", "decode")
+"""What the columns of separate pools begin with."""
+
+_OF_A_POOL = {
+    "replicas": "servers that {role}",
+    "tp": "their tensor parallelism",
+    "ep": "their expert parallelism",
+    "attention_dp": "their attention data parallelism",
+    "max_num_seqs": "their most running requests, of a rank",
+    "max_num_batched_tokens": "their token budget of a step, of a rank",
+}
+
 COLUMNS: Mapping[str, str] = {
     "id": "a name for the run; the line's number where it is left out",
     "model": "a model of the catalog, or a config.json",
@@ -50,6 +66,7 @@ COLUMNS: Mapping[str, str] = {
     "max_num_seqs": "most running requests",
     "max_num_batched_tokens": "token budget of a step",
     "gpu_memory_utilization": "share of memory to use",
+    **{f"{role}_{name}": text.format(role=role) for role in ROLES for name, text in _OF_A_POOL.items()},
     "input_tokens": "the longest prompt",
     "output_tokens": "the longest output",
     "range_ratio": "lengths are uniform from this share of the longest; 1: all equal; empty: not known",
@@ -242,6 +259,7 @@ def _measurement(where: str, identity: str, row: Mapping[str, str]) -> Measureme
     for name, dotted in _PATHS.items():
         if name in given:
             _set(raw, dotted, given[name] if name in _TEXTS else _whole(where, name, given[name]))
+    _set_pools(where, raw, given)
     raw["workload"] = _workload(where, values, are_means=False)
     identity = given.get("id", identity)
     try:
@@ -253,6 +271,40 @@ def _measurement(where: str, identity: str, row: Mapping[str, str]) -> Measureme
     return Measurement(
         identity, scenario, "", measured, _labels(scenario, values), given.get("use", "primary"), statistic
     )
+
+
+def _set_pools(where: str, raw: dict[str, Any], given: Mapping[str, str]) -> None:
+    """Give `raw` two pools where the row has columns of them, and the engine's way of a first token.
+
+    Raises:
+        InputError: only one of them is described, or a replica as well.
+    """
+    of_pools = [name for name in given if name.startswith(tuple(f"{role}_" for role in ROLES))]
+    if not of_pools:
+        return
+    for role in ROLES:
+        if not any(name.startswith(f"{role}_") for name in of_pools):
+            raise InputError(
+                f"{where}: {of_pools[0]} is given and nothing of the servers that {role}",
+                f"{role}_tp and {role}_replicas say how wide they are and how many",
+            )
+    for name in ("tp", "pp", "ep", "attention_dp", "replicas"):
+        if name in given:
+            raise InputError(
+                f"{where}: {name} and {of_pools[0]} exclude each other",
+                f"prefill_{name} and decode_{name} are of pools",
+            )
+    raw["deployment"]["pools"] = pools = []
+    for role in ROLES:
+        pool: dict[str, Any] = {"name": role, "role": role, "parallelism": {}, "engine": {}}
+        for name in _OF_A_POOL:
+            if f"{role}_{name}" in given:
+                part = "parallelism" if name in ("tp", "ep", "attention_dp") else "engine" if "max" in name else None
+                value = _whole(where, f"{role}_{name}", given[f"{role}_{name}"])
+                (pool if part is None else pool[part])[name] = value
+        pools.append(pool)
+    if given.get("engine", "vllm") in DECODE_SAMPLES_FIRST:
+        raw["deployment"]["transfer"] = {"first_token": "decode"}
 
 
 def _set(raw: dict[str, Any], dotted: str, value: Any) -> None:

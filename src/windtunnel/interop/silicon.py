@@ -16,9 +16,15 @@ from pathlib import Path
 import msgspec
 
 from windtunnel.errors import InputError
-from windtunnel.interop.measured_runs import UNRECORDED_SPREAD, Measurement, parallelism_label, reason_of
-from windtunnel.interop.silicon_pools import pool_records, trtllm_version
-from windtunnel.interop.silicon_rows import Row, is_default, rows
+from windtunnel.interop.measured_runs import (
+    DECODE_SAMPLES_FIRST,
+    UNRECORDED_SPREAD,
+    Measurement,
+    parallelism_label,
+    reason_of,
+)
+from windtunnel.interop.silicon_pools import pool_records, pools_of
+from windtunnel.interop.silicon_rows import Row, image_version, is_default, rows
 from windtunnel.spec import catalog
 from windtunnel.spec.arrivals import ClosedLoop
 from windtunnel.spec.deployment import (
@@ -30,6 +36,7 @@ from windtunnel.spec.deployment import (
     Parallelism,
     Pool,
     Speculative,
+    Transfer,
 )
 from windtunnel.spec.lengths import Lengths, Uniform
 from windtunnel.spec.model import ModelSpec
@@ -254,6 +261,7 @@ def scenario_of(run: MeasuredRun, acceptance_fraction: float | None = None) -> S
             parallelism=run.parallelism,
             engine=engine,
             pools=run.pools,
+            transfer=Transfer(first_token="decode" if run.pools and engine.name in DECODE_SAMPLES_FIRST else "prefill"),
             settings_assumed=run.source in UNRECORDED_SOURCES,
         ),
         workload=Workload(
@@ -370,12 +378,13 @@ def _run(measured: Row, row: Row, servers: Mapping[str, Row]) -> MeasuredRun:
     engine = OTHER_ENGINE_NAMES.get(measured.required("backend").lower(), measured.required("backend").lower())
     if engine not in ENGINES:
         raise InputError(f"{measured.where}: backend is {measured.text('backend')!r}; known: {', '.join(ENGINES)}")
-    mode, pools, assumed = row.required("true_mode"), (), ""
+    pools: tuple[Pool, ...] = ()
+    mode, assumed = row.required("true_mode"), ""
     if mode not in (AGGREGATED, DISAGGREGATED):
         raise InputError(f"{row.where}: true_mode is {mode!r}; known: {AGGREGATED}, {DISAGGREGATED}")
     is_generated = (row.text("source"), measured.text("system")) in GENERATED and concurrency is not None
     if mode == DISAGGREGATED:
-        settings, pools, assumed = _pools(engine, server)
+        settings, pools, assumed = pools_of(engine, server)
         range_ratio = None if server is None else _range_ratio(server)
     elif server:
         settings, range_ratio = _engine(engine, measured, row, server), _range_ratio(server)
@@ -411,16 +420,6 @@ def _run(measured: Row, row: Row, servers: Mapping[str, Row]) -> MeasuredRun:
         pools=pools,
         assumed=assumed,
     )
-
-
-def _pools(engine: str, server: Row | None) -> tuple[EngineSettings, tuple[Pool, ...], str]:
-    """What all servers have in common, those that prefill and those that decode, and what is assumed of them."""
-    if server is None:
-        raise InputError("it was served by separate pools for prefill and decode, and nothing of them was recorded")
-    image = server.text("engine_image")
-    version, assumed = trtllm_version(image) if engine == "trtllm" else (image_version(image), "")
-    pools = tuple(record.pool(engine) for record in pool_records(server))
-    return EngineSettings(name=engine, version=version), pools, assumed
 
 
 def _replica_parallelism(measured: Row, row: Row) -> Parallelism:
@@ -561,13 +560,6 @@ writes 1,500 as all later ones do, below a comment that says "+1000 is for holdi
 blocks came later. The runs speak for the comment. With 1,500, two prompts of 1,024 tokens or three of 512 share a step;
 what another request's prompt adds, by TPOT of two output lengths, is a step for each prompt of 1,024 (Llama-3.1-8B on
 four devices: 11 to 17 ms, as for 2,048 tokens) and half a step for each of 512."""
-
-
-def image_version(image: str) -> str | None:
-    """The engine's release in its image's tag: `vllm/vllm-openai:v0.19.0-cu130` -> `0.19.0`; None for other builds."""
-    tag = image.partition(" ")[0].rpartition(":")[2]
-    release = re.match(r"v?(\d+\.\d+(?:\.\d+)*(?:\.?(?:rc|post)\d+)*)", tag)
-    return release[1] if release else None
 
 
 def _kv_cache(server: Row) -> str | None:

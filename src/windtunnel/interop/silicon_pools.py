@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from windtunnel.errors import InputError
-from windtunnel.interop.silicon_rows import Row, is_default
+from windtunnel.interop.silicon_rows import Row, image_version, is_default
 from windtunnel.spec.deployment import MOE_BACKENDS, EngineSettings, Parallelism, Pool
 
 PREFILL_POOL, DECODE_POOL = "prefill_pool", "decode_pool"
@@ -29,8 +29,8 @@ TRTLLM_OF_DYNAMO: Mapping[str, str] = {
 """Version of NVIDIA Dynamo in the tag of its image `tensorrtllm-runtime` -> the TensorRT-LLM in it.
 
 Source: ai-dynamo/dynamo, docs/reference/release-artifacts.md (images) and docs/reference/support-matrix.md (backend
-dependencies), at commit 00552b2. Two are in neither: 0.5.1 is taken as 0.6.0, the next release, and 0.7.0.post2 as the releases
-before and after it, 0.7.0.post1 and 0.7.1, which have the same."""
+dependencies), at commit 00552b2. Two are in neither: 0.5.1 is taken as 0.6.0, the next release, and 0.7.0.post2 as the
+releases before and after it, 0.7.0.post1 and 0.7.1, which have the same."""
 NOT_LISTED = ("0.5.1", "0.7.0.post2")
 
 PER_REPLICA = ("sglang",)
@@ -38,7 +38,6 @@ PER_REPLICA = ("sglang",)
 
 Source: SGLang `server_args.py` (`chunked_prefill_size // dp_size`) and `model_executor/model_runner.py`
 (`max_running_requests // dp_size`), 0.5. TensorRT-LLM's and vLLM's are of each rank."""
-
 
 
 @dataclass(frozen=True)
@@ -69,8 +68,8 @@ class PoolRecord:
 
     @property
     def parallelism(self) -> Parallelism:
-        """With attention data parallelism one group of one device for each of the `tp` devices; vLLM's `dp` counts groups
-        of `tp` devices.
+        """With attention data parallelism one group of one device for each of the `tp` devices; vLLM's `dp` counts
+        groups of `tp` devices.
         """
         tp, groups = self.count("tp"), self.count("dp") or 1
         if tp is None:
@@ -90,7 +89,8 @@ class PoolRecord:
 
     @property
     def graph_limit(self) -> int | None:
-        """Of `off`, `max_bs 256`, `16`, `19 sizes 1..128` or `powers of 2 up to 2048 + max batch`; None: the default."""
+        """Of `off`, `max_bs 256`, `16`, `19 sizes 1..128` or `powers of 2 up to 2048 + max batch`; None: the
+        default."""
         value = self.text("cuda_graph")
         if value == "off":
             return 0
@@ -152,6 +152,20 @@ def pool_records(server: Row) -> tuple[PoolRecord, PoolRecord]:
         values = dict(re.findall(r"(\w+)=(\[.*?\]|\{.*?\}|.*?)(?=\s\w+=|$)", text))
         found.append(PoolRecord(name, values, server.where))  # type: ignore[arg-type]
     return found[0], found[1]
+
+
+def pools_of(engine: str, server: Row | None) -> tuple[EngineSettings, tuple[Pool, ...], str]:
+    """What all servers have in common, those that prefill and those that decode, and what is assumed of them.
+
+    Raises:
+        InputError: it was not recorded how wide they are, or what they run at once.
+    """
+    if server is None:
+        raise InputError("it was served by separate pools for prefill and decode, and nothing of them was recorded")
+    image = server.text("engine_image")
+    version, assumed = trtllm_version(image) if engine == "trtllm" else (image_version(image), "")
+    pools = tuple(record.pool(engine) for record in pool_records(server))
+    return EngineSettings(name=engine, version=version), pools, assumed
 
 
 def trtllm_version(image: str) -> tuple[str | None, str]:

@@ -10,7 +10,7 @@ from rich.console import RenderableType
 
 from windtunnel.interop.text_file import write_text
 from windtunnel.report.tables import columns, grid, title
-from windtunnel.spec.calibration import Calibration
+from windtunnel.spec.calibration import Calibration, LearntTransfer
 from windtunnel.spec.noun import encode
 from windtunnel.units import format_seconds
 
@@ -48,6 +48,9 @@ def calibration_report(
     ]
     if alone := [name for name, one in made.items() if one.provenance.num_configurations == 1]:
         parts.append(f"{', '.join(alone)}: of one configuration, so that none was left out, and after is before.")
+    for name, one in made.items():
+        if one.transfer is not None:
+            parts.append(f"{name}: {_transfer_line(one.transfer)}")
     if len(made) == 1:
         (one,) = made.values()
         host = {name: value for name in one.host.__struct_fields__ if (value := getattr(one.host, name)) is not None}
@@ -55,3 +58,12 @@ def calibration_report(
         factors = [(name, f"x {value:.3f}") for name, value in one.factors.items()]
         parts += ["", title("Operators: measured over priced time"), grid(factors, 28)]
     return [*parts, "", f"written to {out}"]
+
+
+def _transfer_line(learnt: LearntTransfer) -> str:
+    record = learnt.record
+    return (
+        f"KV transfers take {format_seconds(learnt.latency_s)} and reach {learnt.link_efficiency:.0%} of the links "
+        f"({record.num_runs} runs of separate pools in {record.num_configurations} configurations; TTFT of those left "
+        f"out {record.median_error_before:.1%} off before, {record.median_error:.1%} after)"
+    )

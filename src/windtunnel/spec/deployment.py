@@ -438,16 +438,17 @@ class Faults(Noun):
 
 
 LINK_EFFICIENCY = 0.72
-"""Share of the links' published bandwidth that large transfers of KV reach. Mooncake measured 0.71 for 4.5 GB between H800
-nodes with eight 200 Gb/s interfaces (docs of the vLLM v1 connector, commit 3b5a594)."""
+"""Share of the links' published bandwidth that large transfers of KV reach. Mooncake measured 0.71 for 4.5 GB between
+H800 nodes with eight 200 Gb/s interfaces (docs of the vLLM v1 connector, commit 3b5a594)."""
 TRANSFER_LATENCY_S = 4e-4
 """Of a transfer of nothing; the same measurements, extrapolated."""
 
 DECODE_STREAMS_FIRST = ("sglang", "trtllm")
 """Engines whose decode side streams the prefill side's first output, when the request enters a batch there.
 
-Source: TensorRT-LLM `_torch/pyexecutor/py_executor.py`, `_handle_first_token_response` of the scheduled generation requests
-whose transfer is complete (1.1 to 1.3); SGLang `disaggregation/decode.py`, `stream_output` of a prebuilt batch (0.5)."""
+Source: TensorRT-LLM `_torch/pyexecutor/py_executor.py`, `_handle_first_token_response` of the scheduled generation
+requests whose transfer is complete (1.1 to 1.3); SGLang `disaggregation/decode.py`, `stream_output` of a prebuilt batch
+(0.5)."""
 
 
 class Transfer(Noun):
