@@ -11,8 +11,8 @@ from windtunnel.interop.silicon_rows import Row, rows
 from windtunnel.spec.deployment import EngineSettings, Parallelism, Pool
 
 PREFILL = (
-    "workers=2 tp=4 ep=4 pp=1 dp_attn=True max_num_seqs=16 max_batched_tokens=16384 max_model_len=1064 "
-    "mem_fraction=0.4 kv_dtype=fp8 prefix_cache=off overlap=off cuda_graph=off moe_backend=TRTLLM xfer=UCX nodes=1 gpn=4"
+    "workers=2 tp=4 ep=4 dp_attn=True max_num_seqs=16 max_batched_tokens=16384 max_model_len=1064 mem_fraction=0.4 "
+    "kv_dtype=fp8 prefix_cache=off overlap=off cuda_graph=off moe_backend=TRTLLM xfer=UCX nodes=1 gpn=4"
 )
 DECODE = (
     "workers=1 tp=8 ep=8 pp=1 dp_attn=False max_num_seqs=128 max_batched_tokens=128 mem_fraction=0.9 overlap=on "
