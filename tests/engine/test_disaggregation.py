@@ -240,3 +240,28 @@ transfer:
     other = wt.simulate(scenario([PREFILL, DECODE], transfer={"latency_s": 0.0}, **named))
     assert other.scenario.deployment.transfer.latency_s == 0.0
     assert other.scenario.deployment.transfer.link_efficiency == 0.5
+
+
+def test_a_latent_cache_is_sent_to_every_device_that_decodes() -> None:
+    """To one device and to two that share its heads; and inside a node."""
+    taken = {}
+    for tp in (1, 2):
+        for link in ("scale_out", "scale_up"):
+            result = wt.simulate(
+                wt.scenario(
+                    model="deepseek-ai/DeepSeek-V2-Lite",
+                    device="h200_sxm",
+                    rate_per_s=1,
+                    num_requests=3,
+                    input_tokens=1000,
+                    output_tokens=4,
+                    settings={
+                        "deployment.pools": [PREFILL, DECODE | {"replicas": 1, "parallelism": {"tp": tp}}],
+                        "deployment.transfer": {"latency_s": 0.0, "link": link},
+                    },
+                )
+            )
+            requests = result.requests
+            taken[tp, link] = (requests["transfer_end_s"] - requests["transfer_start_s"]).min()
+    assert taken[2, "scale_out"] == pytest.approx(2 * taken[1, "scale_out"])
+    assert taken[1, "scale_up"] == pytest.approx(taken[1, "scale_out"] * 50 / 450)

@@ -120,7 +120,7 @@ def plans(
         **shared,
     )
     cost = random_cost(rng, max_num_seqs, max_num_batched_tokens, draw(st.booleans()))
-    return PoolPlan(own, cost, role, draw(st.sampled_from([1e6, 1e8, np.inf])))
+    return PoolPlan(own, cost, role, draw(st.sampled_from([1e6, 1e8, np.inf])), draw(st.sampled_from([1.0, 1.0, 8.0])))
 
 
 def run_oracle(case: Case) -> tuple[list[Request], dict[int, Journey], list[Step]]:

@@ -58,6 +58,7 @@ from windtunnel.spec.deployment import (
     Parallelism,
     Pool,
     Transfer,
+    TransferLink,
 )
 from windtunnel.spec.engine_defaults import ENGINE_SCHEDULERS
 from windtunnel.spec.scenario import Scenario, Setup, pool_scenario, resolve
@@ -78,10 +79,20 @@ class PoolServer:
     settings: state.Settings
     keeping: Keeping
 
+    def plan(self, link: TransferLink) -> PoolPlan:
+        """The pool as the loop takes it, its KV carried by that link."""
+        link_bytes_per_s = _link_bytes_per_s(self.setup, link)
+        return PoolPlan(self.settings, self.lowered.cost, ROLES[self.pool.role], link_bytes_per_s, self._kv_copies)
+
     @property
-    def plan(self) -> PoolPlan:
-        link_bytes_per_s = _link_bytes_per_s(self.setup)
-        return PoolPlan(self.settings, self.lowered.cost, ROLES[self.pool.role], link_bytes_per_s)
+    def _kv_copies(self) -> float:
+        """Of a request's KV on one rank's devices: latent attention keeps all of it on each, grouped queries what their
+        key and value heads cannot be spread over.
+        """
+        whole, width = replace(self.shard, parallelism=Parallelism()), self.setup.parallelism
+        once = kv_bytes_per_token(whole, self.setup.max_model_len)
+        each = kv_bytes_per_token(self.shard, self.setup.max_model_len)
+        return max(each * width.tp * width.pp / once, 1.0) if once else 1.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,7 +135,8 @@ def prepare_pools(
             "transfer.router is prefix_affinity, which chooses where a prompt is computed, not where it decodes",
             "set deployment.router to prefix_affinity, and transfer.router to another one, such as least_kv",
         )
-    plans = _with_given_link(scenario, parts, _on_network(scenario, parts, [part.plan for part in parts]))
+    own = [part.plan(scenario.deployment.transfer.link) for part in parts]
+    plans = _with_given_link(scenario, parts, _on_network(scenario, parts, own))
     return Fleet(parts, plans, travel_of(scenario, parts), _speculation(parts))
 
 
@@ -424,9 +436,9 @@ def transfer_of(scenario: Scenario, parts: Sequence[PoolServer]) -> Transfer:
     return scenario.deployment.transfer.over(default)
 
 
-def _link_bytes_per_s(setup: Setup) -> float:
-    """Published bandwidth of the interfaces of one rank's devices, out of its node."""
-    link = setup.node.scale_out
+def _link_bytes_per_s(setup: Setup, over: TransferLink) -> float:
+    """Published bandwidth of the interfaces of one rank's devices, out of its node or inside it."""
+    link = setup.node.scale_out if over == "scale_out" else setup.node.scale_up
     return 0.0 if link is None else link.bytes_per_s * setup.parallelism.tp * setup.parallelism.pp
 
 

@@ -17,13 +17,12 @@ import msgspec
 
 from windtunnel.errors import InputError
 from windtunnel.interop.measured_runs import (
-    DECODE_SAMPLES_FIRST,
     UNRECORDED_SPREAD,
     Measurement,
     parallelism_label,
     reason_of,
 )
-from windtunnel.interop.silicon_pools import pool_records, pools_of
+from windtunnel.interop.silicon_pools import pool_records, pools_of, transfer_of
 from windtunnel.interop.silicon_rows import Row, image_version, is_default, rows
 from windtunnel.spec import catalog
 from windtunnel.spec.arrivals import ClosedLoop
@@ -261,7 +260,7 @@ def scenario_of(run: MeasuredRun, acceptance_fraction: float | None = None) -> S
             parallelism=run.parallelism,
             engine=engine,
             pools=run.pools,
-            transfer=Transfer(first_token="decode" if run.pools and engine.name in DECODE_SAMPLES_FIRST else "prefill"),
+            transfer=transfer_of(run.engine.name, run.system, run.pools) if run.pools else Transfer(),
             settings_assumed=run.source in UNRECORDED_SOURCES,
         ),
         workload=Workload(

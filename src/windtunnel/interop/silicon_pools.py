@@ -5,13 +5,15 @@ one such string for the servers that prefill and one for those that decode.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from windtunnel.errors import InputError
+from windtunnel.interop.measured_runs import DECODE_SAMPLES_FIRST
 from windtunnel.interop.silicon_rows import Row, image_version, is_default
-from windtunnel.spec.deployment import MOE_BACKENDS, EngineSettings, Parallelism, Pool
+from windtunnel.spec import catalog
+from windtunnel.spec.deployment import MOE_BACKENDS, EngineSettings, Parallelism, Pool, Transfer
 
 PREFILL_POOL, DECODE_POOL = "prefill_pool", "decode_pool"
 
@@ -172,6 +174,19 @@ def pools_of(engine: str, server: Row | None) -> tuple[EngineSettings, tuple[Poo
     version, assumed = trtllm_version(image) if engine == "trtllm" else (image_version(image), "")
     pools = tuple(record.pool(engine) for record in pool_records(server))
     return EngineSettings(name=engine, version=version), pools, assumed
+
+
+def transfer_of(engine: str, system: str, pools: Sequence[Pool]) -> Transfer:
+    """How the KV goes from one of two pools to the other: all of these were told to use UCX, or NIXL over it, which
+    stays on NVLink where it reaches (TensorRT-LLM `_torch/pyexecutor/kv_cache_transceiver.py`: outside of one domain
+    `UCX_CUDA_IPC_ENABLE_MNNVL` has to be turned off).
+    """
+    node = catalog.default_node(catalog.device(system))
+    num_devices = sum(pool.replicas * pool.parallelism.num_devices for pool in pools if pool.parallelism)
+    return Transfer(
+        first_token="decode" if engine in DECODE_SAMPLES_FIRST else "prefill",
+        link="scale_up" if num_devices <= node.num_devices else "scale_out",
+    )
 
 
 def trtllm_version(image: str) -> tuple[str | None, str]:

@@ -107,7 +107,7 @@ def pull(settings, windows, cache, requests, ranks, lanes, events, clock, pools,
         sender = pools.handovers[journey.prefill_rank]
         sent_bytes_per_s = pools.pools[pools.pool_of_rank[journey.prefill_rank]].link_bytes_per_s
         whole_s = routing.bytes_per_token * (requests[i].input_tokens - cached) + routing.bytes_per_request
-        whole_s /= min(sent_bytes_per_s, settings.link_bytes_per_s)
+        whole_s *= settings.kv_copies / min(sent_bytes_per_s, settings.link_bytes_per_s)
         ready_s = now_s if routing.tail_fraction == 1.0 else requests[i].scheduled_s
         start_s = max(ready_s, sender.link_free_s, here.link_free_s)
         end_s = max(start_s + whole_s, now_s + whole_s * routing.tail_fraction)

@@ -40,6 +40,8 @@ class PoolPlan(NamedTuple):
     role: int = BOTH
     link_bytes_per_s: float = np.inf
     """Of the network interfaces of one rank, in one direction."""
+    kv_copies: float = 1.0
+    """Of a request's KV on the devices of one rank, each of which is sent."""
 
 
 class Travel(NamedTuple):
@@ -75,6 +77,7 @@ POOL = np.dtype(
         ("load_overlaps", "i8"),  # as `Cache.load_overlaps`
         ("hands_over", "i8"),  # 1: requests leave after their prefill
         ("link_bytes_per_s", "f8"),  # of the network interfaces of one rank
+        ("kv_copies", "f8"),  # of a request's KV on its devices
     ]
 )
 """One record a pool: its settings, and where it lies among all pools' replicas, ranks and lanes."""
@@ -158,7 +161,7 @@ def new_pools(plans: Sequence[PoolPlan], travel: Travel, num_requests: int) -> P
         ends += (num_replicas, num_ranks, num_ranks * num_stages, num_replicas * num_stages)
         pool.end_replica, pool.end_rank, pool.end_lane, _ = ends
         pool.heeds_all_events, pool.hands_over = hands_over, plan.role == PREFILL
-        pool.link_bytes_per_s = plan.link_bytes_per_s
+        pool.link_bytes_per_s, pool.kv_copies = plan.link_bytes_per_s, plan.kv_copies
     journeys = np.zeros(num_requests, JOURNEY).view(np.recarray)
     for unknown in ("handed_s", "transfer_start_s", "transfer_end_s"):
         journeys[unknown] = np.nan

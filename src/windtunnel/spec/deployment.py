@@ -451,12 +451,17 @@ requests whose transfer is complete (1.1 to 1.3); SGLang `disaggregation/decode.
 (0.5)."""
 
 
+TransferLink = Literal["scale_out", "scale_up"]
+
+
 class Transfer(Noun):
     """How requests and their KV cache go from the replica that prefills them to the one that decodes them."""
 
     bytes_per_s: float | None = None
-    """Between two ranks, in one direction; None takes the nodes' `scale_out` links of all devices of a rank, times
+    """Between two ranks, in one direction; None takes the nodes' links of all devices of a rank, times
     `link_efficiency`."""
+    link: TransferLink = "scale_out"
+    """Which links those are: between nodes, or inside one that holds both pools."""
     link_efficiency: float | None = None
     """Share of the links' published bandwidth that large transfers reach; None takes what the calibration of the engine
     that decodes says, or `LINK_EFFICIENCY`."""
