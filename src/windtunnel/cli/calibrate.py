@@ -69,12 +69,12 @@ def command(
     if not found:
         raise InputError("no run is left to fit: the record calls all of them odd")
     speculating = [one for one in found if one.lacks_acceptance]
-    found = [one for one in found if not one.lacks_acceptance]
+    pooled = [one for one in found if tells_of_transfers(one)]
+    found = [one for one in found if not one.lacks_acceptance and not tells_of_transfers(one)]
     with status() as say:
         say(f"simulating {len(found):,} runs")
         priced = list(benches(found))
     ready = [bench for _, bench in priced if not isinstance(bench, str)]
-    pooled = [one for one in found if tells_of_transfers(one)]
     if not ready and not pooled:
         why = priced[0][1] if priced else "they decode speculatively, which tells nothing apart from the acceptance"
         raise InputError(f"no run could be simulated; the first: {why}")
