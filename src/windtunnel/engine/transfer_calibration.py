@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import msgspec
 import numpy as np
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize
 
 from windtunnel.engine.calibrate import CROWDING, NOISE, PRIORS
-from windtunnel.engine.estimators import calibrated, estimator_for, estimator_key
+from windtunnel.engine.estimators import shared_estimators
 from windtunnel.engine.frontend import streams
 from windtunnel.engine.pools import Fleet, prepare_pools, replicas_of, run_pools
 from windtunnel.engine.workload import RequestArrays, generate
@@ -98,20 +98,19 @@ def with_transfers(
         source: what the runs are, for the record of a calibration that holds nothing else.
     """
     runs = [one for one in measurements if one.weight > 0 and tells_of_transfers(one)]
-    found = dict(made)
-    benches = list(_benches(runs, found))
-    for name in sorted({f"{engine}-{device}" for engine, device in map(_kin, benches)} - set(made)):
-        engine, device = next(_kin(one) for one in benches if "-".join(_kin(one)) == name)
-        if engine not in made:
-            learnt = fit_transfers([one for one in benches if _kin(one) == (engine, device)])
-            if learnt is not None:
-                own = [one.measurement for one in benches if _kin(one) == (engine, device)]
-                found[name] = msgspec.structs.replace(_base(engine, device, own, source), transfer=learnt)
+    benches = list(_benches(runs, made))
+    found = {}
     for name, one in made.items():
-        own_benches = [
-            bench for bench in benches if _kin(bench)[0] == one.engine and one.device in (None, _kin(bench)[1])
-        ]
-        found[name] = msgspec.structs.replace(one, transfer=fit_transfers(own_benches))
+        own = [bench for bench in benches if _kin(bench) == (one.engine, one.device or _kin(bench)[1])]
+        found[name] = msgspec.structs.replace(one, transfer=fit_transfers(own))
+    for engine, device in dict.fromkeys(map(_kin, benches)):
+        if engine in made or f"{engine}-{device}" in made:
+            continue
+        own = [bench for bench in benches if _kin(bench) == (engine, device)]
+        learnt = fit_transfers(own)
+        if learnt is not None:
+            base = _base(engine, device, [bench.measurement for bench in own], source)
+            found[f"{engine}-{device}"] = msgspec.structs.replace(base, transfer=learnt)
     return found
 
 
@@ -136,13 +135,7 @@ def _base(engine: str, device: str, own: Sequence[Measurement], source: str) -> 
 
 def _benches(runs: Sequence[Measurement], made: Mapping[str, Calibration]) -> Iterator[TransferBench]:
     """Runs that can be simulated, held at what was fitted to aggregated ones."""
-    estimators: dict[Hashable, Estimator] = {}
-
-    def estimator_of(setup: Setup) -> Estimator:
-        key = estimator_key(setup)
-        if key not in estimators:
-            estimators[key] = estimator_for(replace(setup, calibration=None, calibration_name=None))
-        return calibrated(estimators[key], setup)
+    estimator_of = shared_estimators()
 
     def calibration_of(alone: Scenario) -> Calibration | None:
         engine, device = alone.deployment.engine.name, catalog.device(alone.deployment.device).name

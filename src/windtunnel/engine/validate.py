@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import chain
 
 import msgspec
 
-from windtunnel.engine.estimators import calibrated, estimator_for, estimator_key
+from windtunnel.engine.estimators import shared_estimators
 from windtunnel.engine.loop import Progress
 from windtunnel.engine.pools import simulate_pools
 from windtunnel.engine.serving import Result, simulate
@@ -110,16 +110,16 @@ def _predict_batch(work: tuple[list[Measurement], str | None]) -> list[Predictio
 
 
 def _predictions(measurements: Iterable[Measurement], calibration: str | None) -> Iterator[Prediction]:
-    estimators: dict[tuple[Hashable, ...], Estimator] = {}
+    estimator_of = shared_estimators()
     for measurement in measurements:
         try:
-            yield _predicted(measurement, calibration, estimators)
+            yield _predicted(measurement, calibration, estimator_of)
         except InputError as error:
             yield Prediction(measurement, reason_of(error), {}, {}, "", {})
 
 
 def _predicted(
-    measurement: Measurement, calibration: str | None, estimators: dict[tuple[Hashable, ...], Estimator]
+    measurement: Measurement, calibration: str | None, estimator_of: Callable[[Setup], Estimator]
 ) -> Prediction:
     if measurement.scenario is None:
         raise InputError(measurement.refused)
@@ -131,13 +131,6 @@ def _predicted(
     if measurement.lacks_acceptance:
         scenario = _accepting(measurement, setup, scenario)
         setup = _decoding_setup(scenario)
-
-    def estimator_of(own: Setup) -> Estimator:
-        key = estimator_key(own)
-        if key not in estimators:
-            plain = replace(own, calibration=None, calibration_name=None)
-            estimators[key] = estimator_for(plain)
-        return calibrated(estimators[key], own)
 
     if scenario.deployment.pools:
         result = simulate_pools(scenario, estimator_of=estimator_of)
