@@ -52,8 +52,8 @@ def validation_report(
     if drafting:
         rows += [("", "", *("" for _ in shown)), _short_row(DRAFTING, drafting, shown)]
     parts.append(columns(headers, rows))
-    parts += ["", title("Share of measured values within the 80% interval")]
-    parts.append(grid([(NAMES[name], f"{covered(done, name):.0%}") for name in metrics if _intervals(done, name)]))
+    if shares := [(NAMES[name], f"{covered(done, name):.0%}") for name in metrics if _intervals(done, name)]:
+        parts += ["", title("Share of measured values within the 80% interval"), grid(shares)]
     parts += ["", *_runs_parts(done + drafting, metrics)]
     refused = refusals(predictions)
     if refused:
