@@ -11,7 +11,7 @@
 - APEX's runs of vLLM 0.6 on eight H100: Llama-3.1-70B in bf16, the requests that it recorded.
 - gpt-fast's single-stream decode on A100: one request, bf16.
 - Mooncake's handover of prompts of 128 to 32,768 tokens between two nodes of eight H800: KV transfer and TTFT. The
-  transfer's latency and share of the links were read off these very nine runs (`spec.deployment.Transfer`).
+  transfer's latency and share of the links were read off these very nine runs (`spec.deployment.LINK_EFFICIENCY`).
 
 Beside the predictions stand two naive ones: operators from the roofline alone, and a log-linear regression on lengths,
 requests, devices and the model's size, which has seen four fifths of the very set and predicts the others (five folds).
@@ -42,7 +42,7 @@ from windtunnel.estimate.estimator import Estimator, roofline_estimator
 from windtunnel.metrics.accuracy import score
 from windtunnel.spec import catalog
 from windtunnel.spec.calibration import NONE
-from windtunnel.spec.deployment import Transfer
+from windtunnel.spec.deployment import LINK_EFFICIENCY
 from windtunnel.spec.scenario import Scenario, keep_published_formats, resolve, scenario_from
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -265,7 +265,7 @@ def mooncake(folder: Path, _: Path) -> Iterator[Run | str]:
                     "parallelism": {"tp": int(row["tp"])},
                     "engine": {"name": "vllm", "version": "0.11.2"},
                     "pools": [{"name": role, "role": role} for role in ("prefill", "decode")],
-                    "transfer": {"bytes_per_s": Transfer().link_efficiency * 8 * 25e9},
+                    "transfer": {"bytes_per_s": LINK_EFFICIENCY * 8 * 25e9},
                 },
                 "workload": workload,
             }

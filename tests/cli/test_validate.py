@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import yaml
 
 if TYPE_CHECKING:
     from cli.conftest import Command
@@ -129,6 +130,52 @@ def test_a_limit_that_nobody_knows_is_inferred_kept_and_used(windtunnel: Command
     after = json.loads(windtunnel("validate", str(runs), "--calibration", str(profile), "--json").stdout)
     before = json.loads(windtunnel("validate", str(runs), "--calibration", "none", "--json").stdout)
     assert abs(after["rows"][2]["error"]["ttft"]) < 0.1 < abs(before["rows"][2]["error"]["ttft"])
+
+
+POOLS = """\
+id,model,device,prefill_tp,decode_tp,decode_replicas,input_tokens,output_tokens,range_ratio,concurrency,num_requests,ttft_ms,tpot_ms
+apart,qwen2.5-0.5b,h100_sxm,1,1,2,256,32,1,1,4,20,3
+wide,qwen2.5-0.5b,h100_sxm,1,2,,256,32,1,1,4,20,3
+"""
+
+
+@pytest.fixture
+def pools(tmp_path: Path) -> str:
+    path = tmp_path / "pools.csv"
+    path.write_text(POOLS, encoding="utf-8")
+    return str(path)
+
+
+def test_runs_of_separate_pools_are_predicted_and_told_apart(windtunnel: Command, runs: str, pools: str) -> None:
+    done = windtunnel("validate", runs, pools)
+    assert done.code == 0
+    assert "4 of 5 runs predicted" in done.stdout
+    assert [line.split()[:2] for line in done.stdout.splitlines() if "agg " in line] == [["agg", "2"], ["disagg", "2"]]
+    document = json.loads(windtunnel("validate", runs, pools, "--json").stdout)
+    assert document["by"]["mode"]["disagg"]["ttft"]["runs"] == 2
+    assert document["rows"][3]["parallelism"] == "P 1x tp1 D 2x tp1"
+
+
+def test_runs_of_separate_pools_take_no_part_in_the_fit_of_others(
+    windtunnel: Command, runs: str, pools: str, tmp_path: Path
+) -> None:
+    alone, both = tmp_path / "alone.yaml", tmp_path / "both.yaml"
+    assert windtunnel("calibrate", runs, "--source", "runs", "--out", str(alone)).code == 0
+    done = windtunnel("calibrate", runs, pools, "--source", "runs", "--out", str(both))
+    assert done.code == 0
+    assert "2 of 3 runs fitted" in done.stdout
+    fitted = yaml.safe_load(both.read_text())
+    learnt = fitted.pop("transfer")
+    assert fitted == yaml.safe_load(alone.read_text())
+    assert learnt["record"]["num_runs"] == 2
+    assert "KV transfers take" in done.stdout
+
+
+def test_pools_of_one_configuration_teach_nothing(windtunnel: Command, pools: str, tmp_path: Path) -> None:
+    done = windtunnel("calibrate", pools, "--only", "wide", "--out", str(tmp_path / "profile.yaml"))
+    assert done.code == 2
+    assert "taught nothing of their transfers" in done.stderr
+    assert not (tmp_path / "profile.yaml").exists()
 
 
 def test_a_profile_needs_somewhere_to_go(windtunnel: Command, runs: str) -> None:

@@ -83,3 +83,8 @@ def test_runs_without_a_share_are_refused_and_with_one_reported_apart(runs: list
     assert document["predicted"] == len(runs)
     assert document["scores"]["tpot"] is None
     assert document["scores_of_acceptance_fitted"]["tpot"]["median"] == pytest.approx(0.0, abs=1e-9)
+
+
+def test_a_run_that_cannot_be_said_tells_nothing(runs: list[Measurement]) -> None:
+    unsaid = Measurement("unsaid", None, "it may draft", runs[0].measured, runs[0].labels, lacks_acceptance=True)
+    assert [one.id for one, _ in drafting([unsaid, *runs], {})] == [one.id for one in runs]

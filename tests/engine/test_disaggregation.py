@@ -8,7 +8,7 @@ import pytest
 
 import windtunnel as wt
 from windtunnel.errors import InputError
-from windtunnel.spec.deployment import Transfer
+from windtunnel.spec.deployment import LINK_EFFICIENCY, TRANSFER_LATENCY_S
 from windtunnel.spec.scenario import Scenario
 
 
@@ -85,6 +85,7 @@ def test_short_prompts_stay_where_they_decode() -> None:
         ([PREFILL, DECODE | {"engine": {"num_gpu_blocks": 100}}], {}, "pool outputs: request 0 of 2,112 tokens needs"),
         ([PREFILL, DECODE | {"engine": {"name": "sglang"}}], {"transfer": {"first_token": "decode"}}, "SGLang"),
         ([PREFILL, DECODE], {"transfer": {"link_efficiency": 1.5}}, "link_efficiency is 1.5"),
+        ([PREFILL, DECODE], {"transfer": {"first_token": "decode", "streamed_by": "prefill"}}, "first_token is decode"),
         ([PREFILL, DECODE], {"transfer": {"router": "prefix_affinity"}}, "transfer.router is prefix_affinity"),
     ],
 )
@@ -187,7 +188,80 @@ def test_transfers_take_as_long_as_mooncake_measured(reference: Path) -> None:
     """
     with (reference / "serving" / "mooncake_pd_transfer.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    transfer = Transfer()
     for row in rows:
-        seconds = float(row["kv_size_MB"]) * 1e6 / (8 * 25e9 * transfer.link_efficiency) + transfer.latency_s
+        seconds = float(row["kv_size_MB"]) * 1e6 / (8 * 25e9 * LINK_EFFICIENCY) + TRANSFER_LATENCY_S
         assert seconds == pytest.approx(float(row["transfer_ms"]) / 1e3, rel=0.11)
+
+
+@pytest.mark.parametrize(("engine", "streamed_by"), [("vllm", "prefill"), ("sglang", "decode"), ("trtllm", "decode")])
+def test_who_streams_the_first_output_is_the_engines_own(engine: str, streamed_by: str) -> None:
+    result = wt.simulate(scenario([PREFILL, DECODE], engine={"name": engine}))
+    known = "handed_s" if streamed_by == "prefill" else "transfer_end_s"
+    assert (result.requests["first_token_s"] >= result.requests[known]).all()
+    assert (result.requests["first_token_s"] == result.requests["handed_s"]).all() == (streamed_by == "prefill")
+    assert result.scenario.deployment.transfer.streamed_by == streamed_by
+
+
+def test_a_first_output_waits_for_a_place_where_it_decodes() -> None:
+    """One place for requests of 64 outputs: the second's first output comes when the first is done."""
+    one_place = DECODE | {"replicas": 1, "engine": {"max_num_seqs": 1}}
+    result = wt.simulate(scenario([PREFILL, one_place], engine={"name": "trtllm"}))
+    requests = result.requests
+    assert (requests["first_token_s"][1:] >= requests["finish_s"][:-1]).all()
+    told = wt.simulate(scenario([PREFILL, one_place], engine={"name": "trtllm"}, transfer={"streamed_by": "prefill"}))
+    assert (told.requests["finish_s"] == requests["finish_s"]).all()
+    assert (told.requests["first_token_s"] == told.requests["handed_s"]).all()
+
+
+def test_prompts_are_not_held_to_the_budget_of_steps_that_never_compute_them() -> None:
+    narrow = DECODE | {"engine": {"max_num_seqs": 64, "max_num_batched_tokens": 64}}
+    result = wt.simulate(scenario([PREFILL, narrow], engine={"name": "trtllm"}))
+    assert result.summary.num_requests == 200
+    with pytest.raises(InputError, match="without chunked prefill a step takes 64"):
+        wt.simulate(scenario([PREFILL, narrow], engine={"name": "trtllm"}, transfer={"local_prefill_tokens": 1}))
+
+
+def test_a_calibration_may_know_of_transfers(tmp_path: Path) -> None:
+    profile = tmp_path / "profile.yaml"
+    profile.write_text("""
+engine: vllm
+provenance: {fitted_on: runs, num_runs: 0, num_configurations: 0}
+transfer:
+  latency_s: 0.05
+  link_efficiency: 0.5
+  record: {num_runs: 4, num_configurations: 2, median_error: 0.05, median_error_before: 0.2}
+""")
+    named = {"calibration": str(profile)}
+    learnt = wt.simulate(scenario([PREFILL, DECODE], **named))
+    assert learnt.scenario.deployment.transfer.latency_s == 0.05
+    assert learnt.summary.transfer_s is not None
+    told = wt.simulate(scenario([PREFILL, DECODE], transfer={"latency_s": 0.05, "link_efficiency": 0.5}, **named))
+    assert learnt.summary.transfer_s == told.summary.transfer_s
+    other = wt.simulate(scenario([PREFILL, DECODE], transfer={"latency_s": 0.0}, **named))
+    assert other.scenario.deployment.transfer.latency_s == 0.0
+    assert other.scenario.deployment.transfer.link_efficiency == 0.5
+
+
+def test_a_latent_cache_is_sent_to_every_device_that_decodes() -> None:
+    """To one device and to two that share its heads; and inside a node."""
+    taken = {}
+    for tp in (1, 2):
+        for link in ("scale_out", "scale_up"):
+            result = wt.simulate(
+                wt.scenario(
+                    model="deepseek-ai/DeepSeek-V2-Lite",
+                    device="h200_sxm",
+                    rate_per_s=1,
+                    num_requests=3,
+                    input_tokens=1000,
+                    output_tokens=4,
+                    settings={
+                        "deployment.pools": [PREFILL, DECODE | {"replicas": 1, "parallelism": {"tp": tp}}],
+                        "deployment.transfer": {"latency_s": 0.0, "link": link},
+                    },
+                )
+            )
+            requests = result.requests
+            taken[tp, link] = (requests["transfer_end_s"] - requests["transfer_start_s"]).min()
+    assert taken[2, "scale_out"] == pytest.approx(2 * taken[1, "scale_out"])
+    assert taken[1, "scale_up"] == pytest.approx(taken[1, "scale_out"] * 50 / 450)

@@ -10,6 +10,7 @@ from windtunnel.errors import InputError
 from windtunnel.interop.benchmark_clients import read_client_results
 from windtunnel.interop.measured_runs import read_client_files, read_table
 from windtunnel.spec.arrivals import Arrivals, ClosedLoop, Gamma, Poisson, Static
+from windtunnel.spec.deployment import Parallelism
 from windtunnel.spec.lengths import Uniform
 
 BASE: dict[str, Any] = {"model": "llama-3.1-8b", "deployment": {"device": "h100_sxm"}}
@@ -269,3 +270,45 @@ def test_a_range_is_only_of_random_lengths(tmp_path: Path) -> None:
     assert read_client_results(path)[0].range_ratio is None
     path.write_text(json.dumps(SGLANG | {"dataset_name": "random-ids"}), encoding="utf-8")
     assert read_client_results(path)[0].range_ratio == 0.5
+
+
+def test_a_row_may_describe_two_pools(tmp_path: Path) -> None:
+    path = tmp_path / "runs.csv"
+    path.write_text(
+        "model,device,engine,prefill_replicas,prefill_tp,prefill_max_num_batched_tokens,decode_tp,decode_ep,"
+        "decode_attention_dp,decode_max_num_seqs,input_tokens,output_tokens,concurrency,ttft_ms\n"
+        "Qwen/Qwen3-30B-A3B,h100_sxm,vllm,2,1,4096,1,4,4,64,1000,100,8,80\n"
+        "llama-3.1-8b,h100_sxm,trtllm,,1,,2,,,,1000,100,8,80\n"
+    )
+    one, other = read_table(path)
+    assert one.scenario is not None
+    prefill, decode = one.scenario.deployment.pools
+    assert (prefill.role, prefill.replicas, prefill.parallelism) == ("prefill", 2, Parallelism())
+    assert prefill.engine.max_num_batched_tokens == 4096
+    assert (decode.role, decode.replicas, decode.parallelism) == ("decode", 1, Parallelism(ep=4, attention_dp=4))
+    assert decode.engine.max_num_seqs == 64
+    assert one.scenario.deployment.transfer.first_token == "decode"
+    assert (one.labels["mode"], one.labels["parallelism"]) == ("disagg", "P 2x tp1 D 1x tp1 ep4 dp4")
+    assert other.scenario is not None
+    assert other.scenario.deployment.transfer.first_token == "prefill"
+    assert (other.labels["mode"], other.labels["parallelism"]) == ("disagg", "P 1x tp1 D 1x tp2")
+
+
+@pytest.mark.parametrize(
+    ("columns", "values", "message"),
+    [
+        ("prefill_tp", "2", "runs.csv row 1: prefill_tp is given and nothing of the servers that decode"),
+        ("decode_replicas", "2", "runs.csv row 1: decode_replicas is given and nothing of the servers that prefill"),
+        ("tp,prefill_tp,decode_tp", "2,1,1", "runs.csv row 1: tp and prefill_tp exclude each other"),
+        ("prefill_tp,decode_tp", "1,wide", "runs.csv row 1: decode_tp is 'wide'; a number above zero is needed"),
+    ],
+)
+def test_pools_that_are_half_described_are_errors(tmp_path: Path, columns: str, values: str, message: str) -> None:
+    path = tmp_path / "runs.csv"
+    path.write_text(
+        f"model,device,{columns},input_tokens,output_tokens,concurrency,ttft_ms\n"
+        f"llama-3.1-8b,h100_sxm,{values},1000,100,8,80\n"
+    )
+    with pytest.raises(InputError) as caught:
+        read_table(path)
+    assert caught.value.message.startswith(message)

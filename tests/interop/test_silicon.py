@@ -9,13 +9,12 @@ import pytest
 from windtunnel.errors import InputError
 from windtunnel.interop.silicon import (
     MeasuredRun,
-    image_version,
     measurement_of,
     read_measurements,
     read_runs,
     scenario_of,
 )
-from windtunnel.interop.silicon_rows import at_load
+from windtunnel.interop.silicon_rows import at_load, image_version
 from windtunnel.spec.arrivals import ClosedLoop
 from windtunnel.spec.deployment import Parallelism, Speculative
 from windtunnel.spec.lengths import Uniform
@@ -75,6 +74,8 @@ SERVER = {
     "attention_dp_config": "",
     "gemm_and_allreduce_fusion": "",
     "speculative": "none",
+    "prefill_pool": "",
+    "decode_pool": "",
 }
 
 
@@ -127,7 +128,8 @@ def test_a_row_without_recovered_settings_takes_its_own_columns_and_engine_defau
     workload = scenario_of(run).workload
     assert workload.input_tokens == Uniform(min_tokens=922, max_tokens=1126)
     assert workload.output_tokens == Uniform(min_tokens=7373, max_tokens=9011)
-    assert workload.num_requests == 100
+    assert workload.num_requests == 50
+    assert scenario_of(replace(run, system="h100_sxm")).workload.num_requests == 100
     assert run.mean_output_tokens == 8192
     assert run.engine.version == "1.0.0rc3"
     assert run.engine.max_num_batched_tokens is None
@@ -320,7 +322,7 @@ def test_a_row_that_cannot_be_read_is_refused_alone(tmp_path: Path) -> None:
     assert one.scenario is not None
     assert odd.scenario is pools.scenario is unknown.scenario is None
     assert odd.refused == "dev.csv line 3: backend is 'lmdeploy'; known: vllm, sglang, trtllm"
-    assert pools.refused == "it was served by separate pools for prefill and decode"
+    assert pools.refused == "how many servers prefill and how was not recorded"
     assert unknown.refused == "dev.csv line 5: row_settings.csv has no row of id 'unknown'"
     assert odd.labels == {"engine": "lmdeploy", "version": "", "device": "b200_sxm", "model": "DeepSeek-R1"}
     assert (odd.id, odd.use) == ("odd", "secondary")

@@ -56,6 +56,7 @@ def command(
     from windtunnel.engine.acceptance import with_acceptances
     from windtunnel.engine.calibrate import benches
     from windtunnel.engine.calibration_profiles import profiles
+    from windtunnel.engine.transfer_calibration import tells_of_transfers, with_transfers
     from windtunnel.interop.text_file import check_writable
     from windtunnel.report.calibration import calibration_report, write_calibration
     from windtunnel.report.documents import as_text
@@ -69,17 +70,25 @@ def command(
     if not found:
         raise InputError("no run is left to fit: the record calls all of them odd", "choose others with --use, --only")
     speculating = [one for one in found if one.lacks_acceptance]
-    found = [one for one in found if not one.lacks_acceptance]
+    pooled = [one for one in found if tells_of_transfers(one)]
+    found = [one for one in found if not one.lacks_acceptance and not tells_of_transfers(one)]
     with status() as say:
         say(f"simulating {format_count(len(found), 'run')}")
         priced = list(benches(found))
     ready = [bench for _, bench in priced if not isinstance(bench, str)]
-    if not ready:
+    if not ready and not pooled:
         why = priced[0][1] if priced else "they decode speculatively, which tells nothing apart from the acceptance"
         raise InputError(f"no run could be simulated; the first: {why}", "`windtunnel validate` says it of every run")
     with status() as say:
         say(f"fitting {format_count(len(ready), 'run')}, then again without each configuration")
-        made = with_acceptances(profiles(ready, source or ", ".join(path.name for path in runs)), speculating)
+        named = source or ", ".join(path.name for path in runs)
+        made = with_acceptances(profiles(ready, named) if ready else {}, speculating)
+        made = with_transfers(made, pooled, named)
+    if not made:
+        raise InputError(
+            "the runs of separate pools taught nothing of their transfers",
+            "runs of two configurations at least are needed, each better predicted for what the others taught",
+        )
     chosen = _chosen(made, out)
     for name, one in chosen.items():
         write_calibration(one, out / f"{name}.yaml" if _is_folder(out) else out)

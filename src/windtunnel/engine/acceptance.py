@@ -57,7 +57,7 @@ def drafting(
         found, plain = of(setup), estimator_for(setup)
         return plain if found is None else CalibratedEstimator(plain, setup.device, found.factors)
 
-    runs = (one.accepting(0.0) for one in measurements if "tpot" in one.measured)
+    runs = (one.accepting(0.0) for one in measurements if one.scenario and "tpot" in one.measured)
     for measurement, bench in benches(runs, priced):
         if isinstance(bench, str):
             yield measurement, bench

@@ -1,6 +1,7 @@
 """The estimator of a setup's operators: which tables, over which network, times which calibration."""
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
+from dataclasses import replace
 from pathlib import Path
 
 from windtunnel.estimate.calibrated import CalibratedEstimator
@@ -77,3 +78,18 @@ def calibrated(estimator: Estimator, setup: Setup) -> Estimator:
     if setup.calibration is None or not setup.calibration.factors:
         return estimator
     return CalibratedEstimator(estimator, setup.device, setup.calibration.factors)
+
+
+def shared_estimators() -> Callable[[Setup], Estimator]:
+    """`estimator_for`, of setups that are asked for one after the other: those of one device, engine version and
+    backend read their tables once, each times its own calibration.
+    """
+    plain: dict[tuple[Hashable, ...], Estimator] = {}
+
+    def estimator_of(setup: Setup) -> Estimator:
+        key = estimator_key(setup)
+        if key not in plain:
+            plain[key] = estimator_for(replace(setup, calibration=None, calibration_name=None))
+        return calibrated(plain[key], setup)
+
+    return estimator_of

@@ -15,7 +15,6 @@ from windtunnel.metrics.uncertainty import Interval, interval
 from windtunnel.spec.calibration import Spread, outside
 from windtunnel.spec.noun import decode, read_yaml
 from windtunnel.spec.scenario import Setup
-from windtunnel.units import format_bytes
 
 SPREADS_FILE = Path(__file__).parent.parent / "catalog" / "uncalibrated_spreads.yaml"
 """Written by `benchmarks/accuracy.py --write`."""
@@ -33,14 +32,6 @@ def remarks(setup: Setup) -> list[str]:
         return []
     formats = tuple(dict.fromkeys((str(setup.precision.weights), str(setup.precision.experts_format))))
     return outside(setup.calibration, setup.device.name, setup.model.name, formats, setup.engine.version or "")
-
-
-def learnt(setup: Setup) -> list[str]:
-    """Engine settings that were neither given nor are the engine's defaults, as short phrases."""
-    shown = {
-        name: format_bytes(value) if name.endswith("_bytes") else f"{value:,}" for name, value in setup.learnt.items()
-    }
-    return [f"{name} {value} as runs speak for it" for name, value in shown.items()]
 
 
 def intervals(

@@ -48,7 +48,18 @@ from windtunnel.metrics.records import POOL_COLUMNS, Table, request_table
 from windtunnel.metrics.summary import PoolSummary, Utilisation, summarise, utilisation_of, with_pools
 from windtunnel.ops.forward import Shard
 from windtunnel.ops.memory import MemoryPlan, kv_bytes_per_token, plan_memory, state_bytes_per_request
-from windtunnel.spec.deployment import EngineSettings, KvTier, Parallelism, Pool
+from windtunnel.spec.calibration import Calibration
+from windtunnel.spec.deployment import (
+    DECODE_STREAMS_FIRST,
+    LINK_EFFICIENCY,
+    TRANSFER_LATENCY_S,
+    EngineSettings,
+    KvTier,
+    Parallelism,
+    Pool,
+    Transfer,
+    TransferLink,
+)
 from windtunnel.spec.engine_defaults import ENGINE_SCHEDULERS
 from windtunnel.spec.scenario import Scenario, Setup, pool_scenario, resolve
 
@@ -68,10 +79,20 @@ class PoolServer:
     settings: state.Settings
     keeping: Keeping
 
+    def plan(self, link: TransferLink) -> PoolPlan:
+        """The pool as the loop takes it, its KV carried by that link."""
+        link_bytes_per_s = _link_bytes_per_s(self.setup, link)
+        return PoolPlan(self.settings, self.lowered.cost, ROLES[self.pool.role], link_bytes_per_s, self._kv_copies)
+
     @property
-    def plan(self) -> PoolPlan:
-        link_bytes_per_s = _link_bytes_per_s(self.setup)
-        return PoolPlan(self.settings, self.lowered.cost, ROLES[self.pool.role], link_bytes_per_s)
+    def _kv_copies(self) -> float:
+        """Of a request's KV on one rank's devices: latent attention keeps all of it on each, grouped queries what their
+        key and value heads cannot be spread over.
+        """
+        whole, width = replace(self.shard, parallelism=Parallelism()), self.setup.parallelism
+        once = kv_bytes_per_token(whole, self.setup.max_model_len)
+        each = kv_bytes_per_token(self.shard, self.setup.max_model_len)
+        return max(each * width.tp * width.pp / once, 1.0) if once else 1.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,13 +117,15 @@ def prepare_pools(
     allow_download: bool = False,
     estimator_of: Callable[[Setup], Estimator] = estimator_for,
     lower: Lower = lower_steps,
+    calibration_of: Callable[[Scenario], Calibration | None] = lambda _: None,
 ) -> Fleet:
     """What `engine.server.prepare` is for equal replicas; `estimator_of` prices a pool's operators without an
-    `estimator`.
+    `estimator`, `calibration_of` may give one that is in force for a pool, by its scenario alone, in place of its own.
     """
     parts = []
     for pool in scenario.deployment.pools:
-        setup = with_model_len(resolve(pool_scenario(scenario, pool), allow_download), requests)
+        alone = pool_scenario(scenario, pool)
+        setup = with_model_len(resolve(alone, allow_download, calibration_of(alone)), requests)
         parts.append(_prepared(scenario, pool, setup, requests, estimator or estimator_of(setup), lower))
     _check_first_tokens(scenario, parts)
     parts = _with_stores(parts)
@@ -112,7 +135,8 @@ def prepare_pools(
             "transfer.router is prefix_affinity, which chooses where a prompt is computed, not where it decodes",
             "set deployment.router to prefix_affinity, and transfer.router to another one, such as least_kv",
         )
-    plans = _with_given_link(scenario, _on_network(scenario, parts, [part.plan for part in parts]))
+    own = [part.plan(scenario.deployment.transfer.link) for part in parts]
+    plans = _with_given_link(scenario, parts, _on_network(scenario, parts, own))
     return Fleet(parts, plans, travel_of(scenario, parts), _speculation(parts))
 
 
@@ -121,10 +145,13 @@ def simulate_pools(
     estimator: Estimator | None = None,
     progress: Progress | None = None,
     allow_download: bool = False,
+    estimator_of: Callable[[Setup], Estimator] = estimator_for,
 ) -> Result:
-    """Simulate a scenario whose deployment has pools; arguments and errors as `engine.serving.simulate`."""
+    """Simulate a scenario whose deployment has pools; arguments and errors as `engine.serving.simulate`, `estimator_of`
+    as of `prepare_pools`.
+    """
     requests = generate(scenario.workload, scenario.seed)
-    fleet = prepare_pools(scenario, requests, estimator, allow_download)
+    fleet = prepare_pools(scenario, requests, estimator, allow_download, estimator_of)
     parts = fleet.parts
     records, pools, steps, engine_time_s, loaded_blocks = run_pools(
         fleet.plans, fleet.travel, requests, progress, fleet.speculation, keeping=fleet.keeping
@@ -281,11 +308,14 @@ def _prepared(
     shard = shard_of(setup)
     drafter = drafter_of(setup, shard)
     memory = plan_memory(shard, setup.device, with_drafter(setup, drafter).engine, setup.max_model_len)
-    asked = requests
+    asked, computes_prompts = requests, True
     if pool.role == "prefill":
         asked = replace(requests, output_tokens=np.ones_like(requests.output_tokens))
+    elif pool.role == "decode" and scenario.deployment.transfer.local_prefill_tokens == 0:
+        # Preempted ones are computed again; TensorRT-LLM's policy never preempts.
+        computes_prompts = setup.engine.scheduler != "trtllm"
     try:
-        check_requests(asked, setup, memory)
+        check_requests(asked, setup, memory, computes_prompts)
     except InputError as error:
         raise InputError(f"pool {pool.name}: {error.message}", error.hint) from None
     settings = kernel_settings(setup, memory, pool.replicas, requests, scenario.deployment.router, scenario.seed)
@@ -373,13 +403,15 @@ def _check_first_tokens(scenario: Scenario, parts: Sequence[PoolServer]) -> None
 
 def travel_of(scenario: Scenario, parts: Sequence[PoolServer]) -> Travel:
     """How requests travel, in the loop's terms; the KV of a request is what one copy of the model caches."""
-    transfer, first = scenario.deployment.transfer, parts[0]
+    transfer, first = transfer_of(scenario, parts), parts[0]
+    assert transfer.latency_s is not None
     whole = replace(first.shard, parallelism=Parallelism())
     num_layers = first.setup.model.num_layers
     return Travel(
         decode_router=state.ROUTERS.index(transfer.router),
         local_tokens=transfer.local_prefill_tokens,
         decode_samples_first=int(transfer.first_token == "decode"),
+        decode_streams_first=int(transfer.first_token == "prefill" and transfer.streamed_by == "decode"),
         bytes_per_token=kv_bytes_per_token(whole, first.setup.max_model_len),
         bytes_per_request=state_bytes_per_request(whole, first.setup.max_model_len),
         latency_s=transfer.latency_s,
@@ -387,9 +419,26 @@ def travel_of(scenario: Scenario, parts: Sequence[PoolServer]) -> Travel:
     )
 
 
-def _link_bytes_per_s(setup: Setup) -> float:
-    """Published bandwidth of the interfaces of one rank's devices, out of its node."""
-    link = setup.node.scale_out
+def transfer_of(scenario: Scenario, parts: Sequence[PoolServer]) -> Transfer:
+    """The deployment's transfer with nothing left open: what it leaves out is as the engine that decodes does, and as
+    the calibration in force there says.
+    """
+    decodes = next((part.setup for part in parts if part.pool.role != "prefill"), parts[-1].setup)
+    streams_first = decodes.engine.name in DECODE_STREAMS_FIRST or scenario.deployment.transfer.first_token == "decode"
+    default = Transfer(
+        link_efficiency=LINK_EFFICIENCY,
+        latency_s=TRANSFER_LATENCY_S,
+        streamed_by="decode" if streams_first else "prefill",
+    )
+    learnt = None if decodes.calibration is None else decodes.calibration.transfer
+    if learnt is not None:
+        default = msgspec.structs.replace(default, link_efficiency=learnt.link_efficiency, latency_s=learnt.latency_s)
+    return scenario.deployment.transfer.over(default)
+
+
+def _link_bytes_per_s(setup: Setup, over: TransferLink) -> float:
+    """Published bandwidth of the interfaces of one rank's devices, out of its node or inside it."""
+    link = setup.node.scale_out if over == "scale_out" else setup.node.scale_up
     return 0.0 if link is None else link.bytes_per_s * setup.parallelism.tp * setup.parallelism.pp
 
 
@@ -418,9 +467,10 @@ def _on_network(scenario: Scenario, parts: Sequence[PoolServer], plans: list[Poo
     return [plan._replace(link_bytes_per_s=min(plan.link_bytes_per_s, slowest)) for plan in plans]
 
 
-def _with_given_link(scenario: Scenario, plans: Sequence[PoolPlan]) -> list[PoolPlan]:
+def _with_given_link(scenario: Scenario, parts: Sequence[PoolServer], plans: Sequence[PoolPlan]) -> list[PoolPlan]:
     """The plans with the bandwidth that transfers reach: what the scenario says, or a share of the links'."""
-    transfer = scenario.deployment.transfer
+    transfer = transfer_of(scenario, parts)
+    assert transfer.link_efficiency is not None
     if transfer.bytes_per_s is not None:
         return [plan._replace(link_bytes_per_s=transfer.bytes_per_s) for plan in plans]
     named = zip(scenario.deployment.pools, plans, strict=True)
@@ -543,5 +593,5 @@ def _resolved(scenario: Scenario, parts: Sequence[PoolServer]) -> Scenario:
                 part.pool, device=own.device, node=own.node, parallelism=own.parallelism, engine=own.engine
             )
         )
-    deployment = msgspec.structs.replace(scenario.deployment, pools=tuple(pools))
+    deployment = msgspec.structs.replace(scenario.deployment, pools=tuple(pools), transfer=transfer_of(scenario, parts))
     return msgspec.structs.replace(scenario, precision=parts[0].setup.precision, deployment=deployment)

@@ -154,7 +154,7 @@ def users_policy(engine: EngineSettings) -> Policy | None:
     return load_policy(str(engine.scheduler)) if is_users_own(str(engine.scheduler)) else None
 
 
-def check_requests(requests: RequestArrays, setup: Setup, memory: MemoryPlan) -> None:
+def check_requests(requests: RequestArrays, setup: Setup, memory: MemoryPlan, computes_prompts: bool = True) -> None:
     """Raise InputError for the first request that the engine would refuse or could never hold."""
     whole = requests.input_tokens + requests.output_tokens
     longest = int(np.argmax(whole))
@@ -183,6 +183,8 @@ def check_requests(requests: RequestArrays, setup: Setup, memory: MemoryPlan) ->
         )
     if setup.engine.scheduler not in ENGINE_SCHEDULERS:
         return  # `check_walked` knows what each of these runs whole
+    if not computes_prompts:
+        return
     most = setup.engine.max_num_batched_tokens or 0
     # A preempted request computes its outputs again too, all but the last; TensorRT-LLM's policy never preempts.
     never_preempts = setup.engine.scheduler == "trtllm"

@@ -16,7 +16,7 @@ from windtunnel.engine.fleet import (
     with_retries,
 )
 from windtunnel.engine.frontend import streams
-from windtunnel.engine.intervals import intervals, learnt, remarks
+from windtunnel.engine.intervals import intervals, remarks
 from windtunnel.engine.loop import Progress
 from windtunnel.engine.policy import Policy, policy_name
 from windtunnel.engine.prefix_cache import cache_for, tier_tokens
@@ -72,7 +72,7 @@ class Result:
     intervals: dict[str, Interval] = field(default_factory=dict)
     """Metric (`tpot`, `ttft`, `e2e`, `throughput`) -> where 80% of measurements are expected."""
     calibration_remarks: tuple[str, ...] = ()
-    """In what the setup lies outside its calibration's runs, and which engine settings these decided."""
+    """In what the setup lies outside its calibration's runs."""
     pools: tuple["PoolResult", ...] = ()
     """Empty where all replicas are alike; else `setup` and `memory` are those of the first."""
     fleet: FleetRecord | None = None
@@ -208,7 +208,7 @@ def simulate(
             {how.value: share for how, share in coverage.items()},
             is_open_loop=not requests.concurrency and requests.previous is None,
         ),
-        calibration_remarks=(*remarks(setup), *learnt(setup)),
+        calibration_remarks=tuple(remarks(setup)),
         fleet=found,
     )
 

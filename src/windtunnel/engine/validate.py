@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import chain
 
 import msgspec
 
-from windtunnel.engine.estimators import calibrated, estimator_for, estimator_key
+from windtunnel.engine.estimators import shared_estimators
 from windtunnel.engine.loop import Progress
+from windtunnel.engine.pools import simulate_pools
 from windtunnel.engine.serving import Result, simulate
 from windtunnel.errors import InputError
 from windtunnel.estimate.estimator import Coverage, Estimator
 from windtunnel.interop.measured_runs import METRICS, Measurement, reason_of
 from windtunnel.metrics.uncertainty import Interval
-from windtunnel.spec.calibration import NONE
-from windtunnel.spec.scenario import Scenario, Setup, resolve
+from windtunnel.spec.scenario import Scenario, Setup, pool_scenario, resolve
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,9 @@ class Prediction:
             return f"{facts['host']:.0%} of the time is the host's"
         if facts.get("communication", 0.0) > 0.3:
             return f"{facts['communication']:.0%} of the time is communication"
-        found = [f"recorded, not simulated: {labels['unmodelled']}"] if labels.get("unmodelled") else []
+        found = [f"not recorded: {labels['assumed']}"] if labels.get("assumed") else []
+        if labels.get("unmodelled"):
+            found.append(f"recorded, not simulated: {labels['unmodelled']}")
         if self.remarks:
             found.append(f"outside the calibration: {', '.join(self.remarks)}")
         return "; ".join(found)
@@ -113,16 +115,16 @@ def _predict_batch(work: tuple[list[Measurement], str | None]) -> list[Predictio
 
 
 def _predictions(measurements: Iterable[Measurement], calibration: str | None) -> Iterator[Prediction]:
-    estimators: dict[tuple[Hashable, ...], Estimator] = {}
+    estimator_of = shared_estimators()
     for measurement in measurements:
         try:
-            yield _predicted(measurement, calibration, estimators)
+            yield _predicted(measurement, calibration, estimator_of)
         except InputError as error:
             yield Prediction(measurement, reason_of(error), {}, {}, "", {})
 
 
 def _predicted(
-    measurement: Measurement, calibration: str | None, estimators: dict[tuple[Hashable, ...], Estimator]
+    measurement: Measurement, calibration: str | None, estimator_of: Callable[[Setup], Estimator]
 ) -> Prediction:
     if measurement.scenario is None:
         raise InputError(measurement.refused)
@@ -130,15 +132,15 @@ def _predicted(
     if calibration is not None:
         deployment = msgspec.structs.replace(scenario.deployment, calibration=calibration)
         scenario = msgspec.structs.replace(scenario, deployment=deployment)
-    setup = resolve(scenario)
+    setup = _decoding_setup(scenario)
     if measurement.lacks_acceptance:
         scenario = _accepting(measurement, setup, scenario)
-        setup = resolve(scenario)
-    key = estimator_key(setup)
-    if key not in estimators:
-        plain = msgspec.structs.replace(scenario.deployment, calibration=NONE)
-        estimators[key] = estimator_for(resolve(msgspec.structs.replace(scenario, deployment=plain)))
-    result = simulate(scenario, calibrated(estimators[key], setup))
+        setup = _decoding_setup(scenario)
+
+    if scenario.deployment.pools:
+        result = simulate_pools(scenario, estimator_of=estimator_of)
+    else:
+        result = simulate(scenario, estimator_of(setup))
     return Prediction(
         measurement=measurement,
         refused="",
@@ -155,6 +157,14 @@ def _predicted(
         },
         remarks=result.calibration_remarks,
     )
+
+
+def _decoding_setup(scenario: Scenario) -> Setup:
+    """What the scenario resolves to; of several pools the first that decodes."""
+    pools = scenario.deployment.pools
+    if not pools:
+        return resolve(scenario)
+    return resolve(pool_scenario(scenario, next(pool for pool in pools if pool.role != "prefill")))
 
 
 def _accepting(measurement: Measurement, setup: Setup, scenario: Scenario) -> Scenario:

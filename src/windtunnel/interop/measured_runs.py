@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import msgspec
 
 from windtunnel.errors import InputError, did_you_mean, unreadable
 from windtunnel.interop.benchmark_clients import MS, ClientResult, read_client_results
+from windtunnel.spec.deployment import Parallelism, Pool
 from windtunnel.spec.scenario import Scenario, keep_published_formats, scenario_from
 
 METRICS = ("tpot", "ttft", "e2e", "throughput")
@@ -32,6 +33,22 @@ UNRECORDED_SPREAD = 0.1
 closed loop's requests in step for ever, all prompts of a wave arriving at once; the mean TTFT of runs whose clients are
 unknown grows smoothly with the concurrency and hardly depends on the lengths, as only desynchronised loops do
 (TensorRT-LLM, Qwen3-235B, H100: 90th percentile of |error| around its median 67% in step, 33% with the spread)."""
+
+DECODE_SAMPLES_FIRST = ("vllm",)
+"""Engines whose decode side computes the last prompt token again: behind Dynamo vLLM's prefill side is asked for a
+single token, and its `NixlConnector` hands over the KV of what lies before (0.10 to 0.24)."""
+
+ROLES = ("prefill", "decode")
+"""What the columns of separate pools begin with."""
+
+_OF_A_POOL = {
+    "replicas": "servers that {role}",
+    "tp": "their tensor parallelism",
+    "ep": "their expert parallelism",
+    "attention_dp": "their attention data parallelism",
+    "max_num_seqs": "their most running requests, of a rank",
+    "max_num_batched_tokens": "their token budget of a step, of a rank",
+}
 
 COLUMNS: Mapping[str, str] = {
     "id": "a name for the run; the line's number where it is left out",
@@ -50,6 +67,7 @@ COLUMNS: Mapping[str, str] = {
     "max_num_seqs": "most running requests; `?`: nobody knows",
     "max_num_batched_tokens": "token budget of a step; `?`: nobody knows",
     "gpu_memory_utilization": "share of memory to use; `?`: nobody knows",
+    **{f"{role}_{name}": text.format(role=role) for role in ROLES for name, text in _OF_A_POOL.items()},
     "input_tokens": "the longest prompt",
     "output_tokens": "the longest output",
     "range_ratio": "lengths are uniform from this share of the longest; 1: all equal; empty: not known",
@@ -262,6 +280,7 @@ def _measurement(where: str, identity: str, row: Mapping[str, str]) -> Measureme
             _set(raw, dotted, given[name] if name in _TEXTS else _whole(where, name, given[name]))
     if unknown:
         _set(raw, "deployment.settings_assumed", True)
+    _set_pools(where, raw, given)
     raw["workload"] = _workload(where, values, are_means=False)
     identity = given.get("id", identity)
     try:
@@ -274,6 +293,40 @@ def _measurement(where: str, identity: str, row: Mapping[str, str]) -> Measureme
     return Measurement(
         identity, scenario, "", measured, labels, given.get("use", "primary"), statistic, unknown=unknown
     )
+
+
+def _set_pools(where: str, raw: dict[str, Any], given: Mapping[str, str]) -> None:
+    """Give `raw` two pools where the row has columns of them, and the engine's way of a first token.
+
+    Raises:
+        InputError: only one of them is described, or a replica as well.
+    """
+    of_pools = [name for name in given if name.startswith(tuple(f"{role}_" for role in ROLES))]
+    if not of_pools:
+        return
+    for role in ROLES:
+        if not any(name.startswith(f"{role}_") for name in of_pools):
+            raise InputError(
+                f"{where}: {of_pools[0]} is given and nothing of the servers that {role}",
+                f"{role}_tp and {role}_replicas say how wide they are and how many",
+            )
+    for name in ("tp", "pp", "ep", "attention_dp", "replicas"):
+        if name in given:
+            raise InputError(
+                f"{where}: {name} and {of_pools[0]} exclude each other",
+                f"prefill_{name} and decode_{name} are of pools",
+            )
+    raw["deployment"]["pools"] = pools = []
+    for role in ROLES:
+        pool: dict[str, Any] = {"name": role, "role": role, "parallelism": {}, "engine": {}}
+        for name in _OF_A_POOL:
+            if f"{role}_{name}" in given:
+                part = "parallelism" if name in ("tp", "ep", "attention_dp") else "engine" if "max" in name else None
+                value = _whole(where, f"{role}_{name}", given[f"{role}_{name}"])
+                (pool if part is None else pool[part])[name] = value
+        pools.append(pool)
+    if given.get("engine", "vllm") in DECODE_SAMPLES_FIRST:
+        raw["deployment"]["transfer"] = {"first_token": "decode"}
 
 
 def _set(raw: dict[str, Any], dotted: str, value: Any) -> None:
@@ -340,8 +393,7 @@ def _lengths(tokens: float, range_ratio: float | None, are_means: bool) -> int |
 
 
 def _labels(scenario: Scenario, values: Mapping[str, Any]) -> dict[str, str]:
-    deployment, shape = scenario.deployment, scenario.deployment.parallelism
-    widths = {"tp": shape.tp, "pp": shape.pp, "ep": shape.ep, "dp": shape.attention_dp}
+    deployment = scenario.deployment
     precision = scenario.precision
     return {
         "engine": deployment.engine.name,
@@ -349,8 +401,18 @@ def _labels(scenario: Scenario, values: Mapping[str, Any]) -> dict[str, str]:
         "device": deployment.device,
         "model": scenario.model.rpartition("/")[2],
         "format": "" if precision is None else f"{precision.weights}/{precision.experts_format}/{precision.kv_cache}",
-        "parallelism": " ".join(f"{name}{width}" for name, width in widths.items() if width > 1 or name == "tp"),
+        "parallelism": parallelism_label(deployment.parallelism, deployment.pools),
+        "mode": "disagg" if deployment.pools else "agg",
         "prompt": f"{values['input_tokens']:.0f}",
         "output": f"{values['output_tokens']:.0f}",
         "concurrency": f"{values['concurrency']:.0f}" if values.get("concurrency") else "",
     }
+
+
+def parallelism_label(shape: Parallelism, pools: Sequence[Pool] = ()) -> str:
+    """`tp4 ep8 dp2`; of several pools `P 2x tp8 ep8 D 1x tp4`."""
+    if pools:
+        parts = [(pool.role[0].upper(), pool.replicas, pool.parallelism or shape) for pool in pools]
+        return " ".join(f"{role} {replicas}x {parallelism_label(own)}" for role, replicas, own in parts)
+    widths = {"tp": shape.tp, "pp": shape.pp, "ep": shape.ep, "dp": shape.attention_dp}
+    return " ".join(f"{name}{width}" for name, width in widths.items() if width > 1 or name == "tp")

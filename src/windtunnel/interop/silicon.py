@@ -16,8 +16,14 @@ from pathlib import Path
 import msgspec
 
 from windtunnel.errors import InputError
-from windtunnel.interop.measured_runs import UNRECORDED_SPREAD, Measurement, reason_of
-from windtunnel.interop.silicon_rows import Row, is_default, rows
+from windtunnel.interop.measured_runs import (
+    UNRECORDED_SPREAD,
+    Measurement,
+    parallelism_label,
+    reason_of,
+)
+from windtunnel.interop.silicon_pools import pool_records, pools_of, transfer_of
+from windtunnel.interop.silicon_rows import Row, image_version, is_default, rows
 from windtunnel.spec import catalog
 from windtunnel.spec.arrivals import ClosedLoop
 from windtunnel.spec.deployment import (
@@ -27,7 +33,9 @@ from windtunnel.spec.deployment import (
     Deployment,
     EngineSettings,
     Parallelism,
+    Pool,
     Speculative,
+    Transfer,
 )
 from windtunnel.spec.lengths import Lengths, Uniform
 from windtunnel.spec.model import ModelSpec
@@ -37,7 +45,7 @@ from windtunnel.spec.workload import Workload
 
 ROW_SETTINGS, ENGINE_SETTINGS = "row_settings.csv", "engine_settings.csv"
 
-AGGREGATED = "agg"
+AGGREGATED, DISAGGREGATED = "agg", "disagg"
 
 ENGINES = ("vllm", "sglang", "trtllm")
 OTHER_ENGINE_NAMES = {"tensorrt_llm": "trtllm", "tensorrt-llm": "trtllm", "trt": "trtllm"}
@@ -144,6 +152,10 @@ class MeasuredRun:
     """What is odd about the row."""
     unmodelled: tuple[str, ...]
     """Recorded settings that have no counterpart in a scenario."""
+    pools: tuple[Pool, ...] = ()
+    """Separate servers for prefill and decode, in place of `parallelism`."""
+    assumed: str = ""
+    """What nobody recorded and is taken as usual."""
 
     @property
     def mean_output_tokens(self) -> float:
@@ -191,7 +203,7 @@ def read_runs(measurements: Path) -> list[MeasuredRun]:
 
 
 def read_measurements(measurements: Path) -> list[Measurement]:
-    """Every row of such a file as a measurement; one that is malformed, or was run with separate pools, says so itself.
+    """Every row of such a file as a measurement, those of separate pools too; one that is malformed says so itself.
 
     Raises:
         InputError: a file is missing, or has a line of another number of values than its header.
@@ -200,10 +212,7 @@ def read_measurements(measurements: Path) -> list[Measurement]:
     found = []
     for measured in rows(measurements):
         try:
-            row = _recovered(measured, recovered)
-            if row.required("true_mode") != AGGREGATED:
-                raise InputError("it was served by separate pools for prefill and decode")
-            found.append(measurement_of(_run(measured, row, servers)))
+            found.append(measurement_of(_run(measured, _recovered(measured, recovered), servers)))
         except InputError as error:
             found.append(_refused(measured, error))
     return found
@@ -256,6 +265,8 @@ def scenario_of(run: MeasuredRun, acceptance_fraction: float | None = None) -> S
             device=run.system,
             parallelism=run.parallelism,
             engine=engine,
+            pools=run.pools,
+            transfer=transfer_of(run.engine.name, run.system, run.pools) if run.pools else Transfer(),
             settings_assumed=run.is_unrecorded,
         ),
         workload=Workload(
@@ -325,15 +336,14 @@ def measurement_of(run: MeasuredRun) -> Measurement:
         precision = scenario.precision
     except InputError as error:
         refused = reason_of(error)
-    shape = run.parallelism
-    widths = {"tp": shape.tp, "pp": shape.pp, "ep": shape.ep, "dp": shape.attention_dp}
     labels = {
         "engine": run.engine.name,
         "version": run.engine.version or "",
         "device": run.system,
         "model": (run.checkpoint or run.model).rpartition("/")[2],
         "format": "" if precision is None else f"{precision.weights}/{precision.experts_format}/{precision.kv_cache}",
-        "parallelism": " ".join(f"{name}{width}" for name, width in widths.items() if width > 1 or name == "tp"),
+        "parallelism": parallelism_label(run.parallelism, run.pools),
+        "mode": DISAGGREGATED if run.pools else AGGREGATED,
         "prompt": str(run.input_tokens),
         "output": str(run.output_tokens),
         "concurrency": str(run.concurrency or ""),
@@ -341,6 +351,7 @@ def measurement_of(run: MeasuredRun) -> Measurement:
         "flags": " ".join(run.flags),
         "odd": ", ".join(flag for flag in run.flags if flag in ODD_FLAGS),
         "unmodelled": "; ".join(run.unmodelled),
+        "assumed": run.assumed,
     }
     measured = {"tpot": run.tpot_s, "ttft": run.ttft_s, "e2e": run.e2e_s}
     is_odd = run.source in OFTEN_ODD or any(flag in ODD_FLAGS for flag in run.flags)
@@ -390,8 +401,15 @@ def _run(measured: Row, row: Row, servers: Mapping[str, Row]) -> MeasuredRun:
     engine = OTHER_ENGINE_NAMES.get(measured.required("backend").lower(), measured.required("backend").lower())
     if engine not in ENGINES:
         raise InputError(f"{measured.where}: backend is {measured.text('backend')!r}; known: {', '.join(ENGINES)}")
+    pools: tuple[Pool, ...] = ()
+    mode, assumed = row.required("true_mode"), ""
+    if mode not in (AGGREGATED, DISAGGREGATED):
+        raise InputError(f"{row.where}: true_mode is {mode!r}; known: {AGGREGATED}, {DISAGGREGATED}")
     is_generated = (row.text("source"), measured.text("system")) in GENERATED and concurrency is not None
-    if server:
+    if mode == DISAGGREGATED:
+        settings, pools, assumed = pools_of(engine, server)
+        range_ratio = None if server is None else _range_ratio(server)
+    elif server:
         settings, range_ratio = _engine(engine, measured, row, server), _range_ratio(server)
     elif is_generated:
         settings, range_ratio = _generated(engine, measured, row.count("concurrency")), 1.0
@@ -409,7 +427,7 @@ def _run(measured: Row, row: Row, servers: Mapping[str, Row]) -> MeasuredRun:
         precision=measured.text("precision") or None,
         gemm_format=measured.text("gemm_quant_mode") or None,
         kv_cache=_kv_cache(server) if server else None,
-        parallelism=_recovered_parallelism(row) if row.text("true_tp") else _recorded_parallelism(measured),
+        parallelism=_replica_parallelism(measured, row) if mode == AGGREGATED else Parallelism(),
         engine=settings,
         input_tokens=measured.count("isl"),
         output_tokens=measured.count("osl"),
@@ -421,8 +439,14 @@ def _run(measured: Row, row: Row, servers: Mapping[str, Row]) -> MeasuredRun:
         ttft_s=measured.number("silicon_ttft_ms") * 1e-3,
         tpot_s=measured.number("silicon_tpot_ms") * 1e-3,
         flags=tuple(row.text("flags").split()),
-        unmodelled=_unmodelled(row),
+        unmodelled=_unmodelled(row, server),
+        pools=pools,
+        assumed=assumed,
     )
+
+
+def _replica_parallelism(measured: Row, row: Row) -> Parallelism:
+    return _recovered_parallelism(row) if row.text("true_tp") else _recorded_parallelism(measured)
 
 
 def _recovered_parallelism(row: Row) -> Parallelism:
@@ -561,16 +585,13 @@ what another request's prompt adds, by TPOT of two output lengths, is a step for
 four devices: 11 to 17 ms, as for 2,048 tokens) and half a step for each of 512."""
 
 
-def image_version(image: str) -> str | None:
-    """The engine's release in its image's tag: `vllm/vllm-openai:v0.19.0-cu130` -> `0.19.0`; None for other builds."""
-    tag = image.partition(" ")[0].rpartition(":")[2]
-    release = re.match(r"v?(\d+\.\d+(?:\.\d+)*(?:\.?(?:rc|post)\d+)*)", tag)
-    return release[1] if release else None
-
-
 def _kv_cache(server: Row) -> str | None:
     """`auto` takes the checkpoint's own format (vLLM: `resolve_kv_cache_dtype_string`); `auto (bf16)` says which."""
     value = server.text("kv_cache_dtype").lower()
+    both = re.fullmatch(r"p:(\S+) d:(\S+)", value)
+    if both and both[1] != both[2]:
+        raise InputError(f"its pools keep their KV caches in two formats, {both[1]} and {both[2]}")
+    value = both[1] if both else value
     inner = re.fullmatch(r"(?:auto|default) \((\w+)\)", value)
     name = inner[1] if inner else value
     if is_default(name):
@@ -610,9 +631,13 @@ def _num_warmup(row: Row) -> int:
 _SCHEDULER_WORDS = r"(scheduler-recv-interval|schedule-conservativeness|batch_wait_\w+) [\d.]+|no batch wait|default"
 
 
-def _unmodelled(row: Row) -> tuple[str, ...]:
-    """What stands in the scheduler's column and no scenario holds. That prefixes are cached does not belong to it: the
-    client draws every prompt anew, and none is found.
+def _unmodelled(row: Row, server: Row | None) -> tuple[str, ...]:
+    """What stands in the scheduler's column, or of separate pools in theirs, and no scenario holds. That prefixes are
+    cached does not belong to it: the client draws every prompt anew, and none is found.
     """
-    left = re.sub(_SCHEDULER_WORDS, "", row.text("scheduler")).strip(" ,;")
-    return (left,) if left else ()
+    found = []
+    if server is not None and row.text("true_mode") == DISAGGREGATED:
+        found += [one for record in pool_records(server) for one in record.unmodelled]
+    if left := re.sub(_SCHEDULER_WORDS, "", row.text("scheduler")).strip(" ,;"):
+        found.append(left)
+    return tuple(found)

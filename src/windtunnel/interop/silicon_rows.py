@@ -33,6 +33,13 @@ def at_load(text: str, concurrency: int | None) -> str:
     return ""
 
 
+def image_version(image: str) -> str | None:
+    """The engine's release in its image's tag: `vllm/vllm-openai:v0.19.0-cu130` -> `0.19.0`; None for other builds."""
+    tag = image.partition(" ")[0].rpartition(":")[2]
+    release = re.match(r"v?(\d+\.\d+(?:\.\d+)*(?:\.?(?:rc|post)\d+)*)", tag)
+    return release[1] if release else None
+
+
 @dataclass(frozen=True)
 class Row:
     """One line of a file; its getters name file, line and column when a value is wrong."""

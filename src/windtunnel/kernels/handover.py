@@ -32,7 +32,7 @@ def hand_over(settings, windows, requests, lanes, clock, pools, rank, i, now_s):
     requests[i].output_tokens = journey.later_output_tokens
     journey.later_output_tokens = 0
     requests[i].last_token_s = now_s
-    if routing.decode_samples_first:
+    if routing.decode_samples_first or routing.decode_streams_first:
         requests[i].first_token_s = np.nan
     replica = choose(pools, clock, pools.decoders, routing.decode_router, routing.decode_turn)
     routing.decode_turn += 1
@@ -107,7 +107,7 @@ def pull(settings, windows, cache, requests, ranks, lanes, events, clock, pools,
         sender = pools.handovers[journey.prefill_rank]
         sent_bytes_per_s = pools.pools[pools.pool_of_rank[journey.prefill_rank]].link_bytes_per_s
         whole_s = routing.bytes_per_token * (requests[i].input_tokens - cached) + routing.bytes_per_request
-        whole_s /= min(sent_bytes_per_s, settings.link_bytes_per_s)
+        whole_s *= settings.kv_copies / min(sent_bytes_per_s, settings.link_bytes_per_s)
         ready_s = now_s if routing.tail_fraction == 1.0 else requests[i].scheduled_s
         start_s = max(ready_s, sender.link_free_s, here.link_free_s)
         end_s = max(start_s + whole_s, now_s + whole_s * routing.tail_fraction)
@@ -148,8 +148,10 @@ def join_ready(settings, windows, cache, requests, ranks, lanes, lists, pools, r
     cached.
 
     Where the decode side samples the first output, the last prompt token is computed again, as a prefill of one token.
+    Where it streams the prefill side's, the client has it when the batch is formed.
     """
     samples_first = pools.routing[0].decode_samples_first
+    streams_first = pools.routing[0].decode_streams_first
     here = pools.handovers[settings.first_rank + rank]
     while here.ready_first != NONE and ranks[rank].num_running < settings.max_num_seqs:
         i = here.ready_first
@@ -170,4 +172,7 @@ def join_ready(settings, windows, cache, requests, ranks, lanes, lists, pools, r
             lists[rank * settings.num_stages, PREFILLING, ranks[rank].num_prefilling] = i
             ranks[rank].num_prefilling += 1
         else:
+            if streams_first:
+                requests[i].first_token_s = lanes[lane].cutoff_s
+                requests[i].last_token_s = lanes[lane].cutoff_s
             begin_decoding(settings, windows, requests, ranks, lanes, lists, rank, lane, i)

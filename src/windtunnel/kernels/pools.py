@@ -40,6 +40,8 @@ class PoolPlan(NamedTuple):
     role: int = BOTH
     link_bytes_per_s: float = np.inf
     """Of the network interfaces of one rank, in one direction."""
+    kv_copies: float = 1.0
+    """Of a request's KV on the devices of one rank, each of which is sent."""
 
 
 class Travel(NamedTuple):
@@ -50,6 +52,8 @@ class Travel(NamedTuple):
     """Prompts up to so many prefill where they decode."""
     decode_samples_first: int = 0
     """1: the decode side computes the last prompt token again and has the first output; 0: the prefill side has it."""
+    decode_streams_first: int = 0
+    """1: the client has the first output when the request enters a batch of the decode side; 0: when there is one."""
     bytes_per_token: float = 0.0
     """Of KV cache, all ranks of tensor and pipeline parallelism together."""
     bytes_per_request: float = 0.0
@@ -73,6 +77,7 @@ POOL = np.dtype(
         ("load_overlaps", "i8"),  # as `Cache.load_overlaps`
         ("hands_over", "i8"),  # 1: requests leave after their prefill
         ("link_bytes_per_s", "f8"),  # of the network interfaces of one rank
+        ("kv_copies", "f8"),  # of a request's KV on its devices
     ]
 )
 """One record a pool: its settings, and where it lies among all pools' replicas, ranks and lanes."""
@@ -156,7 +161,7 @@ def new_pools(plans: Sequence[PoolPlan], travel: Travel, num_requests: int) -> P
         ends += (num_replicas, num_ranks, num_ranks * num_stages, num_replicas * num_stages)
         pool.end_replica, pool.end_rank, pool.end_lane, _ = ends
         pool.heeds_all_events, pool.hands_over = hands_over, plan.role == PREFILL
-        pool.link_bytes_per_s = plan.link_bytes_per_s
+        pool.link_bytes_per_s, pool.kv_copies = plan.link_bytes_per_s, plan.kv_copies
     journeys = np.zeros(num_requests, JOURNEY).view(np.recarray)
     for unknown in ("handed_s", "transfer_start_s", "transfer_end_s"):
         journeys[unknown] = np.nan

@@ -11,7 +11,7 @@ from rich.console import RenderableType
 
 from windtunnel.interop.text_file import write_text
 from windtunnel.report.tables import columns, grid, title
-from windtunnel.spec.calibration import Calibration, Inferred, Provenance, Reserve
+from windtunnel.spec.calibration import Calibration, Inferred, LearntTransfer, Provenance, Reserve
 from windtunnel.spec.noun import encode
 from windtunnel.units import format_bytes, format_count, format_seconds
 
@@ -50,6 +50,9 @@ def calibration_report(
     if alone := [name for name, one in made.items() if one.provenance.num_configurations == 1]:
         parts.append(f"{', '.join(alone)}: of one configuration, so that none was left out, and after is before.")
     parts += [f"{name}: {worse}" for name, one in made.items() if (worse := _worse(one.provenance))]
+    for name, one in made.items():
+        if one.transfer is not None:
+            parts.append(f"{name}: {_transfer_line(one.transfer)}")
     if len(made) == 1:
         (one,) = made.values()
         host = {name: value for name in one.host.__struct_fields__ if (value := getattr(one.host, name)) is not None}
@@ -94,3 +97,12 @@ def _worse(record: Provenance) -> str:
     before, after = record.median_error_before, record.median_error
     names = [name for metric, name in _METRICS.items() if after.get(metric, 0.0) > before.get(metric, math.inf)]
     return f"{' and '.join(names)} no better for it on configurations left out; more of them may help" if names else ""
+
+
+def _transfer_line(learnt: LearntTransfer) -> str:
+    record = learnt.record
+    return (
+        f"KV transfers take {format_seconds(learnt.latency_s)} and reach {learnt.link_efficiency:.0%} of the links "
+        f"({record.num_runs} runs of separate pools in {record.num_configurations} configurations; TTFT of those left "
+        f"out {record.median_error_before:.1%} off before, {record.median_error:.1%} after)"
+    )

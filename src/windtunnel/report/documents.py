@@ -38,6 +38,7 @@ def run_document(result: Result) -> dict[str, Any]:
             "name": result.setup.calibration_name,
             "not_calibrated": result.setup.not_calibrated or None,
             "remarks": list(result.calibration_remarks),
+            "learnt": dict(result.setup.learnt),
         },
         "operators": result.operators,
     }

@@ -12,7 +12,7 @@ from windtunnel.report.setup import deployment_line, load_line, model_line, netw
 from windtunnel.report.tables import bars, columns, duration, grid, number, percent, title
 from windtunnel.search.load import is_closed
 from windtunnel.search.probe import MOST_GROWTH
-from windtunnel.spec.scenario import Scenario, pool_scenario
+from windtunnel.spec.scenario import Scenario, Setup, pool_scenario
 from windtunnel.spec.slo import Slo
 from windtunnel.units import format_bytes, format_count, format_seconds
 
@@ -69,8 +69,16 @@ def sureness_rows(result: Result) -> list[tuple[str, str]]:
         record = calibration.provenance
         runs = format_count(record.num_runs, "run")
         basis = f"{name}, {runs} in {format_count(record.num_configurations, 'configuration')}"
-        basis = "; ".join([basis, *result.calibration_remarks])
+        basis = "; ".join([basis, *_learnt(result.setup), *result.calibration_remarks])
     return [("80% interval", ", ".join(shown)), ("calibration", basis)]
+
+
+def _learnt(setup: Setup) -> list[str]:
+    """Engine settings that the calibration decided, as neither given nor the engine's defaults."""
+    sizes = {
+        name: format_bytes(value) if name.endswith("_bytes") else f"{value:,}" for name, value in setup.learnt.items()
+    }
+    return [f"{name} {value}, as its runs speak for it" for name, value in sizes.items()]
 
 
 def deployment_lines(result: Result) -> list[str]:

@@ -20,7 +20,7 @@ LATENCIES = {"tpot": "TPOT", "ttft": "TTFT", "e2e": "end to end"}
 NAMES = {**LATENCIES, "throughput": "throughput"}
 _SHORT = {**NAMES, "e2e": "E2E"}
 """Heads of wide tables."""
-GROUPS = ("engine", "device", "model", "format", "parallelism", "concurrency", "prompt", "source")
+GROUPS = ("mode", "engine", "device", "model", "format", "parallelism", "concurrency", "prompt", "source")
 NUM_WORST = 10
 NUM_LISTED = 8
 """Of at most so many runs a terminal shows every metric, of more the largest errors."""
@@ -54,8 +54,8 @@ def validation_report(
     if drafting:
         rows += [("", "", *("" for _ in shown)), _short_row(DRAFTING, drafting, shown)]
     parts.append(columns(headers, rows))
-    parts += ["", title("Share of measured values within the 80% interval")]
-    parts.append(grid([(NAMES[name], f"{covered(done, name):.0%}") for name in metrics if _intervals(done, name)]))
+    if shares := [(NAMES[name], f"{covered(done, name):.0%}") for name in metrics if _intervals(done, name)]:
+        parts += ["", title("Share of measured values within the 80% interval"), grid(shares)]
     parts += ["", *_runs_parts(done + drafting, metrics)]
     refused = refusals(predictions)
     if refused:

@@ -84,6 +84,30 @@ class Reserve(Noun):
     """As of `Inferred`."""
 
 
+class TransferRecord(Noun):
+    """How far TTFT was off in disaggregated runs left out of the fit of `LearntTransfer`."""
+
+    num_runs: int
+    num_configurations: int
+    median_error: float
+    median_error_before: float
+    """With the defaults."""
+
+
+class LearntTransfer(Noun):
+    """What measured runs say about handing KV caches over to this engine: see `spec.deployment.Transfer`."""
+
+    latency_s: float
+    link_efficiency: float
+    record: TransferRecord
+
+    def __post_init__(self) -> None:
+        if not self.latency_s >= 0:
+            raise ValueError(f"latency_s is {self.latency_s}; at least 0 is needed")
+        if not 0 < self.link_efficiency <= 1:
+            raise ValueError(f"link_efficiency is {self.link_efficiency}; more than 0 and at most 1 is needed")
+
+
 class Calibration(Noun):
     """What was learnt about one engine, on one device or on any."""
 
@@ -103,6 +127,8 @@ class Calibration(Noun):
     """For deployments whose settings are assumed."""
     reserve: Reserve | None = None
     """None: what the engine's defaults say."""
+    transfer: LearntTransfer | None = None
+    """None: runs of separate pools taught nothing better than the defaults."""
     spread: dict[str, Spread] = {}
     """Metric -> what remained."""
     spread_assumed: dict[str, Spread] = {}

@@ -438,22 +438,44 @@ class Faults(Noun):
         _check_finite(retry_s=self.retry_s, mttr_s=self.mttr_s)
 
 
+LINK_EFFICIENCY = 0.72
+"""Share of the links' published bandwidth that large transfers of KV reach. Mooncake measured 0.71 for 4.5 GB between
+H800 nodes with eight 200 Gb/s interfaces (docs of the vLLM v1 connector, commit 3b5a594)."""
+TRANSFER_LATENCY_S = 4e-4
+"""Of a transfer of nothing; the same measurements, extrapolated."""
+
+DECODE_STREAMS_FIRST = ("sglang", "trtllm")
+"""Engines whose decode side streams the prefill side's first output, when the request enters a batch there.
+
+Source: TensorRT-LLM `_torch/pyexecutor/py_executor.py`, `_handle_first_token_response` of the scheduled generation
+requests whose transfer is complete (1.1 to 1.3); SGLang `disaggregation/decode.py`, `stream_output` of a prebuilt batch
+(0.5)."""
+
+
+TransferLink = Literal["scale_out", "scale_up"]
+
+
 class Transfer(Noun):
     """How requests and their KV cache go from the replica that prefills them to the one that decodes them."""
 
     bytes_per_s: float | None = None
-    """Between two ranks, in one direction; None takes the nodes' `scale_out` links of all devices of a rank, times
+    """Between two ranks, in one direction; None takes the nodes' links of all devices of a rank, times
     `link_efficiency`."""
-    link_efficiency: float = 0.72
-    """Share of the links' published bandwidth that large transfers reach. Mooncake measured 0.71 for 4.5 GB between
-    H800 nodes with eight 200 Gb/s interfaces (docs of the vLLM v1 connector, commit 3b5a594)."""
-    latency_s: float = 4e-4
-    """Of a transfer of nothing; the same measurements, extrapolated."""
+    link: TransferLink = "scale_out"
+    """Which links those are: between nodes, or inside one that holds both pools."""
+    link_efficiency: float | None = None
+    """Share of the links' published bandwidth that large transfers reach; None takes what the calibration of the engine
+    that decodes says, or `LINK_EFFICIENCY`."""
+    latency_s: float | None = None
+    """Of a transfer of nothing; None takes what that calibration says, or `TRANSFER_LATENCY_S`."""
     overlap: bool = False
     """True: each layer's KV is sent as soon as it is computed, so that only the last layer's follows the prefill."""
     first_token: Literal["prefill", "decode"] = "prefill"
     """Which side has a request's first output: the one that computed the prompt (SGLang, TensorRT-LLM), or the one that
     decodes, which computes the last prompt token again (vLLM behind its proxies)."""
+    streamed_by: Literal["prefill", "decode"] | None = None
+    """Which side sends that output to the client: as soon as the prompt is computed, or when the request enters a batch
+    where it decodes, after the transfer and any wait for a place. None: the decode side of `DECODE_STREAMS_FIRST`."""
     router: Router = "round_robin"
     """Which decode replica a prefilled request goes to."""
     local_prefill_tokens: int = 0
@@ -462,9 +484,18 @@ class Transfer(Noun):
     def __post_init__(self) -> None:
         if self.bytes_per_s is not None and self.bytes_per_s <= 0:
             raise ValueError(f"bytes_per_s is {self.bytes_per_s}; more than 0 is needed")
-        if not 0 < self.link_efficiency <= 1:
+        if self.link_efficiency is not None and not 0 < self.link_efficiency <= 1:
             raise ValueError(f"link_efficiency is {self.link_efficiency}; more than 0 and at most 1 is needed")
+        if self.first_token == "decode" and self.streamed_by == "prefill":
+            raise ValueError("first_token is decode, so that streamed_by cannot be prefill")
         _check_at_least(0, latency_s=self.latency_s, local_prefill_tokens=self.local_prefill_tokens)
+        _check_finite(latency_s=self.latency_s)
+
+    def over(self, default: "Transfer") -> "Transfer":
+        """This, with what it leaves open as in `default`."""
+        names = ("link_efficiency", "latency_s", "streamed_by")
+        left_open = {name: getattr(default, name) for name in names if getattr(self, name) is None}
+        return msgspec.structs.replace(self, **left_open)
 
 
 ESTIMATORS = (

@@ -11,7 +11,7 @@ import yaml
 from windtunnel.errors import InputError
 from windtunnel.spec import catalog
 from windtunnel.spec.bounds import check_seed
-from windtunnel.spec.calibration import NONE, Calibration, calibration_for, load_calibration
+from windtunnel.spec.calibration import NONE, Calibration, Choice, calibration_for, load_calibration
 from windtunnel.spec.deployment import Deployment, EngineSettings, Parallelism, Pool, Profile
 from windtunnel.spec.engine_defaults import (
     for_another_engine,
@@ -147,8 +147,10 @@ def set_path(raw: dict[str, Any], dotted: str, value: Any) -> None:
     raw[last] = value
 
 
-def resolve(scenario: Scenario, allow_download: bool = False) -> Setup:
+def resolve(scenario: Scenario, allow_download: bool = False, calibration: Calibration | None = None) -> Setup:
     """Look up the scenario's names, fill in its engine's defaults and check that its parts go together.
+
+    `calibration`: in force in place of the one that the deployment names or that ships.
 
     Raises:
         InputError: an unknown name, or a parallelism or format that this model, device or node cannot have; or the
@@ -167,7 +169,11 @@ def resolve(scenario: Scenario, allow_download: bool = False) -> Setup:
     engine = with_defaults(deployment.engine, device)
     # The shipped calibrations correct the shipped tables; a profile of one's own has none but the one named with it.
     wanted = deployment.calibration or (None if deployment.profile is None else NONE)
-    chosen = calibration_for(engine.name, device.name, str(engine.version), wanted)
+    chosen = (
+        calibration_for(engine.name, device.name, str(engine.version), wanted)
+        if calibration is None
+        else Choice(calibration.engine, calibration)
+    )
     given, learnt = deployment.engine, {}
     if chosen.calibration is not None:
         host = chosen.calibration.host_of(str(engine.version))

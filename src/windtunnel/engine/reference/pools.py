@@ -55,6 +55,7 @@ class Pool(Reference):
     ) -> None:
         super().__init__(plan.settings, plan.cost, world.requests, *below, speculation=world.speculation)
         self.world, self.role, self.link_bytes_per_s = world, plan.role, plan.link_bytes_per_s
+        self.kv_copies = plan.kv_copies
         self.chains = chains
         self.start()
         self.caches = any(chains)
@@ -102,7 +103,9 @@ class Pool(Reference):
         request.output_tokens = journey.output_tokens
         request.is_decoding = False
         if self.world.travel.decode_samples_first:
-            request.num_outputs, request.first_token_s = 0, math.nan
+            request.num_outputs = 0
+        if self.world.travel.decode_samples_first or self.world.travel.decode_streams_first:
+            request.first_token_s = math.nan
         self.world.hand_over(journey, now_s)
 
     def form_batch(self, rank: Rank, lane: int, now_s: float) -> None:
@@ -112,6 +115,8 @@ class Pool(Reference):
             rank.running.append(request)
             request.computed_tokens = request.input_tokens - self.world.travel.decode_samples_first
             request.is_decoding, request.lane = not self.world.travel.decode_samples_first, lane
+            if self.world.travel.decode_streams_first and request.is_decoding:
+                request.first_token_s = request.last_token_s = self.cutoff_s
             self.share(rank, request, request.computed_tokens)
             if request.is_decoding:
                 self.see_whether_it_slides(rank, request)
@@ -300,7 +305,7 @@ class ReferencePools:
         ends = ((journey.prefill_pool, journey.prefill_rank), (journey.decode_pool, journey.decode_rank))
         cached = request.shared_blocks * int(journey.decode_pool.settings.block_size)
         num_bytes = t.bytes_per_token * (request.input_tokens - cached) + t.bytes_per_request
-        whole_s = num_bytes / min(pool.link_bytes_per_s for pool, _ in ends)
+        whole_s = num_bytes * (journey.decode_pool.kv_copies / min(pool.link_bytes_per_s for pool, _ in ends))
         may_start_s = now_s if t.tail_fraction == 1.0 else request.scheduled_s
         start_s = max(may_start_s, *(pool.link_free_s[id(rank)] for pool, rank in ends))
         for pool, rank in ends:

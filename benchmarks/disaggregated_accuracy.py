@@ -1,0 +1,119 @@
+"""How far predictions of measured runs with separate pools for prefill and decode are off.
+
+    python benchmarks/disaggregated_accuracy.py --reference DIR
+    python benchmarks/disaggregated_accuracy.py --reference DIR --page docs/accuracy.md
+
+Every run of `DIR/silicon` that was served by pools, without speculative decoding, is simulated twice, with the
+calibrations that ship and without. Nothing was fitted to these runs. `--page` replaces what lies between the two marks
+of this benchmark in a Markdown page. DIR is also taken from WINDTUNNEL_REFERENCE.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from windtunnel.engine.validate import Prediction, predict_runs
+from windtunnel.interop.measured_runs import Measurement
+from windtunnel.interop.silicon import DISAGGREGATED, read_measurements
+from windtunnel.metrics.accuracy import score
+from windtunnel.report.validation import NAMES, score_cells
+from windtunnel.spec.calibration import NONE
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+
+USES = ("primary", "secondary", "bounds_only")
+METRICS = ("tpot", "ttft", "e2e")
+REPEATED = "duplicate_of_canonical"
+"""The flag of a row that repeats another row's measurement."""
+WAITS = "conc>decode_slots"
+"""The flag of a run whose client keeps more requests under way than there are places to decode."""
+BEGIN, END = "<!-- written by benchmarks/disaggregated_accuracy.py -->", "<!-- end of disaggregated_accuracy.py -->"
+
+GROUPS: Mapping[str, Callable[[Measurement], str]] = {
+    "all": lambda run: "all",  # noqa: ARG005
+    "engine": lambda run: run.labels["engine"],
+    "engine, places to decode": lambda run: f"{run.labels['engine']}, {_places(run)}",
+    "engine, prompt and output": lambda run: f"{run.labels['engine']}, {run.labels['prompt']}/{run.labels['output']}",
+    "engine, device, model": lambda run: " ".join(run.labels[name] for name in ("engine", "device", "model")),
+}
+
+
+def _places(run: Measurement) -> str:
+    return "fewer than requests" if WAITS in run.labels["flags"].split() else "enough"
+
+
+def chosen(measurements: Sequence[Measurement]) -> list[Measurement]:
+    """Runs of pools, each measurement once, none of them speculative; those that cannot be said come without labels of
+    a mode.
+    """
+    return [
+        run
+        for run in measurements
+        if run.use in USES
+        and run.labels.get("mode") == DISAGGREGATED
+        and not run.lacks_acceptance
+        and REPEATED not in run.labels["flags"].split()
+    ]
+
+
+def table(ways: Mapping[str, Sequence[Prediction]]) -> list[str]:
+    """Markdown rows: median, 90th percentile and bias of every metric, by group."""
+    headers = ("runs", *(f"{NAMES[name]} {what}" for name in METRICS for what in ("median", "p90", "bias")))
+    lines = []
+    for title, key in GROUPS.items():
+        lines += ["", f"| {title} | {' | '.join(headers)} |", f"|---|{'---:|' * len(headers)}"]
+        for way, predictions in ways.items():
+            found: dict[str, list[Prediction]] = {}
+            for one in predictions:
+                if not one.refused:
+                    found.setdefault(key(one.measurement), []).append(one)
+            for name, members in sorted(found.items()):
+                cells = [c for metric in METRICS for c in score_cells(score([one.error(metric) for one in members]))]
+                lines.append(f"| {name}, {way} | {len(members)} | {' | '.join(cells)} |")
+    return lines
+
+
+def refusals(measurements: Sequence[Measurement], predictions: Sequence[Prediction]) -> list[str]:
+    """A line for each reason why runs of pools are not predicted."""
+    unsaid = Counter(
+        run.refused for run in measurements if run.use in USES and run.refused and "servers" in run.refused
+    )
+    reasons = unsaid + Counter(one.refused for one in predictions if one.refused)
+    return ["", *(f"- {count} refused: {reason}" for reason, count in sorted(reasons.items()))]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    default = os.environ.get("WINDTUNNEL_REFERENCE") or REPOSITORY.parent / "shared" / "reference"
+    parser.add_argument("--reference", type=Path, default=Path(default), metavar="DIR", help="the recorded data")
+    parser.add_argument("--page", type=Path, metavar="FILE", help="a Markdown page to write the tables into")
+    parser.add_argument("--processes", type=int, default=2, metavar="N", help="to simulate in")
+    options = parser.parse_args()
+    path = options.reference / "silicon" / "dev.csv"
+    if not path.is_file():
+        print(f"skipped: there is no recorded reference data at {path}")
+        return 0
+    started_s = time.perf_counter()
+    read = read_measurements(path)
+    runs = chosen(read)
+    ways = {
+        "uncalibrated": predict_runs(runs, NONE, options.processes),
+        "shipped calibration": predict_runs(runs, None, options.processes),
+    }
+    text = "\n".join([*table(ways), *refusals(read, ways["uncalibrated"])])
+    if options.page is not None:
+        head, _, rest = options.page.read_text(encoding="utf-8").partition(BEGIN)
+        options.page.write_text(f"{head}{BEGIN}\n{text}\n\n{END}{rest.partition(END)[2]}", encoding="utf-8")
+    print(text)
+    print(f"{time.perf_counter() - started_s:.0f} s", file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
