@@ -166,7 +166,7 @@ def resolve(scenario: Scenario, allow_download: bool = False, calibration: Calib
     device = catalog.device(deployment.device)
     node = catalog.node(deployment.node) if deployment.node else catalog.default_node(device)
     precision = scenario.precision or model.precision
-    engine = with_defaults(deployment.engine, device)
+    engine = with_defaults(deployment.engine, device, shape=deployment.parallelism)
     # The shipped calibrations correct the shipped tables; a profile of one's own has none but the one named with it.
     wanted = deployment.calibration or (None if deployment.profile is None else NONE)
     chosen = (
@@ -179,7 +179,7 @@ def resolve(scenario: Scenario, allow_download: bool = False, calibration: Calib
         host = chosen.calibration.host_of(str(engine.version))
         learnt = _learnt(deployment, chosen.calibration, device.name, str(engine.version), model.name)
         given = msgspec.structs.replace(given, **learnt)
-        engine = with_defaults(given, device, host)
+        engine = with_defaults(given, device, host, deployment.parallelism)
     engine = with_windows(given, engine, model.architecture)
     max_model_len = engine.max_model_len or model.max_context_tokens
     engine = whole_prompt_tokens(given, engine, max_model_len)
