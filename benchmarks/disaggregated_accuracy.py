@@ -96,18 +96,19 @@ def refusals(measurements: Sequence[Measurement], predictions: Sequence[Predicti
     return ["", *(f"- {count} refused: {reason}" for reason, count in sorted(reasons.items()))]
 
 
-def spreads_of(predictions: Sequence[Prediction]) -> dict[str, dict[str, Spread]]:
-    """Engine -> metric -> measured over predicted; of an engine with few configurations that of all runs."""
-    found = {}
-    for engine in sorted({one.measurement.labels["engine"] for one in predictions}):
-        own = [one for one in predictions if one.measurement.labels["engine"] == engine]
-        enough = len({one.measurement.configuration for one in own}) >= LEAST_CONFIGURATIONS
-        found[engine] = {metric: _spread(own if enough else predictions, metric) for metric in METRICS}
-        e2e = found[engine]["e2e"]
-        inverse = {"p10": 1 / e2e.p90, "p50": 1 / e2e.p50, "p90": 1 / e2e.p10}
-        rounded = {name: float(f"{value:.4g}") for name, value in inverse.items()}
-        found[engine]["throughput"] = Spread(**rounded, num_runs=e2e.num_runs)
-    return found
+def spreads_of(predictions: Sequence[Prediction], engine: str) -> dict[str, Spread]:
+    """Metric -> measured over predicted, of the engine's runs; where these are of few configurations, of all."""
+    own = [one for one in predictions if one.measurement.labels["engine"] == engine]
+    enough = len({one.measurement.configuration for one in own}) >= LEAST_CONFIGURATIONS
+    found = {metric: _spread(own if enough else predictions, metric) for metric in METRICS}
+    e2e = found["e2e"]
+    inverse = {"p10": 1 / e2e.p90, "p50": 1 / e2e.p50, "p90": 1 / e2e.p10}
+    rounded = {name: float(f"{value:.4g}") for name, value in inverse.items()}
+    return {**found, "throughput": Spread(**rounded, num_runs=e2e.num_runs)}
+
+
+def engines(predictions: Sequence[Prediction]) -> list[str]:
+    return sorted({one.measurement.labels["engine"] for one in predictions})
 
 
 def _spread(predictions: Sequence[Prediction], metric: str) -> Spread:
@@ -120,11 +121,11 @@ def inside(predictions: Sequence[Prediction]) -> list[str]:
     """Share of measured values between the quantiles of the runs of other configurations, by engine."""
     held: dict[str, list[list[bool]]] = {}
     for left_out in sorted({one.measurement.configuration for one in predictions}):
-        others = spreads_of([one for one in predictions if one.measurement.configuration != left_out])
+        others = [one for one in predictions if one.measurement.configuration != left_out]
         for one in predictions:
             if one.measurement.configuration == left_out:
                 engine = one.measurement.labels["engine"]
-                spread = others[engine]
+                spread = spreads_of(others, engine)
                 ratios = [(metric, 1 / (1 + one.error(metric))) for metric in METRICS]
                 held.setdefault(engine, []).append([spread[m].p10 <= ratio <= spread[m].p90 for m, ratio in ratios])
     rows = [("all", [one for members in held.values() for one in members]), *held.items()]
@@ -161,7 +162,8 @@ def main() -> int:
     if options.write:
         header = "# Measured over predicted, runs of separate pools, by engine.\n"
         header += "#   python benchmarks/disaggregated_accuracy.py --write\n"
-        DISAGGREGATED_FILE.write_text(header + yaml.safe_dump(encode(spreads_of(done))), encoding="utf-8")
+        found = {engine: encode(spreads_of(done, engine)) for engine in engines(done)}
+        DISAGGREGATED_FILE.write_text(header + yaml.safe_dump(found), encoding="utf-8")
     text = "\n".join([*table(ways), *inside(done), *refusals(read, ways["uncalibrated"])])
     if options.page is not None:
         head, _, rest = options.page.read_text(encoding="utf-8").partition(BEGIN)
