@@ -130,3 +130,6 @@ def test_a_profile_serves_a_deployment_with_what_was_learnt(limited: list[Bench]
     assert seqs(with_profile) == 16
     assert seqs(recorded) == 1024
     assert seqs(msgspec.structs.replace(with_profile, engine=given)) == 128
+    tight = msgspec.structs.replace(with_profile.engine, max_num_batched_tokens=8)
+    lowered = resolve(msgspec.structs.replace(assumed, deployment=msgspec.structs.replace(with_profile, engine=tight)))
+    assert (lowered.engine.max_num_seqs, lowered.learnt) == (8, {})

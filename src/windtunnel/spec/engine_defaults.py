@@ -72,10 +72,10 @@ def engine_defaults(name: str) -> EngineDefaults:
     return catalog.entry(path, EngineDefaults)
 
 
-def with_defaults(settings: EngineSettings, device: Device, calibrated: HostOverheads | None = None) -> EngineSettings:
+def with_defaults(settings: EngineSettings, device: Device, calibrated: EngineSettings | None = None) -> EngineSettings:
     """`settings` with every `None` replaced by the default of that engine and version on `device`.
 
-    `calibrated` overheads replace the default ones; what `settings` says itself stays.
+    What is `calibrated`, overheads and settings, replaces the defaults; what `settings` says itself stays.
 
     Fields that have no default anywhere (`max_model_len`, `num_gpu_blocks`, `cudagraph_sizes`, `attention_backend`,
     `moe_backend`, `kv_tiers`, `window_pool_ratio`) stay `None`.
@@ -100,7 +100,8 @@ def with_defaults(settings: EngineSettings, device: Device, calibrated: HostOver
         overlay(merged, entry.settings)
         if device.memory_bytes >= LARGE_MEMORY_BYTES:
             overlay(merged, entry.large_memory_settings)
-    overlay(merged, EngineSettings(name=settings.name, host=calibrated or HostOverheads()))
+    if calibrated is not None:
+        overlay(merged, calibrated)
     if settings.scheduler in OTHER_SCHEDULERS:
         overlay(merged, scheduler_defaults(settings.scheduler))
     default = EngineSettings(**merged)
