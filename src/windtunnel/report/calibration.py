@@ -41,8 +41,9 @@ def calibration_report(
             both = (record.median_error_before, record.median_error)
             cells += [f"{errors[metric]:.1%}" if metric in errors else "" for errors in both]
         rows.append(cells)
+    fitted = f"{num_fitted} of {format_count(num_runs, 'run')} fitted" if num_runs else "Only transfers fitted"
     parts: list[RenderableType] = [
-        title(f"{num_fitted} of {format_count(num_runs, 'run')} fitted"),
+        title(fitted),
         "Median errors; before: nothing fitted; after: of runs in configurations that the fit did not see.",
         "",
         columns(headers, rows),
