@@ -43,7 +43,7 @@ from windtunnel.errors import InputError
 from windtunnel.estimate.calibrated import factor
 from windtunnel.estimate.estimator import Estimator, roofline_estimator
 from windtunnel.interop.measured_runs import Measurement
-from windtunnel.interop.silicon import ODD_FLAGS, UNRECORDED_SOURCES, read_measurements
+from windtunnel.interop.silicon import DISAGGREGATED, ODD_FLAGS, UNRECORDED_SOURCES, read_measurements
 from windtunnel.metrics.accuracy import kendall_tau, score
 from windtunnel.spec import catalog
 from windtunnel.spec.calibration import Calibration, Spread, calibration_for, load_calibration
@@ -142,10 +142,11 @@ def errors(runs: Iterable[Measurement], predicted: Predicted, metric: str) -> li
     return [predicted[run.id][metric] / run.measured[metric] - 1 for run in runs if predicted.get(run.id)]
 
 
-def cells(runs: Sequence[Measurement], predicted: Predicted) -> list[str]:
-    found: list[str] = [str(sum(bool(predicted.get(run.id)) for run in runs))]
+def cells(runs: Sequence[Measurement], *ways: Predicted) -> list[str]:
+    """Of several ways to predict the runs, all errors together."""
+    found: list[str] = [str(sum(bool(ways[0].get(run.id)) for run in runs))]
     for metric in METRICS:
-        one = score(errors(runs, predicted, metric))
+        one = score([error for predicted in ways for error in errors(runs, predicted, metric)])
         found += ["", "", ""] if one is None else [f"{one.median:.1%}", f"{one.p90:.1%}", f"{one.bias:+.1%}"]
     return found
 
@@ -404,7 +405,9 @@ def main() -> int:
     except InputError as error:
         print(f"error: {error.message}", *([f"hint: {error.hint}"] if error.hint else []), sep="\n", file=sys.stderr)
         return 2
-    measurements = [run for run in read if run.use in SCORED and options.only in run.id]
+    # Separate pools have a scoreboard of their own: benchmarks/disaggregated_accuracy.py.
+    whole = [run for run in read if run.labels.get("mode") != DISAGGREGATED]
+    measurements = [run for run in whole if run.use in SCORED and options.only in run.id]
     plain = [run for run in measurements if not run.lacks_acceptance]
     # Away from the machine's other core these two take as long as pricing and fitting.
     beside = forked([lambda: by_roofline(plain), lambda: speculative(measurements)], 1)
@@ -496,13 +499,12 @@ def cross_validated(runs: Sequence[Bench], name: str) -> tuple[dict[str, Predict
 
 
 def drawings_table(primary: Sequence[Measurement], drawings: Mapping[str, Predicted]) -> str:
-    rows = [
-        (f"{name}, {way}", members, predicted)
-        for name, members in subsets(primary).items()
-        if name not in ("primary, odd", "secondary")
-        for way, predicted in drawings.items()
-    ]
-    return table("Configuration held out, by how the folds are drawn", "runs", rows)
+    rows = []
+    for name, members in subsets(primary).items():
+        if name not in ("primary, odd", "secondary"):
+            rows += [(f"{name}, {way}", *cells(members, predicted)) for way, predicted in drawings.items()]
+            rows.append((f"{name}, all {len(drawings)}", *cells(members, *drawings.values())))
+    return f"### Configuration held out, by how the folds are drawn\n\n{markdown(('runs', *HEADERS), rows)}"
 
 
 NUM_PROCESSES, NUM_DRAWINGS = 2, 3

@@ -2,6 +2,7 @@
 
     python benchmarks/disaggregated_accuracy.py --reference DIR
     python benchmarks/disaggregated_accuracy.py --reference DIR --page docs/accuracy.md
+    python benchmarks/disaggregated_accuracy.py --reference DIR --write             the spreads of their intervals, too
 
 Every run of `DIR/silicon` that was served by pools, without speculative decoding, is simulated twice, with the
 calibrations that ship and without. Nothing was fitted to these runs. `--page` replaces what lies between the two marks
@@ -18,12 +19,19 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
+import yaml
+
+from windtunnel.engine.calibration_profiles import ALIKE, spread_of
+from windtunnel.engine.cross_validation import LEAST_CONFIGURATIONS
+from windtunnel.engine.intervals import DISAGGREGATED_FILE
 from windtunnel.engine.validate import Prediction, predict_runs
 from windtunnel.interop.measured_runs import Measurement
 from windtunnel.interop.silicon import DISAGGREGATED, read_measurements
 from windtunnel.metrics.accuracy import score
 from windtunnel.report.validation import NAMES, score_cells
-from windtunnel.spec.calibration import NONE
+from windtunnel.spec.calibration import NONE, Spread
+from windtunnel.spec.noun import encode
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
@@ -88,11 +96,55 @@ def refusals(measurements: Sequence[Measurement], predictions: Sequence[Predicti
     return ["", *(f"- {count} refused: {reason}" for reason, count in sorted(reasons.items()))]
 
 
+def spreads_of(predictions: Sequence[Prediction], engine: str) -> dict[str, Spread]:
+    """Metric -> measured over predicted, of the engine's runs; where these are of few configurations, of all."""
+    own = [one for one in predictions if one.measurement.labels["engine"] == engine]
+    enough = len({one.measurement.configuration for one in own}) >= LEAST_CONFIGURATIONS
+    found = {metric: _spread(own if enough else predictions, metric) for metric in METRICS}
+    e2e = found["e2e"]
+    inverse = {"p10": 1 / e2e.p90, "p50": 1 / e2e.p50, "p90": 1 / e2e.p10}
+    rounded = {name: float(f"{value:.4g}") for name, value in inverse.items()}
+    return {**found, "throughput": Spread(**rounded, num_runs=e2e.num_runs)}
+
+
+def engines(predictions: Sequence[Prediction]) -> list[str]:
+    return sorted({one.measurement.labels["engine"] for one in predictions})
+
+
+def _spread(predictions: Sequence[Prediction], metric: str) -> Spread:
+    sizes = Counter(one.measurement.configuration for one in predictions)
+    ratios = np.array([1 / (1 + one.error(metric)) for one in predictions])
+    return spread_of(ratios, np.array([sizes[one.measurement.configuration] ** -ALIKE for one in predictions]))
+
+
+def inside(predictions: Sequence[Prediction]) -> list[str]:
+    """Share of measured values between the quantiles of the runs of other configurations, by engine."""
+    held: dict[str, list[list[bool]]] = {}
+    for left_out in sorted({one.measurement.configuration for one in predictions}):
+        others = [one for one in predictions if one.measurement.configuration != left_out]
+        for one in predictions:
+            if one.measurement.configuration == left_out:
+                engine = one.measurement.labels["engine"]
+                spread = spreads_of(others, engine)
+                ratios = [(metric, 1 / (1 + one.error(metric))) for metric in METRICS]
+                held.setdefault(engine, []).append([spread[m].p10 <= ratio <= spread[m].p90 for m, ratio in ratios])
+    rows = [("all", [one for members in held.values() for one in members]), *held.items()]
+    lines = [
+        "",
+        f"| inside 80% intervals | runs | {' | '.join(NAMES[m] for m in METRICS)} |",
+        "|---|---:|---:|---:|---:|",
+    ]
+    return lines + [
+        f"| {name} | {len(of)} | {' | '.join(f'{x:.0%}' for x in np.mean(of, axis=0))} |" for name, of in rows
+    ]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     default = os.environ.get("WINDTUNNEL_REFERENCE") or REPOSITORY.parent / "shared" / "reference"
     parser.add_argument("--reference", type=Path, default=Path(default), metavar="DIR", help="the recorded data")
     parser.add_argument("--page", type=Path, metavar="FILE", help="a Markdown page to write the tables into")
+    parser.add_argument("--write", action="store_true", help="write the spreads of intervals of separate pools")
     parser.add_argument("--processes", type=int, default=2, metavar="N", help="to simulate in")
     options = parser.parse_args()
     path = options.reference / "silicon" / "dev.csv"
@@ -106,7 +158,13 @@ def main() -> int:
         "uncalibrated": predict_runs(runs, NONE, options.processes),
         "shipped calibration": predict_runs(runs, None, options.processes),
     }
-    text = "\n".join([*table(ways), *refusals(read, ways["uncalibrated"])])
+    done = [one for one in ways["shipped calibration"] if not one.refused]
+    if options.write:
+        header = "# Measured over predicted, runs of separate pools, by engine.\n"
+        header += "#   python benchmarks/disaggregated_accuracy.py --write\n"
+        found = {engine: encode(spreads_of(done, engine)) for engine in engines(done)}
+        DISAGGREGATED_FILE.write_text(header + yaml.safe_dump(found), encoding="utf-8")
+    text = "\n".join([*table(ways), *inside(done), *refusals(read, ways["uncalibrated"])])
     if options.page is not None:
         head, _, rest = options.page.read_text(encoding="utf-8").partition(BEGIN)
         options.page.write_text(f"{head}{BEGIN}\n{text}\n\n{END}{rest.partition(END)[2]}", encoding="utf-8")

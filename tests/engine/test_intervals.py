@@ -3,9 +3,10 @@
 import msgspec
 import pytest
 
-from windtunnel.engine.intervals import headline, uncalibrated_spreads
+from windtunnel.engine.intervals import disaggregated_spreads, headline, uncalibrated_spreads
 from windtunnel.engine.run import simulate
 from windtunnel.engine.serving import Result
+from windtunnel.spec.deployment import Pool
 from windtunnel.spec.shorthand import scenario
 
 
@@ -57,3 +58,15 @@ def test_settings_that_were_assumed_widen_what_was_measured_of_such_runs() -> No
     for name, one in known.intervals.items():
         other = assumed.intervals[name]
         assert other.high / other.low > 1.3 * one.high / one.low
+
+
+def test_separate_pools_have_the_spread_of_measured_ones() -> None:
+    whole = scenario(
+        model="meta-llama/Llama-3.1-8B", device="h100_sxm", input_tokens=200, output_tokens=40, concurrency=8
+    )
+    pools = tuple(Pool(name=role, role=role) for role in ("prefill", "decode"))
+    apart = simulate(
+        msgspec.structs.replace(whole, deployment=msgspec.structs.replace(whole.deployment, pools=pools))
+    ).intervals
+    for metric, spread in disaggregated_spreads()["vllm"].items():
+        assert 1.0 <= apart[metric].high / apart[metric].low / (spread.p90 / spread.p10) < 1.05

@@ -6,7 +6,7 @@ import pytest
 
 from windtunnel.errors import InputError
 from windtunnel.spec import catalog
-from windtunnel.spec.deployment import EngineSettings, HostOverheads
+from windtunnel.spec.deployment import EngineSettings, HostOverheads, Parallelism
 from windtunnel.spec.engine_defaults import (
     OTHER_SCHEDULERS,
     SCHEDULERS,
@@ -69,6 +69,32 @@ def test_a_version_gets_the_settings_of_its_time() -> None:
     assert with_defaults(EngineSettings(version="0.14.0"), H100).async_scheduling is True
 
 
+@pytest.mark.parametrize(
+    ("device", "shape", "chunk", "graphs", "share"),
+    [
+        ("h100_sxm", Parallelism(), 8192, 256, (81559 - 512 - 12288 - 512 - 128) / 81559),
+        ("h100_sxm", Parallelism(tp=8), 8192, 512, (81559 - 512 - 12288 - 1024 - 1024) / 81559),
+        ("b200_sxm", Parallelism(tp=8), 16384, 512, (183359 - 512 - 24576 - 1024 - 1024) / 183359),
+        ("l40s", Parallelism(tp=4), 4096, 160, (46068 - 512 - 6144 - 320 - 512) / 46068),
+        ("h200_sxm", Parallelism(attention_dp=8, ep=8), 1024, 512, (143771 - 14848 - 512 * 8 * 4.5) / 143771),
+        ("a10", Parallelism(), 2048, 24, None),
+    ],
+)
+def test_sglang_goes_by_memory_and_width(
+    device: str, shape: Parallelism, chunk: int, graphs: int, share: float | None
+) -> None:
+    """The figures are those of SGLang's own heuristics (server_args.py, 0.5.3 and later), worked out by hand in MiB."""
+    found = with_defaults(EngineSettings(name="sglang"), catalog.device(device), shape=shape)
+    assert (found.max_num_batched_tokens, found.max_cudagraph_capture_size) == (chunk, graphs)
+    if share is not None:
+        assert found.gpu_memory_utilization == round(share, 3)
+    assert found.schedule_conservativeness == (0.3 if shape.attention_dp > 1 else 1.0)
+    told = with_defaults(EngineSettings(name="sglang", gpu_memory_utilization=0.5), catalog.device(device), shape=shape)
+    assert told.gpu_memory_utilization == 0.5
+    older = with_defaults(EngineSettings(name="sglang", version="0.5.2"), catalog.device(device), shape=shape)
+    assert older.gpu_memory_utilization == 0.88
+
+
 def test_newer_settings_replace_older_ones_of_large_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "engines").mkdir()
     (tmp_path / "engines" / "mine.yaml").write_text(
@@ -76,7 +102,9 @@ def test_newer_settings_replace_older_ones_of_large_devices(tmp_path: Path, monk
 title: Mine
 default_version: "2.0"
 versions:
-  - {since: "1.0", settings: {scheduler: vllm_v1, max_num_seqs: 8}, large_memory_settings: {max_num_seqs: 16}}
+  - since: "1.0"
+    settings: {scheduler: vllm_v1, max_num_seqs: 8}
+    by_memory: [{from_bytes: 70GiB, settings: {max_num_seqs: 16}}]
   - {since: "2.0", settings: {max_num_seqs: 32}}
 """
     )
@@ -137,3 +165,10 @@ def test_more_running_requests_than_tokens_in_a_step_are_refused() -> None:
     for other in (EngineSettings(scheduler="sarathi"), EngineSettings(name="sglang")):
         given = msgspec.structs.replace(other, max_num_seqs=64, max_num_batched_tokens=32)
         assert with_defaults(given, H100).max_num_seqs == 64
+
+
+def test_what_is_calibrated_replaces_defaults_and_not_what_is_given() -> None:
+    learnt = EngineSettings(gpu_memory_utilization=0.7, max_num_seqs=64)
+    for name in ("vllm", "sglang", "trtllm"):
+        found = with_defaults(EngineSettings(name=name, max_num_seqs=8), H100, learnt)
+        assert (found.name, found.gpu_memory_utilization, found.max_num_seqs) == (name, 0.7, 8)

@@ -20,6 +20,16 @@ SPREADS_FILE = Path(__file__).parent.parent / "catalog" / "uncalibrated_spreads.
 """Written by `benchmarks/accuracy.py --write`."""
 
 
+DISAGGREGATED_FILE = SPREADS_FILE.with_name("disaggregated_spreads.yaml")
+"""Written by `benchmarks/disaggregated_accuracy.py --write`."""
+
+
+@cache
+def disaggregated_spreads() -> dict[str, dict[str, Spread]]:
+    """Engine -> metric -> measured over predicted, of runs with separate pools for prefill and decode."""
+    return decode(read_yaml(DISAGGREGATED_FILE), dict[str, dict[str, Spread]])
+
+
 @cache
 def uncalibrated_spreads() -> dict[str, dict[str, dict[str, Spread]]]:
     """Engine -> settings of its runs were `recorded` or `assumed` -> metric -> measured over predicted."""
@@ -48,6 +58,26 @@ def intervals(
     if setup.calibration is not None:
         spreads |= (setup.settings_assumed and setup.calibration.spread_assumed) or setup.calibration.spread
     num_outside = len([remark for remark in remarks(setup) if "version" not in remark])
+    return _around(summary, requests, spreads, num_outside, coverage, is_open_loop)
+
+
+def disaggregated_intervals(
+    engine: str, summary: Summary, requests: Table, coverage: Mapping[str, float], is_open_loop: bool = False
+) -> dict[str, Interval]:
+    """The same of separate pools for prefill and decode, by the engine that decodes: as far as measured runs of such
+    pools were off, with the shipped calibrations, which no such run was fitted for.
+    """
+    return _around(summary, requests, disaggregated_spreads()[engine], 0, coverage, is_open_loop)
+
+
+def _around(
+    summary: Summary,
+    requests: Table,
+    spreads: Mapping[str, Spread],
+    num_outside: int,
+    coverage: Mapping[str, float],
+    is_open_loop: bool,
+) -> dict[str, Interval]:
     found = {}
     for name, central in headline(summary).items():
         sampling = 0.0 if name == "throughput" else _sampling_error(requests, f"{name}_s")

@@ -12,6 +12,7 @@ from windtunnel.engine.attribution import provenance, time_fractions
 from windtunnel.engine.cluster_network import handover_bytes_per_s, network_of
 from windtunnel.engine.estimators import estimator_for, shard_of
 from windtunnel.engine.frontend import streams
+from windtunnel.engine.intervals import disaggregated_intervals, intervals
 from windtunnel.engine.keeping import Keeping, caches_of, has_one_group, shares_prefixes
 from windtunnel.engine.kernel_settings import kernel_settings
 from windtunnel.engine.loop import GiveUp, Progress, new_records, run_to_end
@@ -178,6 +179,13 @@ def simulate_pools(
         tier_tokens=loaded if loaded or shares_prefixes(fleet.keeping, requests) else None,
     )
     coverage, sources, operators = _provenance(parts, [_steps_of(steps, pools, at) for at in range(len(parts))])
+    shares = {how.value: share for how, share in coverage.items()}
+    is_open_loop = not requests.concurrency and requests.previous is None
+    decodes = next(part for part in parts if part.pool.role != "prefill")
+    if decodes.pool.role == "decode":
+        found = disaggregated_intervals(decodes.setup.engine.name, summary, table, shares, is_open_loop)
+    else:
+        found = intervals(decodes.setup, summary, table, shares, is_open_loop)
     return Result(
         scenario=_resolved(scenario, parts),
         setup=parts[0].setup,
@@ -189,6 +197,7 @@ def simulate_pools(
         sources=sources,
         operators=operators,
         engine_time_s=engine_time_s,
+        intervals=found,
         pools=tuple(PoolResult(part.pool.name, part.pool.role, part.setup, part.memory) for part in parts),
     )
 

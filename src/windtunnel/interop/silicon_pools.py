@@ -42,10 +42,6 @@ Source: SGLang `server_args.py` (`chunked_prefill_size // dp_size`) and `model_e
 (`max_running_requests // dp_size`), 0.5. TensorRT-LLM's and vLLM's are of each rank."""
 
 
-SPLIT_CONSERVATIVENESS = 0.3
-"""SGLang's `schedule_conservativeness` with attention data parallelism (`server_args.py`, 0.5)."""
-
-
 @dataclass(frozen=True)
 class PoolRecord:
     """One pool's string, taken apart."""
@@ -114,7 +110,6 @@ class PoolRecord:
         share = self.text("mem_fraction")
         if not share:
             raise InputError(f"the limits and memory of the {self.name} servers were not recorded")
-        splits_limits = engine in PER_REPLICA and self.parallelism.attention_dp > 1
         return Pool(
             name=self.name,
             role=self.name,
@@ -132,7 +127,6 @@ class PoolRecord:
                 max_cudagraph_capture_size=self.graph_limit,
                 async_scheduling=self.switch("overlap"),
                 receive_interval_steps=self.count("sched"),
-                schedule_conservativeness=SPLIT_CONSERVATIVENESS if splits_limits else None,
                 moe_backend=self.moe_backend,
             ),
         )

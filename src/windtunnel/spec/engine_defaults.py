@@ -7,14 +7,11 @@ import msgspec
 
 from windtunnel.errors import InputError, did_you_mean
 from windtunnel.spec import catalog
-from windtunnel.spec.deployment import QUEUE_ORDERS, EngineSettings, HostOverheads
+from windtunnel.spec.deployment import QUEUE_ORDERS, EngineSettings, HostOverheads, Parallelism
 from windtunnel.spec.engine_effects import check_effects, read_by_one_only
 from windtunnel.spec.hardware import Device
 from windtunnel.spec.noun import Noun
-from windtunnel.units import GIB
-
-LARGE_MEMORY_BYTES = 70 * GIB
-"""Devices from this size on get an engine's `large_memory_settings` (vLLM: `_get_batch_defaults`)."""
+from windtunnel.units import GIB, MIB, format_bytes
 
 ENGINE_SCHEDULERS = ("vllm_v1", "trtllm", "sglang", "trtllm_max_utilization")
 """Those that an engine of the catalog has."""
@@ -23,12 +20,28 @@ OTHER_SCHEDULERS = ("vllm_v0", "sarathi", "orca", "faster_transformer", "lightll
 SCHEDULERS = (*ENGINE_SCHEDULERS, *OTHER_SCHEDULERS)
 
 
+WIDE_TP = 4
+"""From so many tensor-parallel devices on SGLang captures more graphs (`server_args.py`)."""
+
+
+class MemoryDefaults(Noun):
+    """Settings on devices of at least so much memory; they replace those of smaller ones."""
+
+    from_bytes: float
+    settings: EngineSettings
+    wide_settings: EngineSettings = EngineSettings()
+    """Over `WIDE_TP` devices and more."""
+
+
 class VersionDefaults(Noun):
     """Settings from version `since` on; they replace those of older entries one by one."""
 
     since: str
     settings: EngineSettings
-    large_memory_settings: EngineSettings = EngineSettings()
+    by_memory: tuple[MemoryDefaults, ...] = ()
+    """Ascending."""
+    static_memory: bool = False
+    """Whether `gpu_memory_utilization` is what SGLang's reserves leave: `static_memory_fraction`."""
 
 
 class EngineDefaults(Noun):
@@ -72,10 +85,16 @@ def engine_defaults(name: str) -> EngineDefaults:
     return catalog.entry(path, EngineDefaults)
 
 
-def with_defaults(settings: EngineSettings, device: Device, calibrated: EngineSettings | None = None) -> EngineSettings:
+def with_defaults(
+    settings: EngineSettings,
+    device: Device,
+    calibrated: EngineSettings = EngineSettings(),  # noqa: B008
+    shape: Parallelism = Parallelism(),  # noqa: B008
+) -> EngineSettings:
     """`settings` with every `None` replaced by the default of that engine and version on `device`.
 
-    What is `calibrated`, overheads and settings, replaces the defaults; what `settings` says itself stays.
+    What is `calibrated`, overheads and settings, replaces the defaults; what `settings` says itself stays. `shape` is
+    the replica's.
 
     Fields that have no default anywhere (`max_model_len`, `num_gpu_blocks`, `cudagraph_sizes`, `attention_backend`,
     `moe_backend`, `kv_tiers`, `window_pool_ratio`) stay `None`.
@@ -98,16 +117,26 @@ def with_defaults(settings: EngineSettings, device: Device, calibrated: EngineSe
     merged: dict[str, Any] = {}
     for entry in entries:
         overlay(merged, entry.settings)
-        if device.memory_bytes >= LARGE_MEMORY_BYTES:
-            overlay(merged, entry.large_memory_settings)
-    if calibrated is not None:
-        overlay(merged, calibrated)
+        for tier in entry.by_memory:
+            if device.memory_bytes >= tier.from_bytes:
+                overlay(merged, tier.settings)
+                overlay(merged, tier.wide_settings if shape.tp * shape.attention_dp >= WIDE_TP else EngineSettings())
+    if merged["scheduler"] == "sglang":
+        _split_over_ranks(merged, shape.attention_dp)
+    overlay(merged, msgspec.structs.replace(calibrated, name=settings.name))
     if settings.scheduler in OTHER_SCHEDULERS:
         overlay(merged, scheduler_defaults(settings.scheduler))
     default = EngineSettings(**merged)
     overlay(merged, settings)
     merged["version"] = version
     resolved = _within_budget(settings, EngineSettings(**merged))
+    if (
+        (settings.gpu_memory_utilization, calibrated.gpu_memory_utilization) == (None, None)
+        and any(entry.static_memory for entry in entries)
+        and resolved.scheduler == "sglang"
+    ):
+        share = static_memory_fraction(resolved, device, shape)
+        resolved = msgspec.structs.replace(resolved, gpu_memory_utilization=share)
     if resolved.scheduler not in SCHEDULERS and not is_users_own(str(resolved.scheduler)):
         raise InputError(
             f"there is no scheduler {resolved.scheduler!r}",
@@ -121,6 +150,53 @@ def with_defaults(settings: EngineSettings, device: Device, calibrated: EngineSe
             f"others are {', '.join(order for order in QUEUE_ORDERS if order != 'lpm')}",
         )
     return resolved
+
+
+def _split_over_ranks(merged: dict[str, Any], attention_dp: int) -> None:
+    """SGLang's limits are of all attention data-parallel ranks together, and admission is bolder with several.
+
+    Source: `server_args.py` (`chunked_prefill_size // dp_size`, `schedule_conservativeness * 0.3`) and
+    `model_executor/model_runner.py` (`max_running_requests // dp_size`), 0.5.
+    """
+    if attention_dp > 1:
+        for name in ("max_num_batched_tokens", "max_num_seqs"):
+            merged[name] = max(merged[name] // attention_dp, 1)
+        merged["schedule_conservativeness"] *= SPLIT_CONSERVATIVENESS
+
+
+SPLIT_CONSERVATIVENESS = 0.3
+
+LEAST_STATIC_RESERVE = 10 * GIB
+LARGE_STATIC_BYTES = 60 * GIB
+
+
+def static_memory_fraction(engine: EngineSettings, device: Device, shape: Parallelism) -> float:
+    """SGLang's `mem_fraction_static` where nobody gives it: memory less reserves for metadata, a chunk's activations,
+    CUDA graphs, ranks and drafts, as a share of the device's memory, to three digits.
+
+    Source: SGLang `server_args.py`, `_handle_gpu_memory_settings` (pull request 10975, from 0.5.3 on). What it takes
+    off for multimodal models, and for piecewise graphs (half a GiB from 0.5.10 on), is not.
+    """
+    assert engine.max_num_batched_tokens is not None
+    assert engine.max_cudagraph_capture_size is not None
+    groups, graphs = shape.attention_dp, engine.max_cudagraph_capture_size
+    reserve = 512 + 1.5 * max(engine.max_num_batched_tokens * groups, 2048) + 2.0 * graphs
+    reserve += shape.tp * groups * shape.pp / 8 * 1024
+    if groups > 1:
+        reserve += (4.5 if graphs > 300 else 3.0) * graphs * groups
+    reserve *= MIB
+    if device.memory_bytes > LARGE_STATIC_BYTES:
+        reserve = max(reserve, LEAST_STATIC_RESERVE)
+    if engine.speculative is not None and engine.speculative.method != "ngram":
+        reserve += (6 if engine.speculative.method == "draft_model" else 2) * GIB
+    share = (device.memory_bytes - reserve) / device.memory_bytes
+    if share <= 0:
+        raise InputError(
+            f"SGLang would keep {format_bytes(reserve)} of {device.title}'s {format_bytes(device.memory_bytes)} from "
+            "weights and KV cache",
+            "set engine.gpu_memory_utilization, or a smaller engine.max_num_batched_tokens",
+        )
+    return round(share, 3)
 
 
 def for_another_engine(given: EngineSettings, other: EngineSettings) -> EngineSettings:

@@ -166,7 +166,7 @@ def resolve(scenario: Scenario, allow_download: bool = False, calibration: Calib
     device = catalog.device(deployment.device)
     node = catalog.node(deployment.node) if deployment.node else catalog.default_node(device)
     precision = scenario.precision or model.precision
-    engine = with_defaults(deployment.engine, device)
+    engine = with_defaults(deployment.engine, device, shape=deployment.parallelism)
     # The shipped calibrations correct the shipped tables; a profile of one's own has none but the one named with it.
     wanted = deployment.calibration or (None if deployment.profile is None else NONE)
     chosen = (
@@ -178,8 +178,8 @@ def resolve(scenario: Scenario, allow_download: bool = False, calibration: Calib
     if chosen.calibration is not None:
         host = chosen.calibration.host_of(str(engine.version))
         learnt = _learnt(deployment, chosen.calibration, device.name, str(engine.version), model.name)
-        calibrated = msgspec.structs.replace(EngineSettings(name=engine.name, host=host), **learnt)
-        engine = with_defaults(deployment.engine, device, calibrated)
+        calibrated = msgspec.structs.replace(EngineSettings(host=host), **learnt)
+        engine = with_defaults(deployment.engine, device, calibrated, deployment.parallelism)
     engine = with_windows(deployment.engine, engine, model.architecture)
     max_model_len = engine.max_model_len or model.max_context_tokens
     engine = whole_prompt_tokens(deployment.engine, engine, max_model_len)
