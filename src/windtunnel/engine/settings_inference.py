@@ -161,6 +161,10 @@ def infer(trials: Trials, around: Local, fit: Fit, kept: NDArray[np.bool_]) -> L
         taken = _taken(_Question(trials, members, residuals, names))
         if taken.values:
             found[series] = taken
+    for engine, device in {bench.scope[:2] for bench in runs}:
+        if Series(engine) in found and Series(engine, device) not in keeping:
+            # As a calibration of the engine on any device says.
+            found[Series(engine, device)] = found[Series(engine)]
     return found
 
 
