@@ -57,6 +57,14 @@ def test_a_missing_file_is_told_with_its_folder_or_what_is_near(tmp_path: Path) 
     assert missing_file(tmp_path / "none" / "a").hint == f"there is no folder {tmp_path / 'none'} either"
 
 
+def test_a_folder_that_cannot_be_listed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbidden(_: Path) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(Path, "iterdir", forbidden)
+    assert missing_file(tmp_path / "profil.yaml").hint == f"it was looked for in {tmp_path}"
+
+
 @pytest.mark.parametrize(
     ("error", "words"),
     [

@@ -49,8 +49,12 @@ def missing_file(path: Path) -> InputError:
     folder = path.absolute().parent
     if not folder.is_dir():
         return InputError(f"there is no file {path}", f"there is no folder {folder} either")
-    near = did_you_mean(path.name, [entry.name for entry in folder.iterdir()], f"it was looked for in {folder}")
-    return InputError(f"there is no file {path}", near)
+    try:
+        names = [entry.name for entry in folder.iterdir()]
+    except OSError:
+        # A folder may be entered and not listed.
+        names = []
+    return InputError(f"there is no file {path}", did_you_mean(path.name, names, f"it was looked for in {folder}"))
 
 
 def unreadable(path: Path, error: OSError | UnicodeDecodeError) -> InputError:

@@ -109,6 +109,42 @@ def test_a_profile_is_fitted_and_used(windtunnel: Command, runs: str, tmp_path: 
     assert after["scores"]["tpot"]["median"] < before["scores"]["tpot"]["median"]
 
 
+def test_outputs_of_one_token_have_no_tpot_and_teach_what_ttft_does(windtunnel: Command, tmp_path: Path) -> None:
+    lines = [line.rpartition(",")[0] for line in RUNS.splitlines()]
+    path, out = tmp_path / "runs.csv", tmp_path / "profile.yaml"
+    path.write_text("\n".join(lines).replace(",256,32,", ",256,1,"), encoding="utf-8")
+    assert windtunnel("calibrate", str(path), "--out", str(out)).code == 0
+    profile = yaml.safe_load(out.read_text())
+    assert set(profile["provenance"]["median_error"]) == {"ttft"}
+    assert profile["host"]["first_token_s"] != pytest.approx(8e-3, rel=1e-6)
+
+
+def test_runs_without_ttft_and_tpot_teach_nothing(windtunnel: Command, tmp_path: Path) -> None:
+    path = tmp_path / "runs.csv"
+    lines = [line.rpartition(",")[0] for line in RUNS.splitlines()]
+    path.write_text("\n".join(lines).replace("ttft_ms", "e2e_ms"), encoding="utf-8")
+    done = windtunnel("calibrate", str(path), "--out", str(tmp_path / "profile.yaml"))
+    assert done.code == 2
+    assert "TTFT or TPOT" in done.stderr
+    assert not (tmp_path / "profile.yaml").exists()
+
+
+def test_one_file_does_not_hold_two_devices(windtunnel: Command, tmp_path: Path) -> None:
+    header, *_ = RUNS.splitlines()
+    lines = [
+        f"{device}{tp},qwen2.5-0.5b,{device},{tp},16,1024,256,32,0.8,4,16,{measured}"
+        for device, slow in (("h100_sxm", 1), ("a100_sxm", 2))
+        for tp in (1, 2)
+        for measured in ("40,6" if tp == slow else "18,1.5",)
+    ]
+    path, out = tmp_path / "runs.csv", tmp_path / "profile.yaml"
+    path.write_text("\n".join([header, *lines]), encoding="utf-8")
+    done = windtunnel("calibrate", str(path), "--out", str(out))
+    assert done.code == 2
+    assert "vllm-a100_sxm, vllm-h100_sxm" in done.stderr
+    assert not out.exists()
+
+
 def test_a_limit_that_nobody_knows_is_inferred_kept_and_used(windtunnel: Command, tmp_path: Path) -> None:
     runs, profile = tmp_path / "runs.csv", tmp_path / "profile.yaml"
     header = (

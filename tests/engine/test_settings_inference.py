@@ -111,6 +111,14 @@ def test_memory_kept_from_the_cache_is_found_again_where_the_cache_is_full() -> 
     assert learnt_from(ran((4, 8), LONG, reserved_bytes=12 * GIB)) == {}
 
 
+def test_a_device_without_runs_keeps_what_the_engine_does_on_others() -> None:
+    runs = ran((256, 512, 640), LONG, reserved_bytes=12 * GIB)
+    device = msgspec.structs.replace(runs[0].setup.device, name="another")
+    other = replace(runs[0], setup=replace(runs[0].setup, device=device))
+    learnt = learnt_from([*runs, other], [True] * len(runs) + [False])
+    assert values_of(other, learnt) == (("reserved_bytes", 12 * GIB),)
+
+
 def test_a_profile_serves_a_deployment_with_what_was_learnt(limited: list[Bench], tmp_path) -> None:  # type: ignore[no-untyped-def]
     made = profiles(limited, "runs.csv")["vllm-h100_sxm"]
     assert [one.settings for one in made.inferred] == [{"max_num_seqs": 16}]
@@ -130,3 +138,6 @@ def test_a_profile_serves_a_deployment_with_what_was_learnt(limited: list[Bench]
     assert seqs(with_profile) == 16
     assert seqs(recorded) == 1024
     assert seqs(msgspec.structs.replace(with_profile, engine=given)) == 128
+    tight = msgspec.structs.replace(with_profile.engine, max_num_batched_tokens=8)
+    lowered = resolve(msgspec.structs.replace(assumed, deployment=msgspec.structs.replace(with_profile, engine=tight)))
+    assert (lowered.engine.max_num_seqs, lowered.learnt) == (8, {})

@@ -56,6 +56,15 @@ def test_known_transfers_are_recovered() -> None:
     assert msgspec.structs.replace(found, transfer=None) == HELD
 
 
+def test_a_latency_of_a_hundred_times_the_default_is_found_where_steps_are_long() -> None:
+    taken = Transfer(latency_s=100 * TRANSFER_LATENCY_S)
+    long = {"workload.output_tokens": 32, "workload.arrivals.concurrency": 4}
+    runs = [run_of(prompt, tp, taken, **long) for prompt in (64, 256) for tp in (1, 2, 4)]
+    found = with_transfers({"vllm-h100_pcie": HELD}, runs, "made up")["vllm-h100_pcie"].transfer
+    assert found is not None
+    assert found.latency_s == pytest.approx(taken.latency_s, rel=0.25)
+
+
 def test_runs_as_the_defaults_have_them_change_nothing() -> None:
     runs = [run_of(prompt, tp, Transfer()) for prompt in PROMPTS for tp in (1, 2)]
     assert with_transfers({"vllm-h100_pcie": HELD}, runs, "made up") == {"vllm-h100_pcie": HELD}

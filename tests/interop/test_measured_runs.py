@@ -312,3 +312,10 @@ def test_pools_that_are_half_described_are_errors(tmp_path: Path, columns: str, 
     with pytest.raises(InputError) as caught:
         read_table(path)
     assert caught.value.message.startswith(message)
+
+
+def test_a_broken_parquet_file_says_what_is_wrong_with_it(tmp_path: Path) -> None:
+    path = tmp_path / "runs.parquet"
+    path.write_text("no table of runs", encoding="utf-8")
+    with pytest.raises(InputError, match="readable Parquet file: Parquet magic bytes not found in footer"):
+        read_table(path)

@@ -27,6 +27,14 @@ RAW = {
     },
 }
 
+INFERRED = {
+    "device": "h100_sxm",
+    "version": "0.19.0",
+    "model": "meta-llama/Llama-3.1-8B",
+    "num_runs": 2,
+    "num_configurations": 1,
+}
+
 
 def saved(folder: Path, **changed: object) -> str:
     path = folder / "profile.yaml"
@@ -54,6 +62,10 @@ def test_the_engine_must_be_the_calibrations(tmp_path: Path) -> None:
         ({"spread": {"latency": {"p10": 1, "p50": 1, "p90": 1, "num_runs": 1}}}, "no spread of 'latency'"),
         ({"spread": {"tpot": {"p10": 2, "p50": 1, "p90": 1, "num_runs": 1}}}, "do not ascend"),
         ({"factor": {}}, "unknown key"),
+        ({"inferred": [{**INFERRED, "settings": {"max_num_seqs": 12.5}}]}, "settings.max_num_seqs cannot be 12.5"),
+        ({"inferred": [{**INFERRED, "settings": {"gpu_memory_utilization": 7}}]}, "utilization cannot be 7"),
+        ({"inferred": [{**INFERRED, "settings": {"most_seqs": 8}}]}, "most_seqs is no setting"),
+        ({"reserve": {"reserved_bytes": -1, "num_runs": 2, "num_configurations": 1}}, "at least 0"),
     ],
 )
 def test_a_malformed_file_is_refused(tmp_path: Path, changed: dict[str, object], message: str) -> None:

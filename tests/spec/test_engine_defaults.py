@@ -165,3 +165,10 @@ def test_more_running_requests_than_tokens_in_a_step_are_refused() -> None:
     for other in (EngineSettings(scheduler="sarathi"), EngineSettings(name="sglang")):
         given = msgspec.structs.replace(other, max_num_seqs=64, max_num_batched_tokens=32)
         assert with_defaults(given, H100).max_num_seqs == 64
+
+
+def test_what_is_calibrated_replaces_defaults_and_not_what_is_given() -> None:
+    learnt = EngineSettings(gpu_memory_utilization=0.7, max_num_seqs=64)
+    for name in ("vllm", "sglang", "trtllm"):
+        found = with_defaults(EngineSettings(name=name, max_num_seqs=8), H100, learnt)
+        assert (found.name, found.gpu_memory_utilization, found.max_num_seqs) == (name, 0.7, 8)

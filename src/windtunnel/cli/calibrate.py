@@ -54,7 +54,7 @@ def command(
     windtunnel calibrate runs.csv --out profiles/
     """
     from windtunnel.engine.acceptance import with_acceptances
-    from windtunnel.engine.calibrate import benches
+    from windtunnel.engine.calibrate import FITTED, benches
     from windtunnel.engine.calibration_profiles import profiles
     from windtunnel.engine.transfer_calibration import tells_of_transfers, with_transfers
     from windtunnel.interop.text_file import check_writable
@@ -79,6 +79,10 @@ def command(
     if not ready and not pooled:
         why = priced[0][1] if priced else "they decode speculatively, which tells nothing apart from the acceptance"
         raise InputError(f"no run could be simulated; the first: {why}", "`windtunnel validate` says it of every run")
+    if not pooled and not any(metric in bench.measurement.measured for bench in ready for metric in FITTED):
+        raise InputError(
+            "no run has a TTFT or TPOT, and a fit learns from nothing else", "`windtunnel validate` scores such runs"
+        )
     with status() as say:
         say(f"fitting {format_count(len(ready), 'run')}, then again without each configuration")
         named = source or ", ".join(path.name for path in runs)
@@ -106,10 +110,15 @@ def _chosen(made: "dict[str, Calibration]", out: Path) -> "dict[str, Calibration
     """All for a folder; for a file the one of the runs' only engine and device."""
     if _is_folder(out):
         return made
+    places = sorted({f"{one.engine}-{device}" for one in made.values() for device in _devices(one)})
     of_devices = {name: one for name, one in made.items() if one.device is not None}
-    if len(of_devices) > 1:
+    if len(places) > 1:
         raise InputError(
-            f"the runs are of {len(of_devices)} engines and devices: {', '.join(of_devices)}",
+            f"the runs are of {len(places)} engines and devices: {', '.join(places)}",
             "give --out a folder, for a profile each, or choose runs with --only",
         )
     return of_devices
+
+
+def _devices(one: "Calibration") -> "tuple[str, ...]":
+    return one.provenance.devices if one.device is None else (one.device,)

@@ -184,7 +184,7 @@ class Bench:
         return replace(self, settings=settings)
 
     def predict(self, factors: Mapping[str, float], host: HostOverheads) -> dict[str, float]:
-        """The metrics of a simulation with these factors and overheads."""
+        """The metrics of a simulation with these factors and overheads; TPOT is NaN where every output is one token."""
         prices = combined(self.parts, {name: factor(factors, name) for name in self.parts})
         engine = msgspec.structs.replace(prices.engine, host=host)
         cost = replace(prices, engine=engine).lowered().cost
@@ -197,11 +197,11 @@ class Bench:
         seen_s = host.frontend_s(requests.input_tokens, streams(records, replica, settings.num_replicas))
         measured = np.arange(records.size) >= self.requests.num_warmup
         ttft_s = (records["first_token_s"] - records["arrival_s"] + seen_s)[measured]
-        gaps = np.maximum(records["output_tokens"] - 1, 1)
-        tpot_s = ((records["finish_s"] - records["first_token_s"]) / gaps)[measured]
-        e2e_s = ttft_s + (records["finish_s"] - records["first_token_s"])[measured]
+        decoding_s = (records["finish_s"] - records["first_token_s"])[measured]
+        gaps = records["output_tokens"][measured] - 1
         middle = np.median if self.measurement.statistic == "p50" else np.mean
-        return {"tpot": float(middle(tpot_s)), "ttft": float(middle(ttft_s)), "e2e": float(middle(e2e_s))}
+        tpot_s = middle(decoding_s[gaps > 0] / gaps[gaps > 0]) if (gaps > 0).any() else math.nan
+        return {"tpot": float(tpot_s), "ttft": float(middle(ttft_s)), "e2e": float(middle(ttft_s + decoding_s))}
 
 
 def benches(
@@ -230,9 +230,13 @@ def _bench(
         raise InputError(measurement.refused)
     if measurement.lacks_acceptance:
         raise InputError("it decodes speculatively, and how many draft tokens were accepted was not recorded")
+    if measurement.scenario.deployment.pools:
+        raise InputError("its pools are separate: of those only a TTFT teaches, where the transfer was left open")
     deployment = msgspec.structs.replace(measurement.scenario.deployment, calibration=NONE)
     scenario = msgspec.structs.replace(measurement.scenario, deployment=deployment)
     requests = generate(scenario.workload, scenario.seed)
+    if "tpot" in measurement.measured and requests.output_tokens.max() == 1:
+        raise InputError("a TPOT was measured, and every output is a single token")
     setup = with_model_len(resolve(scenario), requests)
     shard = shard_of(setup)
     speculation, drafter = speculation_of(setup), drafter_of(setup, shard)

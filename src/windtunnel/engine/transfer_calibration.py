@@ -42,8 +42,12 @@ PRIOR = (math.log(5.0), math.log(1.3))
 """Standard deviations of the two logarithms: nobody knows the latency to better than a factor of five; shares of
 bandwidth that were measured lie within 30% of each other."""
 
-STEPS = (5.0, 1 / 1.3)
-"""By how much either is moved to learn what it does."""
+LATENCY_STEP_S, SHARE_STEP = 20e-3, 1 / 1.3
+"""By how much either is moved, the share by a factor, to learn what it does: what ends within a step of the decode side
+counts from the next one on, so that less latency than a step takes tells nothing."""
+
+STARTS = (1.0, 10.0, 100.0)
+"""Times the default latency, from where the least loss is looked for: far from it the loss is flat."""
 
 LEAST_GAIN = 0.01
 """By what share of itself the error of runs left out must fall for the values to be kept."""
@@ -179,13 +183,13 @@ class _Local:
 
 def _local(benches: Sequence[TransferBench], around: Values) -> _Local:
     latency_s, efficiency = around
-    moved = (latency_s * STEPS[0], efficiency * STEPS[1])
+    moved = (latency_s + LATENCY_STEP_S, efficiency * SHARE_STEP)
     base, later, slower = (
         np.array([bench.ttft_s(values) for bench in benches])
         for values in (around, (moved[0], efficiency), (latency_s, moved[1]))
     )
     by_inverse = (slower - base) / (1 / moved[1] - 1 / efficiency)
-    return _Local(around, base, (later - base) / (moved[0] - latency_s), by_inverse)
+    return _Local(around, base, (later - base) / LATENCY_STEP_S, by_inverse)
 
 
 def fit_transfers(benches: Sequence[TransferBench]) -> LearntTransfer | None:
@@ -236,8 +240,9 @@ def _fitted(local: _Local, measured: Floats, weights: Floats) -> Values:
         robust = residual**2 / (1 + (residual / PRIORS.outlier) ** 2)
         return float((weights * robust).sum() + ((moved / np.array(PRIOR)) ** 2).sum())
 
-    start = np.array([math.log(mine / default) for mine, default in zip(local.around, DEFAULT, strict=True)])
+    around = [math.log(mine / default) for mine, default in zip(local.around, DEFAULT, strict=True)]
+    starts = [around, *([math.log(times), 0.0] for times in STARTS)]
     bounds = [(-8.0, 8.0), (-3.0, -math.log(DEFAULT[1]))]
-    found = [minimize(loss, at, method="L-BFGS-B", bounds=bounds) for at in (np.zeros(2), start)]
+    found = [minimize(loss, np.array(start), method="L-BFGS-B", bounds=bounds) for start in starts]
     best = min(found, key=lambda one: float(one.fun))
     return values_of(best.x)

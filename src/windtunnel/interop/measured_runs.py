@@ -227,7 +227,7 @@ def _rows(path: Path) -> Iterator[dict[str, str]]:
         try:
             table = pq.read_table(path)
         except (OSError, ValueError) as error:
-            reason = str(error).partition(".")[0]
+            reason = str(error).rpartition("': ")[2].partition(". ")[0]
             raise InputError(f"{path} is not a readable Parquet file: {reason}", "is it cut off?") from None
         for row in table.to_pylist():
             yield {name: "" if value is None else str(value) for name, value in row.items()}

@@ -22,14 +22,12 @@ from windtunnel.interop.measured_runs import (
     parallelism_label,
     reason_of,
 )
+from windtunnel.interop.silicon_engines import default_engine, generated_engine, recorded_engine
 from windtunnel.interop.silicon_pools import pool_records, pools_of, transfer_of
-from windtunnel.interop.silicon_rows import Row, image_version, is_default, rows
+from windtunnel.interop.silicon_rows import Row, is_default, rows
 from windtunnel.spec import catalog
 from windtunnel.spec.arrivals import ClosedLoop
 from windtunnel.spec.deployment import (
-    BALANCE_BATCHING_ITERS,
-    BALANCE_TIMEOUT_ITERS,
-    MOE_BACKENDS,
     Deployment,
     EngineSettings,
     Parallelism,
@@ -67,8 +65,9 @@ UNRECORDED_SOURCES = ("autogap", "gtl")
 """Collections of which neither server flags nor client settings are known; engine defaults are assumed."""
 GENERATED = {("autogap", "h100_sxm")}
 """(collection, system) of which neither flags nor client were recorded, but what wrote them is known: AIConfigurator's
-generator (`_generated`). That means of TensorRT-LLM and SGLang are multiples of 1 / (20 C) is the doing of its client,
-which sends 20 requests for each of the concurrency. Those of other systems were rounded, and do not tell."""
+generator (`silicon_engines.generated_engine`). That means of TensorRT-LLM and SGLang are multiples of 1 / (20 C) is the
+doing of its client, which sends 20 requests for each of the concurrency. Those of other systems were rounded, and do
+not tell."""
 GENERATED_WARMUP = 2
 """Requests of its warm-up for each of the concurrency."""
 OFTEN_ODD = ("gtl",)
@@ -410,11 +409,11 @@ def _run(measured: Row, row: Row, servers: Mapping[str, Row]) -> MeasuredRun:
         settings, pools, assumed = pools_of(engine, server)
         range_ratio = None if server is None else _range_ratio(server)
     elif server:
-        settings, range_ratio = _engine(engine, measured, row, server), _range_ratio(server)
+        settings, range_ratio = recorded_engine(engine, measured, row, server), _range_ratio(server)
     elif is_generated:
-        settings, range_ratio = _generated(engine, measured, row.count("concurrency")), 1.0
+        settings, range_ratio = generated_engine(engine, measured, row.count("concurrency")), 1.0
     else:
-        settings, range_ratio = _default_engine(engine, measured), None
+        settings, range_ratio = default_engine(engine, measured), None
     return MeasuredRun(
         id=measured.required("id"),
         use=measured.required("use"),
@@ -472,117 +471,12 @@ def _parallelism(row: Row, tp: int, attention_dp: int, ep: int, pp: int = 1) -> 
         raise InputError(f"{row.where}: {error}") from None
 
 
-def _engine(name: str, measured: Row, row: Row, server: Row) -> EngineSettings:
-    prefill = re.search(r"\d+", server.text("max_prefill_tokens"))
-    interval = re.search(r"scheduler-recv-interval (\d+)", row.text("scheduler"))
-    wait_steps = re.search(r"batch_wait_timeout_iters (\d+)", row.text("scheduler"))
-    conservativeness = re.search(r"schedule-conservativeness ([\d.]+)", row.text("scheduler"))
-    wait_ratio = re.search(r"batch_wait_max_tokens_ratio ([\d.]+)", row.text("scheduler"))
-    return EngineSettings(
-        name=name,
-        version=image_version(server.text("engine_image")) or image_version(measured.text("backend_version")),
-        max_num_seqs=row.count_or_none("max_num_seqs"),
-        max_num_batched_tokens=row.count_or_none("max_batched_tokens"),
-        max_prefill_tokens=int(prefill[0]) if prefill else None,
-        max_cudagraph_capture_size=row.graph_limit("cuda_graph_max_bs"),
-        piecewise_cudagraphs=_piecewise_cudagraphs(server),
-        block_size=server.count_or_none("block_size"),
-        gpu_memory_utilization=server.share("gpu_mem_util_or_mem_fraction_static_or_kv_free_fraction"),
-        schedule_conservativeness=float(conservativeness[1]) if conservativeness else None,
-        receive_interval_steps=int(interval[1]) if interval else None,
-        async_scheduling=_switch(server.text("async_or_overlap_scheduling")),
-        batch_wait_timeout_iters=int(wait_steps[1]) if wait_steps else None,
-        batch_wait_max_tokens_ratio=float(wait_ratio[1]) if wait_ratio else None,
-        attention_dp_timeout_iters=_balance(server, "timeout_iters", BALANCE_TIMEOUT_ITERS),
-        attention_dp_batching_wait_iters=_balance(server, "batching_wait_iters", BALANCE_BATCHING_ITERS),
-        moe_backend=_moe_backend(server),
-        fused_all_reduce=_fused_all_reduce(server),
-        tf32=_tf32(server),
-    )
-
-
-def _switch(text: str) -> bool | None:
-    """`on (default)`, `async-scheduling on`, `off`; None where the engine's own default was in force."""
-    found = re.match(r"(?:async-scheduling )?(on|off)\b", text)
-    return found[1] == "on" if found else None
-
-
-def _moe_backend(server: Row) -> str | None:
-    """The family of kernels that a flag or variable named: `flashinfer_trtllm`, `Marlin (VLLM_...)`, `DEEPGEMM`.
-
-    Of `FlashInfer FP8 MoE off, DeepGEMM MoE off (Triton)` what is off does not count. None: the engine chose.
-    """
-    text = re.sub(r"\w+( \w+)* off\b", "", server.text("moe_backend").lower())
-    return next((name for name in MOE_BACKENDS if name in text), None)
-
-
-def _balance(server: Row, name: str, default: int) -> int | None:
-    """`batching_wait_iters 0, enable_balance true, timeout_iters 60`; None where it is off."""
-    text = server.text("attention_dp_config")
-    found = re.search(rf"{name} (\d+)", text)
-    return (int(found[1]) if found else default) if "enable_balance true" in text else None
-
-
-def _piecewise_cudagraphs(server: Row) -> bool | None:
-    """`FULL_AND_PIECEWISE`, `FULL_DECODE_ONLY`, `padding on; piecewise off`; None: the engine's default."""
-    text = server.text("cuda_graph")
-    switch = re.search(r"\bpiecewise (on|off)\b", text)
-    if switch:
-        return switch[1] == "on"
-    return True if "PIECEWISE" in text else False if "FULL_DECODE_ONLY" in text else None
-
-
 def _num_draft_tokens(server: Row | None) -> int | None:
     """`EAGLE(MTP) steps 2, topk 1, draft tokens 3`, where the third is the verified token, or
     `MTP num_nextn_predict_layers=3`; None without.
     """
     found = re.search(r"(?:steps |num_nextn_predict_layers=)(\d+)", server.text("speculative") if server else "")
     return int(found[1]) if found else None
-
-
-def _fused_all_reduce(server: Row) -> bool | None:
-    """`all-reduce fusion on`, `fuse_allreduce_rms`, `all-reduce fusion off`; None: the engine's default."""
-    found = re.search(r"all-reduce fusion (on|off)|fuse_allreduce_rms", server.text("gemm_and_allreduce_fusion"))
-    return found and found[1] != "off"
-
-
-def _tf32(server: Row) -> bool | None:
-    """`VLLM_FLOAT32_MATMUL_PRECISION=high`; None: PyTorch's default, which is off."""
-    return True if "FLOAT32_MATMUL_PRECISION=high" in server.text("gemm_and_allreduce_fusion") else None
-
-
-def _default_engine(name: str, measured: Row) -> EngineSettings:
-    """Nothing but the version was recorded."""
-    return EngineSettings(name=name, version=measured.text("backend_version") or None)
-
-
-def _generated(name: str, measured: Row, concurrency: int) -> EngineSettings:
-    """What AIConfigurator's generator writes for a server whose batch is the client's concurrency.
-
-    Source: aiconfigurator 0.12 `generator/rule_plugin/{trtllm,vllm,sglang}.rule` and
-    `generator/config/backend_templates/trtllm/extra_engine_args.1.0.0rc3.yaml.j2`; its client in
-    `backend_templates/benchmark/bench_run.sh.j2` and `deployment_config.yaml`: lengths without deviation.
-    """
-    longest, of_trtllm = measured.count("isl") + GENERATED_SLACK_TOKENS[name], name == "trtllm"
-    return EngineSettings(
-        name=name,
-        version=measured.text("backend_version") or None,
-        max_num_seqs=concurrency,
-        max_num_batched_tokens=None if name == "sglang" else concurrency + longest,
-        max_prefill_tokens=longest if name == "sglang" else None,
-        max_cudagraph_capture_size=concurrency,
-        cudagraph_sizes=tuple(range(1, concurrency + 1)),
-        gpu_memory_utilization=0.8 if of_trtllm else None,
-        enable_prefix_caching=False if of_trtllm else None,
-    )
-
-
-GENERATED_SLACK_TOKENS = {"vllm": 1500, "sglang": 1500, "trtllm": 1000}
-"""What the generator's token budget adds to the prompt. Its first version, of the summer of TensorRT-LLM 1.0.0rc3,
-writes 1,500 as all later ones do, below a comment that says "+1000 is for holding the largest isl"; budgets in whole
-blocks came later. The runs speak for the comment. With 1,500, two prompts of 1,024 tokens or three of 512 share a step;
-what another request's prompt adds, by TPOT of two output lengths, is a step for each prompt of 1,024 (Llama-3.1-8B on
-four devices: 11 to 17 ms, as for 2,048 tokens) and half a step for each of 512."""
 
 
 def _kv_cache(server: Row) -> str | None:

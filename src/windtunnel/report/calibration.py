@@ -41,8 +41,9 @@ def calibration_report(
             both = (record.median_error_before, record.median_error)
             cells += [f"{errors[metric]:.1%}" if metric in errors else "" for errors in both]
         rows.append(cells)
+    fitted = f"{num_fitted} of {format_count(num_runs, 'run')} fitted" if num_runs else "Only transfers fitted"
     parts: list[RenderableType] = [
-        title(f"{num_fitted} of {format_count(num_runs, 'run')} fitted"),
+        title(fitted),
         "Median errors; before: nothing fitted; after: of runs in configurations that the fit did not see.",
         "",
         columns(headers, rows),
@@ -63,7 +64,15 @@ def calibration_report(
         headers = ["inferred", "of", "runs", "configs"]
         headers += [f"{_METRICS[name]}\n{what}" for name in ("tpot", "ttft") for what in ("default", "inferred")]
         parts += ["", title("Settings that nobody recorded"), columns(headers, lines)]
+        if any(entry.num_configurations == 1 for one in made.values() for entry in _learnt(one)):
+            parts.append(
+                "Where configs is 1, no other speaks for the value: errors are of the runs that it is taken from."
+            )
     return [*parts, "", f"written to {out}"]
+
+
+def _learnt(one: Calibration) -> tuple[Inferred | Reserve, ...]:
+    return one.inferred if one.reserve is None else (*one.inferred, one.reserve)
 
 
 def _settings(one: Calibration) -> list[tuple[str, ...]]:

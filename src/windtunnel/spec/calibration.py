@@ -8,6 +8,8 @@ and device.
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from windtunnel.errors import InputError, did_you_mean
 from windtunnel.spec import catalog
 from windtunnel.spec.deployment import EngineSettings, HostOverheads
@@ -71,6 +73,11 @@ class Inferred(Noun):
         unknown = [name for name in self.settings if name not in EngineSettings.__struct_fields__]
         if unknown:
             raise ValueError(f"settings.{unknown[0]} is no setting of an engine")
+        for name, value in self.settings.items():
+            try:
+                msgspec.convert({name: value}, EngineSettings)
+            except msgspec.ValidationError:
+                raise ValueError(f"settings.{name} cannot be {value}") from None
 
 
 class Reserve(Noun):
@@ -82,6 +89,10 @@ class Reserve(Noun):
     median_error_before: dict[str, float] = {}
     median_error: dict[str, float] = {}
     """As of `Inferred`."""
+
+    def __post_init__(self) -> None:
+        if self.reserved_bytes < 0:
+            raise ValueError(f"reserved_bytes is {self.reserved_bytes}; at least 0 is needed")
 
 
 class TransferRecord(Noun):

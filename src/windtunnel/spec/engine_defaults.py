@@ -88,12 +88,13 @@ def engine_defaults(name: str) -> EngineDefaults:
 def with_defaults(
     settings: EngineSettings,
     device: Device,
-    calibrated: HostOverheads | None = None,
+    calibrated: EngineSettings = EngineSettings(),  # noqa: B008
     shape: Parallelism = Parallelism(),  # noqa: B008
 ) -> EngineSettings:
     """`settings` with every `None` replaced by the default of that engine and version on `device`.
 
-    `calibrated` overheads replace the default ones; what `settings` says itself stays. `shape` is the replica's.
+    What is `calibrated`, overheads and settings, replaces the defaults; what `settings` says itself stays. `shape` is
+    the replica's.
 
     Fields that have no default anywhere (`max_model_len`, `num_gpu_blocks`, `cudagraph_sizes`, `attention_backend`,
     `moe_backend`, `kv_tiers`, `window_pool_ratio`) stay `None`.
@@ -122,7 +123,7 @@ def with_defaults(
                 overlay(merged, tier.wide_settings if shape.tp * shape.attention_dp >= WIDE_TP else EngineSettings())
     if merged["scheduler"] == "sglang":
         _split_over_ranks(merged, shape.attention_dp)
-    overlay(merged, EngineSettings(name=settings.name, host=calibrated or HostOverheads()))
+    overlay(merged, msgspec.structs.replace(calibrated, name=settings.name))
     if settings.scheduler in OTHER_SCHEDULERS:
         overlay(merged, scheduler_defaults(settings.scheduler))
     default = EngineSettings(**merged)
@@ -130,7 +131,7 @@ def with_defaults(
     merged["version"] = version
     resolved = _within_budget(settings, EngineSettings(**merged))
     if (
-        settings.gpu_memory_utilization is None
+        (settings.gpu_memory_utilization, calibrated.gpu_memory_utilization) == (None, None)
         and any(entry.static_memory for entry in entries)
         and resolved.scheduler == "sglang"
     ):

@@ -174,15 +174,15 @@ def resolve(scenario: Scenario, allow_download: bool = False, calibration: Calib
         if calibration is None
         else Choice(calibration.engine, calibration)
     )
-    given, learnt = deployment.engine, {}
+    learnt: dict[str, int | float] = {}
     if chosen.calibration is not None:
         host = chosen.calibration.host_of(str(engine.version))
         learnt = _learnt(deployment, chosen.calibration, device.name, str(engine.version), model.name)
-        given = msgspec.structs.replace(given, **learnt)
-        engine = with_defaults(given, device, host, deployment.parallelism)
-    engine = with_windows(given, engine, model.architecture)
+        calibrated = msgspec.structs.replace(EngineSettings(host=host), **learnt)
+        engine = with_defaults(deployment.engine, device, calibrated, deployment.parallelism)
+    engine = with_windows(deployment.engine, engine, model.architecture)
     max_model_len = engine.max_model_len or model.max_context_tokens
-    engine = whole_prompt_tokens(given, engine, max_model_len)
+    engine = whole_prompt_tokens(deployment.engine, engine, max_model_len)
     setup = Setup(
         model=model,
         precision=precision,
@@ -196,7 +196,7 @@ def resolve(scenario: Scenario, allow_download: bool = False, calibration: Calib
         calibration_name=chosen.name,
         not_calibrated=chosen.reason,
         settings_assumed=deployment.settings_assumed,
-        learnt=learnt,
+        learnt={name: value for name, value in learnt.items() if getattr(engine, name) == value},
         network=deployment.network,
     )
     if node.device not in (device.name, ANY_DEVICE):
