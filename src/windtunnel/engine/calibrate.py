@@ -39,6 +39,7 @@ from windtunnel.ops.forward import Shard
 from windtunnel.ops.memory import MemoryPlan, plan_memory
 from windtunnel.spec.calibration import NONE, release_of
 from windtunnel.spec.deployment import EngineSettings, HostOverheads
+from windtunnel.spec.engine_defaults import whole_prompt_tokens, with_defaults, with_windows
 from windtunnel.spec.hardware import Device
 from windtunnel.spec.scenario import Setup, resolve
 
@@ -165,7 +166,7 @@ class Bench:
         return not self.setup.settings_assumed and given.reserved_bytes is None and given.num_gpu_blocks is None
 
     def served_with(self, values: Mapping[str, float]) -> Bench:
-        """The same run, its server's settings changed by name; prices stay as they are.
+        """The same run behind an engine whose defaults are other ones; prices stay as they are.
 
         Raises:
             InputError: then the memory holds none of its requests.
@@ -173,11 +174,12 @@ class Bench:
         if not values:
             return self
         assert self.measurement.scenario is not None
-        engine, deployment = self.setup.engine, self.measurement.scenario.deployment
-        whole = {
-            name: int(value) if isinstance(getattr(engine, name), int) else value for name, value in values.items()
-        }
-        setup = replace(self.setup, engine=msgspec.structs.replace(engine, **whole))
+        usual, deployment = self.setup.engine, self.measurement.scenario.deployment
+        whole = {n: int(value) if isinstance(getattr(usual, n), int) else value for n, value in values.items()}
+        other = msgspec.structs.replace(EngineSettings(host=usual.host), **whole)
+        engine = with_defaults(deployment.engine, self.setup.device, other, deployment.parallelism)
+        engine = with_windows(deployment.engine, engine, self.setup.model.architecture)
+        setup = replace(self.setup, engine=whole_prompt_tokens(deployment.engine, engine, self.setup.max_model_len))
         memory = _memory(setup, self.requests)
         seed = self.measurement.scenario.seed
         settings = kernel_settings(setup, memory, deployment.replicas, self.requests, deployment.router, seed)
