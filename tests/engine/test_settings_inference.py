@@ -18,6 +18,8 @@ from windtunnel.spec.scenario import Scenario, Setup, resolve
 from windtunnel.spec.shorthand import scenario
 from windtunnel.units import GIB
 
+pytestmark = pytest.mark.compiled
+
 SHORT, LONG = (256, 32), (2000, 400)
 UNKNOWN = ("max_num_seqs", "max_num_batched_tokens")
 SERIES = Series("vllm", "h100_sxm", "0.19.0", "meta-llama/Llama-3.1-8B")
