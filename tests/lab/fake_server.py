@@ -51,14 +51,18 @@ def fake_server(
                 refused = len(seen.bodies) <= fails
                 seen.under_way += 1
                 seen.most_under_way = max(seen.most_under_way, seen.under_way)
-            try:
-                if refused:
-                    self._answer(500, {"error": "out of luck"})
-                else:
-                    self._stream(body)
-            finally:
-                with seen.lock:
-                    seen.under_way -= 1
+            # A request has ended before its client can know: the next one may come while this thread still cleans up.
+            if refused:
+                self._ended()
+                self._answer(500, {"error": "out of luck"})
+            else:
+                self._stream(body)
+                self._ended()
+                self.wfile.write(b"data: [DONE]\n\n")
+
+        def _ended(self) -> None:
+            with seen.lock:
+                seen.under_way -= 1
 
         def _answer(self, status: int, document: dict[str, Any]) -> None:
             content = json.dumps(document).encode()
@@ -80,12 +84,10 @@ def fake_server(
                 self._event({"choices": [{"delta": {"content": "x"}} if chat else {"text": "x"}]})
             if not counts:
                 self._event({"choices": [{"text": "", "finish_reason": "length"}]})
-                self.wfile.write(b"data: [DONE]\n\n")
                 return
             prompt = body.get("prompt")
             length = len(prompt) if isinstance(prompt, list) else len(str(prompt or body.get("messages")).split())
             self._event({"choices": [], "usage": {"prompt_tokens": length, "completion_tokens": body["max_tokens"]}})
-            self.wfile.write(b"data: [DONE]\n\n")
 
         def _event(self, document: dict[str, Any]) -> None:
             self.wfile.write(f"data: {json.dumps(document)}\n\n".encode())
