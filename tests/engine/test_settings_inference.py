@@ -93,6 +93,18 @@ def test_a_setting_is_not_taken_that_other_configurations_speak_against(limited:
     assert learnt_from(mixed) == {}
 
 
+def test_a_setting_that_one_run_of_a_series_recorded_is_chosen_for_none(limited: list[Bench]) -> None:
+    """Its steps are priced no further than its own limit."""
+    one = replace(limited[0], measurement=replace(limited[0].measurement, unknown=("max_num_batched_tokens",)))
+    for runs, kept in (
+        ([one, *limited[1:]], [True] * 6),
+        ([*limited[1:], one], [True] * 6),
+        ([*limited[1:], one], [True] * 5 + [False]),
+    ):
+        names = {name for taken in learnt_from(runs, kept).values() for name, _ in taken.values}
+        assert names <= {"max_num_batched_tokens"}
+
+
 def test_runs_left_out_are_predicted_with_what_the_others_say(limited: list[Bench]) -> None:
     around, fold = fit_runs(limited, num_rounds=1), folds(limited, count=2)
     held = held_out(limited, around, fold)

@@ -155,8 +155,9 @@ def infer(trials: Trials, around: Local, fit: Fit, kept: NDArray[np.bool_]) -> L
             for one in (Series(engine), Series(engine, device)):
                 keeping.setdefault(one, []).append(index)
     found: dict[Series, Taken] = {}
+    left_open = _left_open(runs)
     for series, members in (unrecorded | keeping).items():
-        names = runs[members[0]].measurement.unknown if series in unrecorded else (RESERVE,)
+        names = left_open.get(series, (RESERVE,))
         residuals = _residuals(runs, members, around, fit)
         taken = _taken(_Question(trials, members, residuals, names))
         if taken.values:
@@ -165,6 +166,16 @@ def infer(trials: Trials, around: Local, fit: Fit, kept: NDArray[np.bool_]) -> L
         if Series(engine) in found and Series(engine, device) not in keeping:
             # As a calibration of the engine on any device says.
             found[Series(engine, device)] = found[Series(engine)]
+    return found
+
+
+def _left_open(runs: Sequence[Bench]) -> dict[Series, tuple[str, ...]]:
+    """Series -> the settings that none of its runs recorded: what one of them did is not another's to choose."""
+    found: dict[Series, tuple[str, ...]] = {}
+    for bench in runs:
+        if (series := series_of(bench)) is not None:
+            unknown = bench.measurement.unknown
+            found[series] = tuple(name for name in found.get(series, unknown) if name in unknown)
     return found
 
 
