@@ -50,17 +50,17 @@ test-all: $(TOOLS) ## the tests alone; choose some with ARGS="tests/spec -k cata
 	$(PYTEST) -n $(WORKERS) --dist worksteal $(ARGS)
 
 test-nojit: $(TOOLS) ## the small scenarios again, interpreted: the compiled and the plain loop must agree to the bit
-	NUMBA_DISABLE_JIT=1 $(PYTEST) -n $(WORKERS) --dist worksteal -m 'not compiled and not slow' tests/kernels tests/engine
+	NUMBA_DISABLE_JIT=1 $(PYTEST) -n $(WORKERS) --dist worksteal -m 'not compiled and not slow' tests/compiled tests/serving tests/network tests/training tests/workload tests/calibration
 
 test-engines: $(TOOLS) $(ENGINES)/.installed ## real engines on this CPU serve a tiny model
 	WINDTUNNEL_ENGINE_PYTHON=$(abspath $(ENGINES)/bin/python) VLLM_CPU_KVCACHE_SPACE=1 OMP_NUM_THREADS=1 \
-		$(PYTEST) tests/lab/test_engines.py
+		$(PYTEST) tests/lab/engines/test_engines.py
 
 validate-cpu: $(ENGINES)/.installed ## profile, simulate and serve a small Llama on this CPU with real vLLM, and compare
 	OMP_NUM_THREADS=1 $(ENGINES)/bin/python benchmarks/validate_cpu.py
 
 test-nsys: $(TOOLS) ## sums of a capture against NVIDIA's own nsys, where it is installed
-	$(PYTEST) tests/interop/test_nsys_live.py
+	$(PYTEST) tests/formats/captures/test_nsys_live.py
 
 profile-gpu: $(RUNTIME) ## profile a dense and a mixture-of-experts model on the GPU at hand (needs torch with CUDA)
 	$(BIN)/python benchmarks/profile_gpu.py --out profiles/gpu $(ARGS)

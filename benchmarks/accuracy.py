@@ -1,6 +1,6 @@
 """The scoreboard: measured serving runs against predictions, calibrated and not, beside naive baselines.
 
-Reads the runs of `DIR/silicon` (`windtunnel.interop.silicon`), prices each once, and simulates it uncalibrated, with
+Reads the runs of `DIR/silicon` (`readers.silicon.runs`), prices each once, and simulates it uncalibrated, with
 the shipped calibrations, and with calibrations that never saw it: whole configurations left out (5 folds), whole
 devices, whole models. Beside them stand two baselines: the same simulations with operators from the roofline alone, and
 a log-linear regression on the runs' own numbers, cross-validated by the same configurations.
@@ -33,22 +33,40 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
-from windtunnel.engine.acceptance import Drafting, acceptances, best_share, drafting
-from windtunnel.engine.calibrate import Bench, Fit, benches, by_configuration, fit_runs, predict
-from windtunnel.engine.calibration_profiles import kin, spreads
-from windtunnel.engine.cross_validation import LEAST_CONFIGURATIONS, folds, held_out
-from windtunnel.engine.intervals import SPREADS_FILE
-from windtunnel.engine.settings_inference import Trials, infer
+from readers.silicon.runs import (
+    DISAGGREGATED,
+    ODD_FLAGS,
+    UNRECORDED_SOURCES,
+    read_measurements,
+)
+from windtunnel import catalog
+from windtunnel.calibration.acceptance import (
+    Drafting,
+    acceptances,
+    best_share,
+    drafting,
+)
+from windtunnel.calibration.cross_validation import LEAST_CONFIGURATIONS, folds, held_out
+from windtunnel.calibration.fit import (
+    Bench,
+    Fit,
+    benches,
+    by_configuration,
+    fit_runs,
+    predict,
+)
+from windtunnel.calibration.measured_runs import Measurement
+from windtunnel.calibration.profiles import kin, spreads
+from windtunnel.calibration.settings_inference import Trials, infer
 from windtunnel.errors import InputError
-from windtunnel.estimate.calibrated import factor
-from windtunnel.estimate.estimator import Estimator, roofline_estimator
-from windtunnel.interop.measured_runs import Measurement
-from windtunnel.interop.silicon import DISAGGREGATED, ODD_FLAGS, UNRECORDED_SOURCES, read_measurements
 from windtunnel.metrics.accuracy import kendall_tau, score
-from windtunnel.spec import catalog
-from windtunnel.spec.calibration import Calibration, Spread, calibration_for, load_calibration
-from windtunnel.spec.noun import encode
-from windtunnel.spec.scenario import Setup
+from windtunnel.metrics.uncertainty import Spread
+from windtunnel.pricing.calibrated import factor
+from windtunnel.pricing.estimator import Estimator, roofline_estimator
+from windtunnel.schema import encode
+from windtunnel.serving.analysis.intervals import SPREADS_FILE
+from windtunnel.serving.calibration import Calibration, calibration_for, load_calibration
+from windtunnel.serving.scenario import Setup
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 

@@ -34,16 +34,21 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from windtunnel.engine.estimators import calibrated, estimator_for, estimator_key
-from windtunnel.engine.run import simulate
-from windtunnel.engine.workload import generate
+from windtunnel import catalog
 from windtunnel.errors import InputError
-from windtunnel.estimate.estimator import Estimator, roofline_estimator
 from windtunnel.metrics.accuracy import score
-from windtunnel.spec import catalog
-from windtunnel.spec.calibration import NONE
-from windtunnel.spec.deployment import LINK_EFFICIENCY
-from windtunnel.spec.scenario import Scenario, keep_published_formats, resolve, scenario_from
+from windtunnel.pricing.estimator import Estimator, roofline_estimator
+from windtunnel.serving.calibration import NONE
+from windtunnel.serving.deployment import LINK_EFFICIENCY
+from windtunnel.serving.run import simulate
+from windtunnel.serving.scenario import (
+    Scenario,
+    keep_published_formats,
+    resolve,
+    scenario_from,
+)
+from windtunnel.serving.setup.estimators import calibrated, estimator_for, estimator_key
+from windtunnel.workload.generate.requests import generate
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 

@@ -6,20 +6,20 @@ python benchmarks/aicb_differences.py > docs/reference/aicb-differences.md
 from collections import Counter
 from collections.abc import Iterator
 
-from windtunnel.interop.aicb_arguments import TrainingArguments
-from windtunnel.interop.aicb_command import read_command
-from windtunnel.interop.aicb_csv import RecordList
-from windtunnel.interop.aicb_deepspeed import zero_records
-from windtunnel.interop.aicb_job import job_of
-from windtunnel.interop.aicb_megatron import megatron_records
-from windtunnel.interop.aicb_model import aicb_model
-from windtunnel.interop.aicb_simai import simai_training
-from windtunnel.interop.simai_workload_file import SimaiWorkload, meaning
-from windtunnel.ops.op import Collective
-from windtunnel.ops.parameters import count_parameters
-from windtunnel.ops.training_program import device_program
-from windtunnel.spec.model import ModelSpec
-from windtunnel.spec.training_setup import resolve
+from windtunnel.formats.aicb.arguments import TrainingArguments
+from windtunnel.formats.aicb.command import read_command
+from windtunnel.formats.aicb.csv_records import RecordList
+from windtunnel.formats.aicb.deepspeed import zero_records
+from windtunnel.formats.aicb.job import job_of
+from windtunnel.formats.aicb.megatron import megatron_records
+from windtunnel.formats.aicb.model import aicb_model
+from windtunnel.formats.aicb.simai import simai_training
+from windtunnel.formats.simai.workload_file import SimaiWorkload, meaning
+from windtunnel.model.operators import Collective
+from windtunnel.model.parameters import count_parameters
+from windtunnel.model.shape import ModelSpec
+from windtunnel.training.program import device_program
+from windtunnel.training.setup import resolve
 from windtunnel.units import format_bytes
 
 SIMAI = "python -m workload_generator.SimAI_training_workload_generator --use-distributed-optimizer"

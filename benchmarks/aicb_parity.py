@@ -10,8 +10,8 @@ import sys
 import time
 from pathlib import Path
 
-from windtunnel.interop.aicb import generate
-from windtunnel.interop.aicb_command import read_command
+from windtunnel.formats.aicb.command import read_command
+from windtunnel.formats.aicb.generate import generate
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 REFERENCE = Path(os.environ.get("WINDTUNNEL_REFERENCE") or REPOSITORY.parent / "shared" / "reference")

@@ -15,11 +15,16 @@ from pathlib import Path
 
 import numpy as np
 
-from windtunnel.engine.collective import collective_seconds, flows_seconds, run_collective
-from windtunnel.estimate.collective import LAUNCH_S
-from windtunnel.ops.flows import all_to_all, all_to_all_by_rail
-from windtunnel.spec.network import NetworkSettings
-from windtunnel.spec.topology import GBPS, NodeRails, SpectrumX, build_fabric
+from windtunnel.network.analytic.nccl import LAUNCH_S
+from windtunnel.network.collectives.all_to_all import all_to_all, all_to_all_by_rail
+from windtunnel.network.collectives.run import collective_seconds, flows_seconds, run_collective
+from windtunnel.network.settings import NetworkSettings
+from windtunnel.network.topology import (
+    GBPS,
+    NodeRails,
+    SpectrumX,
+    build_fabric,
+)
 
 REFERENCE = Path(os.environ.get("WINDTUNNEL_REFERENCE") or Path(__file__).resolve().parents[2] / "shared" / "reference")
 NODES = {"H100": "dgx_h100", "H200": "hgx_h200", "B200": "hgx_b200", "A100": "dgx_a100"}

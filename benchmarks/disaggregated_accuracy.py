@@ -22,16 +22,17 @@ from pathlib import Path
 import numpy as np
 import yaml
 
-from windtunnel.engine.calibration_profiles import ALIKE, spread_of
-from windtunnel.engine.cross_validation import LEAST_CONFIGURATIONS
-from windtunnel.engine.intervals import DISAGGREGATED_FILE
-from windtunnel.engine.validate import Prediction, predict_runs
-from windtunnel.interop.measured_runs import Measurement
-from windtunnel.interop.silicon import DISAGGREGATED, read_measurements
+from readers.silicon.runs import DISAGGREGATED, read_measurements
+from windtunnel.calibration.cross_validation import LEAST_CONFIGURATIONS
+from windtunnel.calibration.measured_runs import Measurement
+from windtunnel.calibration.profiles import ALIKE, spread_of
+from windtunnel.calibration.validate import Prediction, predict_runs
 from windtunnel.metrics.accuracy import score
-from windtunnel.report.validation import NAMES, score_cells
-from windtunnel.spec.calibration import NONE, Spread
-from windtunnel.spec.noun import encode
+from windtunnel.metrics.uncertainty import Spread
+from windtunnel.report.calibration.validation import NAMES, score_cells
+from windtunnel.schema import encode
+from windtunnel.serving.analysis.intervals import DISAGGREGATED_FILE
+from windtunnel.serving.calibration import NONE
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 

@@ -13,17 +13,25 @@ from pathlib import Path
 
 import numpy as np
 
-from windtunnel.estimate.estimator import TableEstimator
-from windtunnel.estimate.profile import ProfileTables
-from windtunnel.estimate.regress import FOLDS, features, fitted, fold_numbers, scores
-from windtunnel.estimate.roofline import Roofline
-from windtunnel.estimate.steps import lower_steps
-from windtunnel.estimate.table import MeasurementTable, merged
-from windtunnel.interop.vidur_profiles import operator_tables
-from windtunnel.ops.forward import Shard
-from windtunnel.spec import catalog
-from windtunnel.spec.deployment import ESTIMATORS, EngineSettings, Parallelism
-from windtunnel.spec.engine_defaults import with_defaults
+from windtunnel import catalog
+from windtunnel.formats.vidur.profiles import operator_tables
+from windtunnel.model.forward import Shard
+from windtunnel.model.parallelism import Parallelism
+from windtunnel.pricing.choices import ESTIMATORS
+from windtunnel.pricing.estimator import TableEstimator
+from windtunnel.pricing.profile import ProfileTables
+from windtunnel.pricing.regress import (
+    FOLDS,
+    features,
+    fitted,
+    fold_numbers,
+    scores,
+)
+from windtunnel.pricing.roofline import Roofline
+from windtunnel.pricing.table import MeasurementTable, merged
+from windtunnel.serving.deployment import EngineSettings
+from windtunnel.serving.engines.defaults import with_defaults
+from windtunnel.serving.setup.step_prices import lower_steps
 
 FILES = (
     "compute/a100/meta-llama/Llama-2-70b-hf/mlp.csv",

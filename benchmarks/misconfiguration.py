@@ -12,9 +12,9 @@ import time
 from typing import Any
 
 from windtunnel.search.answers import equally_good, misconfiguration
-from windtunnel.search.optimize import Study, search
-from windtunnel.search.space import space_from
+from windtunnel.search.space.space import space_from
 from windtunnel.search.store import Store
+from windtunnel.search.study import Study, search
 
 MODELS = ("meta-llama/Llama-2-70b-hf", "Qwen/Qwen-72B")
 VARY: dict[str, Any] = {

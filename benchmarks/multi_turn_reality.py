@@ -23,13 +23,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.engine.frontend import streams
-from windtunnel.engine.prefix_cache import cache_for
-from windtunnel.engine.server import prepare, serve
-from windtunnel.engine.workload import PrefixArrays, RequestArrays
-from windtunnel.interop.multi_turn_client import recorded_conversations
-from windtunnel.kernels.state import Settings
-from windtunnel.spec.scenario import resolve, scenario_from
+from readers.multi_turn_client import recorded_conversations
+from windtunnel.serving.scenario import resolve, scenario_from
+from windtunnel.serving.server import prepare, serve
+from windtunnel.serving.setup.frontend import streams
+from windtunnel.serving.setup.prefix_cache import cache_for
+from windtunnel.serving.state.records import Settings
+from windtunnel.workload.generate.requests import PrefixArrays, RequestArrays
 
 RUNS = Path("serving", "inferencex_multiturn_llama70b_fp4.csv")
 ROWS = Path("serving", "per_request", "inferencex_multiturn_llama70b_fp4.csv.gz")

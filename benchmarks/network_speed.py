@@ -19,18 +19,19 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from windtunnel.engine.alike import ring_seconds
-from windtunnel.engine.collective import run_collective
-from windtunnel.engine.layer_run import run_simai_analytical
-from windtunnel.engine.network import run_flow_level
-from windtunnel.engine.packet_parts import run_in_parts
-from windtunnel.engine.packet_tables import tables_of
-from windtunnel.interop.simai_layers import read_layers
-from windtunnel.ops import flows as tables
-from windtunnel.spec.fabric import Fabric
-from windtunnel.spec.network import SIMAI_SETTINGS, Backend, NetworkSettings
-from windtunnel.spec.packet import SIMAI_PACKETS
-from windtunnel.spec.topology import GBPS, SpectrumX, build_fabric
+from windtunnel.formats.simai.analytical import run_simai_analytical
+from windtunnel.formats.simai.layers import read_layers
+from windtunnel.network.collectives.ring_classes import ring_seconds
+from windtunnel.network.collectives.rings import nccl_rings, ring, simai_rings
+from windtunnel.network.collectives.run import run_collective
+from windtunnel.network.fabric import Fabric
+from windtunnel.network.flow.run import run_flow_level
+from windtunnel.network.flows import Flows, together
+from windtunnel.network.packet.parts import run_in_parts
+from windtunnel.network.packet.tables import tables_of
+from windtunnel.network.packet_settings import SIMAI_PACKETS
+from windtunnel.network.settings import SIMAI_SETTINGS, Backend, NetworkSettings
+from windtunnel.network.topology import GBPS, SpectrumX, build_fabric
 
 MIB = 2**20
 REFERENCE = Path(os.environ.get("WINDTUNNEL_REFERENCE") or Path(__file__).resolve().parents[2] / "shared" / "reference")
@@ -43,9 +44,9 @@ def a100(n: int) -> Fabric:
     return build_fabric(msgspec.structs.replace(SpectrumX(num_gpus=n, gpu_type="A100"), **rates))
 
 
-def all_reduce(n: int, size: int) -> tables.Flows:
-    rings = tables.simai_rings(np.arange(n, dtype=np.int32), n // 8)
-    return tables.ring(rings, size // n // rings.num_channels, 2 * (n - 1))
+def all_reduce(n: int, size: int) -> Flows:
+    rings = simai_rings(np.arange(n, dtype=np.int32), n // 8)
+    return ring(rings, size // n // rings.num_channels, 2 * (n - 1))
 
 
 def flow_128() -> str:
@@ -78,7 +79,7 @@ def packet_128_as_simai() -> str:
 def flow_16384() -> str:
     """All-reduce of 8 GiB over 16,384 GPUs, the fabric built anew."""
     fabric = build_fabric(SpectrumX(num_gpus=16384, leaf_ports_up=256))
-    rings = tables.nccl_rings(np.arange(16384, dtype=np.int32), 2048)
+    rings = nccl_rings(np.arange(16384, dtype=np.int32), 2048)
     return f"{ring_seconds(fabric, rings, 8192 * MIB // 16384 // 8, 2 * 16383, FLOW) * 1e3:.1f} ms"
 
 
@@ -113,11 +114,11 @@ def print_case(name: str) -> None:
     print(f"{name:22s}{result:>14s}{min(took):10.4f}{ratio:>9s}{peak:9.0f}   {bound}", flush=True)
 
 
-def rings_of_four(num_gpus: int) -> tables.Flows:
+def rings_of_four(num_gpus: int) -> Flows:
     """An all-reduce over each rail of each four servers, every one of another size: nothing is alike."""
     rails = np.arange(num_gpus, dtype=np.int32).reshape(-1, 4, 8).transpose(0, 2, 1).reshape(-1, 4)
-    rings = [tables.simai_rings(np.ascontiguousarray(ranks), 4) for ranks in rails]
-    return tables.together([tables.ring(each, 2**20 + 64 * number, 6) for number, each in enumerate(rings)])
+    rings = [simai_rings(np.ascontiguousarray(ranks), 4) for ranks in rails]
+    return together([ring(each, 2**20 + 64 * number, 6) for number, each in enumerate(rings)])
 
 
 def print_growth() -> None:

@@ -23,15 +23,27 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from windtunnel.engine.collective import flows_seconds, full_between_switches
-from windtunnel.engine.network import FlowTimes, run_flows
-from windtunnel.engine.packet import simulate_packets
-from windtunnel.interop.simai_topology import read_topology
-from windtunnel.ops.flows import Flows, Reduction, all_to_all, nvls, ring, simai_rings, together
-from windtunnel.spec.fabric import Fabric, NodeKind
-from windtunnel.spec.network import SIMAI_SETTINGS
-from windtunnel.spec.packet import SIMAI_PACKETS
-from windtunnel.spec.topology import GBPS, AlibabaHpn, DcnPlus, SpectrumX, Topology, TwoTier, build_fabric
+from windtunnel.network.collectives.all_to_all import all_to_all
+from windtunnel.network.collectives.nvls import nvls
+from windtunnel.network.collectives.rings import ring, simai_rings
+from windtunnel.network.collectives.run import flows_seconds, full_between_switches
+from windtunnel.network.fabric import Fabric, NodeKind
+from windtunnel.network.flows import Flows, Reduction, together
+from windtunnel.network.packet.simulate import simulate_packets
+from windtunnel.network.packet_settings import SIMAI_PACKETS
+from windtunnel.network.paths import FlowTimes
+from windtunnel.network.run import run_flows
+from windtunnel.network.settings import SIMAI_SETTINGS
+from windtunnel.network.topology import (
+    GBPS,
+    AlibabaHpn,
+    DcnPlus,
+    SpectrumX,
+    Topology,
+    TwoTier,
+    build_fabric,
+)
+from windtunnel.network.topology_file import read_topology
 
 REFERENCE = Path(os.environ.get("WINDTUNNEL_REFERENCE") or Path(__file__).resolve().parents[2] / "shared" / "reference")
 CONTROLS = {1: "dcqcn", 7: "timely", 8: "dctcp"}

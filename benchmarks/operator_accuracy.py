@@ -31,15 +31,26 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
-from windtunnel.estimate.estimator import LEFT_OUT_FILE, LeftOut, TableModel
-from windtunnel.estimate.fit import Sample, fit_family, fit_roofline, sample, without
-from windtunnel.estimate.roofline import Fit, Roofline, board, family
-from windtunnel.estimate.table import Floats, MeasurementTable
-from windtunnel.interop.aiconfigurator import PACKAGE, Tables, systems_folder
-from windtunnel.interop.aiconfigurator_files import Collection
-from windtunnel.ops import op as ops
-from windtunnel.spec import catalog
-from windtunnel.spec.precision import Format
+from windtunnel import catalog
+from windtunnel.model import operators as ops
+from windtunnel.model.precision import Format
+from windtunnel.pricing.aiconfigurator.collection import Collection
+from windtunnel.pricing.aiconfigurator.estimator import PACKAGE, Tables, systems_folder
+from windtunnel.pricing.estimator import LEFT_OUT_FILE, LeftOut, TableModel
+from windtunnel.pricing.roofline import (
+    Fit,
+    Roofline,
+    board,
+    family,
+)
+from windtunnel.pricing.roofline_fit import (
+    Sample,
+    fit_family,
+    fit_roofline,
+    sample,
+    without,
+)
+from windtunnel.pricing.table import Floats, MeasurementTable
 
 CATALOG = Path(__file__).resolve().parents[1] / "src" / "windtunnel" / "catalog" / "roofline"
 
@@ -176,7 +187,8 @@ def repeat_differences(
     for index in rng.permutation(len(shared))[:num_sites]:
         own = dict(_bends(table, shared[index]))
         found += [own[points] - bend for points, bend in _bends(twin, shared[index]) if points in own]
-    return np.expm1(np.abs(np.array(found)) / np.sqrt(2.0))
+    errors: Floats = np.expm1(np.abs(np.array(found)) / np.sqrt(2.0))
+    return errors
 
 
 def _bends(table: MeasurementTable, site: tuple[float, ...]) -> Iterator[tuple[tuple[float, ...], float]]:

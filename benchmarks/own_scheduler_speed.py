@@ -3,13 +3,14 @@
 import importlib.util
 import time
 from pathlib import Path
+from typing import Any
 
 import windtunnel as wt
 
 EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "10_own_scheduler.py"
 
 
-def example():
+def example() -> Any:
     """The module of the example, its output dropped."""
     import contextlib
     import io

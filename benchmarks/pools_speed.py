@@ -4,15 +4,22 @@ Every figure is checked against the work it stands for: all requests finished, e
 """
 
 import time
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
-import serving_speed  # type: ignore[import-not-found]  # beside this script
 
-from windtunnel.engine.loop import run_loop
-from windtunnel.engine.pools import run_pools
-from windtunnel.engine.workload import RequestArrays
-from windtunnel.kernels.pools import DECODE, PREFILL, PoolPlan, Travel
-from windtunnel.kernels.state import ROUTERS
+import serving_speed
+from windtunnel.serving.pools import run_pools
+from windtunnel.serving.runners.batched import run_loop
+from windtunnel.serving.state.pools import (
+    DECODE,
+    PREFILL,
+    PoolPlan,
+    Travel,
+)
+from windtunnel.serving.state.records import ROUTERS
+from windtunnel.workload.generate.requests import RequestArrays
 
 NUM_REQUESTS = 100_000
 REPEATS = 3
@@ -47,7 +54,7 @@ def main() -> None:
             )
 
 
-def timed(run) -> tuple[float, int]:
+def timed(run: Callable[[], tuple[Any, Any]]) -> tuple[float, int]:
     """Least CPU seconds of several runs, and rows."""
     best_s = np.inf
     for _ in range(REPEATS):

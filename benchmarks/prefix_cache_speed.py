@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 
 import windtunnel as wt
-from windtunnel.engine.estimators import estimator_for, shard_of
-from windtunnel.engine.kernel_settings import kernel_settings
-from windtunnel.engine.loop import run_loop
-from windtunnel.engine.prefix_cache import prefix_cache
-from windtunnel.engine.workload import PrefixArrays, RequestArrays
-from windtunnel.estimate.steps import lower_steps
-from windtunnel.ops.memory import plan_memory
+from windtunnel.serving.runners.batched import run_loop
+from windtunnel.serving.setup.estimators import estimator_for, shard_of
+from windtunnel.serving.setup.kernel_settings import kernel_settings
+from windtunnel.serving.setup.memory import plan_memory
+from windtunnel.serving.setup.prefix_cache import prefix_cache
+from windtunnel.serving.setup.step_prices import lower_steps
+from windtunnel.workload.generate.requests import PrefixArrays, RequestArrays
 
 MODEL: dict[str, Any] = {"model": "meta-llama/Llama-3.1-8B", "device": "h100_sxm", "quant": "fp8"}
 REPEATS = 3

@@ -22,11 +22,11 @@ from typing import Any
 
 import numpy as np
 
-from windtunnel.engine.long_run import simulate_long
-from windtunnel.engine.serving import simulate
-from windtunnel.engine.workload import generate
-from windtunnel.spec.scenario import Scenario, scenario_from
-from windtunnel.spec.workload import Trace, Workload
+from windtunnel.serving.long_run import simulate_long
+from windtunnel.serving.scenario import Scenario, scenario_from
+from windtunnel.serving.simulate import simulate
+from windtunnel.workload.generate.requests import generate
+from windtunnel.workload.schema import Trace, Workload
 
 CODE_REQUESTS, CONVERSATION_REQUESTS = 16_803_695, 27_303_999
 DAY_S, WEEK_S = 86_400.0, 7 * 86_400.0

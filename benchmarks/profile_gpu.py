@@ -19,19 +19,19 @@ from pathlib import Path
 import click
 import numpy as np
 
-from windtunnel.estimate.profile import profile_estimator
-from windtunnel.estimate.steps import price_step
-from windtunnel.lab.profile_compute import Budget, Extent, Progress
-from windtunnel.lab.profile_machine import free_memory_bytes
-from windtunnel.lab.profile_model import LayerStack, StepShape, layer_weight_bytes
-from windtunnel.lab.profile_run import Profile, profile_compute
-from windtunnel.lab.profile_timing import clock_for
-from windtunnel.lab.profile_torch import require_torch, whole_forward
-from windtunnel.ops.forward import Shard
-from windtunnel.spec import catalog
-from windtunnel.spec.deployment import Parallelism
-from windtunnel.spec.model import DenseFeedForward, ModelSpec
-from windtunnel.spec.precision import Precision
+from windtunnel import catalog
+from windtunnel.lab.profile.compute import Budget, Extent, Progress
+from windtunnel.lab.profile.machine import free_memory_bytes
+from windtunnel.lab.profile.model import LayerStack, StepShape, layer_weight_bytes
+from windtunnel.lab.profile.run import Profile, profile_compute
+from windtunnel.lab.profile.torch_steps import require_torch, whole_forward
+from windtunnel.lab.timing import clock_for
+from windtunnel.model.forward import Shard
+from windtunnel.model.parallelism import Parallelism
+from windtunnel.model.precision import Precision
+from windtunnel.model.shape import DenseFeedForward, ModelSpec
+from windtunnel.pricing.profile import profile_estimator
+from windtunnel.serving.setup.step_prices import price_step
 
 MODELS = ("meta-llama/Llama-3.1-8B", "Qwen/Qwen3-30B-A3B")
 BATCHES, CONTEXTS, CHUNKS = (1, 2, 8, 32, 48), (200, 700, 2500), (48, 200, 700, 1800)

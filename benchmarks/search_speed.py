@@ -15,16 +15,26 @@ from typing import Any
 import msgspec
 
 from windtunnel.search.answers import ratio
-from windtunnel.search.bench import Bench
-from windtunnel.search.capacity import CHECKS, TOLERANCE, capacity, served_at_once
+from windtunnel.search.capacity.capacity import (
+    CHECKS,
+    TOLERANCE,
+    capacity,
+    served_at_once,
+)
+from windtunnel.search.capacity.limits import parse_limits
+from windtunnel.search.capacity.load import stream_of
+from windtunnel.search.capacity.probe import probe
 from windtunnel.search.executors import ExecutorName
-from windtunnel.search.limits import parse_limits
-from windtunnel.search.load import stream_of
-from windtunnel.search.optimize import HERE, Means, Study, search
-from windtunnel.search.probe import probe
+from windtunnel.search.priced_deployments import Bench
 from windtunnel.search.scores import score
-from windtunnel.search.space import Space, scenario_at, space_from
+from windtunnel.search.space.space import Space, scenario_at, space_from
 from windtunnel.search.store import Store
+from windtunnel.search.study import (
+    HERE,
+    Means,
+    Study,
+    search,
+)
 
 WHOLE: dict[str, list[Any]] = {
     "device": ["h100_sxm", "a100_sxm", "l40s", "h200_sxm"],

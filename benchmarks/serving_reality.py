@@ -21,8 +21,8 @@ from pathlib import Path
 
 import numpy as np
 
-from windtunnel.engine.serving import simulate
-from windtunnel.spec.scenario import scenario_from
+from windtunnel.serving.scenario import scenario_from
+from windtunnel.serving.simulate import simulate
 
 SPANS = Path("serving", "per_request", "blis_vllm_otel_requests.csv.gz")
 BLOCK_TOKENS = 16

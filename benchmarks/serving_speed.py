@@ -9,25 +9,32 @@ import subprocess
 import sys
 import tempfile
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import windtunnel as wt
-from windtunnel.engine.estimators import estimator_for, shard_of
-from windtunnel.engine.kernel_settings import kernel_settings
-from windtunnel.engine.loop import run_loop
-from windtunnel.engine.reference.loop import Reference
-from windtunnel.engine.reference.state import Request
-from windtunnel.engine.workload import RequestArrays, generate
-from windtunnel.estimate.steps import lower_steps
-from windtunnel.ops.memory import plan_memory
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))  # the oracle is a test
+
+from oracles.serving.loop import Reference
+from oracles.serving.state import Request
+from windtunnel.serving.runners.batched import run_loop
+from windtunnel.serving.setup.estimators import estimator_for, shard_of
+from windtunnel.serving.setup.kernel_settings import kernel_settings
+from windtunnel.serving.setup.memory import plan_memory
+from windtunnel.serving.setup.step_prices import lower_steps
+from windtunnel.serving.state.records import Settings, StepCost
+from windtunnel.workload.generate.requests import RequestArrays, generate
 
 MODEL: dict[str, Any] = {"model": "meta-llama/Llama-3.1-8B", "device": "h100_sxm", "quant": "fp8"}
 REPEATS = 3
 
 
-def prepared(concurrency: int, num_requests: int, input_tokens: Any, output_tokens: Any):
+def prepared(
+    concurrency: int, num_requests: int, input_tokens: Any, output_tokens: Any
+) -> tuple[Settings, StepCost, RequestArrays]:
     """Settings, cost and requests of a closed loop, so that only the loop is timed."""
     scenario = wt.scenario(
         **MODEL,
@@ -46,7 +53,7 @@ def prepared(concurrency: int, num_requests: int, input_tokens: Any, output_toke
     return settings, lower_steps(estimator_for(setup), setup.device, shard, setup.engine, longest).cost, requests
 
 
-def timed_loop(settings, cost, requests: RequestArrays) -> tuple[float, int, int]:
+def timed_loop(settings: Settings, cost: StepCost, requests: RequestArrays) -> tuple[float, int, int]:
     """Best wall time of the loop, steps and rows; asserts that every token was produced."""
     best_s = np.inf
     for _ in range(REPEATS):

@@ -19,14 +19,14 @@ from pathlib import Path
 
 import yaml
 
-from windtunnel.engine.training import TrainingResult, simulate_with, training_prices
-from windtunnel.engine.training_intervals import SPREADS_FILE, kind_of_job, step_interval
+from readers.training.runs import TrainingRun, runs_in
 from windtunnel.errors import InputError
-from windtunnel.estimate.training import TrainingPricer
-from windtunnel.interop.training_runs import TrainingRun, runs_in
-from windtunnel.spec.calibration import Spread
-from windtunnel.spec.noun import encode
-from windtunnel.spec.training_setup import TrainingSetup, resolve
+from windtunnel.metrics.uncertainty import Spread
+from windtunnel.schema import encode
+from windtunnel.training.intervals import SPREADS_FILE, kind_of_job, step_interval
+from windtunnel.training.pricing import TrainingPricer
+from windtunnel.training.setup import TrainingSetup, resolve
+from windtunnel.training.step import TrainingResult, simulate_with, training_prices
 
 QUANTILES = (0.1, 0.5, 0.9)
 STEPS = (0.92, 0.96, 1.0, 1.04, 1.08)

@@ -16,23 +16,33 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.interop.engine_run import EngineRun, engine_run
-from windtunnel.lab.engine_drive import drive
-from windtunnel.lab.engine_vllm import VllmEngine, VllmSettings, is_installed, vllm_version
-from windtunnel.lab.profile_compute import Budget, Extent, Progress, measure_steps
-from windtunnel.lab.profile_machine import device_of, provenance_of
-from windtunnel.lab.profile_overheads import write_overheads
-from windtunnel.lab.profile_run import write_steps
-from windtunnel.lab.profile_samples import MeasuredStep, merged
-from windtunnel.lab.profile_timing import Pressure
-from windtunnel.lab.profile_vllm import VllmStepper
-from windtunnel.ops.forward import Shard, StepBatch
-from windtunnel.spec import catalog
-from windtunnel.spec.deployment import Parallelism
-from windtunnel.spec.scenario import scenario_from
+from windtunnel import catalog
+from windtunnel.formats.engine_run import EngineRun, engine_run
+from windtunnel.lab.engines.drive import drive
+from windtunnel.lab.engines.vllm import (
+    VllmEngine,
+    VllmSettings,
+    is_installed,
+    vllm_version,
+)
+from windtunnel.lab.profile.compute import (
+    Budget,
+    Extent,
+    Progress,
+    measure_steps,
+)
+from windtunnel.lab.profile.machine import device_of, provenance_of
+from windtunnel.lab.profile.overheads import write_overheads
+from windtunnel.lab.profile.run import write_steps
+from windtunnel.lab.profile.samples import MeasuredStep, merged
+from windtunnel.lab.profile.vllm_steps import VllmStepper
+from windtunnel.lab.timing import Pressure
+from windtunnel.model.forward import Shard, StepBatch
+from windtunnel.model.parallelism import Parallelism
+from windtunnel.serving.scenario import scenario_from
 
 if TYPE_CHECKING:
-    from windtunnel.engine.serving import Result
+    from windtunnel.serving.simulate import Result
 
 CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -101,7 +111,7 @@ def predicted(result: "Result") -> Floats:
 
 def simulated(load: Load, folder: Path, profile: Path, engine: VllmEngine) -> "Result":
     # vLLM 0.32 looks into every object of every imported module when it starts, and stumbles over numba's.
-    from windtunnel.engine.serving import simulate
+    from windtunnel.serving.simulate import simulate
 
     trace = folder / f"load_{load.seed}.csv"
     with trace.open("w", newline="") as file:
@@ -137,10 +147,10 @@ def simulated(load: Load, folder: Path, profile: Path, engine: VllmEngine) -> "R
 
 def num_same_batches(run: EngineRun, result: "Result") -> int:
     """How many of the engine's batches the simulated scheduler forms when each step takes what it took there."""
-    from windtunnel.engine.kernel_settings import kernel_settings
-    from windtunnel.engine.loop import run_loop
-    from windtunnel.engine.workload import RequestArrays
-    from windtunnel.estimate.steps import recorded_steps
+    from windtunnel.serving.runners.batched import run_loop
+    from windtunnel.serving.setup.kernel_settings import kernel_settings
+    from windtunnel.serving.setup.step_prices import recorded_steps
+    from windtunnel.workload.generate.requests import RequestArrays
 
     arrays = RequestArrays(run.arrival_s, run.input_tokens, run.output_tokens, np.zeros(run.arrival_s.size, np.int64))
     settings = kernel_settings(result.setup, result.memory, 1, arrays)
@@ -153,8 +163,8 @@ def num_same_batches(run: EngineRun, result: "Result") -> int:
 
 def priced_steps(run: EngineRun, result: "Result") -> Floats:
     """What each batch of the engine is predicted to take."""
-    from windtunnel.engine.estimators import estimator_for, shard_of
-    from windtunnel.estimate.steps import price_step
+    from windtunnel.serving.setup.estimators import estimator_for, shard_of
+    from windtunnel.serving.setup.step_prices import price_step
 
     setup, found = result.setup, run.batches
     estimator, host, shard = estimator_for(setup), setup.engine.host, shard_of(setup)

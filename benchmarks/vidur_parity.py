@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 
-from windtunnel.engine.vidur import replay
 from windtunnel.errors import InputError
-from windtunnel.interop.vidur import find_tables, read_case, read_tables
+from windtunnel.formats.vidur.config import find_tables, read_case, read_tables
+from windtunnel.formats.vidur.replay import replay
 
 VIDUR_LOOP_S = {
     "a_llama2-7b_tp1_vllm_arxiv1k_qps2": 1.66,

@@ -16,10 +16,24 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import csv, parquet
 
-from windtunnel.engine.workload import RequestArrays, generate
-from windtunnel.spec.arrivals import Arrivals, Burst, ClosedLoop, Gamma, Poisson, Static
-from windtunnel.spec.lengths import Empirical, Lengths, Lognormal, Normal, Uniform, Zipf
-from windtunnel.spec.workload import Trace, Workload
+from windtunnel.workload.arrivals import (
+    Arrivals,
+    Burst,
+    ClosedLoop,
+    Gamma,
+    Poisson,
+    Static,
+)
+from windtunnel.workload.generate.requests import RequestArrays, generate
+from windtunnel.workload.lengths import (
+    Empirical,
+    Lengths,
+    Lognormal,
+    Normal,
+    Uniform,
+    Zipf,
+)
+from windtunnel.workload.schema import Trace, Workload
 
 NUM_REQUESTS = 100_000
 ARRIVALS: dict[str, Arrivals] = {

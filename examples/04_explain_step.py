@@ -1,7 +1,7 @@
 """What one decode step of a mixture of experts spends its time on, and how that is known."""
 
 import windtunnel as wt
-from windtunnel.engine.explain import explain_step, step_batch
+from windtunnel.serving.explain import explain_step, step_batch
 
 setup = wt.resolve(
     wt.scenario(

@@ -4,9 +4,9 @@ Every point of a small space is asked for the greatest load that it sustains; wh
 """
 
 from windtunnel.search.answers import fleets, sensitivity
-from windtunnel.search.optimize import search
-from windtunnel.search.space import space_from
+from windtunnel.search.space.space import space_from
 from windtunnel.search.store import Store
+from windtunnel.search.study import search
 
 space = space_from(
     {

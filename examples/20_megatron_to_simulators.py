@@ -4,14 +4,14 @@ from collections import Counter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from windtunnel.interop.chakra import read_trace
-from windtunnel.interop.chakra_training import write_training_traces
-from windtunnel.interop.megatron_arguments import read_megatron_arguments
-from windtunnel.interop.simai_training import training_workload
-from windtunnel.interop.simai_workload_file import workload_text
-from windtunnel.interop.workload_files import job_contents
-from windtunnel.ops.training_part import Task
-from windtunnel.spec.training_setup import resolve
+from windtunnel.formats.chakra.trace import read_trace
+from windtunnel.formats.chakra.training import write_training_traces
+from windtunnel.formats.megatron.arguments import read_megatron_arguments
+from windtunnel.formats.simai.training import training_workload
+from windtunnel.formats.simai.workload_file import workload_text
+from windtunnel.formats.workload_files import job_contents
+from windtunnel.training.layers.part import Task
+from windtunnel.training.setup import resolve
 
 COMMAND = """
 torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 4 --hidden-size 2048 --num-attention-heads 16 --swiglu

@@ -1,7 +1,7 @@
 """The same training step in four layouts: how long it takes, where the time goes, and whether it fits."""
 
 import windtunnel as wt
-from windtunnel.spec.training import TrainingParallelism
+from windtunnel.training.job import TrainingParallelism
 
 LAYOUTS = {
     "tensor": TrainingParallelism(tp=8, pp=4),

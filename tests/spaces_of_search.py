@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from windtunnel.search.space import Space, space_from
+from windtunnel.search.space.space import Space, space_from
 
 BASE: dict[str, Any] = {
     "model": "meta-llama/Llama-3.1-8B",

@@ -18,46 +18,51 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from windtunnel.engine.explain import explain_step, step_batch
-    from windtunnel.engine.run import simulate
-    from windtunnel.engine.serving import Result
-    from windtunnel.engine.training import simulate_training
+    from windtunnel.catalog import device, model, node
     from windtunnel.errors import InputError, WindtunnelError
-    from windtunnel.estimate.estimator import Coverage, Estimate, Estimator
-    from windtunnel.estimate.steps import price_step
-    from windtunnel.interop.aiconfigurator import measured_estimator
     from windtunnel.metrics.summary import Summary
-    from windtunnel.ops.forward import Shard, StepBatch
-    from windtunnel.spec.catalog import device, model, node
-    from windtunnel.spec.scenario import Scenario, load, resolve, save
-    from windtunnel.spec.shorthand import scenario
-    from windtunnel.spec.training import TrainingJob
+    from windtunnel.model.forward import Shard, StepBatch
+    from windtunnel.pricing.aiconfigurator.estimator import measured_estimator
+    from windtunnel.pricing.estimator import Coverage, Estimate, Estimator
+    from windtunnel.serving.explain import explain_step, step_batch
+    from windtunnel.serving.run import simulate
+    from windtunnel.serving.scenario import (
+        Scenario,
+        load,
+        resolve,
+        save,
+    )
+    from windtunnel.serving.setup.step_prices import price_step
+    from windtunnel.serving.shorthand import scenario
+    from windtunnel.serving.simulate import Result
+    from windtunnel.training.job import TrainingJob
+    from windtunnel.training.step import simulate_training
 
 _HOME = {
-    "Coverage": "estimate.estimator",
-    "Estimate": "estimate.estimator",
-    "Estimator": "estimate.estimator",
+    "Coverage": "pricing.estimator",
+    "Estimate": "pricing.estimator",
+    "Estimator": "pricing.estimator",
     "InputError": "errors",
-    "Result": "engine.serving",
-    "Scenario": "spec.scenario",
-    "Shard": "ops.forward",
-    "StepBatch": "ops.forward",
+    "Result": "serving.simulate",
+    "Scenario": "serving.scenario",
+    "Shard": "model.forward",
+    "StepBatch": "model.forward",
     "Summary": "metrics.summary",
-    "TrainingJob": "spec.training",
+    "TrainingJob": "training.job",
     "WindtunnelError": "errors",
-    "device": "spec.catalog",
-    "explain_step": "engine.explain",
-    "load": "spec.scenario",
-    "measured_estimator": "interop.aiconfigurator",
-    "model": "spec.catalog",
-    "node": "spec.catalog",
-    "price_step": "estimate.steps",
-    "resolve": "spec.scenario",
-    "save": "spec.scenario",
-    "scenario": "spec.shorthand",
-    "simulate": "engine.run",
-    "simulate_training": "engine.training",
-    "step_batch": "engine.explain",
+    "device": "catalog",
+    "explain_step": "serving.explain",
+    "load": "serving.scenario",
+    "measured_estimator": "pricing.aiconfigurator.estimator",
+    "model": "catalog",
+    "node": "catalog",
+    "price_step": "serving.setup.step_prices",
+    "resolve": "serving.scenario",
+    "save": "serving.scenario",
+    "scenario": "serving.shorthand",
+    "simulate": "serving.run",
+    "simulate_training": "training.step",
+    "step_batch": "serving.explain",
 }
 
 __all__ = [

@@ -90,3 +90,11 @@ def did_you_mean(asked: str, known: Iterable[str], fallback: str | None = None) 
 def _either(names: Iterable[str]) -> str:
     words = list(names)
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
+
+
+def place(error: Exception) -> str | None:
+    """Where in the user's code `error` was raised."""
+    last = error.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    return f"{Path(last.tb_frame.f_code.co_filename).name}, line {last.tb_lineno}" if last is not None else None

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from windtunnel.spec import catalog
+from windtunnel import catalog
 
 if TYPE_CHECKING:
     from cli.conftest import Command

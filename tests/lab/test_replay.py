@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 
 from windtunnel.errors import InputError, MissingExtraError
-from windtunnel.interop.collective_calls import CollectiveCall
-from windtunnel.interop.workload_files import job_contents
+from windtunnel.formats.collective_calls import CollectiveCall
+from windtunnel.formats.workload_files import job_contents
 from windtunnel.lab import replay as lab
-from windtunnel.spec.noun import decode
-from windtunnel.spec.training import TrainingJob
-from windtunnel.spec.training_setup import TrainingSetup, resolve
+from windtunnel.schema import decode
+from windtunnel.training.job import TrainingJob
+from windtunnel.training.setup import TrainingSetup, resolve
 
 ATTENTION = {"type": "grouped_query", "num_heads": 8, "num_kv_heads": 4, "head_dim": 32}
 DENSE = {"type": "dense", "intermediate_size": 512}

@@ -6,8 +6,7 @@ import pytest
 from scipy import stats
 
 from windtunnel.metrics.accuracy import kendall_tau, quantile, score
-from windtunnel.metrics.uncertainty import interval
-from windtunnel.spec.calibration import Spread
+from windtunnel.metrics.uncertainty import Spread, interval
 
 SPREAD = Spread(p10=0.9, p50=1.0, p90=1.2, num_runs=50)
 

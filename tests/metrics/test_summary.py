@@ -6,7 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from windtunnel.metrics.records import REQUEST_COLUMNS, STEP_COLUMNS, Table, request_table
+from windtunnel.metrics.records import (
+    REQUEST_COLUMNS,
+    STEP_COLUMNS,
+    Table,
+    request_table,
+)
+from windtunnel.metrics.slo import Slo
 from windtunnel.metrics.summary import (
     Summary,
     distribution,
@@ -17,7 +23,6 @@ from windtunnel.metrics.summary import (
     to_builtins,
     weighted_distribution,
 )
-from windtunnel.spec.slo import Slo
 
 FRACTIONS = {"compute": 0.2, "memory": 0.5, "communication": 0.2, "host": 0.1}
 

@@ -8,8 +8,8 @@ import pytest
 
 from spaces_of_search import space
 from windtunnel.errors import InputError
-from windtunnel.search.optimize import search
 from windtunnel.search.store import Store
+from windtunnel.search.study import search
 from windtunnel.search.watch import Watched, kept_searches
 
 SMALL = {"tp": [1, 3], "max_num_seqs": [16, 256]}

@@ -26,7 +26,7 @@ def command(kind: str | None, name: str | None, as_json: bool) -> None:
         raise InputError(f"the catalog has no {kind!r}", did_you_mean(kind, KINDS, hint))
     from windtunnel.report import catalog
     from windtunnel.report.documents import as_text
-    from windtunnel.report.tables import show
+    from windtunnel.report.render.tables import show
 
     if as_json:
         click.echo(as_text(catalog.entry(kind, name) if name else catalog.entries(kind)))

@@ -24,8 +24,8 @@ def command(folder: Path, port: int, host: str | None, opens: bool, as_json: boo
     windtunnel dashboard runs
     windtunnel dashboard runs --port 8080 --open
     """
-    from windtunnel.web.dashboard import dashboard_of
-    from windtunnel.web.server import HOST, Server
+    from windtunnel.dashboard.server import HOST, Server
+    from windtunnel.dashboard.state import dashboard_of
 
     with Server(dashboard_of(folder), host or HOST, port) as server:
         try:
@@ -39,8 +39,8 @@ def command(folder: Path, port: int, host: str | None, opens: bool, as_json: boo
 
 def _announce(url: str, folder: Path, host: str | None, as_json: bool) -> None:
     """Say where it is, and to whom."""
+    from windtunnel.dashboard.server import is_loopback
     from windtunnel.report.documents import as_text
-    from windtunnel.web.server import is_loopback
 
     if host is not None and not is_loopback(host):
         click.echo(f"warning: whoever reaches {host} can read the results and run simulations here", err=True)

@@ -9,7 +9,7 @@ import click
 from windtunnel.errors import InputError, did_you_mean
 
 if TYPE_CHECKING:
-    from windtunnel.spec.scenario import Scenario
+    from windtunnel.serving.scenario import Scenario
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
@@ -34,7 +34,7 @@ class WrittenFile(click.Path):
     """A file that a verb writes, refused before any work where it cannot be written."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        from windtunnel.interop.text_file import check_writable
+        from windtunnel.files import check_writable
 
         found = super().convert(value, param, ctx)
         check_writable(Path(str(found)))
@@ -206,9 +206,9 @@ def scenario_of(
     Raises:
         InputError: names the option or the path in the scenario that is wrong.
     """
-    from windtunnel.spec.noun import read_table
-    from windtunnel.spec.scenario import SCENARIO_HINT, scenario_from
-    from windtunnel.spec.shorthand import lay_over, parse_lengths, raw_scenario
+    from windtunnel.schema import read_table
+    from windtunnel.serving.scenario import SCENARIO_HINT, scenario_from
+    from windtunnel.serving.shorthand import lay_over, parse_lengths, raw_scenario
 
     raw = read_table(file, "a scenario", SCENARIO_HINT) if file is not None else {}
     lay_over(raw, base or {})
@@ -244,7 +244,7 @@ def assignments(texts: tuple[str, ...]) -> dict[str, Any]:
     """
     import yaml
 
-    from windtunnel.spec.noun import parse_yaml
+    from windtunnel.schema import parse_yaml
 
     values = {}
     for text in texts:
@@ -302,7 +302,7 @@ def _require_enough(raw: Mapping[str, Any]) -> None:
 
 def _as_typed(message: str, typed: set[str], slo: str | None) -> str:
     """`message` with paths in the scenario replaced by the options that set them."""
-    from windtunnel.spec.shorthand import PATHS
+    from windtunnel.serving.shorthand import PATHS
 
     paths = {
         **PATHS,

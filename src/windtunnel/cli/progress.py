@@ -24,7 +24,7 @@ def counted(doing: str, things: str) -> Iterator[Callable[[int, int], None] | No
     if not sys.stderr.isatty():
         yield None
         return
-    from windtunnel.kernels import is_compiled
+    from windtunnel.compiled import is_compiled
 
     if not is_compiled():
         _draw("compiling the serving loop (first run only, about ten seconds)")

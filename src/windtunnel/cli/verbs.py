@@ -7,26 +7,26 @@ import click
 from windtunnel.errors import InputError, did_you_mean
 
 VERBS = {
-    "simulate": "Predict latency, throughput and cost of a served model.",
-    "capacity": "Find the greatest load that a deployment sustains within its limits.",
-    "search": "Find the cheapest deployment that meets the objective.",
-    "whatif": "Vary a few settings of a scenario and compare.",
-    "train": "Predict a training job's step time, memory and cost.",
-    "explain": "Show one forward step operator by operator.",
-    "validate": "Predict measured runs and show how far off the predictions are.",
-    "calibrate": "Fit host overheads and operator factors to measured runs.",
-    "profile": "Measure operators, collectives and host overheads of this machine.",
-    "bench": "Measure a real server under a simulation's workload.",
-    "collective": "Predict the time and bandwidth of one collective.",
-    "network": "Run a training workload on a network (SimAI's job).",
-    "topology": "Generate, show and check networks of GPUs.",
-    "workload": "Read workloads and traces; write jobs for SimAI, AICB and Chakra.",
-    "lab": "Run and profile real models; compare them with a simulation.",
-    "vidur": "Run what a Vidur config.json describes, event for event.",
-    "dashboard": "Show results in the browser, compare them and try scenarios.",
-    "catalog": "List known models, devices, nodes, engines and traces.",
+    "simulate": ("serving.simulate", "Predict latency, throughput and cost of a served model."),
+    "capacity": ("serving.capacity", "Find the greatest load that a deployment sustains within its limits."),
+    "search": ("serving.search", "Find the cheapest deployment that meets the objective."),
+    "whatif": ("serving.whatif", "Vary a few settings of a scenario and compare."),
+    "train": ("training.train", "Predict a training job's step time, memory and cost."),
+    "explain": ("serving.explain", "Show one forward step operator by operator."),
+    "validate": ("serving.validate", "Predict measured runs and show how far off the predictions are."),
+    "calibrate": ("serving.calibrate", "Fit host overheads and operator factors to measured runs."),
+    "profile": ("lab.profile", "Measure operators, collectives and host overheads of this machine."),
+    "bench": ("lab.bench", "Measure a real server under a simulation's workload."),
+    "collective": ("network.collective", "Predict the time and bandwidth of one collective."),
+    "network": ("network.network", "Run a training workload on a network (SimAI's job)."),
+    "topology": ("network.topology", "Generate, show and check networks of GPUs."),
+    "workload": ("training.workload", "Read workloads and traces; write jobs for SimAI, AICB and Chakra."),
+    "lab": ("lab.lab", "Run and profile real models; compare them with a simulation."),
+    "vidur": ("serving.vidur", "Run what a Vidur config.json describes, event for event."),
+    "dashboard": ("dashboard", "Show results in the browser, compare them and try scenarios."),
+    "catalog": ("catalog", "List known models, devices, nodes, engines and traces."),
 }
-"""Verb -> its line of help. The command is `command` in the module `windtunnel.cli.VERB`."""
+"""Verb -> (module below `windtunnel.cli` that holds its `command`, its line of help)."""
 
 
 class Verbs(click.Group):
@@ -38,7 +38,7 @@ class Verbs(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         if cmd_name not in VERBS:
             return None
-        command: click.Command = import_module(f"windtunnel.cli.{cmd_name}").command
+        command: click.Command = import_module(f"windtunnel.cli.{VERBS[cmd_name][0]}").command
         return command
 
     def resolve_command(
@@ -51,7 +51,7 @@ class Verbs(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         with formatter.section("Commands"):
-            formatter.write_dl(list(VERBS.items()))
+            formatter.write_dl([(verb, text) for verb, (_, text) in VERBS.items()])
 
 
 def _show_version(ctx: click.Context, _param: click.Parameter, wanted: bool) -> None:

@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.errors import InputError, MissingExtraError, WindtunnelError
-from windtunnel.interop.collective_calls import CollectiveCall, totals
-from windtunnel.ops import op as ops
-from windtunnel.ops.rank_groups import group_ranks, stage_of_rank
-from windtunnel.ops.training_part import Task
-from windtunnel.ops.training_program import Exchange, device_program
-from windtunnel.ops.training_rank import Group, Rank
-from windtunnel.spec.training_setup import TrainingSetup
+from windtunnel.formats.collective_calls import CollectiveCall, totals
+from windtunnel.model import operators as ops
+from windtunnel.training.layers.part import Task
+from windtunnel.training.layers.rank import Group, Rank
+from windtunnel.training.layers.rank_groups import group_ranks, stage_of_rank
+from windtunnel.training.program import Exchange, device_program
+from windtunnel.training.setup import TrainingSetup
 
 MAX_RANKS = 16
 """Processes of one machine."""

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from windtunnel.metrics.records import Table
 from windtunnel.metrics.tokens import ReplicaRows
-from windtunnel.spec.noun import Noun
+from windtunnel.schema import Schema
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -18,7 +18,7 @@ MOST_PIPELINE_ERROR_FRACTION = 0.01
 """In a pipeline, where the counters are read when a batch starts and requests leave in between."""
 
 
-class Checks(Noun):
+class Checks(Schema):
     """A run's self-check."""
 
     passed: bool

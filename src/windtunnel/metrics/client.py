@@ -6,9 +6,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.metrics.records import REQUEST_COLUMNS, Table
-from windtunnel.metrics.summary import Distribution, Goodput, distribution, goodput
-from windtunnel.spec.noun import Noun
-from windtunnel.spec.slo import Slo
+from windtunnel.metrics.slo import Slo
+from windtunnel.metrics.summary import (
+    Distribution,
+    Goodput,
+    distribution,
+    goodput,
+)
+from windtunnel.schema import Schema
 
 Floats = NDArray[np.float64]
 
@@ -38,7 +43,7 @@ TOKEN_COLUMNS: Mapping[str, str] = {"request": "position in the order of sending
 """One row for every part of an answer, which usually is a token."""
 
 
-class ClientSummary(Noun):
+class ClientSummary(Schema):
     """A run as its client saw it; warm-up left out."""
 
     num_requests: int

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.metrics.records import Table
-from windtunnel.spec.noun import Noun
+from windtunnel.schema import Schema
 
 Floats = NDArray[np.float64]
 
@@ -37,7 +37,7 @@ FLEET_COLUMNS: Mapping[str, str] = {
 """Further columns of the request table of a fleet."""
 
 
-class FleetSummary(Noun):
+class FleetSummary(Schema):
     """Replicas over the whole span, from the first request's sending to the last one's end."""
 
     mean_replicas: float

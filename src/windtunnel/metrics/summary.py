@@ -11,9 +11,9 @@ from windtunnel.metrics.checks import Checks
 from windtunnel.metrics.fleet import FleetSummary, lost_steps
 from windtunnel.metrics.power import PowerModel
 from windtunnel.metrics.records import Table
+from windtunnel.metrics.slo import Slo
 from windtunnel.metrics.tokens import rows_by_replica
-from windtunnel.spec.noun import Noun
-from windtunnel.spec.slo import Slo
+from windtunnel.schema import Schema
 
 Floats = NDArray[np.float64]
 
@@ -23,7 +23,7 @@ KV_BOUND_FRACTION = 0.95
 """A pool fuller than this while requests wait is what holds them up."""
 
 
-class Distribution(Noun):
+class Distribution(Schema):
     """Mean, percentiles (linear between order statistics) and maximum of one quantity over requests, or over tokens."""
 
     mean: float
@@ -34,7 +34,7 @@ class Distribution(Noun):
     max: float
 
 
-class Throughput(Noun):
+class Throughput(Schema):
     """Per second of the measured span: from the first request's sending to the last one's end."""
 
     requests_per_s: float
@@ -47,14 +47,14 @@ class Throughput(Noun):
     """Mean over requests of 1 / TPOT; None where every request has one output token."""
 
 
-class Goodput(Noun):
+class Goodput(Schema):
     """Requests that kept every limit of the SLO."""
 
     fraction: float
     requests_per_s: float
 
 
-class Utilisation(Noun):
+class Utilisation(Schema):
     """Means are over time."""
 
     busy_fraction: float
@@ -72,7 +72,7 @@ class Utilisation(Noun):
     num_preemptions: int
 
 
-class Cost(Noun):
+class Cost(Schema):
     """Money at the list price of every device for the whole span."""
 
     usd_per_hour: float
@@ -80,7 +80,7 @@ class Cost(Noun):
     usd_per_million_total_tokens: float
 
 
-class PoolSummary(Noun):
+class PoolSummary(Schema):
     """One pool of a deployment with several."""
 
     name: str
@@ -94,7 +94,7 @@ class PoolSummary(Noun):
     usd_per_hour: float | None
 
 
-class StageUse(Noun):
+class StageUse(Schema):
     """One pipeline stage, mean over replicas: shares of its device's published peaks."""
 
     mfu_fraction: float
@@ -106,7 +106,7 @@ class StageUse(Noun):
     busy_mbu_fraction: float
 
 
-class Power(Noun):
+class Power(Schema):
     """Electric power of all devices, without their hosts."""
 
     mean_w: float
@@ -116,7 +116,7 @@ class Power(Noun):
     """Energy over output tokens."""
 
 
-class TenantSummary(Noun):
+class TenantSummary(Schema):
     """One tenant's requests."""
 
     num_requests: int
@@ -128,7 +128,7 @@ class TenantSummary(Noun):
     """By the tenant's own limits, or else the scenario's; None without either."""
 
 
-class Batches(Noun):
+class Batches(Schema):
     """Engine steps; distributions over steps, by the counts of each row's first one."""
 
     num_steps: int
@@ -140,7 +140,7 @@ class Batches(Noun):
     """Scheduled in the step: prompts and decoding requests."""
 
 
-class Summary(Noun):
+class Summary(Schema):
     """A run in a few numbers. Times in seconds; warm-up requests left out of all but utilisation."""
 
     num_requests: int
@@ -521,7 +521,7 @@ def to_builtins(summary: Summary) -> dict[str, Any]:
 
 
 def _builtin(value: Any) -> Any:
-    if isinstance(value, Noun):
+    if isinstance(value, Schema):
         return {name: _builtin(getattr(value, name)) for name in value.__struct_fields__}
     if isinstance(value, tuple):
         return [_builtin(entry) for entry in value]

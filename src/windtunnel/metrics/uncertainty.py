@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from windtunnel.spec.calibration import Spread
+from windtunnel.schema import Schema
 
 COVERED = 0.8
 """The share of measured values that an interval is meant to hold."""
@@ -58,3 +58,16 @@ def interval(
     above = math.hypot(math.log(spread.p90 / spread.p50) * widening, other)
     middle = math.log(spread.p50)
     return Interval(central * math.exp(min(middle - below, 0.0)), central * math.exp(max(middle + above, 0.0)))
+
+
+class Spread(Schema):
+    """Measured over predicted, of runs left out of the fit: quantiles of the ratio."""
+
+    p10: float
+    p50: float
+    p90: float
+    num_runs: int
+
+    def __post_init__(self) -> None:
+        if not 0 < self.p10 <= self.p50 <= self.p90:
+            raise ValueError(f"the quantiles {self.p10}, {self.p50}, {self.p90} do not ascend from above 0")

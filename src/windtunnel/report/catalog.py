@@ -6,24 +6,32 @@ from typing import Any
 import msgspec
 from rich.console import Group, RenderableType
 
-from windtunnel.interop.requests_file import read_requests
-from windtunnel.ops.parameters import count_parameters
-from windtunnel.report.setup import SCHEDULER_TITLES
-from windtunnel.report.tables import columns, duration, grid, number, title
-from windtunnel.spec import catalog
-from windtunnel.spec.calibration import load_calibration
-from windtunnel.spec.engine_defaults import engine_defaults
-from windtunnel.spec.model import (
-    Attention,
-    GatedDeltaAttention,
-    LatentAttention,
+from windtunnel import catalog
+from windtunnel.model.parameters import count_parameters
+from windtunnel.model.shape import Attention, GatedDeltaAttention, LatentAttention
+from windtunnel.report.render.tables import (
+    columns,
+    duration,
+    grid,
+    number,
+    title,
 )
-from windtunnel.spec.noun import Noun, decode, read_yaml
-from windtunnel.spec.workload import Trace
-from windtunnel.units import GIB, format_bytes, format_seconds, format_si, units_for
+from windtunnel.report.serving.setup import SCHEDULER_TITLES
+from windtunnel.schema import Schema, decode, read_yaml
+from windtunnel.serving.calibration import load_calibration
+from windtunnel.serving.engines.defaults import engine_defaults
+from windtunnel.units import (
+    GIB,
+    format_bytes,
+    format_seconds,
+    format_si,
+    units_for,
+)
+from windtunnel.workload.schema import Trace
+from windtunnel.workload.traces.requests import read_requests
 
 
-class Attribution(Noun):
+class Attribution(Schema):
     """Where a trace comes from, as its licence asks to say."""
 
     title: str
@@ -106,7 +114,7 @@ def entry_report(kind: str, name: str) -> list[RenderableType]:
 
 def _plain(value: Any) -> Any:
     """A noun as JSON types, defaults included."""
-    if isinstance(value, Noun):
+    if isinstance(value, Schema):
         fields = {name: _plain(getattr(value, name)) for name in value.__struct_fields__}
         tag = value.__struct_config__.tag
         return {"type": tag, **fields} if tag is not None else fields

@@ -9,12 +9,12 @@ import msgspec
 
 from windtunnel.metrics.summary import to_builtins
 from windtunnel.report.version import version
-from windtunnel.spec.noun import encode
+from windtunnel.schema import encode
 
 if TYPE_CHECKING:
-    from windtunnel.engine.explain import Explanation
-    from windtunnel.engine.serving import Result
-    from windtunnel.ops.memory import MemoryPlan
+    from windtunnel.serving.explain import Explanation
+    from windtunnel.serving.setup.memory import MemoryPlan
+    from windtunnel.serving.simulate import Result
 
 
 def as_text(document: Any) -> str:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from windtunnel.report.tables import columns, grid, title
+from windtunnel.report.render.tables import columns, grid, title
 from windtunnel.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from windtunnel.interop.workload_files import Contents
+    from windtunnel.formats.workload_files import Contents
 
 
 def contents_report(contents: Contents) -> list[RenderableType]:

@@ -9,21 +9,23 @@ from statistics import fmean
 
 import msgspec
 
-from windtunnel.engine.run import simulate
-from windtunnel.engine.serving import Result
-from windtunnel.engine.training import TrainingResult, simulate_training
+from windtunnel.search.asker import Asker
+from windtunnel.search.capacity.load import at_load, own_load
 from windtunnel.search.confidence import confidence_above, margin
-from windtunnel.search.evaluate import Evaluator, Question
+from windtunnel.search.evaluation.evaluate import Evaluator
+from windtunnel.search.evaluation.schema import Question
+from windtunnel.search.evaluation.training import TrainingEvaluator
 from windtunnel.search.executors import Workers
-from windtunnel.search.leaders import best_by_value, undominated
-from windtunnel.search.load import at_load, own_load
-from windtunnel.search.optimize import Asker, Found, Study
+from windtunnel.search.finalists import best_by_value, undominated
 from windtunnel.search.scores import score
-from windtunnel.search.space import Space, point_at
+from windtunnel.search.space.space import Space, point_at
 from windtunnel.search.store import Store
-from windtunnel.search.training import TrainingEvaluator
-from windtunnel.spec.scenario import Scenario
-from windtunnel.spec.training import TrainingJob
+from windtunnel.search.study import Found, Study
+from windtunnel.serving.run import simulate
+from windtunnel.serving.scenario import Scenario
+from windtunnel.serving.simulate import Result
+from windtunnel.training.job import TrainingJob
+from windtunnel.training.step import TrainingResult, simulate_training
 
 
 def frontier(found: Found, objectives: Sequence[str]) -> list[int]:

@@ -23,11 +23,12 @@ from typing import Any, Literal
 import msgspec
 
 from windtunnel.errors import InputError, MissingExtraError, WindtunnelError
-from windtunnel.search.alike import Neighbours
-from windtunnel.search.evaluate import Evaluation, Evaluator, Question
-from windtunnel.search.space import Space
-from windtunnel.search.training import TrainingEvaluator
-from windtunnel.spec.noun import Noun
+from windtunnel.schema import Schema
+from windtunnel.search.evaluation.duplicates import Neighbours
+from windtunnel.search.evaluation.evaluate import Evaluator
+from windtunnel.search.evaluation.schema import Evaluation, Question
+from windtunnel.search.evaluation.training import TrainingEvaluator
+from windtunnel.search.space.space import Space
 
 ExecutorName = Literal["here", "threads", "processes", "ray"]
 EXECUTORS = ("here", "threads", "processes", "ray")
@@ -38,7 +39,7 @@ AHEAD = 2
 """Chunks that a process has in front of it, so that it need not wait for this one to hand it the next."""
 
 
-class Chunk(Noun):
+class Chunk(Schema):
     """Points that one worker evaluates one after the other."""
 
     workload: str | None
@@ -48,7 +49,7 @@ class Chunk(Noun):
     """Of each point, a load to begin at."""
 
 
-class Answers(Noun):
+class Answers(Schema):
     """What came of a chunk: an evaluation for each of its points, in order."""
 
     chunk: int

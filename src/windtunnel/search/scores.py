@@ -4,8 +4,8 @@ import math
 from collections.abc import Sequence
 
 from windtunnel.search.confidence import lower_bound
-from windtunnel.search.evaluate import Evaluation
-from windtunnel.search.space import Space
+from windtunnel.search.evaluation.schema import Evaluation
+from windtunnel.search.space.space import Space
 
 LATENCIES = tuple(f"{metric}_{at}" for metric in ("ttft", "tpot", "itl", "e2e") for at in ("mean", "p50", "p90", "p99"))
 MORE_IS_BETTER = (

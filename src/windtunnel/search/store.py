@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from windtunnel.search.evaluate import Evaluation
+from windtunnel.search.evaluation.schema import Evaluation
 
 SCHEMA = """
 create table if not exists evaluations (key text primary key, answer blob not null, checksum text not null);

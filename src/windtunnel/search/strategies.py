@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from windtunnel.errors import MissingExtraError
-from windtunnel.search.capacity import LEAP
-from windtunnel.search.evaluate import Evaluation, Question
+from windtunnel.search.capacity.capacity import LEAP
+from windtunnel.search.evaluation.schema import Evaluation, Question
 from windtunnel.search.scores import score
 
 if TYPE_CHECKING:
-    from windtunnel.search.optimize import Asker
+    from windtunnel.search.asker import Asker
 
 Strategy = Callable[["Asker", str | None], dict[int, Evaluation]]
 

@@ -9,11 +9,13 @@ from pathlib import Path
 import msgspec
 
 from windtunnel.errors import InputError
-from windtunnel.search.evaluate import Evaluation, Evaluator, Question
-from windtunnel.search.optimize import Count, Found, Study
+from windtunnel.search.asker import Count
+from windtunnel.search.evaluation.evaluate import Evaluator
+from windtunnel.search.evaluation.schema import Evaluation, Question
 from windtunnel.search.scores import score
-from windtunnel.search.space import Space, space_of_text, workload_names
+from windtunnel.search.space.space import Space, space_of_text, workload_names
 from windtunnel.search.store import Store
+from windtunnel.search.study import Found, Study
 from windtunnel.units import format_count
 
 MOST_POINTS = 20_000

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from windtunnel.errors import InputError
-from windtunnel.search.space import Space, space_from
-from windtunnel.spec.noun import parse_yaml
+from windtunnel.schema import parse_yaml
+from windtunnel.search.space.space import Space, space_from
 from windtunnel.units import format_count
 
 MOST_POINTS = 10_000

@@ -1,0 +1,465 @@
+"""Published training runs, row by row in one table of CSV columns, as jobs and what was measured.
+
+The columns: `source, model, layers, hidden, heads, accelerator, n_gpus, precision, gbs, mbs, seq_len, tp, pp, cp, vp,
+ep, fsdp, act_ckpt, framework, tokens_per_s_per_gpu, tflops_per_gpu, iter_time_s, mem_GB, note`, or those of a table of
+MLPerf Training's results (`benchmark, n_accel, global_batch_size, step_time_s_median, ...`). What a row does not say
+follows from its source: one `training_sources.Source` for each, with where its facts are published.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from readers.training import bloom as bloom_runs
+from readers.training.bridge_recipes import RECIPES
+from readers.training.sources import (
+    CATALOG_NAMES,
+    DEVICES,
+    FINE_TUNED_ON_TOKENS,
+    FORMATS,
+    SAME_SHAPE,
+    SHAPES,
+    SOURCES,
+    TASKS,
+    Shape,
+    Source,
+)
+from windtunnel import catalog
+from windtunnel.errors import InputError, unreadable
+from windtunnel.hardware import Device, Link
+from windtunnel.model.parameters import count_parameters
+from windtunnel.model.shape import (
+    DenseFeedForward,
+    GroupedQueryAttention,
+    LayerGroup,
+    ModelSpec,
+)
+from windtunnel.schema import decode
+from windtunnel.training.job import TrainingJob
+
+Row = Mapping[str, str]
+
+_COLUMNS = (
+    *("source", "release", "task", "model", "params_B", "layers", "hidden", "heads", "vocab", "accelerator", "n_gpus"),
+    *("precision", "gbs", "mbs", "seq_len", "tp", "pp", "cp", "vp", "ep", "etp", "fsdp", "act_ckpt"),
+    *("tokens_per_s_per_gpu", "tflops_per_gpu", "iter_time_s", "mem_GB", "quality", "note"),
+)
+_MLPERF_COLUMNS = (
+    *("round", "benchmark", "accelerator", "n_accel", "global_batch_size", "seq_len", "nominal_seq_len"),
+    *("tp", "pp", "cp", "vp", "mbs", "fp8", "fp4", "step_time_s_median", "max_memory_GB"),
+)
+"""What is read; a table that leaves one out has it blank."""
+
+
+@dataclass(frozen=True)
+class TrainingRun:
+    """One published run."""
+
+    row: int
+    """Of the file, counted from 0 after the header."""
+    source: str
+    job: TrainingJob
+    step_s: float | None
+    """Measured; None where only a rate of FLOPs was published, or nothing (it ran out of memory)."""
+    flops_per_s_per_device: float | None
+    """As published, by the source's own count of FLOPs."""
+    memory_bytes: float | None
+    out_of_memory: bool
+    quality: str
+
+
+@dataclass(frozen=True)
+class SkippedRow:
+    """A row that says too little to be a job, and why."""
+
+    row: int
+    reason: str
+
+
+def read_training_runs(path: Path | str) -> tuple[list[TrainingRun], list[SkippedRow]]:
+    """Every row of a table of published runs that is complete enough to be a job; the others with the reason.
+
+    Raises:
+        InputError: the file is missing or has none of the columns.
+    """
+    path = Path(path)
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            rows = list(csv.DictReader(file))
+    except (OSError, UnicodeDecodeError) as error:
+        raise unreadable(path, error) from None
+    columns = set(rows[0]) if rows else set()
+    if not columns >= {"model", "n_gpus"} and "benchmark" not in columns:
+        raise InputError(f"{path} holds no training runs: it has neither columns model and n_gpus nor benchmark")
+    runs, skipped = [], []
+    blank = dict.fromkeys(_MLPERF_COLUMNS if "benchmark" in columns else _COLUMNS, "")
+    rows = [blank | {name: value or "" for name, value in row.items()} for row in rows]
+    for index, row in enumerate(map(_mlperf_row, rows) if "benchmark" in columns else _completed(rows)):
+        try:
+            runs.append(_run(index, row))
+        except (InputError, _TooLittleSaidError) as error:
+            skipped.append(SkippedRow(index, str(error)))
+    return runs, skipped
+
+
+def _completed(rows: list[dict[str, str]]) -> list[dict[str, str]]:
+    """Rows with what other rows of the same table say about them, where those agree.
+
+    Virtual stages that a row leaves out are those of rows with the same model, tensor and pipeline parallelism.
+    """
+    virtual: dict[tuple[str, ...], set[str]] = {}
+    for row in rows:
+        if row["vp"]:
+            virtual.setdefault(_pipeline_of(row), set()).add(row["vp"])
+    shapes = bloom_runs.shapes_of(rows)
+    found = []
+    for row in rows:
+        if bloom_runs.is_bloom(row):
+            row = bloom_runs.completed(row, shapes)
+        if not row["vp"] and len(known := virtual.get(_pipeline_of(row), set())) == 1:
+            row = {**row, "vp": next(iter(known))}
+        found.append(row)
+    return found
+
+
+def _pipeline_of(row: Row) -> tuple[str, ...]:
+    return (row["source"], row["model"].split(" 24.")[0], row["accelerator"], row["tp"], row["pp"])
+
+
+class _TooLittleSaidError(Exception):
+    """A row lacks what decides its time."""
+
+
+def _source(row: Row) -> Source:
+    name = row["source"]
+    for start in sorted(SOURCES, key=len, reverse=True):
+        if name.startswith(start):
+            return SOURCES[start]
+    raise _TooLittleSaidError(f"the source {name!r} is not known")
+
+
+def _run(index: int, row: Row) -> TrainingRun:
+    source = _source(row)
+    raw = _job(row, source)
+    job = decode(raw, TrainingJob, f"row {index}")
+    tokens = job.global_batch * job.sequence_tokens
+    seconds = _number(row, "iter_time_s")
+    rate = _number(row, "tokens_per_s_per_gpu")
+    if seconds is None and rate is not None:
+        seconds = tokens / (rate * _whole(row, "n_gpus"))
+    flops = _number(row, "tflops_per_gpu")
+    memory = _number(row, "mem_GB")
+    out_of_memory = row["note"].startswith("OOM")
+    if seconds is None and flops is None and not out_of_memory:
+        raise _TooLittleSaidError("neither a time nor a rate was measured")
+    if seconds is None and flops is not None and "2021 README" in row["source"]:
+        seconds = _sc21_flops(job) / (flops * 1e12 * _whole(row, "n_gpus"))
+    if seconds is None and flops is not None and row["release"] in ("24.03.01", "25.04.rc2"):
+        seconds = _nemo_flops(job) / (flops * 1e12 * _whole(row, "n_gpus"))
+    return TrainingRun(
+        index,
+        row["source"],
+        job,
+        seconds,
+        None if flops is None else flops * 1e12,
+        None if memory is None else memory * 1e9,
+        out_of_memory,
+        row["quality"],
+    )
+
+
+def _sc21_flops(job: TrainingJob) -> float:
+    """arXiv:2104.04473, equation 3: hardware FLOPs of a step with full recomputation."""
+    assert isinstance(job.model, ModelSpec)
+    model = job.model
+    width, layers, length = model.hidden_size, model.num_layers, job.sequence_tokens
+    whole = 1 + length / (6 * width) + model.vocab_size / (16 * layers * width)
+    return 96.0 * job.global_batch * length * layers * width**2 * whole
+
+
+def _nemo_flops(job: TrainingJob) -> float:
+    """NeMo 2.0 `flops_formulas.py`: forward and backward, attention counted whole although it is causal."""
+    model = job.model if isinstance(job.model, ModelSpec) else catalog.model(job.model)
+    tokens = job.global_batch * job.sequence_tokens
+    counted = count_parameters(model)
+    products = counted.active - counted.embedding - counted.norms
+    scores = sum(
+        12.0 * group.num_layers * group.attention.num_heads * group.attention.head_dim * job.sequence_tokens
+        for group in model.layers
+        if isinstance(group.attention, GroupedQueryAttention)
+    )
+    return tokens * (6.0 * products + scores)
+
+
+def _job(row: Row, source: Source) -> dict[str, Any]:
+    """A row as the table that a job's YAML file would hold."""
+    num_devices = _whole(row, "n_gpus")
+    if row["task"] not in TASKS:
+        raise _TooLittleSaidError(f"a step of {row['task']!r} is more than a forward and a backward pass")
+    compute = FORMATS.get(row["precision"].split(" ")[0].lower())
+    if "parenthesised" in row["precision"]:
+        compute = "mxfp8" if re.search("B[23]00", row["accelerator"]) else "fp8"
+    elif compute == "fp8":
+        compute = "fp8_rowwise" if "rowwise" in row["note"] else source.fp8
+    if compute is None:
+        raise _TooLittleSaidError(f"the precision {row['precision']!r} is not known")
+    if "proxy" in row["note"] and not row["layers"]:
+        raise _TooLittleSaidError("a model with fewer layers, and it is not said how many")
+    # GPT-2's sequences have 1024 tokens, torchtitan's default of Llama 3 is 8192.
+    usual = 8192 if "Llama" in row["model"] else 1024 if row["model"].startswith("GPT2") else 2048
+    sequence = _whole(row, "seq_len", usual)
+    model = _model(row, source, sequence)
+    parallelism = _parallelism(row, source, model)
+    fsdp = row["fsdp"]
+    is_sharded = fsdp not in ("", "0.0", "0") and not fsdp.startswith("ZeRO-2")
+    if not row["tp"] and not is_sharded:
+        raise _TooLittleSaidError("its parallel layout was not published")
+    raw: dict[str, Any] = {
+        "model": msgspec.to_builtins(model) if isinstance(model, ModelSpec) else model,
+        "num_devices": num_devices,
+        "sequence_tokens": sequence,
+        "micro_batch": _whole(row, "mbs", 1),
+        "parallelism": parallelism,
+        "framework": source.framework,
+        "precision": {"compute": compute},
+        **_recompute(row),
+        **_hardware(row, source),
+    }
+    if "sequence-parallel" in row["act_ckpt"]:
+        parallelism["sequence_parallel"] = True
+    if row["task"] in ("LoRA", "SFT"):
+        raw["document_tokens"] = FINE_TUNED_ON_TOKENS
+    if row["task"] == "LoRA" or "lora" in row["model"].lower():
+        raw["lora"] = {"rank": 16, "all_linear": False}
+    if row["source"].startswith("Megatron-Bridge") and parallelism.get("ep"):
+        _merge_recipes(raw, row)
+    _merge(raw, source.settings)
+    if bloom_runs.is_bloom(row):
+        raw["precision"]["gradients"] = bloom_runs.gradients(row)
+    if is_sharded:
+        raw.setdefault("sharding", {})["zero"] = 3
+        if fsdp.replace(".", "").isdigit():
+            group = int(float(fsdp))
+            raw["sharding"]["group"] = group if group > 1 else None
+        if source.framework == "megatron":
+            raw["sharding"]["zero"] = 3
+    if "compile" in row["note"]:
+        raw["kernels"] = {"fused": True}
+    if "async tp" in row["note"].lower() or "asynctp" in row["note"].lower():
+        raw["overlap"] = {"tensor_parallel": True}
+    if "Sep 2020" in row["source"]:
+        # Megatron-LM of 2020 had no accumulation: a replica computes its whole batch at once.
+        raw["micro_batch"] = _whole(row, "gbs") * parallelism["tp"] * parallelism["pp"] // num_devices
+    raw["global_batch"] = _global_batch(row, raw, num_devices)
+    return raw
+
+
+def _global_batch(row: Row, raw: dict[str, Any], num_devices: int) -> int:
+    given = _number(row, "gbs")
+    split = raw["parallelism"]
+    replicas = num_devices // (int(split["tp"]) * int(split["cp"]) * int(split["pp"]))
+    each = replicas * int(raw["micro_batch"])
+    if given is None:
+        return int(raw.get("global_batch", each))
+    # BLOOM's batch sizes were rounded to what the replicas divide.
+    return max(int(given) // each, 1) * each if bloom_runs.is_bloom(row) else int(given)
+
+
+def _merge(raw: dict[str, Any], settings: Mapping[str, Any]) -> None:
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            _merge(raw.setdefault(name, {}), value)
+        else:
+            raw.setdefault(name, value)
+
+
+def _merge_recipes(raw: dict[str, Any], row: Row) -> None:
+    """What the recipes say of a row's run; what the row itself says of recomputation stands."""
+    said = {"recompute"} & set(raw)
+    model = raw["model"] if isinstance(raw["model"], str) else raw["model"]["name"]
+    compute = raw["precision"]["compute"]
+    for recipe in RECIPES:
+        if recipe.applies(model, raw["device"], compute, raw["parallelism"], row["release"]):
+            _merge(raw, {name: value for name, value in recipe.settings.items() if name not in said})
+
+
+def _parallelism(row: Row, source: Source, model: str | ModelSpec) -> dict[str, Any]:
+    pp, chunks = _whole(row, "pp", 1), _whole(row, "vp", 1)
+    chunks = int(source.settings.get("parallelism", {}).get("virtual_stages", chunks))
+    found: dict[str, Any] = {"tp": _whole(row, "tp", 1), "pp": pp, "cp": _whole(row, "cp", 1)}
+    if pp > 1:
+        found["virtual_stages"] = chunks
+        num_layers = (model if isinstance(model, ModelSpec) else catalog.model(model)).num_layers
+        if num_layers % (pp * chunks):
+            split = bloom_runs.layers_per_stage if bloom_runs.is_bloom(row) else _uneven
+            found["layers_per_stage"] = split(num_layers, pp * chunks)
+    if (ep := _whole(row, "ep", 1)) > 1:
+        found["ep"] = ep
+        found["experts_tp"] = _whole(row, "etp", 1)
+    return found
+
+
+def _uneven(num_layers: int, num_chunks: int) -> list[int]:
+    """As even as can be where embedding and head count as a layer each (Megatron-Core
+    `account_for_embedding_in_pipeline_split`).
+    """
+    share, rest = divmod(num_layers + 2, num_chunks)
+    layers = [share + (1 if 0 < index <= rest else 0) for index in range(num_chunks)]
+    layers[0] -= 1
+    layers[-1] -= 1
+    if min(layers) < 0:
+        raise _TooLittleSaidError(f"{num_layers} layers do not spread over {num_chunks} chunks")
+    return layers
+
+
+def _recompute(row: Row) -> dict[str, Any]:
+    said = row["act_ckpt"]
+    if said.startswith("full"):
+        return {"recompute": {"granularity": "full"}}
+    if said.startswith("selective") and "torchtitan" in row["source"]:
+        modules = ["norms", "activation", "every_second_product"]
+        return {"recompute": {"granularity": "selective", "modules": modules}}
+    return {"recompute": {"granularity": "selective"}} if said.startswith("selective") else {}
+
+
+def _hardware(row: Row, source: Source) -> dict[str, Any]:
+    called = [key for key in DEVICES if re.search(rf"(?<!\w){re.escape(key)}(?!\w)", row["accelerator"])]
+    name = max(called, key=len, default=None)
+    if name is None:
+        raise _TooLittleSaidError(f"the accelerator {row['accelerator']!r} is not known")
+    device = catalog.device(DEVICES[name])
+    if "500W" in row["accelerator"]:
+        # Meta's part: HBM2e at 2.4 TB/s and 500 W (torchtitan, benchmarks/llama3_h100_202412).
+        slower = {"memory_bytes": 96_000_000_000, "memory_bytes_per_s": 2.4e12, "tdp_w": 500.0}
+        device = msgspec.structs.replace(device, **slower)
+        return {"device": msgspec.to_builtins(device)}
+    found: dict[str, Any] = {"device": device.name}
+    if source.scale_out_bytes_per_s:
+        found["node"] = _other_network(device, source.scale_out_bytes_per_s)
+    return found
+
+
+def _other_network(device: Device, bytes_per_s: float) -> dict[str, Any]:
+    node = catalog.default_node(device)
+    link = Link(name="own", bytes_per_s=bytes_per_s, latency_s=node.scale_out.latency_s if node.scale_out else 3e-6)
+    built: dict[str, Any] = msgspec.to_builtins(msgspec.structs.replace(node, scale_out=link))
+    return built
+
+
+def _model(row: Row, source: Source, sequence: int) -> str | ModelSpec:
+    name = row["model"].lower().split(" (")[0]
+    hidden, layers = _number(row, "hidden"), _number(row, "layers")
+    if hidden and layers and name.startswith(("gpt", "turing", "megatron")):
+        vocab = source.vocab_size or _whole(row, "vocab", 51200)
+        heads = _whole(row, "heads", _usual_heads(int(hidden), _whole(row, "tp", 1)))
+        shape = Shape(int(layers), int(hidden), heads, heads, int(4 * hidden), vocab)
+        return _plain_model(row["model"], shape, sequence)
+    key = SAME_SHAPE.get(name.split(" 24.")[0], name.split(" 24.")[0])
+    if key in SHAPES:
+        return _plain_model(row["model"], SHAPES[key], sequence)
+    slug = name.split(" 24.")[0].replace("llama ", "llama").replace("_", "-").replace(" ", "-")
+    known = CATALOG_NAMES.get(name) or CATALOG_NAMES.get(slug) or _of_catalog(slug)
+    if known is None:
+        raise _TooLittleSaidError(f"the shape of {row['model']!r} is not known")
+    model = catalog.model(known)
+    if layers and int(layers) != model.num_layers and len(model.layers) == 1:
+        shortened = msgspec.structs.replace(model.layers[0], num_layers=int(layers))
+        return msgspec.structs.replace(model, layers=(shortened,))
+    return known
+
+
+def _of_catalog(slug: str) -> str | None:
+    """The catalog's name of a model, whose family and version a table may write together."""
+    for name in (slug, re.sub(r"^([a-z]+?)(?=v?\d)", r"\1-", slug)):
+        try:
+            return catalog.model(name).name if name else None
+        except InputError:
+            continue
+    return None
+
+
+def _usual_heads(hidden: int, tp: int) -> int:
+    """Heads of about 128 that a width and a tensor-parallel degree divide."""
+    return min((n for n in range(tp, hidden + 1, tp) if hidden % n == 0), key=lambda n: abs(hidden / n - 128))
+
+
+def _plain_model(name: str, shape: Shape, sequence: int) -> ModelSpec:
+    attention = GroupedQueryAttention(
+        num_heads=shape.heads,
+        num_kv_heads=shape.kv_heads,
+        head_dim=shape.hidden // shape.heads,
+        qkv_bias=shape.bias,
+        output_bias=shape.bias,
+    )
+    feed_forward = DenseFeedForward(intermediate_size=shape.ffn, gated=False, bias=shape.bias)
+    return ModelSpec(
+        name=name,
+        hidden_size=shape.hidden,
+        vocab_size=shape.vocab,
+        max_context_tokens=sequence,
+        layers=(LayerGroup(num_layers=shape.layers, attention=attention, feed_forward=feed_forward),),
+        tie_word_embeddings=shape.tied,
+        norm_bias=True,
+    )
+
+
+def _mlperf_row(row: Row) -> dict[str, str]:
+    """A row of MLPerf Training's results under the names of the other tables."""
+    fp4, fp8 = (row.get(name, "").lower() in ("true", "1", "1.0") for name in ("fp4", "fp8"))
+    model = row["benchmark"].replace("llama31_405b", "llama31-405b")
+    return dict.fromkeys(_COLUMNS, "") | {
+        "source": f"MLPerf Training {row['round']}",
+        "model": model,
+        "accelerator": row["accelerator"],
+        "n_gpus": row["n_accel"],
+        # NVIDIA's GPT-3 and Llama submissions compute in fp8 from round 3.0 on, whether or not the log says so; an A100
+        # cannot.
+        "precision": "nvfp4" if fp4 else "fp8" if fp8 or re.match("NVIDIA (?!A100)", row["accelerator"]) else "bf16",
+        "gbs": row["global_batch_size"],
+        "mbs": row["mbs"],
+        "seq_len": row["nominal_seq_len"] or row["seq_len"],
+        **{name: row[name] for name in ("tp", "pp", "cp", "vp")},
+        "iter_time_s": row["step_time_s_median"],
+        "mem_GB": row["max_memory_GB"],
+    }
+
+
+def _number(row: Row, name: str) -> float | None:
+    """None where it is blank."""
+    text = row[name]
+    if not text:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise _TooLittleSaidError(f"{name} is {text!r}; a number above zero is needed")
+    return value
+
+
+def _whole(row: Row, name: str, usual: int | None = None) -> int:
+    """`usual` where it is blank; that it is not said is an error without."""
+    value = _number(row, name)
+    if value is None and usual is None:
+        raise _TooLittleSaidError(f"{name} was not published")
+    if value is not None and value % 1:
+        raise _TooLittleSaidError(f"{name} is {row[name]!r}; a whole number is needed")
+    return int(value if value is not None else usual or 0)
+
+
+def runs_in(folder: Path) -> Iterator[tuple[str, list[TrainingRun], list[SkippedRow]]]:
+    """Every table of published runs in a folder, by name."""
+    for path in sorted(folder.glob("*.csv")):
+        try:
+            yield path.stem, *read_training_runs(path)
+        except InputError:
+            continue

@@ -1,0 +1,94 @@
+"""How many draft tokens an engine accepted, where nobody recorded it: one share a model, from the measured TPOT."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.calibration.fit import Bench, benches
+from windtunnel.calibration.measured_runs import Measurement
+from windtunnel.pricing.calibrated import CalibratedEstimator
+from windtunnel.pricing.estimator import Estimator
+from windtunnel.serving.calibration import Calibration
+from windtunnel.serving.scenario import Setup
+from windtunnel.serving.setup.estimators import estimator_for
+
+SHARES = tuple(round(0.2 + 0.05 * step, 2) for step in range(16))
+"""Shares of accepted draft tokens to choose from."""
+
+
+@dataclass(frozen=True)
+class Drafting:
+    """A measured run with speculative decoding, simulated at every share of `SHARES`."""
+
+    bench: Bench
+    predicted: tuple[Mapping[str, float], ...]
+
+    @property
+    def model(self) -> str:
+        return self.bench.setup.model.name
+
+    @property
+    def error(self) -> NDArray[np.float64]:
+        """|log(predicted / measured)| of TPOT at every share."""
+        measured = self.bench.measurement.measured["tpot"]
+        return np.abs(np.log([one["tpot"] / measured for one in self.predicted]))
+
+
+def drafting(
+    measurements: Iterable[Measurement], calibrations: Mapping[str, Calibration]
+) -> Iterator[tuple[Measurement, Drafting | str]]:
+    """Every run with its predictions, or with the reason why there are none.
+
+    Args:
+        measurements: runs with speculative decoding whose acceptance was not recorded.
+        calibrations: by engine and device (`vllm-h100_sxm`) or engine; what is fitted here corrects what they leave.
+    """
+
+    def of(setup: Setup) -> Calibration | None:
+        engine, device = setup.engine.name, setup.device.name
+        return calibrations.get(f"{engine}-{device}") or calibrations.get(engine)
+
+    def priced(setup: Setup) -> Estimator:
+        found, plain = of(setup), estimator_for(setup)
+        return plain if found is None else CalibratedEstimator(plain, setup.device, found.factors)
+
+    runs = (one.accepting(0.0) for one in measurements if one.scenario and "tpot" in one.measured)
+    for measurement, bench in benches(runs, priced):
+        if isinstance(bench, str):
+            yield measurement, bench
+        else:
+            found, host = of(bench.setup), bench.setup.engine.host
+            if found is not None:
+                host = found.host_of(str(bench.setup.engine.version)).over(host)
+            yield measurement, Drafting(bench, tuple(_accepting(bench, share).predict({}, host) for share in SHARES))
+
+
+def _accepting(bench: Bench, share: float) -> Bench:
+    speculative = bench.setup.engine.speculative
+    assert speculative is not None
+    assert bench.speculation is not None
+    changed = msgspec.structs.replace(speculative, acceptance_fraction=share)
+    return replace(bench, speculation=bench.speculation._replace(tokens_per_step=changed.tokens_per_step))
+
+
+def best_share(runs: Sequence[Drafting]) -> int:
+    """The position in `SHARES` of the least median error of TPOT."""
+    return int(np.median([run.error for run in runs], axis=0).argmin())
+
+
+def acceptances(runs: Sequence[Drafting]) -> dict[str, float]:
+    """Model -> the share of its draft tokens that explains its runs best."""
+    models = sorted({run.model for run in runs})
+    return {model: SHARES[best_share([run for run in runs if run.model == model])] for model in models}
+
+
+def with_acceptances(made: Mapping[str, Calibration], measurements: Iterable[Measurement]) -> dict[str, Calibration]:
+    """The calibrations with the acceptance of every model of which runs with speculative decoding were measured."""
+    found = [one for _, one in drafting(measurements, made) if isinstance(one, Drafting)]
+    shares = acceptances(found)
+    return {name: msgspec.structs.replace(one, acceptance=shares) for name, one in made.items()}

@@ -1,0 +1,64 @@
+"""Predictions of measured runs by fits that did not see them, whole configurations left out at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.calibration.fit import (
+    CANDIDATES,
+    Bench,
+    Fit,
+    Local,
+    by_configuration,
+    predict,
+    refit,
+)
+from windtunnel.calibration.settings_inference import Trials, infer, with_learnt
+
+NUM_FOLDS = 5
+LEAST_CONFIGURATIONS = 5
+"""Fewer say little of a spread: that of the engine's runs on all devices stands in."""
+
+
+def folds(
+    runs: Sequence[Bench], key: Callable[[Bench], str] = by_configuration, count: int | None = NUM_FOLDS, seed: int = 0
+) -> NDArray[np.int64]:
+    """The fold of every run; runs of equal `key` share one; with `count` None every key is a fold of its own."""
+    keys = sorted({key(bench) for bench in runs})
+    order = np.random.default_rng(seed).permutation(len(keys))
+    fold = {name: int(order[index]) % (count or len(keys)) for index, name in enumerate(keys)}
+    return np.array([fold[key(bench)] for bench in runs])
+
+
+def averaged_fit(runs: Sequence[Bench], around: Local, kept: NDArray[np.bool_]) -> Fit:
+    """The mean of the fits to the runs that are `kept` under all candidate priors, effect by effect.
+
+    No prior is chosen: which one predicts runs left out best changes with the drawing of the folds.
+    """
+    fits = [refit(runs, around, kept, priors) for priors in CANDIDATES]
+    return Fit({effect: float(np.mean([fit.effects[effect] for fit in fits])) for effect in fits[0].effects})
+
+
+def held_out(
+    runs: Sequence[Bench], whole: Local, fold: NDArray[np.int64], trials: Trials | None = None
+) -> list[dict[str, float]]:
+    """Every run's prediction by a fit, and with settings, that were learnt from runs of other folds alone.
+
+    Args:
+        runs: all of them.
+        whole: their predictions as linear around a fit to all.
+        fold: of every run.
+        trials: of `runs`; given again, nothing is simulated twice.
+    """
+    found: list[dict[str, float]] = [{} for _ in runs]
+    trials = trials or Trials(runs)
+    for one in np.unique(fold):
+        kept = fold != one
+        fit = averaged_fit(runs, whole, kept)
+        learnt = infer(trials, whole, fit, kept)
+        for index in np.flatnonzero(~kept).tolist():
+            found[index] = predict(with_learnt([runs[index]], learnt)[0], fit)
+    return found

@@ -1,0 +1,521 @@
+"""Fit what no operator table holds to measured runs: host overheads, and factors on classes of operators.
+
+A run is priced once, class by class (`Bench`); a simulation with other factors and overheads then costs milliseconds.
+The fit is a ridge regression of log(measured / predicted) on the logarithms of all parameters (Gauss-Newton on
+predictions that are linear in the parameters, from finite differences), repeated around its own result. Every
+parameter is a sum of effects: of all runs, of an engine, of an engine on a device, of its release and of that on a
+device (overheads), and of a format (factors), each drawn towards zero, so that what few runs speak for stays near what
+is known of its kin, and an engine, a device or a release without runs falls back to theirs. Runs that no such
+correction explains lose weight (Geman and McClure, 1985).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.calibration.measured_runs import Measurement, reason_of
+from windtunnel.errors import InputError
+from windtunnel.hardware import Device
+from windtunnel.model import operators as ops
+from windtunnel.model.forward import Shard
+from windtunnel.pricing.calibrated import factor, shares
+from windtunnel.pricing.estimator import Estimate, Estimator
+from windtunnel.serving.calibration import NONE, release_of
+from windtunnel.serving.deployment import EngineSettings, HostOverheads
+from windtunnel.serving.engines.defaults import whole_prompt_tokens, with_defaults, with_windows
+from windtunnel.serving.runners.batched import run_loop
+from windtunnel.serving.scenario import Setup, resolve
+from windtunnel.serving.server import check_requests, with_model_len
+from windtunnel.serving.setup.estimators import estimator_for, estimator_key, shard_of
+from windtunnel.serving.setup.frontend import streams, usual_streams
+from windtunnel.serving.setup.kernel_settings import kernel_settings
+from windtunnel.serving.setup.memory import MemoryPlan, plan_memory
+from windtunnel.serving.setup.speculation import drafter_of, speculation_of, with_drafter
+from windtunnel.serving.setup.step_prices import StepPrices, combined, price_steps
+from windtunnel.serving.state import records as state
+from windtunnel.workload.generate.requests import RequestArrays, generate
+
+Floats = NDArray[np.float64]
+
+HOST = HostOverheads.__struct_fields__
+"""Overheads that are fitted, as multiples of the engine's defaults."""
+
+HIDDEN = ("step_s", "request_s")
+"""Those of them that asynchronous scheduling hides behind the device."""
+
+TRIED: Mapping[str, tuple[float, ...]] = {
+    "max_num_seqs": tuple(2.0**power for power in range(3, 11)),
+    "max_num_batched_tokens": tuple(2.0**power for power in range(10, 16)),
+    "gpu_memory_utilization": (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95),
+    "receive_interval_steps": (1.0, 2.0, 4.0, 8.0, 16.0, 32.0),
+}
+"""Engine settings that may be inferred where nobody recorded them (`engine.settings_inference`), and what is tried."""
+
+PRICED_UP_TO = ("max_num_seqs", "max_num_batched_tokens")
+"""Those of them up to which steps are priced."""
+
+METRICS = ("tpot", "ttft", "e2e")
+FITTED = ("tpot", "ttft")
+NOISE: Mapping[str, float] = {"tpot": 0.04, "ttft": 0.10}
+"""What two runs of equal settings differ by, and a little more: the scale in which residuals are counted."""
+
+TRUST = 0.5
+"""How far one step may move an effect."""
+
+
+@dataclass(frozen=True)
+class Priors:
+    """How far effects may move a logarithm: standard deviations of the ridge's prior. By default overheads are known to
+    a factor of two and operators to 8%."""
+
+    host: tuple[float, float, float] = (0.4, 0.5, 0.4)
+    """Of overheads: effects of all runs, of an engine, and of an engine on a device."""
+    releases: tuple[float, float] = (0.3, 0.4)
+    """Of overheads: effects of an engine's release, and of a release on a device, where one is seldom of two hosts."""
+    operators: tuple[float, float, float] = (0.05, 0.05, 0.03)
+    """The same of factors."""
+    formats: float = 0.05
+    """Of a format's effect on GEMMs and experts, of an engine and of an engine on a device."""
+    outlier: float = 3.0
+    """Residuals of so many scales have a quarter of their weight, and larger ones hardly any."""
+
+
+PRIORS = Priors()
+
+
+def _narrowed(operators: float, outlier: float) -> Priors:
+    of_all, of_engine, of_device = PRIORS.operators
+    of_operators = (operators * of_all, operators * of_engine, operators * of_device)
+    return Priors(operators=of_operators, formats=operators * PRIORS.formats, outlier=outlier)
+
+
+CANDIDATES = tuple(_narrowed(operators, outlier) for operators in (0.6, 1.0) for outlier in (1.5, 2.0, 3.0))
+"""Priors whose fits are averaged."""
+
+CROWDING = 0.4
+"""Runs of one configuration err alike: each of n counts n to the power of minus this."""
+
+HOST_RATIO, FACTOR_RATIO = 2.0, 1.05
+"""By how much a parameter is moved to learn what it does."""
+
+NUM_ROUNDS = 2
+"""Of simulating around the last fit and fitting again."""
+NUM_STEPS = 8
+"""Of Gauss and Newton, at most."""
+CONVERGED = 0.01
+LEAST_RELATIVE = 0.05
+"""A linear prediction is taken to fall no lower than this share of where it started."""
+
+
+class Scope(NamedTuple):
+    """Whose parameters a run tells about."""
+
+    engine: str
+    device: str
+    release: str = ""
+    """Of the engine, such as 0.10; empty where an image of no release was run, or for what its releases share."""
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A measured run, priced class by class and ready to be simulated with any calibration."""
+
+    measurement: Measurement
+    setup: Setup
+    """Not calibrated."""
+    settings: state.Settings
+    requests: RequestArrays
+    parts: Mapping[str, StepPrices]
+    """Name of a factor -> prices of the operators that it applies to, as shares of them. One part where decoding is
+    speculative: its attention is the slower of two bounds, which does not split."""
+    speculation: state.Speculation | None = None
+
+    @property
+    def weight(self) -> float:
+        """In a fit: none for runs that their own record calls odd, little where settings were not recorded."""
+        return self.measurement.weight
+
+    @property
+    def scope(self) -> Scope:
+        version = self.measurement.labels.get("version", "")
+        return Scope(self.setup.engine.name, self.setup.device.name, release_of(version))
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """Names of what its times tell about: `host.step_s`, `gemm.fp8.memory`, ...
+
+        Where scheduling overlaps, the host's work per step is a floor that steps seldom touch; a fit would raise it to
+        whatever the slowest of them take. It is fitted on runs whose steps it adds to.
+        """
+        hidden = HIDDEN if self.setup.engine.async_scheduling else ()
+        return (*(f"host.{name}" for name in HOST if name not in hidden), *self.parts)
+
+    @property
+    def keeps_by_default(self) -> bool:
+        """Whether its settings are known but for the memory that the engine keeps from the KV cache by itself."""
+        assert self.measurement.scenario is not None
+        given = self.measurement.scenario.deployment.engine
+        return not self.setup.settings_assumed and given.reserved_bytes is None and given.num_gpu_blocks is None
+
+    def served_with(self, values: Mapping[str, float]) -> Bench:
+        """The same run behind an engine whose defaults are other ones; prices stay as they are.
+
+        Raises:
+            InputError: then the memory holds none of its requests.
+        """
+        if not values:
+            return self
+        assert self.measurement.scenario is not None
+        usual, deployment = self.setup.engine, self.measurement.scenario.deployment
+        whole = {n: int(value) if isinstance(getattr(usual, n), int) else value for n, value in values.items()}
+        other = msgspec.structs.replace(EngineSettings(host=usual.host), **whole)
+        engine = with_defaults(deployment.engine, self.setup.device, other, deployment.parallelism)
+        engine = with_windows(deployment.engine, engine, self.setup.model.architecture)
+        setup = replace(self.setup, engine=whole_prompt_tokens(deployment.engine, engine, self.setup.max_model_len))
+        memory = _memory(setup, self.requests)
+        seed = self.measurement.scenario.seed
+        settings = kernel_settings(setup, memory, deployment.replicas, self.requests, deployment.router, seed)
+        return replace(self, settings=settings)
+
+    def predict(self, factors: Mapping[str, float], host: HostOverheads) -> dict[str, float]:
+        """The metrics of a simulation with these factors and overheads; TPOT is NaN where every output is one token."""
+        prices = combined(self.parts, {name: factor(factors, name) for name in self.parts})
+        engine = msgspec.structs.replace(prices.engine, host=host)
+        cost = replace(prices, engine=engine).lowered().cost
+        settings, requests = self.settings, self.requests
+        busy = usual_streams(settings.max_num_seqs, self.setup, settings.num_replicas, requests.concurrency)
+        usual_s = float(host.frontend_s(requests.input_tokens.mean(), busy))
+        timed = settings._replace(frontend_s=usual_s)
+        records, _, _ = run_loop(timed, cost, requests, speculation=self.speculation)
+        replica = records["rank"] // settings.ranks_per_replica
+        seen_s = host.frontend_s(requests.input_tokens, streams(records, replica, settings.num_replicas))
+        measured = np.arange(records.size) >= self.requests.num_warmup
+        ttft_s = (records["first_token_s"] - records["arrival_s"] + seen_s)[measured]
+        decoding_s = (records["finish_s"] - records["first_token_s"])[measured]
+        gaps = records["output_tokens"][measured] - 1
+        middle = np.median if self.measurement.statistic == "p50" else np.mean
+        tpot_s = middle(decoding_s[gaps > 0] / gaps[gaps > 0]) if (gaps > 0).any() else math.nan
+        return {"tpot": float(tpot_s), "ttft": float(middle(ttft_s)), "e2e": float(middle(ttft_s + decoding_s))}
+
+
+def benches(
+    measurements: Iterable[Measurement], estimator_of: Callable[[Setup], Estimator] = estimator_for
+) -> Iterator[tuple[Measurement, Bench | str]]:
+    """Every measurement with its bench, or with the reason why it cannot be simulated.
+
+    Args:
+        measurements: what was run and measured.
+        estimator_of: prices a setup's operators; asked once for each device, engine version and backend of experts.
+    """
+    estimators: dict[tuple[Hashable, ...], Estimator] = {}
+    for measurement in measurements:
+        try:
+            yield measurement, _bench(measurement, estimators, estimator_of)
+        except InputError as error:
+            yield measurement, reason_of(error)
+
+
+def _bench(
+    measurement: Measurement,
+    estimators: dict[tuple[Hashable, ...], Estimator],
+    estimator_of: Callable[[Setup], Estimator],
+) -> Bench:
+    if measurement.scenario is None:
+        raise InputError(measurement.refused)
+    if measurement.lacks_acceptance:
+        raise InputError("it decodes speculatively, and how many draft tokens were accepted was not recorded")
+    if measurement.scenario.deployment.pools:
+        raise InputError("its pools are separate: of those only a TTFT teaches, where the transfer was left open")
+    deployment = msgspec.structs.replace(measurement.scenario.deployment, calibration=NONE)
+    scenario = msgspec.structs.replace(measurement.scenario, deployment=deployment)
+    requests = generate(scenario.workload, scenario.seed)
+    if "tpot" in measurement.measured and requests.output_tokens.max() == 1:
+        raise InputError("a TPOT was measured, and every output is a single token")
+    setup = with_model_len(resolve(scenario), requests)
+    shard = shard_of(setup)
+    speculation, drafter = speculation_of(setup), drafter_of(setup, shard)
+    memory = _memory(setup, requests)
+    widest = _widest(setup.engine, measurement.unknown)
+    key = estimator_key(setup)
+    if key not in estimators:
+        estimators[key] = estimator_of(setup)
+    if speculation is None:
+        parts = _parts(estimators[key], replace(setup, engine=widest), shard)
+    else:
+        whole = price_steps(estimators[key], setup.device, shard, widest, setup.max_model_len, drafter)
+        parts = {"all": whole}
+    settings = kernel_settings(setup, memory, deployment.replicas, requests, deployment.router, scenario.seed)
+    return Bench(measurement, setup, settings, requests, parts, speculation)
+
+
+def _memory(setup: Setup, requests: RequestArrays) -> MemoryPlan:
+    shard = shard_of(setup)
+    engine = with_drafter(setup, drafter_of(setup, shard)).engine
+    memory = plan_memory(shard, setup.device, engine, setup.max_model_len)
+    check_requests(requests, setup, memory)
+    return memory
+
+
+def _widest(engine: EngineSettings, unknown: Sequence[str]) -> EngineSettings:
+    """With the largest limits that may be tried where nobody recorded them, so that their steps are priced as well."""
+    limits = {name: max(int(TRIED[name][-1]), getattr(engine, name)) for name in PRICED_UP_TO if name in unknown}
+    return msgspec.structs.replace(engine, **limits)
+
+
+def _parts(estimator: Estimator, setup: Setup, shard: Shard) -> dict[str, StepPrices]:
+    recorder = _Recorder(estimator, setup.device)
+    price_steps(recorder, setup.device, shard, setup.engine, setup.max_model_len)
+    return {
+        name: price_steps(_Player(recorder, name), setup.device, shard, setup.engine, setup.max_model_len)
+        for name in recorder.names()
+    }
+
+
+class _Recorder:
+    """Prices operators and remembers, in the order of the questions, seconds and shares."""
+
+    def __init__(self, estimator: Estimator, device: Device) -> None:
+        self.estimator = estimator
+        self.device = device
+        self.answers: list[tuple[Estimate, dict[str, Floats]]] = []
+
+    def estimate(self, op: ops.Op) -> Estimate:
+        found = self.estimator.estimate(op)
+        self.answers.append((found, shares(op, self.device)))
+        return found
+
+    def names(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(name for _, parts in self.answers for name in parts))
+
+
+class _Player:
+    """Answers the same questions again with one factor's share of the seconds."""
+
+    def __init__(self, recorder: _Recorder, name: str) -> None:
+        self.answers = iter(recorder.answers)
+        self.name = name
+
+    def estimate(self, op: ops.Op) -> Estimate:  # noqa: ARG002
+        found, parts = next(self.answers)
+        return replace(found, seconds=np.asarray(found.seconds) * parts.get(self.name, np.asarray(0.0)))
+
+
+# ------------------------------------------------------------------------------------------------------------------ fit
+
+Effect = tuple[str, ...]
+"""What an effect is of: (parameter or its class, "all" | engine | engine and device | engine and release | all three),
+or where it is a format's, (parameter, engine | engine and device)."""
+
+
+MOST_EFFECTS = 5
+
+
+def effects(parameter: str, scope: Scope, priors: Priors = PRIORS) -> dict[Effect, float]:
+    """The effects whose sum is the logarithm of a parameter of a run, with the spread that each may have."""
+    kind, _, rest = parameter.partition(".")
+    base = parameter if kind == "host" else f"{kind}.{rest.rpartition('.')[2]}" if rest else kind
+    overall, of_engine, of_device = priors.host if kind == "host" else priors.operators
+    engine, device, release = scope
+    found = {(base, "all"): overall, (base, engine): of_engine, (base, engine, device): of_device}
+    if kind == "host" and release:
+        found[base, engine, release], found[base, engine, device, release] = priors.releases
+    if base != parameter:
+        found[parameter, engine] = priors.formats
+        found[parameter, engine, device] = priors.formats
+    return found
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Fitted effects; what is not in it is zero."""
+
+    effects: Mapping[Effect, float]
+
+    def logarithm(self, parameter: str, scope: Scope) -> float:
+        return sum(self.effects.get(effect, 0.0) for effect in effects(parameter, scope))
+
+    def factors(self, names: Iterable[str], scope: Scope) -> dict[str, float]:
+        """Factor's name -> value, for the names of a bench's parts."""
+        return {name: math.exp(self.logarithm(name, scope)) for name in names}
+
+    def host(self, default: HostOverheads, scope: Scope) -> HostOverheads:
+        """The overheads of an engine's release on a device, from their defaults."""
+        return HostOverheads(
+            **{
+                name: float(getattr(default, name) or 0.0) * math.exp(self.logarithm(f"host.{name}", scope))
+                for name in HOST
+            }
+        )
+
+
+def predict(bench: Bench, fit: Fit) -> dict[str, float]:
+    """The metrics of a bench under a fit."""
+    return bench.predict(_whole(fit, bench), fit.host(bench.setup.engine.host, bench.scope))
+
+
+def _whole(fit: Fit, bench: Bench) -> dict[str, float]:
+    """Factors by the names of the bench's parts, format and all; `factor` then finds no others to multiply."""
+    return fit.factors(bench.parts, bench.scope)
+
+
+@dataclass(frozen=True)
+class Local:
+    """Predictions around a fit: seconds are taken as linear in every factor and overhead."""
+
+    fit: Fit
+    base: Sequence[Mapping[str, float]]
+    """Of every run: metric -> its prediction under the fit."""
+    slopes: Sequence[Mapping[str, Mapping[str, float]]]
+    """Of every run: metric -> parameter -> the share of the metric that is proportional to the parameter."""
+
+    def predict(self, index: int, bench: Bench, fit: Fit) -> dict[str, float]:
+        """The fitted metrics of a run, `bench`, under another fit, without simulating it again."""
+        found = {}
+        for metric, slope in self.slopes[index].items():
+            moved = {name: fit.logarithm(name, bench.scope) - self.fit.logarithm(name, bench.scope) for name in slope}
+            relative = 1.0 + sum(share * (math.exp(moved[name]) - 1.0) for name, share in slope.items())
+            found[metric] = self.base[index][metric] * max(relative, LEAST_RELATIVE)
+        return found
+
+
+def local(runs: Sequence[Bench], fit: Fit) -> Local:
+    """Simulate every run with every one of its parameters moved.
+
+    Overheads are doubled and not nudged: what the device hides at first would otherwise never be found.
+    """
+    base, slopes = [], []
+    for bench in runs:
+        factors, host = _whole(fit, bench), fit.host(bench.setup.engine.host, bench.scope)
+        here = bench.predict(factors, host)
+        slope: dict[str, dict[str, float]] = {metric: {} for metric in FITTED}
+        for name in bench.parameters:
+            kind, _, field = name.partition(".")
+            if kind == "host":
+                ratio = HOST_RATIO
+                found = bench.predict(factors, msgspec.structs.replace(host, **{field: getattr(host, field) * ratio}))
+            else:
+                ratio = FACTOR_RATIO
+                found = bench.predict(factors | {name: factors[name] * ratio}, host)
+            for metric in FITTED:
+                slope[metric][name] = (found[metric] / here[metric] - 1.0) / (ratio - 1.0)
+        base.append(here)
+        slopes.append(slope)
+    return Local(fit, base, slopes)
+
+
+def fit_runs(runs: Sequence[Bench], num_rounds: int = NUM_ROUNDS) -> Local:
+    """Fit effects to `runs`; what is returned predicts around the fit."""
+    around = local(runs, Fit({}))
+    for at in range(num_rounds):
+        fit = _fitted(runs, around)
+        if at + 1 < num_rounds:
+            around = local(runs, fit)
+        else:
+            around = replace(around, fit=fit, base=[predict(bench, fit) for bench in runs])
+    return around
+
+
+def around_again(runs: Sequence[Bench], around: Local, changed: Sequence[bool]) -> Local:
+    """`around`, with the runs that `changed` simulated anew."""
+    places = [index for index, flag in enumerate(changed) if flag]
+    anew = local([runs[index] for index in places], around.fit)
+    base, slopes = list(around.base), list(around.slopes)
+    for place, one, slope in zip(places, anew.base, anew.slopes, strict=True):
+        base[place], slopes[place] = one, slope
+    return Local(around.fit, base, slopes)
+
+
+def refit(runs: Sequence[Bench], around: Local, kept: NDArray[np.bool_], priors: Priors = PRIORS) -> Fit:
+    """The fit to the runs that are `kept`.
+
+    The whole regression is solved anew on the measurements of the kept runs. From the fit to all runs it takes the
+    point around which predictions are linear, and nothing that was measured.
+    """
+    chosen = np.flatnonzero(kept).tolist()
+    base, slopes = [around.base[index] for index in chosen], [around.slopes[index] for index in chosen]
+    return _fitted([runs[index] for index in chosen], Local(around.fit, base, slopes), priors)
+
+
+def _weights(runs: Sequence[Bench]) -> Floats:
+    sizes = Counter(by_configuration(bench) for bench in runs)
+    return np.array([bench.weight * sizes[by_configuration(bench)] ** -CROWDING for bench in runs])
+
+
+def _fitted(runs: Sequence[Bench], around: Local, priors: Priors = PRIORS) -> Fit:
+    """Ridge regression by Gauss and Newton on predictions that are linear around a fit; nothing from no runs."""
+    if not runs:
+        return Fit({})
+    weights = np.repeat(_weights(runs), len(FITTED))
+    names: dict[Effect, int] = {}
+    spreads: list[float] = []
+    for bench in runs:
+        for parameter in bench.parameters:
+            for effect, spread in effects(parameter, bench.scope, priors).items():
+                if effect not in names:
+                    names[effect] = len(names)
+                    spreads.append(spread)
+    shares, summed = _terms(runs, around, names)
+    measured = np.array([[bench.measurement.measured.get(metric, math.nan) for metric in FITTED] for bench in runs])
+    base = np.array([[one[metric] for metric in FITTED] for one in around.base])
+    scale = np.tile([1.0 / NOISE[metric] for metric in FITTED], len(runs))
+    start = np.array([around.fit.effects.get(effect, 0.0) for effect in names])
+    values = start.copy()
+    for _ in range(NUM_STEPS):
+        moved = np.append(values - start, 0.0)
+        grown = np.exp(moved[summed].sum(axis=-1))
+        relative = np.maximum(1.0 + np.einsum("rmp,rp->rm", shares, grown - 1.0), LEAST_RELATIVE)
+        terms = shares * grown[:, None, :] / relative[:, :, None]
+        design = np.zeros((*base.shape, len(names) + 1))
+        for at in range(summed.shape[-1]):
+            run, metric, parameter = np.indices(terms.shape)
+            np.add.at(design, (run, metric, summed[run, parameter, at]), terms)
+        residual = np.log(measured / (base * relative))
+        flat = design[:, :, :-1].reshape(residual.size, -1)
+        change = _ridge_step(flat, residual.ravel(), scale, weights, np.array(spreads), values, priors.outlier)
+        values = values + change
+        if np.abs(change).max(initial=0.0) < CONVERGED:
+            break
+    return Fit(dict(zip(names, values.tolist(), strict=True)))
+
+
+def _terms(runs: Sequence[Bench], around: Local, names: Mapping[Effect, int]) -> tuple[Floats, NDArray[np.int64]]:
+    """[run, metric, parameter] shares, and [run, parameter, ...] the effects that a parameter sums.
+
+    What a run lacks has a share of 0 and the effect after the last.
+    """
+    most = max(len(bench.parameters) for bench in runs)
+    shares = np.zeros((len(runs), len(FITTED), most))
+    summed = np.full((len(runs), most, MOST_EFFECTS), len(names))
+    for run, (bench, slope) in enumerate(zip(runs, around.slopes, strict=True)):
+        for at, parameter in enumerate(bench.parameters):
+            shares[run, :, at] = [slope[metric][parameter] for metric in FITTED]
+            for place, effect in enumerate(effects(parameter, bench.scope)):
+                summed[run, at, place] = names[effect]
+    return shares, summed
+
+
+def _ridge_step(
+    design: Floats, residual: Floats, scale: Floats, share: Floats, spreads: Floats, values: Floats, outlier: float
+) -> Floats:
+    """The change of all effects: weighted least squares drawn to zero by the prior, Geman and McClure's weights."""
+    known = np.isfinite(residual)
+    a, r = design[known] * scale[known, None], residual[known] * scale[known]
+    weight = np.sqrt(share[known]) / (1.0 + (r / outlier) ** 2)
+    weighted = a * weight[:, None]
+    curvature = weighted.T @ weighted + np.diag(spreads**-2)
+    slope = weighted.T @ (r * weight) - values / spreads**2
+    change: Floats = np.clip(np.linalg.solve(curvature, slope), -TRUST, TRUST)
+    return change
+
+
+def by_configuration(bench: Bench) -> str:
+    """Runs that differ in load only go together."""
+    return bench.measurement.configuration

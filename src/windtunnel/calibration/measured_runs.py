@@ -1,0 +1,419 @@
+"""Measured serving runs from anywhere, as one noun: what was run, and what was measured.
+
+Read are tables of runs (CSV or Parquet, a row each, `COLUMNS`) and the result files of benchmark clients.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from windtunnel.errors import InputError, did_you_mean, unreadable
+from windtunnel.formats.clients.results import MS, ClientResult, read_client_results
+from windtunnel.model.parallelism import Parallelism
+from windtunnel.serving.deployment import Pool
+from windtunnel.serving.scenario import Scenario, keep_published_formats, scenario_from
+
+METRICS = ("tpot", "ttft", "e2e", "throughput")
+"""Seconds per output token after the first, to the first token and in all; output tokens a second."""
+
+STATISTICS = ("mean", "p50")
+
+SCORED = ("primary", "secondary")
+"""Uses of runs that are taken where nobody chooses; the former carry less risk that something unrecorded was on."""
+
+UNRECORDED_SPREAD = 0.1
+"""Lengths that a client did not record are taken as uniform within 10% of their mean. Exactly equal lengths keep a
+closed loop's requests in step for ever, all prompts of a wave arriving at once; the mean TTFT of runs whose clients are
+unknown grows smoothly with the concurrency and hardly depends on the lengths, as only desynchronised loops do
+(TensorRT-LLM, Qwen3-235B, H100: 90th percentile of |error| around its median 67% in step, 33% with the spread)."""
+
+DECODE_SAMPLES_FIRST = ("vllm",)
+"""Engines whose decode side computes the last prompt token again: behind Dynamo vLLM's prefill side is asked for a
+single token, and its `NixlConnector` hands over the KV of what lies before (0.10 to 0.24)."""
+
+ROLES = ("prefill", "decode")
+"""What the columns of separate pools begin with."""
+
+_OF_A_POOL = {
+    "replicas": "servers that {role}",
+    "tp": "their tensor parallelism",
+    "ep": "their expert parallelism",
+    "attention_dp": "their attention data parallelism",
+    "max_num_seqs": "their most running requests, of a rank",
+    "max_num_batched_tokens": "their token budget of a step, of a rank",
+}
+
+COLUMNS: Mapping[str, str] = {
+    "id": "a name for the run; the line's number where it is left out",
+    "model": "a model of the catalog, or a config.json",
+    "device": "a device of the catalog, or a YAML file",
+    "node": "a node of the catalog",
+    "engine": "vllm, sglang or trtllm",
+    "engine_version": "0.19.0",
+    "quant": "format of the weights; empty: as published",
+    "kv_cache_dtype": "format of the KV cache",
+    "tp": "tensor parallelism",
+    "pp": "pipeline parallelism",
+    "ep": "expert parallelism",
+    "attention_dp": "attention data parallelism",
+    "replicas": "equal copies behind a router",
+    "max_num_seqs": "most running requests; `?`: nobody knows",
+    "max_num_batched_tokens": "token budget of a step; `?`: nobody knows",
+    "gpu_memory_utilization": "share of memory to use; `?`: nobody knows",
+    **{f"{role}_{name}": text.format(role=role) for role in ROLES for name, text in _OF_A_POOL.items()},
+    "input_tokens": "the longest prompt",
+    "output_tokens": "the longest output",
+    "range_ratio": "lengths are uniform from this share of the longest; 1: all equal; empty: not known",
+    "concurrency": "requests that the client keeps under way",
+    "rate_per_s": "Poisson arrivals a second; beside a concurrency, which caps those under way",
+    "num_requests": "sent in all; empty: 10 for each of the concurrency",
+    "num_warmup_requests": "sent before them and left out",
+    "ttft_ms": "measured time to the first token",
+    "tpot_ms": "measured time per output token after the first",
+    "e2e_ms": "measured latency of a request",
+    "output_tokens_per_s": "measured throughput of the deployment",
+    "statistic": "mean or p50: what the three latencies are",
+    "use": "primary (or empty), secondary, or anything else to leave the row out",
+}
+"""The schema of a table of runs: column -> meaning. Model, device, lengths, a concurrency or rate, and one measured
+value are needed; columns whose name starts with `_` are ignored."""
+
+_MEASURED = {"ttft_ms": "ttft", "tpot_ms": "tpot", "e2e_ms": "e2e", "output_tokens_per_s": "throughput"}
+_PATHS = {
+    "node": "deployment.node",
+    "engine": "deployment.engine.name",
+    "engine_version": "deployment.engine.version",
+    "tp": "deployment.parallelism.tp",
+    "pp": "deployment.parallelism.pp",
+    "ep": "deployment.parallelism.ep",
+    "attention_dp": "deployment.parallelism.attention_dp",
+    "replicas": "deployment.replicas",
+    "max_num_seqs": "deployment.engine.max_num_seqs",
+    "max_num_batched_tokens": "deployment.engine.max_num_batched_tokens",
+    "gpu_memory_utilization": "deployment.engine.gpu_memory_utilization",
+    "quant": "precision.weights",
+    "kv_cache_dtype": "precision.kv_cache",
+}
+UNKNOWN = "?"
+"""In a table of runs, of a setting that was not recorded and need not have been the engine's default."""
+
+_MAY_BE_UNKNOWN = ("max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization")
+
+_NUMBERS = (
+    "input_tokens",
+    "output_tokens",
+    "range_ratio",
+    "concurrency",
+    "rate_per_s",
+    "num_requests",
+    "num_warmup_requests",
+)
+_COUNTS = ("input_tokens", "output_tokens", "concurrency", "num_requests", "num_warmup_requests")
+_OTHER_SEPARATOR = re.compile(r"[;\t|]")
+_ZERO_TOO = ("range_ratio", "num_warmup_requests")
+_TEXTS = ("node", "engine", "engine_version", "quant", "kv_cache_dtype")
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One measured serving run."""
+
+    id: str
+    scenario: Scenario | None
+    """What was run; None where it cannot be said, and `refused` says why."""
+    refused: str
+    measured: Mapping[str, float]
+    """Metric -> value: those of `METRICS` that are known."""
+    labels: Mapping[str, str]
+    """What runs are grouped by: engine, version, device, model, format, parallelism, prompt, output, concurrency."""
+    use: str = "primary"
+    """`primary` runs are scored first."""
+    statistic: str = "mean"
+    """Of the latencies: one of `STATISTICS`."""
+    weight: float = 1.0
+    """In a calibration; 0: left out."""
+    unknown: tuple[str, ...] = ()
+    """Engine settings that nobody recorded; a calibration may infer them, the engine's defaults stand for them until
+    then."""
+    lacks_acceptance: bool = False
+    """How many draft tokens were accepted was not recorded; the scenario says 0 until `accepting` is told."""
+
+    @property
+    def configuration(self) -> str:
+        """What is held out together in cross-validation: the deployment, at whatever load."""
+        names = ("engine", "version", "device", "model", "format", "parallelism")
+        return " ".join(self.labels.get(name, "") for name in names)
+
+    def accepting(self, share: float) -> Measurement:
+        """The run with this share of its draft tokens accepted."""
+        assert self.scenario is not None
+        deployment = self.scenario.deployment
+        assert deployment.engine.speculative is not None
+        speculative = msgspec.structs.replace(deployment.engine.speculative, acceptance_fraction=share)
+        engine = msgspec.structs.replace(deployment.engine, speculative=speculative)
+        scenario = msgspec.structs.replace(self.scenario, deployment=msgspec.structs.replace(deployment, engine=engine))
+        return replace(self, scenario=scenario, lacks_acceptance=False)
+
+
+def reason_of(error: InputError) -> str:
+    """Why a run is refused, with the name that may have been meant."""
+    hint = error.hint or ""
+    return f"{error.message}; {hint}" if hint.startswith("did you mean") else error.message
+
+
+def read_table(path: Path) -> list[Measurement]:
+    """The runs of a CSV or Parquet file with `COLUMNS`.
+
+    Raises:
+        InputError: an unknown or missing column, or a value that is none; names the row.
+    """
+    rows = list(_rows(path))
+    if not rows:
+        raise InputError(
+            f"{path} has no rows", "a header, and below it a run a line: docs/guides/validate-and-calibrate.md"
+        )
+    unknown = [name for name in rows[0] if name not in COLUMNS and not name.startswith("_")]
+    if unknown:
+        known = "separate columns by commas" if _OTHER_SEPARATOR.search(unknown[0]) else f"known: {', '.join(COLUMNS)}"
+        hint = did_you_mean(unknown[0], COLUMNS, known)
+        raise InputError(f"{path.name} has a column {unknown[0]!r}, which is not known", hint)
+    for name in ("model", "device", "input_tokens", "output_tokens"):
+        if name not in rows[0]:
+            raise InputError(f"{path.name} has no column {name!r}", f"known: {', '.join(COLUMNS)}")
+    found = [_measurement(f"{path.name} row {number}", str(number), row) for number, row in enumerate(rows, 1)]
+    twice = [name for name, count in Counter(one.id for one in found).items() if count > 1]
+    if twice:
+        raise InputError(
+            f"{path.name} has several runs of id {twice[0]!r}", "give each its own, or leave the column out"
+        )
+    return found
+
+
+def measurements_of(results: list[ClientResult], base: dict[str, Any], source: str) -> list[Measurement]:
+    """A client's results with the deployment that `base`, a scenario without workload, describes."""
+    found = []
+    for result in results:
+        values = {
+            "input_tokens": result.input_tokens,
+            "output_tokens": result.output_tokens,
+            "range_ratio": result.range_ratio,
+            "concurrency": result.concurrency,
+            "rate_per_s": result.rate_per_s,
+            "num_requests": result.num_requests,
+            "gap_cv": result.gap_cv,
+        }
+        raw = {**base, "workload": _workload(source, values, are_means=True)}
+        scenario = scenario_from(raw, source)
+        found.append(Measurement(result.id, scenario, "", result.measured, _labels(scenario, values)))
+    return found
+
+
+def read_client_files(path: Path, base: dict[str, Any]) -> list[Measurement]:
+    """The runs of a benchmark client's result file, served as `base` says."""
+    return measurements_of(read_client_results(path), base, path.name)
+
+
+def _rows(path: Path) -> Iterator[dict[str, str]]:
+    if path.suffix == ".parquet":
+        import pyarrow.parquet as pq
+
+        try:
+            table = pq.read_table(path)
+        except (OSError, ValueError) as error:
+            reason = str(error).rpartition("': ")[2].partition(". ")[0]
+            raise InputError(f"{path} is not a readable Parquet file: {reason}", "is it cut off?") from None
+        for row in table.to_pylist():
+            yield {name: "" if value is None else str(value) for name, value in row.items()}
+        return
+    try:
+        lines = csv.DictReader(path.read_text(encoding="utf-8-sig").splitlines())
+    except (OSError, UnicodeDecodeError) as error:
+        raise unreadable(path, error) from None
+    columns = lines.fieldnames or ()
+    for name in columns:
+        if columns.count(name) > 1:
+            raise InputError(f"{path.name} has two columns {name!r}", "keep one of them")
+    for number, line in enumerate(lines, 1):
+        if None in line or None in line.values():
+            raise InputError(
+                f"{path.name} row {number} has another number of values than the header has columns ({len(columns)})",
+                "is the file cut off, or a comma inside a value not quoted?",
+            )
+        yield {name: value.strip() for name, value in line.items()}
+
+
+def _measurement(where: str, identity: str, row: Mapping[str, str]) -> Measurement:
+    given = {name: value for name, value in row.items() if value != "" and name in COLUMNS}
+    unknown = tuple(name for name in _MAY_BE_UNKNOWN if given.get(name) == UNKNOWN)
+    given = {name: value for name, value in given.items() if name not in unknown}
+    for name in ("model", "device", "input_tokens", "output_tokens"):
+        if name not in given:
+            raise InputError(f"{where}: {name} is empty", _meaning(name))
+    measured = {}
+    for name, metric in _MEASURED.items():
+        if name in given:
+            value = _number(where, name, given[name])
+            measured[metric] = value * (1.0 if metric == "throughput" else MS)
+    if not measured:
+        raise InputError(f"{where}: nothing was measured", f"one of: {', '.join(_MEASURED)}")
+    statistic = {"median": "p50"}.get(given.get("statistic", "mean"), given.get("statistic", "mean"))
+    if statistic not in STATISTICS:
+        raise InputError(f"{where}: statistic is {statistic!r}; known: {', '.join(STATISTICS)}", _meaning("statistic"))
+    values: dict[str, Any] = {name: _number(where, name, given[name]) for name in _NUMBERS if name in given}
+    for name in _COUNTS:
+        if name in values and values[name] != int(values[name]):
+            raise InputError(f"{where}: {name} is {given[name]!r}; a whole number is needed", _meaning(name))
+    if values.get("range_ratio", 1.0) > 1:
+        raise InputError(
+            f"{where}: range_ratio is {given['range_ratio']!r}; from 0 to 1 is needed", _meaning("range_ratio")
+        )
+    raw: dict[str, Any] = {"model": given["model"], "deployment": {"device": given["device"]}}
+    for name, dotted in _PATHS.items():
+        if name in given:
+            _set(raw, dotted, given[name] if name in _TEXTS else _whole(where, name, given[name]))
+    if unknown:
+        _set(raw, "deployment.settings_assumed", True)
+    _set_pools(where, raw, given)
+    raw["workload"] = _workload(where, values, are_means=False)
+    identity = given.get("id", identity)
+    try:
+        keep_published_formats(raw)
+        scenario = scenario_from(raw, where)
+    except InputError as error:
+        known = {"model": given["model"], "device": given["device"], "engine": given.get("engine", "vllm")}
+        return Measurement(identity, None, reason_of(error), measured, known, given.get("use", "primary"), statistic)
+    labels = _labels(scenario, values)
+    return Measurement(
+        identity, scenario, "", measured, labels, given.get("use", "primary"), statistic, unknown=unknown
+    )
+
+
+def _set_pools(where: str, raw: dict[str, Any], given: Mapping[str, str]) -> None:
+    """Give `raw` two pools where the row has columns of them, and the engine's way of a first token.
+
+    Raises:
+        InputError: only one of them is described, or a replica as well.
+    """
+    of_pools = [name for name in given if name.startswith(tuple(f"{role}_" for role in ROLES))]
+    if not of_pools:
+        return
+    for role in ROLES:
+        if not any(name.startswith(f"{role}_") for name in of_pools):
+            raise InputError(
+                f"{where}: {of_pools[0]} is given and nothing of the servers that {role}",
+                f"{role}_tp and {role}_replicas say how wide they are and how many",
+            )
+    for name in ("tp", "pp", "ep", "attention_dp", "replicas"):
+        if name in given:
+            raise InputError(
+                f"{where}: {name} and {of_pools[0]} exclude each other",
+                f"prefill_{name} and decode_{name} are of pools",
+            )
+    raw["deployment"]["pools"] = pools = []
+    for role in ROLES:
+        pool: dict[str, Any] = {"name": role, "role": role, "parallelism": {}, "engine": {}}
+        for name in _OF_A_POOL:
+            if f"{role}_{name}" in given:
+                part = "parallelism" if name in ("tp", "ep", "attention_dp") else "engine" if "max" in name else None
+                value = _whole(where, f"{role}_{name}", given[f"{role}_{name}"])
+                (pool if part is None else pool[part])[name] = value
+        pools.append(pool)
+    if given.get("engine", "vllm") in DECODE_SAMPLES_FIRST:
+        raw["deployment"]["transfer"] = {"first_token": "decode"}
+
+
+def _set(raw: dict[str, Any], dotted: str, value: Any) -> None:
+    *parents, last = dotted.split(".")
+    for name in parents:
+        raw = raw.setdefault(name, {})
+    raw[last] = value
+
+
+def _number(where: str, name: str, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not (0 < value < float("inf") or (value == 0 and name in _ZERO_TOO)):
+        raise InputError(f"{where}: {name} is {text!r}; a number above zero is needed", _meaning(name))
+    return value
+
+
+def _meaning(column: str) -> str:
+    return f"{column}: {COLUMNS[column]}"
+
+
+def _whole(where: str, name: str, text: str) -> float | int:
+    value = _number(where, name, text)
+    return int(value) if value == int(value) else value
+
+
+def _workload(where: str, values: Mapping[str, Any], are_means: bool) -> dict[str, Any]:
+    concurrency, rate = values.get("concurrency"), values.get("rate_per_s")
+    if concurrency is not None:
+        arrivals: dict[str, Any] = {"type": "closed_loop", "concurrency": int(concurrency)}
+        if rate is not None:
+            arrivals |= {"rate_per_s": rate, "cv": values.get("gap_cv", 1.0)}
+        if values.get("num_warmup_requests"):
+            arrivals["num_warmup_requests"] = int(values["num_warmup_requests"])
+    elif rate is not None:
+        arrivals = _open_loop(rate, values.get("gap_cv", 1.0))
+    else:
+        raise InputError(f"{where}: neither concurrency nor rate_per_s is given", _meaning("concurrency"))
+    return {
+        "arrivals": arrivals,
+        "input_tokens": _lengths(values["input_tokens"], values.get("range_ratio"), are_means),
+        "output_tokens": _lengths(values["output_tokens"], values.get("range_ratio"), are_means),
+        "num_requests": int(values.get("num_requests") or 10 * (concurrency or 100)),
+    }
+
+
+def _open_loop(rate_per_s: float, gap_cv: float) -> dict[str, Any]:
+    if gap_cv in (0.0, 1.0):
+        return {"type": "static" if gap_cv == 0 else "poisson", "rate_per_s": rate_per_s}
+    return {"type": "gamma", "rate_per_s": rate_per_s, "cv": gap_cv}
+
+
+def _lengths(tokens: float, range_ratio: float | None, are_means: bool) -> int | dict[str, Any]:
+    """The longest with the share of it that the shortest has; or a mean with the spread of what nobody recorded."""
+    if range_ratio is None:
+        low, high = tokens * (1 - UNRECORDED_SPREAD), tokens * (1 + UNRECORDED_SPREAD)
+    else:
+        high = 2 * tokens / (1 + range_ratio) if are_means else tokens
+        low = high * range_ratio
+    shortest, longest = max(round(low), 1), max(round(high), 1)
+    return longest if shortest == longest else {"type": "uniform", "min_tokens": shortest, "max_tokens": longest}
+
+
+def _labels(scenario: Scenario, values: Mapping[str, Any]) -> dict[str, str]:
+    deployment = scenario.deployment
+    precision = scenario.precision
+    return {
+        "engine": deployment.engine.name,
+        "version": deployment.engine.version or "",
+        "device": deployment.device,
+        "model": scenario.model.rpartition("/")[2],
+        "format": "" if precision is None else f"{precision.weights}/{precision.experts_format}/{precision.kv_cache}",
+        "parallelism": parallelism_label(deployment.parallelism, deployment.pools),
+        "mode": "disagg" if deployment.pools else "agg",
+        "prompt": f"{values['input_tokens']:.0f}",
+        "output": f"{values['output_tokens']:.0f}",
+        "concurrency": f"{values['concurrency']:.0f}" if values.get("concurrency") else "",
+    }
+
+
+def parallelism_label(shape: Parallelism, pools: Sequence[Pool] = ()) -> str:
+    """`tp4 ep8 dp2`; of several pools `P 2x tp8 ep8 D 1x tp4`."""
+    if pools:
+        parts = [(pool.role[0].upper(), pool.replicas, pool.parallelism or shape) for pool in pools]
+        return " ".join(f"{role} {replicas}x {parallelism_label(own)}" for role, replicas, own in parts)
+    widths = {"tp": shape.tp, "pp": shape.pp, "ep": shape.ep, "dp": shape.attention_dp}
+    return " ".join(f"{name}{width}" for name, width in widths.items() if width > 1 or name == "tp")

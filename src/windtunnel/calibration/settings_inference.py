@@ -1,0 +1,321 @@
+"""Engine settings that nobody recorded, and the memory that an engine keeps from its KV cache, from measured runs.
+
+The runs of a series were served with the same settings: those of a model behind a version of an engine on a device, or,
+of the kept memory, all of an engine on a device. A series' runs are simulated again with other values. One is taken
+where it explains them so much better than the default that it is twenty times as likely, and where each configuration's
+runs are predicted better with the value that the series' other configurations speak for, no metric worse in the median.
+Where all runs are of one configuration nothing but their own likelihood and median errors decide. Several settings are
+taken one after the other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.calibration.fit import (
+    CROWDING,
+    FITTED,
+    NOISE,
+    TRIED,
+    Bench,
+    Fit,
+    Local,
+    by_configuration,
+    predict,
+)
+from windtunnel.errors import InputError
+from windtunnel.serving.calibration import Inferred, Reserve
+from windtunnel.serving.state import records as state
+from windtunnel.units import GIB
+
+Floats = NDArray[np.float64]
+
+Values = tuple[tuple[str, float], ...]
+"""Settings of `EngineSettings` by name, in the order in which they were taken; empty: the engine's defaults."""
+
+RESERVE = "reserved_bytes"
+RESERVES = tuple(size * GIB for size in (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0))
+RESERVE_PRIOR, LEAST_RESERVE = math.log(2.0), 0.5 * GIB
+"""What is kept is known to a factor of two; below the latter it makes no difference."""
+
+OUTLIER = 3.0
+"""Of residuals: so many scales and more count by their logarithm, as Cauchy's distribution has it. Where both ways are
+far off, the farther one still counts for more."""
+
+PRICE = 3.0
+"""Of a value that is not the default, in units of log-likelihood."""
+
+
+class Series(NamedTuple):
+    """Runs that were served with the same settings; empty: of any."""
+
+    engine: str
+    device: str = ""
+    version: str = ""
+    model: str = ""
+    source: str = ""
+
+
+def series_of(bench: Bench) -> Series | None:
+    """The series that a run's unrecorded settings are shared in; None where all were recorded."""
+    labels = bench.measurement.labels
+    if not bench.measurement.unknown:
+        return None
+    engine, device, _ = bench.scope
+    return Series(engine, device, str(bench.setup.engine.version), bench.setup.model.name, labels.get("source", ""))
+
+
+@dataclass
+class Trials:
+    """Measured runs simulated with other settings, each once, with overheads and factors as they are assumed."""
+
+    runs: Sequence[Bench]
+    _before: dict[int, Mapping[str, float]] = field(default_factory=dict)
+    _shifts: dict[tuple[int, Values], Mapping[str, float] | None] = field(default_factory=dict)
+
+    def shift(self, index: int, values: Values) -> Mapping[str, float] | None:
+        """Metric -> log of its prediction with `values` over that without; None where they cannot serve the run."""
+        key = (index, tuple(sorted(values)))
+        if key not in self._shifts:
+            self._shifts[key] = self._shift(index, values)
+        return self._shifts[key]
+
+    def _shift(self, index: int, values: Values) -> Mapping[str, float] | None:
+        bench = self.runs[index]
+        try:
+            other = bench.served_with(dict(values))
+        except InputError:
+            return None
+        if _limits(other) == _limits(bench):
+            return dict.fromkeys(FITTED, 0.0)
+        if index not in self._before:
+            self._before[index] = predict(bench, Fit({}))
+        after = predict(other, Fit({}))
+        return {metric: math.log(after[metric] / self._before[index][metric]) for metric in FITTED}
+
+
+def _limits(bench: Bench) -> state.Settings:
+    """The settings of a run's server; limits that its client cannot reach count as equal."""
+    settings, requests = bench.settings, bench.requests
+    if not settings.concurrency:
+        return settings
+    longest = int((requests.input_tokens + requests.output_tokens).max())
+    blocks = -(-longest // settings.block_size) * settings.num_groups + settings.blocks_per_request
+    return settings._replace(
+        max_num_seqs=min(settings.max_num_seqs, settings.concurrency),
+        num_blocks=min(settings.num_blocks, settings.concurrency * blocks),
+        num_window_blocks=min(settings.num_window_blocks, settings.concurrency * blocks),
+    )
+
+
+@dataclass(frozen=True)
+class Taken:
+    """Values that a series' runs speak for."""
+
+    values: Values
+    runs: Sequence[int]
+    """Indices of the series' runs."""
+    before: Sequence[Mapping[str, float]]
+    """Of each: metric -> log of measured over predicted with the defaults."""
+    left_out: Sequence[Mapping[str, float]]
+    """The same with the values that the runs of other configurations speak for; with those taken where all runs are of
+    one."""
+
+
+Learnt = Mapping[Series, Taken]
+
+
+def infer(trials: Trials, around: Local, fit: Fit, kept: NDArray[np.bool_]) -> Learnt:
+    """What the runs that are `kept` say of settings, under a fit.
+
+    Args:
+        trials: of all runs.
+        around: their predictions, as linear around some fit.
+        fit: to the runs that are kept.
+        kept: a flag a run; of the others no measurement is read.
+    """
+    runs = trials.runs
+    unrecorded: dict[Series, list[int]] = {}
+    keeping: dict[Series, list[int]] = {}
+    for index in np.flatnonzero(kept).tolist():
+        bench = runs[index]
+        if bench.weight <= 0:
+            continue
+        if (series := series_of(bench)) is not None:
+            unrecorded.setdefault(series, []).append(index)
+        elif bench.keeps_by_default:
+            engine, device, _ = bench.scope
+            for one in (Series(engine), Series(engine, device)):
+                keeping.setdefault(one, []).append(index)
+    found: dict[Series, Taken] = {}
+    left_open = _left_open(runs)
+    for series, members in (unrecorded | keeping).items():
+        names = left_open.get(series, (RESERVE,))
+        residuals = _residuals(runs, members, around, fit)
+        taken = _taken(_Question(trials, members, residuals, names))
+        if taken.values:
+            found[series] = taken
+    for engine, device in {bench.scope[:2] for bench in runs}:
+        if Series(engine) in found and Series(engine, device) not in keeping:
+            # As a calibration of the engine on any device says.
+            found[Series(engine, device)] = found[Series(engine)]
+    return found
+
+
+def _left_open(runs: Sequence[Bench]) -> dict[Series, tuple[str, ...]]:
+    """Series -> the settings that none of its runs recorded: what one of them did is not another's to choose."""
+    found: dict[Series, tuple[str, ...]] = {}
+    for bench in runs:
+        if (series := series_of(bench)) is not None:
+            unknown = bench.measurement.unknown
+            found[series] = tuple(name for name in found.get(series, unknown) if name in unknown)
+    return found
+
+
+def values_of(bench: Bench, learnt: Learnt) -> Values:
+    """What was learnt of the settings that a run's record leaves open."""
+    engine, device, _ = bench.scope
+    series = series_of(bench)
+    if series is not None:
+        return learnt[series].values if series in learnt else ()
+    own = Series(engine, device)
+    return learnt[own].values if bench.keeps_by_default and own in learnt else ()
+
+
+def with_learnt(runs: Sequence[Bench], learnt: Learnt) -> list[Bench]:
+    """The runs, served with what was learnt of their settings where it can serve them."""
+
+    def served(bench: Bench) -> Bench:
+        try:
+            return bench.served_with(dict(values_of(bench, learnt)))
+        except InputError:
+            return bench
+
+    return [served(bench) for bench in runs]
+
+
+def _residuals(runs: Sequence[Bench], members: Sequence[int], around: Local, fit: Fit) -> list[dict[str, float]]:
+    found = []
+    for index in members:
+        measured, predicted = runs[index].measurement.measured, around.predict(index, runs[index], fit)
+        found.append({name: math.log(measured[name] / predicted[name]) for name in FITTED if name in measured})
+    return found
+
+
+class _Question(NamedTuple):
+    """Which values of the settings `names` explain the runs `members`."""
+
+    trials: Trials
+    members: Sequence[int]
+    residuals: Sequence[Mapping[str, float]]
+    """Of each: metric -> log of measured over predicted with the defaults."""
+    names: Sequence[str]
+
+    def left(self, values: Values) -> list[Mapping[str, float]] | None:
+        """The residuals with `values`; None where some run cannot be served so."""
+        shifts = [self.trials.shift(index, values) for index in self.members]
+        if any(shift is None for shift in shifts):
+            return None
+        pairs = zip(self.residuals, shifts, strict=True)
+        return [{name: value - shift[name] for name, value in one.items()} for one, shift in pairs if shift is not None]
+
+    def costs(self, left: Sequence[Mapping[str, float]]) -> Floats:
+        """Of every run: minus the logarithm of its likelihood."""
+        sizes = Counter(by_configuration(self.trials.runs[index]) for index in self.members)
+        found = []
+        for index, one in zip(self.members, left, strict=True):
+            squares = [(value / NOISE[name]) ** 2 for name, value in one.items()]
+            weight = sizes[by_configuration(self.trials.runs[index])] ** -CROWDING
+            found.append(weight * sum(0.5 * OUTLIER**2 * math.log1p(square / OUTLIER**2) for square in squares))
+        return np.array(found)
+
+
+def _taken(question: _Question) -> Taken:
+    """Values taken one setting after the other, as long as one is worth its price and says so of runs left out."""
+    values: Values = ()
+    left: Sequence[Mapping[str, float]] = question.residuals
+    left_out = left
+    configurations = np.array([by_configuration(question.trials.runs[index]) for index in question.members])
+    while True:
+        ways = [(values, left), *_further(question, values)]
+        costs = np.array([question.costs(one) for _, one in ways])
+        prices = np.array([_price(question, one) for one, _ in ways])
+        best = int((costs.sum(axis=1) + prices).argmin())
+        chosen = np.full(len(question.members), best)
+        for one in set(configurations.tolist()):
+            others = configurations != one
+            if others.any():
+                chosen[~others] = (costs[:, others].sum(axis=1) + prices).argmin()
+        foreseen = [ways[way][1][run] for run, way in enumerate(chosen.tolist())]
+        better = question.costs(foreseen).sum() + prices[best] < costs[0].sum() + prices[0]
+        if best == 0 or not better or _is_farther(foreseen, left):
+            return Taken(values, question.members, question.residuals, left_out)
+        left_out, (values, left) = foreseen, ways[best]
+
+
+def _is_farther(these: Sequence[Mapping[str, float]], those: Sequence[Mapping[str, float]]) -> bool:
+    """Whether the median error of some metric is larger."""
+    before = _median_errors(those)
+    return any(error > before[name] for name, error in _median_errors(these).items())
+
+
+def _further(question: _Question, values: Values) -> Iterator[tuple[Values, Sequence[Mapping[str, float]]]]:
+    """`values` and one more, with what they leave."""
+    for name in question.names:
+        if name in dict(values):
+            continue
+        for value in RESERVES if name == RESERVE else TRIED[name]:
+            more = (*values, (name, value))
+            if (left := question.left(more)) is not None:
+                yield more, left
+
+
+def _price(question: _Question, values: Values) -> float:
+    found = PRICE * len(values)
+    if RESERVE in dict(values):
+        default = float(question.trials.runs[question.members[0]].setup.engine.reserved_bytes or 0.0)
+        ratio = (dict(values)[RESERVE] + LEAST_RESERVE) / (default + LEAST_RESERVE)
+        found += 0.5 * (math.log(ratio) / RESERVE_PRIOR) ** 2
+    return found
+
+
+def inferred(runs: Sequence[Bench], learnt: Learnt, engine: str, device: str | None) -> tuple[Inferred, ...]:
+    """For a calibration: what was learnt of settings that nobody recorded."""
+    return tuple(
+        Inferred(
+            device=series.device,
+            version=series.version,
+            model=series.model,
+            settings={name: int(value) if value == int(value) else value for name, value in sorted(taken.values)},
+            **_record(runs, taken),
+        )
+        for series, taken in sorted(learnt.items())
+        if series.model and series.engine == engine and device in (None, series.device)
+    )
+
+
+def reserve(runs: Sequence[Bench], learnt: Learnt, engine: str, device: str | None) -> Reserve | None:
+    """For a calibration: what was learnt of the memory that an engine keeps from its KV cache."""
+    taken = learnt.get(Series(engine, device or ""))
+    return None if taken is None else Reserve(reserved_bytes=int(dict(taken.values)[RESERVE]), **_record(runs, taken))
+
+
+def _record(runs: Sequence[Bench], taken: Taken) -> dict[str, Any]:
+    return {
+        "num_runs": len(taken.runs),
+        "num_configurations": len({by_configuration(runs[index]) for index in taken.runs}),
+        "median_error_before": _median_errors(taken.before),
+        "median_error": _median_errors(taken.left_out),
+    }
+
+
+def _median_errors(residuals: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    found = {name: [math.exp(-one[name]) - 1 for one in residuals if name in one] for name in FITTED}
+    return {name: float(f"{np.median(np.abs(errors)):.3g}") for name, errors in found.items() if errors}

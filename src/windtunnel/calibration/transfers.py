@@ -1,0 +1,259 @@
+"""Fit what handing a KV cache over takes to measured runs of separate pools for prefill and decode.
+
+Two numbers an engine and device: the latency of a transfer of nothing, and the share of the links' bandwidth that large
+ones reach (`spec.deployment.Transfer`). All else is held at the calibration of the aggregated runs. A run's TTFT is
+taken as linear in the latency and in the inverse of the share, from finite differences, and simulated again around the
+first fit. What is minimised is Geman and McClure's loss of log(measured / predicted TTFT), with log-normal priors
+around the defaults.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import minimize
+
+from windtunnel import catalog
+from windtunnel.calibration.fit import CROWDING, NOISE, PRIORS
+from windtunnel.calibration.measured_runs import Measurement
+from windtunnel.errors import InputError
+from windtunnel.pricing.estimator import Estimator
+from windtunnel.serving.calibration import (
+    Calibration,
+    LearntTransfer,
+    Provenance,
+    TransferRecord,
+    calibration_for,
+)
+from windtunnel.serving.deployment import LINK_EFFICIENCY, TRANSFER_LATENCY_S
+from windtunnel.serving.pools import (
+    Fleet,
+    prepare_pools,
+    replicas_of,
+    run_pools,
+)
+from windtunnel.serving.scenario import Scenario, Setup
+from windtunnel.serving.setup.estimators import shared_estimators
+from windtunnel.serving.setup.frontend import streams
+from windtunnel.workload.generate.requests import RequestArrays, generate
+
+Floats = NDArray[np.float64]
+Values = tuple[float, float]
+"""Seconds of latency, and share of the links' bandwidth."""
+
+DEFAULT: Values = (TRANSFER_LATENCY_S, LINK_EFFICIENCY)
+
+PRIOR = (math.log(5.0), math.log(1.3))
+"""Standard deviations of the two logarithms: nobody knows the latency to better than a factor of five; shares of
+bandwidth that were measured lie within 30% of each other."""
+
+LATENCY_STEP_S, SHARE_STEP = 20e-3, 1 / 1.3
+"""By how much either is moved, the share by a factor, to learn what it does: what ends within a step of the decode side
+counts from the next one on, so that less latency than a step takes tells nothing."""
+
+STARTS = (1.0, 10.0, 100.0)
+"""Times the default latency, from where the least loss is looked for: far from it the loss is flat."""
+
+LEAST_GAIN = 0.01
+"""By what share of itself the error of runs left out must fall for the values to be kept."""
+
+NUM_ROUNDS = 2
+LEAST_RELATIVE = 0.05
+"""A linear prediction is taken to fall no lower than this share of where it started."""
+
+
+@dataclass(frozen=True)
+class TransferBench:
+    """A measured run of separate pools, ready to be simulated with any transfer."""
+
+    measurement: Measurement
+    fleet: Fleet
+    """With no latency and the whole bandwidth."""
+    requests: RequestArrays
+
+    def ttft_s(self, values: Values) -> float:
+        """Of a simulation: the statistic that was measured."""
+        latency_s, efficiency = values
+        plans = [plan._replace(link_bytes_per_s=plan.link_bytes_per_s * efficiency) for plan in self.fleet.plans]
+        travel = self.fleet.travel._replace(latency_s=latency_s)
+        run = run_pools(plans, travel, self.requests, speculation=self.fleet.speculation, keeping=self.fleet.keeping)
+        _, replica, num_replicas = replicas_of(run.records, run.pools)
+        host = self.fleet.parts[0].setup.engine.host
+        seen_s = host.frontend_s(self.requests.input_tokens, streams(run.records, replica, num_replicas))
+        ttft_s = (run.records["first_token_s"] - run.records["arrival_s"] + seen_s)[self.requests.num_warmup :]
+        return float(np.median(ttft_s) if self.measurement.statistic == "p50" else np.mean(ttft_s))
+
+
+def tells_of_transfers(measurement: Measurement) -> bool:
+    """Whether the run was one of separate pools that leaves its transfers open and measured a TTFT."""
+    if measurement.scenario is None or measurement.lacks_acceptance or "ttft" not in measurement.measured:
+        return False
+    deployment = measurement.scenario.deployment
+    given = (deployment.transfer.bytes_per_s, deployment.transfer.link_efficiency, deployment.transfer.latency_s)
+    return any(pool.role == "prefill" for pool in deployment.pools) and given == (None, None, None)
+
+
+def with_transfers(
+    made: Mapping[str, Calibration], measurements: Sequence[Measurement], source: str
+) -> dict[str, Calibration]:
+    """The calibrations, each with the transfers that runs of its engine and device taught, where they taught any.
+
+    Where nothing was fitted to aggregated runs of an engine on a device, all else is held at the shipped calibration,
+    or at none.
+
+    Args:
+        made: by name, as `engine.calibration_profiles.profiles` names them.
+        measurements: those that do not tell of transfers are passed over.
+        source: what the runs are, for the record of a calibration that holds nothing else.
+    """
+    runs = [one for one in measurements if one.weight > 0 and tells_of_transfers(one)]
+    benches = list(_benches(runs, made))
+    found = {}
+    for name, one in made.items():
+        own = [bench for bench in benches if _kin(bench) == (one.engine, one.device or _kin(bench)[1])]
+        found[name] = msgspec.structs.replace(one, transfer=fit_transfers(own))
+    for engine, device in dict.fromkeys(map(_kin, benches)):
+        if engine in made or f"{engine}-{device}" in made:
+            continue
+        own = [bench for bench in benches if _kin(bench) == (engine, device)]
+        learnt = fit_transfers(own)
+        if learnt is not None:
+            base = _base(engine, device, [bench.measurement for bench in own], source)
+            found[f"{engine}-{device}"] = msgspec.structs.replace(base, transfer=learnt)
+    return found
+
+
+def _kin(bench: TransferBench) -> tuple[str, str]:
+    """Engine and device of the pool that decodes."""
+    decodes = next(part.setup for part in bench.fleet.parts if part.pool.role != "prefill")
+    return decodes.engine.name, decodes.device.name
+
+
+def _base(engine: str, device: str, own: Sequence[Measurement], source: str) -> Calibration:
+    """The shipped calibration for these runs, or one that says nothing."""
+    versions = sorted({one.labels.get("version", "") for one in own} - {""})
+    for version in versions:
+        shipped = calibration_for(engine, device, version).calibration
+        if shipped is not None:
+            return msgspec.structs.replace(shipped, device=device)
+    provenance = Provenance(
+        fitted_on=source, num_runs=0, num_configurations=0, versions=tuple(versions), devices=(device,)
+    )
+    return Calibration(engine=engine, device=device, provenance=provenance)
+
+
+def _benches(runs: Sequence[Measurement], made: Mapping[str, Calibration]) -> Iterator[TransferBench]:
+    """Runs that can be simulated, held at what was fitted to aggregated ones."""
+    estimator_of = shared_estimators()
+
+    def calibration_of(alone: Scenario) -> Calibration | None:
+        engine, device = alone.deployment.engine.name, catalog.device(alone.deployment.device).name
+        return made.get(f"{engine}-{device}") or made.get(engine)
+
+    for run in runs:
+        try:
+            yield _bench(run, estimator_of, calibration_of)
+        except InputError:
+            continue
+
+
+def _bench(
+    run: Measurement,
+    estimator_of: Callable[[Setup], Estimator],
+    calibration_of: Callable[[Scenario], Calibration | None],
+) -> TransferBench:
+    assert run.scenario is not None
+    whole = msgspec.structs.replace(run.scenario.deployment.transfer, latency_s=0.0, link_efficiency=1.0)
+    deployment = msgspec.structs.replace(run.scenario.deployment, transfer=whole)
+    scenario = msgspec.structs.replace(run.scenario, deployment=deployment)
+    requests = generate(scenario.workload, scenario.seed)
+    fleet = prepare_pools(scenario, requests, estimator_of=estimator_of, calibration_of=calibration_of)
+    return TransferBench(run, fleet, requests)
+
+
+@dataclass(frozen=True)
+class _Local:
+    """TTFT of runs around some values: `base_s + by_latency x seconds + by_inverse x (1 / share)`, both from there."""
+
+    around: Values
+    base_s: Floats
+    by_latency: Floats
+    by_inverse: Floats
+
+    def ttft_s(self, values: Values) -> Floats:
+        change = self.by_latency * (values[0] - self.around[0])
+        change = change + self.by_inverse * (1 / values[1] - 1 / self.around[1])
+        return np.maximum(self.base_s + change, LEAST_RELATIVE * self.base_s)
+
+
+def _local(benches: Sequence[TransferBench], around: Values) -> _Local:
+    latency_s, efficiency = around
+    moved = (latency_s + LATENCY_STEP_S, efficiency * SHARE_STEP)
+    base, later, slower = (
+        np.array([bench.ttft_s(values) for bench in benches])
+        for values in (around, (moved[0], efficiency), (latency_s, moved[1]))
+    )
+    by_inverse = (slower - base) / (1 / moved[1] - 1 / efficiency)
+    return _Local(around, base, (later - base) / LATENCY_STEP_S, by_inverse)
+
+
+def fit_transfers(benches: Sequence[TransferBench]) -> LearntTransfer | None:
+    """What runs teach, or None where predictions of configurations left out of the fit are no better than the
+    defaults'."""
+    names = np.array([bench.measurement.configuration for bench in benches])
+    configurations = sorted(set(names.tolist()))
+    if len(configurations) < 2:
+        return None
+    measured = np.array([bench.measurement.measured["ttft"] for bench in benches])
+    sizes = Counter(names.tolist())
+    weights = np.array(
+        [bench.measurement.weight * sizes[name] ** -CROWDING for bench, name in zip(benches, names, strict=True)]
+    )
+    local = _local(benches, DEFAULT)
+    before_s, values = local.base_s, DEFAULT
+    for at in range(NUM_ROUNDS):
+        values = _fitted(local, measured, weights)
+        if at + 1 < NUM_ROUNDS:
+            local = _local(benches, values)
+    after_s = np.empty_like(measured)
+    for configuration in configurations:
+        left_out = names == configuration
+        after_s[left_out] = local.ttft_s(_fitted(local, measured, weights * ~left_out))[left_out]
+    before, after = (float(np.median(np.abs(ttft_s / measured - 1))) for ttft_s in (before_s, after_s))
+    if after >= before * (1 - LEAST_GAIN):
+        return None
+    return LearntTransfer(
+        latency_s=float(f"{values[0]:.4g}"),
+        link_efficiency=float(f"{values[1]:.4g}"),
+        record=TransferRecord(
+            num_runs=len(benches),
+            num_configurations=len(configurations),
+            median_error=float(f"{after:.3g}"),
+            median_error_before=float(f"{before:.3g}"),
+        ),
+    )
+
+
+def _fitted(local: _Local, measured: Floats, weights: Floats) -> Values:
+    """The values of least loss; logarithms are counted from the defaults."""
+
+    def values_of(moved: Floats) -> Values:
+        return DEFAULT[0] * math.exp(moved[0]), DEFAULT[1] * math.exp(moved[1])
+
+    def loss(moved: Floats) -> float:
+        residual = np.log(measured / local.ttft_s(values_of(moved))) / NOISE["ttft"]
+        robust = residual**2 / (1 + (residual / PRIORS.outlier) ** 2)
+        return float((weights * robust).sum() + ((moved / np.array(PRIOR)) ** 2).sum())
+
+    around = [math.log(mine / default) for mine, default in zip(local.around, DEFAULT, strict=True)]
+    starts = [around, *([math.log(times), 0.0] for times in STARTS)]
+    bounds = [(-8.0, 8.0), (-3.0, -math.log(DEFAULT[1]))]
+    found = [minimize(loss, np.array(start), method="L-BFGS-B", bounds=bounds) for start in starts]
+    best = min(found, key=lambda one: float(one.fun))
+    return values_of(best.x)

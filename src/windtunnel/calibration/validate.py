@@ -1,0 +1,195 @@
+"""Predict measured runs, one simulation each, and set what was measured beside."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from itertools import chain
+
+import msgspec
+
+from windtunnel.calibration.measured_runs import METRICS, Measurement, reason_of
+from windtunnel.errors import InputError
+from windtunnel.metrics.uncertainty import Interval
+from windtunnel.pricing.estimator import Coverage, Estimator
+from windtunnel.serving.pools import simulate_pools
+from windtunnel.serving.runners.batched import Progress
+from windtunnel.serving.scenario import (
+    Scenario,
+    Setup,
+    pool_scenario,
+    resolve,
+)
+from windtunnel.serving.setup.estimators import shared_estimators
+from windtunnel.serving.simulate import Result, simulate
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A measured run with its prediction, or with the reason why there is none."""
+
+    measurement: Measurement
+    refused: str
+    predicted: dict[str, float]
+    """Metric -> value, for those that were measured."""
+    intervals: dict[str, Interval]
+    calibration: str
+    """Name of the calibration in force; empty: none."""
+    facts: dict[str, float]
+    """What explains an error: shares of time, peak of KV use, preemptions, share of rooflines."""
+    remarks: tuple[str, ...] = ()
+
+    def error(self, metric: str) -> float:
+        """Predicted over measured, less one; NaN where either is missing."""
+        measured, predicted = self.measurement.measured.get(metric), self.predicted.get(metric)
+        return math.nan if measured is None or predicted is None else predicted / measured - 1
+
+    @property
+    def reason(self) -> str:
+        """What is known of the run that bears on an error; empty where nothing does.
+
+        What its record says of itself comes before shares of the simulated time, as those presuppose its settings.
+        Settings that a scenario cannot hold are named behind them: whether they mattered is not known.
+        """
+        labels, facts, scenario = self.measurement.labels, self.facts, self.measurement.scenario
+        if labels.get("odd"):
+            return f"the record calls it odd: {labels['odd'].replace('_', ' ')}"
+        if scenario is not None and scenario.deployment.settings_assumed:
+            return "settings of server and client were not recorded"
+        if facts.get("preemptions") or facts.get("kv_peak", 0.0) > 0.98:
+            return "KV cache full: queueing decides, and a small error of its size counts much"
+        if facts.get("roofline", 0.0) > 0.2:
+            return f"{facts['roofline']:.0%} of device time priced by a roofline"
+        if facts.get("scaled", 0.0) > 0.3:
+            return f"{facts['scaled']:.0%} of device time beyond measured shapes"
+        if facts.get("host", 0.0) > 0.3:
+            return f"{facts['host']:.0%} of the time is the host's"
+        if facts.get("communication", 0.0) > 0.3:
+            return f"{facts['communication']:.0%} of the time is communication"
+        found = [f"not recorded: {labels['assumed']}"] if labels.get("assumed") else []
+        if labels.get("unmodelled"):
+            found.append(f"recorded, not simulated: {labels['unmodelled']}")
+        if self.remarks:
+            found.append(f"outside the calibration: {', '.join(self.remarks)}")
+        return "; ".join(found)
+
+
+def predict_runs(
+    measurements: Sequence[Measurement],
+    calibration: str | None = None,
+    num_processes: int = 1,
+    progress: Progress | None = None,
+) -> list[Prediction]:
+    """Predictions in the order of `measurements`.
+
+    Args:
+        measurements: what to predict.
+        calibration: by name or file, in place of the scenarios' own (`none`: without).
+        num_processes: runs of one device and engine go together, as their tables are read once.
+        progress: called with the runs predicted so far and the runs in all.
+    """
+    groups: dict[tuple[str, ...], list[int]] = {}
+    for index, measurement in enumerate(measurements):
+        names = ("device", "engine", "version", "model")
+        groups.setdefault(tuple(measurement.labels.get(name, "") for name in names), []).append(index)
+    batches = sorted(groups.values(), key=len, reverse=True)
+    work = [([measurements[index] for index in batch], calibration) for batch in batches]
+    if num_processes > 1 and len(batches) > 1:
+        with ProcessPoolExecutor(num_processes) as pool:
+            done = list(_counted(pool.map(_predict_batch, work), len(measurements), progress))
+    else:
+        one_by_one = ([prediction] for batch in work for prediction in _predictions(*batch))
+        done = list(_counted(one_by_one, len(measurements), progress))
+    found = dict(zip(chain.from_iterable(batches), done, strict=True))
+    return [found[index] for index in range(len(measurements))]
+
+
+def _counted(batches: Iterable[list[Prediction]], total: int, progress: Progress | None) -> Iterator[Prediction]:
+    count = 0
+    for batch in batches:
+        yield from batch
+        count += len(batch)
+        if progress is not None:
+            progress(count, total)
+
+
+def _predict_batch(work: tuple[list[Measurement], str | None]) -> list[Prediction]:
+    return list(_predictions(*work))
+
+
+def _predictions(measurements: Iterable[Measurement], calibration: str | None) -> Iterator[Prediction]:
+    estimator_of = shared_estimators()
+    for measurement in measurements:
+        try:
+            yield _predicted(measurement, calibration, estimator_of)
+        except InputError as error:
+            yield Prediction(measurement, reason_of(error), {}, {}, "", {})
+
+
+def _predicted(
+    measurement: Measurement, calibration: str | None, estimator_of: Callable[[Setup], Estimator]
+) -> Prediction:
+    if measurement.scenario is None:
+        raise InputError(measurement.refused)
+    scenario = measurement.scenario
+    if calibration is not None:
+        deployment = msgspec.structs.replace(scenario.deployment, calibration=calibration)
+        scenario = msgspec.structs.replace(scenario, deployment=deployment)
+    setup = _decoding_setup(scenario)
+    if measurement.lacks_acceptance:
+        scenario = _accepting(measurement, setup, scenario)
+        setup = _decoding_setup(scenario)
+
+    if scenario.deployment.pools:
+        result = simulate_pools(scenario, estimator_of=estimator_of)
+    else:
+        result = simulate(scenario, estimator_of(setup))
+    return Prediction(
+        measurement=measurement,
+        refused="",
+        predicted=_metrics(result, measurement),
+        intervals={name: found for name, found in result.intervals.items() if name in METRICS},
+        calibration=setup.calibration_name or "",
+        facts={
+            "host": result.summary.time_fractions["host"],
+            "communication": result.summary.time_fractions["communication"],
+            "kv_peak": result.summary.utilisation.kv_peak_fraction,
+            "preemptions": float(result.summary.utilisation.num_preemptions),
+            "roofline": result.coverage.get(Coverage.ROOFLINE, 0.0),
+            "scaled": result.coverage.get(Coverage.SCALED, 0.0),
+        },
+        remarks=result.calibration_remarks,
+    )
+
+
+def _decoding_setup(scenario: Scenario) -> Setup:
+    """What the scenario resolves to; of several pools the first that decodes."""
+    pools = scenario.deployment.pools
+    if not pools:
+        return resolve(scenario)
+    return resolve(pool_scenario(scenario, next(pool for pool in pools if pool.role != "prefill")))
+
+
+def _accepting(measurement: Measurement, setup: Setup, scenario: Scenario) -> Scenario:
+    """The scenario with the share of accepted draft tokens that the calibration in force tells."""
+    shares = {} if setup.calibration is None else setup.calibration.acceptance
+    if setup.model.name not in shares:
+        where = "no calibration is in force" if setup.calibration is None else "the calibration has none of the model"
+        raise InputError(f"it decodes speculatively, no acceptance of draft tokens was recorded, and {where}")
+    found = replace(measurement, scenario=scenario).accepting(shares[setup.model.name]).scenario
+    assert found is not None
+    return found
+
+
+def _metrics(result: Result, measurement: Measurement) -> dict[str, float]:
+    summary = result.summary
+    distributions = {"tpot": summary.tpot_s, "ttft": summary.ttft_s, "e2e": summary.e2e_s}
+    found = {
+        name: float(getattr(distribution, measurement.statistic))
+        for name, distribution in distributions.items()
+        if distribution is not None
+    }
+    found["throughput"] = summary.throughput.output_tokens_per_s
+    return {name: value for name, value in found.items() if name in measurement.measured}

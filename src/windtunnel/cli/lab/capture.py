@@ -1,0 +1,114 @@
+"""`windtunnel lab kernels`, `lab to-table`, `lab scrub`: profilers' files, whoever recorded them."""
+
+from pathlib import Path
+
+import click
+
+from windtunnel.cli.options import WRITTEN_FILE, Verb, option
+from windtunnel.errors import InputError
+from windtunnel.units import format_count
+
+PATH = click.Path(path_type=Path)
+_OUTPUT = "Result"
+
+
+@click.command(cls=Verb, short_help="Show where the time of a profile goes.")
+@click.argument("capture", type=PATH, metavar="CAPTURE")
+@option("--html", section=_OUTPUT, type=WRITTEN_FILE, metavar="FILE", help="Write a page.")
+@option("--parquet", section=_OUTPUT, type=WRITTEN_FILE, metavar="FILE", help="Write every kernel, copy and operator.")
+@option("--csv", "csv_file", section=_OUTPUT, type=WRITTEN_FILE, metavar="FILE", help="Write the kernel table.")
+@option("--device", section=_OUTPUT, metavar="NAME", help="Of the catalog: its roofline on the page.")
+@option("--json", "as_json", section=_OUTPUT, is_flag=True, help="Print JSON.")
+def kernels(
+    capture: Path, html: Path | None, parquet: Path | None, csv_file: Path | None, device: str | None, as_json: bool
+) -> None:
+    """Show where the time of a profile goes: kernels, API calls, copies, gaps and overlap.
+
+    CAPTURE is Nsight Systems' SQLite, Nsight Compute's CSV or the JSON of torch.profiler.
+
+    \b
+    windtunnel lab kernels profile.sqlite --html kernels.html
+    windtunnel lab kernels trace.json.gz --json
+    """
+    from windtunnel import catalog
+    from windtunnel.files import write_text
+    from windtunnel.formats.captures.documents import as_csv, capture_document, kernel_rows
+    from windtunnel.formats.captures.documents import as_json as json_text
+    from windtunnel.formats.captures.read import read_capture, write_kernels
+    from windtunnel.report.lab.experiment import capture_page, capture_report
+    from windtunnel.report.render.tables import show
+
+    roofline = catalog.device(device) if device else None
+    if roofline is not None and html is None:
+        raise InputError("--device is for the roofline of a page", "name the page: --html kernels.html")
+    found = read_capture(capture)
+    if html is not None:
+        write_text(html, capture_page(found, capture.name, roofline))
+        click.echo(f"wrote {html}", err=True)
+    if parquet is not None:
+        write_kernels(found, parquet)
+        click.echo(f"wrote {parquet}", err=True)
+    if csv_file is not None:
+        write_text(csv_file, as_csv(*kernel_rows(found)))
+        click.echo(f"wrote {csv_file}", err=True)
+    if as_json:
+        click.echo(json_text(capture_document(found)), nl=False)
+    else:
+        show(*capture_report(found))
+
+
+@click.command(cls=Verb, short_help="Take private rows out of a capture of nsys.")
+@click.argument("capture", type=PATH, metavar="CAPTURE.sqlite")
+def scrub(capture: Path) -> None:
+    """Take environment variables, users, hosts and folders out of a capture of Nsight Systems, in its place.
+
+    \b
+    windtunnel lab scrub profile.sqlite
+    """
+    from windtunnel.formats.captures.read import scrub_nsys
+
+    number = scrub_nsys(capture)
+    click.echo(f"took {format_count(number, 'row')} out of {capture}; the .nsys-rep beside it still has them", err=True)
+
+
+@click.command("to-table", cls=Verb, short_help="Turn a profile into measured operators.")
+@click.argument("capture", type=PATH, metavar="CAPTURE")
+@option("--model", section="What ran", metavar="NAME", required=True, help="A model of the catalog, or a config.json.")
+@option("--tp", section="What ran", type=int, default=1, metavar="N", help="Tensor parallelism.  [1]")
+@option("--device-name", section="What ran", metavar="NAME", required=True, help="What it ran on: h200_sxm, my_cpu.")
+@option(
+    "--out", section=_OUTPUT, type=PATH, required=True, metavar="FOLDER", help="One Parquet file a kind of operator."
+)
+def to_table(capture: Path, model: str, tp: int, device_name: str, out: Path) -> None:
+    """Turn the steps of a profile into measured operators that estimators read.
+
+    The steps must be named after their batch: by `windtunnel lab run`, or by vLLM with detailed_trace_annotation.
+
+    \b
+    windtunnel lab to-table trace.json.gz --model config.json --device-name my_cpu --out profiles/my_cpu
+    """
+    from windtunnel import catalog
+    from windtunnel.formats.captures.read import read_capture
+    from windtunnel.formats.captures.step_operators import measured_steps, measurement_tables, write_measurements
+    from windtunnel.model.forward import Shard
+    from windtunnel.model.parallelism import Parallelism
+
+    found = catalog.model(model)
+    recorded = read_capture(capture)
+    steps = measured_steps(recorded, Shard(found, found.precision, Parallelism(tp=tp)))
+    tables = measurement_tables(steps, f"{device_name}, {recorded.tool}")
+    about = {
+        "device": device_name,
+        "method": f"steps under {recorded.tool}",
+        "model": found.name,
+        "trace": capture.name,
+    }
+    for path in write_measurements(out, tables, about):
+        click.echo(f"wrote {path}", err=True)
+    unmatched = sum(step.unmatched_fraction * sum(step.seconds.values()) for step in steps)
+    whole = sum(sum(step.seconds.values()) for step in steps)
+    rows = sum(len(table) for table in tables)
+    click.echo(
+        f"{format_count(rows, 'point')} of {format_count(len(steps), 'step')}; "
+        f"{unmatched / whole:.1%} of the time belongs to no operator"
+    )

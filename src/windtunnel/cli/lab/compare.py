@@ -1,0 +1,70 @@
+"""`windtunnel lab compare`: a real run beside its simulation."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from windtunnel.cli.options import WRITTEN_FILE, Verb, option
+from windtunnel.errors import InputError
+
+if TYPE_CHECKING:
+    from windtunnel.serving.scenario import Scenario
+
+PATH = click.Path(path_type=Path)
+
+
+@click.command(cls=Verb, short_help="Set a real run beside its simulation.")
+@click.argument("run", type=PATH, metavar="RUN")
+@click.argument("simulation", type=PATH, metavar="SIMULATION")
+@option("--html", section="Result", type=WRITTEN_FILE, metavar="FILE", help="Write a page.")
+@option("--json", "as_json", section="Result", is_flag=True, help="Print JSON.")
+def compare(run: Path, simulation: Path, html: Path | None, as_json: bool) -> None:
+    """Set a real run beside its simulation: request by request, and operator by operator where it was profiled.
+
+    RUN is a folder of `windtunnel lab run`, or any with a requests.parquet of the same columns. SIMULATION is a folder
+    that `windtunnel simulate --out` wrote, or a scenario, which is then simulated.
+
+    \b
+    windtunnel lab compare results/tiny_torch_20260101_120000 scenario.yaml --html comparison.html
+    """
+    from windtunnel.lab.experiments.schema import REQUESTS
+    from windtunnel.report.documents import as_text
+    from windtunnel.report.lab.comparison import (
+        compare_run,
+        comparison_document,
+        comparison_report,
+        request_columns,
+        write_comparison_page,
+    )
+    from windtunnel.report.render.tables import show
+    from windtunnel.serving.scenario import load, resolve
+
+    if not (run / REQUESTS).is_file():
+        raise InputError(f"{run} holds no {REQUESTS}", "give a folder of `windtunnel lab run`")
+    if simulation.is_dir():
+        scenario = load(simulation / "scenario.yaml")
+        if not (simulation / "steps.parquet").is_file():
+            raise InputError(f"{simulation} holds no simulated run", "give a folder of `windtunnel simulate --out`")
+        simulated = request_columns(simulation / REQUESTS)
+    else:
+        scenario = load(simulation)
+        simulated = _simulated(scenario)
+    found = compare_run(run, simulated, resolve(scenario))
+    if html is not None:
+        write_comparison_page(found, html)
+        click.echo(f"wrote {html}", err=True)
+    if as_json:
+        click.echo(as_text(comparison_document(found)))
+    else:
+        show(*comparison_report(found))
+
+
+def _simulated(scenario: "Scenario") -> dict[str, Any]:
+    from windtunnel.report.lab.comparison import METRICS
+    from windtunnel.serving.run import simulate
+
+    requests = simulate(scenario).requests
+    keep = ~requests["is_warmup"]
+    names = ("arrival_s", "input_tokens", "output_tokens", *METRICS)
+    return {name: requests[name][keep].astype(float) for name in names}

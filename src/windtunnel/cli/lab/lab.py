@@ -1,0 +1,72 @@
+"""`windtunnel lab`: what runs for real."""
+
+from pathlib import Path
+
+import click
+
+from windtunnel.cli.lab.capture import kernels, scrub, to_table
+from windtunnel.cli.lab.compare import compare
+from windtunnel.cli.lab.run import run, sweep
+from windtunnel.cli.options import Verb, VerbGroup, option
+from windtunnel.errors import InputError
+from windtunnel.units import format_count
+
+
+@click.group(cls=VerbGroup, no_args_is_help=False, invoke_without_command=True)
+@click.pass_context
+def command(ctx: click.Context) -> None:
+    """Run real models, profile them, and set what was measured beside what is simulated."""
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+
+
+@command.command(cls=Verb, short_help="Carry out a training job's communication here.")
+@click.argument("job", type=click.Path(path_type=Path), metavar="JOB.yaml")
+@option(
+    "--largest-message",
+    section="Replay",
+    default="1MiB",
+    metavar="SIZE",
+    help="Longer messages are cut to this.  [1MiB]",
+)
+@option("--set", "settings", section="Replay", multiple=True, metavar="PATH=VALUE", help="Set a field of the job.")
+@option("--json", "as_json", section="General", is_flag=True, help="Print JSON.")
+def replay(job: Path, largest_message: str, settings: tuple[str, ...], as_json: bool) -> None:
+    """Carry out the communication of a training job's step between processes of this machine, without a GPU.
+
+    Every collective and every message between stages is executed over gloo with data whose result is known: a test of
+    the job's groups, sizes and schedule. It needs torch, and at most 16 ranks.
+
+    \b
+    windtunnel lab replay job.yaml --set parallelism.tp=2 --set parallelism.dp=2
+    """
+    from windtunnel.cli.options import assignments
+    from windtunnel.formats.workload_files import Contents
+    from windtunnel.lab.replay import replay as run
+    from windtunnel.report.documents import as_text
+    from windtunnel.report.render.tables import show
+    from windtunnel.report.workload import contents_document, contents_report
+    from windtunnel.training.job import load
+    from windtunnel.training.setup import resolve
+    from windtunnel.units import format_bytes, parse_quantity
+
+    try:
+        largest = parse_quantity("message_bytes", largest_message)
+    except InputError as error:
+        raise InputError(error.message.replace("message_bytes", "--largest-message"), error.hint) from None
+    done = run(resolve(load(job, assignments(settings))), int(largest))
+    facts = (
+        ("ranks", f"{format_count(done.num_ranks, 'process', 'processes')}, gloo"),
+        ("checked", f"{format_count(done.num_checked, 'result')}, all right"),
+        ("cut", f"messages above {format_bytes(done.largest_bytes)} carried a part of their data"),
+        ("shown", "rank 0, one step, times of this machine"),
+    )
+    contents = Contents("replay", facts, done.calls)
+    if as_json:
+        click.echo(as_text(contents_document(contents) | {"num_checked": done.num_checked}))
+    else:
+        show(*contents_report(contents))
+
+
+for part in (run, sweep, compare, kernels, to_table, scrub):
+    command.add_command(part)

@@ -1,0 +1,382 @@
+"""`windtunnel profile`: measure operators, collectives and overheads of this machine, and look at what was measured."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from windtunnel.cli.lab.capture import to_table
+from windtunnel.cli.options import (
+    Verb,
+    VerbGroup,
+    all_of,
+    option,
+)
+from windtunnel.cli.progress import status
+from windtunnel.errors import InputError, did_you_mean
+from windtunnel.units import format_count
+
+if TYPE_CHECKING:
+    from windtunnel.lab.profile.compute import Progress
+    from windtunnel.pricing.table import MeasurementTable
+
+_WHAT, _HOW, _OUT = "What is measured", "How", "Result"
+
+
+@click.group(cls=VerbGroup, no_args_is_help=False, invoke_without_command=True)
+@click.pass_context
+def command(ctx: click.Context) -> None:
+    """Measure operators, collectives and host overheads, for predictions of this machine."""
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+
+
+_folder = option(
+    "--out", section=_OUT, required=True, type=click.Path(path_type=Path), metavar="FOLDER", help="Of the profile."
+)
+_device_name = option(
+    "--device-name",
+    section=_WHAT,
+    required=True,
+    metavar="NAME",
+    help="A device of the catalog, or a new name for this machine.",
+)
+_json = option("--json", "as_json", section="General", is_flag=True, help="Print JSON.")
+_overwrite = option("--overwrite", section=_OUT, is_flag=True, help="Forget what the folder holds of it.")
+_extent = all_of(
+    option("--max-batch", section=_HOW, type=int, default=64, metavar="N", help="Most decoding requests.  [64]"),
+    option("--max-context", section=_HOW, type=int, default=4096, metavar="N", help="Longest request.  [4096]"),
+    option("--max-tokens", section=_HOW, type=int, default=2048, metavar="N", help="Most tokens of a step.  [2048]"),
+    option("--budget", section=_HOW, metavar="TIME", help="Refine so long: 10min.  [until within --tolerance]"),
+    option(
+        "--tolerance",
+        section=_HOW,
+        type=float,
+        default=0.05,
+        metavar="X",
+        help="Largest deviation from a straight line between measured points.  [0.05]",
+    ),
+    option(
+        "--clock",
+        section=_HOW,
+        metavar="NAME",
+        help="cpu_time or wall; cuda_event, cuda_graph or kineto.  [cpu_time of one thread, cuda_event]",
+    ),
+    option(
+        "--attention",
+        section=_HOW,
+        default="sdpa",
+        metavar="NAME",
+        help="Whose kernels, with torch: sdpa, flash_attn or flashinfer.  [sdpa]",
+    ),
+)
+
+
+@command.command(cls=Verb, short_help="Measure a model's operators in a real forward.")
+@option("--model", section=_WHAT, required=True, metavar="NAME", help="A model of the catalog, or a config.json.")
+@_device_name
+@option("--tp", "-tp", section=_WHAT, default="1", metavar="N,N", help="Tensor-parallel splits, on one device.  [1]")
+@option("--quant", section=_WHAT, metavar="FORMAT", help="Format of the weights: bf16, fp32.  [as published]")
+@option("--engine", section=_WHAT, default="torch", metavar="NAME", help="Whose kernels: torch or vllm.  [torch]")
+@option("--torch-device", section=_WHAT, metavar="NAME", help="cpu or cuda.  [cuda where there is one]")
+@_extent
+@_folder
+@_overwrite
+@_json
+def compute(
+    model: str,
+    device_name: str,
+    tp: str,
+    quant: str | None,
+    engine: str,
+    torch_device: str | None,
+    out: Path,
+    overwrite: bool,
+    as_json: bool,
+    **how: Any,
+) -> None:
+    """Measure a model's operators inside a real forward: GEMMs, attention, norms, experts and the rest.
+
+    Every split is measured on one device. What an interrupted run has measured is kept: the same command goes on.
+
+    \b
+    windtunnel profile compute --model config.json --device-name my_cpu --tp 1,2 --budget 10min --out profiles/my_cpu
+    windtunnel simulate --model config.json --device profiles/my_cpu/device.yaml --profile profiles/my_cpu ...
+    """
+    from windtunnel import catalog
+    from windtunnel.lab.profile.run import parse_degrees, profile_compute
+    from windtunnel.model.precision import Precision
+    from windtunnel.report.documents import as_text
+    from windtunnel.report.lab.profile import Closure, compute_document, compute_report
+    from windtunnel.report.render.tables import show
+
+    found = catalog.model(model)
+    precision = Precision(weights=_format(quant), lm_head=_format(quant)) if quant else found.precision
+    extent, budget = _extent_of(**how)
+    with _progress() as notify:
+        profile = profile_compute(
+            found,
+            precision,
+            device_name,
+            out,
+            tp=parse_degrees(tp),
+            engine=engine,
+            config=catalog.model_config(model) if engine == "vllm" else None,
+            torch_device=torch_device,
+            clock=how["clock"],
+            attention=how["attention"],
+            extent=extent,
+            budget=budget,
+            notify=notify,
+            overwrite=overwrite,
+        )
+    click.echo(f"wrote {out}", err=True)
+    closure = Closure(profile.closure_errors, profile.pressure)
+    if as_json:
+        click.echo(as_text(compute_document(profile.tables, closure)))
+    else:
+        show(*compute_report(profile.tables, closure))
+
+
+@command.command(cls=Verb, short_help="Time collectives between real processes.")
+@_device_name
+@option(
+    "--ops",
+    section=_WHAT,
+    default="all_reduce,all_gather,reduce_scatter,all_to_all,send_recv",
+    metavar="OP,OP",
+    help="Collectives.  [all five]",
+)
+@option("--num-workers", section=_WHAT, default="2", metavar="N,N", help="Processes that take part.  [2]")
+@option("--sizes", section=_WHAT, default="1KiB-8MiB", metavar="FROM-TO", help="Of the whole buffer.  [1KiB-8MiB]")
+@option("--backend", section=_HOW, metavar="NAME", help="gloo or nccl.  [nccl where there are GPUs]")
+@option("--ray", "on_ray", section=_HOW, is_flag=True, help="Use the hosts of a running Ray cluster.")
+@option("--workers-per-node", section=_HOW, type=int, default=8, metavar="N", help="Of a Ray cluster's nodes.  [8]")
+@_folder
+@_json
+def collectives(
+    device_name: str,
+    ops: str,
+    num_workers: str,
+    sizes: str,
+    backend: str | None,
+    on_ray: bool,
+    workers_per_node: int,
+    out: Path,
+    as_json: bool,
+) -> None:
+    """Time collectives between real processes, with the sizes and bus bandwidths of nccl-tests.
+
+    \b
+    windtunnel profile collectives --device-name my_cpu --num-workers 1,2,4 --out profiles/my_cpu
+    """
+    from windtunnel.lab.profile import collectives as lab
+    from windtunnel.lab.profile.run import parse_degrees, write_collectives
+    from windtunnel.report.documents import as_text
+    from windtunnel.report.lab.profile import CollectiveRow, collectives_document, collectives_report
+    from windtunnel.report.render.tables import show
+
+    plan = lab.Plan(
+        tuple(name.strip() for name in ops.split(",")),
+        parse_degrees(num_workers),
+        lab.sizes_between(*_sizes(sizes)),
+        backend or lab.usual_backend(),
+        workers_per_node,
+    )
+    with status() as notify:
+        timed = (lab.time_collectives_on_ray if on_ray else lab.time_collectives)(plan, notify)
+    write_collectives(out, device_name, plan, timed)
+    click.echo(f"wrote {out / 'collective.parquet'}", err=True)
+    rows = [
+        CollectiveRow(
+            one.op,
+            one.num_workers,
+            one.size_bytes,
+            one.statistics.median_s,
+            one.algorithm_bytes_per_s,
+            one.bus_bytes_per_s,
+        )
+        for one in timed
+    ]
+    if as_json:
+        click.echo(as_text(collectives_document(rows)))
+    else:
+        show(*collectives_report(rows))
+
+
+@command.command(cls=Verb, short_help="Measure the host's part of an engine's steps.")
+@option("--model", section=_WHAT, required=True, metavar="NAME", help="A model of the catalog, or a config.json.")
+@_device_name
+@option("--engine", section=_WHAT, default="vllm", metavar="NAME", help="vllm or transformers.  [vllm]")
+@option("--batches", section=_HOW, default="1,2,4,8,16,32", metavar="N,N", help="Decoding requests.  [1,2,...,32]")
+@_folder
+@_json
+def overheads(model: str, device_name: str, engine: str, batches: str, out: Path, as_json: bool) -> None:
+    """Measure what the host of a real engine does in a step beside the forward, against the batch.
+
+    Writes calibration.yaml, which `--calibration` takes, and Vidur's table of CPU overheads beside it.
+
+    \b
+    windtunnel profile overheads --engine vllm --model config.json --device-name my_cpu --out profiles/my_cpu
+    """
+    from windtunnel import catalog
+    from windtunnel.lab.profile.overheads import fit_overheads, medians_by_batch
+    from windtunnel.lab.profile.run import parse_degrees, profile_overheads
+    from windtunnel.report.documents import as_text
+    from windtunnel.report.lab.profile import OverheadRow, overheads_document, overheads_report
+    from windtunnel.report.render.tables import show
+
+    samples = profile_overheads(
+        catalog.model(model), catalog.model_config(model), engine, device_name, out, parse_degrees(batches)
+    )
+    click.echo(f"wrote {out}", err=True)
+    host, rows = fit_overheads(samples), [OverheadRow(*row) for row in medians_by_batch(samples)]
+    if as_json:
+        click.echo(as_text(overheads_document(host, rows)))
+    else:
+        show(*overheads_report(host, rows))
+
+
+@command.command(cls=Verb, short_help="Show each estimator's error on points left out.")
+@click.argument("folder", type=click.Path(path_type=Path), metavar="FOLDER")
+@option("--device", section=_WHAT, metavar="NAME", help="Whose roofline to use.  [the profile's]")
+@option("--estimators", section=_WHAT, metavar="NAME,NAME", help="Which to try.  [all]")
+@_json
+def check(folder: Path, device: str | None, estimators: str | None, as_json: bool) -> None:
+    """Show how far each estimator is off on points of a profile that it was not shown.
+
+    \b
+    windtunnel profile check profiles/my_cpu
+    """
+    from windtunnel import catalog
+    from windtunnel.pricing.profile import profile_provenance, tables_by_words
+    from windtunnel.pricing.regress import check_methods, scores
+    from windtunnel.pricing.roofline import Roofline
+    from windtunnel.report.documents import as_text
+    from windtunnel.report.lab.profile import check_document, check_report
+    from windtunnel.report.render.tables import show
+
+    methods = check_methods(estimators.split(",") if estimators else None)
+    about = profile_provenance(folder)
+    own = folder / "device.yaml"
+    priced = catalog.device(device or (str(own) if own.is_file() else about["device"]))
+    roofline = Roofline(priced, catalog.default_node(priced))
+    found = {words: (table, scores(table, roofline, methods)) for words, table in tables_by_words(folder).items()}
+    if as_json:
+        click.echo(as_text(check_document(about, found)))
+    else:
+        show(*check_report(about, found))
+
+
+command.add_command(to_table, "from-trace")
+
+
+@command.command("from-vidur", cls=Verb, short_help="Take Vidur's CSV files as a profile.")
+@click.argument("files", type=click.Path(path_type=Path), metavar="FILE.csv...", nargs=-1, required=True)
+@_device_name
+@_folder
+@_json
+def from_vidur(files: tuple[Path, ...], device_name: str, out: Path, as_json: bool) -> None:
+    """Take Vidur's mlp.csv, attention.csv, all_reduce.csv and send_recv.csv as a profile.
+
+    \b
+    windtunnel profile from-vidur data/profiling/compute/a100/meta-llama/Llama-2-70b-hf/*.csv \\
+        data/profiling/network/a100_dgx/*.csv --device-name a100_sxm --out profiles/a100
+    """
+    from windtunnel.formats.vidur.profiles import operator_tables
+    from windtunnel.pricing.table import merged
+
+    tables = merged([table for file in files for table in operator_tables(file, device_name)])
+    _write_tables(tables, {"device": device_name, "method": "Vidur's profilers"}, out, as_json)
+
+
+@command.command("to-vidur", cls=Verb, short_help="Write a profile in Vidur's layout.")
+@click.argument("folder", type=click.Path(path_type=Path), metavar="FOLDER")
+@option("--model", section=_WHAT, required=True, metavar="NAME", help="Which of the profile's models.")
+@option("--block-size", section=_HOW, type=int, default=16, metavar="N", help="Written in attention.csv.  [16]")
+@option("--out", section=_OUT, required=True, type=click.Path(path_type=Path), metavar="FOLDER", help="Of the layout.")
+def to_vidur(folder: Path, model: str, block_size: int, out: Path) -> None:
+    """Write a profile in Vidur's layout: compute/DEVICE/ORGANISATION/MODEL/{mlp,attention}.csv and network/.
+
+    \b
+    windtunnel profile to-vidur profiles/my_cpu --model config.json --out data/profiling
+    """
+    from windtunnel import catalog
+    from windtunnel.lab.profile.run import write_vidur
+
+    for path in write_vidur(folder, catalog.model(model), block_size, out):
+        click.echo(path)
+
+
+def _write_tables(tables: "list[MeasurementTable]", about: dict[str, str], out: Path, as_json: bool) -> None:
+    """Write tables of another origin as a profile, and show them."""
+    from windtunnel.pricing.profile import write_profile
+    from windtunnel.report.documents import as_text
+    from windtunnel.report.lab.profile import tables_document, tables_report
+    from windtunnel.report.render.tables import show
+
+    write_profile(out, tables, about)
+    click.echo(f"wrote {out}", err=True)
+    if as_json:
+        click.echo(as_text(tables_document(tables)))
+    else:
+        show(*tables_report(tables))
+
+
+def _format(text: str) -> Any:
+    from windtunnel.model.precision import Format
+
+    if text not in set(Format):
+        raise InputError(f"--quant: there is no format {text!r}", did_you_mean(text, list(Format), ", ".join(Format)))
+    return Format(text)
+
+
+def _extent_of(
+    max_batch: int, max_context: int, max_tokens: int, budget: str | None, tolerance: float, **_others: Any
+) -> tuple[Any, Any]:
+    from windtunnel.lab.profile.compute import Budget, Extent
+
+    for name, value, least in (
+        ("--max-batch", max_batch, 1),
+        ("--max-context", max_context, 16),
+        ("--max-tokens", max_tokens, 4),
+    ):
+        if value < least:
+            raise InputError(f"{name} is {value}; at least {least} is needed")
+    return Extent(max_batch, max_context, max_tokens), Budget(_quantity("--budget", "budget_s", budget), tolerance)
+
+
+def _quantity(option_name: str, name: str, text: str | None) -> float | None:
+    from windtunnel.units import parse_quantity
+
+    if text is None:
+        return None
+    try:
+        return parse_quantity(name, text)
+    except InputError as error:
+        raise InputError(error.message.replace(name, option_name), error.hint) from None
+
+
+def _sizes(text: str) -> tuple[int, int]:
+    smallest, dash, largest = text.partition("-")
+    if not dash:
+        raise InputError(f"--sizes: {text!r} is not a range", "for instance 1KiB-8MiB")
+    found = [_quantity("--sizes", "message_bytes", part) for part in (smallest, largest)]
+    return int(found[0] or 0), int(found[1] or 0)
+
+
+@contextmanager
+def _progress() -> Iterator[Any]:
+    """A callback that shows what was measured and how much time is left."""
+    from windtunnel.report.render.tables import duration
+
+    with status() as say:
+
+        def show(tp: int, done: "Progress") -> None:
+            left = "" if done.left_s is None else f", {duration(done.left_s)} left"
+            worst = "coarse grid" if done.expected_error >= 1 else f"refining, at most {done.expected_error:.0%} off"
+            say(f"tp {tp}: {format_count(done.num_steps, 'step')}, {worst}{left}")
+
+        yield show

@@ -1,0 +1,110 @@
+"""`windtunnel whatif`: a few settings varied, every combination run, side by side."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from windtunnel.cli.options import (
+    WRITTEN_FILE,
+    Verb,
+    deployment_options,
+    general_options,
+    option,
+    scenario_file,
+    scenario_of,
+)
+from windtunnel.cli.serving.simulate import load_options
+from windtunnel.errors import InputError
+
+_GRID = "What varies"
+NEEDED = ("model", "device", "rate", "concurrency", "input_tokens", "output_tokens")
+"""Options without which there is no scenario: where they vary, they need not be given besides."""
+
+
+@click.command(cls=Verb, epilog="Options override the file. Short names are those of the options: tp, rate, ...")
+@scenario_file
+@option(
+    "--vary",
+    section=_GRID,
+    multiple=True,
+    metavar="PATH=VALUES",
+    help="tp=1,2,4, rate=1:20:2 (first:last:step), or a path in the scenario. May be repeated.",
+)
+@option("--slo", section=_GRID, metavar="LIMITS", help="Mark what breaks them: ttft_p90=2s,tpot_p99=50ms.")
+@option(
+    "--show", section=_GRID, metavar="FIGURES", help="ttft_p90,tpot_p50,requests_per_usd, ...  [the most asked for]"
+)
+@option("--html", section="Result", type=WRITTEN_FILE, metavar="FILE", help="Write a page with a plot.")
+@deployment_options
+@load_options
+@general_options
+def command(
+    scenario: Path | None,
+    vary: tuple[str, ...],
+    slo: str | None,
+    show: str | None,
+    html: Path | None,
+    as_json: bool,
+    hub: bool,
+    **options: Any,
+) -> None:
+    """Vary a few settings of a scenario and compare.
+
+    \b
+    windtunnel whatif scenario.yaml --vary tp=1,2,4 --vary rate=1:20:2
+    windtunnel whatif scenario.yaml --vary deployment.engine.max_num_seqs=64,256 --slo tpot_p99=50ms
+    windtunnel whatif --model llama-3.1-8b --input-tokens 1024 --output-tokens 256 \\
+        --vary device=h100_sxm,l40s --vary rate=2,4,8
+    """
+    from windtunnel.schema import encode
+    from windtunnel.search.capacity.limits import limits_of, parse_limits
+    from windtunnel.search.whatif import axes_of, grid_of
+
+    if not vary:
+        raise InputError("--vary is missing", "name a setting and its values: --vary tp=1,2,4")
+    if scenario is None:
+        axes = axes_of(vary)
+        options = {name: value if value is not None else _first(axes, name) for name, value in options.items()}
+    wanted = scenario_of(scenario, hub=hub, **options)
+    limits = parse_limits(slo) if slo is not None else limits_of(wanted.slo)
+    raw = {**encode(wanted), "limits": {limit.name: limit.most_s for limit in limits}}
+    raw.pop("slo", None)
+    space = grid_of(raw, vary)
+
+    from windtunnel.cli.progress import counted
+    from windtunnel.report.documents import as_text
+    from windtunnel.report.render.tables import show as show_tables
+    from windtunnel.report.search.whatif import (
+        grid_document,
+        grid_page,
+        grid_report,
+        shown_figures,
+    )
+    from windtunnel.search.asker import Asker
+    from windtunnel.search.evaluation.schema import Question
+    from windtunnel.search.executors import Workers
+    from windtunnel.search.store import Store
+
+    names = shown_figures(show)
+    with counted("simulating", "points") as callback:
+        asker = Asker(space, Store(None, lambda _: None), Workers(space), callback)
+        answers = asker.ask(None, range(space.num_points), Question())
+    asker.check_some(None, answers)
+    if html is not None:
+        from windtunnel.files import write_text
+
+        write_text(html, grid_page(space, answers, names))
+        click.echo(f"wrote {html}", err=True)
+    if as_json:
+        click.echo(as_text(grid_document(space, answers)))
+    else:
+        show_tables(*grid_report(space, answers, names))
+
+
+def _first(axes: dict[str, list[Any]], name: str) -> Any:
+    """The first value of a setting that varies, for a scenario that cannot do without it."""
+    if name not in NEEDED or not axes.get(name):
+        return None
+    value = axes[name][0]
+    return str(value) if name.endswith("_tokens") else value

@@ -1,0 +1,200 @@
+"""`windtunnel workload`: read any workload or trace, say what it holds, write a job in another simulator's format."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from windtunnel.cli.options import (
+    Verb,
+    all_of,
+    assignments,
+    option,
+)
+from windtunnel.errors import InputError
+
+if TYPE_CHECKING:
+    from windtunnel.formats.aicb.generate import GeneratedFile
+    from windtunnel.training.job import TrainingJob
+    from windtunnel.training.setup import TrainingSetup
+
+MAX_TRACES = 1024
+"""Files that are written without being asked for by number."""
+
+_READ, _WRITE = "What is read", "What is written"
+
+workload_options = all_of(
+    option("--device", section=_READ, metavar="NAME", help="What Megatron's or AICB's arguments run on."),
+    option("--num-devices", section=_READ, type=int, metavar="N", help="Devices, where the arguments do not say."),
+    option(
+        "--stage", section=_READ, type=int, default=0, metavar="N", help="Pipeline device whose rank is shown.  [0]"
+    ),
+    option(
+        "--set", "settings", section=_READ, multiple=True, metavar="PATH=VALUE", help="Set a field of a job's file."
+    ),
+    option(
+        "--write",
+        "target",
+        section=_WRITE,
+        type=click.Choice(["simai", "aicb", "chakra", "job"]),
+        metavar="FORMAT",
+        help="simai (a workload), aicb (a list), chakra (traces) or job (our own YAML).",
+    ),
+    option(
+        "--compat",
+        section=_WRITE,
+        type=click.Choice(["aicb"]),
+        metavar="aicb",
+        help="Write AICB's own file, byte for byte, with its mistakes.",
+    ),
+    option("--times", section=_WRITE, type=click.Path(path_type=Path), metavar="FILE", help="AIOB times for --compat."),
+    option(
+        "--out",
+        section=_WRITE,
+        type=click.Path(),
+        metavar="PATH",
+        help="A file, a folder for AICB's own name, or the PREFIX of Chakra traces PREFIX.RANK.et.  [stdout]",
+    ),
+    option("--ranks", section=_WRITE, metavar="A-B", help="Of Chakra traces, those of these ranks only.  [all]"),
+    option("--overwrite", section=_WRITE, is_flag=True, help="Replace a file that is there."),
+    option("--json", "as_json", section="General", is_flag=True, help="Print JSON."),
+)
+
+
+@click.command(cls=Verb)
+@click.argument("file", type=click.Path(path_type=Path))
+@workload_options
+def command(file: Path, target: str | None, compat: str | None, out: str | None, **options: Any) -> None:
+    """Read a training job, workload or trace, and write jobs for other simulators.
+
+    FILE is a training job (YAML), a Megatron-LM command, script or log, an AICB command, a SimAI workload (.txt), an
+    AICB list (.csv), AIOB times, a Chakra trace (.et), a Kineto or a PyTorch execution trace; also gzipped.
+
+    \b
+    windtunnel workload trace.json
+    windtunnel workload pretrain_gpt.sh --device h100_sxm --write job --out job.yaml
+    windtunnel workload job.yaml --write simai --out workload.txt
+    windtunnel workload aicb_command.txt --compat aicb --out results/
+    """
+    from windtunnel.formats.job_files import (
+        DESCRIPTIONS,
+        Launch,
+        aicb_file,
+        read_job,
+    )
+    from windtunnel.formats.workload_files import job_contents, read_contents, recognise
+    from windtunnel.training.setup import resolve
+
+    kind = recognise(file)
+    if kind not in DESCRIPTIONS:
+        if target or compat:
+            raise InputError(f"{file} is a {kind}; only jobs and their arguments are written in other formats")
+        _show(read_contents(file, kind), options["as_json"])
+        return
+    launch = Launch(options["device"], options["num_devices"], assignments(options["settings"]))
+    if compat is not None:
+        _deliver(aicb_file(file, kind, launch, target, options["times"]), out, options["overwrite"])
+        return
+    job, unread = read_job(file, kind, launch)
+    if unread:
+        more = f" and {len(unread) - 8} more" if len(unread) > 8 else ""
+        click.echo(f"without effect on a prediction, or not read: {', '.join(unread[:8])}{more}", err=True)
+    if target is None:
+        _show(job_contents(resolve(job), options["stage"]), options["as_json"])
+    else:
+        _write(job, target, Path(out) if out else None, **options)
+
+
+def _write(
+    job: "TrainingJob", target: str, out: Path | None, stage: int, overwrite: bool, ranks: str | None, **_: Any
+) -> None:
+    from windtunnel.training.setup import resolve
+
+    if target == "job":
+        import yaml
+
+        from windtunnel.schema import encode
+
+        _put(yaml.safe_dump(encode(job), sort_keys=False, width=120), out, overwrite)
+        return
+    setup = resolve(job)
+    if target == "aicb":
+        from windtunnel.formats.aicb.csv_records import records_text
+        from windtunnel.formats.aicb.training import training_records
+
+        _put(records_text([training_records(setup, stage)]), out, overwrite)
+        return
+    seconds = _prices(setup)
+    if target == "simai":
+        from windtunnel.formats.simai.training import left_out, training_workload
+        from windtunnel.formats.simai.workload_file import workload_text
+
+        _put(workload_text(training_workload(setup, seconds, stage)), out, overwrite)
+        for what in left_out(setup):
+            click.echo(f"note: SimAI has no group for {what}; it is left out", err=True)
+        return
+    if out is None:
+        raise InputError("Chakra traces are one file a rank", "name their beginning: --out traces/job")
+    from windtunnel.formats.chakra.training import write_training_traces
+
+    if not overwrite and out.with_name(f"{out.name}.groups.json").exists():
+        raise InputError(f"{out}.groups.json is there already", "replace the traces with --overwrite")
+    chosen = _chosen(ranks, setup.degrees.num_devices)
+    written = write_training_traces(setup, seconds, out, chosen)
+    click.echo(f"wrote {written[0]} and {len(written) - 2} more traces, {written[-1].name} with their groups", err=True)
+
+
+def _chosen(ranks: str | None, num_ranks: int) -> range:
+    """`0-7` as a range; all ranks where there are not so many that nobody can mean it."""
+    if ranks is None:
+        if num_ranks > MAX_TRACES:
+            raise InputError(
+                f"the job has {num_ranks:,} ranks, and as many traces", "write some of them with --ranks, such as 0-63"
+            )
+        return range(num_ranks)
+    first, dash, last = ranks.partition("-")
+    if not first.isdecimal() or (dash and not last.isdecimal()) or int(last or first) < int(first):
+        raise InputError(f"--ranks is {ranks!r}; it is one rank or two with a dash, such as 0-63")
+    return range(int(first), int(last or first) + 1)
+
+
+def _prices(setup: "TrainingSetup") -> Any:
+    """Seconds of each task, as `windtunnel train` prices it."""
+    from windtunnel.training.pricing import pricer
+    from windtunnel.training.step import training_estimator
+
+    prices = pricer(training_estimator(setup), setup.device, setup.node)
+    return lambda task: prices.task(task).seconds
+
+
+def _deliver(made: "GeneratedFile", out: str | None, overwrite: bool) -> None:
+    for remark in made.remarks:
+        click.echo(f"note: {remark}", err=True)
+    path = Path(out) if out else None
+    if path is not None and (path.is_dir() or str(out).endswith("/")):
+        path /= made.name
+    _put(made.text, path, overwrite)
+
+
+def _put(text: str, out: Path | None, overwrite: bool) -> None:
+    """To a file, all or nothing, or to stdout."""
+    from windtunnel.files import write_text
+
+    if out is None:
+        click.echo(text, nl=False)
+        return
+    if out.exists() and not overwrite:
+        raise InputError(f"{out} is there already", "choose another name, or replace it with --overwrite")
+    write_text(out, text)
+    click.echo(f"wrote {out}", err=True)
+
+
+def _show(contents: Any, as_json: bool) -> None:
+    from windtunnel.report.documents import as_text
+    from windtunnel.report.render.tables import show
+    from windtunnel.report.workload import contents_document, contents_report
+
+    if as_json:
+        click.echo(as_text(contents_document(contents)))
+    else:
+        show(*contents_report(contents))

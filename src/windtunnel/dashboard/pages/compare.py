@@ -1,0 +1,221 @@
+"""Serving runs side by side: what differs of their scenarios, their figures, their distributions."""
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any
+
+import numpy as np
+
+from windtunnel.dashboard.frame import Query, View, link
+from windtunnel.dashboard.results import Found, records
+from windtunnel.dashboard.state import Dashboard
+from windtunnel.errors import InputError
+from windtunnel.report.render.html import (
+    Cell,
+    Section,
+    figures,
+    paragraph,
+    table,
+)
+from windtunnel.report.render.tables import number, percent, span_text
+from windtunnel.report.serving.curves import LATENCIES, cdf, measured
+from windtunnel.units import format_seconds
+
+MOST_RUNS = 8
+"""As many as there are colours."""
+FIGURES: Mapping[str, str] = {
+    "ttft_s": "TTFT mean",
+    "ttft_p50_s": "TTFT p50",
+    "ttft_p90_s": "TTFT p90",
+    "ttft_p99_s": "TTFT p99",
+    "tpot_s": "TPOT mean",
+    "tpot_p50_s": "TPOT p50",
+    "tpot_p90_s": "TPOT p90",
+    "tpot_p99_s": "TPOT p99",
+    "itl_p99_s": "ITL p99",
+    "e2e_s": "end to end mean",
+    "e2e_p99_s": "end to end p99",
+    "requests_per_s": "requests/s",
+    "output_tokens_per_s": "output tokens/s",
+    "output_tokens_per_s_per_device": "output tokens/s per device",
+    "output_tokens_per_s_per_user": "output tokens/s per user",
+    "usd_per_million_output_tokens": "$/M output tokens",
+    "goodput_fraction": "goodput",
+    "mean_w": "power (W)",
+    "output_token_j": "J per output token",
+    "busy_fraction": "busy",
+    "mean_running": "running",
+    "mean_waiting": "waiting",
+    "kv_peak_fraction": "KV cache at most",
+    "num_devices": "devices",
+    "num_requests": "requests",
+}
+"""Figure -> what the table calls it, in its order."""
+
+
+def page(dashboard: Dashboard, _rest: str, query: Query) -> View:
+    """The runs of the fields `run`, or all to choose from. The first is what the others are compared with."""
+    names = list(query.get("run", ()))
+    known = [one for one in dashboard.results.found() if one.kind in ("simulate", "bench")]
+    if len(names) < 2:
+        return View("Compare", [Section("Choose two runs or more", _choice(known, names))])
+    runs = _runs(dashboard, names)
+    sections = [
+        Section("Runs", _runs_table(runs)),
+        Section("Figures", figures_table(runs)),
+        Section("Distributions", figures(_distributions(dashboard, runs))),
+        Section("What differs in the scenarios", _differences_table(runs)),
+        Section("Others", _choice(known, names)),
+    ]
+    return View("Compare", sections)
+
+
+def document(dashboard: Dashboard, _rest: str, query: Query) -> dict[str, Any]:
+    """The same as a document: each figure of every run, and every path in which scenarios differ."""
+    runs = _runs(dashboard, list(query.get("run", ())))
+    return {
+        "runs": [found.name for found, _ in runs],
+        "kinds": [found.kind for found, _ in runs],
+        "figures": {name: [found.figures.get(name) for found, _ in runs] for name in FIGURES},
+        "intervals": {name: [found.intervals.get(name) for found, _ in runs] for name in FIGURES},
+        "differences": _differences(runs),
+    }
+
+
+Runs = Sequence[tuple[Found, Mapping[str, Any]]]
+
+
+def _runs(dashboard: Dashboard, names: Sequence[str]) -> Runs:
+    if not 2 <= len(names) <= MOST_RUNS:
+        raise InputError(f"{len(names)} runs are given; 2 to {MOST_RUNS} can be compared")
+    runs = [dashboard.results.one(name) for name in names]
+    for found, _ in runs:
+        if found.kind not in ("simulate", "bench"):
+            raise InputError(f"{found.name} is of {found.kind}; serving runs can be compared")
+    return runs
+
+
+def _choice(known: Sequence[Found], names: Sequence[str]) -> str:
+    if not known:
+        return paragraph("There are no serving runs yet.")
+    boxes = "".join(
+        f'<label><input type="checkbox" name="run" value="{escape(one.name)}"'
+        f"{' checked' if one.name in names else ''}> "
+        f"{escape(one.name or '.')}</label>"
+        for one in known
+    )
+    return f'<form action="/compare" class="choice">{boxes}<p><button>compare</button></p></form>'
+
+
+def _runs_table(runs: Runs) -> str:
+    heads = ("run", "", "model", "deployment", "load", "calibration")
+    rows = [
+        [
+            Cell(found.name or ".", href=link("run", found.name)),
+            "measured" if found.kind == "bench" else "simulated",
+            found.model,
+            found.deployment,
+            found.load,
+            found.calibration or ("none" if found.kind == "simulate" else ""),
+        ]
+        for found, _ in runs
+    ]
+    return table(heads, rows, left=len(heads))
+
+
+def figures_table(runs: Runs) -> str:
+    """A line a figure: the first run's, then each other's with how far it lies from it.
+
+    Beside a measured run, a simulated figure says whether the measured one lies in its 80% interval.
+    """
+    base = runs[0][0]
+    rows: list[list[str | Cell]] = []
+    for name, title in FIGURES.items():
+        if any(name in found.figures for found, _ in runs):
+            first = base.figures.get(name)
+            cells = [_figure(name, found, base, None if found is base else first) for found, _ in runs]
+            rows.append([title, *cells])
+    heads = ("", *(found.name or "." for found, _ in runs))
+    said = paragraph(
+        f"Percentages are differences from {base.name or 'the first'}; intervals hold 80% of measurements."
+    )
+    return table(heads, rows) + said
+
+
+def _figure(name: str, found: Found, base: Found, first: float | None) -> Cell:
+    value = found.figures.get(name)
+    if value is None:
+        return Cell("")
+    notes = [f"{value / first - 1:+.1%}"] if first and value != first else []
+    if name in found.intervals:
+        low, high = found.intervals[name]
+        notes.append(span_text(_text(name, low), _text(name, high)))
+        if base.kind == "bench" and first is not None:
+            notes.append("measured within" if low <= first <= high else "measured outside")
+    return Cell(_text(name, value), value, note=", ".join(notes))
+
+
+def _text(name: str, value: float) -> str:
+    if name.endswith("_s") and not name.endswith("_per_s"):
+        return format_seconds(value)
+    if name.endswith("_fraction"):
+        return percent(value)
+    return f"{value:,.2f}" if "usd" in name else f"{value:,.0f}" if name.startswith("num_") else number(value)
+
+
+def _distributions(dashboard: Dashboard, runs: Runs) -> list[tuple[str, str]]:
+    tables = {
+        found.name or ".": measured(records(dashboard.results.path(found.name) / "requests.parquet"))
+        for found, _ in runs
+        if dashboard.results.path(found.name).is_dir()
+    }
+    return [
+        cdf(name, {run: requests[f"{name}_s"] for run, requests in tables.items()})
+        for name in LATENCIES
+        if any(np.isfinite(requests[f"{name}_s"]).any() for requests in tables.values())
+    ]
+
+
+# ---------------------------------------------------------------------------------------------------------- scenarios
+
+
+def differences(scenarios: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Dotted path -> its value in each scenario, where not all are equal; None where it is not there."""
+    flat = [flattened(scenario) for scenario in scenarios]
+    paths = dict.fromkeys(path for one in flat for path in one)
+    found = {path: [one.get(path) for one in flat] for path in paths}
+    return {path: values for path, values in found.items() if any(value != values[0] for value in values)}
+
+
+def flattened(value: Any, path: str = "") -> dict[str, Any]:
+    """Nested tables and lists as dotted path -> scalar."""
+    if isinstance(value, Mapping) and value:
+        parts = {f"{path}.{key}" if path else str(key): inner for key, inner in value.items()}
+    elif isinstance(value, list) and any(isinstance(inner, dict | list) for inner in value):
+        parts = {f"{path}.{at}": inner for at, inner in enumerate(value)}
+    else:
+        return {path: value}
+    return {name: scalar for key, inner in parts.items() for name, scalar in flattened(inner, key).items()}
+
+
+def _differences(runs: Runs) -> dict[str, list[Any]]:
+    """Of the scenarios; a client knows the workload alone, and is compared in that."""
+    scenarios = [document["scenario"] for _, document in runs]
+    if any(found.kind == "bench" for found, _ in runs):
+        scenarios = [{name: one[name] for name in ("workload", "slo", "seed") if name in one} for one in scenarios]
+    return differences(scenarios)
+
+
+def _value_text(value: Any) -> str:
+    if value is None:
+        return ""
+    return f"{value:g}" if isinstance(value, float) else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _differences_table(runs: Runs) -> str:
+    found = _differences(runs)
+    if not found:
+        return paragraph("Nothing.")
+    heads = ("", *(one.name or "." for one, _ in runs))
+    rows = [[path, *(_value_text(value) for value in values)] for path, values in found.items()]
+    return table(heads, rows)

@@ -1,0 +1,237 @@
+"""The table of everything below the folder."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from windtunnel.dashboard.frame import (
+    Query,
+    View,
+    lines,
+    link,
+)
+from windtunnel.dashboard.results import MOST_RESULTS, Found
+from windtunnel.dashboard.state import Dashboard
+from windtunnel.report.render.html import Cell, Section, table
+from windtunnel.report.render.tables import number, percent, span_text
+from windtunnel.units import format_seconds
+
+FILTER = (
+    '<p class="tools"><input type="search" id="filter" placeholder="filter: words of any column" '
+    'aria-label="filter the tables" autocomplete="off"> <span id="count"></span> '
+    '<a id="compare" class="button" href="/compare">compare</a></p>'
+)
+
+NOTHING = (
+    "<p>There is no result below this folder yet. <code>windtunnel simulate ... --out FOLDER</code> writes one, and "
+    'this page shows it as it appears. Or <a href="/try">try a deployment</a>.</p>'
+)
+
+
+def page(dashboard: Dashboard, _rest: str, _query: Query) -> View:
+    """All results, by what they are, kept up to date."""
+    found = dashboard.results.found()
+    sections = []
+    for title, kinds, columns in TABLES:
+        some = [one for one in found if one.kind in kinds]
+        if some:
+            heads = [head for head, _ in columns]
+            rows = [[cell(one) for _, cell in columns] for one in some]
+            grid = table(heads, rows, left=_TEXTS[title])
+            body = f"<div data-compares>{grid}</div>" if title == "Serving" else grid
+            sections.append(Section(f"{title} ({len(some):,})", body))
+    if not sections:
+        sections.append(Section("Nothing yet", NOTHING))
+    cut = f"Only the first {MOST_RESULTS:,} results are shown." if dashboard.results.is_cut else ""
+    return View("Runs", sections, lead=FILTER + (lines(cut) if cut else ""), is_live=True)
+
+
+def document(dashboard: Dashboard, _rest: str, _query: Query) -> Any:
+    """The same as a list."""
+    return {
+        "folder": str(dashboard.results.folder),
+        "is_cut": dashboard.results.is_cut,
+        "runs": [msgspec.to_builtins(one) for one in dashboard.results.found()],
+    }
+
+
+# ---------------------------------------------------------------------------------------------------------------- cells
+
+Shown = Callable[[Found], "str | Cell"]
+
+
+def _name(one: Found) -> Cell:
+    note = "measured" if one.kind == "bench" else one.problem
+    return Cell(one.name or ".", href=link("run", one.name), note=note)
+
+
+def _model(one: Found) -> Cell:
+    return Cell(one.model.rpartition("/")[2], title=one.model, note=one.deployment)
+
+
+def seconds(value: float | None, interval: tuple[float, float] | None = None) -> Cell:
+    """A time with where 80% of measurements are expected."""
+    return _figure(value, interval, format_seconds)
+
+
+def rate(value: float | None, interval: tuple[float, float] | None = None) -> Cell:
+    """A rate or amount, likewise."""
+    return _figure(value, interval, number)
+
+
+def share(value: float | None, title: str = "") -> Cell:
+    """A ratio as a percentage."""
+    return Cell("" if value is None else percent(value), value, title=title)
+
+
+def _figure(value: float | None, interval: tuple[float, float] | None, shown: Callable[[float], str]) -> Cell:
+    if value is None:
+        return Cell("")
+    return Cell(shown(value), value, note="" if interval is None else span_text(*map(shown, interval)))
+
+
+def _seconds(name: str) -> Shown:
+    return lambda one: seconds(one.figures.get(name), one.intervals.get(name))
+
+
+def _rate(name: str) -> Shown:
+    return lambda one: rate(one.figures.get(name), one.intervals.get(name))
+
+
+def _count(name: str) -> Shown:
+    return lambda one: _figure(one.figures.get(name), None, lambda value: f"{value:,.0f}")
+
+
+def _share(name: str) -> Shown:
+    return lambda one: share(one.figures.get(name))
+
+
+def _written(one: Found) -> Cell:
+    moment = time.localtime(one.changed_s)
+    return Cell(time.strftime("%Y-%m-%d", moment), one.changed_s, note=time.strftime("%H:%M", moment))
+
+
+def _covered(one: Found) -> Cell:
+    """How much of the device's time is read from tables, not extrapolated."""
+    if not one.coverage:
+        return Cell("")
+    known = sum(one.coverage.get(how, 0.0) for how in ("measured", "interpolated"))
+    return share(known, title=", ".join(f"{percent(part)} {how}" for how, part in one.coverage.items()))
+
+
+_NAME: tuple[str, Shown] = ("run", _name)
+_WRITTEN: tuple[str, Shown] = ("written", _written)
+_COVERED: tuple[str, Shown] = ("in tables", _covered)
+
+
+def _text(field: str) -> Shown:
+    return lambda one: str(getattr(one, field))
+
+
+TABLES: Sequence[tuple[str, tuple[str, ...], Sequence[tuple[str, Shown]]]] = (
+    (
+        "Serving",
+        ("simulate", "bench"),
+        (
+            _NAME,
+            ("model, deployment", _model),
+            ("load", _text("load")),
+            ("TTFT mean", _seconds("ttft_s")),
+            ("p99", _seconds("ttft_p99_s")),
+            ("TPOT mean", _seconds("tpot_s")),
+            ("p99", _seconds("tpot_p99_s")),
+            ("output tokens/s", _rate("output_tokens_per_s")),
+            ("per device", _rate("output_tokens_per_s_per_device")),
+            ("$/M output", lambda one: Cell(_money(one), one.figures.get("usd_per_million_output_tokens"))),
+            ("goodput", _share("goodput_fraction")),
+            ("bound by", _text("bound_by")),
+            _COVERED,
+            ("calibration", lambda one: one.calibration or ("none" if one.kind == "simulate" else "")),
+            _WRITTEN,
+        ),
+    ),
+    (
+        "Training",
+        ("train", "layouts"),
+        (
+            _NAME,
+            ("model", _text("model")),
+            ("deployment", _text("deployment")),
+            ("step", _text("load")),
+            ("step time", _seconds("step_s")),
+            ("MFU", _share("mfu")),
+            ("tokens/s", _rate("tokens_per_s")),
+            ("per device", _rate("tokens_per_s_per_device")),
+            ("bubbles", _share("bubble_fraction")),
+            _COVERED,
+            _WRITTEN,
+        ),
+    ),
+    (
+        "Searches",
+        ("search", "whatif", "capacity"),
+        (
+            _NAME,
+            ("verb", _text("kind")),
+            ("model", _text("model")),
+            ("deployment", _text("deployment")),
+            ("limits", _text("load")),
+            ("points", _count("num_points")),
+            ("capacity", _rate("capacity")),
+            ("limited by", _text("bound_by")),
+            _WRITTEN,
+        ),
+    ),
+    (
+        "Validations",
+        ("validate",),
+        (
+            _NAME,
+            ("runs", _count("num_runs")),
+            ("predicted", _count("num_predicted")),
+            *(
+                (f"{title} median error", _share(f"{name}_median_error"))
+                for name, title in (("tpot", "TPOT"), ("ttft", "TTFT"), ("e2e", "E2E"), ("throughput", "throughput"))
+            ),
+            _WRITTEN,
+        ),
+    ),
+    (
+        "Lab",
+        ("lab",),
+        (
+            _NAME,
+            ("model", _text("model")),
+            ("on", _text("deployment")),
+            ("mode", _text("load")),
+            ("TTFT", _seconds("ttft_s")),
+            ("TPOT", _seconds("tpot_s")),
+            ("output tokens/s", _rate("output_tokens_per_s")),
+            _WRITTEN,
+        ),
+    ),
+    (
+        "Other documents",
+        ("explain", "document"),
+        (_NAME, ("verb", _text("kind")), ("model", _text("model")), ("device", _text("deployment")), _WRITTEN),
+    ),
+    ("Cannot be read", ("broken",), (("run", lambda one: one.name or "."), ("reason", _text("problem")), _WRITTEN)),
+)
+"""Title, kinds of results, and (header, cell) of each column."""
+_TEXTS: Mapping[str, int] = {
+    "Serving": 3,
+    "Training": 4,
+    "Searches": 5,
+    "Validations": 1,
+    "Lab": 4,
+    "Other documents": 4,
+    "Cannot be read": 2,
+}
+"""Columns of text that each begins with."""
+
+
+def _money(one: Found) -> str:
+    value = one.figures.get("usd_per_million_output_tokens")
+    return "" if value is None else f"{value:,.2f}"

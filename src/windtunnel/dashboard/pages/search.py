@@ -1,0 +1,162 @@
+"""Searches, while they run or later, from the stores that they keep their answers in."""
+
+import time
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from windtunnel.dashboard.frame import (
+    Query,
+    View,
+    first,
+    lines,
+    link,
+)
+from windtunnel.dashboard.results import NotThereError
+from windtunnel.dashboard.state import Dashboard
+from windtunnel.errors import InputError
+from windtunnel.report.render.html import (
+    Cell,
+    Section,
+    paragraph,
+    table,
+)
+from windtunnel.report.search.page import best_table, found_sections, space_line
+from windtunnel.report.search.study import objective_text, point_document
+from windtunnel.search.space.space import as_builtins
+from windtunnel.search.store import default_path
+from windtunnel.search.study import Found, Study
+from windtunnel.search.watch import Kept, Watched, kept_searches
+from windtunnel.units import format_count
+
+TOP = 20
+SHORT = 12
+"""Digits of a search's digest in an address."""
+RUNNING_S = 30.0
+"""A store that was written so lately is being searched."""
+
+
+def page(dashboard: Dashboard, _rest: str, query: Query) -> View:
+    """All searches of all stores; or the one of the fields `store` and `search`."""
+    if "search" in query:
+        return _one(dashboard, query)
+    rows, problems = [], []
+    for name, path in _stores(dashboard).items():
+        try:
+            rows += [_row(name, path, one) for one in kept_searches(path)]
+        except InputError as error:
+            problems.append((name or str(path), error.message))
+    heads = ("search", "store", "model", "varied", "sought", "points", "state", "last answer")
+    shown = table(heads, rows, left=5) if rows else paragraph("No store has a search: windtunnel search space.yaml.")
+    sections = [Section("Searches", shown)]
+    if problems:
+        sections.append(Section("Cannot be read", table(("file", "reason"), problems, left=2)))
+    return View("Search", sections, is_live=True)
+
+
+def document(dashboard: Dashboard, _rest: str, query: Query) -> Any:
+    """The list of searches; or one with its answers so far."""
+    if "search" not in query:
+        found = {}
+        for name, path in _stores(dashboard).items():
+            try:
+                found[name] = [{"search": one.name, "is_done": one.is_done} for one in kept_searches(path)]
+            except InputError as error:
+                found[name] = [{"error": error.message}]
+        return {"stores": found}
+    kept, path = _kept(dashboard, query)
+    study = _watched(dashboard, kept).study(path)
+    return {
+        "space": as_builtins(study.space),
+        "is_done": kept.is_done,
+        "num_points": study.space.num_points,
+        "workloads": [
+            {
+                "workload": found.workload,
+                "num_answered": len(found.evaluations),
+                "ranking": found.ranking[:TOP],
+                "points": [point_document(study, found, index) for index in found.ranking[:TOP]],
+                "refusals": {reason: len(points) for reason, points in found.refusals.items()},
+            }
+            for found in study.found
+        ],
+    }
+
+
+def _stores(dashboard: Dashboard) -> dict[str, Path]:
+    """Name -> file of every store: the user's own, whose name is empty, and those below the folder."""
+    own = {"": default_path()} if default_path().is_file() else {}
+    return own | {name: dashboard.results.path(name) for name in dashboard.results.stores()}
+
+
+def _row(name: str, path: Path, one: Kept) -> list[str | Cell]:
+    space = one.space
+    changed_s = path.stat().st_mtime
+    return [
+        Cell(f"{one.number}", float(one.number), href=link("search", store=name, search=one.name[:SHORT])),
+        name or "the user's own",
+        str(space.scenario.get("model", "")),
+        ", ".join(setting.rpartition(".")[2] for setting in space.vary),
+        objective_text(space.objective),
+        Cell(f"{space.num_points:,}", float(space.num_points)),
+        _state(one, changed_s),
+        Cell(time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(changed_s)), changed_s),
+    ]
+
+
+def _state(one: Kept, changed_s: float) -> str:
+    if one.is_done:
+        return "done"
+    return "running" if time.time() - changed_s < RUNNING_S else "interrupted"
+
+
+def _kept(dashboard: Dashboard, query: Query) -> tuple[Kept, Path]:
+    name, digest = first(query, "store"), first(query, "search")
+    stores = _stores(dashboard)
+    if name not in stores:
+        raise NotThereError(f"there is no store {name!r}")
+    found = [one for one in kept_searches(stores[name]) if one.name.startswith(digest)]
+    if len(found) != 1:
+        raise NotThereError(f"the store has no search {digest!r}")
+    return found[0], stores[name]
+
+
+def _watched(dashboard: Dashboard, kept: Kept) -> Watched:
+    with dashboard.running:
+        if kept.name not in dashboard.watched:
+            dashboard.watched[kept.name] = Watched(kept.space)
+        return dashboard.watched[kept.name]
+
+
+def _one(dashboard: Dashboard, query: Query) -> View:
+    kept, path = _kept(dashboard, query)
+    study = _watched(dashboard, kept).study(path)
+    state = _state(kept, path.stat().st_mtime)
+    progress = "".join(_progress(study, found, state) for found in study.found)
+    title = f"Search {kept.number}: {study.space.scenario.get('model', '')}"
+    lead = lines(space_line(study.space)) + progress
+    return View(title, study_sections(study), lead=lead, scripts=("search_plot.js",), is_live=True)
+
+
+def _progress(study: Study, found: Found, state: str) -> str:
+    answered, points = len(found.evaluations), study.space.num_points
+    workload = f"{found.workload}: " if found.workload else ""
+    refused = sum(len(points) for points in found.refusals.values())
+    asked = f"{answered:,} of {format_count(points, 'point')}"
+    text = f"{asked}, {refused:,} of them cannot be, {len(found.ranking):,} hold the limits"
+    asks = "; the strategy need not ask all" if study.space.strategy != "exhaustive" else ""
+    if state == "done" and not asks and answered < points:
+        asks = "; the others were kept by another version of windtunnel, whose answers this one does not take over"
+    return (
+        f'<p class="progress">{escape(workload)}<progress max="{points}" value="{answered}"></progress> '
+        f"{escape(state)}: {escape(text + asks)}</p>"
+    )
+
+
+def study_sections(study: Study) -> list[Section]:
+    """What was found under each workload."""
+    sections = []
+    for found in study.found:
+        best = best_table(study, found, TOP) if found.ranking else paragraph("No point holds the limits so far.")
+        sections += found_sections(study, found, best)
+    return sections

@@ -1,0 +1,110 @@
+"""A step of a run, operator by operator."""
+
+from collections.abc import Mapping
+from html import escape
+from typing import Any
+
+from windtunnel.dashboard.frame import Query, View, first
+from windtunnel.dashboard.pages.run import head
+from windtunnel.dashboard.results import records
+from windtunnel.dashboard.state import Dashboard
+from windtunnel.errors import InputError
+from windtunnel.report.documents import step_document
+from windtunnel.report.render.html import (
+    Section,
+    facts,
+    figures,
+    table,
+)
+from windtunnel.report.render.plots import Axis, bar_chart
+from windtunnel.report.serving.step import (
+    TIME_HEADS,
+    WORK_HEADS,
+    batch_line,
+    time_row,
+    totals_rows,
+    work_row,
+)
+from windtunnel.schema import decode
+from windtunnel.serving.explain import Explanation, explain_step, step_batch
+from windtunnel.serving.scenario import Scenario, pool_scenario, resolve
+
+FIELDS = {
+    "batch": "decoding requests",
+    "context": "tokens of each",
+    "prefill_tokens": "prompt tokens",
+    "prefill_context": "of the prompt, cached before",
+}
+MOST_BARS = 20
+
+
+def page(dashboard: Dashboard, name: str, query: Query) -> View:
+    """The step, and a form for another."""
+    found, document = dashboard.results.one(name)
+    given = _given(dashboard, name, query)
+    step = _explained(dashboard, name, given)
+    largest = sorted(step.launches, key=lambda launch: -launch.total_s)[:MOST_BARS]
+    chart = bar_chart(
+        [one.name for one in largest], [one.total_s * 1e3 for one in largest], Axis("time (ms)"), width=520
+    )
+    times = table(TIME_HEADS, [time_row(launch, step.device_s) for launch in step.launches])
+    work = table(WORK_HEADS, [work_row(launch) for launch in step.launches], left=2)
+    sections = [
+        Section(batch_line(step) + _of_pool(document), _form(given) + facts(totals_rows(step))),
+        Section("Where its time goes", figures([(chart, "device's time by operator")]) + times),
+        Section("Its work", work),
+    ]
+    return View(name or ".", sections, lead=head(found, "step"))
+
+
+def _of_pool(document: Mapping[str, Any]) -> str:
+    """Which of several pools the step is of: the first."""
+    pools = document["scenario"]["deployment"].get("pools")
+    return f", in the pool {pools[0]['name']}" if pools else ""
+
+
+def document(dashboard: Dashboard, name: str, query: Query) -> Any:
+    """What `windtunnel explain --json` prints of it."""
+    return step_document(_explained(dashboard, name, _given(dashboard, name, query)))
+
+
+def _explained(dashboard: Dashboard, name: str, given: dict[str, int]) -> Explanation:
+    _, document = dashboard.results.one(name)
+    if "scenario" not in document:
+        raise InputError(f"{name} has no scenario: no step of it can be explained")
+    scenario = decode(document["scenario"], Scenario, name)
+    pools = scenario.deployment.pools
+    setup = resolve(pool_scenario(scenario, pools[0]) if pools else scenario)
+    batch = step_batch(given["batch"], given["context"], given["prefill_tokens"], given["prefill_context"])
+    return explain_step(setup, batch)
+
+
+def _given(dashboard: Dashboard, name: str, query: Query) -> dict[str, int]:
+    """The fields, or the run's mean step that only decodes."""
+    if not any(field in query for field in FIELDS):
+        path = dashboard.results.path(name) / "steps.parquet"
+        found = records(path, ["decode_tokens", "prefill_tokens", "context_tokens", "duration_s"])
+        decodes = (found["decode_tokens"] > 0) & (found["prefill_tokens"] == 0)
+        weights = found["duration_s"] * (decodes if decodes.any() else found["decode_tokens"] > 0)
+        tokens = float((found["decode_tokens"] * weights).sum())
+        context = float((found["context_tokens"] * weights).sum())
+        whole = float(weights.sum())
+        batch = max(round(tokens / whole), 1) if whole else 0
+        mean = {"batch": batch, "context": max(round(context / tokens), 1) if tokens else 0}
+        return {"prefill_tokens": 0 if batch else 1024, "prefill_context": 0, **mean}
+    return {field: _count(field, first(query, field, "0") or "0") for field in FIELDS}
+
+
+def _count(field: str, text: str) -> int:
+    plain = text.replace(",", "")
+    if not plain.isdecimal() or len(plain) > 9:
+        raise InputError(f"{FIELDS[field]}: {text!r} is not a number of at least 0")
+    return int(plain)
+
+
+def _form(given: dict[str, int]) -> str:
+    inputs = "".join(
+        f'<label>{escape(label)} <input name="{field}" value="{given[field]}" inputmode="numeric" size="7"></label> '
+        for field, label in FIELDS.items()
+    )
+    return f'<form class="tools">{inputs}<button>explain</button></form>'

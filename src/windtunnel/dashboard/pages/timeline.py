@@ -1,0 +1,176 @@
+"""A run's steps as lanes: the page's own timeline, a stretch of time at a time, and the file for Perfetto."""
+
+import tempfile
+from functools import lru_cache
+from itertools import islice, pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.dashboard.frame import (
+    Download,
+    Query,
+    View,
+    first,
+    link,
+)
+from windtunnel.dashboard.pages.run import head
+from windtunnel.dashboard.results import records
+from windtunnel.dashboard.state import Dashboard
+from windtunnel.errors import InputError
+from windtunnel.formats.timeline.chrome_trace import write_timeline
+from windtunnel.formats.timeline.plan import Batches, batches_by_lane
+from windtunnel.metrics.records import Table
+from windtunnel.report.render.html import Section
+
+MOST_LANES = 64
+MOST_SLICES = 1_000
+"""Of a lane: where a stretch has more steps, it is cut into so many equal parts."""
+SLICE_COLUMNS = {
+    "start_s": "",
+    "end_s": "",
+    "busy_fraction": "share of the slice with a step under way",
+    "prefill_fraction": "share of the steps' time in those that compute prompts",
+    "num_steps": "steps under way in the slice",
+    "decode_tokens": "of a step, mean over time, and so the others",
+    "prefill_tokens": "",
+    "num_running": "requests admitted",
+    "num_waiting": "requests in the queue",
+    "used_blocks": "KV blocks in use",
+}
+"""What each slice says, in this order."""
+_MEANS = ("decode_tokens", "prefill_tokens", "num_running", "num_waiting", "used_blocks")
+
+_CONTROLS = (
+    '<p class="tools"><button data-zoom="in">zoom in</button><button data-zoom="out">zoom out</button>'
+    '<button data-zoom="left">earlier</button><button data-zoom="right">later</button>'
+    '<button data-zoom="all">all</button><span class="legend"><i class="decode"></i> decode '
+    '<i class="prefill"></i> prefill</span><span id="stretch"></span></p>'
+)
+
+
+def page(dashboard: Dashboard, name: str, _query: Query) -> View:
+    """The timeline; the drawing asks for its data."""
+    found, _ = dashboard.results.one(name)
+    if not (dashboard.results.path(name) / "steps.parquet").is_file():
+        raise InputError(f"{name} has no steps.parquet: its engine's steps are not known")
+    canvas = (
+        f'{_CONTROLS}<canvas id="timeline" tabindex="0" data-name="{link("api", "timeline", name)}" '
+        'aria-label="steps of every replica over time; plus and minus zoom, arrows move, 0 shows all"></canvas>'
+        '<p class="lead" id="slice">Each bar is a step; point at one. Wheel or + and - zoom, dragging or arrows move, '
+        "0 shows all. Where steps lie too close they are drawn together, as high as the replica was busy.</p>"
+        f'<p><a class="button" href="{link("trace", name)}">download for ui.perfetto.dev</a></p>'
+    )
+    return View(name or ".", [Section("Steps", canvas)], lead=head(found, "timeline"), scripts=("timeline.js",))
+
+
+def document(dashboard: Dashboard, name: str, query: Query) -> dict[str, Any]:
+    """The lanes between the fields `from` and `to`, in seconds of the run."""
+    path = dashboard.results.path(name) / "steps.parquet"
+    steps, batches = _read(path, path.stat().st_mtime_ns if path.is_file() else 0)
+    starts_s, ends_s = steps["start_s"][batches.rows], (steps["start_s"] + steps["duration_s"])[batches.rows]
+    first_s, last_s = float(starts_s.min(initial=np.inf)), float(ends_s.max(initial=-np.inf))
+    if not len(steps):
+        first_s = last_s = 0.0
+    from_s, to_s = _moment(query, "from", first_s), _moment(query, "to", last_s)
+    if to_s < from_s:
+        raise InputError(f"a stretch from {from_s:g} s to {to_s:g} s is none")
+    edges = np.append(np.flatnonzero(batches.is_new_lane), batches.rows.size)
+    lanes = []
+    for low, high in islice(pairwise(edges), MOST_LANES):
+        # Ends ascend as starts do: rows of a lane do not overlap.
+        begin = low + np.searchsorted(ends_s[low:high], from_s, side="right")
+        end = low + np.searchsorted(starts_s[low:high], to_s)
+        rows = batches.rows[begin:end]
+        replica, lane = int(batches.replica[low]), int(batches.lane[low])
+        lanes.append(
+            {
+                "name": f"replica {replica}" + (f", batch {lane + 1} in flight" if lane else ""),
+                "is_merged": rows.size > MOST_SLICES,
+                "slices": _merged(steps, rows, from_s, to_s) if rows.size > MOST_SLICES else _single(steps, rows),
+            }
+        )
+    return {
+        "first_s": first_s,
+        "last_s": last_s,
+        "from_s": from_s,
+        "to_s": to_s,
+        "num_lanes": len(edges) - 1,
+        "columns": list(SLICE_COLUMNS),
+        "lanes": lanes,
+    }
+
+
+def _moment(query: Query, name: str, default: float) -> float:
+    text = first(query, name)
+    try:
+        value = float(text) if text else default
+    except ValueError:
+        value = np.nan
+    if not np.isfinite(value):
+        raise InputError(f"{name} is {text!r}; a number of seconds is needed")
+    return value
+
+
+@lru_cache(maxsize=1)
+def _read(path: Path, _changed_ns: int) -> tuple[Table, Batches]:
+    steps = records(path)
+    return steps, batches_by_lane(steps)
+
+
+def _single(steps: Table, rows: NDArray[np.int64]) -> list[list[float]]:
+    some = Table({name: column[rows] for name, column in steps.columns.items()}, steps.meanings)
+    columns = [
+        some["start_s"],
+        some["start_s"] + some["duration_s"],
+        np.ones(rows.size),
+        (some["prefill_tokens"] > 0).astype(np.float64),
+        some["num_steps"],
+        *(some[name] for name in _MEANS),
+    ]
+    return np.column_stack(columns).tolist() if rows.size else []
+
+
+def _merged(steps: Table, rows: NDArray[np.int64], from_s: float, to_s: float) -> list[list[float]]:
+    """Equal parts of the stretch, each with what its steps were on average; parts without a step are left out."""
+    edges = np.linspace(from_s, to_s, MOST_SLICES + 1)
+    begin, took_s = steps["start_s"][rows], steps["duration_s"][rows]
+    # Rows of a lane do not overlap: what is summed up to each of their ends needs no sorting.
+    times = np.column_stack([begin, begin + took_s]).ravel()
+
+    def integral(values: NDArray[Any]) -> NDArray[np.float64]:
+        areas = values * took_s
+        after = np.cumsum(areas)
+        return np.diff(np.interp(edges, times, np.column_stack([after - areas, after]).ravel()))
+
+    busy_s = integral(np.ones(rows.size))
+    known = busy_s > 0
+
+    def mean_of(values: NDArray[Any]) -> NDArray[np.float64]:
+        sums = integral(values)
+        return np.divide(sums, busy_s, out=np.zeros_like(sums), where=known)
+
+    means = {name: mean_of(steps[name][rows]) for name in _MEANS}
+    rate = mean_of(steps["num_steps"][rows] / took_s)
+    columns = [
+        edges[:-1],
+        edges[1:],
+        busy_s / np.diff(edges),
+        mean_of(steps["prefill_tokens"][rows] > 0),
+        rate * busy_s,
+        *means.values(),
+    ]
+    return list(np.column_stack(columns)[known].tolist())
+
+
+def trace(dashboard: Dashboard, name: str, _query: Query) -> Download:
+    """The run as `windtunnel simulate --timeline` writes it."""
+    folder = dashboard.results.path(name)
+    phases = records(folder / "replicas.parquet") if (folder / "replicas.parquet").is_file() else None
+    requests, steps = records(folder / "requests.parquet"), records(folder / "steps.parquet")
+    with tempfile.TemporaryDirectory(prefix="windtunnel-") as draft:
+        file = Path(draft) / "timeline.json.gz"
+        write_timeline(file, requests, steps, about={"run": name}, replica_phases=phases)
+        return Download(f"{folder.name}-timeline.json.gz", "application/gzip", file.read_bytes())

@@ -1,0 +1,391 @@
+"""What lies below a folder: results of every verb by their documents, what is broken with the reason, search stores."""
+
+import os
+import re
+import stat
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from windtunnel.errors import InputError
+from windtunnel.metrics.records import Table
+from windtunnel.pricing.table import read_parquet
+from windtunnel.report.serving.setup import deployment_text, workload_text
+from windtunnel.schema import decode
+from windtunnel.search.capacity.limits import limits_from
+from windtunnel.serving.scenario import Scenario
+
+SUMMARY, STUDY = "summary.json", "search.json"
+RECORDS = ("requests.parquet", "steps.parquet", "tokens.parquet")
+"""Files of a run; without a summary beside them it is broken, or still being written."""
+STORE_SUFFIX = ".sqlite"
+MOST_DOCUMENT_BYTES = 64 << 20
+"""A larger JSON file is a timeline or data, no verb's answer."""
+MOST_RESULTS = 20_000
+
+_OURS = re.compile(rb'\s*\{\s*"windtunnel"\s*:')
+"""How every document of a verb begins."""
+
+
+class NotThereError(InputError):
+    """There is no such result or page."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """One result, by what the table of all results shows of it."""
+
+    name: str
+    """Its path below the folder, with `/`; empty for the folder itself."""
+    kind: str
+    """The verb that wrote it; `broken` where it cannot be read."""
+    changed_s: float
+    """When it was written, in seconds since 1970."""
+    model: str = ""
+    deployment: str = ""
+    load: str = ""
+    bound_by: str = ""
+    calibration: str = ""
+    figures: Mapping[str, float] = field(default_factory=dict)
+    """SI, units in the names; latencies are means where no percentile is named."""
+    intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """Figure -> where 80% of measurements are expected."""
+    coverage: Mapping[str, float] = field(default_factory=dict)
+    """Share of the device's time by how operator times were found."""
+    problem: str = ""
+    """Why it cannot be read, or that it failed."""
+
+
+class Results:
+    """The results below a folder; what did not change is not read again. May be asked by several threads.
+
+    Args:
+        folder: exists.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder.resolve()
+        self._lock = threading.Lock()
+        self._known: dict[Path, tuple[tuple[int, int], Found | None]] = {}
+        self.is_cut = False
+        """Whether there were more than `MOST_RESULTS` when they were last looked for."""
+
+    def found(self) -> list[Found]:
+        """All results by their names, and at most `MOST_RESULTS` of them."""
+        with self._lock:
+            files = list(islice(_candidates(self.folder), MOST_RESULTS + 1))
+            self.is_cut = len(files) > MOST_RESULTS
+            del files[MOST_RESULTS:]
+            seen = (self._found(*candidate) for candidate in files)
+            self._known = {file: self._known[file] for file, _ in files if file in self._known}
+            return sorted((one for one in seen if one is not None), key=lambda one: one.name)
+
+    def stores(self) -> list[str]:
+        """Names of SQLite files, which searches keep their answers in."""
+        return sorted(self._name(path) for path in _files(self.folder) if path.suffix == STORE_SUFFIX)
+
+    def path(self, name: str) -> Path:
+        """The file or folder of a result.
+
+        Raises:
+            NotThereError: there is none of that name below the folder.
+        """
+        if not name:
+            return self.folder
+        parts = name.split("/")
+        hidden = any(part.startswith(".") or not part or "\0" in part or "\\" in part for part in parts)
+        path = self.folder.joinpath(*parts) if not hidden else self.folder
+        if hidden or not path.resolve().is_relative_to(self.folder) or not path.exists():
+            raise NotThereError(f"there is no {name!r} in {self.folder.name}")
+        return path
+
+    def one(self, name: str) -> tuple[Found, dict[str, Any]]:
+        """A result and its whole document.
+
+        Raises:
+            NotThereError: there is none of that name.
+            InputError: it is broken.
+        """
+        file = document_file(self.path(name))
+        if file is None or not file.resolve().is_relative_to(self.folder):
+            raise InputError(f"{name} holds no result: {SUMMARY} is missing", "is the run still under way?")
+        found = _read(file, name)
+        if found is None or found.kind == "broken":
+            raise InputError(f"{name} cannot be shown: {found.problem if found else 'it is no result'}")
+        return found, read_document(file)
+
+    def _found(self, file: Path, is_whole: bool) -> Found | None:
+        try:
+            status = file.stat()
+        except OSError:
+            return None  # it went away since the folder was listed
+        # To open a pipe would wait for whoever writes it, and a link may lead out of the folder.
+        if not stat.S_ISREG(status.st_mode) or not file.resolve().is_relative_to(self.folder):
+            return None
+        stamp = (status.st_mtime_ns, status.st_size)
+        if file not in self._known or self._known[file][0] != stamp:
+            name = self._name(file if is_whole else file.parent)
+            found = _read(file, name) if is_whole or file.name in (SUMMARY, STUDY) else _half_written(file, name)
+            self._known[file] = (stamp, found)
+        return self._known[file][1]
+
+    def _name(self, path: Path) -> str:
+        return "" if path == self.folder else path.relative_to(self.folder).as_posix()
+
+
+def document_file(path: Path) -> Path | None:
+    """The document of a result: of a folder its summary or study, or the file itself; None: there is none."""
+    if path.is_file():
+        return path
+    return next((path / name for name in (SUMMARY, STUDY) if (path / name).is_file()), None)
+
+
+def read_document(file: Path) -> dict[str, Any]:
+    """A JSON object.
+
+    Raises:
+        InputError: it is none.
+    """
+    try:
+        document = msgspec.json.decode(file.read_bytes())
+    except OSError as error:
+        raise InputError(f"{file.name} cannot be read: {error.strerror or error}") from None
+    except RecursionError:
+        raise InputError(f"{file.name} is nested too deeply") from None
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise InputError(f"{file.name} is not JSON ({str(error).lower()})") from None
+    if not isinstance(document, dict):
+        raise InputError(f"{file.name} holds no JSON object")
+    return document
+
+
+def records(path: Path, columns: list[str] | None = None) -> Table:
+    """A Parquet file of a run as columns.
+
+    Raises:
+        InputError: it is missing or broken.
+    """
+    found = read_parquet(path, columns)
+    meanings = {one.name: (one.metadata or {}).get(b"meaning", b"").decode() for one in found.schema}
+    return Table({name: found[name].to_numpy() for name in found.column_names}, meanings)
+
+
+# ---------------------------------------------------------------------------------------------------- what is there
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """All files below `folder`, but hidden ones and those behind links to folders."""
+    for place, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        yield from (Path(place) / name for name in sorted(names) if not name.startswith("."))
+
+
+def _candidates(folder: Path) -> Iterator[tuple[Path, bool]]:
+    """(Document, whether it is a result by itself and not its folder), or a run's records without a document."""
+    for place, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        document = next((name for name in (SUMMARY, STUDY, *RECORDS) if name in names), None)
+        if document is not None:
+            yield Path(place) / document, False
+        if document not in (SUMMARY, STUDY):
+            yield from ((Path(place) / name, True) for name in sorted(names) if _is_document(Path(place) / name))
+
+
+def _is_document(path: Path) -> bool:
+    """Whether a file is the `--json` of a verb, by its first bytes."""
+    if path.suffix != ".json" or path.name.startswith(".") or not path.is_file():
+        return False
+    try:
+        with path.open("rb") as file:
+            return bool(_OURS.match(file.read(64))) and os.fstat(file.fileno()).st_size <= MOST_DOCUMENT_BYTES
+    except OSError:
+        return False
+
+
+# ------------------------------------------------------------------------------------------------------ what it says
+
+
+def _half_written(file: Path, name: str) -> Found:
+    problem = f"{SUMMARY} is missing beside {file.name}: still being written, or broken off"
+    return Found(name, "broken", file.stat().st_mtime, problem=problem)
+
+
+def _read(file: Path, name: str) -> Found | None:
+    changed_s = file.stat().st_mtime
+    try:
+        document = read_document(file)
+        kind = kind_of(document)
+        if kind is None:
+            raise InputError(f"{file.name} is none that a verb of windtunnel writes")
+        return _READERS[kind](Found(name, kind, changed_s), document)
+    except InputError as error:
+        return Found(name, "broken", changed_s, problem=error.message)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        return Found(name, "broken", changed_s, problem=f"{file.name} is not whole: {error!r}")
+
+
+KINDS: Mapping[str, tuple[str, ...]] = {
+    "bench": ("endpoint", "summary", "scenario"),
+    "simulate": ("summary", "scenario"),
+    "lab": ("status", "mode"),
+    "train": ("job", "step_s"),
+    "layouts": ("layouts",),
+    "search": ("space", "workloads"),
+    "whatif": ("space", "points"),
+    "validate": ("scores", "rows"),
+    "capacity": ("capacity", "scenario"),
+    "explain": ("operators", "batch"),
+    "document": ("windtunnel",),
+}
+"""Kind of result -> keys that its document has; the first that fits."""
+
+
+def kind_of(document: Mapping[str, Any]) -> str | None:
+    """Which verb's answer a document is; None: of none."""
+    return next((kind for kind, keys in KINDS.items() if all(key in document for key in keys)), None)
+
+
+def _serving(found: Found, document: dict[str, Any]) -> Found:
+    """A simulation or a bench."""
+    scenario = decode(document["scenario"], Scenario, found.name)
+    summary, calibration = document["summary"], document.get("calibration", {})
+    is_real = found.kind == "bench"
+    return replace(
+        found,
+        model=str(document["model"]) if is_real else scenario.model,
+        deployment=str(document["endpoint"]) if is_real else deployment_text(scenario.deployment),
+        load=workload_text(scenario.workload),
+        bound_by=str(summary.get("bound_by", "")).replace("_", " "),
+        calibration=str(calibration.get("name") or ""),
+        figures=serving_figures(summary),
+        intervals={
+            "output_tokens_per_s" if name == "throughput" else f"{name}_s": (one["low"], one["high"])
+            for name, one in document.get("interval_80", {}).items()
+        },
+        coverage=document.get("coverage", {}),
+    )
+
+
+def serving_figures(summary: Mapping[str, Any]) -> dict[str, float]:
+    """The figures of a serving run's summary by flat names; what it does not know is absent."""
+    figures = {"num_requests": summary["num_requests"], "num_devices": summary.get("num_devices")}
+    for name in LATENCIES:
+        found = summary.get(f"{name}_s") or {}
+        figures |= {f"{name}_s": found.get("mean")} | {f"{name}_{p}_s": found.get(p) for p in ("p50", "p90", "p99")}
+    for part, names in _PARTS.items():
+        # A client's summary has its rates beside the latencies.
+        inside = summary if part == "throughput" and part not in summary else summary.get(part) or {}
+        figures |= {name: inside.get(name) for name in names}
+    figures["goodput_fraction"] = (summary.get("goodput") or {}).get("fraction")
+    return {name: float(value) for name, value in figures.items() if value is not None}
+
+
+LATENCIES = ("ttft", "tpot", "itl", "e2e")
+_PARTS: Mapping[str, tuple[str, ...]] = {
+    "throughput": (
+        "requests_per_s",
+        "output_tokens_per_s",
+        "output_tokens_per_s_per_device",
+        "output_tokens_per_s_per_user",
+    ),
+    "cost": ("usd_per_million_output_tokens", "usd_per_hour"),
+    "power": ("mean_w", "output_token_j"),
+    "utilisation": ("busy_fraction", "mean_running", "mean_waiting", "kv_mean_fraction", "kv_peak_fraction"),
+}
+"""Part of a summary -> figures of it."""
+
+
+def _lab(found: Found, document: dict[str, Any]) -> Found:
+    metrics = document.get("metrics") or {}
+    names = ("ttft_s", "tpot_s", "output_tokens_per_s", "peak_memory_bytes", "num_requests")
+    status = str(document["status"])
+    return replace(
+        found,
+        model=str(document.get("model", "")),
+        deployment=", ".join(str(metrics[name]) for name in ("engine", "device", "dtype") if name in metrics),
+        load=str(document["mode"]),
+        figures={name: float(metrics[name]) for name in names if metrics.get(name) is not None},
+        problem="" if status == "done" else f"{status}: {document.get('error', 'see its experiment.log')}",
+    )
+
+
+def _training(found: Found, document: dict[str, Any]) -> Found:
+    job, degrees = document["job"], document["degrees"]
+    split = ", ".join(f"{name.upper()} {degrees[name]}" for name in ("tp", "cp", "pp", "ep", "dp") if degrees[name] > 1)
+    interval = document["interval_80"]["step_s"]
+    whole_s = sum(document["coverage_s"].values()) or 1.0
+    names = ("step_s", "mfu", "hfu", "tokens_per_s", "tokens_per_s_per_device", "bubble_fraction")
+    return replace(
+        found,
+        model=str(job["model"]),
+        deployment=f"{degrees['num_devices']} x {job['device']} ({split})",
+        load=f"{job['global_batch']:,} sequences of {job['sequence_tokens']:,} tokens",
+        figures={name: float(document[name]) for name in names} | {"num_devices": float(degrees["num_devices"])},
+        intervals={"step_s": (interval["low"], interval["high"])},
+        coverage={how: seconds / whole_s for how, seconds in document["coverage_s"].items()},
+        problem="" if document["fits"] else "does not fit the devices' memory",
+    )
+
+
+def _layouts(found: Found, document: dict[str, Any]) -> Found:
+    counts = {name: float(document[name]) for name in ("num_tried", "num_fitting")}
+    best = document["layouts"][0] if document["layouts"] else None
+    first = _training(found, best) if best else found
+    return replace(first, kind=found.kind, figures={**first.figures, **counts})
+
+
+def _space(found: Found, document: dict[str, Any]) -> Found:
+    space = document["space"]
+    varied = ", ".join(name.rpartition(".")[2] for name in space.get("vary", {}))
+    return replace(
+        found,
+        model=str(space.get("model", "")),
+        deployment=f"varied: {varied}",
+        load=", ".join(limit.title for limit in limits_from(space.get("limits", {}))),
+        figures={"num_points": float(prod(len(values) for values in space.get("vary", {}).values()))},
+    )
+
+
+def _validation(found: Found, document: dict[str, Any]) -> Found:
+    scores = {name: one for name, one in document["scores"].items() if one}
+    counts = {"num_runs": float(document["runs"]), "num_predicted": float(document["predicted"])}
+    return replace(
+        found, figures=counts | {f"{name}_median_error": float(one["median"]) for name, one in scores.items()}
+    )
+
+
+def _capacity(found: Found, document: dict[str, Any]) -> Found:
+    scenario = decode(document["scenario"], Scenario, found.name)
+    return replace(
+        found,
+        model=scenario.model,
+        deployment=deployment_text(scenario.deployment),
+        load=", ".join(limit.title for limit in limits_from(document["limits"])),
+        bound_by=str(document["limited_by"] or "").replace("_", " "),
+        figures={"capacity": float(document["capacity"])},
+    )
+
+
+def _other(found: Found, document: dict[str, Any]) -> Found:
+    return replace(found, model=str(document.get("model", "")), deployment=str(document.get("device", "")))
+
+
+_READERS: Mapping[str, Callable[[Found, dict[str, Any]], Found]] = {
+    "bench": _serving,
+    "simulate": _serving,
+    "lab": _lab,
+    "train": _training,
+    "layouts": _layouts,
+    "search": _space,
+    "whatif": _space,
+    "validate": _validation,
+    "capacity": _capacity,
+    "explain": _other,
+    "document": _other,
+}

@@ -1,0 +1,323 @@
+"""Scenarios from what is typed on a page: simulated at once, swept over their load, kept."""
+
+import re
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from windtunnel.dashboard.frame import Query, first
+from windtunnel.errors import InputError, did_you_mean, unwritable
+from windtunnel.formats.launch.commands import read_launch_command
+from windtunnel.report.search.capacity import capacity_document
+from windtunnel.report.serving.files import check_folder, write_run
+from windtunnel.schema import parse_yaml
+from windtunnel.search.capacity.capacity import (
+    CHECKS,
+    Capacities,
+    Capacity,
+    capacity,
+)
+from windtunnel.search.capacity.limits import limits_of
+from windtunnel.search.capacity.load import stream_of
+from windtunnel.search.capacity.probe import Probe, probe
+from windtunnel.search.priced_deployments import Bench
+from windtunnel.serving.run import simulate
+from windtunnel.serving.scenario import (
+    Scenario,
+    pool_scenario,
+    resolve,
+    save,
+    scenario_from,
+)
+from windtunnel.serving.shorthand import PATHS, parse_lengths, raw_scenario
+from windtunnel.serving.simulate import Result
+from windtunnel.units import format_count
+
+MOST_S = 60.0
+"""A simulation that takes longer is ended: a terminal is the place for it."""
+MOST_REQUESTS = 1_000_000
+MOST_SWEPT_REQUESTS = 20_000
+SWEPT_SHARES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 1.0, 1.05, 1.1, 1.2)
+"""Loads of a sweep, of the capacity."""
+
+LABELS = {
+    "model": "model",
+    "device": "device",
+    "tp": "TP",
+    "pp": "PP",
+    "ep": "EP",
+    "attention_dp": "attention DP",
+    "replicas": "replicas",
+    "quant": "weights",
+    "kv_cache_dtype": "KV cache format",
+    "engine": "engine",
+    "engine_version": "version",
+    "max_num_seqs": "max_num_seqs",
+    "max_num_batched_tokens": "max_num_batched_tokens",
+    "gpu_memory_utilization": "gpu_memory_utilization",
+    "enable_prefix_caching": "prefix caching",
+    "calibration": "calibration",
+    "input_tokens": "input tokens",
+    "output_tokens": "output tokens",
+    "num_requests": "requests",
+    "seed": "seed",
+}
+"""Short name of a setting -> what the form calls it."""
+LIMITS = {"ttft_s": "TTFT", "tpot_s": "TPOT", "e2e_s": "end to end"}
+_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)*", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A scenario as it was typed."""
+
+    scenario: Scenario
+    remarks: tuple[str, ...] = ()
+    """What of a server's command line is not in it."""
+
+
+def trial_of(query: Query, folder: Path) -> Trial:
+    """The scenario of a form: a pasted one or a server's command line, if there is one, with the other fields over it.
+
+    Args:
+        query: `text`; the short names in `LABELS`; `arrivals` (`rate` or `concurrency`) with `load`; those of `LIMITS`.
+        folder: the only one whose files it may name.
+
+    Raises:
+        InputError: names the field, or the path in the scenario, that is wrong.
+    """
+    raw, remarks = _base(first(query, "text"))
+    options = {name: _value(first(query, name)) for name in LABELS if first(query, name).strip()}
+    for stream in ("input_tokens", "output_tokens"):
+        if stream in options:
+            options[stream] = parse_lengths(LABELS[stream], first(query, stream))
+    load = _load(first(query, "arrivals"), first(query, "load"))
+    slo: dict[str, Any] = {name: first(query, name) for name in LIMITS if first(query, name).strip()}
+    _check_files([raw, options], folder)
+    try:
+        raw = raw_scenario(raw, options, load.get("rate"), load.get("concurrency"), None, slo)
+        _check_needed(raw)
+        scenario = scenario_from(raw, folder=folder)
+    except InputError as error:
+        raise InputError(_as_labelled(error.message), error.hint) from None
+    deployment = scenario.deployment
+    schedulers = [deployment.engine.scheduler, *(pool.engine.scheduler for pool in deployment.pools)]
+    if any(":" in str(name) for name in (*schedulers, deployment.router)):
+        raise InputError("a scheduler or router of one's own does not run here", "windtunnel simulate runs it")
+    _check_size(scenario)
+    return Trial(scenario, remarks)
+
+
+def _check_size(scenario: Scenario) -> None:
+    """Raise InputError for more requests or clients than a page waits for."""
+    workload = scenario.workload
+    for name, number in (
+        ("requests", workload.num_requests),
+        ("concurrent requests", getattr(workload.arrivals, "concurrency", None)),
+        ("requests", (workload.duration_s or 0.0) * (getattr(workload.arrivals, "rate_per_s", None) or 0.0)),
+    ):
+        if number is not None and number > MOST_REQUESTS:
+            many = f"{number:,.0f} {name} are too many to try"
+            raise InputError(many, f"take {MOST_REQUESTS:,} at most, or windtunnel simulate in a terminal")
+
+
+def _base(text: str) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """What was pasted, as builtins, and what of a command line it leaves out."""
+    if not text.strip():
+        return {}, ()
+    if re.match(r"[\s\w./='\"-]*(vllm\s+serve|vllm\.entrypoints|sglang|trtllm-serve)", text):
+        # With a line break it is no file's name.
+        found = read_launch_command(f"{text.strip()}\n")
+        notes = (
+            ("without effect on time", found.without_effect),
+            ("not modelled", found.not_modelled),
+            ("unknown, ignored", found.unknown),
+        )
+        return found.raw, tuple(f"{note}: {', '.join(names)}" for note, names in notes if names)
+    try:
+        raw = parse_yaml(text)
+    except yaml.YAMLError as error:
+        where = getattr(error, "problem_mark", None)
+        line = f", line {where.line + 1}" if where else ""
+        raise InputError(
+            f"the text is neither YAML{line} nor a server's command line", "vllm serve MODEL ..."
+        ) from None
+    if not isinstance(raw, dict):
+        raise InputError(
+            "the text is no scenario: keys and values are needed", "or a line such as vllm serve MODEL ..."
+        )
+    return raw, ()
+
+
+def _value(text: str) -> Any:
+    try:
+        return parse_yaml(text.strip())
+    except yaml.YAMLError:
+        return text.strip()
+
+
+def _load(kind: str, text: str) -> dict[str, Any]:
+    if kind not in ("", "rate", "concurrency"):
+        raise InputError(
+            f"there are no arrivals {kind!r}", did_you_mean(kind, ("rate", "concurrency"), "rate, concurrency")
+        )
+    if not kind:
+        return {}
+    try:
+        value = float(text.replace(",", ""))
+    except ValueError:
+        value = np.nan
+    if not 0 < value < np.inf:
+        raise InputError(f"load: {text!r} is not a number above 0")
+    return {"rate": value} if kind == "rate" else {"concurrency": max(round(value), 1)}
+
+
+def _check_needed(raw: dict[str, Any]) -> None:
+    workload, deployment = raw.get("workload"), raw.get("deployment")
+    for name, there in (
+        ("model", raw.get("model")),
+        ("device", deployment.get("device") if isinstance(deployment, dict) else None),
+        ("load", not isinstance(workload, dict) or {"arrivals", "trace", "clients", "tenants"} & set(workload)),
+    ):
+        if not there:
+            raise InputError(f"{name} is missing", "type it, or paste a scenario that has it")
+
+
+def _check_files(raw: Any, folder: Path) -> None:
+    """Raise InputError where a scenario names a file that is not below `folder`."""
+    if isinstance(raw, dict | list):
+        for part in raw.values() if isinstance(raw, dict) else raw:
+            _check_files(part, folder)
+        return
+    if not isinstance(raw, str) or not {"/", "\\", "."} & set(raw) or "\0" in raw or len(raw) > 4096:
+        return
+    # A path of its own stays one below a folder: `folder / "/etc"` is `/etc`.
+    for path in (Path(raw), folder / raw, Path(raw).expanduser() if raw.startswith("~/") else folder):
+        if path.exists() and not path.resolve().is_relative_to(folder):
+            raise InputError(f"{raw} lies outside {folder.name}", "a scenario that is tried here names files below it")
+
+
+def _as_labelled(message: str) -> str:
+    """`message` with paths in the scenario replaced by what the form calls them."""
+    names = {f"$.{PATHS[name]}": label for name, label in LABELS.items()}
+    names |= {f"$.slo.{name}": label for name, label in LIMITS.items()}
+    names |= {"$.workload.arrivals.rate_per_s": "load", "$.workload.arrivals.concurrency": "load"}
+    for path in sorted(names, key=len, reverse=True):
+        message = message.replace(path, names[path])
+    return message
+
+
+# ------------------------------------------------------------------------------------------------------------- to run
+
+
+def simulated(scenario: Scenario) -> Result:
+    """The run of a scenario.
+
+    Raises:
+        InputError: it cannot be, or takes longer than `MOST_S`.
+    """
+    end_s = time.monotonic() + MOST_S
+
+    def in_time(finished: int, total: int) -> None:
+        if time.monotonic() > end_s:
+            done = f"{finished:,} of {format_count(total, 'request')} are simulated"
+            raise InputError(f"after {MOST_S:g} s {done}", "take fewer requests, or windtunnel simulate in a terminal")
+
+    return simulate(scenario, progress=in_time)
+
+
+@dataclass(frozen=True, eq=False)
+class Sweep:
+    """One deployment over loads."""
+
+    capacities: Capacities
+    """Of one stream of requests."""
+    probes: list[Probe]
+    """The loads that were tried, ascending."""
+
+
+def swept(scenario: Scenario) -> Sweep:
+    """The capacity of a scenario's deployment, and what its requests meet below and above it.
+
+    Raises:
+        InputError: the deployment cannot be, or its workload has no load to change, or too many requests.
+    """
+    stream = stream_of(scenario.workload, scenario.seed)
+    if stream.unit.num_requests > MOST_SWEPT_REQUESTS:
+        many = f"{stream.unit.num_requests:,} requests are too many for a sweep"
+        raise InputError(many, f"take {MOST_SWEPT_REQUESTS:,} at most, or windtunnel capacity in a terminal")
+    limits = limits_of(scenario.slo)
+    pools = scenario.deployment.pools
+    setup = resolve(pool_scenario(scenario, pools[0]) if pools else scenario)
+    server = Bench().server(scenario, stream.unit, None if pools else setup)
+    found: Capacity = capacity(server, stream, limits, checks=CHECKS)
+    whole = found.load or stream.own
+    loads = sorted({max(round(share * whole), 1) if stream.is_closed else share * whole for share in SWEPT_SHARES})
+    most = float(stream.unit.num_requests) if stream.is_closed else np.inf
+    probes = [probe(server, stream, load, limits, is_patient=True) for load in loads if load <= most]
+    return Sweep(Capacities(scenario, setup, limits, [found], stream.is_closed, 0.0), probes)
+
+
+def sweep_document(sweep: Sweep) -> dict[str, Any]:
+    """What `windtunnel capacity --json` prints for one stream, and `loads` with what each gives."""
+    return {**capacity_document(sweep.capacities), "loads": [point_of(one) for one in sweep.probes]}
+
+
+def point_of(one: Probe) -> dict[str, Any]:
+    """A load with its latencies and output."""
+    served = one.served
+    assert served is not None, "a patient run is not given up"
+    latencies: dict[str, float] = {}
+    for name in ("ttft", "tpot", "e2e"):
+        values = served.values(name)
+        if values.size:
+            p50, p99 = np.percentile(values, (50, 99))
+            latencies |= {
+                f"{name}_mean_s": float(values.mean()),
+                f"{name}_p50_s": float(p50),
+                f"{name}_p99_s": float(p99),
+            }
+    span_s = float((served.arrival_s + served.e2e_s).max() - served.arrival_s.min())
+    rate = float(served.output_tokens.sum()) / span_s
+    return {
+        "load": one.load,
+        "holds": one.passes,
+        "limited_by": one.limited_by,
+        **latencies,
+        "output_tokens_per_s": rate,
+    }
+
+
+def kept(query: Query, folder: Path) -> str:
+    """Write the scenario, or its run, below `folder`; returns the name that it has there.
+
+    Args:
+        query: of `trial_of`, with `name` and `what`, which is `scenario` or `run`.
+        folder: results lie below it.
+
+    Raises:
+        InputError: the name is none, or something of that name is there.
+    """
+    name, what = first(query, "name").strip(), first(query, "what")
+    if not _NAME.fullmatch(name) or ".." in name:
+        raise InputError(f"{name!r} is no name", "letters, digits, dots, dashes, and slashes between folders")
+    if what not in ("scenario", "run"):
+        raise InputError(f"there is no {what!r} to save", "scenario, or run")
+    trial = trial_of(query, folder)
+    if what == "run":
+        check_folder(folder / name, overwrite=False)
+        write_run(simulated(trial.scenario), folder / name)
+        return name
+    name = name if name.endswith((".yaml", ".yml")) else f"{name}.yaml"
+    if (folder / name).exists():
+        raise InputError(f"{name} exists", "choose another name")
+    try:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        save(trial.scenario, folder / name)
+    except OSError as error:
+        raise unwritable(Path(name), error) from None
+    return name

@@ -1,0 +1,154 @@
+"""AIOB files: what AICB measured of a model's modules on one GPU, and how AICB reads them into a workload.
+
+The first line names the run (`train_iter:10`, `inference_term:decode`), then each module has a section with the
+largest, smallest and mean time in microseconds (aliyun/aicb, utils/utils.py at 23eec3c).
+"""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from windtunnel.errors import InputError
+from windtunnel.files import read_text
+
+FIELDS = ("time_gpu_max", "time_gpu_min", "time_gpu_avg")
+
+MLA_MODULES = (
+    "attention_linear_q_lora",
+    "attention_q_column",
+    "attention_linear_kv_lora",
+    "attention_kv_column",
+    "attention_o_row",
+)
+"""Parts of DeepSeek's attention that a file may time one by one."""
+
+
+@dataclass(frozen=True)
+class ModuleTime:
+    """One section, in microseconds as the file has them."""
+
+    max_us: float
+    min_us: float
+    mean_us: float
+
+
+@dataclass(frozen=True)
+class AiobTimes:
+    """A whole file: module -> times, in the file's order."""
+
+    title: str
+    """The first line."""
+    modules: dict[str, ModuleTime]
+
+
+def read_aiob_times(path: Path) -> AiobTimes:
+    """The times in an AIOB file, also gzipped.
+
+    Raises:
+        InputError: the file is missing, is another file, or a section is incomplete; names the line.
+    """
+    lines = read_text(path).splitlines()
+    if not lines or not re.match(r"(train_iter|inference_term):", lines[0]):
+        raise InputError(f"{path} is not an AIOB file", "its first line is train_iter:N or inference_term:PHASE")
+    sections: dict[str, dict[str, float]] = {}
+    section: dict[str, float] | None = None
+    for number, line in enumerate(lines[1:], 2):
+        where = f"{path}, line {number}"
+        if not line.strip():
+            continue
+        if not line[0].isspace():
+            name, colon, rest = line.partition(":")
+            if not colon or rest.strip():
+                raise InputError(f"{where} is no section of an AIOB file: {line[:60]!r}", "a section is NAME: alone")
+            section = sections.setdefault(name, {})
+        elif section is None:
+            raise InputError(f"{where} stands before the first section")
+        else:
+            _add_time(section, line, where)
+    return AiobTimes(lines[0], {name: _module(found, name, path) for name, found in sections.items()})
+
+
+def _add_time(section: dict[str, float], line: str, where: str) -> None:
+    name, _, text = line.strip().partition(":")
+    if name not in FIELDS:
+        raise InputError(f"{where}: {name!r} is no time of an AIOB file", f"it has {', '.join(FIELDS)}")
+    try:
+        section[name] = float(text)
+    except ValueError:
+        raise InputError(f"{where}: {name} is {text.strip()!r}; microseconds are needed") from None
+    if not 0 <= section[name] < float("inf"):
+        raise InputError(f"{where}: {name} is {text.strip()}; at least 0 is needed")
+
+
+def _module(found: dict[str, float], name: str, path: Path) -> ModuleTime:
+    missing = [field for field in FIELDS if field not in found]
+    if missing:
+        raise InputError(f"{path}: the section {name} has no {' and no '.join(missing)}", "is the file cut off?")
+    return ModuleTime(*(found[field] for field in FIELDS))
+
+
+def aiob_text(times: AiobTimes) -> str:
+    """The file that holds `times`, as AICB writes it."""
+    parts = [f"{times.title}\n"]
+    for name, module in times.modules.items():
+        values = zip(FIELDS, (module.max_us, module.min_us, module.mean_us), strict=True)
+        parts += [f"{name}:\n", *(f"    {field}: {value:.15g}\n" for field, value in values)]
+    return "".join(parts)
+
+
+def training_ns(times: AiobTimes, recompute: bool) -> dict[str, int]:
+    """Nanoseconds by the names under which AICB looks them up.
+
+    Its rules (`extract_averages`): all of attention is one number, the first norm included and flash attention doubled
+    where activations are recomputed; likewise the feed-forward network with the second norm. The backward pass takes as
+    long as the forward pass. `param_time` is the optimizer's. Other sections keep their names, and parts of DeepSeek's
+    attention that the file does not time take no time.
+    """
+    attention_ns = feed_forward_ns = 0.0
+    others: dict[str, int] = {}
+    parts = dict.fromkeys(MLA_MODULES, 0)
+    optimizer = times.modules.get("param_time", ModuleTime(0.0, 0.0, 0.0))
+    for name, module in times.modules.items():
+        mean_ns = module.mean_us * 1000
+        if name == "param_time":
+            continue
+        if "atten" in name or name == "layernorm":
+            attention_ns += mean_ns * 2 if recompute and "flash" in name else mean_ns
+        elif "mlp" in name or name == "layernorm2":
+            feed_forward_ns += mean_ns
+        else:
+            others[name] = round(mean_ns)
+        if name in parts:
+            parts[name] = round(mean_ns)
+    return {
+        "attention_forward": round(attention_ns),
+        "attention_backward": round(attention_ns),
+        "mlp_forward": round(feed_forward_ns),
+        "mlp_backward": round(feed_forward_ns),
+        "grad_forward": round(optimizer.min_us * 1000),
+        "grad_backward": round(optimizer.mean_us * 1000),
+        **others,
+        **parts,
+    }
+
+
+INFERENCE_MODULES = (
+    ("atten_norm", "attention_norm"),
+    ("gdn", "attention_gdn"),
+    ("atten", "attention_layer"),
+    ("mlp", "mlp"),
+    ("moe_norm", "moe_norm"),
+    ("moe_route", "moe_route"),
+    ("moe", "moe_expert"),
+)
+"""What a section's name holds -> the module that AICB adds it to; the first that fits."""
+
+
+def inference_ns(times: AiobTimes) -> dict[str, int]:
+    """Nanoseconds by module of an inference workload, modules without any left out (`extract_inference_averages`)."""
+    sums = {module: 0.0 for _, module in INFERENCE_MODULES}
+    for name, time in times.modules.items():
+        module = next((module for part, module in INFERENCE_MODULES if part in name), None)
+        if module is not None:
+            sums[module] += time.mean_us * 1000
+    return {module: round(total) for module, total in sums.items() if round(total)}

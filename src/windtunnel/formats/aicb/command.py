@@ -1,0 +1,123 @@
+"""AICB's own command lines, read as AICB reads them: its generators' arguments and its scripts.
+
+Names are AICB's, so that a command can be read off (aliyun/aicb, utils/utils.py, scripts/*.sh at 23eec3c). What AICB
+does silently, a preset over an argument or a division rounded down, it does here too, and is told in `remarks`.
+"""
+
+import argparse
+import dataclasses
+import itertools
+import shlex
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from windtunnel.errors import InputError, did_you_mean
+from windtunnel.formats.aicb.arguments import (
+    IGNORED_FLAGS,
+    IGNORED_VALUES,
+    Command,
+    InferenceArguments,
+    TrainingArguments,
+)
+from windtunnel.formats.aicb.scripts import read_script
+
+TRAINING_GENERATORS = (
+    "SimAI_training_workload_generator",
+    "generate_megatron_workload",
+    "generate_deepspeed_stage1_2_workload",
+    "generate_deepspeed_stage3_workload",
+    "generate_collective_test",
+)
+
+INFERENCE_GENERATORS = ("SimAI_inference_workload_generator", "Vidur_workload_generator")
+
+GENERATORS = (*TRAINING_GENERATORS, *INFERENCE_GENERATORS)
+
+FORMER_NAMES = {"AIOB_simAI_workload_generator": "SimAI_training_workload_generator"}
+
+OTHER_SPELLINGS = {
+    "use_distributed_optimizer": ("--use-distributed-optimizer",),
+    "pipeline_model_parallel": ("--pipeline_model_parallel_size",),
+    "context_parallel_size": ("--context-parallel-size",),
+}
+"""Field -> spellings beside `--field`."""
+
+
+def read_command(text: str) -> Command:
+    """A command that runs one of AICB's generators, as typed in a shell; variables are not known.
+
+    `python -m workload_generator.NAME ...`, `sh scripts/megatron_workload_with_aiob.sh ...`,
+    `sh scripts/megatron_gpt.sh ... --nproc_per_node N --workload_only` and
+    `sh scripts/inference_workload_with_aiob.sh ...` are understood.
+
+    Raises:
+        InputError: it runs something else, or AICB would refuse its arguments or fail on them.
+    """
+    try:
+        words = shlex.split(text.replace("\\\n", " "), comments=True)
+    except ValueError as error:
+        raise InputError(f"this is no shell command: {error}") from None
+    variables = list(itertools.takewhile(lambda word: "=" in word and not word.startswith("-"), words))
+    words = words[len(variables) :]
+    if words[:1] in (["sh"], ["bash"]) and len(words) > 1:
+        known = dict(variable.split("=", 1) for variable in variables)
+        return read_script(words[1].rsplit("/", 1)[-1], words[2:], known.get("WORLD_SIZE", "1"))
+    if len(words) < 3 or not words[0].startswith("python") or words[1] != "-m":
+        raise InputError(
+            f"{' '.join(words[:3])!r} does not run a generator of AICB", "it is python -m workload_generator.NAME ..."
+        )
+    name = words[2].rsplit(".", 1)[-1]
+    name = FORMER_NAMES.get(name, name)
+    if name not in GENERATORS:
+        raise InputError(
+            f"{name!r} is no generator of AICB", did_you_mean(name, GENERATORS, f"it has {', '.join(GENERATORS)}")
+        )
+    return Command(name, _training(words[3:]) if name in TRAINING_GENERATORS else _inference(words[3:]))
+
+
+class _Parser(argparse.ArgumentParser):
+    """AICB's own parser is argparse too: unique beginnings of a name are understood."""
+
+    def __init__(self) -> None:
+        super().__init__(add_help=False)
+
+    def error(self, message: str) -> NoReturn:
+        raise InputError(f"AICB refuses the command: {message}")
+
+
+def _add_arguments(parser: argparse.ArgumentParser, noun: type[Any], left_out: tuple[str, ...] = ()) -> None:
+    for one in dataclasses.fields(noun):
+        if one.name in left_out:
+            continue
+        names = (f"--{one.name}", *OTHER_SPELLINGS.get(one.name, ()))
+        if one.type is bool:
+            parser.add_argument(*names, action="store_true", dest=one.name)
+        else:
+            kind: Callable[[str], Any] = str if "str" in str(one.type) else int
+            parser.add_argument(*names, type=kind, default=one.default, dest=one.name)
+
+
+def _training(words: list[str]) -> TrainingArguments:
+    parser = _Parser()
+    _add_arguments(parser, TrainingArguments)
+    for name in IGNORED_VALUES:
+        parser.add_argument(f"--{name}", dest="ignored")
+    for name in IGNORED_FLAGS:
+        parser.add_argument(f"--{name}", action="store_true", dest="ignored")
+    parsed = vars(parser.parse_args(words))
+    parsed.pop("ignored", None)
+    return TrainingArguments(**parsed)
+
+
+def _inference(words: list[str]) -> InferenceArguments:
+    parser = _Parser()
+    parser.add_argument("model_name")
+    parser.add_argument("config_file", nargs="?")
+    _add_arguments(parser, InferenceArguments, left_out=("model_name", "config_file"))
+    for name in ("aiob_forward_loops", "result_dir", "moe_routing_strategy"):
+        parser.add_argument(f"--{name}", dest="ignored")
+    for name in ("aiob_enable", "moe_enable"):
+        parser.add_argument(f"--{name}", action="store_true", dest="ignored")
+    parsed = vars(parser.parse_args(words))
+    parsed.pop("ignored", None)
+    return InferenceArguments(**parsed)

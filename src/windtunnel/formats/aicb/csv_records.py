@@ -1,0 +1,204 @@
+"""AICB's communication lists (`.csv`): every collective and matrix product of one rank, in order.
+
+Written by AICB's Megatron, DeepSpeed and collective-test generators (aliyun/aicb, log_analyzer/log.py at 23eec3c), with
+times filled in by a run (`*_log.csv`). Files of 2024 begin with a line that names the ranks, `[rank0 ~ rank127]`, and
+hold one list for each pipeline stage. Sizes are bytes of the whole logical tensor, as NCCL counts.
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import NamedTuple
+
+from windtunnel.errors import InputError, did_you_mean
+from windtunnel.files import read_text
+
+COLUMNS = "comm_type,comm_group,comm_group_size,msg_size,stage,dst,src,additional,_elapsed_time,algbw,busbw,count"
+KINDS = (
+    "all_reduce",
+    "isend",
+    "irecv",
+    "broadcast",
+    "all_gather",
+    "reduce_scatter",
+    "barrier",
+    "reduce",
+    "reduce_scatter_tensor",
+    "all_gather_into_tensor",
+    "computation",
+    "epoch_end",
+    "all_to_all",
+)
+GROUPS = ("dp_group", "pp_group", "tp_group", "ep_group", "ep_dp_group", "ep_tp_group", "embedding_group", "all")
+
+Shapes = tuple[tuple[int, ...], tuple[int, ...]]
+"""Of the two factors of a matrix product."""
+
+
+class Record(NamedTuple):
+    """One line."""
+
+    kind: str
+    """One of `KINDS`; `epoch_end` ends the initialisation and every iteration."""
+    group: str | None = None
+    """One of `GROUPS`."""
+    group_size: int | None = None
+    size: int | float | Shapes = 0
+    """Bytes, or the shapes of a matrix product."""
+    stage: str = ""
+    """Where in the program it comes from, such as forward.MegatronRowLinear."""
+    destination: int | None = None
+    source: int | None = None
+    additional: str = ""
+    elapsed_ms: float | None = None
+    """Measured, in files that AICB writes after a run."""
+    algorithm_bandwidth: float | None = None
+    bus_bandwidth: float | None = None
+    num_calls: int = 1
+
+
+class Stretch(NamedTuple):
+    """Records that stand `repeats` times one after another."""
+
+    records: tuple[Record, ...]
+    repeats: int = 1
+
+
+@dataclass(frozen=True)
+class RecordList:
+    """The list of one rank, or of the ranks that a file's title names."""
+
+    stretches: tuple[Stretch, ...]
+    title: str = ""
+    """Of files of 2024: the line with the ranks; empty in others."""
+
+    @property
+    def num_records(self) -> int:
+        """Lines, repeats counted."""
+        return sum(len(stretch.records) * stretch.repeats for stretch in self.stretches)
+
+    def records(self) -> Iterator[Record]:
+        """Every line in order, repeats written out."""
+        return chain.from_iterable(chain.from_iterable([s.records] * s.repeats for s in self.stretches))
+
+
+def records_text(lists: Iterable[RecordList]) -> str:
+    """The file that holds `lists`, byte for byte as AICB writes it."""
+    return "".join(_list_text(one) for one in lists)
+
+
+def _list_text(one: RecordList) -> str:
+    lines: dict[Record, str] = {}
+    parts = [f"{one.title}\n" if one.title else "", f"{COLUMNS}\n"]
+    for stretch in one.stretches:
+        for record in stretch.records:
+            if record not in lines:
+                lines[record] = _line(record)
+        parts.append("".join([lines[record] for record in stretch.records]) * stretch.repeats)
+    return "".join(parts)
+
+
+def _line(record: Record) -> str:
+    # The shapes of a matrix product stand without their commas, which would add columns.
+    size = str(record.size).replace(",", "")
+    group = None if record.group is None else f"CommGroup.{record.group}"
+    fields = (f"CommType.{record.kind}", group, record.group_size, size, *record[4:])
+    return ",".join(map(str, fields)) + "\n"
+
+
+def read_records(path: Path) -> list[RecordList]:
+    """The lists in a file of AICB: one, or in files of 2024 one for each pipeline stage; also gzipped.
+
+    Raises:
+        InputError: the file is missing, is another file, or a line of it is wrong; names the line.
+    """
+    lists: list[RecordList] = []
+    known: dict[str, Record] = {}
+    title, records, has_header = "", list[Record](), False
+    lines = read_text(path).splitlines()
+    for number, line in enumerate(lines, 1):
+        if line.startswith("["):
+            if has_header:
+                lists.append(RecordList((Stretch(tuple(records)),), title))
+            title, records, has_header = line.strip(), [], False
+        elif not has_header:
+            if line.strip() != COLUMNS:
+                raise InputError(
+                    f"{path}, line {number} is not the header of an AICB list: {line[:60]!r}", f"it is {COLUMNS}"
+                )
+            has_header = True
+        elif line.strip():
+            record = known.get(line)
+            if record is None:
+                record = known[line] = _record(line, f"{path}, line {number}")
+            records.append(record)
+    if not has_header:
+        raise InputError(f"{path} holds no AICB list", f"its header is {COLUMNS}")
+    return [*lists, RecordList((Stretch(tuple(records)),), title)]
+
+
+_SHAPES = re.compile(r"\(\((\d+(?: \d+)*) ?\) \((\d+(?: \d+)*) ?\)\)$")
+
+
+def _record(line: str, where: str) -> Record:
+    words = line.split(",")
+    if len(words) != 12:
+        raise InputError(f"{where} has {len(words)} columns; an AICB list has 12")
+    kind = _word(words[0], "CommType", KINDS, where)
+    group = None if words[1] == "None" else _word(words[1], "CommGroup", GROUPS, where)
+    size: int | float | Shapes | None
+    shapes = _SHAPES.match(words[3])
+    if shapes:
+        size = (_shape(shapes[1]), _shape(shapes[2]))
+    else:
+        size = _number(words[3], where, "msg_size")
+    if size is None:
+        raise InputError(f"{where}: msg_size is None; a number of bytes is needed")
+    return Record(
+        kind,
+        group,
+        _optional_whole(words[2], where, "comm_group_size"),
+        size,
+        stage=words[4],
+        destination=_optional_whole(words[5], where, "dst"),
+        source=_optional_whole(words[6], where, "src"),
+        additional=words[7],
+        elapsed_ms=_number(words[8], where, "_elapsed_time"),
+        algorithm_bandwidth=_number(words[9], where, "algbw"),
+        bus_bandwidth=_number(words[10], where, "busbw"),
+        num_calls=_optional_whole(words[11], where, "count") or 0,
+    )
+
+
+def _word(text: str, prefix: str, allowed: tuple[str, ...], where: str) -> str:
+    word = text.removeprefix(f"{prefix}.")
+    if word not in allowed:
+        raise InputError(
+            f"{where}: {text!r} is no {prefix} of AICB", did_you_mean(word, allowed, f"one of {', '.join(allowed)}")
+        )
+    return word
+
+
+def _shape(text: str) -> tuple[int, ...]:
+    return tuple(map(int, text.split()))
+
+
+def _number(text: str, where: str, name: str) -> int | float | None:
+    if text == "None":
+        return None
+    try:
+        number = float(text)
+    except ValueError:
+        raise InputError(f"{where}: {name} is {text!r}; a number is needed") from None
+    if not 0 <= number < float("inf"):
+        raise InputError(f"{where}: {name} is {text}; at least 0 is needed")
+    return int(text) if text.isdigit() else number
+
+
+def _optional_whole(text: str, where: str, name: str) -> int | None:
+    number = _number(text, where, name)
+    if isinstance(number, float):
+        raise InputError(f"{where}: {name} is {text}; a whole number is needed")
+    return number

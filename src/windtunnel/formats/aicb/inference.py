@@ -1,0 +1,193 @@
+"""AICB's inference workloads: `.txt` for SimAI, and tables for the Vidur that AICB's authors changed.
+
+One forward pass of DeepSeek, Qwen3-MoE or Qwen3-Next, without embedding, head and, in Qwen3-Next, the shared expert
+(aliyun/aicb, SimAI_inference_workload_generator.py, Vidur_workload_generator.py at 23eec3c).
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from windtunnel.errors import InputError
+from windtunnel.files import read_text
+from windtunnel.formats.aicb.arguments import InferenceArguments
+from windtunnel.formats.aicb.simai import FP8_SHARE, NOTHING, UNIT
+from windtunnel.formats.simai.workload_file import (
+    Block,
+    Header,
+    Phase,
+    SimaiWorkload,
+    WorkloadLayer,
+)
+
+CONFIGURATIONS: dict[str, dict[str, Any]] = {
+    "deepseek_default.json": {
+        "num_layers": 61,
+        "dense_layer": 3,
+        "hidden_size": 7168,
+        "shared_experts": 1,
+        "moe_router_topk": 8,
+    },
+    "qwen3_moe_default.json": {"num_hidden_layers": 94, "hidden_size": 4096, "num_experts_per_tok": 8},
+    "qwen3_next_default.json": {
+        "num_hidden_layers": 48,
+        "hidden_size": 2048,
+        "num_experts_per_tok": 10,
+        "full_attention_interval": 4,
+    },
+}
+"""The configurations in AICB's scripts/inference_configs, as far as a workload depends on them."""
+
+FAMILIES = (("Qwen3-Moe", "Qwen3-Moe-235B"), ("Qwen3-Next", "Qwen3-Next-80B"), ("DeepSeek", "DeepSeek-671B"))
+"""What the model's name holds -> the name that the file gets."""
+
+
+@dataclass(frozen=True)
+class InferenceModel:
+    """What a workload depends on."""
+
+    name: str
+    frame: str
+    hidden_size: int
+    topk: int
+    layers: tuple[tuple[str, ...], ...]
+    """The modules of each layer."""
+
+    @property
+    def sends_fp8(self) -> bool:
+        """Tokens travel to experts in fp8 with their scales."""
+        return "DeepSeek" in self.frame or "Qwen3" in self.frame
+
+
+def inference_model(arguments: InferenceArguments) -> InferenceModel:
+    """The model of a command.
+
+    Raises:
+        InputError: an unknown family, or a configuration that is missing, broken or lacks a key.
+    """
+    family = next((pair for pair in FAMILIES if pair[0] in arguments.model_name), None)
+    if family is None:
+        names = ", ".join(name for name, _ in FAMILIES)
+        raise InputError(f"AICB has no inference model {arguments.model_name!r}", f"its name holds one of {names}")
+    if arguments.config_file is None:
+        raise InputError("AICB fails without a configuration file", f"shipped are {', '.join(CONFIGURATIONS)}")
+    config = _configuration(arguments.config_file)
+    try:
+        layers = tuple(_deepseek_layers(config) if family[0] == "DeepSeek" else _qwen_layers(config, family[0]))
+        topk = config["moe_router_topk"] if "moe_router_topk" in config else config["num_experts_per_tok"]
+        name, frame = config.get("model_name", family[1]), config.get("frame", family[0])
+        return InferenceModel(name, frame, config["hidden_size"], topk, layers)
+    except KeyError as error:
+        raise InputError(f"{arguments.config_file} has no {error.args[0]!r}, which AICB needs") from None
+
+
+def _configuration(name: str) -> dict[str, Any]:
+    path = Path(name)
+    if not path.exists() and path.name in CONFIGURATIONS:
+        return CONFIGURATIONS[path.name]
+    try:
+        config = json.loads(read_text(path))
+    except ValueError as error:
+        raise InputError(f"{path} cannot be read as JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise InputError(f"{path} is no configuration: it holds no keys and values")
+    return config
+
+
+def _deepseek_layers(config: Mapping[str, Any]) -> Iterable[tuple[str, ...]]:
+    for position in range(config["num_layers"]):
+        if position < config["dense_layer"]:
+            yield ("attention_layer", "dense_mlp")
+        else:
+            yield ("attention_layer", *["shared_experts"] * config["shared_experts"], "moe_expert")
+
+
+def _qwen_layers(config: Mapping[str, Any], family: str) -> Iterable[tuple[str, ...]]:
+    for position in range(config["num_hidden_layers"]):
+        is_full = family == "Qwen3-Moe" or (position + 1) % config["full_attention_interval"] == 0
+        attention = "attention_layer" if is_full else "attention_gdn"
+        yield ("attention_norm", attention, "moe_norm", "moe_route", "moe_expert")
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    tensor_parallel: int
+    dispatch: int
+    combine: int
+
+
+def _sizes(arguments: InferenceArguments, model: InferenceModel) -> _Sizes:
+    """Bytes; a prefill is one sequence, whatever the batch."""
+    tokens = arguments.micro_batch if arguments.phase == "decode" else arguments.seq_length
+    hidden_states = 2 * tokens * model.hidden_size
+    combine = hidden_states * model.topk // arguments.tensor_model_parallel_size
+    return _Sizes(hidden_states, int(combine * FP8_SHARE) if model.sends_fp8 else combine, combine)
+
+
+def _compute_ns(name: str, times_ns: Mapping[str, int]) -> int:
+    return times_ns.get("mlp" if name in ("shared_experts", "dense_mlp") else name, 1)
+
+
+def simai_inference(arguments: InferenceArguments, times_ns: Mapping[str, int]) -> SimaiWorkload:
+    """The `.txt` workload that AICB generates; modules without a time (`aiob_times.inference_ns`) take a nanosecond.
+
+    Raises:
+        InputError: as `inference_model`.
+    """
+    model = inference_model(arguments)
+    sizes = _sizes(arguments, model)
+    lines = [
+        line for layer in model.layers for name in layer for line in _lines(name, arguments, model, sizes, times_ns)
+    ]
+    between_stages = 2 * arguments.micro_batch * arguments.seq_length * model.hidden_size
+    header = Header(
+        tp=arguments.tensor_model_parallel_size,
+        ep=arguments.expert_model_parallel_size,
+        pp=arguments.pipeline_model_parallel,
+        vpp=1,
+        num_microbatches=1,
+        num_devices=arguments.world_size,
+        pp_comm_bytes=between_stages if arguments.pipeline_model_parallel > 1 else 0,
+        inference=True,
+    )
+    return SimaiWorkload(header, (Block(tuple(lines)),))
+
+
+def _lines(
+    name: str, arguments: InferenceArguments, model: InferenceModel, sizes: _Sizes, times_ns: Mapping[str, int]
+) -> Iterable[WorkloadLayer]:
+    compute_ns = _compute_ns(name, times_ns)
+    if "norm" in name or name == "shared_experts":
+        yield WorkloadLayer(name, Phase(compute_ns), NOTHING, NOTHING)
+    elif name in ("moe_route", "moe_expert"):
+        if name == "moe_expert" and model.frame == "DeepSeek":
+            yield WorkloadLayer("moe_route", Phase(1, "ALLTOALL_EP", sizes.dispatch), UNIT, UNIT)
+        size = sizes.dispatch if name == "moe_route" else sizes.combine
+        yield WorkloadLayer(name, Phase(compute_ns, "ALLTOALL_EP", size), UNIT, UNIT)
+    else:
+        is_split = arguments.tensor_model_parallel_size > 1
+        forward = Phase(compute_ns, "ALLREDUCE", sizes.tensor_parallel) if is_split else Phase(compute_ns)
+        yield WorkloadLayer(name, forward, NOTHING, NOTHING)
+
+
+def vidur_table(arguments: InferenceArguments, times_ns: Mapping[str, int]) -> str:
+    """The tab-separated table of nanoseconds and bytes of each layer's attention, feed-forward network and experts.
+
+    Raises:
+        InputError: as `inference_model`.
+    """
+    model = inference_model(arguments)
+    sizes = _sizes(arguments, model)
+    split = sizes.tensor_parallel if arguments.tensor_model_parallel_size > 1 else 0
+    rows = ["layer_id\tlayer_name\tcomp_time\tcomm_size"]
+    for position, layer in enumerate(model.layers):
+        compute_ns: dict[str, int] = {}
+        for name in layer:
+            part = "attention" if "attention" in name else "mlp" if "mlp" in name else "moe"
+            compute_ns[part] = compute_ns.get(part, 0) + _compute_ns(name, times_ns)
+        for part, total_ns in compute_ns.items():
+            size = sizes.dispatch + sizes.combine if part == "moe" else split
+            rows.append(f"{position}\t{part}\t{total_ns}\t{size}")
+    return "\n".join(rows) + "\n"

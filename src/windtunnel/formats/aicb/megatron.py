@@ -1,0 +1,243 @@
+"""AICB's lists of what one rank of Megatron or DeepSeek training sends and multiplies (`.csv`), with all that is wrong.
+
+The list is that of rank 0, in the first pipeline stage (aliyun/aicb, generate_megatron_workload.py and
+mocked_model/training at 23eec3c).
+"""
+
+from collections.abc import Iterable
+
+from windtunnel.formats.aicb.arguments import TrainingArguments
+from windtunnel.formats.aicb.csv_records import Record, RecordList, Stretch
+from windtunnel.formats.aicb.model import (
+    AicbModel,
+    Experts,
+    Layer,
+    Linear,
+    Parts,
+    aicb_model,
+)
+from windtunnel.formats.aicb.simai import FP8_SHARE
+
+EPOCH_END = Record("epoch_end")
+
+
+def megatron_records(arguments: TrainingArguments) -> RecordList:
+    """The list that AICB generates for Megatron, or DeepSeek with `--frame=DeepSeek`.
+
+    Raises:
+        InputError: AICB fails on these arguments.
+    """
+    rank = _Rank(arguments)
+    iteration = [*rank.micro_batches(), rank.step()]
+    if arguments.pipeline_model_parallel > 1:
+        iteration.append(rank.step())  # AICB calls its optimizer step twice
+    iteration.append(Stretch((EPOCH_END,)))
+    return RecordList((rank.start(), *iteration * arguments.epoch_num))
+
+
+class _Rank:
+    """The records of one rank's parts of a step."""
+
+    def __init__(self, arguments: TrainingArguments) -> None:
+        self.arguments = arguments
+        self.model: AicbModel = aicb_model(arguments)
+        self.tp = arguments.tensor_model_parallel_size
+        self.pp = arguments.pipeline_model_parallel
+        self.dp = arguments.data_parallel
+        self.forward = tuple(self._forward())
+        self.backward = tuple(self._backward())
+
+    def _send(self, kind: str, size: float, stage: str, group: str = "tp_group", source: int | None = None) -> Record:
+        sizes = {"tp_group": self.tp, "dp_group": self.dp, "pp_group": self.pp}
+        return Record(kind, group, sizes[group], size, stage, source=source)
+
+    def start(self) -> Stretch:
+        """What is exchanged before the first step."""
+        stage = "init.model_setup"
+        data = self._send("all_reduce", 8, stage, "dp_group")
+        stages = [self._send("all_reduce", 8, stage, "pp_group")] if self.pp > 1 else []
+        embedding: list[Record] = []
+        if self.pp > 1 and self.arguments.pp_rank == self.pp - 1:
+            hidden = self.arguments.hidden_size
+            positions = self.arguments.seq_length * hidden
+            words = self.model.embedding.num_parameters - positions
+            embedding = [self._send("all_reduce", 2 * elements, stage) for elements in (words, positions)]
+        return Stretch(
+            (
+                data,
+                *[data, *stages] * 3,
+                self._send("all_gather", 32, stage, "dp_group"),
+                self._send("broadcast", 24, stage, source=0),
+                *embedding,
+                self._send("all_gather", 64, stage, "dp_group"),
+                EPOCH_END,
+            )
+        )
+
+    def micro_batches(self) -> list[Stretch]:
+        """Forward and backward passes: one after the other, or as the first stage of 1F1B has them."""
+        total = self.arguments.num_microbatches
+        inputs = self._inputs()
+        if self.pp == 1:
+            loss = self._loss()
+            return [Stretch((*(inputs if self.tp > 1 else ()), *self.forward, *loss, *self.backward), total)]
+        # Hidden states are sent whole, also where sequence parallelism leaves a rank a part of them.
+        size = 2 * self.arguments.hidden_size * self.arguments.seq_length * self.arguments.micro_batch
+
+        def neighbour(kind: str, stage: str, direction: str) -> Record:
+            return Record(kind, "pp_group", 1, size, stage, additional=direction)
+
+        send_next = neighbour("isend", "forward_step", "send_next")
+        warmup = min(self.pp - 1, total)
+        steady = (*inputs, *self.forward, neighbour("irecv", "forward_step", "recv_next"), send_next, *self.backward)
+        return [
+            Stretch((*inputs, *self.forward, send_next), warmup),
+            Stretch(steady, total - warmup),
+            Stretch((neighbour("irecv", "backward_step", "recv_next"), *self.backward), warmup),
+        ]
+
+    def _inputs(self) -> tuple[Record, ...]:
+        """Tokens, read by one tensor-parallel rank for all."""
+        tokens = self.arguments.seq_length * self.arguments.micro_batch
+        return (
+            self._send("broadcast", 40, "forward_step", source=0),
+            self._send("broadcast", 8 * (self.arguments.world_size + tokens), "forward_step", source=0),
+        )
+
+    def _loss(self) -> tuple[Record, ...]:
+        size = self.arguments.micro_batch * self.arguments.seq_length * 4
+        entropy = self._send("all_reduce", size, "forward_step._VocabParallelCrossEntropy")
+        stage = "forward_step.average_losses_across_data_parallel_group"
+        return (entropy, entropy, entropy, self._send("all_reduce", 4, stage, "dp_group"))
+
+    def step(self) -> Stretch:
+        """The optimizer's; parameters are divided by the stages though the model was already."""
+        parameters = self.model.num_parameters
+        gradients, weights = 4 * parameters // self.pp, 2 * parameters // self.pp
+        if self.arguments.use_distributed_optimizer:
+            records = [
+                self._send("reduce_scatter", gradients, "step", "dp_group"),
+                self._send("all_gather", weights, "step", "dp_group"),
+            ]
+        else:
+            records = [self._send("all_reduce", gradients, "step.finish_grad_sync", "dp_group")]
+        # AICB marks no parameter as a norm's, so that nothing is left to reduce.
+        norms = self._send("all_reduce", 0, "step._allreduce_layernorm_grads")
+        return Stretch((*records, norms, self._send("all_reduce", 4, "step.check_for_nan")))
+
+    def _forward(self) -> Iterable[Record]:
+        yield from self._embedding("forward")
+        yield from self._through(self.model.layers, "forward")
+
+    def _backward(self) -> Iterable[Record]:
+        yield from self._through(self.model.layers[::-1], "backward")
+        yield from self._embedding("backward")
+
+    def _through(self, layers: tuple[Layer, ...], direction: str) -> Iterable[Record]:
+        """Attention before the feed-forward network in both directions."""
+        known = {id(layer): tuple(self._layer(layer, direction)) for layer in layers}
+        for layer in layers:
+            yield from known[id(layer)]
+
+    def _layer(self, layer: Layer, direction: str) -> Iterable[Record]:
+        yield from self._linears(layer.attention, direction)
+        if not isinstance(layer.feed_forward, Experts):
+            yield from self._linears(layer.feed_forward, direction)
+            return
+        if direction == "forward":
+            yield from self._experts()
+        if layer.feed_forward.shared:
+            yield from self._linears(layer.feed_forward.shared, direction)
+
+    def _embedding(self, direction: str) -> Iterable[Record]:
+        if self.tp > 1:
+            size = 2 * self.arguments.micro_batch * self.arguments.seq_length * self.arguments.hidden_size
+            yield self._send("all_reduce", size, f"{direction}.MegatronEmbedding")
+
+    def _linears(self, parts: Parts, direction: str) -> Iterable[Record]:
+        for linear in parts.linears:
+            if linear.split == "none":
+                yield from self._replicated(linear, direction)
+            elif direction == "forward":
+                yield from self._linear_forward(linear)
+            else:
+                yield from self._linear_backward(linear)
+
+    def _product(self, left: tuple[int, ...], right: tuple[int, ...], stage: str) -> Iterable[Record]:
+        if self.arguments.computation_enable or self.arguments.aiob_enable:
+            yield Record("computation", size=(left, right), stage=stage)
+
+    def _collective(self, kind: str, linear: Linear, stage: str) -> Iterable[Record]:
+        if self.tp > 1:
+            width = linear.input_size if linear.split == "column" else linear.output_size
+            size = 2 * self.arguments.seq_length * self.arguments.micro_batch * width
+            yield self._send(kind, size, stage)
+
+    def _tokens(self, linear: Linear) -> tuple[int, int]:
+        """Sequence and batch of a matrix product; a gathered sequence is taken for one rank's share and multiplied."""
+        gathered = linear.split == "column" and self.arguments.enable_sequence_parallel
+        return self.arguments.seq_length * (self.tp if gathered else 1), self.arguments.micro_batch
+
+    def _linear_forward(self, linear: Linear) -> Iterable[Record]:
+        stage = f"forward.Megatron{linear.split.capitalize()}Linear"
+        left, right = (*self._tokens(linear), linear.input_share), (linear.input_share, linear.output_share)
+        product = self._product(left, right, f"{stage}.{linear.name}")
+        if linear.split == "column":
+            if self.arguments.enable_sequence_parallel:
+                yield from self._collective("all_gather", linear, stage)
+            yield from product
+        else:
+            yield from product
+            kind = "reduce_scatter" if self.arguments.enable_sequence_parallel else "all_reduce"
+            yield from self._collective(kind, linear, stage)
+
+    def _linear_backward(self, linear: Linear) -> Iterable[Record]:
+        stage = f"backward.Megatron{linear.split.capitalize()}Linear"
+        # AICB leaves out the dot before the name of a row-parallel matrix.
+        product_stage = f"{stage}.{linear.name}" if linear.split == "column" else f"{stage}{linear.name}"
+        sequence, batch = self._tokens(linear)
+        is_split = self.arguments.enable_sequence_parallel
+        if is_split:
+            yield from self._collective("all_gather", linear, stage)
+        yield from self._product(
+            (sequence, batch, linear.output_share), (linear.output_share, linear.input_share), product_stage
+        )
+        if is_split and linear.split == "column":
+            yield from self._collective("reduce_scatter", linear, stage)
+        yield from self._product(
+            (linear.output_share, sequence * batch), (sequence * batch, linear.input_share), product_stage
+        )
+        if not is_split and linear.split == "column":
+            yield from self._collective("all_reduce", linear, stage)
+
+    def _replicated(self, linear: Linear, direction: str) -> Iterable[Record]:
+        """A matrix that every rank holds whole: its backward pass has the weights' gradient only."""
+        sequence, batch, stage = (
+            self.arguments.seq_length,
+            self.arguments.micro_batch,
+            f"{direction}.Linear.{linear.name}",
+        )
+        left: tuple[int, ...]
+        if direction == "forward":
+            left, right = (sequence, batch, linear.input_size), (linear.input_size, linear.output_size)
+        else:
+            left, right = (linear.output_size, sequence * batch), (sequence * batch, linear.input_size)
+        yield from self._product(left, right, stage)
+
+    def _experts(self) -> Iterable[Record]:
+        """Forward only; AICB computes the backward pass and drops it. Their groups have no size."""
+        arguments = self.arguments
+        ep, topk = arguments.expert_model_parallel_size, arguments.moe_router_topk
+        routed = arguments.seq_length * arguments.hidden_size * arguments.micro_batch * topk
+        sent: float = routed // self.tp * 2
+        if arguments.frame != "DeepSeek" and (self.tp > 1 or ep > 1):
+            counts = 2 * ep * arguments.num_experts * self.tp
+            yield Record("all_gather", "ep_group", None, counts, "forward.MoE.preprocess")
+        if ep > 1:
+            dispatched = sent * FP8_SHARE if arguments.frame == "DeepSeek" else sent
+            yield Record("all_to_all", "ep_group", None, dispatched, "forward.MoE.dispatch")
+        if self.tp > 1:
+            yield Record("all_gather", "tp_group", None, routed * 2, "forward.MoE.permutation")
+            yield Record("reduce_scatter", "tp_group", None, routed * 2, "forward.MoE.unpermutation")
+        if ep > 1:
+            yield Record("all_to_all", "ep_group", None, sent, "forward.MoE.combine")

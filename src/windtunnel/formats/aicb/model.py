@@ -1,0 +1,232 @@
+"""The model as AICB's training generators see it: its parts on one rank of one stage, with their parameters.
+
+It is not the model that it is named after. Embedding rows count four times, a gated feed-forward network has two
+matrices, keys and values have as many heads as queries, every stage has the embedding and the head, and DeepSeek's
+dense layers are as wide as its experts (aliyun/aicb, mocked_model/training at 23eec3c). The right counts are
+`windtunnel.model.parameters`.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from windtunnel.errors import InputError
+from windtunnel.formats.aicb.arguments import TrainingArguments
+
+
+@dataclass(frozen=True)
+class Embedding:
+    """Tokens and positions."""
+
+    num_parameters: int
+    name: str = "embedding_layer"
+
+
+@dataclass(frozen=True)
+class Norm:
+    """A layer norm; a workload counts its parameters and has no line for it."""
+
+    num_parameters: int
+    name: str = "fused"
+
+
+@dataclass(frozen=True)
+class Linear:
+    """A matrix: split by columns or by rows over tensor-parallel ranks, or held whole."""
+
+    name: str
+    split: str
+    """`column`, `row` or `none`."""
+    input_size: int
+    output_size: int
+    tp: int
+    has_bias: bool
+
+    @property
+    def input_share(self) -> int:
+        return self.input_size // self.tp if self.split == "row" else self.input_size
+
+    @property
+    def output_share(self) -> int:
+        return self.output_size // self.tp if self.split == "column" else self.output_size
+
+    @property
+    def num_parameters(self) -> int:
+        return self.input_share * self.output_share + (self.output_share if self.has_bias else 0)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Attention or a feed-forward network: matrices and norms in their order."""
+
+    name: str
+    parts: tuple[Linear | Norm, ...]
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(part.num_parameters for part in self.parts)
+
+    @property
+    def linears(self) -> tuple[Linear, ...]:
+        """Its matrices."""
+        return tuple(part for part in self.parts if isinstance(part, Linear))
+
+
+@dataclass(frozen=True)
+class Experts:
+    """The experts of this rank, and those that all tokens visit."""
+
+    num_routed_parameters: int
+    shared: Parts | None
+    name: str = "mlp_moelayer"
+
+    @property
+    def num_parameters(self) -> int:
+        return self.num_routed_parameters + (self.shared.num_parameters if self.shared else 0)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A transformer layer."""
+
+    attention: Parts
+    norm: Norm
+    feed_forward: Parts | Experts
+    num_bare_parameters: int
+    """The second norm's bias, which only the `.csv` generators count."""
+
+    @property
+    def num_parameters(self) -> int:
+        modules = (self.attention, self.norm, self.feed_forward)
+        return sum(module.num_parameters for module in modules) + self.num_bare_parameters
+
+
+@dataclass(frozen=True)
+class AicbModel:
+    """One stage on one rank."""
+
+    embedding: Embedding
+    layers: tuple[Layer, ...]
+    head: Linear
+
+    @property
+    def num_parameters(self) -> int:
+        """All of them: what the `.csv` generators reduce and gather."""
+        layers = {id(layer): layer.num_parameters for layer in self.layers}
+        return (
+            self.embedding.num_parameters + sum(layers[id(layer)] for layer in self.layers) + self.head.num_parameters
+        )
+
+
+Module = Embedding | Norm | Linear | Parts | Experts
+
+
+def listed_modules(model: AicbModel, sequence_parallel: bool) -> Iterator[Module]:
+    """The modules that a `.txt` workload goes through, in order.
+
+    With sequence parallelism every matrix, norm and group of experts, and shared experts twice: within the experts'
+    parameters and as matrices of their own. Without it whole attentions and feed-forward networks, and no head.
+    """
+    yield model.embedding
+    for layer in model.layers:
+        yield from _listed(layer.attention, sequence_parallel)
+        if sequence_parallel:
+            yield layer.norm
+        if isinstance(layer.feed_forward, Experts):
+            yield layer.feed_forward
+            if layer.feed_forward.shared:
+                yield from _listed(layer.feed_forward.shared, sequence_parallel)
+        else:
+            yield from _listed(layer.feed_forward, sequence_parallel)
+    if sequence_parallel:
+        yield model.head
+
+
+def _listed(module: Parts, sequence_parallel: bool) -> Iterator[Module]:
+    if sequence_parallel:
+        yield from module.parts
+    else:
+        yield module
+
+
+def aicb_model(arguments: TrainingArguments) -> AicbModel:
+    """The model that AICB builds from `arguments`.
+
+    Raises:
+        InputError: a width does not divide by tensor parallelism; AICB fails on it too.
+    """
+    hidden, tp = arguments.hidden_size, arguments.tensor_model_parallel_size
+    vocabulary = arguments.padded_vocab_size
+    word_rows = 4 * (vocabulary // tp)
+    embedding = Embedding(word_rows * hidden + arguments.seq_length * hidden)
+    layers = _deepseek_layers(arguments) if arguments.frame == "DeepSeek" else _megatron_layers(arguments)
+    return AicbModel(embedding, layers, _linear(arguments, "final_column", hidden, vocabulary))
+
+
+def _megatron_layers(arguments: TrainingArguments) -> tuple[Layer, ...]:
+    hidden = arguments.hidden_size
+    width = hidden // arguments.heads * arguments.heads
+    attention = Parts(
+        "attention_layer",
+        (
+            _linear(arguments, "attention_column", hidden, 3 * width),
+            _linear(arguments, "attention_row", width, hidden),
+        ),
+    )
+    feed_forward = _experts(arguments, num_matrices=2, shared=None) if arguments.moe_enable else _dense(arguments)
+    return (Layer(attention, Norm(2 * hidden), feed_forward, hidden),) * arguments.layers_per_stage
+
+
+def _deepseek_layers(arguments: TrainingArguments) -> tuple[Layer, ...]:
+    hidden, heads = arguments.hidden_size, arguments.heads
+    q_rank, kv_rank, rope = arguments.q_lora_rank, arguments.kv_lora_rank, arguments.qk_rope_dim
+    nope, value = arguments.qk_nope_dim, arguments.v_head_dim
+    attention = Parts(
+        "attention_layer_mla",
+        (
+            _linear(arguments, "attention_linear_q_lora", hidden, q_rank),
+            Norm(2 * q_rank),
+            _linear(arguments, "attention_q_column", q_rank, heads * (nope + rope)),
+            _linear(arguments, "attention_linear_kv_lora", hidden, kv_rank + rope),
+            Norm(2 * kv_rank),
+            _linear(arguments, "attention_kv_column", kv_rank, heads * (nope + value)),
+            _linear(arguments, "attention_o_row", heads * value, hidden),
+        ),
+    )
+    dense = Layer(attention, Norm(2 * hidden), _dense(arguments), hidden)
+    shared = _dense(arguments) if arguments.n_shared_expert > 0 else None
+    sparse = Layer(attention, Norm(2 * hidden), _experts(arguments, num_matrices=3, shared=shared), hidden)
+    num_dense = min(max(arguments.n_dense_layers, 0), arguments.layers_per_stage)
+    return (dense,) * num_dense + (sparse,) * (arguments.layers_per_stage - num_dense)
+
+
+def _dense(arguments: TrainingArguments) -> Parts:
+    hidden, width = arguments.hidden_size, arguments.feed_forward_size
+    return Parts(
+        "mlp_layer",
+        (_linear(arguments, "mlp_column", hidden, width), _linear(arguments, "mlp_row", width, hidden)),
+    )
+
+
+def _experts(arguments: TrainingArguments, num_matrices: int, shared: Parts | None) -> Experts:
+    local_experts = arguments.num_experts // arguments.expert_model_parallel_size
+    width = arguments.feed_forward_size * local_experts
+    _check_divides(width, arguments.tensor_model_parallel_size, "the width of a rank's experts")
+    share = width // arguments.tensor_model_parallel_size
+    return Experts(num_matrices * arguments.hidden_size * share, shared)
+
+
+def _linear(arguments: TrainingArguments, name: str, input_size: int, output_size: int) -> Linear:
+    tp = arguments.tensor_model_parallel_size
+    split = name.rsplit("_", 1)[-1]
+    if split == "column":
+        _check_divides(output_size, tp, f"the output of {name}")
+    elif split == "row":
+        _check_divides(input_size, tp, f"the input of {name}")
+    else:
+        split = "none"
+    return Linear(name, split, input_size, output_size, tp, arguments.add_bias_linear)
+
+
+def _check_divides(whole: int, tp: int, what: str) -> None:
+    if whole % tp:
+        raise InputError(f"{what}, {whole}, is not a multiple of --tensor_model_parallel_size {tp}")

@@ -1,0 +1,302 @@
+"""AICB's training workloads for SimAI (`.txt`), with all that is wrong in them.
+
+Two generators of AICB disagree with each other: with measured times (`--aiob_enable`) the backward pass of a
+tensor-parallel layer communicates little or nothing, without them it does even on one rank.
+docs/reference/aicb-differences.md lists what differs from a right workload, and why (aliyun/aicb,
+SimAI_training_workload_generator.py at 23eec3c).
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from windtunnel.errors import InputError
+from windtunnel.formats.aicb.arguments import TrainingArguments
+from windtunnel.formats.aicb.model import (
+    AicbModel,
+    Module,
+    aicb_model,
+    listed_modules,
+)
+from windtunnel.formats.simai.workload_file import (
+    Block,
+    Header,
+    Phase,
+    SimaiWorkload,
+    WorkloadLayer,
+)
+
+FP8_SHARE = (1 + 4 / 128) / 2
+"""Bytes of an element in fp8 with a 4-byte scale for 128 of them, over those in bf16."""
+
+UNIT = Phase(1)
+"""One nanosecond: what AICB writes where it has no time."""
+NOTHING = Phase(0)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Bytes that the lines repeat."""
+
+    activations: int
+    """A micro-batch of hidden states in 2 bytes."""
+    parameters: int
+    """Elements of a rank, experts included; modules that are listed twice count twice."""
+    expert_parameters: int
+
+
+def simai_training(arguments: TrainingArguments, times_ns: Mapping[str, int] | None) -> SimaiWorkload:
+    """The workload that AICB generates.
+
+    Args:
+        arguments: of its command.
+        times_ns: measured times of an AIOB file (`aiob_times.training_ns`); None without `--aiob_enable`.
+
+    Raises:
+        InputError: AICB fails on these arguments.
+    """
+    model = aicb_model(arguments)
+    _check(arguments, model, has_times=times_ns is not None)
+    modules = tuple(listed_modules(model, arguments.enable_sequence_parallel))
+    sizes = Sizes(
+        activations=2 * arguments.micro_batch * arguments.seq_length * arguments.hidden_size,
+        parameters=sum(module.num_parameters for module in modules),
+        expert_parameters=sum(module.num_parameters for module in modules if "moe" in module.name),
+    )
+    if times_ns is None:
+        blocks = _untimed(arguments, modules, sizes)
+    else:
+        blocks = _Timed(arguments, sizes, times_ns).blocks(modules)
+    return SimaiWorkload(_header(arguments, sizes), (*blocks, Block(_tail(arguments))))
+
+
+def _check(arguments: TrainingArguments, model: AicbModel, has_times: bool) -> None:
+    """Raise InputError where AICB itself would die."""
+    if arguments.frame == "DeepSeek" and arguments.enable_sequence_parallel and not has_times:
+        raise InputError(
+            "AICB has no DeepSeek workload with sequence parallelism and without measured times: it fails with "
+            "AttributeError",
+            "add --aiob_enable and --comp_filepath",
+        )
+    has_experts = any(layer.feed_forward.name == "mlp_moelayer" for layer in model.layers)
+    if has_experts and arguments.enable_sequence_parallel and not arguments.moe_enable:
+        raise InputError("AICB fails on experts without --moe_enable", "add --moe_enable")
+
+
+def _header(arguments: TrainingArguments, sizes: Sizes) -> Header:
+    between_stages: int | float = sizes.activations
+    if arguments.enable_sequence_parallel:
+        between_stages = sizes.activations / arguments.tensor_model_parallel_size
+    return Header(
+        tp=arguments.tensor_model_parallel_size,
+        ep=arguments.expert_model_parallel_size,
+        pp=arguments.pipeline_model_parallel,
+        vpp=arguments.layers_per_stage,
+        num_microbatches=arguments.num_microbatches,
+        num_devices=arguments.world_size,
+        pp_comm_bytes=between_stages if arguments.pipeline_model_parallel > 1 else 0,
+    )
+
+
+def _tail(arguments: TrainingArguments) -> tuple[WorkloadLayer, ...]:
+    """Loss and optimizer, once for all micro-batches."""
+    loss = Phase(0, "ALLREDUCE", arguments.seq_length * arguments.micro_batch * 4)
+    flag = Phase(0, "ALLREDUCE", 4)
+    return (
+        *(WorkloadLayer(f"cross_entropy{i}", loss, NOTHING, NOTHING) for i in (1, 2, 3)),
+        *(WorkloadLayer(f"optimizer{i}", flag, NOTHING, NOTHING) for i in (1, 2, 3, 4)),
+    )
+
+
+def _expert_gradients(arguments: TrainingArguments, sizes: Sizes) -> tuple[WorkloadLayer, ...]:
+    """Written for dense models too, with 0 bytes."""
+    if arguments.expert_model_parallel_size == arguments.data_parallel:
+        return ()
+    gather = Phase(1, "ALLGATHER_DP_EP", 2 * sizes.expert_parameters)
+    scatter = Phase(1, "REDUCESCATTER_DP_EP", 4 * sizes.expert_parameters)
+    return (
+        WorkloadLayer("moe_grad_norm1", UNIT, UNIT, gather),
+        WorkloadLayer("moe_grad_norm2", UNIT, UNIT, scatter),
+    )
+
+
+@dataclass(frozen=True)
+class _ExpertPhases:
+    """The five collectives of a layer of experts, forward and backward; their bytes stand even where there is none."""
+
+    forward: tuple[Phase, ...]
+    backward: tuple[Phase, ...]
+
+
+def _expert_phases(arguments: TrainingArguments, sizes: Sizes, leave_out_single: bool) -> _ExpertPhases:
+    """Args: leave_out_single: name no collective within a group of one rank."""
+    tp, ep, topk = (
+        arguments.tensor_model_parallel_size,
+        arguments.expert_model_parallel_size,
+        arguments.moe_router_topk,
+    )
+    counts, exchange, gather, scatter = "ALLGATHER", "ALLTOALL_EP", "ALLGATHER", "REDUCESCATTER"
+    if leave_out_single:
+        exchange = exchange if ep > 1 else "NONE"
+        counts = counts if tp > 1 or ep > 1 else "NONE"
+        gather, scatter = (gather, scatter) if tp > 1 else ("NONE", "NONE")
+    routed, sent = sizes.activations * topk, sizes.activations * topk // tp
+    dispatched = int(sent * FP8_SHARE) if arguments.frame == "DeepSeek" else sent
+    return _ExpertPhases(
+        forward=(
+            Phase(1, counts, 2 * ep * arguments.num_experts * tp),
+            Phase(1, exchange, dispatched),
+            Phase(1, gather, routed),
+            Phase(1, scatter, routed),
+            Phase(1, exchange, sent),
+        ),
+        backward=(
+            UNIT,
+            Phase(1, exchange, sent),
+            Phase(1, scatter, routed),
+            Phase(1, gather, routed),
+            Phase(1, exchange, sent),
+        ),
+    )
+
+
+def _untimed(arguments: TrainingArguments, modules: Iterable[Module], sizes: Sizes) -> tuple[Block, ...]:
+    """AICB's `workload_generate`: a nanosecond for everything."""
+    gather = Phase(1, "ALLGATHER", 2 * sizes.parameters)
+    scatter = Phase(1, "REDUCESCATTER", 4 * sizes.parameters)
+    head = [WorkloadLayer("grad_norm", gather, UNIT, scatter)]
+    if not arguments.enable_sequence_parallel:
+        head.append(WorkloadLayer("layernorm", UNIT, Phase(1, "ALLREDUCE", 2 * sizes.parameters), UNIT))
+    head += _expert_gradients(arguments, sizes)
+    vocabulary = Phase(1, "ALLREDUCE", arguments.vocab_size * arguments.hidden_size * 2)
+    layers = [line for module in modules for line in _untimed_lines(arguments, module.name, sizes)]
+    layers.append(WorkloadLayer("embedding_norm", vocabulary, UNIT, UNIT))
+    return Block(tuple(head)), Block(tuple(layers), arguments.num_microbatches)
+
+
+def _untimed_lines(arguments: TrainingArguments, name: str, sizes: Sizes) -> Iterable[WorkloadLayer]:
+    again = 2 if arguments.recompute_activations and "attention" in name else 1
+    size = sizes.activations * again
+    if not arguments.enable_sequence_parallel:
+        # One rank or many: the collective is there.
+        backward = Phase(1, "ALLREDUCE", sizes.activations)
+        yield WorkloadLayer(name, Phase(1, "ALLREDUCE", size), backward, UNIT)
+        return
+    if "embedding" in name:
+        silent = Phase(1, "NONE", sizes.activations)
+        yield WorkloadLayer(name, silent, silent, UNIT)
+    elif "row" in name:
+        yield WorkloadLayer(name, Phase(1, "REDUCESCATTER", size), Phase(1, "NONE", sizes.activations), UNIT)
+    elif "column" in name:
+        yield WorkloadLayer(name, Phase(1, "ALLGATHER", size), UNIT, UNIT)
+    elif "moelayer" in name:
+        phases = _expert_phases(arguments, sizes, leave_out_single=False)
+        for forward, backward in zip(phases.forward, phases.backward, strict=True):
+            yield WorkloadLayer(name, forward, backward, UNIT)
+
+
+class _Timed:
+    """AICB's `workload_generate_aiob`: times from a file, other collectives.
+
+    The embedding's time of weight gradients is whatever backward time was looked up last: the optimizer's in the first
+    micro-batch, then that of the module before it.
+    """
+
+    def __init__(self, arguments: TrainingArguments, sizes: Sizes, times_ns: Mapping[str, int]) -> None:
+        self.arguments = arguments
+        self.sizes = sizes
+        self.times_ns = times_ns
+        self.tp = arguments.tensor_model_parallel_size
+        self.last_backward_ns = times_ns.get("grad_backward", 1)
+
+    def blocks(self, modules: tuple[Module, ...]) -> tuple[Block, ...]:
+        """Head, first micro-batch, the others."""
+        head = Block(self._head())
+        if not self.arguments.num_microbatches:
+            return (head,)
+        first = Block(self._layers(modules))
+        later = Block(self._layers(modules), self.arguments.num_microbatches - 1)
+        return head, first, later
+
+    def _head(self) -> tuple[WorkloadLayer, ...]:
+        dense = self.sizes.parameters - self.sizes.expert_parameters
+        optimizer_ns = self.times_ns.get("grad_forward", 1) + self.times_ns.get("grad_backward", 1)
+        embedding = self._phase("ALLREDUCE", self.sizes.activations, 1)
+        layernorm = WorkloadLayer("layernorm", UNIT, Phase(1, "ALLREDUCE", 2 * self.sizes.parameters), UNIT)
+        return (
+            WorkloadLayer("grad_gather", UNIT, UNIT, Phase(1, "ALLGATHER", 2 * dense)),
+            WorkloadLayer("grad_param_comm", UNIT, UNIT, Phase(1, "REDUCESCATTER", 4 * dense)),
+            WorkloadLayer("grad_param_compute", UNIT, Phase(optimizer_ns), UNIT),
+            *(() if self.arguments.enable_sequence_parallel else (layernorm,)),
+            WorkloadLayer("embedding_grads", UNIT, embedding, UNIT),
+            *_expert_gradients(self.arguments, self.sizes),
+        )
+
+    def _layers(self, modules: tuple[Module, ...]) -> tuple[WorkloadLayer, ...]:
+        if not self.arguments.enable_sequence_parallel:
+            return tuple(self._whole_module(module.name) for module in modules)
+        return tuple(line for module in modules for line in self._part(module.name))
+
+    def _phase(self, collective: str, size_bytes: int, compute_ns: int) -> Phase:
+        """Within a tensor-parallel group; nothing on one rank."""
+        return Phase(compute_ns, collective, size_bytes) if self.tp > 1 else Phase(compute_ns)
+
+    def _compute_ns(self, name: str, direction: str) -> int:
+        exact = self.times_ns.get(name, 1)
+        return exact if exact != 1 else self.times_ns.get(f"{name.partition('_')[0]}_{direction}", 1)
+
+    def _embedding(self, name: str) -> WorkloadLayer:
+        compute_ns = self.times_ns.get("embedding", self.times_ns.get("Emb", 1))
+        forward = self._phase("ALLREDUCE", self.sizes.activations, compute_ns)
+        return WorkloadLayer(name, forward, UNIT, Phase(self.last_backward_ns))
+
+    def _whole_module(self, name: str) -> WorkloadLayer:
+        """Attention or a feed-forward network without sequence parallelism; its backward pass sends nothing."""
+        if "embedding" in name:
+            return self._embedding(name)
+        backward_ns = self.last_backward_ns = self._compute_ns(name, "backward")
+        forward = self._phase("ALLREDUCE", self.sizes.activations, self._compute_ns(name, "forward"))
+        return WorkloadLayer(name, forward, Phase(backward_ns), Phase(backward_ns))
+
+    def _part(self, name: str) -> Iterable[WorkloadLayer]:
+        if "embedding" in name:
+            yield self._embedding(name)
+        elif "attention_linear" in name:
+            again = 2 if self.arguments.recompute_activations else 1
+            backward_ns = self.last_backward_ns = self._compute_ns(name, "backward")
+            yield WorkloadLayer(
+                name, Phase(self._compute_ns(name, "forward") * again), Phase(backward_ns), Phase(backward_ns)
+            )
+        elif "row" in name or "column" in name:
+            yield self._matrix(name)
+        elif "moelayer" in name:
+            yield from self._experts(name)
+
+    def _matrix(self, name: str) -> WorkloadLayer:
+        """One of the two halves of its module; what a column's backward pass scatters has 0 bytes."""
+        again = 2 if self.arguments.recompute_activations and "attention" in name else 1
+        stem = "attention" if name == "final_column" else name
+        exact = self.times_ns.get(name, 1)
+        forward_ns = (exact if exact != 1 else self._compute_ns(stem, "forward")) * again // 2
+        backward_ns = (exact if exact != 1 else self._compute_ns(stem, "backward")) // 2
+        self.last_backward_ns = backward_ns
+        size = self.sizes.activations
+        if "row" in name:
+            forward = self._phase("REDUCESCATTER", size, forward_ns)
+            backward = self._phase("ALLGATHER", size, backward_ns)
+        else:
+            forward = self._phase("ALLGATHER", size, forward_ns)
+            backward = self._phase("REDUCESCATTER", 0, backward_ns)
+        return WorkloadLayer(name, forward, backward, Phase(backward_ns))
+
+    def _experts(self, name: str) -> Iterable[WorkloadLayer]:
+        phases = _expert_phases(self.arguments, self.sizes, leave_out_single=True)
+        backward_ns = self.last_backward_ns = self._compute_ns(name, "backward")
+        first = (self._compute_ns(name, "forward"), backward_ns)
+        for forward, backward in zip(phases.forward, phases.backward, strict=True):
+            times = first if forward is phases.forward[0] else (1, 1)
+            yield WorkloadLayer(name, _sounding(forward, times[0]), _sounding(backward, times[1]), UNIT)
+
+
+def _sounding(phase: Phase, compute_ns: int) -> Phase:
+    """`phase` with a time, and no bytes where it has no collective."""
+    return Phase(compute_ns, phase.collective, 0 if phase.collective == "NONE" else phase.size_bytes)

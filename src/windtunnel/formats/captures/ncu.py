@@ -1,0 +1,208 @@
+"""Nsight Compute's counters, as `ncu --import report.ncu-rep --csv` writes them: `--page raw` or `--page details`.
+
+The raw page has a row of names, a row of units and a row a launch; the details page has a row a launch and metric.
+Units are scaled by column (`usecond`, `Mbyte`), and a counter that was not collected is empty or `n/a`. Tested with
+the sample reports of Nsight Compute 2024.1 and its own export of them.
+"""
+
+import csv
+import math
+import re
+from collections.abc import Mapping
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from windtunnel.errors import InputError
+from windtunnel.files import read_text
+from windtunnel.formats.captures.capture import (
+    CALL_COLUMNS,
+    KERNEL,
+    KERNEL_COLUMNS,
+    RANGE_COLUMNS,
+    Capture,
+    Names,
+    capture_table,
+)
+from windtunnel.formats.captures.kernel_names import kernel_class
+
+NO_TIMELINE = "Nsight Compute repeats kernels to count: durations are known, starts, gaps and copies are not"
+REPORT_HINT = "export it first: ncu --import FILE --csv --page raw --print-units base > counters.csv"
+
+_FIXED = ("ID", "Kernel Name", "Stream", "Block Size", "Grid Size", "Device")
+_SCALES = {"": 1.0, "n": 1e-9, "u": 1e-6, "m": 1e-3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+_UNIT = re.compile(r"(?P<scale>[numKMGT]?)(?:second|byte|cycle|inst|hz)$")
+_WORDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "%": 0.01}
+
+_DURATION = ("gpu__time_duration.sum", "Duration")
+_OCCUPANCY = (
+    "sm__warps_active.avg.pct_of_peak_sustained_active",
+    "Achieved Occupancy",
+    "sm__maximum_warps_per_active_cycle_pct",
+    "Theoretical Occupancy",
+)
+_COMPUTE = ("sm__throughput.avg.pct_of_peak_sustained_elapsed", "Compute (SM) Throughput")
+_MEMORY = ("gpu__compute_memory_throughput.avg.pct_of_peak_sustained_elapsed", "Memory Throughput")
+_REGISTERS = ("launch__registers_per_thread", "Registers Per Thread")
+_FLOPS_A_CYCLE = "smsp__sass_thread_inst_executed_op_{}_pred_on.sum.per_cycle_elapsed"
+_CYCLES_PER_S = "smsp__cycles_elapsed.avg.per_second"
+
+
+def read_ncu(path: Path) -> Capture:
+    """The counters in an exported CSV.
+
+    Raises:
+        InputError: no such file, a report that was not exported, no such CSV, or a kernel without a duration.
+    """
+    if path.suffix == ".ncu-rep":
+        raise InputError(f"{path} is a report of Nsight Compute, not its CSV", REPORT_HINT)
+    launches = _launches(read_text(path), path)
+    names = Names()
+    metrics = [found for _, found in launches]
+    fixed = [found for found, _ in launches]
+    duration_s = np.array([_first(found, _DURATION) for found in metrics])
+    if not (np.isfinite(duration_s) & (duration_s > 0)).all():
+        row = int(np.argmin(np.isfinite(duration_s) & (duration_s > 0)))
+        raise InputError(f"{path}: kernel {row} has no {_DURATION[0]}", "collect it: ncu --set full")
+    columns: dict[str, Any] = {
+        "name": names.codes([one["Kernel Name"] for one in fixed]),
+        "activity": [KERNEL] * len(fixed),
+        "kernel_class": [kernel_class(one["Kernel Name"]) for one in fixed],
+        "duration_s": duration_s,
+        "device": [_whole(one["Device"]) for one in fixed],
+        "stream": [_whole(one["Stream"]) for one in fixed],
+        "registers": [_whole(str(_first(found, _REGISTERS))) for found in metrics],
+        "occupancy_fraction": [_first(found, _OCCUPANCY) for found in metrics],
+        "compute_fraction": [_first(found, _COMPUTE) for found in metrics],
+        "memory_fraction": [_first(found, _MEMORY) for found in metrics],
+        "flops": [_flops(found) for found in metrics],
+        "num_bytes": [_bytes(found) for found in metrics],
+    }
+    for field, column in (("Grid Size", "grid"), ("Block Size", "block")):
+        sizes = [_three(one[field]) for one in fixed]
+        columns |= {f"{column}_{axis}": [size[place] for size in sizes] for place, axis in enumerate("xyz")}
+    kernels = capture_table(KERNEL_COLUMNS, len(fixed), columns)
+    none = capture_table(CALL_COLUMNS, 0, {}), capture_table(RANGE_COLUMNS, 0, {})
+    return Capture("ncu", names.texts(), kernels, *none, {}, (NO_TIMELINE,))
+
+
+def is_ncu(text: str) -> bool:
+    """Whether a text has the header of such a CSV."""
+    return _header_place(text) is not None
+
+
+def _header_place(text: str) -> int | None:
+    """Where the header begins: `ncu` that profiles prints lines of its own (`==PROF==`) around it."""
+    found = re.search(r'^"?ID"?,"?Process ID"?,', text, re.MULTILINE)
+    return found.start() if found else None
+
+
+def _launches(text: str, path: Path) -> list[tuple[dict[str, str], dict[str, float]]]:
+    """Of every launch its fixed columns and its metrics in SI units."""
+    place = _header_place(text)
+    if place is None:
+        raise InputError(
+            f"{path} is no CSV of Nsight Compute: it has no line that begins with ID, Process ID", REPORT_HINT
+        )
+    rows = [row for row in csv.reader(StringIO(text[place:])) if row and not row[0].startswith("==")]
+    header, body = rows[0], rows[1:]
+    missing = [name for name in _FIXED if name not in header]
+    if missing:
+        raise InputError(f"{path} has no column {missing[0]}", REPORT_HINT)
+    num_fixed = 1 + max(header.index(name) for name in _FIXED)
+    if not body or any(len(row) < num_fixed for row in body):
+        raise InputError(f"{path} is cut off: {'a row is not whole' if body else 'it holds no kernel'}")
+    launches = _of_details(header, body) if "Metric Name" in header else _of_raw(header, body, path)
+    if not launches:
+        raise InputError(f"{path} is cut off: it holds no kernel")
+    return launches
+
+
+def _of_raw(header: list[str], body: list[list[str]], path: Path) -> list[tuple[dict[str, str], dict[str, float]]]:
+    has_units = not body[0][0].strip()
+    units = body[0] if has_units else [""] * len(header)
+    launches = []
+    short = next((row for row in body if len(row) != len(header)), None)
+    if short is not None:
+        raise InputError(f"{path} is cut off: a row has {len(short)} of {len(header)} columns")
+    for row in body[has_units:]:
+        fixed = {name: row[header.index(name)] for name in _FIXED}
+        cells = zip(header, row, units, strict=True)
+        launches.append((fixed, {name: _number(value, unit) for name, value, unit in cells if name not in _FIXED}))
+    return launches
+
+
+def _of_details(header: list[str], body: list[list[str]]) -> list[tuple[dict[str, str], dict[str, float]]]:
+    launches: dict[str, tuple[dict[str, str], dict[str, float]]] = {}
+    for row in body:
+        # Rows of rules are shorter or have no metric.
+        cells = dict(zip(header, row, strict=False))
+        metrics = launches.setdefault(cells["ID"], ({name: cells[name] for name in _FIXED}, {}))[1]
+        if cells.get("Metric Name"):
+            value = _number(cells.get("Metric Value", ""), cells.get("Metric Unit", ""))
+            # `Memory Throughput` stands in two sections: first as a share of peak, then in bytes a second.
+            metrics.setdefault(cells["Metric Name"], value)
+    return list(launches.values())
+
+
+def _number(text: str, unit: str) -> float:
+    """A value in SI units; NaN where it is missing or no number."""
+    try:
+        value = float(text.replace(",", ""))
+    except ValueError:
+        return math.nan
+    above, _, below = unit.partition("/")
+    return value * _scale(above) / _scale(below)
+
+
+def _scale(unit: str) -> float:
+    """The factor of a unit to SI; 1 of those that have none, as `register` and `thread`."""
+    if unit in _WORDS:
+        return _WORDS[unit]
+    match = _UNIT.match(unit)
+    return _SCALES[match["scale"]] if match else 1.0
+
+
+def _first(metrics: Mapping[str, float], names: tuple[str, ...]) -> float:
+    """The first of these metrics that was collected; NaN where none was."""
+    return next((metrics[name] for name in names if math.isfinite(metrics.get(name, math.nan))), math.nan)
+
+
+def _bytes(metrics: Mapping[str, float]) -> float:
+    """Moved to and from DRAM."""
+    moved = metrics.get("dram__bytes_read.sum", math.nan) + metrics.get("dram__bytes_write.sum", math.nan)
+    if math.isfinite(moved):
+        return moved
+    rate = metrics.get("dram__bytes.sum.per_second", math.nan)
+    return metrics.get("dram__bytes.sum", rate * _first(metrics, _DURATION))
+
+
+def _flops(metrics: Mapping[str, float]) -> float:
+    """Floating point operations of the scalar units, as the roofline charts of `--set full` count them.
+
+    Unknown where the tensor cores worked too: the counters of their operations are not in that set.
+    """
+    tensor = [value for name, value in metrics.items() if name.startswith("sm__inst_executed_pipe_tensor")]
+    if any(value > 0 for value in tensor):
+        return math.nan
+    a_cycle = sum(
+        weight * metrics.get(_FLOPS_A_CYCLE.format(kind + op), 0.0 if kind == "h" else math.nan)
+        for kind in "fdh"
+        for op, weight in (("add", 1), ("mul", 1), ("fma", 2))
+    )
+    return a_cycle * metrics.get(_CYCLES_PER_S, math.nan) * _first(metrics, _DURATION)
+
+
+def _whole(text: str) -> int:
+    try:
+        return int(float(text))
+    except ValueError:
+        return -1
+
+
+def _three(text: str) -> tuple[int, int, int]:
+    """`(16, 16, 1)` as numbers."""
+    found = [int(part) for part in re.findall(r"\d+", text)]
+    return (found[0], found[1], found[2]) if len(found) == 3 else (-1, -1, -1)

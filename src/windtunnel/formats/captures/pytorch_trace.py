@@ -1,0 +1,155 @@
+"""PyTorch's execution traces: the operators of a process as a tree, with their tensors (`ExecutionTraceObserver`).
+
+Written as JSON, schemas 1.0.2 to 1.1.1 with Chakra 0.0.4 attributes
+(torch/csrc/profiler/standalone/execution_trace_observer.cpp). `rf_id` leads to the same operator in a Kineto trace.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from windtunnel.errors import InputError
+from windtunnel.files import read_bytes
+from windtunnel.formats.collective_calls import CollectiveCall, torch_call
+
+SCHEMAS = ("1.0.2-chakra.0.0.4", "1.0.3-chakra.0.0.4", "1.1.0-chakra.0.0.4", "1.1.1-chakra.0.0.4")
+
+_CALL_KEYS = ("in_msg_nelems", "out_msg_nelems", "dtype", "pg_desc", "pg_size")
+_PROCESS_GROUPS = "## process_group:init ##"
+
+
+class Tensors(msgspec.Struct, frozen=True):
+    """Inputs or outputs of an operator, an entry each."""
+
+    values: list[Any] = []
+    """A tensor is [tensor, storage, offset, elements, bytes an element, device]."""
+    shapes: list[Any] = []
+    types: list[str] = []
+    """`Tensor(float)`, `GenericList[Int,Int]`, `Bool`, ..."""
+    strides: list[Any] = []
+
+
+class _Attribute(msgspec.Struct, frozen=True):
+    name: str
+    value: Any
+    type: str = ""
+
+
+class _Node(msgspec.Struct, frozen=True):
+    id: int
+    name: str
+    ctrl_deps: int
+    inputs: Tensors
+    outputs: Tensors
+    attrs: list[_Attribute] = []
+
+
+class _File(msgspec.Struct, frozen=True):
+    schema: str
+    nodes: list[_Node]
+    pid: int = 0
+    time: str = ""
+
+
+@dataclass(frozen=True)
+class Operator:
+    """One node: an operator, an autograd function, or a thread that holds them."""
+
+    id: int
+    name: str
+    parent: int
+    """Id of the operator that called it; the root is its own parent."""
+    inputs: Tensors
+    outputs: Tensors
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    """`rf_id`, `seq_id`, `scope`, `tid`, ..., and the metadata of collectives."""
+
+
+@dataclass(frozen=True)
+class ExecutionTrace:
+    """A whole file, operators in order of their ids: the order in which they began."""
+
+    schema: str
+    operators: tuple[Operator, ...]
+    process_groups: tuple[Mapping[str, Any], ...]
+    """`pg_name`, `pg_desc`, `ranks`, `group_size` of each."""
+
+
+def read_execution_trace(path: Path) -> ExecutionTrace:
+    """The trace in a file, also gzipped.
+
+    Raises:
+        InputError: the file is missing, cut off, not JSON, no execution trace, or of an unknown schema.
+    """
+    content = read_bytes(path)
+    try:
+        found = msgspec.json.decode(content, type=_File)
+    except msgspec.ValidationError as error:
+        raise InputError(f"{path} is no PyTorch execution trace: {error}", "it has schema and nodes") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} cannot be read as JSON: {error}", "is the file cut off?") from None
+    if found.schema not in SCHEMAS:
+        raise InputError(
+            f"{path} has the schema {found.schema!r}, which is not read", f"known are {', '.join(SCHEMAS)}"
+        )
+    operators = [_operator(node) for node in sorted(found.nodes, key=lambda node: node.id)]
+    _check_tree(operators, path)
+    return ExecutionTrace(found.schema, tuple(operators), tuple(_process_groups(operators, path)))
+
+
+def _operator(node: _Node) -> Operator:
+    attributes = {one.name: one.value for one in node.attrs}
+    return Operator(node.id, node.name, node.ctrl_deps, node.inputs, node.outputs, attributes)
+
+
+def _check_tree(operators: list[Operator], path: Path) -> None:
+    ids = {operator.id for operator in operators}
+    if len(ids) != len(operators):
+        raise InputError(f"{path}: two nodes have the same id")
+    orphan = next((operator for operator in operators if operator.parent not in ids), None)
+    if orphan is not None:
+        raise InputError(
+            f"{path}: node {orphan.id} ({orphan.name}) belongs to node {orphan.parent}, which is not there",
+            "is the file cut off?",
+        )
+
+
+def _process_groups(operators: list[Operator], path: Path) -> list[Mapping[str, Any]]:
+    node = next((operator for operator in operators if operator.name == _PROCESS_GROUPS), None)
+    if node is None or not node.inputs.values:
+        return []
+    try:
+        found = json.loads(node.inputs.values[0])
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{path}: the process groups in node {node.id} cannot be read: {error}") from None
+    return [group for group in found if isinstance(group, dict)]
+
+
+def collective_calls(trace: ExecutionTrace) -> list[CollectiveCall]:
+    """The collectives in order: `record_param_comms` with its metadata, or where there is none the backend's node."""
+    found = []
+    for operator in trace.operators:
+        backend, colon, name = operator.name.partition(":")
+        if "collective_name" in operator.attributes:
+            name, metadata = str(operator.attributes["collective_name"]), operator.attributes
+        elif colon and backend in ("gloo", "mpi", "nccl"):
+            metadata = _from_tensors(operator)
+        else:
+            continue
+        call = torch_call(name, metadata, _CALL_KEYS, None)
+        if call is not None:
+            found.append(call)
+    return found
+
+
+def _from_tensors(operator: Operator) -> dict[str, Any]:
+    tensor = operator.inputs.values[0] if operator.inputs.values else None
+    kind = operator.inputs.types[0] if operator.inputs.types else ""
+    if not isinstance(tensor, list) or len(tensor) < 5 or not kind.startswith("Tensor("):
+        return {}
+    elements = tensor[3]
+    return {"in_msg_nelems": elements, "out_msg_nelems": elements, "dtype": kind[len("Tensor(") : -1]}

@@ -1,0 +1,308 @@
+"""Which operator of the model each kernel of a captured step belongs to, so that measured stands beside simulated.
+
+Kernels are told by the module whose range they were launched in (`module:model.layers.0.mlp.up_proj`), where there are
+such ranges. Elsewhere by what they are for, matrix products by their shapes or by their order in a layer, and what only
+moves or maps numbers by the products around it: between `o_proj` and `gate_up_proj` it is part of a norm, whoever fused
+it with what. What stays unclear is the row `other`.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from windtunnel.errors import InputError, unwritable
+from windtunnel.formats.captures.capture import (
+    CLASSES,
+    COPY,
+    MEMSET,
+    Capture,
+)
+from windtunnel.formats.captures.step_names import CapturedStep, captured_steps
+from windtunnel.model.forward import Shard, forward_launches
+from windtunnel.model.operators import Gemm, Launch, Op
+from windtunnel.pricing.table import (
+    MeasurementTable,
+    site_names,
+    text_names,
+    write_tables,
+)
+
+OTHER = "other"
+NORMS, ROPE = "norms", "rope and cache"
+
+_ROWS: Mapping[str, str] = {
+    "embedding": r"embedding",
+    NORMS: r"input_norm|post_attention_norm|final_norm",
+    "qkv_proj": r"qkv_proj|q_kv_a_proj|q_b_proj|kv_b_proj|qkvz_proj|ba_proj",
+    ROPE: r"rope|kv_cache_write|qk_norm|latent_norm",
+    "attention": r"\w*attention_(prefill|decode)|gated_delta_(prefill|decode)|attention_gate|gated_norm",
+    "o_proj": r"o_proj",
+    "experts": r"router|top_k|experts|shared_\w+",
+    "gate_up_proj": r"gate_up_proj|up_proj",
+    "activation": r"activation",
+    "down_proj": r"down_proj",
+    "communication": r"\w+_(all_reduce|all_gather|reduce_scatter|all_to_all|send_recv)",
+    "lm_head": r"lm_head",
+    "sample": r"sample",
+}
+"""Row -> the launches of `ops/forward.py` that it holds; the first that fits."""
+
+ROWS = (*_ROWS, OTHER)
+
+_MODULES: tuple[tuple[str, str], ...] = (
+    (r"(^|\.)(q_norm|k_norm|q_layernorm|k_layernorm|rotary_emb\w*|rotary_pos_emb)$", ROPE),
+    (r"norm|(^|\.)ln_\w+$", NORMS),
+    (r"(^|\.)(embed_tokens|wte|embed_in|word_embeddings)$", "embedding"),
+    (r"(^|\.)(lm_head|embed_out)$", "lm_head"),
+    (r"(^|\.)(experts|shared_experts?|block_sparse_moe|router|gate)(\.|$)", "experts"),
+    (r"(^|\.)([qkv]_proj|qkv_proj|[qkv]_[ab]_proj\w*|kv_a_proj\w*|c_attn|query_key_value|Wqkv)$", "qkv_proj"),
+    (r"(^|\.)(o_proj|out_proj)$|attn\.(c_proj|dense)$|attention\.dense$", "o_proj"),
+    (r"(^|\.)(gate_proj|up_proj|gate_up_proj|fc1|w1|w3|c_fc|dense_h_to_4h)$", "gate_up_proj"),
+    (r"(^|\.)(act_fn|act|activation\w*)$", "activation"),
+    (r"(^|\.)(down_proj|fc2|w2|dense_4h_to_h)$|mlp\.c_proj$", "down_proj"),
+    (r"(^|\.)(self_attn|attn|attention|self_attention)(\.attn)?$", "attention"),
+    (r"(^|\.)(mlp|feed_forward)$", "activation"),
+    (r"(^|\.)(layers|h|blocks)\.\d+$", NORMS),
+)
+"""A module's path -> its row: the names that transformers' and vLLM's models have; the first that fits. What stands
+bare in a layer is the residual's addition, which the simulator counts with the norm."""
+_COMPILED_MODULES = tuple((re.compile(pattern), row) for pattern, row in _MODULES)
+_COMPILED_ROWS = tuple((re.compile(f"(?:{pattern})$"), row) for row, pattern in _ROWS.items())
+
+_BY_CLASS = {
+    "attention": "attention",
+    "rope": ROPE,
+    "kv_cache": ROPE,
+    "embedding": "embedding",
+    "norm": NORMS,
+    "activation": "activation",
+    "communication": "communication",
+    "sampling": "sample",
+    "experts": "experts",
+}
+_BETWEEN = {
+    ("embedding", "qkv_proj"): NORMS,
+    ("o_proj", "gate_up_proj"): NORMS,
+    ("o_proj", "experts"): NORMS,
+    ("down_proj", "qkv_proj"): NORMS,
+    ("experts", "qkv_proj"): NORMS,
+    ("down_proj", "lm_head"): NORMS,
+    ("experts", "lm_head"): NORMS,
+    ("gate_up_proj", "down_proj"): "activation",
+    ("qkv_proj", "attention"): ROPE,
+    ("lm_head", None): "sample",
+}
+"""(row before, row after) -> what lies between them."""
+_ANCHORS = frozenset(row for pair in _BETWEEN for row in pair if row is not None)
+
+
+def row_of_launch(name: str) -> str:
+    """The row of a launch of `ops/forward.py`."""
+    return next((row for pattern, row in _COMPILED_ROWS if pattern.match(name)), OTHER)
+
+
+@dataclass(frozen=True)
+class MeasuredStep:
+    """A captured step by operators."""
+
+    step: CapturedStep
+    launches: tuple[Launch, ...]
+    """What the model computes for that batch."""
+    seconds: Mapping[str, float]
+    """Row -> time of its kernels."""
+    num_kernels: Mapping[str, int]
+
+    @property
+    def unmatched_fraction(self) -> float:
+        """Share of the kernels' time that no operator of the model claims."""
+        whole_s = sum(self.seconds.values())
+        return self.seconds.get(OTHER, 0.0) / whole_s if whole_s else 0.0
+
+    @property
+    def between_s(self) -> float:
+        """Of the step's range, when none of its kernels ran: the host, or waiting."""
+        return max(self.step.host_s - sum(self.seconds.values()), 0.0)
+
+
+def measured_steps(capture: Capture, shard: Shard) -> list[MeasuredStep]:
+    """Every step of the capture by operators of the model.
+
+    Raises:
+        InputError: no range of the capture names a batch, or no kernel lies in any.
+    """
+    steps = [step for step in captured_steps(capture) if len(step.rows)]
+    if not steps:
+        raise InputError(
+            "no step of the capture can be told: no range names its batch",
+            "record with `windtunnel lab run`, or vLLM with detailed_trace_annotation",
+        )
+    return [_measured(capture, step, tuple(forward_launches(shard, step.batch))) for step in steps]
+
+
+def _measured(capture: Capture, step: CapturedStep, launches: tuple[Launch, ...]) -> MeasuredStep:
+    rows = rows_of_kernels(capture, step, launches)
+    seconds: dict[str, float] = {}
+    numbers: dict[str, int] = {}
+    for row, took_s in zip(rows, capture.kernels["duration_s"][step.rows].tolist(), strict=True):
+        seconds[row] = seconds.get(row, 0.0) + took_s
+        numbers[row] = numbers.get(row, 0) + 1
+    return MeasuredStep(step, launches, seconds, numbers)
+
+
+def rows_of_kernels(capture: Capture, step: CapturedStep, launches: Sequence[Launch]) -> list[str]:
+    """The row of every kernel of a step."""
+    kernels = capture.kernels
+    modules = [_module(capture, row) for row in kernels["range"][step.rows]]
+    classes = [CLASSES[code] for code in kernels["kernel_class"][step.rows]]
+    is_copy = np.isin(kernels["activity"][step.rows], (COPY, MEMSET)).tolist()
+    if any(modules):
+        found = [_by_module(module, name) for module, name in zip(modules, classes, strict=True)]
+        return _sampling_after_the_head(found)
+    found = [None if copy else _BY_CLASS.get(name) for name, copy in zip(classes, is_copy, strict=True)]
+    for place, row in _products(capture, step, classes, launches):
+        found[place] = row
+    return _between(found)
+
+
+def _module(capture: Capture, row: int) -> str:
+    """The path of the module whose range this is; empty where it is no module's."""
+    name = capture.name_of(capture.ranges["name"][row]) if row >= 0 else ""
+    return name.partition("module:")[2]
+
+
+def _by_module(module: str, kernel_class: str) -> str | None:
+    if kernel_class == "communication":
+        return "communication"
+    row = next((row for pattern, row in _COMPILED_MODULES if pattern.search(module)), None) if module else None
+    return ROPE if row == "attention" and kernel_class != "attention" else row
+
+
+def _sampling_after_the_head(rows: list[str | None]) -> list[str]:
+    """What follows the LM head outside of modules is sampling; before it, it is unclear."""
+    head = max((place for place, row in enumerate(rows) if row == "lm_head"), default=len(rows))
+    return [row or ("sample" if place > head else OTHER) for place, row in enumerate(rows)]
+
+
+def _products(
+    capture: Capture, step: CapturedStep, classes: list[str], launches: Sequence[Launch]
+) -> Iterator[tuple[int, str]]:
+    """(place, row) of the matrix products: by shape where that is enough, else by their order."""
+    places = [place for place, name in enumerate(classes) if name == "gemm"]
+    names = [capture.name_of(capture.kernels["name"][step.rows[place]]).lower() for place in places]
+    # cuBLAS adds the parts of a product in a kernel of its own.
+    whole = [place for place, name in zip(places, names, strict=True) if not re.search("splitk_?reduce", name)]
+    expected = [launch for launch in launches if isinstance(launch.op, Gemm)]
+    order = _order_of_products(expected)
+    by_work = _rows_by_work(expected)
+    for number, place in enumerate(whole):
+        row = by_work.get(_work_key(capture.kernels["flops"][step.rows[place]]))
+        if row is None and len(whole) == len(order):
+            row = order[number]
+        yield place, row or OTHER
+    for place in sorted(set(places) - set(whole)):
+        last = next((found for found in reversed(whole) if found < place), None)
+        if last is not None and len(whole) == len(order):
+            yield place, order[whole.index(last)]
+
+
+def _order_of_products(expected: Sequence[Launch]) -> list[str]:
+    """The rows of a step's products in their order; empty where the layers are not all alike."""
+    in_layer = [launch for launch in expected if launch.name != "lm_head"]
+    counts = {launch.count for launch in in_layer}
+    if len(counts) != 1:
+        return []
+    return [row_of_launch(launch.name) for launch in in_layer] * int(counts.pop()) + ["lm_head"]
+
+
+def _rows_by_work(expected: Sequence[Launch]) -> dict[float, str]:
+    """FLOPs of a product -> its row, of those whose work no other row's product has."""
+    found: dict[float, set[str]] = {}
+    for launch in expected:
+        found.setdefault(_work_key(launch.op.flops), set()).add(row_of_launch(launch.name))
+    return {work: next(iter(rows)) for work, rows in found.items() if len(rows) == 1}
+
+
+def _work_key(flops: object) -> float:
+    return float(np.asarray(flops, np.float64).round())
+
+
+def _between(rows: list[str | None]) -> list[str]:
+    """Unclear kernels by the anchors around them."""
+    after: list[str | None] = [None] * len(rows)
+    next_anchor: str | None = None
+    for place in range(len(rows) - 1, -1, -1):
+        after[place] = next_anchor
+        next_anchor = rows[place] if rows[place] in _ANCHORS else next_anchor
+    found, last = [], None
+    for row, follows in zip(rows, after, strict=True):
+        found.append(row or _BETWEEN.get((str(last), follows), OTHER))
+        last = row if row in _ANCHORS else last
+    return found
+
+
+# ------------------------------------------------------------------------------------------------ measurement tables
+
+
+def measurement_tables(steps: Sequence[MeasuredStep], source: str) -> list[MeasurementTable]:
+    """The times of operators as tables that an estimator reads: one point an operator and step.
+
+    Rows that hold operators of several shapes (rope and cache, a batch of prompts and decoding requests) are left out:
+    their parts were not told apart.
+
+    Raises:
+        InputError: nothing is left.
+    """
+    points: dict[tuple[str, tuple[str, ...]], list[tuple[Op, float]]] = {}
+    for measured in steps:
+        for op, seconds in _single_operators(measured):
+            words = tuple(str(getattr(op, name)) for name in text_names(op.kind))
+            points.setdefault((op.kind, words), []).append((op, seconds))
+    if not points:
+        raise InputError("no operator of the capture could be told from the others")
+    return [_table(kind, words, found, source) for (kind, words), found in sorted(points.items())]
+
+
+def _single_operators(measured: MeasuredStep) -> Iterator[tuple[Op, float]]:
+    """The operators that have a row for themselves, with the seconds of one execution."""
+    by_row: dict[str, list[Launch]] = {}
+    for launch in measured.launches:
+        by_row.setdefault(row_of_launch(launch.name), []).append(launch)
+    for row, launches in by_row.items():
+        seconds = measured.seconds.get(row, 0.0)
+        if seconds > 0 and all(launch.op == launches[0].op for launch in launches):
+            yield launches[0].op, seconds / sum(launch.count for launch in launches)
+
+
+def _table(kind: str, words: tuple[str, ...], points: list[tuple[Op, float]], source: str) -> MeasurementTable:
+    def column(name: str) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+        return np.array([float(np.asarray(getattr(op, name))) for op, _ in points])
+
+    return MeasurementTable(
+        kind=kind,
+        sites={name: column(name) for name in site_names(kind)},
+        axes={name: column(name) for name in type(points[0][0]).axes},
+        seconds=np.array([seconds for _, seconds in points]),
+        source=source,
+        words=dict(zip(text_names(kind), words, strict=True)),
+    )
+
+
+def write_measurements(folder: Path, tables: Sequence[MeasurementTable], about: Mapping[str, str]) -> list[Path]:
+    """Write one Parquet file a kind of operator, as `estimate.table.read_tables` reads it.
+
+    Raises:
+        InputError: the folder cannot be written to.
+    """
+    by_kind: dict[str, list[MeasurementTable]] = {}
+    for table in tables:
+        by_kind.setdefault(table.kind, []).append(table)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for kind, found in by_kind.items():
+            write_tables(folder / f"{kind}.parquet", found, about)
+    except OSError as error:
+        raise unwritable(folder, error) from None
+    return [folder / f"{kind}.parquet" for kind in by_kind]

@@ -1,0 +1,215 @@
+"""A deployment as something to run: a shell script, manifests for Kubernetes, a Helm chart."""
+
+import re
+import shlex
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import yaml
+
+from windtunnel import catalog
+from windtunnel.formats.launch.write import says_drafts, trtllm_file, write_launch_command
+from windtunnel.serving.deployment import Deployment
+from windtunnel.serving.scenario import Scenario, pool_scenario
+
+IMAGES = {
+    "vllm": "vllm/vllm-openai:v{version}",
+    "sglang": "lmsysorg/sglang:v{version}",
+    "trtllm": "nvcr.io/nvidia/tensorrt-llm/release:{version}",
+}
+PORTS = {"vllm": 8000, "sglang": 30000, "trtllm": 8000}
+LISTENING = {"sglang": ("--host", "0.0.0.0"), "trtllm": ("--host", "0.0.0.0")}
+"""Engines that answer their own machine only, unless they are told otherwise."""
+RESOURCES = {"nvidia": "nvidia.com/gpu", "amd": "amd.com/gpu", "intel": "habana.ai/gaudi", "google": "google.com/tpu"}
+TRTLLM_FILE = "trtllm.yaml"
+REMARKS = {
+    "prefill": "requests reach it first; its KV cache goes to the decode pool: add your engine's KV connector",
+    "decode": "takes requests that were prefilled elsewhere: add your engine's KV connector",
+}
+
+
+def launch_script(scenario: Scenario, version: dict[str, str]) -> str:
+    """A shell script with the command of one replica of each kind, and what it leaves to be done.
+
+    Args:
+        scenario: as it was asked for: settings that it leaves out are the engine's defaults.
+        version: engine -> the version that was simulated.
+    """
+    lines = ["#!/bin/sh", f"# {scenario.model}: each command starts one replica."]
+    for name, role, deployment in _parts(scenario):
+        engine = deployment.engine
+        copies = f"{deployment.replicas} replica{'s' if deployment.replicas > 1 else ''}"
+        what = f"{copies} of {deployment.parallelism.num_devices} x {deployment.device}"
+        lines += ["", f"# {name}: {what}; simulated as {engine.name} {version[engine.name]}"]
+        lines += [f"# {REMARKS[role]}"] if role in REMARKS else []
+        if engine.name == "trtllm" and (content := _trtllm(scenario, deployment)):
+            lines += [f"cat > {TRTLLM_FILE} <<'END'", yaml.safe_dump(content, sort_keys=False).rstrip(), "END"]
+        lines += [shlex.join(_words(scenario, deployment)), *(f"# {text}" for text in _unsaid(scenario, deployment))]
+    return "\n".join(lines) + "\n"
+
+
+Value = Callable[[str, str, Any], Any]
+"""Of a server's name, a setting's name and its value: what stands in the manifest."""
+
+
+def kubernetes_manifests(scenario: Scenario, version: dict[str, str]) -> str:
+    """A Deployment and a Service for each kind of replica, as YAML that `kubectl apply -f` takes."""
+    return _text(_documents(scenario, version, lambda _server, _name, value: value))
+
+
+def helm_chart(scenario: Scenario, version: dict[str, str]) -> dict[str, str]:
+    """The same manifests as a Helm chart: path in its folder -> text. What a cluster changes is in `values.yaml`."""
+    values: dict[str, dict[str, Any]] = {}
+
+    def placeholder(server: str, name: str, value: Any) -> str:
+        key = re.sub(r"\W", "_", server)
+        values.setdefault(key, {})[name] = value
+        return f"{{{{ .Values.{key}.{name} | toJson }}}}"
+
+    template = _text(_documents(scenario, version, placeholder))
+    model = scenario.model.rsplit("/", 1)[-1]
+    chart = {
+        "apiVersion": "v2",
+        "name": _label(model, ""),
+        "version": "0.1.0",
+        "description": f"{scenario.model}, as windtunnel search found it",
+    }
+    return {
+        "Chart.yaml": _text([chart]),
+        "values.yaml": _text([values]),
+        # YAML would quote what begins with a brace; toJson writes the quotes that a value needs.
+        "templates/servers.yaml": re.sub(r"'(\{\{ \.Values\.[\w.]+ \| toJson \}\})'", r"\1", template),
+    }
+
+
+def _text(documents: list[dict[str, Any]]) -> str:
+    return yaml.safe_dump_all(documents, sort_keys=False, width=120)
+
+
+def _documents(scenario: Scenario, version: dict[str, str], value: Value) -> list[dict[str, Any]]:
+    documents: list[dict[str, Any]] = []
+    for name, role, deployment in _parts(scenario):
+        engine, label = deployment.engine, {"app": _label(scenario.model, name)}
+        port = PORTS[engine.name]
+        remarks = [*([REMARKS[role]] if role in REMARKS else []), *_unsaid(scenario, deployment)]
+        notes = {"annotations": {"windtunnel/to-do": "; ".join(remarks)}} if remarks else {}
+        pod, config = _pod(scenario, version, deployment, partial(value, name))
+        if config is not None:
+            documents.append({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": label["app"]}, **config})
+            pod["volumes"].append({"name": "config", "configMap": {"name": label["app"]}})
+        documents.append(
+            {
+                "apiVersion": "apps/v1",
+                "kind": "Deployment",
+                "metadata": {"name": label["app"], **notes},
+                "spec": {
+                    "replicas": value(name, "replicas", deployment.replicas),
+                    "selector": {"matchLabels": dict(label)},
+                    "template": {"metadata": {"labels": dict(label)}, "spec": pod},
+                },
+            }
+        )
+        documents.append(
+            {
+                "apiVersion": "v1",
+                "kind": "Service",
+                "metadata": {"name": label["app"]},
+                "spec": {"selector": dict(label), "ports": [{"port": port, "targetPort": port}]},
+            }
+        )
+    return documents
+
+
+def _pod(
+    scenario: Scenario, version: dict[str, str], deployment: Deployment, value: Callable[[str, Any], Any]
+) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """The pod of one replica, and the data of the configuration map that it mounts, if it needs one."""
+    engine, port = deployment.engine, PORTS[deployment.engine.name]
+    vendor = catalog.device(deployment.device).vendor.lower()
+    devices = {RESOURCES.get(vendor, "nvidia.com/gpu"): deployment.parallelism.num_devices}
+    container: dict[str, Any] = {
+        "name": "server",
+        "image": value("image", IMAGES[engine.name].format(version=version[engine.name])),
+        "command": value("command", [*_words(scenario, deployment), *LISTENING.get(engine.name, ())]),
+        "env": value("env", []),
+        "ports": [{"containerPort": port}],
+        "resources": {"limits": value("devices", devices)},
+        "readinessProbe": {"httpGet": {"path": "/health", "port": port}, "periodSeconds": 10},
+        "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}],
+    }
+    pod = {
+        "nodeSelector": value("nodeSelector", {}),
+        "containers": [container],
+        "volumes": [{"name": "shm", "emptyDir": {"medium": "Memory"}}],
+    }
+    content = _trtllm(scenario, deployment) if engine.name == "trtllm" else None
+    if not content:
+        return pod, None
+    container["workingDir"] = "/config"
+    container["volumeMounts"].append({"name": "config", "mountPath": "/config"})
+    return pod, {"data": {TRTLLM_FILE: value("config", yaml.safe_dump(content, sort_keys=False))}}
+
+
+def _parts(scenario: Scenario) -> list[tuple[str, str, Deployment]]:
+    """(name, role, deployment) of each kind of replica."""
+    pools = scenario.deployment.pools
+    if not pools:
+        return [("server", "both", scenario.deployment)]
+    return [(pool.name, pool.role, pool_scenario(scenario, pool).deployment) for pool in pools]
+
+
+def _formats(scenario: Scenario) -> tuple[str | None, str | None]:
+    """Formats of weights and KV cache that differ from the published checkpoint's."""
+    published, asked = catalog.model(scenario.model).precision, scenario.precision
+    if asked is None:
+        return None, None
+    weights = str(asked.weights) if asked.weights != published.weights else None
+    return weights, str(asked.kv_cache) if asked.kv_cache != published.kv_cache else None
+
+
+def _words(scenario: Scenario, deployment: Deployment) -> tuple[str, ...]:
+    model = catalog.model(scenario.model).name
+    words = write_launch_command(model, deployment.parallelism, deployment.engine, *_formats(scenario))
+    has_file = deployment.engine.name == "trtllm" and _trtllm(scenario, deployment)
+    return (*words, "--config", TRTLLM_FILE) if has_file else words
+
+
+def _trtllm(scenario: Scenario, deployment: Deployment) -> dict[str, Any]:
+    return trtllm_file(deployment.engine, deployment.parallelism, _formats(scenario)[1])
+
+
+def _unsaid(scenario: Scenario, deployment: Deployment) -> list[str]:
+    """What no option of the command says, and a reader must do."""
+    engine, found = deployment.engine, []
+    weights = _formats(scenario)[0]
+    if weights is not None and "--quantization" not in _words(scenario, deployment):
+        found.append(f"name a checkpoint with {weights} weights: the engine does not make one of {scenario.model}")
+    drafts, split = engine.speculative, deployment.parallelism
+    if drafts is not None and not says_drafts(engine.name, drafts):
+        found.append(f"add speculative decoding: {drafts.method}, {drafts.num_draft_tokens} draft tokens a step")
+    if engine.name == "trtllm" and split.attention_dp > 1 and split.tp > 1:
+        found.append(
+            f"TensorRT-LLM cannot split attention over tp = {split.tp} within attention_dp = {split.attention_dp}: the "
+            f"command has attention_dp = {split.tp * split.attention_dp}"
+        )
+    if engine.name == "vllm" and split.ep not in (1, split.tp * split.attention_dp):
+        found.append(
+            f"vLLM spreads experts over all {split.tp * split.attention_dp} ranks or none: the command does not have "
+            f"ep = {split.ep}"
+        )
+    if engine.kv_tiers:
+        names = ", ".join(tier.name for tier in engine.kv_tiers)
+        found.append(f"let the engine keep KV blocks below its devices ({names}): the command does not say so")
+    if engine.name == "trtllm" and (engine.attention_backend or engine.window_kv == "own_pool"):
+        found.append("set attn_backend and kv_cache_config.max_attention_window as the scenario has them")
+    node = catalog.node(deployment.node) if deployment.node else catalog.default_node(catalog.device(deployment.device))
+    if deployment.parallelism.num_devices > node.num_devices:
+        found.append(f"a replica takes more than one node of {node.num_devices} devices: start it on each of them")
+    return found
+
+
+def _label(model: str, name: str) -> str:
+    """A DNS label, as Kubernetes wants names."""
+    text = f"{model.rsplit('/', 1)[-1]}-{name}".lower()
+    return "".join(letter if letter.isalnum() else "-" for letter in text).strip("-")[:63].rstrip("-")

@@ -1,0 +1,491 @@
+"""Megatron-LM command lines as training jobs: a launch script, a command, or the arguments that a run's log prints.
+
+Names, defaults and what follows from what are Megatron-LM's (NVIDIA/Megatron-LM core_v0.13,
+megatron/training/arguments.py). In scripts, variables and arrays that are assigned there are filled in. Arguments that
+change nothing that is predicted (data, learning rates, logging) are passed over and listed.
+"""
+
+import ast
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from windtunnel.errors import InputError
+from windtunnel.model.shape import (
+    Attention,
+    DenseFeedForward,
+    ExpertsFeedForward,
+    FeedForward,
+    GroupedQueryAttention,
+    LatentAttention,
+    LayerGroup,
+    ModelSpec,
+)
+from windtunnel.schema import decode, encode
+from windtunnel.training.job import TrainingJob
+
+VOCABULARIES = {"GPT2BPETokenizer": 50257, "Llama2Tokenizer": 32000}
+"""Tokenizers that fix the size of the vocabulary."""
+
+RECOMPUTED = {
+    "core_attn": "core_attention",
+    "layernorm": "norms",
+    "moe_act": "activation",
+    "mla_up_proj": "latent_up_projection",
+    "mlp": "feed_forward",
+    "moe": "experts",
+}
+"""`--recompute-modules` -> ours."""
+
+CONTEXT_METHODS = {"p2p": "ring", "all_gather": "all_gather", "a2a": "ulysses"}
+FP8_RECIPES = {"tensorwise": "fp8_current", "delayed": "fp8", "blockwise": "fp8_block", "mxfp8": "mxfp8"}
+OPTIMIZERS = {"adam": "adam", "sgd": "sgd_momentum", "muon": "muon"}
+
+_LAUNCHERS = {"nnodes": "nnodes", "nproc_per_node": "nproc", "nproc-per-node": "nproc"}
+_LOG_LINE = re.compile(r"(\w+) \.{2,} (.*?)\s*$")
+
+
+@dataclass(frozen=True)
+class MegatronJob:
+    """A job, and the arguments that it does not depend on."""
+
+    job: TrainingJob
+    unread: tuple[str, ...]
+
+
+def read_megatron_arguments(text: str, device: str, num_devices: int | None = None) -> MegatronJob:
+    """The job that a command line, script or log of Megatron-LM describes.
+
+    Args:
+        text: a shell script or command with Megatron's arguments, or lines `name ...... value` of its log.
+        device: what it runs on; Megatron does not say.
+        num_devices: in place of the launcher's nnodes x nproc_per_node.
+
+    Raises:
+        InputError: an argument is missing, has a wrong value or a variable that is not assigned.
+    """
+    found = _from_log(text) or _from_shell(text)
+    arguments = _Arguments(found)
+    return MegatronJob(arguments.job(device, num_devices), arguments.unread())
+
+
+def _from_log(text: str) -> dict[str, list[str]]:
+    """Arguments as Megatron prints them; a flag is True or False there."""
+    found: dict[str, list[str]] = {}
+    for line in text.splitlines():
+        match = _LOG_LINE.search(line)
+        if not match:
+            continue
+        name, value = match[1].replace("_", "-"), match[2]
+        if value not in ("None", "False", "[]"):
+            found[name] = [] if value == "True" else _words(value.strip("[]").replace(",", " "))
+    if "num-layers" not in found:
+        return {}
+    # The log names the value where the command names its opposite.
+    if "add-bias-linear" not in found:
+        found["disable-bias-linear"] = []
+    return found
+
+
+def _from_shell(text: str) -> dict[str, list[str]]:
+    variables: dict[str, list[str]] = {}
+    found: dict[str, list[str]] = {}
+    for statement in _statements(text):
+        assignment = re.match(r"(?:export\s+)?(\w+)(\+?)=(\(.*\)|.*)$", statement, re.DOTALL)
+        if assignment and (assignment[3][:1] in ("(", '"', "'") or not re.search(r"\s", assignment[3])):
+            name, adds, value = assignment.groups()
+            words = [word for raw in _words(value.strip("()")) for word in _filled(raw, variables)]
+            variables[name] = [*(variables.get(name, []) if adds else []), *words]
+            continue
+        words = [word for raw in _words(statement) for word in _filled(raw, variables)]
+        if any(word.startswith("--num-layers") for word in words):
+            found = _options(words)
+    if not found:
+        raise InputError(
+            "there is no Megatron command here: nothing has --num-layers",
+            "give the script or command that starts pretrain_gpt.py, or the arguments that its log prints",
+        )
+    return found
+
+
+def _statements(text: str) -> list[str]:
+    """Lines of a script, continued ones and arrays over several lines put together, comments left out."""
+    joined = re.sub(r"\\\n", " ", text)
+    statements: list[str] = []
+    for line in joined.splitlines():
+        bare = re.sub(r"(^|\s)#.*$", "", line).strip()
+        if statements and statements[-1].count("(") > statements[-1].count(")"):
+            statements[-1] += f" {bare}"
+        elif bare:
+            statements.append(bare)
+    return statements
+
+
+def _words(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise InputError(f"this is no shell command: {error}: {text[:60]!r}") from None
+
+
+_VARIABLE = re.compile(r"\$\{(\w+)(?:\[@\]|\[\*\])?(?::-([^}]*))?\}|\$(\w+)")
+
+
+def _filled(word: str, variables: Mapping[str, list[str]]) -> list[str]:
+    """A word with its variables filled in; an array, or options in one variable, become several words."""
+    whole = _VARIABLE.fullmatch(word)
+    if whole:
+        value = variables.get(whole[1] or whole[3])
+        if value is not None:
+            return [part for one in value for part in one.split()]
+        return whole[2].split() if whole[2] is not None else [word]
+
+    def text_of(match: re.Match[str]) -> str:
+        value = variables.get(match[1] or match[3])
+        if value is not None:
+            return " ".join(value)
+        return match[2] if match[2] is not None else match[0]
+
+    return [_VARIABLE.sub(text_of, word)]
+
+
+def _options(words: list[str]) -> dict[str, list[str]]:
+    """Option -> its values; `--name=value` and underscores are understood."""
+    found: dict[str, list[str]] = {}
+    current: list[str] = []
+    for word in words:
+        if word.startswith("--"):
+            name, has_value, value = word[2:].partition("=")
+            current = found[name if name in _LAUNCHERS else name.replace("_", "-")] = [value] if has_value else []
+        else:
+            current.append(word)
+    return found
+
+
+class _Arguments:
+    """Megatron's arguments with its defaults; remembers which were asked for."""
+
+    def __init__(self, found: dict[str, list[str]]) -> None:
+        self.found = found
+        self.asked: set[str] = set()
+
+    def unread(self) -> tuple[str, ...]:
+        return tuple(f"--{name}" for name in self.found if name not in self.asked)
+
+    def values(self, name: str) -> list[str] | None:
+        """What stands after an option, or None where it is not there."""
+        self.asked.add(name)
+        return self.found.get(name)
+
+    def number(self, name: str, default: int | None = None) -> int:
+        """A whole number; without a default it must be there."""
+        text = self.text(name)
+        if text is None:
+            if default is None:
+                raise InputError(f"--{name} is missing", "Megatron needs it too")
+            return default
+        try:
+            number = int(text)
+        except ValueError:
+            hint = "the variable is not assigned here" if "$" in text else None
+            raise InputError(f"--{name} is {text!r}; a whole number is needed", hint) from None
+        if number < 1:
+            raise InputError(f"--{name} is {number}; at least 1 is needed")
+        return number
+
+    def optional(self, name: str) -> int | None:
+        return None if self.values(name) is None else self.number(name)
+
+    def flag(self, name: str) -> bool:
+        return self.values(name) is not None
+
+    def text(self, name: str) -> str | None:
+        values = self.values(name)
+        if values is None:
+            return None
+        if not values:
+            raise InputError(f"a value is missing after --{name}")
+        return values[0]
+
+    def choice(self, name: str, choices: Mapping[str, str], default: str) -> str:
+        text = self.text(name) or default
+        if text not in choices:
+            raise InputError(f"--{name} is {text!r}, which is not read", f"known are {', '.join(choices)}")
+        return choices[text]
+
+    # ------------------------------------------------------------------------------------------------------- the model
+
+    def model(self) -> ModelSpec:
+        """The model that Megatron builds, its vocabulary padded."""
+        tp = self.number("tensor-model-parallel-size", 1)
+        multiple = self.number("make-vocab-size-divisible-by", 128) * tp
+        tokenizer = self.text("tokenizer-type")
+        vocabulary = self.optional("vocab-size") or VOCABULARIES.get(tokenizer or "")
+        if vocabulary is None:
+            raise InputError("--vocab-size is missing", f"the tokenizer {tokenizer} alone does not tell it")
+        return ModelSpec(
+            name="megatron",
+            hidden_size=self.number("hidden-size"),
+            vocab_size=-(-vocabulary // multiple) * multiple,
+            max_context_tokens=max(self.number("max-position-embeddings", 1), self.number("seq-length")),
+            layers=self.layers(),
+            tie_word_embeddings=not self.flag("untie-embeddings-and-output-weights"),
+            norm_bias=(self.text("normalization") or "LayerNorm") == "LayerNorm",
+        )
+
+    def layers(self) -> tuple[LayerGroup, ...]:
+        num_layers, attention, dense = self.number("num-layers"), self.attention(), self.dense()
+        if not self.flag("num-experts"):
+            return (LayerGroup(num_layers=num_layers, attention=attention, feed_forward=dense),)
+        pattern = self.expert_layers(num_layers)
+        experts = self.experts()
+        groups: list[LayerGroup] = []
+        for feed_forward, count in ((dense, pattern.count(0)), (experts, pattern.count(1))):
+            part: FeedForward = feed_forward
+            if count:
+                groups.append(LayerGroup(num_layers=count, attention=attention, feed_forward=part))
+        return tuple(groups)
+
+    def attention(self) -> Attention:
+        hidden, heads = self.number("hidden-size"), self.number("num-attention-heads")
+        if self.flag("multi-latent-attention"):
+            return LatentAttention(
+                num_heads=heads,
+                q_lora_rank=self.optional("q-lora-rank"),
+                kv_lora_rank=self.number("kv-lora-rank", 32),
+                qk_nope_head_dim=self.number("qk-head-dim", 128),
+                qk_rope_head_dim=self.number("qk-pos-emb-head-dim", 64),
+                v_head_dim=self.number("v-head-dim", 128),
+            )
+        if not self.flag("kv-channels") and hidden % heads:
+            raise InputError(f"--hidden-size {hidden} is not a multiple of --num-attention-heads {heads}")
+        has_bias = not self.flag("disable-bias-linear")
+        return GroupedQueryAttention(
+            num_heads=heads,
+            num_kv_heads=self.number("num-query-groups", 1) if self.flag("group-query-attention") else heads,
+            head_dim=self.number("kv-channels", hidden // heads),
+            qkv_bias=has_bias or self.flag("add-qkv-bias"),
+            output_bias=has_bias,
+            qk_norm=self.flag("qk-layernorm"),
+        )
+
+    def dense(self) -> DenseFeedForward:
+        hidden, gated = self.number("hidden-size"), self.flag("swiglu")
+        default = int(4 * hidden * 2 / 3 / 64) * 64 if gated else 4 * hidden
+        width = self.number("ffn-hidden-size", default)
+        return DenseFeedForward(intermediate_size=width, gated=gated, bias=not self.flag("disable-bias-linear"))
+
+    def experts(self) -> ExpertsFeedForward:
+        return ExpertsFeedForward(
+            num_experts=self.number("num-experts"),
+            experts_per_token=self.number("moe-router-topk", 2),
+            intermediate_size=self.number("moe-ffn-hidden-size", self.dense().intermediate_size),
+            shared_intermediate_size=self.number("moe-shared-expert-intermediate-size", 1)
+            if self.flag("moe-shared-expert-intermediate-size")
+            else 0,
+            gated=self.flag("swiglu"),
+            bias=not self.flag("disable-bias-linear"),
+        )
+
+    def expert_layers(self, num_layers: int) -> list[int]:
+        """1 where a layer has experts: every n-th one, or a list such as `([0]*3+[1]*58)`."""
+        text = "".join(self.values("moe-layer-freq") or ["1"])
+        pattern = _evaluated(text)
+        if isinstance(pattern, int) and pattern > 0:
+            return [int(position % pattern == 0) for position in range(num_layers)]
+        if not isinstance(pattern, list) or len(pattern) != num_layers or not set(pattern) <= {0, 1}:
+            raise InputError(
+                f"--moe-layer-freq is {text!r}; it is a number, or a list of {num_layers} zeros and ones such as "
+                f"([0]*3+[1]*{num_layers - 3})"
+            )
+        return pattern
+
+    # --------------------------------------------------------------------------------------------------------- the job
+
+    def job(self, device: str, num_devices: int | None) -> TrainingJob:
+        """The job, checked as every job is."""
+        model = self.model()
+        devices, micro_batch = num_devices or self.devices(), self.number("micro-batch-size")
+        data_parallel = max(devices // self.model_ranks(), 1)
+        global_batch = self.number("global-batch-size", micro_batch * data_parallel)
+        sequences = self.optional("train-samples")
+        if sequences is None and self.flag("train-iters"):
+            sequences = self.number("train-iters") * global_batch
+        fields: dict[str, Any] = {
+            "model": encode(model),
+            "device": device,
+            "sequence_tokens": self.number("seq-length"),
+            "micro_batch": micro_batch,
+            "global_batch": global_batch,
+            "num_devices": devices,
+            "parallelism": self.parallelism(model),
+            "sharding": self.sharding(),
+            "precision": self.precision(),
+            "recompute": self.recompute(),
+            "optimizer": self.choice("optimizer", OPTIMIZERS, "adam"),
+            "overlap": self.overlap(),
+            "kernels": {"attention": self.attention_kernel()},
+            "dropout": any(float(self.text(f"{kind}-dropout") or 0.1) > 0 for kind in ("hidden", "attention")),
+            "learned_positions": self.has_learned_positions(),
+            "framework": "fsdp2" if self.flag("use-torch-fsdp2") else "megatron",
+        }
+        if sequences is not None:
+            fields["total_tokens"] = float(sequences * self.number("seq-length"))
+        return decode(fields, TrainingJob, "Megatron's arguments")
+
+    def devices(self) -> int:
+        """Of the launcher, or of the log."""
+        if self.flag("world-size"):
+            return self.number("world-size")
+        counts = {role: self.number(name) for name, role in _LAUNCHERS.items() if self.flag(name)}
+        if "nproc" not in counts:
+            raise InputError(
+                "the number of devices is not in the command: torchrun's --nproc_per_node is missing", "give it apart"
+            )
+        return counts["nproc"] * counts.get("nnodes", 1)
+
+    def model_ranks(self) -> int:
+        sizes = ("tensor-model-parallel-size", "pipeline-model-parallel-size", "context-parallel-size")
+        product = 1
+        for name in sizes:
+            product *= self.number(name, 1)
+        return product
+
+    def parallelism(self, model: ModelSpec) -> dict[str, Any]:
+        pp = self.number("pipeline-model-parallel-size", 1)
+        per_stage = self.optional("num-layers-per-virtual-pipeline-stage")
+        virtual_stages = self.number("num-virtual-stages-per-pipeline-rank", 1)
+        if per_stage is not None:
+            virtual_stages, rest = divmod(model.num_layers, pp * per_stage)
+            if rest:
+                raise InputError(
+                    f"--num-layers {model.num_layers} is not a multiple of --pipeline-model-parallel-size {pp} x "
+                    f"--num-layers-per-virtual-pipeline-stage {per_stage}"
+                )
+        found: dict[str, Any] = {
+            "tp": self.number("tensor-model-parallel-size", 1),
+            "pp": pp,
+            "cp": self.number("context-parallel-size", 1),
+            "cp_method": self.choice("cp-comm-type", CONTEXT_METHODS, "p2p"),
+            "ep": self.number("expert-model-parallel-size", 1),
+            "virtual_stages": virtual_stages,
+            "sequence_parallel": self.flag("sequence-parallel"),
+        }
+        if self.flag("num-experts"):
+            found["experts_tp"] = self.number("expert-tensor-parallel-size", found["tp"])
+        first, last = (
+            self.optional("decoder-first-pipeline-num-layers"),
+            self.optional("decoder-last-pipeline-num-layers"),
+        )
+        counted = [self.flag(f"account-for-{end}-in-pipeline-split") for end in ("embedding", "loss")]
+        if any(counted):
+            found["layers_per_stage"] = _with_ends(model.num_layers, pp * virtual_stages, *counted)
+        if first is not None or last is not None:
+            found["layers_per_stage"] = _uneven(model.num_layers, pp, first, last)
+        return found
+
+    def sharding(self) -> dict[str, Any]:
+        if self.flag("use-torch-fsdp2"):
+            return {"zero": 3}
+        return {"zero": 1 if self.flag("use-distributed-optimizer") else 0}
+
+    def precision(self) -> dict[str, Any]:
+        compute = "bf16" if self.flag("bf16") else "fp16" if self.flag("fp16") else "fp32"
+        if self.flag("fp4-format"):
+            compute = "nvfp4"
+        elif self.flag("fp8-format"):
+            compute = self.choice("fp8-recipe", FP8_RECIPES, "delayed")
+        gathered = "fp32" if compute == "fp32" else "fp8" if self.flag("fp8-param-gather") else "bf16"
+        gather = {"parameter_gather": gathered} if self.sharding()["zero"] or gathered == "fp8" else {}
+        if compute == "fp32":
+            return {"compute": "fp32", "gradients": "fp32", "gradient_reduce": "fp32", **gather}
+        sums = self.flag("accumulate-allreduce-grads-in-fp32") or not self.flag("fp16")
+        gradients = "fp32" if sums and not self.flag("grad-reduce-in-bf16") else "bf16"
+        return {"compute": compute, "gradients": gradients, "gradient_reduce": gradients, **gather}
+
+    def recompute(self) -> dict[str, Any]:
+        granularity = self.text("recompute-granularity") or (
+            "selective" if self.flag("recompute-activations") else "none"
+        )
+        if granularity not in ("none", "selective", "full"):
+            raise InputError(f"--recompute-granularity is {granularity!r}", "it is selective or full")
+        found: dict[str, Any] = {"granularity": granularity}
+        if granularity == "full":
+            found["distribute"] = self.flag("distribute-saved-activations")
+        # Megatron-Core reads modules where recomputation is selective (transformer_config.py).
+        modules = self.values("recompute-modules") if granularity == "selective" else ()
+        if modules:
+            unknown = next((name for name in modules if name not in RECOMPUTED), None)
+            if unknown:
+                raise InputError(f"--recompute-modules has {unknown!r}", f"known are {', '.join(RECOMPUTED)}")
+            found["modules"] = [RECOMPUTED[name] for name in modules]
+        # Megatron's `block` recomputes so many layers of a chunk; `uniform` all of them in groups of so many.
+        if granularity == "full" and self.text("recompute-method") == "block":
+            found["num_layers"] = self.number("recompute-num-layers", 1)
+        return found
+
+    def overlap(self) -> dict[str, bool]:
+        interleaves = self.flag("num-layers-per-virtual-pipeline-stage") or self.flag(
+            "num-virtual-stages-per-pipeline-rank"
+        )
+        return {
+            "gradient_reduce": self.flag("overlap-grad-reduce"),
+            "parameter_gather": self.flag("overlap-param-gather"),
+            "tensor_parallel": self.flag("tp-comm-overlap"),
+            "pipeline": interleaves and not self.flag("no-overlap-p2p-communication"),
+            "experts": self.flag("overlap-moe-expert-parallel-comm"),
+        }
+
+    def attention_kernel(self) -> str:
+        if self.text("attention-backend") == "unfused":
+            return "unfused"
+        is_local = self.text("transformer-impl") == "local"
+        return "unfused" if is_local and not self.flag("use-flash-attn") else "flash"
+
+    def has_learned_positions(self) -> bool:
+        default = "rope" if self.flag("use-rotary-position-embeddings") else "learned_absolute"
+        return (self.text("position-embedding-type") or default) == "learned_absolute"
+
+
+def _uneven(num_layers: int, pp: int, first: int | None, last: int | None) -> list[int]:
+    """Layers of each stage where the first or last has another number than the others."""
+    inner = pp - (first is not None) - (last is not None)
+    left = num_layers - (first or 0) - (last or 0)
+    if left < 0 or (inner == 0 and left) or (inner and left % inner):
+        raise InputError(f"{left} layers of the other stages do not split evenly over {inner} stages")
+    share = left // inner if inner else 0
+    return [*([first] if first is not None else []), *[share] * inner, *([last] if last is not None else [])]
+
+
+def _with_ends(num_layers: int, num_chunks: int, has_embedding: bool, has_loss: bool) -> list[int]:
+    """Layers of each chunk where the embedding, the loss or both count as a layer."""
+    share, rest = divmod(num_layers + has_embedding + has_loss, num_chunks)
+    if rest:
+        raise InputError(
+            f"{num_layers} layers with the ends that are counted as one do not split evenly over {num_chunks} chunks"
+        )
+    layers = [share] * num_chunks
+    layers[0] -= has_embedding
+    layers[-1] -= has_loss
+    return layers
+
+
+def _evaluated(text: str) -> Any:
+    """A Python expression of numbers, lists, + and *; None where it is something else."""
+
+    def value(node: ast.expr) -> Any:
+        if isinstance(node, ast.Constant) and isinstance(node.value, int):
+            return node.value
+        if isinstance(node, ast.List):
+            return [value(element) for element in node.elts]
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Mult):
+            left, right = value(node.left), value(node.right)
+            return left + right if isinstance(node.op, ast.Add) else left * right
+        raise ValueError
+
+    try:
+        return value(ast.parse(text, mode="eval").body)
+    except (SyntaxError, ValueError, TypeError):
+        return None

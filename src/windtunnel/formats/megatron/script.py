@@ -1,0 +1,265 @@
+"""A training job as something to run: a shell script with Megatron-LM's arguments.
+
+Names are Megatron-LM's (NVIDIA/Megatron-LM core_v0.13, megatron/training/arguments.py); `interop.megatron_arguments`
+reads the script back as the same job.
+"""
+
+import math
+import shlex
+from collections.abc import Iterator
+
+from windtunnel.formats.megatron.arguments import (
+    CONTEXT_METHODS,
+    FP8_RECIPES,
+    OPTIMIZERS,
+    RECOMPUTED,
+)
+from windtunnel.model.shape import (
+    DenseFeedForward,
+    ExpertsFeedForward,
+    GatedDeltaAttention,
+    GroupedQueryAttention,
+    LatentAttention,
+    ModelSpec,
+)
+from windtunnel.training.setup import TrainingSetup
+
+PADDED_TO = 128
+"""`--make-vocab-size-divisible-by`, if nobody says otherwise."""
+WORDS_OF_A_LINE = 110
+
+Option = tuple[str, ...]
+
+
+def megatron_script(setup: TrainingSetup) -> str:
+    """A script that starts the job on one of its nodes, and what it leaves to be done.
+
+    Args:
+        setup: a job of the framework `megatron`, resolved.
+    """
+    known, per_node = setup.degrees, min(setup.node.num_devices, setup.degrees.num_devices)
+    lines = [
+        "#!/bin/sh",
+        f"# {setup.model.name} on {known.num_devices} x {setup.device.title}, for Megatron-LM core_v0.13.",
+        "# Set NODE_RANK and MASTER_ADDR on every node; add data, tokenizer, learning rate and checkpoints.",
+        *(f"# No argument says: {text}" for text in _unsaid(setup)),
+    ]
+    command = (
+        f"torchrun --nnodes {known.num_devices // per_node} --nproc_per_node {per_node}"
+        ' --node_rank "${NODE_RANK:-0}" --master_addr "${MASTER_ADDR:-localhost}" pretrain_gpt.py'
+    )
+    return "\n".join([*lines, " \\\n    ".join([command, *_wrapped(megatron_arguments(setup)), '"$@"'])]) + "\n"
+
+
+def megatron_arguments(setup: TrainingSetup) -> list[Option]:
+    """Every argument of `setup` that Megatron has, as an option with its values."""
+    return [*_model(setup), *_batch(setup), *_parallelism(setup), *_arithmetic(setup), *_overlap(setup)]
+
+
+def _wrapped(options: list[Option]) -> Iterator[str]:
+    line = ""
+    for option in options:
+        text = shlex.join(option)
+        if line and len(line) + len(text) > WORDS_OF_A_LINE:
+            yield line
+            line = ""
+        line = f"{line} {text}".strip()
+    if line:
+        yield line
+
+
+def _model(setup: TrainingSetup) -> Iterator[Option]:
+    model, job = setup.model, setup.job
+    attention = model.layers[0].attention
+    yield "--num-layers", str(model.num_layers)
+    yield "--hidden-size", str(model.hidden_size)
+    yield from _attention(model)
+    yield from _feed_forward(model)
+    yield "--seq-length", str(job.sequence_tokens)
+    yield "--max-position-embeddings", str(max(job.sequence_tokens, model.max_context_tokens))
+    yield "--position-embedding-type", "learned_absolute" if job.learned_positions else "rope"
+    yield "--vocab-size", str(model.vocab_size)
+    padded = math.gcd(model.vocab_size // math.gcd(model.vocab_size, setup.degrees.tp), PADDED_TO)
+    if padded != PADDED_TO:
+        yield "--make-vocab-size-divisible-by", str(padded)
+    if not model.norm_bias:
+        yield "--normalization", "RMSNorm"
+    if not model.tie_word_embeddings:
+        yield ("--untie-embeddings-and-output-weights",)
+    if not _has_bias(model):
+        yield ("--disable-bias-linear",)
+        if isinstance(attention, GroupedQueryAttention) and attention.qkv_bias:
+            yield ("--add-qkv-bias",)
+    if not job.dropout:
+        yield "--attention-dropout", "0.0"
+        yield "--hidden-dropout", "0.0"
+
+
+def _has_bias(model: ModelSpec) -> bool:
+    return any(group.feed_forward.bias for group in model.layers)
+
+
+def _attention(model: ModelSpec) -> Iterator[Option]:
+    attention = model.layers[0].attention
+    if isinstance(attention, GatedDeltaAttention):
+        return
+    yield "--num-attention-heads", str(attention.num_heads)
+    if isinstance(attention, LatentAttention):
+        yield ("--multi-latent-attention",)
+        if attention.q_lora_rank is not None:
+            yield "--q-lora-rank", str(attention.q_lora_rank)
+        yield "--kv-lora-rank", str(attention.kv_lora_rank)
+        yield "--qk-head-dim", str(attention.qk_nope_head_dim)
+        yield "--qk-pos-emb-head-dim", str(attention.qk_rope_head_dim)
+        yield "--v-head-dim", str(attention.v_head_dim)
+        return
+    yield "--kv-channels", str(attention.head_dim)
+    if attention.num_kv_heads != attention.num_heads:
+        yield ("--group-query-attention",)
+        yield "--num-query-groups", str(attention.num_kv_heads)
+    if attention.qk_norm:
+        yield ("--qk-layernorm",)
+
+
+def _feed_forward(model: ModelSpec) -> Iterator[Option]:
+    dense = next((group for group in model.layers if isinstance(group.feed_forward, DenseFeedForward)), None)
+    routed = next((group for group in model.layers if isinstance(group.feed_forward, ExpertsFeedForward)), None)
+    if dense is not None:
+        yield "--ffn-hidden-size", str(dense.feed_forward.intermediate_size)
+    if model.layers[0].feed_forward.gated:
+        yield ("--swiglu",)
+    if routed is None or not isinstance(routed.feed_forward, ExpertsFeedForward):
+        return
+    experts = routed.feed_forward
+    if dense is None:
+        yield "--ffn-hidden-size", str(experts.intermediate_size)
+    else:
+        count = sum(group.num_layers for group in model.layers if isinstance(group.feed_forward, DenseFeedForward))
+        yield "--moe-layer-freq", f"([0]*{count}+[1]*{model.num_layers - count})"
+    yield "--num-experts", str(experts.num_experts)
+    yield "--moe-router-topk", str(experts.experts_per_token)
+    yield "--moe-ffn-hidden-size", str(experts.intermediate_size)
+    if experts.shared_intermediate_size:
+        yield "--moe-shared-expert-intermediate-size", str(experts.shared_intermediate_size)
+
+
+def _batch(setup: TrainingSetup) -> Iterator[Option]:
+    job = setup.job
+    yield "--micro-batch-size", str(job.micro_batch)
+    yield "--global-batch-size", str(job.global_batch)
+    if job.total_tokens is not None:
+        yield "--train-samples", str(math.ceil(job.total_tokens / job.sequence_tokens))
+
+
+def _parallelism(setup: TrainingSetup) -> Iterator[Option]:
+    known, at = setup.degrees, setup.job.parallelism
+    yield "--tensor-model-parallel-size", str(known.tp)
+    yield "--pipeline-model-parallel-size", str(known.pp)
+    yield from _stages(setup)
+    yield "--context-parallel-size", str(known.cp)
+    if known.cp > 1:
+        yield "--cp-comm-type", _name_of(CONTEXT_METHODS, at.cp_method)
+    if at.sequence_parallel:
+        yield ("--sequence-parallel",)
+    if any(isinstance(group.feed_forward, ExpertsFeedForward) for group in setup.model.layers):
+        yield "--expert-model-parallel-size", str(known.ep)
+        yield "--expert-tensor-parallel-size", str(known.experts_tp)
+    if setup.job.sharding.zero:
+        yield ("--use-distributed-optimizer",)
+
+
+def _stages(setup: TrainingSetup) -> Iterator[Option]:
+    """Virtual stages, and which stages have fewer layers than others."""
+    layers, known = setup.layers_per_chunk, setup.degrees
+    if setup.job.parallelism.virtual_stages > 1:
+        yield "--num-virtual-stages-per-pipeline-rank", str(known.virtual_stages)
+        if _counts_ends(layers):
+            yield ("--account-for-embedding-in-pipeline-split",)
+            yield ("--account-for-loss-in-pipeline-split",)
+    elif len(set(layers)) > 1 and len(set(layers[1:-1])) <= 1:
+        yield "--decoder-first-pipeline-num-layers", str(layers[0])
+        yield "--decoder-last-pipeline-num-layers", str(layers[-1])
+
+
+def _counts_ends(layers: tuple[int, ...]) -> bool:
+    """Whether embedding and head stand for a layer each: both ends have one fewer than all others."""
+    return len(layers) > 2 and set(layers[1:-1]) == {layers[0] + 1} and layers[0] == layers[-1]
+
+
+def _arithmetic(setup: TrainingSetup) -> Iterator[Option]:
+    job, precision, recompute = setup.job, setup.job.precision, setup.job.recompute
+    if precision.compute == "fp16":
+        yield ("--fp16",)
+    elif precision.compute != "fp32":
+        yield ("--bf16",)
+    if precision.compute == "nvfp4":
+        yield "--fp4-format", "e2m1"
+    elif precision.compute in FP8_RECIPES.values():
+        yield "--fp8-format", "hybrid"
+        yield "--fp8-recipe", _name_of(FP8_RECIPES, precision.compute)
+    if precision.parameter_gather == "fp8":
+        yield ("--fp8-param-gather",)
+    if precision.gradients == "bf16":
+        yield ("--grad-reduce-in-bf16",)
+    elif precision.compute == "fp16":
+        yield ("--accumulate-allreduce-grads-in-fp32",)
+    if job.optimizer in OPTIMIZERS.values():
+        yield "--optimizer", _name_of(OPTIMIZERS, job.optimizer)
+    if recompute.granularity == "selective":
+        yield "--recompute-granularity", "selective"
+        yield "--recompute-modules", *(name for name, ours in RECOMPUTED.items() if ours in (recompute.modules or ()))
+    elif recompute.granularity == "full":
+        yield "--recompute-granularity", "full"
+        yield "--recompute-method", "uniform" if recompute.num_layers is None else "block"
+        yield "--recompute-num-layers", str(recompute.num_layers or 1)
+    if recompute.distribute:
+        yield ("--distribute-saved-activations",)
+    yield "--attention-backend", str(job.kernels.attention)
+
+
+def _overlap(setup: TrainingSetup) -> Iterator[Option]:
+    overlap = setup.job.overlap
+    if overlap.gradient_reduce:
+        yield ("--overlap-grad-reduce",)
+    if overlap.parameter_gather and setup.job.sharding.zero:
+        yield ("--overlap-param-gather",)
+    if overlap.tensor_parallel:
+        yield ("--tp-comm-overlap",)
+    if overlap.experts:
+        yield ("--overlap-moe-expert-parallel-comm",)
+    if setup.job.parallelism.virtual_stages > 1 and not overlap.pipeline:
+        yield ("--no-overlap-p2p-communication",)
+
+
+def _unsaid(setup: TrainingSetup) -> Iterator[str]:
+    """What the simulated job is, and these arguments do not say."""
+    job, model = setup.job, setup.model
+    if job.schedule not in ("1f1b", "interleaved"):
+        yield f"the schedule {job.schedule}"
+    layers = setup.layers_per_chunk
+    can_say = _counts_ends(layers) if job.parallelism.virtual_stages > 1 else len(set(layers[1:-1])) <= 1
+    if len(set(layers)) > 1 and not can_say:
+        yield f"layers of the stages: {list(layers)}"
+    if (job.sharding.zero or 0) > 1:
+        yield f"ZeRO {job.sharding.zero}: Megatron shards the optimizer's state"
+    if job.lora is not None:
+        yield f"LoRA of rank {job.lora.rank}"
+    if job.optimizer not in OPTIMIZERS.values():
+        yield f"the optimizer {job.optimizer}"
+    if job.precision.moments != "fp32":
+        yield f"moments in {job.precision.moments}"
+    if job.recompute.granularity == "selective":
+        has_experts = any(isinstance(group.feed_forward, ExpertsFeedForward) for group in model.layers)
+        for module in job.recompute.modules or ():
+            if module not in RECOMPUTED.values() or (module == "activation" and not has_experts):
+                yield f"recomputation of {module.replace('_', ' ')}"
+    kinds = {type(group.attention) for group in model.layers}
+    if len(kinds) > 1 or GatedDeltaAttention in kinds:
+        yield "linear attention, as some of the model's layers have it"
+    if any(getattr(group.attention, "window_tokens", None) for group in model.layers):
+        yield "the sliding window of some of the model's layers"
+
+
+def _name_of(names: dict[str, str], ours: str) -> str:
+    """Megatron's word for ours; of several the first."""
+    return next(name for name, value in names.items() if value == ours)

@@ -1,0 +1,295 @@
+"""SimAI-Analytical's closed forms, number for number: what `compat: simai` asks for.
+
+Source: SimAI 1.6, `Layer::compute_time` and `calbusbw.cc`. They differ from the default model
+(`estimate/collective.py`) in ways that are kept here on purpose:
+
+- below 1 MiB every collective takes 10 to 320 us by its number of ranks only, and none for other counts;
+- every rank of a data-parallel group counts as a server of its own;
+- efficiency falls with size only for some collectives in some groups, and stops falling below 16 MiB;
+- transfers between pipeline stages take no time;
+- gigabytes are GiB, efficiencies and overlaps are single-precision, times are cut to whole nanoseconds.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel import catalog
+from windtunnel.errors import InputError, did_you_mean
+from windtunnel.schema import Schema, decode, read_yaml
+from windtunnel.training.iteration.layers import (
+    Communication,
+    Group,
+    Layer,
+    LayerWorkload,
+    Phase,
+)
+from windtunnel.training.iteration.times import (
+    Iteration,
+    LayerTimes,
+    PhaseTimes,
+    bubble_ns,
+    exposed_by_group,
+)
+from windtunnel.units import GIB, parse_quantity
+
+NVLINK_GIB_PER_S = {"A100": 12 * 20.0, "A800": 8 * 20.0, "H100": 18 * 20.6, "H800": 8 * 20.6, "H20": 18 * 20.6}
+"""Links x the bandwidth of one, by GPU type (`calbusbw.h`)."""
+NIC_GIB_PER_S = {"cx6": 23.5, "cx7": 48.5, "bf3": 48.5}
+_SMALL_BYTES = 1048576
+_SMALL_US = {2: 10, 4: 12, 8: 15, 16: 66, 32: 135, 64: 200, 128: 320}
+_RATIOS = catalog.shipped("network/simai_ratios.yaml")
+_LARGEST_BYTES = 16 * 2**30
+
+
+class SimaiHardware(Schema):
+    """What SimAI-Analytical is told about servers; its flags are named beside the fields."""
+
+    nvlink_gib_per_s: float = 360.0
+    """`-nv`: bus bandwidth inside a server."""
+    nic_gib_per_s: float = 48.5
+    """`-nic`: bus bandwidth of one NIC."""
+    nics_per_server: int = 8
+    """`-n_p_s`"""
+    gpus_per_server: int = 8
+    """`-g_p_s`"""
+
+    def __post_init__(self) -> None:
+        for name in ("nvlink_gib_per_s", "nic_gib_per_s", "nics_per_server", "gpus_per_server"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} is {getattr(self, name)}; more than 0 is needed")
+
+
+class Overlap(Schema):
+    """The share of each kind of communication that computation hides: `-dp_o -ep_o -tp_o`."""
+
+    dp_fraction: float = 0.0
+    ep_fraction: float = 0.0
+    tp_fraction: float = 0.0
+    pp_fraction: float = 1.0
+    """`-pp_o`. SimAI reads it as a bandwidth too, so that 1 makes transfers between stages free."""
+
+    def __post_init__(self) -> None:
+        for name in ("dp_fraction", "ep_fraction", "tp_fraction", "pp_fraction"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; 0 to 1 is possible")
+
+
+def hardware_from(
+    nvlink: float | None,
+    nic: float | None,
+    nics_per_server: int | None,
+    gpus_per_server: int | None,
+    nic_type: str | None,
+    gpu_type: str | None,
+) -> SimaiHardware:
+    """Hardware from SimAI-Analytical's options; types stand for bandwidths where those are not given.
+
+    Raises:
+        InputError: a type is not known, or a number not above zero.
+    """
+    if gpu_type is not None and nvlink is None:
+        nvlink = _known("GPU type", gpu_type.upper(), NVLINK_GIB_PER_S)
+    if nic_type is not None and nic is None:
+        nic = _known("NIC type", nic_type.lower(), NIC_GIB_PER_S)
+    given = {
+        "nvlink_gib_per_s": nvlink,
+        "nic_gib_per_s": nic,
+        "nics_per_server": nics_per_server,
+        "gpus_per_server": gpus_per_server,
+    }
+    return decode({name: value for name, value in given.items() if value is not None}, SimaiHardware)
+
+
+def overlap_from(dp: float | None, ep: float | None, tp: float | None, pp: float | None) -> Overlap:
+    """Overlap ratios from SimAI-Analytical's options.
+
+    Raises:
+        InputError: one is not from 0 to 1.
+    """
+    given = {"dp_fraction": dp, "ep_fraction": ep, "tp_fraction": tp, "pp_fraction": pp}
+    return decode({name: value for name, value in given.items() if value is not None}, Overlap)
+
+
+def _known(what: str, name: str, table: Mapping[str, float]) -> float:
+    if name not in table:
+        raise InputError(f"SimAI knows no {what} {name!r}", did_you_mean(name, table, f"known: {', '.join(table)}"))
+    return table[name]
+
+
+@dataclass(frozen=True)
+class _Span:
+    """How a group lies over servers, in SimAI's integer divisions."""
+
+    num_servers: int
+    gpus_of_server: int
+    nics: int
+
+
+def _span(workload: LayerWorkload, group: Group, hardware: SimaiHardware) -> _Span:
+    tp, size, per_server, nics = (
+        workload.tp,
+        workload.group_size(group),
+        hardware.gpus_per_server,
+        hardware.nics_per_server,
+    )
+    match group:
+        case Group.TP if tp <= per_server:
+            return _Span(1, tp, nics)
+        case Group.TP:
+            return _Span(tp // per_server, per_server, nics)
+        case Group.EP if tp * size <= per_server:
+            return _Span(1, per_server // tp, nics)
+        case Group.EP:
+            shared = nics // per_server if tp > per_server else nics // tp
+            return _Span(tp * size // per_server, max(per_server // tp, 1), shared)
+        case Group.DP if tp <= per_server:
+            return _Span(size, per_server // tp, nics // tp)
+        case Group.DP_EP if tp * workload.ep <= per_server:
+            return _Span(size, per_server // (tp * workload.ep), nics // (tp * workload.ep))
+        case _:
+            return _Span(size, 1, nics // per_server)
+
+
+def _bus_bandwidth(op: str, span: _Span, hardware: SimaiHardware) -> tuple[float, bool]:
+    """GiB/s of a collective with the algorithm "ring", and whether NVLink is what bounds it."""
+    nvlink, nic = hardware.nvlink_gib_per_s, hardware.nic_gib_per_s
+    per_server, wire = span.gpus_of_server, span.nics * nic
+    if span.num_servers == 1:
+        return nvlink, True
+    if op == "all_to_all":
+        ranks = span.num_servers * per_server
+        return wire / per_server * (ranks - 1) / ((span.num_servers - 1) * per_server), False
+    if per_server == 1:
+        return wire, False
+    inside = nvlink * per_server / (per_server - 1) if wire > nvlink else nvlink
+    return min(inside, wire), inside < wire
+
+
+@cache
+def _ratios() -> tuple[NDArray[np.float64], Mapping[str, NDArray[np.float64]]]:
+    raw: dict[str, Any] = read_yaml(_RATIOS)
+    tables = {name: np.array(raw[name]) for name in ("nic", "nvlink", "all_to_all")}
+    smallest_bytes = parse_quantity("smallest_bytes", raw["smallest_bytes"])
+    sizes = np.array([smallest_bytes * 2.0**row for row in range(len(tables["nic"]))])
+    return sizes, tables
+
+
+def _efficiency(call: Communication, workload: LayerWorkload, hardware: SimaiHardware, by_nvlink: bool) -> float:
+    """How much of the bandwidth of 16 GiB a collective of this size reaches."""
+    tp, per_server = workload.tp, hardware.gpus_per_server
+    if call.group is Group.TP and call.op != "all_reduce":
+        num_servers = 1 if tp < per_server else tp // per_server
+        table = "all_to_all" if call.op == "all_to_all" else ("nvlink" if by_nvlink else "nic")
+    elif call.group is Group.EP and call.op == "all_to_all":
+        table = "all_to_all"
+        num_servers = 1 if tp * workload.ep <= per_server else tp * workload.ep // per_server
+        if tp >= per_server and num_servers > 1:
+            num_servers = 9
+    else:
+        return 1.0
+    if call.size_bytes > _LARGEST_BYTES:
+        raise InputError(
+            f"a collective of {call.size_bytes} bytes is beyond SimAI's efficiency tables, which end at 16 GiB",
+            "leave out `compat: simai`",
+        )
+    sizes, tables = _ratios()
+    column = {1: 0, 2: 1, 4: 2, 8: 3, 16: 4, 32: 5, 64: 6, 128: 7, 9: 8}.get(num_servers, 4)
+    curve = tables[table][:, column]
+    return float(np.float32(np.interp(call.size_bytes, sizes, curve)) / np.float32(curve[-1]))
+
+
+def collective_ns(call: Communication, workload: LayerWorkload, hardware: SimaiHardware) -> int:
+    """Nanoseconds of one collective, as SimAI-Analytical counts them.
+
+    Raises:
+        InputError: the group does not fit whole servers, or the size is beyond its tables.
+    """
+    ranks = workload.group_size(call.group)
+    if ranks <= 1 or call.size_bytes <= 1:
+        return 0
+    if call.size_bytes < _SMALL_BYTES:
+        return _SMALL_US.get(ranks, 0) * 1000
+    span = _span(workload, call.group, hardware)
+    bandwidth, by_nvlink = _bus_bandwidth(call.op, span, hardware)
+    if bandwidth <= 0:
+        raise InputError(
+            f"{hardware.nics_per_server} NICs shared by {hardware.gpus_per_server} GPUs leave none for a rank of "
+            f"the {call.group} group",
+            "SimAI divides whole numbers; give nics_per_server as a multiple of gpus_per_server",
+        )
+    bandwidth *= _efficiency(call, workload, hardware, by_nvlink)
+    rounds = 2 if call.op == "all_reduce" else 1
+    return int(call.size_bytes / GIB / bandwidth * 1e9 * rounds * (ranks - 1) / ranks)
+
+
+FIRST_LAYER_LINE = 3
+"""Of a workload file: a header and the number of layers come before."""
+
+
+def simulate(workload: LayerWorkload, hardware: SimaiHardware, overlap: Overlap | None = None) -> Iteration:
+    """One iteration of `workload` with SimAI-Analytical's formulas.
+
+    Raises:
+        InputError: a group does not fit whole servers, or a size is beyond SimAI's tables.
+    """
+    overlap = overlap or Overlap()
+    per_server = hardware.gpus_per_server
+    if workload.tp % per_server and per_server % workload.tp:
+        raise InputError(f"{workload.name}, line 1: tp = {workload.tp} does not fill servers of {per_server} GPUs")
+    known: dict[Communication, int] = {}
+
+    def times(phase: Phase, group_of_overlap: Group) -> PhaseTimes:
+        call = phase.communication
+        compute_ns = round(phase.compute_s * 1e9)
+        if call is None:
+            return PhaseTimes(compute_ns, 0, 0)
+        if call not in known:
+            known[call] = collective_ns(call, workload, hardware)
+        shown = np.float32(1) - np.float32(_overlap_of(group_of_overlap, overlap))
+        return PhaseTimes(compute_ns, known[call], int(np.float32(known[call]) * shown))
+
+    def row(line: int, layer: Layer) -> LayerTimes:
+        forward = layer.forward.communication
+        group = forward.group if forward else Group.TP
+        try:
+            return LayerTimes(
+                layer,
+                times(layer.forward, group),
+                times(layer.weight_gradient, Group.DP),
+                times(layer.input_gradient, group),
+            )
+        except InputError as error:
+            raise InputError(f"{workload.name}, line {line}: {error.message}", error.hint) from None
+
+    layers = tuple(row(line, layer) for line, layer in enumerate(workload.layers, FIRST_LAYER_LINE))
+    return Iteration(
+        workload, layers, exposed_by_group(layers), _pipeline_ns(workload, overlap), bubble_ns(workload, layers)
+    )
+
+
+def _overlap_of(group: Group, overlap: Overlap) -> float:
+    fractions = {Group.TP: overlap.tp_fraction, Group.EP: overlap.ep_fraction}
+    return fractions.get(group, overlap.dp_fraction)
+
+
+def _pipeline_ns(workload: LayerWorkload, overlap: Overlap) -> float:
+    if overlap.pp_fraction in (0.0, 1.0) or workload.pp_bytes == 0:
+        return 0.0
+    each_ns = workload.pp_bytes / GIB / overlap.pp_fraction * 1e9
+    return int(2 * workload.vpp * workload.num_micro_batches * each_ns / 1000 * (1 - overlap.pp_fraction)) * 1000
+
+
+def run_simai_analytical(
+    workload: LayerWorkload, hardware: SimaiHardware | None = None, overlap: Overlap | None = None
+) -> Iteration:
+    """An iteration as SimAI-Analytical prices it, which knows no topology.
+
+    Raises:
+        InputError: a group does not fit whole servers, or a size is beyond its tables.
+    """
+    return simulate(workload, hardware or SimaiHardware(), overlap)

@@ -1,0 +1,84 @@
+"""A SimAI workload file as the iteration that a network runs."""
+
+from pathlib import Path
+
+from windtunnel.errors import InputError
+from windtunnel.formats.simai.analytical import FIRST_LAYER_LINE
+from windtunnel.formats.simai.workload_file import (
+    HEADER_KEYS,
+    TRANSFORMER,
+    Header,
+    WorkloadLayer,
+    meaning,
+    read_workload,
+)
+from windtunnel.formats.simai.workload_file import Phase as FilePhase
+from windtunnel.training.iteration.layers import (
+    Communication,
+    Group,
+    Layer,
+    LayerWorkload,
+    Phase,
+)
+
+_LARGEST = 2**63
+_NEEDED = ("tp", "ep", "pp", "vpp", "num_microbatches", "num_devices")
+
+
+def read_layers(path: Path) -> LayerWorkload:
+    """The iteration in a workload file.
+
+    Raises:
+        InputError: the file is missing or wrong, or lacks what a network needs; names the line.
+    """
+    workload = read_workload(path)
+    if workload.policy != TRANSFORMER:
+        raise InputError(f"{path}, line 1: the policy {workload.policy} is not run", f"{TRANSFORMER} is")
+    header = workload.header
+    _require(header, path)
+    known: dict[WorkloadLayer, Layer] = {}
+    for line, row in enumerate(workload.layers(), FIRST_LAYER_LINE):
+        if row not in known:
+            known[row] = _layer(row, f"{path}, line {line}")
+    try:
+        return LayerWorkload(
+            name=path.name,
+            tp=header.tp or 1,
+            ep=header.ep or 1,
+            pp=header.pp or 1,
+            vpp=header.vpp or 1,
+            num_micro_batches=header.num_microbatches or 1,
+            num_gpus=header.num_devices or 1,
+            pp_bytes=int(header.pp_comm_bytes or 0),
+            layers=tuple(known[row] for row in workload.layers()),
+        )
+    except InputError as error:
+        raise InputError(f"{path}, line 1: {error.message.removeprefix(f'{path.name}: ')}", error.hint) from None
+
+
+def _require(header: Header, path: Path) -> None:
+    words = {field: key for key, field in reversed(HEADER_KEYS.items())}
+    for field in _NEEDED:
+        if getattr(header, field) is None:
+            raise InputError(f"{path}, line 1: {words[field]} is missing")
+
+
+def _layer(row: WorkloadLayer, where: str) -> Layer:
+    return Layer(
+        row.name,
+        _phase(row.forward, False, where),
+        _phase(row.input_gradient, False, where),
+        _phase(row.weight_gradient, True, where),
+        row.update_ns * 1e-9,
+    )
+
+
+def _phase(phase: FilePhase, is_weight_gradient: bool, where: str) -> Phase:
+    what = meaning(phase.collective, is_weight_gradient)
+    if max(phase.compute_ns, phase.size_bytes) >= _LARGEST:
+        raise InputError(f"{where}: {max(phase.compute_ns, phase.size_bytes)} is too large; below 2^63 is possible")
+    if what is None:
+        return Phase(phase.compute_ns * 1e-9)
+    if what[0] == "broadcast":
+        raise InputError(f"{where}: BROADCAST has no time in SimAI, which ignores it, nor here", "take it out")
+    return Phase(phase.compute_ns * 1e-9, Communication(what[0], Group(what[1]), phase.size_bytes))

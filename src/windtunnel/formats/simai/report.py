@@ -1,0 +1,158 @@
+"""SimAI's report of an iteration, `EndToEnd.csv`, and SimCCL's table of flows."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from windtunnel.errors import unwritable
+from windtunnel.network.analytic.nccl import bus_factor
+from windtunnel.network.flows import Flows, Hop
+from windtunnel.training.iteration.layers import (
+    Communication,
+    Group,
+    LayerWorkload,
+    Phase,
+)
+from windtunnel.training.iteration.times import Iteration, LayerTimes, PhaseTimes
+from windtunnel.units import GIB
+
+_LEAST_BYTES = 4096
+"""ASTRA-sim sends no less."""
+_TOTALS = (
+    "File name, Expose DP comm, Expose DP_EP comm, Expose TP comm, Expose_EP_comm, Expose_PP_comm, bubble time, "
+    "total comp, total exposed comm, Total time"
+)
+_LAYERS = (
+    "layer_name,{run},fwd compute,wg compute,ig compute,fwd exposed comm,wg exposed comm,ig exposed comm,"
+    "fwd total comm,algbw,busbw,wg total comm,algbw,busbw,ig total comm,algbw,busbw"
+)
+
+
+def end_to_end_csv(iteration: Iteration, prefix: str, run: str = "Analytical_test") -> str:
+    """The text of `EndToEnd.csv`: totals, then a row per layer; microseconds, shares of the total, GiB/s.
+
+    Args:
+        iteration: what it reports.
+        prefix: its first column, SimAI's `-r`.
+        run: the second column of the layers' rows.
+    """
+    total = iteration.total_ns
+    by_group = iteration.exposed_ns
+    parts = [by_group[Group.DP], by_group[Group.DP_EP], by_group[Group.TP], by_group[Group.EP], iteration.pp_ns]
+    parts += [iteration.bubble_ns, iteration.compute_ns, iteration.communication_ns]
+    shares = ", ".join(f"{part / 1000:.0f} ({100 * part / total if total else 0:.2f}%)" for part in parts)
+    rows = "".join(f"{_row(row, iteration.workload, run)}\n" for row in iteration.layers)
+    return f"{_TOTALS}\n{prefix}, {shares}, {total / 1000:.0f}\n{_LAYERS.format(run=run)}\n{rows}"
+
+
+def _row(row: LayerTimes, workload: LayerWorkload, run: str) -> str:
+    order = (row.forward, row.weight_gradient, row.input_gradient)
+    phases = (row.layer.forward, row.layer.weight_gradient, row.layer.input_gradient)
+    compute = [f"{times.compute_ns / 1000:.0f}" for times in order]
+    exposed = [f"{times.exposed_ns / 1000:.0f}" for times in order]
+    totals = [_bandwidths(times, phase, workload) for times, phase in zip(order, phases, strict=True)]
+    return ",".join([row.layer.name, run, *compute, *exposed, *totals])
+
+
+def _bandwidths(times: PhaseTimes, phase: Phase, workload: LayerWorkload) -> str:
+    """Total, algorithm and bus bandwidth of one collective, not-a-number where there is none as SimAI prints it."""
+    call = phase.communication
+    if call is None:
+        return f"{times.total_ns / 1000:.0f},-nan,0.00"
+    if times.total_ns == 0:
+        return "0,-nan,-nan"
+    algorithm = max(call.size_bytes, _LEAST_BYTES) / GIB / (times.total_ns * 1e-9)
+    factor = _bus_factor(call, workload)
+    return f"{times.total_ns / 1000:.0f},{algorithm:.2f},{algorithm * factor:.2f}"
+
+
+def _bus_factor(call: Communication, workload: LayerWorkload) -> float:
+    return bus_factor(call.op, workload.group_size(call.group))
+
+
+def write_end_to_end(iteration: Iteration, path: Path) -> None:
+    """Write `EndToEnd.csv` of an iteration; its first column is the file's name up to `EndToEnd`.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
+    _write(path, end_to_end_csv(iteration, path.stem.removesuffix("EndToEnd")))
+
+
+def write_flow_table(flows: Flows, op: str, size_bytes: int, algorithm: str, path: Path) -> None:
+    """Write SimCCL's CSV of a flow table.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
+    lines = flow_table_csv(flows, op, size_bytes, algorithm, f"TP_0_0_0_{_OP_CODES.get(op, -1)}_{size_bytes}")
+    _write(path, "".join(f"{line}\n" for line in lines))
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise unwritable(path, error) from None
+
+
+FLOW_COLUMNS = (
+    "collective,op,data_size,algorithm,protocol,channel_id,flow_id,src,dest,flow_size,chunk_id,chunk_count,conn_type,"
+    "parent_flow_ids,prev_flow_ids,child_flow_ids"
+)
+_OP_CODES = {"all_reduce": 3, "all_gather": 2, "reduce_scatter": 1, "all_to_all": 4}
+"""Operation -> MockNccl's `ComType`; those that it lacks are -1."""
+_ALGORITHM_CODES = {"tree": 0, "ring": 1, "nvls": 4, "pat": 6}
+
+
+def flow_table_csv(flows: Flows, op: str, size_bytes: int, algorithm: str, collective: str) -> Iterator[str]:
+    """SimCCL's CSV line by line: every flow with its parents, the ranks that it hears from, and its children.
+
+    Args:
+        flows: the table.
+        op: the collective's name, `all_reduce`.
+        size_bytes: its size.
+        algorithm: `ring`, `tree`, `nvls`, `pat`, or another, which is written as a ring as SimCCL does.
+        collective: the first column.
+    """
+    yield FLOW_COLUMNS
+    head = f"{collective},{_OP_CODES.get(op, -1)},{size_bytes},{_ALGORITHM_CODES.get(algorithm, 1)},-1"
+    n = len(flows)
+    shown = [[p for p in flows.parents_of(flow).tolist() if _is_parent(flows, flow, p)] for flow in range(n)]
+    children: list[list[int]] = [[] for _ in range(n)]
+    for flow, parents in enumerate(shown):
+        for parent in parents:
+            children[parent].append(flow)
+    hears = _hears_from(flows, shown)
+    for flow in np.lexsort((np.arange(n), flows.channel, flows.source)).tolist():
+        source, channel = int(flows.source[flow]), int(flows.channel[flow])
+        lists = (shown[flow], hears[channel, source, int(flows.destination[flow])], children[flow])
+        yield (
+            f"{head},{channel},{flow},{source},{flows.destination[flow]},{flows.size_bytes[flow]},{flows.step[flow]},"
+            f"{flows.num_steps},{Hop(flows.hop[flow]).name},{','.join(';'.join(map(str, ids)) for ids in lists)}"
+        )
+
+
+def _is_parent(flows: Flows, flow: int, parent: int) -> bool:
+    """Whether SimCCL lists it: not the chunk before on the same pair, which only waits in the same queue."""
+    return not (flows.source[flow] == flows.source[parent] and flows.destination[flow] == flows.destination[parent])
+
+
+def _hears_from(flows: Flows, parents: list[list[int]]) -> dict[tuple[int, int, int], list[int]]:
+    """(channel, rank, receiver) -> the ranks whose data that rank passes on to the receiver.
+
+    Of a ring's hop, those that sent what its last chunk waited for; elsewhere all that send to the rank.
+    """
+    triples = np.unique(np.column_stack([flows.channel, flows.destination, flows.source]), axis=0)
+    senders: dict[tuple[int, int], list[int]] = {}
+    for channel, rank, sender in triples.tolist():
+        senders.setdefault((channel, rank), []).append(sender)
+    found = {}
+    for flow in np.argsort(flows.step, kind="stable").tolist():
+        channel, source = int(flows.channel[flow]), int(flows.source[flow])
+        in_ring = flows.hop[flow] in (Hop.RING, Hop.PXN_INIT) and parents[flow]
+        heard = sorted({int(flows.source[p]) for p in parents[flow]}) if in_ring else senders.get((channel, source), [])
+        found[channel, source, int(flows.destination[flow])] = heard
+    return found

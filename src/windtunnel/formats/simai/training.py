@@ -1,0 +1,249 @@
+"""A training job as a workload that SimAI runs: right sizes, groups and times where AICB's are not.
+
+A layer's communication stands between two pieces of computation. Forward it belongs to the line before it; backward,
+where SimAI goes through the lines in reverse and computes before it communicates, to the line after it. SimAI waits for
+every collective of the forward pass and of the inputs' gradients, also for those that Megatron hides: bytes are right,
+their overlap is not SimAI's to show. Gradients that are reduced beside the backward pass stand at the first
+micro-batch, which SimAI runs last.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import zip_longest
+
+from windtunnel.errors import InputError
+from windtunnel.formats.simai.workload_file import (
+    Block,
+    Header,
+    Phase,
+    SimaiWorkload,
+    WorkloadLayer,
+)
+from windtunnel.model import operators as ops
+from windtunnel.training.layers.chunks import (
+    Chunk,
+    Parameters,
+    chunk_parameters,
+    chunks,
+    trained,
+)
+from windtunnel.training.layers.part import Part, Task
+from windtunnel.training.layers.rank import BF16_BYTES, Group, Rank
+from windtunnel.training.layers.sharding import (
+    finish_tasks,
+    gather_tasks,
+    optimizer_tasks,
+    reduce_tasks,
+)
+from windtunnel.training.program import Unit, check_device, chunk_units
+from windtunnel.training.setup import TrainingSetup
+
+Seconds = Callable[[Task], float]
+
+WORDS = {
+    "all_reduce": "ALLREDUCE",
+    "all_gather": "ALLGATHER",
+    "reduce_scatter": "REDUCESCATTER",
+    "all_to_all": "ALLTOALL",
+}
+LAYER_SUFFIXES = {Group.TENSOR: "", Group.EXPERTS: "_EP", Group.EXPERTS_DATA: "_DP_EP"}
+"""Group -> suffix in the forward pass and for gradients of inputs."""
+STEP_SUFFIXES = {Group.DATA: "", Group.EXPERTS_DATA: "_DP_EP"}
+"""Group -> suffix for gradients of weights."""
+
+
+NOTHING = (Phase(), Phase(), Phase())
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """Computation and the communication after it."""
+
+    name: str
+    compute: tuple[Part, ...]
+    sent: tuple[Task, ...]
+    """Forward."""
+    sent_back: tuple[Task, ...]
+    """Backward, in its order."""
+
+
+def training_workload(setup: TrainingSetup, seconds: Seconds, device: int = 0) -> SimaiWorkload:
+    """The workload of the ranks of one pipeline device.
+
+    Args:
+        setup: a resolved job.
+        seconds: of a task, such as `TrainingPricer`'s.
+        device: its position in the pipeline.
+
+    Raises:
+        InputError: there is no such device, or the job sends over groups that SimAI's format has no word for.
+    """
+    _check(setup, device)
+    writer = _Writer(setup, Rank(setup), seconds)
+    held = [chunk for chunk in chunks(setup) if chunk.stage == device]
+    first = [line for chunk in held for line in writer.chunk_lines(chunk, closes=True)]
+    others = [line for chunk in held for line in writer.chunk_lines(chunk, closes=False)]
+    known = setup.degrees
+    rank = writer.rank
+    between = rank.tokens * rank.width * BF16_BYTES / (rank.tp if rank.split else 1)
+    header = Header(
+        tp=known.tp,
+        ep=known.ep,
+        pp=known.pp,
+        vpp=known.virtual_stages,
+        num_microbatches=known.num_microbatches,
+        num_devices=known.num_devices,
+        pp_comm_bytes=round(between) if known.pp > 1 else 0,
+    )
+    head = Block(tuple(writer.step_lines(held)))
+    return SimaiWorkload(header, (head, Block(tuple(first)), Block(tuple(others), known.num_microbatches - 1)))
+
+
+def left_out(setup: TrainingSetup) -> tuple[str, ...]:
+    """What of a job's step SimAI's format has no group for, in words."""
+    return tuple(
+        f"{task.name}, {round(float(task.op.message_bytes)):,} bytes over {task.op.num_ranks} ranks"
+        for task in finish_tasks(Rank(setup))
+        if isinstance(task.op, ops.Collective) and task.group is not Group.TENSOR
+    )
+
+
+def _check(setup: TrainingSetup, device: int) -> None:
+    known, job = setup.degrees, setup.job
+    check_device(setup, device)
+    if known.cp > 1:
+        raise InputError("SimAI's workloads have no group for context parallelism", "write a Chakra trace")
+    if job.sharding.zero == 3:
+        raise InputError(
+            "SimAI's workloads have no word for parameters that are gathered in the forward pass (ZeRO-3)",
+            "write a Chakra trace, or train with sharding.zero 1 or 2",
+        )
+    if job.schedule == "dualpipe":
+        raise InputError(
+            "SimAI's workloads go through a device's layers one way, DualPipe both", "write a Chakra trace"
+        )
+    if known.replicas > 1:
+        raise InputError("SimAI's workloads have no group for replicas (HSDP)", "write a Chakra trace")
+    if known.experts_tp not in (1, known.tp):
+        raise InputError(
+            f"SimAI's workloads have no group for experts_tp = {known.experts_tp} beside tp = {known.tp}",
+            "take experts_tp 1, or equal to tp",
+        )
+
+
+@dataclass(frozen=True)
+class _Writer:
+    """What every line needs."""
+
+    setup: TrainingSetup
+    rank: Rank
+    seconds: Seconds
+
+    def step_lines(self, held: list[Chunk]) -> Iterator[WorkloadLayer]:
+        """What happens once: SimAI runs these lines last in its backward pass."""
+        setup, rank = self.setup, self.rank
+        total = Parameters()
+        for chunk in held:
+            total = total + chunk_parameters(rank, chunk)
+        learnt = trained(rank, total)
+        for task in gather_tasks(rank, learnt):
+            yield WorkloadLayer(task.name, weight_gradient=self._phase(task, STEP_SUFFIXES))
+        compute = self._compute(optimizer_tasks(rank, learnt))
+        yield WorkloadLayer("optimizer", input_gradient=compute)
+        for task in finish_tasks(rank):
+            if task.group is Group.TENSOR:
+                yield WorkloadLayer(task.name, input_gradient=self._phase(task, LAYER_SUFFIXES))
+        if not setup.job.overlap.gradient_reduce:
+            for task in reduce_tasks(rank, learnt):
+                yield WorkloadLayer(task.name, weight_gradient=self._phase(task, STEP_SUFFIXES))
+
+    def chunk_lines(self, chunk: Chunk, closes: bool) -> Iterator[WorkloadLayer]:
+        """One micro-batch through one chunk; `closes` where its gradients are the last and are reduced."""
+        rank = self.rank
+        arriving: tuple[Task, ...] = ()
+        for unit in chunk_units(rank, chunk):
+            reduces = closes and self.setup.job.overlap.gradient_reduce
+            lines, arriving = self._unit_lines(unit, arriving)
+            reductions = reduce_tasks(rank, trained(rank, unit.held)) if reduces else ()
+            for line, task in zip_longest(lines, reductions):
+                gradient = self._phase(task, STEP_SUFFIXES) if task else Phase()
+                if line is None:
+                    yield WorkloadLayer(task.name, weight_gradient=gradient)
+                else:
+                    merged = gradient._replace(compute_ns=line.weight_gradient.compute_ns)
+                    yield line._replace(weight_gradient=merged) if task else line
+        for task in reversed(arriving):
+            yield self._line(task.name, NOTHING, None, task)
+
+    def _unit_lines(self, unit: Unit, arriving: tuple[Task, ...]) -> tuple[list[WorkloadLayer], tuple[Task, ...]]:
+        """Lines of a layer, and what its last piece sends back to it in the backward pass of what follows."""
+        lines = []
+        for piece in _pieces(unit.parts):
+            compute = self._computation(piece.compute)
+            # More collectives than one at a boundary take lines without computation. Going back through the lines in
+            # reverse, SimAI meets those before this one after it.
+            lines += [self._line(piece.name, NOTHING, None, task) for task in arriving[:0:-1]]
+            lines.append(self._line(piece.name, compute, _first(piece.sent), _first(arriving)))
+            lines += [self._line(piece.name, NOTHING, task, None) for task in piece.sent[1:]]
+            arriving = piece.sent_back
+        lines += reversed(
+            [self._line("recompute", (Phase(), *pair), None, task) for pair, task in self._repeated(unit.again)]
+        )
+        return lines, arriving
+
+    def _repeated(self, again: tuple[Task, ...]) -> Iterator[tuple[tuple[Phase, Phase], Task | None]]:
+        """Recomputation, cut where it communicates."""
+        waiting: list[Task] = []
+        for task in again:
+            waiting.append(task)
+            if task.group is not None:
+                yield (self._compute(waiting[:-1]), Phase()), task
+                waiting = []
+        if waiting:
+            yield (self._compute(waiting), Phase()), None
+
+    def _line(self, name: str, compute: tuple[Phase, ...], sent: Task | None, sent_back: Task | None) -> WorkloadLayer:
+        forward, inputs, weights = compute
+        if sent:
+            forward = self._phase(sent, LAYER_SUFFIXES)._replace(compute_ns=forward.compute_ns)
+        if sent_back:
+            inputs = self._phase(sent_back, LAYER_SUFFIXES)._replace(compute_ns=inputs.compute_ns)
+        return WorkloadLayer(name, forward, inputs, weights)
+
+    def _computation(self, parts: tuple[Part, ...]) -> tuple[Phase, ...]:
+        passes = ("forward", "backward_input", "backward_weight")
+        return tuple(self._compute(task for part in parts for task in getattr(part, name)) for name in passes)
+
+    def _compute(self, tasks: Iterable[Task]) -> Phase:
+        return Phase(round(sum(self.seconds(task) for task in tasks if task.group is None) * 1e9))
+
+    def _phase(self, task: Task, suffixes: dict[Group, str]) -> Phase:
+        assert isinstance(task.op, ops.Collective)
+        group = Group.TENSOR if task.group is Group.EXPERTS_TENSOR else task.group
+        if group not in suffixes or task.op.op not in WORDS:
+            raise InputError(f"SimAI's workloads have no word for {task.op.op} over the group {task.group}")
+        size = round(float(task.op.message_bytes) * task.count)
+        return Phase(0, f"{WORDS[task.op.op]}{suffixes[group]}", size)
+
+
+def _pieces(parts: Iterable[Part]) -> Iterator[_Piece]:
+    """Neighbouring computation together, cut at every part that communicates."""
+    compute: list[Part] = []
+    for part in parts:
+        sent, sent_back = _collectives(part.forward), _collectives(part.backward_input)
+        if any(task.group is None for task in (*part.forward, *part.backward_input, *part.backward_weight)):
+            compute.append(part)
+        if sent or sent_back:
+            yield _Piece(compute[0].name if compute else part.name, tuple(compute), sent, sent_back)
+            compute = []
+    if compute:
+        yield _Piece(compute[0].name, tuple(compute), (), ())
+
+
+def _collectives(tasks: Iterable[Task]) -> tuple[Task, ...]:
+    """Those that communicate; what is done several times, several times."""
+    return tuple(replace(task, count=1.0) for task in tasks if task.group for _ in range(round(task.count)))
+
+
+def _first(tasks: tuple[Task, ...]) -> Task | None:
+    return tasks[0] if tasks else None

@@ -1,0 +1,89 @@
+"""One training step as a timeline for Perfetto: a process for every pipeline device, a slice for every pass."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.errors import InputError
+from windtunnel.formats.timeline.chrome_trace import MAX_EVENTS
+from windtunnel.formats.timeline.file import new_file
+from windtunnel.training.pipeline.schedules import PAIRED, Schedule
+
+Event = dict[str, Any]
+
+KINDS = ("forward", "backward", "weight gradient")
+_COLOURS = ("thread_state_running", "thread_state_runnable", "thread_state_iowait")
+
+
+def step_events(
+    schedule: Schedule, starts: NDArray[np.float64], ends: NDArray[np.float64], communicated: NDArray[np.float64]
+) -> Iterator[Event]:
+    """Events of one step. Times are whole microseconds; slices of one thread do not overlap.
+
+    Args:
+        schedule: what every device runs, in order.
+        starts: seconds, one for each action.
+        ends: likewise.
+        communicated: when each device's data-parallel communication is done.
+    """
+    starts_us, ends_us = np.rint(starts * 1e6).astype(np.int64), np.rint(ends * 1e6).astype(np.int64)
+    for device in range(schedule.num_devices):
+        yield {"ph": "M", "name": "process_name", "pid": device, "args": {"name": f"pipeline device {device}"}}
+        yield {"ph": "M", "name": "process_sort_index", "pid": device, "args": {"sort_index": device}}
+        yield {"ph": "M", "name": "thread_name", "pid": device, "tid": 0, "args": {"name": "passes"}}
+        first, last = int(schedule.offsets[device]), int(schedule.offsets[device + 1])
+        for index in range(first, last):
+            kind, chunk, microbatch = (int(value) for value in schedule.actions[index])
+            yield {
+                "ph": "X",
+                "name": f"{KINDS[kind % PAIRED]} {microbatch}",
+                "cat": KINDS[kind % PAIRED],
+                "cname": _COLOURS[kind % PAIRED],
+                "pid": device,
+                "tid": 0,
+                "ts": int(starts_us[index]),
+                "dur": int(ends_us[index] - starts_us[index]),
+                "args": {"chunk": chunk, "micro-batch": microbatch},
+            }
+        end_us = int(np.rint(communicated[device] * 1e6))
+        if last > first and end_us > ends_us[last - 1]:
+            yield {"ph": "M", "name": "thread_name", "pid": device, "tid": 1, "args": {"name": "gradients"}}
+            yield {
+                "ph": "X",
+                "name": "gradient reduction, exposed",
+                "pid": device,
+                "tid": 1,
+                "ts": int(ends_us[last - 1]),
+                "dur": end_us - int(ends_us[last - 1]),
+            }
+
+
+def write_step_timeline(
+    path: Path,
+    schedule: Schedule,
+    starts: NDArray[np.float64],
+    ends: NDArray[np.float64],
+    communicated: NDArray[np.float64],
+    about: Mapping[str, str | float],
+) -> int:
+    """Write the timeline of a step as JSON, compressed where `path` ends in `.gz`; returns the number of events.
+
+    Raises:
+        InputError: it cannot be written, or has more events than a browser shows.
+    """
+    if len(starts) > MAX_EVENTS:
+        raise InputError(
+            f"the step has {len(starts):,} passes; a timeline shows at most {MAX_EVENTS:,}",
+            "use fewer micro-batches: a smaller global_batch shows the same pattern",
+        )
+    events = list(step_events(schedule, starts, ends, communicated))
+    encode = msgspec.json.Encoder().encode
+    with new_file(path) as file:
+        file.write(b'{"displayTimeUnit":"ms","otherData":' + encode(dict(about)) + b',"traceEvents":[\n')
+        file.write(b",\n".join(map(encode, events)))
+        file.write(b"\n]}\n")
+    return len(events)

@@ -1,0 +1,161 @@
+"""Run what a Vidur `config.json` describes, on Vidur's look-up tables, as Vidur would have run it."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.errors import InputError
+from windtunnel.formats.vidur.config import (
+    HOST_OPERATORS,
+    TOKEN_OPERATORS,
+    OperatorTables,
+    VidurConfig,
+    VidurRequests,
+    plan_memory,
+    random_replicas,
+)
+from windtunnel.formats.vidur.traces import VidurBatchTimes
+from windtunnel.serving.runners.per_request import WalkedRun, walk
+from windtunnel.serving.state import per_request as walked_state
+from windtunnel.serving.state import records as state
+
+SCHEDULERS = {
+    "vllm": walked_state.VLLM_V0,
+    "sarathi": walked_state.SARATHI,
+    "orca": walked_state.ORCA,
+    "faster_transformer": walked_state.FASTER_TRANSFORMER,
+    "lightllm": walked_state.LIGHTLLM,
+}
+ROUTERS = {"round_robin": state.ROUND_ROBIN, "lor": state.LEAST_WAITING, "random": walked_state.ASSIGNED}
+
+
+def replay(
+    config: VidurConfig,
+    tables: OperatorTables,
+    requests: VidurRequests,
+    *,
+    replicates_bugs: bool = True,
+    fuses_steps: bool = True,
+    keeps_trail: bool = False,
+) -> WalkedRun:
+    """Simulate `requests` under the scheduler, cluster and memory plan of `config`.
+
+    Args:
+        config: the run.
+        tables: operator times, as Vidur predicted them.
+        requests: in order of arrival.
+        replicates_bugs: as Vidur does, run the rest of a prompt that was restarted in its middle one token a step, and
+            lose the blocks of FasterTransformer requests that end before their batch.
+        fuses_steps: take equal decode steps at once; changes the step table, not the times.
+        keeps_trail: also return what every batch held.
+
+    Raises:
+        InputError: an unknown scheduler or router, or a batch outside the tables.
+    """
+    settings = walked_settings(config, replicates_bugs, fuses_steps)
+    count = len(requests.arrival_s)
+    records = state.new_requests(
+        requests.arrival_s, requests.prefill_tokens, requests.decode_tokens, np.zeros(count, np.int64)
+    )
+    if settings.router == walked_state.ASSIGNED:
+        records.rank = random_replicas(config, count)
+    return walk(settings, records, tables=stage_tables(config, tables), keeps_trail=keeps_trail)
+
+
+def batch_times(run: WalkedRun) -> VidurBatchTimes:
+    """Every batch of a run that kept its trail and fused no steps."""
+    assert run.trail is not None
+    replica = run.steps["replica"].astype(np.int64)
+    return VidurBatchTimes(run.steps["start_s"], replica, run.trail.stage_s, run.trail.members)
+
+
+def walked_settings(config: VidurConfig, replicates_bugs: bool, fuses_steps: bool) -> walked_state.WalkedSettings:
+    """The settings of `config` as the loop takes them.
+
+    Raises:
+        InputError: an unknown scheduler or router, or nothing fits in memory.
+    """
+    cluster = config.cluster_config
+    scheduler, stages = cluster.replica_scheduler_config, cluster.replica_config.num_pipeline_stages
+    if scheduler.name not in SCHEDULERS:
+        raise InputError(f"Vidur has no replica scheduler {scheduler.name!r}", f"known: {', '.join(SCHEDULERS)}")
+    if cluster.global_scheduler_config.name not in ROUTERS:
+        name = cluster.global_scheduler_config.name
+        raise InputError(f"Vidur has no global scheduler {name!r}", f"known: {', '.join(ROUTERS)}")
+    memory = plan_memory(config)
+    code = SCHEDULERS[scheduler.name]
+    reserves = code in (walked_state.ORCA, walked_state.FASTER_TRANSFORMER)
+    return walked_state.WalkedSettings(
+        scheduler=code,
+        num_replicas=cluster.num_replicas,
+        num_stages=stages,
+        max_num_seqs=scheduler.batch_size_cap,
+        max_batch_seqs=memory.max_batch_size if reserves else scheduler.batch_size_cap // stages,
+        max_num_batched_tokens=scheduler.chunk_size if code == walked_state.SARATHI else scheduler.max_tokens_in_batch,
+        block_size=scheduler.block_size,
+        num_blocks=memory.num_blocks,
+        watermark_blocks=int(scheduler.watermark_blocks_fraction * memory.num_blocks),
+        reserved_blocks=memory.blocks_per_request if reserves else 0,
+        max_waiting_steps=scheduler.max_waiting_iters,
+        loses_prompts=int(replicates_bugs),
+        leaks_blocks=int(replicates_bugs),
+        fuses_steps=int(fuses_steps),
+        end_s=float(config.time_limit or np.inf),
+        router=ROUTERS[cluster.global_scheduler_config.name],
+    )
+
+
+def stage_tables(config: VidurConfig, tables: OperatorTables) -> walked_state.Tables:
+    """A layer's operators summed to a pipeline stage, by Vidur's formula (`ExecutionTime.total_time`).
+
+    stage = layers / stages x (attention + MLP + add) + send_recv + host, with two all-reduces a layer, each with a
+    launch overhead on the host and a skew that grows with tp^1.25.
+
+    Raises:
+        InputError: tensor or pipeline parallelism needs a table that is missing.
+    """
+    replica, predictor = config.cluster_config.replica_config, config.execution_time_predictor_config
+    tp, pp = replica.tensor_parallel_size, replica.num_pipeline_stages
+    layers = replica.model_config.num_layers / pp
+    for degree, name in ((tp, "all_reduce"), (pp, "send_recv")):
+        if degree > 1 and name not in tables.token_s:
+            raise InputError(f"the look-up tables have no {name}, which tp {tp} and pp {pp} need")
+    layer_s = _sum([tables.token_s[name] for name in TOKEN_OPERATORS if name in tables.token_s])
+    if tp > 1:
+        skew_ms = predictor.nccl_cpu_skew_overhead_per_device_ms * tp**1.25
+        launch_s = 1e-3 * (predictor.nccl_cpu_launch_overhead_ms + skew_ms)
+        layer_s = _sum([layer_s, 2 * (tables.token_s["all_reduce"] + launch_s)])
+    grouped = replica.model_config.num_q_heads > replica.model_config.num_kv_heads
+    send_recv_s = tables.token_s["send_recv"] if pp > 1 else np.zeros(layer_s.size)
+    return walked_state.Tables(
+        token_s=layers * layer_s[: send_recv_s.size],
+        kv_save_s=layers * tables.token_s["attn_kv_cache_save"],
+        prefill_s=layers * tables.prefill_s,
+        decode_s=layers * tables.decode_s,
+        send_recv_s=send_recv_s,
+        host_s=np.zeros(0) if predictor.skip_cpu_overhead_modeling else _host_step_s(tables),
+        granularity=predictor.kv_cache_prediction_granularity,
+        prefill_factor=1 + predictor.attention_prefill_batching_overhead_fraction if grouped else 1.0,
+        decode_factor=1 + predictor.attention_decode_batching_overhead_fraction if grouped else 1.0,
+    )
+
+
+def host_s(run: WalkedRun, config: VidurConfig, tables: OperatorTables) -> NDArray[np.float64]:
+    """What the host took of each request's time in pipeline stages, [requests]; of a run that kept its trail."""
+    assert run.trail is not None
+    rows, request = run.trail.members[:, 0], run.trail.members[:, 1]
+    step_s = _host_step_s(tables)[np.bincount(rows)] * config.cluster_config.replica_config.num_pipeline_stages
+    return np.asarray(np.bincount(request, step_s[rows], minlength=len(run.requests)), np.float64)
+
+
+def _host_step_s(tables: OperatorTables) -> NDArray[np.float64]:
+    """The host's share of a step in one stage, by the size of the batch."""
+    missing = [name for name in HOST_OPERATORS if name not in tables.host_s]
+    if missing:
+        raise InputError(f"the look-up tables have no {missing[0]}, but the run models CPU overheads")
+    return _sum([tables.host_s[name] for name in HOST_OPERATORS])
+
+
+def _sum(arrays: list[NDArray[np.float64]]) -> NDArray[np.float64]:
+    """The sum as far as the shortest array goes."""
+    shortest = min(len(array) for array in arrays)
+    return np.asarray(np.sum([array[:shortest] for array in arrays], axis=0))

@@ -1,0 +1,62 @@
+"""Devices, the nodes that hold them and the links between them. Rates are dense peaks as published, per direction."""
+
+from windtunnel.schema import Schema
+
+
+class Device(Schema):
+    """One accelerator (SKU). `None` means that no trustworthy source was found."""
+
+    name: str
+    """The slug that users type: `h100_sxm`."""
+    title: str
+    """The vendor's name."""
+    vendor: str
+    architecture: str
+    """`hopper`, `blackwell`, `ampere`, `ada`, `cdna3`, ..."""
+    memory_bytes: int
+    memory_bytes_per_s: float
+    peak_flops_per_s: dict[str, float]
+    """Number format (`bf16`, `fp8`, `fp4`, `int8`, `fp32`) -> dense peak rate."""
+    num_sms: int | None = None
+    """Streaming multiprocessors or compute units."""
+    l2_bytes: int | None = None
+    clock_per_s: float | None = None
+    tdp_w: float | None = None
+    price_usd_per_hour: float | None = None
+    """List price on demand of one device."""
+    scale_up_bytes_per_s: float | None = None
+    """NVLink, xGMI or ICI bandwidth of one device, one direction."""
+    measured_as: str | None = None
+    """The system's name in the measured-operator data, where it was measured."""
+    sources: dict[str, str] = {}
+    """Field -> where its value comes from."""
+
+
+class Link(Schema):
+    """A connection as one device sees it: bandwidth in one direction, and latency."""
+
+    name: str
+    bytes_per_s: float
+    latency_s: float
+
+
+class Node(Schema):
+    """A server: `num_devices` devices of one kind, the links among them and the link to other nodes."""
+
+    name: str
+    title: str
+    device: str
+    num_devices: int
+    scale_up: Link
+    """Among the devices of the node (or of the NVLink domain)."""
+    scale_out: Link | None = None
+    """Per device, to other nodes."""
+    host: Link | None = None
+    """Per device, to host memory (PCIe, C2C)."""
+    scale_up_group_size: int | None = None
+    """Devices joined by `scale_up`; None means all. 2 for pair-wise NVLink."""
+    sources: dict[str, str] = {}
+
+
+ANY_DEVICE = "any"
+"""`Node.device` of a node that takes whatever card is put into it."""

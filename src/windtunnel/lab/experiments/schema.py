@@ -1,0 +1,213 @@
+"""Experiments: a real model run for real, alone or under a profiler; and sweeps of them."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from windtunnel.errors import InputError, did_you_mean
+from windtunnel.schema import (
+    Schema,
+    check_seed,
+    decode,
+    encode,
+    parse_yaml,
+    read_yaml,
+)
+
+CONFIG, SUMMARY, METRICS, LOG = "config.yaml", "summary.json", "metrics.json", "experiment.log"
+SCRIPT, TRACE = "inference_script.py", "torch_trace.json.gz"
+REQUESTS, STEPS, KERNELS = "requests.parquet", "steps.parquet", "kernels.parquet"
+"""Files of a result folder."""
+
+
+class NsysOptions(Schema):
+    """How Nsight Systems records."""
+
+    trace: str = "cuda,nvtx,osrt,cublas,cudnn"
+    cuda_graph_trace: Literal["node", "graph"] = "node"
+    """`graph` is cheaper and hides the kernels of CUDA graphs."""
+    sample: Literal["none", "process-tree", "system-wide"] = "none"
+    gpu_metrics: bool = False
+    """Hardware counters over time; asks for rights that most machines do not give."""
+
+
+class NcuOptions(Schema):
+    """How Nsight Compute counts."""
+
+    kernel_name: str | None = None
+    """Which kernels, as a regular expression; None: those that took most of the time under Nsight Systems."""
+    num_kernels: int = 5
+    """So many of those."""
+    launch_count: int = 10
+    """Launches to count, each of which is repeated many times."""
+    set: str = "full"
+    """A set of sections: `basic`, `detailed`, `full`, `roofline`."""
+
+
+class TorchOptions(Schema):
+    """How torch.profiler records."""
+
+    num_steps: int = 32
+    """At most so many steps: traces grow by megabytes a step."""
+    record_shapes: bool = True
+    with_stack: bool = False
+    """Makes traces about ten times as large, and their writing minutes long."""
+
+
+class Experiment(Schema):
+    """One model, one batch of equal requests, one way to look at them."""
+
+    model: str
+    """A folder with config.json, a config.json, or a name on huggingface.co. Without weights they are random."""
+    mode: Literal["inference_only", "nsys", "nsys_ncu", "torch"] = "inference_only"
+    engine: Literal["transformers", "vllm"] = "transformers"
+    prompt: str = "Hello, how are you?"
+    prompt_tokens: int | None = None
+    """So many random tokens in place of the text, which then needs no tokenizer."""
+    max_tokens: int = 100
+    temperature: float = 0.7
+    batch_size: int = 1
+    tensor_parallel_size: int = 1
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
+    num_warmup: int = 1
+    """Runs before the one that is measured."""
+    seed: int = 0
+    name: str | None = None
+    """Of its results; None: the model's."""
+    nsys_options: NsysOptions = NsysOptions()
+    ncu_options: NcuOptions = NcuOptions()
+    torch_options: TorchOptions = TorchOptions()
+
+    def __post_init__(self) -> None:
+        for field in ("max_tokens", "batch_size", "tensor_parallel_size"):
+            if getattr(self, field) < 1:
+                raise ValueError(f"{field} is {getattr(self, field)}; at least 1 is needed")
+        check_seed(self.seed)
+        if self.prompt_tokens is not None and self.prompt_tokens < 1:
+            raise ValueError(f"prompt_tokens is {self.prompt_tokens}; at least 1 is needed")
+        if not self.prompt and self.prompt_tokens is None:
+            raise ValueError("prompt is empty; at least one token is needed")
+        if self.temperature < 0:
+            raise ValueError(f"temperature is {self.temperature}; at least 0 is needed")
+        if self.num_warmup < 0:
+            raise ValueError(f"num_warmup is {self.num_warmup}; at least 0 is needed")
+
+    @property
+    def label(self) -> str:
+        """What its folder's name begins with: its own name, or the model's, made fit for a file."""
+        path = Path(self.model)
+        own = path.parent.resolve().name if path.name == "config.json" else path.name
+        return re.sub(r"[^A-Za-z0-9._-]+", "-", self.name or own).strip("-.") or "experiment"
+
+
+def load_experiment(path: Path | None, changes: Mapping[str, Any]) -> Experiment:
+    """The experiment in a YAML file with `changes` (fields, or dotted paths) over it; without a file, of those alone.
+
+    Raises:
+        InputError: names the field that is wrong or missing.
+    """
+    raw = read_yaml(path) if path is not None else {}
+    if not isinstance(raw, dict):
+        raise InputError(f"{path} is not an experiment: keys and values are needed", "model: path/to/model")
+    return experiment_from(with_changes(raw, changes), str(path or ""))
+
+
+def experiment_from(raw: Any, source: str = "") -> Experiment:
+    """An experiment from builtins.
+
+    Raises:
+        InputError: names the field that is wrong or missing.
+    """
+    if "model" not in raw:
+        raise InputError("no model is given", "name a folder with config.json: --model path/to/model")
+    return decode(raw, Experiment, source)
+
+
+def with_changes(raw: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of `raw` with each dotted path set.
+
+    Raises:
+        InputError: a path leads through something that has no keys.
+    """
+    found = {key: dict(value) if isinstance(value, dict) else value for key, value in raw.items()}
+    for dotted, value in changes.items():
+        *parents, last = dotted.split(".")
+        below: Any = found
+        for name in parents:
+            below = below.setdefault(name, {})
+            if not isinstance(below, dict):
+                raise InputError(f"{dotted} cannot be set: {name} is {below!r} and has no keys below it")
+        below[last] = value
+    return found
+
+
+def save_experiment(experiment: Experiment, path: Path) -> None:
+    """Write it as YAML; loading it gives an equal one."""
+    path.write_text(yaml.safe_dump(encode(experiment), sort_keys=False, width=120), encoding="utf-8")
+
+
+# ------------------------------------------------------------------------------------------------------------ sweeps
+
+PRESETS: Mapping[str, Mapping[str, tuple[float, ...]]] = {
+    "quick": {"batch_size": (1, 2), "max_tokens": (50, 100)},
+    "comprehensive": {
+        "batch_size": (1, 2, 4, 8),
+        "max_tokens": (50, 100, 200, 500),
+        "temperature": (0.1, 0.5, 0.7, 1.0),
+    },
+    "scaling": {"batch_size": (1, 2, 4, 8, 16), "tensor_parallel_size": (1, 2, 4)},
+}
+"""Name -> what it sweeps: the presets of the public llm_profiling project."""
+
+
+def parse_sweep(text: str) -> dict[str, tuple[Any, ...]]:
+    """`batch_size:1,2,4;max_tokens:50,100` as field -> values.
+
+    Raises:
+        InputError: another form, a field that experiments do not have, or one that stands twice.
+    """
+    found: dict[str, tuple[Any, ...]] = {}
+    for part in filter(None, (piece.strip() for piece in text.split(";"))):
+        field, colon, values = part.partition(":")
+        field = field.strip().replace("-", "_")
+        if not colon or not values.strip():
+            raise InputError(
+                f"--parameter-sweep: {part!r} is not of the form field:value,value",
+                'for instance "batch_size:1,2,4;max_tokens:50,100"',
+            )
+        check_field(field)
+        if field in found:
+            raise InputError(f"--parameter-sweep: {field} stands twice")
+        found[field] = tuple(parse_yaml(value) for value in values.split(","))
+    if not found:
+        raise InputError("--parameter-sweep is empty", 'for instance "batch_size:1,2,4;max_tokens:50,100"')
+    return found
+
+
+def check_field(field: str) -> None:
+    """Raise InputError where experiments have no field of that name."""
+    known = [name for name in Experiment.__struct_fields__ if not name.endswith("_options")]
+    if field not in known:
+        raise InputError(
+            f"--parameter-sweep: there is no field {field!r}", did_you_mean(field, known, ", ".join(known))
+        )
+
+
+def points(raw: Mapping[str, Any], sweep: Mapping[str, tuple[Any, ...]], source: str = "") -> list[Experiment]:
+    """The experiment of `raw` at every combination of the sweep's values, the last field changing fastest.
+
+    Raises:
+        InputError: names the field and the value that is wrong.
+    """
+    found = []
+    for values in itertools.product(*sweep.values()):
+        changes = dict(zip(sweep, values, strict=True))
+        found.append(experiment_from(with_changes(dict(raw), changes), source))
+    return found

@@ -1,0 +1,59 @@
+"""The steps of a run: what each computes, named for profilers, and how long it took."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+from windtunnel.formats.captures.step_names import step_name
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What a step computes: tokens of each request, prompts first, and the keys that the last of them sees."""
+
+    computed: list[int]
+    seen: list[int]
+    num_prefills: int
+    sampled: list[int]
+    """Numbers of the requests that get a token."""
+
+    @property
+    def name(self) -> str:
+        return step_name(self.computed, self.seen, self.num_prefills)
+
+    @property
+    def prefill_pairs(self) -> float:
+        prompts = zip(self.computed[: self.num_prefills], self.seen[: self.num_prefills], strict=True)
+        return sum(tokens * (keys - tokens / 2) for tokens, keys in prompts)
+
+
+@dataclass
+class Clock:
+    """Times the steps of one run and, where asked, names them for a profiler."""
+
+    synchronise: Callable[[], None]
+    annotate: Callable[[str], AbstractContextManager[Any]] = lambda _: nullcontext()
+    profiler: Any = None
+    batches: list[Batch] = field(default_factory=list)
+    times: list[tuple[float, float, float]] = field(default_factory=list)
+    """Start, duration and processor time of each step."""
+    named: ExitStack = field(default_factory=ExitStack)
+
+    def begin(self, batch: Batch) -> None:
+        """Name the step that is under way, as soon as it is known what it computes."""
+        self.batches.append(batch)
+        self.named.enter_context(self.annotate(batch.name))
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Around one step, within which `begin` is called."""
+        self.synchronise()
+        began_s, cpu_s = time.perf_counter(), time.process_time()
+        yield
+        self.synchronise()
+        self.named.close()
+        self.times.append((began_s, time.perf_counter() - began_s, time.process_time() - cpu_s))
+        if self.profiler is not None:
+            self.profiler.step()

@@ -1,0 +1,176 @@
+"""Which steps are measured, in which order and how long; and their operators as tables."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from windtunnel.lab.profile.grid import Point, Refinement, octaves
+from windtunnel.lab.profile.model import StepShape
+from windtunnel.lab.profile.samples import MeasuredStep, Statistics
+from windtunnel.model.operators import Op
+from windtunnel.pricing.table import (
+    STATISTICS,
+    MeasurementTable,
+    site_names,
+    text_names,
+)
+
+
+class Stepper(Protocol):
+    """Something that executes steps and times their operators."""
+
+    def measure(self, shape: StepShape) -> MeasuredStep:
+        """Execute and time one step, with repeats."""
+        ...
+
+    def fits(self, shape: StepShape) -> bool:
+        """Whether it can execute a step."""
+        ...
+
+
+@dataclass(frozen=True)
+class Extent:
+    """How far to measure."""
+
+    max_batch: int = 64
+    """Decoding requests."""
+    max_context: int = 4096
+    """Tokens of a request."""
+    max_tokens: int = 2048
+    """Of a step."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a run of the profiler says of itself."""
+
+    num_steps: int
+    elapsed_s: float
+    left_s: float | None
+    """Until the budget ends; None without one."""
+    expected_error: float
+    """Largest of the intervals not looked at yet."""
+    shape: StepShape
+
+
+@dataclass(frozen=True)
+class Budget:
+    """When to stop refining."""
+
+    seconds: float | None = None
+    tolerance: float = 0.05
+    """Largest deviation from a straight line (log-log) between measured points."""
+
+
+Notify = Callable[[Progress], None]
+
+
+def decode_grid(extent: Extent, stepper: Stepper) -> Refinement:
+    """Decoding requests x their context."""
+
+    def allowed(point: Point) -> bool:
+        return stepper.fits(_decode_shape(point))
+
+    contexts = [level for level in octaves(extent.max_context, 4) if level >= 16]
+    return Refinement((octaves(extent.max_batch, 4), contexts), allowed)
+
+
+def prefill_grid(extent: Extent, stepper: Stepper) -> Refinement:
+    """Effective length over chunk (1: nothing cached) x tokens of the chunk."""
+
+    def allowed(point: Point) -> bool:
+        ratio, chunk = point
+        longest = _prefill_shape(point)
+        whole = ((ratio - 1) * chunk) % 2 == 0
+        return whole and longest.context + longest.chunk <= extent.max_context and stepper.fits(longest)
+
+    chunks = [level for level in octaves(extent.max_tokens, 4) if level >= 4]
+    return Refinement(([1.0, 3.0, 9.0], chunks), allowed)
+
+
+def _decode_shape(point: Point) -> StepShape:
+    return StepShape(int(point[0]), int(point[1]))
+
+
+def _prefill_shape(point: Point) -> StepShape:
+    """A chunk of c tokens after p cached ones has the effective length 2 p + c (`ops.PrefillAttention`)."""
+    ratio, chunk = point
+    return StepShape(1, int((ratio - 1) * chunk / 2), int(chunk))
+
+
+def measure_steps(
+    stepper: Stepper, extent: Extent, budget: Budget, known: Mapping[StepShape, MeasuredStep], notify: Notify
+) -> Iterator[MeasuredStep]:
+    """Measure the coarse grids, then refine them worst interval first; what is `known` is not measured again.
+
+    The budget counts the time of measuring alone, not what the caller does in between.
+
+    Yields:
+        Every step that was measured now.
+    """
+    grids = [(decode_grid(extent, stepper), _decode_shape), (prefill_grid(extent, stepper), _prefill_shape)]
+    steps = dict(known)
+    cost_s: dict[StepShape, float] = {}
+
+    def spent() -> float:
+        return sum(cost_s.values())
+
+    def take(shape: StepShape, error: float) -> Iterator[MeasuredStep]:
+        if shape not in steps:
+            before_s = time.monotonic()
+            steps[shape] = stepper.measure(shape)
+            cost_s[shape] = time.monotonic() - before_s
+            left_s = None if budget.seconds is None else max(budget.seconds - spent(), 0.0)
+            notify(Progress(len(steps), spent(), left_s, error, shape))
+            yield steps[shape]
+
+    coarse = [shape_of(point) for grid, shape_of in grids for point in grid.coarse()]
+    # In no order along the axes: a machine that becomes slower meanwhile must not look like a slope.
+    for number in np.random.default_rng(0).permutation(len(coarse)):
+        yield from take(coarse[number], 1.0)
+    for grid, shape_of in grids:
+        grid.start({point: steps[shape_of(point)].sum_s for point in grid.coarse()})
+    while True:
+        grid, shape_of = max(grids, key=lambda pair: pair[0].worst())
+        if grid.worst() <= budget.tolerance or (budget.seconds is not None and spent() >= budget.seconds):
+            return
+        found = grid.next_point()
+        if found is None:
+            continue
+        interval, middle = found
+        shape = shape_of(middle)
+        longest_s = max((cost_s.get(shape_of(end), 0.0) for end in (interval.low, interval.high)), default=0.0)
+        if budget.seconds is not None and spent() + longest_s > budget.seconds:
+            continue
+        yield from take(shape, grid.worst())
+        grid.learn(interval, middle, steps[shape].sum_s)
+
+
+def tables_of(steps: Iterable[MeasuredStep], source: str) -> list[MeasurementTable]:
+    """All executions of the same kind and words as one table, with their statistics."""
+    rows: dict[tuple[str, ...], list[tuple[Op, Statistics]]] = {}
+    for step in steps:
+        for one in step.operators:
+            words = tuple(str(getattr(one.op, name)) for name in text_names(one.op.kind))
+            rows.setdefault((one.op.kind, *words), []).append((one.op, one.statistics))
+    return [_table(kind, words, found, source) for (kind, *words), found in sorted(rows.items())]
+
+
+def _table(kind: str, words: list[str], rows: list[tuple[Op, Statistics]], source: str) -> MeasurementTable:
+    def column(name: str) -> Any:
+        return np.array([float(getattr(op, name)) for op, _ in rows])
+
+    return MeasurementTable(
+        kind,
+        {name: column(name) for name in site_names(kind)},
+        {name: column(name) for name in rows[0][0].axes},
+        np.array([kept.median_s for _, kept in rows]),
+        source,
+        dict(zip(text_names(kind), words, strict=True)),
+        {name: np.array([float(getattr(kept, name)) for _, kept in rows]) for name in STATISTICS},
+    )

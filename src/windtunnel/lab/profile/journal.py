@@ -1,0 +1,115 @@
+"""Every measured step as a line of JSON, so that an interrupted profile goes on where it stopped."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+from windtunnel.errors import InputError
+from windtunnel.lab.profile.model import StepShape
+from windtunnel.lab.profile.samples import MeasuredOperator, MeasuredStep, Statistics
+from windtunnel.pricing.table import KINDS
+
+
+class Journal:
+    """The steps measured so far, a line each, so that an interrupted profile goes on where it stopped.
+
+    Args:
+        path: of the file.
+        about: what was measured and how; a journal of something else is refused.
+
+    Raises:
+        InputError: the file belongs to another measurement, or is broken.
+    """
+
+    def __init__(self, path: Path, about: Mapping[str, str]) -> None:
+        self.path, self.about = path, dict(about)
+        self.steps: dict[StepShape, MeasuredStep] = {}
+        if path.exists():
+            header, *lines = _json_lines(path)
+            changed = sorted(key for key in self.about if header.get(key) != self.about[key])
+            if changed:
+                key = changed[0]
+                raise InputError(
+                    f"{path} was measured with {key} {header.get(key)}, now it is {self.about[key]}",
+                    "choose another folder, or start anew with --overwrite",
+                )
+            for line in lines:
+                step = _step_from(line)
+                self.steps[step.shape] = step
+        else:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(self.about) + "\n", encoding="utf-8")
+
+    def add(self, step: MeasuredStep) -> None:
+        """Keep a step."""
+        self.steps[step.shape] = step
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(_step_document(step)) + "\n")
+
+
+def read_journals(folder: Path) -> list[MeasuredStep]:
+    """The steps of all journals in a folder.
+
+    Raises:
+        InputError: one is broken.
+    """
+    return [step for path in sorted(folder.glob("*.jsonl")) for step in read_journal(path)]
+
+
+def read_journal(path: Path) -> list[MeasuredStep]:
+    """The steps of one journal.
+
+    Raises:
+        InputError: it is broken.
+    """
+    return [_step_from(line) for line in _json_lines(path)[1:]]
+
+
+def _json_lines(path: Path) -> list[dict[str, Any]]:
+    """The lines of a journal; a last one that was cut off by an interruption is left out, and cut off the file."""
+    text = path.read_text(encoding="utf-8")
+    whole, _, rest = text.rpartition("\n")
+    if rest:
+        path.write_text(whole + "\n" if whole else "", encoding="utf-8")
+    try:
+        lines = [json.loads(line) for line in whole.splitlines()]
+    except ValueError as error:
+        raise InputError(f"{path} is not a journal of a profile: {error}") from None
+    if not lines:
+        raise InputError(f"{path} is empty", "start anew with --overwrite")
+    return lines
+
+
+def _step_document(step: MeasuredStep) -> dict[str, Any]:
+    operators = [
+        {
+            "name": one.name,
+            "kind": one.op.kind,
+            "op": {f.name: _plain(getattr(one.op, f.name)) for f in fields(one.op)},
+            "count": one.count,
+            "statistics": asdict(one.statistics),
+        }
+        for one in step.operators
+    ]
+    return {"shape": asdict(step.shape), "whole_s": step.whole_s, "operators": operators}
+
+
+def _plain(value: Any) -> Any:
+    return value if isinstance(value, str | int) else float(value)
+
+
+def _step_from(line: Mapping[str, Any]) -> MeasuredStep:
+    try:
+        operators = tuple(
+            MeasuredOperator(
+                one["name"], KINDS[one["kind"]](**one["op"]), int(one["count"]), Statistics(**one["statistics"])
+            )
+            for one in line["operators"]
+        )
+        return MeasuredStep(StepShape(**line["shape"]), operators, float(line["whole_s"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(f"a journal of a profile is broken: {error!r}", "start anew with --overwrite") from None

@@ -1,0 +1,226 @@
+"""The machine that a profile is measured on: as a `Device` that the simulator takes, and as provenance of the rows."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from windtunnel import catalog
+from windtunnel.errors import InputError
+from windtunnel.hardware import Device
+from windtunnel.lab.machine import cpu_name
+from windtunnel.lab.timing import stopwatch
+from windtunnel.pricing.roofline import CPU
+from windtunnel.schema import encode
+from windtunnel.units import format_bytes
+
+GEMM_SIZES = {"cpu": 1024, "cuda": 8192}
+"""Large enough to reach a device's peak, small enough to take milliseconds."""
+COPY_BYTES = 1 << 28
+BEST_OF = 5
+UNKNOWN_CACHE_BYTES = 32 << 20
+
+ARCHITECTURES = {
+    70: "volta",
+    75: "turing",
+    80: "ampere",
+    86: "ampere",
+    87: "ampere",
+    89: "ada",
+    90: "hopper",
+    **dict.fromkeys((100, 103, 110, 120, 121), "blackwell"),
+}
+"""Compute capability -> the catalog's word (NVIDIA, CUDA C++ Programming Guide, compute capabilities)."""
+AMD_ARCHITECTURES = {"gfx90a": "cdna2", "gfx942": "cdna3", "gfx950": "cdna4"}
+"""LLVM target -> the catalog's word (ROCm documentation, GPU hardware specifications)."""
+MEMORY_TOLERANCE = 0.1
+"""Drivers and error correction take some of what a data sheet promises; other boards of a chip differ by more."""
+
+
+def device_of(name: str, torch_device: str, clock: str) -> Device:
+    """The device called `name`: the catalog's, else this machine with rates as measured here.
+
+    Raises:
+        InputError: the name is not a slug, or it is a device that this machine's is not.
+    """
+    if name in catalog.names("devices"):
+        found = catalog.device(name)
+        if torch_device == "cpu" and found.architecture != CPU:
+            raise InputError(
+                f"{name} is {found.title}, and what would be measured is this machine's processor",
+                "give a name of its own, such as my_cpu, or --torch-device cuda",
+            )
+        if torch_device == "cuda":
+            _check_same(found, _cuda_figures())
+        return found
+    if not name.replace("_", "").isalnum():
+        raise InputError(f"{name!r} is not a device's name", "letters, digits and _, such as h200_sxm or my_cpu")
+    size = GEMM_SIZES[torch_device]
+    rates = {kind: _gemm_flops_per_s(torch_device, kind, clock) for kind in ("bf16", "fp32")}
+    figures = _cuda_figures() if torch_device == "cuda" else _cpu_figures()
+    return Device(
+        name=name,
+        memory_bytes_per_s=_copy_bytes_per_s(torch_device, clock),
+        peak_flops_per_s=rates,
+        sources={
+            "peak_flops_per_s": f"measured: the best of {BEST_OF} products of {size} x {size} matrices",
+            "memory_bytes_per_s": f"measured: the best of {BEST_OF} copies of {COPY_BYTES >> 20} MiB, read and written",
+        },
+        **figures,
+    )
+
+
+def write_device(device: Device, path: Path) -> None:
+    """Write the device as YAML, to be named as `--device`."""
+    path.write_text(yaml.safe_dump(encode(device), sort_keys=False, width=120), encoding="utf-8")
+
+
+def _cpu_figures() -> dict[str, Any]:
+    import torch
+
+    return {
+        "title": cpu_name(),
+        "vendor": platform.machine(),
+        "architecture": CPU,
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "num_sms": torch.get_num_threads(),
+        "l2_bytes": last_level_cache_bytes(),
+    }
+
+
+def _cuda_figures() -> dict[str, Any]:
+    import torch
+
+    found = torch.cuda.get_device_properties(0)
+    if torch.version.hip:
+        target = found.gcnArchName.partition(":")[0]
+        vendor, architecture = "amd", AMD_ARCHITECTURES.get(target, target)
+    else:
+        capability = 10 * found.major + found.minor
+        vendor, architecture = "nvidia", ARCHITECTURES.get(capability, f"sm_{capability}")
+    return {
+        "title": found.name,
+        "vendor": vendor,
+        "architecture": architecture,
+        "memory_bytes": found.total_memory,
+        "num_sms": found.multi_processor_count,
+        "l2_bytes": found.L2_cache_size,
+    }
+
+
+def _check_same(named: Device, found: Mapping[str, Any]) -> None:
+    """Refuse to call this machine's GPU what it is not: another chip, another board of it, or a part of one."""
+    if not _is_same(named, found):
+        known = [name for name in catalog.names("devices") if _is_same(catalog.device(name), found)]
+        raise InputError(
+            f"{named.name} is {named.title} ({_figures(encode(named))}), and the GPU here is {found['title']} "
+            f"({_figures(found)})",
+            f"by these figures it is {' or '.join(known)}" if known else "give it a name of its own, such as my_gpu",
+        )
+
+
+def _is_same(named: Device, found: Mapping[str, Any]) -> bool:
+    return (
+        named.architecture == found["architecture"]
+        and named.num_sms in (None, found["num_sms"])
+        and abs(found["memory_bytes"] / named.memory_bytes - 1) < MEMORY_TOLERANCE
+    )
+
+
+def _figures(device: Mapping[str, Any]) -> str:
+    sms = f", {device['num_sms']} SMs" if device.get("num_sms") else ""
+    return f"{device['architecture']}{sms}, {format_bytes(device['memory_bytes'])}"
+
+
+def _best_seconds(work: Any, clock: str) -> float:
+    best_s = float("inf")
+    for _ in range(BEST_OF + 1):
+        watch = stopwatch(clock)
+        watch.mark("")
+        work()
+        watch.mark("work")
+        best_s = min(best_s, watch.durations()["work"][0])
+    return best_s
+
+
+def _gemm_flops_per_s(torch_device: str, kind: str, clock: str) -> float:
+    import torch
+
+    dtype = {"bf16": torch.bfloat16, "fp32": torch.float32}[kind]
+    size = GEMM_SIZES[torch_device]
+    left, right = (torch.randn(size, size, device=torch_device).to(dtype) for _ in range(2))
+    return 2.0 * size**3 / _best_seconds(lambda: left @ right, clock)
+
+
+def _copy_bytes_per_s(torch_device: str, clock: str) -> float:
+    import torch
+
+    source = torch.ones(COPY_BYTES, dtype=torch.uint8, device=torch_device)
+    target = torch.empty_like(source)
+    return 2.0 * COPY_BYTES / _best_seconds(lambda: target.copy_(source), clock)
+
+
+def last_level_cache_bytes(torch_device: str = "cpu") -> int:
+    """Of the cache that weights must not fit into."""
+    if torch_device == "cuda":
+        import torch
+
+        return int(torch.cuda.get_device_properties(0).L2_cache_size)
+    sizes = []
+    for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+        text = path.read_text(encoding="ascii").strip()
+        sizes.append(int(text.rstrip("KM")) << (20 if text.endswith("M") else 10))
+    return max(sizes, default=UNKNOWN_CACHE_BYTES)
+
+
+def free_memory_bytes(torch_device: str) -> int:
+    """What a process may still take."""
+    if torch_device == "cuda":
+        import torch
+
+        # What torch keeps of memory that nothing uses any more is free too.
+        kept = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+        return int(torch.cuda.mem_get_info()[0]) + int(kept)
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+
+
+def provenance_of(device: Device, torch_device: str, clock: str) -> dict[str, str]:
+    """Device, driver, libraries and method, as a table's file keeps them."""
+    import torch
+
+    about = {
+        "device": device.name,
+        "device_title": device.title,
+        "method": {
+            "cpu_time": "CPU time between operators of a real forward",
+            "wall": "wall time between operators of a real forward",
+            "cuda_event": "CUDA events between operators of a real forward, kernels queued ahead",
+            "cuda_graph": "CUDA events between operators of a real forward replayed as a graph",
+            "kineto": "kernel times of torch.profiler, by operator of a real forward",
+        }[clock],
+        "clock": clock,
+        "num_threads": str(torch.get_num_threads()),
+        "torch": torch.__version__,
+        "python": ".".join(map(str, sys.version_info[:3])),
+        "system": f"{platform.system()} {platform.release()}",
+    }
+    if torch_device == "cuda":
+        about |= {"cuda": str(torch.version.cuda), "driver": _driver()}
+    return about
+
+
+def today() -> str:
+    """The date of a measurement."""
+    return time.strftime("%Y-%m-%d", time.gmtime())
+
+
+def _driver() -> str:
+    path = Path("/proc/driver/nvidia/version")
+    return path.read_text(encoding="utf-8").split("\n", 1)[0] if path.is_file() else "unknown"

@@ -1,0 +1,94 @@
+"""What the host of a real engine does in a step beside the forward, and how it grows with the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import yaml
+
+from windtunnel.formats.vidur.profiles import Cell, VidurFile
+from windtunnel.lab.engines.drive import HostSample
+from windtunnel.schema import encode
+from windtunnel.serving.calibration import Calibration, Provenance
+from windtunnel.serving.deployment import HostOverheads
+
+CALIBRATION = "calibration.yaml"
+
+VIDUR_COLUMNS: Mapping[str, str] = {
+    "schedule": "schedule_s",
+    "sampler_launch": "",
+    "sampler_e2e": "",
+    "prepare_inputs_launch": "",
+    "prepare_inputs_e2e": "prepare_s",
+    "model_execution_launch": "",
+    "model_execution_e2e": "",
+    "process_model_outputs": "process_s",
+}
+"""Column of Vidur's `cpu_overheads.csv` -> part of a sample; sampling is an operator of ours."""
+
+
+def fit_overheads(samples: Sequence[HostSample]) -> HostOverheads:
+    """Seconds a step and a request: a line through the medians by batch size, neither term below zero.
+
+    With one batch size alone all of it is the step's.
+    """
+    sizes = np.unique([sample.num_requests for sample in samples])
+    medians = np.array([np.median([s.total_s for s in samples if s.num_requests == size]) for size in sizes])
+    terms = np.column_stack([np.ones(sizes.size), sizes]) / medians[:, None]
+    step_s, request_s = np.linalg.lstsq(terms, np.ones(sizes.size), rcond=None)[0] if sizes.size > 1 else (0.0, -1.0)
+    if request_s < 0:
+        step_s, request_s = np.median(medians), 0.0
+    elif step_s < 0:
+        step_s, request_s = 0.0, np.median(medians / sizes)
+    return HostOverheads(step_s=float(step_s), request_s=float(request_s), first_token_s=0.0)
+
+
+def medians_by_batch(samples: Sequence[HostSample]) -> list[tuple[int, int, float, float, float]]:
+    """(requests, steps, schedule, prepare, process) for every batch size: medians in seconds."""
+    rows = []
+    for size in sorted({sample.num_requests for sample in samples}):
+        here = [sample for sample in samples if sample.num_requests == size]
+        parts = (float(np.median([getattr(s, p) for s in here])) for p in ("schedule_s", "prepare_s", "process_s"))
+        rows.append((size, len(here), *parts))
+    return rows  # type: ignore[return-value]
+
+
+def write_overheads(folder: Path, about: Mapping[str, str], model: str, samples: Sequence[HostSample]) -> Path:
+    """Write the overheads of an engine as a calibration that `--calibration` takes; returns its file."""
+    host = fit_overheads(samples)
+    calibration = Calibration(
+        engine=about["engine"],
+        device=about["device"],
+        host=host,
+        provenance=Provenance(
+            fitted_on=f"{len(samples)} steps of {about['engine']} {about['engine_version']} on this machine",
+            num_runs=1,
+            num_configurations=1,
+            models=(model,),
+            versions=(about["engine_version"],),
+            devices=(about["device"],),
+        ),
+    )
+    path = folder / CALIBRATION
+    path.write_text(yaml.safe_dump(encode(calibration), sort_keys=False, width=120), encoding="utf-8")
+    return path
+
+
+def overheads_file(model: str, samples: Sequence[HostSample], tp: int = 1) -> VidurFile:
+    """The samples as Vidur's table of CPU overheads: a row a batch size, milliseconds.
+
+    What the engine does in one process has no launch or remote-call time of its own; those columns are 0.
+    """
+    rows = []
+    for size in sorted({sample.num_requests for sample in samples}):
+        here = [sample for sample in samples if sample.num_requests == size]
+        row: dict[str, Cell] = {}
+        for statistic, of in (("mean", np.mean), ("median", np.median)):
+            for name, part in VIDUR_COLUMNS.items():
+                values = [getattr(sample, part) if part else 0.0 for sample in here]
+                row[f"{name}_{statistic}"] = float(of(values)) * 1e3
+        row |= {"model_name": model, "batch_size": size, "tensor_parallel_degree": tp, "ray_comm_time_mean": 0.0}
+        rows.append(row)
+    return VidurFile({name: tuple(row[name] for row in rows) for name in rows[0]})

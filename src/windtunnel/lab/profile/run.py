@@ -1,0 +1,328 @@
+"""`windtunnel profile compute`: steps measured for every tensor-parallel size, written as one profile."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from windtunnel.errors import InputError, did_you_mean
+from windtunnel.formats.vidur.profiles import (
+    STATISTICS_OF,
+    ProfiledStep,
+    collective_files,
+    vidur_files,
+    write_vidur_file,
+)
+from windtunnel.hardware import ANY_DEVICE, Device, Node
+from windtunnel.lab.engines.drive import Engine, HostSample, host_samples
+from windtunnel.lab.engines.transformers import TransformersEngine, TransformersSettings, transformers_version
+from windtunnel.lab.engines.vllm import VllmEngine, VllmSettings, vllm_version
+from windtunnel.lab.profile.attention import attention_version, check_attention
+from windtunnel.lab.profile.collectives import Plan, TimedCollective, collective_tables
+from windtunnel.lab.profile.compute import (
+    Budget,
+    Extent,
+    Progress,
+    Stepper,
+    measure_steps,
+    tables_of,
+)
+from windtunnel.lab.profile.journal import Journal, read_journal, read_journals
+from windtunnel.lab.profile.machine import (
+    device_of,
+    free_memory_bytes,
+    last_level_cache_bytes,
+    provenance_of,
+    today,
+    write_device,
+)
+from windtunnel.lab.profile.overheads import overheads_file, write_overheads
+from windtunnel.lab.profile.samples import MeasuredStep
+from windtunnel.lab.profile.torch_steps import require_torch, torch_steppers
+from windtunnel.lab.profile.vllm_steps import vllm_steppers
+from windtunnel.lab.timing import Pressure, clock_for
+from windtunnel.model.forward import Shard
+from windtunnel.model.parallelism import Parallelism
+from windtunnel.model.precision import Precision
+from windtunnel.model.shape import ModelSpec
+from windtunnel.pricing.profile import profile_provenance, write_profile
+from windtunnel.pricing.table import KINDS, MeasurementTable, read_tables
+from windtunnel.serving.scenario import check_parallelism
+
+ENGINES = ("torch", "vllm")
+"""Whose kernels can be measured: torch's own, or those that vLLM's model calls."""
+
+OVERHEAD_CONTEXT = 128
+"""Tokens of each request where the host alone is measured; its work does not depend on them."""
+
+OVERHEAD_BUDGET = 512
+"""Tokens of a step there, at the most."""
+
+JOURNALS = "steps"
+"""Folder of a profile that holds every measured step, so that a profile can go on or grow."""
+
+DEFAULT_EXTENT, DEFAULT_BUDGET = Extent(), Budget()
+
+
+def _vllm(config: Mapping[str, Any], batch: int) -> Engine:
+    longest = int(config.get("max_position_embeddings", 2048))
+    return VllmEngine(config, VllmSettings(longest, batch, max(OVERHEAD_BUDGET, batch)))
+
+
+def _transformers(config: Mapping[str, Any], batch: int) -> Engine:
+    return TransformersEngine(config, TransformersSettings(batch, max(OVERHEAD_BUDGET, batch), 2 * batch + 2))
+
+
+STEPPED_ENGINES: Mapping[str, tuple[Callable[[Mapping[str, Any], int], Engine], Callable[[], str]]] = {
+    "vllm": (_vllm, vllm_version),
+    "transformers": (_transformers, transformers_version),
+}
+"""Engine -> how one for so many requests starts in this process, and its version."""
+
+Notify = Callable[[int, Progress], None]
+"""Called with the tensor-parallel size and what was done of it."""
+
+
+def _no_notice(_tp: int, _done: Progress) -> None:
+    """Nobody wants to be told."""
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What was measured."""
+
+    folder: Path
+    device: Device
+    steps: tuple[MeasuredStep, ...]
+    tables: tuple[MeasurementTable, ...]
+    pressure: float | None
+    """Share of the time in which another task waited for a CPU."""
+
+    @property
+    def closure_errors(self) -> np.ndarray:
+        """Of every step: the operators' sum over the whole forward, minus one."""
+        return np.array([step.closure_error for step in self.steps])
+
+
+def profile_compute(
+    model: ModelSpec,
+    precision: Precision,
+    device_name: str,
+    folder: Path,
+    *,
+    tp: Sequence[int] = (1,),
+    engine: str = "torch",
+    config: Mapping[str, Any] | None = None,
+    torch_device: str | None = None,
+    clock: str | None = None,
+    attention: str = "sdpa",
+    extent: Extent = DEFAULT_EXTENT,
+    budget: Budget = DEFAULT_BUDGET,
+    notify: Notify = _no_notice,
+    overwrite: bool = False,
+) -> Profile:
+    """Measure the operators of `model` under each tensor-parallel split, on one device, and write them to `folder`.
+
+    What the folder holds of the same measurement is kept and not measured again; other models' operators stay too.
+
+    Args:
+        model, precision: what to measure.
+        device_name: a device of the catalog, or a new name for this machine.
+        folder: of the profile.
+        tp: the splits; each rank's shard is measured alone, without collectives.
+        engine: one of `ENGINES`: whose kernels.
+        config: the model's config.json, which vLLM needs.
+        torch_device: `cpu` or `cuda`; None takes a GPU where torch finds one.
+        clock: one of `profile_timing.CLOCKS`; None takes the steadiest.
+        attention: one of `profile_attention.PACKAGES`, for torch.
+        extent: how far.
+        budget: how long; shared evenly by the splits.
+        notify: told of every step.
+        overwrite: forget what the folder holds of this model and engine.
+
+    Raises:
+        InputError: torch, the device, the split or the model cannot be measured, or the folder holds something else.
+    """
+    if engine not in ENGINES:
+        raise InputError(f"operators of {engine!r} cannot be measured", did_you_mean(engine, ENGINES, "torch or vllm"))
+    torch_device = require_torch(torch_device)
+    import torch
+
+    clock = clock_for(torch_device, torch.get_num_threads(), clock)
+    check_attention(attention, torch_device)
+    for degree in tp:
+        check_parallelism(model, Parallelism(tp=degree), _any_node())
+    device = device_of(device_name, torch_device, clock)
+    about = provenance_of(device, torch_device, clock) | {"engine": engine}
+    about |= {"engine_version": vllm_version()} if engine == "vllm" else {"attention": attention_version(attention)}
+    pressure = Pressure.start()
+    shards = [Shard(model, precision, Parallelism(tp=degree)) for degree in tp]
+    part = replace(budget, seconds=budget.seconds and budget.seconds / len(tp) / len(model.layers))
+    host: list[HostSample] = []
+    for shard in shards:
+        steppers: Iterator[Stepper] = (
+            vllm_steppers(shard, config, clock, extent, host)
+            if engine == "vllm"
+            else torch_steppers(
+                shard,
+                torch_device,
+                clock,
+                extent,
+                last_level_cache_bytes(torch_device),
+                free_memory_bytes(torch_device),
+                attention,
+            )
+        )
+        for index, stepper in enumerate(steppers):
+            named = about | {"model": model.name, "shard": _digest(shard, index)}
+            path = folder / JOURNALS / f"{_slug(model.name)}_{engine}_tp{shard.tp}_{index}.jsonl"
+            if overwrite:
+                path.unlink(missing_ok=True)
+            journal = Journal(path, named)
+            for step in measure_steps(stepper, extent, part, journal.steps, partial(notify, shard.tp)):
+                journal.add(step)
+            del stepper  # its weights and caches go before the next one's come
+    steps = read_journals(folder / JOURNALS)
+    tables = write_steps(folder, device, about, steps)
+    if host:
+        write_overheads(folder, about, model.name, host)
+    return Profile(folder, device, tuple(steps), tuple(tables), pressure.fraction())
+
+
+def write_steps(
+    folder: Path, device: Device, about: dict[str, str], steps: Sequence[MeasuredStep]
+) -> list[MeasurementTable]:
+    """Write measured steps as a profile with its device; returns its tables."""
+    tables = tables_of(steps, source_of(device, about))
+    write_profile(folder, tables, about | {"date": today()})
+    write_device(device, folder / "device.yaml")
+    return tables
+
+
+def profile_overheads(
+    model: ModelSpec,
+    config: Mapping[str, Any] | None,
+    engine: str,
+    device_name: str,
+    folder: Path,
+    batches: Sequence[int],
+) -> list[HostSample]:
+    """Measure the host's share of an engine's decode steps; writes `calibration.yaml` and `cpu_overheads.csv`.
+
+    Args:
+        model: what the engine serves.
+        config: its config.json.
+        engine: one of `STEPPED_ENGINES`.
+        device_name: of the machine.
+        folder: to write to.
+        batches: numbers of decoding requests.
+
+    Raises:
+        InputError: the engine is unknown or not installed, or the model has no config.json.
+    """
+    if engine not in STEPPED_ENGINES:
+        known = ", ".join(STEPPED_ENGINES)
+        raise InputError(
+            f"overheads of {engine!r} cannot be measured", did_you_mean(engine, STEPPED_ENGINES, f"known: {known}")
+        )
+    if config is None:
+        raise InputError(f"{engine} needs the config.json of {model.name}", "give its path as --model")
+    start, version = STEPPED_ENGINES[engine]
+    stepped = start(config, max(batches))
+    host = host_samples(stepped, batches, OVERHEAD_CONTEXT, model.vocab_size)
+    stepped.close()
+    folder.mkdir(parents=True, exist_ok=True)
+    about = {"engine": engine, "engine_version": version(), "device": device_name}
+    write_overheads(folder, about, model.name, host)
+    write_vidur_file(overheads_file(model.name, host), folder / "cpu_overheads.csv")
+    return host
+
+
+def write_collectives(folder: Path, device_name: str, plan: Plan, timed: Sequence[TimedCollective]) -> None:
+    """Add timed collectives to a profile.
+
+    Raises:
+        InputError: the folder is another device's profile, or nothing was timed between two workers or more.
+    """
+    import torch
+
+    if any((folder / f"{kind}.parquet").is_file() for kind in KINDS):
+        other = profile_provenance(folder).get("device")
+        if other != device_name:
+            raise InputError(f"{folder} is a profile of {other}, not of {device_name}", "choose another folder")
+    tables = collective_tables(timed, f"{device_name}, {plan.backend}, torch {torch.__version__}")
+    about = {"device": device_name, "backend": plan.backend, "torch": torch.__version__, "date": today()}
+    how = ", replayed as a CUDA graph" if plan.backend == "nccl" else ""
+    write_profile(folder, tables, about | {"method": f"wall time of executions in a row{how}, slowest rank"})
+
+
+def write_vidur(folder: Path, model: ModelSpec, block_size: int, out: Path) -> list[Path]:
+    """Write a profile's steps of one model in Vidur's layout below `out`; returns the files.
+
+    Raises:
+        InputError: the profile has no steps of the model, or Vidur no columns for it.
+    """
+    device = profile_provenance(folder)["device"]
+    steps = []
+    for path in sorted((folder / JOURNALS).glob(f"{_slug(model.name)}_*.jsonl")):
+        degree = int(path.stem.rpartition("_tp")[2].partition("_")[0])
+        steps += [_vidur_step(step, degree) for step in read_journal(path)]
+    if not steps:
+        raise InputError(f"the profile {folder} has no steps of {model.name}")
+    organisation, _, name = model.name.rpartition("/")
+    below = out / "compute" / device / (organisation or "local") / name
+    written = []
+    for file, rows in vidur_files(model, steps, block_size).items():
+        write_vidur_file(rows, below / file)
+        written.append(below / file)
+    if (folder / "collective.parquet").is_file():
+        for file, rows in collective_files(read_tables(folder / "collective.parquet")).items():
+            write_vidur_file(rows, out / "network" / device / file)
+            written.append(out / "network" / device / file)
+    return written
+
+
+def _vidur_step(step: MeasuredStep, tp: int) -> ProfiledStep:
+    times = {one.name: {name: getattr(one.statistics, f"{name}_s") for name in STATISTICS_OF} for one in step.operators}
+    cached = step.shape.context if step.shape.chunk else step.shape.context - 1
+    return ProfiledStep(tp, step.shape.batch, step.shape.chunk, cached, times)
+
+
+def source_of(device: Device, about: dict[str, str]) -> str:
+    """A line for people: which device, kernels and clock."""
+    return f"{device.name}, {about['engine']} {about.get('engine_version', about['torch'])}, {about['clock']}"
+
+
+def _any_node() -> Node:
+    from windtunnel import catalog
+
+    return msgspec.structs.replace(catalog.node("pcie"), device=ANY_DEVICE, num_devices=1024)
+
+
+def _digest(shard: Shard, index: int) -> str:
+    text = msgspec.json.encode([shard.model, shard.precision, shard.tp, index])
+    return hashlib.sha256(text).hexdigest()[:16]
+
+
+def _slug(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9.-]+", "_", name)
+
+
+def parse_degrees(text: str) -> tuple[int, ...]:
+    """`1,2,4` as numbers.
+
+    Raises:
+        InputError: something else.
+    """
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and int(part) for part in parts):
+        raise InputError(f"{text!r} is not a list of sizes", "for instance 1,2,4,8")
+    return tuple(dict.fromkeys(int(part) for part in parts))

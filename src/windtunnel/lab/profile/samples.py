@@ -1,0 +1,146 @@
+"""What is kept of repeated times: of one operator, and of a step with all of its operators."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from windtunnel.lab.profile.model import StepShape
+from windtunnel.model.operators import Op
+
+MIN_REPEATS, MAX_REPEATS = 6, 50
+REPEAT_S = 0.5
+"""A step is repeated until so much time was measured, within the two counts above."""
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """What is kept of repeated times of one operator."""
+
+    median_s: float
+    mean_s: float
+    min_s: float
+    max_s: float
+    std_s: float
+    num_samples: int
+    num_outliers: int
+
+
+OUTLIER_SPREAD = 5.0
+"""Samples further above the median than so many interquartile ranges were interrupted: they are counted, not used."""
+
+
+def statistics_of(seconds: Sequence[float]) -> Statistics:
+    """The statistics of some samples without outliers; the median counts the outliers too, which hardly move it."""
+    samples = np.asarray(seconds, np.float64)
+    low, median, high = np.percentile(samples, [25, 50, 75])
+    limit = median + OUTLIER_SPREAD * max(high - low, 0.02 * median)
+    kept = samples[samples <= limit]
+    return Statistics(
+        median_s=float(median),
+        mean_s=float(kept.mean()),
+        min_s=float(kept.min()),
+        max_s=float(kept.max()),
+        std_s=float(kept.std()),
+        num_samples=samples.size,
+        num_outliers=samples.size - kept.size,
+    )
+
+
+@dataclass(frozen=True)
+class MeasuredOperator:
+    """An operator as a step executed it."""
+
+    name: str
+    op: Op
+    count: int
+    """Executions in the step."""
+    statistics: Statistics
+
+
+@dataclass(frozen=True)
+class MeasuredStep:
+    """One step with all of its operators."""
+
+    shape: StepShape
+    operators: tuple[MeasuredOperator, ...]
+    whole_s: float
+    """The same forward without timers inside."""
+
+    @property
+    def sum_s(self) -> float:
+        """Of the operators, each at its median."""
+        return sum(one.count * one.statistics.median_s for one in self.operators)
+
+    @property
+    def closure_error(self) -> float:
+        """Sum of the operators over the whole forward, minus one."""
+        return self.sum_s / self.whole_s - 1
+
+
+@dataclass
+class Repeats:
+    """One step executed again and again, with timers inside and at once without, so that both meet the same machine.
+
+    The speed of a machine that others use too changes by tens of percent within seconds. All operators of a forward
+    slow down together, so that the medians over forwards of each operator's time in a whole forward add up to the
+    median of their sums, which the medians of single executions do not. The forward without timers is compared with
+    its neighbour in time: the median of the ratios of pairs, and not the ratio of two medians.
+    """
+
+    totals_s: dict[str, list[float]] = field(default_factory=dict)
+    """Operator -> its time in each forward."""
+    counts: dict[str, int] = field(default_factory=dict)
+    """Operator -> its executions in a forward."""
+    whole_s: list[float] = field(default_factory=list)
+
+    def add(self, durations: Mapping[str, Sequence[float]], whole_s: float) -> None:
+        """Keep a pair of forwards: the executions of each operator in one, seconds of the other."""
+        for name, seconds in durations.items():
+            self.totals_s.setdefault(name, []).append(sum(seconds))
+            self.counts[name] = len(seconds)
+        self.whole_s.append(whole_s)
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether enough was measured."""
+        number = len(self.whole_s)
+        return number >= MIN_REPEATS and (sum(self.whole_s) >= REPEAT_S or number >= MAX_REPEATS)
+
+    def step(self, shape: StepShape, known: Mapping[str, Op]) -> MeasuredStep:
+        """The step with the statistics of its operators, `known` by name: means of a forward's executions."""
+        operators = tuple(
+            MeasuredOperator(
+                name, known[name], self.counts[name], statistics_of([s / self.counts[name] for s in totals_s])
+            )
+            for name, totals_s in self.totals_s.items()
+        )
+        timed_s = np.sum(list(self.totals_s.values()), axis=0)
+        whole_s = np.median(timed_s) / np.median(timed_s / np.array(self.whole_s))
+        return MeasuredStep(shape, operators, float(whole_s))
+
+
+def merged(repeats: Sequence[MeasuredStep]) -> MeasuredStep:
+    """One step measured at several times: medians over the times, so that a burst of other work in one is left out."""
+    operators = tuple(
+        replace(same[0], statistics=_merged_statistics([one.statistics for one in same]))
+        for same in zip(*(step.operators for step in repeats), strict=True)
+    )
+    return replace(repeats[0], operators=operators, whole_s=float(np.median([step.whole_s for step in repeats])))
+
+
+def _merged_statistics(times: Sequence[Statistics]) -> Statistics:
+    def of(name: str) -> list[float]:
+        return [getattr(one, name) for one in times]
+
+    return Statistics(
+        median_s=float(np.median(of("median_s"))),
+        mean_s=float(np.median(of("mean_s"))),
+        min_s=min(of("min_s")),
+        max_s=max(of("max_s")),
+        std_s=float(np.median(of("std_s"))),
+        num_samples=int(sum(of("num_samples"))),
+        num_outliers=int(sum(of("num_outliers"))),
+    )

@@ -1,0 +1,203 @@
+"""Steps of a few layers in torch, timed operator by operator on a CPU or a GPU."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from windtunnel.errors import InputError, MissingExtraError
+from windtunnel.lab.profile.compute import Extent
+from windtunnel.lab.profile.model import (
+    LayerStack,
+    Mark,
+    StepShape,
+    cache_token_bytes,
+    check_profilable,
+    layer_weight_bytes,
+    operators_of,
+)
+from windtunnel.lab.profile.samples import MeasuredStep, Repeats
+from windtunnel.lab.timing import (
+    CLOCKS_OF_HOST,
+    CudaStopwatch,
+    captured,
+    event_cost_s,
+    stopwatch,
+)
+from windtunnel.model.forward import Shard
+from windtunnel.model.precision import BITS
+from windtunnel.model.shape import GroupedQueryAttention, LayerGroup
+from windtunnel.units import format_bytes
+
+WARM_UPS = 2
+
+Forward = Callable[[Mark], object]
+"""Runs a step, and marks the boundaries between its operators."""
+
+
+@dataclass(frozen=True)
+class TorchStepper:
+    """Steps of a few layers in torch."""
+
+    stack: LayerStack
+    clock: str
+
+    def fits(self, shape: StepShape) -> bool:
+        length = shape.context + shape.chunk
+        # torch's own kernels have no window; a prompt within it, or one token's last keys, need none.
+        is_within = not (shape.chunk and self.window_tokens) or length <= self.window_tokens
+        return is_within and shape.num_tokens <= self.stack.max_tokens and shape.batch * length <= self.stack.max_cached
+
+    @property
+    def window_tokens(self) -> int:
+        """That attention sees at most; 0: all."""
+        attention = self.stack.group.attention
+        return (attention.window_tokens or 0) if isinstance(attention, GroupedQueryAttention) else 0
+
+    def measure(self, shape: StepShape) -> MeasuredStep:
+        self.stack.prepare(shape)
+
+        def forward(mark: Mark) -> object:
+            return self.stack.run(shape, mark)
+
+        for _ in range(WARM_UPS):
+            forward(_no_mark)
+        timed, whole = timed_forward(forward, self.clock), whole_forward(forward, self.clock)
+        repeats = Repeats()
+        while not repeats.is_enough:
+            repeats.add(timed(), whole())
+        return repeats.step(shape, operators_of(self.stack.shard, self.stack.group, shape))
+
+
+def _no_mark(_name: str) -> None:
+    """A forward without timers inside."""
+
+
+def timed_forward(forward: Forward, clock: str) -> Callable[[], dict[str, list[float]]]:
+    """What runs the forward with timers inside, and returns the seconds of every operator's executions.
+
+    Raises:
+        InputError: the clock is of a graph, and the forward cannot be captured as one.
+    """
+    if clock == "cuda_graph":
+        watch = CudaStopwatch(in_graph=True, mark_s=event_cost_s(in_graph=True))
+        replay = captured(lambda: forward(watch.mark))
+        if replay is None:
+            raise InputError("this forward cannot be captured as a CUDA graph", "take --clock cuda_event or kineto")
+
+        def replayed() -> dict[str, list[float]]:
+            replay()
+            return watch.durations()
+
+        return replayed
+
+    launch_s = 0.0 if clock in CLOCKS_OF_HOST else launch_seconds(forward)
+
+    def timed() -> dict[str, list[float]]:
+        watch = stopwatch(clock, launch_s)
+        forward(watch.mark)
+        return watch.durations()
+
+    return timed
+
+
+def launch_seconds(forward: Forward) -> float:
+    """What the host takes to queue a forward with the marks of a GPU's clock, while the GPU has nothing else to do."""
+    import torch
+
+    torch.cuda.synchronize()
+    before_s = time.perf_counter()
+    forward(CudaStopwatch().mark)
+    return time.perf_counter() - before_s
+
+
+def whole_forward(forward: Forward, clock: str) -> Callable[[], float]:
+    """What runs the forward without timers inside, and returns its seconds.
+
+    On CUDA that is a replayed graph, as engines decode; where it cannot be captured, kernels queued ahead.
+    """
+    run: Callable[[], object] | None = None if clock in CLOCKS_OF_HOST else captured(lambda: forward(_no_mark))
+    around = clock if clock in CLOCKS_OF_HOST else "cuda_event"
+    launch_s = 0.0 if clock in CLOCKS_OF_HOST or run is not None else launch_seconds(forward)
+
+    def whole() -> float:
+        watch = stopwatch(around, launch_s)
+        watch.mark("")
+        if run is None:
+            forward(_no_mark)
+        else:
+            run()
+        watch.mark("whole")
+        return watch.durations()["whole"][0]
+
+    return whole
+
+
+def require_torch(device: str | None) -> str:
+    """The torch device to measure: the one asked for, else a GPU where there is one.
+
+    Raises:
+        InputError: torch or the device is missing.
+    """
+    try:
+        import torch
+    except ImportError:
+        raise MissingExtraError("torch", "profile") from None
+    if device == "cuda" and not torch.cuda.is_available():
+        raise InputError("torch finds no CUDA device here", "measure the CPU with --torch-device cpu")
+    if device not in (None, "cpu", "cuda"):
+        raise InputError(f"{device!r} cannot be measured", "cpu or cuda")
+    return device or ("cuda" if torch.cuda.is_available() else "cpu")
+
+
+MEMORY_SHARE, CACHE_SHARE = 0.4, 0.3
+"""Of the memory that is free, what the layers' weights and their KV caches may take; activations need some too."""
+
+MOST_CACHED_TOKENS = {"cpu": 1 << 16, "cuda": 1 << 19}
+"""KV cache of one layer; larger products of batch and context are left to the roofline's shape."""
+
+
+def torch_steppers(
+    shard: Shard, device: str, clock: str, extent: Extent, cache_bytes: int, memory_bytes: int, attention: str = "sdpa"
+) -> Iterator[TorchStepper]:
+    """A stepper for every group of layers of the shard; their weights exceed `cache_bytes` where memory allows.
+
+    Raises:
+        InputError: a single layer does not fit.
+    """
+    check_profilable(shard)
+    if attention != "sdpa" and not all(_is_plain(group.attention) for group in shard.model.layers):
+        raise InputError(
+            f"{shard.model.name} has latent or windowed attention, which is measured with torch's kernels alone",
+            "take --attention sdpa",
+        )
+    element_bytes = BITS[shard.precision.weights] // 8
+    ends_bytes = 2 * -(-shard.model.vocab_size // shard.tp) * shard.model.hidden_size * element_bytes
+    fitting = [_num_fitting(shard, group, ends_bytes, memory_bytes) for group in shard.model.layers]
+    for group, most in zip(shard.model.layers, fitting, strict=True):
+        # Weights that the last level holds twice over are read from memory, as in the whole model; no more layers than
+        # it has, or a small model would seem slower than it is.
+        enough = -(-2 * cache_bytes // layer_weight_bytes(shard, group))
+        num_layers = min(max(3, enough), max(group.num_layers, 3), most)
+        fitting_tokens = int(CACHE_SHARE * memory_bytes / (num_layers * cache_token_bytes(shard, group)))
+        cached = min(extent.max_context * extent.max_batch, MOST_CACHED_TOKENS[device], fitting_tokens)
+        yield TorchStepper(LayerStack(shard, group, num_layers, device, extent.max_tokens, cached, attention), clock)
+
+
+def _num_fitting(shard: Shard, group: LayerGroup, ends_bytes: float, memory_bytes: int) -> int:
+    """How many layers of a group fit beside the embedding and the head."""
+    found = int((MEMORY_SHARE * memory_bytes - ends_bytes) / layer_weight_bytes(shard, group))
+    if found < 1:
+        one = format_bytes(layer_weight_bytes(shard, group) + ends_bytes)
+        raise InputError(
+            f"a layer of {shard.model.name} with its embedding and head takes {one}, too much for the "
+            f"{format_bytes(memory_bytes)} that are free",
+            "measure a larger --tp: each of its ranks holds less",
+        )
+    return found
+
+
+def _is_plain(attention: object) -> bool:
+    """Grouped-query attention over all keys."""
+    return isinstance(attention, GroupedQueryAttention) and not attention.window_tokens

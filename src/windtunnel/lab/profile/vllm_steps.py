@@ -1,0 +1,182 @@
+"""Steps of a real vLLM engine, timed operator by operator inside its forward."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from windtunnel.errors import InputError
+from windtunnel.lab.engines.drive import EngineStep, HostSample
+from windtunnel.lab.engines.vllm import VllmEngine, VllmSettings
+from windtunnel.lab.profile.compute import Extent
+from windtunnel.lab.profile.model import StepShape, check_profilable, operators_of
+from windtunnel.lab.profile.samples import MeasuredStep, Repeats
+from windtunnel.lab.timing import CLOCKS_OF_HOST, HostStopwatch
+from windtunnel.model.forward import Shard
+from windtunnel.model.precision import Format
+
+DECODE_REPEATS = 16
+"""Pairs of decode steps; what takes long there is computing the prompts, not the steps."""
+WARM_UPS = 2
+
+
+@dataclass
+class VllmStepper:
+    """Steps of a real engine, alternately with timers inside the forward and without."""
+
+    engine: VllmEngine
+    shard: Shard
+    clock: Callable[[], float] = time.process_time
+    host: list[HostSample] = field(default_factory=list)
+    """What the host did in every step without timers inside."""
+    contexts: list[float] = field(default_factory=list)
+    """Mean keys of the decoding requests, the new one included, at every step of the last measurement."""
+    num_added: int = 0
+
+    def __post_init__(self) -> None:
+        self.hook_s = hook_cost_s(self.clock)
+        self.max_cached = self.engine.num_blocks * self.engine.block_size // 2
+
+    def fits(self, shape: StepShape) -> bool:
+        settings = self.engine.settings
+        return (
+            shape.num_tokens <= settings.max_num_batched_tokens
+            and shape.batch <= settings.max_num_seqs
+            and shape.batch * (shape.context + shape.chunk) <= self.max_cached
+        )
+
+    def measure(self, shape: StepShape) -> MeasuredStep:
+        repeats, self.contexts = Repeats(), []
+        runs = self._prefills(shape, repeats) if shape.chunk else self._decodes(shape)
+        core = "attention_prefill" if shape.chunk else "attention_decode"
+        durations: dict[str, list[float]] = {}
+        for number, run in enumerate(runs, -WARM_UPS):
+            if number < 0:
+                run()
+            elif number % 2 == 0:
+                watch = HostStopwatch(self.clock, self.hook_s)
+                with self.engine.watched(watch):
+                    run()
+                durations = watch.durations()
+                durations[core] = durations.pop("attention")
+            else:
+                step = run()
+                repeats.add(durations, step.forward_s)
+                self.host.append(step.host_sample)
+        met = shape if shape.chunk else replace(shape, context=round(float(np.mean(self.contexts))))
+        return replace(repeats.step(met, operators_of(self.shard, self.shard.model.layers[0], met)), shape=shape)
+
+    def _decodes(self, shape: StepShape) -> Iterator[Callable[[], EngineStep]]:
+        """Decode steps whose contexts lie around the wanted one.
+
+        Requests that prefill early decode while the others do; prompts are so much shorter that the mean comes out.
+        """
+        total = 2 * DECODE_REPEATS + WARM_UPS
+        early = -(-shape.batch * shape.context // self.engine.settings.max_num_batched_tokens)
+        prompt = max(shape.context - 1 - WARM_UPS - DECODE_REPEATS - early // 2, 1)
+        names = self._added(shape.batch, prompt, total + early + shape.batch + 1)
+        while not all(one.num_computed_tokens >= one.num_prompt_tokens for one in self._requests()):
+            self.engine.step()
+        for _ in range(total):
+            self.contexts.append(float(np.mean([one.num_computed_tokens + 1 for one in self._requests()])))
+            yield self.engine.step
+        self.engine.drop(names)
+
+    def _prefills(self, shape: StepShape, repeats: Repeats) -> Iterator[Callable[[], EngineStep]]:
+        """The last chunks of prompts, those before them computed outside the timers, until there are enough repeats."""
+        while not repeats.is_enough:
+            names = self._added(shape.batch, shape.context + shape.chunk, 1)
+            left = shape.context
+            while left:
+                with self.engine.token_budget(min(left, self.engine.settings.max_num_batched_tokens)):
+                    left -= sum(self.engine.step().scheduled.values())
+            yield self.engine.step
+            self.engine.drop(names)
+
+    def _added(self, batch: int, prompt: int, output_tokens: int) -> list[str]:
+        names = [f"r{self.num_added + number}" for number in range(batch)]
+        self.num_added += batch
+        vocabulary = -(-self.shard.model.vocab_size // self.shard.tp)
+        for number, name in enumerate(names):
+            ids = np.random.default_rng(number).integers(3, vocabulary, prompt)
+            self.engine.add(name, ids.tolist(), output_tokens)
+        return names
+
+    def _requests(self) -> list[Any]:
+        return list(self.engine.scheduler.requests.values())
+
+
+def hook_cost_s(now: Callable[[], float]) -> float:
+    """What a mark in a hook costs: many calls of a module that does nothing, with the hook and without."""
+    import torch
+
+    plain, hooked, nothing = torch.nn.Identity(), torch.nn.Identity(), torch.zeros(1)
+    watch = HostStopwatch(now)
+    hooked.register_forward_hook(lambda *_given: watch.mark("empty"))
+
+    def call_s(module: Any) -> float:
+        before_s = now()
+        for _ in range(100):
+            module(nothing)
+        return (now() - before_s) / 100
+
+    return float(np.median([call_s(hooked) - call_s(plain) for _ in range(25)]))
+
+
+def sharded_config(config: Mapping[str, Any], tp: int) -> dict[str, Any]:
+    """The config of a model as large as one of `tp` shards: fewer heads, narrower feed-forward, less vocabulary.
+
+    Raises:
+        InputError: the split does not divide it.
+    """
+    found = dict(config)
+    heads = int(found["num_attention_heads"])
+    found.setdefault("head_dim", int(found["hidden_size"]) // heads)
+    for name in ("num_attention_heads", "intermediate_size", "moe_intermediate_size", "vocab_size"):
+        if name in found:
+            if int(found[name]) % tp:
+                raise InputError(f"tp = {tp} does not divide {name} = {found[name]}")
+            found[name] = int(found[name]) // tp
+    kv_heads = int(found.get("num_key_value_heads") or heads)
+    found["num_key_value_heads"] = max(kv_heads // tp, 1)
+    return found
+
+
+def vllm_steppers(
+    shard: Shard, config: Mapping[str, Any] | None, clock: str, extent: Extent, host: list[HostSample]
+) -> Iterator[VllmStepper]:
+    """The stepper of a vLLM engine that holds one shard; what the host does beside the forward is added to `host`.
+
+    Raises:
+        InputError: the model's layers are not all alike, or it has no config.json.
+    """
+    check_profilable(shard)
+    if config is None:
+        raise InputError(f"vLLM needs the config.json of {shard.model.name}", "give its path as --model")
+    if clock not in CLOCKS_OF_HOST:
+        raise InputError(
+            "the operators of vLLM are timed on the host's clock, and run on the GPU here",
+            "lab run --engine vllm --mode torch, then profile from-trace; or --engine torch; or --torch-device cpu",
+        )
+    if len(shard.model.layers) > 1:
+        raise InputError(f"{shard.model.name} has layers of {len(shard.model.layers)} kinds; vLLM's are timed of one")
+    now = CLOCKS_OF_HOST[clock]
+    # Measured requests decode a while before and after the wanted context.
+    longest = 2 * extent.max_context + 4 * extent.max_batch
+    config = {**config, "max_position_embeddings": max(longest, int(config.get("max_position_embeddings", 0)))}
+    settings = VllmSettings(
+        max_model_len=longest,
+        max_num_seqs=extent.max_batch,
+        max_num_batched_tokens=extent.max_tokens,
+        dtype="float32" if shard.precision.weights == Format.FP32 else "bfloat16",
+    )
+    engine = VllmEngine(sharded_config(config, shard.tp), settings, now)
+    try:
+        yield (stepper := VllmStepper(engine, shard, now))
+        host += stepper.host
+    finally:
+        engine.close()

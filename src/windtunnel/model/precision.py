@@ -1,0 +1,92 @@
+"""Number formats: what a weight, an activation or a cached key takes in memory, and which peak rate computes it."""
+
+from enum import StrEnum
+
+from windtunnel.schema import Schema
+
+
+class Format(StrEnum):
+    """A storage format of weights or KV cache. Names are those that engines and checkpoints use."""
+
+    FP32 = "fp32"
+    """Multiplied on CUDA cores, as PyTorch does unless told otherwise."""
+    TF32 = "tf32"
+    """fp32 in memory, multiplied on tensor cores with 10 bits of mantissa."""
+    BF16 = "bf16"
+    FP8 = "fp8"
+    """e4m3, one scale per tensor or channel."""
+    FP8_BLOCK = "fp8_block"
+    """e4m3, one fp32 scale per 128x128 block (DeepSeek-V3)."""
+    INT8 = "int8"
+    INT4 = "int4"
+    """Weight-only, bf16 scale per group of 128 (AWQ, GPTQ); computes in bf16."""
+    NVFP4 = "nvfp4"
+    """e2m1, one e4m3 scale per 16 values; weights and activations."""
+    MXFP4 = "mxfp4"
+    """e2m1, one e8m0 scale per 32 values (OCP microscaling); weights only, as gpt-oss ships."""
+
+
+BITS: dict[Format, float] = {
+    Format.FP32: 32.0,
+    Format.TF32: 32.0,
+    Format.BF16: 16.0,
+    Format.FP8: 8.0,
+    Format.FP8_BLOCK: 8.0 + 32.0 / (128 * 128),
+    Format.INT8: 8.0,
+    Format.INT4: 4.0 + 16.0 / 128,
+    Format.NVFP4: 4.0 + 8.0 / 16,
+    Format.MXFP4: 4.0 + 8.0 / 32,
+}
+"""Bits that one value takes, its share of the scales included."""
+
+ACTIVATION_BITS: dict[Format, float] = {
+    Format.FP32: 32.0,
+    Format.TF32: 32.0,
+    Format.BF16: 16.0,
+    Format.FP8: 8.0,
+    Format.FP8_BLOCK: 8.0 + 32.0 / 128,
+    Format.INT8: 8.0,
+    Format.INT4: 16.0,
+    Format.NVFP4: 4.5,
+    Format.MXFP4: 16.0,
+}
+"""Bits that one input activation of a GEMM with weights in this format takes."""
+
+COMPUTE: dict[Format, tuple[str, ...]] = {
+    Format.FP32: ("fp32", "bf16"),
+    Format.TF32: ("tf32", "bf16"),
+    Format.BF16: ("bf16",),
+    Format.FP8: ("fp8", "bf16"),
+    Format.FP8_BLOCK: ("fp8", "bf16"),
+    Format.INT8: ("int8", "bf16"),
+    Format.INT4: ("bf16",),
+    Format.NVFP4: ("fp4", "fp8", "bf16"),
+    Format.MXFP4: ("bf16",),
+}
+"""Format of the weights -> names of the peak rates that may compute it, the fastest first; a device takes the first
+it has.
+"""
+
+
+class Precision(Schema, omit_defaults=False):
+    """The formats of one deployed model. `None` means: as `weights`.
+
+    Written out whole: in a file, a format that is left out is the published checkpoint's.
+    """
+
+    weights: Format = Format.BF16
+    """Linear layers of attention and dense feed-forward."""
+    attention: Format | None = None
+    """Projections of attention, where a checkpoint leaves them unquantised (gpt-oss, Kimi-K2.5)."""
+    experts: Format | None = None
+    """Routed experts."""
+    lm_head: Format = Format.BF16
+    kv_cache: Format = Format.BF16
+
+    @property
+    def attention_format(self) -> Format:
+        return self.attention or self.weights
+
+    @property
+    def experts_format(self) -> Format:
+        return self.experts or self.weights

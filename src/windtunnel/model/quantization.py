@@ -1,0 +1,307 @@
+"""Reads which number formats a published checkpoint uses, from its `quantization_config` or `hf_quant_config.json`.
+
+A checkpoint names a format and a list of modules that it leaves alone, or a format for each module. `Precision` has one
+format for each class of modules, so each class is asked layer by layer and the format of most layers is taken; where
+the modules of one class differ (NVFP4 DeepSeek quantises only the output projection of attention), the widest counts.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import translate
+from typing import Any
+
+from windtunnel.errors import InputError
+from windtunnel.model.precision import BITS, Format, Precision
+from windtunnel.model.shape import (
+    Attention,
+    DenseFeedForward,
+    ExpertsFeedForward,
+    FeedForward,
+    GatedDeltaAttention,
+    LatentAttention,
+)
+
+_HINT = "remove its quantization_config and choose the formats yourself"
+
+_MODELOPT: dict[str, Format] = {
+    "FP8": Format.FP8,
+    "FP8_PER_CHANNEL_PER_TOKEN": Format.FP8,
+    "FP8_BLOCK_SCALES": Format.FP8_BLOCK,
+    "FP8_PB_WO": Format.FP8_BLOCK,
+    "NVFP4": Format.NVFP4,
+    "INT8_SQ": Format.INT8,
+    "W8A8_SQ_PER_CHANNEL": Format.INT8,
+    "W4A16_AWQ": Format.INT4,
+    "W4A16": Format.INT4,
+}
+
+Names = tuple[str, ...]
+"""The names that checkpoints give to one module, below `layers.N.`."""
+
+_GROUPED_QUERY: tuple[Names, ...] = (("self_attn.q_proj", "self_attn.qkv_proj"), ("self_attn.o_proj",))
+_LATENT: tuple[Names, ...] = (
+    ("self_attn.q_a_proj", "self_attn.q_b_proj", "self_attn.q_proj"),
+    ("self_attn.kv_a_proj_with_mqa", "self_attn.kv_b_proj"),
+    ("self_attn.o_proj",),
+)
+_GATED_DELTA: tuple[Names, ...] = (
+    ("linear_attn.in_proj_qkvz", "linear_attn.in_proj_qkv"),
+    ("linear_attn.out_proj",),
+)
+_DENSE: tuple[Names, ...] = (("mlp.down_proj", "mlp.fc2", "mlp.c_proj"),)
+_SHARED: tuple[Names, ...] = (("mlp.shared_experts.down_proj", "mlp.shared_expert.down_proj"),)
+_ROUTED: tuple[Names, ...] = (
+    ("mlp.experts.0.down_proj", "block_sparse_moe.experts.0.w2", "mlp.experts.down_proj", "mlp.experts"),
+)
+
+
+def precision_from_config(
+    quantization_config: Any,
+    hf_quant_config: Mapping[str, Any] | None,
+    layers: Sequence[tuple[Attention, FeedForward]],
+    model: str,
+) -> Precision:
+    """The formats of a checkpoint whose layers are `layers`, in order.
+
+    Args:
+        quantization_config: that key of config.json; None where it has none.
+        hf_quant_config: the content of `hf_quant_config.json`; it wins.
+        layers: attention and feed-forward of every layer.
+        model: the model's name, for errors.
+
+    Raises:
+        InputError: a format that `Format` does not have, or a config that cannot be understood.
+    """
+    scheme = _scheme(quantization_config, hf_quant_config, model)
+    if scheme is None:
+        return Precision()
+    attention = _of_most(scheme, ((index, _attention_modules(layer)) for index, (layer, _) in enumerate(layers)))
+    linear = _of_most(scheme, ((index, _feed_forward_modules(layer)) for index, (_, layer) in enumerate(layers)))
+    experts = _of_most(
+        scheme, ((i, _ROUTED) for i, (_, layer) in enumerate(layers) if isinstance(layer, ExpertsFeedForward))
+    )
+    weights = linear or attention or Format.BF16
+    return Precision(
+        weights=weights,
+        attention=None if attention == weights else attention,
+        experts=None if experts == weights else experts,
+        lm_head=scheme.format_of(("lm_head",)) if scheme.lm_head or scheme.names_lm_head else Format.BF16,
+        kv_cache=scheme.kv_cache,
+    )
+
+
+def _attention_modules(attention: Attention) -> tuple[Names, ...]:
+    if isinstance(attention, LatentAttention):
+        return _LATENT
+    return _GATED_DELTA if isinstance(attention, GatedDeltaAttention) else _GROUPED_QUERY
+
+
+def _feed_forward_modules(feed_forward: FeedForward) -> tuple[Names, ...]:
+    if isinstance(feed_forward, DenseFeedForward):
+        return _DENSE
+    return _SHARED if feed_forward.shared_intermediate_size else ()
+
+
+def _of_most(scheme: "_Scheme", layers: Iterable[tuple[int, tuple[Names, ...]]]) -> Format | None:
+    """The format of most `layers`, each given by its index and modules; None where there are no modules."""
+    votes: Counter[Format] = Counter()
+    for index, modules in layers:
+        if modules:
+            formats = [scheme.format_of(tuple(f"layers.{index}.{name}" for name in names)) for names in modules]
+            votes[max(formats, key=BITS.__getitem__)] += 1
+    return votes.most_common(1)[0][0] if votes else None
+
+
+class _Modules:
+    """A set of modules written as checkpoints write it: names, names with `*`, `re:` expressions, class names."""
+
+    def __init__(self, patterns: Iterable[str]) -> None:
+        patterns = list(patterns)
+        self.everything = any(re.fullmatch(r"[A-Z]\w*", pattern) for pattern in patterns)
+        expressions = [pattern[3:] for pattern in patterns if pattern.startswith("re:")]
+        plain = [_below_prefix(pattern) for pattern in patterns if not pattern.startswith("re:")]
+        starred = [name for name in plain if "*" in name]
+        self._layers = {name for name in plain if name.startswith("layers.") and "*" not in name}
+        self._parts = [f".{name}." for name in plain if name not in self._layers and "*" not in name]
+        # Lists of `layers.N.self_attn*` are hundreds of names long: a prefix test is 20 times faster than expressions.
+        self._starts = tuple(name[:-1] for name in starred if not re.search(r"[*?\[]", name[:-1]))
+        globs = [name for name in starred if name[:-1] not in self._starts]
+        self._glob = _any_of([translate(name) for name in globs] + [translate(name + ".*") for name in globs])
+        self._expression = _any_of(expressions)
+
+    def __contains__(self, name: str) -> bool:
+        """Whether the module `name` (`layers.3.self_attn.q_proj`, `lm_head`) or one that holds it is in the set."""
+        parts = name.split(".")
+        return (
+            self.everything
+            or any(".".join(parts[:end]) in self._layers for end in range(3, len(parts) + 1))
+            or any(part in f".{name}." for part in self._parts)
+            or name.startswith(self._starts)
+            or bool(self._glob and self._glob.match(name))
+            or bool(self._expression and any(self._expression.match(prefix + name) for prefix in _PREFIXES))
+        )
+
+
+_PREFIXES = ("", "model.", "language_model.model.", "model.language_model.")
+
+
+def _any_of(expressions: list[str]) -> re.Pattern[str] | None:
+    try:
+        return re.compile("|".join(f"(?:{expression})" for expression in expressions)) if expressions else None
+    except re.error as error:
+        raise InputError(f"the module names {expressions!r} are not regular expressions: {error}") from None
+
+
+def _below_prefix(name: str) -> str:
+    """`model.language_model.layers.3.mlp` -> `layers.3.mlp`; other names without the language model's prefix."""
+    start = re.search(r"(?:^|\.)(layers\.)", name)
+    return name[start.start(1) :] if start else name.removeprefix("language_model.").removeprefix("model.")
+
+
+@dataclass(frozen=True)
+class _Scheme:
+    """A checkpoint's quantisation: formats for sets of modules, and the modules left alone."""
+
+    groups: tuple[tuple[_Modules, Format], ...]
+    ignored: _Modules = field(default_factory=lambda: _Modules(()))
+    kv_cache: Format = Format.BF16
+    lm_head: bool = False
+    """The method quantises the output layer too."""
+
+    @property
+    def names_lm_head(self) -> bool:
+        """Whether a group lists the output layer by name; methods that say `Linear` leave it alone."""
+        return any(not modules.everything and "lm_head" in modules for modules, _ in self.groups)
+
+    def format_of(self, names: Names) -> Format:
+        """The format of the module that checkpoints call one of `names`."""
+        if any(name in self.ignored for name in names):
+            return Format.BF16
+        return next((fmt for modules, fmt in self.groups if any(name in modules for name in names)), Format.BF16)
+
+
+_ALL = _Modules(("Linear",))
+
+
+def _scheme(quantization_config: Any, hf_quant_config: Mapping[str, Any] | None, model: str) -> _Scheme | None:
+    if hf_quant_config is not None:
+        inner = _object(hf_quant_config, "hf_quant_config.json", model).get("quantization", hf_quant_config)
+        return _modelopt(_object(inner, "hf_quant_config.json", model), model)
+    if quantization_config is None:
+        return None
+    config = _object(quantization_config, "quantization_config", model)
+    if "quant_algo" in config:
+        return _modelopt(config, model)
+    if "config_groups" in config:
+        return _compressed_tensors(config, model)
+    return _single_format(config, model)
+
+
+def _single_format(config: Mapping[str, Any], model: str) -> _Scheme:
+    """The methods with one format for all linear layers: fp8, fbgemm_fp8, mxfp4, awq, gptq."""
+    method = str(config.get("quant_method"))
+    ignored = _Modules(_strings(config, "modules_to_not_convert", model) + _strings(config, "ignored_layers", model))
+    if method in ("fp8", "fbgemm_fp8"):
+        return _Scheme(((_ALL, _fp8_format(config.get("weight_block_size"), model)),), ignored)
+    if method == "mxfp4":
+        # transformers and vLLM quantise only the routed experts with it.
+        return _Scheme(((_Modules(("experts",)), Format.MXFP4),), ignored)
+    if method.startswith(("awq", "gptq")) or method in ("auto-round", "autoround"):
+        bits = config.get("bits", config.get("w_bit"))
+        if bits != 4:
+            raise InputError(f"{model}: {method} with {bits!r} bits is not known; allowed: 4", _HINT)
+        return _Scheme(((_ALL, Format.INT4),), ignored, lm_head=bool(config.get("lm_head")))
+    known = "fp8, fbgemm_fp8, mxfp4, awq, gptq, compressed-tensors, modelopt"
+    raise InputError(f"{model}: quant_method {method!r} is not known; allowed: {known}", _HINT)
+
+
+def _fp8_format(block_size: Any, model: str) -> Format:
+    if block_size is None:
+        return Format.FP8
+    if block_size != [128, 128]:
+        raise InputError(f"{model}: weight_block_size is {block_size!r}; allowed: [128, 128]", _HINT)
+    return Format.FP8_BLOCK
+
+
+def _modelopt(config: Mapping[str, Any], model: str) -> _Scheme:
+    """NVIDIA ModelOpt: `quant_algo`, and `exclude_modules` or `ignore`, or an algorithm for each module."""
+    ignored = _Modules(_strings(config, "exclude_modules", model) + _strings(config, "ignore", model))
+    kv_cache = _kv_format(config.get("kv_cache_quant_algo", config.get("kv_cache_scheme")), model)
+    algorithm = config.get("quant_algo")
+    if algorithm is None:
+        return _Scheme((), ignored, kv_cache)
+    if algorithm != "MIXED_PRECISION":
+        return _Scheme(((_ALL, _modelopt_format(algorithm, model)),), ignored, kv_cache)
+    by_algorithm: dict[str, list[str]] = {}
+    for name, layer in _object(config.get("quantized_layers"), "quantized_layers", model).items():
+        by_algorithm.setdefault(str(_object(layer, name, model).get("quant_algo")), []).append(name)
+    groups = tuple((_Modules(names), _modelopt_format(key, model)) for key, names in by_algorithm.items())
+    return _Scheme(groups, ignored, kv_cache)
+
+
+def _modelopt_format(algorithm: Any, model: str) -> Format:
+    if not isinstance(algorithm, str) or algorithm not in _MODELOPT:
+        raise InputError(f"{model}: quant_algo {algorithm!r} is not known; allowed: {', '.join(_MODELOPT)}", _HINT)
+    return _MODELOPT[algorithm]
+
+
+def _compressed_tensors(config: Mapping[str, Any], model: str) -> _Scheme:
+    groups = [
+        _object(group, name, model) for name, group in _object(config["config_groups"], "config_groups", model).items()
+    ]
+    return _Scheme(
+        tuple(
+            (_Modules(_strings(group, "targets", model) or ["Linear"]), _group_format(group, model)) for group in groups
+        ),
+        _Modules(_strings(config, "ignore", model)),
+        _kv_format(config.get("kv_cache_scheme"), model),
+    )
+
+
+def _group_format(group: Mapping[str, Any], model: str) -> Format:
+    """The format of one group: what its weights are, and whether activations are quantised too."""
+    weights = _object(group.get("weights"), "weights", model)
+    activations = bool(group.get("input_activations"))
+    kind, bits, group_size = weights.get("type"), weights.get("num_bits"), weights.get("group_size")
+    if kind == "float" and bits == 8 and activations:
+        return _fp8_format(weights.get("block_structure"), model)
+    known = {
+        ("int", 8, True): Format.INT8,
+        ("int", 4, False): Format.INT4,
+        ("float", 4, True): Format.NVFP4 if group_size == 16 else None,
+        ("float", 4, False): Format.MXFP4 if group_size == 32 else None,
+    }
+    found = known.get((str(kind), bits if isinstance(bits, int) else 0, activations))
+    if found is None:
+        with_or_without = "with" if activations else "without"
+        what = f"{kind} weights of {bits} bits in groups of {group_size} {with_or_without} quantised activations"
+        raise InputError(f"{model}: {what} are not known", _HINT)
+    return found
+
+
+def _kv_format(scheme: Any, model: str) -> Format:
+    """The KV cache's format from `kv_cache_quant_algo` ("FP8") or `kv_cache_scheme` (bits and type)."""
+    if scheme is None:
+        return Format.BF16
+    kind = scheme
+    if isinstance(scheme, Mapping):
+        kind = {"float8": "FP8", "int8": "INT8", "float4": "NVFP4"}.get(f"{scheme.get('type')}{scheme.get('num_bits')}")
+    known = {"FP8": Format.FP8, "INT8": Format.INT8, "NVFP4": Format.NVFP4}
+    if not isinstance(kind, str) or kind not in known:
+        raise InputError(f"{model}: the KV cache's format {scheme!r} is not known; allowed: {', '.join(known)}", _HINT)
+    return known[kind]
+
+
+def _object(value: Any, key: str, model: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise InputError(f"{model}: {key} is {value!r}; an object is needed")
+    return value
+
+
+def _strings(config: Mapping[str, Any], key: str, model: str) -> list[str]:
+    value = config.get(key) or []
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise InputError(f"{model}: {key} is {value!r}; a list of names is needed")
+    return value

@@ -1,0 +1,135 @@
+"""Collectives of a training job or a replica, timed on the network that its servers share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.errors import InputError
+from windtunnel.hardware import Node
+from windtunnel.model import operators as ops
+from windtunnel.network.collectives.run import groups_seconds, run_transfers
+from windtunnel.network.fabric import Fabric
+from windtunnel.network.named_fabrics import fabric_from, fabric_of
+from windtunnel.network.settings import ClusterNetwork
+from windtunnel.pricing.estimator import Coverage, Estimate, Estimator
+
+FABRIC_ERROR = 0.15
+"""Assumed relative error of a collective on a fabric: closed forms' own. Against packet-level runs the flow level is
+within 1% where flows do not meet and within 33% where many collide (`docs/guides/network.md`)."""
+
+HANDOVER_BYTES = 256 * 2**20
+"""What a device sends where the rate of handovers is looked for; 2,048 tokens of a 70B model's KV cache, whole."""
+
+
+@dataclass(frozen=True)
+class Network:
+    """A fabric with one device's rank after the other on its GPUs, and what collectives took on it so far."""
+
+    fabric: Fabric
+    settings: ClusterNetwork
+    num_devices: int
+    _known: dict[tuple[str, int, int, int], float] = field(default_factory=dict)
+
+    @property
+    def source(self) -> str:
+        """What an estimate says of itself."""
+        return f"{self.fabric.name}, {self.settings.backend} level"
+
+    def seconds(self, op: ops.Collective, message_bytes: float, stride: int = 1) -> float:
+        """Seconds of a collective in all groups of ranks that lie `stride` apart, at work at the same time.
+
+        Raises:
+            InputError: a group does not spread evenly over servers, or is not connected.
+        """
+        key = (op.op, round(message_bytes), op.num_ranks, stride)
+        if key not in self._known:
+            groups = groups_of(op, self.num_devices, stride)
+            self._known[key] = groups_seconds(self.fabric, op.op, key[1], groups, self.settings)
+        return self._known[key]
+
+
+def groups_of(op: ops.Collective, num_devices: int, stride: int) -> NDArray[np.int32]:
+    """(num_groups, num_ranks) the ranks of every group; of a transfer to the next stage, every sender and receiver."""
+    ranks = np.arange(num_devices, dtype=np.int32)
+    if op.op == "send_recv":
+        return np.column_stack([ranks[:-stride], ranks[stride:]])
+    whole = num_devices // (op.num_ranks * stride) * op.num_ranks * stride
+    return ranks[:whole].reshape(-1, op.num_ranks, stride).swapaxes(1, 2).reshape(-1, op.num_ranks)
+
+
+def network_of(settings: ClusterNetwork, node: Node, num_devices: int) -> Network:
+    """The network that `settings` mean for so many devices in nodes of a kind.
+
+    Raises:
+        InputError: the topology is unknown, too small, or made of other servers.
+    """
+    if settings.topology is None:
+        num_servers = -(-num_devices // node.num_devices)
+        fabric = fabric_from({"type": "node", "node": node.name, "num_servers": num_servers}, "network")
+    else:
+        fabric = fabric_of(settings.topology)
+    if fabric.num_gpus < num_devices:
+        raise InputError(
+            f"network: {fabric.name} has {fabric.num_gpus} GPUs, and {num_devices} are needed", "take a larger topology"
+        )
+    per_server = np.bincount(fabric.server[:num_devices])
+    most = min(node.num_devices, num_devices)
+    if per_server.max() != most:
+        raise InputError(
+            f"network: a server of {fabric.name} has {per_server.max()} of the devices; one {node.name} has {most}",
+            "give a node and a topology that agree",
+        )
+    return Network(fabric, settings, num_devices)
+
+
+def handover_bytes_per_s(network: Network, senders: NDArray[np.integer], receivers: NDArray[np.integer]) -> float:
+    """Mean bytes per second from rank to rank while as many pairs as there can be send at once.
+
+    Args:
+        network: with both on it.
+        senders: (num_ranks, devices_per_rank) device numbers; so are `receivers`, of other sizes.
+        receivers: each rank receives from one; its devices take turns where they are fewer.
+
+    Raises:
+        InputError: two are not connected.
+    """
+    num_pairs, width = min(len(senders), len(receivers)), max(senders.shape[1], receivers.shape[1])
+    source = np.resize(senders[:num_pairs, np.arange(width) % senders.shape[1]], (num_pairs, width))
+    destination = np.resize(receivers[:num_pairs, np.arange(width) % receivers.shape[1]], (num_pairs, width))
+    size_bytes = np.full(source.size, HANDOVER_BYTES)
+    backend = network.settings.backend
+    times = run_transfers(
+        network.fabric, source.ravel(), destination.ravel(), size_bytes, 0.0, backend, network.settings
+    )
+    return float((width * HANDOVER_BYTES / times.finish_s.reshape(num_pairs, width).max(axis=1)).mean())
+
+
+@dataclass(frozen=True)
+class OnNetwork:
+    """Another estimator, with the collectives of a replica that leave a node timed on its network.
+
+    Groups are neighbouring ranks; stages follow each other. A family of sizes is timed at powers of two, and between
+    them along a straight line of log seconds over log bytes.
+    """
+
+    estimator: Estimator
+    network: Network
+    ranks_per_stage: int
+
+    def estimate(self, op: ops.Op) -> Estimate:
+        """Seconds of `op`; coverage and source are those of the network for what leaves a node."""
+        if not isinstance(op, ops.Collective) or op.span_nodes == 1:
+            return self.estimator.estimate(op)
+        stride = self.ranks_per_stage if op.op == "send_recv" else 1
+        sizes = np.maximum(np.asarray(op.message_bytes, np.float64), 1.0)
+        if sizes.ndim == 0:
+            return self._found(self.network.seconds(op, float(sizes), stride))
+        exponents = np.arange(np.floor(np.log2(sizes.min())), np.ceil(np.log2(sizes.max())) + 1)
+        known = [self.network.seconds(op, 2.0**exponent, stride) for exponent in exponents]
+        return self._found(np.exp2(np.interp(np.log2(sizes), exponents, np.log2(known))))
+
+    def _found(self, seconds: ops.Size) -> Estimate:
+        return Estimate(seconds, Coverage.ROOFLINE, self.network.source, FABRIC_ERROR)

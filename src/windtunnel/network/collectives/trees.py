@@ -1,0 +1,100 @@
+"""NCCL's double binary tree as flows."""
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.errors import InputError
+from windtunnel.network.collectives.rings import by_server
+from windtunnel.network.flows import (
+    Flows,
+    Hop,
+    Ids,
+    flows_of,
+    together,
+)
+
+
+def double_binary_tree(ranks: Ids, num_servers: int, size_bytes: int, num_chunks: int) -> Flows:
+    """An all-reduce over pairs of binary trees of servers, one pair a channel, with chains inside the servers.
+
+    Channel c enters every server at local rank c, whence a chain goes on; the two trees of a pair have half of the
+    channel's data each. Every inner server of one tree is a leaf of the other, so that each link carries the data once
+    each way (Sanders, Speck and Traff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan", 2009;
+    NCCL from 2.4 on). In one server the ranks themselves are the trees' nodes.
+    """
+    local = by_server(ranks, num_servers)
+    if num_servers == 1:
+        local = local.T
+    nodes, size = local.shape
+    each = size_bytes // (2 * size) // num_chunks
+    if len(ranks) < 2 or each < 1:
+        raise InputError(f"a tree all-reduce of {size_bytes} bytes over {len(ranks)} ranks sends nothing")
+    tables = []
+    for channel in range(size):
+        order = np.roll(local, -channel, axis=1)
+        for tree in range(2):
+            # The second tree mirrors the first, shifted by one where their number is odd (NCCL src/graph/trees.cc).
+            names = np.arange(nodes)
+            if tree == 1:
+                names = names[::-1] if nodes % 2 == 0 else (names + 1) % nodes
+            tables.append(_tree(order[names].ravel(), _with_chains(_binary_tree(nodes), size), each, num_chunks))
+    every = together(tables)
+    return replace(every, channel=every.group, connection=every.group, group=np.zeros(len(every), np.int32))
+
+
+def _with_chains(up: NDArray[np.int64], size: int) -> NDArray[np.int64]:
+    """(nodes x size,) parents where each node of a tree is the head of a chain of `size` ranks."""
+    ranks = np.arange(len(up) * size)
+    heads = np.where(up < 0, -1, up * size)
+    return np.where(ranks % size == 0, heads[ranks // size], ranks - 1)
+
+
+def _binary_tree(n: int) -> NDArray[np.int64]:
+    """(n,) the parent of each rank in a binary tree in symmetric order, -1 for the root (NCCL `ncclGetBtree`)."""
+    up = np.full(n, -1)
+    for rank in range(n):
+        bit = 1
+        while bit < n and not rank & bit:
+            bit <<= 1
+        if rank == 0:
+            continue
+        parent = (rank ^ bit) | (bit << 1)
+        up[rank] = parent if parent < n else rank ^ bit
+    return up
+
+
+def _tree(ranks: Ids, up: NDArray[np.int64], chunk_bytes: int, num_chunks: int) -> Flows:
+    """Chunks up a tree and down again: flow k of a chunk is that of the k-th rank that has a parent."""
+    inner = np.flatnonzero(up >= 0)
+    count = len(inner)
+    position = np.full(len(up), -1)
+    position[inner] = np.arange(count)
+    from_children: list[list[int]] = [[] for _ in up]
+    for rank in inner.tolist():
+        from_children[up[rank]].append(int(position[rank]))
+    above = [int(up[rank]) for rank in inner]
+    downward = [from_children[rank] if up[rank] < 0 else [count + int(position[rank])] for rank in above]
+    parents = [*(from_children[rank] for rank in inner.tolist()), *downward]
+    # From the second chunk on, a flow also follows that of the chunk before on the same pair.
+    later = [[*each, k - 2 * count] for k, each in enumerate(parents)]
+    flat = np.concatenate([np.array([p for each in table for p in each], np.int64) for table in (parents, later)])
+    first, rest = (np.array([len(each) for each in table]) for table in (parents, later))
+    head, tail = flat[: first.sum()], flat[first.sum() :]
+    offsets = 2 * count * np.arange(1, num_chunks)
+    lengths = np.concatenate([first, np.tile(rest, num_chunks - 1)])
+    source = np.concatenate([ranks[inner], ranks[up[inner]]])
+    destination = np.concatenate([ranks[up[inner]], ranks[inner]])
+    return flows_of(
+        np.tile(source, num_chunks),
+        np.tile(destination, num_chunks),
+        chunk_bytes,
+        parents=(
+            np.concatenate([[0], np.cumsum(lengths)]),
+            np.concatenate([head, (tail + offsets[:, None]).ravel()]),
+        ),
+        step=np.repeat(np.arange(num_chunks), 2 * count),
+        num_steps=num_chunks,
+        hop=Hop.TREE,
+    )

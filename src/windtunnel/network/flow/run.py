@@ -1,0 +1,137 @@
+"""Time flows at flow level: links shared max-min fairly."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.errors import WindtunnelError
+from windtunnel.network.fabric import Fabric
+from windtunnel.network.flow import kernel as flow_kernel
+from windtunnel.network.flows import Flows
+from windtunnel.network.paths import (
+    FlowTimes,
+    Paths,
+    data_bytes_per_s,
+    find_paths,
+    followers,
+    send_delay_s,
+    tail_seconds,
+    wire_bytes,
+)
+from windtunnel.network.settings import NetworkSettings
+
+
+def run_flow_level(
+    fabric: Fabric,
+    flows: Flows,
+    settings: NetworkSettings,
+    paths: Paths | None = None,
+    loads: Paths | None = None,
+    *,
+    shared: bool = True,
+) -> FlowTimes:
+    """Time flows by max-min fair sharing of every link.
+
+    Args:
+        fabric: where they run.
+        flows: what runs.
+        settings: packet sizes, latencies and routing.
+        paths: where they go; found where left out.
+        loads: what each flow puts on links, where that is not its path: a flow that stands for many like it.
+        shared: whether flows that cross a link share it; else each has all of it.
+
+    Raises:
+        InputError: ends are not connected.
+        WindtunnelError: flows wait for each other.
+    """
+    paths = paths or find_paths(fabric, flows, settings)
+    table = _flow_table(fabric, flows, settings, paths)
+    links = np.zeros(2 * fabric.num_links, flow_kernel.LINK).view(np.recarray)
+    links.rate = np.repeat(data_bytes_per_s(fabric, settings), 2)
+    links.first = -1
+    links.stamp = -1
+    loads = loads or paths
+    path = _path_table(links.rate, paths, loads)
+    if not shared:
+        links.rate = np.inf
+    child_ptr, child = _children(flows)
+    num_slots = min(len(flows), 4096)
+    while True:
+        rows, used = table.copy(), links.copy()
+        done, num_events, _ = _run(rows, child_ptr, child, path, loads, used, num_slots, settings.compat is None)
+        if done >= 0:
+            break
+        num_slots = min(len(flows), 8 * num_slots)
+    if done < len(flows):
+        raise WindtunnelError(f"{len(flows) - done} of {len(flows)} flows wait for each other")
+    total_s = float(rows.finish_s.max())
+    return FlowTimes(rows.begin_s, rows.sent_s, rows.finish_s, used.bytes, used.stamp >= 0, num_events, total_s)
+
+
+def _run(
+    table: np.recarray,
+    child_ptr: NDArray[np.int64],
+    child: NDArray[np.int32],
+    path: np.recarray,
+    loads: Paths,
+    links: np.recarray,
+    num_slots: int,
+    one_after_the_other: bool,
+) -> tuple[int, int, int]:
+    """The kernel with its scratch arrays."""
+    most_hops = int(path["count"].max(initial=1))
+    slots = np.zeros(num_slots, flow_kernel.SLOT).view(np.recarray)
+    slots.stamp = -1
+    counts: tuple[int, int, int] = flow_kernel.run_flows(
+        table,
+        child_ptr,
+        child,
+        path,
+        loads.link,
+        loads.share,
+        links,
+        slots,
+        np.zeros(num_slots * most_hops, flow_kernel.HOP).view(np.recarray),
+        most_hops,
+        *(np.empty(num_slots, np.int32) for _ in range(3)),
+        np.empty(len(links), np.int32),
+        np.empty(len(table)),
+        np.empty(len(table), np.int64),
+        np.empty(len(links) + num_slots),
+        np.empty(len(links) + num_slots, np.int64),
+        one_after_the_other,
+    )
+    return counts
+
+
+def _flow_table(fabric: Fabric, flows: Flows, settings: NetworkSettings, paths: Paths) -> np.recarray:
+    table = np.zeros(len(flows), flow_kernel.FLOW).view(np.recarray)
+    table.size_bytes = wire_bytes(flows.size_bytes, settings)
+    last_bytes = ((flows.size_bytes - 1) % settings.payload_bytes + 1 + settings.header_bytes).astype(np.float64)
+    table.last_bytes = last_bytes
+    table.tail_s = tail_seconds(fabric, settings, paths, last_bytes)
+    table.delay_s = flows.delay_s + send_delay_s(settings)
+    table.waiting = np.diff(flows.parent_ptr)
+    table.ready_s = flows.start_s + np.where(table.waiting == 0, table.delay_s, 0.0)
+    follower = followers(flows)
+    table.follower = follower
+    table.waiting[follower[follower >= 0]] += 1
+    table.path = paths.of_flow
+    return table
+
+
+def _path_table(rates: NDArray[np.float64], paths: Paths, loads: Paths) -> np.recarray:
+    table = np.zeros(len(loads.pointer) - 1, flow_kernel.PATH).view(np.recarray)
+    table["first"], table["count"] = loads.pointer[:-1], np.diff(loads.pointer)
+    most = rates[loads.link] / (loads.share if len(loads.share) else 1.0)
+    table["rate"] = np.minimum.reduceat(most, loads.pointer[:-1])
+    table["line_rate"] = np.minimum.reduceat(rates[paths.link], paths.pointer[:-1])
+    return table
+
+
+def _children(flows: Flows) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+    """The flows that wait for each flow: the inverse of its parents."""
+    n = len(flows)
+    waiting = np.repeat(np.arange(n, dtype=np.int32), np.diff(flows.parent_ptr))
+    pointer = np.zeros(n + 1, np.int64)
+    np.cumsum(np.bincount(flows.parent, minlength=n), out=pointer[1:])
+    return pointer, waiting[np.argsort(flows.parent, kind="stable")]

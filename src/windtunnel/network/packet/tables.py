@@ -1,0 +1,333 @@
+"""Fabric, flows and settings as the record arrays that the packet loop runs on."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.compiled.calendar import MOST_SENDERS
+from windtunnel.errors import InputError
+from windtunnel.network.fabric import Fabric, NodeKind
+from windtunnel.network.flows import Flows, flows_of
+from windtunnel.network.packet.kernel import groups, state
+from windtunnel.network.packet.tie_breaking import begin_order, partitions, senders
+from windtunnel.network.packet_settings import GBPS, PacketSettings
+from windtunnel.network.paths import (
+    Paths,
+    find_paths,
+    followers,
+    graph_of,
+    send_delay_s,
+)
+from windtunnel.network.settings import NetworkSettings
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Table = Any
+"""A record array of one of the layouts in `kernels.packet_state`."""
+PS_PER_S = 1e12
+SIMAI_HEADER_BYTES = 50
+"""Ethernet 14, IPv4 20, UDP 8, sequence and class 8: with it the runs of one flow a NIC agree to the nanosecond."""
+HPCC_HEADER_BYTES = 42
+"""In-band telemetry of five hops of 8 bytes, and a count (HPCC's simulator)."""
+TIMELY_HEADER_BYTES = 8
+"""A time stamp."""
+
+
+@dataclass(frozen=True, eq=False)
+class Tables:
+    """What the loop runs. Every array but the record arrays of links, nodes, flows and channels is only read."""
+
+    settings: state.Settings
+    links: Table
+    nodes: Table
+    flows: Table
+    channels: Table
+    first: Ints
+    """The flows that wait for no other, in the order in which they begin if they begin at once."""
+    parent_ptr: Ints
+    parent: NDArray[np.int32]
+    paths: Ints
+    path_links: NDArray[np.int32]
+    replies: Ints
+    reply_links: NDArray[np.int32]
+    neighbor_start: Ints
+    neighbor_links: NDArray[np.int32]
+    distances: NDArray[np.int16]
+    """(destinations, nodes) hops; empty where paths are fixed."""
+
+
+def tables_of(fabric: Fabric, flows: Flows, settings: NetworkSettings, packet: PacketSettings) -> Tables:
+    """Everything that the loop runs on.
+
+    Raises:
+        InputError: ends are not connected, or the settings do not fit the fabric.
+    """
+    paths = find_paths(fabric, flows, _fixed_routing(settings))
+    replies = find_paths(fabric, flows, _fixed_routing(settings), answers=True)
+    links = _links(fabric, packet, paths)
+    is_lossy = bool(fabric.error_fraction.any()) or not packet.pfc
+    graph = graph_of(fabric)
+    rows, distances = _distances(fabric, flows) if settings.routing == "spray" else (None, np.zeros((1, 1), np.int16))
+    records = _flow_table(fabric, flows, settings, packet, paths, replies, rows)
+    records.channel, channels = _channels(fabric, flows, settings)
+    first = np.flatnonzero(records.parents_left == 0)
+    links.sender = state.NONE
+    if settings.compat == "simai" and len(flows):
+        partition = partitions(fabric)
+        first = begin_order(partition, flows, first)
+        links.sender = np.minimum(senders(partition, links.source, links.target), MOST_SENDERS - 1)
+    return Tables(
+        settings=_kernel_settings(settings, packet, is_lossy),
+        links=links,
+        nodes=_nodes(fabric, packet, links),
+        flows=records,
+        channels=channels,
+        first=first,
+        parent_ptr=flows.parent_ptr,
+        parent=flows.parent,
+        paths=paths.pointer,
+        path_links=paths.link,
+        replies=replies.pointer,
+        reply_links=replies.link,
+        neighbor_start=graph.pointer,
+        neighbor_links=graph.direction,
+        distances=distances,
+    )
+
+
+def _fixed_routing(settings: NetworkSettings) -> NetworkSettings:
+    """The settings with one path a connection: packets that are sprayed leave it at the first switch."""
+    return msgspec.structs.replace(settings, routing="ecmp")
+
+
+def _kernel_settings(settings: NetworkSettings, packet: PacketSettings, is_lossy: bool) -> state.Settings:
+    is_simai = settings.compat == "simai"
+    congestion = {
+        "none": state.UNCONTROLLED,
+        "dcqcn": state.DCQCN,
+        "hpcc": state.HPCC,
+        "timely": state.TIMELY,
+        "dctcp": state.DCTCP,
+    }[packet.congestion]
+    header_bytes = SIMAI_HEADER_BYTES if is_simai else settings.header_bytes
+    header_bytes += {"hpcc": HPCC_HEADER_BYTES, "timely": TIMELY_HEADER_BYTES}.get(packet.congestion, 0)
+    routing = state.ECMP
+    if settings.routing == "spray":
+        routing = state.ADAPTIVE if packet.spray == "shortest_queue" else state.SPRAY
+    return state.Settings(
+        payload_bytes=settings.payload_bytes,
+        header_bytes=header_bytes,
+        ack_bytes=packet.ack_bytes,
+        window_follows_rate=packet.window_follows_rate,
+        congestion=congestion,
+        recovery=state.SELECTIVE_REPEAT if packet.recovery == "selective_repeat" else state.GO_BACK_N,
+        reordering_packets=packet.reordering_packets,
+        timeout_ps=picoseconds(packet.timeout_s) if is_lossy else 0,
+        routing=routing,
+        completes_on_ack=is_simai,
+        cut_through=packet.cut_through,
+        ack_interval_bytes=packet.ack_interval_bytes,
+        ack_first=packet.acks_first,
+        has_pfc=packet.pfc,
+        dynamic_pfc=packet.dynamic_pfc,
+        has_ecn=packet.ecn,
+        reserve_bytes=packet.reserve_bytes,
+        resume_offset_bytes=packet.resume_offset_bytes,
+        min_rate=packet.min_rate_bytes_per_s,
+        rate_ai=packet.rate_ai_bytes_per_s,
+        rate_hai=packet.rate_hai_bytes_per_s,
+        ewma_gain=packet.ewma_gain,
+        alpha_interval_ps=picoseconds(packet.alpha_interval_s),
+        decrease_interval_ps=picoseconds(packet.decrease_interval_s),
+        increase_interval_ps=picoseconds(packet.increase_interval_s),
+        fast_recovery_times=packet.fast_recovery_times,
+        clamp_target_rate=packet.clamp_target_rate,
+        dctcp_rate_ai=packet.dctcp_rate_ai_bytes_per_s,
+        target_utilisation=packet.target_utilisation,
+        most_increases=packet.most_increases,
+        fast_react=packet.fast_react,
+        timely_alpha=packet.timely_alpha,
+        timely_beta=packet.timely_beta,
+        timely_low_ps=picoseconds(packet.timely_low_s),
+        timely_high_ps=picoseconds(packet.timely_high_s),
+        timely_min_rtt_ps=picoseconds(packet.timely_min_rtt_s),
+        tick_ps=1000 if is_simai else 1,
+        most_children=0,
+        trace_interval_ps=picoseconds(packet.trace_interval_s),
+        seed=settings.seed,
+    )
+
+
+def picoseconds(seconds: float) -> int:
+    """Whole picoseconds, the loop's unit of time."""
+    return round(seconds * PS_PER_S)
+
+
+def _links(fabric: Fabric, packet: PacketSettings, paths: Paths) -> Table:
+    links = np.zeros(2 * fabric.num_links, state.LINK).view(np.recarray)
+    rate = np.repeat(fabric.bandwidth_bytes_per_s, 2)
+    links.ps_per_byte = PS_PER_S / rate
+    links.latency_ps = np.rint(np.repeat(fabric.latency_s, 2) * PS_PER_S)
+    links.source[::2], links.source[1::2] = fabric.link_a, fabric.link_b
+    links.target[::2], links.target[1::2] = fabric.link_b, fabric.link_a
+    for name in ("control_first", "control_last", "queue_first", "queue_last", "turns", "next_turns"):
+        links[name] = state.NONE
+    links.last_turn = state.NONE
+    links.name = np.arange(len(links))
+    links.error_fraction = np.repeat(fabric.error_fraction, 2)
+    links.pfc_shift = packet.pfc_shift
+    # What may still arrive after a pause: a round trip's worth, and a packet at both ends.
+    links.headroom_limit_bytes = 3 * rate * np.repeat(fabric.latency_s, 2) if packet.pfc else 0
+    _set_marking(links, rate, fabric, packet, paths)
+    return links
+
+
+def _set_marking(links: Table, rate: Floats, fabric: Fabric, packet: PacketSettings, paths: Paths) -> None:
+    if not packet.ecn_thresholds:
+        links.ecn_min_bytes, links.ecn_max_bytes = rate * (100e3 / (25 * GBPS)), rate * (400e3 / (25 * GBPS))
+        links.ecn_max_probability = 0.2
+        return
+    known = np.zeros(len(links), bool)
+    for threshold in packet.ecn_thresholds:
+        alike = np.isclose(rate, threshold.bytes_per_s, rtol=1e-6)
+        known |= alike
+        links.ecn_min_bytes[alike], links.ecn_max_bytes[alike] = threshold.min_bytes, threshold.max_bytes
+        links.ecn_max_probability[alike] = threshold.max_probability
+    used = np.zeros(len(links), bool)
+    used[paths.link] = True
+    missing = used & ~known & (fabric.kind[links.source] == NodeKind.SWITCH) & packet.ecn
+    if missing.any():
+        found = rate[np.flatnonzero(missing)[0]] / GBPS
+        listed = ", ".join(f"{threshold.bytes_per_s / GBPS:g}" for threshold in packet.ecn_thresholds)
+        raise InputError(
+            f"{fabric.name} has switch ports of {found:g} Gb/s, for which no ECN threshold is given",
+            f"there are thresholds for {listed} Gb/s; without any, they follow from the rate",
+        )
+
+
+def _nodes(fabric: Fabric, packet: PacketSettings, links: Table) -> Table:
+    nodes = np.zeros(fabric.num_nodes, state.NODE).view(np.recarray)
+    nodes.kind = fabric.kind
+    taken = links.headroom_limit_bytes + packet.reserve_bytes
+    nodes.shared_limit_bytes = packet.buffer_bytes - np.bincount(links.target, taken, fabric.num_nodes)
+    small = np.flatnonzero((fabric.kind == NodeKind.SWITCH) & (nodes.shared_limit_bytes <= 0))
+    if len(small):
+        ports = int(np.count_nonzero(links.target == small[0]))
+        raise InputError(
+            f"buffer_bytes = {packet.buffer_bytes} is less than switch {small[0]} needs for the reserve and headroom"
+            f" of its {ports} ports"
+        )
+    return nodes
+
+
+def _flow_table(
+    fabric: Fabric,
+    flows: Flows,
+    settings: NetworkSettings,
+    packet: PacketSettings,
+    paths: Paths,
+    replies: Paths,
+    rows: NDArray[np.int32] | None,
+) -> Table:
+    table = np.zeros(len(flows), state.FLOW).view(np.recarray)
+    table.size_bytes = flows.size_bytes
+    table.start_ps = np.rint(flows.start_s * PS_PER_S)
+    table.delay_ps = np.rint((flows.delay_s + send_delay_s(settings)) * PS_PER_S)
+    table.finish_ps = -1
+    table.parents_left = np.diff(flows.parent_ptr)
+    table.follower = -1
+    if settings.compat == "simai":
+        table.follower = after = followers(flows)
+        table.parents_left[after[after >= 0]] += 1
+    table.path, table.reply = paths.of_flow, replies.of_flow
+    table.reduction = flows.reduction
+    table.target_row = 0 if rows is None else rows
+    round_trip_s, window_bytes = _windows(fabric, settings, paths)
+    if packet.window == "fabric":
+        every = find_paths(fabric, _sample_pairs(fabric), _fixed_routing(settings))
+        longest_s, widest_bytes = _windows(fabric, settings, every)
+        round_trip_s[:], window_bytes[:] = longest_s.max(initial=0), widest_bytes.max(initial=0)
+    table.base_rtt_ps = np.maximum(1, np.rint(round_trip_s * PS_PER_S))[paths.of_flow]
+    # Without windows the bits of selective repeat and HPCC's utilisation still need a bound: far more than any queue.
+    table.window_bytes = np.maximum(1, window_bytes)[paths.of_flow]
+    if packet.window == "none":
+        unbounded = packet.recovery == "go_back_n" and packet.congestion != "hpcc"
+        table.window_bytes = 0 if unbounded else 64 * table.window_bytes
+    table.queue = _send_queues(flows, settings)
+    return table
+
+
+def _channels(fabric: Fabric, flows: Flows, settings: NetworkSettings) -> tuple[NDArray[np.int64], Table]:
+    """Of every flow the channel of its sender, -1 where that does not reduce; and the channels' records.
+
+    A round has as many chunks as SimAI thinks that there are ranks: of a group of neighbours as many as there are;
+    where ranks are `stride` apart, all of the fabric's GPUs and scale-up switches by that (`Sys::break_dimension`).
+    """
+    of_flow = np.full(len(flows), -1)
+    reduces = np.flatnonzero(flows.reduction) if settings.compat == "simai" else np.zeros(0, np.int64)
+    if len(reduces) == 0:
+        return of_flow, np.zeros(1, state.CHANNEL).view(np.recarray)
+    num_channels, num_nodes = int(flows.channel.max()) + 1, int(flows.source.max()) + 1
+    rank = flows.group[reduces].astype(np.int64) * num_nodes + flows.source[reduces]
+    known, of_flow[reduces] = np.unique(rank * num_channels + flows.channel[reduces], return_inverse=True)
+    ranks, first, which = np.unique(known // num_channels, return_index=True, return_inverse=True)
+    channels = np.zeros(len(known), state.CHANNEL).view(np.recarray)
+    channels.rank = first[which]
+    group, lowest, size = np.unique(ranks // num_nodes, return_index=True, return_counts=True)
+    stride = np.where(size > 1, ranks[np.minimum(lowest + 1, len(ranks) - 1)] - ranks[lowest], 1)
+    num_ranks = fabric.num_gpus + np.count_nonzero(fabric.kind == NodeKind.SCALE_UP_SWITCH)
+    cycle = np.where(stride == 1, size, np.maximum(1, num_ranks // stride))
+    channels.cycle = cycle[np.searchsorted(group, known // num_channels // num_nodes)]
+    return of_flow, channels
+
+
+def _windows(fabric: Fabric, settings: NetworkSettings, paths: Paths) -> tuple[Floats, Floats]:
+    """Each path's round trip of a full packet and its bandwidth-delay product, as SimAI's `CalculateRoute` has them."""
+    if len(paths.link) == 0:
+        return np.zeros(len(paths.pointer) - 1), np.zeros(len(paths.pointer) - 1)
+    lengths = np.diff(paths.pointer)
+    starts = np.minimum(paths.pointer[:-1], len(paths.link) - 1)
+    rate = fabric.bandwidth_bytes_per_s[paths.link >> 1]
+    hop_s = 2 * fabric.latency_s[paths.link >> 1] + settings.payload_bytes / rate
+    round_trip_s = np.where(lengths, np.add.reduceat(hop_s, starts), 0.0)
+    slowest = np.minimum.reduceat(rate, starts)
+    return round_trip_s, np.floor(round_trip_s * slowest + 1e-6)
+
+
+def _sample_pairs(fabric: Fabric) -> Flows:
+    """From at most 16 GPUs, evenly spaced, to every other: where fabrics repeat, these see every kind of path."""
+    gpus = fabric.nodes_of(NodeKind.GPU)
+    sources = gpus[:: -(-len(gpus) // 16)]
+    source, destination = (ends.ravel() for ends in np.meshgrid(sources, gpus, indexing="ij"))
+    apart = source != destination
+    return flows_of(source[apart], destination[apart], 1)
+
+
+def _send_queues(flows: Flows, settings: NetworkSettings) -> NDArray[np.int64]:
+    """Flows of one connection go one after the other; in SimAI each is a connection of its own."""
+    if settings.compat == "simai":
+        return np.arange(len(flows))
+    queue = np.zeros(len(flows), np.int64)
+    for column in (flows.group, flows.connection, flows.source, flows.destination):
+        _, queue = np.unique(queue * (int(column.max(initial=0)) + 1) + column, return_inverse=True)
+    return queue
+
+
+def _distances(fabric: Fabric, flows: Flows) -> tuple[NDArray[np.int32], NDArray[np.int16]]:
+    """Each flow's row, and for each row the hops from every node to its destination."""
+    destinations, rows = np.unique(flows.destination, return_inverse=True)
+    graph = graph_of(fabric)
+    distances = np.full((len(destinations), fabric.num_nodes), np.iinfo(np.int16).max, np.int16)
+    groups.measure_distances(
+        destinations.astype(np.int64),
+        graph.pointer,
+        graph.neighbor,
+        fabric.kind,
+        fabric.gpus_forward,
+        np.zeros(fabric.num_nodes, np.int64),
+        distances,
+    )
+    return rows.astype(np.int32), distances

@@ -1,0 +1,146 @@
+"""How NICs and switches behave where a network is simulated packet by packet.
+
+Beside each field stands its name in SimAI's configuration file, whose values are the defaults, but for DCQCN's: those
+are of the table of parameters in Zhu et al., "Congestion Control for Large-Scale RDMA Deployments", SIGCOMM 2015
+(SimAI's recover 16 times more slowly), with ten times the additive step as the hyper-active one.
+"""
+
+from typing import Literal
+
+from windtunnel.schema import Schema
+
+GBPS = 125e6
+
+
+class EcnThreshold(Schema):
+    """When switch ports of one rate mark packets: never below `min_bytes` queued, always above `max_bytes`."""
+
+    bytes_per_s: float
+    min_bytes: int
+    """`KMIN_MAP`"""
+    max_bytes: int
+    """`KMAX_MAP`"""
+    max_probability: float
+    """`PMAX_MAP`: just below `max_bytes`."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.min_bytes < self.max_bytes:
+            raise ValueError(f"min_bytes = {self.min_bytes} is not below max_bytes = {self.max_bytes}")
+        if not 0 <= self.max_probability <= 1:
+            raise ValueError(f"max_probability is {self.max_probability:g}; 0 to 1 is possible")
+
+
+class PacketSettings(Schema):
+    """Transport, congestion control and switch buffers."""
+
+    congestion: Literal["none", "dcqcn", "hpcc", "timely", "dctcp"] = "dcqcn"
+    """`CC_MODE`: 1, 3, 7, 8."""
+    window: Literal["fabric", "pair", "none"] = "pair"
+    """What a connection may have in flight: the largest bandwidth-delay product of the fabric, its own, or no limit
+    (`HAS_WIN`, `GLOBAL_T`).
+    """
+    window_follows_rate: bool = True
+    """`VAR_WIN`"""
+    recovery: Literal["go_back_n", "selective_repeat"] = "go_back_n"
+    """What is sent again after a loss: everything from the gap on, or the gap."""
+    reordering_packets: int = 3
+    """Selective repeat: a gap is a loss once a packet so many later has arrived."""
+    timeout_s: float = 320e-6
+    """A connection without progress for so long sends again; only where packets can be lost. Source: RTO_high of Mittal
+    et al., "Revisiting Network Support for RDMA", SIGCOMM 2018.
+    """
+    spray: Literal["random", "shortest_queue"] = "random"
+    """Where `routing` is `spray`: each packet goes to any next hop, or to the one with the least queued."""
+    cut_through: bool = False
+    """Whether switches send a packet on once they have its header."""
+    ack_interval_bytes: int = 1
+    """`L2_ACK_INTERVAL`: data that an acknowledgement waits for; 1 acknowledges every packet."""
+    ack_bytes: int = 60
+    """An acknowledgement on the wire."""
+    acks_first: bool = False
+    """`ACK_HIGH_PRIO`"""
+    pfc: bool = True
+    """Pause a sender whose packets would overflow the buffer; without, they are dropped."""
+    dynamic_pfc: bool = True
+    """`USE_DYNAMIC_PFC_THRESHOLD`: a port's share of the buffer is taken from what is free, or from all of it."""
+    buffer_bytes: int = 32 * 2**20
+    """`BUFFER_SIZE`: of a switch."""
+    pfc_shift: int = 3
+    """A port may take 1 / 2 ** shift of the shared buffer."""
+    reserve_bytes: int = 4096
+    """Of the buffer for each port, before it takes from the shared part."""
+    resume_offset_bytes: int = 3072
+    """A paused sender may go on when its port is so far below its share."""
+    ecn: bool = True
+    """`ENABLE_QCN`"""
+    ecn_thresholds: tuple[EcnThreshold, ...] = ()
+    """By port rate. None: 100 kB to 400 kB for each 25 Gb/s, probability 0.2, as in Li et al., "HPCC", SIGCOMM 2019,
+    section 5.1.
+    """
+    min_rate_bytes_per_s: float = 0.1 * GBPS
+    """`MIN_RATE`"""
+    rate_ai_bytes_per_s: float = 0.04 * GBPS
+    """`RATE_AI`: additive increase of DCQCN, HPCC and TIMELY."""
+    rate_hai_bytes_per_s: float = 0.4 * GBPS
+    """`RATE_HAI`: hyper-active increase."""
+    ewma_gain: float = 1 / 256
+    """`EWMA_GAIN`: g of DCQCN and DCTCP."""
+    alpha_interval_s: float = 55e-6
+    """`ALPHA_RESUME_INTERVAL`"""
+    decrease_interval_s: float = 50e-6
+    """`RATE_DECREASE_INTERVAL`"""
+    increase_interval_s: float = 55e-6
+    """`RP_TIMER`"""
+    fast_recovery_times: int = 5
+    """`FAST_RECOVERY_TIMES`"""
+    clamp_target_rate: bool = False
+    """`CLAMP_TARGET_RATE`"""
+    dctcp_rate_ai_bytes_per_s: float = 1 * GBPS
+    """`DCTCP_RATE_AI`"""
+    target_utilisation: float = 0.95
+    """`U_TARGET`: of HPCC."""
+    most_increases: int = 0
+    """`MI_THRESH`: HPCC's additive increases in a row."""
+    fast_react: bool = True
+    """`FAST_REACT`: HPCC looks at every acknowledgement, not at one a round trip."""
+    timely_alpha: float = 0.875
+    timely_beta: float = 0.8
+    timely_low_s: float = 50e-6
+    timely_high_s: float = 500e-6
+    timely_min_rtt_s: float = 20e-6
+    trace_interval_s: float = 0.0
+    """`QLEN_MON_INTERVAL`: between two looks at the queues; 0: none."""
+
+    def __post_init__(self) -> None:
+        for name in ("ack_interval_bytes", "ack_bytes", "buffer_bytes", "reordering_packets"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; at least 1 is needed")
+        for name in ("timeout_s", "min_rate_bytes_per_s", "alpha_interval_s", "decrease_interval_s"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} is {getattr(self, name):g}; more than 0 is needed")
+        for name in ("reserve_bytes", "resume_offset_bytes", "pfc_shift", "trace_interval_s", "increase_interval_s"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} is {getattr(self, name):g}; at least 0 is needed")
+
+
+SIMAI_PACKETS = PacketSettings(
+    window="fabric",
+    rate_ai_bytes_per_s=0.05 * GBPS,
+    rate_hai_bytes_per_s=0.1 * GBPS,
+    alpha_interval_s=1e-6,
+    decrease_interval_s=4e-6,
+    increase_interval_s=900e-6,
+    fast_recovery_times=1,
+    ecn_thresholds=tuple(
+        EcnThreshold(bytes_per_s=gbps * GBPS, min_bytes=low * 1000, max_bytes=high * 1000, max_probability=probability)
+        for gbps, low, high, probability in (
+            (25, 100, 400, 0.2),
+            (50, 200, 800, 0.2),
+            (100, 400, 1600, 0.2),
+            (200, 300, 1200, 0.8),
+            (400, 800, 3200, 0.2),
+            (1600, 600, 2400, 0.2),
+        )
+    ),
+)
+"""What SimAI 1.6 runs with: its `SimAI.conf`, and the one window for all connections that its code insists on."""

@@ -1,0 +1,208 @@
+"""Route flows over a fabric: paths, bytes on the wire, rates of links, and the times that a run of flows returns."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.errors import InputError
+from windtunnel.network import routing as route_kernel
+from windtunnel.network.fabric import Fabric
+from windtunnel.network.flows import Flows
+from windtunnel.network.settings import NetworkSettings
+
+SIMAI_ACK_BYTES = 60
+
+
+SIMAI_SEND_DELAY_S = 10e-9
+"""Added by ASTRA-sim to every send."""
+
+
+FIRST_PORT = 10000
+"""Of the sender; SimAI's, as is the receiver's."""
+
+
+RECEIVER_PORT = 100
+
+
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """A fabric's links seen from its nodes; node i's neighbours lie from `pointer[i]` to `pointer[i + 1]`, by id."""
+
+    pointer: NDArray[np.int64]
+    neighbor: NDArray[np.int32]
+    direction: NDArray[np.int32]
+    """The directed link there: 2 x link, or 2 x link + 1 from the second end to the first."""
+
+
+@dataclass(frozen=True, eq=False)
+class Paths:
+    """Paths as directed links; path p's lie from `pointer[p]` to `pointer[p + 1]`."""
+
+    of_flow: NDArray[np.int32]
+    pointer: NDArray[np.int64]
+    link: NDArray[np.int32]
+    share: NDArray[np.float64]
+    """What part of a flow each link carries; empty where every link carries all of it."""
+
+
+@dataclass(frozen=True, eq=False)
+class FlowTimes:
+    """When every flow began, had sent its last byte and completed; and what the links carried."""
+
+    begin_s: NDArray[np.float64]
+    sent_s: NDArray[np.float64]
+    finish_s: NDArray[np.float64]
+    link_bytes: NDArray[np.float64]
+    """(2 x num_links,) by directed link, headers included."""
+    link_was_full: NDArray[np.bool_]
+    """(2 x num_links,) whether more wanted to cross it at some time than it carries."""
+    num_events: int
+    total_s: float
+    """From time zero to the last completion; at packet level as SimAI, to that of rank 0."""
+
+
+def graph_of(fabric: Fabric) -> Graph:
+    """The adjacency of a fabric."""
+    ends = np.concatenate([fabric.link_a, fabric.link_b])
+    others = np.concatenate([fabric.link_b, fabric.link_a])
+    links = np.arange(fabric.num_links, dtype=np.int32)
+    direction = np.concatenate([2 * links, 2 * links + 1])
+    order = np.lexsort((others, ends))
+    pointer = np.zeros(fabric.num_nodes + 1, np.int64)
+    np.cumsum(np.bincount(ends, minlength=fabric.num_nodes), out=pointer[1:])
+    return Graph(pointer, others[order], direction[order])
+
+
+def ports_of(flows: Flows, settings: NetworkSettings) -> NDArray[np.int32]:
+    """The source port of every flow, which decides its path under ECMP.
+
+    NCCL keeps a connection (a queue pair, hence a port) for each channel and peer. SimAI opens one for every flow:
+    10000 plus how many flows of the same pair came before.
+    """
+    if settings.compat != "simai":
+        return (FIRST_PORT + flows.connection).astype(np.int32)
+    order = np.lexsort((flows.channel, flows.step, flows.destination, flows.source))
+    source, destination = flows.source[order], flows.destination[order]
+    new_pair = np.concatenate([[True], (source[1:] != source[:-1]) | (destination[1:] != destination[:-1])])
+    position = np.arange(len(flows))
+    first = np.maximum.accumulate(np.where(new_pair, position, 0))
+    ports = np.empty(len(flows), np.int32)
+    ports[order] = FIRST_PORT + position - first
+    return ports
+
+
+def find_paths(fabric: Fabric, flows: Flows, settings: NetworkSettings, *, answers: bool = False) -> Paths:
+    """The path of every flow, or of its acknowledgements; flows with the same ends and port share one.
+
+    Raises:
+        InputError: two ends are not connected, or are no nodes of the fabric.
+    """
+    n = fabric.num_nodes
+    for ends in (flows.source, flows.destination):
+        if len(ends) and not 0 <= ends.min() <= ends.max() < n:
+            raise InputError(f"a flow ends at node {ends.max()}; {fabric.name} has nodes 0 to {n - 1}")
+    spray = settings.routing == "spray"
+    ports = np.zeros(len(flows), np.int32) if spray else ports_of(flows, settings)
+    key = (flows.source.astype(np.int64) * n + flows.destination) * (1 << 24) + ports
+    _, first, of_flow = np.unique(key, return_index=True, return_inverse=True)
+    graph = graph_of(fabric)
+    source, destination, port = flows.source[first], flows.destination[first], ports[first].astype(np.int64)
+    both_ports = port | RECEIVER_PORT << 16
+    if answers:
+        source, destination, both_ports = destination, source, RECEIVER_PORT | port << 16
+    pointer = np.zeros(len(first) + 1, np.int64)
+    capacity = 8 * len(first) + 64
+    while True:
+        link = np.empty(capacity, np.int32)
+        share = np.empty(capacity if spray else 0)
+        far = np.full(n, route_kernel.UNKNOWN, np.int8)
+        scratch = [np.empty(n + 1, np.int32) for _ in range(5)]
+        written = route_kernel.trace_paths(
+            source,
+            destination,
+            both_ports,
+            np.arange(len(first)),
+            settings.seed,
+            graph.pointer,
+            graph.neighbor,
+            graph.direction,
+            fabric.kind,
+            fabric.gpus_forward,
+            spray,
+            far,
+            far.copy(),
+            *scratch,
+            np.zeros(n),
+            pointer,
+            link,
+            share,
+        )
+        if written != -1:
+            break
+        capacity *= 4
+    if written < 0:
+        lost = -2 - written
+        raise InputError(f"{fabric.name}: there is no path from node {source[lost]} to node {destination[lost]}")
+    return Paths(of_flow.astype(np.int32), pointer, link[:written], share[:written])
+
+
+def wire_bytes(size_bytes: NDArray[np.int64], settings: NetworkSettings) -> NDArray[np.int64]:
+    """Bytes on the wire: those of the flow and a header for each packet."""
+    packets = -(-size_bytes // settings.payload_bytes)
+    return size_bytes + packets * settings.header_bytes
+
+
+def data_bytes_per_s(fabric: Fabric, settings: NetworkSettings) -> NDArray[np.float64]:
+    """What each link carries of data and its headers.
+
+    SimAI's ns-3 cuts the time of a packet to whole nanoseconds, and every data packet is answered by an acknowledgement
+    on the other direction of its links, which rings and all-to-alls load with data too.
+    """
+    if settings.compat != "simai":
+        return fabric.bandwidth_bytes_per_s
+    packet_bytes = settings.payload_bytes + settings.header_bytes
+    data_ns = np.floor(packet_bytes / fabric.bandwidth_bytes_per_s * 1e9 + 1e-6)
+    answer_ns = np.floor(SIMAI_ACK_BYTES / fabric.bandwidth_bytes_per_s * 1e9 + 1e-6)
+    return np.asarray(packet_bytes / np.maximum(data_ns + answer_ns, 1) * 1e9)
+
+
+def send_delay_s(settings: NetworkSettings) -> float:
+    """From data being there to its first byte on the wire."""
+    return settings.send_latency_s + (SIMAI_SEND_DELAY_S if settings.compat == "simai" else 0.0)
+
+
+def tail_seconds(
+    fabric: Fabric, settings: NetworkSettings, paths: Paths, last_bytes: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """From a flow's last byte leaving to its completion: propagation, and its last packet stored and forwarded.
+
+    SimAI completes a flow when its sender has the last acknowledgement, which takes the way back too.
+    """
+    hop_path = np.repeat(np.arange(len(paths.pointer) - 1), np.diff(paths.pointer))
+    link = paths.link // 2
+    weight = paths.share if len(paths.share) else np.ones(len(link))
+    latency = np.bincount(hop_path, fabric.latency_s[link] * weight, len(paths.pointer) - 1)
+    slowness = weight / fabric.bandwidth_bytes_per_s[link]
+    all_hops = np.bincount(hop_path, slowness, len(paths.pointer) - 1)
+    first_hop = np.bincount(hop_path[paths.pointer[:-1]], slowness[paths.pointer[:-1]], len(paths.pointer) - 1)
+    tail = latency[paths.of_flow] + last_bytes * (all_hops - first_hop)[paths.of_flow]
+    if settings.compat == "simai":
+        tail += latency[paths.of_flow] + SIMAI_ACK_BYTES * all_hops[paths.of_flow]
+    return np.asarray(tail)
+
+
+def followers(flows: Flows) -> NDArray[np.int32]:
+    """The next flow of the same connection, -1 for none.
+
+    A queue pair sends one message after the other. SimAI opens a queue pair for every flow, so there all of them may be
+    on the way together; but a rank posts the receive of a step when it begins to send that step
+    (`NcclTreeFlowModel::ready`), so that no step begins before the one before.
+    """
+    order = np.lexsort((flows.step, flows.destination, flows.source, flows.connection, flows.group))
+    same = np.ones(len(order) - 1, bool)
+    for column in (flows.group, flows.connection, flows.source, flows.destination):
+        same &= column[order[1:]] == column[order[:-1]]
+    follower = np.full(len(order), -1, np.int32)
+    follower[order[:-1][same]] = order[1:][same]
+    return follower

@@ -1,0 +1,591 @@
+"""Topologies by their parameters, and the fabrics that they build.
+
+The two-tier networks have the parameters, defaults and order of nodes and links of SimAI 1.6's `gen_Topo_Template.py`
+(named beside each field), so that the files which both write are equal.
+"""
+
+from dataclasses import dataclass, field
+from math import ceil, prod
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from windtunnel import catalog
+from windtunnel.errors import InputError
+from windtunnel.network.fabric import Fabric, NodeKind
+from windtunnel.schema import Schema
+
+GBPS = 125e6
+"""Bytes per second of one gigabit per second."""
+
+
+class _Servers(Schema):
+    """GPUs in servers that one scale-up network joins inside."""
+
+    num_gpus: int = 32
+    """`-g`"""
+    gpus_per_server: int = 8
+    """`-gps`"""
+    gpu_type: str = "H100"
+    """`-gt`"""
+    scale_up_switches_per_server: int = 1
+    """`-nsps`: NVSwitches."""
+    scale_up_bytes_per_s: float = 2880 * GBPS
+    """`-nvbw`: of one GPU to one scale-up switch, one direction."""
+    scale_up_latency_s: float = 25e-9
+    """`-nl`"""
+    latency_s: float = 500e-9
+    """`-l`: of every scale-out link."""
+    error_fraction: float = 0.0
+    """`-er`: packets lost on each link."""
+
+    def __post_init__(self) -> None:
+        _require_counts(self, "num_gpus", "gpus_per_server", "scale_up_switches_per_server")
+        _require_rates(self)
+        if self.num_gpus % self.gpus_per_server:
+            raise ValueError(f"gpus_per_server = {self.gpus_per_server} does not divide num_gpus = {self.num_gpus}")
+
+
+class _TwoTier(_Servers):
+    """Servers below leaf switches (ASW, ToR), every leaf linked to every spine (PSW) of its plane."""
+
+    nic_bytes_per_s: float | None = None
+    """`-bw`: of one NIC port. None: 400 Gb/s, or 200 Gb/s where a named network has two ports per GPU."""
+    gpus_per_leaf: int | None = None
+    """`-npa`: NIC ports down of a leaf. None: 64, or 128 where a named network has two ports per GPU."""
+    num_spines: int = 64
+    """`-psn`: in all planes together."""
+    leaf_spine_bytes_per_s: float = 400 * GBPS
+    """`-apbw`"""
+    leaf_ports_up: int | None = None
+    """`-app`: ports to spines, which bounds how many segments there may be. None: 64; 240 in HPN, 120 with two planes;
+    8 in DCN+.
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _require_counts(self, "num_spines", "gpus_per_leaf", "leaf_ports_up")
+
+
+class TwoTier(_TwoTier, tag="two_tier"):
+    """Leaves and spines without a vendor's name; by default each server's NICs end at one leaf."""
+
+    rail_optimised: bool = False
+    """`--ro`: GPU k of every server ends at leaf k of its segment."""
+    dual_tor: bool = False
+    """`--dt`: two NIC ports per GPU, at two leaves."""
+    dual_plane: bool = False
+    """`--dp`: the two leaves belong to spine planes that do not meet."""
+
+
+class SpectrumX(_TwoTier, tag="spectrum_x"):
+    """NVIDIA Spectrum-X: rail-optimised, one port per GPU."""
+
+    num_gpus: int = 4096
+
+
+class AlibabaHpn(_TwoTier, tag="alibaba_hpn"):
+    """Alibaba HPN 7.0: rail-optimised, two ports per GPU at two leaves, one or two spine planes.
+
+    Source: Qian et al., "Alibaba HPN: A Data Center Network for Large Language Model Training", SIGCOMM 2024.
+    """
+
+    num_gpus: int = 15360
+    num_spines: int = 120
+    dual_plane: bool = False
+
+
+class DcnPlus(_TwoTier, tag="dcn_plus"):
+    """Alibaba DCN+: a server's NICs end at one leaf, or with `dual_tor` at two; not rail-optimised."""
+
+    num_gpus: int = 512
+    num_spines: int = 8
+    dual_tor: bool = False
+
+
+TwoTierTopology: TypeAlias = SpectrumX | AlibabaHpn | DcnPlus | TwoTier
+
+
+class FatTree(_Servers, tag="fat_tree"):
+    """A Clos network of switches with `radix` ports, of two or three tiers, with oversubscription at the leaves.
+
+    Source: Al-Fares et al., "A Scalable, Commodity Data Center Network Architecture", SIGCOMM 2008, section 3 (three
+    tiers, oversubscription 1, one GPU a server: its k-ary fat tree with k = radix).
+    """
+
+    num_gpus: int = 1024
+    nic_bytes_per_s: float = 400 * GBPS
+    """Of one NIC port."""
+    radix: int = 64
+    num_tiers: int = 2
+    oversubscription: float = 1.0
+    """Ports down of a leaf for each port up."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _require_counts(self, "radix")
+        if self.num_tiers not in (2, 3):
+            raise ValueError(f"num_tiers is {self.num_tiers}; 2 or 3 is possible")
+        if self.oversubscription <= 0 or self.ports_up < 1 or self.ports_down < 1:
+            raise ValueError(
+                f"oversubscription = {self.oversubscription:g} leaves a leaf of {self.radix} ports without"
+            )
+
+    @property
+    def ports_up(self) -> int:
+        return round(self.radix / (1 + self.oversubscription))
+
+    @property
+    def ports_down(self) -> int:
+        return self.radix - self.ports_up
+
+
+class NvLinkDomains(_Servers, tag="nvl"):
+    """NVLink domains of 36, 72 or 576 GPUs, joined by scale-out rails.
+
+    GPU k of a domain has its NIC on rail k modulo `num_rails`; each rail is one leaf per `domains_per_leaf` domains.
+    Source of the defaults: NVIDIA GB200 NVL72 datasheet (18 NVLinks of 50 GB/s a GPU, one to each of 18 switches).
+    """
+
+    num_gpus: int = 144
+    gpus_per_server: int = 72
+    """GPUs of one NVLink domain."""
+    gpu_type: str = "GB200"
+    scale_up_switches_per_server: int = 18
+    scale_up_bytes_per_s: float = 50e9
+    scale_up_latency_s: float = 300e-9
+    nic_bytes_per_s: float = 400 * GBPS
+    """Of one NIC port."""
+    num_rails: int = 4
+    domains_per_leaf: int = 4
+    num_spines: int = 16
+    leaf_spine_bytes_per_s: float = 800 * GBPS
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _require_counts(self, "num_rails", "domains_per_leaf", "num_spines")
+        if self.gpus_per_server % self.num_rails:
+            raise ValueError(f"num_rails = {self.num_rails} does not divide gpus_per_server = {self.gpus_per_server}")
+
+
+class NodeRails(Schema, tag="node"):
+    """Servers of one kind of the catalog (`dgx_h100`, `gb200_nvl72`, pair-wise NVLink, ...) on scale-out rails.
+
+    One server has no scale-out network. More have a leaf for each GPU position and spines that carry all of it.
+    """
+
+    node: str
+    """A name of the catalog's nodes, or a YAML file."""
+    num_servers: int = 1
+    latency_s: float = 500e-9
+    """Of every scale-out link."""
+    num_spines: int = 8
+
+    def __post_init__(self) -> None:
+        _require_counts(self, "num_servers", "num_spines")
+
+
+class Torus(Schema, tag="torus"):
+    """GPUs in a ring along each dimension, as TPU v4 pods are wired; a dimension of 2 has one link, not two."""
+
+    dimensions: tuple[int, ...] = (4, 4, 4)
+    gpu_type: str = "TPU"
+    link_bytes_per_s: float = 50e9
+    """Of one link, one direction. TPU v4: 50 GB/s (Jouppi et al., ISCA 2023, table 4)."""
+    latency_s: float = 500e-9
+
+    def __post_init__(self) -> None:
+        if not self.dimensions or min(self.dimensions) < 1 or prod(self.dimensions) < 2:
+            raise ValueError(f"dimensions are {list(self.dimensions)}; at least two devices are needed")
+        _require_rates(self)
+
+
+class Dragonfly(_Servers, tag="dragonfly"):
+    """Groups of fully meshed switches, with one link between any two groups.
+
+    Source: Kim et al., "Technology-Driven, Highly-Scalable Dragonfly Topology", ISCA 2008, section 3, with
+    p = `nics_per_switch`, a = `switches_per_group`, h = `global_links_per_switch` and at most a h + 1 groups.
+    """
+
+    num_gpus: int = 72
+    gpus_per_server: int = 1
+    nic_bytes_per_s: float = 400 * GBPS
+    """Of one NIC port."""
+    nics_per_switch: int = 2
+    switches_per_group: int = 4
+    global_links_per_switch: int = 2
+    switch_bytes_per_s: float = 400 * GBPS
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _require_counts(self, "nics_per_switch", "switches_per_group", "global_links_per_switch")
+        most = self.switches_per_group * self.global_links_per_switch + 1
+        if self.num_groups > most:
+            raise ValueError(f"num_gpus = {self.num_gpus} needs {self.num_groups} groups; {most} can be joined")
+
+    @property
+    def num_groups(self) -> int:
+        return ceil(self.num_gpus / (self.nics_per_switch * self.switches_per_group))
+
+
+class TopologyFile(Schema, tag="file"):
+    """A topology file in SimAI's format."""
+
+    path: str
+
+
+Topology: TypeAlias = (
+    SpectrumX | AlibabaHpn | DcnPlus | TwoTier | FatTree | NvLinkDomains | NodeRails | Torus | Dragonfly | TopologyFile
+)
+"""What a scenario or the command line may ask for; `build_fabric` makes every kind but `TopologyFile`."""
+
+
+def build_fabric(topology: Topology) -> Fabric:
+    """The fabric of a topology's parameters.
+
+    Raises:
+        InputError: the parameters do not fit each other.
+    """
+    match topology:
+        case SpectrumX() | AlibabaHpn() | DcnPlus() | TwoTier():
+            return _two_tier(topology)
+        case FatTree():
+            return _fat_tree(topology)
+        case NvLinkDomains():
+            return _nvlink_domains(topology)
+        case NodeRails():
+            return _node_rails(topology)
+        case Torus():
+            return _torus(topology)
+        case Dragonfly():
+            return _dragonfly(topology)
+        case TopologyFile():
+            raise InputError(f"{topology.path} is a file, not parameters", "read it with interop.simai.read_topology")
+
+
+@dataclass
+class _Wiring:
+    """A fabric in the making: groups of links in the order in which they are added."""
+
+    ends: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = field(default_factory=list)
+    rates: list[NDArray[np.float64]] = field(default_factory=list)
+    latencies: list[NDArray[np.float64]] = field(default_factory=list)
+
+    def link(self, a: ArrayLike, b: ArrayLike, bytes_per_s: ArrayLike, latency_s: ArrayLike) -> None:
+        """Links between `a` and `b`, scalars or arrays that broadcast."""
+        ends_a, ends_b, rate, latency = np.broadcast_arrays(a, b, bytes_per_s, latency_s)
+        self.ends.append((ends_a.ravel(), ends_b.ravel()))
+        self.rates.append(rate.ravel().astype(np.float64))
+        self.latencies.append(latency.ravel().astype(np.float64))
+
+    def fabric(
+        self,
+        name: str,
+        gpu_type: str,
+        num_gpus: int,
+        gpus_per_server: int,
+        num_scale_up_switches: int,
+        tiers: list[int],
+        error_fraction: float = 0.0,
+        gpus_forward: bool = False,
+    ) -> Fabric:
+        """The fabric, with `tiers[i]` switches in tier i + 1."""
+        counts = [num_gpus, num_scale_up_switches, sum(tiers)]
+        kind = np.repeat(np.array([NodeKind.GPU, NodeKind.SCALE_UP_SWITCH, NodeKind.SWITCH], np.int8), counts)
+        tier = np.repeat(np.arange(len(tiers) + 1), [num_gpus + num_scale_up_switches, *tiers]).astype(np.int8)
+        num_servers = num_gpus // gpus_per_server
+        per_server = num_scale_up_switches // num_servers
+        server = np.concatenate(
+            [
+                np.arange(num_gpus) // gpus_per_server,
+                np.arange(num_scale_up_switches) // max(per_server, 1),
+                np.full(sum(tiers), -1),
+            ]
+        ).astype(np.int32)
+        a = np.concatenate([pair[0] for pair in self.ends]).astype(np.int32)
+        b = np.concatenate([pair[1] for pair in self.ends]).astype(np.int32)
+        return Fabric(
+            name=name,
+            gpu_type=gpu_type,
+            gpus_per_server=gpus_per_server,
+            kind=kind,
+            tier=tier,
+            server=server,
+            link_a=a,
+            link_b=b,
+            bandwidth_bytes_per_s=np.concatenate(self.rates),
+            latency_s=np.concatenate(self.latencies),
+            error_fraction=np.full(len(a), error_fraction),
+            gpus_forward=gpus_forward,
+        )
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """What the two-tier topologies come to."""
+
+    rail_optimised: bool
+    dual_tor: bool
+    dual_plane: bool
+    nic_bytes_per_s: float
+    gpus_per_leaf: int
+    leaf_ports_up: int
+    title: str
+
+
+def _shape(topology: TwoTierTopology) -> _Shape:
+    match topology:
+        case SpectrumX():
+            title, rails, dual_tor, dual_plane, ports_up = "Spectrum-X", True, False, False, 64
+        case AlibabaHpn():
+            dual_plane = topology.dual_plane
+            title, rails, dual_tor, ports_up = "AlibabaHPN", True, True, 120 if dual_plane else 240
+        case DcnPlus():
+            title, rails, dual_tor, dual_plane, ports_up = "DCN+", False, topology.dual_tor, False, 8
+        case TwoTier():
+            rails, dual_tor, dual_plane = topology.rail_optimised, topology.dual_tor, topology.dual_plane
+            title, ports_up = "Rail_Opti" if rails else "No_Rail_Opti", 64
+    two_ports = dual_tor and not isinstance(topology, TwoTier)
+    return _Shape(
+        rail_optimised=rails,
+        dual_tor=dual_tor,
+        dual_plane=dual_plane,
+        nic_bytes_per_s=topology.nic_bytes_per_s or (200 if two_ports else 400) * GBPS,
+        gpus_per_leaf=topology.gpus_per_leaf or (128 if two_ports else 64),
+        leaf_ports_up=topology.leaf_ports_up or ports_up,
+        title=title,
+    )
+
+
+def two_tier_name(topology: TwoTierTopology) -> str:
+    """The file name that SimAI gives it: `Spectrum-X_128g_8gps_400Gbps_H100`."""
+    shape = _shape(topology)
+    size = f"{topology.num_gpus}g_{topology.gpus_per_server}gps"
+    tor = "DualToR" if shape.dual_tor else "SingleToR"
+    plane = "DualPlane" if shape.dual_plane else "SinglePlane"
+    front = {
+        "Spectrum-X": f"Spectrum-X_{size}",
+        "DCN+": f"DCN+{tor}_{size}",
+        "Rail_Opti": f"Rail_Opti_{tor}_{size}" + (f"_{plane}" if shape.dual_tor else ""),
+        "AlibabaHPN": f"AlibabaHPN_{size}_{tor}_{plane}",
+        "No_Rail_Opti": f"No_Rail_Opti_{size}_{tor}",
+    }[shape.title]
+    return f"{front}_{shape.nic_bytes_per_s / GBPS:g}Gbps_{topology.gpu_type}"
+
+
+def num_leaves(topology: TwoTierTopology) -> int:
+    """The leaf switches (SimAI's `-asn`) that the GPUs need."""
+    shape = _shape(topology)
+    leaves_per_segment = (topology.gpus_per_server if shape.rail_optimised else 1) * (2 if shape.dual_tor else 1)
+    return _num_segments(topology, shape) * leaves_per_segment
+
+
+def _num_segments(topology: TwoTierTopology, shape: _Shape) -> int:
+    per_segment = shape.gpus_per_leaf * (topology.gpus_per_server if shape.rail_optimised else 1)
+    return ceil(topology.num_gpus / per_segment)
+
+
+def _check_two_tier(topology: TwoTierTopology, shape: _Shape) -> None:
+    if shape.dual_plane and not (shape.rail_optimised and shape.dual_tor):
+        raise InputError("dual_plane needs rail_optimised and dual_tor", "two planes need two ports per GPU, by rail")
+    if shape.dual_plane and topology.num_spines % 2:
+        raise InputError(f"num_spines = {topology.num_spines} cannot be split over two planes")
+    segments = _num_segments(topology, shape)
+    if shape.rail_optimised:
+        most = shape.leaf_ports_up // topology.gpus_per_server
+    else:
+        most = shape.leaf_ports_up // (2 if shape.dual_tor else 1)
+    if segments > most:
+        raise InputError(
+            f"{topology.num_gpus} GPUs need {segments} segments; leaf_ports_up = {shape.leaf_ports_up} allows {most}",
+            "raise leaf_ports_up or gpus_per_leaf, or use fewer GPUs",
+        )
+
+
+def _two_tier(topology: TwoTierTopology) -> Fabric:
+    """Rails, planes and doubled leaves as `gen_Topo_Template.py` of SimAI 1.6 lays them out."""
+    shape = _shape(topology)
+    _check_two_tier(topology, shape)
+    wiring = _Wiring()
+    gpu = np.arange(topology.num_gpus)
+    per_server = topology.gpus_per_server
+    num_up_switches = topology.num_gpus // per_server * topology.scale_up_switches_per_server
+    first_leaf = topology.num_gpus + num_up_switches
+    leaves = num_leaves(topology)
+    if shape.rail_optimised:
+        leaf = gpu // (per_server * shape.gpus_per_leaf) * per_server + gpu % per_server
+    else:
+        leaf = gpu // shape.gpus_per_leaf
+    leaf_of_port = [leaf, leaf + leaves // 2] if shape.dual_tor else [leaf]
+    _link_servers(wiring, topology, shape.nic_bytes_per_s, [first_leaf + ends for ends in leaf_of_port])
+    spine = first_leaf + leaves + np.arange(topology.num_spines)
+    planes = 2 if shape.dual_plane else 1
+    for plane in range(planes):
+        own_leaves = first_leaf + np.arange(leaves).reshape(planes, -1)[plane]
+        own_spines = spine.reshape(planes, -1)[plane]
+        wiring.link(own_leaves[:, None], own_spines, topology.leaf_spine_bytes_per_s, topology.latency_s)
+    return _of_servers(topology, wiring, two_tier_name(topology), [leaves, topology.num_spines])
+
+
+def _link_servers(
+    wiring: _Wiring, servers: _Servers, nic_bytes_per_s: float, leaf_of_port: list[NDArray[np.int64]]
+) -> None:
+    """Each GPU's scale-up links, then its NIC ports, GPU after GPU."""
+    gpu = np.arange(servers.num_gpus)
+    switches = servers.scale_up_switches_per_server
+    up = servers.num_gpus + gpu[:, None] // servers.gpus_per_server * switches + np.arange(switches)
+    ends = np.concatenate([up, np.stack(leaf_of_port, axis=1)], axis=1)
+    ports = len(leaf_of_port)
+    rates = [servers.scale_up_bytes_per_s] * switches + [nic_bytes_per_s] * ports
+    latencies = [servers.scale_up_latency_s] * switches + [servers.latency_s] * ports
+    wiring.link(gpu[:, None], ends, np.array(rates), np.array(latencies))
+
+
+def _of_servers(servers: _Servers, wiring: _Wiring, name: str, tiers: list[int]) -> Fabric:
+    num_switches = servers.num_gpus // servers.gpus_per_server * servers.scale_up_switches_per_server
+    return wiring.fabric(
+        name,
+        servers.gpu_type,
+        servers.num_gpus,
+        servers.gpus_per_server,
+        num_switches,
+        tiers,
+        servers.error_fraction,
+    )
+
+
+def _first_leaf(servers: _Servers) -> int:
+    return servers.num_gpus + servers.num_gpus // servers.gpus_per_server * servers.scale_up_switches_per_server
+
+
+def _fat_tree(topology: FatTree) -> Fabric:
+    up, down, radix = topology.ports_up, topology.ports_down, topology.radix
+    leaves = ceil(topology.num_gpus / down)
+    most_leaves = radix if topology.num_tiers == 2 else radix // 2 * radix
+    if leaves > most_leaves:
+        raise InputError(
+            f"{topology.num_gpus} GPUs need {leaves} leaves; {most_leaves} of {radix} ports can be joined in "
+            f"{topology.num_tiers} tiers",
+            "raise radix or num_tiers",
+        )
+    wiring = _Wiring()
+    first = _first_leaf(topology)
+    _link_servers(wiring, topology, topology.nic_bytes_per_s, [first + np.arange(topology.num_gpus) // down])
+    leaf = np.arange(leaves)
+    rate, latency = topology.nic_bytes_per_s, topology.latency_s
+    name = f"FatTree_{topology.num_gpus}g_{topology.num_tiers}tiers_radix{radix}_{topology.gpu_type}"
+    if topology.num_tiers == 2:
+        wiring.link(first + leaf[:, None], first + leaves + np.arange(up), rate, latency)
+        return _of_servers(topology, wiring, name, [leaves, up])
+    pods = ceil(leaves / (radix // 2))
+    spine_in_pod = np.arange(up)
+    spine_of_leaf = leaf[:, None] // (radix // 2) * up + spine_in_pod
+    wiring.link(first + leaf[:, None], first + leaves + spine_of_leaf, rate, latency)
+    spine = np.arange(pods * up)
+    core = spine[:, None] % up * (radix // 2) + np.arange(radix // 2)
+    wiring.link(first + leaves + spine[:, None], first + leaves + pods * up + core, rate, latency)
+    return _of_servers(topology, wiring, name, [leaves, pods * up, up * (radix // 2)])
+
+
+def _nvlink_domains(topology: NvLinkDomains) -> Fabric:
+    wiring = _Wiring()
+    first = _first_leaf(topology)
+    gpu = np.arange(topology.num_gpus)
+    domain = gpu // topology.gpus_per_server
+    rails, num_domains = topology.num_rails, topology.num_gpus // topology.gpus_per_server
+    leaf = domain // topology.domains_per_leaf * rails + gpu % topology.gpus_per_server % rails
+    _link_servers(wiring, topology, topology.nic_bytes_per_s, [first + leaf])
+    leaves = ceil(num_domains / topology.domains_per_leaf) * rails
+    spine = first + leaves + np.arange(topology.num_spines)
+    leaf_ids = first + np.arange(leaves)
+    wiring.link(leaf_ids[:, None], spine, topology.leaf_spine_bytes_per_s, topology.latency_s)
+    name = f"NVL{topology.gpus_per_server}_{topology.num_gpus}g_{rails}rails_{topology.gpu_type}"
+    return _of_servers(topology, wiring, name, [leaves, topology.num_spines])
+
+
+def _node_rails(topology: NodeRails) -> Fabric:
+    node = catalog.node(topology.node)
+    size, num_servers = node.num_devices, topology.num_servers
+    if num_servers > 1 and node.scale_out is None:
+        raise InputError(f"{node.name} has no link to other servers", "use num_servers = 1, or a node with scale_out")
+    wiring = _Wiring()
+    num_gpus = size * num_servers
+    gpu = np.arange(num_gpus)
+    group = node.scale_up_group_size or size
+    bridged = group < size
+    if bridged:
+        if node.host is None:
+            raise InputError(f"{node.name} joins {group} of {size} devices, and no host link joins the others")
+        for step in range(1, group):
+            first_of_pair = gpu[gpu % group + step < group]
+            wiring.link(first_of_pair, first_of_pair + step, node.scale_up.bytes_per_s / (group - 1), 0.0)
+    up = node.host if bridged and node.host is not None else node.scale_up
+    wiring.link(gpu, num_gpus + gpu // size, up.bytes_per_s, up.latency_s / 2)
+    tiers: list[int] = []
+    if num_servers > 1 and node.scale_out is not None:
+        leaf = num_gpus + num_servers
+        out = node.scale_out.bytes_per_s
+        wiring.link(gpu, leaf + gpu % size, out, topology.latency_s)
+        spine = leaf + size + np.arange(topology.num_spines)
+        leaf_ids = leaf + np.arange(size)
+        wiring.link(leaf_ids[:, None], spine, out * num_servers / topology.num_spines, topology.latency_s)
+        tiers = [size, topology.num_spines]
+    name = f"{node.name}_{num_servers}servers"
+    return wiring.fabric(name, node.device, num_gpus, size, num_servers, tiers)
+
+
+def _torus(topology: Torus) -> Fabric:
+    dimensions = topology.dimensions
+    ids = np.arange(prod(dimensions)).reshape(dimensions)
+    wiring = _Wiring()
+    for axis, length in enumerate(dimensions):
+        ends = np.roll(ids, -1, axis)
+        if length == 1:
+            continue
+        if length == 2:
+            ids_here, ends = np.take(ids, [0], axis), np.take(ids, [1], axis)
+            wiring.link(ids_here, ends, topology.link_bytes_per_s, topology.latency_s)
+        else:
+            wiring.link(ids, ends, topology.link_bytes_per_s, topology.latency_s)
+    name = f"Torus_{'x'.join(map(str, dimensions))}_{topology.gpu_type}"
+    return wiring.fabric(name, topology.gpu_type, ids.size, 1, 0, [], gpus_forward=True)
+
+
+def _dragonfly(topology: Dragonfly) -> Fabric:
+    """Group i's link number l goes to group l, or l + 1 from i on; links are dealt to its switches in turn."""
+    wiring = _Wiring()
+    first = _first_leaf(topology)
+    gpu = np.arange(topology.num_gpus)
+    _link_servers(wiring, topology, topology.nic_bytes_per_s, [first + gpu // topology.nics_per_switch])
+    per_group, groups = topology.switches_per_group, topology.num_groups
+    switch = np.arange(groups * per_group).reshape(groups, per_group)
+    rate, latency = topology.switch_bytes_per_s, topology.latency_s
+    for step in range(1, per_group):
+        wiring.link(first + switch[:, :-step], first + switch[:, step:], rate, latency)
+    low, high = np.triu_indices(groups, 1)
+    if groups > 1:
+        per_switch = ceil((groups - 1) / per_group)
+        a = switch[low, (high - 1) // per_switch]
+        b = switch[high, low // per_switch]
+        wiring.link(first + a, first + b, rate, latency)
+    name = f"Dragonfly_{topology.num_gpus}g_{groups}groups_{topology.gpu_type}"
+    return _of_servers(topology, wiring, name, [groups * per_group])
+
+
+def _require_counts(noun: Schema, *names: str) -> None:
+    for name in names:
+        value = getattr(noun, name)
+        if value is not None and value < 1:
+            raise ValueError(f"{name} is {value}; at least 1 is needed")
+
+
+def _require_rates(noun: Schema) -> None:
+    for name in noun.__struct_fields__:
+        value = getattr(noun, name)
+        if name.endswith("_bytes_per_s") and value is not None and value <= 0:
+            raise ValueError(f"{name} is {value:g}; more than 0 is needed")
+        if name.endswith("latency_s") and value < 0:
+            raise ValueError(f"{name} is {value:g}; at least 0 is needed")
+        if name == "error_fraction" and not 0 <= value < 1:
+            raise ValueError(f"error_fraction is {value:g}; 0 to below 1 is possible")

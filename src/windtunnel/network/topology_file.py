@@ -1,0 +1,231 @@
+"""SimAI's topology files, read and written.
+
+Format (`gen_Topo_Template.py`, SimAI 1.6): a line `nodes gpus_per_server nvswitches switches links gpu_type`, a line
+with the ids of all switches, and a line `source destination rate latency error_rate` for each link.
+"""
+
+from decimal import Decimal
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel import catalog
+from windtunnel.errors import (
+    InputError,
+    did_you_mean,
+    missing_file,
+    unwritable,
+)
+from windtunnel.files import read_text
+from windtunnel.network.fabric import Fabric, NodeKind, problems
+from windtunnel.units import format_count, parse_quantity
+
+GPU_TYPES = ("A100", "A800", "H100", "H800", "H20")
+"""What SimAI knows; devices of the catalog are known too."""
+
+_HEADER = ("nodes", "GPUs per server", "NVSwitches", "switches", "links")
+
+
+def read_topology(path: Path) -> Fabric:
+    """The fabric in a topology file, plain or gzipped.
+
+    Raises:
+        InputError: the file is missing or wrong; names the file and the line.
+    """
+    lines = _read_lines(path)
+    counts, gpu_type = _header(lines, path)
+    num_nodes, gpus_per_server, num_scale_up, num_switches, num_links = counts
+    num_gpus = num_nodes - num_scale_up - num_switches
+    if num_gpus < 1 or gpus_per_server < 1 or num_gpus % gpus_per_server:
+        raise InputError(f"{path}, line 1: {num_gpus} GPUs do not fill servers of {gpus_per_server}")
+    _check_switch_ids(lines, path, num_gpus, num_nodes)
+    if len(lines) - 2 < num_links:
+        raise InputError(f"{path}, line 1: it announces {format_count(num_links, 'link')}; {len(lines) - 2} follow")
+    if len(lines) - 2 > num_links:
+        raise InputError(
+            f"{path}, line {num_links + 3}: line 1 announces {format_count(num_links, 'link')}; here is one more"
+        )
+    ends, rate, latency, error = _links(lines[2:], path)
+    kind = np.repeat(
+        np.array([NodeKind.GPU, NodeKind.SCALE_UP_SWITCH, NodeKind.SWITCH], np.int8),
+        [num_gpus, num_scale_up, num_switches],
+    )
+    fabric = Fabric(
+        name=path.name,
+        gpu_type=gpu_type,
+        gpus_per_server=gpus_per_server,
+        kind=kind,
+        tier=np.zeros(num_nodes, np.int8),
+        server=np.full(num_nodes, -1, np.int32),
+        link_a=ends[:, 0],
+        link_b=ends[:, 1],
+        bandwidth_bytes_per_s=rate,
+        latency_s=latency,
+        error_fraction=error,
+        gpus_forward=num_switches + num_scale_up == 0,
+    )
+    for problem in problems(fabric):
+        line = "" if problem.link is None else f", line {problem.link + 3}"
+        raise InputError(f"{path}{line}: {problem.message}")
+    fabric.tier[:] = _tiers(fabric)
+    fabric.server[:] = _servers(fabric)
+    return fabric
+
+
+def write_topology(fabric: Fabric, path: Path) -> None:
+    """Write a fabric as SimAI's generator does.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(topology_text(fabric), encoding="utf-8")
+    except OSError as error:
+        raise unwritable(path, error) from None
+
+
+def topology_text(fabric: Fabric) -> str:
+    """The text of a topology file, byte for byte as SimAI's generator writes it."""
+    num_scale_up = len(fabric.nodes_of(NodeKind.SCALE_UP_SWITCH))
+    num_switches = len(fabric.nodes_of(NodeKind.SWITCH))
+    counts = (fabric.num_nodes, fabric.gpus_per_server, num_scale_up, num_switches, fabric.num_links)
+    switches = range(fabric.num_gpus, fabric.num_nodes)
+    head = f"{' '.join(map(str, counts))} {fabric.gpu_type}\n{''.join(f'{node} ' for node in switches)}\n"
+    rates, rate_of = np.unique(fabric.bandwidth_bytes_per_s, return_inverse=True)
+    latencies, latency_of = np.unique(fabric.latency_s, return_inverse=True)
+    errors, error_of = np.unique(fabric.error_fraction, return_inverse=True)
+    rate_words = [f"{_plain(rate / 125e6)}Gbps" for rate in rates]
+    latency_words = [f"{_plain(latency * 1e3)}ms" for latency in latencies]
+    error_words = [_plain(error) for error in errors]
+    links = zip(
+        fabric.link_a.tolist(),
+        fabric.link_b.tolist(),
+        rate_of.tolist(),
+        latency_of.tolist(),
+        error_of.tolist(),
+        strict=True,
+    )
+    return head + "".join(f"{a} {b} {rate_words[r]} {latency_words[t]} {error_words[e]}\n" for a, b, r, t, e in links)
+
+
+def _plain(value: float) -> str:
+    """A number without exponent and without digits that only rounding brought: 0.000025, 2880."""
+    return format(Decimal(f"{value:.12g}").normalize(), "f")
+
+
+def _read_lines(path: Path) -> list[str]:
+    if not path.exists():
+        raise missing_file(path)
+    lines = read_text(path).splitlines()
+    while lines and not lines[-1].strip():
+        lines.pop()
+    if len(lines) < 2:
+        raise InputError(
+            f"{path} has {format_count(len(lines), 'line')}; a topology has a header, a line of switches, and its links"
+        )
+    return lines
+
+
+def _header(lines: list[str], path: Path) -> tuple[list[int], str]:
+    words = lines[0].split()
+    if len(words) != 6:
+        raise InputError(
+            f"{path}, line 1: it has {format_count(len(words), 'field')}; 6 are needed",
+            "nodes, GPUs per server, NVSwitches, switches, links, GPU type",
+        )
+    counts = [_count(word, what, f"{path}, line 1") for word, what in zip(words, _HEADER, strict=False)]
+    known = [*GPU_TYPES, *(name.partition("_")[0].upper() for name in catalog.names("devices"))]
+    if words[5].partition("_")[0].upper() not in known:
+        raise InputError(
+            f"{path}, line 1: the GPU type {words[5]!r} is not known",
+            did_you_mean(words[5], known, f"known: {', '.join(GPU_TYPES)} and the catalog's devices"),
+        )
+    return counts, words[5]
+
+
+def _count(word: str, what: str, where: str) -> int:
+    if not word.isdecimal():
+        raise InputError(f"{where}: {word!r} is not a number of {what}")
+    return int(word)
+
+
+def _check_switch_ids(lines: list[str], path: Path, num_gpus: int, num_nodes: int) -> None:
+    words = lines[1].split()
+    wanted = list(map(str, range(num_gpus, num_nodes)))
+    if words == wanted:
+        return
+    if len(words) != len(wanted):
+        raise InputError(f"{path}, line 2: it lists {len(words)} switches; line 1 announces {len(wanted)}")
+    odd = next(word for word, expected in zip(words, wanted, strict=True) if word != expected)
+    raise InputError(
+        f"{path}, line 2: the switch {odd!r} is out of place; switches are {num_gpus} to {num_nodes - 1} in order"
+    )
+
+
+def _links(
+    lines: list[str], path: Path
+) -> tuple[NDArray[np.int32], NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    ends = np.empty((len(lines), 2), np.int32)
+    numbers = np.empty((3, len(lines)))
+    read: dict[tuple[str, str, str], tuple[float, float, float]] = {}
+    for i, line in enumerate(lines):
+        words = line.split()
+        if len(words) != 5:
+            raise InputError(
+                f"{path}, line {i + 3}: it has {format_count(len(words), 'field')}; 5 are needed",
+                "source, destination, rate, latency, error rate",
+            )
+        a, b, *rest = words
+        if not (a.isdecimal() and b.isdecimal()):
+            raise InputError(f"{path}, line {i + 3}: {a if not a.isdecimal() else b!r} is not a node id")
+        triple = (rest[0], rest[1], rest[2])
+        if triple not in read:
+            read[triple] = _link_numbers(triple, f"{path}, line {i + 3}")
+        ends[i] = min(int(a), 2**31 - 1), min(int(b), 2**31 - 1)
+        numbers[:, i] = read[triple]
+    return ends, numbers[0], numbers[1], numbers[2]
+
+
+def _link_numbers(words: tuple[str, str, str], where: str) -> tuple[float, float, float]:
+    try:
+        rate = parse_quantity("rate_bytes_per_s", words[0])
+        latency = parse_quantity("latency_s", words[1])
+    except InputError as error:
+        raise InputError(f"{where}: {error.message}", error.hint) from None
+    try:
+        return rate, latency, float(words[2])
+    except ValueError:
+        raise InputError(f"{where}: {words[2]!r} is not an error rate") from None
+
+
+def _tiers(fabric: Fabric) -> NDArray[np.int8]:
+    """0 for GPUs and scale-up switches; of another switch, its distance from the nearest GPU."""
+    far = np.int8(100)
+    tier = np.where(fabric.kind == NodeKind.SWITCH, far, 0).astype(np.int8)
+    gpu = fabric.kind == NodeKind.GPU
+    for one, other in ((fabric.link_a, fabric.link_b), (fabric.link_b, fabric.link_a)):
+        above = other[gpu[one]]
+        tier[above[tier[above] == far]] = 1
+    step = 1
+    while (tier == far).any():
+        reached = [
+            other[(tier[one] == step) & (tier[other] == far)]
+            for one, other in ((fabric.link_a, fabric.link_b), (fabric.link_b, fabric.link_a))
+        ]
+        if not any(len(nodes) for nodes in reached):
+            break
+        step += 1
+        for nodes in reached:
+            tier[nodes] = step
+    return tier
+
+
+def _servers(fabric: Fabric) -> NDArray[np.int32]:
+    server = np.full(fabric.num_nodes, -1, np.int32)
+    server[: fabric.num_gpus] = np.arange(fabric.num_gpus) // fabric.gpus_per_server
+    for one, other in ((fabric.link_a, fabric.link_b), (fabric.link_b, fabric.link_a)):
+        up = (fabric.kind[one] == NodeKind.GPU) & (fabric.kind[other] == NodeKind.SCALE_UP_SWITCH)
+        server[other[up]] = server[one[up]]
+    return server

@@ -1,0 +1,142 @@
+"""Collectives from the tables of `aiconfigurator-core`'s layout: NCCL's, the engines' own, and the faster of them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from windtunnel.pricing.aiconfigurator.borrowed_kernels import SAME_ALL_REDUCE
+from windtunnel.pricing.aiconfigurator.collection import (
+    HICCUP,
+    Collection,
+    Place,
+    Rows,
+    read_rows,
+    version_key,
+)
+from windtunnel.pricing.table import MeasurementTable
+
+_NCCL_NAMES = {"all_to_all": "alltoall"}
+
+
+def collective_table(collection: Collection, op: Any) -> MeasurementTable | None:
+    """At every size the fastest of what the engine may call inside a server; nobody measured more than one server."""
+    if op.span_nodes > 1:
+        return None
+    engines = dict.fromkeys((collection.engine, *(("trtllm",) if collection.fused_all_reduce else ())))
+    seen = [collection if engine == collection.engine else replace(collection, engine=engine) for engine in engines]
+    if collection.engine in SAME_ALL_REDUCE:
+        engine, version = SAME_ALL_REDUCE[collection.engine]
+        seen.append(replace(collection, engine=engine, version=version))
+    tables = [nccl_table(collection, op), *(_custom_all_reduce(one, op) for one in seen)]
+    parts = [part for part in tables if part is not None]
+    if not parts:
+        return None
+    *others, last = [part.source for part in parts]
+    label = f"the {'fastest' if len(parts) > 2 else 'faster'} of {', '.join(others)} and {last}" if others else last
+    return replace(functools.reduce(_faster_of, parts), source=label, steps=_steps(collection, op))
+
+
+_ONE_SHOT_BELOW_BYTES: Mapping[int, float] = {4: 512 * 1024.0, 8: 256 * 1024.0}
+"""Most ranks -> the message below which every rank reads all of it in `custom_all_reduce.cuh` of vLLM and SGLang
+(`REDUCE_CASE`; two ranks always do), between devices that are all linked. On eight B200 the time goes from 9.4 to 26 us
+between 128 and 256 KiB, on four from 8.6 to 18 us between 256 and 512 KiB."""
+
+
+def _steps(collection: Collection, op: Any) -> dict[tuple[float, ...], tuple[float, ...]]:
+    """Site -> the message from which on the engine's all-reduce is another kernel."""
+    linked = collection.roofline.device.scale_up_bytes_per_s is not None
+    if (
+        op.op != "all_reduce"
+        or collection.engine not in ("vllm", "sglang")
+        or collection.fused_all_reduce
+        or not linked
+    ):
+        return {}
+    below = {ranks: next(at for most, at in _ONE_SHOT_BELOW_BYTES.items() if ranks <= most) for ranks in range(3, 9)}
+    return {(float(ranks), 1.0): (at,) for ranks, at in below.items()}
+
+
+def nccl_table(collection: Collection, op: Any) -> MeasurementTable | None:
+    """What NCCL alone (oneCCL on Intel's devices) took for the collective of `op`, by its newest measured version."""
+    for library in ("nccl", "oneccl"):
+        found = [path for path in (collection.system / "comm" / library).glob("*") if path.is_dir()]
+        folders = sorted(found, key=lambda path: version_key(path.name))
+        for folder in reversed(folders):
+            place = Place(folder, library, folder.name)
+            words = {"op_name": _NCCL_NAMES.get(op.op, op.op), "nccl_dtype": "half"}
+            if not (folder / f"{library}_perf.parquet").is_file():
+                continue
+            rows = read_rows(place, f"{library}_perf", ("num_gpus", "message_size"), words)
+            if rows is not None:
+                label = f"{collection.system.name}/comm/{library}/{folder.name}"
+                return _collective_table(op, rows, label)
+    return None
+
+
+def _custom_all_reduce(collection: Collection, op: Any) -> MeasurementTable | None:
+    """The engine's own all-reduce kernels; from graphs where the collection tells graphs from eager launches."""
+    if op.op != "all_reduce":
+        return None
+    suffix = "graph" if collection.cuda_graphs else "eager"
+    for place in collection.places("comm", "custom_allreduce_perf"):
+        rows = read_rows(place, "custom_allreduce_perf", ("num_gpus", "message_size"), {})
+        if rows is None:
+            continue
+        either = rows.named(lambda name: name.endswith(("_graph", "_eager")))
+        kept = rows.take(~either | rows.named(lambda name: name.endswith(suffix)))
+        if len(kept):
+            return _collective_table(op, kept, collection.label("comm", kept))
+    return None
+
+
+def _without_hiccups(rows: Rows) -> Rows:
+    """Rows but those that took 1.75 times as long as the next smaller message and as some larger one.
+
+    Of all files that are read 15 rows did: an all-to-all of eight H100 takes 7.5 us at 8 KiB and 8.7 us at 64 KiB, but
+    16 and 17 us at 16 and 32 KiB. Where a library changes its protocol, it falls by less (1.5 times at most, vLLM's
+    all-reduce of eight B200 at 1 MiB).
+    """
+    num_ranks, sizes = rows.columns["num_gpus"], rows.columns["message_size"]
+    keep = np.ones(len(rows), dtype=bool)
+    for ranks in np.unique(num_ranks):
+        curve = np.flatnonzero(num_ranks == ranks)
+        curve = curve[np.argsort(sizes[curve], kind="stable")]
+        seconds = rows.seconds[curve]
+        least_later = np.minimum.accumulate(seconds[::-1])[::-1]
+        smaller = 0
+        for row in range(1, len(curve) - 1):
+            keep[curve[row]] = seconds[row] <= HICCUP * max(seconds[smaller], least_later[row + 1])
+            smaller = row if keep[curve[row]] else smaller
+    return rows.take(keep)
+
+
+def _collective_table(op: Any, rows: Rows, label: str) -> MeasurementTable:
+    rows = _without_hiccups(rows)
+    columns = rows.columns
+    sites = {"num_ranks": columns["num_gpus"], "span_nodes": np.ones(len(rows))}
+    axes = {"message_bytes": columns["message_size"] * 2.0}
+    return MeasurementTable(op.kind, sites, axes, rows.seconds, label, {"op": op.op})
+
+
+def _faster_of(one: MeasurementTable, other: MeasurementTable) -> MeasurementTable:
+    """At every measured size the faster of two libraries, named as the first: engines choose by size which to call."""
+    ranks, sizes, seconds = [], [], []
+    for site in sorted(set(one.rows_by_site) | set(other.rows_by_site)):
+        curves = [table.site_rows(site) for table in (one, other) if site in table.rows_by_site]
+        at = np.unique(np.concatenate([axes["message_bytes"] for axes, _ in curves]))
+        best = np.full(len(at), np.inf)
+        for axes, took in curves:
+            grid = np.log(axes["message_bytes"])
+            best = np.minimum(best, np.exp(np.interp(np.log(at), grid, np.log(took), left=np.inf, right=np.inf)))
+        ranks.append(np.full(len(at), site[0]))
+        sizes.append(at)
+        seconds.append(best)
+    rank = np.concatenate(ranks)
+    sites = {"num_ranks": rank, "span_nodes": np.ones(len(rank))}
+    axes_of = {"message_bytes": np.concatenate(sizes)}
+    return MeasurementTable(one.kind, sites, axes_of, np.concatenate(seconds), one.source, one.words)

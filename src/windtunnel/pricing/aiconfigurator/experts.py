@@ -1,0 +1,307 @@
+"""Mixtures of experts from the tables of `aiconfigurator-core`'s layout: which version's and which kernel's rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.model.precision import Format
+from windtunnel.pricing.aiconfigurator.borrowed_kernels import at_rate_of
+from windtunnel.pricing.aiconfigurator.collection import (
+    BALANCED,
+    ENGINES,
+    NEWEST,
+    Collection,
+    Place,
+    Rows,
+    at_same_points,
+    fastest_kernel_only,
+    joined,
+    read_rows,
+    version_key,
+)
+from windtunnel.pricing.choices import MOE_BACKENDS
+from windtunnel.pricing.table import Floats, MeasurementTable
+
+_MOE_DTYPES: Mapping[Format, tuple[str, ...]] = {
+    Format.BF16: ("bfloat16",),
+    Format.FP8: ("fp8",),
+    Format.FP8_BLOCK: ("fp8_block",),
+    Format.INT4: ("int4_wo",),
+    Format.NVFP4: ("nvfp4",),
+    Format.MXFP4: ("w4a16_mxfp4",),
+}
+
+_MOE_DTYPES_FP4: Mapping[Format, tuple[str, ...]] = {Format.MXFP4: ("w4a16_mxfp4", "w4a8_mxfp4_mxfp8")}
+"""More on devices with an fp4 rate: their tensor cores take mxfp4 weights with mxfp8 activations, and engines offer it
+beside bf16 activations (vLLM: `mxfp4_bf16` and `mxfp4_mxfp8` kernels; SGLang: both through FlashInfer). On B200, B300,
+GB200 and GB300 the mxfp8 kernels are 3.2 (TRT-LLM 1.3.0rc20) and 1.2 (SGLang 0.5.14) times as fast as the bf16 ones of
+the same file, medians over shapes; so the faster at each point is what a tuned deployment runs."""
+
+_SHARED_KERNELS: Mapping[Format, tuple[str, ...]] = {Format.MXFP4: ("w4a8_mxfp4_mxfp8",)}
+"""Formats whose fastest kernels (TRTLLM-gen, which FlashInfer gives to vLLM and SGLang too) not every engine's file
+times for every shape: vLLM's files have them for other widths than gpt-oss's only."""
+
+
+def _with_shared_kernels(collection: Collection, rows: Rows, dtypes: tuple[str, ...]) -> tuple[Rows, str]:
+    """`rows`, at points that another engine timed with a kernel of `dtypes` the faster of both; and a remark."""
+    for found in _of_other_engines(collection, rows, dtypes):
+        faster = at_same_points(rows, found, found.columns["latency"], _MOE_POINT)
+        if np.isfinite(faster).any():
+            latency = np.fmin(rows.columns["latency"], faster)
+            return _with_latency(rows, latency), f"; mxfp8 kernels as in {found.place.engine} {found.place.version}"
+    return rows, ""
+
+
+def _with_kernels_of_backend(collection: Collection, rows: Rows, dtypes: tuple[str, ...]) -> Rows:
+    """`rows`, where the engine's files time other backends than the one asked for, at another engine's times of it.
+
+    Only of TRTLLM-gen: one library, which FlashInfer ships to several engines. TensorRT-LLM's files for Blackwell time
+    fp8_block experts with DeepGEMM alone. On B200 that takes 1.0 to 1.3 times as long up to 64 tokens and 0.6 times
+    above 1,024, medians over shapes; eight-fold sharded experts of DeepSeek-R1 2.7 times at 4 tokens.
+    """
+    others = (backend for backend in MOE_BACKENDS if backend != "trtllm")
+    known = np.logical_or.reduce([_of_backend(rows, backend) for backend in others])
+    if collection.moe_backend != "trtllm" or not known.all():
+        return rows
+    for found in _of_other_engines(collection, rows, dtypes):
+        asked = found.take(_of_backend(found, "trtllm"))
+        if not len(asked):
+            continue
+        latency = at_same_points(rows, asked, asked.columns["latency"], _MOE_POINT)
+        if np.isfinite(latency).any():
+            name = f"{asked.main_kernel} of {asked.place.engine} {asked.place.version}"
+            merged = _with_latency(rows, np.where(np.isfinite(latency), latency, rows.columns["latency"]))
+            return replace(merged, kernel_names=np.full(len(rows.kernel_names), name))
+    return rows
+
+
+def _of_other_engines(collection: Collection, rows: Rows, dtypes: tuple[str, ...]) -> Iterator[Rows]:
+    """The newest rows of each engine but the one that `rows` are of."""
+    for engine in ENGINES:
+        if engine != rows.place.engine:
+            newest = replace(collection, engine=engine, version=NEWEST, moe_backend=None)
+            found, _ = _experts_rows(newest, dtypes)
+            if found is not None and found.place.engine == engine:
+                yield found
+
+
+def _with_latency(rows: Rows, latency: Floats) -> Rows:
+    return replace(rows, columns={**rows.columns, "latency": latency})
+
+
+def _of_backend(rows: Rows, backend: str) -> NDArray[np.bool_]:
+    names = _MOE_BACKEND_KERNELS.get(backend, (backend,))
+    return rows.named(lambda kernel: any(name in kernel for name in names))
+
+
+_MOE_BACKEND_KERNELS: Mapping[str, tuple[str, ...]] = {
+    "trtllm": ("trtllm", "min_latency"),
+    "triton": ("triton", "fused_moe"),
+}
+"""What kernels of a backend are called where it is not the backend's own name: TRT-LLM's tables call the TRTLLM-gen
+kernels `min_latency`, vLLM's older ones its Triton kernel `fused_moe`."""
+
+
+_NOT_GATED = (1856 * 1000 + 6, 2688 * 1000 + 22, 5120 * 1000 + 22)
+"""Experts measured with two matrices and not three, as expert width x 1000 + experts per token: the shapes whose rows
+TRT-LLM's tables call `nongated` (squared ReLU); other engines' tables do not tell."""
+
+
+_MOE_POINT = ("hidden_size", "inter_size", "num_experts", "topk", "moe_tp_size", "moe_ep_size", "num_tokens")
+
+_SLOWER_THAN_BF16 = 1.5
+"""A narrower format whose median time is above this multiple of bf16's in the same file is not what the engine serves.
+
+Of 68 pairs all are below 1.3 but vLLM 0.24.0's fp8 on H100 and H200 (2.2 and 2.6; 0.7 in vLLM 0.19.0 and in TRT-LLM,
+whose times it exceeds six-fold) and vLLM 0.19.0's int4 on H200 and B200 (2.3 and 2.4; 0.7 to 0.8 in SGLang)."""
+
+_SLOWER_THAN_NEWEST = 1.85
+"""An older collection whose median time is above this multiple of its engine's newest one measured another kernel than
+the engine picks. Of 34 pairs all are below 1.75 (Triton against TRTLLM-gen in vLLM on B200: a real step between its
+versions) but vLLM 0.19.0's mxfp4 on H200 and B200 (2.0 and 11) and, again, its int4 (2.4)."""
+
+_SKEWED_AT_ONE_TOKEN = 1.1
+"""One token meets as many experts however tokens are spread over them, so rows of a skewed spread whose median time for
+one token is above this multiple of the balanced rows' of the same file were timed with something else on top. Of 334
+files, spreads and formats all are between 0.89 and 1.05 but TRT-LLM 1.3.0rc10's Hopper kernels, with 1.15 to 1.29: its
+skewed experts of Qwen3-235B take 80 us for one token, the balanced ones 30 to 38, as do 1.3.0rc20's of both kinds."""
+
+
+def _experts_rows(collection: Collection, dtypes: tuple[str, ...]) -> tuple[Rows | None, str]:
+    """The rows of the nearest version that was measured sanely, and a remark on those that were not.
+
+    New models are measured in files of their own (TRT-LLM 1.3.0rc23 has a few shapes), and some formats in passing (one
+    int4 shape in vLLM 0.22.0): a file of less than half the size of its engine's largest, and a format of less than
+    half the newest version's rows, leave other shapes to the versions after it.
+    """
+    places = list(collection.places("moe", "moe_perf"))
+    largest = {place.engine: 0 for place in places}
+    for place in places:
+        largest[place.engine] = max(largest[place.engine], _size(place))
+    found: Rows | None = None
+    remark = ""
+    for place in places:
+        if found is not None and place.engine != found.place.engine:
+            break
+        rows = _experts_rows_of(collection, place, dtypes)
+        if rows is None:
+            continue
+        newest = max((other for other in places if other.engine == place.engine), key=_age)
+        later = rows if newest == place else _experts_rows_of(collection, newest, dtypes)
+        slow = _too_slow(collection, rows, later, dtypes)
+        if slow:
+            remark = remark or f"; not {place.engine} {place.version} ({rows.main_kernel}), {slow}"
+            continue
+        if collection.moe_backend is None and _is_slow_at_many_tokens(rows, later):
+            assert later is not None
+            rows = _no_slower_than(rows, later)
+            remark = remark or f"; no slower than {newest.version} ({later.main_kernel})"
+        if later is not None and _takes_flashinfer_across_ranks(collection, place, dtypes):
+            rows = _across_ranks_as(rows, later)
+            if newest != place:
+                remark = remark or f"; spread over ranks as in {newest.version} ({later.main_kernel})"
+        found = rows if found is None else _completed(found, rows)
+        if _size(place) >= largest[place.engine] / 2 and (later is None or len(rows) >= len(later) / 2):
+            break
+    return found, remark
+
+
+def _age(place: Place) -> tuple[int, ...]:
+    return version_key(place.version)
+
+
+def _size(place: Place) -> int:
+    return (place.folder / "moe_perf.parquet").stat().st_size
+
+
+def _experts_rows_of(collection: Collection, place: Place, dtypes: tuple[str, ...]) -> Rows | None:
+    """One kernel at every point: of the backend that was asked for where the shape has it, else the fastest."""
+    found: Rows | None = None
+    for dtype in dtypes:
+        words = {"moe_dtype": dtype, "distribution": collection.expert_distribution}
+        rows = read_rows(place, "moe_perf", _MOE_POINT, words)
+        if rows is not None:
+            found = rows if found is None else joined(found, rows)
+    if found is None or collection.moe_backend is None:
+        return None if found is None else fastest_kernel_only(found, _MOE_POINT)
+    asked = _of_backend(found, collection.moe_backend)
+    fastest = fastest_kernel_only(found, _MOE_POINT)
+    if not asked.any():
+        return fastest
+    own = fastest_kernel_only(found.take(asked), _MOE_POINT)
+    return _with_lacking_shapes(own, at_rate_of(own, fastest))
+
+
+def _too_slow(collection: Collection, rows: Rows, newest: Rows | None, dtypes: tuple[str, ...]) -> str:
+    """Why rows are not what the engine serves; empty where they may be."""
+    plain = None if "bfloat16" in dtypes else _experts_rows_of(collection, rows.place, ("bfloat16",))
+    ratio = _median_ratio(rows, plain)
+    if ratio > _SLOWER_THAN_BF16:
+        return f"{ratio:.1f} times as slow as its bf16"
+    ratio = _median_ratio(rows, newest)
+    if newest is not None and ratio > _SLOWER_THAN_NEWEST:
+        return f"{ratio:.1f} times as slow as {newest.place.version}"
+    if collection.expert_distribution != BALANCED:
+        balanced = _experts_rows_of(replace(collection, expert_distribution=BALANCED), rows.place, dtypes)
+        ratio = _median_ratio(rows.take(rows.columns["num_tokens"] == 1), balanced)
+        if ratio > _SKEWED_AT_ONE_TOKEN:
+            return f"one token takes it {ratio:.1f} times as long as with balanced experts"
+    return ""
+
+
+_FEW_TOKENS = 64
+"""Up to here vLLM's Triton kernel of experts works on blocks of 16 tokens and beyond on blocks of 64, where it was not
+tuned (0.19 `get_default_config` of fused_moe.py): its time jumps by 1.4 to 1.8 between 64 and 80 tokens on B200."""
+
+
+def _is_slow_at_many_tokens(rows: Rows, newest: Rows | None) -> bool:
+    """Whether `_SLOWER_THAN_NEWEST` holds beyond `_FEW_TOKENS`.
+
+    So it does of vLLM 0.19.0's and 0.22.0's fp8_block on B200 (1.90; 1.25 to 1.31 below): they were timed with Triton's
+    kernel, and servers take FlashInfer's at every size unless they are told not to (vllm-project/vllm, pull request
+    37056). MiniMax-M2.5 follows the one in 0.19, the other in 0.17 with FlashInfer's off. All others are at most 1.78.
+    """
+    many = rows.take(rows.columns["num_tokens"] > _FEW_TOKENS)
+    return _median_ratio(many, newest) > _SLOWER_THAN_NEWEST
+
+
+def _no_slower_than(rows: Rows, newest: Rows) -> Rows:
+    faster = at_same_points(rows, newest, newest.columns["latency"], _MOE_POINT)
+    return _with_latency(rows, np.fmin(rows.columns["latency"], faster))
+
+
+_FLASHINFER_ACROSS_RANKS_SINCE = "0.17"
+"""vLLM's version that takes FlashInfer's CUTLASS kernels for block-scaled experts spread over ranks on Hopper, and
+Triton's for others (`_get_priority_backends` of `fused_moe/oracle/fp8.py`; vllm-project/vllm, pull request 34260)."""
+
+
+def _takes_flashinfer_across_ranks(collection: Collection, place: Place, dtypes: tuple[str, ...]) -> bool:
+    return (
+        collection.engine == place.engine == "vllm"
+        and collection.moe_backend is None
+        and collection.roofline.device.architecture == "hopper"
+        and "fp8_block" in dtypes
+        and version_key(collection.version) >= version_key(_FLASHINFER_ACROSS_RANKS_SINCE)
+    )
+
+
+def _across_ranks_as(rows: Rows, other: Rows) -> Rows:
+    """`rows`, where experts are spread over ranks as `other` has them with FlashInfer's CUTLASS kernels."""
+    known = other.take(other.named(lambda kernel: "flashinfer_cutlass" in kernel))
+    latency = at_same_points(rows, known, known.columns["latency"], _MOE_POINT)
+    taken = (rows.columns["moe_ep_size"] > 1) & np.isfinite(latency)
+    latency = np.where(taken, latency, rows.columns["latency"])
+    return _with_latency(rows, latency)
+
+
+def _median_ratio(rows: Rows, other: Rows | None) -> float:
+    """How many times as long `rows` take at the points that both have; 0 where there are none."""
+    if other is None:
+        return 0.0
+    ratio = rows.seconds / at_same_points(rows, other, other.seconds, _MOE_POINT)
+    known = np.isfinite(ratio)
+    return float(np.median(ratio[known])) if known.any() else 0.0
+
+
+def _with_lacking_shapes(rows: Rows, others: Rows) -> Rows:
+    """`rows` with the shapes that only `others` has."""
+    lacking = np.isnan(at_same_points(others, rows, np.ones(len(rows)), _MOE_POINT[:-1]))
+    return joined(rows, others.take(lacking))
+
+
+def _completed(rows: Rows, others: Rows) -> Rows:
+    """`rows` with the shapes that only `others`, of another version, has."""
+    place = replace(rows.place, version=f"{rows.place.version} and {others.place.version}")
+    return replace(_with_lacking_shapes(rows, others), place=place)
+
+
+def experts_table(collection: Collection, op: Any) -> MeasurementTable | None:
+    """Mixtures of experts, one kernel at every point, of the nearest version that was measured sanely."""
+    dtypes = _MOE_DTYPES.get(op.format, ())
+    if "fp4" in collection.roofline.device.peak_flops_per_s:
+        dtypes = _MOE_DTYPES_FP4.get(op.format, dtypes)
+    rows, remark = _experts_rows(collection, dtypes)
+    if rows is None:
+        return None
+    if op.format in _SHARED_KERNELS and "fp4" in collection.roofline.device.peak_flops_per_s:
+        rows, shared = _with_shared_kernels(collection, rows, _SHARED_KERNELS[op.format])
+        remark += shared
+    rows = _with_kernels_of_backend(collection, rows, dtypes)
+    columns = rows.columns
+    sites = {
+        "hidden_size": columns["hidden_size"],
+        "intermediate_size": columns["inter_size"],
+        "num_experts": columns["num_experts"],
+        "experts_per_token": columns["topk"],
+        "tp": columns["moe_tp_size"],
+        "ep": columns["moe_ep_size"],
+        "gated": np.where(np.isin(columns["inter_size"] * 1000 + columns["topk"], _NOT_GATED), 0.0, 1.0),
+    }
+    words = {"format": op.format.value}
+    axes = {"num_tokens": columns["num_tokens"]}
+    return MeasurementTable(op.kind, sites, axes, rows.seconds, collection.label("moe", rows) + remark, words)

@@ -1,0 +1,153 @@
+"""How each kind of operator is read from the tables of `aiconfigurator-core`'s layout.
+
+Every reader returns a table in seconds and bytes, with what was chosen (version, kernel, other engine) in its source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from windtunnel.model import operators as ops
+from windtunnel.model.precision import Format
+from windtunnel.pricing.aiconfigurator.borrowed_kernels import attention_rows, before_fp8_tiles, no_slower_than_longer
+from windtunnel.pricing.aiconfigurator.collection import (
+    KV_DTYPES,
+    Collection,
+    GemmPrices,
+    Place,
+    Rows,
+    read_rows,
+)
+from windtunnel.pricing.aiconfigurator.collectives import collective_table
+from windtunnel.pricing.aiconfigurator.conversions import elementwise_table
+from windtunnel.pricing.aiconfigurator.experts import experts_table
+from windtunnel.pricing.aiconfigurator.gemms import gemm_table
+from windtunnel.pricing.aiconfigurator.latent_attention import latent_decode_table, latent_prefill_table
+from windtunnel.pricing.aiconfigurator.sparse_attention import sparse_table
+from windtunnel.pricing.estimator import TableModel
+from windtunnel.pricing.roofline import variant
+from windtunnel.pricing.table import Floats, MeasurementTable
+
+Reader = Callable[[Collection, Any], "MeasurementTable | None"]
+
+
+def table_for(collection: Collection, op: ops.Op) -> MeasurementTable | None:
+    """The table to price `op` from, or None where nobody measured its kind in its format on this system."""
+    key = (op.kind, variant(op), str(getattr(op, "span_nodes", 1) > 1))
+    if key not in collection.read:
+        collection.read[key] = _READERS[op.kind](collection, op)
+    return collection.read[key]
+
+
+def _gemm_prices(collection: Collection) -> GemmPrices:
+    """Prices of GEMMs by the tables of a collection, each read on first use."""
+    models: dict[Format, TableModel | None] = {}
+
+    def price(gemm: ops.Gemm) -> Floats | None:
+        if gemm.format not in models:
+            table = table_for(collection, gemm)
+            models[gemm.format] = None if table is None else TableModel(table, collection.roofline)
+        model = models[gemm.format]
+        return None if model is None else model.estimate(gemm)[0]
+
+    return price
+
+
+def _attention(table: str, batch_axis: str, tokens: str, added: int) -> Reader:
+    """A reader of an attention table; its context is `tokens` + `added`."""
+
+    def read(collection: Collection, op: Any) -> MeasurementTable | None:
+        kv = KV_DTYPES.get(op.kv_format)
+        if kv is None:
+            return None
+        numbers = ("batch_size", tokens, "num_heads", "num_key_value_heads", "head_dim", "window_size?")
+        choices = [{"kv_cache_dtype": kv, "attn_dtype": name} for name in ("bfloat16", kv)]
+        rows = attention_rows(collection, table, numbers, choices)
+        if rows is None:
+            return None
+        if op.kind == "decode_attention" and op.kv_format is Format.FP8:
+            rows = before_fp8_tiles(collection, rows, numbers)
+        if op.kind == "decode_attention":
+            rows = no_slower_than_longer(collection, rows, numbers)
+        columns = rows.columns
+        sites = {
+            "num_heads": columns["num_heads"],
+            "num_kv_heads": columns["num_key_value_heads"],
+            "head_dim": columns["head_dim"],
+            "window_tokens": columns["window_size"],
+        }
+        axes = {"batch": columns["batch_size"], batch_axis: columns[tokens] + added}
+        label = collection.label("attention", rows)
+        return MeasurementTable(op.kind, sites, axes, rows.seconds, label, {"kv_format": op.kv_format.value})
+
+    return read
+
+
+def _latent_prefill(collection: Collection, op: Any) -> MeasurementTable | None:
+    return latent_prefill_table(collection, op, _gemm_prices(collection))
+
+
+def _sparse_latent(collection: Collection, op: Any) -> MeasurementTable | None:
+    def prices(place: Place) -> GemmPrices:
+        """By the GEMM tables of the engine and version that was measured."""
+        return _gemm_prices(replace(collection, engine=place.engine, version=place.version, read={}))
+
+    kv = KV_DTYPES.get(op.kv_format)
+    return None if kv is None else sparse_table(collection, op.kind, kv, op.kv_format, prices)
+
+
+def _gated_delta(collection: Collection, op: Any) -> MeasurementTable | None:
+    phase = "generation" if op.decode else "context"
+    numbers = ("batch_size", "seq_len", "num_k_heads", "num_v_heads", "head_k_dim", "head_v_dim", "d_conv")
+    for place in collection.places("linear_attention", "gdn_perf"):
+        rows = read_rows(place, "gdn_perf", numbers, {"phase": phase})
+        if rows is not None:
+            return _summed_kernels(collection, op, rows, numbers)
+    return None
+
+
+def _summed_kernels(collection: Collection, op: ops.Op, rows: Rows, point: tuple[str, ...]) -> MeasurementTable:
+    """One row a point: the sum over kernels (convolution and delta rule), each the median of its repeats."""
+    points = np.column_stack([rows.columns[name] for name in point])
+    unique, codes = np.unique(points, axis=0, return_inverse=True)
+    total = np.zeros(len(unique))
+    complete = np.ones(len(unique), dtype=bool)
+    for kernel in np.unique(rows.kernel_codes):
+        here = rows.kernel_codes == kernel
+        order = np.lexsort((rows.seconds[here], codes.ravel()[here]))
+        code, took = codes.ravel()[here][order], rows.seconds[here][order]
+        present, starts, counts = np.unique(code, return_index=True, return_counts=True)
+        total[present] += took[starts + counts // 2]
+        complete &= np.isin(np.arange(len(unique)), present)
+    column = dict(zip(point, unique[complete].T, strict=True))
+    sites = {
+        "num_key_heads": column["num_k_heads"],
+        "num_value_heads": column["num_v_heads"],
+        "key_head_dim": column["head_k_dim"],
+        "value_head_dim": column["head_v_dim"],
+        "conv_kernel_size": column["d_conv"],
+        "hidden_size": np.zeros(int(complete.sum())),
+        "decode": np.full(int(complete.sum()), float(getattr(op, "decode", False))),
+    }
+    axes = {"batch": column["batch_size"], "num_tokens": column["seq_len"]}
+    label = collection.label("linear_attention", rows)
+    return MeasurementTable(op.kind, sites, axes, total[complete], label, {})
+
+
+_READERS: Mapping[str, Reader] = {
+    "gemm": gemm_table,
+    "prefill_attention": _attention("context_attention_perf", "num_tokens", "isl", 0),
+    "decode_attention": _attention("generation_attention_perf", "context_tokens", "step", 1),
+    "latent_prefill_attention": _latent_prefill,
+    "latent_decode_attention": latent_decode_table,
+    "sparse_latent_prefill": _sparse_latent,
+    "sparse_latent_decode": _sparse_latent,
+    "gated_delta": _gated_delta,
+    "experts": experts_table,
+    "elementwise": elementwise_table,
+    "collective": collective_table,
+}

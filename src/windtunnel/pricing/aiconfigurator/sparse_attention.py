@@ -1,0 +1,174 @@
+"""Sparse latent attention (DeepSeek-V3.2, GLM-5) from the tables of `aiconfigurator-core`'s layout.
+
+Engines were measured with the whole attention module: projections, indexer, choice of keys, attention. What the module
+takes above its projections, priced from the GEMM table of the same format, is `ops.SparseLatentPrefill` and
+`ops.SparseLatentDecode`; so a step of decodes alone costs what was measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.model import operators as ops
+from windtunnel.model.precision import Format
+from windtunnel.pricing.aiconfigurator.collection import (
+    Collection,
+    GemmPrices,
+    Place,
+    Rows,
+    fastest_kernel_only,
+    read_rows,
+)
+from windtunnel.pricing.roofline import Roofline
+from windtunnel.pricing.table import Floats, MeasurementTable, site_names
+
+_WIDTHS = (
+    *("kv_lora_rank", "rope_head_dim", "qk_nope_head_dim", "v_head_dim", "hidden_size", "q_lora_rank"),
+    *("index_num_heads", "index_head_dim", "top_k"),
+)
+_MODELS: Mapping[tuple[str, ...], tuple[int, ...]] = {
+    ("deepseek-ai/DeepSeek-V3.2",): (512, 64, 128, 128, 7168, 1536, 64, 128, 2048),
+    ("zai-org/GLM-5", "zai-org/GLM-5-FP8"): (512, 64, 192, 256, 6144, 2048, 32, 128, 2048),
+}
+"""What the tables call a model -> its widths, in the order of `_WIDTHS` (the models' config.json)."""
+
+_FORMATS: Mapping[str, Format] = {"bfloat16": Format.BF16, "fp8_block": Format.FP8_BLOCK}
+"""Formats of the measured projections; the first that a file has."""
+
+_POINT = ("num_heads", "batch_size", "isl", "step")
+_LAUNCH_BOUND = 1.5
+"""Prefill ran without graphs: up to this multiple of its fastest row a module waits for the host (0.74 to 0.84 ms at 4
+to 16,384 tokens in SGLang 0.5.14 on H200 and B200), and says nothing of the device."""
+_WITHOUT_GRAPHS = 4.0
+"""A decode module that takes this many times as long as at half its batch ran beyond the captured graphs (1.3 ms after
+0.10 ms from a batch of 512 on in SGLang 0.5.14 on H200)."""
+_LEAST_SHARE = 0.1
+"""Of a module, where its projections' prices add up to more."""
+
+
+def sparse_table(
+    collection: Collection, kind: str, kv_dtype: str, kv_format: Format, prices: Callable[[Place], GemmPrices]
+) -> MeasurementTable | None:
+    """The table of `kind` with a cache of `kv_format`, of the nearest version that has one; None where none does."""
+    decode = kind == ops.SparseLatentDecode.kind
+    file = "dsa_generation_module_perf" if decode else "dsa_context_module_perf"
+    for place in collection.places("sparse_attention", file):
+        parts = list(_parts(place, file, kv_dtype, decode, prices(place), collection.roofline))
+        if parts:
+            return _joined(collection, kind, kv_format, decode, parts)
+    return None
+
+
+def _parts(
+    place: Place, file: str, kv_dtype: str, decode: bool, price: GemmPrices, roofline: Roofline
+) -> Iterator[tuple[Rows, tuple[int, ...], Floats]]:
+    """Of every measured shape of model: the rows, its widths, and seconds without the projections."""
+    for names, widths in _MODELS.items():
+        for words in ({"model": name, "gemm_type": gemm} for gemm in _FORMATS for name in names):
+            rows = read_rows(place, file, _POINT, {**words, "kv_cache_dtype": kv_dtype})
+            if rows is None:
+                continue
+            rows = rows.take(_captured(rows) if decode else _of_the_device(rows))
+            projections = _projection_seconds(rows, widths, _FORMATS[words["gemm_type"]], price)
+            if not len(rows) or projections is None:
+                continue
+            left = np.maximum(rows.seconds - projections, _LEAST_SHARE * rows.seconds)
+            dense = rows.named(_is_dense)
+            left[dense] = np.fmin(left[dense], _dense_seconds(rows.take(dense), widths, roofline))
+            yield rows, widths, left
+            break
+
+
+def _is_dense(kernel: str) -> bool:
+    """Whether a kernel attends to every key, as SGLang does where a prompt has no more than `top_k`."""
+    return "dense_mha" in kernel
+
+
+def _of_the_device(rows: Rows) -> NDArray[np.bool_]:
+    """Rows of whole prompts that do not wait for launches, or of which another price is known."""
+    prompts: NDArray[np.bool_] = rows.columns["step"] == 0
+    slow: NDArray[np.bool_] = rows.seconds > _LAUNCH_BOUND * rows.seconds[prompts].min(initial=np.inf)
+    return prompts & (slow | rows.named(_is_dense))
+
+
+def _dense_seconds(rows: Rows, widths: tuple[int, ...], roofline: Roofline) -> Floats:
+    """What expanded attention to all keys takes, by the roofline: measured prompts of that kind wait for launches."""
+    kv_lora_rank, rope, nope, v_head_dim, *_ = widths
+    batch, length, num_heads = (rows.columns[name] for name in ("batch_size", "isl", "num_heads"))
+    total = np.zeros(len(rows))
+    for heads in np.unique(num_heads).astype(int).tolist():
+        here = num_heads == heads
+        core = ops.LatentPrefillAttention(batch[here], length[here], heads, nope + rope, v_head_dim)
+        expand = ops.Gemm(batch[here] * length[here], heads * (nope + v_head_dim), kv_lora_rank)
+        total[here] = np.asarray(roofline.seconds(core)) + np.asarray(roofline.seconds(expand))
+    return total
+
+
+def _captured(rows: Rows) -> NDArray[np.bool_]:
+    """Rows that ran from CUDA graphs: those before the first jump along the batch."""
+    columns = rows.columns
+    keep = np.ones(len(rows), dtype=bool)
+    curves = np.column_stack([columns["num_heads"], columns["step"]])
+    for curve in np.unique(curves, axis=0):
+        here = np.flatnonzero(np.all(curves == curve, axis=1))
+        here = here[np.argsort(columns["batch_size"][here], kind="stable")]
+        jumps = np.flatnonzero(rows.seconds[here][1:] > _WITHOUT_GRAPHS * rows.seconds[here][:-1])
+        if len(jumps):
+            keep[here[jumps[0] + 1 :]] = False
+    return keep
+
+
+def _projection_seconds(rows: Rows, widths: tuple[int, ...], wanted: Format, price: GemmPrices) -> Floats | None:
+    """What the module's projections take: both down-projections as one, the queries' up-projection, the output's."""
+    kv_lora_rank, rope, nope, v_head_dim, hidden_size, q_lora_rank, *_ = widths
+    num_tokens = rows.columns["batch_size"] * rows.columns["isl"]
+    total = np.zeros(len(rows))
+    for heads in np.unique(rows.columns["num_heads"]).astype(int).tolist():
+        here = rows.columns["num_heads"] == heads
+        shapes = (
+            (q_lora_rank + kv_lora_rank + rope, hidden_size),
+            (heads * (nope + rope), q_lora_rank),
+            (hidden_size, heads * v_head_dim),
+        )
+        for n, k in shapes:
+            seconds = price(ops.Gemm(num_tokens[here], n, k, wanted))
+            if seconds is None:
+                return None
+            total[here] += seconds
+    return total
+
+
+def _joined(
+    collection: Collection,
+    kind: str,
+    kv_format: Format,
+    decode: bool,
+    parts: list[tuple[Rows, tuple[int, ...], Floats]],
+) -> MeasurementTable:
+    columns: dict[str, list[Floats]] = {name: [] for name in (*_POINT, *_WIDTHS, "seconds")}
+    for rows, widths, seconds in parts:
+        kept = fastest_kernel_only(
+            Rows({**rows.columns, "left": seconds}, rows.kernel_codes, rows.kernel_names, rows.place), _POINT
+        )
+        for name in _POINT:
+            columns[name].append(kept.columns[name])
+        for name, width in zip(_WIDTHS, widths, strict=True):
+            columns[name].append(np.full(len(kept), float(width)))
+        columns["seconds"].append(kept.columns["left"])
+    whole = {name: np.concatenate(values) for name, values in columns.items()}
+    tokens = {"context_tokens": whole["step"] + 1} if decode else {"num_tokens": whole["isl"]}
+    label = f"{collection.label('sparse_attention', parts[0][0])} less its projections"
+    dense = any(rows.named(_is_dense).any() for rows, *_ in parts)
+    if dense:
+        label += f"; prompts of at most {int(whole['top_k'][0]):,} tokens no slower than the roofline's dense attention"
+    sites = {name: whole[name] for name in site_names(kind)}
+    axes = {"batch": whole["batch_size"], **tokens}
+    table = MeasurementTable(kind, sites, axes, whole["seconds"], label, {"kv_format": kv_format.value})
+    # Longer prompts than `top_k`, a site's last dimension, are no longer dense: SGLang's on H200 take 20 times as long
+    # at twice the length.
+    steps = {site: (float(np.nextafter(site[-1], np.inf)),) for site in table.rows_by_site if dense}
+    return replace(table, steps=steps)

@@ -1,0 +1,473 @@
+"""Seconds of an operator, and where they come from: a measured point, points around it, other shapes or a roofline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from functools import cache, cached_property
+from typing import Any, Protocol, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel import catalog
+from windtunnel.errors import InputError
+from windtunnel.hardware import Device, Node
+from windtunnel.model import operators as ops
+from windtunnel.pricing.interpolate import (
+    Curve,
+    Point,
+    Prediction,
+    Surface,
+    bend,
+    corner_sites,
+    gaps,
+    nearest_sites,
+)
+from windtunnel.pricing.roofline import (
+    CPU,
+    CPU_MEDIAN_ERROR,
+    Roofline,
+    fit_for,
+)
+from windtunnel.pricing.table import (
+    Floats,
+    MeasurementTable,
+    site_names,
+    site_of,
+)
+from windtunnel.schema import read_yaml
+
+
+class Coverage(StrEnum):
+    """How an estimate was found, the surest first."""
+
+    MEASURED = "measured"
+    """This very point was measured."""
+    INTERPOLATED = "interpolated"
+    """Between points measured for this shape, or between shapes measured around it."""
+    SCALED = "scaled"
+    """Beyond what was measured, or from the nearest shapes: this shape's work at the measured utilisation."""
+    ROOFLINE = "roofline"
+    """No table of this operator: the calibrated roofline."""
+
+
+COVERAGES = tuple(Coverage)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Seconds of one operator, or of a family of them (one array of the shape of the operator's axes)."""
+
+    seconds: ops.Size
+    coverage: Coverage
+    """The least sure of the family's points."""
+    source: str
+    """The table or fit, for people."""
+    relative_error: float
+    """Median |error| of this kind of estimate when measured points are left out (`benchmarks/operator_accuracy.py`)."""
+
+
+class Estimator(Protocol):
+    """Anything that prices operators."""
+
+    def estimate(self, op: ops.Op) -> Estimate:
+        """Seconds of `op`, vectorised over arrays along its axes."""
+        ...
+
+
+class TableSource(Protocol):
+    """Where measured tables come from."""
+
+    def table_for(self, op: ops.Op) -> MeasurementTable | None:
+        """The table to price `op` from, or None where nobody measured its kind in its format."""
+        ...
+
+
+class LeftOut(StrEnum):
+    """What the benchmark leaves out of a table to learn the error of estimates that lack it."""
+
+    INSIDE = "inside"
+    """A point between others of its shape; the table's other shapes stay whole."""
+    LEVEL = "level"
+    """A size along the axis, out of all shapes; each has points around it."""
+    LAST = "last"
+    """The largest point of its shape."""
+    SHAPE = "shape"
+    """All points of a shape."""
+
+
+LEFT_OUT_FILE = catalog.shipped("roofline/left_out.yaml")
+
+
+@cache
+def _left_out_errors() -> Mapping[str, Mapping[str, float]]:
+    errors: Mapping[str, Mapping[str, float]] = read_yaml(LEFT_OUT_FILE)["median_error"]
+    return errors
+
+
+def expected_error(kind: str, lacking: LeftOut | None) -> float:
+    """Median |error| of estimates of a kind that lacked something; 0 where the point itself was measured."""
+    return 0.0 if lacking is None else float(_left_out_errors()[kind][lacking])
+
+
+@dataclass(frozen=True)
+class RooflineEstimator:
+    """Prices every operator from the device's published figures."""
+
+    roofline: Roofline
+
+    def estimate(self, op: ops.Op) -> Estimate:
+        """Seconds by the calibrated roofline."""
+        _require_work(op)
+        fit = fit_for(op)
+        seconds = _scalar_or_array(np.asarray(self.roofline.seconds(op), dtype=np.float64))
+        if self.roofline.device.architecture == CPU:
+            return Estimate(seconds, Coverage.ROOFLINE, "roofline of a processor, not calibrated", CPU_MEDIAN_ERROR)
+        return Estimate(seconds, Coverage.ROOFLINE, f"roofline fitted on {fit.fitted_on}", fit.median_error)
+
+
+def roofline_estimator(device: Device, node: Node | None = None) -> Estimator:
+    """The estimator of a device that nobody measured."""
+    return RooflineEstimator(Roofline(device, node))
+
+
+ANY = "any"
+"""Name of the table of elementwise kernels that stands for all of them: they cost what their bytes cost."""
+
+
+def canonical(op: ops.Op, table: MeasurementTable) -> ops.Op:
+    """`op` with the dimensions that do not change its cost made equal, so that it meets the rows that measured it.
+
+    A table of all elementwise kernels knows their bytes alone; Gated DeltaNet's core does not see the hidden size.
+    """
+    if isinstance(op, ops.Elementwise) and table.words["name"] == ANY:
+        return ops.Elementwise(ANY, op.num_bytes, 1.0)
+    if isinstance(op, ops.GatedDelta):
+        return replace(op, hidden_size=0)
+    return op
+
+
+@dataclass(frozen=True)
+class TableModel:
+    """One table with what is needed to read it anywhere."""
+
+    table: MeasurementTable
+    roofline: Roofline
+    _shapes: dict[tuple[float, ...], Curve | Surface] = field(default_factory=dict)
+    _points: dict[tuple[float, ...], dict[Point, float]] = field(default_factory=dict)
+    _chunk_shapes: dict[tuple[float, ...], Surface | None] = field(default_factory=dict)
+
+    def estimate(self, op: ops.Op) -> tuple[Floats, Coverage, LeftOut | None]:
+        """Seconds at each point of `op`'s axes (flat), the least sure coverage, and what was lacking there."""
+        axes = _flat_axes(op)
+        site = site_of(op)
+        if site in self.table.rows_by_site:
+            found = self.at_site(site, op, axes)
+            coverage, lacking = _worst(found)
+            if self.table.is_fitted and coverage == Coverage.MEASURED:
+                return found.seconds, Coverage.INTERPOLATED, LeftOut.INSIDE
+            return found.seconds, coverage, lacking
+        return *self.between_sites(site, op, axes), LeftOut.SHAPE
+
+    def at_site(self, site: tuple[float, ...], op: ops.Op, axes: Mapping[str, Floats]) -> Prediction:
+        """Seconds at points of a measured site."""
+        if op.kind in _CHUNKED:
+            after_cached = self._chunks(site, op)
+            alone = axes["batch"] <= 1.0
+            if after_cached is not None and alone.any():
+                return _either(
+                    alone,
+                    after_cached.predict(_chunk_axes(axes, alone), self._chunk_reference(op)),
+                    self._along_axes(site, op, {name: values[~alone] for name, values in axes.items()}),
+                )
+        return self._along_axes(site, op, axes)
+
+    def _chunks(self, site: tuple[float, ...], op: ops.Op) -> Surface | None:
+        """The surface of a site's single chunks, by their tokens and those cached before; None where none is cached."""
+        if site not in self._chunk_shapes:
+            axes, seconds = self.table.site_rows(site)
+            shape = None
+            if (axes["batch"] < 1.0).any():
+                alone = axes["batch"] <= 1.0
+                grid = _chunk_axes(axes, alone)
+                order = np.lexsort([*grid.values()][::-1])
+                sorted_grid = {name: values[order] for name, values in grid.items()}
+                shape = Surface.of(sorted_grid, seconds[alone][order], self._chunk_reference(op))
+            self._chunk_shapes[site] = shape
+        return self._chunk_shapes[site]
+
+    def _chunk_reference(self, op: ops.Op) -> Callable[[Mapping[str, Floats]], Floats]:
+        return lambda chunks: np.asarray(self.roofline.seconds(_with(op, _as_batch(chunks))))
+
+    def _along_axes(self, site: tuple[float, ...], op: ops.Op, axes: Mapping[str, Floats]) -> Prediction:
+        def reference(at: Mapping[str, Floats]) -> Floats:
+            return np.asarray(self.roofline.seconds(_with(op, at)))
+
+        if site not in self._shapes:
+            grid, seconds, measured = self.filled(site)
+            steps = self.table.steps.get(site, ())
+            if len(grid) == 1:
+                ((axis, at),) = grid.items()
+                self._shapes[site] = Curve.of(axis, at, seconds, reference, op.kind in _STRAIGHT, measured, steps)
+            else:
+                self._shapes[site] = Surface.of(grid, seconds, reference, measured, steps)
+        shape = self._shapes[site]
+        if isinstance(shape, Curve):
+            return shape.predict(axes[shape.axis], reference)
+        return shape.predict(axes, reference)
+
+    def filled(self, site: tuple[float, ...]) -> tuple[dict[str, Floats], Floats, NDArray[np.bool_]]:
+        """Axes and seconds of one site, and which points were measured.
+
+        A point that the site lacks and similar sites have is filled in: a straight line between its own points, bent as
+        theirs are. Kernels switch at the same sizes there.
+        """
+        axes, seconds = self.table.site_rows(site)
+        points = np.column_stack(list(axes.values()))
+        similar = _Similar(self, site)
+        new: list[Point] = []
+        values: list[float] = []
+        for row, level in gaps(points, self._levels):
+            low, high = tuple(points[row].tolist()), tuple(points[row + 1].tolist())
+            at = (*low[:-1], level)
+            bends = similar.bends(low, at, high)
+            if len(bends) >= _LEAST_BENDS:
+                part = np.log(level / low[-1]) / np.log(high[-1] / low[-1])
+                line = np.log(seconds[row]) * (1 - part) + np.log(seconds[row + 1]) * part
+                new.append(at)
+                values.append(float(np.exp(line + np.median(bends))))
+        if not new:
+            return axes, seconds, np.ones(len(seconds), dtype=bool)
+        every = np.concatenate([points, np.array(new)])
+        order = np.lexsort(every.T[::-1])
+        measured = np.arange(len(every)) < len(points)
+        columns = dict(zip(axes, every[order].T, strict=True))
+        return columns, np.concatenate([seconds, values])[order], measured[order]
+
+    @cached_property
+    def _levels(self) -> Floats:
+        """The coordinates of the last axis that were measured at any site."""
+        return np.unique(list(self.table.axes.values())[-1])
+
+    def log_seconds_at(self, site: tuple[float, ...]) -> dict[Point, float]:
+        """Measured point of a site -> log of its seconds."""
+        if site not in self._points:
+            axes, seconds = self.table.site_rows(site)
+            points = map(tuple, np.column_stack(list(axes.values())).tolist())
+            self._points[site] = dict(zip(points, np.log(seconds).tolist(), strict=True))
+        return self._points[site]
+
+    def between_sites(self, site: tuple[float, ...], op: ops.Op, axes: Mapping[str, Floats]) -> tuple[Floats, Coverage]:
+        """Seconds at a site that was not measured: its own work at its neighbours' measured utilisation."""
+        sites = np.array(list(self.table.rows_by_site))
+        rows, weights, around = neighbours(op.kind, sites, np.array(site))
+        log_seconds = np.log(np.asarray(self.roofline.seconds(_with(op, axes))))
+        worst = Coverage.INTERPOLATED if around else Coverage.SCALED
+        for row, weight in zip(rows, weights, strict=True):
+            neighbour = tuple(sites[row].tolist())
+            near = _with(op, _site_fields(op, neighbour))
+            same_work = _same_work(op.kind, site, neighbour, axes)
+            found = self.at_site(neighbour, near, same_work)
+            expected = np.asarray(self.roofline.seconds(_with(near, same_work)))
+            log_seconds = log_seconds + weight * np.log(found.seconds / expected)
+            if not found.inside.all():
+                worst = Coverage.SCALED
+        return np.exp(log_seconds), worst
+
+
+@dataclass(frozen=True)
+class _Similar:
+    """The sites most like one site, the nearest first."""
+
+    model: TableModel
+    site: tuple[float, ...]
+
+    @cached_property
+    def sites(self) -> list[tuple[float, ...]]:
+        table = self.model.table
+        every = [site for site in table.rows_by_site if site != self.site]
+        if not every:
+            return []
+        rows, _ = _nearest(table.kind, np.array(every), np.array(self.site), _NUM_LOOKED_AT)
+        return [every[row] for row in rows]
+
+    def bends(self, low: Point, at: Point, high: Point) -> list[float]:
+        """How similar sites bend between these points, or between those that give them the same work."""
+        name = _SHARES_BATCH.get(self.model.table.kind)
+        index = site_names(self.model.table.kind).index(name) if name else None
+        found: list[float] = []
+        for site in self.sites:
+            log_seconds = self.model.log_seconds_at(site)
+            shares = [1.0] if index is None else [1.0, self.site[index] / site[index]]
+            for share in shares:
+                scaled = [(*(share * first for first in point[:-1]), point[-1]) for point in (low, at, high)]
+                value = bend(log_seconds, *scaled)
+                if value is not None:
+                    found.append(value)
+            if len(found) >= _NUM_BENDS:
+                break
+        return found
+
+
+_CHUNKED = ("prefill_attention", "latent_prefill_attention")
+
+
+def _chunk_axes(axes: Mapping[str, Floats], rows: NDArray[np.bool_]) -> dict[str, Floats]:
+    """Single chunks over their tokens and one more than the tokens cached before them, along which they are measured.
+
+    As batch and length (`ops.PrefillAttention`) hardly two of them share a coordinate: on Vidur's real table of 4,418
+    chunks, the median error on points left out is 4.0% so, and 2.3% over these axes.
+    """
+    batch, length = axes["batch"][rows], axes["num_tokens"][rows]
+    chunk = np.round(batch * length, 6)
+    return {"chunk": chunk, "cached": np.round((length - chunk) / 2, 6) + 1.0}
+
+
+def _as_batch(chunks: Mapping[str, Floats]) -> dict[str, Floats]:
+    """The axes of `ops.PrefillAttention` for those of `_chunk_axes`."""
+    length = 2 * (chunks["cached"] - 1.0) + chunks["chunk"]
+    return {"batch": chunks["chunk"] / length, "num_tokens": length}
+
+
+def _either(rows: NDArray[np.bool_], here: Prediction, elsewhere: Prediction) -> Prediction:
+    """Two predictions as one, in the order of `rows`."""
+
+    def joined(name: str) -> NDArray[Any]:
+        values = np.empty(rows.size, getattr(here, name).dtype)
+        values[rows], values[~rows] = getattr(here, name), getattr(elsewhere, name)
+        return values
+
+    return Prediction(joined("seconds"), joined("exact"), joined("inside"))
+
+
+_NUM_BENDS = 6
+_LEAST_BENDS = 3
+"""Fewer say nothing: each size of a collective switches protocols at its own message (median 2.4 %, else 3.5 %)."""
+_NUM_LOOKED_AT = 16
+
+_SHARES_BATCH: Mapping[str, str] = {
+    "prefill_attention": "num_heads",
+    "decode_attention": "num_kv_heads",
+    "latent_prefill_attention": "num_heads",
+    "gated_delta": "num_value_heads",
+}
+"""Kind -> the dimension that is as good as batch: kernels see only the product of both. Other shapes left out, their
+median error falls from 2.8 % to 2.4 % (decode), 4.7 % to 3.5 % (latent prefill), 2.7 % to 1.8 % (Gated DeltaNet); of
+latent decode, whose heads share the one cache, it rises from 3.2 % to 4.6 %."""
+
+
+def _same_work(
+    kind: str, site: tuple[float, ...], other: tuple[float, ...], axes: Mapping[str, Floats]
+) -> dict[str, Floats]:
+    """Points of another site that give its kernels the work of `axes` at `site`."""
+    if kind not in _SHARES_BATCH:
+        return dict(axes)
+    index = site_names(kind).index(_SHARES_BATCH[kind])
+    return {**axes, "batch": axes["batch"] * site[index] / other[index]}
+
+
+_STRAIGHT = ("experts",)
+"""Kinds whose curves are straighter than their closed form: leaving out points inside, the median error of experts is
+2.2 % along straight lines and 2.9 % along the form. Others do as well or better with it (prefill 2.7 % to 3.9 %)."""
+
+
+def neighbours(kind: str, sites: Floats, site: Floats) -> tuple[NDArray[np.intp], Floats, bool]:
+    """Which measured sites speak for `site`, how much each, and whether they lie around it.
+
+    A GEMM's (n, k) form a grid: the corners of its cell. Elsewhere the nearest few shapes in log space; dimensions in
+    which kernels are compiled apart (head size, window, sharding) weigh more than those that only add work.
+    """
+    if kind == "gemm":
+        rows, weights = corner_sites(sites, site)
+        around = bool(np.all(site >= sites.min(axis=0)) and np.all(site <= sites.max(axis=0)))
+        return rows, weights, around
+    rows, weights = _nearest(kind, sites, site, 4)
+    return rows, weights, False
+
+
+def _nearest(kind: str, sites: Floats, site: Floats, count: int) -> tuple[NDArray[np.intp], Floats]:
+    scales = np.array([_DISTANCE.get(kind, {}).get(name, 1.0) for name in site_names(kind)])
+    positive = np.where(sites <= 0, _ABSENT, sites)
+    wanted = np.where(site <= 0, _ABSENT, site)
+    return nearest_sites(positive**scales, wanted**scales, count)
+
+
+_ABSENT = 2.0**20
+"""A window of 0 means none: as far as the longest context."""
+
+_DISTANCE: Mapping[str, Mapping[str, float]] = {
+    "gemm": {"n": 4.0},
+    "prefill_attention": {"head_dim": 4.0, "window_tokens": 4.0},
+    "decode_attention": {"head_dim": 4.0, "window_tokens": 4.0},
+    "experts": {"gated": 8.0},
+}
+
+
+def _site_fields(op: ops.Op, site: tuple[float, ...]) -> dict[str, float | int | bool]:
+    now = {name: getattr(op, name) for name in site_names(op.kind)}
+    return {
+        name: bool(value) if isinstance(now[name], bool) else int(value) if value == int(value) else value
+        for name, value in zip(now, site, strict=True)
+    }
+
+
+def _with(op: ops.Op, dimensions: Mapping[str, Any]) -> ops.Op:
+    """`op` with other dimensions (`replace`, for a union of operators)."""
+    changed: ops.Op = replace(cast(Any, op), **dimensions)
+    return changed
+
+
+def _worst(found: Prediction) -> tuple[Coverage, LeftOut | None]:
+    if found.exact.all():
+        return Coverage.MEASURED, None
+    if found.inside.all():
+        return Coverage.INTERPOLATED, LeftOut.LEVEL
+    return Coverage.SCALED, LeftOut.LAST
+
+
+def _require_work(op: ops.Op) -> None:
+    for name, value in ops.axis_values(op).items():
+        if not np.all(np.isfinite(value) & (np.asarray(value) > 0)):
+            least = float(np.min(value))
+            raise InputError(f"{op.kind}: {name} is {least:g}; an operator needs a positive finite size to be priced")
+
+
+def _flat_axes(op: ops.Op) -> dict[str, Floats]:
+    values = np.broadcast_arrays(*(np.asarray(value, dtype=np.float64) for value in ops.axis_values(op).values()))
+    return {name: value.ravel() for name, value in zip(op.axes, values, strict=True)}
+
+
+def _shape_of(op: ops.Op) -> tuple[int, ...]:
+    return np.broadcast_shapes(*(np.shape(value) for value in ops.axis_values(op).values()))
+
+
+def _scalar_or_array(seconds: Floats) -> ops.Size:
+    return seconds if seconds.ndim else float(seconds)
+
+
+@dataclass(frozen=True)
+class TableEstimator:
+    """Prices operators from measured tables, and from the roofline where there is none."""
+
+    tables: TableSource
+    roofline: Roofline
+    _models: dict[int, TableModel] = field(default_factory=dict)
+
+    def estimate(self, op: ops.Op) -> Estimate:
+        """Seconds of `op` with coverage and source.
+
+        Raises:
+            InputError: a size along an axis is not positive and finite, or a table cannot be read.
+        """
+        _require_work(op)
+        table = self.tables.table_for(op)
+        if table is None:
+            return RooflineEstimator(self.roofline).estimate(op)
+        op = canonical(op, table)
+        if id(table) not in self._models:
+            self._models[id(table)] = TableModel(table, self.roofline)
+        seconds, coverage, lacking = self._models[id(table)].estimate(op)
+        shaped = _scalar_or_array(seconds.reshape(_shape_of(op)))
+        return Estimate(shaped, coverage, table.source, expected_error(op.kind, lacking))

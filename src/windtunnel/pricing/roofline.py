@@ -1,0 +1,472 @@
+"""A calibrated roofline: seconds of any operator from a device's published figures.
+
+The plain roofline, max(FLOPs / peak, bytes / bandwidth) (Williams, Waterman and Patterson, CACM 2009), is a lower bound
+that small operators miss by a factor of ten. Here every class of operator has a short closed form that also counts what
+the device must do whole: a launch, tiles rounded up, waves of tiles over the multiprocessors, a depth that fills the
+pipeline, bytes that the last-level cache serves. Its coefficients are dimensionless or microseconds, fitted on measured
+tables of all devices and then moved towards each family's own (`catalog/roofline/*.yaml`, with its provenance and its
+error on devices that the fit never saw).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from windtunnel import catalog
+from windtunnel.errors import InputError
+from windtunnel.hardware import Device, Node
+from windtunnel.model import operators as ops
+from windtunnel.model.precision import (
+    ACTIVATION_BITS,
+    BITS,
+    COMPUTE,
+    Format,
+)
+from windtunnel.schema import read_yaml
+
+Coefficients = Mapping[str, float]
+Size = ops.Size
+
+US = 1e-6
+
+UNKNOWN_NUM_SMS = 128
+"""Where a device does not publish its number of multiprocessors: datacentre parts of 2020-2025 have 108 to 160."""
+UNKNOWN_L2_BYTES = 50e6
+
+_FOLDER = catalog.shipped("roofline")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The figures of one device that the closed forms use, for one compute format."""
+
+    flops_per_s: float
+    bytes_per_s: float
+    num_sms: int
+    l2_bytes: float
+
+    @property
+    def flops_per_s_per_sm(self) -> float:
+        return self.flops_per_s / self.num_sms
+
+
+def machine(device: Device, weights: Format) -> Machine:
+    """The device as it computes with weights of this format: the fastest of the format's rates that it has.
+
+    Raises:
+        InputError: the device publishes none of them.
+    """
+    rates = device.peak_flops_per_s
+    for name in (*COMPUTE[weights], "bf16", "fp16", "fp32"):
+        if name in rates:
+            return Machine(
+                rates[name],
+                device.memory_bytes_per_s,
+                device.num_sms or UNKNOWN_NUM_SMS,
+                float(device.l2_bytes or UNKNOWN_L2_BYTES),
+            )
+    raise InputError(f"{device.name} has no peak rate for {weights}", f"it has {', '.join(rates) or 'none'}")
+
+
+def memory_seconds(num_bytes: Size, on: Machine, c: Coefficients) -> Size:
+    """Seconds to move `num_bytes`: from the last-level cache where they fit in a part of it, else from memory.
+
+    Measuring loops repeat an operator, so that small operands stay in the cache; `cache_fraction` of it is theirs.
+    """
+    fits = 1.0 / (1.0 + (num_bytes / (c["cache_fraction"] * on.l2_bytes)) ** 3)
+    memory_rate = on.bytes_per_s * c["memory_efficiency"]
+    cache_rate = max(on.num_sms * c["cache_gb_per_s_per_sm"] * 1e9, memory_rate)
+    return num_bytes * ((1.0 - fits) / memory_rate + fits / cache_rate)
+
+
+def soft_max(a: Size, b: Size, power: float) -> Size:
+    """Work that overlaps: the larger of the two, rounded off where they are alike."""
+    return (a**power + b**power) ** (1.0 / power)
+
+
+_TILES = ((256, 128), (128, 128), (128, 64), (64, 64), (32, 64), (16, 64))
+_SHORT_TILE_EFFICIENCY = {32: 0.85, 16: 0.7}
+"""Rows of a short tile -> its rate against one of 64 rows. Assumed: every measured device is bound by memory where such
+tiles matter, but parts of little arithmetic and fast memory (H20) would else wait for 64 padded rows."""
+
+_SPLITS = (1, 2, 4, 8, 16)
+
+
+def tiles_seconds(
+    groups: Size, m: Size, n: Size, k: Size, on: Machine, c: Coefficients, splits: tuple[int, ...] = (1,)
+) -> Size:
+    """Compute seconds of `groups` matrix products `[m, k] x [k, n]`: the best of a few tile shapes and `splits` of k.
+
+    A wave is one tile on every multiprocessor; `wave_smoothing` is the part of a last, partly filled wave that
+    persistent kernels save. `fill_depth` is the depth of k that a tile spends filling its pipeline.
+    """
+    rate = on.flops_per_s_per_sm * c["compute_efficiency"]
+    efficiency = {(128, 64): c["tile_64"], (64, 64): c["tile_64"] ** 2}
+    efficiency |= {(rows, 64): efficiency[64, 64] * part for rows, part in _SHORT_TILE_EFFICIENCY.items()}
+    best: Size = np.inf
+    for rows, columns in _TILES:
+        num_tiles = groups * np.ceil(m / rows) * np.ceil(n / columns)
+        tile_rate = rate * efficiency.get((rows, columns), 1.0)
+        for split in splits:
+            depth = np.maximum(k / split, 32.0)
+            waves = num_tiles * split / on.num_sms
+            full = np.where(waves <= 1, 1.0, c["wave_smoothing"] * waves + (1 - c["wave_smoothing"]) * np.ceil(waves))
+            step = 2.0 * rows * columns * (depth + c["fill_depth"]) / tile_rate
+            seconds = full * (step + c["tile_us"] * US)
+            if split > 1:
+                partial_sums = groups * m * n * 4.0 * split * 2 / (on.num_sms * c["cache_gb_per_s_per_sm"] * 1e9)
+                seconds = seconds + c["split_us"] * US + partial_sums
+            best = np.minimum(best, seconds)
+    return best
+
+
+def gemm_seconds(op: ops.Gemm, on: Machine, c: Coefficients) -> Size:
+    """A dense matrix product; formats with 8 or 4 bit activations first quantise them in a kernel of their own."""
+    if op.format is Format.FP32:
+        return c["launch_us"] * US + soft_max(_simt_seconds(op, on), memory_seconds(op.num_bytes, on, c), c["overlap"])
+    compute = tiles_seconds(1.0, op.m, op.n, op.k, on, c, _SPLITS)
+    seconds = c["launch_us"] * US + soft_max(compute, memory_seconds(op.num_bytes, on, c), c["overlap"])
+    if ACTIVATION_BITS[op.format] < 16:
+        read_and_write = op.m * op.k * (16 + ACTIVATION_BITS[op.format]) / 8
+        seconds = seconds + c["quantise_us"] * US + memory_seconds(read_and_write, on, c) * c["quantise_passes"]
+    return seconds
+
+
+_SIMT_TILE = 64
+_SIMT_EFFICIENCY = 0.9
+_SIMT_HALVED_ROWS = 128
+
+
+def _simt_seconds(op: ops.Gemm, on: Machine) -> Size:
+    """A product in fp32 on CUDA cores: tiles of 64 x 64 (of 16 or 32 rows where there are no more), a tile on a
+    multiprocessor at a time, k split in two up to 128 rows.
+
+    cuBLAS calls CUTLASS' `simt_sgemm_64x64_8x5` for it on B200 (vllm-project/vllm, pull request 41332). Its times on
+    GB200 for 256 columns of 6,144 (pull request 47973): 17 to 22 us for 4 to 16 rows (here 16), 63 to 69 for 32 to 128
+    (57), and 78, 97 and 111 for 256, 512 and 1,024 (112).
+    """
+    rows = np.select([np.asarray(op.m) <= 16, np.asarray(op.m) <= 32], [16.0, 32.0], float(_SIMT_TILE))
+    splits = np.where((np.asarray(op.m) <= _SIMT_HALVED_ROWS) & (rows != 32.0), 2.0, 1.0)
+    tiles = np.ceil(op.m / rows) * np.ceil(op.n / _SIMT_TILE) * splits
+    step = 2.0 * rows * _SIMT_TILE * op.k / splits / (on.flops_per_s_per_sm * _SIMT_EFFICIENCY)
+    return np.asarray(np.ceil(tiles / on.num_sms) * step)
+
+
+def experts_seconds(op: ops.Experts, on: Machine, c: Coefficients) -> Size:
+    """Grouped products of the experts that were chosen, gate/up then down, with routing and activation around them.
+
+    Skewed routing chooses fewer experts than random routing (`spread`) and loads the busiest of `ep` ranks with
+    ep^`imbalance` times the mean. Buffers for all tokens' pairs are moved whatever the rank's share (vLLM's fused_moe).
+    """
+    width = op.intermediate_size / op.tp
+    miss = 1.0 - op.experts_per_token / op.num_experts
+    local = op.num_experts / op.ep
+    active = np.maximum(local * (1.0 - miss ** (op.num_tokens * c["spread"])), np.minimum(local, 1.0))
+    pairs = op.pairs_per_rank * op.ep ** c["imbalance"]
+    rows = pairs / active
+    up = tiles_seconds(active, rows, (op.num_matrices - 1) * width, op.hidden_size, on, c)
+    down = tiles_seconds(active, rows, op.hidden_size, width, on, c)
+    weight_bytes = active * op.num_matrices * op.hidden_size * width * BITS[op.format] / 8
+    memory = memory_seconds(weight_bytes + pairs * 2 * (op.hidden_size + width) * 2.0, on, c)
+    all_pairs_bytes = op.num_tokens * op.experts_per_token * (op.hidden_size + op.num_matrices * width) * 2.0
+    moved = c["moving_passes"] * memory_seconds(all_pairs_bytes, on, c)
+    return c["launch_us"] * US + soft_max(up + down, memory, c["overlap"]) + moved
+
+
+def prefill_seconds(op: ops.PrefillAttention, on: Machine, c: Coefficients) -> Size:
+    """Flash attention; query heads that share a key head share its tiles."""
+    shared = op.num_heads / op.num_kv_heads
+    return _flash_seconds(op, op.num_heads, op.head_dim, shared, op.window_tokens, on, c)
+
+
+def latent_prefill_seconds(op: ops.LatentPrefillAttention, on: Machine, c: Coefficients) -> Size:
+    """Flash attention with keys and values expanded for every head."""
+    return _flash_seconds(op, op.num_heads, (op.qk_head_dim + op.v_head_dim) / 2, 1.0, 0, on, c)
+
+
+def _flash_seconds(
+    op: ops.PrefillAttention | ops.LatentPrefillAttention,
+    num_heads: float,
+    head_dim: float,
+    heads_per_tile: float,
+    window_tokens: int,
+    on: Machine,
+    c: Coefficients,
+) -> Size:
+    """Query tiles of `tile_rows` over the multiprocessors; the longest tile bounds a small batch.
+
+    Rows are not rounded up to whole tiles: prompts of one batch differ, so that the steps average out. The longest tile
+    computes, and waits `step_us` for every 64 keys, one after the other; `balance` says how far the other tiles' work
+    overlaps it, `hiding` how far work hides the launch (at 1 they add up, below 1 they hold each other up).
+    """
+    rate = on.flops_per_s_per_sm * c["compute_efficiency"] * head_dim / (head_dim + c["half_head_dim"])
+    tile_rows = c["tile_rows"]
+    rows = soft_max(op.num_tokens * heads_per_tile, tile_rows, 2.0) / heads_per_tile
+    seen = np.minimum(rows, window_tokens + tile_rows) if window_tokens else rows
+    pairs = op.batch * (rows * seen - seen * seen / 2 + rows * c["fill_depth"])
+    tiles = op.batch * num_heads * rows / tile_rows
+    evenly = 4.0 * pairs * num_heads * head_dim / (rate * on.num_sms) + tiles / on.num_sms * c["tile_us"] * US
+    longest = 4.0 * np.minimum(op.batch, 1.0) * tile_rows * (seen + c["fill_depth"]) * head_dim / rate
+    compute = soft_max(evenly, longest + seen / 64.0 * c["step_us"] * US, c["balance"])
+    work = soft_max(compute, memory_seconds(op.num_bytes, on, c), c["overlap"])
+    return soft_max(c["launch_us"] * US, work, c["hiding"])
+
+
+def decode_seconds(op: ops.DecodeAttention, on: Machine, c: Coefficients) -> Size:
+    """Attention of one new token for each request."""
+    return _split_seconds(op, op.num_heads, op.num_kv_heads, op.seen_tokens, op.head_dim, on, c)
+
+
+def latent_decode_seconds(op: ops.LatentDecodeAttention, on: Machine, c: Coefficients) -> Size:
+    """All heads against one compressed key and value for each token."""
+    width = op.kv_lora_rank + op.rope_head_dim / 2
+    return _split_seconds(op, op.num_heads, 1, op.context_tokens, width, on, c)
+
+
+def _split_seconds(
+    op: ops.DecodeAttention | ops.LatentDecodeAttention,
+    num_heads: float,
+    num_kv_heads: float,
+    seen_tokens: Size,
+    width: float,
+    on: Machine,
+    c: Coefficients,
+) -> Size:
+    """The cache is read once, by as many blocks as requests, key heads and splits give; long contexts combine them.
+
+    `hiding` says how far the launch is hidden behind that.
+    """
+    blocks = op.batch * num_kv_heads
+    per_block = c["block_us"] * US * np.maximum(blocks / on.num_sms, 1.0)
+    combine = c["chain_us"] * US * np.log2(1.0 + seen_tokens / 64.0)
+    padded_flops = 4.0 * blocks * np.maximum(num_heads / num_kv_heads, c["tile_rows"]) * seen_tokens * width
+    compute = padded_flops / (on.flops_per_s * c["compute_efficiency"])
+    streamed = soft_max(memory_seconds(op.num_bytes, on, c), compute, c["overlap"])
+    work = combine + soft_max(streamed, per_block, c["overlap"])
+    return soft_max(c["launch_us"] * US, work, c["hiding"])
+
+
+def sparse_latent_seconds(op: ops.SparseLatent, on: Machine, c: Coefficients) -> Size:
+    """A chain of small kernels, a choice for every query that keeps part of the device busy (`query_us`), and the
+    products, whose tiles of attention have `tile_rows` heads at least."""
+    padding = np.maximum(c["tile_rows"] / op.num_heads, 1.0) - 1.0
+    flops = op.flops + padding * op.kept_pairs * op.flops_per_kept_pair
+    compute = flops / (on.flops_per_s * c["compute_efficiency"])
+    chosen = c["query_us"] * US * op.num_queries
+    work = chosen + soft_max(compute, memory_seconds(op.num_bytes, on, c), c["overlap"])
+    return c["chain_of_kernels_us"] * US + work
+
+
+def gated_delta_seconds(op: ops.GatedDelta, on: Machine, c: Coefficients) -> Size:
+    """Convolution and delta rule: state and activations move once; chunks of one sequence wait for each other."""
+    chunks = np.maximum(np.ceil(op.num_tokens / 64.0), 1.0)
+    waves = np.maximum(op.batch * op.num_value_heads / on.num_sms, 1.0)
+    chain = chunks * c["chunk_us"] * US * (1 + c["wave_cost"] * (waves - 1))
+    return c["launch_us"] * US + soft_max(memory_seconds(op.num_bytes, on, c) * c["passes"], chain, c["overlap"])
+
+
+def elementwise_seconds(op: ops.Elementwise, on: Machine, c: Coefficients) -> Size:
+    """A kernel that streams its bytes."""
+    return c["launch_us"] * US + memory_seconds(op.num_bytes, on, c)
+
+
+Closed = Callable[[Any, Machine, Coefficients], Size]
+
+FORMS: dict[str, Closed] = {
+    "gemm": gemm_seconds,
+    "experts": experts_seconds,
+    "prefill_attention": prefill_seconds,
+    "latent_prefill_attention": latent_prefill_seconds,
+    "decode_attention": decode_seconds,
+    "latent_decode_attention": latent_decode_seconds,
+    "sparse_latent_prefill": sparse_latent_seconds,
+    "sparse_latent_decode": sparse_latent_seconds,
+    "gated_delta": gated_delta_seconds,
+    "elementwise": elementwise_seconds,
+}
+"""Kind of operator -> its closed form. Collectives depend on links and are in `collective_seconds`."""
+
+
+def compute_format(op: ops.Op) -> Format:
+    """The format whose peak rate computes `op`."""
+    if isinstance(op, ops.Gemm | ops.Experts):
+        return op.format
+    return Format.BF16
+
+
+_WITH_CACHE = (
+    *(ops.PrefillAttention, ops.DecodeAttention, ops.LatentPrefillAttention, ops.LatentDecodeAttention),
+    *(ops.SparseLatentPrefill, ops.SparseLatentDecode),
+)
+
+
+def variant(op: ops.Op) -> str:
+    """Which set of coefficients of its kind `op` uses: its number format, or for a collective its name."""
+    if isinstance(op, ops.Gemm | ops.Experts):
+        return op.format.value
+    if isinstance(op, _WITH_CACHE):
+        return op.kv_format.value
+    if isinstance(op, ops.GatedDelta):
+        return "decode" if op.decode else "prefill"
+    return op.op if isinstance(op, ops.Collective) else "any"
+
+
+_NEAREST_VARIANT = {
+    "fp32": "bf16",
+    "tf32": "bf16",
+    "fp8_block": "fp8",
+    "int8": "fp8",
+    "int4": "bf16",
+    "nvfp4": "fp8",
+    "mxfp4": "int4",
+    "fp8": "bf16",
+    "send_recv": "all_gather",
+}
+"""What nobody measured borrows the coefficients of this one; its bytes and peak rate remain its own."""
+
+
+def family(device: Device) -> str:
+    """Devices that run the same kernels: an architecture, its parts with and without NVLink (or the like) apart.
+
+    They are other silicon where they share the name (Blackwell's sm_100 and sm_120).
+    """
+    return f"{device.architecture} {board(device)}"
+
+
+def board(device: Device) -> str:
+    """Whether a device is built for a scale-up network; those without run higher clocks and smaller memory systems."""
+    return "with scale-up" if device.scale_up_bytes_per_s else "without scale-up"
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Coefficients of one class of operators with what is known of their error."""
+
+    coefficients: Coefficients
+    by_family: Mapping[str, Coefficients]
+    """The coefficients by `family` or, where that was not measured, by `board`."""
+
+    def on(self, device: Device) -> Coefficients:
+        """The coefficients to use on a device."""
+        own = self.by_family.get(family(device)) or self.by_family.get(board(device), {})
+        return {**self.coefficients, **own}
+
+    median_error: float
+    """Median |predicted / measured - 1| on devices that the fit did not see."""
+    fitted_on: str
+
+
+@cache
+def fits(kind: str) -> Mapping[str, Fit]:
+    """The shipped fits of a kind: variant -> fit.
+
+    Raises:
+        InputError: the shipped file is missing or broken.
+    """
+    raw = read_yaml(_FOLDER / f"{kind}.yaml")
+    return {
+        name: Fit(
+            fit["coefficients"], fit.get("by_family", {}), float(fit["median_error_unseen"]), str(fit["fitted_on"])
+        )
+        for name, fit in raw["variants"].items()
+    }
+
+
+def fit_for(op: ops.Op) -> Fit:
+    """The shipped fit of the class of `op`."""
+    known = fits(op.kind)
+    name = variant(op)
+    while name not in known:
+        name = _NEAREST_VARIANT.get(name, next(iter(known)))
+    return known[name]
+
+
+def collective_seconds(op: ops.Collective, device: Device, node: Node | None, c: Coefficients) -> Size:
+    """Alpha-beta form of a collective: steps that wait for each other, then bytes over the links that it crosses.
+
+    Within a node the link is `node.scale_up`; across nodes the bytes that leave a device also pass `node.scale_out`
+    (hierarchical algorithm: inside, then between equal ranks of all nodes), which adds its own seconds.
+
+    Raises:
+        InputError: it spans nodes, and the node has no link to others.
+    """
+    inside = op.num_ranks // max(op.span_nodes, 1)
+    up_rate = _scale_up_bytes_per_s(inside, device, node)
+    seconds: Size = 0.0
+    if inside > 1:
+        local = replace(op, num_ranks=inside, span_nodes=1)
+        start = c["launch_us"] * US + c["step_us"] * US * (inside - 1)
+        seconds = start + local.num_bytes / (up_rate * c["link_efficiency"]) + c["ramp_us"] * US * _ramp(local, up_rate)
+    if op.span_nodes > 1:
+        out = node.scale_out if node else None
+        if out is None:
+            name = node.name if node else device.name
+            raise InputError(f"{op.op} over {op.span_nodes} nodes needs a link between nodes, which {name} lacks")
+        shared = 1 if op.op in ("all_to_all", "send_recv") else inside
+        across = replace(op, message_bytes=op.message_bytes / shared, num_ranks=op.span_nodes, span_nodes=1)
+        start = c["launch_us"] * US + out.latency_s * np.log2(op.span_nodes) * 2
+        seconds = seconds + start + across.num_bytes / (out.bytes_per_s * c["link_efficiency"])
+    return seconds
+
+
+PCIE4_X16_BYTES_PER_S = 32e9
+"""What devices without a scale-up network are assumed to share when no node is given."""
+
+
+def _scale_up_bytes_per_s(num_ranks: int, device: Device, node: Node | None) -> float:
+    """The rate between `num_ranks` devices of one node: through the host where their NVLink groups are smaller."""
+    if node is None:
+        return device.scale_up_bytes_per_s or PCIE4_X16_BYTES_PER_S
+    reached = node.scale_up_group_size is None or num_ranks <= node.scale_up_group_size
+    link = node.scale_up if reached or node.host is None else node.host
+    return link.bytes_per_s
+
+
+def _ramp(op: ops.Collective, rate: float) -> Size:
+    """From 0 to 1 as a message grows past 10 us of the link's rate, from where libraries switch to bulk protocols."""
+    return op.num_bytes / (op.num_bytes + rate * 10 * US)
+
+
+CPU = "cpu"
+"""Architecture of a processor: the closed forms, whose tiles and waves are those of GPUs, do not hold for it."""
+
+CPU_CALL_US = 10.0
+"""Of one operator that eager torch calls; the smallest that were measured on an AMD EPYC took 20 to 60 us."""
+
+
+CPU_MEDIAN_ERROR = 0.7
+"""Of `plain_seconds` on an AMD EPYC with one thread: 10% on the matrix products of vLLM, 46% on torch's, and times of a
+quarter to a half of those measured for attention and elementwise operators."""
+
+
+def plain_seconds(op: ops.Op, on: Machine) -> Size:
+    """Arithmetic at the peak and bytes at the memory's rate, one after the other, and a call: no tiles, no waves.
+
+    Two roofs that do not overlap (Williams, Waterman and Patterson, CACM 2009, figure 1, without its bound).
+    """
+    return CPU_CALL_US * US + op.flops / on.flops_per_s + op.num_bytes / on.bytes_per_s
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """Seconds of any operator on a device from published figures and the shipped coefficients."""
+
+    device: Device
+    node: Node | None = None
+
+    def seconds(self, op: ops.Op) -> Size:
+        """Seconds of `op`; arrays along its axes give an array."""
+        if self.device.architecture == CPU and not isinstance(op, ops.Collective):
+            return plain_seconds(op, machine(self.device, compute_format(op)))
+        return self.seconds_with(op, fit_for(op).on(self.device))
+
+    def seconds_with(self, op: ops.Op, coefficients: Coefficients) -> Size:
+        """Seconds of `op` with other coefficients than the shipped ones (what a fit varies)."""
+        if isinstance(op, ops.Collective):
+            return collective_seconds(op, self.device, self.node, coefficients)
+        return FORMS[op.kind](op, machine(self.device, compute_format(op)), coefficients)

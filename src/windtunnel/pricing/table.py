@@ -1,0 +1,329 @@
+"""Measured operators as columns of numbers: the nouns between a profiler's file and an estimate.
+
+A table holds one kind of operator in one number format. Its rows are grouped into *sites*: the exact discrete shape (a
+GEMM's n and k, an attention's heads) at which a curve or surface was measured along the operator's axes (`ops.op`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.errors import InputError, did_you_mean, missing_file
+from windtunnel.model import operators as ops
+from windtunnel.model.precision import Format
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Floats = NDArray[np.float64]
+
+SCHEMA_VERSION = "1"
+
+KINDS: dict[str, type[ops.Op]] = {
+    kind.kind: kind
+    for kind in (
+        ops.Gemm,
+        ops.PrefillAttention,
+        ops.DecodeAttention,
+        ops.LatentPrefillAttention,
+        ops.LatentDecodeAttention,
+        ops.SparseLatentPrefill,
+        ops.SparseLatentDecode,
+        ops.GatedDelta,
+        ops.Experts,
+        ops.Elementwise,
+        ops.Collective,
+    )
+}
+"""Kind of an operator, as files name it -> its class."""
+
+_TEXT_FIELDS = ("format", "kv_format", "name", "op")
+
+STATISTICS = ("mean_s", "min_s", "max_s", "std_s", "num_samples", "num_outliers")
+"""What a profiler may keep beside `seconds`, the median of its samples; all but the last count no outliers."""
+
+
+def site_names(kind: str) -> tuple[str, ...]:
+    """The numeric dimensions that tell one site of `kind` from another."""
+    operator = KINDS[kind]
+    return tuple(f.name for f in fields(operator) if f.name not in operator.axes and f.name not in _TEXT_FIELDS)
+
+
+def text_names(kind: str) -> tuple[str, ...]:
+    """The dimensions of `kind` that are words (formats, a collective's name); one table has one word each."""
+    return tuple(f.name for f in fields(KINDS[kind]) if f.name in _TEXT_FIELDS)
+
+
+@dataclass(frozen=True)
+class MeasurementTable:
+    """Seconds of one kind of operator in one format, measured on one device.
+
+    Args:
+        kind: of the operator (`gemm`, `decode_attention`, ...).
+        sites: site dimension -> one number a row, in the order of `site_names(kind)`.
+        axes: axis -> one number a row.
+        seconds: what one execution took.
+        source: a short name for people: device, engine, version, kernel.
+        words: the table's words (`format`, `kv_format`, `op`).
+        statistics: of the samples of each row: all of `STATISTICS`, or none where nobody kept them.
+        is_fitted: the seconds are a regression's, so that no row is a measurement; not kept in files.
+        steps: site -> where along the last axis its engine begins to call another kernel; not kept in files.
+
+    Raises:
+        InputError: a column of another length, or a time that is not a positive finite number.
+    """
+
+    kind: str
+    sites: Mapping[str, Floats]
+    axes: Mapping[str, Floats]
+    seconds: Floats
+    source: str
+    words: Mapping[str, str]
+    statistics: Mapping[str, Floats] = field(default_factory=dict)
+    is_fitted: bool = False
+    steps: Mapping[tuple[float, ...], tuple[float, ...]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, column in (*self.sites.items(), *self.axes.items(), *self.statistics.items()):
+            if len(column) != len(self.seconds):
+                raise InputError(
+                    f"{self.source}: column {name} has {len(column)} rows, seconds has {len(self.seconds)}"
+                )
+        bad = ~(np.isfinite(self.seconds) & (self.seconds > 0))
+        if bad.any():
+            row = int(np.argmax(bad))
+            raise InputError(f"{self.source}: row {row} took {self.seconds[row]} s; a positive finite time is needed")
+
+    def __len__(self) -> int:
+        return len(self.seconds)
+
+    @cached_property
+    def rows_by_site(self) -> dict[tuple[float, ...], NDArray[np.intp]]:
+        """Site -> its rows, sorted along the axes."""
+        if not len(self):
+            return {}
+        columns = [*self.sites.values(), *self.axes.values()]
+        order = np.lexsort(columns[::-1])
+        keys = np.column_stack([column[order] for column in self.sites.values()])
+        starts = np.flatnonzero(np.append(True, np.any(keys[1:] != keys[:-1], axis=1)))
+        groups = np.split(order, starts[1:])
+        return {tuple(key): rows for key, rows in zip(keys[starts].tolist(), groups, strict=True)}
+
+    def site_rows(self, site: tuple[float, ...]) -> tuple[dict[str, Floats], Floats]:
+        """Axes and seconds of one site, sorted, repeated points replaced by their median."""
+        rows = self.rows_by_site[site]
+        axes = {name: column[rows] for name, column in self.axes.items()}
+        return _without_repeats(axes, self.seconds[rows])
+
+    def take(self, rows: NDArray[Any]) -> MeasurementTable:
+        """The table with only `rows` (a mask or indices)."""
+        sites = {name: column[rows] for name, column in self.sites.items()}
+        axes = {name: column[rows] for name, column in self.axes.items()}
+        statistics = {name: column[rows] for name, column in self.statistics.items()}
+        return replace(self, sites=sites, axes=axes, seconds=self.seconds[rows], statistics=statistics)
+
+    def operator(self, site: tuple[float, ...], axes: Mapping[str, Any]) -> ops.Op:
+        """The operator at `site`, with arrays along its axes."""
+        dimensions = {**_site_fields(self.kind, site), **axes, **_word_fields(self.words)}
+        return KINDS[self.kind](**dimensions)
+
+
+def _site_fields(kind: str, site: tuple[float, ...]) -> dict[str, Any]:
+    flags = {f.name for f in fields(KINDS[kind]) if f.type in (bool, "bool")}
+    return {
+        name: bool(value) if name in flags else int(value) if float(value).is_integer() else value
+        for name, value in zip(site_names(kind), site, strict=True)
+    }
+
+
+def _word_fields(words: Mapping[str, str]) -> dict[str, Any]:
+    return {name: Format(word) if name in ("format", "kv_format") else word for name, word in words.items()}
+
+
+def _without_repeats(axes: dict[str, Floats], seconds: Floats) -> tuple[dict[str, Floats], Floats]:
+    points = np.column_stack(list(axes.values()))
+    new = np.append(True, np.any(points[1:] != points[:-1], axis=1))
+    if new.all():
+        return axes, seconds
+    groups = np.split(seconds, np.flatnonzero(new)[1:])
+    return {name: column[new] for name, column in axes.items()}, np.array([np.median(group) for group in groups])
+
+
+def merged(tables: list[MeasurementTable]) -> list[MeasurementTable]:
+    """Tables of the same kind and words joined, each once; statistics are kept where all of them have them."""
+    groups: dict[tuple[str, ...], list[MeasurementTable]] = {}
+    for table in tables:
+        groups.setdefault((table.kind, *table.words.values()), []).append(table)
+    return [parts[0] if len(parts) == 1 else _joined(parts) for _, parts in sorted(groups.items())]
+
+
+def _joined(parts: list[MeasurementTable]) -> MeasurementTable:
+    first = parts[0]
+
+    def joined(columns: list[Mapping[str, Floats]]) -> dict[str, Floats]:
+        return {name: np.concatenate([part[name] for part in columns]) for name in columns[0]}
+
+    statistics = joined([part.statistics for part in parts]) if all(part.statistics for part in parts) else {}
+    return MeasurementTable(
+        first.kind,
+        joined([part.sites for part in parts]),
+        joined([part.axes for part in parts]),
+        np.concatenate([part.seconds for part in parts]),
+        " and ".join(dict.fromkeys(part.source for part in parts)),
+        first.words,
+        statistics,
+    )
+
+
+def site_of(op: ops.Op) -> tuple[float, ...]:
+    """The numeric site of `op`: the key under which a table of its words holds it."""
+    return tuple(float(getattr(op, name)) for name in site_names(op.kind))
+
+
+def write_tables(path: Path, tables: list[MeasurementTable], provenance: Mapping[str, str]) -> None:
+    """Write tables of one kind to one Parquet file: words, sites, axes, `seconds`, `source`; provenance as metadata.
+
+    Args:
+        path: replaced only when the whole file was written.
+        tables: all of one kind.
+        provenance: device, engine, version, how it was measured, when.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    kind = tables[0].kind
+    kept = STATISTICS if any(table.statistics for table in tables) else ()
+    parts = [pa.table(_columns_of(table, kept)) for table in tables]
+    metadata = {"windtunnel.schema": SCHEMA_VERSION, "windtunnel.kind": kind}
+    metadata |= {f"windtunnel.{key}": value for key, value in provenance.items()}
+    partial = path.with_suffix(".partial")
+    pq.write_table(pa.concat_tables(parts).replace_schema_metadata(metadata), partial)
+    partial.replace(path)
+
+
+def _columns_of(table: MeasurementTable, kept: tuple[str, ...]) -> dict[str, Any]:
+    words = {name: [word] * len(table) for name, word in table.words.items()}
+    statistics = {name: table.statistics.get(name, np.full(len(table), np.nan)) for name in kept}
+    numbers = {**table.sites, **table.axes, "seconds": table.seconds, **statistics}
+    columns = {name: np.asarray(column, dtype=np.float64) for name, column in numbers.items()}
+    return {**words, **columns, "source": [table.source] * len(table)}
+
+
+def read_tables(path: Path) -> list[MeasurementTable]:
+    """The tables that `write_tables` wrote to `path`, one for every combination of words.
+
+    Raises:
+        InputError: no such file, not Parquet, not of this schema, a missing column, or a time that is not positive.
+    """
+    rows = read_parquet(path)
+    metadata = {key.decode(): value.decode() for key, value in (rows.schema.metadata or {}).items()}
+    kind = metadata.get("windtunnel.kind", "")
+    if metadata.get("windtunnel.schema") != SCHEMA_VERSION or kind not in KINDS:
+        raise InputError(f"{path} is not a measurement table of schema {SCHEMA_VERSION}", did_you_mean(kind, KINDS))
+    words, sites, axes = text_names(kind), site_names(kind), KINDS[kind].axes
+    require_columns(path, rows.column_names, (*words, *sites, *axes, "seconds", "source"))
+    labels = (*words, "source")
+    combinations, codes = np.unique(
+        np.array([rows[name].to_pylist() for name in labels]).T, axis=0, return_inverse=True
+    )
+    kept = STATISTICS if set(STATISTICS) <= set(rows.column_names) else ()
+    numbers = {name: numeric_column(rows, name, path) for name in (*sites, *axes, "seconds", *kept)}
+    tables = []
+    for index, combination in enumerate(combinations):
+        of = {name: column[codes.ravel() == index] for name, column in numbers.items()}
+        named = dict(zip(labels, map(str, combination), strict=True))
+        source = named.pop("source")
+        parts = ({name: of[name] for name in names} for names in (sites, axes, kept))
+        site_part, axis_part, statistics = parts
+        tables.append(MeasurementTable(kind, site_part, axis_part, of["seconds"], source, named, statistics))
+    return tables
+
+
+def read_provenance(path: Path) -> dict[str, str]:
+    """What `write_tables` was told of where the rows come from.
+
+    Raises:
+        InputError: no such file, or not Parquet.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        metadata = pq.read_schema(path).metadata or {}
+    except (OSError, pa.ArrowException) as error:
+        raise InputError(f"{path} is not a readable Parquet file: {str(error).partition(chr(10))[0]}") from None
+    ours = {key.decode(): value.decode() for key, value in metadata.items() if key.startswith(b"windtunnel.")}
+    return {key.removeprefix("windtunnel."): value for key, value in ours.items()}
+
+
+def read_parquet(path: Path, columns: list[str] | None = None, dictionaries: list[str] | None = None) -> pa.Table:
+    """A Parquet file's rows.
+
+    Args:
+        path: the file.
+        columns: which columns to read; None reads all.
+        dictionaries: text columns to keep dictionary-coded, which is many times faster to compare.
+
+    Raises:
+        InputError: it is missing, is not valid Parquet, or lacks one of `dictionaries`.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(path, read_dictionary=dictionaries) as file:
+            present = [name for name in columns if name in file.schema_arrow.names] if columns else None
+            return file.read(columns=present, use_threads=False)
+    except FileNotFoundError:
+        raise missing_file(path) from None
+    except KeyError:
+        require_columns(path, pq.read_schema(path).names, tuple(dictionaries or ()))
+        raise
+    except (OSError, pa.ArrowException) as error:
+        reason = str(error).partition("\n")[0]
+        raise InputError(f"{path} is not a readable Parquet file: {reason}") from None
+
+
+def require_columns(path: Path, found: list[str], needed: tuple[str, ...]) -> None:
+    """Refuse a file that lacks a column.
+
+    Raises:
+        InputError: names the first missing column and the near ones found.
+    """
+    for name in needed:
+        if name not in found:
+            raise InputError(f"{path} has no column {name}", did_you_mean(name, found, f"found: {', '.join(found)}"))
+
+
+def numeric_column(rows: pa.Table, name: str, path: Path) -> Floats:
+    """One column as floats.
+
+    Raises:
+        InputError: it holds text or empty cells.
+    """
+    import pyarrow as pa
+
+    column = rows[name]
+    if column.null_count:
+        raise InputError(f"{path}: column {name} has {column.null_count} empty cells")
+    if not (pa.types.is_floating(column.type) or pa.types.is_integer(column.type)):
+        raise InputError(f"{path}: column {name} is {column.type}; numbers are needed")
+    return as_numpy(column).astype(np.float64)
+
+
+def as_numpy(column: pa.ChunkedArray | pa.Array) -> NDArray[Any]:
+    """A column of numbers without empty cells, by DLPack.
+
+    `to_numpy` imports pandas (0.3 s) where that is installed, and `cast` imports `pyarrow.compute` (0.09 s).
+    """
+    if len(column) == 0:
+        return np.empty(0)
+    flat = column.combine_chunks() if hasattr(column, "num_chunks") else column
+    return np.from_dlpack(flat)

@@ -1,0 +1,123 @@
+"""A fitted calibration: its file, and what a user is told about it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+import yaml
+from rich.console import RenderableType
+
+from windtunnel.files import write_text
+from windtunnel.report.render.tables import columns, grid, title
+from windtunnel.schema import encode
+from windtunnel.serving.calibration import (
+    Calibration,
+    Inferred,
+    LearntTransfer,
+    Provenance,
+    Reserve,
+)
+from windtunnel.units import format_bytes, format_count, format_seconds
+
+_METRICS = {"tpot": "TPOT", "ttft": "TTFT", "e2e": "E2E"}
+
+
+def write_calibration(calibration: Calibration, path: Path) -> None:
+    """Write `calibration` as YAML; loading it gives an equal one.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
+    write_text(path, yaml.safe_dump(encode(calibration), sort_keys=False, width=120))
+
+
+def calibration_report(
+    made: Mapping[str, Calibration], num_runs: int, num_fitted: int, out: Path
+) -> list[RenderableType]:
+    """Errors before and after on runs left out, then what was fitted."""
+    headers = ["profile", "runs", "configs"]
+    headers += [f"{name}\n{what}" for name in _METRICS.values() for what in ("before", "after")]
+    rows = []
+    for name, one in made.items():
+        record = one.provenance
+        cells = [name, str(record.num_runs), str(record.num_configurations)]
+        for metric in _METRICS:
+            both = (record.median_error_before, record.median_error)
+            cells += [f"{errors[metric]:.1%}" if metric in errors else "" for errors in both]
+        rows.append(cells)
+    fitted = f"{num_fitted} of {format_count(num_runs, 'run')} fitted" if num_runs else "Only transfers fitted"
+    parts: list[RenderableType] = [
+        title(fitted),
+        "Median errors; before: nothing fitted; after: of runs in configurations that the fit did not see.",
+        "",
+        columns(headers, rows),
+    ]
+    if alone := [name for name, one in made.items() if one.provenance.num_configurations == 1]:
+        parts.append(f"{', '.join(alone)}: of one configuration, so that none was left out, and after is before.")
+    parts += [f"{name}: {worse}" for name, one in made.items() if (worse := _worse(one.provenance))]
+    for name, one in made.items():
+        if one.transfer is not None:
+            parts.append(f"{name}: {_transfer_line(one.transfer)}")
+    if len(made) == 1:
+        (one,) = made.values()
+        host = {name: value for name in one.host.__struct_fields__ if (value := getattr(one.host, name)) is not None}
+        parts += ["", title("Host"), grid([(name, format_seconds(float(value))) for name, value in host.items()], 28)]
+        factors = [(name, f"x {value:.3f}") for name, value in one.factors.items()]
+        parts += ["", title("Operators: measured over priced time"), grid(factors, 28)]
+    if lines := list(dict.fromkeys(line for one in made.values() for line in _settings(one))):
+        headers = ["inferred", "of", "runs", "configs"]
+        headers += [f"{_METRICS[name]}\n{what}" for name in ("tpot", "ttft") for what in ("default", "inferred")]
+        parts += ["", title("Settings that nobody recorded"), columns(headers, lines)]
+        if any(entry.num_configurations == 1 for one in made.values() for entry in _learnt(one)):
+            parts.append(
+                "Where configs is 1, no other speaks for the value: errors are of the runs that it is taken from."
+            )
+    return [*parts, "", f"written to {out}"]
+
+
+def _learnt(one: Calibration) -> tuple[Inferred | Reserve, ...]:
+    return one.inferred if one.reserve is None else (*one.inferred, one.reserve)
+
+
+def _settings(one: Calibration) -> list[tuple[str, ...]]:
+    """What, of which runs, and median errors with the engine's defaults and, left out, with these."""
+    found: list[tuple[str, Inferred | Reserve, str]] = [
+        (f"{name} {value:,}", entry, f"{entry.model}, {one.engine} {entry.version}, {entry.device}")
+        for entry in one.inferred
+        for name, value in entry.settings.items()
+    ]
+    if one.reserve is not None:
+        where = f"{one.engine}, {one.device or 'any device'}"
+        found.append((f"reserved_bytes {format_bytes(one.reserve.reserved_bytes)}", one.reserve, where))
+    return [
+        (
+            what,
+            where,
+            str(entry.num_runs),
+            str(entry.num_configurations),
+            *(
+                f"{errors[metric]:.1%}" if metric in errors else ""
+                for metric in ("tpot", "ttft")
+                for errors in (entry.median_error_before, entry.median_error)
+            ),
+        )
+        for what, entry, where in found
+    ]
+
+
+def _worse(record: Provenance) -> str:
+    """Which metrics are further off after the fit than before it, on runs that it did not see."""
+    before, after = record.median_error_before, record.median_error
+    names = [name for metric, name in _METRICS.items() if after.get(metric, 0.0) > before.get(metric, math.inf)]
+    return f"{' and '.join(names)} no better for it on configurations left out; more of them may help" if names else ""
+
+
+def _transfer_line(learnt: LearntTransfer) -> str:
+    record = learnt.record
+    return (
+        f"KV transfers take {format_seconds(learnt.latency_s)} and reach {learnt.link_efficiency:.0%} of the links "
+        f"({record.num_runs} runs of separate pools in {record.num_configurations} configurations; TTFT of those left "
+        f"out {record.median_error_before:.1%} off before, {record.median_error:.1%} after)"
+    )

@@ -1,0 +1,398 @@
+"""Predicted against measured: tables for the terminal, a JSON document, a page."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from rich.console import RenderableType
+
+from windtunnel.calibration.validate import Prediction
+from windtunnel.metrics.accuracy import Score, kendall_tau, score
+from windtunnel.report.render.html import (
+    Section,
+    cards,
+    figures,
+    page,
+    paragraph,
+    table,
+)
+from windtunnel.report.render.plots import (
+    Axis,
+    Series,
+    figure,
+    histogram,
+)
+from windtunnel.report.render.tables import columns, grid, title
+from windtunnel.report.version import version
+from windtunnel.units import format_count, format_seconds
+
+LATENCIES = {"tpot": "TPOT", "ttft": "TTFT", "e2e": "end to end"}
+NAMES = {**LATENCIES, "throughput": "throughput"}
+_SHORT = {**NAMES, "e2e": "E2E"}
+"""Heads of wide tables."""
+GROUPS = ("mode", "engine", "device", "model", "format", "parallelism", "concurrency", "prompt", "source")
+NUM_WORST = 10
+NUM_LISTED = 8
+"""Of at most so many runs a terminal shows every metric, of more the largest errors."""
+NUM_SHOWN = 3
+"""Metrics that a terminal shows side by side; pages and documents have all."""
+
+_ERROR_EDGES = [step / 20 for step in range(-20, 21)]
+
+
+def validation_report(
+    predictions: Sequence[Prediction], groups: Sequence[str] = GROUPS, left_out: Mapping[str, int] | None = None
+) -> list[RenderableType]:
+    """Overall errors, errors by group, the worst runs with what is known of them, and what was refused.
+
+    `left_out`: use -> number of runs that were not to be predicted.
+    """
+    done, drafting = predicted_runs(predictions)
+    num_done = len(done) + len(drafting)
+    parts: list[RenderableType] = [title(f"{num_done:,} of {format_count(len(predictions), 'run')} predicted")]
+    parts += [_left_out(left_out)] if left_out else []
+    parts += [_how(done + drafting), _DEFINITION, ""]
+    metrics = measured_metrics(done + drafting)
+    shown = metrics[:NUM_SHOWN]
+    headers = ("error, %", "runs", *(f"{NAMES[name]}\n{'median':>6}{'p90':>6}{'bias':>6}" for name in shown))
+    rows = [_short_row("all", done, shown)]
+    for group in groups:
+        found = by_label(done, group)
+        if len(found) > 1:
+            rows += [("", "", *("" for _ in shown)), (group, "", *("" for _ in shown))]
+            rows += [_short_row(f"  {name}", members, shown) for name, members in found.items()]
+    if drafting:
+        rows += [("", "", *("" for _ in shown)), _short_row(DRAFTING, drafting, shown)]
+    parts.append(columns(headers, rows))
+    if shares := [(NAMES[name], f"{covered(done, name):.0%}") for name in metrics if _intervals(done, name)]:
+        parts += ["", title("Share of measured values within the 80% interval"), grid(shares)]
+    parts += ["", *_runs_parts(done + drafting, metrics)]
+    refused = refusals(predictions)
+    if refused:
+        parts += ["", title("Refused"), columns(("reason", "runs"), [(why, str(n)) for why, n in refused.items()])]
+    return parts
+
+
+def _short_row(name: str, members: Sequence[Prediction], metrics: Sequence[str]) -> tuple[str, ...]:
+    """One cell a metric, in whole percents but for the median."""
+    found = [score([one.error(metric) for one in members]) for metric in metrics]
+    return (name, str(len(members)), *("" if one is None else _short_score(one) for one in found))
+
+
+def _short_score(found: Score) -> str:
+    return f"{found.median * 100:6.1f}{found.p90 * 100:6.0f}{_signed_percent(found.bias):>6}"
+
+
+def _signed_percent(error: float, decimals: int = 0) -> str:
+    """`+4`, `-12`; nothing is neither more nor less: `0`."""
+    shown = f"{error * 100:+.{decimals}f}"
+    return shown.lstrip("+-") if float(shown) == 0 else shown
+
+
+def _runs_parts(done: Sequence[Prediction], metrics: Sequence[str]) -> list[RenderableType]:
+    """Every metric of a few runs, or the largest errors of many."""
+    if len(done) > NUM_LISTED:
+        worst = columns(("run", *_WORST_HEADERS), _worst_rows(done, metrics), left=2, right=1)
+        return [title("Largest errors"), worst]
+    rows: list[tuple[str, ...]] = []
+    reasons: dict[str, list[str]] = {}
+    for one in done:
+        found = [name for name in metrics if name in one.predicted]
+        rows += [("" if name != found[0] else one.measurement.id, *_run_cells(one, name)) for name in found]
+        reasons.setdefault(one.reason, []).append(one.measurement.id)
+    table = columns(("run", "metric", "measured", "predicted", "error", "80% interval"), rows, left=2)
+    why = [f"{', '.join(runs)}: {reason}" for reason, runs in reasons.items() if reason]
+    return [title("Measured and predicted"), table, *why]
+
+
+def _run_cells(one: Prediction, metric: str) -> tuple[str, str, str, str, str]:
+    is_rate, interval = metric == "throughput", one.intervals.get(metric)
+
+    def shown(value: float) -> str:
+        return f"{value:,.0f}" if is_rate else format_seconds(value)
+
+    return (
+        "tokens/s" if is_rate else NAMES[metric],
+        shown(one.measurement.measured[metric]),
+        shown(one.predicted[metric]),
+        f"{_signed_percent(one.error(metric))}%",
+        f"{shown(interval.low)} to {shown(interval.high)}" if interval else "",
+    )
+
+
+_WORST_HEADERS = ("metric", "measured", "predicted", "error", "what is known")
+
+
+def predicted_runs(predictions: Sequence[Prediction]) -> tuple[list[Prediction], list[Prediction]]:
+    """The runs that were predicted, those apart whose share of accepted draft tokens is the calibration's."""
+    done = [one for one in predictions if not one.refused]
+    apart = [one for one in done if one.measurement.lacks_acceptance]
+    return [one for one in done if not one.measurement.lacks_acceptance], apart
+
+
+DRAFTING = "speculative decoding"
+
+
+def _left_out(left_out: Mapping[str, int]) -> str:
+    return f"left out by their use: {', '.join(f'{count:,} {name}' for name, count in left_out.items())}"
+
+
+def _how(done: Sequence[Prediction]) -> str:
+    names = sorted({one.calibration or "none" for one in done})
+    return f"calibration: {', '.join(names)}"
+
+
+def validation_document(predictions: Sequence[Prediction], left_out: Mapping[str, int] | None = None) -> dict[str, Any]:
+    """Scores overall and by group, and every run."""
+    done, drafting = predicted_runs(predictions)
+    metrics = measured_metrics(done + drafting)
+    return {
+        "windtunnel": version(),
+        "runs": len(predictions),
+        "predicted": len(done) + len(drafting),
+        "refused": refusals(predictions),
+        "left_out": dict(left_out or {}),
+        "scores": {name: _score_document(done, name) for name in metrics},
+        "scores_of_acceptance_fitted": {name: _score_document(drafting, name) for name in metrics if drafting},
+        "interval_coverage": {name: covered(done, name) for name in metrics if _intervals(done, name)},
+        "by": {
+            group: {
+                label: {name: _score_document(members, name) for name in metrics}
+                for label, members in by_label(done, group).items()
+            }
+            for group in GROUPS
+        },
+        "rows": [_run_document(one) for one in predictions],
+    }
+
+
+def _score_document(members: Sequence[Prediction], metric: str) -> dict[str, float] | None:
+    found = score([one.error(metric) for one in members])
+    if found is None:
+        return None
+    return {"runs": found.num_runs, "median": found.median, "p90": found.p90, "bias": found.bias}
+
+
+def _run_document(one: Prediction) -> dict[str, Any]:
+    return {
+        "id": one.measurement.id,
+        "use": one.measurement.use,
+        **{name: value for name, value in one.measurement.labels.items() if value},
+        "refused": one.refused or None,
+        "calibration": one.calibration or None,
+        "measured": dict(one.measurement.measured),
+        "predicted": one.predicted,
+        "error": {name: one.error(name) for name in one.predicted},
+        "interval": {name: [found.low, found.high] for name, found in one.intervals.items() if name in one.predicted},
+        "reason": one.reason if not one.refused else None,
+    }
+
+
+def validation_page(predictions: Sequence[Prediction], source: str, left_out: Mapping[str, int] | None = None) -> str:
+    """One self-contained HTML page."""
+    done, drafting = predicted_runs(predictions)
+    metrics = measured_metrics(done + drafting)
+    overall = [(name, score([one.error(name) for one in done])) for name in metrics]
+    facts = [(f"{len(done) + len(drafting):,} of {len(predictions):,}", "runs predicted")]
+    facts += [(f"{found.median:.1%}", f"median error, {NAMES[name]}") for name, found in overall if found]
+    facts += [(f"{covered(done, n):.0%}", f"within 80% interval, {NAMES[n]}") for n in metrics if _intervals(done, n)]
+    sections = [
+        Section("Predicted against measured", figures(_scatter(done, name) for name in metrics if name in LATENCIES)),
+        Section("Errors", figures(_distribution(done, name) for name in metrics)),
+        *(
+            Section(f"By {group}", _group_table(found, metrics))
+            for group in GROUPS
+            if len(found := by_label(done, group)) > 1
+        ),
+        *([Section("Apart", _group_table({DRAFTING: drafting}, metrics))] if drafting else []),
+        Section(
+            "Largest errors",
+            paragraph(_ODD_LAST) + table(("run", *_WORST_HEADERS), _worst_rows(done, metrics, 40), left=2, right=1),
+        ),
+        Section("All runs", _runs_table(done + drafting, metrics)),
+    ]
+    refused = refusals(predictions)
+    if refused:
+        rows = [(why, str(count)) for why, count in refused.items()]
+        sections.append(Section("Refused", table(("reason", "runs"), rows)))
+    omitted = f"; {_left_out(left_out)}" if left_out else ""
+    how = _how(done + drafting) + omitted
+    lead = f"{source}; {how}. {_DEFINITION}"
+    first = Section("At a glance", cards(facts) + paragraph(_WHAT))
+    return page("Predicted against measured", lead, [first, *sections])
+
+
+_DEFINITION = "An error is predicted over measured, less one; median and p90 are of its size, bias is its own median."
+_WHAT = (
+    "Every run was simulated from its recorded settings and compared with what its client reported. "
+    "Lines mark equality and errors of 20%."
+)
+_ODD_LAST = "One line a run, its largest error. Runs that their own record calls odd come behind all others."
+
+
+def _scatter(done: Sequence[Prediction], metric: str) -> tuple[str, str]:
+    series = [
+        Series(
+            engine,
+            [one.measurement.measured.get(metric, math.nan) * 1e3 for one in members],
+            [one.predicted.get(metric, math.nan) * 1e3 for one in members],
+            tooltips=[_tooltip(one, metric) for one in members],
+        )
+        for engine, members in by_label(done, "engine").items()
+    ]
+    values = [value for one in series for value in (*one.x, *one.y) if value > 0]
+    ends = [min(values, default=1.0), max(values, default=10.0)]
+    guides = [
+        Series("", ends, [end * scale for end in ends], "line" if scale == 1 else "dashes", colour="currentColor")
+        for scale in (1.0, 1.2, 1 / 1.2)
+    ]
+    axes = (Axis(f"measured {NAMES[metric]}, ms", is_log=True), Axis(f"predicted {NAMES[metric]}, ms", is_log=True))
+    return figure([*guides, *series], *axes, width=520, height=420), f"{NAMES[metric]}: one point a run"
+
+
+def _distribution(done: Sequence[Prediction], metric: str) -> tuple[str, str]:
+    errors = [one.error(metric) * 100 for one in done]
+    edges = [edge * 100 for edge in _ERROR_EDGES]
+    drawn = histogram("", errors, edges, Axis(f"error in {NAMES[metric]}, %"), "runs", width=520, height=240)
+    return drawn, f"{NAMES[metric]}: runs by error; the last bar holds all beyond 95%"
+
+
+def _group_table(found: Mapping[str, Sequence[Prediction]], metrics: Sequence[str]) -> str:
+    headers = ("", "runs", *(f"{_SHORT[name]} {what}" for name in metrics for what in ("median", "p90", "bias")))
+    return table(headers, [_row(name, members, metrics) for name, members in found.items()])
+
+
+def _runs_table(done: Sequence[Prediction], metrics: Sequence[str]) -> str:
+    shown = [group for group in GROUPS if len(by_label(done, group)) > 1]
+    kinds = ("measured", "predicted", "error, %")
+    headers = ("run", *shown, *(f"{_SHORT[name]} {what}" for name in metrics for what in kinds))
+    rows = []
+    for one in done:
+        cells = [one.measurement.id, *(one.measurement.labels.get(group, "") for group in shown)]
+        for name in metrics:
+            cells += [_value(name, one.measurement.measured.get(name)), _value(name, one.predicted.get(name))]
+            cells.append(_percent_points(one.error(name)))
+        rows.append(cells)
+    return table(headers, rows, left=1 + len(shown))
+
+
+def _percent_points(error: float) -> str:
+    return _signed_percent(error, 1) if math.isfinite(error) else ""
+
+
+def _row(name: str, members: Sequence[Prediction], metrics: Sequence[str]) -> tuple[str, ...]:
+    cells = [name, str(len(members))]
+    for metric in metrics:
+        cells += score_cells(score([one.error(metric) for one in members]))
+    return tuple(cells)
+
+
+def score_cells(found: Score | None) -> list[str]:
+    """Median, 90th percentile and bias as percentages; empty where there is no run."""
+    return (
+        ["", "", ""]
+        if found is None
+        else [f"{found.median:.1%}", f"{found.p90:.1%}", f"{_signed_percent(found.bias, 1)}%"]
+    )
+
+
+def _worst_rows(done: Sequence[Prediction], metrics: Sequence[str], count: int = NUM_WORST) -> list[tuple[str, ...]]:
+    """The largest errors, by the ratio of predicted and measured whichever is larger; one row a run, odd ones last."""
+    found = []
+    for one in done:
+        sizes = [(abs(math.log1p(one.error(name))), name) for name in metrics if math.isfinite(one.error(name))]
+        if sizes:
+            found.append((*max(sizes), one))
+    found.sort(key=lambda item: (bool(item[2].measurement.labels.get("odd")), -item[0]))
+    return [
+        (
+            one.measurement.id,
+            NAMES[name],
+            _value(name, one.measurement.measured[name]),
+            _value(name, one.predicted[name]),
+            f"{_signed_percent(one.error(name))}%",
+            one.reason,
+        )
+        for _, name, one in found[:count]
+    ]
+
+
+def _value(metric: str, value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:,.0f} tokens/s" if metric == "throughput" else format_seconds(value)
+
+
+def _tooltip(one: Prediction, metric: str) -> str:
+    labels = ", ".join(value for value in one.measurement.labels.values() if value)
+    return f"{one.measurement.id}: {one.error(metric):+.1%} ({labels})"
+
+
+def measured_metrics(done: Sequence[Prediction]) -> list[str]:
+    """The metrics that any run measured, in order."""
+    return [name for name in NAMES if any(name in one.predicted for one in done)]
+
+
+def by_label(done: Sequence[Prediction], name: str) -> dict[str, list[Prediction]]:
+    """Label -> its runs, numbers in their order."""
+    found: dict[str, list[Prediction]] = {}
+    for one in done:
+        label = one.measurement.labels.get(name, "")
+        if label:
+            found.setdefault(label, []).append(one)
+    order: Callable[[str], Any] = lambda label: (0, float(label), "") if _is_number(label) else (1, 0.0, label)  # noqa: E731
+    return {label: found[label] for label in sorted(found, key=order)}
+
+
+def _is_number(text: str) -> bool:
+    return text.replace(".", "", 1).isdigit()
+
+
+def _intervals(done: Sequence[Prediction], metric: str) -> list[bool]:
+    return [
+        one.intervals[metric].low <= one.measurement.measured[metric] <= one.intervals[metric].high
+        for one in done
+        if metric in one.intervals and metric in one.predicted
+    ]
+
+
+def covered(done: Sequence[Prediction], metric: str) -> float:
+    """Share of measured values inside their intervals."""
+    inside = _intervals(done, metric)
+    return sum(inside) / len(inside) if inside else math.nan
+
+
+def refusals(predictions: Sequence[Prediction]) -> dict[str, int]:
+    """Reason -> number of runs."""
+    found: dict[str, int] = {}
+    for one in predictions:
+        if one.refused:
+            found[one.refused] = found.get(one.refused, 0) + 1
+    return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+
+def ranking(done: Sequence[Prediction]) -> list[float]:
+    """Kendall's tau between predicted and measured throughput per device, over the deployments and loads of each model,
+    device and pair of lengths with at least three; a closed loop's throughput is C / E2E requests a second.
+    """
+    found: dict[tuple[str, ...], list[Prediction]] = {}
+    for one in done:
+        labels = one.measurement.labels
+        if labels.get("concurrency") and "e2e" in one.predicted:
+            key = tuple(labels.get(name, "") for name in ("model", "device", "prompt", "output"))
+            found.setdefault(key, []).append(one)
+    taus = []
+    for members in found.values():
+        if len(members) >= 3:
+            measured = [_rate(one, one.measurement.measured["e2e"]) for one in members]
+            predicted = [_rate(one, one.predicted["e2e"]) for one in members]
+            taus.append(kendall_tau(measured, predicted))
+    return [tau for tau in taus if math.isfinite(tau)]
+
+
+def _rate(one: Prediction, e2e_s: float) -> float:
+    scenario = one.measurement.scenario
+    assert scenario is not None
+    return float(one.measurement.labels["concurrency"]) / e2e_s / scenario.deployment.num_devices

@@ -1,0 +1,378 @@
+"""A real run beside its simulation: request by request, and each kind of step operator by operator."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import RenderableType
+
+from windtunnel.errors import InputError
+from windtunnel.files import write_text
+from windtunnel.formats.captures.capture import Capture
+from windtunnel.formats.captures.step_operators import (
+    OTHER,
+    ROWS,
+    MeasuredStep,
+    measured_steps,
+    row_of_launch,
+)
+from windtunnel.lab.experiments.schema import REQUESTS
+from windtunnel.pricing.table import numeric_column, read_parquet, require_columns
+from windtunnel.report.lab.experiment import capture_of, finished_summary
+from windtunnel.report.render.html import (
+    Section,
+    cards,
+    figures,
+    page,
+    paragraph,
+    table,
+)
+from windtunnel.report.render.plots import Axis, Series, figure
+from windtunnel.report.render.tables import (
+    columns,
+    grid,
+    percent,
+    title,
+)
+from windtunnel.serving.explain import Explanation, explain_step
+from windtunnel.serving.scenario import Setup
+from windtunnel.serving.setup.estimators import estimator_for, shard_of
+from windtunnel.units import format_seconds
+
+Floats = NDArray[np.float64]
+
+METRICS = ("ttft_s", "tpot_s", "e2e_s")
+HOST, SUM = "between operators", "step"
+
+
+@dataclass(frozen=True)
+class MetricComparison:
+    """One latency of the same requests, measured and simulated."""
+
+    name: str
+    measured: Floats
+    simulated: Floats
+
+    @property
+    def mean_error(self) -> float:
+        """Of the means: simulated over measured, less one."""
+        return _error(float(np.nanmean(self.simulated)), float(np.nanmean(self.measured)))
+
+    @property
+    def median_error(self) -> float:
+        """Of the medians."""
+        return _error(float(np.nanmedian(self.simulated)), float(np.nanmedian(self.measured)))
+
+    @property
+    def per_request(self) -> float:
+        """Median over requests of the absolute error."""
+        return float(np.nanmedian(np.abs(self.simulated / self.measured - 1)))
+
+
+@dataclass(frozen=True)
+class OperatorComparison:
+    """One row of a kind of step: mean seconds a step."""
+
+    name: str
+    measured_s: float | None
+    """None: the profile has no kernel of it."""
+    simulated_s: float | None
+    """None: the simulator has no operator of it."""
+
+    @property
+    def error(self) -> float:
+        """Simulated over measured, less one; NaN where either is missing."""
+        if self.measured_s is None or self.simulated_s is None:
+            return math.nan
+        return _error(self.simulated_s, self.measured_s)
+
+
+@dataclass(frozen=True)
+class StepComparison:
+    """Steps of one kind: those that only decode, or those with prompts."""
+
+    name: str
+    num_steps: int
+    operators: tuple[OperatorComparison, ...]
+    unmatched_fraction: float
+    """Share of the kernels' time that belongs to no operator of the model."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What a run and a simulation have in common."""
+
+    run: str
+    setup: Setup
+    requests: tuple[MetricComparison, ...]
+    steps: tuple[StepComparison, ...]
+    notes: tuple[str, ...]
+
+
+def _error(simulated: float, measured: float) -> float:
+    return simulated / measured - 1 if measured else math.nan
+
+
+def compare_run(run: Path, simulated: Mapping[str, Floats], setup: Setup) -> Comparison:
+    """A run's requests beside those that were simulated, and its captured steps beside the same steps explained.
+
+    Args:
+        run: a folder of `windtunnel lab run`, or of `windtunnel bench`.
+        simulated: columns of the simulation's requests, in the order of sending.
+        setup: what was simulated; its model must be the one that ran.
+
+    Raises:
+        InputError: no such run, no requests in common, or requests of other lengths.
+    """
+    measured = request_columns(run / REQUESTS)
+    _check_same(measured, simulated)
+    notes: list[str] = []
+    steps: tuple[StepComparison, ...] = ()
+    capture = _capture(run)
+    if capture is None:
+        notes.append("the run was not profiled: operators are compared of runs with --mode torch or nsys")
+    else:
+        notes.append("the run was profiled, which slows it: compare latencies with a run of mode inference_only")
+        steps, more = compare_steps(capture, setup)
+        notes += more
+    requests = tuple(MetricComparison(name, measured[name], simulated[name]) for name in METRICS)
+    return Comparison(run.resolve().name, setup, requests, steps, tuple(notes))
+
+
+def request_columns(path: Path) -> dict[str, Floats]:
+    """The columns of a request table that are compared, without the requests of the warm-up.
+
+    Raises:
+        InputError: no such file, or a column is missing.
+    """
+    rows = read_parquet(path)
+    names = ("arrival_s", "input_tokens", "output_tokens", *METRICS)
+    require_columns(path, rows.column_names, names)
+    found = {name: numeric_column(rows, name, path) for name in names}
+    if "is_warmup" in rows.column_names:
+        keep = ~np.array(rows["is_warmup"].to_pylist(), bool)
+        found = {name: column[keep] for name, column in found.items()}
+    return found
+
+
+def _check_same(measured: Mapping[str, Floats], simulated: Mapping[str, Floats]) -> None:
+    numbers = len(measured["arrival_s"]), len(simulated["arrival_s"])
+    if numbers[0] != numbers[1]:
+        raise InputError(
+            f"the run has {numbers[0]:,} requests and the simulation {numbers[1]:,}",
+            "simulate the workload that ran, without warm-up requests",
+        )
+    for name in ("input_tokens", "output_tokens"):
+        different = np.flatnonzero(measured[name] != simulated[name])
+        if len(different):
+            first = int(different[0])
+            raise InputError(
+                f"request {first} has {measured[name][first]:,.0f} {name.replace('_', ' ')} in the run and "
+                f"{simulated[name][first]:,.0f} in the simulation",
+                "simulate the workload that ran: the same requests in the same order",
+            )
+
+
+def _capture(run: Path) -> Capture | None:
+    """The profile of a run of the lab; other folders of requests have none."""
+    try:
+        mode = str(finished_summary(run)["mode"])
+    except InputError:
+        return None
+    return capture_of(run, mode)
+
+
+def compare_steps(capture: Capture, setup: Setup) -> tuple[tuple[StepComparison, ...], list[str]]:
+    """The captured steps by operators, beside the simulator's price of the same batches; and what could not be.
+
+    Raises:
+        InputError: no step of the capture can be told.
+    """
+    shard = shard_of(setup)
+    estimator = estimator_for(setup)
+    groups: dict[str, list[tuple[MeasuredStep, Explanation]]] = {}
+    skipped: dict[str, int] = {}
+    for measured in measured_steps(capture, shard):
+        kind = "Steps with prompts" if measured.step.batch.prefill_tokens else "Decode steps"
+        try:
+            explained = explain_step(setup, measured.step.batch, estimator)
+        except InputError as error:
+            skipped[error.message] = skipped.get(error.message, 0) + 1
+        else:
+            groups.setdefault(kind, []).append((measured, explained))
+    notes = [f"{number} steps are left out: {reason}" for reason, number in skipped.items()]
+    return tuple(_step_comparison(name, pairs) for name, pairs in groups.items()), notes
+
+
+def _step_comparison(name: str, pairs: Sequence[tuple[MeasuredStep, Explanation]]) -> StepComparison:
+    measured: dict[str, float] = {}
+    simulated: dict[str, float] = {}
+    for one, explained in pairs:
+        for row, seconds in one.seconds.items():
+            measured[row] = measured.get(row, 0.0) + seconds / len(pairs)
+        for launch in explained.launches:
+            row = row_of_launch(launch.name)
+            simulated[row] = simulated.get(row, 0.0) + launch.total_s / len(pairs)
+    rows = [
+        OperatorComparison(row, measured.get(row), simulated.get(row))
+        for row in ROWS
+        if row in measured or row in simulated
+    ]
+    host_s = float(np.mean([one.between_s for one, _ in pairs]))
+    step_s = float(np.mean([max(one.step.host_s, sum(one.seconds.values())) for one, _ in pairs]))
+    explained_s = float(np.mean([explained.step_s for _, explained in pairs]))
+    rows.append(OperatorComparison(HOST, host_s, max(explained_s - sum(simulated.values()), 0.0)))
+    rows.append(OperatorComparison(SUM, step_s, explained_s))
+    unmatched = measured.get(OTHER, 0.0) / (sum(measured.values()) or 1.0)
+    return StepComparison(name, len(pairs), tuple(rows), unmatched)
+
+
+# ------------------------------------------------------------------------------------------------------------ output
+
+
+def comparison_report(found: Comparison) -> list[RenderableType]:
+    """The comparison on a terminal."""
+    parts: list[RenderableType] = [
+        title(f"{found.run}: measured beside simulated"),
+        grid([("simulated", f"{found.setup.model.name} on {found.setup.device.title}")]),
+        "",
+        columns(("requests", "measured", "simulated", "mean off", "median off", "each off"), _request_rows(found)),
+    ]
+    for step in found.steps:
+        parts += ["", title(_step_title(step))]
+        parts.append(columns(("operator", "measured", "simulated", "off", "share"), _operator_rows(step)))
+    return [*parts, *(f"note: {note}" for note in found.notes)]
+
+
+def _step_title(step: StepComparison) -> str:
+    return f"{step.name}: mean of {step.num_steps:,}"
+
+
+def _request_rows(found: Comparison) -> list[list[str]]:
+    return [
+        [
+            metric.name.removesuffix("_s").upper(),
+            _seconds(float(np.nanmean(metric.measured))),
+            _seconds(float(np.nanmean(metric.simulated))),
+            _signed(metric.mean_error),
+            _signed(metric.median_error),
+            f"{metric.per_request:.1%}",
+        ]
+        for metric in found.requests
+        if np.isfinite(metric.measured).any() and np.isfinite(metric.simulated).any()
+    ]
+
+
+def _operator_rows(step: StepComparison) -> list[list[str]]:
+    whole = next(row.measured_s for row in step.operators if row.name == SUM) or math.nan
+    return [
+        [
+            row.name,
+            _seconds(row.measured_s),
+            _seconds(row.simulated_s),
+            _signed(row.error),
+            "" if row.measured_s is None else percent(row.measured_s / whole),
+        ]
+        for row in step.operators
+    ]
+
+
+def _seconds(value: float | None) -> str:
+    return "" if value is None or not math.isfinite(value) else format_seconds(value)
+
+
+def _signed(value: float) -> str:
+    return f"{value:+.1%}" if math.isfinite(value) else ""
+
+
+def comparison_document(found: Comparison) -> dict[str, Any]:
+    """The comparison as a JSON document."""
+    return {
+        "run": found.run,
+        "model": found.setup.model.name,
+        "device": found.setup.device.name,
+        "requests": {
+            metric.name: {
+                "measured_mean": _known(float(np.nanmean(metric.measured))),
+                "simulated_mean": _known(float(np.nanmean(metric.simulated))),
+                "mean_error": _known(metric.mean_error),
+                "median_error": _known(metric.median_error),
+                "median_absolute_error_by_request": _known(metric.per_request),
+            }
+            for metric in found.requests
+            if np.isfinite(metric.measured).any() and np.isfinite(metric.simulated).any()
+        },
+        "steps": [
+            {
+                "name": step.name,
+                "num_steps": step.num_steps,
+                "unmatched_fraction": step.unmatched_fraction,
+                "operators": [
+                    {
+                        "name": row.name,
+                        "measured_s": row.measured_s,
+                        "simulated_s": row.simulated_s,
+                        "error": _known(row.error),
+                    }
+                    for row in step.operators
+                ],
+            }
+            for step in found.steps
+        ],
+        "notes": list(found.notes),
+    }
+
+
+def _known(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def write_comparison_page(found: Comparison, path: Path) -> None:
+    """Write the comparison as a page."""
+    sections = [_request_section(found)]
+    for step in found.steps:
+        rows = [row for row in step.operators if row.measured_s and row.simulated_s and row.name != SUM]
+        points = Series(
+            "operators",
+            [row.measured_s or 0.0 for row in rows],
+            [row.simulated_s or 0.0 for row in rows],
+            tooltips=[f"{row.name}: {_signed(row.error)}" for row in rows],
+        )
+        svg = _diagonal([points], "measured (s)", "simulated (s)")
+        drawn = figures([(svg, "Operators of one step; on the line both agree.")])
+        shown = table(("operator", "measured", "simulated", "off", "share"), _operator_rows(step))
+        unmatched = paragraph(
+            f"{step.unmatched_fraction:.1%} of the kernels' time belongs to no operator of the model."
+        )
+        sections.append(Section(_step_title(step), shown + unmatched + drawn))
+    sections.append(Section("Notes", "".join(paragraph(note) for note in found.notes)))
+    lead = f"simulated: {found.setup.model.name} on {found.setup.device.title}"
+    write_text(path, page(f"{found.run}: measured beside simulated", lead, sections))
+
+
+def _request_section(found: Comparison) -> Section:
+    drawn = [
+        (
+            _diagonal(
+                [Series("", metric.measured.tolist(), metric.simulated.tolist())], "measured (s)", "simulated (s)"
+            ),
+            f"{metric.name.removesuffix('_s').upper()} of every request",
+        )
+        for metric in found.requests
+        if np.isfinite(metric.measured).any() and np.isfinite(metric.simulated).any()
+    ]
+    facts = [(row[3], f"{row[0]}, mean off") for row in _request_rows(found)]
+    headers = ("requests", "measured", "simulated", "mean off", "median off", "each off")
+    return Section("Requests", cards(facts) + table(headers, _request_rows(found)) + figures(drawn))
+
+
+def _diagonal(series: Sequence[Series], x: str, y: str) -> str:
+    """Points around the line on which both are equal, on logarithmic axes of the same range."""
+    values = [value for one in series for value in (*one.x, *one.y) if math.isfinite(value) and value > 0]
+    low, high = min(values, default=1.0) / 1.5, max(values, default=10.0) * 1.5
+    line = Series("", [low, high], [low, high], "dashes", colour="#888888")
+    return figure([line, *series], Axis(x, True, low, high), Axis(y, True, low, high), width=420, height=400)

@@ -1,0 +1,201 @@
+"""What `windtunnel profile` found, for people and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import RenderableType
+
+from windtunnel.pricing.regress import Score
+from windtunnel.pricing.table import MeasurementTable
+from windtunnel.report.render.tables import (
+    columns,
+    grid,
+    percent,
+    title,
+)
+from windtunnel.serving.deployment import HostOverheads
+from windtunnel.units import format_bytes, format_seconds, format_si
+
+CLOSED = 0.05
+"""A sum of operators this near to the whole forward is called closed."""
+
+
+@dataclass(frozen=True)
+class Closure:
+    """How the operators of measured steps add up to their whole forwards."""
+
+    errors: NDArray[np.float64]
+    """Of each step: sum over whole, minus one."""
+    pressure: float | None
+    """Share of the time in which another task of the machine waited for a CPU."""
+
+
+@dataclass(frozen=True)
+class CollectiveRow:
+    """One collective at one size."""
+
+    op: str
+    num_workers: int
+    size_bytes: int
+    median_s: float
+    algorithm_bytes_per_s: float
+    bus_bytes_per_s: float
+
+
+@dataclass(frozen=True)
+class OverheadRow:
+    """Medians of what the host did in a step of so many requests."""
+
+    num_requests: int
+    num_steps: int
+    schedule_s: float
+    prepare_s: float
+    process_s: float
+
+
+def tables_report(tables: Sequence[MeasurementTable]) -> list[RenderableType]:
+    """What was measured, a line a table."""
+    rows = []
+    for table in tables:
+        spread = spread_of(table)
+        rows.append(
+            (
+                " ".join([table.kind, *table.words.values()]),
+                f"{len(table.rows_by_site):,}",
+                f"{len(table):,}",
+                format_seconds(float(table.seconds.min())),
+                format_seconds(float(table.seconds.max())),
+                "" if spread is None else percent(spread),
+            )
+        )
+    return [columns(("operator", "shapes", "points", "fastest", "slowest", "spread"), rows)]
+
+
+def spread_of(table: MeasurementTable) -> float | None:
+    """Median over the rows of standard deviation over mean; None where nobody kept them."""
+    if not table.statistics:
+        return None
+    return float(np.nanmedian(table.statistics["std_s"] / table.statistics["mean_s"]))
+
+
+def tables_document(tables: Sequence[MeasurementTable]) -> dict[str, Any]:
+    """The same as JSON."""
+    return {
+        "tables": [
+            {
+                "kind": table.kind,
+                **table.words,
+                "num_shapes": len(table.rows_by_site),
+                "num_points": len(table),
+                "fastest_s": float(table.seconds.min()),
+                "slowest_s": float(table.seconds.max()),
+                "spread": spread_of(table),
+                "source": table.source,
+            }
+            for table in tables
+        ]
+    }
+
+
+def compute_report(tables: Sequence[MeasurementTable], closure: Closure) -> list[RenderableType]:
+    """A profile of operators, and whether they add up."""
+    errors = closure.errors
+    closed = float(np.mean(np.abs(errors) <= CLOSED))
+    whole = f"operators add up to {1 + np.median(errors):.1%} of the whole forward (median)"
+    facts = [
+        ("steps", f"{errors.size:,}"),
+        ("closure", f"{whole}, {percent(closed)} of the steps within {percent(CLOSED)}"),
+    ]
+    if closure.pressure is not None:
+        facts.append(("disturbance", f"another task waited for a CPU {percent(closure.pressure)} of the time"))
+    return [*tables_report(tables), grid([]), grid(facts)]
+
+
+def compute_document(tables: Sequence[MeasurementTable], closure: Closure) -> dict[str, Any]:
+    """The same as JSON."""
+    errors = closure.errors
+    return {
+        **tables_document(tables),
+        "closure": {
+            "num_steps": int(errors.size),
+            "median_error": float(np.median(errors)),
+            "largest_error": float(np.abs(errors).max()),
+            "within_5_percent_fraction": float(np.mean(np.abs(errors) <= CLOSED)),
+        },
+        "cpu_pressure_fraction": closure.pressure,
+    }
+
+
+def collectives_report(rows: Sequence[CollectiveRow]) -> list[RenderableType]:
+    """Times and bandwidths, as nccl-tests prints them."""
+    cells = [
+        (
+            row.op,
+            str(row.num_workers),
+            format_bytes(row.size_bytes),
+            format_seconds(row.median_s),
+            format_si(row.algorithm_bytes_per_s, "B/s"),
+            format_si(row.bus_bytes_per_s, "B/s") if row.num_workers > 1 else "",
+        )
+        for row in rows
+    ]
+    return [columns(("collective", "workers", "size", "time", "algorithm", "bus"), cells)]
+
+
+def collectives_document(rows: Sequence[CollectiveRow]) -> dict[str, Any]:
+    """The same as JSON."""
+    return {"collectives": [asdict(row) for row in rows]}
+
+
+def overheads_report(host: HostOverheads, rows: Sequence[OverheadRow]) -> list[RenderableType]:
+    """What the host does beside the forward, by batch, and the line through it."""
+    cells = [
+        (
+            str(row.num_requests),
+            str(row.num_steps),
+            *(format_seconds(part) for part in (row.schedule_s, row.prepare_s, row.process_s)),
+            format_seconds(row.schedule_s + row.prepare_s + row.process_s),
+        )
+        for row in rows
+    ]
+    line = f"{format_seconds(host.step_s or 0.0)} a step and {format_seconds(host.request_s or 0.0)} a request"
+    table = columns(("requests", "steps", "schedule", "prepare", "process", "in all"), cells, left=0)
+    return [table, grid([]), grid([("host", line)])]
+
+
+def overheads_document(host: HostOverheads, rows: Sequence[OverheadRow]) -> dict[str, Any]:
+    """The same as JSON."""
+    return {"host": {"step_s": host.step_s, "request_s": host.request_s}, "batches": [asdict(row) for row in rows]}
+
+
+Checked = Mapping[tuple[str, ...], tuple[MeasurementTable, Sequence[Score]]]
+"""Kind and words of a table -> the table and its estimators' errors, the best first."""
+
+
+def check_report(about: Mapping[str, str], found: Checked) -> list[RenderableType]:
+    """Every estimator's error on points left out."""
+    methods = sorted({score.method for _, scores in found.values() for score in scores})
+    rows = []
+    for words, (table, scores) in found.items():
+        errors = {score.method: f"{score.median_error:.1%}" for score in scores}
+        cells = [errors[name] + ("*" if name == scores[0].method else " ") for name in methods]
+        rows.append((" ".join(words), f"{len(table):,}", *cells))
+    headers = ("operator", "points", *(name.replace("_", " ") for name in methods))
+    what = f"median |error| on points left out of {about.get('device', 'the profile')}; * is what `auto` takes"
+    return [title(what), columns(headers, rows)]
+
+
+def check_document(about: Mapping[str, str], found: Checked) -> dict[str, Any]:
+    """The same as JSON."""
+    return {
+        "profile": dict(about),
+        "tables": [
+            {"table": " ".join(words), "num_points": len(table), "errors": [asdict(score) for score in scores]}
+            for words, (table, scores) in found.items()
+        ],
+    }

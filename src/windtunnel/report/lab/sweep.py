@@ -1,0 +1,119 @@
+"""A sweep of real runs: its table, and a page with a curve of every figure over every field that was swept."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import RenderableType
+
+from windtunnel.files import write_text
+from windtunnel.lab.experiments.schema import Experiment
+from windtunnel.report.render.html import (
+    Section,
+    cards,
+    figures,
+    page,
+    table,
+)
+from windtunnel.report.render.plots import (
+    COLOURS,
+    Axis,
+    Series,
+    figure,
+)
+from windtunnel.report.render.tables import columns, number, title
+from windtunnel.units import format_count, format_seconds
+
+Rows = Sequence[tuple[Experiment, Mapping[str, Any]]]
+"""Each point with its summary."""
+
+PAGE = "sweep_report.html"
+_COLUMNS = ("TTFT", "TPOT", "tokens/s", "status")
+_FIGURES = (
+    ("output_tokens_per_s", "output tokens/s", 1.0),
+    ("tpot_s", "TPOT (ms)", 1e3),
+    ("ttft_s", "TTFT (ms)", 1e3),
+)
+
+
+def sweep_document(fields: Sequence[str], rows: Rows) -> dict[str, Any]:
+    """A sweep as a JSON document."""
+    return {
+        "fields": list(fields),
+        "points": [{"values": {name: getattr(point, name) for name in fields}, **summary} for point, summary in rows],
+    }
+
+
+def sweep_report(fields: Sequence[str], rows: Rows) -> list[RenderableType]:
+    """The points of a sweep on a terminal."""
+    return [
+        title(f"{format_count(len(rows), 'experiment')}"),
+        columns((*fields, *_COLUMNS), [_cells(fields, *row) for row in rows], left=0),
+    ]
+
+
+def _cells(fields: Sequence[str], point: Experiment, summary: Mapping[str, Any]) -> list[str]:
+    values = [str(getattr(point, name)) for name in fields]
+    metrics = summary.get("metrics")
+    if metrics is None:
+        return [*values, "", "", "", str(summary["status"])]
+    tpot = "" if metrics["tpot_s"] is None else format_seconds(metrics["tpot_s"])
+    rate = number(metrics["output_tokens_per_s"])
+    return [*values, format_seconds(metrics["ttft_s"]), tpot, rate, str(summary["status"])]
+
+
+def write_sweep_page(results: Path, fields: Sequence[str], rows: Rows) -> Path:
+    """Write the page of a sweep into the folder of its experiments.
+
+    Returns:
+        The page's path.
+    """
+    done = [(point, summary) for point, summary in rows if summary["status"] == "done"]
+    sections = [
+        Section("Overview", cards([(str(len(rows)), "experiments"), (str(len(done)), "finished")])),
+        Section("Curves", figures(_curves(fields, done))),
+        Section(
+            "Experiments", table((*fields, "TTFT", "TPOT", "tokens/s", "status", "folder"), _table(fields, rows), 0)
+        ),
+    ]
+    failed = {str(summary["error"]) for _, summary in rows if "error" in summary}
+    if failed:
+        sections.append(Section("What did not run", table(("reason",), [[reason] for reason in sorted(failed)])))
+    target = results / PAGE
+    name = rows[0][0].label if rows else "sweep"
+    write_text(target, page(f"Sweep of {name}", f"over {', '.join(fields)}", sections))
+    return target
+
+
+def _table(fields: Sequence[str], rows: Rows) -> list[list[str]]:
+    return [[*_cells(fields, point, summary), str(summary.get("folder", ""))] for point, summary in rows]
+
+
+def _curves(fields: Sequence[str], rows: Rows) -> list[tuple[str, str]]:
+    """Every figure over every field with several numeric values; the other fields' values tell the lines apart."""
+    found = []
+    for field in fields:
+        values = {getattr(point, field) for point, _ in rows}
+        if len(values) > 1 and all(isinstance(value, int | float) for value in values):
+            for metric, label, scale in _FIGURES:
+                lines: dict[str, list[tuple[float, float]]] = {}
+                for point, summary in rows:
+                    value = summary["metrics"][metric]
+                    others = ", ".join(f"{name} {getattr(point, name)}" for name in fields if name != field)
+                    if value is not None:
+                        lines.setdefault(others, []).append((float(getattr(point, field)), value * scale))
+                words = field.replace("_", " ")
+                found.append((_lines(lines, words, label), f"{label} over {words}"))
+    return found
+
+
+def _lines(points: Mapping[str, Sequence[tuple[float, float]]], x: str, y: str) -> str:
+    """Lines with a marker at every point, one a name."""
+    series = []
+    for place, (name, values) in enumerate(points.items()):
+        ordered = sorted(values)
+        across, up = [value for value, _ in ordered], [value for _, value in ordered]
+        colour = COLOURS[place % len(COLOURS)]
+        series.append(Series(name, across, up, "line", colour=colour))
+        series.append(Series("", across, up, tooltips=[f"{value:.4g}" for value in up], colour=colour))
+    return figure(series, Axis(x), Axis(y, low=0.0))

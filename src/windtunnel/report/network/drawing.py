@@ -1,0 +1,127 @@
+"""A fabric as a picture: one self-contained HTML file, tiers above each other, servers as boxes."""
+
+from html import escape
+from pathlib import Path
+
+import numpy as np
+
+from windtunnel.errors import unwritable
+from windtunnel.network.fabric import Fabric, NodeKind
+from windtunnel.units import format_count
+
+WIDTH = 1200
+MOST_SERVERS, MOST_SWITCHES = 16, 64
+"""More are drawn as the first of them, with a line that says how many there are."""
+_ROW = 110
+_MOST_BEND = 120
+_COLOURS = ("#4c78a8", "#f58518", "#54a24b", "#b279a2", "#e45756")
+_STYLE = (
+    "body{font:14px system-ui,sans-serif;margin:2em;color:#222;background:#fff}svg{max-width:100%;height:auto}"
+    "path{stroke:#999;stroke-opacity:.35;fill:none}text{font-size:11px;fill:#444}.box{fill:#f4f4f4;stroke:#ccc}"
+    "@media(prefers-color-scheme:dark){body{color:#ddd;background:#181818}text{fill:#bbb}.box{fill:#262626;stroke:#444}}"
+)
+
+
+def write_drawing(fabric: Fabric, path: Path) -> None:
+    """Write the picture.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(drawing(fabric), encoding="utf-8")
+    except OSError as error:
+        raise unwritable(path, error) from None
+
+
+def drawing(fabric: Fabric) -> str:
+    """The HTML of the picture: hovering a node names it and its links."""
+    places, boxes, height = _layout(fabric)
+    lines = [
+        _line(places[a], places[b])
+        for a, b in zip(fabric.link_a.tolist(), fabric.link_b.tolist(), strict=True)
+        if a in places and b in places
+    ]
+    nodes = [_node(fabric, node, x, y) for node, (x, y) in places.items()]
+    hidden = fabric.num_nodes - len(places)
+    note = f"<p>{hidden} more nodes are like those shown and are left out.</p>" if hidden else ""
+    return (
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(fabric.name)}</title>'
+        f"<style>{_STYLE}</style><h1>{escape(fabric.name)}</h1>"
+        f"<p>{fabric.num_gpus} {escape(fabric.gpu_type)} GPUs in "
+        f"{fabric.num_servers} server{'s' * (fabric.num_servers != 1)}, {format_count(fabric.num_links, 'link')}</p>"
+        f"<p>{_legend(fabric)}</p>{note}"
+        f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(fabric.name)}">'
+        f"{''.join(boxes)}{''.join(lines)}{''.join(nodes)}</svg></html>\n"
+    )
+
+
+def _legend(fabric: Fabric) -> str:
+    """What each colour is, of the kinds that the fabric has."""
+    kinds = [(0, 0), *([(1, 0)] if (fabric.kind == NodeKind.SCALE_UP_SWITCH).any() else [])]
+    kinds += [(int(NodeKind.SWITCH), tier) for tier in range(1, int(fabric.tier.max()) + 1)]
+    shown = (f'<span style="color:{_colour(*kind)}">\u25a0</span> {_name(*kind)}' for kind in kinds)
+    return " &nbsp; ".join(shown)
+
+
+def _layout(fabric: Fabric) -> tuple[dict[int, tuple[float, int]], list[str], int]:
+    """Where each drawn node is, the boxes of servers, and the picture's height."""
+    tiers = int(fabric.tier.max())
+    places: dict[int, tuple[float, int]] = {}
+    first = 40 + (_MOST_BEND if _has_flat_links(fabric) else 0)
+    for tier in range(1, tiers + 1):
+        switches = fabric.nodes_of(NodeKind.SWITCH, tier)[:MOST_SWITCHES]
+        for x, node in zip(_spread(len(switches), 0, WIDTH), switches.tolist(), strict=True):
+            places[node] = (x, first + _ROW * (tiers - tier))
+    servers = min(fabric.num_servers, MOST_SERVERS)
+    top = first + _ROW * tiers
+    boxes = []
+    for server, middle in enumerate(_spread(servers, 0, WIDTH)):
+        wide = WIDTH / servers - 8
+        left = middle - wide / 2
+        boxes.append(f'<rect class="box" x="{left:.1f}" y="{top - 16}" width="{wide:.1f}" height="112" rx="6"/>')
+        inside = np.flatnonzero(fabric.server == server)
+        for kind, y in ((NodeKind.GPU, top), (NodeKind.SCALE_UP_SWITCH, top + 70)):
+            nodes = inside[fabric.kind[inside] == kind][:MOST_SWITCHES]
+            for x, node in zip(_spread(len(nodes), left, wide), nodes.tolist(), strict=True):
+                places[node] = (x, y)
+        boxes.append(f'<text x="{left + 4:.1f}" y="{top + 92}">server {server}</text>')
+    return places, boxes, top + 120
+
+
+def _has_flat_links(fabric: Fabric) -> bool:
+    """Whether links join nodes of one row."""
+    row = 100 * fabric.kind.astype(int) + fabric.tier
+    return bool((row[fabric.link_a] == row[fabric.link_b]).any())
+
+
+def _line(one: tuple[float, int], other: tuple[float, int]) -> str:
+    """A link: straight between rows, an arch inside one, the higher the farther it reaches."""
+    (x, y), (to_x, to_y) = one, other
+    bend = min(2.0 * _MOST_BEND, 16 + abs(to_x - x) / 5) if y == to_y else 0
+    if not bend:
+        return f'<path d="M{x:.1f} {y}L{to_x:.1f} {to_y}"/>'
+    return f'<path d="M{x:.1f} {y}Q{(x + to_x) / 2:.1f} {y - bend:.1f} {to_x:.1f} {to_y}"/>'
+
+
+def _spread(count: int, left: float, width: float) -> list[float]:
+    return [left + width * (i + 0.5) / count for i in range(count)]
+
+
+def _node(fabric: Fabric, node: int, x: float, y: int) -> str:
+    kind, tier = int(fabric.kind[node]), int(fabric.tier[node])
+    degree = int(np.count_nonzero((fabric.link_a == node) | (fabric.link_b == node)))
+    label = f"<title>{_name(kind, tier)} {node}, {degree} links</title>"
+    colour = _colour(kind, tier)
+    if kind == 0:
+        return f'<circle cx="{x:.1f}" cy="{y}" r="5" fill="{colour}">{label}</circle>'
+    return f'<rect x="{x - 7:.1f}" y="{y - 5}" width="14" height="10" rx="2" fill="{colour}">{label}</rect>'
+
+
+def _name(kind: int, tier: int) -> str:
+    return {0: "GPU", 1: "scale-up switch"}.get(kind, {1: "leaf", 2: "spine", 3: "core"}.get(tier, "switch"))
+
+
+def _colour(kind: int, tier: int) -> str:
+    return _COLOURS[0 if kind == 0 else 1 if kind == 1 else min(1 + tier, 4)]

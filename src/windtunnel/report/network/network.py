@@ -1,0 +1,232 @@
+"""Fabrics, collectives and iterations for people and as documents."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from rich.console import RenderableType
+
+from windtunnel.network.collectives.run import CollectiveRun
+from windtunnel.network.fabric import Fabric, NodeKind
+from windtunnel.report.render.tables import (
+    columns,
+    grid,
+    number,
+    percent,
+    title,
+)
+from windtunnel.report.version import version
+from windtunnel.training.iteration.layers import Group
+from windtunnel.training.iteration.shared_fabric import SharedJob
+from windtunnel.training.iteration.times import Iteration
+from windtunnel.units import format_bytes, format_count, format_seconds
+
+_TIERS = {0: "scale-up switch", 1: "leaf", 2: "spine", 3: "core"}
+_GROUPS = {
+    Group.TP: "tensor parallel",
+    Group.EP: "expert parallel",
+    Group.DP: "data parallel",
+    Group.DP_EP: "of experts",
+}
+_MOST_ROWS = 12
+
+
+def topology_report(fabric: Fabric) -> list[RenderableType]:
+    """What a fabric consists of: its nodes by kind, its links by what they join."""
+    counts = [("GPUs", f"{fabric.num_gpus} {fabric.gpu_type}, {fabric.gpus_per_server} a server")]
+    for name, num in _switches(fabric):
+        counts.append((name, str(num)))
+    rows = [
+        (f"{row['from']} - {row['to']}", str(row["num"]), _gbps(row["bytes_per_s"]), format_seconds(row["latency_s"]))
+        for row in _links(fabric)
+    ]
+    return [
+        title(fabric.name),
+        grid(counts, 18),
+        "",
+        columns(("links between", "number", "each way", "latency"), rows),
+    ]
+
+
+def topology_document(fabric: Fabric) -> dict[str, Any]:
+    """A fabric's counts and links by kind, in SI units."""
+    return {
+        "windtunnel": version(),
+        "name": fabric.name,
+        "gpu_type": fabric.gpu_type,
+        "num_gpus": fabric.num_gpus,
+        "gpus_per_server": fabric.gpus_per_server,
+        "num_servers": fabric.num_servers,
+        "num_nodes": fabric.num_nodes,
+        "num_links": fabric.num_links,
+        "switches": dict(_switches(fabric)),
+        "links": _links(fabric),
+    }
+
+
+def _switches(fabric: Fabric) -> list[tuple[str, int]]:
+    found = []
+    for tier, name in _TIERS.items():
+        num = int(np.count_nonzero((fabric.kind != NodeKind.GPU) & (fabric.tier == tier)))
+        if num:
+            found.append((f"{name}{'es' if name.endswith('switch') else 's'}".replace("leafs", "leaves"), num))
+    return found
+
+
+def _links(fabric: Fabric) -> list[dict[str, Any]]:
+    level = np.where(fabric.kind == NodeKind.GPU, -1, fabric.tier)
+    a, b = level[fabric.link_a], level[fabric.link_b]
+    keys = np.column_stack([np.minimum(a, b), np.maximum(a, b), fabric.bandwidth_bytes_per_s, fabric.latency_s])
+    found, counts = np.unique(keys, axis=0, return_counts=True)
+    words = {-1: "GPU", **_TIERS}
+    return [
+        {"from": words[int(low)], "to": words[int(high)], "num": int(num), "bytes_per_s": rate, "latency_s": latency}
+        for (low, high, rate, latency), num in zip(found.tolist(), counts, strict=True)
+    ]
+
+
+def _gbps(bytes_per_s: float) -> str:
+    return f"{number(bytes_per_s / 125e6)} Gbps"
+
+
+def collective_report(run: CollectiveRun, fabric: Fabric) -> list[RenderableType]:
+    """One collective: time, bandwidths as nccl-tests defines them, how and by what it was found."""
+    where = f"{format_count(run.num_ranks, 'GPU')} of {fabric.name}" + (
+        f", {format_count(run.num_servers, 'server')}" if run.num_servers > 1 else ""
+    )
+    is_plain = run.backend != "analytic" and run.protocol == "simple"
+    how = run.algorithm if is_plain else f"{run.algorithm}, {run.protocol}"
+    return [
+        title(f"{run.op} of {format_bytes(run.size_bytes)}"),
+        grid(
+            [
+                ("ranks", where),
+                ("time", format_seconds(run.seconds)),
+                ("algbw", f"{number(run.algorithm_bytes_per_s / 1e9)} GB/s"),
+                ("busbw", f"{number(run.bus_bytes_per_s / 1e9)} GB/s"),
+                ("algorithm", how),
+                ("found", run.source),
+            ]
+        ),
+    ]
+
+
+def collective_document(run: CollectiveRun) -> dict[str, Any]:
+    """One collective as a document."""
+    return {
+        "windtunnel": version(),
+        "op": run.op,
+        "size_bytes": run.size_bytes,
+        "num_ranks": run.num_ranks,
+        "num_servers": run.num_servers,
+        "seconds": run.seconds,
+        "algorithm_bytes_per_s": run.algorithm_bytes_per_s,
+        "bus_bytes_per_s": run.bus_bytes_per_s,
+        "algorithm": run.algorithm,
+        "protocol": run.protocol,
+        "backend": run.backend,
+        "source": run.source,
+    }
+
+
+def iteration_report(iteration: Iteration) -> list[RenderableType]:
+    """An iteration: where its time goes, and the layers that communicate longest."""
+    total = iteration.total_ns
+    parts = [("computation", float(iteration.compute_ns))]
+    parts += [(f"{_GROUPS[group]}", spent) for group, spent in iteration.exposed_ns.items()]
+    parts += [("between stages", iteration.pp_ns), ("pipeline idle", iteration.bubble_ns)]
+    rows = [(name, format_seconds(spent * 1e-9), percent(spent / total)) for name, spent in parts if spent > 0]
+    job = iteration.workload
+    shape = f"TP {job.tp}, EP {job.ep}, PP {job.pp}, DP {job.dp}, {job.num_micro_batches} micro-batches"
+    return [
+        title(f"{job.name}: {format_seconds(total * 1e-9)} an iteration"),
+        f"{format_count(job.num_gpus, 'GPU')}, {shape}, {format_count(len(job.layers), 'layer')}",
+        "",
+        columns(("exposed", "time", "share"), rows),
+        "",
+        columns(("layer", "lines", "computation", "communication", "exposed"), _layer_rows(iteration)),
+    ]
+
+
+def _layer_rows(iteration: Iteration) -> list[tuple[str, ...]]:
+    sums: dict[str, list[int]] = {}
+    for row in iteration.layers:
+        phases = (row.forward, row.weight_gradient, row.input_gradient)
+        into = sums.setdefault(row.layer.name, [0, 0, 0, 0])
+        into[0] += 1
+        into[1] += row.compute_ns
+        into[2] += sum(phase.total_ns for phase in phases)
+        into[3] += sum(phase.exposed_ns for phase in phases)
+    longest = sorted(sums.items(), key=lambda item: -(item[1][1] + item[1][3]))[:_MOST_ROWS]
+    return [(name, str(values[0]), *(format_seconds(value * 1e-9) for value in values[1:])) for name, values in longest]
+
+
+def iteration_document(iteration: Iteration) -> dict[str, Any]:
+    """An iteration as a document, seconds throughout."""
+    return {
+        "windtunnel": version(),
+        "workload": iteration.workload.name,
+        "total_s": iteration.total_ns * 1e-9,
+        "compute_s": iteration.compute_ns * 1e-9,
+        "exposed_s": {str(group): spent * 1e-9 for group, spent in iteration.exposed_ns.items()},
+        "pp_s": iteration.pp_ns * 1e-9,
+        "bubble_s": iteration.bubble_ns * 1e-9,
+        "layers": [
+            {
+                "name": row.layer.name,
+                "phases": {
+                    name: {
+                        "compute_s": phase.compute_ns * 1e-9,
+                        "communication_s": phase.total_ns * 1e-9,
+                        "exposed_s": phase.exposed_ns * 1e-9,
+                    }
+                    for name, phase in (
+                        ("forward", row.forward),
+                        ("weight_gradient", row.weight_gradient),
+                        ("input_gradient", row.input_gradient),
+                    )
+                },
+            }
+            for row in iteration.layers
+        ],
+    }
+
+
+def shared_report(jobs: Sequence[SharedJob], fabric: Fabric, placement: str) -> list[RenderableType]:
+    """Several jobs on one network: each one's iteration alone and beside the others."""
+    rows = [
+        (
+            job.workload.name,
+            str(job.workload.num_gpus),
+            format_seconds(job.alone_s),
+            format_seconds(job.shared_s),
+            format_seconds(job.slowest_s),
+            f"{job.slowdown:.2f}x",
+            str(job.num_iterations),
+        )
+        for job in jobs
+    ]
+    names = ("job", "GPUs", "alone", "shared", "slowest", "slowdown", "iterations")
+    return [title(f"{format_count(len(jobs), 'job')} on {fabric.name}, {placement}"), columns(names, rows)]
+
+
+def shared_document(jobs: Sequence[SharedJob], fabric: Fabric, placement: str) -> dict[str, Any]:
+    """The same as a document."""
+    return {
+        "windtunnel": version(),
+        "topology": fabric.name,
+        "placement": placement,
+        "jobs": [
+            {
+                "workload": job.workload.name,
+                "num_gpus": job.workload.num_gpus,
+                "gpus": job.gpus.tolist(),
+                "alone_s": job.alone_s,
+                "shared_s": job.shared_s,
+                "slowest_s": job.slowest_s,
+                "slowdown": job.slowdown,
+                "num_iterations": job.num_iterations,
+            }
+            for job in jobs
+        ],
+    }

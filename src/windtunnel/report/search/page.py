@@ -1,0 +1,369 @@
+"""A search as one self-contained page, and as a folder of files."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from windtunnel.errors import unwritable
+from windtunnel.formats.launch.scripts import helm_chart, kubernetes_manifests, launch_script
+from windtunnel.formats.megatron.script import megatron_script
+from windtunnel.report.documents import as_text
+from windtunnel.report.render.html import (
+    Cell,
+    Section,
+    cards,
+    page,
+    paragraph,
+    table,
+)
+from windtunnel.report.render.tables import number, percent
+from windtunnel.report.search.study import (
+    FIGURE_TITLES,
+    JOB_FIGURES,
+    SearchReport,
+    bound_text,
+    figure_text,
+    figure_title,
+    fleet_rows,
+    frontier_rows,
+    limit_name,
+    limit_text,
+    limits_text,
+    names_of_frontier,
+    nothing_holds_text,
+    objective_text,
+    step_text,
+    streams_text,
+    study_document,
+    sureness_texts,
+    why_rows,
+    worth_text,
+    worth_title,
+)
+from windtunnel.search.answers import (
+    frontier,
+    job_of,
+    scenario_of,
+    worths,
+)
+from windtunnel.search.capacity.limits import METRICS, limits_from
+from windtunnel.search.evaluation.schema import Evaluation
+from windtunnel.search.finalists import label_of
+from windtunnel.search.scores import is_more_better
+from windtunnel.search.space.space import Space, value_text
+from windtunnel.search.study import Found, Study
+from windtunnel.serving.engines.defaults import engine_defaults
+from windtunnel.serving.scenario import Scenario, pool_scenario, save
+from windtunnel.training.job import TrainingJob
+from windtunnel.training.job import save as save_job
+from windtunnel.training.setup import resolve as resolve_job
+from windtunnel.training.step import TrainingResult
+from windtunnel.units import format_count
+
+MOST_DRAWN = 20_000
+"""Points of the interactive figure; the best ones where there are more."""
+DRAWN_FIGURES = (
+    "requests_per_usd",
+    "output_tokens_per_s_per_user",
+    "output_tokens_per_s_per_device",
+    "usd_per_million_output_tokens",
+    "usd_per_hour",
+    "devices",
+    "output_token_j",
+    "ttft_p50",
+    "ttft_p90",
+    "ttft_p99",
+    "tpot_p50",
+    "tpot_p99",
+    "itl_p99",
+    "e2e_p90",
+    "busy_fraction",
+    "kv_peak_fraction",
+    "step_s",
+    "tokens_per_s_per_device",
+    "tokens_per_usd",
+    "mfu",
+    "bubble_fraction",
+    "exposed_fraction",
+    "memory_fraction",
+    "run_s",
+    "run_usd",
+    "token_j",
+)
+
+PLOT = Path(__file__).with_name("plot.js")
+"""Draws every point of a search."""
+SHOWN_FIGURES = (
+    "requests_per_usd",
+    "devices",
+    "usd_per_hour",
+    "output_tokens_per_s_per_user",
+    "ttft_p90",
+    "tpot_p99",
+    "output_token_j",
+)
+"""Of the best points' table."""
+
+
+def search_page(report: SearchReport) -> str:
+    """The page."""
+    study = report.study
+    space = study.space
+    sections = []
+    for at, found in enumerate(study.found):
+        sections += found_sections(study, found, _best(report, at, found))
+    if report.misconfiguration:
+        names = [str(found.workload) for found in study.found]
+        shares = [(name, *map(percent, row)) for name, row in zip(names, report.misconfiguration, strict=True)]
+        body = table(("best for", *(f"under {name}" for name in names)), shares)
+        sections.append(Section("What the best point of one workload is worth under another", body))
+    return page(f"Search: {space.model}", space_line(space), sections, PLOT.read_text(encoding="utf-8"))
+
+
+def space_line(space: Space) -> str:
+    """How many points, the limits to hold, and what is sought."""
+    points = format_count(space.num_points, "point")
+    return f"{points}. Limits: {limits_text(space)}. Sought: {objective_text(space.objective)}."
+
+
+def found_sections(study: Study, found: Found, best: str) -> list[Section]:
+    """What was found under one workload: the best points, as `best` shows them, all points, settings, refusals."""
+    sections = [Section(_named(found, "The best points"), best)]
+    if found.ranking:
+        sections.append(Section(_named(found, "Every point that holds the limits"), _plot(study, found)))
+        sections.append(Section(_named(found, "What each setting is worth"), _effects(study, found)))
+    rows = [(reason, f"{len(points):,}") for reason, points in found.refusals.items()]
+    if rows:
+        sections.append(Section(_named(found, "What cannot be"), table(("reason", "points"), rows[:200])))
+    return sections
+
+
+def _named(found: Found, heading: str) -> str:
+    return heading if found.workload is None else f"{found.workload}: {heading[:1].lower()}{heading[1:]}"
+
+
+def _best(report: SearchReport, at: int, found: Found) -> str:
+    study = report.study
+    if not found.ranking:
+        return paragraph(nothing_holds_text(study.space))
+    if study.space.is_training:
+        return _best_jobs(report, found)
+    index, result = report.why[at][0]
+    best = found.mean(index)
+    facts = [
+        (number(best.load), "requests/s sustained"),
+        *((figure_text(best, name), FIGURE_TITLES[name]) for name in ("requests_per_usd", "usd_per_hour")),
+        (bound_text(result), "bounds the best point"),
+    ]
+    remark = limit_text(best.limited_by, limits_from(study.space.limits))
+    remark = f"Of the first: {remark}. Figures are means over the streams of requests that a point met."
+    scenario = scenario_of(study, found, index)
+    fleets = report.fleets[at] if report.fleets else []
+    return "".join(
+        [
+            cards([fact for fact in facts if fact[0]]),
+            f"<pre>{escape(launch_script(scenario, _versions(scenario)))}</pre>",
+            paragraph(remark),
+            best_table(study, found, report.top),
+            *map(paragraph, sureness_texts(study, found)),
+            table(*why_rows(report.why[at]), left=3),
+            table(*fleet_rows(report, fleets)) if fleets else "",
+        ]
+    )
+
+
+def best_table(study: Study, found: Found, top: int) -> str:
+    """The best points with their figures."""
+    heads = ("point", "load", *map(figure_title, SHOWN_FIGURES), "limited by")
+    rows: list[tuple[str | Cell, ...]] = []
+    for index in found.ranking[:top]:
+        one = found.mean(index)
+        rows.append(
+            (
+                study.point(index).title,
+                number(one.load),
+                *(figure_cell(one, name) for name in SHOWN_FIGURES),
+                limit_name(one.limited_by),
+            )
+        )
+    return table(heads, rows)
+
+
+def figure_cell(one: Evaluation, name: str) -> Cell:
+    """A figure with its unit, sorted by its value."""
+    return Cell(figure_text(one, name), one.figures.get(name))
+
+
+def _best_jobs(report: SearchReport, found: Found) -> str:
+    study = report.study
+    names = [name for name in JOB_FIGURES if name in found.evaluations[found.ranking[0]].figures]
+    rows: list[tuple[str | Cell, ...]] = [
+        (study.point(index).title, *(figure_cell(found.evaluations[index], name) for name in names))
+        for index in found.ranking[: report.top]
+    ]
+    best = found.evaluations[found.ranking[0]]
+    shown = ("step_s", "tokens_per_s_per_device", "mfu", "memory_fraction")
+    facts = [(figure_text(best, name), figure_title(name)) for name in shown]
+    why = [
+        (str(rank), step_text(result))
+        for rank, (_, result) in enumerate(report.why[0], start=1)
+        if isinstance(result, TrainingResult)
+    ]
+    return (
+        cards(facts)
+        + table(("point", *map(figure_title, names)), rows)
+        + table(("rank", "a step goes to"), why, left=2)
+    )
+
+
+def _plot(study: Study, found: Found) -> str:
+    """Every point that holds the limits in a figure whose axes, colours and filters the reader chooses."""
+    indices = found.ranking[:MOST_DRAWN]
+    figures = [name for name in DRAWN_FIGURES if any(name in found.evaluations[index].figures for index in indices)]
+    names = list(study.space.vary) or ["scenario"]
+    points = [study.point(index).choice for index in indices]
+    means = [found.mean(index).figures for index in indices]
+    x, y = reversed(names_of_frontier(study, found))
+    data = {
+        "figures": [plot_title(name) for name in figures],
+        "more": [is_more_better(name) for name in figures],
+        "names": [name.rpartition(".")[2] for name in names],
+        "choices": [[value_text(choice.get(name, "")) for name in names] for choice in points],
+        "values": [[_rounded(mean.get(name)) for name in figures] for mean in means],
+        "margins": [[_rounded(found.margin(index, name)) for name in figures] for index in indices],
+        "x": plot_title(x),
+        "y": plot_title(y),
+    }
+    remark = f"The large dot is the best point; the dashed line is the frontier of the two axes. {_streams(found)}"
+    text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
+    return (
+        '<div class="search"><p><label>across <select class="across"></select></label> '
+        '<label>up <select class="up"></select></label> <label>colour <select class="colour"></select></label></p>'
+        '<p class="filters"></p><canvas class="plot"></canvas>'
+        '<p class="legend"></p><p class="lead tip">point at a dot</p>'
+        f'<script type="application/json" class="points">{text}</script></div>'
+        + paragraph(remark.strip())
+        + _frontier(study, found)
+    )
+
+
+def _streams(found: Found) -> str:
+    """What the dots of the figure are of."""
+    if found.num_streams < 2:
+        return ""
+    return (
+        f"Filled dots are the {streams_text(found)} of requests, with the range that holds the mean of all there could "
+        "be with 90% confidence; rings met the first stream alone, and the line leaves them out."
+    )
+
+
+def plot_title(name: str) -> str:
+    """A figure as an axis calls it."""
+    is_time = name.partition("_")[0] in METRICS or (name.endswith("_s") and not name.endswith("_per_s"))
+    return f"{figure_title(name)} [s]" if is_time else figure_title(name)
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.5g}")
+
+
+def _frontier(study: Study, found: Found) -> str:
+    names = names_of_frontier(study, found)
+    heads, rows = frontier_rows(study, found)
+    cells: list[tuple[str | Cell, ...]] = [
+        (title, *(Cell(text, found.mean(index).figures.get(name)) for text, name in zip(texts, names, strict=True)))
+        for index, (title, *texts) in zip(frontier(found, names), rows, strict=True)
+    ]
+    return table(heads, cells)
+
+
+def _effects(study: Study, found: Found) -> str:
+    """What each value of each setting is worth."""
+    rows = []
+    for name, shares in worths(study.space, found).items():
+        for value, worth in shares.items():
+            text = worth_text(worth) if worth.share else "none holds the limits"
+            rows.append((name.rpartition(".")[2], value, Cell(text, worth.share, bar=worth.share)))
+    lead = paragraph(f"{worth_title(study.space, found)}.")
+    return lead + table(("setting", "value", "worth"), rows, left=2)
+
+
+def write_study(report: SearchReport, folder: Path) -> None:
+    """Write a study to `folder`: every point as Parquet, the document, the page, and each workload's winner to run.
+
+    Files are written beside it first and moved at the end; other files in `folder` stay.
+
+    Raises:
+        InputError: the folder cannot be written to.
+    """
+    study = report.study
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as name:
+            draft = Path(name)
+            _write_points(study, draft / "points.parquet")
+            (draft / "search.json").write_text(as_text(study_document(report)) + "\n", encoding="utf-8")
+            (draft / "search.html").write_text(search_page(report), encoding="utf-8")
+            for found in study.found:
+                if found.ranking and study.space.is_training:
+                    _write_job(job_of(study, found.ranking[0]), draft)
+                elif found.ranking:
+                    _write_winner(scenario_of(study, found, found.ranking[0]), draft, found.workload)
+            folder.mkdir(exist_ok=True)
+            for file in sorted(file for file in draft.rglob("*") if file.is_file()):
+                target = folder / file.relative_to(draft)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                file.replace(target)
+    except OSError as error:
+        raise unwritable(folder, error) from None
+
+
+def _write_winner(scenario: Scenario, folder: Path, workload: str | None) -> None:
+    prefix = "" if workload is None else f"{workload}-"
+    versions = _versions(scenario)
+    save(scenario, folder / f"{prefix}scenario.yaml")
+    (folder / f"{prefix}launch.sh").write_text(launch_script(scenario, versions), encoding="utf-8")
+    (folder / f"{prefix}kubernetes.yaml").write_text(kubernetes_manifests(scenario, versions), encoding="utf-8")
+    for path, text in helm_chart(scenario, versions).items():
+        file = folder / f"{prefix}chart" / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+
+
+def _versions(scenario: Scenario) -> dict[str, str]:
+    """Engine -> the version that was simulated."""
+    parts = [pool_scenario(scenario, pool).deployment for pool in scenario.deployment.pools] or [scenario.deployment]
+    engines = [part.engine for part in parts]
+    return {one.name: one.version or engine_defaults(one.name).default_version for one in engines}
+
+
+def _write_job(job: TrainingJob, folder: Path) -> None:
+    save_job(job, folder / "job.yaml")
+    if job.framework == "megatron":
+        (folder / "launch.sh").write_text(megatron_script(resolve_job(job)), encoding="utf-8")
+
+
+def _write_points(study: Study, path: Path) -> None:
+    """One row a point and workload: its choice, its answer, its figures."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    answers = [(found, index, one) for found in study.found for index, one in found.evaluations.items()]
+    columns: dict[str, Any] = {
+        "workload": [found.workload for found, _, _ in answers],
+        "point": [index for _, index, _ in answers],
+    }
+    choices = [study.point(index).choice for _, index, _ in answers]
+    for name in study.space.vary:
+        columns[f"vary.{name}"] = [label_of(choice[name]) for choice in choices]
+    for field in ("holds", "load", "limited_by", "refused", "num_runs", "num_requests"):
+        columns[field] = [getattr(one, field) for _, _, one in answers]
+    for name in sorted({name for _, _, one in answers for name in one.figures}):
+        columns[name] = np.array([one.figures.get(name, np.nan) for _, _, one in answers])
+    pq.write_table(pa.table(columns), path)

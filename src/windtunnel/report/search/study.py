@@ -1,0 +1,515 @@
+"""What searches found, on a terminal and as documents."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from rich.console import RenderableType
+
+from windtunnel.report.render.tables import (
+    columns,
+    duration,
+    grid,
+    number,
+    percent,
+    title,
+)
+from windtunnel.report.version import version
+from windtunnel.schema import encode
+from windtunnel.search.answers import (
+    Fleet,
+    Worth,
+    best_by_objective,
+    confidence,
+    frontier,
+    worths,
+)
+from windtunnel.search.asker import Count
+from windtunnel.search.capacity.limits import METRICS, Limit, limits_from
+from windtunnel.search.capacity.probe import LEAST_STREAM, STABILITY
+from windtunnel.search.confidence import CONFIDENCE, lower_bound
+from windtunnel.search.evaluation.schema import Evaluation
+from windtunnel.search.evaluation.training import MEMORY, job_limits
+from windtunnel.search.finalists import frontier_names
+from windtunnel.search.scores import is_more_better, objectives_of
+from windtunnel.search.space.space import Space, as_builtins
+from windtunnel.search.study import Found, Study
+from windtunnel.serving.simulate import Result
+from windtunnel.training.step import TrainingResult
+from windtunnel.units import format_bytes, format_count, format_seconds
+
+SHOWN_REFUSALS, SHOWN_FRONTIER = 6, 10
+LEAST_MARGIN = 0.0005
+"""Of a figure: less is not shown."""
+RANK_WIDTH = 3
+FIGURE_TITLES = {
+    "requests_per_usd": "requests/$",
+    "requests_per_s": "requests/s",
+    "output_tokens_per_s": "tokens/s",
+    "output_tokens_per_s_per_device": "tokens/s/device",
+    "output_tokens_per_s_per_user": "tokens/s/user",
+    "usd_per_million_output_tokens": "$/M tokens",
+    "usd_per_hour": "$/h",
+    "output_token_j": "J/token",
+    "mean_w": "W",
+    "devices": "devices",
+    "step_s": "step",
+    "tokens_per_s": "tokens/s",
+    "tokens_per_s_per_device": "tokens/s/device",
+    "tokens_per_usd": "tokens/$",
+    "token_j": "J/token",
+    "mfu": "MFU",
+    "memory_bytes": "memory",
+    "run_s": "run",
+    "run_usd": "run, $",
+    "run_j": "run, J",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class SearchReport:
+    """A study with what was asked of it besides."""
+
+    study: Study
+    top: int
+    why: list[list[tuple[int, Result | TrainingResult]]]
+    """For each workload: points with their runs in full."""
+    misconfiguration: list[list[float]]
+    """Empty for a single workload."""
+    fleets: list[list[Fleet]]
+    """For each workload; empty where no load was asked for."""
+    load: float | None = None
+
+
+def search_report(report: SearchReport) -> list[RenderableType]:
+    """The answer first, then what it rests on."""
+    study = report.study
+    space = study.space
+    parts: list[RenderableType] = [title(f"{format_count(space.num_points, 'point')} of {space.model or 'the space'}")]
+    parts += [grid([("limits", limits_text(space)), ("objective", objective_text(space.objective))])]
+    for at, found in enumerate(study.found):
+        parts += _workload_parts(report, at, found)
+    if report.misconfiguration:
+        parts += _misconfiguration_parts(report)
+    count = study.count
+    parts += ["", grid([("took", _count_text(count, space.is_training))])]
+    return parts
+
+
+def _workload_parts(report: SearchReport, at: int, found: Found) -> list[RenderableType]:
+    space = report.study.space
+    parts: list[RenderableType] = [""]
+    if found.workload is not None:
+        parts += [title(f"Workload {found.workload}")]
+    refused = sum(len(points) for points in found.refusals.values())
+    asked = len(found.evaluations)
+    parts += [f"{format_count(asked, 'point')} asked: {refused:,} cannot be, {len(found.ranking):,} hold the limits"]
+    parts += _beyond_memory_parts(found)
+    if not found.ranking:
+        return [*parts, *_refusal_parts(found), nothing_holds_text(space)]
+    points = [(str(rank), report.study.point(index).title) for rank, index in enumerate(found.ranking[: report.top], 1)]
+    parts += [
+        "",
+        grid(points, RANK_WIDTH),
+        "",
+        (jobs_table if space.is_training else top_table)(report.study, found, report.top),
+        *_burst_parts(report, found),
+    ]
+    parts += [*_sureness_parts(report.study, found), *_why_parts(report.why[at])]
+    effects = worths(space, found)
+    if effects:
+        worth = [(name.rpartition(".")[2], _effects_text(shares)) for name, shares in effects.items()]
+        width = max(len(name) for name, _ in worth)
+        parts += ["", title(worth_title(space, found)), grid(worth, width)]
+    parts += _frontier_parts(report.study, found)
+    if report.fleets and report.fleets[at]:
+        parts += _fleet_parts(report, report.fleets[at])
+    return [*parts, *_refusal_parts(found)]
+
+
+def top_table(study: Study, found: Found, top: int) -> RenderableType:
+    """The best points by their rank, a line each; beside their settings it would not fit a terminal."""
+    metric = latency_names(study)
+    heads = [
+        "",
+        load_title(study),
+        "at least",
+        *(FIGURE_TITLES[name] for name in figure_names(study)),
+        *map(limit_name, metric),
+        "limit",
+    ]
+    rows = []
+    for rank, index in enumerate(found.ranking[:top], start=1):
+        one = found.evaluations[index]
+        bound, mean = lower_bound([run.load for run in found.runs(index)]), found.mean(index)
+        rows.append(
+            [
+                str(rank),
+                number(mean.load),
+                "" if bound is None else number(max(bound, 0.0)),
+                *(figure_text(mean, name) for name in figure_names(study)),
+                *(figure_text(mean, name) for name in metric),
+                limit_name(one.limited_by),
+            ]
+        )
+    return columns(heads, rows)
+
+
+def jobs_table(study: Study, found: Found, top: int) -> RenderableType:
+    """The best training jobs by their rank."""
+    names = [name for name in JOB_FIGURES if name in found.evaluations[found.ranking[0]].figures]
+    objective = study.space.objective
+    names += [objective] if objective not in names else []
+    rows = [
+        [str(rank), *(figure_text(found.evaluations[index], name) for name in names)]
+        for rank, index in enumerate(found.ranking[:top], start=1)
+    ]
+    return columns(["", *map(figure_title, names)], rows)
+
+
+JOB_FIGURES = (
+    "devices",
+    "step_s",
+    "tokens_per_s_per_device",
+    "mfu",
+    "bubble_fraction",
+    "exposed_fraction",
+    "memory_bytes",
+    "tokens_per_usd",
+    "run_s",
+    "run_usd",
+)
+"""Of the table of training jobs."""
+
+
+def figure_title(name: str) -> str:
+    """A figure in the head of a table: `requests/$`, `TTFT p90`."""
+    metric, _, statistic = name.partition("_")
+    if metric in METRICS:
+        return f"{METRICS[metric]} {statistic}"
+    return FIGURE_TITLES.get(name, name.removesuffix("_fraction").replace("_", " "))
+
+
+def _beyond_memory_parts(found: Found) -> list[RenderableType]:
+    """How many jobs were simulated and do not fit their devices."""
+    num_beyond = sum(one.limited_by == MEMORY for one in found.evaluations.values())
+    return [f"{num_beyond:,} do not fit the devices' memory"] if num_beyond else []
+
+
+def nothing_holds_text(space: Space) -> str:
+    """What is said where the ranking is empty."""
+    if space.is_training:
+        return "No layout fits and holds the limits: use more devices, a smaller batch or shorter sequences."
+    return "No point holds the limits at any load."
+
+
+def worth_title(space: Space, found: Found) -> str:
+    """Above what each setting is worth."""
+    text = "What each setting is worth: the best point with it, of the best of all"
+    return text if space.is_training else f"{text} ({streams_text(found)})"
+
+
+def streams_text(found: Found) -> str:
+    """What figures are means over."""
+    return f"mean of {format_count(found.num_streams, 'stream')}" if found.num_streams > 1 else "one stream"
+
+
+def _burst_parts(report: SearchReport, found: Found) -> list[RenderableType]:
+    """A warning where some of the best points' streams are over too soon."""
+    lasting = [found.evaluations[index].figures.get("stream_over_e2e", LEAST_STREAM) for index in found.ranking]
+    short = sum(times < LEAST_STREAM for times in lasting[: report.top])
+    if not short or report.study.space.load == "given" or report.study.space.is_training:
+        return []
+    return ["", f"{short} of these loads: {burst_text(min(lasting[: report.top]))}"]
+
+
+def burst_text(times: float) -> str:
+    """What is wrong with a stream that lasts so few mean times from end to end."""
+    return (
+        f"the requests arrive within {times:.1f} times the mean end-to-end time, and a deployment that takes in a "
+        "burst may not sustain it; give a larger num_requests"
+    )
+
+
+def limit_name(name: str) -> str:
+    """What limits a load, in a table: `TTFT p90`, or `queue`."""
+    return "queue" if name == STABILITY else figure_title(name) if name.partition("_")[0] in METRICS else ""
+
+
+def load_title(study: Study) -> str:
+    """What a load is called."""
+    arrivals = study.space.scenario.get("workload", {}).get("arrivals")
+    closed = isinstance(arrivals, dict) and arrivals.get("type") == "closed_loop"
+    return "clients" if closed else "requests/s"
+
+
+def figure_names(study: Study) -> list[str]:
+    """The figures that a table shows: devices, money, and what is sought."""
+    names = ["devices", "usd_per_hour"]
+    objective = study.space.objective
+    shown = objective if objective in FIGURE_TITLES else "requests_per_usd"
+    return names if shown in names else [*names, shown]
+
+
+def latency_names(study: Study) -> list[str]:
+    """The latencies that have limits, or that are sought."""
+    asked = [limit.name for limit in limits_from(study.space.limits)]
+    objective = study.space.objective
+    return [*asked, *([objective] if objective.partition("_")[0] in METRICS and objective not in asked else [])]
+
+
+def figure_text(one: Evaluation, name: str) -> str:
+    """A figure in a table; empty where it is unknown."""
+    value = one.figures.get(name)
+    if value is None:
+        return ""
+    if name.partition("_")[0] in METRICS:
+        return format_seconds(value)
+    if name == "memory_bytes":
+        return format_bytes(value)
+    if name.endswith("_fraction") or name in ("mfu", "hfu"):
+        return percent(value)
+    if name in ("run_s", "step_s"):
+        return duration(value) if name == "run_s" else format_seconds(value)
+    if name in ("devices", "run_usd", "tokens_per_usd"):
+        return f"{value:,.0f}"
+    return f"{value:,.2f}" if "usd_per_" in name else number(value)
+
+
+def objective_text(objective: str) -> str:
+    """`most requests per $`."""
+    most = "most" if is_more_better(objective) else "least"
+    return f"{most} {FIGURE_TITLES.get(objective, objective.replace('_', ' '))}"
+
+
+def limits_text(space: Space) -> str:
+    """What every point must keep to."""
+    if space.is_training:
+        held = [f"{name} <= {duration(most_s)}" for name, most_s in job_limits(space.limits).items()]
+        return "; ".join([*held, "the job fits its devices"])
+    return "; ".join([*(limit.title for limit in limits_from(space.limits)), "the queue does not grow"])
+
+
+def worth_text(worth: Worth) -> str:
+    """A share of the best, with how sure it is."""
+    if not worth.share:
+        return "none"
+    is_sure = worth.margin is None or worth.margin < LEAST_MARGIN
+    return percent(worth.share) if is_sure else f"{percent(worth.share)} ± {percent(worth.margin or 0.0)}"
+
+
+def _effects_text(worths: Mapping[str, Worth]) -> str:
+    return ", ".join(f"{value} {worth_text(worth)}" for value, worth in worths.items())
+
+
+def _sureness_parts(study: Study, found: Found) -> list[RenderableType]:
+    texts = sureness_texts(study, found)
+    return ["", *texts] if texts else []
+
+
+def sureness_texts(study: Study, found: Found) -> list[str]:
+    """How sure it is that the best points are the best."""
+    if study.space.is_training:
+        best = found.evaluations[found.ranking[0]].figures
+        low, high = format_seconds(best["step_low_s"]), format_seconds(best["step_high_s"])
+        return [f"Of the first, 80% of measured steps are expected from {low} to {high}."]
+    sure = confidence(found, study.space.objective)
+    runs = found.num_streams
+    if sure is None:
+        return ["One stream of requests: nothing is said of chance (finalist_seeds: 5 would)."] if runs < 2 else []
+    first, second = (study.point(index).title for index in found.ranking[:2])
+    text = f"{first} beats {second} with {certainty(sure)} confidence" if sure > 0.5 else f"{second} may be as good"
+    text = f"Of {runs} streams of requests, the same for all; bounds at {CONFIDENCE:.0%}. {text}."
+    others = [confidence(found, study.space.objective, rank) for rank in range(1, found.num_finalists - 1)]
+    known = [f"{rank} {certainty(one)}" for rank, one in enumerate(others, start=2) if one is not None]
+    return [text, *([f"Confidence of the others that they beat the next: {', '.join(known)}."] if known else [])]
+
+
+def certainty(share: float) -> str:
+    """A confidence in words: of a few streams it is never whole."""
+    return percent(share) if share < 0.999 else "more than 99.9%"
+
+
+def _why_parts(results: Sequence[tuple[int, Result | TrainingResult]]) -> list[RenderableType]:
+    if not results:
+        return []
+    is_training = isinstance(results[0][1], TrainingResult)
+    name = "Why: where the best steps go" if is_training else "Why: the best points at their load"
+    return ["", title(name), columns(*why_rows(results), left=3)]
+
+
+def why_rows(results: Sequence[tuple[int, Result | TrainingResult]]) -> tuple[list[str], list[list[str]]]:
+    """The heads of a table of what bounds the best points and where their time goes, and its rows."""
+    rows = []
+    for rank, (_, result) in enumerate(results, start=1):
+        if isinstance(result, TrainingResult):
+            rows.append([str(rank), bound_text(result), step_text(result)])
+            continue
+        summary = result.summary
+        shares = sorted(summary.time_fractions.items(), key=lambda item: -item[1])
+        use = summary.utilisation
+        rows.append(
+            [
+                str(rank),
+                bound_text(result),
+                ", ".join(f"{name} {percent(share)}" for name, share in shares if share >= 0.01),
+                percent(use.busy_fraction),
+                f"{use.mean_running:,.1f}",
+                percent(use.kv_peak_fraction),
+            ]
+        )
+    if results and isinstance(results[0][1], TrainingResult):
+        return ["", "most", "a step goes to"], rows
+    return ["", "bound by", "time goes to", "busy", "running", "KV at most"], rows
+
+
+def bound_text(result: Result | TrainingResult) -> str:
+    """What bounds a deployment, or takes most of a training step."""
+    if isinstance(result, TrainingResult):
+        return max(result.breakdown_s, key=lambda name: result.breakdown_s[name])
+    return result.summary.bound_by.replace("_", " ")
+
+
+def step_text(result: TrainingResult) -> str:
+    """The parts of a training step that take 1% or more, the longest first."""
+    shares = sorted(result.breakdown_s.items(), key=lambda part: -part[1])
+    parts = [f"{name} {percent(seconds / result.step_s)}" for name, seconds in shares]
+    return ", ".join(part for part, (_, seconds) in zip(parts, shares, strict=True) if seconds >= 0.01 * result.step_s)
+
+
+def _frontier_parts(study: Study, found: Found) -> list[RenderableType]:
+    heads, rows = frontier_rows(study, found)
+    more = [f"and {len(rows) - SHOWN_FRONTIER} more"] if len(rows) > SHOWN_FRONTIER else []
+    return ["", columns(heads, rows[:SHOWN_FRONTIER]), *more]
+
+
+def frontier_rows(study: Study, found: Found) -> tuple[list[str], list[list[str]]]:
+    """The heads of the frontier's table, and its rows."""
+    names = names_of_frontier(study, found)
+    heads = ["frontier" if study.space.is_training else f"frontier, {streams_text(found)}", *map(figure_title, names)]
+    rows = [
+        [study.point(index).title, *(sure_figure_text(found, index, name) for name in names)]
+        for index in frontier(found, names)
+    ]
+    return heads, rows
+
+
+def names_of_frontier(study: Study, found: Found) -> tuple[str, str]:
+    """The two objectives of the frontier that is shown."""
+    return frontier_names(study.space, [found.evaluations[index] for index in found.ranking])
+
+
+def sure_figure_text(found: Found, index: int, name: str) -> str:
+    """A figure with how far it may be off, where that is known."""
+    mean, off = found.mean(index), found.margin(index, name)
+    text = figure_text(mean, name)
+    if off is None or name not in mean.figures or off < LEAST_MARGIN * abs(mean.figures[name]):
+        return text
+    return f"{text} ± {percent(off / abs(mean.figures[name]))}"
+
+
+def _fleet_parts(report: SearchReport, fleets: Sequence[Fleet]) -> list[RenderableType]:
+    return ["", columns(*fleet_rows(report, fleets))]
+
+
+def fleet_rows(report: SearchReport, fleets: Sequence[Fleet]) -> tuple[list[str], list[list[str]]]:
+    """The heads of a table of how many copies take the load that was asked for, and its rows."""
+    rows = [
+        [
+            report.study.point(fleet.index).title,
+            f"{fleet.copies:,}",
+            f"{fleet.devices:,}",
+            "unknown" if fleet.usd_per_hour is None else f"{fleet.usd_per_hour:,.2f}",
+            percent(fleet.headroom_fraction),
+        ]
+        for fleet in fleets
+    ]
+    return [f"for {number(report.load or 0.0)} requests/s", "copies", "devices", "$/h", "left over"], rows
+
+
+def _refusal_parts(found: Found) -> list[RenderableType]:
+    counts: dict[str, list[int]] = {}
+    for reason, points in found.refusals.items():
+        counts.setdefault(_kind_of(reason), []).extend(points)
+    if not counts:
+        return []
+    ordered = sorted(counts.items(), key=lambda item: -len(item[1]))
+    rows = [[reason, f"{len(points):,}"] for reason, points in ordered[:SHOWN_REFUSALS]]
+    more = [f"and {len(ordered) - SHOWN_REFUSALS} more reasons"] if len(ordered) > SHOWN_REFUSALS else []
+    return ["", columns(("cannot be", "points"), rows), *more]
+
+
+def _kind_of(reason: str) -> str:
+    """A reason without the figures that differ from point to point."""
+    return re.sub(r"(?<=[ $])\d[\d,.]*(?: [KMGT]iB)?", "…", reason.partition(": weights")[0])
+
+
+def _misconfiguration_parts(report: SearchReport) -> list[RenderableType]:
+    names = [str(found.workload) for found in report.study.found]
+    rows = [[name, *map(percent, shares)] for name, shares in zip(names, report.misconfiguration, strict=True)]
+    heads = ("best for", *(f"under {name}" for name in names))
+    return ["", title("What the best point of one workload is worth under another"), columns(heads, rows)]
+
+
+def _count_text(count: Count, is_training: bool) -> str:
+    known = f"; {format_count(count.num_known, 'answer was', 'answers were')} known" if count.num_known else ""
+    if is_training:
+        return f"{format_count(count.num_runs, 'step')} simulated{known}"
+    alike = f"; {format_count(count.num_alike, 'point')} found to serve as a neighbour does" if count.num_alike else ""
+    return (
+        f"{format_count(count.num_runs, 'run')} of {format_count(count.num_requests, 'request')} in all{alike}{known}"
+    )
+
+
+def study_document(report: SearchReport) -> dict[str, Any]:
+    """A study as JSON: the space, every point that was asked, the ranking and what follows from it."""
+    study = report.study
+    return {
+        "windtunnel": version(),
+        "space": as_builtins(study.space),
+        "workloads": [
+            {
+                "workload": found.workload,
+                "ranking": found.ranking[: report.top],
+                "confidence_beats_next": [
+                    confidence(found, study.space.objective, rank)
+                    for rank in range(min(found.num_finalists, report.top))
+                ],
+                "points": [point_document(study, found, index) for index in found.ranking[: report.top]],
+                "best_by_objective": best_by_objective(found, objectives_of(study.space)),
+                "frontier": frontier(found, names_of_frontier(study, found)),
+                "sensitivity": {
+                    name: {value: msgspec.to_builtins(one) for value, one in of.items()}
+                    for name, of in worths(study.space, found).items()
+                },
+                "bound_by": {str(index): bound_text(result) for index, result in why},
+                "refusals": {reason: len(points) for reason, points in found.refusals.items()},
+                "fleets": [msgspec.to_builtins(fleet) for fleet in (report.fleets[at] if report.fleets else [])],
+            }
+            for at, (found, why) in enumerate(zip(study.found, report.why, strict=True))
+        ],
+        "misconfiguration": report.misconfiguration,
+        "num_runs": study.count.num_runs,
+        "num_requests": study.count.num_requests,
+    }
+
+
+def point_document(study: Study, found: Found, index: int) -> dict[str, Any]:
+    """One point's answer."""
+    loads = [run.load for run in found.runs(index)]
+    return {
+        "index": index,
+        "choice": study.point(index).choice,
+        "loads": loads,
+        "load_at_least": lower_bound(loads),
+        **encode(found.evaluations[index]),
+    }
+
+
+def limit_text(name: str, limits: Sequence[Limit]) -> str:
+    """What limits a load, for people."""
+    if name == STABILITY:
+        return "beyond it requests wait longer and longer"
+    return next((f"beyond it {limit.title} is broken" for limit in limits if limit.name == name), "")

@@ -1,0 +1,151 @@
+"""A grid of settings: a table, and a page with a plot."""
+
+from collections.abc import Sequence
+from itertools import cycle
+from typing import Any
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from windtunnel.errors import InputError, did_you_mean
+from windtunnel.report.render.html import (
+    Cell,
+    Section,
+    figures,
+    page,
+    table,
+)
+from windtunnel.report.render.plots import (
+    COLOURS,
+    Axis,
+    Series,
+    figure,
+)
+from windtunnel.report.render.tables import columns, title
+from windtunnel.report.search.page import figure_cell
+from windtunnel.report.search.study import figure_text, figure_title, limit_name
+from windtunnel.report.version import version
+from windtunnel.schema import encode
+from windtunnel.search.capacity.limits import METRICS
+from windtunnel.search.evaluation.schema import Evaluation
+from windtunnel.search.scores import OBJECTIVES
+from windtunnel.search.space.space import (
+    Space,
+    as_builtins,
+    point_at,
+    value_text,
+)
+from windtunnel.units import format_count
+
+SHOWN = (
+    "ttft_p90",
+    "tpot_p50",
+    "tpot_p99",
+    "e2e_p90",
+    "requests_per_s",
+    "output_tokens_per_s_per_device",
+    "usd_per_hour",
+)
+MORE = ("busy_fraction", "kv_peak_fraction", "num_preemptions", "queueing_mean", "queueing_p90", "queueing_p99")
+
+
+def shown_figures(text: str | None) -> tuple[str, ...]:
+    """The figures of `--show`, or those most asked for.
+
+    Raises:
+        InputError: one that there is not.
+    """
+    names = tuple(text.replace(",", " ").split()) if text else SHOWN
+    known = [*OBJECTIVES, *MORE]
+    for name in names:
+        if name not in known:
+            raise InputError(
+                f"--show: there is no figure {name!r}", did_you_mean(name, known, f"known: {', '.join(known)}")
+            )
+    return names
+
+
+def grid_report(space: Space, answers: dict[int, Evaluation], names: Sequence[str]) -> list[RenderableType]:
+    """A line a point, and which limits it breaks."""
+    settings = list(space.vary)
+    heads = [*(name.rpartition(".")[2] for name in settings), *(_two_lines(figure_title(name)) for name in names), ""]
+    rows: list[list[str | Text]] = []
+    refused = []
+    for index, one in answers.items():
+        choice = [value_text(value) for value in point_at(space, index).choice.values()]
+        if one.refused:
+            refused.append(f"{point_at(space, index).title}: {one.refused}")
+            continue
+        remark = "" if one.holds else f"breaks {limit_name(one.limited_by)}"
+        rows.append([*choice, *(figure_text(one, name) for name in names), Text(remark, style="red")])
+    parts: list[RenderableType] = [
+        title(f"{format_count(space.num_points, 'point')} of {space.scenario.get('model')}"),
+        "",
+    ]
+    if rows:
+        parts.append(columns(heads, rows, left=len(settings), right=1))
+    return [*parts, *([""] if refused else []), *refused]
+
+
+def _two_lines(text: str) -> str:
+    """A title broken where its last word or unit begins."""
+    if text.endswith("/device"):
+        return text.replace("/device", "\n/device")
+    first, space, last = text.rpartition(" ")
+    return f"{first}\n{last}" if space else text
+
+
+def grid_page(space: Space, answers: dict[int, Evaluation], names: Sequence[str]) -> str:
+    """A page with the table and plots."""
+    lead = f"{format_count(space.num_points, 'point')}."
+    return page(f"What if: {space.scenario.get('model')}", lead, grid_sections(space, answers, names))
+
+
+def grid_sections(space: Space, answers: dict[int, Evaluation], names: Sequence[str]) -> list[Section]:
+    """A plot of every figure over the last setting with numbers, a line for the others, and the table."""
+    settings = list(space.vary)
+    drawn = [(_plot(space, answers, name), figure_title(name)) for name in names]
+    heads = [*(name.rpartition(".")[2] for name in settings), *map(figure_title, names), ""]
+    rows: list[list[str | Cell]] = [
+        [
+            *map(value_text, point_at(space, index).choice.values()),
+            *(figure_cell(one, name) for name in names),
+            one.refused or ("" if one.holds else f"breaks {limit_name(one.limited_by)}"),
+        ]
+        for index, one in answers.items()
+    ]
+    return [Section("Over the settings", figures(drawn)), Section("Every point", table(heads, rows, len(settings)))]
+
+
+def _plot(space: Space, answers: dict[int, Evaluation], figure_name: str) -> str:
+    """A figure over the last setting with numbers; over the points in their order where none has."""
+    points = [(point_at(space, index), one) for index, one in answers.items() if figure_name in one.figures]
+    numbers = [name for name in space.vary if all(_is_number(point.choice[name]) for point, _ in points)]
+    across = numbers[-1] if numbers else None
+    is_latency = figure_name.partition("_")[0] in METRICS
+    lines: dict[str, list[tuple[float, float]]] = {}
+    for position, (point, one) in enumerate(points):
+        others = (
+            f"{name.rpartition('.')[2]} {value_text(point.choice[name])}" for name in space.vary if name != across
+        )
+        x = float(position) if across is None else float(point.choice[across])
+        lines.setdefault(", ".join(others), []).append((x, one.figures[figure_name] * (1e3 if is_latency else 1.0)))
+    series = []
+    for (label, line), colour in zip(lines.items(), cycle(COLOURS)):
+        x_values, y_values = zip(*sorted(line), strict=True)
+        series += [
+            Series(label, x_values, y_values, "line", colour=colour),
+            Series("", x_values, y_values, colour=colour),
+        ]
+    label = "point" if across is None else across.rpartition(".")[2]
+    return figure(series, Axis(label), Axis(figure_title(figure_name) + (", ms" if is_latency else "")))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def grid_document(space: Space, answers: dict[int, Evaluation]) -> dict[str, Any]:
+    """The grid as JSON."""
+    points = [{"choice": point_at(space, index).choice, **encode(one)} for index, one in answers.items()]
+    return {"windtunnel": version(), "space": as_builtins(space), "points": points}

@@ -1,0 +1,102 @@
+"""Figures of runs: how latencies are distributed, and what happened over time."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.metrics.records import Table
+from windtunnel.report.render.plots import Axis, Series, figure
+from windtunnel.serving.over_time import NUM_STRETCHES, integral
+from windtunnel.units import format_seconds
+
+Floats = NDArray[np.float64]
+
+LATENCIES = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "end to end"}
+SIZE = {"width": 440, "height": 260}
+_SHARES = np.linspace(0.0, 1.0, 201)
+_FAR = 30.0
+"""Where a latency's maximum is so many medians away, its axis is logarithmic."""
+_BEYOND = 2.0
+"""A limit so many times the longest latency would leave the curve no room."""
+
+
+def cdf(latency: str, runs: Mapping[str, Floats], limit_s: float | None = None) -> tuple[str, str]:
+    """(SVG, caption) of how one latency is distributed over the requests of one run or several.
+
+    Args:
+        latency: a key of `LATENCIES`.
+        runs: label -> seconds of each request; those that are not finite are left out.
+        limit_s: of the SLO.
+    """
+    known = {name: values[np.isfinite(values)] for name, values in runs.items()}
+    known = {name: values for name, values in known.items() if values.size}
+    most_s = max((float(values.max()) for values in known.values()), default=1.0)
+    middle_s = max((float(np.median(values)) for values in known.values()), default=1.0)
+    unit, scale = ("s", 1.0) if middle_s >= 1 else ("ms", 1e3)
+    drawn = [
+        Series(name, (np.quantile(values, _SHARES) * scale).tolist(), (_SHARES * 100).tolist(), "line")
+        for name, values in known.items()
+    ]
+    is_log = middle_s > 0 and most_s > _FAR * middle_s
+    x = Axis(f"{LATENCIES[latency]} ({unit})", is_log=is_log)
+    caption = f"{LATENCIES[latency]}: share of requests that took no longer"
+    if limit_s is not None and limit_s > _BEYOND * most_s:
+        caption += f"; the limit of {format_seconds(limit_s)} is further out"
+    elif limit_s is not None:
+        drawn.append(Series("limit", [limit_s * scale] * 2, [0.0, 100.0], "dashes", colour="currentColor"))
+    return figure(drawn, x, Axis("requests (%)", low=0.0, high=100.0), **SIZE), caption
+
+
+def measured(requests: Table) -> Table:
+    """The requests that count: sent after the warm-up."""
+    return requests.where(~requests["is_warmup"]) if "is_warmup" in requests.columns else requests
+
+
+OVER_TIME: Sequence[tuple[str, str, float, Mapping[str, str]]] = (
+    ("Requests in the system", "requests", 1.0, {"num_present": "present", "num_waiting": "queue"}),
+    ("Requests sent and answered", "requests/s", 1.0, {"sent_per_s": "sent", "finished_per_s": "answered"}),
+    (
+        "Tokens computed and sampled",
+        "tokens/s",
+        1.0,
+        {"prompt_tokens_per_s": "prompt", "output_tokens_per_s": "output"},
+    ),
+    ("Devices busy, KV cache in use", "%", 100.0, {"busy_fraction": "busy", "kv_fraction": "KV cache"}),
+    ("Of the published peaks", "%", 100.0, {"mfu_fraction": "MFU", "mbu_fraction": "MBU"}),
+    ("Power of all devices", "kW", 1e-3, {"power_w": "power"}),
+    ("Replicas that hold their devices", "replicas", 1.0, {"num_replicas": "replicas"}),
+)
+"""Caption, unit, scale, and column of the series -> label."""
+
+
+def curves_over_time(series: Table) -> list[tuple[str, str]]:
+    """(SVG, caption) of everything that a run's series has, but replicas that are always there."""
+    time_s = series["time_s"] + series["duration_s"] / 2
+    drawn = []
+    for caption, unit, scale, names in OVER_TIME:
+        known = {name: series[name] for name in names if name in series.columns}
+        if "num_replicas" in known and np.ptp(known["num_replicas"]) == 0:
+            continue
+        lines = [
+            Series(names[name], time_s.tolist(), (values * scale).tolist(), "line")
+            for name, values in known.items()
+            if np.isfinite(values).any()
+        ]
+        if lines:
+            drawn.append((figure(lines, Axis("time (s)"), Axis(unit, low=0.0), **SIZE), caption))
+    return drawn
+
+
+def client_over_time(requests: Table) -> list[tuple[str, str]]:
+    """What a client knows of the same: requests sent and not yet answered, in `NUM_STRETCHES` equal stretches."""
+    answered = requests.where(np.isfinite(requests["finish_s"]))
+    sent_s, end_s = answered["arrival_s"], answered["finish_s"]
+    if not len(answered) or end_s.max() <= sent_s.min():
+        return []
+    edges = np.linspace(sent_s.min(), end_s.max(), NUM_STRETCHES + 1)
+    width_s = np.diff(edges)
+    present = np.diff(integral(edges, sent_s, end_s, np.ones(len(answered)))) / width_s
+    sent, done = (np.histogram(times, edges)[0] / width_s for times in (sent_s, end_s))
+    columns = {"time_s": edges[:-1], "duration_s": width_s, "num_present": present}
+    return curves_over_time(Table({**columns, "sent_per_s": sent, "finished_per_s": done}, {}))

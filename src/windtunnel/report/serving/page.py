@@ -1,0 +1,164 @@
+"""A simulated serving run as sections of a page, and as one whole page."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from windtunnel.metrics.records import Table
+from windtunnel.metrics.summary import Summary
+from windtunnel.report.documents import run_document
+from windtunnel.report.render.html import (
+    Section,
+    cards,
+    facts,
+    figures,
+    page,
+    table,
+)
+from windtunnel.report.render.plots import Axis, bar_chart
+from windtunnel.report.render.tables import number, percent, span_text
+from windtunnel.report.serving.curves import (
+    LATENCIES,
+    cdf,
+    curves_over_time,
+    measured,
+)
+from windtunnel.report.serving.run import (
+    LATENCY_HEADS,
+    POOL_HEADS,
+    TENANT_HEADS,
+    deployment_lines,
+    latency_rows,
+    overload_rows,
+    pool_rows,
+    resource_rows,
+    tenant_rows,
+    throughput_rows,
+)
+from windtunnel.report.serving.setup import load_line, model_line, provenance_rows
+from windtunnel.schema import decode
+from windtunnel.serving.over_time import over_time
+from windtunnel.serving.scenario import Scenario
+from windtunnel.serving.setup.memory import MemoryPlan
+from windtunnel.serving.simulate import Result
+from windtunnel.units import format_seconds
+
+MOST_SOURCES = 12
+
+
+def run_page(result: Result) -> str:
+    """A run as one HTML page that needs no network."""
+    scenario, document = result.scenario, run_document(result)
+    lead = "; ".join([*deployment_lines(result), load_line(scenario)])
+    return page(model_line(result.setup), lead, run_sections(scenario, document, result.requests, over_time(result)))
+
+
+def run_sections(
+    scenario: Scenario, document: Mapping[str, Any], requests: Table | None, series: Table | None
+) -> list[Section]:
+    """Everything that a page says of a run.
+
+    Args:
+        scenario: resolved.
+        document: as `report.documents.run_document` writes it.
+        requests: one row a request; None: not kept.
+        series: one row a stretch of time; None: not kept.
+    """
+    summary, bound, provenance = summary_sections(scenario, document, requests)
+    found = [summary]
+    if requests is not None:
+        found.append(Section("Distributions", figures(distributions(measured(requests), scenario))))
+    if series is not None:
+        found.append(Section("Over time", figures(curves_over_time(series))))
+    return [*found, bound, provenance]
+
+
+def summary_sections(scenario: Scenario, document: Mapping[str, Any], requests: Table | None = None) -> list[Section]:
+    """A simulation's document as sections: the summary, what bound it, and how sure it is."""
+    summary = decode(document["summary"], Summary)
+    memory = MemoryPlan(**{name: value for name, value in document["memory"].items() if name != "kv_tokens"})
+    latencies = table((*LATENCY_HEADS, "80% of means"), _with_intervals(latency_rows(summary), document))
+    rows = throughput_rows(summary, scenario.slo)
+    if requests is not None:
+        rows += overload_rows(scenario, requests)
+    rows += resource_rows(scenario, summary, memory)
+    beside = f'<div class="row">{latencies}{facts([*rows, *_sureness(document)])}</div>'
+    parts = [cards(headline(summary, document)), beside]
+    if summary.tenants:
+        parts.append(table(TENANT_HEADS, tenant_rows(summary)))
+    if summary.pools:
+        parts.append(table(POOL_HEADS, pool_rows(summary), left=2))
+    return [Section("Summary", "\n".join(parts)), _bound(summary, document), _provenance(document)]
+
+
+def headline(summary: Summary, document: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """(Figure, what it is) of what is looked at first."""
+    found = document.get("interval_80", {})
+    shown = [(format_seconds(summary.ttft_s.mean), f"TTFT mean{_span(found.get('ttft'), format_seconds)}")]
+    if summary.tpot_s is not None:
+        shown.append((format_seconds(summary.tpot_s.mean), f"TPOT mean{_span(found.get('tpot'), format_seconds)}"))
+    rate = summary.throughput
+    shown.append((number(rate.output_tokens_per_s), f"output tokens/s{_span(found.get('throughput'), number)}"))
+    shown.append((number(rate.output_tokens_per_s_per_device), "output tokens/s per device"))
+    if summary.cost is not None:
+        shown.append((f"${summary.cost.usd_per_million_output_tokens:,.2f}", "per million output tokens"))
+    if summary.goodput is not None:
+        shown.append((percent(summary.goodput.fraction), "goodput"))
+    return [*shown, (summary.bound_by.replace("_", " "), "bound by")]
+
+
+def _span(interval: Mapping[str, float] | None, shown: Any) -> str:
+    return "" if interval is None else f", 80% {span_text(shown(interval['low']), shown(interval['high']))}"
+
+
+def _with_intervals(rows: list[list[str]], document: Mapping[str, Any]) -> list[list[str]]:
+    found = document.get("interval_80", {})
+    keys = {title: name for name, title in LATENCIES.items()}
+    shown = {title: found.get(name) for title, name in keys.items()}
+    return [
+        [
+            *row,
+            span_text(*(format_seconds(span[end]) for end in ("low", "high"))) if (span := shown.get(row[0])) else "",
+        ]
+        for row in rows
+    ]
+
+
+def _sureness(document: Mapping[str, Any]) -> list[tuple[str, str]]:
+    calibration = document.get("calibration", {})
+    name, reason = calibration.get("name"), calibration.get("not_calibrated")
+    text = str(name) if name else f"none: {reason}" if reason else "none"
+    return [("calibration", "; ".join([text, *calibration.get("remarks", [])]))]
+
+
+def _bound(summary: Summary, document: Mapping[str, Any]) -> Section:
+    busy = {name.replace("_", " "): share * 100 for name, share in _largest(summary.time_fractions).items()}
+    drawn = [
+        (bar_chart(list(busy), list(busy.values()), Axis("share of busy time (%)"), width=440), "by what bounds it")
+    ]
+    operators = _largest(document.get("operators", {}))
+    if operators:
+        values = [share * 100 for share in operators.values()]
+        chart = bar_chart(list(operators), values, Axis("share of the device's time (%)"), width=440)
+        drawn.append((chart, "by operator"))
+    return Section(f"What bound it: {summary.bound_by.replace('_', ' ')}", figures(drawn))
+
+
+def _largest(shares: Mapping[str, float], most: int = MOST_SOURCES) -> dict[str, float]:
+    return dict(sorted(shares.items(), key=lambda item: -item[1])[:most])
+
+
+def _provenance(document: Mapping[str, Any]) -> Section:
+    return Section(
+        "Where the operator times come from", facts(provenance_rows(document["coverage"], document["sources"]))
+    )
+
+
+def distributions(requests: Table, scenario: Scenario) -> list[tuple[str, str]]:
+    """(SVG, caption) of each latency's distribution over `requests`."""
+    return [
+        cdf(name, {"requests": requests[f"{name}_s"]}, getattr(scenario.slo, f"{name}_s", None))
+        for name in LATENCIES
+        if np.isfinite(requests[f"{name}_s"]).any()
+    ]

@@ -1,0 +1,182 @@
+"""What was served, on what, under which load, in a line each; and where operator times come from."""
+
+from windtunnel.model.parallelism import Parallelism
+from windtunnel.network.settings import ClusterNetwork
+from windtunnel.report.render.tables import formats, percent
+from windtunnel.serving.deployment import Deployment
+from windtunnel.serving.scenario import Scenario, Setup
+from windtunnel.units import format_count
+from windtunnel.workload.arrivals import (
+    Arrivals,
+    Burst,
+    ClosedLoop,
+    Gamma,
+    Poisson,
+    RateCurve,
+    Recorded,
+    Static,
+)
+from windtunnel.workload.lengths import (
+    Empirical,
+    Fixed,
+    Lengths,
+    Lognormal,
+    Normal,
+    Uniform,
+    Zipf,
+)
+from windtunnel.workload.schema import Requests, Workload
+
+ENGINE_TITLES = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}
+SCHEDULER_TITLES = {
+    "vllm_v1": "vLLM V1 scheduler",
+    "sglang": "SGLang scheduler",
+    "trtllm": "TensorRT-LLM scheduler",
+    "trtllm_max_utilization": "TensorRT-LLM scheduler, max utilization",
+}
+
+
+def model_line(setup: Setup) -> str:
+    """`meta-llama/Llama-3.1-70B, fp8 weights, bf16 KV cache`."""
+    return f"{setup.model.name}, {formats(setup.precision)}"
+
+
+def deployment_line(setup: Setup, replicas: int = 1, most: int | None = None) -> str:
+    """Devices, how they are used, engine and scheduler; of replicas that come and go, from how many to how many."""
+    parallelism, engine = setup.parallelism, setup.engine
+    most = most or replicas
+    copies = f"{replicas} to {most} replicas of " if most > replicas else f"{replicas} replicas of "
+    copies = copies if most > 1 else ""
+    how = split_text(parallelism)
+    scheduler = SCHEDULER_TITLES.get(str(engine.scheduler), str(engine.scheduler))
+    title = ENGINE_TITLES.get(engine.name, engine.name)
+    return f"{copies}{parallelism.num_devices} x {setup.device.title}{how}; {title} {engine.version}, {scheduler}"
+
+
+def deployment_text(deployment: Deployment) -> str:
+    """The same as far as a scenario's own words say it, without looking anything up: `4 x h100_sxm (TP 4); vllm`."""
+    if deployment.pools:
+        return "; ".join(
+            f"{pool.name}: {pool.replicas * (pool.parallelism or deployment.parallelism).num_devices} x "
+            f"{pool.device or deployment.device}"
+            for pool in deployment.pools
+        )
+    parallelism, engine = deployment.parallelism, deployment.engine
+    fewest, most = deployment.replicas, deployment.most_replicas
+    copies = f"{fewest} to {most} replicas of " if most > fewest else f"{most} replicas of " if most > 1 else ""
+    served_by = " ".join(filter(None, (engine.name, engine.version)))
+    return f"{copies}{parallelism.num_devices} x {deployment.device}{split_text(parallelism)}; {served_by}"
+
+
+def split_text(parallelism: Parallelism) -> str:
+    """` (TP 4, PP 2)`; empty on a single device."""
+    degrees = {
+        "TP": parallelism.tp,
+        "PP": parallelism.pp,
+        "EP": parallelism.ep,
+        "attention DP": parallelism.attention_dp,
+    }
+    ways = [f"{name} {degree}" for name, degree in degrees.items() if degree > 1]
+    return f" ({', '.join(ways)})" if ways else ""
+
+
+def network_lines(network: ClusterNetwork | None) -> list[str]:
+    """What carries collectives between nodes, where the scenario or job says so."""
+    if network is None:
+        return []
+    return [f"network between nodes: {network.topology or 'the nodes on rails'}, {network.backend} level"]
+
+
+def load_line(scenario: Scenario, says_rate: bool = True) -> str:
+    """Arrivals and lengths, and what belongs together; without their rate where it is what is sought."""
+    return f"{workload_text(scenario.workload, says_rate)}; seed {scenario.seed}"
+
+
+def workload_text(workload: Workload, says_rate: bool = True) -> str:
+    """A workload in a few words."""
+    if workload.clients is not None:
+        rate = f" at {workload.clients.rate_per_s:g}/s" if workload.clients.rate_per_s and says_rate else ""
+        return f"the clients of {workload.clients.path}{rate}"
+    if workload.tenants and not all(tenant.is_label for tenant in workload.tenants):
+        names = ", ".join(tenant.name for tenant in workload.tenants)
+        shared = f"{arrivals_text(workload.arrivals, says_rate)}, " if workload.arrivals else ""
+        return f"{shared}{format_count(len(workload.tenants), 'tenant')}: {names}"
+    return ", ".join([_streams_text(workload, says_rate), *_groups_text(workload)])
+
+
+def _streams_text(requests: Requests, says_rate: bool) -> str:
+    trace = requests.trace.path if requests.trace else None
+    parts = [arrivals_text(requests.arrivals, says_rate) if requests.arrivals else f"arrivals of {trace}"]
+    if requests.total_tokens is not None:
+        return f"{parts[0]}, {lengths_text(requests.total_tokens)} in and out, {requests.input_to_output_ratio:g} to 1"
+    for name, tokens in (("in", requests.input_tokens), ("out", requests.output_tokens)):
+        parts.append(f"{lengths_text(tokens)} {name}" if tokens is not None else f"{name}put of {trace}")
+    if trace is not None and requests.input_tokens is None and requests.output_tokens is None:
+        parts[1:] = [f"lengths of {trace}"] if requests.arrivals else []
+        parts[0] = parts[0] if requests.arrivals else f"replaying {trace}"
+    return ", ".join(parts)
+
+
+def _groups_text(requests: Requests) -> list[str]:
+    parts = []
+    if requests.sessions is not None:
+        parts.append("sessions of several turns" + (" with tool calls" if requests.sessions.tool_calls else ""))
+    if requests.shared_prompts is not None:
+        count = requests.shared_prompts.count
+        parts.append("a shared prompt" if count == 1 else f"{count:,} shared prompts")
+    return parts
+
+
+def arrivals_text(arrivals: Arrivals, says_rate: bool = True) -> str:
+    """How requests arrive, in a few words."""
+    if isinstance(arrivals, ClosedLoop):
+        if not says_rate:
+            return "a closed loop"
+        if arrivals.rate_per_s is None:
+            return f"{format_count(arrivals.concurrency, 'concurrent request')}"
+        burstiness = f" (cv {arrivals.cv:g})" if arrivals.cv != 1 else ""
+        most = format_count(arrivals.concurrency, "concurrent request")
+        return f"at most {most}, released at {arrivals.rate_per_s:g}/s{burstiness}"
+    if isinstance(arrivals, Burst):
+        return f"bursts of {arrivals.num_per_burst:,}" if arrivals.num_per_burst else "all requests at once"
+    if isinstance(arrivals, Recorded):
+        return f"arrivals of {arrivals.path}"
+    if isinstance(arrivals, RateCurve):
+        if not says_rate:
+            return "arrivals at a changing rate"
+        rates = [point.rate_per_s * arrivals.scale for point in arrivals.points]
+        return f"arrivals at {min(rates):g} to {max(rates):g}/s"
+    name = {Poisson: "Poisson", Gamma: "gamma", Static: "evenly spaced"}[type(arrivals)]
+    burstiness = f" (cv {arrivals.cv:g})" if isinstance(arrivals, Gamma) else ""
+    rate = f" at {arrivals.rate_per_s:g}/s" if says_rate else ""
+    return f"{name} arrivals{burstiness}{rate}"
+
+
+def lengths_text(tokens: Lengths) -> str:
+    """A distribution of lengths in a few words."""
+    if isinstance(tokens, int | Fixed):
+        return f"{tokens if isinstance(tokens, int) else tokens.tokens:,} tokens"
+    if isinstance(tokens, Uniform):
+        return f"{tokens.min_tokens:,} to {tokens.max_tokens:,} tokens"
+    if isinstance(tokens, Normal):
+        return f"normal ({tokens.mean_tokens:g} ± {tokens.std_tokens:g}) tokens"
+    if isinstance(tokens, Lognormal):
+        return f"lognormal (median {tokens.median_tokens:g}) tokens"
+    if isinstance(tokens, Zipf):
+        return f"Zipf ({tokens.min_tokens:,} to {tokens.max_tokens:,}) tokens"
+    assert isinstance(tokens, Empirical)
+    return f"tokens as in {tokens.path}" if tokens.path else "tokens from a list"
+
+
+def provenance_rows(coverage: dict[str, float], sources: dict[str, float]) -> list[tuple[str, str]]:
+    """How operator times were found, and the tables that they come from with their share of the device's time.
+
+    Args:
+        coverage, sources: shares of the device's time, at most 1.
+    """
+    found = ", ".join(f"{percent(share)} {how}" for how, share in coverage.items())
+    return [("found", found), *((percent(share), source) for source, share in sources.items() if share >= SMALL_SHARE)]
+
+
+SMALL_SHARE = 0.0005
+"""Of the device's time; less is not worth a line."""

@@ -1,0 +1,141 @@
+"""A replayed Vidur run: its latencies, and how far they are from the recorded ones."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import RenderableType
+
+from windtunnel.errors import InputError
+from windtunnel.formats.vidur.config import ClusterConfig, VidurConfig
+from windtunnel.formats.vidur.metrics import columns_of
+from windtunnel.metrics.records import Table, request_table
+from windtunnel.report.render.tables import columns, grid, title
+from windtunnel.report.version import version
+from windtunnel.serving.runners.per_request import WalkedRun
+from windtunnel.units import format_seconds
+
+COMPARED = {
+    "end to end": "request_e2e_time",
+    "TTFT": "prefill_e2e_time",
+    "scheduling delay": "request_scheduling_delay",
+    "execution": "request_execution_time",
+    "preemption": "request_preemption_time",
+}
+"""What people call it -> Vidur's column."""
+KNOWN_AT_ARRIVAL = (
+    *("Request Id", "request_inter_arrival_delay", "request_num_tokens", "request_num_prefill_tokens"),
+    *("request_num_decode_tokens", "request_pd_ratio"),
+)
+"""Columns that Vidur fills for requests that a time limit kept from finishing."""
+
+
+def replay_metrics(
+    run: WalkedRun, host_s: float | NDArray[np.float64] = 0.0, replicates_bugs: bool = True
+) -> dict[str, NDArray[Any]]:
+    """Vidur's request metrics of a replayed run.
+
+    Args:
+        run: the run.
+        host_s: the part of each request's execution that the host took.
+        replicates_bugs: normalise by what was prompt and output after the last restart, as Vidur does.
+    """
+    names = ("arrival_s", "scheduled_s", "first_token_s", "finish_s", "input_tokens", "output_tokens")
+    arrays = {name: run.requests[name] for name in (*names, "priority", "num_preemptions")}
+    own: Table = request_table(arrays, run.requests["rank"], 0.0, 0).replaced(execution_s=run.execution_s)
+    prompts = run.walks["prompt_tokens"]
+    left = own.replaced(input_tokens=prompts, output_tokens=run.walks["total_tokens"] - prompts)
+    table = left if replicates_bugs else own
+    metrics = columns_of(table, run.execution_s - host_s)
+    # A batch that waits for the first stage of a pipeline is scheduled and not preempted.
+    served_s = run.execution_s + run.walks["paused_s"]
+    metrics |= {
+        "request_preemption_time": run.walks["paused_s"],
+        "request_execution_plus_preemption_time": served_s,
+        "request_execution_plus_preemption_time_normalized": served_s / table["output_tokens"],
+        "request_num_prefill_tokens": own["input_tokens"],
+        "request_num_decode_tokens": own["output_tokens"],
+        "request_pd_ratio": own["input_tokens"] / own["output_tokens"],
+    }
+    finished = np.isfinite(run.requests["finish_s"])
+    if finished.all():
+        return metrics
+    return {name: v if name in KNOWN_AT_ARRIVAL else np.where(finished, v, np.nan) for name, v in metrics.items()}
+
+
+def replay_document(run: WalkedRun, recorded: Path | None) -> dict[str, Any]:
+    """A replayed run for machines."""
+    metrics = replay_metrics(run)
+    document = {
+        "windtunnel": version(),
+        "num_requests": len(run.requests),
+        "num_finished": int(np.isfinite(run.requests["finish_s"]).sum()),
+        "num_batches": int(run.steps["num_steps"].sum()),
+        "num_restarts": int(run.requests["num_preemptions"].sum()),
+        "seconds": {column: _quantiles(metrics[column]) for column in COMPARED.values()},
+    }
+    if recorded is not None:
+        document["against"] = {column: differences(metrics, recorded, column) for column in COMPARED.values()}
+    return document
+
+
+def replay_report(config: VidurConfig, run: WalkedRun, recorded: Path | None) -> list[RenderableType]:
+    """A replayed run for people."""
+    cluster, metrics = config.cluster_config, replay_metrics(run)
+    rows = [[name, *(format_seconds(q) for q in _quantiles(metrics[c]).values())] for name, c in COMPARED.items()]
+    finished = int(np.isfinite(run.requests["finish_s"]).sum())
+    parts: list[RenderableType] = [
+        title(f"{cluster.replica_config.model_name}, as Vidur runs it"),
+        _deployment_line(cluster),
+        "",
+        columns(("", "mean", "p50", "p90", "p99", "max"), rows),
+        "",
+        grid(
+            [
+                ("requests", f"{finished:,} of {len(run.requests):,} finished"),
+                ("batches", f"{run.steps['num_steps'].sum():,}; {run.requests['num_preemptions'].sum():,} restarts"),
+            ]
+        ),
+    ]
+    if recorded is not None:
+        found = [(name, differences(metrics, recorded, column)) for name, column in COMPARED.items()]
+        cells = [[name, format_seconds(d["most_s"]), f"{d['most_fraction']:.2g}"] for name, d in found]
+        parts += ["", title(f"Against {recorded.name}"), columns(("", "most seconds off", "most off, relative"), cells)]
+    return parts
+
+
+def _deployment_line(cluster: ClusterConfig) -> str:
+    replica = cluster.replica_config
+    shape = f"{cluster.num_replicas} x tp {replica.tensor_parallel_size}, pp {replica.num_pipeline_stages}"
+    return f"{shape}; {cluster.replica_scheduler_config.name}, {cluster.global_scheduler_config.name}"
+
+
+def _quantiles(seconds: NDArray[np.float64]) -> dict[str, float]:
+    known = seconds[np.isfinite(seconds)]
+    if not known.size:
+        return dict.fromkeys(("mean", "p50", "p90", "p99", "max"), float("nan"))
+    p50, p90, p99 = (float(q) for q in np.percentile(known, (50, 90, 99)))
+    return {"mean": float(known.mean()), "p50": p50, "p90": p90, "p99": p99, "max": float(known.max())}
+
+
+def differences(metrics: dict[str, NDArray[Any]], recorded: Path, column: str) -> dict[str, float]:
+    """How far a column is from the recorded one at most: in seconds, and relative where that is above 1 us.
+
+    Raises:
+        InputError: the file has no such column, or another number of requests.
+    """
+    from pyarrow import csv, parquet
+
+    table = parquet.read_table(recorded) if recorded.suffix == ".parquet" else csv.read_csv(recorded)
+    if column not in table.column_names:
+        raise InputError(f"{recorded} has no column {column}", "Vidur's request_metrics.csv has it")
+    if "Request Id" in table.column_names:
+        table = table.sort_by("Request Id")
+    theirs, ours = table.column(column).to_numpy(), metrics[column]
+    if len(theirs) != len(ours):
+        raise InputError(f"{recorded} has {len(theirs)} requests; {len(ours)} were run")
+    known = np.isfinite(theirs) & np.isfinite(ours)
+    off_s = np.abs(ours - theirs)[known]
+    relative = off_s / np.maximum(np.abs(theirs[known]), 1e-6)
+    return {"most_s": float(off_s.max(initial=0.0)), "most_fraction": float(relative.max(initial=0.0))}

@@ -1,0 +1,128 @@
+"""A training step as sections of a page, and as one whole page."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from windtunnel.report.render.html import (
+    Section,
+    cards,
+    facts,
+    figures,
+    page,
+    table,
+)
+from windtunnel.report.render.plots import (
+    Axis,
+    Bar,
+    bar_chart,
+    lanes,
+)
+from windtunnel.report.render.tables import (
+    duration,
+    number,
+    percent,
+    span_text,
+)
+from windtunnel.report.training.document import training_document
+from windtunnel.report.training.step import (
+    batch_line,
+    devices_line,
+    model_line,
+    run_rows,
+)
+from windtunnel.training.campaign import Campaign
+from windtunnel.training.pipeline.schedules import (
+    BACKWARD,
+    FORWARD,
+    PAIRED,
+    WEIGHT,
+)
+from windtunnel.training.step import Timeline, TrainingResult
+from windtunnel.units import format_bytes, format_seconds
+
+PASSES = {FORWARD: "forward", BACKWARD: "backward", WEIGHT: "weight gradients"}
+MOST_PASSES = 160
+"""Of a device in a drawing of its whole pipeline: bars of 6 pixels. Of more, the first and the last half of so many."""
+
+
+def training_page(result: TrainingResult, run: Campaign | None) -> str:
+    """A step as one HTML page that needs no network."""
+    step, memory = training_sections(training_document(result, run, []))
+    sections = [step, _pipeline(result.timeline), memory]
+    if run is not None:
+        sections.append(Section(f"To {number(run.total_tokens / 1e9)} billion tokens", facts(run_rows(run))))
+    seconds = sorted(result.by_coverage.items(), key=lambda item: -item[1])
+    known = [(how.value, percent(found_s / sum(result.by_coverage.values()))) for how, found_s in seconds]
+    sections.append(Section("Where the operator times come from", facts(known)))
+    lead = f"{devices_line(result.setup)}; {batch_line(result.setup)}"
+    return page(model_line(result), lead, sections)
+
+
+def training_sections(document: Mapping[str, Any]) -> list[Section]:
+    """The step and the memory of its stages, from the document that `report.training_document` writes."""
+    low, high = (document["interval_80"]["step_s"][end] for end in ("low", "high"))
+    shown = [
+        (format_seconds(document["step_s"]), f"a step, 80% {span_text(format_seconds(low), format_seconds(high))}"),
+        (percent(document["mfu"]), "MFU"),
+        (number(document["tokens_per_s"]), "tokens/s"),
+        (number(document["tokens_per_s_per_device"]), "tokens/s per device"),
+        (percent(document["bubble_fraction"]), "pipeline bubbles"),
+        ("yes" if document["fits"] else "no", "fits the devices' memory"),
+    ]
+    run = document.get("run")
+    if run is not None:
+        shown.append((duration(run["elapsed_s"]), f"to {number(run['total_tokens'] / 1e9)} billion tokens"))
+    largest = sorted(document["breakdown_s"].items(), key=lambda item: -item[1])
+    chart = bar_chart([name for name, _ in largest], [seconds for _, seconds in largest], Axis("time (s)"), width=640)
+    parts = _stage_bytes(document)
+    heads = ("stage", *(name.removesuffix("_bytes").replace("_", " ") for name in parts), "of the device")
+    whole = document["device_memory_bytes"]
+    rows = [
+        [
+            str(stage["stage"]),
+            *(format_bytes(stage[name]) for name in parts),
+            percent(stage["total_bytes"] / whole),
+        ]
+        for stage in document["memory"]
+    ]
+    return [
+        Section("Step", cards(shown) + figures([(chart, "where the step goes")])),
+        Section("Memory of a device", table(heads, rows)),
+    ]
+
+
+def _stage_bytes(document: Mapping[str, Any]) -> list[str]:
+    return [name for name in document["memory"][0] if name.endswith("_bytes")]
+
+
+def _pipeline(timeline: Timeline) -> Section:
+    """What every pipeline device does when: all of it, or how it begins and how it ends."""
+    schedule, step_s = timeline.schedule, float(timeline.ends.max())
+    most = int(np.diff(schedule.offsets).max())
+    name = f"{schedule.name}, {schedule.num_microbatches:,} micro-batches"
+    if most <= MOST_PASSES:
+        drawn = [(_drawn(timeline, 0.0, step_s), name)]
+    else:
+        stretch_s = step_s * (MOST_PASSES / 2) / most
+        drawn = [
+            (_drawn(timeline, 0.0, stretch_s), f"{name}: how the step begins"),
+            (_drawn(timeline, step_s - stretch_s, step_s), "how it ends"),
+        ]
+    return Section("Pipeline", figures(drawn))
+
+
+def _drawn(timeline: Timeline, from_s: float, to_s: float) -> str:
+    """The passes that lie within a stretch of time."""
+    of_device, actions = timeline.device_of_action, timeline.schedule.actions
+    bars = []
+    for at in np.flatnonzero((timeline.starts >= from_s) & (timeline.ends <= to_s)).tolist():
+        kind, chunk, microbatch = actions[at].tolist()
+        name = PASSES[kind % PAIRED]
+        begin_s, end_s = float(timeline.starts[at]), float(timeline.ends[at])
+        title = f"{name} of micro-batch {microbatch}, chunk {chunk}: {format_seconds(end_s - begin_s)}"
+        bars.append(Bar(int(of_device[at]), begin_s, end_s, name, title))
+    labels = [f"device {number_of}" for number_of in range(timeline.schedule.num_devices)]
+    kinds = [PASSES[kind] for kind in np.unique(actions[:, 0] % PAIRED).tolist()]
+    return lanes(labels, bars, Axis("time (s)", low=from_s, high=to_s), kinds=kinds)

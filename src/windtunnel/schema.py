@@ -1,0 +1,315 @@
+"""What every noun of a scenario is: a frozen struct, decoded strictly, with its units converted on the way in."""
+
+import math
+import re
+from pathlib import Path
+from typing import Any, TypeVar, dataclass_transform
+
+import msgspec
+import yaml
+
+from windtunnel.errors import InputError, did_you_mean, unreadable
+from windtunnel.units import parse_quantity, units_for
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(msgspec.field,))
+class Schema(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A frozen, strictly decoded struct. Equality and hash are by value."""
+
+
+SchemaT = TypeVar("SchemaT")
+
+_UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(?P<field>[^`]*)`(?: - at `(?P<path>[^`]*)`)?")
+_MISSING_FIELD = re.compile(r"Object missing required field `(?P<field>[^`]*)`(?: - at `(?P<path>[^`]*)`)?")
+_BAD_ENUM = re.compile(r"Invalid enum value '(?P<value>[^']*)' - at `(?P<path>[^`]*)`")
+_BAD_LITERAL = re.compile(r"Invalid enum value (?P<value>-?\d+) - at `(?P<path>[^`]*)`")
+"""Of a choice between whole numbers."""
+_WRONG_TYPE = re.compile(r"Expected `(?P<wanted>[^`]*)`, got `(?P<found>[^`]*)`(?: - at `(?P<path>[^`]*)`)?$")
+_TYPE_WORDS = {
+    "array": "a list",
+    "bool": "true or false",
+    "float": "a number",
+    "int": "a whole number",
+    "null": "nothing",
+    "object": "a table of keys and values",
+    "str": "text",
+}
+_MOST_SHOWN = 60
+"""Characters of a wrong value that a message repeats."""
+_BAD_TAG = re.compile(r"Invalid value '(?P<value>[^']*)' - at `(?P<path>[^`]*)`")
+
+
+def decode(raw: Any, noun: type[SchemaT], source: str = "") -> SchemaT:
+    """`raw` (dicts, lists and scalars as YAML or JSON gives them) as a `noun`; quantities may carry units.
+
+    Args:
+        raw: what was read.
+        noun: the type to decode into.
+        source: the file or option that `raw` came from, named in errors.
+
+    Raises:
+        InputError: an unknown or missing key, a value of the wrong type, unit or range; names the path.
+    """
+    where = f"{source}: " if source else ""
+    try:
+        return msgspec.convert(_to_si(raw, where), type=noun)
+    except msgspec.ValidationError as error:
+        raise _input_error(str(error), where, noun, raw) from None
+
+
+def encode(noun: Any) -> Any:
+    """The inverse of `decode`: builtins only, SI numbers, defaults left out."""
+    return msgspec.to_builtins(noun)
+
+
+def read_yaml(path: Path) -> Any:
+    """A YAML or JSON file's content.
+
+    Raises:
+        InputError: the file is missing, unreadable or not valid YAML.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise unreadable(path, error) from None
+    try:
+        return parse_yaml(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f" at line {mark.line + 1}" if mark else ""
+        problem = getattr(error, "problem", error)
+        raise InputError(f"{path} is not valid YAML{line}: {problem}", "is it cut off, or indented wrongly?") from None
+
+
+def read_table(path: Path, what: str, hint: str) -> dict[str, Any]:
+    """The keys and values of a YAML or JSON file that is to be `what`.
+
+    Raises:
+        InputError: as `read_yaml`; or it holds something else.
+    """
+    raw = read_yaml(path)
+    if not isinstance(raw, dict):
+        raise InputError(f"{path} is not {what}: keys and values are needed", hint)
+    return raw
+
+
+def parse_yaml(text: str) -> Any:
+    """The value of a YAML text, numbers such as 1e-3 and repeated keys treated as `read_yaml` does.
+
+    Raises:
+        yaml.YAMLError: it is not valid YAML.
+    """
+    return yaml.load(text, Loader=_Loader)
+
+
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """PyYAML's fast loader, which follows YAML 1.1, with two of 1.2's rules: 1e-3 is a number, keys may not repeat."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        repeated = next((key for position, key in enumerate(keys) if key in keys[:position]), None)
+        if repeated is not None:
+            raise yaml.constructor.ConstructorError(None, None, f"the key {repeated!r} stands twice", node.start_mark)
+        found: dict[Any, Any] = super().construct_mapping(node, deep)
+        return found
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
+)
+
+
+def _to_si(raw: Any, where: str, name: str = "", path: str = "$") -> Any:
+    """`raw` with every text value of a field whose name has a unit turned into an SI number, and NaN refused.
+
+    Entries of a table that is itself a quantity (`peak_flops_per_s: {bf16: 989TFLOPS}`) have its unit; `sources` and
+    `type` are texts.
+    """
+    if name in ("sources", "type"):
+        return raw
+    if isinstance(raw, dict):
+        return {key: _to_si(value, where, _quantity(str(key), name), f"{path}.{key}") for key, value in raw.items()}
+    if isinstance(raw, list):
+        return [_to_si(value, where, name, f"{path}[{index}]") for index, value in enumerate(raw)]
+    if isinstance(raw, float) and not math.isfinite(raw):
+        raise InputError(f"{where}{path} is {raw}; a finite number is needed")
+    if isinstance(raw, str) and units_for(name) is not None:
+        try:
+            value = parse_quantity(name, raw)
+        except InputError as error:
+            raise InputError(f"{where}{path}: {error.message.removeprefix(name + ': ')}", error.hint) from None
+        return int(value) if value.is_integer() else value
+    return raw
+
+
+def _quantity(key: str, table: str) -> str:
+    """The name whose unit the entry `key` of `table` has."""
+    return key if key == "type" or units_for(key) or not units_for(table) else table
+
+
+def _input_error(message: str, where: str, noun: type, raw: Any) -> InputError:
+    """msgspec's message as an `InputError` that lists the fields near the one that was asked for."""
+    if match := _UNKNOWN_FIELD.match(message):
+        path, field = match["path"] or "$", match["field"]
+        known = _fields_at(noun, path, raw)
+        hint = did_you_mean(field, known, f"known here: {', '.join(known)}" if known else None)
+        return InputError(f"{where}unknown key {path}.{field}", hint)
+    if match := _MISSING_FIELD.match(message):
+        path = f"{match['path'] or '$'}.{match['field']}"
+        known = _tags_at(noun, path)
+        return InputError(f"{where}{path} is missing", f"one of: {', '.join(known)}" if known else None)
+    if match := _BAD_ENUM.match(message) or _BAD_TAG.match(message):
+        known = _tags_at(noun, match["path"])
+        hint = did_you_mean(match["value"], known, f"known here: {', '.join(known)}" if known else None)
+        return InputError(f"{where}{match['path']} is {match['value']!r}, which is not known", hint)
+    if match := _BAD_LITERAL.match(message):
+        known = _tags_at(noun, match["path"])
+        return InputError(f"{where}{match['path']} is {match['value']}; one of {', '.join(known)} is needed")
+    if match := _WRONG_TYPE.match(message):
+        return _wrong_type(where, noun, raw, match["wanted"].split(" | "), match["found"], match["path"] or "$")
+    return InputError(f"{where}{message[:1].lower()}{message[1:]}".replace(" - at `", " at ").replace("`", ""))
+
+
+def _wrong_type(where: str, noun: type, raw: Any, wanted: list[str], found: str, path: str) -> InputError:
+    needed = " or ".join(_TYPE_WORDS.get(word, word) for word in wanted if word != "null")
+    hint = None
+    if "object" in wanted:
+        tags = _tags_at(noun, f"{path}.type")
+        known = tags or _fields_at(noun, path, raw)
+        hint = f"its {'types' if tags else 'keys'}: {', '.join(known)}" if known else None
+    elif "str" in wanted and found in ("int", "float"):
+        hint = "put it in quotes"
+    value = _value_at(raw, path)
+    shown = repr(value) if isinstance(value, str | int | float) else _TYPE_WORDS.get(found, found)
+    shown = f"{shown[:_MOST_SHOWN]}..." if len(shown) > _MOST_SHOWN else shown
+    return InputError(f"{where}{path} is {shown}; {needed} is needed", hint)
+
+
+def _steps(path: str) -> list[str]:
+    return re.findall(r"[A-Za-z_]\w*|\[[^\]]*\]", path.removeprefix("$"))
+
+
+def _types_at(noun: type, path: str) -> list[Any]:
+    """The struct or scalar types that may stand at `path` below `noun`."""
+    types: list[Any] = [msgspec.inspect.type_info(noun)]
+    for step in _steps(path):
+        types = [inner for kind in _flatten(types) for inner in _descend(kind, step)]
+    return _flatten(types)
+
+
+def _flatten(types: list[Any]) -> list[Any]:
+    flat: list[Any] = []
+    for kind in types:
+        flat.extend(_flatten(list(kind.types)) if isinstance(kind, msgspec.inspect.UnionType) else [kind])
+    return flat
+
+
+def _descend(kind: Any, step: str) -> list[Any]:
+    if isinstance(kind, msgspec.inspect.StructType):
+        return [field.type for field in kind.fields if field.encode_name == step]
+    if isinstance(kind, msgspec.inspect.VarTupleType | msgspec.inspect.ListType):
+        return [kind.item_type]
+    if isinstance(kind, msgspec.inspect.DictType):
+        return [kind.value_type]
+    return []
+
+
+def _fields_at(noun: type, path: str, raw: Any) -> list[str]:
+    """The keys that `raw` may have at `path`; of a tagged union, those of the alternative that its tag chose."""
+    structs = [kind for kind in _types_at(noun, path) if isinstance(kind, msgspec.inspect.StructType)]
+    given = _value_at(raw, path)
+    chosen = [kind for kind in structs if isinstance(given, dict) and given.get(kind.tag_field) == kind.tag]
+    return list(dict.fromkeys(field.encode_name for kind in chosen or structs for field in kind.fields))
+
+
+def _value_at(raw: Any, path: str) -> Any:
+    for step in _steps(path):
+        if isinstance(raw, dict):
+            raw = raw.get(step)
+        elif isinstance(raw, list) and step[1:-1].isdigit():
+            raw = raw[int(step[1:-1])]
+        else:
+            return None
+    return raw
+
+
+def _tags_at(noun: type, path: str) -> list[str]:
+    owner, _, last = path.rpartition(".")
+    tags = [
+        str(kind.tag)
+        for kind in _types_at(noun, owner)
+        if isinstance(kind, msgspec.inspect.StructType) and kind.tag_field == last
+    ]
+    enums = [kind.cls for kind in _types_at(noun, path) if isinstance(kind, msgspec.inspect.EnumType)]
+    literals = [kind for kind in _types_at(noun, path) if isinstance(kind, msgspec.inspect.LiteralType)]
+    words = [str(word) for kind in literals for word in kind.values]
+    return tags + [member.value for cls in enums for member in cls] + words
+
+
+MAX_SEED = 2**53
+"""A number of JSON holds it exactly, and what is added to it for further streams fits in 64 bits."""
+
+
+def check_positive(**values: float | None) -> None:
+    """Every value that is given is finite and above 0."""
+    for name, value in values.items():
+        if value is not None and not (math.isfinite(value) and value > 0):
+            raise ValueError(f"{name} must be a positive number, not {value}")
+
+
+def check_non_negative(**values: float) -> None:
+    """Every value is finite and at least 0."""
+    for name, value in values.items():
+        if not (math.isfinite(value) and value >= 0):
+            raise ValueError(f"{name} must be a number of at least 0, not {value}")
+
+
+def check_weights(weights: tuple[float, ...] | None, num_values: int) -> None:
+    """There is a weight for every value, none is negative, and they do not sum to 0."""
+    if weights is None:
+        return
+    if len(weights) != num_values:
+        raise ValueError(f"there are {num_values} values but {len(weights)} weights")
+    for weight in weights:
+        check_non_negative(weights=weight)
+    check_positive(**{"the sum of weights": math.fsum(weights)})
+
+
+def check_seed(seed: int) -> None:
+    """A seed is from 0 to `MAX_SEED`."""
+    if seed < 0:
+        raise ValueError(f"seed is {seed}; at least 0 is needed")
+    if seed > MAX_SEED:
+        raise ValueError(f"seed is {seed}; at most {MAX_SEED} is possible")
+
+
+def set_path(raw: dict[str, Any], dotted: str, value: Any) -> None:
+    """Set the value at a dotted path below `raw`, making the tables on the way."""
+    *parents, last = dotted.split(".")
+    for name in parents:
+        below = raw[name] = {} if raw.get(name) is None else raw[name]
+        if not isinstance(below, dict):
+            raise InputError(f"{dotted} cannot be set: {name} is {below!r} and has no keys below it")
+        raw = below
+    raw[last] = value
+
+
+def check_at_least(least: int, **values: float | None) -> None:
+    """Every value that is given is at least `least`."""
+    for name, value in values.items():
+        if value is not None and value < least:
+            raise ValueError(f"{name} is {value}; at least {least} is needed")
+
+
+def check_above_zero(**values: float | None) -> None:
+    """Every value that is given is above 0."""
+    for name, value in values.items():
+        if value is not None and not value > 0:
+            raise ValueError(f"{name} is {value}; more than 0 is needed")
+
+
+def check_finite(**values: float | None) -> None:
+    """Every time that is given is finite."""
+    for name, value in values.items():
+        if value is not None and not math.isfinite(value):
+            raise ValueError(f"{name} is {value}; a finite time is needed")

@@ -1,0 +1,119 @@
+"""Ask points of a space, each question once: first the store, then the workers."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from windtunnel.errors import InputError
+from windtunnel.search.evaluation.schema import Evaluation, Question
+from windtunnel.search.executors import Chunk, Workers, evaluator_of
+from windtunnel.search.space.space import Space
+from windtunnel.search.store import Store
+
+CHUNK_POINTS = (16, 256)
+"""Fewest and most of one chunk. Whole families found twice as many points that serve as a neighbour does as chunks of
+64 did."""
+
+
+LEAST_CHUNKS = 8
+"""So many workers have something to do even in a small search."""
+
+
+Progress = Callable[[int, int], None]
+"""Called with (points answered, points in all)."""
+
+
+@dataclass(eq=False)
+class Count:
+    """What a search took."""
+
+    num_answers: int = 0
+    num_known: int = 0
+    """Of them, kept from a former search, or another point's that is deployed alike."""
+    num_alike: int = 0
+    """Of them, not run because a neighbour's run is theirs too."""
+    num_runs: int = 0
+    num_requests: int = 0
+    """Simulated in all runs."""
+
+
+@dataclass(eq=False)
+class Asker:
+    """Asks points of a space, each question once: of the store, and then of the workers."""
+
+    space: Space
+    store: Store
+    workers: Workers
+    progress: Progress | None = None
+    count: Count = field(default_factory=Count)
+
+    def __post_init__(self) -> None:
+        self.evaluator = evaluator_of(self.space)
+
+    def check_some(self, workload: str | None, answers: dict[int, Evaluation]) -> None:
+        """Raise InputError where every point was refused, for what the first one was."""
+        if not all(one.refused for one in answers.values()):
+            return
+        hint = None
+        try:
+            self.evaluator.check(next(iter(answers)), workload)
+        except InputError as error:
+            hint = error.hint
+        raise InputError(f"no point can be: {next(iter(answers.values())).refused}", hint)
+
+    def ask(
+        self, workload: str | None, indices: Sequence[int], question: Question, near: Mapping[int, float] = {}
+    ) -> dict[int, Evaluation]:
+        """The answers of points, those of this question that are known already not asked for again.
+
+        Args:
+            workload: by name; None is the scenario's own.
+            indices: of the points.
+            question: the same for all.
+            near: point -> a load to begin at.
+        """
+        answers: dict[int, Evaluation] = {}
+        by_key: dict[str, list[int]] = {}
+        for index in indices:
+            try:
+                by_key.setdefault(self.evaluator.key(index, workload, question), []).append(index)
+            except InputError as error:
+                answers[index] = Evaluation(refused=error.message)
+        keys = {same[0]: key for key, same in by_key.items()}
+        known = self.store.find(list(by_key))
+        missing = [index for index, key in keys.items() if key not in known]
+        self.count.num_answers += len(indices)
+        self.count.num_known += len(indices) - len(answers) - len(missing)
+        chunks = self._chunks(workload, missing, question, near)
+        known |= self._run(chunks, keys, len(indices), len(indices) - len(missing))
+        for key, same in by_key.items():
+            answers |= dict.fromkeys(same, known[key])
+        return {index: answers[index] for index in indices}
+
+    def _run(self, chunks: list[Chunk], keys: dict[int, str], num_points: int, num_known: int) -> dict[str, Evaluation]:
+        found: dict[str, Evaluation] = {}
+        for answers in self.workers.run(chunks, self.evaluator):
+            indices = chunks[answers.chunk].indices
+            kept = {keys[index]: one for index, one in zip(indices, answers.evaluations, strict=True)}
+            self.store.add(kept)
+            found |= kept
+            for one in answers.evaluations:
+                self.count.num_runs += one.num_runs
+                self.count.num_requests += one.num_requests
+                self.count.num_alike += not (one.num_runs or one.refused)
+            if self.progress is not None:
+                self.progress(num_known + len(found), num_points)
+        return found
+
+    def _chunks(
+        self, workload: str | None, indices: list[int], question: Question, near: Mapping[int, float]
+    ) -> list[Chunk]:
+        """Points of a family go together; where a search runs does not decide what does."""
+        families: dict[bytes, list[int]] = {}
+        for index in indices:
+            families.setdefault(self.evaluator.family(index), []).append(index)
+        size = min(max(len(indices) // LEAST_CHUNKS, CHUNK_POINTS[0]), CHUNK_POINTS[1])
+        parts = [family[first : first + size] for family in families.values() for first in range(0, len(family), size)]
+        return [
+            Chunk(workload=workload, indices=tuple(part), question=question, near=tuple(map(near.get, part)))
+            for part in parts
+        ]

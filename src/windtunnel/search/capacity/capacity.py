@@ -1,0 +1,238 @@
+"""The greatest load that a deployment sustains within its limits."""
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from windtunnel.errors import InputError
+from windtunnel.search.capacity.limits import Limit
+from windtunnel.search.capacity.load import Stream, is_capped, stream_of
+from windtunnel.search.capacity.probe import Probe, probe, serve_requests
+from windtunnel.search.confidence import lower_bound
+from windtunnel.search.priced_deployments import Bench
+from windtunnel.serving.pools import Fleet
+from windtunnel.serving.scenario import (
+    Scenario,
+    Setup,
+    pool_scenario,
+    resolve,
+)
+from windtunnel.serving.server import Server
+
+TOLERANCE = 0.01
+"""Loads that are tried lie on a grid, each so much above the one before: the answer does not depend on where the search
+began, and deployments of equal capacity are seen to be equal."""
+CHECKS = 12
+"""Of `capacities`: loads below the answer, 4% to 8% apart. A search over thousands of deployments makes none."""
+LEAST_SHARE = 1e-3
+"""Of what the deployment serves when all requests are there at once; where it holds the limits at no more than that,
+it is said to hold them at no load."""
+FIRST_SHARE = 0.85
+LEAP = 0.28
+"""How much further a stride goes, in the logarithm of the load, for each unit of the logarithm of figure over limit:
+about as far as the limit was found to be, on vLLM's scheduler, where the median deployment holds it by a factor e."""
+
+
+@dataclass(frozen=True, eq=False)
+class Capacity:
+    """The answer for one stream of requests."""
+
+    load: float
+    """Requests a second, or clients of a closed loop; 0: the limits are not held at any load."""
+    at: Probe | None
+    """At that load; None: at no load."""
+    beyond: Probe | None
+    """At the next load of the grid, which fails; None: all that the stream can send is sustained."""
+    num_runs: int
+
+
+def capacity(
+    server: Server | Fleet,
+    stream: Stream,
+    limits: Sequence[Limit],
+    tolerance: float = TOLERANCE,
+    near: float | None = None,
+    checks: int = 0,
+    worth: float | None = None,
+) -> Capacity:
+    """The greatest load of the grid at which `server` holds the limits and its queue does not grow.
+
+    One run with all requests there at once bounds what it can serve. From a share of that, strides that grow with the
+    excess over the limits find a load that passes and one that fails; between them the next is where the
+    excess would be nothing if it grew evenly, kept off the ends (the Illinois method), until they are neighbours.
+
+    Args:
+        server: the deployment.
+        stream: the requests.
+        limits: to be held.
+        tolerance: relative distance of neighbouring loads.
+        near: a load to begin at, as a neighbour's capacity; None bounds it first.
+        checks: how many loads between half of the answer and it must pass too. A percentile that few requests decide
+            may be broken at a load and held again at a greater one; the first such load is then the answer's end.
+        worth: a load that must be exceeded. Where the next one of the grid fails, that is the whole answer: a load of
+            0, and that one `beyond`.
+
+    Raises:
+        InputError: the stream has two loads.
+    """
+    if is_capped(stream.workload):
+        raise InputError(
+            "the workload has a rate and a concurrency, and its load could be either",
+            "leave out the concurrency to seek the greatest rate, or the rate to seek the most clients",
+        )
+    search = _Search(lambda load: probe(server, stream, load, limits), tolerance, stream.is_closed, checks)
+    if worth is not None:
+        first = search.position(worth) + 1
+        if not search.at(first).passes:
+            return Capacity(0.0, None, search.tried[first], search.num_runs)
+        near = max(near or 0.0, search.load(first))
+    if near is None and not stream.is_closed:
+        most = served_at_once(server, stream)
+        near, search.num_runs = FIRST_SHARE * most, 1
+        return search.run(near, LEAST_SHARE * most, math.inf)
+    if stream.is_closed:
+        return search.run(near or min(8.0, stream.unit.num_requests), 1.0, float(stream.unit.num_requests))
+    assert near is not None
+    return search.run(near, LEAST_SHARE * near, math.inf)
+
+
+def served_at_once(server: Server | Fleet, stream: Stream) -> float:
+    """Requests a second that are served when all are there at once."""
+    served = serve_requests(server, stream.at_once())
+    assert served is not None, "nothing gives this run up"
+    return served.arrival_s.size / float((served.arrival_s + served.e2e_s).max())
+
+
+class _Search:
+    """Where on the grid a probe stops passing."""
+
+    def __init__(self, try_load: Callable[[float], Probe], tolerance: float, whole: bool, checks: int) -> None:
+        self.try_load = try_load
+        self.checks = checks
+        self.step = math.log1p(tolerance)
+        self.whole = whole
+        self.num_runs = 0
+        self.tried: dict[int, Probe] = {}
+
+    def run(self, near: float, least: float, most: float) -> Capacity:
+        """Begin at `near`, end at `least` or `most`."""
+        lowest, highest = self.position(least), self.position(most) if math.isfinite(most) else 1 << 40
+        return self.between(min(max(self.position(near), lowest), highest), lowest, highest)
+
+    def between(self, start: int, lowest: int, highest: int) -> Capacity:
+        """The same of positions."""
+        low, high = self.bracket(start, lowest, highest)
+        if low is None:
+            return Capacity(0.0, None, self.tried[lowest], self.num_runs)
+        if high is None:
+            return Capacity(self.load(low), self.tried[low], None, self.num_runs)
+        low, high = self.narrow(low, high)
+        broken = self.first_broken(low, lowest)
+        if broken is not None:
+            return self.between(broken, lowest, broken)
+        return Capacity(self.load(low), self.tried[low], self.tried[high], self.num_runs)
+
+    def first_broken(self, low: int, lowest: int) -> int | None:
+        """The lowest load that fails, of those that are checked between half of the answer and it."""
+        shares = [0.5 + 0.5 * check / self.checks for check in range(self.checks)]
+        below = sorted({max(self.position(self.load(low) * share), lowest) for share in shares})
+        return next((position for position in below if not self.at(position).passes), None)
+
+    def position(self, load: float) -> int:
+        """The grid's position at or below `load`: of clients the number itself."""
+        return math.floor(load) if self.whole else math.floor(math.log(load) / self.step)
+
+    def load(self, position: int) -> float:
+        return float(position) if self.whole else math.exp(position * self.step)
+
+    def leap(self, position: int, excess: float) -> int:
+        """How many positions to pass over where the excess is so great."""
+        return round(position * math.expm1(LEAP * excess)) if self.whole else round(LEAP * excess / self.step)
+
+    def at(self, position: int) -> Probe:
+        if position not in self.tried:
+            self.tried[position] = self.try_load(self.load(position))
+            self.num_runs += 1
+        return self.tried[position]
+
+    def bracket(self, start: int, lowest: int, highest: int) -> tuple[int | None, int | None]:
+        """(A position that passes, one above it that fails), None for either that there is not."""
+        passing, failing = None, None
+        position, least = start, 1
+        while True:
+            found = self.at(position)
+            stride = max(least, self.leap(position, abs(found.excess)))
+            least *= 2
+            if found.passes:
+                passing = position
+                if failing is not None or position >= highest:
+                    return passing, failing
+                position = min(position + stride, highest)
+            else:
+                failing = position
+                if passing is not None or position <= lowest:
+                    return passing, failing
+                position = max(position - stride, lowest)
+
+    def narrow(self, low: int, high: int) -> tuple[int, int]:
+        """Neighbours between `low`, which passes, and `high`, which fails."""
+        below, above = self.at(low).excess, self.at(high).excess
+        while high - low > 1:
+            share = below / (below - above) if math.isfinite(below) and above > below else 0.5
+            middle = min(max(low + round(share * (high - low)), low + 1), high - 1)
+            found = self.at(middle)
+            if found.passes:
+                low, below, above = middle, found.excess, above / 2
+            else:
+                high, above, below = middle, found.excess, below / 2
+        return low, high
+
+
+@dataclass(frozen=True, eq=False)
+class Capacities:
+    """The capacity of one scenario's deployment over several streams of requests."""
+
+    scenario: Scenario
+    setup: Setup
+    """Of pools, the first's."""
+    limits: Sequence[Limit]
+    found: list[Capacity]
+    """One for each stream; the first has the scenario's seed."""
+    is_closed: bool
+    tolerance: float
+
+    @property
+    def load(self) -> float:
+        """The mean over the streams."""
+        return statistics.fmean(one.load for one in self.found)
+
+    @property
+    def at_least(self) -> float | None:
+        """The lower bound of the mean over all streams there could be; None for a single one."""
+        bound = lower_bound([one.load for one in self.found])
+        return None if bound is None else max(bound, 0.0)
+
+
+def capacities(
+    scenario: Scenario,
+    limits: Sequence[Limit],
+    num_seeds: int = 3,
+    tolerance: float = TOLERANCE,
+    allow_download: bool = False,
+) -> Capacities:
+    """The greatest load that a scenario's deployment sustains, for `num_seeds` streams of its requests.
+
+    Raises:
+        InputError: the deployment cannot be, or its workload has no load to change.
+    """
+    bench = Bench()
+    pools = scenario.deployment.pools
+    setup = resolve(pool_scenario(scenario, pools[0]) if pools else scenario, allow_download)
+    found: list[Capacity] = []
+    for seed in range(num_seeds):
+        stream = stream_of(scenario.workload, scenario.seed + seed)
+        server = bench.server(scenario, stream.unit, None if pools else setup)
+        near = found[0].load or None if found else None
+        found.append(capacity(server, stream, limits, tolerance, near, CHECKS))
+    return Capacities(scenario, setup, limits, found, stream.is_closed, tolerance)

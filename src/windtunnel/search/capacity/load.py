@@ -1,0 +1,136 @@
+"""A workload at any load: the same requests, sent faster or slower."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from windtunnel.errors import InputError
+from windtunnel.workload.arrivals import (
+    Arrivals,
+    Burst,
+    ClosedLoop,
+    Gamma,
+    Poisson,
+    RateCurve,
+    Recorded,
+    Static,
+)
+from windtunnel.workload.generate.requests import RequestArrays, generate
+from windtunnel.workload.schema import Workload
+
+
+def own_load(workload: Workload, seed: int = 0) -> float:
+    """Requests a second that a workload sends on average, or of a closed loop its concurrency.
+
+    Raises:
+        InputError: it has no load: all requests are sent at once.
+    """
+    match workload.arrivals:
+        case ClosedLoop(concurrency=concurrency):
+            return float(concurrency)
+        case Poisson(rate_per_s=rate_per_s) | Gamma(rate_per_s=rate_per_s) | Static(rate_per_s=rate_per_s):
+            if not workload.tenants:
+                return rate_per_s
+    requests = generate(workload, seed)
+    span_s = float(requests.arrival_s[-1] - min(0.0, requests.arrival_s[0]))
+    if span_s <= 0:
+        raise InputError(
+            "all requests of the workload are sent at once: there is no rate to change",
+            "give arrivals with a rate, as workload.arrivals: {type: poisson, rate_per_s: 1}",
+        )
+    return requests.num_requests / span_s
+
+
+def is_closed(workload: Workload) -> bool:
+    """Whether the load is a number of clients that wait for their answers."""
+    return isinstance(workload.arrivals, ClosedLoop)
+
+
+def is_capped(workload: Workload) -> bool:
+    """Whether it arrives at a rate and has a limit of requests under way, too."""
+    return isinstance(workload.arrivals, ClosedLoop) and workload.arrivals.rate_per_s is not None
+
+
+def at_load(workload: Workload, load: float, own: float) -> Workload:
+    """`workload` at a load in place of its `own`: so many requests a second, or of a closed loop so many clients."""
+    change = msgspec.structs.replace
+    if workload.clients is not None:
+        return change(workload, clients=change(workload.clients, rate_per_s=load))
+    factor = load / own
+    changed: dict[str, Any] = {}
+    if workload.arrivals is not None:
+        alone = not workload.tenants
+        changed["arrivals"] = _faster(workload.arrivals, factor, load if alone else None)
+    elif workload.trace is not None:
+        changed["trace"] = change(workload.trace, time_scale=workload.trace.time_scale / factor)
+    changed["tenants"] = tuple(_faster_tenant(tenant, factor) for tenant in workload.tenants)
+    return change(workload, **changed)
+
+
+def _faster_tenant(tenant: Any, factor: float) -> Any:
+    if tenant.arrivals is not None:
+        return msgspec.structs.replace(tenant, arrivals=_faster(tenant.arrivals, factor, None))
+    if tenant.trace is not None and tenant.share is None:
+        trace = msgspec.structs.replace(tenant.trace, time_scale=tenant.trace.time_scale / factor)
+        return msgspec.structs.replace(tenant, trace=trace)
+    return tenant
+
+
+def _faster(arrivals: Arrivals, factor: float, load: float | None) -> Arrivals:
+    """Arrivals `factor` times as fast, or of the rate `load`."""
+    change = msgspec.structs.replace
+    if isinstance(arrivals, ClosedLoop):
+        return change(arrivals, concurrency=max(round(arrivals.concurrency * factor), 1))
+    if isinstance(arrivals, RateCurve):
+        return change(arrivals, scale=arrivals.scale * factor)
+    if isinstance(arrivals, Recorded):
+        return change(arrivals, time_scale=arrivals.time_scale / factor)
+    if isinstance(arrivals, Burst):
+        return change(arrivals, interval_s=(arrivals.interval_s or 0.0) / factor or None)
+    return change(arrivals, rate_per_s=arrivals.rate_per_s * factor if load is None else load)
+
+
+@dataclass(frozen=True, eq=False)
+class Stream:
+    """The requests of one workload and seed, at any load: common random numbers.
+
+    Lengths, and gaps but for their scale, are the same at every load and for every deployment.
+    """
+
+    workload: Workload
+    seed: int
+    own: float
+    """The workload's own load."""
+    unit: RequestArrays
+    """At a load of 1."""
+    stretches: bool
+    """Whether a load only stretches the times of `unit`."""
+
+    @property
+    def is_closed(self) -> bool:
+        return is_closed(self.workload)
+
+    def at(self, load: float) -> RequestArrays:
+        """The requests at `load`, the same bytes as those of the workload that `at_load` gives."""
+        if self.is_closed:
+            return replace(self.unit, concurrency=round(load))
+        if self.stretches:
+            return replace(self.unit, arrival_s=self.unit.arrival_s / load)
+        return generate(at_load(self.workload, load, self.own), self.seed)
+
+    def at_once(self) -> RequestArrays:
+        """The requests all sent at 0 s."""
+        return replace(self.unit, arrival_s=np.zeros_like(self.unit.arrival_s), concurrency=0)
+
+
+def stream_of(workload: Workload, seed: int, num_requests: int | None = None) -> Stream:
+    """The stream of a workload, or of its first `num_requests`."""
+    own = own_load(workload, seed)
+    if num_requests is not None:
+        workload = msgspec.structs.replace(workload, num_requests=num_requests)
+    simple = isinstance(workload.arrivals, Poisson | Gamma | Static) and not workload.tenants
+    stretches = simple and workload.sessions is None and workload.duration_s is None
+    unit = generate(workload if is_closed(workload) else at_load(workload, 1.0, own), seed)
+    return Stream(workload, seed, own, unit, stretches)

@@ -1,0 +1,198 @@
+"""One run of one deployment at one load: does it hold the limits, and what does it give."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.metrics.records import Table
+from windtunnel.metrics.summary import itl_distribution, queue_growth
+from windtunnel.search.capacity.limits import Limit
+from windtunnel.search.capacity.load import Stream
+from windtunnel.serving.pools import Fleet, replicas_of, run_pools
+from windtunnel.serving.runners.batched import GiveUp
+from windtunnel.serving.server import Server, for_clients, serve
+from windtunnel.serving.setup.frontend import streams
+from windtunnel.serving.setup.prefix_cache import cache_for
+from windtunnel.serving.state import records as state
+from windtunnel.serving.state.per_request import WalkedSettings
+from windtunnel.workload.generate.requests import RequestArrays
+
+Floats = NDArray[np.float64]
+
+MOST_GROWTH = 0.02
+"""Seconds of queueing delay that a second of arrivals may add. A queue whose arrivals are x times what it serves grows
+by x - 1: what is called sustainable is overloaded by 2% at most, the noise of a thousand requests."""
+STABILITY = "queueing grows"
+"""What `Probe.limited_by` says of a load at which requests wait longer and longer."""
+LEAST_STREAM = 3.0
+"""Mean times from end to end that a stream should last: in less, a deployment that takes all requests in at once is not
+seen to fall behind."""
+PATIENT_REQUESTS = 5_000
+"""A run of fewer is over before a look at it would pay."""
+
+
+@dataclass(frozen=True, eq=False)
+class Served:
+    """What the requests of a run met, warm-up left out: one entry a request."""
+
+    arrival_s: Floats
+    queueing_s: Floats
+    ttft_s: Floats
+    tpot_s: Floats
+    """NaN for a single token."""
+    e2e_s: Floats
+    output_tokens: NDArray[np.int64]
+    input_tokens: NDArray[np.int64]
+    num_preemptions: int
+    steps: Table
+
+    @property
+    def stream_over_e2e(self) -> float:
+        """How long the arrivals last, in mean times from end to end: of a few, the load was never there for long."""
+        return float(np.ptp(self.arrival_s) / self.e2e_s.mean())
+
+    def values(self, metric: str) -> Floats:
+        """The times of one latency that are known."""
+        times: Floats = getattr(self, f"{metric}_s")
+        return times[~np.isnan(times)] if metric == "tpot" else times
+
+    def statistic(self, limit: Limit) -> float:
+        """The figure that `limit` speaks of; 0 where there is no such time."""
+        if limit.metric == "itl":
+            distribution = itl_distribution(self.steps)
+            return 0.0 if distribution is None else float(getattr(distribution, limit.statistic))
+        values = self.values(limit.metric)
+        if not values.size:
+            return 0.0
+        return float(values.mean()) if limit.statistic == "mean" else quantile(values, limit.quantile)
+
+
+@dataclass(frozen=True, eq=False)
+class Probe:
+    """A load that was tried."""
+
+    load: float
+    excess: float
+    """Logarithm of the figure that is nearest to its limit, or furthest beyond, over that limit: 0 and less is good."""
+    limited_by: str
+    """That limit, as `ttft_p90`, or `STABILITY`."""
+    served: Served | None
+    """None where the run was given up."""
+
+    @property
+    def passes(self) -> bool:
+        return self.excess <= 0
+
+
+def probe(
+    server: Server | Fleet, stream: Stream, load: float, limits: Sequence[Limit], is_patient: bool = False
+) -> Probe:
+    """Serve `stream` at `load` and hold the result against `limits` and against a growing queue.
+
+    A long run is given up once it can no longer hold a limit, unless `is_patient`.
+    """
+    requests = stream.at(load)
+    is_short = requests.num_requests <= PATIENT_REQUESTS
+    hopeless = None if is_patient or is_short else _hopeless(limits, requests)
+    served = serve_requests(server, requests, hopeless)
+    if served is None:
+        return Probe(load, math.log(2.0), _patience_of(limits).name, None)
+    worst, name = -math.inf, ""
+    for limit in limits:
+        excess = math.log(max(served.statistic(limit), 1e-9) / limit.most_s)
+        if excess > worst:
+            worst, name = excess, limit.name
+    if not stream.is_closed:
+        excess = math.log(max(growth(served), 1e-6) / MOST_GROWTH)
+        if excess > worst:
+            worst, name = excess, STABILITY
+    return Probe(load, worst, name, served)
+
+
+def quantile(values: Floats, share: float) -> float:
+    """`np.percentile` of one percentage, but for rounding, in a fifth of its time: a run takes half a millisecond."""
+    at = share * (values.size - 1)
+    below = int(at)
+    above = min(below + 1, values.size - 1)
+    parted = np.partition(values, (below, above))
+    return float(parted[below] + (parted[above] - parted[below]) * (at - below))
+
+
+def growth(served: Served) -> float:
+    """Seconds of queueing delay that each second of arrivals adds."""
+    return queue_growth(served.arrival_s, served.queueing_s)
+
+
+def serve_requests(server: Server | Fleet, requests: RequestArrays, give_up: GiveUp | None = None) -> Served | None:
+    """Serve requests of the lengths that `server` was prepared for; None where the run was given up."""
+    if isinstance(server, Fleet):
+        plans = [
+            plan._replace(settings=for_clients(plan.settings, part.setup, part.memory, requests))
+            for plan, part in zip(server.plans, server.parts, strict=True)
+        ]
+        records, pools, steps, *_ = run_pools(
+            plans,
+            server.travel,
+            requests,
+            speculation=server.speculation,
+            give_up=give_up,
+            keeping=server.keeping,
+        )
+        host = server.parts[0].setup.engine.host
+        _, replica, num_replicas = replicas_of(records, pools)
+    else:
+        settings = for_clients(server.settings, server.setup, server.memory, requests)
+        server = replace(server, settings=settings)
+        cache = None
+        if not isinstance(settings, WalkedSettings):
+            cache = cache_for(server.setup, server.memory, settings, requests)
+        records, steps, _ = serve(server, requests, cache, give_up=give_up)
+        host = server.setup.engine.host
+        replica, num_replicas = records["rank"] // server.settings.ranks_per_replica, server.settings.num_replicas
+    if np.isnan(records["finish_s"]).any():
+        return None
+    at_client_s = host.frontend_s(requests.input_tokens, streams(records, replica, num_replicas))
+    return _served(records, steps, at_client_s, requests.num_warmup)
+
+
+def _served(records: NDArray[np.void], steps: Table, at_client_s: Floats, num_warmup: int) -> Served:
+    arrival_s, first_s, finish_s = records["arrival_s"], records["first_token_s"], records["finish_s"]
+    gaps = records["output_tokens"] - 1
+    tpot_s = np.full(arrival_s.size, np.nan)
+    np.divide(finish_s - first_s, gaps, out=tpot_s, where=gaps > 0)
+    rows = slice(num_warmup, None)
+    return Served(
+        arrival_s=arrival_s[rows],
+        queueing_s=(records["scheduled_s"] - arrival_s)[rows],
+        ttft_s=(first_s - arrival_s + at_client_s)[rows],
+        tpot_s=tpot_s[rows],
+        e2e_s=(finish_s - arrival_s + at_client_s)[rows],
+        output_tokens=records["output_tokens"][rows],
+        input_tokens=records["input_tokens"][rows],
+        num_preemptions=int(records["num_preemptions"].sum()),
+        steps=steps,
+    )
+
+
+def _patience_of(limits: Sequence[Limit]) -> Limit:
+    """The limit on the wait for a first token by which a run can be given up."""
+    return next(limit for limit in limits if limit.metric in ("ttft", "e2e", "queueing") and limit.quantile > 0)
+
+
+def _hopeless(limits: Sequence[Limit], requests: RequestArrays) -> GiveUp | None:
+    """Tells of a run under way that too many requests have waited for longer than a limit allows already."""
+    bounds = [limit for limit in limits if limit.metric in ("ttft", "e2e", "queueing") and limit.quantile > 0]
+    if not bounds:
+        return None
+    limit = bounds[0]
+    most_late = (1 - limit.quantile) * requests.num_requests + 1
+
+    def give_up(records: state.Table, now_s: float) -> bool:
+        end_s = np.where(np.isnan(records.first_token_s), now_s, records.first_token_s)
+        late = (end_s - records.arrival_s > limit.most_s) & (records.arrival_s <= now_s)
+        return bool(late[requests.num_warmup :].sum() > most_late)
+
+    return give_up

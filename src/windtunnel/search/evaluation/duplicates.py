@@ -1,0 +1,129 @@
+"""Deployments that differ in bounds only which neither ever meets: they serve every request alike, so that one's run is
+the other's too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeGuard
+
+import msgspec
+
+from windtunnel.serving.pools import Fleet
+from windtunnel.serving.server import Server
+from windtunnel.serving.state import records as state
+
+if TYPE_CHECKING:
+    from windtunnel.search.capacity.capacity import Capacity
+    from windtunnel.search.capacity.load import Stream
+    from windtunnel.search.evaluation.schema import Evaluation
+    from windtunnel.serving.deployment import EngineSettings
+
+BOUNDS = ("max_num_seqs", "max_num_batched_tokens", "max_prefill_tokens", "gpu_memory_utilization", "num_gpu_blocks")
+"""Engine settings that bound what a scheduler may do; where neither of two bounds is met, they make no difference."""
+
+Unbounded = tuple[state.Settings, "EngineSettings"]
+"""A deployment's settings without its bounds."""
+
+
+@dataclass(frozen=True, eq=False)
+class Done:
+    """An evaluation with what decides whether it is another point's too."""
+
+    settings: state.Settings
+    running: int
+    """Most requests at a time, at the load sustained and at the next, which fails; so the other two."""
+    step_tokens: int
+    blocks: int
+    used_blocks: int
+    """At the load sustained alone."""
+    evaluation: Evaluation
+
+
+@dataclass(eq=False)
+class Neighbours:
+    """What has been found of points that differ in knobs only: where to begin, and what need not be run again."""
+
+    near: float | None = None
+    """The load that the last of them sustains."""
+    done: dict[Unbounded, list[Done]] = field(default_factory=dict)
+
+    def answer(self, server: Server | Fleet, stream: Stream) -> Evaluation | None:
+        """The answer of a deployment that needs no run of its own; None: it does."""
+        if not _is_plain(server):
+            return None
+        found = next((one for one in self.done.get(_unbounded(server), []) if _same(one, server, stream)), None)
+        if found is None:
+            return None
+        figures = found.evaluation.figures
+        if found.used_blocks:
+            figures = figures | {"kv_peak_fraction": found.used_blocks / _num_blocks(server)}
+        return msgspec.structs.replace(found.evaluation, num_runs=0, num_requests=0, figures=figures)
+
+    def add(self, server: Server | Fleet, found: Capacity, evaluation: Evaluation) -> None:
+        """Keep an answer, with the runs that decided it."""
+        self.near = found.load or self.near
+        if _is_plain(server):
+            self.done.setdefault(_unbounded(server), []).append(_done(server, found, evaluation))
+
+
+def _is_plain(server: Server | Fleet) -> TypeGuard[Server]:
+    """Whether a deployment has neither pools nor a scheduler that walks."""
+    return isinstance(server, Server) and isinstance(server.settings, state.Settings)
+
+
+def _settings(server: Server) -> state.Settings:
+    assert isinstance(server.settings, state.Settings)
+    return server.settings
+
+
+def _unbounded(server: Server) -> Unbounded:
+    """What two deployments must have in common. SGLang admits by what is free and what is to come, so that there all
+    must be equal but the bound on requests.
+    """
+    settings = _settings(server)
+    engine = msgspec.structs.replace(server.setup.engine, **dict.fromkeys(BOUNDS))
+    if settings.scheduler == state.SGLANG:
+        return settings._replace(max_num_seqs=0), engine
+    return settings._replace(max_num_seqs=0, max_num_batched_tokens=0, max_prefill_tokens=0, num_blocks=0), engine
+
+
+def _num_blocks(server: Server) -> int:
+    """KV blocks of one replica."""
+    return server.memory.num_blocks * server.settings.ranks_per_replica
+
+
+def _done(server: Server, found: Capacity, evaluation: Evaluation) -> Done:
+    steps = [one.served.steps for one in (found.at, found.beyond) if one is not None and one.served is not None]
+    used = int(found.at.served.steps["used_blocks"].max()) if found.at is not None and found.at.served else 0
+    return Done(
+        settings=_settings(server),
+        running=max(int(table["num_running"].max()) for table in steps),
+        step_tokens=max(int((table["prefill_tokens"] + table["decode_tokens"]).max()) for table in steps),
+        blocks=max(int(table["used_blocks"].max()) for table in steps),
+        used_blocks=used,
+        evaluation=evaluation,
+    )
+
+
+def _same(done: Done, server: Server, stream: Stream) -> bool:
+    """Whether a deployment serves both loads that decided `done` step by step as that one did.
+
+    It does where they differ in bounds only that neither met: requests at a time, tokens of a step, KV blocks with room
+    to spare for the longest request and for a block of each running one.
+    """
+    ours, theirs = _settings(server), done.settings
+    if ours.max_num_seqs != theirs.max_num_seqs and done.running >= min(ours.max_num_seqs, theirs.max_num_seqs):
+        return False
+    budgets = ours.max_num_batched_tokens, theirs.max_num_batched_tokens
+    if budgets[0] != budgets[1] and done.step_tokens >= min(budgets):
+        return False
+    if ours.num_blocks == theirs.num_blocks:
+        return True
+    if server.setup.engine.enable_prefix_caching and stream.unit.prefixes is not None:
+        return False
+    if ours.window_tokens:
+        return False
+    whole = stream.unit.input_tokens + stream.unit.output_tokens
+    longest = -(-int(whole.max()) // ours.block_size) + ours.blocks_per_request
+    return done.blocks + longest + done.running < min(ours.num_blocks, theirs.num_blocks)

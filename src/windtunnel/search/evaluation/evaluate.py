@@ -1,0 +1,265 @@
+"""Points of a space put to the test: can it be, what load does it sustain, and what does it give at that load."""
+
+import hashlib
+from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from windtunnel.errors import InputError
+from windtunnel.schema import Schema, decode
+from windtunnel.search.capacity.capacity import Capacity, capacity
+from windtunnel.search.capacity.limits import limits_from
+from windtunnel.search.capacity.load import Stream, stream_of
+from windtunnel.search.capacity.probe import probe
+from windtunnel.search.evaluation.duplicates import Neighbours
+from windtunnel.search.evaluation.figures import (
+    Deployed,
+    check_budget,
+    figures,
+    load_worth,
+    taken_by,
+)
+from windtunnel.search.evaluation.schema import Evaluation, Question
+from windtunnel.search.priced_deployments import Bench
+from windtunnel.search.space.files import files_digest
+from windtunnel.search.space.space import (
+    Point,
+    Space,
+    point_at,
+    scenario_at,
+)
+from windtunnel.serving.deployment import EngineSettings
+from windtunnel.serving.engines.defaults import overlay
+from windtunnel.serving.pools import Fleet
+from windtunnel.serving.scenario import Scenario, pool_scenario, resolve
+from windtunnel.serving.server import Server
+
+
+class _Knobs(Schema):
+    """Only so that errors name the path."""
+
+    engine: EngineSettings
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluator:
+    """Evaluates the points of a space; keeps what they share: requests, operators, prices, names looked up."""
+
+    space: Space
+    bench: Bench = field(default_factory=Bench)
+    streams: dict[Any, Stream] = field(default_factory=dict)
+    families: dict[Any, Deployed | InputError] = field(default_factory=dict)
+    knobs: dict[bytes, EngineSettings] = field(default_factory=dict)
+    engines: dict[tuple[EngineSettings, EngineSettings], EngineSettings] = field(default_factory=dict)
+    digests: dict[Any, bytes] = field(default_factory=dict)
+
+    def deployed(self, point: Point, workload: str | None = None) -> Deployed:
+        """The point's names looked up and its defaults filled in.
+
+        Raises:
+            InputError: the point cannot be, or is beyond the budget.
+        """
+        family = self._family(point, workload)
+        knobs = {name: value for name, value in point.knobs.items() if value is not None}
+        if family.setup is None or not knobs:
+            return family
+        asked = self._asked(knobs)
+        given = self._engine(family.scenario.deployment.engine, asked)
+        deployment = msgspec.structs.replace(family.scenario.deployment, engine=given)
+        scenario = msgspec.structs.replace(family.scenario, deployment=deployment)
+        setup = replace(family.setup, engine=self._engine(family.setup.engine, asked))
+        return replace(family, scenario=scenario, setup=setup)
+
+    def _engine(self, engine: EngineSettings, asked: EngineSettings) -> EngineSettings:
+        """`with_settings`, once for all families that share them."""
+        key = engine, asked
+        if key not in self.engines:
+            self.engines[key] = with_settings(engine, asked)
+        return self.engines[key]
+
+    def _asked(self, knobs: dict[str, Any]) -> EngineSettings:
+        """Knobs as settings; every family has the same ones."""
+        key = msgspec.json.encode(knobs)
+        if key not in self.knobs:
+            self.knobs[key] = decode({"engine": knobs}, _Knobs, "deployment").engine
+        return self.knobs[key]
+
+    def _family(self, point: Point, workload: str | None) -> Deployed:
+        key = (workload, msgspec.json.encode(point.others))
+        if key not in self.families:
+            try:
+                self.families[key] = self._looked_up(point.others, workload)
+            except InputError as error:
+                self.families[key] = error
+        found = self.families[key]
+        if isinstance(found, Deployed) and found.setup is None and point.knobs:
+            found = self._looked_up(point.settings, workload)
+        if isinstance(found, InputError):
+            raise found
+        return found
+
+    def _looked_up(self, settings: dict[str, Any], workload: str | None) -> Deployed:
+        scenario = scenario_at(self.space, settings, workload)
+        takes = taken_by(scenario)
+        check_budget(takes, self.space.budget)
+        return Deployed(scenario, None if scenario.deployment.pools else resolve(scenario), takes)
+
+    def check(self, index: int, workload: str | None) -> None:
+        """Raise InputError where the point cannot be."""
+        self.deployed(point_at(self.space, index), workload)
+
+    def num_requests(self, workload: str | None) -> int:
+        """Of the whole workload: the first point's that can be."""
+        for index in range(self.space.num_points):
+            try:
+                deployed = self.deployed(point_at(self.space, index), workload)
+            except InputError:
+                continue
+            return self.stream(deployed.scenario, 0, None).unit.num_requests
+        return 1
+
+    def family(self, index: int) -> bytes:
+        """Equal for points that differ in knobs only."""
+        return msgspec.json.encode(point_at(self.space, index).others)
+
+    def stream(self, scenario: Scenario, seed: int, num_requests: int | None) -> Stream:
+        """The requests of a point; points of one workload share them."""
+        key = (scenario.workload, seed, num_requests)
+        if key not in self.streams:
+            self.streams[key] = stream_of(scenario.workload, self.space.seed + seed, num_requests)
+        return self.streams[key]
+
+    def evaluate(
+        self,
+        index: int,
+        workload: str | None,
+        question: Question,
+        neighbours: Neighbours | None = None,
+        near: float | None = None,
+    ) -> Evaluation:
+        """The answer of one point, refusal included.
+
+        Args:
+            index: of the point.
+            workload: by name; None is the scenario's own.
+            question: what is asked.
+            neighbours: of points that differ in knobs; this one is added to them.
+            near: a load to begin at, as what the point sustained of fewer requests.
+        """
+        neighbours = neighbours or Neighbours()
+        try:
+            deployed = self.deployed(point_at(self.space, index), workload)
+            stream = self.stream(deployed.scenario, question.seed, question.num_requests)
+            server = self.bench.server(deployed.scenario, stream.unit, deployed.setup)
+        except InputError as error:
+            return Evaluation(refused=error.message)
+        known = neighbours.answer(server, stream)
+        if known is not None:
+            return known
+        answer = self._at_own_load if self.space.load == "given" else self._at_capacity
+        found, evaluation = answer(deployed, server, stream, question, near or neighbours.near)
+        neighbours.add(server, found, evaluation)
+        return evaluation
+
+    def _at_own_load(
+        self, deployed: Deployed, server: Server | Fleet, stream: Stream, *_: object
+    ) -> tuple[Capacity, Evaluation]:
+        limits = limits_from(self.space.limits)
+        tried = probe(server, stream, stream.own, limits, is_patient=True)
+        assert tried.served is not None, "a patient run is not given up"
+        evaluation = Evaluation(
+            load=stream.own,
+            limited_by=tried.limited_by,
+            figures=figures(deployed, server, tried.served, stream.own if tried.passes else None, limits),
+            holds=tried.passes,
+            num_runs=1,
+            num_requests=stream.unit.num_requests,
+        )
+        return Capacity(stream.own, tried, None, 1), evaluation
+
+    def _at_capacity(
+        self, deployed: Deployed, server: Server | Fleet, stream: Stream, question: Question, near: float | None
+    ) -> tuple[Capacity, Evaluation]:
+        worth = None
+        if question.worth is not None and not stream.is_closed:
+            mean_output = float(stream.unit.output_tokens[stream.unit.num_warmup :].mean())
+            worth = load_worth(self.space.objective, question.worth, deployed.takes, mean_output)
+        limits = limits_from(self.space.limits)
+        found = capacity(server, stream, limits, question.tolerance, near, worth=worth)
+        served = found.at.served if found.at is not None else None
+        evaluation = Evaluation(
+            load=found.load,
+            limited_by=found.beyond.limited_by if found.beyond is not None else "",
+            figures={} if served is None else figures(deployed, server, served, found.load, limits),
+            holds=found.load > 0,
+            beaten_by=found.beyond.excess if found.beyond is not None and worth is not None and not found.load else 0.0,
+            num_runs=found.num_runs,
+            num_requests=found.num_runs * stream.unit.num_requests,
+        )
+        return found, evaluation
+
+    def key(self, index: int, workload: str | None, question: Question) -> str:
+        """What decides a point's answer, digested: equal for points that are deployed and asked alike.
+
+        Raises:
+            InputError: the point cannot be.
+        """
+        point = point_at(self.space, index)
+        deployed = self.deployed(point, workload)
+        deployment = deployed.scenario.deployment
+        engine = deployment.engine if deployed.setup is None else deployed.setup.engine
+        names = (workload, msgspec.json.encode(point.others))
+        if deployed.setup is None or names not in self.digests:
+            self.digests[names] = names_digest(deployed)
+        requests = (deployed.scenario.workload, question)
+        if requests not in self.digests:
+            stream = self.stream(deployed.scenario, question.seed, question.num_requests)
+            self.digests[requests] = stream_digest(stream)
+        limits = [(limit.name, limit.most_s) for limit in limits_from(self.space.limits)]
+        plain = msgspec.json.encode((deployment, engine, limits, self.space.load, question))
+        parts = (code_digest(), self.digests[names], self.digests[requests], plain)
+        return hashlib.sha256(b"\0".join(parts)).hexdigest()
+
+
+def with_settings(engine: EngineSettings, asked: EngineSettings) -> EngineSettings:
+    """`engine` with what `asked` says in place of its own."""
+    merged = {name: getattr(engine, name) for name in engine.__struct_fields__}
+    overlay(merged, msgspec.structs.replace(asked, name=engine.name))
+    return EngineSettings(**merged)
+
+
+def names_digest(deployed: Deployed) -> bytes:
+    """Of all that the catalog says of a point's models, devices, nodes and calibrations, and of the files that its
+    deployment names."""
+    pools = [resolve(pool_scenario(deployed.scenario, pool)) for pool in deployed.scenario.deployment.pools]
+    setups = [deployed.setup] if deployed.setup is not None else pools
+    nouns = [
+        (one.model, one.precision, one.device, one.node, one.calibration, one.max_model_len, one.network)
+        for one in setups
+    ]
+    files = files_digest(msgspec.to_builtins(deployed.scenario.deployment))
+    return hashlib.sha256(msgspec.json.encode((nouns, [one.engine for one in pools])) + files).digest()
+
+
+def stream_digest(stream: Stream) -> bytes:
+    """Of the requests themselves, whatever file or distribution they come from."""
+    unit = stream.unit
+    digest = hashlib.sha256(msgspec.json.encode((stream.workload, stream.seed, stream.own)))
+    for column in (unit.arrival_s, unit.input_tokens, unit.output_tokens, unit.priority):
+        digest.update(column.tobytes())
+    return digest.digest()
+
+
+@cache
+def code_digest() -> bytes:
+    """Of the code and the measured tables that answers come from: another version's are not taken for this one's."""
+    folder = Path(__file__).resolve().parents[2]
+    digest = hashlib.sha256(metadata.version("aiconfigurator-core").encode())
+    for path in sorted(folder.rglob("*.py")):
+        if path.relative_to(folder).parts[0] not in ("cli", "dashboard", "report", "lab"):
+            digest.update(path.read_bytes())
+    return digest.digest()

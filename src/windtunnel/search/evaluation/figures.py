@@ -1,0 +1,194 @@
+"""What a deployment takes, and what a run of it came to, in the figures that a search compares."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from windtunnel import catalog
+from windtunnel.errors import InputError
+from windtunnel.metrics.summary import SECONDS_PER_HOUR, itl_distribution
+from windtunnel.search.capacity.limits import Limit
+from windtunnel.search.capacity.load import is_closed
+from windtunnel.search.capacity.probe import Served
+from windtunnel.search.space.space import Budget
+from windtunnel.serving.pools import Fleet
+from windtunnel.serving.scenario import Scenario, Setup, pool_scenario
+from windtunnel.serving.server import Server
+from windtunnel.serving.simulate import power_model
+
+FIGURES = {
+    "devices": "devices of the deployment",
+    "usd_per_hour": "of all devices, at list price",
+    "requests_per_s": "answered",
+    "requests_per_usd": "queries per second for a dollar an hour, times 3600",
+    "usd_per_million_output_tokens": "dollars",
+    "output_tokens_per_s": "of the deployment",
+    "output_tokens_per_s_per_device": "of one device",
+    "output_tokens_per_s_per_user": "mean over requests of 1 / TPOT",
+    "output_token_j": "energy of all devices over output tokens",
+    "mean_w": "power of all devices",
+    "busy_fraction": "of the span, in which a replica ran a step",
+    "kv_peak_fraction": "of the KV pool",
+    "num_preemptions": "in the whole run",
+    "stream_over_e2e": "time that arrivals last over the mean end-to-end time; of an open loop",
+    "ttft_mean": "seconds; also p50, p90, p99, and so for tpot, itl, e2e and queueing",
+}
+"""Name -> meaning. What needs a price or a power that nobody knows is absent."""
+
+
+@dataclass(frozen=True)
+class Takes:
+    """What a deployment takes; None where nobody says."""
+
+    devices: int
+    usd_per_hour: float | None
+    busy_w: float | None
+    """All devices busy."""
+
+
+@dataclass(frozen=True, eq=False)
+class Deployed:
+    """A point as it would be deployed."""
+
+    scenario: Scenario
+    setup: Setup | None
+    """None where the deployment has pools."""
+    takes: Takes
+
+
+def load_worth(objective: str, score: float, takes: Takes, mean_output: float) -> float | None:
+    """The load of an open loop at which a deployment scores so much; None where a score does not follow from the load.
+
+    Args:
+        objective: a name in `FIGURES`.
+        score: its value, or of what is better when smaller its negative.
+        takes: of the deployment.
+        mean_output: tokens of a request.
+    """
+    match objective:
+        case "requests_per_s":
+            return score
+        case "output_tokens_per_s":
+            return score / mean_output
+        case "output_tokens_per_s_per_device":
+            return score * takes.devices / mean_output
+        case "requests_per_usd" if takes.usd_per_hour:
+            return score * takes.usd_per_hour / SECONDS_PER_HOUR
+        case "usd_per_million_output_tokens" if takes.usd_per_hour and score < 0:
+            return takes.usd_per_hour / SECONDS_PER_HOUR / mean_output * 1e6 / -score
+        case _:
+            return None
+
+
+def check_budget(takes: Takes, budget: Budget) -> None:
+    """Raise InputError where a deployment takes more than `budget` allows."""
+    if budget.devices is not None and takes.devices > budget.devices:
+        raise InputError(f"{takes.devices} devices; the budget is {budget.devices}")
+    if budget.usd_per_hour is not None:
+        if takes.usd_per_hour is None:
+            raise InputError("its price is not known, and the budget is in dollars", "give price_usd_per_hour")
+        if takes.usd_per_hour > budget.usd_per_hour:
+            raise InputError(f"${takes.usd_per_hour:,.2f} an hour; the budget is ${budget.usd_per_hour:,.2f}")
+    if budget.power_w is not None:
+        if takes.busy_w is None:
+            raise InputError("its power is not known, and the budget is in watts", "give busy_w of the deployment")
+        if takes.busy_w > budget.power_w:
+            raise InputError(f"{takes.busy_w:,.0f} W; the budget is {budget.power_w:,.0f} W")
+
+
+def taken_by(scenario: Scenario) -> Takes:
+    """What the deployment of `scenario` takes."""
+    deployment = scenario.deployment
+    parts = [pool_scenario(scenario, pool).deployment for pool in deployment.pools] or [deployment]
+    prices = [pool.price_usd_per_hour for pool in deployment.pools] or [deployment.price_usd_per_hour]
+    usd_per_hour: float | None = 0.0
+    power_w: float | None = 0.0
+    for part, own in zip(parts, prices, strict=True):
+        device = catalog.device(part.device)
+        price = own if own is not None else device.price_usd_per_hour
+        watts = deployment.busy_w or device.tdp_w
+        usd_per_hour = None if price is None or usd_per_hour is None else usd_per_hour + price * part.num_devices
+        power_w = None if watts is None or power_w is None else power_w + watts * part.num_devices
+    return Takes(deployment.num_devices, usd_per_hour, power_w)
+
+
+def figures(
+    deployed: Deployed, server: Server | Fleet, served: Served, sustained: float | None, limits: Sequence[Limit]
+) -> dict[str, float]:
+    """The names and values of `FIGURES` that are known, and of the latencies that have limits.
+
+    Args:
+        deployed, server: what served.
+        served: the run.
+        sustained: the load that the deployment keeps up with. In an open loop rates follow from it and not from the
+            run's span, which ends with a tail that a service does not have.
+        limits: may be of other statistics than `STATISTICS`.
+    """
+    num_devices, usd_per_hour = deployed.takes.devices, deployed.takes.usd_per_hour
+    span_s = float((served.arrival_s + served.e2e_s).max() - served.arrival_s.min())
+    requests_per_s = served.arrival_s.size / span_s
+    if sustained is not None and not is_closed(deployed.scenario.workload):
+        requests_per_s = sustained
+    output_per_s = float(served.output_tokens.mean()) * requests_per_s
+    found = {
+        "devices": float(num_devices),
+        "requests_per_s": requests_per_s,
+        "output_tokens_per_s": output_per_s,
+        "output_tokens_per_s_per_device": output_per_s / num_devices,
+        "num_preemptions": float(served.num_preemptions),
+    }
+    if not is_closed(deployed.scenario.workload):
+        found["stream_over_e2e"] = served.stream_over_e2e
+    tpot_s = served.values("tpot")
+    if tpot_s.size:
+        found["output_tokens_per_s_per_user"] = float((1.0 / tpot_s[tpot_s > 0]).mean())
+    if usd_per_hour:
+        found["usd_per_hour"] = usd_per_hour
+        found["requests_per_usd"] = requests_per_s * SECONDS_PER_HOUR / usd_per_hour
+        found["usd_per_million_output_tokens"] = usd_per_hour / SECONDS_PER_HOUR / output_per_s * 1e6
+    found |= _use(deployed, server, served, span_s)
+    if "mean_w" in found:
+        found["output_token_j"] = found["mean_w"] / output_per_s
+    for metric in ("ttft", "tpot", "e2e", "queueing"):
+        values = served.values(metric)
+        if values.size:
+            found[f"{metric}_mean"] = float(values.mean())
+            for name, value in zip(STATISTICS, np.percentile(values, STATISTIC_PERCENTS), strict=True):
+                found[f"{metric}_{name}"] = float(value)
+    itl = itl_distribution(served.steps)
+    if itl is not None:
+        found |= {f"itl_{name}": float(getattr(itl, name)) for name in ("mean", *STATISTICS)}
+    known = [limit for limit in limits if f"{limit.metric}_mean" in found]
+    return found | {limit.name: served.statistic(limit) for limit in known if limit.name not in found}
+
+
+STATISTICS, STATISTIC_PERCENTS = ("p50", "p90", "p99"), (50, 90, 99)
+
+
+def _use(deployed: Deployed, server: Server | Fleet, served: Served, span_s: float) -> dict[str, float]:
+    """How busy, how full and how warm the devices were."""
+    steps, scenario = served.steps, deployed.scenario
+    if isinstance(server, Server):
+        parts = [(scenario, server.setup, server.memory, server.settings.ranks_per_replica)]
+    else:
+        parts = [
+            (pool_scenario(scenario, one.pool), one.setup, one.memory, one.settings.ranks_per_replica)
+            for one in server.parts
+        ]
+    first, busy_s, slots, mean_w, peaks = 0, 0.0, 0, 0.0, [0.0]
+    for own, setup, memory, ranks in parts:
+        replicas = own.deployment.replicas
+        mine = (steps["replica"] >= first) & (steps["replica"] < first + replicas)
+        part_busy_s = float(steps["duration_s"][mine].sum())
+        part_slots = replicas * setup.parallelism.pp
+        power = power_model(own, setup)
+        if power is None:
+            mean_w = np.nan
+        else:
+            mean_w += power.at(min(part_busy_s / span_s / part_slots, 1.0)) * own.deployment.num_devices
+        if mine.any():
+            peaks.append(float(steps["used_blocks"][mine].max()) / memory.num_blocks / ranks)
+        busy_s, slots, first = busy_s + part_busy_s, slots + part_slots, first + replicas
+    found = {"busy_fraction": min(busy_s / span_s / slots, 1.0), "kv_peak_fraction": max(peaks)}
+    return found if np.isnan(mean_w) else found | {"mean_w": float(mean_w)}

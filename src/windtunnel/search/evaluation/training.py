@@ -1,0 +1,192 @@
+"""Points of a space of training jobs put to the test: can it be, does it fit, how long does a step take."""
+
+import copy
+import hashlib
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from windtunnel.errors import InputError, did_you_mean
+from windtunnel.hardware import Device, Node
+from windtunnel.metrics.summary import SECONDS_PER_HOUR
+from windtunnel.model.shape import ModelSpec
+from windtunnel.schema import decode, set_path
+from windtunnel.search.evaluation.evaluate import code_digest
+from windtunnel.search.evaluation.figures import Takes, check_budget
+from windtunnel.search.evaluation.schema import Evaluation
+from windtunnel.search.space.files import files_digest
+from windtunnel.search.space.layouts import with_uneven_stages
+from windtunnel.search.space.space import Space, point_at
+from windtunnel.training.campaign import campaign
+from windtunnel.training.intervals import step_interval
+from windtunnel.training.job import TrainingJob
+from windtunnel.training.pricing import TrainingPricer
+from windtunnel.training.setup import TrainingSetup, look_up, resolve
+from windtunnel.training.step import TrainingResult, simulate_with, training_prices
+from windtunnel.units import parse_quantity
+
+FIGURES = {
+    "devices": "devices of the job",
+    "usd_per_hour": "of all devices, at list price",
+    "step_s": "seconds of one step; 80% of measured ones are expected from step_low_s to step_high_s",
+    "tokens_per_s": "trained on",
+    "tokens_per_s_per_device": "of one device",
+    "tokens_per_usd": "tokens for a dollar",
+    "token_j": "energy of all devices at their rated power over tokens",
+    "mfu": "model FLOPs over the devices' peak",
+    "hfu": "the same with what is recomputed",
+    "bubble_fraction": "of the pipeline's time, mean over devices",
+    "exposed_fraction": "of a step, in which the busiest device waits for communication",
+    "memory_bytes": "of the fullest device",
+    "memory_fraction": "the same over what the device has",
+    "run_s": "of the whole run, with failures and checkpoints; this and the next two only with total_tokens",
+    "run_usd": "dollars",
+    "run_j": "energy",
+}
+"""Name -> meaning. What needs a price, a power or a number of tokens that nobody gives is absent."""
+
+LIMITS = {"step": "step_s", "run": "run_s"}
+"""Name in a space's `limits` -> the figure that it bounds."""
+MEMORY = "memory"
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingEvaluator:
+    """Evaluates the points of a space of training jobs; keeps what they share: names looked up, prices.
+
+    Its methods take what `Evaluator`'s do; of workloads, questions and neighbours nothing depends here.
+    """
+
+    space: Space
+    names: dict[Any, tuple[ModelSpec, Device, Node]] = field(default_factory=dict)
+    prices: dict[Any, TrainingPricer] = field(default_factory=dict)
+
+    def job(self, index: int) -> TrainingJob:
+        """The job of a point, with its names; where its layers do not split evenly, with an uneven split.
+
+        Raises:
+            InputError: it is no job.
+        """
+        raw = copy.deepcopy(self.space.job)
+        for path, value in point_at(self.space, index).settings.items():
+            set_path(raw, path, copy.deepcopy(value))
+        job = decode(raw, TrainingJob, "")
+        return with_uneven_stages(job, self._names(job)[0])
+
+    def check(self, index: int, *_: object) -> None:
+        """Raise InputError where the point cannot be."""
+        self._setup(index)
+
+    def num_requests(self, *_: object) -> int:
+        """A job has no stream of requests to take the first ones of."""
+        raise InputError("a training step has no requests to begin with: halving needs them", "take exhaustive or tpe")
+
+    def family(self, *_: object) -> bytes:
+        """All points share what is kept."""
+        return b""
+
+    def key(self, index: int, *_: object) -> str:
+        """What decides a point's answer, digested: the job with its framework's defaults, what its names mean and the
+        files that it names, the limits, and the code.
+
+        Raises:
+            InputError: the point cannot be.
+        """
+        setup = self._setup(index)
+        plain = msgspec.json.encode((setup.job, job_limits(self.space.limits)))
+        parts = (code_digest(), plain, files_digest(msgspec.to_builtins(setup.job.network)))
+        return hashlib.sha256(b"\0".join(parts)).hexdigest()
+
+    def evaluate(self, index: int, *_: object) -> Evaluation:
+        """The answer of one point, refusal included."""
+        try:
+            setup = self._setup(index)
+            result = simulate_with(setup, self._prices(setup))
+        except InputError as error:
+            return Evaluation(refused=error.message)
+        found = training_figures(result)
+        broken = next((name for name, most in job_limits(self.space.limits).items() if found[LIMITS[name]] > most), "")
+        limited_by = broken if result.fits else MEMORY
+        return Evaluation(limited_by=limited_by, figures=found, holds=not limited_by, num_runs=1)
+
+    def _setup(self, index: int) -> TrainingSetup:
+        job = self.job(index)
+        if job.parallelism.virtual_stages > 1 and job.parallelism.pp == 1:
+            raise InputError("virtual stages need a pipeline: pp = 1")
+        if "run" in self.space.limits and job.total_tokens is None:
+            raise InputError("a limit on the run needs total_tokens", "give the number of tokens to train on")
+        model, device, node = self._names(job)
+        setup = resolve(msgspec.structs.replace(job, model=model, device=device, node=node))
+        check_budget(_takes(setup), self.space.budget)
+        return setup
+
+    def _names(self, job: TrainingJob) -> tuple[ModelSpec, Device, Node]:
+        key = (job.model, job.device, job.node)
+        if key not in self.names:
+            self.names[key] = look_up(job)
+        return self.names[key]
+
+    def _prices(self, setup: TrainingSetup) -> TrainingPricer:
+        network = setup.job.network
+        key = (setup.device.name, setup.node.name, network, None if network is None else setup.degrees.num_devices)
+        if key not in self.prices:
+            self.prices[key] = training_prices(setup)
+        return self.prices[key]
+
+
+def job_limits(limits: dict[str, float | str]) -> dict[str, float]:
+    """`{step: 12s, run: 30d}` in seconds.
+
+    Raises:
+        InputError: there is no such limit, or it is no positive time.
+    """
+    found = {}
+    for name, value in limits.items():
+        if name not in LIMITS:
+            hint = did_you_mean(name, LIMITS, f"of a training job there are {', '.join(LIMITS)}")
+            raise InputError(f"there is no limit {name!r} of a training job", hint)
+        found[name] = parse_quantity(f"{name}_s", str(value))
+        if found[name] <= 0:
+            raise InputError(f"limits.{name} is {value}; more than 0 is needed")
+    return found
+
+
+def training_figures(result: TrainingResult) -> dict[str, float]:
+    """The names and values of `FIGURES` that are known."""
+    memory, interval, takes = result.worst_memory.total_bytes, step_interval(result), _takes(result.setup)
+    exposed = sum(seconds for name, seconds in result.breakdown_s.items() if name.startswith("exposed"))
+    found = {
+        "devices": float(takes.devices),
+        "step_s": result.step_s,
+        "step_low_s": interval.low,
+        "step_high_s": interval.high,
+        "tokens_per_s": result.tokens_per_s,
+        "tokens_per_s_per_device": result.tokens_per_s_per_device,
+        "mfu": result.mfu,
+        "hfu": result.hfu,
+        "bubble_fraction": result.bubble_fraction,
+        "exposed_fraction": exposed / result.step_s,
+        "memory_bytes": memory,
+        "memory_fraction": memory / result.setup.device.memory_bytes,
+    }
+    if takes.usd_per_hour is not None:
+        found["usd_per_hour"] = takes.usd_per_hour
+        found["tokens_per_usd"] = result.tokens_per_s * SECONDS_PER_HOUR / takes.usd_per_hour
+    if takes.busy_w is not None:
+        found["token_j"] = takes.busy_w / result.tokens_per_s
+    run = campaign(result)
+    if run is not None:
+        whole = {"run_s": run.elapsed_s, "run_usd": run.usd, "run_j": run.energy_j}
+        found |= {name: value for name, value in whole.items() if value is not None}
+    return found
+
+
+def _takes(setup: TrainingSetup) -> Takes:
+    num_devices, device = setup.degrees.num_devices, setup.device
+    price = setup.job.price_usd_per_hour if setup.job.price_usd_per_hour is not None else device.price_usd_per_hour
+    return Takes(
+        devices=num_devices,
+        usd_per_hour=None if price is None else price * num_devices,
+        busy_w=None if device.tdp_w is None else device.tdp_w * num_devices,
+    )

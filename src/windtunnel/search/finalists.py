@@ -1,0 +1,74 @@
+"""The points of a search that more is asked of: those on the frontier, and the best one with each setting."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from windtunnel.search.evaluation.schema import Evaluation
+from windtunnel.search.scores import score
+from windtunnel.search.space.space import Space, point_at
+
+FRONTIER = ("requests_per_usd", "output_tokens_per_s_per_user")
+FRONTIER_WITHOUT_PRICES = ("output_tokens_per_s_per_device", "output_tokens_per_s_per_user")
+FRONTIER_OF_JOBS = ("tokens_per_s_per_device", "memory_fraction")
+FRONTIER_OVER_DEVICES = ("tokens_per_s_per_device", "step_s")
+"""Of jobs with different numbers of devices: more of them make a step shorter and each of them worth less."""
+
+
+def frontier_names(space: Space, holding: Sequence[Evaluation]) -> tuple[str, str]:
+    """The two objectives that a space's frontier is of.
+
+    Args:
+        space: the space.
+        holding: the answers of its points that hold the limits.
+    """
+    if space.is_training:
+        counts = {one.figures["devices"] for one in holding}
+        return FRONTIER_OVER_DEVICES if len(counts) > 1 else FRONTIER_OF_JOBS
+    priced = any("requests_per_usd" in one.figures for one in holding)
+    return FRONTIER if priced else FRONTIER_WITHOUT_PRICES
+
+
+def undominated(scores: Mapping[int, Sequence[float]]) -> list[int]:
+    """The points that no other one beats in all scores, best in the first one first; of equal ones the first.
+
+    A point without one of the figures, whose score is infinite, is not on it.
+    """
+    known = {index: of for index, of in scores.items() if all(map(math.isfinite, of))}
+    kept: list[int] = []
+    for index in sorted(known, key=lambda at: (*(-value for value in known[at]), at)):
+        if not any(all(a >= b for a, b in zip(known[other], known[index], strict=True)) for other in kept):
+            kept.append(index)
+    return kept
+
+
+def best_by_value(space: Space, scores: Mapping[int, float]) -> dict[str, dict[str, int]]:
+    """Name in `vary` -> value -> the point with it that scores best, of equal ones the first; of names with several
+    values, and of values that some point has.
+    """
+    found: dict[str, dict[str, int]] = {name: {} for name, values in space.vary.items() if len(values) > 1}
+    for index in sorted(scores):
+        choice = point_at(space, index).choice
+        for name, best in found.items():
+            other = best.setdefault(label_of(choice[name]), index)
+            if scores[index] > scores[other]:
+                best[label_of(choice[name])] = index
+    return found
+
+
+def leaders(space: Space, evaluations: Mapping[int, Evaluation]) -> list[int]:
+    """The points that hold the limits and are on the frontier, or the best with some value of a setting."""
+    holding = {index: one for index, one in evaluations.items() if one.holds}
+    names = frontier_names(space, list(holding.values()))
+    scores = {index: tuple(score(one, name) for name in names) for index, one in holding.items()}
+    sought = {index: score(one, space.objective) for index, one in holding.items()}
+    by_value = [index for best in best_by_value(space, sought).values() for index in best.values()]
+    return list(dict.fromkeys([*undominated(scores), *by_value]))
+
+
+def label_of(value: object) -> str:
+    """A value of `vary` as one word or a few."""
+    if isinstance(value, str):
+        return value
+    return "default" if value is None else msgspec.json.encode(value).decode()

@@ -1,0 +1,103 @@
+"""Deployments made ready to run, with everything shared that they have in common."""
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import msgspec
+
+from windtunnel.errors import InputError
+from windtunnel.hardware import Device
+from windtunnel.model.forward import Shard
+from windtunnel.pricing.estimator import Estimator
+from windtunnel.serving.deployment import EngineSettings
+from windtunnel.serving.pools import Fleet, prepare_pools
+from windtunnel.serving.scenario import Scenario, Setup, resolve
+from windtunnel.serving.server import Server, prepare
+from windtunnel.serving.setup.estimators import (
+    calibrated,
+    estimator_for,
+    estimator_key,
+    on_network,
+)
+from windtunnel.serving.setup.fleet_plan import has_fleet
+from windtunnel.serving.setup.step_prices import LoweredSteps, lower_steps
+from windtunnel.workload.generate.requests import RequestArrays
+
+PRICED_SETTINGS = (
+    "max_cudagraph_capture_size",
+    "cudagraph_sizes",
+    "piecewise_cudagraphs",
+    "speculative",
+    "host",
+    "async_scheduling",
+)
+"""Engine settings that a step's price depends on; others only decide which steps are formed."""
+REACHES = ("max_num_seqs", "max_num_batched_tokens", "max_prefill_tokens")
+"""Settings that decide how far price grids reach."""
+
+
+@dataclass(frozen=True, eq=False)
+class Bench:
+    """Prepares deployments. Operators of a device are read once, and steps of a model on it priced once, for all
+    settings of the engine that they do not depend on: the price of a step does not depend on how far its grid reaches.
+    """
+
+    estimators: dict[Any, Estimator] = field(default_factory=dict)
+    prices: dict[Any, tuple[tuple[int, ...], LoweredSteps]] = field(default_factory=dict)
+    furthest: list[tuple[int, ...]] = field(default_factory=list)
+    """How far any grid has reached: the next one goes there at once."""
+
+    def server(self, scenario: Scenario, requests: RequestArrays, setup: Setup | None = None) -> Server | Fleet:
+        """The deployment of `scenario`, ready for requests of these lengths.
+
+        Args:
+            scenario: what to deploy.
+            requests: see `engine.server.prepare`.
+            setup: what the scenario resolves to, where that is known already.
+
+        Raises:
+            InputError: what `engine.server.prepare` and `engine.pools.prepare_pools` raise.
+        """
+        if has_fleet(scenario.deployment):
+            raise InputError(
+                "replicas that come and go, and routers that hold requests back, have no capacity of their own",
+                "leave autoscaling, faults and such a router out of a search, and simulate what it finds with them",
+            )
+        if scenario.deployment.pools:
+            return prepare_pools(scenario, requests, estimator_of=self.estimator, lower=self.lower)
+        setup = setup or resolve(scenario)
+        return prepare(scenario, setup, requests, self.estimator(setup), self.lower)
+
+    def estimator(self, setup: Setup) -> Estimator:
+        """`engine.estimators.estimator_for`, the same object for the same device and engine."""
+        key = estimator_key(setup)
+        if key not in self.estimators:
+            self.estimators[key] = estimator_for(replace(setup, calibration=None, network=None))
+        network = None if setup.network is None else (msgspec.json.encode(setup.network), setup.parallelism)
+        placed = (*key, setup.calibration_name, network)
+        if placed not in self.estimators:
+            self.estimators[placed] = on_network(calibrated(self.estimators[key], setup), setup)
+        return self.estimators[placed]
+
+    def lower(
+        self,
+        estimator: Estimator,
+        device: Device,
+        shard: Shard,
+        engine: EngineSettings,
+        max_model_len: int,
+        drafter: Shard | None,
+    ) -> LoweredSteps:
+        """`estimate.steps.lower_steps`, reaching at least as far as `engine` does."""
+        settings = tuple(getattr(engine, name) for name in PRICED_SETTINGS)
+        key = (id(estimator), device.name, shard, settings, drafter)
+        reach = (max_model_len, *(getattr(engine, name) or 0 for name in REACHES))
+        reached, lowered = self.prices.get(key, ((0,) * len(reach), None))
+        if lowered is None or any(asked > far for asked, far in zip(reach, reached, strict=True)):
+            reached = tuple(max(each) for each in zip(reach, reached, *self.furthest, strict=True))
+            self.furthest[:] = [reached]
+            grown = dict(zip(REACHES, (value or None for value in reached[1:]), strict=True))
+            furthest = msgspec.structs.replace(engine, **grown)
+            lowered = lower_steps(estimator, device, shard, furthest, reached[0], drafter)
+            self.prices[key] = (reached, lowered)
+        return lowered

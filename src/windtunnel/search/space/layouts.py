@@ -1,0 +1,118 @@
+"""Every way to spread a training job over its devices, as values to vary."""
+
+from typing import Any
+
+import msgspec
+
+from windtunnel.errors import InputError
+from windtunnel.model.shape import ExpertsFeedForward, ModelSpec
+from windtunnel.schema import decode, set_path
+from windtunnel.serving.shorthand import JOB_PATHS
+from windtunnel.training.job import CHUNKED_SCHEDULES, V_SCHEDULES, TrainingJob
+from windtunnel.training.setup import look_up
+
+MICRO_BATCHES = (1, 2, 4)
+VIRTUAL_STAGES = (1, 2, 3, 4, 5, 6, 8)
+MOST_STAGES, MOST_CONTEXT, MOST_RANKS = 64, 8, 1024
+LONG_SEQUENCE_TOKENS = 8192
+"""From here on sequences are split among devices too."""
+CHEAP_MODULES = ("core_attention", "norms", "activation")
+"""What selective recomputation drops in a search: much memory for little time. Megatron-Core drops the activation of
+experts only."""
+FOLLOWING = ("dp", "experts_dp", "experts_tp", "layers_per_stage")
+"""Of a job's parallelism: what follows from the degrees that are varied."""
+
+
+def vary_layouts(raw: dict[str, Any], varied: dict[str, Any], source: str) -> dict[str, Any]:
+    """The values of a search over every layout: tensor, context, pipeline and expert parallelism, virtual stages,
+    micro-batch and recomputation. Tensor parallelism stays within a node.
+
+    Args:
+        raw: the job as in a file; degrees that only one value suits are set there, those that follow are taken out.
+        varied: what varies besides, by short names; names in it are left to it.
+        source: named in errors.
+
+    Raises:
+        InputError: the job is wrong, or says nothing of the number of devices.
+    """
+    job = _with_first_values(raw, varied, source)
+    if job.num_devices is None:
+        raise InputError("a search over layouts needs num_devices", "give the number of devices in all")
+    counts = [n for n in varied.get("num_devices", ()) if isinstance(n, int)] or [job.num_devices]
+    for name in FOLLOWING:
+        raw.get("parallelism", {}).pop(name, None)
+    raw.pop("num_microbatches", None)
+    model, _, node = look_up(job)
+    divisors = [n for n in range(1, min(max(counts), MOST_RANKS) + 1) if any(count % n == 0 for count in counts)]
+    long = job.sequence_tokens >= LONG_SEQUENCE_TOKENS
+    chunked = job.schedule in (None, *CHUNKED_SCHEDULES)
+    values: dict[str, Any] = {
+        "tp": [n for n in divisors if n <= min(node.num_devices, 16) and _divides_heads(model, n)],
+        "cp": [n for n in divisors if n <= MOST_CONTEXT and n & (n - 1) == 0] if long else [1],
+        "pp": [n for n in divisors if n <= min(MOST_STAGES, model.num_layers)],
+        "vpp": [n for n in VIRTUAL_STAGES if 2 * n <= model.num_layers] if chunked else [1],
+        "ep": [n for n in divisors if _divides_experts(model, n)],
+        "micro_batch": [n for n in MICRO_BATCHES if job.global_batch % n == 0],
+        "recompute": _recompute(job, model),
+    }
+    found = dict(varied)
+    for name, some in values.items():
+        if name not in varied and len(some) == 1:
+            set_path(raw, JOB_PATHS[name], some[0])
+        elif name not in varied:
+            found[name] = some
+    return found
+
+
+def _with_first_values(raw: dict[str, Any], varied: dict[str, Any], source: str) -> TrainingJob:
+    """The job with the first value of everything that varies besides: names to look up."""
+    filled: dict[str, Any] = msgspec.to_builtins(raw)
+    for name, values in varied.items():
+        if isinstance(values, list) and values:
+            set_path(filled, JOB_PATHS.get(name, name), values[0])
+    return decode(filled, TrainingJob, source)
+
+
+def _recompute(job: TrainingJob, model: ModelSpec) -> dict[str, dict[str, Any]]:
+    has_experts = any(isinstance(group.feed_forward, ExpertsFeedForward) for group in model.layers)
+    can_drop_activation = has_experts or job.framework != "megatron"
+    modules = [name for name in CHEAP_MODULES if name != "activation" or can_drop_activation]
+    only_full = {"recompute.num_layers": None, "recompute.distribute": False}
+    return {
+        "none": {"recompute.granularity": "none", "recompute.modules": None, **only_full},
+        "selective": {"recompute.granularity": "selective", "recompute.modules": modules, **only_full},
+        "full": {"recompute.granularity": "full", "recompute.modules": None},
+    }
+
+
+def _divides_heads(model: ModelSpec, tp: int) -> bool:
+    return all(getattr(group.attention, "num_heads", tp) % tp == 0 for group in model.layers)
+
+
+def _divides_experts(model: ModelSpec, ep: int) -> bool:
+    """Whether so many devices can hold different experts; of a model without any, only one."""
+    counts = [
+        group.feed_forward.num_experts for group in model.layers if isinstance(group.feed_forward, ExpertsFeedForward)
+    ]
+    return ep == 1 or (bool(counts) and all(count % ep == 0 for count in counts))
+
+
+def with_uneven_stages(job: TrainingJob, model: ModelSpec) -> TrainingJob:
+    """`job` with fewer layers on the first and last chunk of its pipeline, where layers do not split evenly.
+
+    The ends also hold the embedding and the head. With one chunk on each device both ends give layers up as evenly as
+    they can (Megatron's `--decoder-first-pipeline-num-layers` and `--decoder-last-pipeline-num-layers`); with several
+    they give up one each, as Llama 3 405B did (arXiv:2407.21783, section 3.3.2). What neither suits stays as it is.
+    """
+    at = job.parallelism
+    num_chunks = at.pp * at.virtual_stages
+    is_given = at.layers_per_stage is not None or job.schedule in (*V_SCHEDULES, "dualpipe")
+    if is_given or num_chunks == 1 or model.num_layers % num_chunks == 0:
+        return job
+    inner = -(-model.num_layers // num_chunks)
+    ends = model.num_layers - inner * (num_chunks - 2)
+    first, last = -(-ends // 2), ends // 2
+    if last < 1 or first > inner or (at.virtual_stages > 1 and not first == last == inner - 1):
+        return job
+    layers = (first, *[inner] * (num_chunks - 2), last)
+    return msgspec.structs.replace(job, parallelism=msgspec.structs.replace(at, layers_per_stage=layers))

@@ -1,0 +1,338 @@
+"""A space of deployments or of training jobs: a scenario or a job, what varies in it, the limits to hold and the
+budget to keep to.
+
+model: meta-llama/Llama-3.1-8B
+deployment: {device: h100_sxm}
+workload: {trace: {path: azure2023_conv}, arrivals: {type: poisson, rate_per_s: 1}, num_requests: 1000}
+vary:
+  device: [h100_sxm, a100_sxm]
+  tp: [1, 2, 4]
+  max_num_batched_tokens: [512, 2048, 8192]
+  split:
+    whole: {}
+    one prefills, one decodes: {deployment.pools: [{name: p, role: prefill}, {name: d, role: decode}]}
+limits: {ttft_p90: 2s, tpot_p99: 50ms}
+budget: {devices: 8}
+
+model: llama-3.1-70b
+device: h100_sxm
+num_devices: 64
+sequence_tokens: 8192
+global_batch: 128
+vary: {layouts: all}
+"""
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from windtunnel.errors import InputError, did_you_mean
+from windtunnel.metrics.slo import Slo
+from windtunnel.schema import (
+    Schema,
+    check_seed,
+    decode,
+    read_table,
+    set_path,
+)
+from windtunnel.search.capacity.limits import limits_from, limits_of
+from windtunnel.search.space.layouts import vary_layouts
+from windtunnel.serving.scenario import Scenario, keep_published_formats, scenario_from
+from windtunnel.serving.shorthand import JOB_PATHS, PATHS
+from windtunnel.training.job import TrainingJob
+
+Strategy = Literal["exhaustive", "halving", "tpe"]
+
+SHORT_PATHS = {
+    **PATHS,
+    "kv_cache": "precision.kv_cache",
+    "rate": "workload.arrivals.rate_per_s",
+    "concurrency": "workload.arrivals.concurrency",
+    "workload.rate": "workload.arrivals.rate_per_s",
+    "workload.concurrency": "workload.arrivals.concurrency",
+}
+"""Short name in `vary` -> path in a scenario."""
+
+ONLY_OF_JOBS = {"sequence_tokens", "global_batch"}
+"""Keys that every training job has and no scenario."""
+ONLY_OF_DEPLOYMENTS = ("workloads", "load", "finalists", "finalist_seeds")
+"""What a space of training jobs does not vary: a step meets no requests, and there is no chance in it."""
+LAYOUTS, ALL = "layouts", "all"
+"""`vary: {layouts: all}`: every way to spread a training job over its devices."""
+
+ENGINE_PREFIX = "deployment.engine."
+ENGINE_IDENTITY = ("name", "version", "scheduler", "scheduling_policy", "max_model_len")
+"""Engine settings that others' defaults depend on."""
+
+
+class Budget(Schema):
+    """What a deployment may take at most; None: no limit."""
+
+    devices: int | None = None
+    usd_per_hour: float | None = None
+    power_w: float | None = None
+    """All devices busy."""
+
+
+class Space(Schema):
+    """What is searched, and how."""
+
+    scenario: dict[str, Any] = {}
+    """What all points share, as in a scenario file; in a file its keys stand beside the others."""
+    job: dict[str, Any] = {}
+    """In its place, of training jobs: what all points share, as in a job file."""
+    vary: dict[str, list[Any] | dict[str, dict[str, Any]]] = {}
+    """Path in the scenario, or short name -> its values; or any name -> named alternatives of several settings each."""
+    workloads: dict[str, dict[str, Any]] = {}
+    """Name -> workload, in place of the scenario's."""
+    limits: dict[str, float | str] = {}
+    """`ttft_p90: 2s`; a file without any has those of the scenario's `slo`, which 99% of requests must keep. Without
+    either, the queue must not grow."""
+    budget: Budget = Budget()
+    objective: str = "requests_per_usd"
+    """Of training jobs, where the file says nothing: `tokens_per_s_per_device`."""
+    strategy: Strategy = "exhaustive"
+    load: Literal["capacity", "given"] = "capacity"
+    """Whether each point is asked for the greatest load that it sustains, or run at the workload's own."""
+    finalists: int = 5
+    """Points that meet more streams of requests than one."""
+    finalist_seeds: int = 5
+    """How many at most."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_seed(self.seed)
+        for name in ("finalists", "finalist_seeds"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; at least 1 is needed")
+        for name, values in self.vary.items():
+            if not values:
+                raise ValueError(f"vary.{name} has no values")
+
+    @property
+    def is_training(self) -> bool:
+        return bool(self.job)
+
+    @property
+    def model(self) -> str:
+        """The model that all points share; empty where it varies."""
+        name = (self.job or self.scenario).get("model", "")
+        return name if isinstance(name, str) else str(name.get("name", ""))
+
+    @property
+    def short_paths(self) -> dict[str, str]:
+        """Short name in `vary` -> path in a scenario or job."""
+        return JOB_PATHS if self.is_training else SHORT_PATHS
+
+    @property
+    def num_points(self) -> int:
+        return prod(len(values) for values in self.vary.values())
+
+
+def load_space(path: Path, overrides: Mapping[str, Any] = {}) -> Space:
+    """The space in a YAML or JSON file.
+
+    Args:
+        path: the file; traces that it names are looked for beside it first.
+        overrides: fields of the space, or dotted paths of its scenario, to replace.
+
+    Raises:
+        InputError: the file is missing or wrong.
+    """
+    raw = read_table(path, "a space", "see docs/guides/search.md")
+    return space_from(raw, str(path), path.parent, overrides)
+
+
+def space_of_text(text: str) -> Space:
+    """A space as `msgspec.json.encode` wrote it."""
+    return msgspec.json.decode(text, type=Space)
+
+
+def space_from(
+    raw: dict[str, Any], source: str = "", folder: Path | None = None, overrides: Mapping[str, Any] = {}
+) -> Space:
+    """A space from builtins, the scenario's or job's keys beside its own.
+
+    Raises:
+        InputError: names the path of what is wrong.
+    """
+    fields = [name for name in Space.__struct_fields__ if name not in ("scenario", "job")]
+    own = {name: value for name, value in raw.items() if name in fields}
+    shared = {name: copy.deepcopy(value) for name, value in raw.items() if name not in own}
+    for dotted, value in overrides.items():
+        name, _, below = dotted.partition(".")
+        if name in ("vary", "workloads") and below:
+            own[name] = {**own.get(name, {}), below: value}
+        else:
+            set_path(own if name in fields else shared, dotted, value)
+    is_training = bool(ONLY_OF_JOBS & shared.keys())
+    _check_keys(shared, fields, is_training, source)
+    if is_training:
+        own = _of_jobs(own, shared, source)
+    else:
+        if "seed" in own:
+            shared["seed"] = own["seed"]
+        if "limits" not in own and shared.get("slo") is not None:
+            kept = limits_of(decode(shared["slo"], Slo, f"{source}: slo"))
+            own["limits"] = {limit.name: limit.most_s for limit in kept}
+    if not own.get("vary"):
+        raise InputError(f"{source}: nothing varies", f"add what does: vary: {_EXAMPLES[is_training]}")
+    if folder is not None:
+        shared, own = beside(shared, folder), beside(own, folder)
+    space = decode({**own, "job" if is_training else "scenario": shared}, Space, source)
+    if not is_training:
+        limits_from(space.limits)
+    _check_names(space, source)
+    return space
+
+
+_EXAMPLES = {False: "{tp: [1, 2, 4]}", True: "{layouts: all}"}
+
+
+def _check_keys(shared: dict[str, Any], fields: list[str], is_training: bool, source: str) -> None:
+    known = [*(TrainingJob if is_training else Scenario).__struct_fields__, *fields]
+    for name in shared:
+        if name not in known:
+            raise InputError(
+                f"{source}: unknown key $.{name}", did_you_mean(name, known, f"known here: {', '.join(known)}")
+            )
+
+
+def _check_names(space: Space, source: str) -> None:
+    short = space.short_paths
+    fields = TrainingJob.__struct_fields__ if space.is_training else ()
+    for name, values in space.vary.items():
+        if isinstance(values, list) and "." not in name and name not in (*short, *fields):
+            hint = f"short names: {', '.join(short)}; or {name}: {{first: {{tp: 2}}, second: {{tp: 4}}}}"
+            what = "training job" if space.is_training else "scenario"
+            raise InputError(
+                f"{source}: $.vary.{name} is no path in a {what} and no short name", did_you_mean(name, short, hint)
+            )
+
+
+def _of_jobs(own: dict[str, Any], shared: dict[str, Any], source: str) -> dict[str, Any]:
+    """The space's own keys with what a space of training jobs means by them; `shared` loses what follows from others.
+
+    Raises:
+        InputError: a key that only a space of deployments has.
+    """
+    for name in ONLY_OF_DEPLOYMENTS:
+        if own.get(name) not in (None, 1):
+            raise InputError(
+                f"{source}: $.{name} is for deployments; a training step meets no requests", f"leave {name} out"
+            )
+    own = {"objective": "tokens_per_s_per_device", "finalist_seeds": 1, **own}
+    vary = dict(own.get("vary") or {})
+    layouts = vary.pop(LAYOUTS, None)
+    if layouts is not None:
+        if layouts != ALL:
+            raise InputError(f"{source}: $.vary.{LAYOUTS} is {layouts!r}; it is {ALL}", "or name degrees: tp: [1, 2]")
+        vary = vary_layouts(shared, vary, source)
+    return {**own, "vary": vary}
+
+
+def beside(raw: Any, folder: Path) -> Any:
+    """`raw` with the `path` of every file that lies in `folder` leading there."""
+    if isinstance(raw, list):
+        return [beside(entry, folder) for entry in raw]
+    if not isinstance(raw, dict):
+        return raw
+    found = {key: beside(value, folder) for key, value in raw.items()}
+    if isinstance(path := raw.get("path"), str) and (folder / path).exists():
+        found["path"] = str((folder / path).resolve())
+    return found
+
+
+@dataclass(frozen=True)
+class Point:
+    """One deployment of a space."""
+
+    index: int
+    """Its position: the last name of `vary` changes fastest."""
+    choice: dict[str, Any]
+    """Name in `vary` -> the value, or the name of the alternative."""
+    settings: dict[str, Any]
+    """Path in the scenario -> value."""
+
+    @property
+    def knobs(self) -> dict[str, Any]:
+        """The engine's settings that change nothing but themselves: name -> value."""
+        prefix = len(ENGINE_PREFIX)
+        return {path[prefix:]: value for path, value in self.settings.items() if is_knob(path)}
+
+    @property
+    def others(self) -> dict[str, Any]:
+        return {path: value for path, value in self.settings.items() if not is_knob(path)}
+
+    @cached_property
+    def title(self) -> str:
+        """`device h100_sxm, tp 4`."""
+        return ", ".join(f"{name.rpartition('.')[2]} {value_text(value)}" for name, value in self.choice.items())
+
+
+def is_knob(path: str) -> bool:
+    """Whether a path leads to an engine's setting that no other's default depends on."""
+    name = path.removeprefix(ENGINE_PREFIX)
+    return name != path and "." not in name and name not in ENGINE_IDENTITY
+
+
+def value_text(value: Any) -> str:
+    """A value of `vary` in a table."""
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        return "+".join(str(entry.get("name", "...")) for entry in value)
+    return "default" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def point_at(space: Space, index: int) -> Point:
+    """The point at a position."""
+    choice: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
+    rest, short = index, space.short_paths
+    for name, values in reversed(space.vary.items()):
+        rest, at = divmod(rest, len(values))
+        if isinstance(values, dict):
+            label = list(values)[at]
+            choice[name] = label
+            settings |= {short.get(path, path): value for path, value in values[label].items()}
+        else:
+            choice[name] = values[at]
+            settings[short.get(name, name)] = values[at]
+    return Point(index, dict(reversed(choice.items())), settings)
+
+
+def scenario_at(space: Space, settings: Mapping[str, Any], workload: str | None = None) -> Scenario:
+    """The scenario with some of its settings changed.
+
+    Args:
+        space: the rest.
+        settings: path -> value.
+        workload: name of one of the space's workloads; None takes the scenario's own.
+
+    Raises:
+        InputError: the result is no scenario.
+    """
+    raw = copy.deepcopy(space.scenario)
+    if workload is not None:
+        raw["workload"] = copy.deepcopy(space.workloads[workload])
+    for path, value in sorted(settings.items(), key=lambda item: item[0].count(".")):
+        set_path(raw, path, copy.deepcopy(value))
+    raw.pop("slo", None)
+    keep_published_formats(raw)
+    return scenario_from(raw)
+
+
+def workload_names(space: Space) -> list[str | None]:
+    """The space's workloads, or None for the scenario's own."""
+    return list(space.workloads) or [None]
+
+
+def as_builtins(space: Space) -> dict[str, Any]:
+    """The space as it stands in a file."""
+    raw: dict[str, Any] = msgspec.to_builtins(space)
+    return {**raw.pop("scenario", {}), **raw.pop("job", {}), **raw}

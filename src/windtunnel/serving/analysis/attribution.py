@@ -1,0 +1,112 @@
+"""What a run's time was spent on, and where the times of its operators come from."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.metrics.records import Table
+from windtunnel.model.forward import Shard, StepBatch
+from windtunnel.pricing.estimator import COVERAGES, Coverage, Estimator
+from windtunnel.serving.setup.step_prices import LoweredSteps, price_step
+from windtunnel.serving.state import records as state
+from windtunnel.serving.state.per_request import WalkedSettings
+
+NUM_SAMPLED_STEPS = 16
+
+
+def time_fractions(lowered: LoweredSteps, steps: Table, settings: state.Settings | WalkedSettings) -> dict[str, float]:
+    """Share of busy time by what bounds it; with several ranks per replica from their mean batch.
+
+    Look-ups of the operators' shares are scaled so that a step's parts add up to its duration; attention counts as
+    memory in decode and as compute in prefill.
+    """
+    cost = lowered.cost
+    ranks = settings.ranks_per_replica
+    decodes = -(-steps["decode_tokens"] // ranks)
+    tokens = -(-(steps["decode_tokens"] + steps["prefill_tokens"]) // ranks)
+    prefills = steps["prefill_tokens"] > 0
+    step_s = steps["duration_s"] / steps["num_steps"]
+
+    def by_kind(decode: NDArray[np.float64], mixed: NDArray[np.float64]) -> NDArray[np.float64]:
+        return np.asarray(np.where(prefills, mixed[tokens], decode[decodes]))
+
+    unhidden_s = lowered.unhidden_s[np.minimum(-(-steps["num_sampled"] // ranks), lowered.unhidden_s.size - 1)]
+    host_s = cost.host_step_s + cost.host_request_s * steps["num_running"] / ranks
+    whole_s = by_kind(cost.decode_token_s, lowered.mixed_token_s)
+    communication_s = by_kind(lowered.decode_communication_s, lowered.mixed_communication_s)
+    compute_s = by_kind(lowered.decode_compute_s, lowered.mixed_compute_s)
+    device_s = np.maximum(step_s - unhidden_s - (0.0 if cost.host_overlaps else host_s), 0.0)
+    waits_for_host = host_s >= step_s if cost.host_overlaps else np.zeros(step_s.size, bool)
+    launch_s = cost.launch_s[np.minimum(tokens, cost.launch_s.size - 1)]
+    waits_for_host = waits_for_host | (prefills & (launch_s >= device_s))
+    load_s = steps["load_s"]
+    device_s = device_s - load_s
+    attention_s = np.maximum(device_s - whole_s, 0.0)
+    compute_s = compute_s + np.where(prefills, attention_s * _prefill_share(steps), 0.0)
+    parts = {
+        "compute": np.minimum(compute_s, device_s - communication_s),
+        "communication": communication_s,
+        "host": np.where(waits_for_host, step_s, step_s - device_s - load_s),
+        "kv_loading": load_s,
+    }
+    parts = {name: np.where(waits_for_host & (name != "host"), 0.0, part) for name, part in parts.items()}
+    total_s = float(steps["duration_s"].sum())
+    sums = {name: float((part * steps["num_steps"]).sum() / total_s) for name, part in parts.items()}
+    memory = max(1.0 - sum(sums.values()), 0.0)
+    fractions = {
+        "compute": sums["compute"],
+        "memory": memory,
+        "communication": sums["communication"],
+        "host": sums["host"],
+    }
+    return fractions | ({"kv_loading": sums["kv_loading"]} if sums["kv_loading"] else {})
+
+
+def _prefill_share(steps: Table) -> NDArray[np.float64]:
+    """Of the attention in steps with prefill, the share that the prompts' query-key pairs are of all pairs."""
+    pairs = steps["prefill_pairs"]
+    seen = pairs + steps["context_tokens"]
+    return np.asarray(np.divide(pairs, seen, out=np.zeros_like(pairs), where=seen > 0))
+
+
+def provenance(
+    estimator: Estimator, shard: Shard, steps: Table, num_ranks: int
+) -> tuple[dict[Coverage, float], dict[str, float], dict[str, float]]:
+    """Where the operator times of a run come from: shares of device time by coverage, by table and by operator.
+
+    Read off `NUM_SAMPLED_STEPS` steps of the run, spread evenly over its busy time, priced operator by operator. Each
+    stands for an equal part of that time.
+    """
+    ends = np.cumsum(steps["duration_s"])
+    moments = (np.arange(NUM_SAMPLED_STEPS) + 0.5) / NUM_SAMPLED_STEPS * ends[-1]
+    rows, counts = np.unique(np.searchsorted(ends, moments), return_counts=True)
+    by_coverage: dict[Coverage, float] = {}
+    by_source: dict[str, float] = {}
+    by_operator: dict[str, float] = {}
+    for row, count in zip(rows.tolist(), counts.tolist(), strict=True):
+        launches = price_step(estimator, shard, batch_of(steps, row, num_ranks))
+        step_s = sum(priced.device_s for priced in launches)
+        for priced in launches:
+            estimate, share = priced.estimate, priced.device_s / step_s * count / NUM_SAMPLED_STEPS
+            by_coverage[estimate.coverage] = by_coverage.get(estimate.coverage, 0.0) + share
+            by_source[estimate.source] = by_source.get(estimate.source, 0.0) + share
+            name = priced.launch.name
+            by_operator[name] = by_operator.get(name, 0.0) + share
+    sources, operators = (sorted(shares.items(), key=lambda item: -item[1]) for shares in (by_source, by_operator))
+    return (
+        {coverage: by_coverage[coverage] for coverage in COVERAGES if coverage in by_coverage},
+        dict(sources),
+        dict(operators),
+    )
+
+
+def batch_of(steps: Table, row: int, num_ranks: int = 1) -> StepBatch:
+    """The first step of a row as a batch of one rank (their mean where several step together)."""
+    decodes = -(-int(steps["decode_tokens"][row]) // num_ranks)
+    context = float(steps["context_tokens"][row]) / num_ranks
+    return StepBatch(
+        decode_requests=decodes,
+        decode_context_tokens=context / decodes + 1 if decodes else 0.0,
+        prefill_tokens=-(-int(steps["prefill_tokens"][row]) // num_ranks),
+        prefill_pairs=float(steps["prefill_pairs"][row]) / num_ranks,
+        sampled=max(-(-int(steps["num_sampled"][row]) // num_ranks), 1),
+    )

@@ -1,0 +1,121 @@
+"""How much of its device a run used: arithmetic and memory traffic of every step against the published peaks."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.hardware import Device
+from windtunnel.metrics.records import Table
+from windtunnel.metrics.summary import StageUse
+from windtunnel.model.forward import (
+    Shard,
+    decode_launches,
+    head_launches,
+    prefill_launches,
+    token_launches,
+)
+from windtunnel.model.operators import Launch
+from windtunnel.pricing.roofline import compute_format, machine
+
+Floats = NDArray[np.float64]
+
+ROWS_AT_ONCE = 1 << 15
+"""Arrays of a block stay in the cache: 28 million rows take 3 s and not 12."""
+
+
+@dataclass(frozen=True, eq=False)
+class StepWork:
+    """Seconds that one device of a replica would take at its published peaks, for all steps of each row: `[num_rows]`.
+
+    `compute` are FLOPs over the peak rate of each operator's format, `memory` bytes over the memory bandwidth;
+    collectives count as neither. The head runs on the last stage of a pipeline.
+    """
+
+    body_compute_s: Floats
+    body_memory_s: Floats
+    head_compute_s: Floats
+    head_memory_s: Floats
+
+
+def step_work(device: Device, shard: Shard, steps: Table) -> StepWork:
+    """The work in each row of the step table.
+
+    With attention data parallelism the row's counts are shared evenly by the ranks, as in `batch_of`.
+    """
+    parts = list(_parts(device, shard, steps))
+    return StepWork(*(np.concatenate([part[index] for part in parts]) for index in range(4)))
+
+
+def total_work(device: Device, shard: Shard, steps: Table) -> StepWork:
+    """The work of all rows together: arrays of one element."""
+    sums = np.sum([[part.sum() for part in parts] for parts in _parts(device, shard, steps)], axis=0)
+    return StepWork(*(np.array([total]) for total in sums))
+
+
+def _parts(device: Device, shard: Shard, steps: Table) -> Iterator[tuple[Floats, Floats, Floats, Floats]]:
+    for first in range(0, max(len(steps), 1), ROWS_AT_ONCE):
+        yield _work_of(device, shard, steps, slice(first, first + ROWS_AT_ONCE))
+
+
+def _work_of(device: Device, shard: Shard, steps: Table, rows: slice) -> tuple[Floats, Floats, Floats, Floats]:
+    ranks = shard.parallelism.attention_dp
+    columns = ("decode_tokens", "prefill_tokens", "num_sampled", "context_tokens", "prefill_pairs", "num_steps")
+    decode, prefill, sampled, context, pairs, count = (steps[name][rows].astype(np.float64) for name in columns)
+    # A row's context grows by a token for each request and step: its mean is half the way on.
+    context = (context + decode * (count - 1) / 2) / ranks
+    decode, prefill, sampled, pairs = decode / ranks, prefill / ranks, sampled / ranks, pairs / ranks
+    body_compute_s, body_memory_s = _ideal_s(device, token_launches(shard, decode + prefill))
+    parts = [(body_compute_s, body_memory_s, np.ones(count.size, bool))]
+    some = np.maximum(decode, 1.0)
+    parts.append((*_ideal_s(device, decode_launches(shard, some, np.maximum(context / some, 0.0) + 1)), decode > 0))
+    length = np.maximum(2 * pairs / np.maximum(prefill, 1.0), 1.0)
+    parts.append((*_ideal_s(device, prefill_launches(shard, np.maximum(prefill, 1.0) / length, length)), prefill > 0))
+    compute_s = sum((np.where(has, compute, 0.0) for compute, _, has in parts), np.zeros(count.size))
+    memory_s = sum((np.where(has, memory, 0.0) for _, memory, has in parts), np.zeros(count.size))
+    head_compute_s, head_memory_s = _ideal_s(device, head_launches(shard, np.maximum(sampled, 1.0)))
+    has_head = sampled > 0
+    return (
+        compute_s * count,
+        memory_s * count,
+        np.where(has_head, head_compute_s, 0.0) * count,
+        np.where(has_head, head_memory_s, 0.0) * count,
+    )
+
+
+def _ideal_s(device: Device, launches: Iterable[Launch]) -> tuple[Floats, Floats]:
+    """Seconds of arithmetic and of memory traffic at the published peaks."""
+    compute_s: Floats = np.zeros(1)
+    memory_s: Floats = np.zeros(1)
+    for launch in launches:
+        if launch.op.kind == "collective":
+            continue
+        on = machine(device, compute_format(launch.op))
+        compute_s = compute_s + np.asarray(launch.op.flops) / on.flops_per_s * launch.count
+        memory_s = memory_s + np.asarray(launch.op.num_bytes) / on.bytes_per_s * launch.count
+    return compute_s, memory_s
+
+
+def stage_uses(work: StepWork, steps: Table, num_stages: int, num_replicas: float, span_s: float) -> list[StageUse]:
+    """The use of each stage; layers are split evenly, the head is on the last one.
+
+    MFU as in Chowdhery et al., PaLM (2022), appendix B, with the FLOPs of the step's operators; MBU is the same for
+    bytes (Databricks, LLM Inference Performance Engineering, 2023).
+    """
+    whole_s = span_s * num_replicas
+    busy_s = float(steps["duration_s"].sum()) / num_stages
+    uses = []
+    for stage in range(num_stages):
+        is_last = stage == num_stages - 1
+        compute_s = float(work.body_compute_s.sum()) / num_stages + is_last * float(work.head_compute_s.sum())
+        memory_s = float(work.body_memory_s.sum()) / num_stages + is_last * float(work.head_memory_s.sum())
+        uses.append(
+            StageUse(
+                mfu_fraction=compute_s / whole_s,
+                mbu_fraction=memory_s / whole_s,
+                busy_mfu_fraction=compute_s / busy_s,
+                busy_mbu_fraction=memory_s / busy_s,
+            )
+        )
+    return uses

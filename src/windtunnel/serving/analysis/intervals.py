@@ -1,0 +1,116 @@
+"""The 80% intervals of a run's headline metrics."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import cache
+
+import numpy as np
+
+from windtunnel import catalog
+from windtunnel.metrics.records import Table
+from windtunnel.metrics.summary import Summary
+from windtunnel.metrics.uncertainty import Interval, Spread, interval
+from windtunnel.schema import decode, read_yaml
+from windtunnel.serving.calibration import outside
+from windtunnel.serving.scenario import Setup
+
+SPREADS_FILE = catalog.shipped("uncalibrated_spreads.yaml")
+"""Written by `benchmarks/accuracy.py --write`."""
+
+
+DISAGGREGATED_FILE = SPREADS_FILE.with_name("disaggregated_spreads.yaml")
+"""Written by `benchmarks/disaggregated_accuracy.py --write`."""
+
+
+@cache
+def disaggregated_spreads() -> dict[str, dict[str, Spread]]:
+    """Engine -> metric -> measured over predicted, of runs with separate pools for prefill and decode."""
+    return decode(read_yaml(DISAGGREGATED_FILE), dict[str, dict[str, Spread]])
+
+
+@cache
+def uncalibrated_spreads() -> dict[str, dict[str, dict[str, Spread]]]:
+    """Engine -> settings of its runs were `recorded` or `assumed` -> metric -> measured over predicted."""
+    return decode(read_yaml(SPREADS_FILE), dict[str, dict[str, dict[str, Spread]]])
+
+
+def remarks(setup: Setup) -> list[str]:
+    """In what a setup lies outside the runs of its calibration; empty without one."""
+    if setup.calibration is None:
+        return []
+    formats = tuple(dict.fromkeys((str(setup.precision.weights), str(setup.precision.experts_format))))
+    return outside(setup.calibration, setup.device.name, setup.model.name, formats, setup.engine.version or "")
+
+
+def intervals(
+    setup: Setup, summary: Summary, requests: Table, coverage: Mapping[str, float], is_open_loop: bool = False
+) -> dict[str, Interval]:
+    """Metric -> interval of its mean (`tpot`, `ttft`, `e2e`, seconds) or of the whole run (`throughput`, output tokens
+    a second).
+
+    The spread of throughput is that of closed loops, whose clients wait for answers. In an open loop requests come when
+    they come, and throughput is what arrives in the time until the last answer, each as late as the interval of the
+    end-to-end time says.
+    """
+    spreads = dict(uncalibrated_spreads()[setup.engine.name]["assumed" if setup.settings_assumed else "recorded"])
+    if setup.calibration is not None:
+        spreads |= (setup.settings_assumed and setup.calibration.spread_assumed) or setup.calibration.spread
+    num_outside = len([remark for remark in remarks(setup) if "version" not in remark])
+    return _around(summary, requests, spreads, num_outside, coverage, is_open_loop)
+
+
+def disaggregated_intervals(
+    engine: str, summary: Summary, requests: Table, coverage: Mapping[str, float], is_open_loop: bool = False
+) -> dict[str, Interval]:
+    """The same of separate pools for prefill and decode, by the engine that decodes: as far as measured runs of such
+    pools were off, with the shipped calibrations, which no such run was fitted for.
+    """
+    return _around(summary, requests, disaggregated_spreads()[engine], 0, coverage, is_open_loop)
+
+
+def _around(
+    summary: Summary,
+    requests: Table,
+    spreads: Mapping[str, Spread],
+    num_outside: int,
+    coverage: Mapping[str, float],
+    is_open_loop: bool,
+) -> dict[str, Interval]:
+    found = {}
+    for name, central in headline(summary).items():
+        sampling = 0.0 if name == "throughput" else _sampling_error(requests, f"{name}_s")
+        found[name] = interval(central, spreads[name], num_outside, coverage, sampling)
+    if is_open_loop:
+        found["throughput"] = _open_loop_throughput(summary, requests, found["e2e"])
+    return found
+
+
+def _open_loop_throughput(summary: Summary, requests: Table, e2e: Interval) -> Interval:
+    measured = requests.where(~requests["is_warmup"])
+    arrival_s = measured["arrival_s"] - measured["arrival_s"].min()
+
+    def output_tokens_per_s(stretch: float) -> float:
+        until_s = (arrival_s + stretch * (measured["finish_s"] - measured["arrival_s"])).max()
+        return float(measured["output_tokens"].sum() / until_s)
+
+    central = summary.e2e_s.mean
+    return Interval(output_tokens_per_s(e2e.high / central), output_tokens_per_s(e2e.low / central))
+
+
+def headline(summary: Summary) -> dict[str, float]:
+    """The metrics that have intervals."""
+    found = {"ttft": summary.ttft_s.mean, "e2e": summary.e2e_s.mean}
+    if summary.tpot_s is not None:
+        found["tpot"] = summary.tpot_s.mean
+    return {**found, "throughput": summary.throughput.output_tokens_per_s}
+
+
+def _sampling_error(requests: Table, column: str) -> float:
+    """Relative standard error of the mean over the measured requests, as if they were independent."""
+    values = requests[column][~requests["is_warmup"]]
+    values = values[np.isfinite(values)]
+    if values.size < 2 or values.mean() <= 0:
+        return 0.0
+    return float(values.std(ddof=1) / values.mean() / math.sqrt(values.size))

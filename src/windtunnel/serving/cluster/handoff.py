@@ -1,0 +1,194 @@
+"""From prefill to decode: a request handed over, its KV cache read, and the batch that it joins."""
+
+import numpy as np
+
+from windtunnel.compiled.heap import push
+from windtunnel.compiled.jit import inner
+from windtunnel.serving.cluster.pool_routers import choose
+from windtunnel.serving.cluster.routers import fewest_outstanding
+from windtunnel.serving.kv.cache import (
+    acquire,
+    look_up,
+    release,
+    share,
+)
+from windtunnel.serving.kv.tiers import leave_below
+from windtunnel.serving.kv.windows import passed_blocks
+from windtunnel.serving.schedulers.batch import (
+    begin_decoding,
+    blocks_to_start,
+    held_blocks,
+    held_window_blocks,
+    link,
+)
+from windtunnel.serving.schedulers.queue_orders import set_queue_key
+from windtunnel.serving.state.pools import cache_of, ranks_of
+from windtunnel.serving.state.records import (
+    FCFS,
+    MOST_REQUESTS,
+    NONE,
+    PREFILLING,
+)
+
+
+@inner
+def hand_over(settings, windows, requests, lanes, clock, pools, rank, i, now_s):
+    """Request `i` has ended its prefill at `now_s`, on `rank` of its pool: send it to a replica that decodes.
+
+    Returns that replica, of all pools'.
+    """
+    routing = pools.routing[0]
+    journey = pools.journeys[i]
+    journey.held_blocks = held_blocks(settings, windows, requests, lanes, i)
+    if windows is not None:
+        journey.held_window_blocks = held_window_blocks(settings, requests, lanes, i)
+        requests[i].passed_blocks = 0
+    journey.prefill_rank = settings.first_rank + rank
+    journey.handed_s = now_s
+    requests[i].output_tokens = journey.later_output_tokens
+    journey.later_output_tokens = 0
+    requests[i].last_token_s = now_s
+    if routing.decode_samples_first or routing.decode_streams_first:
+        requests[i].first_token_s = np.nan
+    replica = choose(pools, clock, pools.decoders, routing.decode_router, routing.decode_turn)
+    routing.decode_turn += 1
+
+    there = pools.pools[pools.pool_of_replica[replica]]
+    to_rank = there.first_rank + fewest_outstanding(there, ranks_of(pools, there), replica - there.first_replica)
+    journey.decode_rank = to_rank
+    set_queue_key(there, requests, ranks_of(pools, there), to_rank - there.first_rank, i, 0)
+    pools.ranks[to_rank].num_outstanding += 1
+    requests[i].after = NONE
+    last = pools.handovers[to_rank].pull_last
+    if last == NONE:
+        pools.handovers[to_rank].pull_first = i
+    else:
+        requests[last].after = i
+    pools.handovers[to_rank].pull_last = i
+    return replica
+
+
+@inner
+def pull(settings, windows, cache, requests, ranks, lanes, events, clock, pools, rank, lane, now_s):
+    """Give blocks to the requests that wait to be read, in their order, while there are any; their transfers start.
+
+    Requests that wait to be computed here, preempted or local ones, go first if they are the older. The request counts
+    towards `max_num_seqs` from now on. A transfer occupies the interfaces of both ranks one after another: they have
+    sent what they were given at `link_free_s`. With overlap the KV of a layer leaves when it has been computed, so that
+    the transfer may have begun with the prefill and ends a layer's share after it, or when the link has caught up.
+    Of what is cached here nothing is read (vLLM's `NixlConnector`, 0.10 to 0.24: `get_num_new_matched_tokens`); lower
+    tiers are not asked, as the prefill side has it all (`MultiConnector`: the first one that has any loads it).
+    """
+    routing = pools.routing[0]
+    here = pools.handovers[settings.first_rank + rank]
+    while here.pull_first != NONE:
+        i = here.pull_first
+        journey = pools.journeys[i]
+        if journey.handed_s > lanes[lane].cutoff_s:
+            lanes[lane].looks_again = 1
+            break
+        if ranks[rank].num_running + here.num_pulled >= settings.max_num_seqs:
+            break
+        waiting = ranks[rank].waiting
+        if waiting != NONE:
+            order, first_order = requests[i].sequence, requests[waiting].sequence
+            if settings.queue_order != FCFS:
+                order += requests[i].queue_key * MOST_REQUESTS
+                first_order += requests[waiting].queue_key * MOST_REQUESTS
+            if first_order < order:
+                break
+        unused, cached = 0, 0
+        requests[i].computed_tokens = 0
+        if cache is not None:
+            unused = look_up(settings, cache, requests, ranks, rank, i)
+            unused -= leave_below(settings, cache, requests, i)
+            cached = requests[i].computed_tokens
+        num_read = requests[i].input_tokens - routing.decode_samples_first
+        if windows is not None:
+            requests[i].passed_blocks = passed_blocks(settings, num_read - 1)
+        num_needed, num_window_blocks = blocks_to_start(settings, windows, requests, i, num_read - cached)
+        if num_needed + unused > ranks[rank].free_blocks or num_window_blocks > ranks[rank].free_window_blocks:
+            if windows is not None:
+                lanes[lane].looks_again = 1
+            break
+        if cache is not None:
+            acquire(cache, requests, ranks, rank, lane, i)
+        ranks[rank].free_blocks -= num_needed
+        ranks[rank].free_window_blocks -= num_window_blocks
+        here.num_pulled += 1
+        here.pull_first = requests[i].after
+        if here.pull_first == NONE:
+            here.pull_last = NONE
+
+        sender = pools.handovers[journey.prefill_rank]
+        sent_bytes_per_s = pools.pools[pools.pool_of_rank[journey.prefill_rank]].link_bytes_per_s
+        whole_s = routing.bytes_per_token * (requests[i].input_tokens - cached) + routing.bytes_per_request
+        whole_s *= settings.kv_copies / min(sent_bytes_per_s, settings.link_bytes_per_s)
+        ready_s = now_s if routing.tail_fraction == 1.0 else requests[i].scheduled_s
+        start_s = max(ready_s, sender.link_free_s, here.link_free_s)
+        end_s = max(start_s + whole_s, now_s + whole_s * routing.tail_fraction)
+        sender.link_free_s = start_s + whole_s
+        here.link_free_s = start_s + whole_s
+        journey.transfer_start_s = start_s
+        journey.transfer_end_s = end_s + routing.latency_s
+        clock[0].queued = push(events.time_s, events.lane, clock[0].queued, journey.transfer_end_s, i - requests.size)
+
+
+@inner
+def end_transfer(cache, requests, pools, i):
+    """Request `i` has been read: its blocks on the prefill side are free, those of its prompt stay cached there as long
+    as there is room, and it may run on the decode side.
+    """
+    journey = pools.journeys[i]
+    pools.ranks[journey.prefill_rank].free_window_blocks += journey.held_window_blocks
+    if cache is None:
+        pools.ranks[journey.prefill_rank].free_blocks += journey.held_blocks
+    if cache is not None:
+        pool = pools.pool_of_rank[journey.prefill_rank]
+        settings, own = pools.pools[pool], cache_of(cache, pools, pool)
+        rank = journey.prefill_rank - settings.first_rank
+        release(settings, own, ranks_of(pools, settings), rank, i, journey.held_blocks, requests[i].input_tokens)
+    journey.held_blocks = 0
+    here = pools.handovers[journey.decode_rank]
+    requests[i].after = NONE
+    if here.ready_last == NONE:
+        here.ready_first = i
+    else:
+        requests[here.ready_last].after = i
+    here.ready_last = i
+
+
+@inner
+def join_ready(settings, windows, cache, requests, ranks, lanes, lists, pools, rank, lane):
+    """Let the requests whose KV has come run, in their order: they decode in this lane's next step. What has come is
+    cached.
+
+    Where the decode side samples the first output, the last prompt token is computed again, as a prefill of one token.
+    Where it streams the prefill side's, the client has it when the batch is formed.
+    """
+    samples_first = pools.routing[0].decode_samples_first
+    streams_first = pools.routing[0].decode_streams_first
+    here = pools.handovers[settings.first_rank + rank]
+    while here.ready_first != NONE and ranks[rank].num_running < settings.max_num_seqs:
+        i = here.ready_first
+        if pools.journeys[i].transfer_end_s > lanes[lane].cutoff_s:
+            lanes[lane].looks_again = 1
+            break
+        here.ready_first = requests[i].after
+        if here.ready_first == NONE:
+            here.ready_last = NONE
+        here.num_pulled -= 1
+        link(requests, ranks, rank, i)
+        requests[i].target_tokens = requests[i].input_tokens
+        requests[i].computed_tokens = requests[i].input_tokens - samples_first
+        if cache is not None:
+            share(settings, cache, ranks, rank, i, requests[i].computed_tokens)
+        ranks[rank].remaining_tokens += requests[i].output_tokens - 1 + samples_first
+        if samples_first:
+            lists[rank * settings.num_stages, PREFILLING, ranks[rank].num_prefilling] = i
+            ranks[rank].num_prefilling += 1
+        else:
+            if streams_first:
+                requests[i].first_token_s = lanes[lane].cutoff_s
+                requests[i].last_token_s = lanes[lane].cutoff_s
+            begin_decoding(settings, windows, requests, ranks, lanes, lists, rank, lane, i)

@@ -1,0 +1,157 @@
+"""What a replica that fails loses: its requests, its caches, the steps under way."""
+
+import numpy as np
+
+from windtunnel.compiled.heap import meld
+from windtunnel.compiled.jit import inner
+from windtunnel.serving.kv.cache import entry_of, forget
+from windtunnel.serving.kv.tiers import drop
+from windtunnel.serving.schedulers.batch import gained_tokens
+from windtunnel.serving.state.records import NONE
+
+
+@inner
+def lose(fleet, requests, replica, i, now_s):
+    """Request `i` was at a replica that has failed: it will be sent again."""
+    requests[i].computed_tokens = 0
+    requests[i].chunks_in_flight = 0
+    requests[i].is_decoding = 0
+    requests[i].slides = 0
+    requests[i].passed_blocks = 0
+    if fleet.scaling.starts_over:
+        fleet.discarded_tokens[i] += requests[i].target_tokens - requests[i].input_tokens
+        requests[i].target_tokens = requests[i].input_tokens
+        requests[i].first_token_s = np.nan
+    fleet.num_retries[i] += 1
+    control = fleet.control
+    at = (control[0].first_retry + control[0].num_retries) % fleet.retries.size
+    fleet.retries[at] = i
+    fleet.retry_s[at] = now_s + fleet.scaling.retry_s
+    control[0].num_retries += 1
+    row = control[0].num_losses
+    fleet.losses[row].request = i
+    fleet.losses[row].replica = replica
+    fleet.losses[row].begin_s = requests[i].arrival_s
+    fleet.losses[row].end_s = now_s
+    control[0].num_losses = row + 1
+
+
+@inner
+def lose_cache(cache, rank):
+    """Forget all that a rank has cached, and its replica's own tiers."""
+    entry = cache.ranks[rank].first
+    while entry != NONE:
+        after = cache.entries[entry].after
+        forget(cache, rank, entry)
+        cache.entries[entry].num_blocks = 0
+        entry = after
+    for tier in range(cache.tiers.size):
+        if not cache.tiers[tier].outlives:
+            row, pool = cache.tiers[tier].row, rank // cache.tiers[tier].ranks_per_pool
+            while cache.pools[row, pool].first != NONE:
+                drop(cache, row, pool, cache.pools[row, pool].first)
+
+
+@inner
+def lose_shared(cache, rank, i):
+    """Forget what running request `i` shares with others of its rank, which fail with it."""
+    node = cache.requests[i].deepest
+    while node != NONE:
+        entry = entry_of(cache, rank, node)
+        cache.entries[entry].num_blocks = 0
+        cache.entries[entry].references = 0
+        node = cache.nodes[node].parent
+    cache.requests[i].deepest = NONE
+    cache.requests[i].shared_blocks = 0
+
+
+@inner
+def clear(settings, cache, requests, speculation, ranks, lanes, lists, stages, fleet, replica, now_s):
+    """Leave a replica as it starts: empty. What it had, if it failed, is sent again, rank by rank: running requests in
+    their order, then waiting ones in theirs.
+    """
+    first = replica * settings.ranks_per_replica
+    for rank in range(first, first + settings.ranks_per_replica):
+        i = ranks[rank].first
+        while i != NONE:
+            after = requests[i].after
+            if cache is not None:
+                lose_shared(cache, rank, i)
+            if requests[i].is_decoding:
+                lane = requests[i].lane
+                computed = lanes[lane].steps - requests[i].joined
+                if requests[i].skipped_at == lanes[lane].num_verified:  # left out of the step that the failure ends
+                    num_gained = 1
+                    if speculation is not None:
+                        num_gained = gained_tokens(speculation, lanes, lane)
+                    computed += num_gained
+                was_left_out = requests[i].skipped_at != NONE
+                was_left_out = was_left_out and requests[i].skipped_at >= lanes[lane].num_verified - 1
+                if computed > requests[i].target_tokens and not was_left_out:
+                    requests[i].last_token_s = lanes[lane].last_decode_s
+                requests[i].target_tokens = computed + 1
+            lose(fleet, requests, replica, i, now_s)
+            i = after
+        while ranks[rank].waiting != NONE:
+            i = ranks[rank].waiting
+            ranks[rank].waiting = meld(
+                requests.order, requests.left, requests.right, requests[i].left, requests[i].right
+            )
+            requests[i].left = NONE
+            requests[i].right = NONE
+            lose(fleet, requests, replica, i, now_s)
+        if cache is not None:
+            lose_cache(cache, rank)
+        empty_rank(settings, ranks, rank)
+        for lane in range(rank * settings.num_stages, (rank + 1) * settings.num_stages):
+            empty_lane(lanes, lists, lane)
+            if cache is not None:
+                cache.load_s[lane] = 0.0
+    for stage in range(settings.num_stages):
+        stages[replica, stage] = 0.0
+
+
+@inner
+def empty_rank(settings, ranks, rank):
+    """As `state.new_ranks` makes it."""
+    ranks[rank].num_running = 0
+    ranks[rank].num_waiting = 0
+    ranks[rank].waiting_tokens = 0
+    ranks[rank].num_outstanding = 0
+    ranks[rank].remaining_tokens = 0
+    ranks[rank].free_blocks = settings.num_blocks
+    ranks[rank].free_window_blocks = settings.num_window_blocks
+    ranks[rank].first = NONE
+    ranks[rank].last = NONE
+    ranks[rank].waiting = NONE
+    ranks[rank].num_prefilling = 0
+    ranks[rank].new_token_ratio = 0.0
+    ranks[rank].fair_tag = 0
+    ranks[rank].waited_steps = 0
+    ranks[rank].balance_waited = 0
+    ranks[rank].balance_ready = 0
+    ranks[rank].steps_to_receive = 0
+
+
+@inner
+def empty_lane(lanes, lists, lane):
+    """As `state.new_lanes` and `new_lists` make it."""
+    lanes[lane].is_busy = 0
+    lanes[lane].steps = 0
+    lanes[lane].num_decoding = 0
+    lanes[lane].context_tokens = 0
+    lanes[lane].finish_size = 0
+    lanes[lane].batch_size = 0
+    lanes[lane].batch_decodes = 0
+    lanes[lane].num_skipped = 0
+    lanes[lane].skipped_context_tokens = 0
+    lanes[lane].skipped_since_s = 0.0
+    lanes[lane].holds_back = 0
+    lanes[lane].looks_again = 0
+    lanes[lane].num_joined = 0
+    lanes[lane].joined_since_s = 0.0
+    lanes[lane].last_decode_s = -np.inf
+    lanes[lane].num_verified = 0
+    for kind in range(lists.shape[1]):
+        for position in range(lists.shape[2]):
+            lists[lane, kind, position] = 0

@@ -1,0 +1,118 @@
+"""Requests that wait at the router, are sent again, and which of the replicas that are up takes the next."""
+
+import numpy as np
+
+from windtunnel.compiled.jit import inner
+from windtunnel.serving.cluster.routers import replica_load, replica_with_prefix
+from windtunnel.serving.state.records import (
+    DEFERRED,
+    MODULUS,
+    MULTIPLIER,
+    NONE,
+    POWER_OF_TWO,
+    PREFIX_AFFINITY,
+    RANDOM,
+    ROUND_ROBIN,
+    SESSION_AFFINITY,
+    UP,
+)
+
+
+@inner
+def next_resend_s(fleet):
+    """When a held or lost request is next tried."""
+    control = fleet.control
+    send_s = np.inf
+    if control[0].num_held > 0 and control[0].asks:
+        send_s = control[0].asked_s
+    if control[0].num_retries > 0:
+        send_s = min(send_s, fleet.retry_s[control[0].first_retry])
+    return send_s
+
+
+@inner
+def ask_again(fleet, now_s):
+    """Something ended or came up: the first held request may have a place now."""
+    if fleet.control[0].num_held > 0:
+        fleet.control[0].asks = 1
+        fleet.control[0].asked_s = now_s
+
+
+@inner
+def take_lost(fleet, now_s):
+    """The lost request that is due at `now_s`, or NONE."""
+    control = fleet.control
+    if control[0].num_retries == 0 or fleet.retry_s[control[0].first_retry] > now_s:
+        return NONE
+    k = fleet.retries[control[0].first_retry]
+    control[0].first_retry = (control[0].first_retry + 1) % fleet.retries.size
+    control[0].num_retries -= 1
+    return k
+
+
+@inner
+def hold(fleet, k):
+    """Put request `k` behind those that are held at the router."""
+    control = fleet.control
+    fleet.held[(control[0].first_held + control[0].num_held) % fleet.held.size] = k
+    control[0].num_held += 1
+
+
+@inner
+def drop_held(fleet):
+    """Take the first held request off the queue."""
+    control = fleet.control
+    control[0].first_held = (control[0].first_held + 1) % fleet.held.size
+    control[0].num_held -= 1
+
+
+@inner
+def nth_up(fleet, n):
+    """The `n`-th of the replicas that are up."""
+    for replica in range(fleet.replicas.size):
+        if fleet.replicas[replica].phase == UP:
+            if n == 0:
+                return replica
+            n -= 1
+    return NONE
+
+
+@inner
+def route_up(settings, cache, sessions, ranks, clock, fleet, i):
+    """`policies.routers.route` over the replicas that are up; NONE where there is none, or none with room."""
+    num_up = 0
+    for replica in range(settings.num_replicas):
+        if fleet.replicas[replica].phase == UP:
+            num_up += 1
+    if num_up == 0:
+        return NONE
+    if settings.router == ROUND_ROBIN:
+        replica = clock[0].turn
+        while fleet.replicas[replica].phase != UP:
+            replica = (replica + 1) % settings.num_replicas
+        clock[0].turn = (replica + 1) % settings.num_replicas
+        return replica
+    if sessions is not None and settings.router == SESSION_AFFINITY:
+        session = sessions.session[i]
+        if session != NONE and sessions.replica[session] != NONE:
+            if fleet.replicas[sessions.replica[session]].phase == UP:
+                return sessions.replica[session]
+    if cache is not None and settings.router == PREFIX_AFFINITY:
+        replica = replica_with_prefix(settings, cache, ranks, fleet, i)
+        if replica != NONE:
+            return replica
+    draws = settings.router == RANDOM or settings.router == POWER_OF_TWO
+    best, least = NONE, 0
+    for position in range(1 + (settings.router == POWER_OF_TWO) if draws else settings.num_replicas):
+        replica = position
+        if draws:
+            clock[0].random = clock[0].random * MULTIPLIER % MODULUS
+            replica = nth_up(fleet, clock[0].random % num_up)
+        if fleet.replicas[replica].phase != UP:
+            continue
+        load = replica_load(settings, ranks, replica)
+        if best == NONE or load < least or (load == least and replica < best):
+            best, least = replica, load
+    if settings.router == DEFERRED and least >= fleet.scaling.most_outstanding:
+        return NONE
+    return best

@@ -1,0 +1,568 @@
+"""Where and how a model is served: devices, parallelism, replicas, and the engine with its settings."""
+
+from typing import Any, Literal, get_args
+
+import msgspec
+
+from windtunnel.model.parallelism import Parallelism
+from windtunnel.network.settings import ClusterNetwork
+from windtunnel.pricing.choices import ATTENTION_BACKENDS, ESTIMATORS, MOE_BACKENDS
+from windtunnel.schema import (
+    Schema,
+    check_above_zero,
+    check_at_least,
+    check_finite,
+)
+
+BALANCE_TIMEOUT_ITERS, BALANCE_BATCHING_ITERS = 50, 10
+"""Where TensorRT-LLM balances attention data-parallel ranks and is told no numbers (1.2 `AttentionDpConfig`)."""
+
+QUEUE_ORDERS = ("fcfs", "priority", "shortest", "deadline", "fair_share", "lpm")
+"""Known values of `EngineSettings.scheduling_policy`."""
+
+
+class HostOverheads(Schema):
+    """What the host adds to the device's work. Named, so that a measurement or a calibration can replace each."""
+
+    step_s: float | None = None
+    """Per step: scheduling, input preparation, sampling, output processing."""
+    request_s: float | None = None
+    """Per step and running request."""
+    first_token_s: float | None = None
+    """Per request, outside the steps: HTTP, detokenisation of the first token, the client's own; part of TTFT."""
+    stream_s: float | None = None
+    """Per other request whose tokens are being streamed: the API server and the client handle a token of each of them
+    before they come to a new request; part of TTFT."""
+    prompt_token_s: float | None = None
+    """Per prompt token, outside the steps: tokenisation and validation; part of TTFT."""
+    launch_s: float | None = None
+    """Per kernel, or piece, of a step with prefill, which no CUDA graph covers whole: the host launches one by one, and
+    the device waits where it is faster."""
+    unhidden_step_s: float | None = None
+    """Per step, which asynchronous scheduling cannot hide: copying tokens out and updated inputs in."""
+    unhidden_request_s: float | None = None
+    """The same per sampled request."""
+
+    def __post_init__(self) -> None:
+        check_at_least(0, **{name: getattr(self, name) for name in self.__struct_fields__})
+
+    def over(self, default: "HostOverheads") -> "HostOverheads":
+        """These, and those of `default` where they say nothing."""
+        own = {name: value for name in self.__struct_fields__ if (value := getattr(self, name)) is not None}
+        return msgspec.structs.replace(default, **own)
+
+    def frontend_s(self, input_tokens: Any, num_streams: Any) -> Any:
+        """What the client sees on top of the engine's times, of prompts of so many tokens (a number or an array).
+
+        `num_streams`: other requests whose tokens the replica streams when the prompt's first token comes.
+        """
+        by_request = (self.first_token_s or 0.0) + (self.stream_s or 0.0) * num_streams
+        return by_request + (self.prompt_token_s or 0.0) * input_tokens
+
+
+class Speculative(Schema):
+    """Speculative decoding: `num_draft_tokens` are guessed for every request and verified in one step."""
+
+    method: Literal["mtp", "draft_model", "ngram"]
+    """`mtp`: a layer that the model brings for it, run once a token; `draft_model`: a smaller model; `ngram`: looked up
+    in the text so far, at no cost."""
+    num_draft_tokens: int
+    acceptance_fraction: float | tuple[float, ...]
+    """Share of draft tokens that are right, given that those before them are: one for all, or one for each position."""
+    draft_model: str | None = None
+    """A catalog name, of method `draft_model`."""
+
+    def __post_init__(self) -> None:
+        check_at_least(1, num_draft_tokens=self.num_draft_tokens)
+        for share in self.acceptance_by_position:
+            if not 0 <= share <= 1:
+                raise ValueError(f"acceptance_fraction is {share}; from 0 to 1 is needed")
+        if len(self.acceptance_by_position) != self.num_draft_tokens:
+            raise ValueError(
+                f"acceptance_fraction has {len(self.acceptance_by_position)} entries for "
+                f"{self.num_draft_tokens} draft tokens"
+            )
+        if (self.method == "draft_model") != (self.draft_model is not None):
+            raise ValueError("draft_model goes with method draft_model, and only with it")
+
+    @property
+    def acceptance_by_position(self) -> tuple[float, ...]:
+        if isinstance(self.acceptance_fraction, tuple):
+            return self.acceptance_fraction
+        return (self.acceptance_fraction,) * self.num_draft_tokens
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Mean tokens that a step gives: 1 + a1 + a1 a2 + ..., with one rate (1 - a^(k + 1)) / (1 - a).
+
+        Source: Leviathan, Kalman and Matias, Fast Inference from Transformers via Speculative Decoding (2023),
+        equation 1.
+        """
+        mean, accepted = 1.0, 1.0
+        for share in self.acceptance_by_position:
+            accepted *= share
+            mean += accepted
+        return mean
+
+
+class KvTier(Schema):
+    """Memory below the device's that keeps KV blocks: the host's, a disk, a store in the network.
+
+    What requests have computed is written there beside the device's work, and loaded again when the pool has lost it.
+    """
+
+    capacity_bytes: int
+    """Of all devices of a replica together, or of the whole deployment where that shares it [kv_offloading_size]."""
+    bandwidth_bytes_per_s: float
+    """Of loading, to each device."""
+    name: str = "host"
+    shared_by: Literal["replica", "deployment"] = "replica"
+
+    def __post_init__(self) -> None:
+        check_at_least(1, capacity_bytes=self.capacity_bytes, bandwidth_bytes_per_s=self.bandwidth_bytes_per_s)
+        if self.name == "device":
+            raise ValueError("a KV tier cannot be named 'device': that is the pool above all tiers")
+
+
+WindowKv = Literal["full", "shared_pool", "own_pool"]
+
+
+class EngineSettings(Schema):
+    """A serving engine. `None` takes the default of that engine and version on that device, from the catalog.
+
+    Names follow vLLM; SGLang's and TensorRT-LLM's names are in brackets.
+    """
+
+    name: str = "vllm"
+    version: str | None = None
+    scheduler: str | None = None
+    """`vllm_v1`, `sglang`, `trtllm` or `trtllm_max_utilization`; `vllm_v0`, `sarathi`, `orca`, `faster_transformer` or
+    `lightllm`; or a policy of one's own, `module:function`."""
+    max_num_seqs: int | None = None
+    """[max_running_requests, max_batch_size]"""
+    max_num_batched_tokens: int | None = None
+    """[chunked_prefill_size, max_num_tokens]"""
+    max_prefill_tokens: int | None = None
+    """Prompt tokens of one prefill batch (SGLang)."""
+    long_prefill_token_threshold: int | None = None
+    enable_chunked_prefill: bool | None = None
+    enable_prefix_caching: bool | None = None
+    """Prompts that begin alike are computed once, as long as their KV blocks are kept [radix cache, block reuse]."""
+    kv_tiers: tuple[KvTier, ...] | None = None
+    """Fastest first; None: KV blocks that leave the pool are lost, and a preempted request is computed again."""
+    kv_load_overlaps: bool | None = None
+    """True: blocks are loaded layer by layer beside the step that needs them (SGLang's HiCache); False: that step waits
+    for them (LMCache)."""
+    scheduling_policy: str | None = None
+    """Which waiting request is first: the oldest (`fcfs`), the one of least priority (`priority`), with the shortest
+    prompt (`shortest`), with the earliest deadline for its first token (`deadline`: its tenant's SLO),
+    or of the tenant that has had the least service (`fair_share`); of equal ones the oldest. SGLang's
+    `lpm` puts requests of which more is cached in front."""
+    max_model_len: int | None = None
+    """Longest prompt and output together; None takes the model's."""
+    block_size: int | None = None
+    """Tokens of one KV block [page_size, tokens_per_block]."""
+    num_gpu_blocks: int | None = None
+    """KV blocks of one rank; None plans them from memory."""
+    window_kv: WindowKv | None = None
+    """What layers with a sliding window keep of a request: `full`, every token, as other layers do
+    [disable-hybrid-kv-cache-manager, disable-hybrid-swa-memory, no max_attention_window]; `shared_pool`, what the next
+    token sees, in groups of layers that share one pool with the others (vLLM); `own_pool`, the same in a pool of their
+    own (SGLang, TensorRT-LLM)."""
+    window_pool_ratio: float | None = None
+    """Tokens of the windows' own pool for each token of the other layers' [swa-full-tokens-ratio]; None: the window's
+    length over `max_model_len`."""
+    gpu_memory_utilization: float | None = None
+    """Share of the device's memory that the engine may use [mem_fraction_static, kv_cache_free_gpu_mem_fraction]."""
+    memory_fraction_of_free: bool | None = None
+    """True: the share is of what is free after loading the weights (TensorRT-LLM)."""
+    reserved_bytes: int | None = None
+    """Memory outside the planner's terms: context, NCCL buffers, kernels' workspaces."""
+    max_cudagraph_capture_size: int | None = None
+    """Largest decode batch with a CUDA graph; 0: eager."""
+    cudagraph_sizes: tuple[int, ...] | None = None
+    """Captured sizes; None takes the engine's own list up to `max_cudagraph_capture_size`."""
+    piecewise_cudagraphs: bool | None = None
+    """Steps with prefill of up to that many tokens run in graphs too, but for attention [cudagraph_mode PIECEWISE or
+    FULL_AND_PIECEWISE, enable_piecewise_cuda_graph]; SGLang's of any number, with latent attention of up to 2,048."""
+    async_scheduling: bool | None = None
+    """Host work runs beside the device's step [overlap scheduler]."""
+    schedule_conservativeness: float | None = None
+    receive_interval_steps: int | None = None
+    """Decode steps between looks at new requests [scheduler-recv-interval]."""
+    batch_wait_timeout_iters: int | None = None
+    """TensorRT-LLM: decode steps for which prompts may be held back; 0 or None: never."""
+    batch_wait_max_tokens_ratio: float | None = None
+    """TensorRT-LLM: share of `max_num_batched_tokens` at which they are not."""
+    attention_dp_timeout_iters: int | None = None
+    """TensorRT-LLM: steps for which prompts may be held back until every attention data-parallel rank has one, while
+    all of them decode; 0 or None: never [attention_dp_config.timeout_iters where enable_balance is on]."""
+    attention_dp_batching_wait_iters: int | None = None
+    """TensorRT-LLM: steps for which they are then held back on top [attention_dp_config.batching_wait_iters]."""
+    watermark_fraction: float | None = None
+    """vLLM V0 and Sarathi: share of the KV blocks that admission leaves free."""
+    max_waiting_steps: int | None = None
+    """LightLLM: decode steps between looks at waiting requests."""
+    attention_backend: str | None = None
+    """One of `ATTENTION_BACKENDS`, whose kernels compute attention; None takes those that the engine itself chose where
+    they were measured [attention-backend, attention-config.use_trtllm_attention]."""
+    moe_backend: str | None = None
+    """One of `MOE_BACKENDS`; None takes the fastest that was measured, as an autotuned engine does
+    [moe_config.backend, moe_runner_backend]."""
+    fused_all_reduce: bool | None = None
+    """FlashInfer's all-reduce, TensorRT-LLM's kernel, may be called in place of the engine's own [fuse_allreduce_rms,
+    enable-flashinfer-allreduce-fusion]. The norms that it does too are still priced as kernels of their own."""
+    shared_experts_beside_tokens: int | None = None
+    """Up to so many tokens a step's shared experts run on a stream of their own beside the routed ones, which take
+    longer; 0: one after the other [VLLM_SHARED_EXPERTS_STREAM_TOKEN_THRESHOLD]."""
+    tf32: bool | None = None
+    """What is left in fp32 is multiplied on tensor cores and not on CUDA cores
+    [VLLM_FLOAT32_MATMUL_PRECISION=high, enable-tf32-matmul]."""
+    speculative: Speculative | None = None
+    """None: every step gives a token."""
+    host: HostOverheads = HostOverheads()
+
+    def __post_init__(self) -> None:
+        check_at_least(
+            1,
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            max_prefill_tokens=self.max_prefill_tokens,
+            max_model_len=self.max_model_len,
+            block_size=self.block_size,
+            num_gpu_blocks=self.num_gpu_blocks,
+            receive_interval_steps=self.receive_interval_steps,
+            cudagraph_sizes=min(self.cudagraph_sizes or (1,)),
+        )
+        check_at_least(
+            0,
+            long_prefill_token_threshold=self.long_prefill_token_threshold,
+            reserved_bytes=self.reserved_bytes,
+            max_cudagraph_capture_size=self.max_cudagraph_capture_size,
+            batch_wait_timeout_iters=self.batch_wait_timeout_iters,
+            attention_dp_timeout_iters=self.attention_dp_timeout_iters,
+            attention_dp_batching_wait_iters=self.attention_dp_batching_wait_iters,
+            watermark_fraction=self.watermark_fraction,
+            max_waiting_steps=self.max_waiting_steps,
+            batch_wait_max_tokens_ratio=self.batch_wait_max_tokens_ratio,
+            schedule_conservativeness=self.schedule_conservativeness,
+            shared_experts_beside_tokens=self.shared_experts_beside_tokens,
+        )
+        if self.window_pool_ratio is not None and not 0 < self.window_pool_ratio <= 1:
+            raise ValueError(f"window_pool_ratio is {self.window_pool_ratio}; more than 0 and at most 1 is needed")
+        if self.gpu_memory_utilization is not None and not 0 < self.gpu_memory_utilization <= 1:
+            raise ValueError(
+                f"gpu_memory_utilization is {self.gpu_memory_utilization}; more than 0 and at most 1 is needed"
+            )
+        names = [tier.name for tier in self.kv_tiers or ()]
+        if len(set(names)) < len(names):
+            raise ValueError(f"kv_tiers has two tiers of one name: {', '.join(names)}")
+        if self.scheduling_policy not in (None, *QUEUE_ORDERS):
+            raise ValueError(f"scheduling_policy is {self.scheduling_policy!r}; known: {', '.join(QUEUE_ORDERS)}")
+        if self.attention_backend not in (None, *ATTENTION_BACKENDS):
+            raise ValueError(f"attention_backend is {self.attention_backend!r}; known: {', '.join(ATTENTION_BACKENDS)}")
+        if self.moe_backend not in (None, *MOE_BACKENDS):
+            raise ValueError(f"moe_backend is {self.moe_backend!r}; known: {', '.join(MOE_BACKENDS)}")
+
+
+class Pool(Schema):
+    """Equal replicas with one role, beside others; what is left out is as in the deployment."""
+
+    name: str
+    role: Literal["prefill", "decode", "both"] = "both"
+    """`prefill` hands requests over after their prefill, `decode` takes them, `both` serves whole requests."""
+    device: str | None = None
+    node: str | None = None
+    parallelism: Parallelism | None = None
+    replicas: int = 1
+    engine: EngineSettings = EngineSettings()
+    """Settings that differ from the deployment's, one by one. The engine is the deployment's unless this names another;
+    `vllm` is the name that stands here where none is given, and means the deployment's. Beside pools of that one a
+    pool of another engine takes over what both read, and neither version nor calibration."""
+    price_usd_per_hour: float | None = None
+
+    def __post_init__(self) -> None:
+        check_at_least(1, replicas=self.replicas)
+        check_at_least(0, price_usd_per_hour=self.price_usd_per_hour)
+
+
+Router = Literal[
+    "round_robin",
+    "random",
+    "power_of_two",
+    "least_outstanding",
+    "least_kv",
+    "session_affinity",
+    "prefix_affinity",
+    "least_waiting",
+]
+
+
+class TargetScaling(Schema, tag="target", tag_field="type"):
+    """As many replicas as bring a metric to its target, as Kubernetes' horizontal pod autoscaler decides; the defaults
+    are that one's.
+    """
+
+    metric: Literal["outstanding", "waiting", "running", "kv_use"]
+    """Of a replica that serves, mean over them: requests that wait or run, wait, or run; share of its KV blocks in
+    use. Requests that no replica has taken yet count as waiting."""
+    target: float
+    max_replicas: int
+    min_replicas: int = 1
+    interval_s: float = 15.0
+    """Between two looks."""
+    tolerance_fraction: float = 0.1
+    """Nothing changes while the metric is so close to its target."""
+    scale_up_after_s: float = 0.0
+    """More replicas are started when every look of so long has asked for them."""
+    scale_down_after_s: float = 300.0
+    """Replicas are stopped when every look of so long has asked for fewer."""
+
+    def __post_init__(self) -> None:
+        check_at_least(1, min_replicas=self.min_replicas, max_replicas=self.max_replicas)
+        check_at_least(
+            0,
+            tolerance_fraction=self.tolerance_fraction,
+            scale_up_after_s=self.scale_up_after_s,
+            scale_down_after_s=self.scale_down_after_s,
+        )
+        if self.max_replicas < self.min_replicas:
+            raise ValueError(f"max_replicas is {self.max_replicas}; at least min_replicas = {self.min_replicas}")
+        check_above_zero(target=self.target, interval_s=self.interval_s)
+        if self.metric == "kv_use" and self.target > 1:
+            raise ValueError(f"target is {self.target}; of kv_use it is a share, at most 1")
+
+
+class ReplicaChange(Schema):
+    """From `at_s` on so many replicas are wanted."""
+
+    at_s: float
+    replicas: int
+
+    def __post_init__(self) -> None:
+        check_at_least(0, at_s=self.at_s)
+        check_at_least(1, replicas=self.replicas)
+
+
+class ScheduledScaling(Schema, tag="schedule", tag_field="type"):
+    """Replicas by the clock; until the first change those of the deployment."""
+
+    changes: tuple[ReplicaChange, ...]
+
+    def __post_init__(self) -> None:
+        times = [change.at_s for change in self.changes]
+        if not times:
+            raise ValueError("changes is empty")
+        if sorted(set(times)) != times:
+            raise ValueError("changes must be in order of at_s, one at a time")
+
+
+class Fault(Schema):
+    """One replica fails, and its devices are back after a while."""
+
+    at_s: float
+    replica: int
+    repair_s: float
+
+    def __post_init__(self) -> None:
+        check_at_least(0, at_s=self.at_s, replica=self.replica, repair_s=self.repair_s)
+        check_finite(at_s=self.at_s, repair_s=self.repair_s)
+
+
+class Faults(Schema):
+    """Replicas that fail: drawn, scheduled, or both. A replica fails when one of its devices does."""
+
+    device_mtbf_s: float | None = None
+    """Mean time between failures of one device; a replica of n fails n times as often."""
+    mttr_s: float | None = None
+    """Mean time to repair; the replica then starts anew."""
+    scheduled: tuple[Fault, ...] = ()
+    retry_s: float = 1.0
+    """From a failure until the router has noticed and sends its requests to other replicas."""
+    retry: Literal["resume", "start_over"] = "resume"
+    """What is sent again: the prompt with what had been streamed, which goes on from there (NVIDIA Dynamo's request
+    migration), or the prompt alone, as a client does that sends its request anew."""
+
+    def __post_init__(self) -> None:
+        if (self.device_mtbf_s is None) != (self.mttr_s is None):
+            raise ValueError("device_mtbf_s and mttr_s go together")
+        if self.device_mtbf_s is None and not self.scheduled:
+            raise ValueError("no faults: device_mtbf_s and mttr_s, or scheduled ones, are needed")
+        check_above_zero(device_mtbf_s=self.device_mtbf_s, mttr_s=self.mttr_s)
+        check_at_least(0, retry_s=self.retry_s)
+        check_finite(retry_s=self.retry_s, mttr_s=self.mttr_s)
+
+
+LINK_EFFICIENCY = 0.72
+"""Share of the links' published bandwidth that large transfers of KV reach. Mooncake measured 0.71 for 4.5 GB between
+H800 nodes with eight 200 Gb/s interfaces (docs of the vLLM v1 connector, commit 3b5a594)."""
+TRANSFER_LATENCY_S = 4e-4
+"""Of a transfer of nothing; the same measurements, extrapolated."""
+
+DECODE_STREAMS_FIRST = ("sglang", "trtllm")
+"""Engines whose decode side streams the prefill side's first output, when the request enters a batch there.
+
+Source: TensorRT-LLM `_torch/pyexecutor/py_executor.py`, `_handle_first_token_response` of the scheduled generation
+requests whose transfer is complete (1.1 to 1.3); SGLang `disaggregation/decode.py`, `stream_output` of a prebuilt batch
+(0.5)."""
+
+
+TransferLink = Literal["scale_out", "scale_up"]
+
+
+class Transfer(Schema):
+    """How requests and their KV cache go from the replica that prefills them to the one that decodes them."""
+
+    bytes_per_s: float | None = None
+    """Between two ranks, in one direction; None takes the nodes' links of all devices of a rank, times
+    `link_efficiency`."""
+    link: TransferLink = "scale_out"
+    """Which links those are: between nodes, or inside one that holds both pools."""
+    link_efficiency: float | None = None
+    """Share of the links' published bandwidth that large transfers reach; None takes what the calibration of the engine
+    that decodes says, or `LINK_EFFICIENCY`."""
+    latency_s: float | None = None
+    """Of a transfer of nothing; None takes what that calibration says, or `TRANSFER_LATENCY_S`."""
+    overlap: bool = False
+    """True: each layer's KV is sent as soon as it is computed, so that only the last layer's follows the prefill."""
+    first_token: Literal["prefill", "decode"] = "prefill"
+    """Which side has a request's first output: the one that computed the prompt (SGLang, TensorRT-LLM), or the one that
+    decodes, which computes the last prompt token again (vLLM behind its proxies)."""
+    streamed_by: Literal["prefill", "decode"] | None = None
+    """Which side sends that output to the client: as soon as the prompt is computed, or when the request enters a batch
+    where it decodes, after the transfer and any wait for a place. None: the decode side of `DECODE_STREAMS_FIRST`."""
+    router: Router = "round_robin"
+    """Which decode replica a prefilled request goes to."""
+    local_prefill_tokens: int = 0
+    """Prompts up to so many tokens are prefilled where they decode."""
+
+    def __post_init__(self) -> None:
+        if self.bytes_per_s is not None and self.bytes_per_s <= 0:
+            raise ValueError(f"bytes_per_s is {self.bytes_per_s}; more than 0 is needed")
+        if self.link_efficiency is not None and not 0 < self.link_efficiency <= 1:
+            raise ValueError(f"link_efficiency is {self.link_efficiency}; more than 0 and at most 1 is needed")
+        if self.first_token == "decode" and self.streamed_by == "prefill":
+            raise ValueError("first_token is decode, so that streamed_by cannot be prefill")
+        check_at_least(0, latency_s=self.latency_s, local_prefill_tokens=self.local_prefill_tokens)
+        check_finite(latency_s=self.latency_s)
+
+    def over(self, default: "Transfer") -> "Transfer":
+        """This, with what it leaves open as in `default`."""
+        names = ("link_efficiency", "latency_s", "streamed_by")
+        left_open = {name: getattr(default, name) for name in names if getattr(self, name) is None}
+        return msgspec.structs.replace(self, **left_open)
+
+
+class Profile(Schema):
+    """Operators that were measured with `windtunnel profile`, in place of the measured tables that ship."""
+
+    folder: str
+    estimator: str = "interpolation"
+    """How times between measured points are found: `interpolation` reads the tables as they are; the others fit them
+    first; `auto` takes for each table the one with the least error on points left out."""
+
+    def __post_init__(self) -> None:
+        if self.estimator not in ESTIMATORS:
+            raise ValueError(f"estimator is {self.estimator!r}; known: {', '.join(ESTIMATORS)}")
+
+
+class Deployment(Schema):
+    """`replicas` equal copies of an engine, each over `parallelism.num_devices` devices; or several `pools` of them."""
+
+    device: str
+    """A catalog name or a YAML file."""
+    node: str | None = None
+    """A catalog name or a YAML file; None takes the usual node of the device."""
+    parallelism: Parallelism = Parallelism()
+    replicas: int = 1
+    router: str = "round_robin"
+    """Which replica a request goes to: the next in turn, one drawn, the less busy of two drawn, that with the fewest
+    requests, that with the fewest KV blocks in use, that of the session's former turns, or that with most of the prompt
+    in its cache (what these two cannot decide goes to the replica with the fewest requests), or that with the fewest
+    requests waiting, which is what Vidur calls lor. `deferred` holds requests at the router, in order, until some
+    replica has fewer than `router_limit`, and takes the one with the fewest. Or a router of one's own,
+    `module:function`."""
+    router_limit: int | None = None
+    """`deferred`: most requests at a replica; None takes as many as it runs at once."""
+    autoscaling: TargetScaling | ScheduledScaling | None = None
+    """None: `replicas` all the time."""
+    faults: Faults | None = None
+    start_s: float | None = None
+    """From the launch or repair of a replica until it serves: loading weights, capturing graphs, booting its node.
+    Those of the beginning serve at once."""
+    engine: EngineSettings = EngineSettings()
+    profile: Profile | None = None
+    """Operators measured on the device; None takes those that ship, or the device's roofline."""
+    calibration: str | None = None
+    """A calibration of the catalog or a YAML file, or `none`; None takes the shipped one of engine and device for
+    versions that it was fitted to, or that lie between them."""
+    settings_assumed: bool = False
+    """Nobody recorded the server's or the client's flags: intervals are as wide as such predictions were off."""
+    price_usd_per_hour: float | None = None
+    """Of one device; None takes the catalog's list price."""
+    busy_w: float | None = None
+    """Power of one device that runs steps; None takes the catalog's thermal design power."""
+    idle_fraction: float = 0.15
+    """Of `busy_w`, what an idle device draws. Measured on an A100 SXM: 62 W of 400 W."""
+    pools: tuple[Pool, ...] = ()
+    """Replicas of several kinds, instead of `replicas` of one."""
+    transfer: Transfer = Transfer()
+    """Between pools that prefill and pools that decode."""
+    network: ClusterNetwork | None = None
+    """Between the nodes of a replica; None takes closed forms over their published links."""
+
+    def __post_init__(self) -> None:
+        check_at_least(1, replicas=self.replicas)
+        check_at_least(0, price_usd_per_hour=self.price_usd_per_hour, busy_w=self.busy_w)
+        if not 0 <= self.idle_fraction <= 1:
+            raise ValueError(f"idle_fraction is {self.idle_fraction}; from 0 to 1 is needed")
+        check_at_least(1, router_limit=self.router_limit)
+        check_at_least(0, start_s=self.start_s)
+        check_finite(start_s=self.start_s)
+        if self.router not in (*get_args(Router), "deferred") and ":" not in self.router:
+            raise ValueError(
+                f"router is {self.router!r}; known: {', '.join(get_args(Router))}, deferred, module:function"
+            )
+        if self.router_limit is not None and self.router != "deferred":
+            raise ValueError("router_limit goes with the router deferred, and only with it")
+        if self.pools:
+            _check_pools(self.pools, self.replicas)
+            if self.autoscaling or self.faults or self.router not in get_args(Router):
+                raise ValueError("pools have no autoscaling, no faults, and no deferred or own router")
+
+    @property
+    def num_devices(self) -> int:
+        if self.pools:
+            return sum(pool.replicas * (pool.parallelism or self.parallelism).num_devices for pool in self.pools)
+        return self.most_replicas * self.parallelism.num_devices
+
+    @property
+    def fewest_replicas(self) -> int:
+        """That are wanted at any time."""
+        if isinstance(self.autoscaling, TargetScaling):
+            return min(self.replicas, self.autoscaling.min_replicas)
+        if isinstance(self.autoscaling, ScheduledScaling):
+            return min(self.replicas, *(change.replicas for change in self.autoscaling.changes))
+        return self.replicas
+
+    @property
+    def most_replicas(self) -> int:
+        """That there are at any time."""
+        if isinstance(self.autoscaling, TargetScaling):
+            return max(self.replicas, self.autoscaling.max_replicas)
+        if isinstance(self.autoscaling, ScheduledScaling):
+            return max(self.replicas, *(change.replicas for change in self.autoscaling.changes))
+        return self.replicas
+
+
+def _check_pools(pools: tuple[Pool, ...], replicas: int) -> None:
+    names = [pool.name for pool in pools]
+    roles = {pool.role for pool in pools}
+    if len(set(names)) < len(names):
+        raise ValueError(f"two pools are called {next(name for name in names if names.count(name) > 1)!r}")
+    if replicas != 1:
+        raise ValueError("replicas and pools exclude each other: every pool has replicas of its own")
+    if "prefill" in roles and not roles & {"decode", "both"}:
+        raise ValueError("no pool decodes: one with role decode or both is needed")
+    if "decode" in roles and "prefill" not in roles:
+        raise ValueError("no pool prefills for those that decode: one with role prefill is needed")

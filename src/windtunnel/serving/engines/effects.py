@@ -1,0 +1,96 @@
+"""Settings of an engine that some schedulers never read.
+
+Where a person gives one to such a scheduler it is refused, so that nobody believes in what changes nothing. What only
+the model, the workload or a degree of 1 makes idle is not refused: a search passes through it.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from windtunnel.errors import InputError
+from windtunnel.serving.deployment import EngineSettings
+
+_TRTLLM = ("trtllm", "trtllm_max_utilization")
+_ENGINES = ("vllm_v1", "sglang", *_TRTLLM)
+_WALKED = ("vllm_v0", "sarathi", "orca", "faster_transformer", "lightllm")
+
+READ_BY: Mapping[str, tuple[str, ...]] = {
+    "max_num_batched_tokens": (*_ENGINES, "vllm_v0", "sarathi", "lightllm"),
+    "max_prefill_tokens": ("sglang",),
+    "long_prefill_token_threshold": ("vllm_v1", *_TRTLLM),
+    "enable_chunked_prefill": _ENGINES,
+    "schedule_conservativeness": ("sglang",),
+    "receive_interval_steps": ("sglang",),
+    "batch_wait_timeout_iters": _TRTLLM,
+    "batch_wait_max_tokens_ratio": _TRTLLM,
+    "attention_dp_timeout_iters": _TRTLLM,
+    "attention_dp_batching_wait_iters": _TRTLLM,
+    "watermark_fraction": ("vllm_v0", "sarathi"),
+    "max_waiting_steps": ("lightllm",),
+    # TensorRT-LLM's own all-reduce is the kernel that the others may call.
+    "fused_all_reduce": ("vllm_v1", "sglang", *_WALKED),
+}
+"""Setting -> the schedulers that read it; what is not here all do, or refuse for reasons of their own."""
+
+OFF: Mapping[str, Any] = {
+    "long_prefill_token_threshold": 0,
+    "receive_interval_steps": 1,
+    "batch_wait_timeout_iters": 0,
+    "batch_wait_max_tokens_ratio": 0.0,
+    "attention_dp_timeout_iters": 0,
+    "attention_dp_batching_wait_iters": 0,
+    "watermark_fraction": 0.0,
+    "max_waiting_steps": 0,
+}
+"""Values that say no more than leaving the setting out."""
+
+
+def check_effects(given: EngineSettings, resolved: EngineSettings, default: EngineSettings) -> None:
+    """Raise InputError where `given` has a setting that nothing reads with the scheduler of `resolved`.
+
+    `default`: what would be in force without `given`; to say so again is no error, as a resolved scenario does.
+    """
+    for name, readers in READ_BY.items():
+        if _is_said(given, default, name) and resolved.scheduler not in readers:
+            raise InputError(
+                f"engine.{name} = {_shown(given, name)} changes nothing: the scheduler {resolved.scheduler} does not "
+                f"read it; {_listed(readers)}",
+                f"leave engine.{name} out",
+            )
+    if _is_said(given, default, "kv_load_overlaps") and not resolved.kv_tiers:
+        raise InputError(
+            f"engine.kv_load_overlaps = {_shown(given, 'kv_load_overlaps')} changes nothing: it needs engine.kv_tiers, "
+            "which blocks are loaded from",
+            "leave engine.kv_load_overlaps out, or give engine.kv_tiers",
+        )
+    if _is_said(given, default, "window_pool_ratio") and resolved.window_kv != "own_pool":
+        raise InputError(
+            f"engine.window_pool_ratio = {given.window_pool_ratio:g} changes nothing: it needs engine.window_kv "
+            f"own_pool, and that is {resolved.window_kv}",
+            "leave engine.window_pool_ratio out",
+        )
+
+
+def read_by_one_only(given: EngineSettings, own: str, other: str) -> list[str]:
+    """The settings that `given` has, the scheduler `own` reads and the scheduler `other` does not."""
+    only = [name for name, readers in READ_BY.items() if own in readers and other not in readers]
+    if given.scheduling_policy == "lpm" and own == "sglang":
+        only.append("scheduling_policy")
+    if given.window_kv not in (None, "full") and (own == "vllm_v1") != (other == "vllm_v1"):
+        only += ["window_kv", "window_pool_ratio"]
+    return [name for name in only if getattr(given, name) is not None]
+
+
+def _is_said(given: EngineSettings, default: EngineSettings, name: str) -> bool:
+    """Whether `given` says something of its own."""
+    return getattr(given, name) not in (None, getattr(default, name), OFF.get(name))
+
+
+def _shown(given: EngineSettings, name: str) -> str:
+    return str(getattr(given, name)).lower()
+
+
+def _listed(readers: tuple[str, ...]) -> str:
+    if len(readers) == 1:
+        return f"{readers[0]} does"
+    return f"{', '.join(readers[:-1])} and {readers[-1]} do"

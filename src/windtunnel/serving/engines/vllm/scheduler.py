@@ -1,0 +1,255 @@
+"""vLLM V1's policy, and by the same loop TensorRT-LLM's two: one budget of tokens, running requests first."""
+
+from windtunnel.compiled.jit import inner
+from windtunnel.serving.kv.cache import acquire, look_up
+from windtunnel.serving.kv.windows import (
+    give_back,
+    has_blocks,
+    newly_passed_blocks,
+    num_blocks_for,
+    pass_blocks,
+    passed_blocks,
+    take_blocks,
+)
+from windtunnel.serving.schedulers.batch import (
+    add_chunk,
+    admit,
+    blocks_to_start,
+    decode_step_blocks,
+    gained_tokens,
+    is_in_flight,
+    leave_latest,
+    preempt,
+    rebuild_rank,
+    take_decode_step,
+    wanted_tokens,
+)
+from windtunnel.serving.state.records import (
+    NONE,
+    PHASES,
+    PREFILLING,
+    PRIORITY,
+    SLIDING,
+    TRTLLM,
+)
+
+
+@inner
+def walk_running(settings, windows, cache, speculation, requests, ranks, lanes, lists, rank, lane):
+    """vLLM V1's pass over the running list, one request at a time, for steps in which tokens or blocks are short.
+
+    Requests in a batch under way have nothing to schedule and are not preempted. Returns (decoding requests scheduled,
+    token budget left, whether anything was preempted).
+    """
+    block_size = settings.block_size
+    budget = settings.max_num_batched_tokens
+    num_queries = 1 if speculation is None else speculation.num_queries
+    num_gained = 1
+    if speculation is not None:
+        num_gained = gained_tokens(speculation, lanes, lane)
+    any_preempted = False
+    i = ranks[rank].first
+    while i != NONE and budget > 0:
+        if requests[i].is_decoding:
+            if budget < num_queries:
+                break
+            num_tokens = num_gained if requests[i].lane == lane else 0
+            computed = lanes[requests[i].lane].steps - requests[i].joined
+        else:
+            computed = requests[i].computed_tokens
+            num_tokens = min(wanted_tokens(settings, requests, i), budget)
+        num_needed = 0
+        if settings.scheduler != TRTLLM:
+            num_needed = num_blocks_for(computed + num_tokens, block_size) - num_blocks_for(computed, block_size)
+        passed = 0
+        if windows is not None and num_tokens > 0:
+            passed = newly_passed_blocks(settings, requests, i, computed, num_tokens)
+            give_back(settings, ranks, rank, passed)
+        gave_up = False
+        while num_tokens > 0 and not has_blocks(settings, windows, ranks, rank, num_needed) and not gave_up:
+            victim = find_victim(settings, requests, ranks, lanes, rank, lane)
+            gave_up = victim in (NONE, i)
+            if windows is not None and gave_up:
+                give_back(settings, ranks, rank, -passed)
+            if victim != NONE:
+                given_back = requests[victim].step_tokens
+                if requests[victim].is_decoding and given_back > 0:
+                    given_back = num_queries
+                budget += given_back
+                preempt(settings, windows, cache, requests, ranks, lanes, lists, rank, victim)
+                any_preempted = True
+        if gave_up:
+            break
+        take_blocks(settings, windows, ranks, rank, num_needed)
+        if not requests[i].is_decoding:
+            requests[i].passed_blocks += passed
+        requests[i].step_tokens = num_tokens
+        budget -= num_queries if requests[i].is_decoding and num_tokens > 0 else num_tokens
+        i = requests[i].after
+
+    num_decodes = 0
+    i = ranks[rank].first
+    while i != NONE:
+        if requests[i].step_tokens > 0:
+            if requests[i].is_decoding:
+                num_decodes += 1
+            else:
+                add_chunk(settings, cache, requests, ranks, lanes, lists, rank, lane, i, requests[i].step_tokens)
+        i = requests[i].after
+    if num_decodes > 0:
+        lanes[lane].num_skipped = lanes[lane].num_decoding - num_decodes
+    i = ranks[rank].first
+    while i != NONE:
+        if requests[i].is_decoding and requests[i].lane == lane and requests[i].step_tokens == 0 and num_decodes > 0:
+            lists[lane, PHASES, requests[i].joined % block_size] -= 1
+            lists[lane, SLIDING, requests[i].joined % block_size] -= requests[i].slides
+            leave_latest(requests, lanes, i, lanes[lane].steps - requests[i].joined)
+            lanes[lane].skipped_since_s += requests[i].last_token_s
+            lanes[lane].skipped_context_tokens += lanes[lane].steps - requests[i].joined
+            requests[i].joined += num_gained
+            requests[i].skipped_at = lanes[lane].num_verified
+            lists[lane, PHASES, requests[i].joined % block_size] += 1
+            lists[lane, SLIDING, requests[i].joined % block_size] += requests[i].slides
+        requests[i].step_tokens = 0
+        i = requests[i].after
+    lanes[lane].looks_again = 1
+    rebuild_rank(settings, windows, requests, ranks, lanes, lists, rank)
+    return num_decodes, budget, any_preempted
+
+
+@inner
+def find_victim(settings, requests, ranks, lanes, rank, lane):
+    """The running request that is given up first: the last, or under priority the greatest (priority, arrival)."""
+    victim = NONE
+    i = ranks[rank].last
+    while i != NONE:
+        if not is_in_flight(requests, lanes, lane, i):
+            if settings.queue_order != PRIORITY:
+                return i
+            if (
+                victim == NONE
+                or requests[i].priority > requests[victim].priority
+                or (
+                    requests[i].priority == requests[victim].priority
+                    and requests[i].sequence > requests[victim].sequence
+                )
+            ):
+                victim = i
+        i = requests[i].before
+    return victim
+
+
+@inner
+def form_batch_vllm_v1(settings, windows, cache, speculation, requests, ranks, lanes, lists, rank, lane, now_s):
+    """vLLM V1 `Scheduler.schedule` (0.8 to 0.24): running requests first in their order, then waiting ones, one token
+    budget.
+
+    A decoding request takes one token, a prompt the rest of it, cut by the budget and `long_prefill_token_threshold`.
+    When no block is free the last running request is preempted (under priority the least important). Waiting requests
+    are admitted only if nothing was preempted, in order, without skipping ahead. The usual step, where tokens and
+    blocks suffice, costs O(prefilling requests); others walk the running list.
+
+    With `scheduler` TRTLLM this is TensorRT-LLM's GUARANTEED_NO_EVICT (1.0 to 1.3): generation first, context requests
+    while `max_num_tokens` and `max_batch_size` allow, admitted only if blocks for prompt and all outputs are free.
+    With TRTLLM_MAX_UTILIZATION it is that engine's MAX_UTILIZATION (`MaxUtilizationScheduler`, capacityScheduler.cpp,
+    1.0 to 1.3): admission looks at the next step only, and on shortage the request that started last is paused, its
+    outputs becoming part of its prompt. TensorRT-LLM gives a prompt that it cuts into chunks all its blocks with the
+    first one, where here each chunk takes its own; without chunked context, the default, that is the same.
+    """
+    block_size = settings.block_size
+    reserves = settings.scheduler == TRTLLM
+    first_lane = rank * settings.num_stages
+    num_decodes = lanes[lane].num_decoding
+    budget = settings.max_num_batched_tokens - num_decodes
+    if speculation is not None:
+        budget = settings.max_num_batched_tokens - num_decodes * speculation.num_queries
+    num_needed = 0 if reserves else decode_step_blocks(settings, speculation, lanes, lists, lane)
+    num_prefilling = ranks[rank].num_prefilling
+    demand = 0
+    for position in range(num_prefilling):
+        i = lists[first_lane, PREFILLING, position]
+        chunk = wanted_tokens(settings, requests, i)
+        if num_prefilling == 1 and ranks[rank].last == i:
+            chunk = min(chunk, budget)
+        demand += chunk
+        if not reserves:
+            computed = requests[i].computed_tokens
+            num_needed += num_blocks_for(computed + chunk, block_size) - num_blocks_for(computed, block_size)
+
+    any_preempted = False
+    fits = 0 <= demand <= budget and has_blocks(settings, windows, ranks, rank, num_needed)
+    if fits and (demand > 0) == (num_prefilling > 0):
+        take_decode_step(settings, windows, speculation, ranks, lanes, lists, rank, lane, num_needed)
+        budget -= demand
+        if windows is not None:  # of all of them, before what is cached is looked at
+            for position in range(num_prefilling):
+                i = lists[first_lane, PREFILLING, position]
+                pass_blocks(settings, requests, ranks, rank, i, requests[i].computed_tokens)
+        for position in range(num_prefilling):
+            i = lists[first_lane, PREFILLING, position]
+            chunk = min(wanted_tokens(settings, requests, i), demand)
+            add_chunk(settings, cache, requests, ranks, lanes, lists, rank, lane, i, chunk)
+    else:
+        num_scheduled = 0
+        while num_scheduled == 0:  # an empty step: the engine schedules again at once
+            num_decodes, budget, any_preempted = walk_running(
+                settings, windows, cache, speculation, requests, ranks, lanes, lists, rank, lane
+            )
+            num_scheduled = num_decodes + lanes[lane].batch_size
+            if not any_preempted or ranks[rank].num_running == 0:
+                break
+        any_preempted = any_preempted and num_scheduled > 0
+
+    if settings.balance_steps > 0 and ranks[rank].waiting != NONE:
+        lanes[lane].looks_again = 1
+    if lanes[lane].holds_back or waits_for_a_fuller_batch(settings, ranks, lanes, rank, lane, num_decodes):
+        return num_decodes
+    while not any_preempted and budget > 0 and ranks[rank].waiting != NONE:
+        if ranks[rank].num_running >= settings.max_num_seqs:
+            break
+        i = ranks[rank].waiting
+        if requests[i].arrival_s > lanes[lane].cutoff_s:
+            lanes[lane].looks_again = 1
+            break
+        unused = 0
+        if cache is not None:
+            unused = look_up(settings, cache, requests, ranks, rank, i)
+        chunk = wanted_tokens(settings, requests, i)
+        if chunk > budget:
+            if not settings.chunked_prefill:
+                break
+            chunk = budget
+        if windows is not None:
+            requests[i].passed_blocks = passed_blocks(settings, requests[i].computed_tokens)
+        num_needed, num_window_blocks = blocks_to_start(settings, windows, requests, i, chunk)
+        if num_needed + unused > ranks[rank].free_blocks or num_window_blocks > ranks[rank].free_window_blocks:
+            break
+        if cache is not None:
+            acquire(cache, requests, ranks, rank, lane, i)
+        admit(settings, requests, ranks, lists, rank, i, now_s)
+        ranks[rank].free_blocks -= num_needed
+        ranks[rank].free_window_blocks -= num_window_blocks
+        add_chunk(settings, cache, requests, ranks, lanes, lists, rank, lane, i, chunk)
+        budget -= chunk
+    if windows is not None and ranks[rank].waiting != NONE:
+        lanes[lane].looks_again = 1
+    return num_decodes
+
+
+@inner
+def waits_for_a_fuller_batch(settings, ranks, lanes, rank, lane, num_decodes):
+    """TensorRT-LLM's batch wait (`PyExecutor._waiting_requests`, 1.1 to 1.3), which trades TTFT for fewer mixed steps.
+
+    While requests decode, waiting prompts are held back until tokens for `batch_wait_max_tokens_ratio` of
+    `max_num_tokens` would be scheduled, or `batch_wait_timeout_iters` steps have passed.
+    """
+    if settings.batch_wait_steps == 0 or ranks[rank].num_waiting == 0 or num_decodes == 0:
+        return False
+    fills = num_decodes + ranks[rank].waiting_tokens >= settings.batch_wait_tokens
+    if not fills:
+        lanes[lane].looks_again = 1
+    if fills or ranks[rank].waited_steps >= settings.batch_wait_steps:
+        ranks[rank].waited_steps = 0
+        return False
+    ranks[rank].waited_steps += 1
+    return True

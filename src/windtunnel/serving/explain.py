@@ -1,0 +1,291 @@
+"""Explain one forward step: every operator with its seconds, its work, what bounds it and where its time comes from."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from windtunnel.errors import InputError
+from windtunnel.model.forward import (
+    Shard,
+    StepBatch,
+    decode_launches,
+    head_launches,
+    prefill_launches,
+    token_launches,
+)
+from windtunnel.model.operators import (
+    Collective,
+    Elementwise,
+    Launch,
+    Op,
+)
+from windtunnel.pricing.estimator import Coverage, Estimator
+from windtunnel.pricing.roofline import compute_format, machine
+from windtunnel.serving.scenario import Setup
+from windtunnel.serving.setup.estimators import estimator_for, shard_of
+from windtunnel.serving.setup.memory import MemoryPlan, plan_memory
+from windtunnel.serving.setup.step_prices import (
+    graph_sizes,
+    is_compute_bound,
+    num_launches,
+    padded_sizes,
+)
+from windtunnel.units import format_count
+
+
+@dataclass(frozen=True)
+class ExplainedLaunch:
+    """One operator of a step on one rank."""
+
+    name: str
+    op: Op
+    count: float
+    """Executions in the step."""
+    each_s: float
+    """Of one execution."""
+    adds: float
+    """The share of it by which the step gets longer: 0 of what runs beside something that takes longer."""
+    flops: float
+    """Of all executions, as are the bytes."""
+    num_bytes: float
+    """Moved to and from memory; of a collective, sent over the link (bus-bandwidth convention of nccl-tests)."""
+    flops_fraction: float
+    """Achieved rate over the device's peak for this format."""
+    bandwidth_fraction: float
+    """Achieved rate over the memory's, or over the link's."""
+    bound_by: str
+    """`compute` or `memory`, whichever takes longer at the device's peak rates, or `communication`."""
+    coverage: Coverage
+    source: str
+    """The table or fit that the time comes from."""
+
+    @property
+    def total_s(self) -> float:
+        """What its executions add to the step."""
+        return self.each_s * self.count * self.adds
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """A step, priced as the simulator prices it."""
+
+    setup: Setup
+    batch: StepBatch
+    num_computed_tokens: int
+    """Tokens that the device computes: those of the batch, padded to a CUDA graph where the step only decodes."""
+    launches: tuple[ExplainedLaunch, ...]
+    memory: MemoryPlan
+    host_s: float
+    """Scheduling and input preparation of the step."""
+    host_overlaps: bool
+    """The host works beside the device, and the longer of the two decides."""
+    launch_s: float
+    """What the host needs to launch a step with prefill, which the device waits for where it is faster; 0 in decode."""
+    unhidden_s: float
+    """The host's time that is not hidden even where it overlaps."""
+
+    @property
+    def device_s(self) -> float:
+        return sum(launch.total_s for launch in self.launches)
+
+    @property
+    def step_s(self) -> float:
+        """The step's duration."""
+        busy_s = max(self.device_s + self.unhidden_s, self.launch_s)
+        return max(busy_s, self.host_s) if self.host_overlaps else busy_s + self.host_s
+
+    @property
+    def bound_by(self) -> str:
+        """`host` where the device waits for it, else what bounds the operators that take most of the device's time."""
+        if (self.host_overlaps and self.host_s > self.device_s + self.unhidden_s) or self.launch_s > self.device_s:
+            return "host"
+        return next(iter(self.seconds_by(lambda launch: launch.bound_by)))
+
+    def seconds_by(self, key: Callable[[ExplainedLaunch], str]) -> dict[str, float]:
+        """Device seconds summed over the launches of equal `key`, the largest first."""
+        sums: dict[str, float] = {}
+        for launch in self.launches:
+            sums[key(launch)] = sums.get(key(launch), 0.0) + launch.total_s
+        return dict(sorted(sums.items(), key=lambda item: -item[1]))
+
+
+def explain_step(setup: Setup, batch: StepBatch, estimator: Estimator | None = None) -> Explanation:
+    """Price one step of `setup`, operator by operator.
+
+    Args:
+        setup: what is served, on what (`resolve` makes it from a scenario).
+        batch: what one rank computes in the step (`step_batch` makes it from counts).
+        estimator: prices operators; None reads the tables measured on the device, or its calibrated roofline.
+
+    Raises:
+        InputError: the model does not fit, or the engine would never form such a step.
+    """
+    shard = shard_of(setup)
+    memory = plan_memory(shard, setup.device, setup.engine, setup.max_model_len)
+    check_batch(setup, memory, batch)
+    estimator = estimator or estimator_for(setup)
+    num_tokens = num_computed_tokens(setup, batch)
+    host, num_running = setup.engine.host, batch.decode_requests + (batch.prefill_tokens > 0)
+    return Explanation(
+        setup=setup,
+        batch=batch,
+        num_computed_tokens=num_tokens,
+        launches=tuple(_explain(launch, estimator, setup) for launch in step_launches(shard, batch, num_tokens)),
+        memory=memory,
+        host_s=float(host.step_s or 0.0) + float(host.request_s or 0.0) * num_running,
+        host_overlaps=bool(setup.engine.async_scheduling),
+        launch_s=_launch_s(setup, shard, batch),
+        unhidden_s=float(host.unhidden_step_s or 0.0) + float(host.unhidden_request_s or 0.0) * batch.sampled,
+    )
+
+
+def _launch_s(setup: Setup, shard: Shard, batch: StepBatch) -> float:
+    if not batch.prefill_tokens:
+        return 0.0
+    return float((setup.engine.host.launch_s or 0.0) * num_launches(shard, setup.engine, batch.num_tokens))
+
+
+def step_batch(
+    decode_requests: int = 0, context_tokens: float = 0.0, prefill_tokens: int = 0, prefill_context_tokens: int = 0
+) -> StepBatch:
+    """A step of `decode_requests` requests with `context_tokens` tokens each and one prompt chunk, its prompt's last.
+
+    Args:
+        decode_requests: requests that decode one token.
+        context_tokens: tokens that each of them attends to, the one being computed included.
+        prefill_tokens: tokens of the chunk.
+        prefill_context_tokens: tokens of its prompt that are in the KV cache already.
+
+    Raises:
+        InputError: an empty step, or a negative count.
+    """
+    counts = {
+        "batch": decode_requests,
+        "context": context_tokens,
+        "prefill tokens": prefill_tokens,
+        "prefill context": prefill_context_tokens,
+    }
+    for name, count in counts.items():
+        if not count >= 0:
+            raise InputError(f"{name} is {count}; at least 0 is needed")
+    if decode_requests + prefill_tokens == 0:
+        raise InputError("the step is empty", "give a batch that decodes, prefill tokens, or both")
+    if decode_requests and context_tokens < 1:
+        raise InputError(
+            f"context is {context_tokens:g}; a decoding request attends to one token at least", "raise --context"
+        )
+    if prefill_context_tokens and not prefill_tokens:
+        raise InputError(
+            f"prefill context is {prefill_context_tokens:,}, but no prompt is computed", "give prefill tokens too"
+        )
+    return StepBatch(
+        decode_requests=decode_requests,
+        decode_context_tokens=float(context_tokens) if decode_requests else 0.0,
+        prefill_tokens=prefill_tokens,
+        prefill_pairs=prefill_tokens * (prefill_context_tokens + 0.5 * prefill_tokens),
+        sampled=decode_requests + (prefill_tokens > 0),
+    )
+
+
+def check_batch(setup: Setup, memory: MemoryPlan, batch: StepBatch) -> None:
+    """Raise InputError where the engine's limits or the KV pool rule such a step out."""
+    engine = setup.engine
+    assert engine.max_num_seqs is not None
+    assert engine.max_num_batched_tokens is not None
+    if batch.decode_requests > engine.max_num_seqs:
+        raise InputError(
+            f"a batch of {batch.decode_requests:,} is above max_num_seqs = {engine.max_num_seqs:,} of {engine.name}",
+            "raise --max-num-seqs, or decode fewer requests",
+        )
+    most = max(engine.max_num_batched_tokens, engine.max_prefill_tokens or 0)
+    if batch.num_tokens > most:
+        raise InputError(
+            f"a step of {format_count(batch.num_tokens, 'token')} is above max_num_batched_tokens = {most:,} "
+            f"of {engine.name}",
+            "raise --max-num-batched-tokens, or compute fewer tokens",
+        )
+    seen = batch.prefill_pairs / batch.prefill_tokens + 0.5 * batch.prefill_tokens if batch.prefill_tokens else 0.0
+    longest = max(batch.decode_context_tokens, seen)
+    if longest > setup.max_model_len:
+        raise InputError(
+            f"a request of {longest:,.0f} tokens is too long: {setup.model.name} accepts {setup.max_model_len:,}"
+        )
+    fixed = memory.blocks_per_request * memory.block_size / memory.num_groups
+    held = batch.decode_requests * (kept_tokens(memory, batch.decode_context_tokens) + fixed) + seen
+    if held > memory.kv_tokens:
+        raise InputError(
+            f"the batch needs {held:,.0f} tokens of KV cache; one rank holds {memory.kv_tokens:,}",
+            "use a smaller batch or context, more devices (--tp), or --kv-cache-dtype fp8",
+        )
+
+
+def kept_tokens(memory: MemoryPlan, num_tokens: float) -> float:
+    """Tokens that a request of `num_tokens` takes of `memory.kv_tokens`: less than all where windows passed some."""
+    share = memory.num_window_groups / memory.num_groups
+    return num_tokens - share * max(num_tokens - memory.window_tokens, 0.0)
+
+
+def num_computed_tokens(setup: Setup, batch: StepBatch) -> int:
+    """The batch's tokens; a step that only decodes is padded to the next captured CUDA graph."""
+    if batch.prefill_tokens:
+        return batch.num_tokens
+    return int(padded_sizes(graph_sizes(setup.engine), batch.decode_requests)[-1])
+
+
+def step_launches(shard: Shard, batch: StepBatch, num_tokens: int) -> list[Launch]:
+    """The launches of a step as the simulator adds them up: `num_tokens` computed, attention over the batch alone.
+
+    In the order of execution of a layer; what several layer groups share is one launch with their counts together.
+    """
+    cores = []
+    if batch.prefill_tokens:
+        length = 2 * batch.prefill_pairs / batch.prefill_tokens
+        cores += prefill_launches(shard, batch.prefill_tokens / length, length)
+    if batch.decode_requests:
+        cores += decode_launches(shard, batch.decode_requests, batch.decode_context_tokens)
+    tokens = token_launches(shard, num_tokens)
+    after_cores = next(place for place, launch in enumerate(tokens) if launch.name == "o_proj")
+    head = head_launches(shard, batch.sampled if batch.prefill_tokens else num_tokens)
+    found: dict[tuple[str, Op], Launch] = {}
+    for launch in [*tokens[:after_cores], *cores, *tokens[after_cores:], *head]:
+        before = found.get((launch.name, launch.op))
+        found[launch.name, launch.op] = replace(launch, count=launch.count + (before.count if before else 0.0))
+    return list(found.values())
+
+
+def _explain(launch: Launch, estimator: Estimator, setup: Setup) -> ExplainedLaunch:
+    op = launch.op
+    estimate = estimator.estimate(op)
+    each_s = float(np.asarray(estimate.seconds))
+    flops, num_bytes = float(np.asarray(op.flops)), float(np.asarray(op.num_bytes))
+    peak = machine(setup.device, compute_format(op))
+    bytes_per_s = _link_bytes_per_s(setup, op) if isinstance(op, Collective) else peak.bytes_per_s
+    return ExplainedLaunch(
+        name=launch.name,
+        op=op,
+        count=launch.count,
+        each_s=each_s,
+        adds=float(launch.adds),
+        flops=flops * launch.count,
+        num_bytes=num_bytes * launch.count,
+        flops_fraction=flops / (each_s * peak.flops_per_s) if each_s else 0.0,
+        bandwidth_fraction=num_bytes / (each_s * bytes_per_s) if each_s else 0.0,
+        bound_by=_bound_by(op, setup),
+        coverage=estimate.coverage,
+        source=estimate.source,
+    )
+
+
+def _bound_by(op: Op, setup: Setup) -> str:
+    if isinstance(op, Collective):
+        return "communication"
+    if isinstance(op, Elementwise):
+        return "memory"
+    return "compute" if bool(is_compute_bound(op, setup.device)) else "memory"
+
+
+def _link_bytes_per_s(setup: Setup, op: Collective) -> float:
+    node = setup.node
+    link = node.scale_out if op.span_nodes > 1 and node.scale_out is not None else node.scale_up
+    return link.bytes_per_s

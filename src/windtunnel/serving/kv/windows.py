@@ -1,0 +1,182 @@
+"""KV blocks of layers with a sliding window: what a request gives back as its window moves on.
+
+A block of tokens takes `num_groups` blocks of a rank's pool, one for each group of layers; `num_window_groups` of them
+hold layers with a window, and are given back once the next token cannot see them. With `window_pool` those layers have
+a pool of their own instead, where a block of tokens takes one. `window_tokens` 0 is a model without any.
+
+Blocks that fell out of the window go back when their request is scheduled next, before it takes new ones (vLLM V1
+`SlidingWindowManager.remove_skipped_blocks`, 0.9.1 to 0.24). A request whose window has begun to move while it decodes
+`slides`: it is counted in `SLIDING` by the step in which it gives a block back, as in `PHASES` by that in which it
+takes one. TensorRT-LLM's GUARANTEED_NO_EVICT reserves to the end and gives nothing back before.
+"""
+
+from windtunnel.compiled.heap import push
+from windtunnel.compiled.jit import inner
+from windtunnel.serving.state.records import (
+    FINISH_KEY,
+    FINISH_VALUE,
+    SLIDING,
+    TRTLLM,
+)
+
+
+@inner
+def num_blocks_for(num_tokens, block_size):
+    """Blocks that hold `num_tokens`."""
+    return (num_tokens + block_size - 1) // block_size
+
+
+@inner
+def gives_back(settings):
+    """Whether blocks go back before their request ends."""
+    return settings.window_tokens > 0 and settings.scheduler != TRTLLM
+
+
+@inner
+def passed_blocks(settings, num_tokens):
+    """Blocks of a window group that the token after `num_tokens` cannot see."""
+    if not gives_back(settings) or num_tokens < settings.window_tokens:
+        return 0
+    return (num_tokens - settings.window_tokens + 1) // settings.block_size
+
+
+@inner
+def most_window_blocks(settings, num_tokens):
+    """Blocks of a window group that a request of `num_tokens` holds at most: the window and a step, and where they
+    begin inside a block one more (vLLM V1 `SlidingWindowSpec.max_memory_usage_bytes`; TensorRT-LLM reserves as many).
+    """
+    num_blocks = num_blocks_for(num_tokens, settings.block_size)
+    if settings.window_tokens == 0:
+        return num_blocks
+    reach = settings.window_tokens - 1 + settings.max_num_batched_tokens
+    return min(num_blocks, num_blocks_for(reach, settings.block_size) + 1)
+
+
+@inner
+def window_blocks(settings, requests, i, num_tokens):
+    """Blocks that request `i`, with `num_tokens` computed or scheduled, holds of a group with a window."""
+    if settings.scheduler == TRTLLM:
+        return most_window_blocks(settings, requests[i].input_tokens + requests[i].output_tokens)
+    passed = requests[i].passed_blocks
+    if requests[i].slides:
+        passed = passed_blocks(settings, num_tokens - 1)
+    return num_blocks_for(num_tokens, settings.block_size) - passed
+
+
+@inner
+def pool_blocks(settings, num_blocks, num_window_blocks):
+    """Blocks of the rank's pool for `num_blocks` of each group, of those with a window `num_window_blocks`."""
+    full_groups = settings.num_groups - settings.num_window_groups
+    return full_groups * num_blocks + settings.num_window_groups * num_window_blocks
+
+
+@inner
+def has_blocks(settings, windows, ranks, rank, num_blocks):
+    """Whether `num_blocks` blocks of tokens are free in each group."""
+    if windows is not None:
+        fits = settings.num_groups * num_blocks <= ranks[rank].free_blocks
+        return fits and settings.window_pool * num_blocks <= ranks[rank].free_window_blocks
+    return num_blocks <= ranks[rank].free_blocks
+
+
+@inner
+def take_blocks(settings, windows, ranks, rank, num_blocks):
+    """Take `num_blocks` blocks of tokens in each group."""
+    if windows is not None:
+        ranks[rank].free_window_blocks -= settings.window_pool * num_blocks
+        num_blocks *= settings.num_groups
+    ranks[rank].free_blocks -= num_blocks
+
+
+@inner
+def give_back(settings, ranks, rank, num_blocks):
+    """Give `num_blocks` blocks of every window group back."""
+    ranks[rank].free_blocks += settings.num_window_groups * num_blocks
+    ranks[rank].free_window_blocks += settings.window_pool * num_blocks
+
+
+@inner
+def pass_blocks(settings, requests, ranks, rank, i, num_tokens):
+    """Request `i`, not counted as sliding, is scheduled with `num_tokens` computed: what it cannot see goes back."""
+    passed = passed_blocks(settings, num_tokens)
+    if passed > requests[i].passed_blocks:
+        give_back(settings, ranks, rank, passed - requests[i].passed_blocks)
+        requests[i].passed_blocks = passed
+
+
+@inner
+def newly_passed_blocks(settings, requests, i, computed, num_tokens):
+    """Blocks of a window group that running request `i` gives back as its next `num_tokens` are scheduled."""
+    if not gives_back(settings):
+        return 0
+    if not requests[i].is_decoding:
+        return passed_blocks(settings, computed) - requests[i].passed_blocks
+    if requests[i].slides:
+        return passed_blocks(settings, computed + num_tokens - 1) - passed_blocks(settings, computed - 1)
+    return 0
+
+
+@inner
+def blocks_passed_in_step(settings, lists, lane, steps, num_gained):
+    """Blocks of a window group that the lane's sliding requests give back in a decode step of `num_gained` tokens."""
+    num_blocks = 0
+    if not gives_back(settings):
+        return num_blocks
+    for token in range(num_gained):
+        num_blocks += lists[lane, SLIDING, (steps + token - settings.window_tokens + 1) % settings.block_size]
+    return num_blocks
+
+
+@inner
+def next_change(settings, requests, i):
+    """The step count of its lane at which decoding request `i` ends, or before that begins to slide."""
+    end = requests[i].joined + requests[i].input_tokens + requests[i].output_tokens - 1
+    begins = requests[i].joined + settings.window_tokens
+    if gives_back(settings) and not requests[i].slides and begins < end:
+        return begins
+    return end
+
+
+@inner
+def slide(settings, requests, ranks, lanes, lists, rank, i):
+    """Decoding request `i` has filled its window: from now on it is counted among those that give blocks back."""
+    lane = requests[i].lane
+    requests[i].slides = 1
+    lists[lane, SLIDING, requests[i].joined % settings.block_size] += 1
+    pass_blocks(settings, requests, ranks, rank, i, lanes[lane].steps - requests[i].joined - 1)
+
+
+@inner
+def fills_window(settings, requests, ranks, lanes, lists, rank, i):
+    """Request `i`, taken off its lane's heap, has only filled its window: it slides, and goes back on the heap."""
+    if not gives_back(settings) or requests[i].slides:
+        return False
+    end = requests[i].input_tokens + requests[i].output_tokens - 1
+    if settings.window_tokens >= end:
+        return False
+    slide(settings, requests, ranks, lanes, lists, rank, i)
+    lane = requests[i].lane
+    lanes[lane].finish_size = push(
+        lists[lane, FINISH_KEY], lists[lane, FINISH_VALUE], lanes[lane].finish_size, requests[i].joined + end, i
+    )
+    return True
+
+
+@inner
+def begin_to_slide(settings, requests, ranks, lanes, lists, rank, i):
+    """Request `i` begins to decode in its lane, its window full or not; what is behind the window goes back."""
+    requests[i].slides = 0
+    if gives_back(settings):
+        computed = lanes[requests[i].lane].steps - requests[i].joined
+        pass_blocks(settings, requests, ranks, rank, i, computed - 1)
+        if computed >= settings.window_tokens:
+            slide(settings, requests, ranks, lanes, lists, rank, i)
+
+
+@inner
+def stop_sliding(settings, requests, lists, i):
+    """Request `i`, whose computed tokens are explicit again, leaves its lane's counts."""
+    if requests[i].slides:
+        lists[requests[i].lane, SLIDING, requests[i].joined % settings.block_size] -= 1
+        requests[i].passed_blocks = passed_blocks(settings, requests[i].computed_tokens - 1)
+        requests[i].slides = 0

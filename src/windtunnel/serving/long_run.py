@@ -1,0 +1,279 @@
+"""Runs of tens of millions of requests: one replica after the other, each reduced to what a summary needs.
+
+A router that does not look at the replicas gives each of them a stream of its own, and replicas share nothing else. So
+each is simulated alone, to the same times as all together, and its steps are dropped when they are counted. Memory is
+24 bytes a request for its arrival and lengths, 28 for its latencies, and one replica's records at a time.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, fields, replace
+from itertools import islice
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.errors import InputError
+from windtunnel.metrics.checks import Checks, check_run
+from windtunnel.metrics.records import Table, request_table
+from windtunnel.metrics.slo import Slo
+from windtunnel.metrics.summary import (
+    Distribution,
+    Goodput,
+    Power,
+    distribution,
+)
+from windtunnel.metrics.tokens import rows_by_replica, with_token_times
+from windtunnel.pricing.estimator import Estimator
+from windtunnel.schema import Schema
+from windtunnel.serving.runners.batched import Progress, run_loop
+from windtunnel.serving.scenario import Scenario, resolve
+from windtunnel.serving.server import check_requests, with_model_len
+from windtunnel.serving.setup.estimators import estimator_for, shard_of
+from windtunnel.serving.setup.fleet_plan import has_fleet
+from windtunnel.serving.setup.frontend import streams
+from windtunnel.serving.setup.kernel_settings import kernel_settings
+from windtunnel.serving.setup.memory import plan_memory
+from windtunnel.serving.setup.step_prices import lower_steps
+from windtunnel.serving.simulate import ENGINE_COLUMNS, power_model
+from windtunnel.serving.state import records as state
+from windtunnel.workload.arrivals import ClosedLoop
+from windtunnel.workload.generate.requests import RequestArrays, generate
+
+LATENCIES = ("ttft_s", "tpot_s", "e2e_s", "queueing_s", "prefill_s", "itl_max_s")
+STATIC_ROUTERS = ("round_robin",)
+
+
+class LongSummary(Schema):
+    """A long run in a few numbers; percentiles are exact, of latencies kept as 32-bit floats."""
+
+    num_requests: int
+    num_steps: int
+    span_s: float
+    ttft_s: Distribution
+    tpot_s: Distribution | None
+    e2e_s: Distribution
+    queueing_s: Distribution
+    prefill_s: Distribution
+    itl_max_s: Distribution | None
+    requests_per_s: float
+    output_tokens_per_s: float
+    total_tokens_per_s: float
+    busy_fraction: float
+    num_preemptions: int
+    goodput: Goodput | None
+    tenants: dict[str, Goodput]
+    """By name, where limits are given."""
+    power: Power | None
+    checks: Checks
+    """The worst of the replicas' self-checks."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LongRun:
+    """A finished long run."""
+
+    summary: LongSummary
+    generate_time_s: float
+    """Wall time to draw or read the requests."""
+    engine_cpu_s: float
+    """CPU time of the simulation loop, summed over replicas."""
+
+
+def simulate_long(
+    scenario: Scenario,
+    estimator: Estimator | None = None,
+    progress: Progress | None = None,
+    num_threads: int = 1,
+) -> LongRun:
+    """Simulate `scenario` without keeping its records.
+
+    Args:
+        scenario: with the router round_robin, an open loop, and requests that do not wait for each other.
+        estimator: prices operators; None as in `simulate`.
+        progress: called after each replica.
+        num_threads: replicas at once; the loop lets other threads run.
+
+    Raises:
+        InputError: as `simulate`, or a scenario whose replicas are not independent.
+    """
+    _check_independent(scenario)
+    setup = resolve(scenario)
+    if setup.engine.scheduler not in state.SCHEDULERS:
+        raise InputError(
+            f"a long run cannot use the scheduler {setup.engine.scheduler}",
+            f"possible: {', '.join(state.SCHEDULERS)}; or use simulate",
+        )
+    if setup.engine.speculative is not None:
+        raise InputError("a long run cannot decode speculatively", "use simulate, or leave engine.speculative out")
+    started_s = time.perf_counter()
+    requests = generate(scenario.workload, scenario.seed)
+    generate_time_s = time.perf_counter() - started_s
+    if requests.previous is not None or requests.prefixes is not None:
+        raise InputError("sessions and shared prompts need all replicas at once", "use simulate, or leave them out")
+    setup = with_model_len(setup, requests)
+    shard = shard_of(setup)
+    memory = plan_memory(shard, setup.device, setup.engine, setup.max_model_len)
+    check_requests(requests, setup, memory)
+    lowered = lower_steps(estimator or estimator_for(setup), setup.device, shard, setup.engine, setup.max_model_len)
+    num_replicas, num_stages = scenario.deployment.replicas, setup.parallelism.pp
+    latencies = {name: np.empty(requests.num_requests, np.float32) for name in LATENCIES}
+
+    def run_replica(index: int) -> "_Counts":
+        mine = _of_replica(requests, index, num_replicas)
+        settings = kernel_settings(setup, memory, 1, mine)
+        started_cpu_s = time.thread_time()
+        records, steps, _ = run_loop(settings, lowered.cost, mine)
+        engine_cpu_s = time.thread_time() - started_cpu_s
+        columns = {name: records[name].copy() for name in ENGINE_COLUMNS}
+        del records
+        replica = np.zeros(mine.num_requests, np.int64)
+        seen_s = setup.engine.host.frontend_s(mine.input_tokens, streams(columns, replica, 1))
+        table = request_table(columns, replica, seen_s, 0)
+        rows = rows_by_replica(table, steps, 1)
+        table = with_token_times(table, steps, rows, num_stages)
+        for name in LATENCIES:
+            latencies[name][index::num_replicas] = table[name]
+        return _counts(table, steps, check_run(table, steps, rows, num_stages), engine_cpu_s)
+
+    counts: list[_Counts] = []
+    for done in _in_turn(run_replica, min(num_replicas, requests.num_requests), num_threads):
+        counts.append(done)
+        if progress is not None:
+            progress(sum(count.num_requests for count in counts), requests.num_requests)
+    power = power_model(scenario, setup)
+    summary = _summary(scenario, requests, latencies, counts, num_stages, None if power is None else power.at)
+    return LongRun(summary, generate_time_s, sum(count.engine_cpu_s for count in counts))
+
+
+def _check_independent(scenario: Scenario) -> None:
+    if scenario.deployment.pools:
+        raise InputError("pools hand requests over; a long run needs replicas that are all alike", "use simulate")
+    router = scenario.deployment.router
+    if has_fleet(scenario.deployment):
+        raise InputError("a long run needs all replicas all the time, and a router that holds nothing", "use simulate")
+    if scenario.deployment.replicas > 1 and router not in STATIC_ROUTERS:
+        raise InputError(
+            f"the router {router} looks at all replicas; a long run needs one that does not",
+            f"possible: {', '.join(STATIC_ROUTERS)}; or use simulate",
+        )
+    if isinstance(scenario.workload.arrivals, ClosedLoop):
+        raise InputError("a closed loop joins all replicas; a long run needs an open loop", "use simulate")
+
+
+def _of_replica(requests: RequestArrays, index: int, num_replicas: int) -> RequestArrays:
+    """What round robin gives a replica."""
+    mine: dict[str, Any] = {
+        field.name: np.ascontiguousarray(value[index::num_replicas])
+        for field in fields(requests)
+        if isinstance(value := getattr(requests, field.name), np.ndarray)
+    }
+    return replace(requests, **mine)
+
+
+@dataclass(frozen=True, slots=True)
+class _Counts:
+    """What is kept of a replica beside the latencies."""
+
+    num_requests: int
+    num_steps: int
+    first_s: float
+    last_s: float
+    busy_s: float
+    num_preemptions: int
+    checks: Checks
+    engine_cpu_s: float
+
+
+def _counts(requests: Table, steps: Table, checks: Checks, engine_cpu_s: float) -> _Counts:
+    return _Counts(
+        len(requests),
+        int(steps["num_steps"].sum(dtype=np.int64)),
+        float(requests["arrival_s"].min()),
+        float(requests["finish_s"].max()),
+        float(steps["duration_s"].sum()),
+        int(requests["num_preemptions"].sum()),
+        checks,
+        engine_cpu_s,
+    )
+
+
+def _in_turn(run: Callable[[int], _Counts], count: int, num_threads: int) -> Iterator[_Counts]:
+    """`run(0)`, ..., a few at once, in order; no more are begun than threads wait for them."""
+    if num_threads == 1:
+        yield from map(run, range(count))
+        return
+    with ThreadPoolExecutor(num_threads) as pool:
+        waiting = iter(range(count))
+        under_way = [pool.submit(run, index) for index in islice(waiting, num_threads)]
+        while under_way:
+            yield under_way.pop(0).result()
+            under_way += [pool.submit(run, index) for index in islice(waiting, 1)]
+
+
+def _summary(
+    scenario: Scenario,
+    requests: RequestArrays,
+    latencies: dict[str, NDArray[np.float32]],
+    counts: list[_Counts],
+    num_stages: int,
+    power_at: Callable[[float], float] | None,
+) -> LongSummary:
+    span_s = max(count.last_s for count in counts) - min(count.first_s for count in counts)
+    output = int(requests.output_tokens.sum())
+    busy_fraction = sum(count.busy_s for count in counts) / (span_s * scenario.deployment.replicas * num_stages)
+    power = None
+    if power_at is not None:
+        mean_w = power_at(busy_fraction) * scenario.deployment.num_devices
+        power = Power(mean_w=mean_w, energy_j=mean_w * span_s, output_token_j=mean_w * span_s / output)
+    tenants = {tenant.name: tenant.slo or scenario.slo for tenant in scenario.workload.tenants}
+    goodputs = {}
+    if requests.tenant is not None:
+        for index, name in enumerate(requests.tenant_names):
+            limits = tenants.get(name) or scenario.slo
+            if limits is not None:
+                goodputs[name] = _goodput(latencies, limits, span_s, requests.tenant == index)
+    known = {name: values[~np.isnan(values)] for name, values in latencies.items()}
+    return LongSummary(
+        num_requests=requests.num_requests,
+        num_steps=sum(count.num_steps for count in counts),
+        span_s=span_s,
+        ttft_s=distribution(known["ttft_s"]),
+        tpot_s=distribution(known["tpot_s"]) if known["tpot_s"].size else None,
+        e2e_s=distribution(known["e2e_s"]),
+        queueing_s=distribution(known["queueing_s"]),
+        prefill_s=distribution(known["prefill_s"]),
+        itl_max_s=distribution(known["itl_max_s"]) if known["itl_max_s"].size else None,
+        requests_per_s=requests.num_requests / span_s,
+        output_tokens_per_s=output / span_s,
+        total_tokens_per_s=(output + int(requests.input_tokens.sum())) / span_s,
+        busy_fraction=busy_fraction,
+        num_preemptions=sum(count.num_preemptions for count in counts),
+        goodput=None if scenario.slo is None else _goodput(latencies, scenario.slo, span_s, None),
+        tenants=goodputs,
+        power=power,
+        checks=_worst([count.checks for count in counts]),
+    )
+
+
+def _goodput(
+    latencies: dict[str, NDArray[np.float32]], slo: Slo, span_s: float, mine: NDArray[np.bool_] | None
+) -> Goodput:
+    good = np.ones(next(iter(latencies.values())).size, bool) if mine is None else mine.copy()
+    count = int(good.sum())
+    for name, limit in (("ttft_s", slo.ttft_s), ("tpot_s", slo.tpot_s), ("e2e_s", slo.e2e_s)):
+        if limit is not None:
+            good &= ~(latencies[name] > limit)
+    return Goodput(fraction=float(good.sum() / max(count, 1)), requests_per_s=float(good.sum() / span_s))
+
+
+def _worst(checks: list[Checks]) -> Checks:
+    return Checks(
+        passed=all(check.passed for check in checks),
+        num_out_of_order=sum(check.num_out_of_order for check in checks),
+        num_missing_tokens=sum(abs(check.num_missing_tokens) for check in checks),
+        littles_law_error_fraction=max(check.littles_law_error_fraction for check in checks),
+        idle_with_work_fraction=max(check.idle_with_work_fraction for check in checks),
+    )

@@ -1,0 +1,146 @@
+"""Requests on their way in: whose turn it is, when, and to which replica and rank it is sent."""
+
+import numpy as np
+
+from windtunnel.compiled.heap import pop
+from windtunnel.compiled.jit import inner
+from windtunnel.serving.cluster.pool_routers import route_arrival
+from windtunnel.serving.cluster.router_queue import (
+    drop_held,
+    hold,
+    route_up,
+    take_lost,
+)
+from windtunnel.serving.cluster.routers import fewest_outstanding, route
+from windtunnel.serving.cluster.slots import wake
+from windtunnel.serving.schedulers.queue_orders import enqueue, set_queue_key
+from windtunnel.serving.state.pools import lanes_of, ranks_of
+from windtunnel.serving.state.records import NONE, USERS_ROUTER
+
+
+@inner
+def next_arrival_s(settings, sessions, requests, clock):
+    """When the next request is sent, as far as is known: infinity while the client waits for a completion.
+
+    A closed loop of C slots starts the k-th request, or session, when the (k - C + 1)-th completion has freed one, and
+    measured ones only when all of warm-up has completed; arrival times then count from there.
+    """
+    send_s = np.inf
+    if clock[0].next < requests.size:
+        send_s = requests[clock[0].next].arrival_s
+        if settings.concurrency > 0:
+            k = clock[0].started
+            if 0 < settings.num_warmup <= k:
+                if clock[0].ended >= settings.num_warmup:
+                    send_s += requests[settings.num_warmup - 1].completed_s + settings.frontend_s
+                else:
+                    send_s = np.inf
+            if k >= settings.concurrency:
+                if clock[0].ended > k - settings.concurrency:
+                    send_s = max(send_s, requests[k - settings.concurrency].completed_s + settings.frontend_s)
+                else:
+                    send_s = np.inf
+    if sessions is not None and clock[0].thinking > 0:
+        send_s = min(send_s, sessions.time_s[0])
+    return send_s
+
+
+@inner
+def take_next(sessions, requests, clock, now_s):
+    """The request that is sent at `now_s`: a session's first turn, or a later one, which goes first at equal times."""
+    if sessions is not None and clock[0].thinking > 0 and sessions.time_s[0] <= now_s:
+        k = sessions.turn[0]
+        clock[0].thinking = pop(sessions.time_s, sessions.turn, clock[0].thinking)
+        return k
+    k = clock[0].next
+    clock[0].next += 1
+    clock[0].started += 1
+    if sessions is not None:
+        while clock[0].next < requests.size and sessions.previous[clock[0].next] != NONE:
+            clock[0].next += 1
+    return k
+
+
+@inner
+def deliver(settings, cache, sessions, requests, ranks, lanes, events, clock, now_s, pools, fleet):
+    """Send the next request to a replica, there to the rank with the fewest requests; an idle lane wakes.
+
+    Of a fleet the next one may be one that was held or lost, and may have to be held; `pending` says afterwards whether
+    a user's router must be asked for it.
+    """
+    k, replica = NONE, NONE
+    if fleet is not None:
+        k, replica = deliver_again(settings, cache, sessions, requests, ranks, clock, now_s, fleet)
+        if replica == NONE:
+            return
+    if fleet is None:
+        k = take_next(sessions, requests, clock, now_s)
+        requests[k].arrival_s = now_s
+        requests[k].sequence = clock[0].sent
+        clock[0].sent += 1
+        if pools is None:
+            replica = route(settings, cache, sessions, ranks, clock, k)
+        else:
+            replica = route_arrival(cache, pools, sessions, requests, clock, k)
+    if sessions is not None and sessions.session[k] != NONE:
+        sessions.replica[sessions.session[k]] = replica
+    if pools is not None:
+        settings = pools.pools[pools.pool_of_replica[replica]]
+        ranks, lanes = ranks_of(pools, settings), lanes_of(pools, settings)
+        replica -= settings.first_replica
+    rank = fewest_outstanding(settings, ranks, replica)
+    requests[k].rank = settings.first_rank + rank
+    ranks[rank].num_outstanding += 1
+    if fleet is None:
+        requests[k].target_tokens = requests[k].input_tokens
+        set_queue_key(settings, requests, ranks, rank, k, requests[k].input_tokens)
+    if fleet is not None:
+        if fleet.num_retries[k] == 0:
+            requests[k].target_tokens = requests[k].input_tokens
+            set_queue_key(settings, requests, ranks, rank, k, requests[k].input_tokens)
+        requests[k].arrival_s = now_s
+    enqueue(settings, requests, ranks, rank, k)
+    for stage in range(settings.num_stages):
+        if not lanes[replica * settings.ranks_per_replica * settings.num_stages + stage].is_busy:
+            wake(settings, lanes, events, clock, replica, stage, now_s)
+            break
+
+
+@inner
+def deliver_again(settings, cache, sessions, requests, ranks, clock, now_s, fleet):
+    """The next request of a fleet, and the replica that it goes to: one that a user's router has answered for, the
+    first one held, a lost one, or a new one. Without a replica it is held, or a user's router must be asked for it.
+    """
+    control = fleet.control
+    k, is_held, replica = control[0].pending, False, NONE
+    is_answered = k != NONE
+    if is_answered:
+        is_held, replica = control[0].is_held == 1, control[0].answer
+        control[0].pending = NONE
+    elif control[0].num_held > 0 and control[0].asks:
+        k, is_held = fleet.held[control[0].first_held], True
+    else:
+        k = take_lost(fleet, now_s)
+    if k == NONE:
+        k = take_next(sessions, requests, clock, now_s)
+        requests[k].arrival_s = now_s
+        requests[k].sequence = clock[0].sent
+        clock[0].sent += 1
+        fleet.sent_s[k] = now_s
+    if not is_answered:
+        if control[0].num_held > 0 and not is_held:
+            hold(fleet, k)
+            return k, NONE
+        if settings.router == USERS_ROUTER:
+            control[0].pending = k
+            control[0].pending_s = now_s
+            control[0].is_held = is_held
+            return k, NONE
+        replica = route_up(settings, cache, sessions, ranks, clock, fleet, k)
+    if replica == NONE:
+        control[0].asks = 0
+        if not is_held:
+            hold(fleet, k)
+    elif is_held:
+        drop_held(fleet)
+    return k, replica

@@ -1,0 +1,125 @@
+"""The end of a lane's step: tokens given, prefills that decode from now on, requests that are done."""
+
+from windtunnel.compiled.heap import pop, push
+from windtunnel.compiled.jit import inner
+from windtunnel.serving.cluster.handoff import end_transfer, hand_over
+from windtunnel.serving.cluster.slots import wake_replica
+from windtunnel.serving.kv.cache import caches_when_scheduled, release, share
+from windtunnel.serving.kv.windows import fills_window
+from windtunnel.serving.schedulers.batch import (
+    begin_decoding,
+    held_blocks,
+    held_window_blocks,
+    stop_decoding,
+    unlink,
+)
+from windtunnel.serving.state.records import (
+    BATCH,
+    BATCH_ENDS,
+    FAIR_SHARE,
+    FAIR_TOKENS,
+    FINISH_KEY,
+    FINISH_VALUE,
+    NONE,
+)
+
+
+@inner
+def finish(settings, windows, cache, sessions, requests, ranks, lanes, events, clock, rank, i, now_s, pools):
+    """Request `i`, running and not decoding, has produced its last token, or the last of this pool."""
+    if pools is not None:
+        if pools.journeys[i].later_output_tokens > 0:
+            unlink(requests, ranks, rank, i)
+            ranks[rank].num_outstanding -= 1
+            replica = hand_over(settings, windows, requests, lanes, clock, pools, rank, i, now_s)
+            wake_replica(events, clock, pools, replica, now_s)
+            return
+    requests[i].finish_s = now_s
+    held = held_blocks(settings, windows, requests, lanes, i)
+    if windows is not None:
+        ranks[rank].free_window_blocks += held_window_blocks(settings, requests, lanes, i)
+    if cache is None:
+        ranks[rank].free_blocks += held
+    else:
+        release(settings, cache, ranks, rank, i, held, requests[i].computed_tokens)
+    unlink(requests, ranks, rank, i)
+    ranks[rank].num_outstanding -= 1
+    if settings.queue_order == FAIR_SHARE:
+        requests[requests[i].tenant].tenant_tag += 2 * requests[i].output_tokens // FAIR_TOKENS
+    conclude(settings, sessions, requests, clock, i, now_s)
+
+
+@inner
+def arrive(cache, requests, events, clock, pools, i, now_s):
+    """The KV of request `i` has been read: both sides may have something to do."""
+    end_transfer(cache, requests, pools, i)
+    for rank in (pools.journeys[i].prefill_rank, pools.journeys[i].decode_rank):
+        settings = pools.pools[pools.pool_of_rank[rank]]
+        replica = settings.first_replica + (rank - settings.first_rank) // settings.ranks_per_replica
+        wake_replica(events, clock, pools, replica, now_s)
+
+
+@inner
+def conclude(settings, sessions, requests, clock, i, now_s):
+    """Request `i` is done: the turn that follows it will be sent, or the client has a free slot."""
+    clock[0].finished += 1
+    if sessions is not None and sessions.following[i] != NONE:
+        turn = sessions.following[i]
+        send_s = max(now_s + settings.frontend_s + sessions.think_s[turn], requests[turn].arrival_s)
+        clock[0].thinking = push(sessions.time_s, sessions.turn, clock[0].thinking, send_s, turn)
+    else:
+        requests[clock[0].ended].completed_s = now_s
+        clock[0].ended += 1
+
+
+@inner
+def complete(
+    settings,
+    windows,
+    cache,
+    sessions,
+    speculation,
+    requests,
+    ranks,
+    lanes,
+    lists,
+    events,
+    clock,
+    rank,
+    lane,
+    now_s,
+    pools,
+):
+    """Apply the end of the lane's step: finished requests leave, complete prefills give their token and begin to
+    decode.
+    """
+    while lanes[lane].finish_size > 0 and lists[lane, FINISH_KEY, 0] <= lanes[lane].steps:
+        i = lists[lane, FINISH_VALUE, 0]
+        lanes[lane].finish_size = pop(lists[lane, FINISH_KEY], lists[lane, FINISH_VALUE], lanes[lane].finish_size)
+        if windows is not None:
+            if fills_window(settings, requests, ranks, lanes, lists, rank, i):
+                continue
+        stop_decoding(settings, windows, requests, lanes, lists, i)
+        if speculation is not None:
+            end = requests[i].input_tokens + requests[i].output_tokens - 1
+            ranks[rank].remaining_tokens += requests[i].computed_tokens - end
+        finish(settings, windows, cache, sessions, requests, ranks, lanes, events, clock, rank, i, now_s, pools)
+
+    for position in range(lanes[lane].batch_size):
+        i = lists[lane, BATCH, position]
+        requests[i].chunks_in_flight -= 1
+        if cache is not None and not caches_when_scheduled(settings):
+            share(settings, cache, ranks, rank, i, requests[i].computed_tokens)
+        if not lists[lane, BATCH_ENDS, position]:
+            continue
+        if requests[i].first_token_s != requests[i].first_token_s:
+            requests[i].first_token_s = now_s
+        ranks[rank].remaining_tokens -= 1
+        end = requests[i].input_tokens + requests[i].output_tokens - 1
+        if requests[i].computed_tokens >= end:
+            finish(settings, windows, cache, sessions, requests, ranks, lanes, events, clock, rank, i, now_s, pools)
+        else:
+            requests[i].last_token_s = now_s
+            begin_decoding(settings, windows, requests, ranks, lanes, lists, rank, lane, i)
+    lanes[lane].batch_size = 0
+    lanes[lane].batch_decodes = 0

@@ -1,0 +1,81 @@
+"""What a step costs: look-ups in the arrays of a `StepCost`, the host, the pipeline's stages, blocks from below."""
+
+from windtunnel.compiled.jit import inner
+
+SAME_DURATION = 1.01
+"""A run of steps becomes one row while its steps stay within 1% of the first one's duration."""
+
+
+@inner
+def grid_cell(nodes, value):
+    """The index j of the grid cell with nodes[j] <= value < nodes[j + 1], clamped to the grid."""
+    low, high = 0, nodes.size - 2
+    while low < high:
+        middle = (low + high + 1) // 2
+        if nodes[middle] <= value:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+@inner
+def interpolate_row(nodes, row, value):
+    """Linear between nodes, extended by the slope of the end cells."""
+    j = grid_cell(nodes, value)
+    return row[j] + (row[j + 1] - row[j]) * ((value - nodes[j]) / (nodes[j + 1] - nodes[j]))
+
+
+@inner
+def decode_attention_s(cost, num_decodes, context_tokens, prompt_tokens):
+    """Attention of `num_decodes` single-token queries over `context_tokens` keys in all, beside `prompt_tokens`."""
+    if num_decodes == 0:
+        return 0.0
+    grid = cost.decode_attention_s
+    if prompt_tokens > 0 and cost.mixed_decode_attention_s.size > 0:
+        grid = cost.mixed_decode_attention_s
+    return interpolate_row(cost.context_nodes, grid[num_decodes], context_tokens / num_decodes)
+
+
+@inner
+def prefill_attention_s(cost, num_tokens, num_pairs):
+    """Attention of prefill chunks of `num_tokens` in all that see `num_pairs` query-key pairs; bilinear."""
+    if num_tokens == 0:
+        return 0.0
+    nodes = cost.chunk_nodes
+    j = grid_cell(nodes, float(num_tokens))
+    length = 2.0 * num_pairs / num_tokens
+    low = interpolate_row(cost.length_nodes, cost.prefill_attention_s[j], length)
+    high = interpolate_row(cost.length_nodes, cost.prefill_attention_s[j + 1], length)
+    return low + (high - low) * ((num_tokens - nodes[j]) / (nodes[j + 1] - nodes[j]))
+
+
+@inner
+def with_host(cost, device_s, num_running):
+    """A step's duration from the device's share and the host's, beside or before it."""
+    host_s = cost.host_step_s + cost.host_request_s * num_running
+    return max(device_s, host_s) if cost.host_overlaps else device_s + host_s
+
+
+@inner
+def through_stages(settings, cost, stages, replica, now_s, device_s, num_running):
+    """When a batch that starts now leaves the last pipeline stage; the stages it occupies are taken."""
+    if settings.num_stages == 1:
+        return now_s + with_host(cost, device_s, num_running)
+    host_s = cost.host_step_s + cost.host_request_s * num_running
+    time_s = now_s if cost.host_overlaps else now_s + host_s
+    for stage in range(settings.num_stages):
+        time_s = max(time_s, stages[replica, stage]) + device_s / settings.num_stages
+        stages[replica, stage] = time_s
+    return max(time_s, now_s + host_s) if cost.host_overlaps else time_s
+
+
+@inner
+def with_loading(settings, cache, first, end, stage, device_s):
+    """A step's time on the device where its batch waits for KV blocks from lower tiers, or they come up beside it."""
+    load_s = 0.0
+    for rank in range(first, end):
+        lane = rank * settings.num_stages + stage
+        load_s = max(load_s, cache.load_s[lane])
+        cache.load_s[lane] = 0.0
+    return max(device_s, load_s) if cache.load_overlaps else device_s + load_s

@@ -1,0 +1,137 @@
+"""A run over time: what was sent, waiting, running and used in each of equal stretches."""
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.errors import InputError
+from windtunnel.metrics.fleet import HOLDING, count_over_time
+from windtunnel.metrics.records import Table
+from windtunnel.serving.analysis.device_use import step_work
+from windtunnel.serving.scenario import Setup
+from windtunnel.serving.setup.estimators import shard_of
+from windtunnel.serving.setup.memory import MemoryPlan
+from windtunnel.serving.simulate import power_model
+
+if TYPE_CHECKING:
+    from windtunnel.serving.simulate import Result
+
+Floats = NDArray[np.float64]
+
+NUM_STRETCHES = 200
+
+SERIES_COLUMNS = {
+    "time_s": "start of the stretch",
+    "duration_s": "of the stretch",
+    "sent_per_s": "requests sent",
+    "finished_per_s": "requests answered",
+    "prompt_tokens_per_s": "computed",
+    "output_tokens_per_s": "sampled",
+    "num_waiting": "sent and not yet scheduled, mean over time",
+    "num_present": "sent and not yet answered, mean over time",
+    "busy_fraction": "share of time with a step under way, mean over replicas and pipeline stages",
+    "kv_fraction": "KV blocks in use by steps under way, mean over time and replicas",
+    "mfu_fraction": "FLOPs over the devices' published peak",
+    "mbu_fraction": "bytes over the devices' published bandwidth",
+    "power_w": "of all devices; NaN where it is unknown",
+    "num_replicas": "that hold their devices: those that start, serve or have failed; mean over time",
+}
+"""Column -> meaning. Means are exact: quantities that change with events are integrated between them."""
+
+
+def over_time(result: "Result", num_stretches: int = NUM_STRETCHES) -> Table:
+    """The series of a run, from the first sending to the last token.
+
+    Raises:
+        InputError: fewer than one stretch.
+    """
+    if num_stretches < 1:
+        raise InputError(f"num_stretches is {num_stretches}; at least 1 is needed")
+    requests, steps = result.requests, result.steps
+    arrival_s, finish_s = requests["arrival_s"], requests["finish_s"]
+    edges = np.linspace(arrival_s.min(), finish_s.max(), num_stretches + 1)
+    width_s = np.diff(edges)
+    start_s, end_s = steps["start_s"], steps["start_s"] + steps["duration_s"]
+
+    def mean_of(begin: Floats, end: Floats, value: Floats) -> Floats:
+        return np.diff(integral(edges, begin, end, value)) / width_s
+
+    sampled = steps["num_sampled"] + (steps["num_steps"].astype(np.float64) - 1) * steps["decode_tokens"]
+    prompt = steps["prefill_tokens"] * steps["num_steps"].astype(np.float64)
+    ones = np.ones(len(requests))
+    columns = {
+        "time_s": edges[:-1],
+        "duration_s": width_s,
+        "sent_per_s": np.histogram(arrival_s, edges)[0] / width_s,
+        "finished_per_s": np.histogram(finish_s, edges)[0] / width_s,
+        "prompt_tokens_per_s": mean_of(start_s, end_s, prompt / steps["duration_s"]),
+        "output_tokens_per_s": mean_of(start_s, end_s, sampled / steps["duration_s"]),
+        "num_waiting": mean_of(arrival_s, requests["scheduled_s"], ones),
+        "num_present": mean_of(arrival_s, finish_s, ones),
+        **_device_columns(result, mean_of, edges),
+    }
+    return Table(columns, SERIES_COLUMNS)
+
+
+def _device_columns(
+    result: "Result", mean_of: Callable[[Floats, Floats, Floats], Floats], edges: Floats
+) -> dict[str, Floats]:
+    """What the devices did, summed over the pools of equal replicas."""
+    num_stretches = edges.size - 1
+    busy, used, compute, memory, power = (np.zeros(num_stretches) for _ in range(5))
+    num_lanes = num_blocks = num_replicas = np.zeros(num_stretches)
+    for setup, plan, first, replicas in _pools_of(result):
+        steps = result.steps
+        steps = steps.where((steps["replica"] >= first) & (steps["replica"] < first + replicas))
+        there = np.full(num_stretches, float(replicas))
+        if result.fleet is not None:
+            starts_s, counts = count_over_time(result.fleet.phases, edges[0], edges[-1], HOLDING)
+            there = np.maximum(mean_of(starts_s, np.append(starts_s[1:], edges[-1]), counts), 1e-9)
+        num_replicas = num_replicas + there
+        lanes = there * setup.parallelism.pp
+        num_lanes = num_lanes + lanes
+        num_blocks = num_blocks + plan.num_blocks * setup.parallelism.attention_dp * lanes
+        own_busy = np.zeros(num_stretches)
+        if len(steps):
+            span = steps["start_s"], steps["start_s"] + steps["duration_s"]
+            work = step_work(setup.device, shard_of(setup), steps)
+            own_busy = mean_of(*span, np.ones(len(steps)))
+            used += mean_of(*span, steps["used_blocks"].astype(np.float64))
+            compute += mean_of(*span, (work.body_compute_s + work.head_compute_s) / steps["duration_s"])
+            memory += mean_of(*span, (work.body_memory_s + work.head_memory_s) / steps["duration_s"])
+        busy += own_busy
+        model = power_model(result.scenario, setup)
+        num_devices = there * setup.parallelism.num_devices
+        power += np.nan if model is None else model.over(own_busy / lanes) * num_devices
+    return {
+        "busy_fraction": busy / num_lanes,
+        "kv_fraction": used / num_blocks,
+        "mfu_fraction": compute / num_lanes,
+        "mbu_fraction": memory / num_lanes,
+        "power_w": power,
+        "num_replicas": num_replicas,
+    }
+
+
+def _pools_of(result: "Result") -> Iterator[tuple[Setup, MemoryPlan, int, int]]:
+    """(setup, memory, first replica, number of replicas) of each pool; one where all replicas are alike."""
+    deployment = result.scenario.deployment
+    if not result.pools:
+        yield result.setup, result.memory, 0, deployment.most_replicas
+        return
+    first = 0
+    for pool, noun in zip(result.pools, deployment.pools, strict=True):
+        yield pool.setup, pool.memory, first, noun.replicas
+        first += noun.replicas
+
+
+def integral(time_s: Floats, begin: Floats, end: Floats, value: Floats) -> Floats:
+    """Up to each of `time_s`, the integral of the sum of pieces that have a `value` between `begin` and `end`."""
+    times = np.concatenate([begin, end])
+    order = np.argsort(times, kind="stable")
+    times = times[order]
+    slope = np.cumsum(np.concatenate([value, -value])[order])
+    sums = np.concatenate([[0.0], np.cumsum(slope[:-1] * np.diff(times))])
+    return np.asarray(np.interp(time_s, times, sums))

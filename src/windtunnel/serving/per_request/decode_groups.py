@@ -1,0 +1,177 @@
+"""Cohorts of the walking loop: decoding requests that take every step together, counted instead of walked over.
+
+What a slot's batch decoded stays its cohort as long as the next batch decodes all of it again. A member's state is then
+its state when it joined and the steps since: the cohort keeps those, the sum of what its members have processed, the
+step at which the first one ends, and how many need a block at which step. A batch that cannot take all of it (no room
+in the batch, no block free, another slot's batch in between) dissolves it into ready requests, as if it had never been.
+A replica has one cohort that is ready at most; `cohort_position` says in front of which ready request it stands.
+"""
+
+import numpy as np
+
+from windtunnel.compiled.jit import inner
+from windtunnel.serving.loop.completions import conclude
+from windtunnel.serving.state.per_request import (
+    FASTER_TRANSFORMER,
+    ORCA,
+    USER,
+    VLLM_V0,
+)
+from windtunnel.serving.state.records import NONE
+
+MEMBERS, TOKENS, SCRATCH = 0, 1, 2
+"""Columns of `batches`: of a slot's row its requests that are walked over and their tokens; of a replica's row, further
+down, MEMBERS holds the ready requests and the columns from SCRATCH on are free."""
+COHORT, ENDS, PHASES = 2, 3, 4
+"""Further columns of a slot's row: the members of its cohort, the cohort's step after which each ends, and how many of
+them need a block for a step, by the cohort's steps before it modulo the block size."""
+
+
+@inner
+def ready_row(settings, replica):
+    """The row of `batches` that lists the replica's ready requests."""
+    return settings.num_replicas * settings.num_stages + replica
+
+
+@inner
+def reserves_blocks(settings):
+    """Whether a request has all its blocks from its admission on."""
+    return settings.scheduler == ORCA or settings.scheduler == FASTER_TRANSFORMER
+
+
+@inner
+def may_join(settings, replicas, slots, walks, batches, replica, slot):
+    """Whether the requests that the slot's batch decoded may be its cohort from now on: there is none that was left
+    out, and every ready one is in the middle of its prompt.
+    """
+    if settings.scheduler == USER or settings.scheduler == FASTER_TRANSFORMER:
+        return False
+    if replicas[replica].ready_cohort == slot and not slots[slot].has_cohort:
+        return False
+    row = ready_row(settings, replica)
+    for position in range(replicas[replica].num_ready):
+        if walks[batches[row, MEMBERS, position]].is_prefilled:
+            return False
+    return True
+
+
+@inner
+def join(settings, requests, walks, slots, batches, slot, i, now_s):
+    """Decoding request `i` belongs to the slot's cohort; of vLLM V0's in order of arrival, else as the last."""
+    members, ends = batches[slot, COHORT], batches[slot, ENDS]
+    position = slots[slot].cohort_size
+    if position == 0:
+        slots[slot].cohort_steps = 0
+        slots[slot].cohort_tokens = 0
+        slots[slot].cohort_paused_s = 0.0
+        slots[slot].cohort_left_s = now_s
+        slots[slot].first_end = np.int64(1) << 40
+        for phase in range(settings.block_size):
+            batches[slot, PHASES, phase] = 0
+    steps, processed = slots[slot].cohort_steps, walks[i].processed_tokens
+    end = steps + walks[i].total_tokens - processed
+    if settings.scheduler == VLLM_V0:
+        while position > 0 and not (settings.numbered_by_arrival and i > members[position - 1]):
+            if requests[members[position - 1]].arrival_s <= requests[i].arrival_s:
+                break
+            members[position] = members[position - 1]
+            ends[position] = ends[position - 1]
+            position -= 1
+    members[position] = i
+    ends[position] = end
+    batches[slot, PHASES, (steps + 1 - processed) % settings.block_size] += 1
+    walks[i].paused_s -= slots[slot].cohort_paused_s
+    slots[slot].first_end = min(slots[slot].first_end, end)
+    slots[slot].cohort_tokens += processed
+    slots[slot].cohort_size += 1
+
+
+@inner
+def write_back(settings, walks, slots, slot, i, end):
+    """The record of a member that ends after the cohort's step `end`, as if it had been walked over."""
+    walks[i].processed_tokens = walks[i].total_tokens - (end - slots[slot].cohort_steps)
+    walks[i].left_stage_s = slots[slot].cohort_left_s
+    walks[i].paused_s += slots[slot].cohort_paused_s
+    if not reserves_blocks(settings):
+        held = walks[i].processed_tokens - 1
+        walks[i].num_blocks = (held + settings.block_size - 1) // settings.block_size
+
+
+@inner
+def advance(settings, sessions, requests, walks, replicas, slots, batches, clock, replica, slot, now_s):
+    """The cohort has taken the steps of the slot's batch; members that end leave."""
+    slots[slot].cohort_steps += slots[slot].num_steps
+    slots[slot].cohort_tokens += slots[slot].num_steps * slots[slot].cohort_size
+    slots[slot].cohort_left_s = now_s
+    steps = slots[slot].cohort_steps
+    if steps < slots[slot].first_end:
+        return
+    members, ends = batches[slot, COHORT], batches[slot, ENDS]
+    kept, first_end = 0, np.int64(1) << 40
+    for position in range(slots[slot].cohort_size):
+        i, end = members[position], ends[position]
+        if end > steps:
+            members[kept] = i
+            ends[kept] = end
+            kept += 1
+            first_end = min(first_end, end)
+            continue
+        write_back(settings, walks, slots, slot, i, end)
+        slots[slot].cohort_tokens -= walks[i].total_tokens
+        batches[slot, PHASES, (steps + 1 - walks[i].total_tokens) % settings.block_size] -= 1
+        requests[i].finish_s = now_s
+        conclude(settings, sessions, requests, clock, i, now_s)
+        replicas[replica].num_outstanding -= 1
+        replicas[replica].num_running -= 1
+        replicas[replica].free_blocks += walks[i].num_blocks
+        walks[i].num_blocks = 0
+    slots[slot].cohort_size = kept
+    slots[slot].first_end = first_end
+
+
+@inner
+def dissolve(settings, walks, replicas, slots, batches, replica):
+    """Make the members of the replica's ready cohort, if there is one, ready requests like others."""
+    slot = replicas[replica].ready_cohort
+    if slot == NONE:
+        return
+    ready, members, ends = batches[ready_row(settings, replica), MEMBERS], batches[slot, COHORT], batches[slot, ENDS]
+    first, size = replicas[replica].cohort_position, slots[slot].cohort_size
+    for position in range(replicas[replica].num_ready - 1, first - 1, -1):
+        ready[position + size] = ready[position]
+    for position in range(size):
+        write_back(settings, walks, slots, slot, members[position], ends[position])
+        ready[first + position] = members[position]
+    replicas[replica].num_ready += size
+    replicas[replica].ready_cohort = NONE
+    slots[slot].cohort_size = 0
+
+
+@inner
+def take_cohort(settings, walks, replicas, slots, batches, replica, slot):
+    """Have the batch of `slot` decode the ready cohort, with blocks for all that is ready, or dissolve it.
+
+    Returns how many of the batch's requests are not walked over.
+    """
+    if replicas[replica].ready_cohort == NONE:
+        return 0
+    row, num_ready = ready_row(settings, replica), replicas[replica].num_ready
+    needed, room = 0, replicas[replica].free_blocks
+    if reserves_blocks(settings):
+        room = np.int64(1) << 40
+    else:
+        needed = batches[slot, PHASES, slots[slot].cohort_steps % settings.block_size]
+    takes = (
+        replicas[replica].ready_cohort == slot
+        and slots[slot].cohort_size + num_ready <= min(settings.max_batch_seqs, room)
+        and needed + num_ready < room
+    )
+    for position in range(replicas[replica].cohort_position):
+        takes = takes and not walks[batches[row, MEMBERS, position]].is_prefilled
+    if not takes:
+        dissolve(settings, walks, replicas, slots, batches, replica)
+        return 0
+    replicas[replica].free_blocks -= needed
+    replicas[replica].ready_cohort = NONE
+    slots[slot].has_cohort = 1
+    return slots[slot].cohort_size

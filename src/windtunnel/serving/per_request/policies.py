@@ -1,0 +1,389 @@
+"""How engines whose batches may be any subset of a replica's requests form the next one.
+
+A policy takes the ready cohort, if there is one, fills MEMBERS and TOKENS of a slot, takes the blocks that the step
+needs, and returns how many requests it listed. `ready` requests hold blocks and are in no batch. Each policy forms the
+batches of Vidur 7d47513 (`vidur/scheduler/replica_scheduler`), restarts and conservative block checks included.
+"""
+
+from windtunnel.compiled.jit import inner
+from windtunnel.serving.per_request.decode_groups import (
+    MEMBERS,
+    SCRATCH,
+    TOKENS,
+    dissolve,
+    ready_row,
+    take_cohort,
+)
+from windtunnel.serving.state.records import NONE
+
+
+@inner
+def next_prompt_blocks(settings, walks, i):
+    """Blocks for all that request `i` must compute before its next token."""
+    return (walks[i].prompt_tokens + settings.block_size - 1) // settings.block_size
+
+
+@inner
+def put_first(walks, replicas, replica, i):
+    """Put request `i` in front of the waiting ones."""
+    walks[i].next = replicas[replica].first_waiting
+    replicas[replica].first_waiting = i
+    if replicas[replica].last_waiting == NONE:
+        replicas[replica].last_waiting = i
+    replicas[replica].num_waiting += 1
+
+
+@inner
+def put_last(walks, replicas, replica, i):
+    """Put request `i` behind the waiting ones."""
+    walks[i].next = NONE
+    last = replicas[replica].last_waiting
+    if last == NONE:
+        replicas[replica].first_waiting = i
+    else:
+        walks[last].next = i
+    replicas[replica].last_waiting = i
+    replicas[replica].num_waiting += 1
+
+
+@inner
+def admit(requests, walks, replicas, replica, num_blocks, now_s):
+    """Give the first waiting request `num_blocks` blocks and return it."""
+    i = replicas[replica].first_waiting
+    replicas[replica].first_waiting = walks[i].next
+    if walks[i].next == NONE:
+        replicas[replica].last_waiting = NONE
+    replicas[replica].num_waiting -= 1
+    replicas[replica].free_blocks -= num_blocks
+    replicas[replica].num_running += 1
+    walks[i].num_blocks = num_blocks
+    if requests[i].scheduled_s != requests[i].scheduled_s:
+        requests[i].scheduled_s = now_s
+    return i
+
+
+@inner
+def release(walks, replicas, replica, i):
+    """Free the blocks of request `i`."""
+    replicas[replica].free_blocks += walks[i].num_blocks
+    replicas[replica].num_running -= 1
+    walks[i].num_blocks = 0
+
+
+@inner
+def restart(settings, requests, walks, replicas, replica, i):
+    """Free all of request `i` and put it in front of the waiting ones, to be computed again with its outputs so far."""
+    release(walks, replicas, replica, i)
+    if walks[i].is_prefilled:
+        walks[i].last_token_s = walks[i].left_stage_s
+    if walks[i].is_prefilled or settings.loses_prompts:
+        walks[i].prompt_tokens = walks[i].processed_tokens
+    walks[i].processed_tokens = 0
+    walks[i].is_prefilled = 0
+    requests[i].num_preemptions += 1
+    replicas[replica].has_restarted = 1
+    put_first(walks, replicas, replica, i)
+
+
+@inner
+def take_block(settings, walks, replicas, replica, i):
+    """Give decoding request `i` another block if its last one is full."""
+    if walks[i].processed_tokens > walks[i].num_blocks * settings.block_size:
+        walks[i].num_blocks += 1
+        replicas[replica].free_blocks -= 1
+
+
+@inner
+def sort_ready(settings, requests, replicas, batches, replica):
+    """Order the ready requests by arrival; equal ones stay as they were.
+
+    They nearly always are in order, which their indices tell: requests are numbered as they arrive.
+    """
+    row = ready_row(settings, replica)
+    for position in range(1, replicas[replica].num_ready):
+        i = batches[row, MEMBERS, position]
+        if settings.numbered_by_arrival and i > batches[row, MEMBERS, position - 1]:
+            continue
+        arrival_s = requests[i].arrival_s
+        before = position - 1
+        while before >= 0 and requests[batches[row, MEMBERS, before]].arrival_s > arrival_s:
+            batches[row, MEMBERS, before + 1] = batches[row, MEMBERS, before]
+            before -= 1
+        batches[row, MEMBERS, before + 1] = i
+
+
+@inner
+def drop_ready(settings, replicas, batches, replica, first, end):
+    """Keep of the ready requests those at positions `first` to `end`."""
+    row = ready_row(settings, replica)
+    for position in range(first, end):
+        batches[row, MEMBERS, position - first] = batches[row, MEMBERS, position]
+    replicas[replica].num_ready = end - first
+
+
+@inner
+def add(batches, slot, size, i, num_tokens):
+    """Put `num_tokens` of request `i` into the batch; returns its new size."""
+    batches[slot, MEMBERS, size] = i
+    batches[slot, TOKENS, size] = num_tokens
+    return size + 1
+
+
+@inner
+def make_room(settings, requests, walks, replicas, batches, replica, i, position, end):
+    """See that a block is free for decoding request `i`, as vLLM V0's `_can_append_slots` asks whether it needs one or
+    not: restart the last of the ready requests at positions `position` to `end`, and `i` itself when there is none.
+
+    Returns the new `end`, or NONE if `i` was restarted.
+    """
+    row = ready_row(settings, replica)
+    while replicas[replica].free_blocks < 1:
+        if position >= end:
+            restart(settings, requests, walks, replicas, replica, i)
+            return NONE
+        end -= 1
+        restart(settings, requests, walks, replicas, replica, batches[row, MEMBERS, end])
+    return end
+
+
+@inner
+def form_batch_vllm_v0(settings, requests, walks, replicas, slots, batches, replica, slot, now_s):
+    """vLLM V0 `Scheduler._schedule` (0.2 to 0.7, without chunked prefill): waiting prompts on their own, else a decode
+    step of all that are ready, in order of arrival.
+
+    A prompt is admitted whole, while blocks above the watermark are free and the batch, padded to its longest prompt,
+    stays within `max_num_batched_tokens`. When no block is free, the latest request is restarted.
+    """
+    size, longest = 0, 0
+    while replicas[replica].first_waiting != NONE:
+        i = replicas[replica].first_waiting
+        longest = max(longest, walks[i].prompt_tokens)
+        num_blocks = next_prompt_blocks(settings, walks, i)
+        if (
+            replicas[replica].free_blocks - num_blocks < settings.watermark_blocks
+            or (size + 1) * longest > settings.max_num_batched_tokens
+            or replicas[replica].num_running == settings.max_num_seqs
+            or size == settings.max_batch_seqs
+        ):
+            break
+        admit(requests, walks, replicas, replica, num_blocks, now_s)
+        size = add(batches, slot, size, i, walks[i].prompt_tokens)
+    if size > 0:
+        return size
+    room = settings.max_batch_seqs - take_cohort(settings, walks, replicas, slots, batches, replica, slot)
+    sort_ready(settings, requests, replicas, batches, replica)
+    row = ready_row(settings, replica)
+    position, end = 0, replicas[replica].num_ready
+    while position < end and size < room:
+        i = batches[row, MEMBERS, position]
+        position += 1
+        left = make_room(settings, requests, walks, replicas, batches, replica, i, position, end)
+        if left != NONE:
+            end = left
+            take_block(settings, walks, replicas, replica, i)
+            size = add(batches, slot, size, i, 1)
+        else:
+            end = position
+    drop_ready(settings, replicas, batches, replica, position, end)
+    return size
+
+
+@inner
+def form_batch_sarathi(settings, requests, walks, replicas, slots, batches, replica, slot, now_s):
+    """Sarathi-Serve's `SarathiScheduler` (Agrawal et al., OSDI 2024): decoding requests, then the rest of begun
+    prompts, then new ones, the prompts cut so that a step has `max_num_batched_tokens` tokens.
+
+    Decoding requests are not limited by the budget, but use it up. Blocks of a whole prompt are taken at admission,
+    above the watermark. When no block is free, the latest ready request is restarted.
+    """
+    num_tokens = take_cohort(settings, walks, replicas, slots, batches, replica, slot)
+    room = settings.max_batch_seqs - num_tokens
+    row = ready_row(settings, replica)
+    size, begun = 0, 0
+    position, end = 0, replicas[replica].num_ready
+    while position < end and size < room:
+        i = batches[row, MEMBERS, position]
+        position += 1
+        if not walks[i].is_prefilled:
+            batches[row, SCRATCH, begun] = i
+            begun += 1
+            continue
+        left = make_room(settings, requests, walks, replicas, batches, replica, i, position, end)
+        if left != NONE:
+            end = left
+            take_block(settings, walks, replicas, replica, i)
+            size = add(batches, slot, size, i, 1)
+            num_tokens += 1
+        else:
+            end = position
+
+    skipped = 0
+    for k in range(begun):
+        i = batches[row, SCRATCH, k]
+        chunk = min(walks[i].prompt_tokens - walks[i].processed_tokens, settings.max_num_batched_tokens - num_tokens)
+        if chunk > 0:
+            size = add(batches, slot, size, i, chunk)
+            num_tokens += chunk
+        else:
+            batches[row, SCRATCH, skipped] = i
+            skipped += 1
+    for k in range(position, end):
+        batches[row, SCRATCH, skipped] = batches[row, MEMBERS, k]
+        skipped += 1
+    for k in range(skipped):
+        batches[row, MEMBERS, k] = batches[row, SCRATCH, k]
+    replicas[replica].num_ready = skipped
+    sort_ready(settings, requests, replicas, batches, replica)
+
+    while replicas[replica].first_waiting != NONE:
+        i = replicas[replica].first_waiting
+        num_blocks = next_prompt_blocks(settings, walks, i)
+        chunk = min(walks[i].prompt_tokens, settings.max_num_batched_tokens - num_tokens)
+        if (
+            replicas[replica].num_running == settings.max_num_seqs
+            or size == room
+            or replicas[replica].free_blocks - num_blocks < settings.watermark_blocks
+            or chunk <= 0
+        ):
+            break
+        admit(requests, walks, replicas, replica, num_blocks, now_s)
+        size = add(batches, slot, size, i, chunk)
+        num_tokens += chunk
+    return size
+
+
+@inner
+def admit_reserved(settings, requests, walks, replicas, batches, replica, slot, size, room, now_s):
+    """Fill the batch with whole prompts up to `room`, each given `reserved_blocks` for good."""
+    while (
+        replicas[replica].first_waiting != NONE
+        and size < room
+        and replicas[replica].free_blocks >= settings.reserved_blocks
+    ):
+        i = admit(requests, walks, replicas, replica, settings.reserved_blocks, now_s)
+        size = add(batches, slot, size, i, walks[i].prompt_tokens)
+    return size
+
+
+@inner
+def form_batch_orca(settings, requests, walks, replicas, slots, batches, replica, slot, now_s):
+    """Orca's iteration-level scheduling (Yu et al., OSDI 2022, algorithm 1): everything that is ready, then waiting
+    requests, prompts whole; a request is admitted with blocks for the longest sequence that the engine serves.
+    """
+    room = settings.max_batch_seqs - take_cohort(settings, walks, replicas, slots, batches, replica, slot)
+    row = ready_row(settings, replica)
+    size = min(replicas[replica].num_ready, room)
+    for position in range(size):
+        add(batches, slot, position, batches[row, MEMBERS, position], 1)
+    drop_ready(settings, replicas, batches, replica, size, replicas[replica].num_ready)
+    return admit_reserved(settings, requests, walks, replicas, batches, replica, slot, size, room, now_s)
+
+
+@inner
+def form_batch_faster_transformer(settings, requests, walks, replicas, batches, replica, slot, now_s):
+    """FasterTransformer's request-level batching: a batch runs until all its requests have finished, then the next is
+    formed; as Orca's, admission reserves the longest sequence.
+    """
+    row = ready_row(settings, replica)
+    size = 0
+    while size < replicas[replica].num_ready:
+        i = batches[row, MEMBERS, size]
+        if walks[i].group != walks[batches[row, MEMBERS, 0]].group:
+            break
+        add(batches, slot, size, i, 1)
+        size += 1
+    if size > 0:
+        drop_ready(settings, replicas, batches, replica, size, replicas[replica].num_ready)
+        return size
+    room = settings.max_batch_seqs
+    size = admit_reserved(settings, requests, walks, replicas, batches, replica, slot, 0, room, now_s)
+    replicas[replica].num_groups += 1
+    for position in range(size):
+        walks[batches[slot, MEMBERS, position]].group = replicas[replica].num_groups
+    return size
+
+
+@inner
+def form_batch_lightllm(settings, requests, walks, replicas, slots, batches, replica, slot, now_s):
+    """LightLLM's token-level router (`ReqQueue`, 1.0): decode steps of everything; waiting prompts are looked at when
+    nothing runs or after `max_waiting_steps` decode steps, and run on their own.
+
+    A prompt is admitted if the most blocks that all running requests will ever hold together, knowing their outputs,
+    stays below the pool. The block size is one token.
+    """
+    is_empty = replicas[replica].num_ready == 0 and replicas[replica].ready_cohort == NONE
+    size = 0
+    if is_empty or replicas[replica].waited_steps >= settings.max_waiting_steps:
+        if replicas[replica].first_waiting != NONE:
+            dissolve(settings, walks, replicas, slots, batches, replica)
+            size = admit_by_peak(settings, requests, walks, replicas, batches, replica, slot, now_s)
+        if size > 0 or not is_empty:
+            replicas[replica].waited_steps = 0
+        if size > 0:
+            return size
+    if is_empty:
+        return 0
+    replicas[replica].waited_steps += 1
+    take_cohort(settings, walks, replicas, slots, batches, replica, slot)
+    row = ready_row(settings, replica)
+    num_ready = replicas[replica].num_ready
+    for position in range(min(num_ready, replicas[replica].free_blocks)):
+        i = batches[row, MEMBERS, position]
+        take_block(settings, walks, replicas, replica, i)
+        size = add(batches, slot, size, i, 1)
+    drop_ready(settings, replicas, batches, replica, size, num_ready)
+    return size
+
+
+@inner
+def admit_by_peak(settings, requests, walks, replicas, batches, replica, slot, now_s):
+    """The prompts that LightLLM's peak test lets in."""
+    row = ready_row(settings, replica)
+    considered = 0
+    for position in range(replicas[replica].num_ready):
+        i = batches[row, MEMBERS, position]
+        considered = consider(walks, batches, row, considered, i, walks[i].processed_tokens)
+    size, num_tokens = 0, 0
+    while replicas[replica].first_waiting != NONE:
+        i = replicas[replica].first_waiting
+        prompt = walks[i].prompt_tokens
+        if (
+            num_tokens + prompt > settings.max_num_batched_tokens
+            or replicas[replica].num_running == settings.max_num_seqs
+            or size == settings.max_batch_seqs
+        ):
+            break
+        considered = consider(walks, batches, row, considered, i, prompt + 1)
+        if peak_blocks(batches, row, considered) >= settings.num_blocks:
+            break
+        num_blocks = next_prompt_blocks(settings, walks, i)
+        admit(requests, walks, replicas, replica, num_blocks, now_s)
+        size = add(batches, slot, size, i, prompt)
+        num_tokens += prompt
+    return size
+
+
+@inner
+def consider(walks, batches, row, size, i, held_tokens):
+    """Insert (steps left, tokens held) of request `i` into the scratch lists, the most steps first."""
+    left = max(walks[i].total_tokens - held_tokens - 1, 0)
+    position = size
+    while position > 0 and batches[row, SCRATCH, position - 1] < left:
+        batches[row, SCRATCH, position] = batches[row, SCRATCH, position - 1]
+        batches[row, SCRATCH + 1, position] = batches[row, SCRATCH + 1, position - 1]
+        position -= 1
+    batches[row, SCRATCH, position] = left
+    batches[row, SCRATCH + 1, position] = held_tokens
+    return size + 1
+
+
+@inner
+def peak_blocks(batches, row, size):
+    """The most tokens that the requests of the scratch lists will hold together: when the k-th longest ends, k of them
+    are left, each with its tokens of then.
+    """
+    peak, held = 0, 0
+    for position in range(size):
+        held += batches[row, SCRATCH + 1, position]
+        peak = max(peak, batches[row, SCRATCH, position] * (position + 1) + held)
+    return peak

@@ -1,0 +1,46 @@
+"""Run any scenario: one kind of replica, or pools of several."""
+
+from windtunnel.errors import InputError
+from windtunnel.pricing.estimator import Estimator
+from windtunnel.serving import pools
+from windtunnel.serving import simulate as serving
+from windtunnel.serving.custom.policy import Policy
+from windtunnel.serving.custom.router import Router
+from windtunnel.serving.runners.batched import Progress
+from windtunnel.serving.scenario import Scenario
+from windtunnel.serving.simulate import Result
+
+
+def simulate(
+    scenario: Scenario,
+    estimator: Estimator | None = None,
+    progress: Progress | None = None,
+    allow_download: bool = False,
+    policy: Policy | None = None,
+    router: Router | None = None,
+) -> Result:
+    """Simulate `scenario`.
+
+    Args:
+        scenario: what to run.
+        estimator: prices operators; None reads the tables measured on each pool's device, or its calibrated roofline.
+        progress: called now and then.
+        allow_download: look models up on the Hugging Face hub too.
+        policy: a scheduler of one's own, instead of the engine's: see `engine.policy.Policy`.
+        router: a router of one's own, instead of the deployment's: see `engine.router.Router`.
+
+    Raises:
+        InputError: the scenario's parts do not go together, or a request that this deployment can never serve.
+    """
+    if not isinstance(scenario, Scenario):
+        raise InputError(
+            f"simulate takes a Scenario, not a {type(scenario).__name__}",
+            "windtunnel.load(path) reads one, windtunnel.scenario(model=..., device=..., ...) makes one",
+        )
+    if not scenario.deployment.pools:
+        return serving.simulate(scenario, estimator, progress, allow_download, policy, router)
+    if router is not None:
+        raise InputError("a router of one's own does not run in pools", "leave the pools out of the deployment")
+    if policy is not None:
+        raise InputError("a scheduler of one's own does not run in pools", "leave the pools out of the deployment")
+    return pools.simulate_pools(scenario, estimator, progress, allow_download)

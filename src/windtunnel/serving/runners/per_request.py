@@ -1,0 +1,266 @@
+"""Run the walking loop: arrays in, records out, and a user's policy called where one was given."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.compiled.jit import passed
+from windtunnel.errors import InputError
+from windtunnel.metrics.records import STEP_COLUMNS, Table
+from windtunnel.serving.custom.policy import Asker, Policy
+from windtunnel.serving.deployment import Deployment
+from windtunnel.serving.engines.defaults import is_users_own
+from windtunnel.serving.per_request.loop import run_walked
+from windtunnel.serving.scenario import Setup
+from windtunnel.serving.setup.frontend import usual_streams
+from windtunnel.serving.setup.memory import MemoryPlan
+from windtunnel.serving.state import per_request as walked_state
+from windtunnel.serving.state import records as state
+from windtunnel.serving.state.status import (
+    ASK_POLICY,
+    DONE,
+    MORE,
+    OUT_OF_STEPS,
+    OUT_OF_TABLES,
+    STUCK,
+)
+from windtunnel.workload.generate.requests import RequestArrays
+
+FIRST_BUFFER_ROWS = 4_096
+BUFFER_ROWS = 131_072
+"""Each buffer of step rows has twice the rows of the one before, up to these: to clear the largest takes 0.2 ms, which
+a run of 3,000 batches takes four times of."""
+BUFFER_MEMBERS = 2_000_000
+
+Progress = Callable[[int, int], None]
+"""Called with (requests finished, requests in all)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Trail:
+    """What every batch held, and when it was in each pipeline stage."""
+
+    members: NDArray[np.int64]
+    """[m, 3] row of the step table, request, tokens; in the order of the batch."""
+    stage_s: NDArray[np.float64]
+    """[rows, stages, 2] start and end."""
+
+
+@dataclass(frozen=True, eq=False)
+class WalkedRun:
+    """A finished run of the walking loop."""
+
+    requests: NDArray[np.void]
+    """`kernels.state.REQUEST` records in order of sending."""
+    walks: NDArray[np.void]
+    """`kernels.walked_state.WALK` records beside them."""
+    steps: Table
+    engine_time_s: float
+    """Wall time of the loop."""
+    trail: Trail | None = None
+
+    @property
+    def execution_s(self) -> NDArray[np.float64]:
+        """[requests] time that each spent in pipeline stages; NaN where it did not finish."""
+        started_s = self.walks["started_s"]
+        started_s = np.where(np.isnan(started_s), self.requests["scheduled_s"], started_s)
+        return np.asarray(self.requests["finish_s"] - started_s - self.walks["paused_s"])
+
+
+def walk(
+    settings: walked_state.WalkedSettings,
+    records: Any,
+    cost: state.StepCost | None = None,
+    tables: walked_state.Tables | None = None,
+    sessions: state.Sessions | None = None,
+    policy: Policy | None = None,
+    keeps_trail: bool = False,
+    progress: Progress | None = None,
+) -> WalkedRun:
+    """Run the walking loop to its end.
+
+    Args:
+        settings: how batches are formed.
+        records: fresh `REQUEST` records in order of arrival; changed in place.
+        cost: prices steps; or
+        tables: does.
+        sessions: which request waits for which other one.
+        policy: the user's scheduler, if `settings` say so.
+        keeps_trail: record what every batch held.
+        progress: called now and then.
+
+    Raises:
+        InputError: a batch lies outside `tables`, a request can never be scheduled, or the policy fails.
+    """
+    walks, replicas = walked_state.new_walks(records), walked_state.new_replicas(settings)
+    slots, batches = walked_state.new_slots(settings), walked_state.new_batches(settings)
+    stages = np.zeros((settings.num_replicas, settings.num_stages))
+    events = np.zeros(settings.num_replicas * (settings.num_stages + 1) + 1, state.EVENT).view(np.recarray)
+    clock = walked_state.new_walk_clock(settings)
+    buffers, members, stage_s = [], [], []
+    num_rows = FIRST_BUFFER_ROWS
+    asker = Asker(policy, settings, records, walks, replicas, batches, clock) if policy is not None else None
+    tables_of_records = passed(records, walks, replicas, slots)
+    queues = passed(events, clock)
+    started_s = time.perf_counter()
+    while True:
+        buffer = state.new_steps(num_rows)
+        rows = passed(buffer)
+        trail = walked_state.new_trail(settings, num_rows, BUFFER_MEMBERS) if keeps_trail else None
+        num_rows = min(2 * num_rows, BUFFER_ROWS)
+        status = ASK_POLICY
+        while status == ASK_POLICY:
+            status = run_walked(
+                settings, cost, tables, trail, sessions, *tables_of_records, batches, stages, *queues, *rows
+            )
+            if status == ASK_POLICY:
+                assert asker is not None
+                asker.form_batch()
+        buffers.append(buffer[: clock[0].rows])
+        if trail is not None:
+            members.append(trail.members[: clock[0].members])
+            stage_s.append(trail.stage_s[: clock[0].rows])
+        if progress is not None:
+            progress(int(clock[0].finished), records.size)
+        if status != MORE:
+            break
+    engine_time_s = time.perf_counter() - started_s
+    if status == OUT_OF_TABLES:
+        raise InputError(
+            f"a batch of {clock[0].culprit} requests after {clock[0].now_s:g} s lies outside the look-up tables",
+            "use tables that reach further, or a smaller batch",
+        )
+    if status == OUT_OF_STEPS:
+        raise InputError("the recorded steps end before the requests do")
+    if status == STUCK:
+        raise InputError(
+            f"{records.size - clock[0].finished} of {records.size} requests can never be scheduled",
+            "a prompt does not fit the KV cache, or the tokens that a batch may have",
+        )
+    assert status == DONE
+    return WalkedRun(
+        requests=records.view(np.ndarray),
+        walks=walks.view(np.ndarray),
+        steps=Table({name: np.concatenate([b[name] for b in buffers]) for name in STEP_COLUMNS}, STEP_COLUMNS),
+        engine_time_s=engine_time_s,
+        trail=Trail(np.concatenate(members), np.concatenate(stage_s)) if keeps_trail else None,
+    )
+
+
+def refuse_unknown(deployment: Deployment, setup: Setup, requests: RequestArrays) -> None:
+    """Raise InputError where a deployment asks for what the schedulers that walk do not know."""
+    scheduler, given = setup.engine.scheduler, deployment.engine
+    refused = [
+        (bool(setup.engine.kv_tiers), "keeps no KV blocks in lower tiers", "engine.kv_tiers"),
+        (
+            bool(given.enable_prefix_caching) and requests.prefixes is not None,
+            "has no prefix cache, and these prompts share beginnings",
+            "engine.enable_prefix_caching",
+        ),
+        (
+            given.scheduling_policy not in (None, "fcfs"),
+            f"knows no {given.scheduling_policy} order",
+            "engine.scheduling_policy",
+        ),
+        (deployment.autoscaling is not None, "runs with all replicas all the time", "autoscaling"),
+        (deployment.faults is not None, "runs with all replicas all the time", "faults"),
+    ]
+    for is_asked, reason, name in refused:
+        if is_asked:
+            raise InputError(
+                f"the scheduler {scheduler} {reason}",
+                f"leave deployment.{name} out, or take vllm_v1, sglang or trtllm",
+            )
+
+
+def walked_settings(
+    setup: Setup, memory: MemoryPlan, num_replicas: int, requests: RequestArrays, router: str, seed: int
+) -> walked_state.WalkedSettings:
+    """The settings of a scheduler that walks, and the router's, as the loop takes them.
+
+    Raises:
+        InputError: the deployment has what these schedulers do not know.
+    """
+    engine = setup.engine
+    assert engine.max_num_seqs is not None
+    assert engine.max_num_batched_tokens is not None
+    name = "user" if is_users_own(str(engine.scheduler)) else str(engine.scheduler)
+    if router not in state.ROUTERS:
+        raise InputError(
+            f"the scheduler {engine.scheduler} does not run behind the router {router}",
+            f"use vllm_v1, sglang or trtllm, or one of these routers: {', '.join(state.ROUTERS)}",
+        )
+    if setup.parallelism.attention_dp > 1:
+        raise InputError(
+            f"the scheduler {engine.scheduler} has no attention data parallelism", "leave attention_dp at 1"
+        )
+    if memory.blocks_per_request:
+        raise InputError(
+            f"{setup.model.name} keeps a state of fixed size for every request, which {engine.scheduler} cannot count",
+            "use vllm_v1, sglang or trtllm",
+        )
+    most = max(min(engine.max_num_seqs, requests.arrival_s.size), 1)
+    longest = int((requests.input_tokens + requests.output_tokens).max())
+    busy = usual_streams(engine.max_num_seqs, setup, num_replicas, requests.concurrency)
+    reserves = name in ("orca", "faster_transformer")
+    return walked_state.WalkedSettings(
+        scheduler=walked_state.WALKED_SCHEDULERS.index(name),
+        num_replicas=num_replicas,
+        num_stages=setup.parallelism.pp,
+        max_num_seqs=most,
+        max_batch_seqs=most if reserves or name == "user" else max(most // setup.parallelism.pp, 1),
+        max_num_batched_tokens=engine.max_num_batched_tokens,
+        block_size=memory.block_size,
+        num_blocks=memory.num_blocks,
+        watermark_blocks=int((engine.watermark_fraction or 0.0) * memory.num_blocks),
+        reserved_blocks=-(-max(longest, setup.max_model_len) // memory.block_size) if reserves else 0,
+        max_waiting_steps=engine.max_waiting_steps or 0,
+        concurrency=requests.concurrency,
+        num_warmup=requests.num_warmup,
+        frontend_s=float(engine.host.frontend_s(requests.input_tokens.mean(), busy)),
+        router=state.ROUTERS.index(router),
+        seed=seed,
+        numbered_by_arrival=int(requests.previous is None),
+    )
+
+
+def most_batch_tokens(settings: walked_state.WalkedSettings, requests: RequestArrays) -> int:
+    """Tokens that a batch may have at most: where prompts run whole and nothing caps them, all that memory admits."""
+    if not settings.reserved_blocks:
+        return settings.max_num_batched_tokens
+    most = min(settings.max_batch_seqs, max(settings.num_blocks // settings.reserved_blocks, 1))
+    return most * int(requests.input_tokens.max())
+
+
+def check_walked(settings: walked_state.WalkedSettings, requests: RequestArrays) -> None:
+    """Raise InputError for the first request that could never be scheduled."""
+    whole = requests.input_tokens + requests.output_tokens - 1
+    longest = int(np.argmax(whole))
+    name = walked_state.WALKED_SCHEDULERS[settings.scheduler]
+    if settings.reserved_blocks > settings.num_blocks:
+        raise InputError(
+            f"{name} reserves {settings.reserved_blocks:,} blocks for every request; {settings.num_blocks:,} fit",
+            "lower engine.max_model_len, or use more devices",
+        )
+    blocks = -(-int(whole[longest]) // settings.block_size) + settings.watermark_blocks
+    if blocks > settings.num_blocks:
+        raise InputError(
+            f"request {longest} of {whole[longest] + 1:,} tokens needs {blocks:,} blocks with the watermark; "
+            f"{settings.num_blocks:,} fit",
+            "lower engine.watermark_fraction, or use more devices",
+        )
+    caps = settings.scheduler in (walked_state.VLLM_V0, walked_state.LIGHTLLM)
+    restarts = settings.scheduler == walked_state.VLLM_V0
+    prompts = whole if restarts else requests.input_tokens
+    widest = int(np.argmax(prompts))
+    if caps and prompts[widest] > settings.max_num_batched_tokens:
+        raise InputError(
+            f"request {widest} has {requests.input_tokens[widest]:,} input tokens"
+            f"{f' ({prompts[widest]:,} if it is restarted at its end)' if restarts else ''}; "
+            f"{name} runs a prompt whole, in a batch of {settings.max_num_batched_tokens:,}",
+            "raise engine.max_num_batched_tokens, or use sarathi, which cuts prompts",
+        )

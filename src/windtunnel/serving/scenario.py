@@ -1,0 +1,308 @@
+"""A scenario: everything that decides a run's result, in one file; and the setup that it resolves to."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+
+from windtunnel import catalog
+from windtunnel.errors import InputError
+from windtunnel.hardware import ANY_DEVICE, Device, Node
+from windtunnel.metrics.slo import Slo
+from windtunnel.model.parallelism import Parallelism
+from windtunnel.model.precision import COMPUTE, Precision
+from windtunnel.model.shape import (
+    ExpertsFeedForward,
+    GatedDeltaAttention,
+    GroupedQueryAttention,
+    ModelSpec,
+)
+from windtunnel.network.settings import ClusterNetwork
+from windtunnel.schema import (
+    Schema,
+    check_seed,
+    decode,
+    encode,
+    read_table,
+    set_path,
+)
+from windtunnel.serving.calibration import (
+    NONE,
+    Calibration,
+    Choice,
+    calibration_for,
+    load_calibration,
+)
+from windtunnel.serving.deployment import (
+    Deployment,
+    EngineSettings,
+    Pool,
+    Profile,
+)
+from windtunnel.serving.engines.defaults import (
+    for_another_engine,
+    overlay,
+    whole_prompt_tokens,
+    with_defaults,
+    with_windows,
+)
+from windtunnel.units import format_count
+from windtunnel.workload.schema import Workload
+
+
+class Scenario(Schema):
+    """One run, as a person writes it down. Names refer to the catalog or to files."""
+
+    model: str
+    deployment: Deployment
+    workload: Workload
+    precision: Precision | None = None
+    """None takes the formats of the published checkpoint."""
+    slo: Slo | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_seed(self.seed)
+
+
+SCENARIO_HINT = "see examples/01_first_simulation.yaml"
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What is being served, on what, by what: a scenario's names looked up and its defaults filled in."""
+
+    model: ModelSpec
+    precision: Precision
+    device: Device
+    node: Node
+    parallelism: Parallelism
+    engine: EngineSettings
+    max_model_len: int
+    """Tokens of the longest request that the engine accepts."""
+    profile: Profile | None = None
+    """Where the operators were measured, if not by those whose tables ship."""
+    calibration: Calibration | None = None
+    """None: not calibrated."""
+    calibration_name: str | None = None
+    not_calibrated: str = ""
+    """Why there is no calibration; empty with one."""
+    settings_assumed: bool = False
+    learnt: Mapping[str, int | float] = field(default_factory=dict)
+    """Settings of `engine` that the calibration's runs speak for: neither given nor the engine's defaults."""
+    network: ClusterNetwork | None = None
+
+
+def load(path: Path | str, overrides: dict[str, Any] | None = None) -> Scenario:
+    """The scenario in a YAML or JSON file.
+
+    Args:
+        path: the file; traces that it names are looked for beside it first.
+        overrides: dotted path (`workload.arrivals.rate_per_s`) -> value, as `--set` gives them.
+
+    Raises:
+        InputError: the file is missing or wrong, or an override names no field.
+    """
+    path = Path(path)
+    raw = read_table(path, "a scenario", SCENARIO_HINT)
+    for dotted, value in (overrides or {}).items():
+        set_path(raw, dotted, value)
+    keep_published_formats(raw)
+    return scenario_from(raw, str(path), path.parent)
+
+
+def scenario_from(raw: dict[str, Any], source: str = "", folder: Path | None = None) -> Scenario:
+    """A scenario from builtins, as YAML or the command line gives them.
+
+    Raises:
+        InputError: names the path of what is wrong.
+    """
+    if folder is not None and "workload" in raw:
+        raw["workload"] = _beside(folder, raw["workload"])
+    return decode(raw, Scenario, source)
+
+
+def _beside(folder: Path, raw: Any) -> Any:
+    """`raw` with every `path` of a file that lies in `folder` leading there."""
+    if isinstance(raw, list):
+        return [_beside(folder, entry) for entry in raw]
+    if not isinstance(raw, dict):
+        return raw
+    found = {key: _beside(folder, value) for key, value in raw.items()}
+    if isinstance(path := raw.get("path"), str) and (folder / path).exists():
+        found["path"] = str(folder / path)
+    return found
+
+
+def save(scenario: Scenario, path: Path | str) -> None:
+    """Write `scenario` as YAML; loading it gives an equal one."""
+    Path(path).write_text(yaml.safe_dump(encode(scenario), sort_keys=False, width=120), encoding="utf-8")
+
+
+def keep_published_formats(raw: dict[str, Any], allow_download: bool = False) -> None:
+    """Where `raw` gives some formats, those that they do not speak of stay as the checkpoint was published.
+
+    A format of the weights speaks of attention and experts too; a format of the KV cache of nothing else.
+    """
+    given = raw.get("precision")
+    if not isinstance(given, dict) or not isinstance(raw.get("model"), str):
+        return
+    published = encode(catalog.model(raw["model"], allow_download).precision)
+    if "weights" in given:
+        published = {name: published[name] for name in ("lm_head", "kv_cache")}
+    raw["precision"] = published | given
+
+
+def resolve(scenario: Scenario, allow_download: bool = False, calibration: Calibration | None = None) -> Setup:
+    """Look up the scenario's names, fill in its engine's defaults and check that its parts go together.
+
+    `calibration`: in force in place of the one that the deployment names or that ships.
+
+    Raises:
+        InputError: an unknown name, or a parallelism or format that this model, device or node cannot have; or the
+            deployment has pools, each of which resolves alone (`pool_scenario`).
+    """
+    deployment = scenario.deployment
+    if deployment.pools:
+        raise InputError(
+            f"the deployment has {format_count(len(deployment.pools), 'pool')}: there is not one setup of it",
+            "write the device, parallelism and engine of one pool as a deployment without pools",
+        )
+    model = catalog.model(scenario.model, allow_download)
+    device = catalog.device(deployment.device)
+    node = catalog.node(deployment.node) if deployment.node else catalog.default_node(device)
+    precision = scenario.precision or model.precision
+    engine = with_defaults(deployment.engine, device, shape=deployment.parallelism)
+    # The shipped calibrations correct the shipped tables; a profile of one's own has none but the one named with it.
+    wanted = deployment.calibration or (None if deployment.profile is None else NONE)
+    chosen = (
+        calibration_for(engine.name, device.name, str(engine.version), wanted)
+        if calibration is None
+        else Choice(calibration.engine, calibration)
+    )
+    learnt: dict[str, int | float] = {}
+    if chosen.calibration is not None:
+        host = chosen.calibration.host_of(str(engine.version))
+        learnt = _learnt(deployment, chosen.calibration, device.name, str(engine.version), model.name)
+        calibrated = msgspec.structs.replace(EngineSettings(host=host), **learnt)
+        engine = with_defaults(deployment.engine, device, calibrated, deployment.parallelism)
+    engine = with_windows(deployment.engine, engine, model.architecture)
+    max_model_len = engine.max_model_len or model.max_context_tokens
+    engine = whole_prompt_tokens(deployment.engine, engine, max_model_len)
+    setup = Setup(
+        model=model,
+        precision=precision,
+        device=device,
+        node=node,
+        parallelism=deployment.parallelism,
+        engine=engine,
+        profile=deployment.profile,
+        max_model_len=max_model_len,
+        calibration=chosen.calibration,
+        calibration_name=chosen.name,
+        not_calibrated=chosen.reason,
+        settings_assumed=deployment.settings_assumed,
+        learnt={name: value for name, value in learnt.items() if getattr(engine, name) == value},
+        network=deployment.network,
+    )
+    if node.device not in (device.name, ANY_DEVICE):
+        raise InputError(
+            f"{node.title} holds {node.device}, not {device.name}", "leave node out, or take the node's own device"
+        )
+    check_parallelism(model, deployment.parallelism, node)
+    check_formats(precision, device)
+    return setup
+
+
+def _learnt(
+    deployment: Deployment, calibration: Calibration, device: str, version: str, model: str
+) -> dict[str, int | float]:
+    """Engine settings that a calibration has for what the deployment leaves out."""
+    found: dict[str, int | float] = {}
+    if deployment.settings_assumed:
+        found |= calibration.settings_of(device, version, model)
+    elif calibration.reserve is not None and deployment.engine.num_gpu_blocks is None:
+        found["reserved_bytes"] = calibration.reserve.reserved_bytes
+    return {name: value for name, value in found.items() if getattr(deployment.engine, name) is None}
+
+
+def pool_scenario(scenario: Scenario, pool: Pool) -> Scenario:
+    """The scenario of one pool alone: what it leaves out is as in the deployment.
+
+    Where some pool runs the deployment's engine, settings that only this one reads, its version and its calibration are
+    not those of a pool with another engine.
+    """
+    deployment = scenario.deployment
+    # A pool that leaves the engine out decodes with this name: the deployment's is meant.
+    of_deployment = (EngineSettings().name, deployment.engine.name)
+    is_other = pool.engine.name not in of_deployment
+    shared, calibration = deployment.engine, deployment.calibration
+    if is_other and any(one.engine.name in of_deployment for one in deployment.pools):
+        shared = for_another_engine(shared, pool.engine)
+        if calibration not in (None, NONE) and load_calibration(str(calibration)).engine == deployment.engine.name:
+            calibration = None
+    merged: dict[str, Any] = {}
+    for layer in (shared, pool.engine):
+        overlay(merged, layer)
+    merged["name"] = pool.engine.name if is_other else deployment.engine.name
+    alone = msgspec.structs.replace(
+        deployment,
+        device=pool.device or deployment.device,
+        node=pool.node or (deployment.node if pool.device in (None, deployment.device) else None),
+        parallelism=pool.parallelism or deployment.parallelism,
+        replicas=pool.replicas,
+        engine=EngineSettings(**merged),
+        calibration=calibration,
+        pools=(),
+    )
+    return msgspec.structs.replace(scenario, deployment=alone)
+
+
+def check_parallelism(model: ModelSpec, parallelism: Parallelism, node: Node) -> None:
+    """Raise InputError where `model` cannot be split that way, or `node` is too small for it."""
+    tp, ep = parallelism.tp, parallelism.ep
+    for group in model.layers:
+        attention = group.attention
+        heads = attention.num_key_heads if isinstance(attention, GatedDeltaAttention) else attention.num_heads
+        if heads % tp:
+            good = [n for n in range(1, heads + 1) if heads % n == 0 and n <= 2 * node.num_devices]
+            raise InputError(
+                f"tp = {tp} does not divide the {heads} attention heads of {model.name}",
+                f"possible: {', '.join(map(str, good))}",
+            )
+    for group in model.layers:
+        if isinstance(group.attention, GroupedQueryAttention):
+            kv_heads = group.attention.num_kv_heads
+            if kv_heads % tp and tp % kv_heads:
+                raise InputError(
+                    f"tp = {tp} neither divides the {kv_heads} key/value heads of {model.name} nor is a multiple",
+                    "the key/value heads must spread evenly over the ranks, or each be repeated as often",
+                )
+    experts = [group.feed_forward for group in model.layers if isinstance(group.feed_forward, ExpertsFeedForward)]
+    if ep > 1 and not experts:
+        raise InputError(f"ep = {ep}, but {model.name} has no experts", "leave ep out")
+    for feed_forward in experts:
+        if feed_forward.num_experts % ep:
+            raise InputError(f"ep = {ep} does not divide the {feed_forward.num_experts} experts of {model.name}")
+    if parallelism.pp > model.num_layers:
+        raise InputError(f"pp = {parallelism.pp}, but {model.name} has {format_count(model.num_layers, 'layer')}")
+    if parallelism.num_devices > node.num_devices and node.scale_out is None:
+        raise InputError(
+            f"one replica needs {format_count(parallelism.num_devices, 'device')}; "
+            f"{node.name} has {node.num_devices} and no link to others",
+            "use fewer, or a node with scale_out",
+        )
+
+
+def check_formats(precision: Precision, device: Device) -> None:
+    """Raise InputError where `device` has no peak rate that computes one of the formats."""
+    for part in ("weights", "attention_format", "experts_format", "lm_head"):
+        wanted = getattr(precision, part)
+        if not any(rate in device.peak_flops_per_s for rate in COMPUTE[wanted]):
+            raise InputError(
+                f"{device.title} has no published rate for {wanted}",
+                f"it computes {', '.join(device.peak_flops_per_s)}",
+            )

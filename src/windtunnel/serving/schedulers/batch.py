@@ -1,0 +1,336 @@
+"""What every policy does with requests: count their blocks, admit, give a chunk, take a decode step, preempt."""
+
+import numpy as np
+
+from windtunnel.compiled.heap import meld, push
+from windtunnel.compiled.jit import inner
+from windtunnel.serving.kv.cache import caches_when_scheduled, release, share
+from windtunnel.serving.kv.windows import (
+    begin_to_slide,
+    blocks_passed_in_step,
+    give_back,
+    next_change,
+    num_blocks_for,
+    pool_blocks,
+    stop_sliding,
+    take_blocks,
+    window_blocks,
+)
+from windtunnel.serving.schedulers.queue_orders import enqueue
+from windtunnel.serving.state.records import (
+    BATCH,
+    BATCH_ENDS,
+    BATCH_TOKENS,
+    FAIR_SHARE,
+    FINISH_KEY,
+    FINISH_VALUE,
+    NONE,
+    PHASES,
+    PREFILLING,
+    SGLANG,
+    TRTLLM,
+)
+
+
+@inner
+def gained_tokens(speculation, lanes, lane):
+    """Tokens that each decoding request gains in the lane's next decode step.
+
+    With speculation step v gains floor((v + 1) E) - floor(v E): whole numbers whose mean is E and that are as even as
+    they can be, the same for all requests of the lane.
+    """
+    before = np.floor(lanes[lane].num_verified * speculation.tokens_per_step)
+    return np.int64(np.floor((lanes[lane].num_verified + 1) * speculation.tokens_per_step) - before)
+
+
+@inner
+def blocks_of_step(settings, speculation, lanes, lists, lane):
+    """Blocks that the lane's decoding requests need for its next decode step, with speculation."""
+    num_blocks = 0
+    for token in range(gained_tokens(speculation, lanes, lane)):
+        num_blocks += lists[lane, PHASES, (lanes[lane].steps + token) % settings.block_size]
+    return num_blocks
+
+
+@inner
+def decode_step_blocks(settings, speculation, lanes, lists, lane):
+    """Blocks of tokens that the lane's decoding requests need for its next decode step."""
+    if speculation is not None:
+        return blocks_of_step(settings, speculation, lanes, lists, lane)
+    return lists[lane, PHASES, lanes[lane].steps % settings.block_size]
+
+
+@inner
+def take_decode_step(settings, windows, speculation, ranks, lanes, lists, rank, lane, num_blocks):
+    """Take the `num_blocks` of `decode_step_blocks`; what fell out of windows goes back."""
+    take_blocks(settings, windows, ranks, rank, num_blocks)
+    if windows is not None:
+        give_back(settings, ranks, rank, passed_of_step(settings, speculation, lanes, lists, lane))
+
+
+@inner
+def passed_of_step(settings, speculation, lanes, lists, lane):
+    """Blocks of a window group that go back in the lane's next decode step."""
+    num_gained = 1
+    if speculation is not None:
+        num_gained = gained_tokens(speculation, lanes, lane)
+    return blocks_passed_in_step(settings, lists, lane, lanes[lane].steps, num_gained)
+
+
+@inner
+def held_blocks(settings, windows, requests, lanes, i):
+    """Blocks of its rank's pool that running request `i` holds."""
+    num_tokens = requests[i].computed_tokens + requests[i].step_tokens
+    if settings.scheduler == TRTLLM:
+        num_tokens = requests[i].input_tokens + requests[i].output_tokens
+    elif requests[i].is_decoding:
+        num_tokens += lanes[requests[i].lane].steps - requests[i].joined - requests[i].computed_tokens
+    num_blocks = num_blocks_for(num_tokens, settings.block_size)
+    if windows is not None:
+        num_blocks = pool_blocks(settings, num_blocks, window_blocks(settings, requests, i, num_tokens))
+    return num_blocks + settings.blocks_per_request
+
+
+@inner
+def held_window_blocks(settings, requests, lanes, i):
+    """Blocks of the windows' own pool that running request `i` holds."""
+    num_tokens = requests[i].computed_tokens + requests[i].step_tokens
+    if requests[i].is_decoding:
+        num_tokens += lanes[requests[i].lane].steps - requests[i].joined - requests[i].computed_tokens
+    return settings.window_pool * window_blocks(settings, requests, i, num_tokens)
+
+
+@inner
+def blocks_to_start(settings, windows, requests, i, num_tokens):
+    """Blocks to admit waiting request `i`, of which what is cached is found, with a chunk of `num_tokens`: (of the
+    rank's pool, of the windows' own).
+
+    What is found holds blocks of the groups without a window already; `passed_blocks` of those with one are not needed.
+    """
+    found = requests[i].computed_tokens
+    end = found + num_tokens
+    if settings.scheduler == TRTLLM:
+        end = requests[i].input_tokens + requests[i].output_tokens
+    num_blocks = num_blocks_for(end, settings.block_size) - found // settings.block_size
+    num_window_blocks = np.int64(0)
+    if windows is not None:
+        num_window_blocks = window_blocks(settings, requests, i, end)
+        num_blocks = pool_blocks(settings, num_blocks, num_window_blocks)
+    return num_blocks + settings.blocks_per_request, settings.window_pool * num_window_blocks
+
+
+@inner
+def admit(settings, requests, ranks, lists, rank, i, now_s):
+    """Move the first waiting request, `i`, to the end of the running list."""
+    if settings.queue_order == FAIR_SHARE:
+        ranks[rank].fair_tag = max(ranks[rank].fair_tag, requests[i].queue_key)
+    ranks[rank].waiting = meld(requests.order, requests.left, requests.right, requests[i].left, requests[i].right)
+    ranks[rank].num_waiting -= 1
+    ranks[rank].waiting_tokens -= requests[i].target_tokens
+    link(requests, ranks, rank, i)
+    lists[rank * settings.num_stages, PREFILLING, ranks[rank].num_prefilling] = i
+    ranks[rank].num_prefilling += 1
+    ranks[rank].remaining_tokens += remaining_output(requests, i)
+    if requests[i].scheduled_s != requests[i].scheduled_s:
+        requests[i].scheduled_s = now_s
+
+
+@inner
+def remaining_output(requests, i):
+    """Output tokens that request `i`, not decoding, has yet to produce."""
+    return requests[i].output_tokens - (requests[i].target_tokens - requests[i].input_tokens)
+
+
+@inner
+def link(requests, ranks, rank, i):
+    """Put request `i` at the end of the running list."""
+    last = ranks[rank].last
+    requests[i].before = last
+    requests[i].after = NONE
+    if last == NONE:
+        ranks[rank].first = i
+    else:
+        requests[last].after = i
+    ranks[rank].last = i
+    ranks[rank].num_running += 1
+
+
+@inner
+def unlink(requests, ranks, rank, i):
+    """Take request `i` out of the running list."""
+    before, after = requests[i].before, requests[i].after
+    if before == NONE:
+        ranks[rank].first = after
+    else:
+        requests[before].after = after
+    if after == NONE:
+        ranks[rank].last = before
+    else:
+        requests[after].before = before
+    ranks[rank].num_running -= 1
+
+
+@inner
+def begin_decoding(settings, windows, requests, ranks, lanes, lists, rank, lane, i):
+    """Request `i`, whose prompt is computed and whose latest token came at `last_token_s`, decodes in the lane's next
+    step.
+    """
+    joined = lanes[lane].steps - requests[i].computed_tokens
+    requests[i].is_decoding = 1
+    requests[i].lane = lane
+    requests[i].joined = joined
+    requests[i].skipped_at = NONE
+    lanes[lane].num_decoding += 1
+    lanes[lane].num_joined += 1
+    lanes[lane].joined_since_s += requests[i].last_token_s
+    lanes[lane].context_tokens += requests[i].computed_tokens
+    lists[lane, PHASES, joined % settings.block_size] += 1
+    change = joined + requests[i].input_tokens + requests[i].output_tokens - 1
+    if windows is not None:
+        begin_to_slide(settings, requests, ranks, lanes, lists, rank, i)
+        change = next_change(settings, requests, i)
+    lanes[lane].finish_size = push(
+        lists[lane, FINISH_KEY], lists[lane, FINISH_VALUE], lanes[lane].finish_size, change, i
+    )
+
+
+@inner
+def stop_decoding(settings, windows, requests, lanes, lists, i):
+    """Take request `i` out of its lane's decoding sums; its computed tokens become explicit."""
+    lane = requests[i].lane
+    requests[i].computed_tokens = lanes[lane].steps - requests[i].joined
+    requests[i].is_decoding = 0
+    lanes[lane].num_decoding -= 1
+    lanes[lane].context_tokens -= requests[i].computed_tokens
+    lists[lane, PHASES, requests[i].joined % settings.block_size] -= 1
+    if windows is not None:
+        stop_sliding(settings, requests, lists, i)
+
+
+@inner
+def is_in_flight(requests, lanes, lane, i):
+    """Whether a batch that is still under way, of another lane than the idle `lane`, holds request `i`."""
+    if requests[i].is_decoding:
+        return requests[i].lane != lane and lanes[requests[i].lane].batch_decodes
+    return requests[i].chunks_in_flight > 0
+
+
+@inner
+def leave_latest(requests, lanes, i, computed_tokens):
+    """Request `i`, which decodes with so many tokens computed, is not in its lane's next decode step: keep the time of
+    its latest token, which the lane has where that step was all it waited for.
+    """
+    lane = requests[i].lane
+    was_left_out = requests[i].skipped_at != NONE and requests[i].skipped_at == lanes[lane].num_verified - 1
+    if computed_tokens == requests[i].target_tokens or was_left_out:
+        lanes[lane].num_joined -= 1
+        lanes[lane].joined_since_s -= requests[i].last_token_s
+    else:
+        requests[i].last_token_s = lanes[lane].last_decode_s
+
+
+@inner
+def preempt(settings, windows, cache, requests, ranks, lanes, lists, rank, i):
+    """Free all of running request `i` and put it back in the queue, to be computed again from its first token, or from
+    what is cached of it then.
+
+    Its outputs so far become part of what must be prefilled (vLLM V1 `Scheduler._preempt_request`, SGLang
+    `retract_decode`). vLLM caches what it had computed, SGLang drops it.
+    """
+    held = held_blocks(settings, windows, requests, lanes, i)
+    if windows is not None:
+        ranks[rank].free_window_blocks += held_window_blocks(settings, requests, lanes, i)
+    if cache is None:
+        ranks[rank].free_blocks += held
+    decoded = requests[i].is_decoding
+    if decoded:
+        stop_decoding(settings, windows, requests, lanes, lists, i)
+    if cache is not None:
+        kept = 0 if settings.scheduler == SGLANG else requests[i].computed_tokens
+        release(settings, cache, ranks, rank, i, held, kept)
+    if decoded:
+        leave_latest(requests, lanes, i, requests[i].computed_tokens)
+        requests[i].target_tokens = requests[i].computed_tokens + 1
+    ranks[rank].remaining_tokens -= remaining_output(requests, i)
+    requests[i].computed_tokens = 0
+    requests[i].step_tokens = 0
+    requests[i].passed_blocks = 0
+    requests[i].num_preemptions += 1
+    unlink(requests, ranks, rank, i)
+    enqueue(settings, requests, ranks, rank, i)
+
+
+@inner
+def rebuild_rank(settings, windows, requests, ranks, lanes, lists, rank):
+    """Rebuild the lists that a slow pass invalidates: who is prefilling, and the heaps of finishing steps."""
+    first_lane = rank * settings.num_stages
+    for lane in range(first_lane, first_lane + settings.num_stages):
+        lanes[lane].finish_size = 0
+    num_prefilling = 0
+    i = ranks[rank].first
+    while i != NONE:
+        if requests[i].is_decoding:
+            lane = requests[i].lane
+            end = requests[i].joined + requests[i].input_tokens + requests[i].output_tokens - 1
+            if windows is not None:
+                end = next_change(settings, requests, i)
+            lanes[lane].finish_size = push(
+                lists[lane, FINISH_KEY], lists[lane, FINISH_VALUE], lanes[lane].finish_size, end, i
+            )
+        elif requests[i].computed_tokens < requests[i].target_tokens:
+            lists[first_lane, PREFILLING, num_prefilling] = i
+            num_prefilling += 1
+        i = requests[i].after
+    ranks[rank].num_prefilling = num_prefilling
+
+
+@inner
+def wanted_tokens(settings, requests, i):
+    """Prompt tokens that request `i` would compute in a step with tokens to spare."""
+    num_tokens = requests[i].target_tokens - requests[i].computed_tokens
+    threshold = settings.long_prefill_token_threshold
+    return threshold if 0 < threshold < num_tokens else num_tokens
+
+
+@inner
+def add_chunk(settings, cache, requests, ranks, lanes, lists, rank, lane, i, num_tokens):
+    """Put the next `num_tokens` prompt tokens of request `i` into the lane's batch."""
+    position = lanes[lane].batch_size
+    requests[i].computed_tokens += num_tokens
+    requests[i].chunks_in_flight += 1
+    lists[lane, BATCH, position] = i
+    lists[lane, BATCH_TOKENS, position] = num_tokens
+    lists[lane, BATCH_ENDS, position] = requests[i].computed_tokens == requests[i].target_tokens
+    lanes[lane].batch_size = position + 1
+    if cache is not None and caches_when_scheduled(settings):
+        share(settings, cache, ranks, rank, i, requests[i].computed_tokens)
+
+
+@inner
+def drop_scheduled(settings, requests, ranks, lists, rank):
+    """Keep among the prefilling only those with tokens left to schedule."""
+    first_lane = rank * settings.num_stages
+    kept = 0
+    for position in range(ranks[rank].num_prefilling):
+        i = lists[first_lane, PREFILLING, position]
+        if requests[i].computed_tokens < requests[i].target_tokens:
+            lists[first_lane, PREFILLING, kept] = i
+            kept += 1
+    ranks[rank].num_prefilling = kept
+
+
+@inner
+def begin_batch(lanes, lane, cutoff_s):
+    """Start from an empty batch; requests that arrived after `cutoff_s` cannot be in it."""
+    lanes[lane].cutoff_s = cutoff_s
+    lanes[lane].batch_size = 0
+    lanes[lane].looks_again = 0
+
+
+@inner
+def end_batch(settings, requests, ranks, lanes, lists, rank, lane, num_decodes):
+    """Settle the batch that a policy formed with `num_decodes` decoding requests; returns 1, or 0 if it is empty."""
+    if lanes[lane].batch_size > 0:
+        drop_scheduled(settings, requests, ranks, lists, rank)
+    lanes[lane].batch_decodes = 1 if num_decodes > 0 else 0
+    return 1 if num_decodes + lanes[lane].batch_size > 0 else 0

@@ -1,0 +1,95 @@
+"""The estimator of a setup's operators: which tables, over which network, times which calibration."""
+
+from collections.abc import Callable, Hashable
+from dataclasses import replace
+from pathlib import Path
+
+from windtunnel.model.forward import Shard
+from windtunnel.pricing.aiconfigurator.estimator import measured_estimator
+from windtunnel.pricing.aiconfigurator.repeated_kernels import counted_once
+from windtunnel.pricing.calibrated import CalibratedEstimator
+from windtunnel.pricing.estimator import Estimator
+from windtunnel.pricing.profile import profile_estimator
+from windtunnel.pricing.regress import regression
+from windtunnel.serving.scenario import Setup
+
+
+def shard_of(setup: Setup) -> Shard:
+    """The model as the setup deploys it."""
+    return Shard(
+        model=setup.model,
+        precision=setup.precision,
+        parallelism=setup.parallelism,
+        devices_per_node=setup.node.num_devices,
+        tf32=bool(setup.engine.tf32),
+        beside_tokens=setup.engine.shared_experts_beside_tokens or 0,
+    )
+
+
+def estimator_for(setup: Setup) -> Estimator:
+    """The estimator that knows most about the setup's device and engine: that of its own profile, where it has one."""
+    if setup.profile is not None:
+        fit = regression(setup.profile.estimator)
+        return calibrated(profile_estimator(Path(setup.profile.folder), setup.device, setup.node, fit), setup)
+    engine = setup.engine
+    assert engine.version is not None
+    graphs = bool(engine.max_cudagraph_capture_size)
+    measured = measured_estimator(
+        setup.device,
+        setup.node,
+        engine.name,
+        engine.version,
+        cuda_graphs=graphs,
+        moe_backend=engine.moe_backend,
+        fused_all_reduce=bool(engine.fused_all_reduce),
+        attention_backend=engine.attention_backend,
+    )
+    once = counted_once(measured, engine.name, engine.version, _norms_in_all_reduce(setup))
+    return on_network(calibrated(once, setup), setup)
+
+
+def _norms_in_all_reduce(setup: Setup) -> bool:
+    return bool(setup.engine.fused_all_reduce) and setup.parallelism.tp > 1
+
+
+def on_network(estimator: Estimator, setup: Setup) -> Estimator:
+    """`estimator` with the replica's collectives between nodes on the setup's network, if it has one."""
+    num_devices = setup.parallelism.num_devices
+    if setup.network is None or num_devices <= setup.node.num_devices:
+        return estimator
+    # Imported late: few deployments have a network of their own, and its loops take a tenth of a second to import.
+    from windtunnel.network.cluster import OnNetwork, network_of
+
+    network = network_of(setup.network, setup.node, num_devices)
+    return OnNetwork(estimator, network, num_devices // setup.parallelism.pp)
+
+
+def estimator_key(setup: Setup) -> tuple[Hashable, ...]:
+    """Setups of equal keys have equal estimators, calibrations aside."""
+    engine = setup.engine
+    graphs = bool(engine.max_cudagraph_capture_size)
+    reduces = (bool(engine.fused_all_reduce), _norms_in_all_reduce(setup))
+    backends = (engine.attention_backend, engine.moe_backend)
+    return (setup.device.name, setup.node.name, engine.name, engine.version, graphs, *reduces, *backends)
+
+
+def calibrated(estimator: Estimator, setup: Setup) -> Estimator:
+    """`estimator` with the factors of the setup's calibration, if it has one."""
+    if setup.calibration is None or not setup.calibration.factors:
+        return estimator
+    return CalibratedEstimator(estimator, setup.device, setup.calibration.factors)
+
+
+def shared_estimators() -> Callable[[Setup], Estimator]:
+    """`estimator_for`, of setups that are asked for one after the other: those of one device, engine version and
+    backend read their tables once, each times its own calibration.
+    """
+    plain: dict[tuple[Hashable, ...], Estimator] = {}
+
+    def estimator_of(setup: Setup) -> Estimator:
+        key = estimator_key(setup)
+        if key not in plain:
+            plain[key] = estimator_for(replace(setup, calibration=None, calibration_name=None))
+        return calibrated(plain[key], setup)
+
+    return estimator_of

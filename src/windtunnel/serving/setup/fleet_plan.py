@@ -1,0 +1,238 @@
+"""Replicas that come and go: from what a deployment says of them to the loop's arrays, and from its logs to records."""
+
+import heapq
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.errors import InputError
+from windtunnel.metrics.fleet import FLEET_COLUMNS, PHASE_COLUMNS, STAY_COLUMNS
+from windtunnel.metrics.records import Table
+from windtunnel.serving.deployment import (
+    Deployment,
+    Faults,
+    ScheduledScaling,
+    TargetScaling,
+)
+from windtunnel.serving.engines.defaults import is_users_own
+from windtunnel.serving.state import fleet as kernel
+from windtunnel.serving.state import records as state
+from windtunnel.workload.generate.draws import child
+
+FAULT_STREAM = 2000
+"""The seed's child whose children draw each replica's faults."""
+FAULT_COLUMNS = 32
+"""Faults of a replica that the loop is told ahead."""
+
+Fault = tuple[float, float]
+"""When, and for how long: seconds."""
+
+
+def no_faults(_replica: int) -> Iterator[Fault]:
+    """Of a fleet that never fails."""
+    return iter(())
+
+
+@dataclass(frozen=True)
+class FleetPlan:
+    """What a run with replicas that come and go is started with."""
+
+    scaling: kernel.Scaling
+    changes: Sequence[tuple[float, int]] = ()
+    """When, and to how many replicas, in order."""
+    faults_of: Callable[[int], Iterator[Fault]] = no_faults
+    """The faults of a replica, in order."""
+
+
+@dataclass(eq=False)
+class FleetRun:
+    """A fleet while it runs, and what it has logged."""
+
+    begin: Callable[[], tuple[kernel.Fleet, list[Iterator[Fault]]]]
+    """Makes it anew, as it was at the beginning."""
+    fleet: kernel.Fleet
+    faults: list[Iterator[Fault]]
+    phases: list[NDArray[np.void]] = field(default_factory=list)
+    losses: list[NDArray[np.void]] = field(default_factory=list)
+
+    def begin_again(self) -> None:
+        """Go back to the beginning, for another run."""
+        self.fleet, self.faults = self.begin()
+        self.phases, self.losses = [], []
+
+    def collect(self) -> None:
+        """Take over what the loop has logged, and draw faults for those that have happened."""
+        control = self.fleet.control[0]
+        self.phases.append(self.fleet.phases[: control.num_phases].copy())
+        self.losses.append(self.fleet.losses[: control.num_losses].copy())
+        control.num_phases = control.num_losses = 0
+        for replica, faults in enumerate(self.faults):
+            row = self.fleet.replicas[replica]
+            kept = FAULT_COLUMNS - row.next_fault
+            for table in (self.fleet.fault_s, self.fleet.repair_s):
+                table[replica, :kept] = table[replica, row.next_fault :].copy()
+            _fill(self.fleet.fault_s[replica], self.fleet.repair_s[replica], kept, faults)
+            row.next_fault = 0
+
+
+def start_fleet(plan: FleetPlan, settings: state.Settings, num_requests: int) -> FleetRun:
+    """A fleet at the beginning of a run with `settings.num_replicas` replicas at most."""
+
+    def begin() -> tuple[kernel.Fleet, list[Iterator[Fault]]]:
+        faults = [plan.faults_of(replica) for replica in range(settings.num_replicas)]
+        fault_s = np.full((settings.num_replicas, FAULT_COLUMNS), np.inf)
+        repair_s = np.zeros_like(fault_s)
+        for replica, ahead in enumerate(faults):
+            _fill(fault_s[replica], repair_s[replica], 0, ahead)
+        change_s = np.array([*(at_s for at_s, _ in plan.changes), np.inf])
+        change_replicas = np.array([*(count for _, count in plan.changes), 0], np.int64)
+        made = kernel.new_fleet(settings, plan.scaling, num_requests, fault_s, repair_s, change_s, change_replicas)
+        return made, faults
+
+    return FleetRun(begin, *begin())
+
+
+def _fill(fault_s: NDArray[np.float64], repair_s: NDArray[np.float64], first: int, faults: Iterator[Fault]) -> None:
+    for column in range(first, FAULT_COLUMNS):
+        fault_s[column], repair_s[column] = next(faults, (np.inf, 0.0))
+
+
+def has_fleet(deployment: Deployment) -> bool:
+    """Whether replicas come and go, or requests may be held at the router."""
+    return comes_and_goes(deployment) or deployment.router == "deferred" or is_users_own(deployment.router)
+
+
+def comes_and_goes(deployment: Deployment) -> bool:
+    """Whether not all replicas are there all the time."""
+    return deployment.autoscaling is not None or deployment.faults is not None
+
+
+def fleet_plan(deployment: Deployment, most_outstanding: int, seed: int) -> FleetPlan:
+    """The plan that a deployment describes.
+
+    Args:
+        deployment: with `autoscaling`, `faults` or a router that holds requests back.
+        most_outstanding: requests that a replica runs at most; where the router `deferred` is not told a limit.
+        seed: of the scenario; faults are drawn from streams of their own.
+
+    Raises:
+        InputError: nobody says how long a replica takes to start, or a fault is of a replica that there never is.
+    """
+    scaling, faults = deployment.autoscaling, deployment.faults
+    if (scaling or faults) and deployment.start_s is None:
+        raise InputError(
+            "replicas come and go, and nobody says how long one takes until it serves",
+            "give deployment.start_s: loading weights and capturing graphs, and booting the node if that is part of it",
+        )
+    _check_faults(faults, deployment.most_replicas, deployment.start_s or 0.0)
+    policy: dict[str, Any] = {}
+    if isinstance(scaling, TargetScaling):
+        policy = {
+            "metric": kernel.METRICS.index(scaling.metric),
+            "target": scaling.target,
+            "min_replicas": scaling.min_replicas,
+            "max_replicas": scaling.max_replicas,
+            "interval_s": scaling.interval_s,
+            "tolerance_fraction": scaling.tolerance_fraction,
+            "up_looks": int(scaling.scale_up_after_s // scaling.interval_s),
+            "down_looks": int(scaling.scale_down_after_s // scaling.interval_s),
+        }
+    changes = scaling.changes if isinstance(scaling, ScheduledScaling) else ()
+
+    def faults_of(replica: int) -> Iterator[Fault]:
+        return drawn_faults(faults, deployment.parallelism.num_devices, replica, seed) if faults else iter(())
+
+    return FleetPlan(
+        scaling=kernel.Scaling(
+            initial_replicas=deployment.replicas,
+            start_s=deployment.start_s or 0.0,
+            retry_s=faults.retry_s if faults else 0.0,
+            starts_over=int(faults is not None and faults.retry == "start_over"),
+            most_outstanding=deployment.router_limit or most_outstanding,
+            **policy,
+        ),
+        changes=[(change.at_s, change.replicas) for change in changes],
+        faults_of=faults_of,
+    )
+
+
+def _check_faults(faults: Faults | None, num_replicas: int, start_s: float) -> None:
+    for fault in faults.scheduled if faults else ():
+        if fault.replica >= num_replicas:
+            raise InputError(
+                f"a fault of replica {fault.replica} is scheduled; there are replicas 0 to {num_replicas - 1}",
+                "deployment.faults.scheduled counts replicas from 0",
+            )
+    if faults and faults.device_mtbf_s is not None and faults.device_mtbf_s <= start_s:
+        raise InputError(
+            f"a device fails every {faults.device_mtbf_s:g} s on average and a replica takes {start_s:g} s to start",
+            "give device_mtbf_s in hours or days of one device: 50000h",
+        )
+
+
+def drawn_faults(faults: Faults, num_devices: int, replica: int, seed: int) -> Iterator[Fault]:
+    """The faults of one replica in order: those that are scheduled for it, and those drawn for its devices.
+
+    Times between failures are exponential with `device_mtbf_s / num_devices` from the end of the former repair, and
+    repairs exponential with `mttr_s`.
+    """
+    scheduled = sorted((fault.at_s, fault.repair_s) for fault in faults.scheduled if fault.replica == replica)
+    return heapq.merge(scheduled, _renewals(faults, num_devices, replica, seed))
+
+
+def _renewals(faults: Faults, num_devices: int, replica: int, seed: int) -> Iterator[Fault]:
+    if faults.device_mtbf_s is None or faults.mttr_s is None:
+        return
+    rng = np.random.default_rng(child(child(np.random.SeedSequence(seed), FAULT_STREAM), replica))
+    at_s = 0.0
+    while True:
+        at_s += float(rng.exponential(faults.device_mtbf_s / num_devices))
+        repair_s = float(rng.exponential(faults.mttr_s))
+        yield at_s, repair_s
+        at_s += repair_s
+
+
+def phase_table(run: FleetRun, initial_replicas: int) -> Table:
+    """Every change of a replica's phase, from the beginning."""
+    first = np.zeros(initial_replicas, kernel.PHASE)
+    first["replica"], first["phase"] = np.arange(initial_replicas), state.UP
+    rows = np.concatenate([first, *run.phases])
+    return Table({name: rows[name].copy() for name in PHASE_COLUMNS}, PHASE_COLUMNS)
+
+
+def stay_table(run: FleetRun, records: NDArray[np.void], ranks_per_replica: int) -> Table:
+    """Every stay of a request at a replica: those that a failure ended, then the last of each request.
+
+    `records` are as the loop leaves them: `arrival_s` is when the request reached its last replica.
+    """
+    lost = np.concatenate([np.zeros(0, kernel.LOSS), *run.losses])
+    n = records.size
+    columns = {
+        "request": np.concatenate([lost["request"], np.arange(n)]),
+        "replica": np.concatenate([lost["replica"], records["rank"] // ranks_per_replica]),
+        "arrival_s": np.concatenate([lost["begin_s"], records["arrival_s"]]),
+        "finish_s": np.concatenate([lost["end_s"], records["finish_s"]]),
+        "is_lost": np.arange(lost.size + n) < lost.size,
+    }
+    return Table(columns, STAY_COLUMNS)
+
+
+@dataclass(frozen=True, eq=False)
+class FleetRecord:
+    """What became of the replicas of a finished run."""
+
+    phases: Table
+    """One row a change of a replica's phase."""
+    stays: Table
+    """One row a stay of a request at a replica."""
+
+
+def with_retries(requests: Table, num_retries: NDArray[np.int64], discarded_tokens: NDArray[np.int64]) -> Table:
+    """The request table of a fleet: gaps and times in steps of what was sent again are not known."""
+    was_lost = num_retries > 0
+    unknown = {name: np.where(was_lost, np.nan, requests[name]) for name in ("itl_max_s", "execution_s")}
+    added = {"num_retries": num_retries, "discarded_tokens": discarded_tokens}
+    return requests.replaced(**unknown).with_columns(added, FLEET_COLUMNS)

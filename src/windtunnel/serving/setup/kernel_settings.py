@@ -1,0 +1,70 @@
+"""A setup, its memory and its requests as the settings that the compiled loop takes."""
+
+from windtunnel.serving.engines.defaults import is_users_own
+from windtunnel.serving.scenario import Setup
+from windtunnel.serving.setup.frontend import usual_streams
+from windtunnel.serving.setup.memory import MemoryPlan
+from windtunnel.serving.state import records as state
+from windtunnel.workload.generate.requests import RequestArrays
+
+
+def kernel_settings(
+    setup: Setup,
+    memory: MemoryPlan,
+    num_replicas: int,
+    requests: RequestArrays,
+    router: str = "round_robin",
+    seed: int = 0,
+) -> state.Settings:
+    """The engine's settings, and the router's, as the loop takes them."""
+    engine = setup.engine
+    assert engine.max_num_seqs is not None
+    assert engine.max_num_batched_tokens is not None
+    most = max(requests.arrival_s.size, 1)
+    busy = usual_streams(engine.max_num_seqs, setup, num_replicas, requests.concurrency)
+    return state.Settings(
+        scheduler=state.SCHEDULERS.index(str(engine.scheduler)),
+        num_replicas=num_replicas,
+        ranks_per_replica=setup.parallelism.attention_dp,
+        max_num_seqs=min(engine.max_num_seqs, most),
+        max_num_batched_tokens=engine.max_num_batched_tokens,
+        long_prefill_token_threshold=engine.long_prefill_token_threshold or 0,
+        chunked_prefill=int(bool(engine.enable_chunked_prefill)),
+        max_prefill_tokens=engine.max_prefill_tokens or engine.max_num_batched_tokens,
+        queue_order=0
+        if engine.scheduling_policy == "lpm"
+        else state.QUEUE_ORDERS.index(engine.scheduling_policy or "fcfs"),
+        longest_prefix_first=int(engine.scheduling_policy == "lpm"),
+        block_size=memory.block_size,
+        num_blocks=memory.num_blocks,
+        blocks_per_request=memory.blocks_per_request,
+        schedule_conservativeness=1.0 if engine.schedule_conservativeness is None else engine.schedule_conservativeness,
+        receive_interval_steps=engine.receive_interval_steps or 1,
+        concurrency=requests.concurrency,
+        num_warmup=requests.num_warmup,
+        frontend_s=float(engine.host.frontend_s(requests.input_tokens.mean(), busy)),
+        num_stages=setup.parallelism.pp,
+        batch_wait_steps=engine.batch_wait_timeout_iters or 0,
+        batch_wait_tokens=round((engine.batch_wait_max_tokens_ratio or 0.0) * engine.max_num_batched_tokens),
+        balance_steps=_balance(setup, engine.attention_dp_timeout_iters),
+        balance_wait_steps=_balance(setup, engine.attention_dp_batching_wait_iters),
+        router=router_code(router),
+        seed=seed,
+        window_tokens=memory.window_tokens,
+        num_groups=memory.num_groups,
+        num_window_groups=memory.num_window_groups,
+        window_pool=int(memory.num_window_blocks > 0),
+        num_window_blocks=memory.num_window_blocks,
+    )
+
+
+def _balance(setup: Setup, num_steps: int | None) -> int:
+    """Only several ranks can be balanced; with pipeline stages they are not, which keep other counts for each batch."""
+    shape = setup.parallelism
+    return (num_steps or 0) if shape.attention_dp > 1 and shape.pp == 1 else 0
+
+
+def router_code(router: str) -> int:
+    """How the loop knows it."""
+    name = "user" if is_users_own(router) else router
+    return (*state.ROUTERS, *state.HOLDING_ROUTERS).index(name)

@@ -1,0 +1,41 @@
+"""Where the pools of a deployment keep KV blocks that no running request uses: on their devices, and below."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from windtunnel.serving.setup.prefix_cache import NO_TIERS, prefix_cache
+from windtunnel.serving.state import records as state
+from windtunnel.workload.generate.requests import RequestArrays
+
+
+@dataclass(frozen=True, eq=False)
+class Keeping:
+    """Where a pool keeps KV blocks that no running request uses."""
+
+    on_device: bool
+    """Whether it has prefix caches."""
+    tiers: state.Table = field(default_factory=lambda: NO_TIERS)
+    """`TIER` records of memory below the device's."""
+    load_overlaps: bool = False
+
+    @property
+    def anywhere(self) -> bool:
+        return self.on_device or self.tiers.size > 0
+
+
+def shares_prefixes(keeping: Sequence[Keeping], requests: RequestArrays) -> bool:
+    """Whether prompts begin alike, and any pool has prefix caches for them."""
+    return requests.prefixes is not None and any(part.on_device for part in keeping)
+
+
+def caches_of(settings: state.Settings, keeping: Keeping, requests: RequestArrays) -> state.Cache:
+    """Empty prefix caches of a pool; where it keeps nothing, caches of segments that no block fits into."""
+    cache = prefix_cache(settings, requests, keeping.tiers, keeping.load_overlaps)
+    if not keeping.anywhere:
+        cache.nodes["first_block"] = cache.nodes["end_block"] = 0
+    return cache
+
+
+def has_one_group(settings: state.Settings) -> bool:
+    """Whether one group of layers keeps every token: what the caches count."""
+    return settings.num_groups - settings.num_window_groups == 1

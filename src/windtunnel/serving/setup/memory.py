@@ -1,0 +1,215 @@
+"""Plan one device's memory for serving: weights, activations, reserves, and the KV blocks that are left."""
+
+from dataclasses import dataclass
+
+from windtunnel.errors import InputError
+from windtunnel.hardware import Device
+from windtunnel.model.forward import Shard
+from windtunnel.model.memory import (
+    BF16_BYTES,
+    FP32_BYTES,
+    _is_bounded,
+    _layer_bytes,
+    _sum_bytes,
+    linear_state_bytes,
+    weight_bytes,
+)
+from windtunnel.model.shape import ExpertsFeedForward, GroupedQueryAttention
+from windtunnel.serving.deployment import EngineSettings
+from windtunnel.units import format_bytes
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """One device's memory. Bytes; blocks are those of one rank's KV pool."""
+
+    device_bytes: float
+    weight_bytes: float
+    activation_bytes: float
+    """Peak of a step of `max_num_batched_tokens`."""
+    reserved_bytes: float
+    kv_cache_bytes: float
+    """The pool."""
+    kv_bytes_per_token: float
+    """Of the layers that keep every token; where none does, of those with a window."""
+    state_bytes_per_request: float
+    """Linear-attention state: fixed for each running request."""
+    block_size: int
+    """Tokens of one block: the engine's, or a whole request's where no layer grows with the context."""
+    num_blocks: int
+    blocks_per_request: int
+    """`state_bytes_per_request` in blocks."""
+    window_tokens: int = 0
+    """Sliding window of layers that do not keep every token; 0: all do."""
+    num_groups: int = 1
+    """Groups of layers: as many blocks of the pool does a block of tokens take."""
+    num_window_groups: int = 0
+    """Of them with the window: their blocks go back once the window has passed them."""
+    num_window_blocks: int = 0
+    """Blocks of the windows' own pool; 0: they have none."""
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens that the pool holds, none behind a window (vLLM logs it as "GPU KV cache size")."""
+        return self.num_blocks // self.num_groups * self.block_size
+
+    def most_blocks(self, num_tokens: int, step_tokens: int) -> tuple[int, int]:
+        """What a request of `num_tokens` holds at most of the pool, and of the windows' own, where a step computes
+        `step_tokens` of it: in a window's groups the window and a step (vLLM `SlidingWindowSpec`, 0.9.1 to 0.24).
+        """
+        blocks = windows = -(-num_tokens // self.block_size)
+        if self.window_tokens:
+            windows = min(blocks, -(-(self.window_tokens - 1 + step_tokens) // self.block_size) + 1)
+        shared = (self.num_groups - self.num_window_groups) * blocks + self.num_window_groups * windows
+        return shared + self.blocks_per_request, windows if self.num_window_blocks else 0
+
+
+SIMILAR_COUNTS = 1.5
+
+
+@dataclass(frozen=True)
+class LayerGroups:
+    """How an engine lays the layers of a model out in blocks; bytes on one device."""
+
+    bytes_per_token: float
+    """Of all layers that keep every token; where none does, of those with a window."""
+    block_bytes_per_token: float
+    """Of one block of the pool, divided by its tokens."""
+    window_tokens: int = 0
+    num_groups: int = 1
+    num_window_groups: int = 0
+    window_bytes_per_token: float = 0.0
+    """Of one block of the windows' own pool, divided by its tokens."""
+    pool_ratio: float = 0.0
+    """Blocks of that pool for each of the other."""
+
+
+def group_layers(shard: Shard, engine: EngineSettings, max_model_len: int) -> LayerGroups:
+    """Divide the layers into groups that take blocks alike.
+
+    `shared_pool` is vLLM's (`_get_kv_cache_groups_uniform_page_size`, vllm/v1/core/kv_cache_utils.py, 0.9.1 to 0.24):
+    groups have as many layers as the rarer kind has, or as the other where that has less than half as many again, so
+    that every block has the same bytes; the last group is padded. `own_pool` gives the windows a pool of
+    `window_pool_ratio` tokens for each of the other's (SGLang `set_num_token_hybrid`, model_runner.py, 0.5.8 to
+    0.5.14), or shares memory in proportion to window and bytes (TensorRT-LLM
+    `BlockManager::calculateWindowSizeToShare`, 1.0 to 1.3). Windows of several lengths count as the longest of them.
+    """
+    layer_bytes = [(group, _layer_bytes(shard, group.attention)) for group in shard.model.layers]
+    layer_bytes = [(group, size) for group, size in layer_bytes if size]
+    every = [(group.num_layers, size) for group, size in layer_bytes]
+    windows = [(group, size) for group, size in layer_bytes if _is_bounded(group.attention, max_model_len)]
+    if engine.window_kv in (None, "full") or not windows:
+        total = _sum_bytes(shard, every)
+        return LayerGroups(total, total)
+    window_tokens = max(
+        group.attention.window_tokens or 0 for group, _ in windows if isinstance(group.attention, GroupedQueryAttention)
+    )
+    sliding = [(group.num_layers, size) for group, size in windows]
+    growing = [(group.num_layers, size) for group, size in layer_bytes if (group, size) not in windows]
+    if not growing:
+        total = _sum_bytes(shard, sliding)
+        return LayerGroups(total, total, window_tokens, 1, 1)
+    total = _sum_bytes(shard, growing)
+    if engine.window_kv == "own_pool":
+        ratio = engine.window_pool_ratio or min(window_tokens / max_model_len, 1.0)
+        return LayerGroups(total, total, window_tokens, 1, 0, _sum_bytes(shard, sliding), ratio)
+    num_growing, num_sliding = (sum(count for count, _ in layers) for layers in (growing, sliding))
+    size, most = sorted((num_growing, num_sliding))
+    if most < SIMILAR_COUNTS * size:
+        size = most
+    block = size * max(one for _, one in every) * shard.stage_fraction
+    num_window_groups = -(-num_sliding // size)
+    return LayerGroups(total, block, window_tokens, -(-num_growing // size) + num_window_groups, num_window_groups)
+
+
+VLLM_SAMPLER_BYTES = 30.0
+"""Of one logit while vLLM's profiling run samples with a top-p (0.8 to 0.24 `_dummy_sampler_run`, `apply_top_k_top_p`):
+2 of the model and 4 in fp32, then sorted, 4 and an index of 8, both with a second buffer. Every rank has gathered all
+of the vocabulary (`LogitsProcessor._gather_logits`)."""
+
+
+def activation_bytes(
+    shard: Shard, max_num_batched_tokens: int, max_num_seqs: int, sampler_bytes: float | None = None
+) -> float:
+    """Peak of a step at full token budget, as an engine's profiling run finds it.
+
+    The widest point of a layer is the feed-forward (hidden states, residual, gate-up and its product) or, with
+    experts, the permuted inputs and outputs of every token's experts; then the logits of all sequences beside the
+    hidden states: `sampler_bytes` of each on every rank, by default a rank's own share in bf16 and twice in fp32.
+    """
+    width = shard.model.hidden_size
+    widest = 0.0
+    for group in shard.model.layers:
+        feed_forward = group.feed_forward
+        inner = feed_forward.intermediate_size / shard.tp
+        rows = 1.0
+        if isinstance(feed_forward, ExpertsFeedForward):
+            inner = feed_forward.intermediate_size / shard.parallelism.experts_tp
+            rows = feed_forward.experts_per_token * shard.parallelism.attention_dp / shard.parallelism.ep
+        widest = max(widest, rows * (3 * inner + width) + 2 * width)
+    each = (BF16_BYTES + 2 * FP32_BYTES) / shard.tp if sampler_bytes is None else sampler_bytes
+    logits = max_num_seqs * shard.model.vocab_size * each
+    return max(max_num_batched_tokens * widest * BF16_BYTES, logits + max_num_batched_tokens * width * BF16_BYTES)
+
+
+def plan_memory(shard: Shard, device: Device, engine: EngineSettings, max_model_len: int) -> MemoryPlan:
+    """Divide one device's memory as `engine` does and count the KV blocks that are left.
+
+    vLLM gives the pool `gpu_memory_utilization` x memory - weights - activations - reserve; SGLang's static share holds
+    weights and pool and leaves activations to the rest; TensorRT-LLM gives the pool a share of what is free after
+    loading.
+
+    Args:
+        shard: the deployed model.
+        device: where it runs.
+        engine: resolved settings.
+        max_model_len: tokens of the longest request accepted.
+
+    Raises:
+        InputError: the weights do not fit, or what is left holds no request.
+    """
+    assert engine.gpu_memory_utilization is not None
+    assert engine.max_num_batched_tokens is not None
+    assert engine.max_num_seqs is not None
+    assert engine.block_size is not None
+    weights = weight_bytes(shard)
+    sampler_bytes = VLLM_SAMPLER_BYTES if engine.scheduler == "vllm_v1" else None
+    activations = activation_bytes(shard, engine.max_num_batched_tokens, engine.max_num_seqs, sampler_bytes)
+    reserve = float(engine.reserved_bytes or 0)
+    if engine.memory_fraction_of_free:
+        pool = (device.memory_bytes - weights - activations - reserve) * engine.gpu_memory_utilization
+    elif engine.scheduler == "sglang":
+        pool = device.memory_bytes * engine.gpu_memory_utilization - weights - reserve
+    else:
+        pool = device.memory_bytes * engine.gpu_memory_utilization - weights - activations - reserve
+    groups = group_layers(shard, engine, max_model_len)
+    state_bytes = linear_state_bytes(shard)
+    # A model of linear attention only has no per-token cost; a block then is one request with its state.
+    block_size = engine.block_size if groups.block_bytes_per_token else max_model_len
+    block_bytes = groups.block_bytes_per_token * block_size or state_bytes
+    whole_bytes = block_bytes + groups.pool_ratio * groups.window_bytes_per_token * block_size
+    num_blocks = engine.num_gpu_blocks if engine.num_gpu_blocks is not None else int(pool // whole_bytes)
+    num_window_blocks = int(num_blocks * groups.pool_ratio)
+    if num_blocks < 1 or (groups.pool_ratio and num_window_blocks < 1) or weights > device.memory_bytes:
+        asked = f"{shard.model.name} in {shard.precision.weights} over tp = {shard.tp}, pp = {shard.parallelism.pp}"
+        raise InputError(
+            f"{asked} does not fit {device.title}: weights {format_bytes(weights)}, activations "
+            f"{format_bytes(activations)}, reserve {format_bytes(reserve)} of {format_bytes(device.memory_bytes)}",
+            "use more devices (tp, pp), a smaller format, or fewer max_num_batched_tokens",
+        )
+    return MemoryPlan(
+        device_bytes=device.memory_bytes,
+        weight_bytes=weights,
+        activation_bytes=activations,
+        reserved_bytes=reserve,
+        kv_cache_bytes=num_blocks * block_bytes + num_window_blocks * block_size * groups.window_bytes_per_token,
+        kv_bytes_per_token=groups.bytes_per_token,
+        state_bytes_per_request=state_bytes,
+        block_size=block_size,
+        num_blocks=num_blocks,
+        blocks_per_request=-int(-state_bytes // block_bytes) if groups.block_bytes_per_token else 0,
+        window_tokens=groups.window_tokens,
+        num_groups=groups.num_groups,
+        num_window_groups=groups.num_window_groups,
+        num_window_blocks=num_window_blocks,
+    )

@@ -1,0 +1,159 @@
+"""From what prompts have in common to the prefix caches that the loop works on."""
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.errors import InputError
+from windtunnel.serving.scenario import Setup
+from windtunnel.serving.setup.memory import MemoryPlan
+from windtunnel.serving.state import records as state
+from windtunnel.units import format_bytes
+from windtunnel.workload.generate.requests import RequestArrays
+
+MAX_ENTRIES = 2**31 - 1
+"""Segments times ranks that the caches can tell apart."""
+
+
+def cache_for(
+    setup: Setup, memory: MemoryPlan, settings: state.Settings, requests: RequestArrays
+) -> state.Cache | None:
+    """The caches that the setup's engine would use for these requests; None where there is nothing to cache.
+
+    Without prefix caching lower tiers still take the KV blocks of preempted requests: preemption by swap.
+    """
+    tiers = kv_tiers(setup, memory, settings)
+    if not setup.engine.enable_prefix_caching:
+        requests = replace(requests, prefixes=None)
+    if requests.prefixes is None and not tiers.size:
+        return None
+    check_windows(setup, memory)
+    return prefix_cache(settings, requests, tiers, bool(setup.engine.kv_load_overlaps))
+
+
+def own_blocks(
+    setup: Setup, memory: MemoryPlan, settings: state.Settings, requests: RequestArrays
+) -> state.Cache | None:
+    """Caches for prompts that share nothing: a preempted request finds what is left there of its own blocks.
+
+    None where the engine does not cache, or has no one group of layers that keep every token.
+    """
+    one_group = memory.num_groups - memory.num_window_groups == 1
+    if not setup.engine.enable_prefix_caching or not one_group:
+        return None
+    return prefix_cache(settings, replace(requests, prefixes=None))
+
+
+def check_windows(setup: Setup, memory: MemoryPlan) -> None:
+    """Raise InputError where layers lie in groups of which the cache cannot count what is kept."""
+    if memory.num_groups - memory.num_window_groups != 1:
+        raise InputError(
+            f"the prefix cache needs one group of layers that keep every token; {setup.model.name} has "
+            f"{memory.num_groups - memory.num_window_groups} and {memory.num_window_groups} with a window",
+            "set engine.window_kv to full, which counts windows like other layers, or engine.enable_prefix_caching to "
+            "false",
+        )
+
+
+def kv_tiers(setup: Setup, memory: MemoryPlan, settings: state.Settings) -> state.Table:
+    """`TIER` records of the engine's lower tiers. Every device of a rank keeps and loads its own part of a block.
+
+    Raises:
+        InputError: a tier that holds no block.
+    """
+    engine, parallelism = setup.engine, setup.parallelism
+    block_bytes = memory.kv_bytes_per_token * memory.block_size
+    rank_bytes = block_bytes * parallelism.tp * parallelism.pp
+    tiers = np.zeros(len(engine.kv_tiers or ()), state.TIER).view(np.recarray)
+    for row, tier in zip(tiers, engine.kv_tiers or (), strict=True):
+        if not rank_bytes or tier.capacity_bytes < rank_bytes:
+            raise InputError(
+                f"the KV tier {tier.name!r} of {format_bytes(tier.capacity_bytes)} holds no block: one takes "
+                f"{format_bytes(rank_bytes)}",
+                "raise its capacity_bytes, or leave it out where no layer's KV cache grows with the context",
+            )
+        row.capacity_blocks = tier.capacity_bytes // rank_bytes
+        row.block_s = block_bytes / tier.bandwidth_bytes_per_s
+        replicas = settings.num_replicas if tier.shared_by == "deployment" else 1
+        row.outlives = tier.shared_by == "deployment"
+        row.ranks_per_pool = settings.ranks_per_replica * replicas
+    return tiers
+
+
+def tier_tokens(setup: Setup, memory: MemoryPlan, cache: state.Cache) -> dict[str, NDArray[np.int64]]:
+    """Tokens of each prompt that came from each lower tier, by the tier's name."""
+    names = [tier.name for tier in setup.engine.kv_tiers or ()]
+    return {name: blocks * memory.block_size for name, blocks in zip(names, cache.loaded, strict=True)}
+
+
+NO_TIERS = np.zeros(0, state.TIER).view(np.recarray)
+
+
+def prefix_cache(
+    settings: state.Settings, requests: RequestArrays, tiers: state.Table = NO_TIERS, load_overlaps: bool = False
+) -> state.Cache:
+    """Empty caches for the prompts of `requests`, on every rank.
+
+    A request whose output nobody asks for gets a segment of its own: its blocks take room in the cache like any other,
+    and it finds them again after a preemption.
+
+    Args:
+        settings: of the replicas.
+        requests: without `prefixes` nothing is shared between them.
+        tiers: `TIER` records of memory below the pool.
+        load_overlaps: blocks come up beside the step that needs them.
+
+    Raises:
+        InputError: too many segments for the number of ranks.
+    """
+    prefixes = requests.prefixes
+    num_requests = requests.arrival_s.size
+    if prefixes is None:
+        shared = np.zeros(0, np.int64), np.zeros(0, np.int64)
+        request_node, leaf = np.full(num_requests, -1), np.full(num_requests, -1)
+    else:
+        shared = prefixes.node_parent, prefixes.node_tokens
+        request_node, leaf = prefixes.request_node, prefixes.request_output_node.copy()
+    num_shared = shared[0].size
+    alone = np.flatnonzero(leaf < 0)
+    leaf[alone] = num_shared + np.arange(alone.size)
+    end_tokens = path_tokens(*shared)
+    before = np.where(request_node[alone] >= 0, np.append(end_tokens, 0)[request_node[alone]], 0)
+    nodes = np.zeros(num_shared + alone.size, state.NODE).view(np.recarray)
+    nodes.parent = np.concatenate([shared[0], request_node[alone]])
+    nodes.first_block = np.concatenate([end_tokens - shared[1], before]) // settings.block_size
+    whole = requests.input_tokens[alone] + requests.output_tokens[alone]
+    nodes.end_block = np.concatenate([end_tokens, whole]) // settings.block_size
+    num_ranks = settings.num_replicas * settings.ranks_per_replica
+    if num_ranks * num_shared + alone.size > MAX_ENTRIES:
+        raise InputError(
+            f"{num_shared:,} shared prompt segments on {num_ranks:,} ranks are too many for the prefix caches",
+            "use fewer replicas or requests, or set engine.enable_prefix_caching to false",
+        )
+    deepest_shared = np.where(leaf < num_shared, leaf, request_node)
+    return state.new_cache(settings, nodes, num_shared, deepest_shared, leaf, tiers, int(load_overlaps))
+
+
+def path_tokens(node_parent: NDArray[np.int64], node_tokens: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Tokens of every segment's root path, itself included: `[num_nodes]`, by pointer jumping in O(n log depth)."""
+    tokens, above = node_tokens.astype(np.int64), node_parent.copy()
+    while (above >= 0).any():
+        has = above >= 0
+        step = above[has]
+        tokens[has] += tokens[step]
+        above[has] = above[step]
+    return tokens
+
+
+def session_state(requests: RequestArrays) -> state.Sessions | None:
+    """Which request waits for which, as the loop takes it; None where none does and no session is named."""
+    if requests.previous is None and requests.session is None:
+        return None
+    size = requests.arrival_s.size
+    nobody = np.full(size, -1)
+    return state.new_sessions(
+        nobody if requests.previous is None else requests.previous,
+        np.zeros(size) if requests.think_s is None else requests.think_s,
+        nobody if requests.session is None else requests.session,
+    )

@@ -1,0 +1,76 @@
+"""Speculative decoding: what drafts, what it weighs, and what the loop needs to know of it."""
+
+from dataclasses import replace
+
+import msgspec
+
+from windtunnel import catalog
+from windtunnel.errors import InputError
+from windtunnel.model.forward import Shard
+from windtunnel.model.memory import weight_bytes
+from windtunnel.serving.engines.defaults import ENGINE_SCHEDULERS
+from windtunnel.serving.scenario import Setup
+from windtunnel.serving.state.records import Speculation
+
+
+def speculation_of(setup: Setup) -> Speculation | None:
+    """The setup's speculation as the loop takes it; None where every step gives a token.
+
+    Raises:
+        InputError: a pipeline, a scheduler that cannot verify, or a step too small for one verification.
+    """
+    speculative = setup.engine.speculative
+    if speculative is None:
+        return None
+    queries = speculative.num_draft_tokens + 1
+    if setup.parallelism.pp > 1:
+        raise InputError(f"speculative decoding does not run in a pipeline; pp = {setup.parallelism.pp}", "set pp to 1")
+    if setup.engine.scheduler not in ENGINE_SCHEDULERS:
+        raise InputError(
+            f"the scheduler {setup.engine.scheduler} has no speculative decoding",
+            f"those that have: {', '.join(ENGINE_SCHEDULERS)}",
+        )
+    if (setup.engine.max_num_batched_tokens or 0) < queries:
+        raise InputError(
+            f"a step of {setup.engine.max_num_batched_tokens} tokens cannot verify the {queries} of one request",
+            "raise engine.max_num_batched_tokens, or draft fewer",
+        )
+    return Speculation(queries, speculative.tokens_per_step)
+
+
+def drafter_of(setup: Setup, shard: Shard) -> Shard | None:
+    """What drafts, deployed as the model is: its own last layer for multi-token prediction, or another model; None for
+    n-grams.
+
+    DeepSeek-V3's module (technical report, section 2.2) is a layer like the last ones, with the model's embedding and
+    head. Its projection of two hidden states to one is left out.
+
+    Raises:
+        InputError: there is no such model, or it does not split over as many devices.
+    """
+    speculative = setup.engine.speculative
+    if speculative is None or speculative.method == "ngram":
+        return None
+    if speculative.method == "mtp":
+        last = msgspec.structs.replace(shard.model.layers[-1], num_layers=1)
+        return replace(shard, model=msgspec.structs.replace(shard.model, layers=(last,)))
+    model = catalog.model(str(speculative.draft_model))
+    if model.vocab_size != shard.model.vocab_size:
+        raise InputError(
+            f"{model.name} has {model.vocab_size:,} tokens and {shard.model.name} has {shard.model.vocab_size:,}",
+            "a draft model needs the same vocabulary",
+        )
+    return replace(shard, model=model, precision=model.precision)
+
+
+def with_drafter(setup: Setup, drafter: Shard | None) -> Setup:
+    """The setup with the drafter's weights in its reserve: one layer of the model itself, or all of another."""
+    if drafter is None:
+        return setup
+    added = weight_bytes(drafter)
+    if drafter.model.name == setup.model.name:
+        layer = drafter.model.layers[0]
+        twice = msgspec.structs.replace(drafter.model, layers=(msgspec.structs.replace(layer, num_layers=2),))
+        added = weight_bytes(replace(drafter, model=twice)) - added
+    reserved = (setup.engine.reserved_bytes or 0) + round(added)
+    return replace(setup, engine=msgspec.structs.replace(setup.engine, reserved_bytes=reserved))

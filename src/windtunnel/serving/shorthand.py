@@ -1,0 +1,211 @@
+"""The short names that people type, for the command line and for Python alike, turned into a scenario."""
+
+import math
+from typing import Any, TypedDict, Unpack
+
+from windtunnel.errors import InputError, did_you_mean
+from windtunnel.schema import set_path
+from windtunnel.serving.scenario import Scenario, keep_published_formats, scenario_from
+
+PATHS: dict[str, str] = {
+    "model": "model",
+    "device": "deployment.device",
+    "node": "deployment.node",
+    "replicas": "deployment.replicas",
+    "router": "deployment.router",
+    "tp": "deployment.parallelism.tp",
+    "pp": "deployment.parallelism.pp",
+    "ep": "deployment.parallelism.ep",
+    "attention_dp": "deployment.parallelism.attention_dp",
+    "engine": "deployment.engine.name",
+    "engine_version": "deployment.engine.version",
+    "calibration": "deployment.calibration",
+    "scheduler": "deployment.engine.scheduler",
+    "max_num_seqs": "deployment.engine.max_num_seqs",
+    "max_num_batched_tokens": "deployment.engine.max_num_batched_tokens",
+    "gpu_memory_utilization": "deployment.engine.gpu_memory_utilization",
+    "enable_prefix_caching": "deployment.engine.enable_prefix_caching",
+    "profile": "deployment.profile.folder",
+    "estimator": "deployment.profile.estimator",
+    "quant": "precision.weights",
+    "kv_cache_dtype": "precision.kv_cache",
+    "input_tokens": "workload.input_tokens",
+    "output_tokens": "workload.output_tokens",
+    "num_requests": "workload.num_requests",
+    "seed": "seed",
+}
+"""Short name -> path in a scenario."""
+
+
+class Options(TypedDict, total=False):
+    """The names in `PATHS` with what they take, for editors and type checkers; None stands for what is left out."""
+
+    model: str | None
+    device: str | None
+    node: str | None
+    replicas: int | None
+    router: str | None
+    tp: int | None
+    pp: int | None
+    ep: int | None
+    attention_dp: int | None
+    engine: str | None
+    engine_version: str | None
+    calibration: str | None
+    scheduler: str | None
+    max_num_seqs: int | None
+    max_num_batched_tokens: int | None
+    gpu_memory_utilization: float | None
+    enable_prefix_caching: bool | None
+    profile: str | None
+    estimator: str | None
+    quant: str | None
+    kv_cache_dtype: str | None
+    input_tokens: int | dict[str, Any] | None
+    output_tokens: int | dict[str, Any] | None
+    num_requests: int | None
+    seed: int | None
+
+
+JOB_PATHS: dict[str, str] = {
+    "model": "model",
+    "device": "device",
+    "node": "node",
+    "num_devices": "num_devices",
+    "sequence_tokens": "sequence_tokens",
+    "global_batch": "global_batch",
+    "micro_batch": "micro_batch",
+    "precision": "precision.compute",
+    "topology": "network.topology",
+    "backend": "network.backend",
+    "total_tokens": "total_tokens",
+    "framework": "framework",
+    "tp": "parallelism.tp",
+    "cp": "parallelism.cp",
+    "pp": "parallelism.pp",
+    "vpp": "parallelism.virtual_stages",
+    "ep": "parallelism.ep",
+    "zero": "sharding.zero",
+    "schedule": "schedule",
+    "recompute": "recompute.granularity",
+}
+"""Short name -> path in a training job."""
+
+DEFAULT_REQUESTS_PER_SLOT = 10
+"""Requests of a closed loop without `num_requests`, for each client slot, as benchmark clients commonly send."""
+DEFAULT_NUM_REQUESTS = 1000
+
+
+def scenario(
+    *,
+    rate_per_s: float | None = None,
+    concurrency: int | None = None,
+    trace: str | None = None,
+    slo: dict[str, float] | None = None,
+    settings: dict[str, Any] | None = None,
+    **options: Unpack[Options],
+) -> Scenario:
+    """A scenario from short names, such as `scenario(model="llama-3.1-8b", device="h100_sxm", concurrency=8, ...)`.
+
+    Args:
+        rate_per_s: Poisson arrivals; infinity, as benchmark clients have it, sends all as soon as `concurrency` lets.
+        concurrency: a closed loop of so many clients; with a rate the most requests under way.
+        trace: a requests file; gives lengths, and arrivals unless a rate or concurrency is given.
+        slo: `ttft_s`, `tpot_s`, `e2e_s`.
+        settings: dotted path -> value, for everything without a short name.
+        options: the names in `Options`, as those of the command line.
+
+    Raises:
+        InputError: an unknown name, or values that do not go together.
+    """
+    return scenario_from(
+        raw_scenario({}, dict(options), rate_per_s, concurrency, trace, slo, settings), source="", folder=None
+    )
+
+
+def raw_scenario(
+    raw: dict[str, Any],
+    options: dict[str, Any],
+    rate_per_s: float | None = None,
+    concurrency: int | None = None,
+    trace: str | None = None,
+    slo: dict[str, float] | None = None,
+    settings: dict[str, Any] | None = None,
+    allow_download: bool = False,
+) -> dict[str, Any]:
+    """`raw` with short names applied over it, as builtins, not yet decoded."""
+    if trace is not None:
+        raw["workload"] = {"trace": {"path": trace}}
+    for name, value in options.items():
+        if name not in PATHS:
+            known = [*PATHS, "rate_per_s", "concurrency", "trace", "slo", "settings"]
+            raise InputError(f"there is no option {name!r}", did_you_mean(name, known, f"known: {', '.join(known)}"))
+        if value is not None:
+            set_path(raw, PATHS[name], value)
+    if concurrency is not None:
+        _set_concurrency(raw, concurrency, rate_per_s)
+    elif rate_per_s is not None:
+        at_rate = {"type": "burst"} if rate_per_s == math.inf else {"type": "poisson", "rate_per_s": rate_per_s}
+        set_path(raw, "workload.arrivals", at_rate)
+    for name, limit in (slo or {}).items():
+        set_path(raw, f"slo.{name}", limit)
+    for dotted, value in (settings or {}).items():
+        set_path(raw, dotted, value)
+    keep_published_formats(raw, allow_download)
+    workload = raw.setdefault("workload", {})
+    if isinstance(workload, dict) and _never_ends(workload):
+        slots = workload.get("arrivals", {}).get("concurrency") if isinstance(workload.get("arrivals"), dict) else None
+        per_slot = DEFAULT_REQUESTS_PER_SLOT * slots if isinstance(slots, int) and slots > 0 else DEFAULT_NUM_REQUESTS
+        workload["num_requests"] = per_slot
+    return raw
+
+
+def parse_lengths(name: str, text: str) -> Any:
+    """`1024`, or `819-1024` for every length between them being equally likely, as a workload has it.
+
+    Args:
+        name: of the option or field, for the error.
+        text: what was typed.
+
+    Raises:
+        InputError: it is neither.
+    """
+    low, dash, high = (part.strip().replace(",", "").replace("_", "") for part in text.partition("-"))
+    if low.isdecimal() and not dash:
+        return int(low)
+    if low.isdecimal() and high.isdecimal():
+        return {"type": "uniform", "min_tokens": int(low), "max_tokens": int(high)}
+    raise InputError(
+        f"{name}: {text!r} is neither a number of tokens nor a range such as 819-1024",
+        "a scenario has other distributions: workload.input_tokens: {type: lognormal, median_tokens: 512, sigma: 0.8}",
+    )
+
+
+def lay_over(raw: dict[str, Any], base: dict[str, Any]) -> None:
+    """Put the values of `base` into `raw`, table by table."""
+    for key, value in base.items():
+        if isinstance(value, dict) and isinstance(raw.get(key), dict):
+            lay_over(raw[key], value)
+        else:
+            raw[key] = value
+
+
+def _never_ends(workload: dict[str, Any]) -> bool:
+    """Whether nothing in `workload` says where it ends: no count, no time and no file."""
+    arrivals = workload.get("arrivals")
+    is_recorded = isinstance(arrivals, dict) and arrivals.get("type") == "recorded"
+    return not is_recorded and not {"num_requests", "duration_s", "trace", "tenants"} & set(workload)
+
+
+def _set_concurrency(raw: dict[str, Any], concurrency: int, rate_per_s: float | None) -> None:
+    """A closed loop of so many clients; one that `raw` has already keeps its warm-up, and its release rate unless
+    another is given.
+    """
+    workload = raw.get("workload")
+    arrivals = workload.get("arrivals") if isinstance(workload, dict) else None
+    kept = arrivals if isinstance(arrivals, dict) and arrivals.get("type") == "closed_loop" else {"type": "closed_loop"}
+    if rate_per_s == math.inf:
+        kept = {name: value for name, value in kept.items() if name not in ("rate_per_s", "cv")}
+    elif rate_per_s is not None:
+        kept = kept | {"rate_per_s": rate_per_s}
+    set_path(raw, "workload.arrivals", kept | {"concurrency": concurrency})

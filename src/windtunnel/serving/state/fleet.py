@@ -1,0 +1,166 @@
+"""Replicas that come and go, and what waits for them at the router: autoscaling, faults, deferred and users' routing.
+
+A replica is off, starts for `start_s`, is up, drains (serves what it has and gets nothing new) or has failed. Faults
+are drawn before the run, so that a step knows when it starts whether it will end: one that a failure cuts short is
+recorded with its time and no tokens, and nothing of it is kept. The requests of a failed replica are sent again
+`retry_s` later; what they had produced stays produced, and is computed again with their prompt, as after a preemption,
+unless they start over.
+Requests for which no replica has room are held at the router in order, and tried again whenever a request ends or a
+replica comes up.
+
+Changes of replicas go before arrivals and step ends of the same time.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from windtunnel.serving.state.records import (
+    NONE,
+    UP,
+    Floats,
+    Ints,
+    Settings,
+    Table,
+)
+
+METRICS = ("outstanding", "waiting", "running", "kv_use")
+"""The codes of `Scaling.metric` are positions here."""
+OUTSTANDING, WAITING, RUNNING, KV_USE = range(4)
+
+
+class Scaling(NamedTuple):
+    """How the number of replicas changes, and what a fault costs. Scalars."""
+
+    initial_replicas: int
+    start_s: float = 0.0
+    """From the launch of a replica until it is up."""
+    retry_s: float = 0.0
+    """From a failure until its requests are sent again."""
+    starts_over: int = 0
+    """1: they are sent without what they had produced."""
+    metric: int = OUTSTANDING
+    target: float = 0.0
+    """Of the metric for each replica; 0: no policy."""
+    min_replicas: int = 1
+    max_replicas: int = 1
+    interval_s: float = np.inf
+    tolerance_fraction: float = 0.0
+    up_looks: int = 0
+    """Looks before the present one that must have asked for more too."""
+    down_looks: int = 0
+    most_outstanding: int = 0
+    """`deferred`: requests at a replica, beyond which it gets no more."""
+
+
+FLEET_REPLICA = np.dtype(
+    [
+        ("phase", "i8"),
+        ("next_s", "f8"),  # end of its start or repair
+        ("fails_s", "f8"),  # its next fault
+        ("next_fault", "i8"),  # position of that in its list
+    ]
+)
+"""One record a replica."""
+CONTROL = np.dtype(
+    [
+        ("next_s", "f8"),  # of the next change of a replica
+        ("look_s", "f8"),  # next look of the policy
+        ("num_looks", "i8"),
+        ("next_change", "i8"),  # of the plan
+        ("wanted", "i8"),  # replicas that start or are up
+        ("asks", "i8"),  # 1: the first held request is tried again
+        ("asked_s", "f8"),  # since then
+        ("num_held", "i8"),
+        ("first_held", "i8"),
+        ("num_retries", "i8"),  # waiting for their time
+        ("first_retry", "i8"),
+        ("num_phases", "i8"),  # rows of `phases` written by this call
+        ("num_losses", "i8"),  # rows of `losses`
+        ("pending", "i8"),  # request that a user's router is asked for, or NONE
+        ("answer", "i8"),
+        ("is_held", "i8"),  # 1: the pending request is the first held one
+        ("pending_s", "f8"),
+        ("event", "i8"),  # whose deliveries the question interrupted, or NONE
+        ("event_s", "f8"),
+        ("ended_step", "i8"),
+    ]
+)
+"""The registers, one record."""
+PHASE = np.dtype([("time_s", "f8"), ("replica", "i8"), ("phase", "i8")])
+"""One record a change of a replica's phase."""
+LOSS = np.dtype([("request", "i8"), ("replica", "i8"), ("begin_s", "f8"), ("end_s", "f8")])
+"""One record a stay of a request at a replica that failed."""
+
+
+class Fleet(NamedTuple):
+    """What a run with replicas that come and go, or with a router that holds requests back, needs."""
+
+    scaling: Scaling
+    replicas: Table
+    """[replica]"""
+    control: Table
+    """[1]"""
+    fault_s: Floats
+    """[replica, k] in order; infinity for none. The host writes further ones over those that have happened."""
+    repair_s: Floats
+    """[replica, k] how long each lasts."""
+    change_s: Floats
+    """[changes + 1] of the plan, in order, infinity at the end."""
+    change_replicas: Ints
+    """[changes + 1]"""
+    recommended: Ints
+    """[looks] replicas that the latest looks asked for."""
+    sent_s: Floats
+    """[request] when the client sent it; `arrival_s` is when it reached its replica."""
+    num_retries: Ints
+    """[request]"""
+    discarded_tokens: Ints
+    """[request] that it had produced and produces again."""
+    held: Ints
+    """[request] ring."""
+    retries: Ints
+    """[request] ring."""
+    retry_s: Floats
+    """[request] when each of those is due."""
+    phases: Table
+    losses: Table
+
+
+def new_fleet(
+    settings: Settings,
+    scaling: Scaling,
+    num_requests: int,
+    fault_s: Floats,
+    repair_s: Floats,
+    change_s: Floats,
+    change_replicas: Ints,
+) -> Fleet:
+    """A fleet of `settings.num_replicas` replicas, the first `initial_replicas` of them up."""
+    replicas = np.zeros(settings.num_replicas, FLEET_REPLICA).view(np.recarray)
+    replicas.phase[: scaling.initial_replicas] = UP
+    replicas.next_s = np.inf
+    replicas.fails_s = fault_s[:, 0]
+    control = np.zeros(1, CONTROL).view(np.recarray)
+    control.wanted = scaling.initial_replicas
+    control.look_s = scaling.interval_s if scaling.target > 0 else np.inf
+    control.next_s = min(control.look_s[0], change_s[0], fault_s[:, 0].min())
+    control.pending, control.event = NONE, NONE
+    return Fleet(
+        scaling=scaling,
+        replicas=replicas,
+        control=control,
+        fault_s=fault_s,
+        repair_s=repair_s,
+        change_s=change_s,
+        change_replicas=change_replicas,
+        recommended=np.full(max(scaling.up_looks, scaling.down_looks) + 1, scaling.initial_replicas),
+        sent_s=np.zeros(num_requests),
+        num_retries=np.zeros(num_requests, np.int64),
+        discarded_tokens=np.zeros(num_requests, np.int64),
+        held=np.zeros(num_requests, np.int64),
+        retries=np.zeros(num_requests, np.int64),
+        retry_s=np.zeros(num_requests),
+        phases=np.zeros(max(8 * settings.num_replicas, 4096), PHASE).view(np.recarray),
+        losses=np.zeros(num_requests + 4096, LOSS).view(np.recarray),
+    )

@@ -1,0 +1,221 @@
+"""What the walking loop works on, in record arrays like those of `kernels.state`."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from windtunnel.serving.state.records import (
+    MODULUS,
+    NONE,
+    ROUND_ROBIN,
+    Floats,
+    Ints,
+    Table,
+)
+
+WALKED_SCHEDULERS = ("vllm_v0", "sarathi", "orca", "faster_transformer", "lightllm", "user")
+"""The codes of `WalkedSettings.scheduler` are positions here."""
+VLLM_V0, SARATHI, ORCA, FASTER_TRANSFORMER, LIGHTLLM, USER = range(6)
+
+ASSIGNED = -1
+"""The code of `WalkedSettings.router` where every request says its replica, in `rank`."""
+
+
+class WalkedSettings(NamedTuple):
+    """How a replica's engine forms batches. Scalars."""
+
+    scheduler: int
+    num_replicas: int
+    num_stages: int
+    """Pipeline stages, and so batches that a replica may have in flight."""
+    max_num_seqs: int
+    """Requests that may hold KV blocks at once."""
+    max_batch_seqs: int
+    """Requests of one batch."""
+    max_num_batched_tokens: int
+    """vLLM V0: prompts of a batch times the longest of them; LightLLM: prompt tokens of a batch; Sarathi: tokens of a
+    batch, the chunk size."""
+    block_size: int
+    num_blocks: int
+    watermark_blocks: int = 0
+    """Blocks that admission leaves free."""
+    reserved_blocks: int = 0
+    """Orca and FasterTransformer: blocks that a request is given when it is admitted."""
+    max_waiting_steps: int = 0
+    """LightLLM: decode steps after which waiting requests are looked at."""
+    loses_prompts: int = 0
+    """1: a request that is restarted in the middle of its prompt computes the rest of it one token a step."""
+    leaks_blocks: int = 0
+    """1: the end of a FasterTransformer batch frees the blocks of its last step's requests only."""
+    fuses_steps: int = 1
+    """1: equal decode steps up to the next event are taken at once; the same times, fewer rows."""
+    end_s: float = np.inf
+    """Nothing after this time happens."""
+    concurrency: int = 0
+    num_warmup: int = 0
+    frontend_s: float = 0.0
+    router: int = ROUND_ROBIN
+    seed: int = 0
+    numbered_by_arrival: int = 1
+    """0: later requests may arrive earlier, as turns of sessions do."""
+    ranks_per_replica: int = 1
+    """Always 1: these engines have no attention data parallelism."""
+
+
+WALK = np.dtype(
+    [
+        ("prompt_tokens", "i8"),  # to compute before the next token: the prompt, after a restart its outputs too
+        ("total_tokens", "i8"),
+        ("processed_tokens", "i8"),  # computed, and one more as soon as the prompt is: the token that it gave
+        ("num_blocks", "i8"),
+        ("is_prefilled", "i8"),
+        ("next", "i8"),  # in the waiting list
+        ("group", "i8"),  # FasterTransformer: the batch that it was admitted with
+        ("last_token_s", "f8"),  # set on restart; otherwise, once prefilled, `left_stage_s`
+        ("left_stage_s", "f8"),  # end of its latest pipeline stage
+        ("paused_s", "f8"),  # between stages
+        ("started_s", "f8"),  # in its first stage; of a pipeline only
+    ]
+)
+"""One record a request, beside `kernels.state.REQUEST`."""
+
+REPLICA = np.dtype(
+    [
+        ("free_blocks", "i8"),
+        ("num_running", "i8"),  # requests that hold blocks
+        ("num_waiting", "i8"),
+        ("num_outstanding", "i8"),
+        ("num_ready", "i8"),
+        ("num_in_flight", "i8"),  # batches
+        ("first_waiting", "i8"),
+        ("last_waiting", "i8"),
+        ("waited_steps", "i8"),
+        ("num_groups", "i8"),  # FasterTransformer: batches formed so far
+        ("has_restarted", "i8"),  # 1 if the batch that is formed made one restart
+        ("is_awake", "i8"),  # 1 while an event that lets it look for work is queued
+        ("ready_cohort", "i8"),  # slot whose cohort is in no batch, or NONE
+        ("cohort_position", "i8"),  # of the ready requests, the first one behind it
+    ]
+)
+"""One record a replica."""
+
+SLOT = np.dtype(
+    [
+        ("num_requests", "i8"),  # 0: idle
+        ("num_walked", "i8"),  # of them, those that are not in the cohort
+        ("num_steps", "i8"),
+        ("has_cohort", "i8"),  # 1 if the batch decodes the slot's cohort
+        ("cohort_size", "i8"),
+        ("cohort_steps", "i8"),  # that its members have taken together
+        ("cohort_tokens", "i8"),  # processed by all its members
+        ("first_end", "i8"),  # the cohort's step after which the first member ends
+        ("cohort_left_s", "f8"),  # end of its latest pipeline stage
+        ("cohort_paused_s", "f8"),  # between stages, all its steps
+        ("start_s", "f8"),
+        ("end_s", "f8"),
+    ]
+)
+"""One record a batch that may be in flight, `num_stages` for each replica."""
+
+WALK_CLOCK = np.dtype(
+    [
+        ("next", "i8"),  # request to be sent next, of those that wait for no other one
+        ("started", "i8"),  # such requests sent
+        ("sent", "i8"),
+        ("ended", "i8"),  # requests finished that no other one waits for
+        ("finished", "i8"),
+        ("thinking", "i8"),  # turns whose predecessor has finished
+        ("queued", "i8"),  # events on the heap
+        ("turn", "i8"),  # round robin: replica that the next request goes to
+        ("random", "i8"),  # state of the router's generator
+        ("rows", "i8"),  # rows of the step buffer written
+        ("members", "i8"),  # rows of the trail's members written
+        ("batches", "i8"),  # rows written by all calls
+        ("replica", "i8"),  # whose batches are being formed, or NONE
+        ("slot", "i8"),  # where the batch that a user's policy is asked for belongs
+        ("answered", "i8"),  # 1 when it is there
+        ("asked_size", "i8"),
+        ("culprit", "i8"),  # the request or batch size behind an error
+        ("now_s", "f8"),
+    ]
+)
+"""The loop's registers, one record, kept outside so that a run can stop and go on."""
+
+
+class Tables(NamedTuple):
+    """Vidur's look-up tables as seconds of one pipeline stage; used in place of a `StepCost`."""
+
+    token_s: Floats
+    """[tokens + 1] all operators that depend on the batch's tokens, rounded up to 8."""
+    kv_save_s: Floats
+    """[tokens + 1] by tokens, not rounded."""
+    prefill_s: Floats
+    """[cached tokens / granularity + 1, chunk + 1]"""
+    decode_s: Floats
+    """[requests + 1, cached tokens / granularity + 1]"""
+    send_recv_s: Floats
+    """[tokens + 1] between stages, by tokens rounded up to 8."""
+    host_s: Floats
+    """[requests + 1] on every stage."""
+    granularity: int
+    prefill_factor: float
+    """Of attention where a batch holds several prompts."""
+    decode_factor: float
+    """Of attention where a batch holds several decoding requests."""
+
+
+class Trail(NamedTuple):
+    """What every batch held and when it was in each stage, written only when asked for."""
+
+    members: Ints
+    """[m, 3] row, request, tokens, in the order of the batch."""
+    stage_s: Floats
+    """[rows, stages, 2] start and end; of a fused run of steps, of the whole."""
+
+
+def new_walks(requests: Table) -> Table:
+    """Fresh `WALK` records for `requests`."""
+    walks = np.zeros(requests.size, WALK).view(np.recarray)
+    walks.prompt_tokens = requests.input_tokens
+    walks.total_tokens = requests.input_tokens + requests.output_tokens
+    walks.next = NONE
+    for unknown in ("last_token_s", "left_stage_s", "started_s"):
+        walks[unknown] = np.nan
+    return walks
+
+
+def new_replicas(settings: WalkedSettings) -> Table:
+    """Idle `REPLICA` records with empty KV pools."""
+    replicas = np.zeros(settings.num_replicas, REPLICA).view(np.recarray)
+    replicas.free_blocks = settings.num_blocks
+    replicas.first_waiting = NONE
+    replicas.last_waiting = NONE
+    replicas.ready_cohort = NONE
+    return replicas
+
+
+def new_slots(settings: WalkedSettings) -> Table:
+    """Idle `SLOT` records."""
+    return np.zeros(settings.num_replicas * settings.num_stages, SLOT).view(np.recarray)
+
+
+def new_batches(settings: WalkedSettings) -> Ints:
+    """`[slot or replica, list, position]`: the requests of a batch and their tokens, and its cohort's lists; then a
+    replica's ready requests (between two batches), and columns of scratch. `kernels.cohorts` names them.
+    """
+    rows = settings.num_replicas * (settings.num_stages + 1)
+    most = max(settings.max_num_seqs, settings.max_batch_seqs * settings.num_stages) + 1
+    return np.zeros((rows, 5, max(most, settings.block_size)), np.int64)
+
+
+def new_walk_clock(settings: WalkedSettings) -> Table:
+    """One `WALK_CLOCK` record at the beginning."""
+    clock = np.zeros(1, WALK_CLOCK).view(np.recarray)
+    clock.random = settings.seed % (MODULUS - 1) + 1
+    clock.replica = NONE
+    return clock
+
+
+def new_trail(settings: WalkedSettings, num_rows: int, num_members: int) -> Any:
+    """Buffers for `num_rows` batches and `num_members` parts in them."""
+    return Trail(np.zeros((num_members, 3), np.int64), np.zeros((num_rows, settings.num_stages, 2)))

@@ -1,0 +1,346 @@
+"""Pools of replicas, each with its own device, parallelism and engine, joined by requests that prefill in one and
+decode in another.
+
+A request that will be handed over is, where it prefills, a request for a single token. Its blocks stay taken there
+until the decode side has read them; there it waits, in the order of arrival, for blocks to read into, which an engine
+gives when it forms a batch, after those of the requests that it runs.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from windtunnel.compiled.jit import inlined
+from windtunnel.serving.state.records import (
+    EVENT,
+    NONE,
+    ROUND_ROBIN,
+    Cache,
+    Floats,
+    Ints,
+    Settings,
+    StepCost,
+    Table,
+    new_lanes,
+    new_lists,
+    new_ranks,
+)
+
+BOTH, PREFILL, DECODE = range(3)
+"""What a pool does: whole requests, prefills alone, or decodes what was prefilled elsewhere."""
+
+
+class PoolPlan(NamedTuple):
+    """One pool, as a run is started with it."""
+
+    settings: Settings
+    """`first_*` are filled in by `new_pools`."""
+    cost: StepCost
+    role: int = BOTH
+    link_bytes_per_s: float = np.inf
+    """Of the network interfaces of one rank, in one direction."""
+    kv_copies: float = 1.0
+    """Of a request's KV on the devices of one rank, each of which is sent."""
+
+
+class Travel(NamedTuple):
+    """How requests go from pool to pool. Scalars."""
+
+    decode_router: int = ROUND_ROBIN
+    local_tokens: int = 0
+    """Prompts up to so many prefill where they decode."""
+    decode_samples_first: int = 0
+    """1: the decode side computes the last prompt token again and has the first output; 0: the prefill side has it."""
+    decode_streams_first: int = 0
+    """1: the client has the first output when the request enters a batch of the decode side; 0: when there is one."""
+    bytes_per_token: float = 0.0
+    """Of KV cache, all ranks of tensor and pipeline parallelism together."""
+    bytes_per_request: float = 0.0
+    """Of state whose size is fixed."""
+    latency_s: float = 0.0
+    tail_fraction: float = 1.0
+    """Share of the KV that is sent after the prefill: all, or the last layer's."""
+
+
+POOL = np.dtype(
+    [(name, "f8" if kind is float else "i8") for name, kind in Settings.__annotations__.items()]
+    + [
+        ("end_replica", "i8"),  # ends of the pool's share of the arrays of all pools
+        ("end_rank", "i8"),
+        ("first_lane", "i8"),
+        ("end_lane", "i8"),
+        ("first_entry", "i8"),  # of the pool's prefix caches, where there are any
+        ("end_entry", "i8"),
+        ("first_tier", "i8"),  # of the tiers below them
+        ("end_tier", "i8"),
+        ("load_overlaps", "i8"),  # as `Cache.load_overlaps`
+        ("hands_over", "i8"),  # 1: requests leave after their prefill
+        ("link_bytes_per_s", "f8"),  # of the network interfaces of one rank
+        ("kv_copies", "f8"),  # of a request's KV on its devices
+    ]
+)
+"""One record a pool: its settings, and where it lies among all pools' replicas, ranks and lanes."""
+JOURNEY = np.dtype(
+    [
+        ("prefill_rank", "i8"),  # of all pools' ranks
+        ("decode_rank", "i8"),  # the same rank where nothing is handed over
+        ("handed_s", "f8"),  # end of the prefill
+        ("transfer_start_s", "f8"),
+        ("transfer_end_s", "f8"),
+        ("later_output_tokens", "i8"),  # while it prefills elsewhere, where it is a request for one token
+        ("held_blocks", "i8"),  # of the prefill rank, until its KV has been read
+        ("held_window_blocks", "i8"),  # of the windows' own pool there
+        ("cached_tokens", "i8"),  # of its prompt, found where it was first admitted; filled in when the run has ended
+    ]
+)
+"""One record a request of a run with pools."""
+HANDOVER = np.dtype(
+    [
+        ("pull_first", "i8"),  # ends of the list of requests that wait for blocks to read their KV into
+        ("pull_last", "i8"),
+        ("ready_first", "i8"),  # ends of the list of those whose KV has come
+        ("ready_last", "i8"),
+        ("num_pulled", "i8"),  # requests that hold blocks here and do not run yet
+        ("link_free_s", "f8"),  # when the rank's interfaces have sent and received all that they were given
+    ]
+)
+"""One record a rank of a run with pools."""
+ROUTING = np.dtype(
+    [
+        ("turn", "i8"),  # arrivals and handovers so far, for `round_robin`
+        ("decode_turn", "i8"),
+        ("router", "i8"),
+        *((name, "f8" if kind is float else "i8") for name, kind in Travel.__annotations__.items()),
+    ]
+)
+"""One record a run with pools."""
+
+
+class Pools(NamedTuple):
+    """What a run with several pools needs beside requests, events and clock; the arrays of all pools end to end."""
+
+    pools: Table
+    """[pool]"""
+    cost: StepCost
+    """Every field with a first axis of pools."""
+    ranks: Table
+    lanes: Table
+    lists: Ints
+    stages: Floats
+    handovers: Table
+    """[rank]"""
+    journeys: Table
+    """[request]"""
+    routing: Table
+    """[1]"""
+    pool_of_event: Ints
+    """[lane in the event queue]"""
+    pool_of_replica: Ints
+    pool_of_rank: Ints
+    entries: Ints
+    """Replicas that a request may start at."""
+    decoders: Ints
+    """Replicas that a request may be handed to."""
+
+
+def new_pools(plans: Sequence[PoolPlan], travel: Travel, num_requests: int) -> Pools:
+    """Idle pools, end to end in the order of `plans`.
+
+    The router, its seed and the client's behaviour are those of the first plan's settings.
+    """
+    pools = np.zeros(len(plans), POOL).view(np.recarray)
+    hands_over = any(plan.role == PREFILL for plan in plans)
+    ends = np.zeros(4, np.int64)
+    for pool, plan in zip(pools, plans, strict=True):
+        num_replicas, num_stages = plan.settings.num_replicas, plan.settings.num_stages
+        num_ranks = num_replicas * plan.settings.ranks_per_replica
+        for name, value in plan.settings._asdict().items():
+            pool[name] = value
+        pool.first_replica, pool.first_rank, pool.first_lane, pool.first_event = ends
+        ends += (num_replicas, num_ranks, num_ranks * num_stages, num_replicas * num_stages)
+        pool.end_replica, pool.end_rank, pool.end_lane, _ = ends
+        pool.heeds_all_events, pool.hands_over = hands_over, plan.role == PREFILL
+        pool.link_bytes_per_s, pool.kv_copies = plan.link_bytes_per_s, plan.kv_copies
+    journeys = np.zeros(num_requests, JOURNEY).view(np.recarray)
+    for unknown in ("handed_s", "transfer_start_s", "transfer_end_s"):
+        journeys[unknown] = np.nan
+    handovers = np.zeros(ends[1], HANDOVER).view(np.recarray)
+    for nobody in ("pull_first", "pull_last", "ready_first", "ready_last"):
+        handovers[nobody] = NONE
+    routing = np.zeros(1, ROUTING).view(np.recarray)
+    routing.router = plans[0].settings.router
+    for name, value in travel._asdict().items():
+        routing[name] = value
+    roles = np.array([plan.role for plan in plans])
+    of_replica = np.repeat(np.arange(len(plans)), [plan.settings.num_replicas for plan in plans])
+    decoding = DECODE if hands_over and (roles == DECODE).any() else BOTH
+    lists = [new_lists(plan.settings) for plan in plans]
+    return Pools(
+        pools=pools,
+        cost=stacked([plan.cost for plan in plans]),
+        ranks=np.concatenate([new_ranks(plan.settings) for plan in plans]).view(np.recarray),
+        lanes=np.concatenate([new_lanes(plan.settings) for plan in plans]).view(np.recarray),
+        lists=np.concatenate([widened(part, max(part.shape[2] for part in lists)) for part in lists]),
+        stages=np.zeros((ends[0], max(plan.settings.num_stages for plan in plans))),
+        handovers=handovers,
+        journeys=journeys,
+        routing=routing,
+        pool_of_event=np.repeat(
+            np.arange(len(plans)), [plan.settings.num_replicas * plan.settings.num_stages for plan in plans]
+        ),
+        pool_of_replica=of_replica,
+        pool_of_rank=np.repeat(np.arange(len(plans)), pools.end_rank - pools.first_rank),
+        entries=np.flatnonzero(roles[of_replica] != DECODE),
+        decoders=np.flatnonzero(roles[of_replica] == decoding),
+    )
+
+
+def joined_caches(pools: Pools, caches: Sequence[Cache]) -> Cache:
+    """The prefix caches of all pools, end to end as `cache_of` takes them apart.
+
+    Args:
+        pools: where each pool's share of the entries and tiers lies is written there.
+        caches: of every pool, for the same requests and segments.
+    """
+    ends = np.cumsum([(0, 0), *((cache.entries.size, cache.tiers.size) for cache in caches)], axis=0)
+    pools.pools["first_entry"], pools.pools["first_tier"] = ends[:-1].T
+    pools.pools["end_entry"], pools.pools["end_tier"] = ends[1:].T
+    pools.pools["load_overlaps"] = [cache.load_overlaps for cache in caches]
+    joined = {
+        name: np.concatenate([getattr(cache, name) for cache in caches]).view(np.recarray)
+        for name in ("nodes", "entries", "requests", "ranks", "tiers")
+    }
+    _give_rows(joined["tiers"])
+    return caches[0]._replace(
+        load_s=np.concatenate([cache.load_s for cache in caches]),
+        kept=_stacked_rows([cache.kept for cache in caches]),
+        pools=_stacked_rows([cache.pools for cache in caches]),
+        loaded=np.concatenate([cache.loaded for cache in caches]),
+        **joined,
+    )
+
+
+def _give_rows(tiers: Table) -> None:
+    """Number what the tiers of all pools keep; tiers of one store keep it together, in the row of the first."""
+    tiers["row"] = np.arange(tiers.size)
+    for store in np.unique(tiers["store"][tiers["store"] > 0]):
+        same = np.flatnonzero(tiers["store"] == store)
+        tiers["row"][same] = same[0]
+
+
+def _stacked_rows(tables: Sequence[Table]) -> Table:
+    """The rows of all tables, each as long as the longest."""
+    width = max(table.shape[1] for table in tables)
+    found = np.zeros((sum(table.shape[0] for table in tables), width), tables[0].dtype).view(np.recarray)
+    first = 0
+    for table in tables:
+        found[first : first + table.shape[0], : table.shape[1]] = table
+        first += table.shape[0]
+    return found
+
+
+@inlined
+def cache_of(cache, pools, pool):
+    """The prefix caches of one pool's ranks."""
+    record = pools.pools[pool]
+    num_nodes, num_requests = cache.nodes.size // pools.pools.size, cache.requests.size // pools.pools.size
+    return Cache(
+        cache.num_shared,
+        cache.nodes[pool * num_nodes : (pool + 1) * num_nodes],
+        cache.entries[record.first_entry : record.end_entry],
+        cache.requests[pool * num_requests : (pool + 1) * num_requests],
+        cache.ranks[record.first_rank : record.end_rank],
+        record.load_overlaps,
+        cache.load_s[record.first_lane : record.end_lane],
+        cache.tiers[record.first_tier : record.end_tier],
+        cache.kept,
+        cache.pools,
+        cache.loaded[record.first_tier : record.end_tier],
+    )
+
+
+def new_pool_events(plans: Sequence[PoolPlan]) -> Table:
+    """An empty queue of `EVENT` records: lanes, and the transfers that may be under way."""
+    lanes = sum(plan.settings.num_replicas * plan.settings.num_stages for plan in plans)
+    pulled = sum(
+        plan.settings.num_replicas * plan.settings.ranks_per_replica * plan.settings.max_num_seqs for plan in plans
+    )
+    return np.zeros(lanes + pulled + 1, EVENT).view(np.recarray)
+
+
+def widened(lists: Ints, width: int) -> Ints:
+    """`lists` with room for `width` positions in each."""
+    return np.pad(lists, ((0, 0), (0, 0), (0, width - lists.shape[2])))
+
+
+def stacked(costs: Sequence[StepCost]) -> StepCost:
+    """Every field with a first axis of pools; grids that are shorter than others go on in a straight line."""
+    longest = {name: max(getattr(cost, name).size for cost in costs) for name in _NODES}
+    costs = [_extended(cost, longest) for cost in costs]
+    parts = {}
+    for name in StepCost._fields:
+        arrays = [np.asarray(getattr(cost, name)) for cost in costs]
+        largest = tuple(max(sizes) for sizes in zip(*(array.shape for array in arrays), strict=True))
+        parts[name] = np.zeros((len(costs), *largest), arrays[0].dtype)
+        for pool, array in enumerate(arrays):
+            parts[name][(pool, *map(slice, array.shape))] = array
+    return StepCost(**parts)
+
+
+_NODES = ("context_nodes", "chunk_nodes", "length_nodes")
+
+
+def _extended(cost: StepCost, sizes: dict[str, int]) -> StepCost:
+    """`cost` with its grids' nodes brought to `sizes`, values extrapolated as look-ups beyond the end would be."""
+    decode = _grown(cost.decode_attention_s, cost.context_nodes, sizes["context_nodes"])
+    prefill = _grown(cost.prefill_attention_s, cost.length_nodes, sizes["length_nodes"])
+    prefill = _grown(prefill.T, cost.chunk_nodes, sizes["chunk_nodes"]).T
+    mixed = cost.mixed_decode_attention_s if cost.mixed_decode_attention_s.size else cost.decode_attention_s
+    mixed = _grown(mixed, cost.context_nodes, sizes["context_nodes"])
+    nodes = {name: _grown(getattr(cost, name), getattr(cost, name), size) for name, size in sizes.items()}
+    return cost._replace(
+        decode_attention_s=decode, mixed_decode_attention_s=mixed, prefill_attention_s=prefill, **nodes
+    )
+
+
+def _grown(values: Floats, nodes: Floats, size: int) -> Floats:
+    """`values` at `nodes` on its last axis, and at nodes as far apart as the last two up to `size` of them."""
+    more = np.arange(1, size - nodes.size + 1)
+    return np.concatenate([values, values[..., -1:] + (values[..., -1:] - values[..., -2:-1]) * more], axis=-1)
+
+
+@inlined
+def cost_of(pools, pool):
+    """The step costs of one pool."""
+    cost = pools.cost
+    return StepCost(
+        cost.decode_token_s[pool],
+        cost.mixed_token_s[pool],
+        cost.sample_s[pool],
+        cost.context_nodes[pool],
+        cost.decode_attention_s[pool],
+        cost.chunk_nodes[pool],
+        cost.length_nodes[pool],
+        cost.prefill_attention_s[pool],
+        cost.host_step_s[pool],
+        cost.host_request_s[pool],
+        cost.host_overlaps[pool],
+        cost.recorded_step_s[pool],
+        cost.group_token_s[pool],
+        cost.draft_s[pool],
+        cost.launch_s[pool],
+        cost.mixed_decode_attention_s[pool],
+    )
+
+
+@inlined
+def ranks_of(pools, settings):
+    """A pool's share of the ranks."""
+    return pools.ranks[settings.first_rank : settings.end_rank]
+
+
+@inlined
+def lanes_of(pools, settings):
+    """A pool's share of the lanes."""
+    return pools.lanes[settings.first_lane : settings.end_lane]

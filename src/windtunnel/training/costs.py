@@ -1,0 +1,204 @@
+"""What one micro-batch costs on every chunk of a pipeline, and what a chunk's parameters cost once a step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from windtunnel.training.layers.chunks import (
+    Chunk,
+    Parameters,
+    chunk_parameters,
+    chunks,
+    layer_parameters,
+    trained,
+)
+from windtunnel.training.layers.part import Task
+from windtunnel.training.layers.rank import Group, Rank
+from windtunnel.training.layers.sharding import gather_tasks, gathered_layer, reduce_tasks
+from windtunnel.training.memory import chunk_work, kept_bytes
+from windtunnel.training.pipeline.schedules import SPLIT_SCHEDULES
+from windtunnel.training.pricing import PassCost, TrainingPricer
+
+
+@dataclass(frozen=True)
+class ChunkCost:
+    """One micro-batch through one chunk, and what its parameters cost once a step."""
+
+    chunk: Chunk
+    parameters: Parameters
+    forward: PassCost
+    backward_input: PassCost
+    backward_weight: PassCost
+    kept_bytes: float
+    model_flops: float
+    """Forward and backward, without recomputation."""
+    hardware_flops: float
+    """With recomputation."""
+    gather_s: float
+    reduce_s: float
+    num_buckets: float
+
+    @property
+    def passes(self) -> tuple[PassCost, PassCost, PassCost]:
+        return self.forward, self.backward_input, self.backward_weight
+
+
+def chunk_costs(rank: Rank, prices: TrainingPricer) -> tuple[ChunkCost, ...]:
+    """Every chunk's costs; equal chunks are priced once."""
+    known: dict[tuple[object, ...], ChunkCost] = {}
+    found = []
+    for chunk in chunks(rank.setup):
+        if chunk.shape not in known:
+            known[chunk.shape] = _chunk_cost(rank, prices, chunk)
+        cost = known[chunk.shape]
+        found.append(replace(cost, chunk=chunk))
+    return tuple(found)
+
+
+def _chunk_cost(rank: Rank, prices: TrainingPricer, chunk: Chunk) -> ChunkCost:
+    held = chunk_parameters(rank, chunk)
+    forward, backward_input, backward_weight = PassCost(), PassCost(), PassCost()
+    model_flops = hardware_flops = 0.0
+    for work, count in chunk_work(rank, chunk):
+        forward.add(prices.of_pass(work.forward), count)
+        # Where weights' gradients are not split off, collectives may run beside them: both are one pass.
+        if rank.setup.job.schedule in SPLIT_SCHEDULES:
+            backward_input.add(prices.of_pass(work.backward_input), count)
+            backward_weight.add(prices.of_pass(work.backward_weight), count)
+        else:
+            backward_input.add(prices.of_pass(work.backward_input + work.backward_weight), count)
+        again = sum(task.flops for task in work.recomputed)
+        flops = sum(task.flops for task in work.forward + work.backward_input + work.backward_weight)
+        model_flops += (flops - again) * count
+        hardware_flops += flops * count
+    if rank.setup.job.sharding.zero == 3:
+        _shard(rank, prices, chunk, forward, backward_input)
+        gather_s = reduce_s = 0.0
+    else:
+        gather_s = prices.seconds(gather_tasks(rank, trained(rank, held)))
+        reduce_s = prices.seconds(reduce_tasks(rank, trained(rank, held)))
+    return ChunkCost(
+        chunk=chunk,
+        parameters=held,
+        forward=forward,
+        backward_input=backward_input,
+        backward_weight=backward_weight,
+        kept_bytes=kept_bytes(rank, chunk),
+        model_flops=model_flops,
+        hardware_flops=hardware_flops,
+        gather_s=gather_s,
+        reduce_s=reduce_s,
+        num_buckets=_num_buckets(rank, chunk, held),
+    )
+
+
+def _num_buckets(rank: Rank, chunk: Chunk, held: Parameters) -> float:
+    """Pieces in which a chunk's gradients are reduced; those of Megatron-Core grow with the number of ranks
+    (distributed_data_parallel.py).
+    """
+    bucket = rank.setup.job.sharding.reduce_bucket_elements
+    if not bucket:
+        return max(chunk.num_layers, 1.0)
+    least = 1_000_000 * rank.setup.degrees.dp if rank.setup.job.framework == "megatron" else 0
+    return max(held.total / max(bucket, least), 1.0)
+
+
+def _shard(rank: Rank, prices: TrainingPricer, chunk: Chunk, forward: PassCost, backward: PassCost) -> None:
+    """Adds ZeRO-3's gathers and reductions, layer by layer, one layer ahead of computation.
+
+    n layers of c seconds with g seconds of communication each take g + (n - 1) max(c, g) + c where it is prefetched.
+    The embedding and head are one unit with nothing to hide behind.
+    """
+    job = rank.setup.job
+    num_layers = chunk.num_layers
+    per_layer, sharded = Parameters(), Parameters()
+    for group, count in chunk.layers:
+        per_layer = per_layer + layer_parameters(rank, group) * (count / num_layers)
+        sharded = sharded + gathered_layer(rank, group) * (count / num_layers)
+    ends = chunk_parameters(rank, chunk)
+    ends = Parameters(max(ends.dense - per_layer.dense * num_layers, 0.0), 0.0)
+    gather = prices.seconds(gather_tasks(rank, sharded))
+    reduce = prices.seconds(reduce_tasks(rank, trained(rank, per_layer)))
+    again = gather if job.sharding.reshard_after_forward else 0.0
+    # Who may hold no more than a layer gathers the next one when it is needed.
+    most = job.sharding.max_live_elements
+    prefetches = bool(job.overlap.parameter_gather) and (most is None or most > per_layer.total)
+    reduces_beside = bool(job.overlap.gradient_reduce)
+    for cost, gathers, reduces in ((forward, gather, 0.0), (backward, again, reduce)):
+        each = cost.seconds / num_layers
+        communication = gathers + reduces
+        beside = (gathers if prefetches else 0.0) + (reduces if reduces_beside else 0.0)
+        hidden = min(beside, each) * (num_layers - 1)
+        cost.slowdown_s += hidden * prices.overlap_slowdown
+        cost.hidden_s[Group.DATA] = cost.hidden_s.get(Group.DATA, 0.0) + hidden
+        exposed = communication * num_layers - hidden
+        cost.exposed_s[Group.DATA] = cost.exposed_s.get(Group.DATA, 0.0) + exposed
+    for cost, tasks in ((forward, gather_tasks(rank, ends)), (backward, reduce_tasks(rank, trained(rank, ends)))):
+        if ends.dense:
+            cost.exposed_s[Group.DATA] += prices.seconds(tasks)
+
+
+def message_seconds(rank: Rank, prices: TrainingPricer) -> float:
+    """Seconds of hidden states from one stage to the next.
+
+    Each tensor rank sends its part; where sequences are not split, the parts are gathered again on arrival
+    (arXiv:2104.04473, section 4.1).
+    """
+    if rank.setup.degrees.pp == 1:
+        return 0.0
+    num_bytes = rank.tokens * rank.width * 2.0
+    tasks = [Task("send_recv", rank.collective(Group.PIPELINE, "send_recv", num_bytes / rank.tp), 1.0, Group.PIPELINE)]
+    if rank.tp > 1 and not rank.split:
+        tasks.append(Task("gather", rank.collective(Group.TENSOR, "all_gather", num_bytes), 1.0, Group.TENSOR))
+    return prices.seconds(tasks)
+
+
+PHASES = ("forward", "backward", "weights' gradients")
+
+
+@dataclass(frozen=True)
+class ExplainedTask:
+    """One task of one micro-batch, as `--explain` shows it."""
+
+    phase: str
+    where: str
+    """A layer, or the ends of the model."""
+    name: str
+    group: str | None
+    times: float
+    """In one chunk."""
+    seconds: float
+    flops: float
+    num_bytes: float
+    """Moved by a computation, or sent by a collective."""
+    coverage: str
+    source: str
+    beside: str | None
+
+
+def explain_tasks(rank: Rank, prices: TrainingPricer) -> list[ExplainedTask]:
+    """Every task of the pipeline's first and last chunk and of one in the middle, equal layers once."""
+    every = chunks(rank.setup)
+    found: dict[tuple[str, str, str], ExplainedTask] = {}
+    for chunk in (every[0], every[len(every) // 2], every[-1]):
+        for work, count in chunk_work(rank, chunk):
+            where = (
+                "layer" if work.transient_bytes or count > 1 or not (chunk.has_embedding or chunk.has_head) else "ends"
+            )
+            for phase, tasks in zip(PHASES, (work.forward, work.backward_input, work.backward_weight), strict=True):
+                for task in tasks:
+                    cost = prices.task(task)
+                    found[phase, where, task.name] = ExplainedTask(
+                        phase,
+                        where,
+                        task.name,
+                        None if task.group is None else task.group.value,
+                        count,
+                        cost.seconds,
+                        task.flops,
+                        task.wire_bytes if task.group else float(task.op.num_bytes) * task.count,
+                        cost.coverage.value,
+                        cost.source,
+                        task.beside,
+                    )
+    return list(found.values())

@@ -1,0 +1,316 @@
+"""Several training jobs on one fabric: where their collectives meet, and what that does to each one's iteration.
+
+Collectives on the wire at the same time share links max-min fairly, connection by connection. How fast each gets on is
+found once for every set of them that ever meets; between the moments at which the set changes they go on evenly.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.errors import InputError
+from windtunnel.network.collectives.rings import nccl_rings
+from windtunnel.network.collectives.run import RING_ROUNDS, groups_seconds, place_of
+from windtunnel.network.fabric import Fabric
+from windtunnel.network.flows import Flows, flows_of
+from windtunnel.network.paths import Paths, data_bytes_per_s, find_paths
+from windtunnel.network.settings import NetworkSettings
+from windtunnel.training.iteration.layers import Communication, LayerWorkload, Phase
+from windtunnel.training.iteration.run import groups_of
+
+PLACEMENTS = ("packed", "striped")
+"""Jobs one after the other, or servers dealt to them in turn."""
+LEAST_S = 1e-12
+"""Less than that is nothing."""
+PHASE = (math.sqrt(5.0) - 1.0) / 2.0
+"""Jobs begin at multiples of the golden section of their iterations, so that none begins with another."""
+
+
+@dataclass(frozen=True)
+class PlacedJob:
+    """A job and the GPU of each of its ranks."""
+
+    workload: LayerWorkload
+    gpus: NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class SharedJob:
+    """One job's iteration alone on the fabric, and beside the others."""
+
+    workload: LayerWorkload
+    gpus: NDArray[np.int32]
+    alone_s: float
+    shared_s: float
+    """Mean of `num_iterations`."""
+    slowest_s: float
+    """The longest of them."""
+    num_iterations: int
+
+    @property
+    def slowdown(self) -> float:
+        return self.shared_s / self.alone_s
+
+
+@dataclass(frozen=True)
+class Action:
+    """A part of an iteration: computation, a collective that is waited for, or one beside what follows."""
+
+    seconds: float
+    """Alone."""
+    call: int | None = None
+    """Number of its collective."""
+    beside: bool = False
+    drains: bool = False
+    """Waits for all that runs beside."""
+
+
+@dataclass
+class _Running:
+    """Where a job is in its iteration; seconds are those that it would take alone."""
+
+    actions: Sequence[Action]
+    left_s: float
+    """Of the action at `position`; before the first iteration, until it begins."""
+    counts_from_s: float
+    """Iterations that began before do not count."""
+    position: int = -1
+    beside: list[Action] = field(default_factory=list)
+    """Collectives that queue beside it; the first is on the wire."""
+    beside_left_s: float = 0.0
+    began_s: float = 0.0
+    took_s: list[float] = field(default_factory=list)
+
+    @property
+    def calls(self) -> tuple[int | None, int | None]:
+        """The collective that is waited for, and the one beside."""
+        waited = self.actions[self.position].call if self.position >= 0 else None
+        return waited, self.beside[0].call if self.beside else None
+
+    def seconds_to_go(self, speed: dict[int | None, float]) -> float:
+        """Until something of it ends, if nothing else changes."""
+        waited, beside = self.calls
+        ends = [self.left_s / speed.get(waited, 1.0)] if self.left_s > LEAST_S else []
+        return min([*ends, self.beside_left_s / speed.get(beside, 1.0)] if self.beside else ends)
+
+    def advance(self, step_s: float, speed: dict[int | None, float], now_s: float) -> None:
+        """Let `step_s` pass, to `now_s`, and begin what comes next."""
+        waited, beside = self.calls
+        self.left_s -= step_s * speed.get(waited, 1.0)
+        self.beside_left_s -= step_s * speed.get(beside, 1.0)
+        while self.beside and self.beside_left_s <= LEAST_S:
+            self.beside.pop(0)
+            self.beside_left_s = self.beside[0].seconds if self.beside else 0.0
+        while self.left_s <= LEAST_S:
+            if self.position >= 0 and self.actions[self.position].drains and self.beside:
+                return
+            self._next(now_s)
+
+    def _next(self, now_s: float) -> None:
+        self.position += 1
+        if self.position == len(self.actions):
+            if self.began_s >= self.counts_from_s:
+                self.took_s.append(now_s - self.began_s)
+            self.position = 0
+        if self.position == 0:
+            self.began_s = now_s
+        action = self.actions[self.position]
+        self.left_s = 0.0 if action.beside else action.seconds
+        if action.beside:
+            if not self.beside:
+                self.beside_left_s = action.seconds
+            self.beside.append(action)
+
+
+def place_jobs(workloads: Sequence[LayerWorkload], fabric: Fabric, placement: str = "packed") -> list[PlacedJob]:
+    """Jobs on a fabric, whole servers each.
+
+    Raises:
+        InputError: there is no such placement, a job does not fill servers, or all need more than there are.
+    """
+    if placement not in PLACEMENTS:
+        raise InputError(f"there is no placement {placement!r}", f"known: {', '.join(PLACEMENTS)}")
+    servers = [np.flatnonzero(fabric.server[: fabric.num_gpus] == s) for s in range(fabric.num_servers)]
+    size = len(servers[0])
+    needed = [job.num_gpus // size for job in workloads]
+    for job in workloads:
+        if job.num_gpus % size:
+            raise InputError(f"{job.name} is for {job.num_gpus} GPUs, which do not fill servers of {size}")
+    if sum(needed) > len(servers):
+        raise InputError(
+            f"the jobs need {sum(needed)} servers; {fabric.name} has {len(servers)}", "take a larger topology"
+        )
+    if placement == "packed":
+        owner = np.repeat(np.arange(len(needed)), needed)
+    else:
+        turns = np.concatenate([np.arange(count) for count in needed])
+        owner = np.repeat(np.arange(len(needed)), needed)[np.argsort(turns, kind="stable")]
+    return [
+        PlacedJob(job, np.concatenate([servers[s] for s in np.flatnonzero(owner == index)]).astype(np.int32))
+        for index, job in enumerate(workloads)
+    ]
+
+
+def run_jobs(
+    jobs: Sequence[PlacedJob], fabric: Fabric, settings: NetworkSettings, num_iterations: int = 10
+) -> list[SharedJob]:
+    """Run every job over and over until each has ended `num_iterations` iterations beside the others.
+
+    Forward and input-gradient collectives block, those of weight gradients queue beside what follows, as in
+    `layer_run.run_layers`; a pipeline's transfers and idle time follow the iteration.
+
+    Raises:
+        InputError: a job's groups do not spread evenly over servers or are not connected, or it does nothing.
+    """
+    if settings.compat is not None:
+        raise InputError("SimAI runs one job at a time", "leave --compat out, or give one workload")
+    wire = _Wire(fabric, settings)
+    programs = [wire.program(job) for job in jobs]
+    alone = [_together([program], [0.0], wire, 1)[0][0] for program in programs]
+    begins = [seconds * (index * PHASE % 1.0) for index, seconds in enumerate(alone)]
+    shared = _together(programs, begins, wire, num_iterations)
+    return [
+        SharedJob(job.workload, job.gpus, alone_s, float(np.mean(took)), max(took), len(took))
+        for job, alone_s, took in zip(jobs, alone, shared, strict=True)
+    ]
+
+
+def _together(
+    programs: Sequence[Sequence[Action]], begins: Sequence[float], wire: _Wire, num_iterations: int
+) -> list[list[float]]:
+    """Seconds of every job's iterations until the last has ended as many as are asked for."""
+    jobs = [_Running(program, begin, max(begins)) for program, begin in zip(programs, begins, strict=True)]
+    now_s = step_s = 0.0
+    speed: dict[int | None, float] = {}
+    while min(len(job.took_s) for job in jobs) < num_iterations:
+        for job in jobs:
+            job.advance(step_s, speed, now_s)
+        speed = wire.speeds(frozenset(call for job in jobs for call in job.calls if call is not None))
+        step_s = min(job.seconds_to_go(speed) for job in jobs)
+        now_s += step_s
+    return [job.took_s for job in jobs]
+
+
+@dataclass
+class _Wire:
+    """What is on the wire: every collective's connections, and how fast those that meet get on."""
+
+    fabric: Fabric
+    settings: NetworkSettings
+    paths: list[Paths] = field(default_factory=list)
+    """Of each collective that leaves a server."""
+    alone: list[float] = field(default_factory=list)
+    """Bytes per second of its slowest connection."""
+    known: dict[frozenset[int], dict[int | None, float]] = field(default_factory=dict)
+
+    def program(self, job: PlacedJob) -> list[Action]:
+        """A job's iteration as actions."""
+        workload, found = job.workload, list[Action]()
+        timed: dict[Communication, Action] = {}
+
+        def add(phase: Phase, beside: bool = False) -> None:
+            found.append(Action(phase.compute_s))
+            call = phase.communication
+            if call is not None:
+                if call not in timed:
+                    timed[call] = self._timed(call.op, call.size_bytes, job.gpus[groups_of(workload, call.group)])
+                found.append(replace(timed[call], beside=beside))
+
+        for layer in workload.layers:
+            add(layer.forward)
+        for layer in reversed(workload.layers):
+            add(layer.input_gradient)
+            add(layer.weight_gradient, beside=True)
+        found.append(Action(0.0, drains=True))
+        if workload.pp > 1:
+            busy = sum(action.seconds for action in found if not action.beside)
+            if workload.pp_bytes:
+                stride = workload.num_gpus // workload.pp
+                pairs = np.column_stack([job.gpus[:-stride], job.gpus[stride:]])
+                send = self._timed("send_recv", workload.pp_bytes, pairs)
+                count = 2 * workload.num_micro_batches * workload.vpp
+                found.append(replace(send, seconds=count * send.seconds))
+            found.append(Action(busy * (workload.pp - 1) / (workload.num_micro_batches * workload.vpp)))
+        if sum(action.seconds for action in found) <= LEAST_S:
+            raise InputError(f"{workload.name}: an iteration of it takes no time", "give computations or collectives")
+        return found
+
+    def _timed(self, op: str, size_bytes: int, groups: NDArray[np.int32]) -> Action:
+        seconds = groups_seconds(self.fabric, op, size_bytes, groups, self.settings)
+        if seconds == 0.0 or place_of(self.fabric, groups[0]).num_servers == 1:
+            return Action(seconds)
+        self.paths.append(find_paths(self.fabric, self._connections(op, groups), self.settings))
+        number = len(self.paths) - 1
+        self.alone.append(self._slowest([number])[number])
+        return Action(seconds, number)
+
+    def _connections(self, op: str, groups: NDArray[np.int32]) -> Flows:
+        """Who sends to whom all the time while a collective runs."""
+        if op in RING_ROUNDS:
+            servers = place_of(self.fabric, groups[0]).num_servers
+            order = np.concatenate([nccl_rings(each, servers).order for each in groups])
+            source, destination = order.ravel(), np.roll(order, -1, axis=1).ravel()
+            channel = np.repeat(np.arange(order.shape[0], dtype=np.int32), order.shape[1])
+        elif op == "send_recv":
+            source, destination = groups.T
+            channel = np.zeros(len(source), np.int32)
+        else:
+            n = groups.shape[1]
+            one, other = np.nonzero(~np.eye(n, dtype=bool))
+            source, destination = groups[:, one].ravel(), groups[:, other].ravel()
+            channel = np.zeros(len(source), np.int32)
+        return flows_of(source, destination, 1, connection=channel)
+
+    def speeds(self, calls: frozenset[int]) -> dict[int | None, float]:
+        """Collective -> how fast it gets on beside the others, against alone."""
+        if calls not in self.known:
+            slowest = self._slowest(sorted(calls)) if len(calls) > 1 else {}
+            self.known[calls] = {call: rate / self.alone[call] for call, rate in slowest.items()}
+        return self.known[calls]
+
+    def _slowest(self, calls: Sequence[int]) -> dict[int, float]:
+        """Collective -> bytes per second of its slowest connection while these are on the wire."""
+        paths = [self.paths[call] for call in calls]
+        capacity = np.repeat(data_bytes_per_s(self.fabric, self.settings), 2)
+        rates = max_min_rates(paths, capacity)
+        return {call: float(rate.min()) for call, rate in zip(calls, rates, strict=True)}
+
+
+def max_min_rates(paths: Sequence[Paths], capacity: NDArray[np.float64]) -> list[NDArray[np.float64]]:
+    """Max-min fair rates of connections that always have something to send, by progressive filling.
+
+    Args:
+        paths: sets of connections, each with its path.
+        capacity: (num_links,) bytes per second of every directed link.
+
+    Returns:
+        For each set the rates of its connections, in bytes per second.
+
+    Source: Bertsekas and Gallager, "Data Networks", 2nd edition, section 6.5.2.
+    """
+    connection, link, share = [], [], []
+    first = 0
+    for each in paths:
+        length = np.diff(each.pointer)[each.of_flow]
+        hop = np.repeat(each.pointer[:-1][each.of_flow] - np.cumsum(length) + length, length) + np.arange(length.sum())
+        connection.append(first + np.repeat(np.arange(len(length)), length))
+        link.append(each.link[hop])
+        share.append(each.share[hop] if len(each.share) else np.ones(len(hop)))
+        first += len(length)
+    of, on, part = np.concatenate(connection), np.concatenate(link), np.concatenate(share)
+    rate, left, open_ = np.zeros(first), capacity.copy(), np.ones(first, bool)
+    while open_.any():
+        wanted = np.bincount(on, part * open_[of], len(capacity))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            most = np.where(wanted > 0, left / wanted, np.inf)
+        step = most.min()
+        rate[open_] += step
+        left -= step * wanted
+        full = most <= step * (1 + 1e-9)
+        open_[of[full[on] & (part > 0)]] = False
+    return np.split(rate, np.cumsum([len(each.of_flow) for each in paths])[:-1])

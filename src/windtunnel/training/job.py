@@ -1,0 +1,322 @@
+"""A training job: model, batch, how it spreads over devices, number formats, recomputation, overlap and schedule."""
+
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import yaml
+
+from windtunnel.errors import InputError
+from windtunnel.hardware import Device, Node
+from windtunnel.model.precision import Format
+from windtunnel.model.shape import ModelSpec
+from windtunnel.network.settings import ClusterNetwork
+from windtunnel.schema import (
+    Schema,
+    decode,
+    encode,
+    read_table,
+    set_path,
+)
+
+Framework = Literal["megatron", "deepspeed", "fsdp2", "deepseek"]
+
+ScheduleName = Literal["gpipe", "1f1b", "interleaved", "looped_bfs", "zb_h1", "zb_h2", "zb_v", "dualpipe", "dualpipe_v"]
+SCHEDULES: tuple[str, ...] = get_args(ScheduleName)
+V_SCHEDULES = ("zb_v", "dualpipe_v")
+"""Schedules that fold a pipeline of `2 x pp` chunks into a V: device i has chunks i and 2 pp - 1 - i.
+
+`dualpipe` has `pp` chunks and every device holds two of them, i and pp - 1 - i: parameters are there twice.
+"""
+CHUNKED_SCHEDULES = ("interleaved", "looped_bfs")
+"""Schedules that give every device `virtual_stages` chunks of layers."""
+
+ComputeFormat = Literal["fp32", "fp16", "bf16", "fp8", "fp8_current", "fp8_rowwise", "fp8_block", "mxfp8", "nvfp4"]
+
+GEMM_FORMATS: dict[str, Format] = {
+    "fp32": Format.FP32,
+    "fp16": Format.BF16,
+    "bf16": Format.BF16,
+    "fp8": Format.FP8,
+    "fp8_current": Format.FP8,
+    "fp8_rowwise": Format.FP8,
+    "fp8_block": Format.FP8_BLOCK,
+    "mxfp8": Format.FP8,
+    "nvfp4": Format.NVFP4,
+}
+"""Format of a training recipe -> the format whose GEMMs cost the same; fp16 and bf16 share rates and bytes."""
+
+UNITS = {
+    **dict.fromkeys(("fp8", "fp8_current", "fp8_rowwise", "fp8_block"), "fp8"),
+    **dict.fromkeys(("mxfp8", "nvfp4"), "fp4"),
+}
+"""Format of a training recipe -> the rate that devices with its matrix units publish: those that take a scale for each
+32 values (mxfp8) are the ones that have fp4."""
+
+
+class TrainingParallelism(Schema):
+    """How a job spreads over its devices; `None` follows from the others."""
+
+    tp: int = 1
+    sequence_parallel: bool | None = None
+    """Norms, dropouts and residuals split along the sequence over `tp`; None: as the framework does."""
+    cp: int = 1
+    cp_method: Literal["ring", "all_gather", "ulysses"] = "ring"
+    """How context-parallel ranks meet each other's keys: passed round, gathered first, or heads exchanged."""
+    pp: int = 1
+    virtual_stages: int = 1
+    """Chunks of layers on each device (VPP)."""
+    layers_per_stage: tuple[int, ...] | None = None
+    """Layers of each chunk in the order of the forward pass, `pp x virtual_stages` of them; None splits evenly."""
+    dp: int | None = None
+    ep: int = 1
+    experts_tp: int | None = None
+    """Ways that each expert is sharded (expert-TP); None takes 1, or `tp` where `ep` is 1."""
+    experts_dp: int | None = None
+    experts_exchange: Literal["all_to_all", "by_node"] | None = None
+    """How tokens reach experts: each on its own, or once for each node and copied there (DeepEP). None: as the
+    framework does."""
+
+    def __post_init__(self) -> None:
+        for name in ("tp", "cp", "pp", "virtual_stages", "dp", "ep", "experts_tp", "experts_dp"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} is {value}; at least 1 is needed")
+        stages = self.layers_per_stage
+        if stages is not None and min(stages, default=-1) < 0:
+            raise ValueError(f"layers_per_stage is {list(stages)}; no stage has fewer than 0 layers")
+        num_chunks = self.pp * self.virtual_stages
+        if stages is not None and len(stages) != num_chunks:
+            raise ValueError(
+                f"layers_per_stage has {len(stages)} entries; pp x virtual_stages = {self.pp} x {self.virtual_stages} "
+                f"= {num_chunks} are needed"
+            )
+
+
+class Sharding(Schema):
+    """What data-parallel ranks divide among themselves, ZeRO's stages (arXiv:1910.02054), and in which pieces.
+
+    `None` takes the framework's. Sizes count elements, as DeepSpeed's options of these names do.
+    """
+
+    zero: Literal[0, 1, 2, 3] | None = None
+    """1: optimizer state (Megatron's distributed optimizer), 2: gradients too, 3: parameters too (FSDP)."""
+    group: int | None = None
+    """Ranks that share one copy; between groups gradients are all-reduced (HSDP). None: all of them."""
+    reshard_after_forward: bool = True
+    """ZeRO-3: parameters are gathered again for the backward pass."""
+    reduce_bucket_elements: int | None = None
+    """Gradients reduced together; ZeRO-3 outside DeepSpeed reduces layer by layer."""
+    gather_bucket_elements: int | None = None
+    """DeepSpeed's ZeRO-1 and 2: updated parameters gathered together."""
+    prefetch_bucket_elements: int | None = None
+    """DeepSpeed's ZeRO-3: parameters gathered together."""
+    persistence_threshold_elements: int | None = None
+    """DeepSpeed's ZeRO-3: smaller parameters are never sharded."""
+    max_live_elements: int | None = None
+    """DeepSpeed's ZeRO-3: gathered parameters held at once."""
+
+    def __post_init__(self) -> None:
+        for name in ("group", "reduce_bucket_elements", "gather_bucket_elements", "prefetch_bucket_elements"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} is {value}; at least 1 is needed")
+
+
+class TrainingPrecision(Schema):
+    """Number formats. `None` takes the framework's."""
+
+    compute: ComputeFormat = "bf16"
+    """GEMMs of the layers; the head, attention's core and norms stay in 16 bit. `fp8` scales a tensor by what earlier
+    steps saw (delayed scaling), `fp8_current` by what is in it, `fp8_rowwise` each row of it by that."""
+    gradients: Literal["fp32", "bf16"] | None = None
+    """In which micro-batches are summed."""
+    gradient_reduce: Literal["fp32", "bf16"] | None = None
+    """On the wire between data-parallel ranks."""
+    parameter_gather: Literal["fp32", "bf16", "fp8"] | None = None
+    """Parameters on the wire."""
+    master_weights: Literal["fp32", "bf16"] | None = None
+    """The optimizer's own copy; bf16: it updates the parameters themselves."""
+    moments: Literal["fp32", "bf16", "fp8"] = "fp32"
+    """The optimizer's state, per moment."""
+    experts_dispatch: Literal["bf16", "fp8"] | None = None
+    """Tokens on their way to experts in the forward pass."""
+
+
+RecomputedModule = Literal[
+    "core_attention", "norms", "activation", "latent_up_projection", "feed_forward", "experts", "every_second_product"
+]
+"""What selective recomputation can drop; `every_second_product` is what torchtitan calls selective checkpointing."""
+
+
+class Recompute(Schema):
+    """What the backward pass computes again so as not to keep it (arXiv:2205.05198, section 5)."""
+
+    granularity: Literal["none", "selective", "full"] = "none"
+    modules: tuple[RecomputedModule, ...] | None = None
+    """Of selective recomputation; None takes `core_attention`. Flash attention recomputes its scores anyhow; naming it
+    then costs nothing more than its forward pass."""
+    num_layers: int | None = None
+    """Layers of each chunk that are fully recomputed; None: all."""
+    distribute: bool = False
+    """Full: kept layer inputs are split over tensor-parallel ranks and gathered again."""
+
+    def __post_init__(self) -> None:
+        if self.num_layers is not None and self.num_layers < 0:
+            raise ValueError(f"num_layers is {self.num_layers}; at least 0 is needed")
+
+
+class Overlap(Schema):
+    """What runs beside computation. `None` takes the framework's."""
+
+    gradient_reduce: bool | None = None
+    parameter_gather: bool | None = None
+    tensor_parallel: bool | None = None
+    """GEMMs cut into pieces that travel while others compute (Transformer Engine's userbuffers, async TP)."""
+    tensor_gradient: bool | None = None
+    """Tensor-parallel collectives of the backward pass beside the weights' gradients (Megatron-LM from 2022 on)."""
+    pipeline: bool | None = None
+    experts: bool | None = None
+    """Dispatch and combine beside another micro-batch's computation (DualPipe, Megatron's 1F1B A2A overlap)."""
+
+
+class Kernels(Schema):
+    """Which kernels compute what is not a GEMM. `None` takes the framework's."""
+
+    attention: Literal["flash", "flash2", "unfused"] | None = None
+    """`flash`: the kernels that were measured on the device (cuDNN's, FlashAttention-3). `flash2`: FlashAttention-2,
+    which PyTorch calls itself and which is slower on Hopper. `unfused` keeps the scores in memory (before 2022)."""
+    fused: bool | None = None
+    """Norms, activations, rope, residuals, loss each in one pass (Transformer Engine, torch.compile); else one kernel
+    for each operation, as eager PyTorch."""
+
+
+class Lora(Schema):
+    """Adapters beside frozen linear layers (arXiv:2106.09685)."""
+
+    rank: int = 16
+    all_linear: bool = True
+    """Adapters at every linear layer; else at those of attention only."""
+
+    def __post_init__(self) -> None:
+        if self.rank < 1:
+            raise ValueError(f"rank is {self.rank}; at least 1 is needed")
+
+
+class Faults(Schema):
+    """What interrupts a run, and what an interruption costs; the goodput follows (Young 1974, Daly 2006)."""
+
+    device_mtbf_s: float | None = None
+    """Mean time between failures of one device with its share of host and network; None: nothing fails."""
+    restart_s: float = 600.0
+    """From a failure to the first new step, without the lost work."""
+    checkpoint_interval_s: float | None = None
+    """None takes Young's optimum."""
+    checkpoint_bytes_per_s: float | None = None
+    """Storage bandwidth of the whole job; None: checkpoints cost nothing."""
+    checkpoint_blocks: bool = True
+    """False: written beside training; only failures lose work."""
+    straggler_fraction: float = 0.0
+    """Standard deviation of devices' speed, relative; every step waits for the slowest."""
+
+    def __post_init__(self) -> None:
+        for name in ("device_mtbf_s", "checkpoint_interval_s", "checkpoint_bytes_per_s"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise ValueError(f"{name} is {value}; more than 0 is needed")
+        if self.restart_s < 0 or not 0 <= self.straggler_fraction < 1:
+            raise ValueError("restart_s is at least 0 and straggler_fraction from 0 to below 1")
+
+
+class TrainingJob(Schema):
+    """One training run, as a person writes it down."""
+
+    model: str | ModelSpec
+    """A catalog name, the path of a config.json, or a model written out."""
+    device: str | Device
+    """A catalog name, a YAML file, or a device written out; the node likewise."""
+    sequence_tokens: int
+    global_batch: int
+    """Sequences of one optimizer step."""
+    node: str | Node | None = None
+    """None takes the usual node of the device."""
+    num_devices: int | None = None
+    """None: tp x cp x pp x dp."""
+    micro_batch: int = 1
+    """Sequences that a rank computes at once."""
+    num_microbatches: int | None = None
+    """Gradient accumulation: micro-batches of one rank in a step; None follows from the batch."""
+    parallelism: TrainingParallelism = TrainingParallelism()
+    sharding: Sharding = Sharding()
+    precision: TrainingPrecision = TrainingPrecision()
+    recompute: Recompute = Recompute()
+    lora: Lora | None = None
+    """Low-rank adapters are trained and nothing else."""
+    optimizer: Literal["adam", "sgd_momentum", "sgd", "adafactor", "muon"] = "adam"
+    overlap: Overlap = Overlap()
+    kernels: Kernels = Kernels()
+    schedule: ScheduleName | None = None
+    """None: `1f1b`, or `interleaved` with virtual stages."""
+    framework: Framework = "megatron"
+    dropout: bool = False
+    """Masks are kept; GPT-3 and its contemporaries."""
+    learned_positions: bool = False
+    """A position embedding of `sequence_tokens` rows (GPT-2, GPT-3)."""
+    document_tokens: int | None = None
+    """Mean length of the documents that sequences are packed from, where attention does not cross from one to the next;
+    None: a sequence is one document."""
+    total_tokens: float | None = None
+    """Of the whole run; gives its duration, energy and price."""
+    faults: Faults = Faults()
+    network: ClusterNetwork | None = None
+    """Between the nodes; None takes closed forms over their published links."""
+    price_usd_per_hour: float | None = None
+    """Of one device; None takes the catalog's list price."""
+
+    def __post_init__(self) -> None:
+        batch = ("global_batch", "micro_batch", "num_microbatches")
+        for name in ("num_devices", "sequence_tokens", "document_tokens", *batch):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} is {value}; at least 1 is needed")
+        if self.total_tokens is not None and self.total_tokens <= 0:
+            raise ValueError(f"total_tokens is {self.total_tokens}; more than 0 is needed")
+
+
+def load(path: Path | str, overrides: dict[str, Any] | None = None) -> TrainingJob:
+    """The job in a YAML or JSON file; `overrides` as `--set` gives them: dotted path -> value.
+
+    Raises:
+        InputError: the file is missing or wrong, or an override names no field.
+    """
+    return job_of(Path(path), overrides or {})
+
+
+def job_of(path: Path | None, overrides: dict[str, Any]) -> TrainingJob:
+    """The job in a file, if there is one, with every override over it.
+
+    Raises:
+        InputError: the file is missing or wrong, or what a job needs is given by neither.
+    """
+    raw = read_table(path, "a training job", "see docs/guides/first-training-job.md") if path is not None else {}
+    for dotted, value in overrides.items():
+        set_path(raw, dotted, value)
+    if path is not None and "deployment" in raw:
+        raise InputError(f"{path} describes a deployment, not a training job", "give it to windtunnel simulate")
+    for name, what in _NEEDED.items():
+        if raw.get(name) is None:
+            raise InputError(f"{name} is missing: {what}", f"give --{name.replace('_', '-')}, or a job file")
+    return decode(raw, TrainingJob, str(path) if path is not None else "")
+
+
+_NEEDED = {
+    "model": "a model of the catalog (`windtunnel catalog models`)",
+    "device": "a device of the catalog (`windtunnel catalog devices`)",
+    "sequence_tokens": "tokens of one sequence",
+    "global_batch": "sequences of one optimizer step",
+}
+
+
+def save(job: TrainingJob, path: Path | str) -> None:
+    """Write `job` as YAML; loading it gives an equal one."""
+    text = yaml.safe_dump(encode(job), sort_keys=False, width=120)
+    Path(path).write_text(text, encoding="utf-8")

@@ -1,0 +1,258 @@
+"""Attention as parts of a training layer: projections, the core by its kernel, and what context parallelism sends.
+
+Sources: arXiv:2310.01889 for ring attention, arXiv:2407.21783 for gathered keys, arXiv:2309.14509 for Ulysses.
+"""
+
+from collections.abc import Iterator
+
+from windtunnel.model import operators as ops
+from windtunnel.model.precision import Format
+from windtunnel.model.shape import (
+    GatedDeltaAttention,
+    GroupedQueryAttention,
+    LatentAttention,
+    LayerGroup,
+)
+from windtunnel.training.layers.part import (
+    Part,
+    Task,
+    enter_tensor_parallel,
+    leave_tensor_parallel,
+    linear,
+    pointwise,
+)
+from windtunnel.training.layers.rank import BF16_BYTES, Group, Rank
+
+ATTENTION_BACKWARD_FLOPS = 2.5
+"""Backward FLOPs of attention's core against forward: five products for two (arXiv:2307.08691, section 3.2)."""
+
+ATTENTION_BACKWARD_EFFICIENCY = 0.86
+"""Rate of flash attention's backward kernel against its forward one: 63% for 73% of an A100's peak (arXiv:2307.08691,
+section 1), 550 for 640 TFLOP/s on an H100, causal, 16k tokens (arXiv:2407.08608, figures 5 and 6)."""
+
+FLASH2_SLOWDOWN = {"hopper": 1.75}
+"""Time of FlashAttention-2 against FlashAttention-3, by architecture: 1.5 to 2.0 on H100 (arXiv:2407.08608, abstract).
+On others it is what was measured, or nothing was published."""
+
+UNALIGNED_SLOWDOWN = 4.0
+"""Batched products of 16-bit values whose head size is no multiple of 8 (16 bytes): the tensor cores' rate against that
+of the CUDA cores, 312 and 78 TFLOP/s on an A100."""
+
+
+def attention_parts(rank: Rank, group: LayerGroup) -> Iterator[Part]:
+    """A layer's attention, whichever it is, in the order of the forward pass."""
+    attention = group.attention
+    if isinstance(attention, GroupedQueryAttention):
+        yield from _grouped_query_parts(rank, attention)
+    elif isinstance(attention, LatentAttention):
+        yield from _latent_parts(rank, attention)
+    else:
+        yield from _gated_delta_parts(rank, attention)
+
+
+def _grouped_query_parts(rank: Rank, attention: GroupedQueryAttention) -> Iterator[Part]:
+    tp, tokens = rank.tp, rank.tokens
+    query = attention.query_size // tp
+    kv = max(attention.num_kv_heads // tp, 1) * attention.head_dim
+    gate = query if attention.output_gate else 0
+    input_bytes = rank.rows * rank.width * rank.kept_input_bytes
+    yield from enter_tensor_parallel(rank, "qkv_proj", rank.width)
+    yield linear(rank, "qkv_proj", tokens, query + gate + 2 * kv, rank.width, kept_bytes=input_bytes)
+    if attention.qk_norm:
+        moved = (query + kv) * BF16_BYTES * rank.passes
+        yield pointwise("qk_norm", tokens, 2 * moved, 3 * moved, tokens * (query + kv) * BF16_BYTES, "norms")
+    if not rank.setup.job.learned_positions:
+        rotated = 2 * (query + kv) * BF16_BYTES * rank.passes
+        yield pointwise("rope", tokens, rotated, rotated)
+    yield from _core_parts(rank, attention)
+    if gate:
+        yield pointwise("attention_gate", tokens, 3 * query * BF16_BYTES, 5 * query * BF16_BYTES)
+    yield linear(rank, "o_proj", tokens, rank.width, query)
+    yield from leave_tensor_parallel(rank, "o_proj", rank.width)
+
+
+def _core_parts(rank: Rank, attention: GroupedQueryAttention) -> Iterator[Part]:
+    """Attention's core and what context parallelism sends around it."""
+    heads = attention.num_heads // rank.tp
+    kv_heads = max(attention.num_kv_heads // rank.tp, 1)
+    kept = rank.tokens * (heads + 2 * kv_heads) * attention.head_dim * BF16_BYTES
+    yield from _context_parts(rank, 2 * kv_heads * attention.head_dim, heads * attention.head_dim)
+    if rank.setup.job.kernels.attention == "unfused":
+        yield from _unfused_core(rank, heads, attention.head_dim, kept)
+        return
+    core = ops.PrefillAttention(
+        *rank.documents,
+        heads,
+        kv_heads,
+        attention.head_dim,
+        attention.window_tokens if _is_narrower(attention, rank) else 0,  # type: ignore[arg-type]
+    )
+    yield _flash_part(rank, core, kept + rank.tokens * heads * 4.0)
+
+
+def _is_narrower(attention: GroupedQueryAttention, rank: Rank) -> bool:
+    return attention.window_tokens is not None and attention.window_tokens < rank.documents[1]
+
+
+def _flash_part(rank: Rank, core: ops.PrefillAttention | ops.LatentPrefillAttention, kept_bytes: float) -> Part:
+    is_older = rank.setup.job.kernels.attention == "flash2"
+    slower = FLASH2_SLOWDOWN.get(rank.setup.device.architecture, 1.0) if is_older else 1.0
+    backward = Task(
+        "attention_gradient",
+        core,
+        slower * ATTENTION_BACKWARD_FLOPS / ATTENTION_BACKWARD_EFFICIENCY,
+        flops_factor=ATTENTION_BACKWARD_FLOPS,
+    )
+    forward = Task("attention", core, slower)
+    return Part("attention", (forward,), (backward,), kept_bytes=kept_bytes, module="core_attention")
+
+
+def _unfused_core(rank: Rank, heads: int, head_dim: int, qkv_bytes: float) -> Iterator[Part]:
+    """Scores, softmax, dropout and the weighted sum as kernels of their own, without skipping masked pairs.
+
+    Each head's product is priced as one tall GEMM of the same FLOPs and output.
+    """
+    job, cp = rank.setup.job, rank.setup.degrees.cp
+    keys = job.sequence_tokens
+    rows = job.micro_batch * heads * keys / cp
+    masks = 1.0 if job.dropout else 0.0
+    scores = ops.Gemm(rows, keys, head_dim)
+    values = ops.Gemm(rows, head_dim, keys)
+    slower = UNALIGNED_SLOWDOWN if head_dim % 8 else 1.0
+    yield Part(
+        "attention_scores",
+        (Task("attention_scores", scores, slower),),
+        (Task("attention_scores_gradient", values, 2.0 * slower, flops_factor=2.0),),
+        kept_bytes=qkv_bytes,
+        module=None,
+    )
+    # Scale, mask and softmax in one kernel; dropout reads, writes and keeps a mask (arXiv:2205.05198, section 4.1:
+    # 5 a s bytes for each token).
+    yield pointwise(
+        "softmax",
+        rows,
+        keys * (2 * BF16_BYTES + masks * (2 * BF16_BYTES + 1)),
+        keys * (3 * BF16_BYTES + masks * (2 * BF16_BYTES + 1)),
+        rows * keys * (BF16_BYTES + masks * (1 + BF16_BYTES)),
+        "core_attention",
+    )
+    yield Part(
+        "attention_values",
+        (Task("attention_values", values, slower),),
+        (
+            Task("attention_values_gradient", scores, slower),
+            Task("attention_keys_gradient", values, slower),
+        ),
+        module="core_attention",
+    )
+
+
+def _context_parts(rank: Rank, kv_width: int, query_width: int) -> Iterator[Part]:
+    """What context-parallel ranks send each other around attention's core.
+
+    ring: keys and values pass round beside the core (arXiv:2310.01889), with their gradients on the way back; gather:
+    all keys first (Llama 3, arXiv:2407.21783, section 3.3.2); ulysses: heads for sequence, four times
+    (arXiv:2309.14509).
+    """
+    cp = rank.setup.degrees.cp
+    if cp == 1:
+        return
+    held = rank.tokens * kv_width * BF16_BYTES
+    method = rank.setup.job.parallelism.cp_method
+    if method == "ring":
+        send = rank.collective(Group.CONTEXT, "send_recv", held)
+        forward = Task("context_send_recv", send, cp - 1.0, Group.CONTEXT, "attention")
+        backward = Task("context_send_recv_gradient", send, 2 * (cp - 1.0), Group.CONTEXT, "attention_gradient")
+        yield Part("context_ring", (forward,), (backward,))
+    elif method == "all_gather":
+        gather = rank.collective(Group.CONTEXT, "all_gather", held * cp)
+        scatter = rank.collective(Group.CONTEXT, "reduce_scatter", held * cp)
+        yield Part(
+            "context_gather",
+            (Task("context_all_gather", gather, 1.0, Group.CONTEXT),),
+            (
+                Task("context_all_gather", gather, 1.0, Group.CONTEXT),
+                Task("context_reduce_scatter", scatter, 1.0, Group.CONTEXT),
+            ),
+        )
+    else:
+        exchange = rank.collective(Group.CONTEXT, "all_to_all", rank.tokens * (kv_width + query_width) * BF16_BYTES)
+        give_back = rank.collective(Group.CONTEXT, "all_to_all", rank.tokens * query_width * BF16_BYTES)
+        both = (
+            Task("context_all_to_all", exchange, 1.0, Group.CONTEXT),
+            Task("context_all_to_all_back", give_back, 1.0, Group.CONTEXT),
+        )
+        yield Part("context_exchange", both, both)
+
+
+def _latent_parts(rank: Rank, attention: LatentAttention) -> Iterator[Part]:
+    tp, tokens, width = rank.tp, rank.tokens, rank.width
+    heads = attention.num_heads // tp
+    query_head = attention.qk_nope_head_dim + attention.qk_rope_head_dim
+    latent = attention.kv_lora_rank + attention.qk_rope_head_dim
+    rank_q = attention.q_lora_rank
+    input_bytes = rank.rows * width * rank.kept_input_bytes
+    # The down-projections are whole on every tensor-parallel rank and work on its part of the sequence.
+    if rank_q is None:
+        yield from enter_tensor_parallel(rank, "q_proj", width)
+        yield linear(rank, "q_proj", tokens, heads * query_head, width, kept_bytes=input_bytes)
+        yield linear(rank, "kv_a_proj", rank.rows, latent, width, kept_bytes=0.0)
+        normed = attention.kv_lora_rank
+    else:
+        yield linear(rank, "q_kv_a_proj", rank.rows, rank_q + latent, width, kept_bytes=input_bytes)
+        normed = rank_q + attention.kv_lora_rank
+    moved = normed * BF16_BYTES * rank.passes
+    yield pointwise("latent_norm", rank.rows, 2 * moved, 3 * moved, rank.rows * normed * BF16_BYTES, "norms")
+    if rank_q is not None:
+        yield from enter_tensor_parallel(rank, "q_b_proj", rank_q)
+        yield linear(rank, "q_b_proj", tokens, heads * query_head, rank_q, module="latent_up_projection")
+    yield from enter_tensor_parallel(rank, "kv_b_proj", latent)
+    up = heads * (attention.qk_nope_head_dim + attention.v_head_dim)
+    yield linear(rank, "kv_b_proj", tokens, up, attention.kv_lora_rank, module="latent_up_projection")
+    # Rotated halves are concatenated with the others, for queries and keys of every head.
+    rotated = 2 * 2 * heads * query_head * BF16_BYTES
+    yield pointwise("rope", tokens, rotated, rotated)
+    kept = tokens * heads * (2 * query_head + attention.v_head_dim) * BF16_BYTES
+    yield from _context_parts(rank, heads * (query_head + attention.v_head_dim), heads * query_head)
+    core = ops.LatentPrefillAttention(
+        *rank.documents,
+        heads,
+        query_head,
+        attention.v_head_dim,
+    )
+    yield _flash_part(rank, core, kept + tokens * heads * 4.0)
+    yield linear(rank, "o_proj", tokens, width, heads * attention.v_head_dim)
+    yield from leave_tensor_parallel(rank, "o_proj", width)
+
+
+def _gated_delta_parts(rank: Rank, attention: GatedDeltaAttention) -> Iterator[Part]:
+    tp, tokens, width = rank.tp, rank.tokens, rank.width
+    keys = attention.num_key_heads * attention.key_head_dim // tp
+    heads = attention.num_value_heads // tp
+    values = heads * attention.value_head_dim
+    projected = 2 * keys + 2 * values
+    yield from enter_tensor_parallel(rank, "qkvz_proj", width)
+    input_bytes = rank.rows * width * rank.kept_input_bytes
+    yield linear(rank, "qkvz_proj", tokens, projected, width, kept_bytes=input_bytes)
+    yield linear(rank, "ba_proj", tokens, 2 * heads, width, Format.BF16, kept_bytes=0.0)
+    core = ops.GatedDelta(
+        batch=rank.setup.job.micro_batch / rank.setup.degrees.cp,
+        num_tokens=rank.setup.job.sequence_tokens,
+        num_key_heads=max(attention.num_key_heads // tp, 1),
+        num_value_heads=heads,
+        key_head_dim=attention.key_head_dim,
+        value_head_dim=attention.value_head_dim,
+        conv_kernel_size=attention.conv_kernel_size,
+        hidden_size=width,
+    )
+    yield Part(
+        "gated_delta",
+        (Task("gated_delta", core),),
+        (Task("gated_delta_gradient", core, 2.0, flops_factor=2.0),),
+        kept_bytes=tokens * projected * BF16_BYTES,
+        module="core_attention",
+    )
+    moved = values * BF16_BYTES
+    yield pointwise("gated_norm", tokens, 3 * moved, 5 * moved, tokens * 2 * moved, "norms")
+    yield linear(rank, "o_proj", tokens, width, values)
+    yield from leave_tensor_parallel(rank, "o_proj", width)

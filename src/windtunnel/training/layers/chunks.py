@@ -1,0 +1,153 @@
+"""Which layers a pipeline device runs together, and how many parameters each of its ranks holds of them."""
+
+from dataclasses import dataclass
+
+from windtunnel.model.parameters import (
+    attention_parameters,
+    dense_parameters,
+    expert_parameters,
+    inner_norm_parameters,
+    router_parameters,
+    shared_expert_parameters,
+)
+from windtunnel.model.shape import (
+    DenseFeedForward,
+    GroupedQueryAttention,
+    LatentAttention,
+    LayerGroup,
+)
+from windtunnel.training.job import V_SCHEDULES
+from windtunnel.training.layers.rank import Rank
+from windtunnel.training.setup import TrainingSetup
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Numbers of parameters on one rank."""
+
+    dense: float = 0.0
+    experts: float = 0.0
+
+    def __add__(self, other: "Parameters") -> "Parameters":
+        return Parameters(self.dense + other.dense, self.experts + other.experts)
+
+    def __mul__(self, count: float) -> "Parameters":
+        return Parameters(self.dense * count, self.experts * count)
+
+    @property
+    def total(self) -> float:
+        return self.dense + self.experts
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Neighbouring layers that one device runs together. `layers` are groups with how many of each it holds."""
+
+    index: int
+    """In the order of the forward pass."""
+    stage: int
+    """The device of the pipeline that holds it."""
+    layers: tuple[tuple[LayerGroup, float], ...]
+    has_embedding: bool
+    has_head: bool
+
+    @property
+    def num_layers(self) -> float:
+        return sum(count for _, count in self.layers)
+
+    @property
+    def shape(self) -> tuple[object, ...]:
+        """What decides a chunk's work: equal chunks of a pipeline are priced once."""
+        return (self.layers, self.has_embedding, self.has_head)
+
+
+def chunks(setup: TrainingSetup) -> tuple[Chunk, ...]:
+    """Every chunk of the pipeline, in the order of the forward pass.
+
+    Groups of layers that differ in their feed-forward come one after the other, as the model lists them (DeepSeek's
+    dense layers first); groups that differ in attention alone alternate, so that every chunk has its share.
+    """
+    known = setup.degrees
+    runs: list[tuple[float, list[LayerGroup]]] = []
+    for group in setup.model.layers:
+        if runs and runs[-1][1][0].feed_forward == group.feed_forward:
+            runs[-1] = (runs[-1][0] + group.num_layers, [*runs[-1][1], group])
+        else:
+            runs.append((float(group.num_layers), [group]))
+    found = []
+    for index, wanted in enumerate(setup.layers_per_chunk):
+        held: list[tuple[LayerGroup, float]] = []
+        left = float(wanted)
+        while left > 0:
+            num_layers, groups = runs[0]
+            taken = min(left, num_layers)
+            total = sum(group.num_layers for group in groups)
+            held += [(group, taken * group.num_layers / total) for group in groups]
+            left -= taken
+            if taken == num_layers:
+                runs.pop(0)
+            else:
+                runs[0] = (num_layers - taken, groups)
+        last = index == known.num_chunks - 1
+        found.append(Chunk(index, stage_of(setup, index), tuple(held), index == 0, last))
+    return tuple(found)
+
+
+def stage_of(setup: TrainingSetup, chunk: int) -> int:
+    """The device of the pipeline that holds a chunk (of DualPipe's two, the one whose direction is forward)."""
+    pp = setup.degrees.pp
+    if setup.job.schedule in V_SCHEDULES:
+        return chunk if chunk < pp else 2 * pp - 1 - chunk
+    return chunk % pp
+
+
+def trained(rank: Rank, held: Parameters) -> Parameters:
+    """Of the parameters that a rank holds, those that are trained.
+
+    Adapters of rank r beside an `[h, n]` matrix have r (h + n); counted as 2 r / h of every dense matrix.
+    """
+    lora = rank.setup.job.lora
+    return held if lora is None else Parameters(held.dense * 2.0 * lora.rank / rank.width, 0.0)
+
+
+def layer_parameters(rank: Rank, group: LayerGroup) -> Parameters:
+    """Parameters of one layer on one rank; norms, routers and latent down-projections are on every tensor rank."""
+    tp, width = rank.tp, rank.width
+    attention = group.attention
+    total = float(attention_parameters(attention, width))
+    repeated, copies = 0.0, 1.0
+    if isinstance(attention, LatentAttention):
+        repeated = width * ((attention.q_lora_rank or 0) + attention.kv_lora_rank + attention.qk_rope_head_dim)
+        copies = tp
+    elif isinstance(attention, GroupedQueryAttention):
+        repeated, copies = 2.0 * width * attention.kv_size, max(tp / attention.num_kv_heads, 1.0)
+    dense = (total - repeated + repeated * copies) / tp
+    dense += group.num_norms * width * (2 if rank.setup.model.norm_bias else 1) + inner_norm_parameters(attention)
+    feed_forward = group.feed_forward
+    if isinstance(feed_forward, DenseFeedForward):
+        return Parameters(dense + dense_parameters(feed_forward, width) / tp)
+    known = rank.setup.degrees
+    routed = feed_forward.num_experts * expert_parameters(feed_forward, width) / (known.ep * known.experts_tp)
+    dense += shared_expert_parameters(feed_forward, width) / tp + router_parameters(feed_forward, width)
+    return Parameters(dense, routed)
+
+
+def chunk_parameters(rank: Rank, chunk: Chunk) -> Parameters:
+    """Parameters of a chunk on one rank: its layers, the embedding and the head where it has them.
+
+    A tied head on another device than the embedding is a copy of it.
+    """
+    model = rank.setup.model
+    table = -(-model.vocab_size // rank.tp) * model.hidden_size
+    found = Parameters()
+    for group, count in chunk.layers:
+        found = found + layer_parameters(rank, group) * count
+    if chunk.has_embedding:
+        job = rank.setup.job
+        positions = model.learned_positions or (job.sequence_tokens if job.learned_positions else 0)
+        found = found + Parameters(float(table + positions * model.hidden_size))
+    if chunk.has_head:
+        norm = model.hidden_size * (2 if model.norm_bias else 1)
+        own = not model.tie_word_embeddings or rank.setup.degrees.pp > 1
+        found = found + Parameters(float(norm + (table if own else 0)))
+    return found

@@ -1,0 +1,247 @@
+"""What layers are made of: tasks, parts that know their backward pass and what they keep, and the parts of every layer.
+
+Sources: arXiv:2104.04473 for tensor parallelism, arXiv:2205.05198 for sequence parallelism and kept activations.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from windtunnel.model import operators as ops
+from windtunnel.model.precision import ACTIVATION_BITS, Format
+from windtunnel.training.layers.rank import (
+    BF16_BYTES,
+    WIRE_BYTES,
+    Group,
+    Rank,
+)
+
+SCALING_BYTES = {"fp8_current": 2.0, "fp8_rowwise": 17.0}
+"""Bytes that finding its scale moves for each value of a tensor. Of a whole tensor: one read. Of rows and, for the
+transposed copy, of columns: what made a layer of Llama 3 8B 4.3 ms slower than that on an H100 of 2.4 TB/s with torchao
+(6,412 and 7,186 tokens/s, pytorch/torchtitan commit 7a04053; 570 million values a layer)."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """An operator at its place in a layer. One rank's, for one micro-batch."""
+
+    name: str
+    op: ops.Op
+    count: float = 1.0
+    group: Group | None = None
+    """Of a collective; None: computation."""
+    beside: str | None = None
+    """The computation, by name, that a collective runs next to; None: everything waits for it."""
+    pieces: int = 1
+    """Pieces in which the collective and that computation are cut (1: whole, with nothing depending on it)."""
+    flops_factor: float = 1.0
+    """FLOPs against `op.flops`, where `count` stands for time only."""
+
+    @property
+    def flops(self) -> float:
+        return float(self.op.flops) * self.flops_factor
+
+    @property
+    def wire_bytes(self) -> float:
+        """Bytes that one rank sends."""
+        return float(self.op.num_bytes) * self.count if self.group else 0.0
+
+
+@dataclass(frozen=True)
+class Part:
+    """A piece of a layer: its tasks in each phase, and what it keeps."""
+
+    name: str
+    forward: tuple[Task, ...]
+    backward_input: tuple[Task, ...]
+    backward_weight: tuple[Task, ...] = ()
+    kept_bytes: float = 0.0
+    """Activations kept from forward to backward."""
+    module: str | None = None
+    """What selective recomputation calls it."""
+
+
+def norm(rank: Rank, name: str, count: int = 1) -> Part:
+    """Reads and writes the hidden states; its gradient reads input and gradient and writes one."""
+    width, passes = rank.width, rank.passes
+    forward = ops.Elementwise("norm", rank.rows, 2 * width * BF16_BYTES * passes)
+    backward = ops.Elementwise("norm_gradient", rank.rows, 3 * width * BF16_BYTES * passes)
+    return Part(
+        name,
+        (Task(name, forward, count),),
+        (Task(f"{name}_gradient", backward, count),),
+        kept_bytes=rank.rows * width * BF16_BYTES * count,
+        module="norms",
+    )
+
+
+def residual(rank: Rank, name: str) -> Part:
+    """Residual addition, with the bias and dropout where there are any."""
+    width = rank.width
+    mask = 1.0 if rank.setup.job.dropout else 0.0
+    passes = (rank.passes + 1.5) / 2.5 if mask == 0 else rank.passes
+    forward = ops.Elementwise("residual", rank.rows, width * (3 * BF16_BYTES + mask) * passes)
+    backward = ops.Elementwise("residual_gradient", rank.rows, width * (2 * BF16_BYTES + mask) * passes)
+    return Part(
+        name, (Task(name, forward),), (Task(f"{name}_gradient", backward),), kept_bytes=rank.rows * width * mask
+    )
+
+
+def pointwise(
+    name: str,
+    rows: float,
+    forward_bytes: float,
+    backward_bytes: float,
+    kept_bytes: float = 0.0,
+    module: str | None = None,
+) -> Part:
+    """A kernel that is bound by memory, one way and back: bytes for each of `rows` in either direction."""
+    return Part(
+        name,
+        (Task(name, ops.Elementwise(name, rows, forward_bytes)),),
+        (Task(f"{name}_gradient", ops.Elementwise(f"{name}_gradient", rows, backward_bytes)),),
+        kept_bytes=kept_bytes,
+        module=module,
+    )
+
+
+def activation(rank: Rank, name: str, rows: float, up: int, inner: int) -> Part:
+    """Keeps its input; its output is the next linear layer's."""
+    forward = (up + inner) * BF16_BYTES * rank.passes
+    backward = (2 * up + inner) * BF16_BYTES * rank.passes
+    return pointwise(name, rows, forward, backward, rows * up * BF16_BYTES, "activation")
+
+
+def linear(
+    rank: Rank,
+    name: str,
+    rows: float,
+    num_outputs: int,
+    num_inputs: int,
+    number_format: Format | None = None,
+    kept_bytes: float | None = None,
+    module: str | None = None,
+) -> Part:
+    """A linear layer: `[rows, in] x [in, out]`, the gradient of its input and that of its weights."""
+    wanted = rank.format if number_format is None else number_format
+    kept = rows * num_inputs * rank.kept_input_bytes if kept_bytes is None else kept_bytes
+    forward = (
+        *quantised(rank, f"{name}_input", rows, num_inputs, wanted),
+        Task(name, ops.Gemm(rows, num_outputs, num_inputs, wanted)),
+    )
+    backward = (
+        *quantised(rank, f"{name}_gradient", rows, num_outputs, wanted),
+        Task(f"{name}_dgrad", ops.Gemm(rows, num_inputs, num_outputs, wanted)),
+    )
+    weight = (
+        Task(f"{name}_wgrad", ops.Gemm(num_outputs, num_inputs, int(rows), wanted)),
+        *accumulated(rank, name, num_outputs * num_inputs),
+    )
+    lora = rank.setup.job.lora
+    if lora is not None:
+        down = Task(f"{name}_adapter", ops.Gemm(rows, lora.rank, num_inputs))
+        up = Task(f"{name}_adapter_up", ops.Gemm(rows, num_outputs, lora.rank))
+        adapts = lora.all_linear or name in ("qkv_proj", "o_proj")
+        if name in ("lm_head", "router") or not adapts:
+            down, up = (replace(task, count=0.0, flops_factor=0.0) for task in (down, up))
+        # A frozen layer keeps no input; its adapter keeps the 16-bit one.
+        return Part(name, (*forward, down, up), (*backward, down, up), (down, up), kept if adapts else 0.0, module)
+    return Part(name, forward, backward, weight, kept, module)
+
+
+def accumulated(rank: Rank, name: str, num_values: float) -> tuple[Task, ...]:
+    """Adds a micro-batch's gradient of weights to the sum of those before it.
+
+    Megatron-Core's GEMM does so in its epilogue (`gradient_accumulation_fusion`): the sum is read and written, in its
+    own format, in place of 16-bit results. Autograd writes those, reads them again and then does the same. FSDP
+    reduces every micro-batch's gradients and adds shards.
+    """
+    job = rank.setup.job
+    if job.sharding.zero == 3 or job.lora is not None:
+        return ()
+    each = WIRE_BYTES[job.precision.gradients or "fp32"]
+    is_fused = job.framework in ("megatron", "deepseek") and job.overlap.tensor_gradient
+    num_bytes = 2 * each - BF16_BYTES if is_fused else 2 * each + BF16_BYTES
+    return (Task(f"{name}_accumulate", ops.Elementwise("accumulate", num_values, num_bytes)),)
+
+
+def quantised(rank: Rank, name: str, rows: float, width: float, wanted: Format) -> tuple[Task, ...]:
+    """Casts a tensor for two products, once as it is and once transposed: read in 16 bit, written twice.
+
+    Transformer Engine does so for inputs and for gradients; GEMMs read both along their inner dimension. The transposed
+    copy is for the weights' gradient, which frozen weights do not have.
+    """
+    if ACTIVATION_BITS[wanted] >= 16:
+        return ()
+    copies = 1 if rank.setup.job.lora else 2
+    num_bytes = width * (BF16_BYTES + copies * ACTIVATION_BITS[wanted] / 8 + _scaling_bytes(rank, name))
+    return (Task(f"quantise_{name}", ops.Elementwise("quantise", rows, num_bytes * rank.passes)),)
+
+
+def _scaling_bytes(rank: Rank, name: str) -> float:
+    """Bytes that finding a tensor's scale moves for each of its values.
+
+    Norms and activations find the largest value of what they write, also backward (Transformer Engine pull requests
+    2004 and 2013); attention, the exchange of tokens and residuals do not.
+    """
+    recipe = rank.setup.job.precision.compute
+    is_known = (
+        "up_proj" in name if name.endswith("_gradient") else name not in ("o_proj_input", "experts_up_proj_input")
+    )
+    return 0.0 if recipe == "fp8_current" and is_known else SCALING_BYTES.get(recipe, 0.0)
+
+
+def enter_tensor_parallel(rank: Rank, linear: str, width: int) -> Iterator[Part]:
+    """What stands before a column-parallel linear layer.
+
+    Split sequences are gathered forward; backward the kept input is gathered again beside the input's gradient and
+    the gradient scattered beside the weights' (Megatron-Core `LinearWithGradAccumulationAndAsyncCommunication`). Else
+    the gradient is all-reduced beside the weights'. Where a whole tensor has one scale, its 8 bits travel.
+    """
+    if rank.tp == 1:
+        return
+    message = rank.tokens * width * BF16_BYTES
+    gathered = rank.tokens * width * (BF16_BYTES if linear == "lm_head" else rank.gathered_input_bytes)
+    pieces = rank.tp if rank.setup.job.overlap.tensor_parallel else 1
+    beside = linear if pieces > 1 else None
+    is_beside = bool(rank.setup.job.overlap.tensor_gradient) or pieces > 1
+    dgrad, wgrad = (f"{linear}_dgrad", f"{linear}_wgrad") if is_beside else (None, None)
+    if rank.split:
+        gather = rank.collective(Group.TENSOR, "all_gather", gathered)
+        scatter = rank.collective(Group.TENSOR, "reduce_scatter", message)
+        yield Part(
+            f"{linear}_gather",
+            (Task(f"{linear}_all_gather", gather, 1.0, Group.TENSOR, beside, pieces),),
+            (
+                Task(f"{linear}_input_all_gather", gather, 1.0, Group.TENSOR, dgrad),
+                Task(f"{linear}_reduce_scatter", scatter, 1.0, Group.TENSOR, wgrad),
+            ),
+        )
+    else:
+        reduce = rank.collective(Group.TENSOR, "all_reduce", message)
+        task = Task(f"{linear}_all_reduce_gradient", reduce, 1.0, Group.TENSOR, wgrad)
+        yield Part(f"{linear}_copy", (), (task,))
+
+
+def leave_tensor_parallel(rank: Rank, linear: str, width: int) -> Iterator[Part]:
+    """What stands after a row-parallel linear layer: sums are scattered along the sequence, or all-reduced."""
+    if rank.tp == 1:
+        return
+    message = rank.tokens * width * BF16_BYTES
+    pieces = rank.tp if rank.setup.job.overlap.tensor_parallel and linear != "embedding" else 1
+    if rank.split:
+        scatter = rank.collective(Group.TENSOR, "reduce_scatter", message)
+        gather = rank.collective(Group.TENSOR, "all_gather", message)
+        forward = Task(f"{linear}_reduce_scatter", scatter, 1.0, Group.TENSOR, linear if pieces > 1 else None, pieces)
+        backward = Task(
+            f"{linear}_all_gather_gradient",
+            gather,
+            1.0,
+            Group.TENSOR,
+            f"{linear}_dgrad" if pieces > 1 else None,
+            pieces,
+        )
+        yield Part(f"{linear}_scatter", (forward,), (backward,))
+    else:
+        reduce = rank.collective(Group.TENSOR, "all_reduce", message)
+        yield Part(f"{linear}_reduce", (Task(f"{linear}_all_reduce", reduce, 1.0, Group.TENSOR),), ())

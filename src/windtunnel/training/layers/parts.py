@@ -1,0 +1,149 @@
+"""A training step as operators: what one rank of every pipeline chunk computes and sends, forward and backward.
+
+A layer is a list of parts in the order of the forward pass (`training_part.Part`). Everything else follows from them:
+step time, recomputation, bytes on each link, activation memory. A chunk is described once, whatever the number of
+micro-batches or ranks.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from windtunnel.model import operators as ops
+from windtunnel.model.precision import Format
+from windtunnel.model.shape import LayerGroup
+from windtunnel.training.layers.attention import attention_parts
+from windtunnel.training.layers.chunks import Chunk
+from windtunnel.training.layers.feed_forward import feed_forward_parts
+from windtunnel.training.layers.part import (
+    Part,
+    Task,
+    enter_tensor_parallel,
+    leave_tensor_parallel,
+    linear,
+    norm,
+    residual,
+)
+from windtunnel.training.layers.rank import BF16_BYTES, Group, Rank
+
+
+@dataclass(frozen=True)
+class Work:
+    """One micro-batch through one chunk of one rank."""
+
+    forward: tuple[Task, ...]
+    backward_input: tuple[Task, ...]
+    """Recomputation included, at its head."""
+    backward_weight: tuple[Task, ...]
+    recomputed: tuple[Task, ...]
+    kept_bytes: float
+    """Of one micro-batch, between its forward and its backward pass."""
+    transient_bytes: float
+    """Beside that while one layer is recomputed and differentiated."""
+
+
+def layer_parts(rank: Rank, group: LayerGroup) -> tuple[Part, ...]:
+    """One layer, part by part, in the order of the forward pass."""
+    return tuple(
+        part
+        for part in (
+            norm(rank, "input_norm"),
+            *attention_parts(rank, group),
+            residual(rank, "attention_residual"),
+            *([norm(rank, "post_attention_norm", group.num_norms - 1)] if group.num_norms > 1 else []),
+            *feed_forward_parts(rank, group),
+            residual(rank, "feed_forward_residual"),
+        )
+    )
+
+
+def embedding_parts(rank: Rank) -> tuple[Part, ...]:
+    """The look-up of the (vocabulary-parallel) embedding table."""
+    look_up = ops.Elementwise("embedding", rank.tokens, 2 * rank.width * BF16_BYTES)
+    scatter = ops.Elementwise("embedding_gradient", rank.tokens, 3 * rank.width * BF16_BYTES)
+    masked = rank.rows * rank.width * (1.0 if rank.setup.job.dropout else 0.0)
+    table = Part(
+        "embedding", (Task("embedding", look_up),), (), (Task("embedding_gradient", scatter),), kept_bytes=masked
+    )
+    return (table, *leave_tensor_parallel(rank, "embedding", rank.width))
+
+
+def head_parts(rank: Rank) -> tuple[Part, ...]:
+    """Final norm, head in 16 bit and cross entropy over a split vocabulary."""
+    model = rank.setup.model
+    vocabulary = -(-model.vocab_size // rank.tp)
+    fused = bool(rank.setup.job.kernels.fused)
+    # bf16 logits become fp32 once; max, sum of exponentials and the gradient read them. Eager PyTorch keeps the fp32
+    # logits, their log-softmax and the gradient.
+    passes, kept = (2.0 + 3 * 4.0, 2.0 + 4.0) if fused else (2.0 + 6 * 4.0, 2.0 + 2 * 4.0)
+    loss = ops.Elementwise("cross_entropy", rank.tokens, vocabulary * passes)
+    gradient = ops.Elementwise("cross_entropy_gradient", rank.tokens, vocabulary * (4.0 + 2.0))
+    reductions: tuple[Task, ...] = ()
+    if rank.tp > 1:
+        reduce = rank.collective(Group.TENSOR, "all_reduce", rank.tokens * 4.0)
+        reductions = (Task("cross_entropy_all_reduce", reduce, 3.0, Group.TENSOR),)
+    entropy = Part(
+        "cross_entropy",
+        (Task("cross_entropy", loss), *reductions),
+        (Task("cross_entropy_gradient", gradient),),
+        kept_bytes=rank.tokens * vocabulary * kept,
+    )
+    return (
+        norm(rank, "final_norm"),
+        *enter_tensor_parallel(rank, "lm_head", rank.width),
+        linear(rank, "lm_head", rank.tokens, vocabulary, rank.width, Format.BF16, rank.rows * rank.width * BF16_BYTES),
+        entropy,
+    )
+
+
+def layer_work(rank: Rank, group: LayerGroup, recompute: str | None = None) -> Work:
+    """One micro-batch through one layer, with what is recomputed; `recompute` overrides the job's granularity."""
+    job = rank.setup.job
+    parts = layer_parts(rank, group)
+    granularity = recompute or job.recompute.granularity
+    every_kept = sum(part.kept_bytes for part in parts)
+    if granularity == "full":
+        again = [task for part in parts for task in part.forward]
+        split = rank.tp if job.recompute.distribute and not rank.split else 1
+        kept = rank.rows * rank.width * BF16_BYTES / split
+        return _work(parts, tuple(_renamed(again)), kept, every_kept)
+    if granularity == "selective":
+        modules = job.recompute.modules or ()
+        dropped = [part for part in parts if part.module in modules]
+        again = [task for part in dropped for task in part.forward]
+        # Flash attention's inputs are not the core's own: they stay.
+        lost = sum(part.kept_bytes for part in dropped if part.name != "attention")
+        if "every_second_product" in modules:
+            products = [part for part in parts if part.backward_weight and part not in dropped]
+            again += [_half(task) for part in products for task in part.forward]
+            lost += sum(part.kept_bytes for part in products) / 2
+        return _work(parts, tuple(_renamed(again)), every_kept - lost, lost)
+    return _work(parts, (), every_kept, 0.0)
+
+
+def ends_work(rank: Rank, chunk: Chunk) -> Work:
+    """The embedding and the head, where a chunk has them."""
+    parts = (embedding_parts(rank) if chunk.has_embedding else ()) + (head_parts(rank) if chunk.has_head else ())
+    return _work(parts, (), sum(part.kept_bytes for part in parts), 0.0)
+
+
+def _work(parts: Iterable[Part], recomputed: tuple[Task, ...], kept_bytes: float, transient_bytes: float) -> Work:
+    backward = tuple(reversed(tuple(parts)))
+    return Work(
+        tuple(task for part in reversed(backward) for task in part.forward),
+        recomputed + tuple(task for part in backward for task in part.backward_input),
+        tuple(task for part in backward for task in part.backward_weight),
+        recomputed,
+        kept_bytes,
+        transient_bytes,
+    )
+
+
+def _half(task: Task) -> Task:
+    return replace(task, count=task.count / 2, flops_factor=task.flops_factor / 2)
+
+
+def _renamed(tasks: Iterable[Task]) -> Iterator[Task]:
+    """Forward tasks as they run again in the backward pass."""
+    for task in tasks:
+        beside = f"recompute_{task.beside}" if task.beside else None
+        yield replace(task, name=f"recompute_{task.name}", beside=beside)

@@ -1,0 +1,121 @@
+"""One rank of a training job: its share of a micro-batch, its number formats, and the groups that it talks in."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from windtunnel.model import operators as ops
+from windtunnel.model.precision import ACTIVATION_BITS, Format
+from windtunnel.training.job import GEMM_FORMATS
+from windtunnel.training.setup import TrainingSetup
+
+BF16_BYTES = 2.0
+WIRE_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp8": 1.0}
+
+
+class Group(StrEnum):
+    """The ranks that a collective joins."""
+
+    TENSOR = "tp"
+    CONTEXT = "cp"
+    EXPERTS = "ep"
+    EXPERTS_TENSOR = "experts_tp"
+    DATA = "dp"
+    """`dp x cp` ranks, or the shard group inside them."""
+    REPLICAS = "replicas"
+    """Shard groups of one job (HSDP)."""
+    EXPERTS_DATA = "experts_dp"
+    PIPELINE = "pp"
+    EMBEDDING = "embedding"
+    """First and last stage, where they share the embedding."""
+
+
+@dataclass(frozen=True)
+class Rank:
+    """One rank of a job, as the operators of its layers need to know it."""
+
+    setup: TrainingSetup
+
+    @property
+    def width(self) -> int:
+        return self.setup.model.hidden_size
+
+    @property
+    def tp(self) -> int:
+        return self.setup.degrees.tp
+
+    @property
+    def tokens(self) -> float:
+        """Of one micro-batch on one rank, after context parallelism."""
+        job = self.setup.job
+        return job.micro_batch * job.sequence_tokens / self.setup.degrees.cp
+
+    @property
+    def documents(self) -> tuple[float, int]:
+        """Documents of one micro-batch on one rank, after context parallelism, and the tokens of each."""
+        job = self.setup.job
+        length = min(job.document_tokens or job.sequence_tokens, job.sequence_tokens)
+        return self.tokens / length, length
+
+    @property
+    def split(self) -> bool:
+        """Whether norms and residuals are split along the sequence."""
+        return bool(self.setup.job.parallelism.sequence_parallel) and self.tp > 1
+
+    @property
+    def rows(self) -> float:
+        """Tokens of the parts that sequence parallelism splits."""
+        return self.tokens / self.tp if self.split else self.tokens
+
+    @property
+    def format(self) -> Format:
+        return GEMM_FORMATS[self.setup.job.precision.compute]
+
+    @property
+    def kept_input_bytes(self) -> float:
+        """Bytes of one value of a linear layer's kept input; torchao keeps 16 bit, and casts them again for the
+        weights' gradient (float8_linear.py, `save_for_backward`).
+        """
+        return BF16_BYTES if self.setup.job.framework == "fsdp2" else ACTIVATION_BITS[self.format] / 8
+
+    @property
+    def gathered_input_bytes(self) -> float:
+        """Bytes of one value of a split input that is gathered for a linear layer: those of its 8-bit format where the
+        scale is known before (Transformer Engine distributed.py, `gather_along_first_dim`; torchao
+        `Float8ColwiseParallel`), 16 bit else.
+        """
+        return 1.0 if self.setup.job.precision.compute in ("fp8", "fp8_current", "mxfp8") else BF16_BYTES
+
+    @property
+    def passes(self) -> float:
+        """Times that a value moves in an unfused chain of kernels against a fused one.
+
+        Eager PyTorch runs norms, activations and residuals as kernels of one operation each. A SwiGLU moves 8 values
+        for 3, an RMSNorm in fp32 about 9 for 4 (counted in the operations of torch 2.4's modules).
+        """
+        return 1.0 if self.setup.job.kernels.fused else 2.5
+
+    def spread(self, num_ranks: int, stride: int) -> int:
+        """Nodes over which `num_ranks` ranks that lie `stride` apart are spread."""
+        per_node = max(self.setup.node.num_devices // stride, 1)
+        return -(-num_ranks // per_node)
+
+    def collective(self, group: Group, op: str, message_bytes: float) -> ops.Collective:
+        """A collective over one of the job's groups; ranks are numbered tp, cp, ep, dp, pp, the first fastest."""
+        num_ranks, stride = self.layout(group)
+        return ops.Collective(op, message_bytes, num_ranks, self.spread(num_ranks, stride))
+
+    def layout(self, group: Group) -> tuple[int, int]:
+        """Ranks of a group, and how far apart neighbours are."""
+        known = self.setup.degrees
+        experts = known.experts_tp * known.ep
+        return {
+            Group.TENSOR: (known.tp, 1),
+            Group.CONTEXT: (known.cp, known.tp),
+            Group.EXPERTS: (known.ep, known.experts_tp),
+            Group.EXPERTS_TENSOR: (known.experts_tp, 1),
+            Group.DATA: (known.shard_group, known.tp),
+            Group.REPLICAS: (known.replicas, known.tp * known.shard_group),
+            Group.EXPERTS_DATA: (known.experts_dp, experts),
+            Group.PIPELINE: (2, known.num_devices // known.pp),
+            Group.EMBEDDING: (2, known.num_devices // known.pp),
+        }[group]

@@ -1,0 +1,173 @@
+"""What fills a device's memory in training: parameters, gradients, optimizer state, activations, reserves.
+
+Rules: arXiv:1910.02054 (state and its sharding), arXiv:2205.05198 (activations); what a layer keeps is the sum over its
+parts in `ops/training.py`, so that memory and time cannot disagree about what is recomputed.
+"""
+
+from dataclasses import dataclass
+
+from windtunnel.training.layers.chunks import (
+    Chunk,
+    Parameters,
+    chunk_parameters,
+    layer_parameters,
+    trained,
+)
+from windtunnel.training.layers.parts import (
+    Work,
+    ends_work,
+    head_parts,
+    layer_work,
+)
+from windtunnel.training.layers.rank import (
+    BF16_BYTES,
+    WIRE_BYTES,
+    Group,
+    Rank,
+)
+from windtunnel.training.layers.sharding import (
+    NUM_MOMENTS,
+    STATE_BYTES,
+    gathered_layer,
+    owned,
+)
+from windtunnel.units import GIB
+
+CONTEXT_BYTES = 1.0 * GIB
+"""CUDA context and loaded kernels of one process (0.5 to 0.6 GiB on Ampere and Hopper) and cuBLAS workspaces."""
+
+COMMUNICATOR_BYTES = 0.4 * GIB
+"""NCCL's channel buffers of one communicator: 16 to 24 channels of about 10 MB of LL, LL128 and Simple, both ways."""
+
+USABLE_FRACTION = 0.93
+"""Share of a device's memory that a job may be predicted to fill. The driver keeps about 1%; the rest is the error of
+this prediction: BLOOM's sweep ran out of memory at 94% and above, and its runs that fitted are predicted below."""
+
+FRAGMENTATION = 0.1
+"""Share of activations and temporaries that the caching allocator cannot hand out again: PyTorch's reserved less
+allocated memory in long runs lies between 5 and 15%."""
+
+
+@dataclass(frozen=True)
+class StageMemory:
+    """Peak memory of one rank of a pipeline stage, in bytes."""
+
+    stage: int
+    parameters_bytes: float
+    gradients_bytes: float
+    optimizer_bytes: float
+    activations_bytes: float
+    """Of all micro-batches in flight at the worst moment."""
+    transient_bytes: float
+    """One layer's while it is recomputed or differentiated, gathered parameters and buckets, logits' gradient."""
+    reserve_bytes: float
+    num_in_flight: float
+    """Micro-batches whose activations are held at the worst moment, in whole passes through the stage."""
+
+    @property
+    def state_bytes(self) -> float:
+        return self.parameters_bytes + self.gradients_bytes + self.optimizer_bytes
+
+    @property
+    def total_bytes(self) -> float:
+        return self.state_bytes + self.activations_bytes + self.transient_bytes + self.reserve_bytes
+
+
+def state_bytes(rank: Rank, held: Parameters) -> tuple[float, float, float]:
+    """Bytes of parameters, gradients and optimizer state of one rank that holds `held`."""
+    job = rank.setup.job
+    precision, zero = job.precision, job.sharding.zero or 0
+    learnt = trained(rank, held)
+    own = owned(rank, learnt)
+    gradient = STATE_BYTES[precision.gradients or "fp32"]
+    # A recipe in fp8 keeps 16-bit parameters beside what it multiplies; sharded fp32 parameters are their own master.
+    parameters = BF16_BYTES * held.total if zero < 3 else 0.0
+    if zero == 3 and rank.setup.job.lora:
+        parameters = BF16_BYTES * owned(rank, held)
+    gradients = gradient * (own if zero >= 2 else learnt.total)
+    if job.framework == "deepspeed" and precision.gradients == "fp32" and zero < 3:
+        # DeepSpeed's bf16_optimizer.py lets autograd fill 16-bit gradients and adds them to its fp32 ones.
+        gradients += BF16_BYTES * learnt.total
+    moments = NUM_MOMENTS[job.optimizer] * STATE_BYTES[precision.moments]
+    master = STATE_BYTES[precision.master_weights or "fp32"]
+    keeps_master = precision.master_weights == "fp32" or zero >= 3
+    return parameters, gradients, own * (moments + (master if keeps_master else 0.0))
+
+
+def chunk_work(rank: Rank, chunk: Chunk) -> list[tuple[Work, float]]:
+    """The work of a chunk's layers, each with how many layers do it; then that of its ends.
+
+    Full recomputation may cover some of a chunk's layers only.
+    """
+    recompute = rank.setup.job.recompute
+    found = []
+    for group, count in chunk.layers:
+        covered = count
+        if recompute.granularity == "full" and recompute.num_layers is not None:
+            covered = min(count, recompute.num_layers * count / max(chunk.num_layers, 1.0))
+            if count > covered:
+                found.append((layer_work(rank, group, "none"), count - covered))
+        if covered > 0:
+            found.append((layer_work(rank, group), covered))
+    if chunk.has_embedding or chunk.has_head:
+        found.append((ends_work(rank, chunk), 1.0))
+    return found
+
+
+def kept_bytes(rank: Rank, chunk: Chunk) -> float:
+    """Activations that one micro-batch keeps in a chunk from its forward to its backward pass.
+
+    The head's are there only between its own two passes, which follow each other: they count as transient.
+    """
+    head = sum(part.kept_bytes for part in head_parts(rank)) if chunk.has_head else 0.0
+    return sum(work.kept_bytes * count for work, count in chunk_work(rank, chunk)) - head
+
+
+def transient_bytes(rank: Rank, held_chunks: list[Chunk]) -> float:
+    """Memory beside parameters, state and kept activations at the worst moment of a backward pass."""
+    job = rank.setup.job
+    works = [work for chunk in held_chunks for work, _ in chunk_work(rank, chunk)]
+    layer = max((work.transient_bytes for work in works), default=0.0)
+    # Gradients of a layer's activations: input and output of its widest part.
+    layer += 4 * rank.tokens * rank.width * BF16_BYTES / (rank.tp if rank.split else 1)
+    head = max(
+        (sum(part.kept_bytes for part in head_parts(rank)) for chunk in held_chunks if chunk.has_head), default=0.0
+    )
+    gathered = _gathered_bytes(rank, held_chunks) if job.sharding.zero == 3 else 0.0
+    sharding, buckets = job.sharding, 0.0
+    if sharding.zero and job.framework == "deepspeed":
+        # DeepSpeed copies gradients into two buckets in turn and gathers updated parameters through a third.
+        gather_bucket = sharding.gather_bucket_elements or sharding.prefetch_bucket_elements or 0
+        buckets = BF16_BYTES * (2 * (sharding.reduce_bucket_elements or 0) + gather_bucket)
+    return max(layer, head) + gathered + buckets
+
+
+def _gathered_bytes(rank: Rank, held_chunks: list[Chunk]) -> float:
+    """ZeRO-3: parameters that are gathered at once, or never sharded, and a layer's gradient before it is scattered."""
+    job = rank.setup.job
+    layers = [(group, count) for chunk in held_chunks for group, count in chunk.layers]
+    sizes = [layer_parameters(rank, group).total for group, _ in layers]
+    whole = sum((size - gathered_layer(rank, group).total) * n for size, (group, n) in zip(sizes, layers, strict=True))
+    every = sum(size * count for size, (_, count) in zip(sizes, layers, strict=True))
+    largest = max(sizes, default=0.0)
+    # This layer's parameters and the next one's, or as many as may be held.
+    most = job.sharding.max_live_elements
+    live = 2 * largest if most is None else min(max(float(most), largest), every)
+    ends = sum(chunk_parameters(rank, chunk).total for chunk in held_chunks) - every
+    gather = WIRE_BYTES[job.precision.parameter_gather or "bf16"]
+    reduce = WIRE_BYTES[job.precision.gradient_reduce or "fp32"]
+    return (live + whole + ends) * gather + 2 * largest * reduce
+
+
+def stage_memory(
+    rank: Rank, stage: int, held_chunks: list[Chunk], activations_bytes: float, num_in_flight: float
+) -> StageMemory:
+    """One stage's memory; `activations_bytes` is the peak that the schedule's replay found."""
+    held = Parameters()
+    for chunk in held_chunks:
+        held = held + chunk_parameters(rank, chunk)
+    parameters, gradients, optimizer = state_bytes(rank, held)
+    transient = transient_bytes(rank, held_chunks)
+    num_communicators = 1 + sum(rank.layout(group)[0] > 1 for group in Group)
+    reserve = CONTEXT_BYTES + num_communicators * COMMUNICATOR_BYTES + FRAGMENTATION * (activations_bytes + transient)
+    return StageMemory(stage, parameters, gradients, optimizer, activations_bytes, transient, reserve, num_in_flight)

@@ -1,0 +1,301 @@
+"""One device's whole step in order: every pass of every micro-batch, its messages, and the end of the step.
+
+It is the graph of `ops/training.py` written out along a pipeline schedule. Everything that leaves this program in
+another format, or runs for real, is derived from it. Equal passes share their tuples: a step of 512 micro-batches costs
+as much memory as one.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+
+import numpy as np
+
+from windtunnel.errors import InputError
+from windtunnel.model.shape import LayerGroup
+from windtunnel.training.layers.chunks import (
+    Chunk,
+    Parameters,
+    chunk_parameters,
+    chunks,
+    layer_parameters,
+    trained,
+)
+from windtunnel.training.layers.part import Part, Task
+from windtunnel.training.layers.parts import (
+    embedding_parts,
+    head_parts,
+    layer_parts,
+    layer_work,
+)
+from windtunnel.training.layers.rank import BF16_BYTES, Rank
+from windtunnel.training.layers.sharding import (
+    finish_tasks,
+    gather_tasks,
+    gathered_layer,
+    optimizer_tasks,
+    reduce_tasks,
+)
+from windtunnel.training.pipeline.schedules import (
+    BACKWARD,
+    FORWARD,
+    PAIRED,
+    WEIGHT,
+    schedule,
+)
+from windtunnel.training.setup import TrainingSetup
+
+BESIDE_STEP = "optimizer"
+"""`Task.beside` of what only the optimizer waits for."""
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """Hidden states, or their gradients, between this device and another one of the pipeline."""
+
+    is_send: bool
+    peer: int
+    """The other device."""
+    boundary: int
+    """The chunk whose output it is, in the order of the forward pass."""
+    microbatch: int
+    is_gradient: bool
+    size_bytes: float
+    """Of one rank's part."""
+
+
+@dataclass(frozen=True)
+class Action:
+    """One pass of one micro-batch through one chunk, or the end of the step."""
+
+    kind: str
+    """`forward`, `backward`, `weights` or `end`."""
+    chunk: int
+    microbatch: int
+    receives: Exchange | None
+    tasks: tuple[Task, ...]
+    sends: Exchange | None
+
+
+@dataclass(frozen=True)
+class _Passes:
+    """Tasks of one layer or chunk."""
+
+    forward: tuple[Task, ...]
+    backward: tuple[Task, ...]
+    weights: tuple[Task, ...] = ()
+    """Where the schedule splits them off."""
+
+
+_KINDS = {FORWARD: "forward", BACKWARD: "backward", WEIGHT: "weights"}
+
+
+def device_program(setup: TrainingSetup, device: int) -> Iterator[Action]:
+    """The actions of one pipeline device, the same for all of its ranks.
+
+    Args:
+        setup: a resolved job.
+        device: its position in the pipeline.
+
+    Raises:
+        InputError: the pipeline has no such device.
+    """
+    check_device(setup, device)
+    rank = Rank(setup)
+    known = setup.degrees
+    paired = bool(setup.job.overlap.experts)
+    plan = schedule(str(setup.job.schedule), known.pp, known.num_microbatches, known.virtual_stages, paired)
+    found = chunks(setup)
+    owner = [int(place) for place in plan.device_of_chunk]
+    following = [int(place) for place in plan.next_chunk]
+    before = {after: chunk for chunk, after in enumerate(following) if after >= 0}
+    num_bytes = rank.tokens * rank.width * BF16_BYTES / (rank.tp if rank.split else 1)
+    last_backward = _last_of_chunks(plan.of_device(device))
+
+    @cache
+    def passes(chunk: int, is_last: bool) -> _Passes:
+        return _chunk_passes(rank, found[chunk % len(found)], plan.is_split, is_last)
+
+    def exchange(is_send: bool, boundary: int, other: int, microbatch: int, is_gradient: bool) -> Exchange | None:
+        if boundary < 0 or other < 0 or owner[other] == device:
+            return None
+        return Exchange(is_send, owner[other], boundary, microbatch, is_gradient, num_bytes)
+
+    for position, (raw_kind, chunk, microbatch) in enumerate(plan.of_device(device).tolist()):
+        kind = raw_kind % PAIRED
+        previous, after = before.get(chunk, -1), following[chunk]
+        tasks = passes(chunk, last_backward.get(chunk) == position)
+        if kind == FORWARD:
+            receives = exchange(False, previous, previous, microbatch, False)
+            sends = exchange(True, chunk, after, microbatch, False)
+            yield Action("forward", chunk, microbatch, receives, tasks.forward, sends)
+        elif kind == BACKWARD:
+            receives = exchange(False, chunk, after, microbatch, True)
+            sends = exchange(True, previous, previous, microbatch, True)
+            yield Action("backward", chunk, microbatch, receives, tasks.backward, sends)
+        else:
+            yield Action("weights", chunk, microbatch, None, tasks.weights, None)
+    held = [found[chunk % len(found)] for chunk in range(plan.num_chunks) if owner[chunk] == device]
+    yield Action("end", -1, -1, None, tuple(_end_of_step(rank, held)), None)
+
+
+def check_device(setup: TrainingSetup, device: int) -> None:
+    """Raise InputError where the pipeline has no such device."""
+    if not 0 <= device < setup.degrees.pp:
+        raise InputError(f"the pipeline has devices 0 to {setup.degrees.pp - 1}; there is no device {device}")
+
+
+def _last_of_chunks(actions: np.ndarray) -> dict[int, int]:
+    """Chunk -> position of the action that finishes its gradients."""
+    is_split = bool((actions[:, 0] == WEIGHT).any())
+    wanted = WEIGHT if is_split else BACKWARD
+    return {
+        int(chunk): position for position, (kind, chunk, _) in enumerate(actions.tolist()) if kind % PAIRED == wanted
+    }
+
+
+def _chunk_passes(rank: Rank, chunk: Chunk, is_split: bool, is_last: bool) -> _Passes:
+    """A chunk's layers one after the other, between its embedding and its head; `is_last` closes its gradients."""
+    units = [(_passes_of(unit, is_split), unit) for unit in chunk_units(rank, chunk)]
+    if rank.setup.job.sharding.zero == 3:
+        return _sharded(rank, units)
+    closes = is_last and bool(rank.setup.job.overlap.gradient_reduce)
+    behind = [(passes.backward, passes.weights, unit.held) for passes, unit in reversed(units)]
+    return _Passes(
+        tuple(task for passes, _ in units for task in passes.forward),
+        tuple(_reduced(rank, [(backward, held) for backward, _, held in behind], closes and not is_split)),
+        tuple(_reduced(rank, [(weights, held) for _, weights, held in behind], closes and is_split)),
+    )
+
+
+def _reduced(rank: Rank, units: list[tuple[tuple[Task, ...], Parameters]], closes: bool) -> Iterator[Task]:
+    """Backward tasks; where they are the last, every unit's gradients are reduced as soon as they are there."""
+    for tasks, held in units:
+        yield from tasks
+        if closes:
+            yield from reduce_tasks(rank, trained(rank, held), BESIDE_STEP)
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A layer, the embedding or the head."""
+
+    parts: tuple[Part, ...]
+    again: tuple[Task, ...]
+    """What its backward pass computes again first."""
+    held: Parameters
+    """Its parameters on this rank; of a chunk with both ends, the head's unit holds the embedding's too."""
+    gathered: Parameters
+    """Of those, what ZeRO-3 shards and gathers."""
+
+
+def chunk_units(rank: Rank, chunk: Chunk) -> list[Unit]:
+    """A chunk's units in the order of the forward pass."""
+    units = [
+        Unit(layer_parts(rank, group), again, layer_parameters(rank, group), gathered_layer(rank, group))
+        for group, again in _layers(rank, chunk)
+    ]
+    inside = Parameters()
+    for unit in units:
+        inside = inside + unit.held
+    ends = chunk_parameters(rank, chunk) + inside * -1.0
+    if chunk.has_embedding:
+        first = Parameters() if chunk.has_head else ends
+        units.insert(0, Unit(embedding_parts(rank), (), first, first))
+    if chunk.has_head:
+        units.append(Unit(head_parts(rank), (), ends, ends))
+    return units
+
+
+def _layers(rank: Rank, chunk: Chunk) -> Iterator[tuple[LayerGroup, tuple[Task, ...]]]:
+    """Every layer of a chunk in order, with what its backward pass computes again.
+
+    Groups whose counts are fractions of a chunk's layers (hybrids that alternate) are spread evenly.
+    """
+    recompute = rank.setup.job.recompute
+    total = round(chunk.num_layers)
+    covered = total if recompute.num_layers is None else min(recompute.num_layers, total)
+    given = [0.0] * len(chunk.layers)
+    for position in range(total):
+        # Groups with whole counts come one after the other, as the model lists them.
+        whole = all(count == int(count) for _, count in chunk.layers)
+        shares = [count * (position + 1) / total - taken for (_, count), taken in zip(chunk.layers, given, strict=True)]
+        choice = (
+            next(i for i, (_, count) in enumerate(chunk.layers) if given[i] < count)
+            if whole
+            else max(range(len(shares)), key=shares.__getitem__)
+        )
+        given[choice] += 1
+        group = chunk.layers[choice][0]
+        granularity = "none" if recompute.granularity == "full" and position >= covered else None
+        yield group, layer_work(rank, group, granularity).recomputed
+
+
+def _passes_of(unit: Unit, is_split: bool) -> _Passes:
+    forward = [task for part in unit.parts for task in part.forward]
+    backward, weights = list(unit.again), list[Task]()
+    for part in reversed(unit.parts):
+        backward += part.backward_input
+        (weights if is_split else backward).extend(part.backward_weight)
+    return _Passes(*(tuple(_in_order(_present(tasks))) for tasks in (forward, backward, weights)))
+
+
+def _present(tasks: Iterable[Task]) -> list[Task]:
+    return [task for task in tasks if task.count > 0]
+
+
+def _in_order(tasks: list[Task]) -> list[Task]:
+    """Collectives that run beside a whole computation are issued just before it."""
+    computations = {task.name for task in tasks if task.group is None}
+    moved = [task for task in tasks if task.group and task.pieces == 1 and task.beside in computations]
+    found: list[Task] = []
+    for task in tasks:
+        if any(task is other for other in moved):
+            continue
+        if task.group is None:
+            found += [other for other in moved if other.beside == task.name]
+        found.append(task if task.group is None or task.beside in computations else replace(task, beside=None))
+    return found
+
+
+def _sharded(rank: Rank, units: list[tuple[_Passes, Unit]]) -> _Passes:
+    """ZeRO-3: every unit's parameters are gathered before it, one unit ahead where that is overlapped."""
+    job = rank.setup.job
+    forward = _gathered(rank, [(passes.forward, unit) for passes, unit in units], gather=True, reduce=False)
+    backward = _gathered(
+        rank,
+        [(passes.backward, unit) for passes, unit in reversed(units)],
+        gather=job.sharding.reshard_after_forward,
+        reduce=True,
+    )
+    return _Passes(tuple(forward), tuple(backward), tuple(t for passes, _ in reversed(units) for t in passes.weights))
+
+
+def _gathered(rank: Rank, units: list[tuple[tuple[Task, ...], Unit]], gather: bool, reduce: bool) -> Iterator[Task]:
+    overlap = rank.setup.job.overlap
+    for position, (tasks, unit) in enumerate(units):
+        is_ahead = bool(overlap.parameter_gather)
+        if gather and (position == 0 or not is_ahead):
+            yield from gather_tasks(rank, unit.gathered)
+        if gather and is_ahead and position + 1 < len(units):
+            last = next((task.name for task in reversed(tasks) if task.group is None), None)
+            yield from gather_tasks(rank, units[position + 1][1].gathered, last)
+        yield from tasks
+        if reduce:
+            yield from reduce_tasks(rank, trained(rank, unit.held), BESIDE_STEP if overlap.gradient_reduce else None)
+
+
+def _end_of_step(rank: Rank, held: list[Chunk]) -> Iterator[Task]:
+    """Reductions that were not overlapped, small collectives, the optimizer, and the parameters for the next step."""
+    job = rank.setup.job
+    total = Parameters()
+    for chunk in held:
+        total = total + chunk_parameters(rank, chunk)
+    if job.sharding.zero != 3 and not job.overlap.gradient_reduce:
+        for chunk in held:
+            yield from reduce_tasks(rank, trained(rank, chunk_parameters(rank, chunk)))
+    yield from finish_tasks(rank)
+    yield from optimizer_tasks(rank, trained(rank, total))
+    if job.sharding.zero != 3:
+        for chunk in held:
+            yield from gather_tasks(rank, trained(rank, chunk_parameters(rank, chunk)))

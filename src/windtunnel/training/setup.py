@@ -1,0 +1,232 @@
+"""A training job made ready to run: names looked up, the framework's defaults filled in, all of it checked together."""
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from windtunnel import catalog
+from windtunnel.errors import InputError
+from windtunnel.hardware import ANY_DEVICE, Device, Node
+from windtunnel.model.shape import (
+    DenseFeedForward,
+    ExpertsFeedForward,
+    GatedDeltaAttention,
+    GroupedQueryAttention,
+    LatentAttention,
+    ModelSpec,
+)
+from windtunnel.schema import read_yaml
+from windtunnel.training.degrees import Degrees, degrees
+from windtunnel.training.effects import without_idle_settings
+from windtunnel.training.job import (
+    CHUNKED_SCHEDULES,
+    GEMM_FORMATS,
+    UNITS,
+    V_SCHEDULES,
+    ScheduleName,
+    TrainingJob,
+)
+from windtunnel.units import format_count
+
+
+@dataclass(frozen=True)
+class TrainingSetup:
+    """A job with its names looked up, its framework's defaults filled in and its degrees known."""
+
+    job: TrainingJob
+    """Nothing in it that has a default is None."""
+    model: ModelSpec
+    device: Device
+    node: Node
+    degrees: Degrees
+    layers_per_chunk: tuple[int, ...]
+    """In the order of the forward pass; chunk c is on stage c % pp, or folded back in V-shaped schedules."""
+
+
+def resolve(job: TrainingJob, allow_download: bool = False) -> TrainingSetup:
+    """Look up the job's names, fill in its framework's defaults and check that its parts go together.
+
+    Raises:
+        InputError: an unknown name, or degrees, a split or a schedule that this model and these devices cannot have.
+    """
+    job = with_framework_defaults(job)
+    model, device, node = look_up(job, allow_download)
+    if node.device not in (device.name, ANY_DEVICE):
+        raise InputError(
+            f"{node.title} holds {node.device}, not {device.name}", "leave node out, or take the node's own device"
+        )
+    known = degrees(job)
+    check_model(job, known, model)
+    check_schedule(job, known)
+    unit = UNITS.get(job.precision.compute)
+    if unit is not None and unit not in device.peak_flops_per_s:
+        formats = [name for name in GEMM_FORMATS if UNITS.get(name, "bf16") in device.peak_flops_per_s]
+        raise InputError(
+            f"{device.name} has no matrix units for {job.precision.compute}: it publishes no rate of {unit}",
+            f"set precision.compute to one of {', '.join(formats)}",
+        )
+    if known.num_devices > node.num_devices and node.scale_out is None:
+        raise InputError(
+            f"the job needs {format_count(known.num_devices, 'device')}; "
+            f"{node.name} has {node.num_devices} and no link to others",
+            "use fewer, or a node with scale_out",
+        )
+    return TrainingSetup(job, model, device, node, known, layers_per_chunk(job, known, model))
+
+
+def look_up(job: TrainingJob, allow_download: bool = False) -> tuple[ModelSpec, Device, Node]:
+    """What the job's names mean; without a node it is the usual one of the device.
+
+    Raises:
+        InputError: an unknown name.
+    """
+    model = job.model if isinstance(job.model, ModelSpec) else catalog.model(job.model, allow_download)
+    device = job.device if isinstance(job.device, Device) else catalog.device(job.device)
+    node = job.node if isinstance(job.node, Node) else None
+    return model, device, node or (catalog.node(str(job.node)) if job.node else catalog.default_node(device))
+
+
+def with_framework_defaults(job: TrainingJob) -> TrainingJob:
+    """`job` with every `None` that its framework decides replaced by what the framework does.
+
+    Frameworks are `catalog/frameworks/*.yaml`: tables of the job's own fields.
+
+    Raises:
+        InputError: the job has a setting that others of its settings turn off.
+    """
+    where, defaults = _framework_defaults(job.framework, tuple(catalog.search_path()))
+    filled: TrainingJob = _filled(job, defaults, where)
+    if filled.parallelism.sequence_parallel and filled.parallelism.tp == 1:
+        parallelism = msgspec.structs.replace(filled.parallelism, sequence_parallel=False)
+        filled = msgspec.structs.replace(filled, parallelism=parallelism)
+    if filled.schedule is None:
+        chosen: ScheduleName = "interleaved" if filled.parallelism.virtual_stages > 1 else "1f1b"
+        filled = msgspec.structs.replace(filled, schedule=chosen)
+    if filled.recompute.granularity == "selective" and filled.recompute.modules is None:
+        recompute = msgspec.structs.replace(filled.recompute, modules=("core_attention",))
+        filled = msgspec.structs.replace(filled, recompute=recompute)
+    return without_idle_settings(job, filled)
+
+
+@cache
+def _framework_defaults(framework: str, _: tuple[Path, ...]) -> tuple[str, dict[str, Any]]:
+    """A framework's file and what it says, read once for each search path: a search resolves thousands of jobs."""
+    path = catalog.find("frameworks", framework)
+    return path.name, read_yaml(path)["defaults"]
+
+
+def _filled(noun: Any, defaults: dict[str, Any], where: str) -> Any:
+    changes: dict[str, Any] = {}
+    for name, default in defaults.items():
+        if name not in noun.__struct_fields__:
+            raise InputError(f"{where}: a training job has no {name!r}")
+        value = getattr(noun, name)
+        if isinstance(default, dict):
+            changes[name] = _filled(value, default, where)
+        elif value is None:
+            changes[name] = default
+    return msgspec.structs.replace(noun, **changes)
+
+
+def layers_per_chunk(job: TrainingJob, known: Degrees, model: ModelSpec) -> tuple[int, ...]:
+    """Layers of each chunk of the pipeline, in the order of the forward pass.
+
+    Raises:
+        InputError: they do not add up to the model's, or cannot be split evenly and no split is given.
+    """
+    given = job.parallelism.layers_per_stage
+    if given is not None:
+        if len(given) != known.num_chunks:
+            raise InputError(
+                f"layers_per_stage has {format_count(len(given), 'entry', 'entries')}; "
+                f"the schedule {job.schedule} needs {known.num_chunks}"
+            )
+        if sum(given) != model.num_layers:
+            raise InputError(f"layers_per_stage adds up to {sum(given)}; {model.name} has {model.num_layers} layers")
+        return given
+    share, rest = divmod(model.num_layers, known.num_chunks)
+    if rest or not share:
+        even = [share + (1 if index < rest else 0) for index in range(known.num_chunks)]
+        raise InputError(
+            f"{model.num_layers} layers of {model.name} do not split evenly over pp x virtual_stages = {known.pp} x "
+            f"{known.virtual_stages} = {known.num_chunks} chunks",
+            f"give parallelism.layers_per_stage, for example {even}" if share else "use fewer stages",
+        )
+    return (share,) * known.num_chunks
+
+
+def check_model(job: TrainingJob, known: Degrees, model: ModelSpec) -> None:
+    """Raise InputError where `model` or its sequences cannot be split that way."""
+    if any(isinstance(group.attention, LatentAttention) and group.attention.indexer for group in model.layers):
+        raise InputError(f"training {model.name} cannot be modelled: its sparse attention has an indexer")
+    tp, cp = known.tp, known.cp
+    for group in model.layers:
+        attention = group.attention
+        heads = attention.num_key_heads if isinstance(attention, GatedDeltaAttention) else attention.num_heads
+        if heads % tp:
+            raise InputError(f"tp = {tp} does not divide the {heads} attention heads of {model.name}")
+        if job.parallelism.cp_method == "ulysses" and (heads // tp) % cp:
+            raise InputError(f"cp = {cp} by ulysses does not divide the {heads // tp} heads of a tensor-parallel rank")
+        if isinstance(attention, GroupedQueryAttention):
+            kv = attention.num_kv_heads
+            if kv % tp and tp % kv:
+                raise InputError(
+                    f"tp = {tp} neither divides the {kv} key/value heads of {model.name} nor is a multiple"
+                )
+        feed_forward = group.feed_forward
+        if isinstance(feed_forward, DenseFeedForward):
+            if feed_forward.intermediate_size % tp:
+                raise InputError(f"tp = {tp} does not divide the feed-forward width {feed_forward.intermediate_size}")
+        else:
+            _check_experts(feed_forward, known, model)
+    if known.ep > 1 and not any(isinstance(group.feed_forward, ExpertsFeedForward) for group in model.layers):
+        raise InputError(f"ep = {known.ep}, but {model.name} has no experts", "leave ep out")
+    # Causal attention is balanced by giving each context-parallel rank two chunks, one early and one late.
+    pieces = (2 * cp if cp > 1 else 1) * (tp if job.parallelism.sequence_parallel else 1)
+    if job.sequence_tokens % pieces:
+        raise InputError(
+            f"sequence_tokens = {job.sequence_tokens} does not split into {pieces} pieces "
+            f"({'2 x cp' if cp > 1 else ''}{' x ' if cp > 1 and job.parallelism.sequence_parallel else ''}"
+            f"{'tp' if job.parallelism.sequence_parallel else ''})"
+        )
+
+
+def _check_experts(feed_forward: ExpertsFeedForward, known: Degrees, model: ModelSpec) -> None:
+    if feed_forward.num_experts % known.ep:
+        raise InputError(
+            f"n_experts % ep = 0 does not hold: {feed_forward.num_experts} experts of {model.name}, ep = {known.ep}"
+        )
+    if feed_forward.intermediate_size % known.experts_tp:
+        raise InputError(
+            f"experts_tp = {known.experts_tp} does not divide an expert's width {feed_forward.intermediate_size}"
+        )
+
+
+def check_schedule(job: TrainingJob, known: Degrees) -> None:
+    """Raise InputError where the pipeline schedule cannot run with these degrees."""
+    name, pp, num_microbatches = job.schedule, known.pp, known.num_microbatches
+    if name in V_SCHEDULES and job.parallelism.virtual_stages > 2:
+        raise InputError(
+            f"{name} gives each device two chunks; virtual_stages = {job.parallelism.virtual_stages} is not possible"
+        )
+    if job.parallelism.virtual_stages > 1 and name not in (*CHUNKED_SCHEDULES, *V_SCHEDULES):
+        raise InputError(
+            f"virtual_stages = {job.parallelism.virtual_stages}, but {name} has one chunk on each device",
+            f"schedules with chunks: {', '.join((*CHUNKED_SCHEDULES, *V_SCHEDULES))}",
+        )
+    if name == "interleaved" and pp > 1 and num_microbatches % pp:
+        raise InputError(
+            f"the interleaved schedule needs micro-batches in multiples of pp: {num_microbatches} % {pp} is not 0",
+            "change global_batch, micro_batch or pp",
+        )
+    if name == "dualpipe" and pp % 2:
+        raise InputError(f"dualpipe needs an even pp; it is {pp}")
+    least = {"dualpipe": 2 * pp, "dualpipe_v": 2 * pp, "zb_v": pp}.get(name or "", 1)
+    if num_microbatches < least or (name == "dualpipe" and num_microbatches % 2):
+        even = "an even number of " if name == "dualpipe" else ""
+        raise InputError(
+            f"{name} with pp = {pp} needs {even}at least {least} micro-batches; there are {num_microbatches}"
+        )

@@ -1,0 +1,350 @@
+"""Simulates one step of a training job: operators of each chunk, priced, then replayed by its pipeline schedule."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.model.parameters import count_parameters
+from windtunnel.network.cluster import network_of
+from windtunnel.pricing.aiconfigurator.estimator import measured_estimator
+from windtunnel.pricing.estimator import Coverage, Estimator
+from windtunnel.pricing.roofline import machine
+from windtunnel.training.costs import ChunkCost, chunk_costs, message_seconds
+from windtunnel.training.job import GEMM_FORMATS, TrainingJob
+from windtunnel.training.job_network import JobNetwork
+from windtunnel.training.layers.chunks import Parameters, trained
+from windtunnel.training.layers.rank import Group, Rank
+from windtunnel.training.layers.sharding import finish_tasks, optimizer_tasks
+from windtunnel.training.memory import USABLE_FRACTION, StageMemory, stage_memory
+from windtunnel.training.pipeline import kernel as pipeline
+from windtunnel.training.pipeline.schedules import (
+    BACKWARD,
+    FORWARD,
+    WEIGHT,
+    Schedule,
+    schedule,
+)
+from windtunnel.training.pricing import (
+    FastestEstimator,
+    PassCost,
+    TrainingPricer,
+    pricer,
+)
+from windtunnel.training.setup import TrainingSetup, resolve
+from windtunnel.units import format_seconds
+
+KERNELS_OF = (("vllm", "0.24.0"), ("trtllm", "1.3.0"))
+"""Whose measured tables price training, the faster at each operator: vLLM's bf16 GEMMs and attention are cuBLAS and
+FlashAttention, TensorRT-LLM's fp8 GEMMs are cuBLAS, as in Transformer Engine."""
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """When every action of every pipeline device runs, in seconds from the start of the step."""
+
+    schedule: Schedule
+    starts: Floats
+    ends: Floats
+    communicated: Floats
+    """When each device's data-parallel communication is done."""
+
+    @property
+    def device_of_action(self) -> NDArray[np.int64]:
+        return np.repeat(np.arange(self.schedule.num_devices), np.diff(self.schedule.offsets))
+
+    @property
+    def busy_s(self) -> Floats:
+        """Seconds for which each device computes (or waits inside an action)."""
+        return np.bincount(self.device_of_action, weights=self.ends - self.starts).astype(np.float64)
+
+    @property
+    def last_s(self) -> Floats:
+        """When each device's last action ends."""
+        return np.maximum.reduceat(self.ends, self.schedule.offsets[:-1])
+
+    @property
+    def spans_s(self) -> Floats:
+        """Seconds from each device's first action to its last.
+
+        ZB-H2 and ZB-V let devices step their optimizer apart from each other, so that steps follow each other as
+        staggered; in other schedules all start and end with the whole pipeline.
+        """
+        if self.schedule.name in ("zb_h2", "zb_v"):
+            return self.last_s - np.minimum.reduceat(self.starts, self.schedule.offsets[:-1])
+        return np.full(self.schedule.num_devices, float(np.max(self.last_s)))
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    """One step of a job, predicted."""
+
+    setup: TrainingSetup
+    step_s: float
+    breakdown_s: dict[str, float]
+    """Parts of the busiest device's step; they add up to `step_s`."""
+    bubble_fraction: float
+    """Of the pipeline's time, mean over devices, in which a device waits for others."""
+    model_flops: float
+    """Of one step on one device, forward and backward, causal attention counted as computed."""
+    hardware_flops: float
+    memory: tuple[StageMemory, ...]
+    costs: tuple[ChunkCost, ...]
+    timeline: Timeline
+    by_coverage: dict[Coverage, float]
+    """Seconds of tasks by how their time was found."""
+    relative_error: float
+    """Expected error of the step's estimates, were they all wrong the same way."""
+    num_parameters: float
+
+    def __repr__(self) -> str:
+        """What a notebook shows: the costs and the timeline alone would be thousands of numbers."""
+        job, degrees = self.setup.job, self.setup.degrees
+        return (
+            f"TrainingResult({job.model} on {degrees.num_devices:,} x {job.device}: "
+            f"step {format_seconds(self.step_s)}, {self.tokens_per_s:,.0f} tokens/s, MFU {self.mfu:.1%}; "
+            f"see .breakdown_s, .memory, .timeline)"
+        )
+
+    @property
+    def tokens_per_s(self) -> float:
+        job = self.setup.job
+        return job.global_batch * job.sequence_tokens / self.step_s
+
+    @property
+    def tokens_per_s_per_device(self) -> float:
+        return self.tokens_per_s / self.setup.degrees.num_devices
+
+    @property
+    def peak_flops_per_s(self) -> float:
+        return compute_peak(self.setup)
+
+    @property
+    def mfu(self) -> float:
+        return self.model_flops / self.step_s / self.peak_flops_per_s
+
+    @property
+    def hfu(self) -> float:
+        return self.hardware_flops / self.step_s / self.peak_flops_per_s
+
+    @property
+    def flops_per_s_per_device(self) -> float:
+        return self.model_flops / self.step_s
+
+    @property
+    def worst_memory(self) -> StageMemory:
+        return max(self.memory, key=lambda stage: stage.total_bytes)
+
+    @property
+    def fits(self) -> bool:
+        """Whether the fullest device keeps within what jobs were measured to fill (`USABLE_FRACTION`)."""
+        return self.worst_memory.total_bytes <= USABLE_FRACTION * self.setup.device.memory_bytes
+
+
+def simulate_training(
+    job: TrainingJob | TrainingSetup, estimator: Estimator | None = None, allow_download: bool = False
+) -> TrainingResult:
+    """One step of `job`, from its operators.
+
+    Args:
+        job: a job, or one that is resolved.
+        estimator: prices operators; None reads the tables measured on the job's device, or its calibrated roofline.
+        allow_download: fetch a model's config.json that the catalog does not have.
+
+    Raises:
+        InputError: a name, split or schedule that cannot be.
+    """
+    setup = job if isinstance(job, TrainingSetup) else resolve(job, allow_download)
+    return simulate_with(setup, training_prices(setup, estimator))
+
+
+def training_prices(setup: TrainingSetup, estimator: Estimator | None = None) -> TrainingPricer:
+    """Prices for the job's device, node and network; jobs that differ in nothing else may share them.
+
+    Raises:
+        InputError: the network's topology does not suit the job.
+    """
+    network = None
+    if setup.job.network is not None:
+        network = JobNetwork(network_of(setup.job.network, setup.node, setup.degrees.num_devices), Rank(setup))
+    return pricer(estimator or training_estimator(setup), setup.device, setup.node, network)
+
+
+def training_estimator(setup: TrainingSetup) -> Estimator:
+    """The estimator that knows most about the job's device."""
+    measured = (measured_estimator(setup.device, setup.node, *engine) for engine in KERNELS_OF)
+    return FastestEstimator(tuple(measured))
+
+
+def simulate_with(setup: TrainingSetup, prices: TrainingPricer) -> TrainingResult:
+    """`simulate_training` with prices that may be shared by many jobs on one device and node."""
+    rank = Rank(setup)
+    if isinstance(prices.between_nodes, JobNetwork) and prices.between_nodes.rank.setup is not setup:
+        prices = replace(prices, between_nodes=prices.between_nodes.of(rank), _known={})
+    costs = chunk_costs(rank, prices)
+    plan = schedule(
+        str(setup.job.schedule),
+        setup.degrees.pp,
+        setup.degrees.num_microbatches,
+        setup.degrees.virtual_stages,
+        bool(setup.job.overlap.experts),
+    )
+    timeline = replay(rank, prices, plan, costs)
+    memory = memory_by_stage(rank, plan, costs)
+    return _result(rank, prices, plan, costs, timeline, memory)
+
+
+def replay(rank: Rank, prices: TrainingPricer, plan: Schedule, costs: tuple[ChunkCost, ...]) -> Timeline:
+    """Run the schedule with these costs."""
+    # DualPipe's second direction runs the same chunks again.
+    both = [costs[index % len(costs)] for index in range(plan.num_chunks)]
+    seconds = np.zeros((3, plan.num_chunks))
+    seconds[FORWARD] = [cost.forward.seconds for cost in both]
+    seconds[BACKWARD] = [cost.backward_input.seconds for cost in both]
+    seconds[WEIGHT] = [cost.backward_weight.seconds for cost in both]
+    hidden = np.array([_hidden_by_pairing_s(cost, prices) / 2 for cost in both])
+    overlap = rank.setup.job.overlap
+    zeros = np.zeros(plan.num_chunks)
+    starts, ends, communicated = pipeline.run(
+        (plan.actions, plan.offsets, plan.device_of_chunk, plan.next_chunk, plan.num_microbatches),
+        seconds,
+        hidden,
+        zeros + message_seconds(rank, prices),
+        not overlap.pipeline,
+        np.array([cost.gather_s for cost in both]) if overlap.parameter_gather else zeros,
+        np.array([cost.reduce_s for cost in both]) if overlap.gradient_reduce else zeros,
+        np.array([cost.num_buckets for cost in both]),
+        prices.overlap_slowdown,
+        plan.is_split,
+    )
+    return Timeline(plan, starts, ends, communicated)
+
+
+def _hidden_by_pairing_s(cost: ChunkCost, prices: TrainingPricer) -> float:
+    """What a forward and a backward pass save together where one's exchange of tokens runs beside the other's
+    computation, which is slower for it.
+    """
+    exchange = cost.forward.pairable_s + cost.backward_input.pairable_s
+    computing = cost.forward.computing_s + cost.backward_input.computing_s + cost.backward_weight.computing_s
+    return min(exchange, computing) * (1.0 - prices.overlap_slowdown)
+
+
+def memory_by_stage(rank: Rank, plan: Schedule, costs: tuple[ChunkCost, ...]) -> tuple[StageMemory, ...]:
+    """Peak memory of a rank of every stage."""
+    both = [costs[index % len(costs)] for index in range(plan.num_chunks)]
+    kept = np.array([cost.kept_bytes for cost in both])
+    ones = np.array([1.0 / sum(1 for d in plan.device_of_chunk if d == device) for device in plan.device_of_chunk])
+    peaks, counts = np.zeros(plan.num_devices), np.zeros(plan.num_devices)
+    # Where the weights' gradient comes later, linear layers' inputs stay until then: about half of what is kept.
+    pipeline.peak_bytes(plan.actions, plan.offsets, kept, kept / 2, plan.is_split, peaks)
+    pipeline.peak_bytes(plan.actions, plan.offsets, ones, ones / 2, plan.is_split, counts)
+    return tuple(
+        stage_memory(
+            rank,
+            device,
+            [both[index].chunk for index in np.flatnonzero(plan.device_of_chunk == device)],
+            float(peaks[device]),
+            float(counts[device]),
+        )
+        for device in range(plan.num_devices)
+    )
+
+
+def _result(
+    rank: Rank,
+    prices: TrainingPricer,
+    plan: Schedule,
+    costs: tuple[ChunkCost, ...],
+    timeline: Timeline,
+    memory: tuple[StageMemory, ...],
+) -> TrainingResult:
+    setup = rank.setup
+    busy, spans = timeline.busy_s, timeline.spans_s
+    pipeline_s = float(np.max(spans))
+    ends = _ends_of_step(rank, prices, plan, costs, timeline)
+    step = pipeline_s + sum(ends.values())
+    ends["stragglers"] = (straggling(setup) - 1.0) * step
+    worst = int(np.argmax(busy))
+    breakdown = _passes(plan, costs, worst)
+    rest = float(busy[worst]) - sum(breakdown.values())
+    exchange = f"exposed communication ({Group.EXPERTS})"
+    if rest < 0 and exchange in breakdown:
+        # Passes of two micro-batches that run interleaved hide the exchange of tokens behind each other's computation.
+        rest, breakdown[exchange] = 0.0, breakdown[exchange] + rest
+    breakdown["waiting for parameters, hidden communication"] = max(rest, 0.0)
+    breakdown["pipeline bubble"] = pipeline_s - float(busy[worst])
+    breakdown |= ends
+    whole = PassCost()
+    for cost in costs:
+        for part in cost.passes:
+            whole.add(part)
+    per_device = setup.degrees.num_microbatches / setup.degrees.pp
+    total = sum(whole.by_coverage.values())
+    return TrainingResult(
+        setup=setup,
+        step_s=step + ends["stragglers"],
+        breakdown_s={name: seconds for name, seconds in breakdown.items() if seconds > 1e-9 * step},
+        bubble_fraction=float(np.mean(1.0 - busy / pipeline_s)),
+        model_flops=sum(cost.model_flops for cost in costs) * per_device,
+        hardware_flops=sum(cost.hardware_flops for cost in costs) * per_device,
+        memory=memory,
+        costs=costs,
+        timeline=timeline,
+        by_coverage=whole.by_coverage,
+        relative_error=whole.error_s / total if total else 0.0,
+        num_parameters=float(count_parameters(setup.model).total),
+    )
+
+
+def _passes(plan: Schedule, costs: tuple[ChunkCost, ...], device: int) -> dict[str, float]:
+    """Seconds of one device's passes in a step, by class of operator and by group of exposed communication."""
+    # Of DualPipe's two directions each has half of the micro-batches.
+    num_passes = plan.num_microbatches * len(costs) / plan.num_chunks
+    found: dict[str, float] = {}
+    for index in np.flatnonzero(plan.device_of_chunk == device):
+        for part in costs[index % len(costs)].passes:
+            named = {f"exposed communication ({group})": seconds for group, seconds in part.exposed_s.items()}
+            for name, seconds in {**part.compute_s, "slowdown by overlap": part.slowdown_s, **named}.items():
+                found[name] = found.get(name, 0.0) + seconds * num_passes
+    return found
+
+
+def _ends_of_step(
+    rank: Rank, prices: TrainingPricer, plan: Schedule, costs: tuple[ChunkCost, ...], timeline: Timeline
+) -> dict[str, float]:
+    """What follows the pipeline: gradients still on their way, small collectives, the optimizer, parameters."""
+    overlap = rank.setup.job.overlap
+    held = [Parameters() for _ in range(plan.num_devices)]
+    gather, reduce = np.zeros(plan.num_devices), np.zeros(plan.num_devices)
+    for index, device in enumerate(plan.device_of_chunk):
+        cost = costs[index % len(costs)]
+        held[device] = held[device] + cost.parameters
+        gather[device] += 0.0 if overlap.parameter_gather else cost.gather_s
+        reduce[device] += 0.0 if overlap.gradient_reduce else cost.reduce_s
+    reduced = np.maximum(timeline.communicated, timeline.last_s) + reduce
+    return {
+        "exposed gradient reduction": float(np.max(reduced) - np.max(timeline.last_s)),
+        "end of step": prices.seconds(finish_tasks(rank)),
+        "optimizer": max(prices.seconds(optimizer_tasks(rank, trained(rank, parameters))) for parameters in held),
+        "exposed parameter gather": float(np.max(gather)),
+    }
+
+
+def straggling(setup: TrainingSetup) -> float:
+    """How much longer a step takes because it waits for the slowest of its devices.
+
+    The expected largest of N normal deviations, sigma sqrt(2 ln N), for devices whose speeds differ by sigma.
+    """
+    num_devices = setup.degrees.num_devices
+    sigma = setup.job.faults.straggler_fraction
+    return 1.0 + sigma * math.sqrt(2.0 * math.log(num_devices)) if num_devices > 1 else 1.0
+
+
+def compute_peak(setup: TrainingSetup) -> float:
+    """The device's dense peak rate in the format of the job's matrix products."""
+    return machine(setup.device, GEMM_FORMATS[setup.job.precision.compute]).flops_per_s

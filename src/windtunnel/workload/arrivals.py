@@ -1,0 +1,166 @@
+"""When requests arrive: an open loop of a rate, bursts, a curve or a file, or a closed loop of clients."""
+
+from itertools import pairwise
+from typing import Literal
+
+from windtunnel.schema import Schema, check_non_negative, check_positive
+
+MAX_REQUESTS = 100_000_000
+MIN_CV, MAX_CV = 0.001, 1000
+MIN_RATE_PER_S, MAX_RATE_PER_S = 1e-9, 1e9
+
+
+class Poisson(Schema, tag="poisson", tag_field="type"):
+    """Open loop with independent exponential gaps, the first one before the first request.
+
+    `vllm bench serve --request-rate` draws the same, then stretches all times so that the last is num_requests / rate.
+    """
+
+    rate_per_s: float
+
+    def __post_init__(self) -> None:
+        check_rate(self.rate_per_s)
+
+
+class Gamma(Schema, tag="gamma", tag_field="type"):
+    """Open loop with independent gamma gaps: burstier than Poisson where cv > 1, smoother where cv < 1."""
+
+    rate_per_s: float
+    cv: float
+    """Standard deviation of the gaps over their mean, 0.001 to 1000. vLLM's `--burstiness` is 1 / cv^2."""
+
+    def __post_init__(self) -> None:
+        check_rate(self.rate_per_s)
+        _check_cv(self.cv)
+
+
+class Static(Schema, tag="static", tag_field="type"):
+    """Open loop with equal gaps, the first request at 0 s."""
+
+    rate_per_s: float
+
+    def __post_init__(self) -> None:
+        check_rate(self.rate_per_s)
+
+
+class Burst(Schema, tag="burst", tag_field="type"):
+    """Open loop with groups of simultaneous requests, the first at 0 s. As it stands: all requests at once."""
+
+    num_per_burst: int | None = None
+    interval_s: float | None = None
+
+    def __post_init__(self) -> None:
+        if (self.num_per_burst is None) != (self.interval_s is None):
+            raise ValueError("num_per_burst and interval_s must be given together")
+        check_count(num_per_burst=self.num_per_burst)
+        check_positive(interval_s=self.interval_s)
+
+
+class ClosedLoop(Schema, tag="closed_loop", tag_field="type"):
+    """A benchmark client with `concurrency` requests under way: it sends the next one when one completes.
+
+    As `vllm bench serve --max-concurrency` does: a request is sent once it is released and one of the slots is free.
+    Warm-up requests are not among `num_requests`; they are copies of the first one, pass through as many slots, and the
+    measured requests are released when the last of them has finished.
+    Source: https://github.com/vllm-project/vllm, `vllm/benchmarks/serve.py`, `benchmark`, at commit 009e6d4a.
+    """
+
+    concurrency: int
+    num_warmup_requests: int = 0
+    rate_per_s: float | None = None
+    """Release rate: an open loop, but for the requests under way, which `concurrency` caps; None releases every request
+    at 0 s."""
+    cv: float = 1
+    """Of the gaps between releases, as `Gamma` has it: 1 is Poisson, 0 equal gaps."""
+
+    def __post_init__(self) -> None:
+        check_count(concurrency=self.concurrency)
+        check_rate(self.rate_per_s)
+        if self.rate_per_s is None and self.cv != 1:
+            raise ValueError(f"cv is {self.cv}, but without rate_per_s all requests are released at 0 s")
+        if self.cv != 0:
+            _check_cv(self.cv)
+        if not 0 <= self.num_warmup_requests <= MAX_REQUESTS:
+            raise ValueError(f"num_warmup_requests must be from 0 to {MAX_REQUESTS}, not {self.num_warmup_requests}")
+
+
+class RatePoint(Schema):
+    """The arrival rate at one time of a `RateCurve`."""
+
+    at_s: float
+    rate_per_s: float
+
+    def __post_init__(self) -> None:
+        check_non_negative(at_s=self.at_s, rate_per_s=self.rate_per_s)
+        if self.rate_per_s > MAX_RATE_PER_S:
+            raise ValueError(f"rate_per_s must be at most {MAX_RATE_PER_S:g}, not {self.rate_per_s:g}")
+
+
+class RateCurve(Schema, tag="curve", tag_field="type"):
+    """Open loop whose rate runs in straight lines through `points`, again and again with a `period_s`.
+
+    A process of unit rate is warped in time, so that scaling or reshaping the curve moves the same requests: the k-th
+    arrives when the integral of the rate reaches the k-th unit time. Without a period the first and the last rate hold
+    before and after the points; with one the line goes on from the last point to the first one of the next period.
+    Source: time rescaling of a point process, Cinlar, Introduction to Stochastic Processes (1975), section 4.7.
+    """
+
+    points: tuple[RatePoint, ...]
+    period_s: float | None = None
+    cv: float = 1.0
+    """Standard deviation over mean of the gaps of the unit process, which are gamma; 1 is Poisson."""
+    scale: float = 1.0
+    """Factor on every rate."""
+
+    def __post_init__(self) -> None:
+        check_positive(period_s=self.period_s, scale=self.scale)
+        _check_cv(self.cv)
+        if not self.points:
+            raise ValueError("points is empty")
+        times_s = [point.at_s for point in self.points]
+        if any(after <= before for before, after in pairwise(times_s)):
+            raise ValueError("the points of a rate curve must be in order of at_s, no two at the same time")
+        if self.period_s is not None and times_s[-1] >= self.period_s:
+            raise ValueError(f"the point at {times_s[-1]:g} s is not within the period of {self.period_s:g} s")
+        rates = [point.rate_per_s for point in self.points]
+        if max(rates) == 0 or (self.period_s is None and rates[-1] == 0):
+            raise ValueError("the rate stays at 0, so that the requests never end: raise the last point's rate_per_s")
+
+
+class Recorded(Schema, tag="recorded", tag_field="type"):
+    """The arrival times of a file, whatever the lengths' source is."""
+
+    path: str
+    """A requests file (see `Trace.path`)."""
+    column: str | None = None
+    """None means the column of times of a known layout."""
+    unit: Literal["s", "ms", "us", "ns"] = "s"
+    start_s: float = 0.0
+    """Skip the arrivals before this time; it becomes 0 s."""
+    time_scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_non_negative(start_s=self.start_s)
+        check_positive(time_scale=self.time_scale)
+
+
+Arrivals = Poisson | Gamma | Static | Burst | ClosedLoop | RateCurve | Recorded
+
+
+def check_rate(rate_per_s: float | None) -> None:
+    """A rate of arrivals is from 1e-9 to 1e9 per second."""
+    check_positive(rate_per_s=rate_per_s)
+    if rate_per_s is not None and not MIN_RATE_PER_S <= rate_per_s <= MAX_RATE_PER_S:
+        raise ValueError(f"rate_per_s must be from {MIN_RATE_PER_S:g} to {MAX_RATE_PER_S:g}, not {rate_per_s:g}")
+
+
+def _check_cv(cv: float) -> None:
+    if not MIN_CV <= cv <= MAX_CV:
+        raise ValueError(f"cv must be from {MIN_CV} to {MAX_CV}, not {cv}")
+
+
+def check_count(**values: int | None) -> None:
+    """A number of requests or clients is from 1 to `MAX_REQUESTS`."""
+    for name, value in values.items():
+        if value is not None and not 1 <= value <= MAX_REQUESTS:
+            raise ValueError(f"{name} must be from 1 to {MAX_REQUESTS}, not {value}")

@@ -1,0 +1,149 @@
+"""When requests arrive: renewal processes, rates that change, bursts, recorded times."""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from windtunnel.errors import InputError
+from windtunnel.workload.arrivals import (
+    MAX_REQUESTS,
+    Arrivals,
+    Burst,
+    ClosedLoop,
+    Gamma,
+    Poisson,
+    RateCurve,
+    Recorded,
+    Static,
+)
+from windtunnel.workload.generate.draws import Seconds
+from windtunnel.workload.schema import Trace, TraceColumns
+from windtunnel.workload.traces.requests import read_requests
+
+BLOCK = 1 << 20
+"""Times that are warped at once: tens of millions need no temporary arrays of their length."""
+
+
+def draw_times(arrivals: Arrivals, limit: int | None, duration_s: float | None, rng: np.random.Generator) -> Seconds:
+    """The arrival times of `limit` requests, or of fewer but all that are before `duration_s`.
+
+    One of the two limits is given; a closed loop and a single burst have `limit` (`Workload` checks both).
+    """
+    match arrivals:
+        case Static(rate_per_s=rate_per_s) | ClosedLoop(rate_per_s=float() | int() as rate_per_s, cv=0):
+            return np.arange(_enough(limit, duration_s, rate_per_s)) / rate_per_s
+        case Burst(num_per_burst=int(num_per_burst), interval_s=interval_s) if interval_s is not None:
+            enough = _enough(limit, duration_s, num_per_burst / interval_s, num_per_burst)
+            return np.asarray(np.arange(enough) // num_per_burst * interval_s, np.float64)
+        case Poisson(rate_per_s=rate_per_s):
+            return _renewals(rng.standard_exponential, rate_per_s, limit, duration_s)
+        case Gamma(rate_per_s=rate_per_s, cv=cv) | ClosedLoop(rate_per_s=float() | int() as rate_per_s, cv=cv):
+            return _renewals(gamma_gaps(rng, cv), rate_per_s, limit, duration_s)
+        case RateCurve():
+            return curve_times(arrivals, limit, duration_s, rng)
+        case Recorded():
+            return _recorded_times(arrivals, limit)
+        case _:
+            assert limit is not None, "Workload checks that requests released at once are counted"
+            return np.zeros(limit)
+
+
+def gamma_gaps(rng: np.random.Generator, cv: float) -> Callable[[int], Seconds]:
+    """Draws gaps of mean 1 and standard deviation `cv`."""
+    if cv == 1:
+        return rng.standard_exponential
+    shape = 1 / cv**2
+    return lambda size: rng.standard_gamma(shape, size) / shape
+
+
+def _recorded_times(arrivals: Recorded, limit: int | None) -> Seconds:
+    columns = TraceColumns(arrival=arrivals.column, arrival_unit=arrivals.unit)
+    arrival_s = read_requests(Trace(path=arrivals.path, columns=columns), ("arrival",)).arrival_s
+    assert arrival_s is not None, "it was asked for"
+    arrival_s = (arrival_s[np.searchsorted(arrival_s, arrivals.start_s) :] - arrivals.start_s) * arrivals.time_scale
+    if limit is not None and limit > len(arrival_s):
+        raise InputError(f"the workload asks for {limit} requests, but {arrivals.path} has {len(arrival_s)} arrivals")
+    return arrival_s[:limit]
+
+
+def curve_times(curve: RateCurve, limit: int | None, duration_s: float | None, rng: np.random.Generator) -> Seconds:
+    """Arrival times under a rate that changes: unit-rate times warped by the inverse of L(t), the rate's integral.
+
+    Source: Cinlar (1975), section 4.7: if u_k is a Poisson process of rate 1, L^-1(u_k) is one of rate L'(t).
+    """
+    end_units = None if duration_s is None else float(_units_at(curve, np.array([duration_s]))[0])
+    times = _renewals(gamma_gaps(rng, curve.cv), 1.0, limit, end_units)
+    for first in range(0, times.size, BLOCK):
+        block = slice(first, first + BLOCK)
+        times[block] = _times_at(curve, times[block])
+    return times
+
+
+def _knots(curve: RateCurve) -> tuple[Seconds, Seconds, Seconds]:
+    """Times, rates and integral of one period (or of all the points) from 0 s on; the last time ends it."""
+    times = np.array([point.at_s for point in curve.points])
+    rates = np.array([point.rate_per_s for point in curve.points]) * curve.scale
+    if curve.period_s is not None:
+        to_first = (curve.period_s - times[-1]) / (curve.period_s - times[-1] + times[0])
+        at_zero = rates[0] if times[0] == 0 else rates[-1] + (rates[0] - rates[-1]) * to_first
+        times, rates = np.append(times, curve.period_s), np.append(rates, at_zero)
+    if times[0] > 0:
+        before = at_zero if curve.period_s is not None else rates[0]
+        times, rates = np.concatenate([[0.0], times]), np.concatenate([[before], rates])
+    units = np.concatenate([[0.0], np.cumsum(np.diff(times) * (rates[1:] + rates[:-1]) / 2)])
+    return times, rates, units
+
+
+def _units_at(curve: RateCurve, time_s: Seconds) -> Seconds:
+    """L(t): requests expected before each time."""
+    times, rates, units = _knots(curve)
+    periods = np.floor(time_s / curve.period_s) if curve.period_s is not None else np.zeros(time_s.size)
+    rest_s = time_s - periods * (curve.period_s or 0.0)
+    at = np.clip(np.searchsorted(times, rest_s, side="right") - 1, 0, times.size - 1)
+    within_s = rest_s - times[at]
+    slope = np.append(np.diff(rates) / np.diff(times), 0.0)
+    return np.asarray(periods * units[-1] + units[at] + (rates[at] + slope[at] * within_s / 2) * within_s)
+
+
+def _times_at(curve: RateCurve, unit: Seconds) -> Seconds:
+    """The inverse of L: within a piece, the root of L + r t + s t^2 / 2 = u, in the form that allows s = 0."""
+    times, rates, units = _knots(curve)
+    periods = np.floor(unit / units[-1]) if curve.period_s is not None else np.zeros(unit.size)
+    rest = unit - periods * (units[-1] if curve.period_s is not None else 0.0)
+    at = np.clip(np.searchsorted(units, rest, side="right") - 1, 0, units.size - 1)
+    if curve.period_s is not None:
+        at = np.minimum(at, units.size - 2)
+    slope = np.append(np.diff(rates) / np.diff(times), 0.0)[at]
+    over = np.maximum(rest - units[at], 0.0)
+    root = np.sqrt(np.maximum(rates[at] ** 2 + 2 * slope * over, 0.0))
+    return np.asarray(
+        periods * (curve.period_s or 0.0)
+        + times[at]
+        + np.divide(2 * over, rates[at] + root, out=np.zeros_like(over), where=over > 0)
+    )
+
+
+def _renewals(
+    draw_gaps: Callable[[int], Seconds], rate_per_s: float, limit: int | None, duration_s: float | None
+) -> Seconds:
+    """Running sums of independent gaps; `draw_gaps` gives gaps of mean 1, which the rate only scales.
+
+    Gaps are drawn until they pass the end: the count before a fixed time is then unbiased, whatever the first guess.
+    """
+    enough = _enough(limit, duration_s, rate_per_s)
+    gaps = draw_gaps(enough)
+    while duration_s is not None and (limit is None or len(gaps) < limit) and gaps.sum() < duration_s * rate_per_s:
+        gaps = np.concatenate([gaps, draw_gaps(max(1024, enough // 8))])
+    return np.cumsum(gaps[:limit]) / rate_per_s
+
+
+def _enough(limit: int | None, duration_s: float | None, rate_per_s: float, num_per_burst: int = 1) -> int:
+    """How many requests reach `limit`, or on average `duration_s`."""
+    if duration_s is None:
+        assert limit is not None, "Workload checks that it ends"
+        return limit
+    expected = duration_s * rate_per_s + num_per_burst + 1
+    if limit is None and expected > MAX_REQUESTS:
+        raise InputError(f"the workload has about {expected:.3g} requests, but at most {MAX_REQUESTS} can be simulated")
+    return math.ceil(expected) if limit is None else math.ceil(min(limit, expected))

@@ -1,0 +1,155 @@
+"""Requests drawn from a model of a service's clients."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.errors import InputError
+from windtunnel.workload.arrivals import MAX_REQUESTS
+from windtunnel.workload.generate.draws import Counts, Seconds, draw_indices
+from windtunnel.workload.schema import ClientModel
+from windtunnel.workload.traces.servegen import Client, read_clients
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ClientRequests:
+    """Arrays of shape [num_requests], in order of arrival."""
+
+    arrival_s: Seconds
+    input_tokens: Counts
+    output_tokens: Counts
+    client: Counts
+    """The number of the client that sent it."""
+
+
+def draw_clients(
+    model: ClientModel, limit: int | None, duration_s: float | None, rngs: dict[str, np.random.Generator]
+) -> ClientRequests:
+    """The requests of all clients.
+
+    Args:
+        model: whose clients, at what rate.
+        limit, duration_s: where it ends; at the end of the model at the latest.
+        rngs: generators by stream.
+
+    Raises:
+        InputError: the model cannot be read, or nobody sends a request before the end.
+    """
+    clients = _busiest(_with_lengths(read_clients(Path(model.path)), model), model.num_clients)
+    starts = clients[0].start_s
+    window_s = float(starts[1] - starts[0])
+    end_s = float(starts[-1]) + window_s
+    last_s = end_s if duration_s is None else min(model.start_s + duration_s, end_s)
+    if model.start_s >= end_s:
+        raise InputError(f"{model.path} ends at {end_s:g} s; start_s is {model.start_s:g} s")
+    factor = _factor(clients, model, last_s if limit is None else end_s)
+    if limit is not None:
+        last_s = min(last_s, _end_of(clients, model.start_s, window_s, limit / factor))
+    expected = sum(_expected(client, model.start_s, last_s, window_s).sum() for client in clients) * factor
+    if expected > MAX_REQUESTS:
+        raise InputError(f"the workload has about {expected:.3g} requests, but at most {MAX_REQUESTS} can be simulated")
+    parts = [_requests_of(client, model.start_s, last_s, window_s, factor, rngs) for client in clients]
+    arrival_s = np.concatenate([part.arrival_s for part in parts])
+    order = np.argsort(arrival_s, kind="stable")[:limit]
+    if not order.size:
+        raise InputError(f"no client of {model.path} sends a request from {model.start_s:g} s to {last_s:g} s")
+    return ClientRequests(
+        arrival_s[order],
+        np.concatenate([part.input_tokens for part in parts])[order],
+        np.concatenate([part.output_tokens for part in parts])[order],
+        np.concatenate([part.client for part in parts])[order],
+    )
+
+
+def _with_lengths(clients: list[Client], model: ClientModel) -> list[Client]:
+    """`clients`, without those whose lengths are unknown where the model allows it."""
+    known = [client for client in clients if client.lengths or not client.rate_per_s.any()]
+    unknown = [client for client in clients if client.rate_per_s.any() and not client.lengths]
+    if (unknown and model.without_lengths == "refuse") or not known:
+        rates = [float(client.rate_per_s.sum()) for client in (*unknown, *known)]
+        share = sum(rates[: len(unknown)]) / sum(rates)
+        raise InputError(
+            f"{model.path}: {len(unknown)} of {len(clients)} clients, who send {share:.0%} of the requests, have no "
+            f"file of lengths (client {unknown[0].number}, for instance)",
+            "go on without them: workload.clients.without_lengths: leave_out",
+        )
+    return known
+
+
+def _busiest(clients: list[Client], most: int | None) -> list[Client]:
+    by_rate = sorted(clients, key=lambda client: -float(client.rate_per_s.sum()))
+    return sorted(by_rate[:most], key=lambda client: client.number)
+
+
+def _factor(clients: list[Client], model: ClientModel, last_s: float) -> float:
+    """Of all rates, so that their mean over the span is the one asked for."""
+    if model.rate_per_s is None:
+        return 1.0
+    window_s = float(clients[0].start_s[1] - clients[0].start_s[0])
+    mean = sum(_expected(client, model.start_s, last_s, window_s).sum() for client in clients) / (
+        last_s - model.start_s
+    )
+    if mean == 0:
+        raise InputError(f"no client of {model.path} sends a request from {model.start_s:g} s to {last_s:g} s")
+    return float(model.rate_per_s / mean)
+
+
+def _expected(client: Client, start_s: float, last_s: float, window_s: float) -> NDArray[np.float64]:
+    """Recorded requests of each window between the two times."""
+    ends = np.minimum(client.start_s + window_s, last_s)
+    return np.asarray(client.rate_per_s * np.maximum(ends - np.maximum(client.start_s, start_s), 0.0))
+
+
+def _end_of(clients: list[Client], start_s: float, window_s: float, count: float) -> float:
+    """The end of the window in which `count` requests will have come, and one more for chance."""
+    expected = sum(_expected(client, start_s, np.inf, window_s) for client in clients)
+    at = int(np.searchsorted(np.cumsum(expected), count * 1.01 + len(clients)))
+    starts = clients[0].start_s
+    return float(starts[min(at + 1, starts.size - 1)]) + window_s
+
+
+def _requests_of(
+    client: Client, start_s: float, last_s: float, window_s: float, factor: float, rngs: dict[str, np.random.Generator]
+) -> ClientRequests:
+    """One client's requests: whole windows are drawn, and what lies outside the span is left out."""
+    inside = (client.start_s + window_s > start_s) & (client.start_s < last_s)
+    expected = client.rate_per_s[inside] * window_s * factor
+    counts = np.floor(expected + rngs["turns"].random(expected.size)).astype(np.int64)
+    window = np.repeat(np.flatnonzero(inside), counts)
+    arrival_s = client.start_s[window] + window_s * _spread(client, inside, counts, rngs["arrivals"])
+    arrival_s = np.minimum(arrival_s, np.nextafter(client.start_s[window] + window_s, 0.0))
+    kept = (arrival_s >= start_s) & (arrival_s < last_s)
+    inputs, outputs = _lengths_of(client, arrival_s, rngs)
+    number = np.full(int(kept.sum()), client.number, np.int64)
+    return ClientRequests(arrival_s[kept] - start_s, inputs[kept], outputs[kept], number)
+
+
+def _spread(client: Client, inside: NDArray[np.bool_], counts: Counts, rng: np.random.Generator) -> NDArray[np.float64]:
+    """Where in its window each request comes, from 0 to 1: the gaps around them are scaled to fill the window."""
+    sizes = counts + 1
+    shape = np.repeat(client.shape[inside], sizes)
+    is_weibull = np.repeat(client.is_weibull[inside], sizes)
+    gaps = np.where(is_weibull, rng.standard_exponential(shape.size) ** (1 / shape), rng.standard_gamma(shape))
+    ends = np.cumsum(sizes)
+    sums = np.cumsum(gaps)
+    before = np.concatenate([[0.0], sums[ends[:-1] - 1]])
+    whole = sums[ends - 1] - before
+    fraction = (sums - np.repeat(before, sizes)) / np.repeat(np.maximum(whole, np.finfo(float).tiny), sizes)
+    is_last = np.zeros(gaps.size, bool)
+    is_last[ends - 1] = True
+    return np.asarray(fraction[~is_last])
+
+
+def _lengths_of(client: Client, arrival_s: Seconds, rngs: dict[str, np.random.Generator]) -> tuple[Counts, Counts]:
+    """Lengths as recorded in the period of each arrival, or in the next one that has any (or the last)."""
+    found = [np.zeros(arrival_s.size, np.int64), np.zeros(arrival_s.size, np.int64)]
+    if not arrival_s.size:
+        return found[0], found[1]
+    period = np.maximum(np.searchsorted(client.lengths_start_s, arrival_s, side="right") - 1, 0)
+    for index in np.unique(period):
+        rows = np.flatnonzero(period == index)
+        for column, table, stream in zip(found, client.lengths[index], ("input_tokens", "output_tokens"), strict=True):
+            column[rows] = table.tokens[draw_indices(table.weights, rows.size, rngs[stream])]
+    return found[0], found[1]

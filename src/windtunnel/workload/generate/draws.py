@@ -1,0 +1,143 @@
+"""Random draws: a generator for each stream of a workload; lengths, counts and times from their distributions."""
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.workload import sessions as spec
+from windtunnel.workload.lengths import (
+    MAX_TOKENS,
+    Empirical,
+    Fixed,
+    Lengths,
+    Lognormal,
+    Normal,
+    Uniform,
+    Zipf,
+)
+from windtunnel.workload.sessions import (
+    MAX_TURNS,
+    Durations,
+    EmpiricalCount,
+    Exponential,
+    Geometric,
+    UniformCount,
+    UniformSeconds,
+)
+from windtunnel.workload.traces.requests import read_lengths
+
+STREAMS = (
+    "arrivals",
+    "input_tokens",
+    "output_tokens",
+    "turns",
+    "think_times",
+    "followup_tokens",
+    "tool_calls",
+    "tool_times",
+    "tool_tokens",
+    "prompts",
+    "prompt_tokens",
+    "tenants",
+    "order",
+)
+"""Each has a generator of its own, spawned from the seed in this order; changing one leaves the others as they were."""
+
+Seconds = NDArray[np.float64]
+Counts = NDArray[np.int64]
+
+
+def spawn(parent: np.random.SeedSequence) -> dict[str, np.random.Generator]:
+    """Generators as `SeedSequence.spawn` seeds them on its first call; spawn itself would change the caller's seed."""
+    return {stream: np.random.default_rng(child(parent, index)) for index, stream in enumerate(STREAMS)}
+
+
+def child(parent: np.random.SeedSequence, index: int) -> np.random.SeedSequence:
+    """The seed that `parent` spawns as its `index`-th."""
+    return np.random.SeedSequence(parent.entropy, spawn_key=(*parent.spawn_key, index), pool_size=parent.pool_size)
+
+
+def draw_lengths(
+    lengths: Lengths, num_requests: int, rng: np.random.Generator, stream: str = "input_tokens"
+) -> NDArray[np.int64]:
+    """Independent token counts, shape [num_requests], each at least 1.
+
+    Args:
+        lengths: the distribution.
+        num_requests: how many to draw.
+        rng: where the randomness comes from.
+        stream: `input_tokens` or `output_tokens`: the column that an `Empirical` file is read for by default.
+
+    Raises:
+        InputError: the file of an `Empirical` cannot be read.
+    """
+    match lengths:
+        case int(tokens) | Fixed(tokens=tokens):
+            return np.full(num_requests, tokens, np.int64)
+        case Uniform():
+            return rng.integers(lengths.min_tokens, lengths.max_tokens, num_requests, np.int64, endpoint=True)
+        case Normal():
+            normal = rng.standard_normal(num_requests) * lengths.std_tokens + lengths.mean_tokens
+            return _rounded(normal, lengths.min_tokens, lengths.max_tokens)
+        case Lognormal():
+            log_tokens = rng.standard_normal(num_requests) * lengths.sigma + math.log(lengths.median_tokens)
+            lognormal = np.exp(np.minimum(log_tokens, math.log(MAX_TOKENS)))
+            return _rounded(lognormal, lengths.min_tokens, lengths.max_tokens)
+        case Zipf():
+            ranks = np.arange(1, lengths.max_tokens - lengths.min_tokens + 2, dtype=np.float64)
+            return lengths.min_tokens + draw_indices(ranks**-lengths.alpha, num_requests, rng)
+        case Empirical():
+            return _draw_empirical(lengths, num_requests, rng, stream)
+
+
+def _rounded(tokens: NDArray[np.float64], min_tokens: int, max_tokens: int | None) -> Counts:
+    return np.clip(np.rint(tokens), min_tokens, max_tokens or MAX_TOKENS).astype(np.int64)
+
+
+def _draw_empirical(lengths: Empirical, num_requests: int, rng: np.random.Generator, stream: str) -> Counts:
+    if lengths.path is not None:
+        values = read_lengths(lengths.path, lengths.column, stream)
+    else:
+        values = np.array(lengths.values, np.int64)
+    if lengths.weights is None:
+        return values[rng.integers(len(values), size=num_requests)]
+    return values[draw_indices(np.array(lengths.weights, np.float64), num_requests, rng)]
+
+
+def draw_indices(weights: NDArray[np.float64], num_requests: int, rng: np.random.Generator) -> Counts:
+    """Indices with probabilities proportional to `weights`, by inversion: one uniform number each.
+
+    Dividing by the last running sum makes it exactly 1, above every uniform number in [0, 1).
+    """
+    cumulative = np.cumsum(weights)
+    return np.searchsorted(cumulative / cumulative[-1], rng.random(num_requests), side="right")
+
+
+def draw_counts(counts: spec.Counts, size: int, rng: np.random.Generator) -> Counts:
+    """Independent counts, shape [size]."""
+    match counts:
+        case int():
+            return np.full(size, counts, np.int64)
+        case Geometric(mean=mean, least=least):
+            return np.minimum(least - 1 + rng.geometric(1 / (1 + mean - least), size), MAX_TURNS)
+        case UniformCount(least=least, most=most):
+            return rng.integers(least, most, size, np.int64, endpoint=True)
+        case EmpiricalCount(values=values, weights=weights):
+            drawn = np.array(values, np.int64)
+            if weights is None:
+                return drawn[rng.integers(drawn.size, size=size)]
+            return drawn[draw_indices(np.array(weights, np.float64), size, rng)]
+
+
+def draw_durations(durations: Durations, size: int, rng: np.random.Generator) -> Seconds:
+    """Independent times, shape [size]."""
+    match durations:
+        case int() | float():
+            return np.full(size, float(durations))
+        case Exponential(mean_s=mean_s):
+            return rng.standard_exponential(size) * mean_s
+        case UniformSeconds(min_s=min_s, max_s=max_s):
+            return rng.random(size) * (max_s - min_s) + min_s
+        case _:
+            return np.exp(rng.standard_normal(size) * durations.sigma) * durations.median_s

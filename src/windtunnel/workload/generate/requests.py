@@ -1,0 +1,508 @@
+"""From a workload to its requests: when each arrives and how many tokens it reads and writes."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.errors import InputError
+from windtunnel.workload.arrivals import ClosedLoop
+from windtunnel.workload.generate.arrival_times import draw_times
+from windtunnel.workload.generate.client_lengths import drawn_lengths
+from windtunnel.workload.generate.clients import draw_clients
+from windtunnel.workload.generate.draws import (
+    Counts,
+    Seconds,
+    child,
+    draw_indices,
+    draw_lengths,
+    spawn,
+)
+from windtunnel.workload.generate.turns import (
+    Turns,
+    begins,
+    draw_prompts,
+    draw_turns,
+    within,
+)
+from windtunnel.workload.lengths import Lengths
+from windtunnel.workload.schema import Requests, Trace, Workload
+from windtunnel.workload.sessions import SharedPrompts
+from windtunnel.workload.traces.requests import BlockIds, RecordedRequests, read_requests
+
+TENANT_KEY = 1000
+"""The j-th tenant's streams are spawned from the seed's child of this number and j."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PrefixArrays:
+    """What prompts have in common: a forest of token segments. A root path spells the beginning of a prompt.
+
+    Two prompts share what their paths share, and nothing else: siblings differ from their first token on. A shared
+    system prompt is a root; a turn's path is its predecessor's, then the predecessor's output, then the new text; a
+    trace with block hashes has a node for each distinct hash.
+    """
+
+    node_parent: Counts
+    """[num_nodes] Comes before its children; -1: a root."""
+    node_tokens: Counts
+    """[num_nodes] Length of the segment, at least 1."""
+    request_node: Counts
+    """[num_requests] Whose root path is the part of the prompt that others may share; -1: nothing is. A prompt may be
+    longer than its path: the rest is its own."""
+    request_output_node: Counts
+    """[num_requests] A child of `request_node` (or a root) that this request's unshared end of the prompt, if any, and
+    its output become, so that a later turn can find them; no two requests have the same. -1: nobody asks for them."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RequestArrays:
+    """One row per request, in order of arrival; every array has shape [num_warmup + num_requests].
+
+    Where turns follow one another, those with a predecessor arrive when that is done, wherever they stand.
+
+    The first `num_warmup` rows are warm-up: copies of the first measured request, released at 0 s and all finished
+    before the measured requests start, whose `arrival_s` count from that moment.
+    """
+
+    arrival_s: Seconds
+    """Sorted. In an open loop when the request arrives; in a closed loop the earliest time that the client sends it."""
+    input_tokens: Counts
+    output_tokens: Counts
+    priority: Counts
+    """The smaller is served first."""
+    concurrency: int = 0
+    """Requests that the client keeps under way, or sessions where turns follow one another; 0 is an open loop."""
+    num_warmup: int = 0
+    previous: Counts | None = None
+    """Row, further up, of the request whose completion lets this one be sent, or -1; None: all -1. At most one request
+    waits for each."""
+    think_s: Seconds | None = None
+    """From the completion of `previous` to the sending; None: no time."""
+    session: Counts | None = None
+    """Number of the session, from 0, or -1; routers may keep a session on one replica. None: all -1."""
+    prefixes: PrefixArrays | None = None
+    """None: prompts have nothing in common."""
+    tenant: Counts | None = None
+    """Position in `tenant_names`; None: nobody has a name."""
+    tenant_names: tuple[str, ...] = ()
+    ttft_limit_s: Seconds | None = None
+    """From the sending to the deadline of the first token; inf: no deadline. None: all inf."""
+
+    @property
+    def num_requests(self) -> int:
+        """Without warm-up."""
+        return len(self.arrival_s) - self.num_warmup
+
+
+def generate(workload: Workload, seed: np.random.SeedSequence | int) -> RequestArrays:
+    """The requests of `workload`, the same bytes for the same seed.
+
+    A rate only stretches the times that a seed gives, and few requests are the first of many (common random numbers).
+
+    Args:
+        workload: distributions, traces, tenants, or a client model.
+        seed: of the scenario; a `SeedSequence` is left as it was.
+
+    Raises:
+        InputError: a file that cannot be read or is too short, or no request before `duration_s`.
+    """
+    root = seed if isinstance(seed, np.random.SeedSequence) else np.random.SeedSequence(seed)
+    if workload.clients is not None:
+        drawn = draw_clients(workload.clients, workload.num_requests, workload.duration_s, spawn(root))
+        nobody_first = np.zeros(drawn.arrival_s.size, np.int64)
+        requests = RequestArrays(drawn.arrival_s, drawn.input_tokens, drawn.output_tokens, nobody_first)
+    elif workload.tenants and not all(tenant.is_label for tenant in workload.tenants):
+        requests = _tenant_requests(workload, root)
+    else:
+        requests = stream_requests(workload, root, workload.num_requests, workload.duration_s)
+    if workload.lengths_seed is not None:
+        asked = (workload.input_tokens, workload.output_tokens)
+        inputs, outputs = drawn_lengths(*asked, requests.num_requests, workload.lengths_seed)
+        requests = replace(requests, input_tokens=inputs, output_tokens=outputs)
+    requests = _with_limits(requests, workload)
+    return _behind_client(requests, workload.arrivals) if isinstance(workload.arrivals, ClosedLoop) else requests
+
+
+def stream_requests(
+    source: Requests,
+    seed: np.random.SeedSequence,
+    limit: int | None,
+    duration_s: float | None,
+    arrival_s: Seconds | None = None,
+) -> RequestArrays:
+    """The requests of one stream: a workload without tenants, or one of its tenants.
+
+    Args:
+        source: distributions, a trace or both.
+        seed: what all its streams are spawned from.
+        limit, duration_s: where it ends.
+        arrival_s: when requests (or sessions) come, where another stream decided that.
+    """
+    rngs = spawn(seed)
+    if arrival_s is None and source.arrivals is not None and source.trace and source.trace.order == "resampled":
+        arrival_s = arrival_times(source, None, limit, duration_s, rngs["arrivals"])
+    recorded = _read_trace(source, source.trace, limit, arrival_s, rngs["order"]) if source.trace else None
+    if arrival_s is None:
+        arrival_s = arrival_times(source, recorded, limit, duration_s, rngs["arrivals"])
+    if source.sessions is not None:
+        return _session_requests(draw_turns(source, len(arrival_s), limit, seed), arrival_s)
+    num_requests = len(arrival_s)
+    input_tokens, output_tokens = _both_lengths(source, recorded, num_requests, rngs)
+    requests = RequestArrays(arrival_s, input_tokens, output_tokens, np.zeros(num_requests, np.int64))
+    if recorded is not None:
+        requests = _with_recorded(requests, recorded)
+    return _with_prompts(requests, source.shared_prompts, rngs) if source.shared_prompts else requests
+
+
+def _with_recorded(requests: RequestArrays, recorded: RecordedRequests) -> RequestArrays:
+    """`requests` with what else the trace says of them."""
+    first = slice(0, requests.num_requests)
+    return replace(
+        requests,
+        priority=requests.priority if recorded.priority is None else recorded.priority[first],
+        session=None if recorded.session is None else recorded.session[first],
+        prefixes=None if recorded.blocks is None else forest(recorded.blocks, recorded.input_tokens, first),
+        tenant=None if recorded.tenant is None else recorded.tenant[first],
+        tenant_names=recorded.tenant_names,
+    )
+
+
+def forest(blocks: BlockIds, input_tokens: Counts | None, rows: slice) -> PrefixArrays:
+    """The forest that the block ids of prompts spell: a node for each id that follows the same blocks.
+
+    A prompt's last block holds what is left of the prompt; what is beyond its blocks is its own.
+    """
+    assert input_tokens is not None, "the reader reads the prompts with their blocks"
+    offsets, ids = blocks.offsets, blocks.ids
+    is_first = np.zeros(ids.size, bool)
+    is_first[offsets[:-1][offsets[:-1] < offsets[1:]]] = True
+    before = np.where(is_first, -1, np.concatenate([[-1], ids[:-1]]))
+    _, first_seen, of_position = np.unique(np.stack([before, ids]), axis=1, return_index=True, return_inverse=True)
+    by_age = np.argsort(first_seen)
+    node_of = np.empty_like(by_age)
+    node_of[by_age] = np.arange(by_age.size)
+    node = node_of[of_position.ravel()]
+    if np.unique(ids).size < by_age.size:
+        node, by_age_seen = _chained(ids, is_first)
+    else:
+        by_age_seen = first_seen[by_age]
+    parent = np.where(is_first[by_age_seen], -1, node[by_age_seen - 1])
+    tokens = np.full(parent.size, blocks.block_tokens, np.int64)
+    lengths = np.diff(offsets)
+    last = np.where(lengths > 0, offsets[1:] - 1, 0)
+    rest = input_tokens - (lengths - 1) * blocks.block_tokens
+    some = lengths > 0
+    np.minimum.at(tokens, node[last[some]], rest[some])
+    request_node = np.where(some, node[last] if node.size else -1, -1)[rows]
+    return PrefixArrays(parent, tokens, request_node, np.full(request_node.size, -1, np.int64))
+
+
+def _chained(ids: Counts, is_first: NDArray[np.bool_]) -> tuple[Counts, Counts]:
+    """The node of each position, and where each is first seen, where one id follows different blocks."""
+    known: dict[tuple[int, int], int] = {}
+    node, seen = np.empty(ids.size, np.int64), []
+    for position, (block, begins_prompt) in enumerate(zip(ids.tolist(), is_first.tolist(), strict=True)):
+        key = (-1 if begins_prompt else int(node[position - 1]), block)
+        if key not in known:
+            known[key] = len(known)
+            seen.append(position)
+        node[position] = known[key]
+    return node, np.array(seen, np.int64)
+
+
+def _session_requests(turns: Turns, start_s: Seconds) -> RequestArrays:
+    """The turns of sessions, by the earliest time at which each request can be sent: answers take no time."""
+    is_first = begins(turns.session)
+    num_requests, num_prompts = is_first.size, turns.prompt_tokens.size
+    earliest_s = start_s[turns.session] + within(turns.wait_s, is_first)
+    order = np.argsort(earliest_s, kind="stable")
+    place = np.empty(num_requests, np.int64)
+    place[order] = np.arange(num_requests)
+    previous = np.where(is_first, -1, place[np.arange(num_requests) - 1])
+
+    texts = num_prompts + 2 * np.arange(num_requests)
+    node_parent = np.full(num_prompts + 2 * num_requests, -1, np.int64)
+    node_parent[texts] = np.where(is_first, turns.prompt, texts - 1)
+    node_parent[texts + 1] = texts
+    node_tokens = np.empty(node_parent.size, np.int64)
+    node_tokens[:num_prompts] = turns.prompt_tokens
+    node_tokens[texts], node_tokens[texts + 1] = turns.new_tokens, turns.output_tokens
+    return RequestArrays(
+        arrival_s=earliest_s[order],
+        input_tokens=turns.input_tokens[order],
+        output_tokens=turns.output_tokens[order],
+        priority=np.zeros(num_requests, np.int64),
+        previous=previous[order],
+        think_s=turns.wait_s[order],
+        session=turns.session[order],
+        prefixes=PrefixArrays(node_parent, node_tokens, texts[order], texts[order] + 1),
+    )
+
+
+def _with_prompts(
+    requests: RequestArrays, prompts: SharedPrompts, rngs: dict[str, np.random.Generator]
+) -> RequestArrays:
+    """`requests`, not in sessions, each behind one of the shared prompts.
+
+    Raises:
+        InputError: the trace says already what its prompts have in common.
+    """
+    if requests.prefixes is not None:
+        raise InputError("the trace's hash_ids say what its prompts share; shared_prompts cannot be put before them")
+    prompt, tokens = draw_prompts(prompts, requests.num_requests, rngs)
+    nobody = np.full(requests.num_requests, -1, np.int64)
+    roots = np.full(prompts.count, -1, np.int64)
+    return replace(
+        requests,
+        input_tokens=requests.input_tokens + tokens[prompt],
+        prefixes=PrefixArrays(roots, tokens, prompt, nobody),
+    )
+
+
+def _tenant_requests(workload: Workload, seed: np.random.SeedSequence) -> RequestArrays:
+    """The requests of all tenants, in order of arrival. A tenant's draws do not depend on the others'."""
+    limit, duration_s = workload.num_requests, workload.duration_s
+    shared_s, of_arrival = np.zeros(0), np.zeros(0, np.int64)
+    if workload.arrivals is not None:
+        rngs = spawn(seed)
+        shared_s = arrival_times(workload, None, limit, duration_s, rngs["arrivals"])
+        shares = np.array([tenant.share or 0.0 for tenant in workload.tenants])
+        of_arrival = draw_indices(shares, shared_s.size, rngs["tenants"])
+    parts = []
+    for index, tenant in enumerate(workload.tenants):
+        own = child(child(seed, TENANT_KEY), index)
+        arrival_s = shared_s[of_arrival == index] if tenant.share is not None else None
+        if arrival_s is not None and not arrival_s.size:
+            continue
+        try:
+            part = stream_requests(tenant, own, limit, duration_s, arrival_s)
+        except InputError as error:
+            raise InputError(f"tenant {tenant.name}: {error.message}", error.hint) from None
+        parts.append(replace(part, tenant=np.full(part.num_requests, index, np.int64)))
+    merged = _merged(parts)
+    names = tuple(tenant.name for tenant in workload.tenants)
+    return replace(merged if limit is None else _first_of(merged, limit), tenant_names=names)
+
+
+def _merged(parts: Sequence[RequestArrays]) -> RequestArrays:
+    """All requests in order of arrival; rows, sessions and nodes that they name are renumbered."""
+    sizes = [part.num_requests for part in parts]
+    order = np.argsort(np.concatenate([part.arrival_s for part in parts]), kind="stable")
+    place = np.empty(order.size, np.int64)
+    place[order] = np.arange(order.size)
+
+    def joined(name: str, absent: float) -> NDArray[np.generic]:
+        columns = [getattr(part, name) for part in parts]
+        whole = [
+            np.full(size, absent) if column is None else column for size, column in zip(sizes, columns, strict=True)
+        ]
+        return np.asarray(np.concatenate(whole)[order])
+
+    columns = {name: joined(name, 0) for name in ("arrival_s", "input_tokens", "output_tokens", "priority", "tenant")}
+    rows = np.concatenate([[0], np.cumsum(sizes)])
+    if any(part.previous is not None for part in parts):
+        moved = [_moved(part.previous, size, row) for part, size, row in zip(parts, sizes, rows, strict=False)]
+        previous = np.concatenate(moved)[order]
+        columns["previous"] = np.where(previous < 0, -1, place[previous])
+        columns["think_s"] = joined("think_s", 0.0)
+    if any(part.session is not None for part in parts):
+        ends = np.cumsum([0, *(0 if part.session is None else int(part.session.max()) + 1 for part in parts)])
+        moved = [_moved(part.session, size, end) for part, size, end in zip(parts, sizes, ends, strict=False)]
+        columns["session"] = np.concatenate(moved)[order]
+    return RequestArrays(**columns, prefixes=_merged_forests(parts, order))  # type: ignore[arg-type]
+
+
+def _moved(column: Counts | None, size: int, by: int) -> Counts:
+    return np.full(size, -1, np.int64) if column is None else np.where(column < 0, -1, column + by)
+
+
+def _merged_forests(parts: Sequence[RequestArrays], order: Counts) -> PrefixArrays | None:
+    if all(part.prefixes is None for part in parts):
+        return None
+    nothing = np.zeros(0, np.int64)
+    moved: dict[str, list[Counts]] = {field.name: [nothing] for field in fields(PrefixArrays)}
+    nodes = 0
+    for part in parts:
+        forest, size = part.prefixes, part.num_requests
+        if forest is not None:
+            moved["node_parent"].append(_moved(forest.node_parent, 0, nodes))
+            moved["node_tokens"].append(forest.node_tokens)
+        for name in ("request_node", "request_output_node"):
+            moved[name].append(_moved(None if forest is None else getattr(forest, name), size, nodes))
+        nodes += 0 if forest is None else forest.node_parent.size
+    whole = {name: np.concatenate(columns) for name, columns in moved.items()}
+    for name in ("request_node", "request_output_node"):
+        whole[name] = whole[name][order]
+    return PrefixArrays(**whole)
+
+
+def _first_of(requests: RequestArrays, count: int) -> RequestArrays:
+    """The first `count` requests; what they follow is among them."""
+    if requests.num_requests <= count:
+        return requests
+    cut: dict[str, Any] = {
+        field.name: value[:count]
+        for field in fields(requests)
+        if isinstance(value := getattr(requests, field.name), np.ndarray)
+    }
+    prefixes = requests.prefixes
+    if prefixes is not None:
+        prefixes = replace(
+            prefixes,
+            request_node=prefixes.request_node[:count],
+            request_output_node=prefixes.request_output_node[:count],
+        )
+    return replace(requests, **cut, prefixes=prefixes)
+
+
+def _with_limits(requests: RequestArrays, workload: Workload) -> RequestArrays:
+    """`requests` with the priority and the deadline of each one's tenant."""
+    if not workload.tenants or requests.tenant is None:
+        if workload.tenants:
+            hint = "name the column: workload.trace.columns: {tenant: NAME}"
+            raise InputError(
+                f"tenant {workload.tenants[0].name!r}: the trace does not say whose requests are whose", hint
+            )
+        return requests
+    known = {tenant.name: tenant for tenant in workload.tenants}
+    if unknown := [name for name in known if name not in requests.tenant_names]:
+        names = ", ".join(requests.tenant_names[:8])
+        raise InputError(f"no request of the trace is of tenant {unknown[0]!r}; it has {names}")
+    tenants = [known.get(name) for name in requests.tenant_names]
+    priority = np.array([0 if tenant is None else tenant.priority for tenant in tenants], np.int64)
+    limits = [None if tenant is None or tenant.slo is None else tenant.slo.ttft_s for tenant in tenants]
+    limit_s = np.array([math.inf if limit is None else limit for limit in limits])
+    return replace(
+        requests,
+        priority=np.where(priority[requests.tenant] != 0, priority[requests.tenant], requests.priority),
+        ttft_limit_s=limit_s[requests.tenant] if np.isfinite(limit_s).any() else None,
+    )
+
+
+def _behind_client(requests: RequestArrays, client: ClosedLoop) -> RequestArrays:
+    """`requests` of a client with `concurrency` slots, its warm-up put in front."""
+    count = client.num_warmup_requests
+
+    def warmed(column: NDArray[Any], warmup: Any) -> NDArray[Any]:
+        return np.concatenate([np.full(count, warmup, column.dtype), column])
+
+    def optional(column: NDArray[Any] | None, warmup: Any) -> NDArray[Any] | None:
+        return None if column is None else warmed(column, warmup)
+
+    prefixes = requests.prefixes
+    if prefixes is not None:
+        prefixes = replace(
+            prefixes,
+            request_node=warmed(prefixes.request_node, -1),
+            request_output_node=warmed(prefixes.request_output_node, -1),
+        )
+    previous = requests.previous
+    return replace(
+        requests,
+        arrival_s=warmed(requests.arrival_s, 0.0),
+        input_tokens=warmed(requests.input_tokens, requests.input_tokens[0]),
+        output_tokens=warmed(requests.output_tokens, requests.output_tokens[0]),
+        priority=warmed(requests.priority, requests.priority[0]),
+        concurrency=client.concurrency,
+        num_warmup=count,
+        previous=None if previous is None else warmed(np.where(previous < 0, -1, previous + count), -1),
+        think_s=optional(requests.think_s, 0.0),
+        session=optional(requests.session, -1),
+        prefixes=prefixes,
+        tenant=None if requests.tenant is None else warmed(requests.tenant, requests.tenant[0]),
+        ttft_limit_s=optional(requests.ttft_limit_s, math.inf),
+    )
+
+
+def _read_trace(
+    source: Requests, trace: Trace, limit: int | None, arrival_s: Seconds | None, rng: np.random.Generator
+) -> RecordedRequests:
+    """The columns that `source` leaves to its trace, from `start_s` on and in the order asked for."""
+    lengths_given = source.total_tokens is not None
+    given = {
+        "arrival": source.arrivals is not None or arrival_s is not None,
+        "input_tokens": lengths_given or source.input_tokens is not None,
+        "output_tokens": lengths_given or source.output_tokens is not None,
+    }
+    in_order = trace.order == "file"
+    most = limit if in_order and source.arrivals is None and trace.start_s == 0 else None
+    recorded = read_requests(trace, [stream for stream, is_given in given.items() if not is_given], most)
+    if recorded.arrival_s is not None:
+        recorded = _from_start(recorded, recorded.arrival_s, trace)
+    needed = limit if arrival_s is None else len(arrival_s)
+    if needed is not None and needed > recorded.num_requests and trace.order != "resampled":
+        found = f"{recorded.num_requests}{f' from {trace.start_s:g} s on' if trace.start_s else ''}"
+        raise InputError(
+            f"the workload asks for {needed} requests, but {trace.path} has {found}",
+            "take rows more than once with arrivals and trace.order: resampled",
+        )
+    if trace.order == "shuffled":
+        recorded = recorded.at(rng.permutation(recorded.num_requests))
+    if trace.order == "resampled":
+        assert needed is not None, "Workload checks that a resampled trace has arrivals"
+        recorded = recorded.at(rng.integers(recorded.num_requests, size=needed))
+    return recorded
+
+
+def _from_start(recorded: RecordedRequests, arrival_s: Seconds, trace: Trace) -> RecordedRequests:
+    first = int(np.searchsorted(arrival_s, trace.start_s))
+    rest = recorded if first == 0 else recorded.at(slice(first, None))
+    assert rest.arrival_s is not None
+    return replace(rest, arrival_s=(rest.arrival_s - trace.start_s) * trace.time_scale)
+
+
+def arrival_times(
+    source: Requests,
+    recorded: RecordedRequests | None,
+    limit: int | None,
+    duration_s: float | None,
+    rng: np.random.Generator,
+) -> Seconds:
+    """The sorted arrival times of all requests, or with sessions of their first turns."""
+    most = limit or (recorded.num_requests if recorded is not None else None)
+    if source.arrivals is not None:
+        arrival_s = draw_times(source.arrivals, most, duration_s, rng)
+    else:
+        assert recorded is not None, "Workload checks that there is a trace"
+        assert recorded.arrival_s is not None, "_read_trace asks for what is left out"
+        arrival_s = recorded.arrival_s[:most]
+    if duration_s is not None:
+        arrival_s = arrival_s[: np.searchsorted(arrival_s, duration_s)]
+    if not len(arrival_s):
+        when = f"within duration_s, {duration_s:g} s" if duration_s else "after the trace's start_s"
+        raise InputError(f"no request of the workload arrives {when}")
+    return arrival_s
+
+
+def _both_lengths(
+    source: Requests, recorded: RecordedRequests | None, num_requests: int, rngs: dict[str, np.random.Generator]
+) -> tuple[Counts, Counts]:
+    """Prompt and output tokens of each request."""
+    if source.total_tokens is not None:
+        assert source.input_to_output_ratio is not None, "Requests checks that they are given together"
+        total = np.maximum(draw_lengths(source.total_tokens, num_requests, rngs["input_tokens"]), 2)
+        output = np.ceil(total / (1 + source.input_to_output_ratio)).astype(np.int64)
+        output = np.minimum(output, total - 1)
+        return total - output, output
+    return (
+        _token_counts(source, recorded, "input_tokens", num_requests, rngs),
+        _token_counts(source, recorded, "output_tokens", num_requests, rngs),
+    )
+
+
+def _token_counts(
+    source: Requests,
+    recorded: RecordedRequests | None,
+    stream: str,
+    num_requests: int,
+    rngs: dict[str, np.random.Generator],
+) -> Counts:
+    lengths: Lengths | None = getattr(source, stream)
+    if lengths is not None:
+        return draw_lengths(lengths, num_requests, rngs[stream], stream)
+    column: Counts = getattr(recorded, stream)
+    return column[:num_requests]

@@ -1,0 +1,130 @@
+"""Conversations and shared prompts: which request waits for which, and how contexts grow."""
+
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.errors import InputError
+from windtunnel.workload.generate.draws import (
+    Counts,
+    Seconds,
+    draw_counts,
+    draw_durations,
+    draw_indices,
+    draw_lengths,
+    spawn,
+)
+from windtunnel.workload.schema import Requests
+from windtunnel.workload.sessions import SharedPrompts
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Turns:
+    """The requests of sessions, one session after the other; arrays of shape [num_requests]."""
+
+    session: Counts
+    new_tokens: Counts
+    """Text that no earlier turn had."""
+    input_tokens: Counts
+    output_tokens: Counts
+    wait_s: Seconds
+    prompt: Counts
+    """Its shared prompt, or -1."""
+    prompt_tokens: Counts
+    """[num_prompts]"""
+
+    def at(self, rows: NDArray[np.bool_] | slice) -> "Turns":
+        return replace(
+            self,
+            **{name: getattr(self, name)[rows] for name in self.__slots__ if name != "prompt_tokens"},
+        )
+
+
+def draw_turns(source: Requests, num_starts: int, limit: int | None, seed: np.random.SeedSequence) -> Turns:
+    """The requests of at most `num_starts` sessions.
+
+    Args:
+        source: with `sessions`.
+        num_starts: sessions that may begin.
+        limit: most requests; the last sessions are cut.
+        seed: what the streams are spawned from. A session's draws do not depend on how many follow.
+
+    Raises:
+        InputError: no first turn is within `max_context_tokens`.
+    """
+    assert source.sessions is not None
+    num_sessions = num_starts
+    if limit is not None:
+        turns = draw_counts(source.sessions.turns, num_sessions, spawn(seed)["turns"])
+        num_sessions = min(int(np.searchsorted(np.cumsum(turns), limit)) + 1, num_sessions)
+    found = _turns(source, num_sessions, seed)
+    while limit is not None and found.input_tokens.size < limit and num_sessions < num_starts:
+        num_sessions = min(2 * num_sessions, num_starts)
+        found = _turns(source, num_sessions, seed)
+    found = found.at(slice(0, limit))
+    if not found.input_tokens.size:
+        most = source.sessions.max_context_tokens
+        raise InputError(f"no first turn of a session is within max_context_tokens, which is {most}")
+    return found
+
+
+def _turns(source: Requests, num_sessions: int, seed: np.random.SeedSequence) -> Turns:
+    """All requests of the first `num_sessions` sessions, those beyond `max_context_tokens` left out."""
+    sessions, rngs = source.sessions, spawn(seed)
+    assert sessions is not None
+    assert source.input_tokens is not None
+    assert source.output_tokens is not None
+    turns = draw_counts(sessions.turns, num_sessions, rngs["turns"])
+    calls = np.zeros(int(turns.sum()), np.int64)
+    if sessions.tool_calls is not None:
+        calls = draw_counts(sessions.tool_calls.per_turn, calls.size, rngs["tool_calls"])
+    turn = np.repeat(np.arange(calls.size), calls + 1)
+    session = np.repeat(np.arange(num_sessions), turns)[turn]
+    begins_turn, begins_session = begins(turn), begins(session)
+    follows, is_call = begins_turn & ~begins_session, ~begins_turn
+
+    new_tokens = np.empty(turn.size, np.int64)
+    wait_s = np.zeros(turn.size)
+    new_tokens[begins_session] = draw_lengths(source.input_tokens, num_sessions, rngs["input_tokens"])
+    num_follow = int(follows.sum())
+    followup = sessions.followup_tokens if sessions.followup_tokens is not None else source.input_tokens
+    new_tokens[follows] = draw_lengths(followup, num_follow, rngs["followup_tokens"])
+    wait_s[follows] = draw_durations(sessions.think_s, num_follow, rngs["think_times"])
+    if sessions.tool_calls is not None:
+        num_calls = int(is_call.sum())
+        new_tokens[is_call] = draw_lengths(sessions.tool_calls.output_tokens, num_calls, rngs["tool_tokens"])
+        wait_s[is_call] = draw_durations(sessions.tool_calls.run_s, num_calls, rngs["tool_times"])
+    output_tokens = draw_lengths(source.output_tokens, turn.size, rngs["output_tokens"], "output_tokens")
+
+    prompt, prompt_tokens = np.full(num_sessions, -1), np.zeros(0, np.int64)
+    context = within(new_tokens + output_tokens, begins_session)
+    if source.shared_prompts is not None:
+        prompt, prompt_tokens = draw_prompts(source.shared_prompts, num_sessions, rngs)
+        context = context + prompt_tokens[prompt][session]
+    found = Turns(session, new_tokens, context - output_tokens, output_tokens, wait_s, prompt[session], prompt_tokens)
+    most = sessions.max_context_tokens
+    return found if most is None else found.at(context <= most)
+
+
+def begins(group: Counts) -> NDArray[np.bool_]:
+    """Where a new group begins in sorted `group`."""
+    return np.concatenate([np.ones(min(group.size, 1), bool), group[1:] != group[:-1]])
+
+
+Number = TypeVar("Number", np.int64, np.float64)
+
+
+def within(values: NDArray[Number], begins_group: NDArray[np.bool_]) -> NDArray[Number]:
+    """Running sums that start again where a group begins."""
+    sums = np.cumsum(values)
+    before = (sums - values)[begins_group]
+    return np.asarray(sums - np.repeat(before, np.diff(np.append(np.flatnonzero(begins_group), values.size))))
+
+
+def draw_prompts(prompts: SharedPrompts, size: int, rngs: dict[str, np.random.Generator]) -> tuple[Counts, Counts]:
+    """Which prompt each of `size` requests has, and the tokens of each of `prompts.count` prompts."""
+    weights = np.arange(1, prompts.count + 1, dtype=np.float64) ** -prompts.alpha
+    tokens = draw_lengths(prompts.tokens, prompts.count, rngs["prompt_tokens"])
+    return draw_indices(weights, size, rngs["prompts"]), tokens

@@ -1,0 +1,151 @@
+"""How many tokens a prompt or an answer has: a number, a distribution or a file's column."""
+
+from windtunnel.schema import (
+    Schema,
+    check_non_negative,
+    check_positive,
+    check_weights,
+)
+
+MAX_TOKENS = 2**31 - 1
+"""Of one request; distributions without a bound are clipped here."""
+MAX_DISTINCT_TOKENS = 2**24
+"""The widest range of a `Zipf`, which keeps one number for every length."""
+
+
+class Fixed(Schema, tag="fixed", tag_field="type"):
+    """Every request has the same length. A bare integer means the same."""
+
+    tokens: int
+
+    def __post_init__(self) -> None:
+        check_tokens(tokens=self.tokens)
+
+
+class Uniform(Schema, tag="uniform", tag_field="type"):
+    """Every integer from `min_tokens` to `max_tokens`, both included, is equally likely."""
+
+    min_tokens: int
+    max_tokens: int
+
+    def __post_init__(self) -> None:
+        _check_bounds(self.min_tokens, self.max_tokens)
+
+    @classmethod
+    def of_range_ratio(cls, tokens: int, range_ratio: float) -> "Uniform":
+        """Lengths from int(range_ratio * tokens) to `tokens`, the random data set of InferenceX's benchmark client.
+
+        Newer versions of `vllm bench serve` use the same word for tokens * (1 - ratio) to tokens * (1 + ratio).
+        Source: https://github.com/kimbochen/bench_serving, `sample_random_requests`.
+        """
+        if not 0 <= range_ratio <= 1:
+            raise ValueError(f"range_ratio must be from 0 to 1, not {range_ratio}")
+        return cls(min_tokens=max(1, int(range_ratio * tokens)), max_tokens=tokens)
+
+
+class Normal(Schema, tag="normal", tag_field="type"):
+    """Normal, rounded, then clipped: what falls outside the bounds lies on them."""
+
+    mean_tokens: float
+    std_tokens: float
+    min_tokens: int = 1
+    max_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        check_positive(mean_tokens=self.mean_tokens)
+        check_non_negative(std_tokens=self.std_tokens)
+        _check_bounds(self.min_tokens, self.max_tokens)
+
+
+class Lognormal(Schema, tag="lognormal", tag_field="type"):
+    """exp(Normal(log(median_tokens), sigma)), rounded, then clipped: what falls outside the bounds lies on them.
+
+    Before clipping the mean is median * exp(sigma^2 / 2). A wanted mean m and standard deviation s give
+    sigma = sqrt(log(1 + (s / m)^2)) and median = m / sqrt(1 + (s / m)^2).
+    """
+
+    median_tokens: float
+    sigma: float
+    """Standard deviation of the natural logarithm."""
+    min_tokens: int = 1
+    max_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        check_positive(median_tokens=self.median_tokens)
+        check_non_negative(sigma=self.sigma)
+        _check_bounds(self.min_tokens, self.max_tokens)
+
+
+class Zipf(Schema, tag="zipf", tag_field="type"):
+    """The r-th shortest length has a probability proportional to r^-alpha: `min_tokens` (r = 1) is the likeliest.
+
+    Bounded, so that any alpha >= 0 is allowed; 0 is uniform.
+    """
+
+    alpha: float
+    min_tokens: int
+    max_tokens: int
+
+    def __post_init__(self) -> None:
+        check_non_negative(alpha=self.alpha)
+        _check_bounds(self.min_tokens, self.max_tokens)
+        if self.max_tokens - self.min_tokens >= MAX_DISTINCT_TOKENS:
+            raise ValueError(f"max_tokens - min_tokens must be below {MAX_DISTINCT_TOKENS}")
+
+
+class Empirical(Schema, tag="empirical", tag_field="type"):
+    """Drawn with replacement from given `values` or from a column of the file at `path`.
+
+    Input and output lengths are drawn independently; `Workload.trace` keeps the pairs of a file together.
+    """
+
+    values: tuple[int, ...] | None = None
+    weights: tuple[float, ...] | None = None
+    """Relative frequency of each value; None means equal."""
+    path: str | None = None
+    """A requests file (see `Trace.path`)."""
+    column: str | None = None
+    """None means the file's own column of input or output lengths, whichever is being drawn."""
+
+    def __post_init__(self) -> None:
+        if (self.values is None) == (self.path is None):
+            raise ValueError("an empirical distribution needs either values or path")
+        if self.path is not None and self.weights is not None:
+            raise ValueError("weights belong to values, not to path")
+        if self.values is not None:
+            self._check_values(self.values)
+
+    def _check_values(self, values: tuple[int, ...]) -> None:
+        if self.column is not None:
+            raise ValueError("column belongs to path, not to values")
+        if not values:
+            raise ValueError("values is empty")
+        for value in values:
+            check_tokens(values=value)
+        check_weights(self.weights, len(values))
+
+
+Lengths = int | Fixed | Uniform | Normal | Lognormal | Zipf | Empirical
+
+
+def check_tokens(**values: int) -> None:
+    """A length is from 1 to `MAX_TOKENS`."""
+    for name, value in values.items():
+        if not 1 <= value <= MAX_TOKENS:
+            raise ValueError(f"{name} must be from 1 to {MAX_TOKENS}, not {value}")
+
+
+def _check_bounds(min_tokens: int, max_tokens: int | None) -> None:
+    check_tokens(min_tokens=min_tokens)
+    if max_tokens is None:
+        return
+    check_tokens(max_tokens=max_tokens)
+    if min_tokens > max_tokens:
+        raise ValueError(f"min_tokens is {min_tokens}, above max_tokens, which is {max_tokens}")
+
+
+def check_lengths(**lengths: Lengths | None) -> None:
+    """Lengths that are bare integers are from 1 to `MAX_TOKENS`; distributions check themselves."""
+    for name, tokens in lengths.items():
+        if isinstance(tokens, int):
+            check_tokens(**{name: tokens})

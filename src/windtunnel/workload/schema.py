@@ -1,0 +1,279 @@
+"""Which requests arrive, when, how long they are and which belong together: from distributions, from files, or both.
+
+    workload:                                          workload:
+      arrivals: {type: poisson, rate_per_s: 6.5}         trace: {path: requests.csv}
+      input_tokens: 1024                                 num_requests: 500
+      output_tokens: {type: uniform, min_tokens: 819, max_tokens: 1024}
+      num_requests: 1000
+
+`arrivals`, `input_tokens` and `output_tokens` are three independent streams; each is taken from the trace where it is
+left out. So a trace's lengths are replayed under another load by giving both `trace` and `arrivals`.
+
+`sessions` makes each arrival the first turn of a conversation; `shared_prompts` puts a system prompt before it;
+`tenants` divides the arrivals among customers with lengths, priorities and limits of their own; `clients` draws
+everything from a published model of a service's clients.
+"""
+
+from typing import Literal
+
+from windtunnel.metrics.slo import Slo
+from windtunnel.schema import Schema, check_non_negative, check_positive
+from windtunnel.workload.arrivals import (
+    Arrivals,
+    Burst,
+    ClosedLoop,
+    Recorded,
+    check_count,
+    check_rate,
+)
+from windtunnel.workload.lengths import (
+    MAX_TOKENS,
+    Lengths,
+    Uniform,
+    check_lengths,
+    check_tokens,
+)
+from windtunnel.workload.sessions import Sessions, SharedPrompts
+
+
+class ClientModel(Schema):
+    """The clients of a real service, as ServeGen publishes them: rates and burstiness in windows, lengths by client.
+
+    Each window of a client holds its recorded number of requests (a fraction of one by chance), spaced by gaps of the
+    recorded distribution that fill the window; lengths are drawn from those recorded for that client and time.
+    Source: Xiang et al., ServeGen: Workload Characterization and Generation of Large Language Model Serving in
+    Production (NSDI 2026); data at https://github.com/alibaba/ServeGen.
+    """
+
+    path: str
+    """A folder of `chunk-N-trace.csv` and `chunk-N-dataset.json`, or a tar archive of one."""
+    rate_per_s: float | None = None
+    """Mean rate of all clients together from `start_s` on; None keeps the recorded one."""
+    start_s: float = 0.0
+    """Time in the model that becomes 0 s."""
+    num_clients: int | None = None
+    """Only so many, the busiest ones; None means all."""
+    without_lengths: Literal["refuse", "leave_out"] = "refuse"
+    """Clients whose file of lengths is missing."""
+
+    def __post_init__(self) -> None:
+        check_rate(self.rate_per_s)
+        check_non_negative(start_s=self.start_s)
+        check_count(num_clients=self.num_clients)
+
+
+class TraceColumns(Schema):
+    """The names of a requests file's columns, where they are not those of a known layout."""
+
+    arrival: str | None = None
+    arrival_unit: Literal["s", "ms", "us", "ns"] = "s"
+    """Of `arrival`, where it holds numbers; dates and times need no unit."""
+    input_tokens: str | None = None
+    output_tokens: str | None = None
+    priority: str | None = None
+    """Integers; the smaller is served first."""
+    tenant: str | None = None
+    """Names; priority and limits of a tenant are those of the entry of `workload.tenants` with that name."""
+    session: str | None = None
+    """What belongs to one conversation, for routers that keep it on one replica; times stay as recorded."""
+    hash_ids: str | None = None
+    """Lists of the ids of a prompt's blocks, each id standing for the block and all before it."""
+
+
+class Trace(Schema):
+    """Recorded requests. Their times count from the file's zero, or from the first request where they are dates."""
+
+    path: str
+    """CSV, JSON Lines, JSON or Parquet with named columns (`.csv`, `.jsonl`, `.json`, `.parquet`, also `.gz`)."""
+    columns: TraceColumns = TraceColumns()
+    start_s: float = 0.0
+    """Skip the requests before this time; it becomes 0 s."""
+    time_scale: float = 1.0
+    """Factor on every arrival time after `start_s`: 0.5 doubles the load."""
+    input_scale: float = 1.0
+    """Factor on every prompt length, rounded down to at least 1; with hash ids the prompts stay as they are."""
+    output_scale: float = 1.0
+    max_tokens: int | None = None
+    """Longer requests are shortened to this many tokens in all."""
+    shorten: Literal["both", "input"] = "both"
+    """Which lengths `max_tokens` cuts: both in proportion, or the prompt first."""
+    order: Literal["file", "shuffled", "resampled"] = "file"
+    """Of the lengths, pairs kept: as in the file, in an order drawn at random, or rows drawn with replacement (as many
+    as are needed). Other than `file` needs `arrivals`."""
+    hash_block_tokens: int = 512
+    """Tokens of a block of `hash_ids`; Mooncake's."""
+    failed: Literal["refuse", "leave_out"] | None = None
+    """Requests without output. None leaves them out where the trace's publisher says that they failed (BurstGPT)."""
+    characters_per_token: float | None = None
+    """Of files that hold conversations as text, as ShareGPT's: how long a token is taken to be."""
+
+    def __post_init__(self) -> None:
+        check_non_negative(start_s=self.start_s)
+        check_positive(
+            time_scale=self.time_scale,
+            input_scale=self.input_scale,
+            output_scale=self.output_scale,
+            characters_per_token=self.characters_per_token,
+        )
+        check_tokens(hash_block_tokens=self.hash_block_tokens)
+        if self.max_tokens is not None and not 2 <= self.max_tokens <= MAX_TOKENS:
+            raise ValueError(f"max_tokens must be from 2 to {MAX_TOKENS}, not {self.max_tokens}")
+
+
+class Requests(Schema):
+    """Where a stream of requests comes from. Streams that are left out come from `trace`."""
+
+    arrivals: Arrivals | None = None
+    input_tokens: Lengths | None = None
+    """Prompt tokens of each request; with `sessions` or `shared_prompts` those of its new text."""
+    output_tokens: Lengths | None = None
+    """Tokens that each request generates."""
+    total_tokens: Lengths | None = None
+    """Both together, in place of them: outputs are ceil(total / (1 + input_to_output_ratio)), prompts the rest."""
+    input_to_output_ratio: float | None = None
+    trace: Trace | None = None
+    sessions: Sessions | None = None
+    shared_prompts: SharedPrompts | None = None
+
+    def _check_streams(self) -> None:
+        lengths = {name: getattr(self, name) for name in ("input_tokens", "output_tokens", "total_tokens")}
+        check_lengths(**lengths)
+        check_positive(input_to_output_ratio=self.input_to_output_ratio)
+        if (self.total_tokens is None) != (self.input_to_output_ratio is None):
+            raise ValueError("total_tokens and input_to_output_ratio must be given together")
+        if self.total_tokens is not None and (self.input_tokens is not None or self.output_tokens is not None):
+            raise ValueError("total_tokens stands in place of input_tokens and output_tokens; give one or the other")
+        if self.sessions is not None and (self.trace is not None or self.total_tokens is not None):
+            raise ValueError(
+                "sessions draw the lengths of every turn: give input_tokens and output_tokens, and for the times of a "
+                "file arrivals: {type: recorded, path: FILE}"
+            )
+
+    def _check_lengths_given(self, *others: str) -> None:
+        """Every stream is given, or there is a trace for it; `others` are further streams that a trace may give."""
+        streams = [*others, "input_tokens", "output_tokens"]
+        given = {"input_tokens", "output_tokens"} if self.total_tokens is not None else set()
+        missing = [stream for stream in streams if getattr(self, stream) is None and stream not in given]
+        if self.trace is None and missing:
+            raise ValueError(f"{missing[0]} is missing; give {missing[0]} or a trace")
+        if self.trace is not None and not missing:
+            raise ValueError(f"the trace is not used: {', '.join(streams[:-1])} and {streams[-1]} are all given")
+        if self.trace is not None and self.arrivals and (self.trace.start_s != 0 or self.trace.time_scale != 1):
+            raise ValueError("the trace's start_s and time_scale have no effect where arrivals are given")
+        if self.trace is not None and self.arrivals is None and "arrivals" in others and self.trace.order != "file":
+            raise ValueError(f"a trace that is {self.trace.order} cannot keep its times; give arrivals")
+
+    @property
+    def _ends_by_time(self) -> bool:
+        return not (
+            (isinstance(self.arrivals, ClosedLoop) and self.arrivals.rate_per_s is None)
+            or (isinstance(self.arrivals, Burst) and self.arrivals.interval_s is None)
+        )
+
+
+class Tenant(Requests, kw_only=True):
+    """A customer of the service: part of the requests, with lengths, priority and limits of its own.
+
+    It takes a `share` of the workload's arrivals, or has `arrivals` of its own. In a workload whose trace names tenants
+    it has neither, and no lengths: the requests of that name are its.
+    """
+
+    name: str
+    share: float | None = None
+    """Relative to the other tenants' shares."""
+    priority: int = 0
+    """The smaller is served first."""
+    slo: Slo | None = None
+    """None takes the scenario's."""
+
+    def __post_init__(self) -> None:
+        self._check_streams()
+        check_positive(share=self.share)
+        if self.share is not None and self.arrivals is not None:
+            raise ValueError(f"tenant {self.name!r} has both a share and arrivals; give one or the other")
+        if isinstance(self.arrivals, ClosedLoop):
+            raise ValueError(f"tenant {self.name!r} cannot be a closed loop; only the whole workload can")
+
+    @property
+    def is_label(self) -> bool:
+        """Only a name with priority and limits, for requests that a trace holds."""
+        sources = (self.share, self.arrivals, self.input_tokens, self.output_tokens, self.total_tokens, self.trace)
+        return all(source is None for source in sources)
+
+
+MAX_LEGACY_SEED = 2**32
+"""Of NumPy's `RandomState`."""
+
+
+class Workload(Requests):
+    """The requests of one run.
+
+    It ends with `num_requests`, at `duration_s` (arrivals only; requests under way finish, sessions end) or with the
+    trace, whichever is first.
+    """
+
+    num_requests: int | None = None
+    duration_s: float | None = None
+    tenants: tuple[Tenant, ...] = ()
+    clients: ClientModel | None = None
+    lengths_seed: int | None = None
+    """Draws lengths as a benchmark client does: NumPy's `RandomState` of this seed, all prompts before all outputs, so
+    that they are the very lengths of its run (and depend on `num_requests`). None: from the scenario's seed.
+    Source: https://github.com/kimbochen/bench_serving, `benchmark_serving.py`, whose own default is 0."""
+
+    def __post_init__(self) -> None:
+        self._check_streams()
+        self._check_lengths_seed()
+        check_count(num_requests=self.num_requests)
+        check_positive(duration_s=self.duration_s)
+        if self.clients is not None:
+            self._check_clients()
+        elif self.tenants and not all(tenant.is_label for tenant in self.tenants):
+            self._check_tenants()
+        else:
+            self._check_lengths_given("arrivals")
+            if self.tenants and self.trace is None:
+                raise ValueError(f"tenant {self.tenants[0].name!r} has neither a share nor arrivals; give one")
+        names = [tenant.name for tenant in self.tenants]
+        if repeated := [name for index, name in enumerate(names) if name in names[:index]]:
+            raise ValueError(f"two tenants are called {repeated[0]!r}")
+        self._check_end()
+
+    def _check_lengths_seed(self) -> None:
+        if self.lengths_seed is None:
+            return
+        if not 0 <= self.lengths_seed < MAX_LEGACY_SEED:
+            raise ValueError(f"lengths_seed must be from 0 to {MAX_LEGACY_SEED - 1}, not {self.lengths_seed}")
+        drawn = isinstance(self.input_tokens, int | Uniform) and isinstance(self.output_tokens, int | Uniform)
+        if not drawn or self.tenants or self.sessions is not None or self.shared_prompts is not None:
+            raise ValueError("lengths_seed needs input_tokens and output_tokens, numbers or uniform, and nothing else")
+
+    def _check_clients(self) -> None:
+        others = ("arrivals", "input_tokens", "output_tokens", "total_tokens", "trace", "sessions", "tenants")
+        for name in others:
+            if getattr(self, name):
+                raise ValueError(f"clients give times and lengths; {name} cannot be given too")
+
+    def _check_tenants(self) -> None:
+        for name in ("input_tokens", "output_tokens", "total_tokens", "trace", "sessions", "shared_prompts"):
+            if getattr(self, name) is not None:
+                raise ValueError(f"with tenants, {name} belongs to each of them")
+        for tenant in self.tenants:
+            if tenant.share is None and tenant.arrivals is None and tenant.trace is None:
+                raise ValueError(f"tenant {tenant.name!r} has neither a share nor arrivals; give one")
+            if tenant.share is not None and self.arrivals is None:
+                raise ValueError(f"tenant {tenant.name!r} has a share, but the workload has no arrivals to share")
+            tenant._check_lengths_given(*(["arrivals"] if tenant.share is None else []))
+            if tenant.share is not None and tenant.trace and (tenant.trace.start_s or tenant.trace.time_scale != 1):
+                raise ValueError("the trace's start_s and time_scale have no effect where arrivals are given")
+        if self.arrivals is not None and all(tenant.share is None for tenant in self.tenants):
+            raise ValueError("no tenant has a share of the workload's arrivals; give shares, or leave arrivals out")
+
+    def _check_end(self) -> None:
+        if self.duration_s is not None and self.arrivals is not None and not self._ends_by_time:
+            raise ValueError("duration_s cannot end a closed loop or a single burst; give num_requests")
+        if self.num_requests is not None or self.duration_s is not None or self.trace is not None:
+            return
+        sources = [self.arrivals, *(tenant.arrivals for tenant in self.tenants)]
+        if not all(source is None or isinstance(source, Recorded) for source in sources) or self.clients is not None:
+            raise ValueError("num_requests is missing; give num_requests or duration_s")

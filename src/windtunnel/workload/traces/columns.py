@@ -1,0 +1,114 @@
+"""What the columns of a request trace hold: times, dates and counts, every value checked."""
+
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.errors import InputError
+from windtunnel.workload.lengths import MAX_TOKENS
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Column:
+    """A column without gaps: numbers, dates or objects; and where it comes from."""
+
+    path: Path
+    name: str
+    values: NDArray[Any]
+    first_row: int = 0
+
+    @property
+    def is_numeric(self) -> bool:
+        return self.values.dtype.kind in "iuf"
+
+    def refuse(self, wrong: Any, reason: str, hint: str | None = None) -> None:
+        """Raise an InputError for the first row where `wrong`."""
+        if np.any(wrong):
+            row = int(np.argmax(wrong))
+            message = f"{self.path} row {self.first_row + row + 1}: {self.name} {reason}: {shown(self.values[row])}"
+            raise InputError(message, hint)
+
+
+def column_of(path: Path, name: str, column: Any, first_row: int) -> Column:
+    """One block of a column as it was read, where no value is missing.
+
+    Raises:
+        InputError: a value that is missing, or a list.
+    """
+    if isinstance(column, list):
+        raise InputError(f"{path} row {first_row + 1}: {name} is not a number: {shown(column[0])}")
+    if column.null_count and len(column):
+        row = first_row + int(np.argmax(np.asarray(column.is_null()))) + 1
+        raise InputError(f"{path} row {row}: {name} is missing or not a number")
+    return Column(path, name, np.asarray(column), first_row)
+
+
+def dates_s(column: Column, origin: Any) -> tuple[NDArray[np.float64], Any]:
+    """Seconds since `origin` (None: the first date), and that; dates are datetime64 or ISO 8601 (UTC by default)."""
+    if column.values.dtype.kind == "M":
+        origin = column.values[0] if origin is None else origin
+        return np.asarray((column.values - origin) / np.timedelta64(1, "s"), np.float64), origin
+    dates = [_date(value) for value in column.values]
+    wrong = [date is None for date in dates]
+    column.refuse(
+        [bad and not _is_number(value) for bad, value in zip(wrong, column.values, strict=True)], "is not a time"
+    )
+    column.refuse(wrong, "is not a date, but others are")
+    stamps = [date.replace(tzinfo=date.tzinfo or UTC).timestamp() for date in dates if date]
+    origin = stamps[0] if origin is None else origin
+    return np.array(stamps, np.float64) - origin, origin
+
+
+def tokens_of(column: Column) -> NDArray[np.int64]:
+    """Positive token counts.
+
+    Raises:
+        InputError: names the first row that has none.
+    """
+    tokens = integers(column)
+    column.refuse(tokens < 1, "is not positive", "leave out requests that failed or generated nothing")
+    column.refuse(tokens > MAX_TOKENS, f"is above {MAX_TOKENS}")
+    return tokens
+
+
+def integers(column: Column) -> NDArray[np.int64]:
+    """Whole numbers, of a CSV file also those that stand among texts.
+
+    Raises:
+        InputError: names the first row that has none.
+    """
+    if not column.is_numeric:
+        column.refuse([not _is_number(value) for value in column.values], "is not a number")
+        if ".csv" not in column.path.name.lower():
+            column.refuse(np.ones(column.values.size, bool), "is text, not a number")
+        # Text of a CSV file, read so because a later row is wrong.
+        column = replace(column, values=column.values.astype(np.float64))
+    if column.values.dtype.kind == "f":
+        column.refuse(column.values != np.rint(column.values), "is not a whole number")
+        column.refuse(~(np.abs(column.values) < 2.0**62), "is out of range")
+    return column.values.astype(np.int64)
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        float(value)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _date(text: Any) -> datetime | None:
+    try:
+        return datetime.fromisoformat(text)
+    except (TypeError, ValueError):
+        return None
+
+
+def shown(value: Any) -> str:
+    """A value of a file, short and on one line."""
+    text = " ".join(str(value).split())
+    return text if len(text) <= 40 else f"{text[:37]}..."

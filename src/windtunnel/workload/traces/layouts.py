@@ -1,0 +1,161 @@
+"""Which column of a request trace is what: the names that common traces have, and those that a user gives."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from windtunnel.errors import InputError, did_you_mean
+from windtunnel.workload.schema import TraceColumns
+from windtunnel.workload.traces.columns import shown
+
+LENGTHS = ("input_tokens", "output_tokens")
+STREAMS = ("arrival", *LENGTHS)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The column names of one kind of trace."""
+
+    name: str
+    arrival: str
+    input_tokens: str
+    output_tokens: str
+    source: str
+    arrival_unit: str = "s"
+    priority: str | None = None
+    tenant: str | None = None
+    session: str | None = None
+    hash_ids: str | None = None
+    zero_output_failed: bool = False
+    """Its publisher says that requests without output failed; they are left out."""
+
+    @property
+    def columns(self) -> tuple[str, str, str]:
+        """The names of the streams' columns."""
+        return self.arrival, self.input_tokens, self.output_tokens
+
+
+KNOWN_LAYOUTS = (
+    Layout(
+        name="windtunnel",
+        arrival="arrival_s",
+        input_tokens="input_tokens",
+        output_tokens="output_tokens",
+        priority="priority",
+        tenant="tenant",
+        session="session",
+        hash_ids="hash_ids",
+        source="this project",
+    ),
+    Layout(
+        name="azure",
+        arrival="TIMESTAMP",
+        input_tokens="ContextTokens",
+        output_tokens="GeneratedTokens",
+        source="https://github.com/Azure/AzurePublicDataset (LLM inference 2023 and 2024)",
+    ),
+    Layout(
+        name="vidur",
+        arrival="arrived_at",
+        input_tokens="num_prefill_tokens",
+        output_tokens="num_decode_tokens",
+        source="https://github.com/microsoft/vidur",
+    ),
+    Layout(
+        name="burstgpt",
+        arrival="Timestamp",
+        input_tokens="Request tokens",
+        output_tokens="Response tokens",
+        session="Session ID",
+        zero_output_failed=True,
+        source="https://github.com/HPMLL/BurstGPT",
+    ),
+    Layout(
+        name="mooncake",
+        arrival="timestamp",
+        arrival_unit="ms",
+        input_tokens="input_length",
+        output_tokens="output_length",
+        hash_ids="hash_ids",
+        source="https://github.com/kvcache-ai/Mooncake",
+    ),
+    Layout(
+        name="splitwise",
+        arrival="arrival_timestamp",
+        input_tokens="prompt_size",
+        output_tokens="token_size",
+        source="https://github.com/Mutinifni/splitwise-sim",
+    ),
+    Layout(
+        name="llmservingsim",
+        arrival="arrival_ns",
+        arrival_unit="ns",
+        input_tokens="input_toks",
+        output_tokens="output_toks",
+        source="https://github.com/casys-kaist/LLMServingSim",
+    ),
+)
+"""Recognised by the columns of both lengths; times may be absent, as in Vidur's length files of ShareGPT and arXiv."""
+
+
+CONVERSATIONS = "conversations"
+"""Column of ShareGPT's JSON: what people and the model said, in turn. As in vLLM's benchmark, the first text is the
+prompt and the second the output, and conversations of fewer than two texts are left out."""
+
+
+def recognise(header: list[str], asked: TraceColumns, needed: Sequence[str]) -> Layout | None:
+    """The first layout whose lengths the file has, under the names asked for where there are any.
+
+    Our own is also recognised by what is needed alone, such as nothing but `arrival_s`.
+    """
+    for layout in KNOWN_LAYOUTS:
+        lengths = (asked.input_tokens or layout.input_tokens, asked.output_tokens or layout.output_tokens)
+        if all(name in header for name in lengths):
+            return layout
+    ours = KNOWN_LAYOUTS[0]
+    return ours if all((getattr(asked, stream) or getattr(ours, stream)) in header for stream in needed) else None
+
+
+def find_columns(
+    path: Path, header: list[str], layout: Layout | None, asked: TraceColumns, needed: Sequence[str]
+) -> dict[str, str]:
+    """Stream -> the name of its column: of every stream in `needed`, and of the priority where there is one."""
+    wanted = (*needed, "priority", "tenant", "session", "hash_ids")
+    named = {stream: getattr(asked, stream) for stream in wanted if getattr(asked, stream)}
+    if unknown := [name for name in named.values() if name not in header]:
+        raise InputError(
+            f"{path} has no column {unknown[0]!r}; it has {_listed(header)}", did_you_mean(unknown[0], header)
+        )
+    known = {stream: getattr(layout, stream) for stream in wanted} if layout else {}
+    found = {stream: name for stream, name in (known | named).items() if name is not None and name in header}
+    if not set(needed) <= set(found):
+        raise _no_stream(path, header, [stream for stream in needed if stream not in named], layout)
+    if repeated := [name for name in found.values() if header.count(name) > 1]:
+        raise InputError(f"{path} has more than one column {repeated[0]!r}")
+    return found
+
+
+def _no_stream(path: Path, header: list[str], streams: Sequence[str], layout: Layout | None) -> InputError:
+    """What to say where not all of `streams`, none of which was given a name, are there."""
+    if CONVERSATIONS in header:
+        return InputError(
+            f"{path} is of ShareGPT's kind, which has no arrival times", "say how they arrive: a rate or a concurrency"
+        )
+    expected = layout or max(KNOWN_LAYOUTS, key=lambda it: sum(name in header for name in it.columns))
+    missing = [it for it in (*LENGTHS, "arrival") if it in streams and getattr(expected, it) not in header]
+    if not missing or not set(expected.columns) & set(header):
+        hint = "name them: workload.trace.columns: {arrival: NAME, input_tokens: NAME, output_tokens: NAME}"
+        near = did_you_mean(streams[0], header)
+        return InputError(f"{path} has no columns of a known trace; it has {_listed(header)}", near or hint)
+    name = getattr(expected, missing[0])
+    near = did_you_mean(name, [column for column in header if column not in expected.columns])
+    if missing[0] == "arrival":
+        hint = "give workload.arrivals, or name the column of times: workload.trace.columns: {arrival: NAME}"
+        return InputError(f"{path} has no arrival times: no column {name!r} beside {_listed(header)}", near or hint)
+    hint = f"name it: workload.trace.columns: {{{missing[0]}: NAME}}"
+    return InputError(f"{path} has no column {name!r}; it has {_listed(header)}", near or hint)
+
+
+def _listed(header: list[str]) -> str:
+    first = ", ".join(shown(name) for name in header[:8])
+    return f"{first} and {len(header) - 8} more" if len(header) > 8 else first

@@ -1,0 +1,342 @@
+"""Request traces: CSV, JSON Lines, JSON or Parquet with named columns, read into arrays block by block.
+
+The column names of common traces are known (`trace_layouts.KNOWN_LAYOUTS`); others are named by `TraceColumns`. Memory
+is what the arrays take, 24 bytes a request, and a block of the file.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel import catalog
+from windtunnel.errors import InputError
+from windtunnel.workload.lengths import MAX_TOKENS
+from windtunnel.workload.schema import Trace, TraceColumns
+from windtunnel.workload.traces.columns import (
+    Column,
+    column_of,
+    dates_s,
+    integers,
+    shown,
+    tokens_of,
+)
+from windtunnel.workload.traces.layouts import (
+    CONVERSATIONS,
+    LENGTHS,
+    STREAMS,
+    find_columns,
+    recognise,
+)
+from windtunnel.workload.traces.table_file import Batch, batches_of, header_of
+
+UNITS_S = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+UNIX_TIME_AFTER_S = 365 * 86400.0
+"""A first arrival later than this is a date in Unix time: no trace starts a year after its zero."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BlockIds:
+    """The blocks of each prompt: those of row i are ids[offsets[i] : offsets[i + 1]]."""
+
+    offsets: NDArray[np.int64]
+    ids: NDArray[np.int64]
+    block_tokens: int
+
+    def at(self, rows: NDArray[np.int64] | slice) -> "BlockIds":
+        """Those of `rows`, in that order."""
+        sizes = np.diff(self.offsets)[rows]
+        offsets = np.concatenate([[0], np.cumsum(sizes)])
+        begin = np.repeat(self.offsets[:-1][rows] - offsets[:-1], sizes)
+        return replace(self, offsets=offsets, ids=self.ids[begin + np.arange(offsets[-1])])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RecordedRequests:
+    """A trace's columns, each of shape [num_requests]; None where the file has no such column.
+
+    `arrival_s` is float64, sorted and not negative; token counts are positive int64; the others are int64.
+    """
+
+    arrival_s: NDArray[np.float64] | None = None
+    input_tokens: NDArray[np.int64] | None = None
+    output_tokens: NDArray[np.int64] | None = None
+    priority: NDArray[np.int64] | None = None
+    tenant: NDArray[np.int64] | None = None
+    """Position in `tenant_names`."""
+    session: NDArray[np.int64] | None = None
+    """Number of the session, from 0; -1 where the file names none."""
+    tenant_names: tuple[str, ...] = ()
+    blocks: BlockIds | None = None
+
+    @property
+    def num_requests(self) -> int:
+        """Rows of whichever columns were read."""
+        columns = (self.arrival_s, self.input_tokens, self.output_tokens)
+        return next(len(column) for column in columns if column is not None)
+
+    def at(self, rows: NDArray[np.int64] | slice) -> "RecordedRequests":
+        """The requests `rows`, in that order."""
+        columns = ("arrival_s", "input_tokens", "output_tokens", "priority", "tenant", "session", "blocks")
+        found = {name: getattr(self, name) for name in columns if getattr(self, name) is not None}
+        return replace(
+            self, **{name: value.at(rows) if name == "blocks" else value[rows] for name, value in found.items()}
+        )
+
+
+def read_requests(trace: Trace, needed: Sequence[str] = STREAMS, most: int | None = None) -> RecordedRequests:
+    """The requests in `trace.path`, every row checked, lengths scaled and shortened as `trace` says.
+
+    `start_s`, `time_scale` and `order` are the caller's to apply.
+
+    Args:
+        trace: where the file is and what its columns are called.
+        needed: which of `STREAMS` to read; priorities, tenants, sessions and blocks are read where the file has them.
+        most: stop after so many requests; None reads all.
+
+    Raises:
+        InputError: a missing, empty or broken file, a missing column, a value that cannot be; names file and row.
+    """
+    path = _find(trace.path)
+    header = header_of(path)
+    if CONVERSATIONS in header and set(needed) <= set(LENGTHS):
+        recorded = _conversations(path, trace)
+    else:
+        recorded = _rows(path, header, trace, needed, most)
+    return _fitted(recorded, trace)
+
+
+def read_lengths(path: str, column: str | None, stream: str) -> NDArray[np.int64]:
+    """The token counts in one column of a requests file; None means the known layout's column for `stream`.
+
+    Raises:
+        InputError: as `read_requests`.
+    """
+    columns = msgspec.structs.replace(TraceColumns(), **{stream: column})
+    lengths: NDArray[np.int64] = getattr(read_requests(Trace(path=path, columns=columns), (stream,)), stream)
+    return lengths
+
+
+def _find(name: str) -> Path:
+    """The file at the path `name`; a bare word that is no file names a trace of the catalog."""
+    path = Path(name)
+    is_word = path.suffix == "" and path.name == name
+    return catalog.find("traces", name) if is_word and not path.exists() else path
+
+
+def _rows(path: Path, header: list[str], trace: Trace, needed: Sequence[str], most: int | None) -> RecordedRequests:
+    layout = recognise(header, trace.columns, needed)
+    names = find_columns(path, header, layout, trace.columns, needed)
+    if "hash_ids" in names and ("input_tokens" not in needed or trace.input_scale != 1 or trace.max_tokens is not None):
+        del names["hash_ids"]
+    unit_s = UNITS_S[layout.arrival_unit if layout and not trace.columns.arrival else trace.columns.arrival_unit]
+    drops = trace.failed == "leave_out" or (trace.failed is None and layout is not None and layout.zero_output_failed)
+    reading = _Reading(path, names, unit_s, drops, trace.hash_block_tokens)
+
+    def use(row: int, batch: Batch) -> bool:
+        nonlocal reading
+        if row == 0:
+            reading = _Reading(path, names, unit_s, drops, trace.hash_block_tokens)
+        reading.add(row, batch)
+        return most is None or reading.num_requests < most
+
+    batches_of(path, list(names.values()), use)
+    recorded = reading.finish()
+    return recorded if most is None else recorded.at(slice(0, most))
+
+
+@dataclass(slots=True)
+class _Reading:
+    """A file's columns so far, block by block."""
+
+    path: Path
+    names: dict[str, str]
+    unit_s: float
+    drops_failed: bool
+    block_tokens: int
+    num_requests: int = 0
+    num_rows: int = 0
+    origin: Any = None
+    last_s: float = -math.inf
+    parts: dict[str, list[Any]] = field(default_factory=dict)
+    codes: dict[str, dict[str, int]] = field(default_factory=lambda: {"tenant": {}, "session": {}})
+
+    def add(self, row: int, batch: Batch) -> None:
+        """Check a block and keep it."""
+        columns = {
+            stream: column_of(self.path, name, batch[name], row)
+            for stream, name in self.names.items()
+            if stream in (*STREAMS, "priority", "tenant")
+        }
+        keep: Any = slice(None)
+        if "output_tokens" in columns and self.drops_failed:
+            outputs = integers(columns["output_tokens"])
+            keep = outputs != 0
+            columns["output_tokens"] = replace(columns["output_tokens"], values=np.where(keep, outputs, 1))
+        found: dict[str, Any] = {}
+        if "arrival" in columns:
+            found["arrival"] = self._arrival_s(columns["arrival"])
+        for stream in LENGTHS:
+            if stream in columns:
+                found[stream] = tokens_of(columns[stream])
+        if "priority" in columns:
+            found["priority"] = integers(columns["priority"])
+        for stream in ("tenant", "session"):
+            if stream in self.names:
+                found[stream] = self._codes(stream, batch[self.names[stream]])
+        size = len(next(iter(batch.values())))
+        for stream, values in found.items():
+            self.parts.setdefault(stream, []).append(values[keep])
+        if "hash_ids" in self.names:
+            self.parts.setdefault("hash_ids", []).append(
+                _block_ids(self.path, self.names["hash_ids"], batch[self.names["hash_ids"]], row).at(
+                    np.arange(size)[keep]
+                )
+            )
+        self.num_rows += size
+        self.num_requests += len(next(iter(found.values()))[keep])
+
+    def finish(self) -> RecordedRequests:
+        """All blocks as one."""
+        if not self.num_requests:
+            why = "; all of them failed" if self.num_rows else ""
+            raise InputError(f"{self.path} has no requests{why}")
+        whole = {
+            {"arrival": "arrival_s"}.get(stream, stream): np.concatenate(parts)
+            for stream, parts in self.parts.items()
+            if stream != "hash_ids"
+        }
+        blocks = _joined(self.parts["hash_ids"], self.block_tokens) if "hash_ids" in self.parts else None
+        if blocks is not None:
+            _check_blocks(self.path, self.names["hash_ids"], blocks, whole["input_tokens"])
+        return RecordedRequests(**whole, tenant_names=tuple(self.codes["tenant"]), blocks=blocks)
+
+    def _arrival_s(self, column: "Column") -> NDArray[np.float64]:
+        if not column.values.size:
+            return np.zeros(0)
+        if column.is_numeric:
+            seconds = self._times_s(column)
+        else:
+            seconds, self.origin = dates_s(column, self.origin)
+        backwards = np.flatnonzero(np.diff(seconds, prepend=self.last_s) < 0)
+        if backwards.size:
+            row = column.first_row + int(backwards[0]) + 1
+            message = f"{column.path} row {row}: {column.name} is before that of row {row - 1}"
+            raise InputError(message, f"sort the requests by {column.name}")
+        self.last_s = float(seconds[-1])
+        return seconds
+
+    def _times_s(self, column: "Column") -> NDArray[np.float64]:
+        times = column.values
+        column.refuse(~np.isfinite(times), "is not a time")
+        column.refuse(times < 0, "is negative")
+        if self.origin is None:
+            self.origin = times[0] if times[0] * self.unit_s > UNIX_TIME_AFTER_S else times.dtype.type(0)
+        return np.asarray((times - self.origin) * self.unit_s, np.float64)
+
+    def _codes(self, stream: str, column: Any) -> NDArray[np.int64]:
+        """Each value's number, in order of first appearance; -1 for none."""
+        known = self.codes[stream]
+        values, of_row = np.unique(np.array([_name(value) for value in column.to_pylist()]), return_inverse=True)
+        first = np.full(values.size, len(of_row))
+        np.minimum.at(first, of_row, np.arange(len(of_row)))
+        numbers = np.empty(values.size, np.int64)
+        for at in np.argsort(first):
+            name = str(values[at])
+            numbers[at] = known.setdefault(name, len(known)) if name else -1
+        return numbers[of_row]
+
+
+def _name(value: Any) -> str:
+    return "" if value is None or (isinstance(value, float) and math.isnan(value)) else str(value)
+
+
+def _block_ids(path: Path, name: str, column: Any, first_row: int) -> BlockIds:
+    """The blocks of one part of a file; its last offset is the number of its ids."""
+    lists = column.to_pylist() if hasattr(column, "to_pylist") else column
+    for row, ids in enumerate(lists, start=first_row + 1):
+        if ids is not None and not (isinstance(ids, list) and all(isinstance(block, int) for block in ids)):
+            raise InputError(f"{path} row {row}: {name} is not a list of whole numbers: {shown(ids)}")
+    sizes = [0 if ids is None else len(ids) for ids in lists]
+    flat = [block for ids in lists if ids for block in ids]
+    return BlockIds(np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64), np.array(flat, np.int64), 0)
+
+
+def _joined(parts: list[BlockIds], block_tokens: int) -> BlockIds:
+    sizes = np.concatenate([np.diff(part.offsets) for part in parts])
+    offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+    return BlockIds(offsets, np.concatenate([part.ids for part in parts]), block_tokens)
+
+
+def _check_blocks(path: Path, name: str, blocks: BlockIds, input_tokens: NDArray[np.int64]) -> None:
+    counts = np.diff(blocks.offsets)
+    too_many = (counts > 0) & ((counts - 1) * blocks.block_tokens >= input_tokens)
+    if too_many.any():
+        row = int(np.argmax(too_many))
+        raise InputError(
+            f"{path} row {row + 1}: {name} has {counts[row]} blocks of {blocks.block_tokens} tokens, "
+            f"but the prompt has {input_tokens[row]:,} tokens",
+            "say how long a block is: workload.trace.hash_block_tokens",
+        )
+
+
+def _conversations(path: Path, trace: Trace) -> RecordedRequests:
+    """The first text and its answer of each conversation, their lengths estimated from their characters."""
+    if trace.characters_per_token is None:
+        raise InputError(
+            f"{path} holds texts, not lengths",
+            "say how long a token is: workload.trace.characters_per_token (about 4 for English), or count the tokens",
+        )
+    lengths: list[tuple[int, int]] = []
+
+    def use(_: int, batch: Batch) -> bool:
+        for row, conversation in enumerate(batch[CONVERSATIONS], start=1):
+            texts = [_text(path, row, said) for said in conversation or []]
+            if len(texts) >= 2:
+                lengths.append((len(texts[0]), len(texts[1])))
+        return True
+
+    batches_of(path, [CONVERSATIONS], use)
+    if not lengths:
+        raise InputError(f"{path} has no requests: no conversation of two texts")
+    tokens = np.ceil(np.array(lengths) / trace.characters_per_token).astype(np.int64)
+    tokens = np.maximum(tokens, 1)
+    return RecordedRequests(input_tokens=tokens[:, 0], output_tokens=tokens[:, 1])
+
+
+def _text(path: Path, row: int, said: Any) -> str:
+    text = said.get("value", said.get("content")) if isinstance(said, dict) else None
+    if not isinstance(text, str):
+        raise InputError(f"{path} row {row}: a part of {CONVERSATIONS} has no text: {shown(said)}")
+    return text
+
+
+def _fitted(recorded: RecordedRequests, trace: Trace) -> RecordedRequests:
+    """Lengths scaled, then shortened to `trace.max_tokens` in all; nothing becomes less than one token."""
+    scaled = {}
+    for stream, scale in (("input_tokens", trace.input_scale), ("output_tokens", trace.output_scale)):
+        tokens = getattr(recorded, stream)
+        if tokens is not None and scale != 1:
+            scaled[stream] = np.clip(np.floor(tokens * scale), 1, MAX_TOKENS).astype(np.int64)
+    recorded = replace(recorded, **scaled)
+    prompt, output = recorded.input_tokens, recorded.output_tokens
+    if trace.max_tokens is None or prompt is None or output is None:
+        return recorded
+    whole, most = prompt + output, trace.max_tokens
+    is_long = whole > most
+    if trace.shorten == "both":
+        shorter = np.clip(prompt * (most / whole), 1, most - 1).astype(np.int64)
+        shorter_output = most - shorter
+    else:
+        shorter = np.maximum(most - output, 1)
+        shorter_output = np.minimum(output, most - 1)
+    return replace(
+        recorded,
+        input_tokens=np.where(is_long, shorter, prompt),
+        output_tokens=np.where(is_long, shorter_output, output),
+    )

@@ -1,0 +1,201 @@
+"""Published training runs: rows become jobs, what says too little is skipped, and predictions stay within budget."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from readers.training.runs import TrainingRun, read_training_runs
+from windtunnel.errors import InputError
+from windtunnel.training.setup import resolve
+from windtunnel.training.step import simulate_with, training_prices
+
+HEADER = (
+    "source,release,task,model,params_B,layers,hidden,heads,accelerator,n_gpus,precision,gbs,mbs,seq_len,"
+    "tp,pp,cp,vp,ep,etp,fsdp,act_ckpt,tokens_per_s_per_gpu,tflops_per_gpu,iter_time_s,mem_GB,quality,note\n"
+)
+
+
+def table(folder: Path, *rows: str) -> Path:
+    path = folder / "runs.csv"
+    path.write_text(HEADER + "\n".join(rows) + "\n")
+    return path
+
+
+def test_a_row_becomes_a_job(tmp_path: Path) -> None:
+    row = "NeMo x,,pretrain,LLAMA3-70B,70,,,,H100-SXM5-80GB,64,FP8,128,1,8192,4,8,1,5,,,,,1619,727,,,A,"
+    (run,), skipped = read_training_runs(table(tmp_path, row))
+    assert not skipped
+    at = run.job.parallelism
+    assert (at.tp, at.pp, at.virtual_stages, run.job.precision.compute) == (4, 8, 5, "fp8")
+    assert run.job.overlap.tensor_parallel is True
+    assert run.step_s == pytest.approx(128 * 8192 / (1619 * 64))
+
+
+def test_the_format_that_a_source_calls_fp8_is_its_own(tmp_path: Path) -> None:
+    titan = "torchtitan x,,pretrain,Llama3-8B,8,,,,H100-SXM5-80GB,64,FP8,96,12,8192,8,1,,,,,8,,5000,,,,A,vanilla TP {}"
+    rows = (titan.format("tensorwise"), titan.format("rowwise"), bridge(precision="FP8"), bridge(precision="FP8-MX"))
+    runs, _ = read_training_runs(table(tmp_path, *rows))
+    found = [run.job.precision.compute for run in runs]
+    assert found == ["fp8_current", "fp8_rowwise", "fp8_current", "mxfp8"]
+
+
+def test_mixtures_of_experts_have_what_bridges_recipes_decide(tmp_path: Path) -> None:
+    row = (
+        "Megatron-Bridge x,{release},pretrain,{model},,,,,{on},256,{format},4096,1,4096,1,{pp},1,{vp},{ep},"
+        ",,,1000,,,,A,"
+    )
+    deepseek = {"release": "26.04", "model": "DeepSeekV3", "format": "MXFP8"}
+    rows = (
+        row.format(**deepseek, on="DGX-B200", pp=8, vp=2, ep=32),
+        row.format(**deepseek, on="DGX-B200", pp=16, vp="", ep=8),
+        row.format(**deepseek | {"release": "26.06"}, on="DGX-GB200", pp=4, vp=4, ep=64),
+        row.format(release="26.04", model="Qwen3_235B_a22B", format="FP8", on="DGX-H100", pp=8, vp=4, ep=32),
+    )
+    runs, skipped = read_training_runs(table(tmp_path, *rows))
+    assert not skipped
+    assert [run.job.overlap.experts for run in runs] == [True, None, True, True]
+    assert [run.job.parallelism.experts_exchange for run in runs] == ["by_node"] * 3 + ["all_to_all"]
+    assert runs[1].job.recompute.modules == ("latent_up_projection",)
+    for run in runs:
+        resolve(run.job)
+
+
+def test_fine_tuning_is_on_packed_documents(tmp_path: Path) -> None:
+    rows = (bridge(task="SFT"), bridge(task="LoRA"), bridge())
+    runs, _ = read_training_runs(table(tmp_path, *rows))
+    assert [run.job.document_tokens for run in runs] == [200, 200, None]
+
+
+def test_what_a_row_does_not_say_is_not_guessed(tmp_path: Path) -> None:
+    rows = (
+        "NeMo x,,pretrain,Unheard-7B,7,,,,H100-SXM5-80GB,64,FP8,128,1,8192,4,8,1,5,,,,,1619,727,,,A,",
+        "NeMo x,,pretrain,LLAMA3-70B,70,,,,H100-SXM5-80GB,64,FP8,128,1,8192,,,,,,,,,1619,727,,,A,",
+        "NeMo x,,pretrain,LLAMA3-70B,70,,,,Abacus,64,FP8,128,1,8192,4,8,1,5,,,,,1619,727,,,A,",
+        "Nobody,,pretrain,LLAMA3-70B,70,,,,H100-SXM5-80GB,64,FP8,128,1,8192,4,8,1,5,,,,,1619,727,,,A,",
+        "NeMo x,,pretrain,LLAMA3-70B,70,,,,H100-SXM5-80GB,64,FP8,128,1,8192,4,8,1,5,,,,,,,,,A,",
+    )
+    runs, skipped = read_training_runs(table(tmp_path, *rows))
+    assert not runs
+    words = ("shape", "layout", "accelerator", "source", "neither a time nor a rate")
+    assert all(word in found.reason for word, found in zip(words, skipped, strict=True))
+
+
+BRIDGE = "Megatron-Bridge x,,{task},{model},,,,,{on},{n},{precision},{batch},1,4096,1,1,1,,,,,,1000,,,,A,"
+
+
+def bridge(**said: str) -> str:
+    usual = {
+        "task": "pretrain",
+        "model": "LLAMA3_8B",
+        "on": "DGX-GB200",
+        "n": "64",
+        "precision": "BF16",
+        "batch": "128",
+    }
+    return BRIDGE.format(**usual | said)
+
+
+@pytest.mark.parametrize(
+    ("said", "model", "device"),
+    [
+        ({"model": "Mixtral_8x7B"}, "mistralai/Mixtral-8x7B-v0.1", "gb200"),
+        ({"model": "GPT OSS 20B"}, "openai/gpt-oss-20b", "gb200"),
+        ({"model": "LLAMA3.2_1B (w/o CP)"}, "meta-llama/Llama-3.2-1B", "gb200"),
+        ({"model": "Qwen3_Next_80B_A3B"}, "Qwen/Qwen3-Next-80B-A3B-Instruct", "gb200"),
+        ({"model": "DeepSeekV2"}, "deepseek-ai/DeepSeek-V2", "gb200"),
+        ({"on": "NVIDIA Blackwell Ultra GPU (GB300)"}, "Meta-Llama-3-8B", "gb300"),
+        ({"on": "DGX-B300"}, "Meta-Llama-3-8B", "b300_sxm"),
+        ({"on": "AMD Instinct MI300X 192GB HBM3"}, "Meta-Llama-3-8B", "mi300x"),
+        ({"on": "NVIDIA H100-SXM-80GB"}, "Meta-Llama-3-8B", "h100_sxm"),
+    ],
+)
+def test_models_and_devices_of_the_catalog_are_found(
+    tmp_path: Path, said: dict[str, str], model: str, device: str
+) -> None:
+    (run,), skipped = read_training_runs(table(tmp_path, bridge(**said)))
+    assert not skipped
+    assert (run.job.model, run.job.device) == (model, device)
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ({"model": "Nemotron_H_56B"}, "the shape of 'Nemotron_H_56B' is not known"),
+        ({"model": "Flux.1-dev 12B"}, "the shape of 'Flux.1-dev 12B' is not known"),
+        ({"on": "NVIDIA H200-NVL-141GB"}, "the accelerator 'NVIDIA H200-NVL-141GB' is not known"),
+        ({"task": "GRPO"}, "a step of 'GRPO' is more than a forward and a backward pass"),
+        ({"precision": "INT8"}, "the precision 'INT8' is not known"),
+        ({"n": "nan"}, "n_gpus is 'nan'; a number above zero is needed"),
+        ({"n": "8.5"}, "n_gpus is '8.5'; a whole number is needed"),
+        ({"batch": "many"}, "gbs is 'many'; a number above zero is needed"),
+        ({"batch": "-4"}, "gbs is '-4'; a number above zero is needed"),
+    ],
+)
+def test_rows_that_are_refused_say_why(tmp_path: Path, said: dict[str, str], reason: str) -> None:
+    runs, (skipped,) = read_training_runs(table(tmp_path, bridge(**said)))
+    assert not runs
+    assert skipped.reason == reason
+
+
+def test_columns_that_a_table_leaves_out_are_blank(tmp_path: Path) -> None:
+    path = tmp_path / "runs.csv"
+    path.write_text("source,model,accelerator,n_gpus,precision,gbs,seq_len,tp,iter_time_s\n")
+    with path.open("a") as file:
+        file.write("NeMo x,LLAMA3-8B,H100-SXM5-80GB,8,BF16,128,8192,1,12.5\nNeMo x,LLAMA3-8B,H100-SXM5-80GB,8\n")
+    (run,), (skipped,) = read_training_runs(path)
+    assert (run.step_s, run.job.micro_batch) == (12.5, 1)
+    assert "precision" in skipped.reason
+
+
+def test_layers_that_do_not_divide_leave_room_for_embedding_and_head(tmp_path: Path) -> None:
+    row = "NeMo x,,pretrain,LLAMA3.1_405B,405,,,,DGX-H100,1024,FP8,512,1,8192,8,8,2,8,,,,,302,763,,,A,"
+    (run,), _ = read_training_runs(table(tmp_path, row))
+    assert run.job.parallelism.layers_per_stage == (1, *[2] * 62, 1)
+
+
+def test_other_files_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "other.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(InputError):
+        read_training_runs(tmp_path / "other.csv")
+    with pytest.raises(InputError):
+        read_training_runs(tmp_path / "absent.csv")
+
+
+def errors(runs: list[TrainingRun]) -> np.ndarray:
+    found = []
+    prices = {}
+    for run in runs:
+        try:
+            setup = resolve(run.job)
+        except InputError:
+            continue
+        key = (setup.device.name, setup.node.name)
+        prices.setdefault(key, training_prices(setup))
+        if run.step_s is not None:
+            found.append(simulate_with(setup, prices[key]).step_s / run.step_s - 1)
+    return np.array(found)
+
+
+def test_selective_recomputation_runs_are_predicted_within_calculons_error(reference: Path) -> None:
+    # The same eight points: Calculon 3.65% on average and 8.87% at worst.
+    runs, _ = read_training_runs(reference / "training" / "seqpar_calculon.csv")
+    found = np.abs(errors(runs))
+    assert len(found) == 8
+    assert found.mean() < 0.035
+    assert found.max() < 0.08
+
+
+@pytest.mark.parametrize(("name", "budget"), [("megatron", 0.10), ("mlperf_summary", 0.10)])
+def test_published_runs_are_predicted_within_budget(reference: Path, name: str, budget: float) -> None:
+    runs, _ = read_training_runs(reference / "training" / f"{name}.csv")
+    assert np.median(np.abs(errors(runs))) < budget
+
+
+def test_runs_out_of_memory_are_told_from_those_that_fit(reference: Path) -> None:
+    runs, _ = read_training_runs(reference / "training" / "bloom_chronicles.csv")
+    setups = [(run, resolve(run.job)) for run in runs]
+    prices = training_prices(setups[0][1])
+    fits = [(run.out_of_memory, simulate_with(setup, prices).fits) for run, setup in setups]
+    assert sum(not fit for out, fit in fits if out) >= 0.9 * sum(out for out, _ in fits)
+    assert sum(fit for out, fit in fits if not out) >= 0.9 * sum(not out for out, _ in fits)

@@ -1,0 +1,90 @@
+"""The share of accepted draft tokens that is fitted is the one that was put in; without one, such runs are refused."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from windtunnel.calibration.acceptance import Drafting, acceptances, drafting
+from windtunnel.calibration.measured_runs import Measurement
+from windtunnel.calibration.validate import predict_runs
+from windtunnel.report.calibration.validation import validation_document
+from windtunnel.schema import encode
+from windtunnel.serving.calibration import NONE, Calibration, Provenance
+from windtunnel.serving.deployment import HostOverheads
+from windtunnel.serving.scenario import Scenario
+from windtunnel.serving.shorthand import scenario
+from windtunnel.serving.simulate import simulate
+
+MODEL, SHARE = "meta-llama/Llama-3.1-8B", 0.65
+
+FITTED = Calibration(
+    engine="vllm",
+    device="h100_sxm",
+    host=HostOverheads(unhidden_step_s=1e-3),
+    factors={"gemm.memory": 1.1},
+    provenance=Provenance(fitted_on="a test", num_runs=1, num_configurations=1),
+)
+
+
+def speculating(concurrency: int, calibration: str) -> Scenario:
+    return scenario(
+        model="llama-3.1-8b",
+        device="h100_sxm",
+        max_num_seqs=16,
+        max_num_batched_tokens=1024,
+        input_tokens=128,
+        output_tokens=64,
+        concurrency=concurrency,
+        num_requests=3 * concurrency,
+        calibration=calibration,
+        settings={
+            "deployment.engine.speculative": {"method": "ngram", "num_draft_tokens": 3, "acceptance_fraction": SHARE}
+        },
+    )
+
+
+@pytest.fixture(scope="module")
+def profile(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("profile") / "profile.yaml"
+    path.write_text(yaml.safe_dump(encode(FITTED)), encoding="utf-8")
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def runs(profile: str) -> list[Measurement]:
+    """Measured by the simulator itself, with the calibration and the true share; the record has lost the share."""
+    found = []
+    for concurrency in (1, 8):
+        made = speculating(concurrency, profile)
+        summary = simulate(made).summary
+        assert summary.tpot_s is not None
+        measured = {"tpot": summary.tpot_s.mean, "ttft": summary.ttft_s.mean}
+        lost = Measurement(f"c{concurrency}", made, "", measured, {"engine": "vllm", "device": "h100_sxm"})
+        found.append(Measurement(**{**vars(lost.accepting(0.0)), "lacks_acceptance": True}))
+    return found
+
+
+def test_the_share_that_was_put_in_is_found(runs: list[Measurement]) -> None:
+    found = [one for _, one in drafting(runs, {"vllm-h100_sxm": FITTED}) if isinstance(one, Drafting)]
+    assert len(found) == len(runs)
+    (share,) = acceptances(found).values()
+    assert share == SHARE
+    assert max(one.error.min() for one in found) < 1e-6
+
+
+def test_runs_without_a_share_are_refused_and_with_one_reported_apart(runs: list[Measurement], tmp_path: Path) -> None:
+    plain = list(predict_runs(runs, calibration=NONE))
+    assert all("no calibration is in force" in one.refused for one in plain)
+    path = tmp_path / "with.yaml"
+    model = next(iter(acceptances([one for _, one in drafting(runs, {}) if isinstance(one, Drafting)])))
+    path.write_text(yaml.safe_dump(encode(FITTED) | {"acceptance": {model: SHARE}}), encoding="utf-8")
+    document = validation_document(predict_runs(runs, calibration=str(path)))
+    assert document["predicted"] == len(runs)
+    assert document["scores"]["tpot"] is None
+    assert document["scores_of_acceptance_fitted"]["tpot"]["median"] == pytest.approx(0.0, abs=1e-9)
+
+
+def test_a_run_that_cannot_be_said_tells_nothing(runs: list[Measurement]) -> None:
+    unsaid = Measurement("unsaid", None, "it may draft", runs[0].measured, runs[0].labels, lacks_acceptance=True)
+    assert [one.id for one, _ in drafting([unsaid, *runs], {})] == [one.id for one in runs]

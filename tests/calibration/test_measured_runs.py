@@ -1,0 +1,327 @@
+"""Tables of runs and benchmark clients' files become scenarios with what was measured beside."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from windtunnel.calibration.measured_runs import read_client_files, read_table
+from windtunnel.errors import InputError
+from windtunnel.formats.clients.results import read_client_results
+from windtunnel.model.parallelism import Parallelism
+from windtunnel.workload.arrivals import (
+    Arrivals,
+    ClosedLoop,
+    Gamma,
+    Poisson,
+    Static,
+)
+from windtunnel.workload.lengths import Uniform
+
+BASE: dict[str, Any] = {"model": "llama-3.1-8b", "deployment": {"device": "h100_sxm"}}
+
+VLLM = {
+    "date": "20260101-000000",
+    "model_id": "meta-llama/Llama-3.1-8B",
+    "num_prompts": 100,
+    "request_rate": "inf",
+    "max_concurrency": 10,
+    "duration": 20.0,
+    "completed": 100,
+    "total_input_tokens": 100_000,
+    "total_output_tokens": 20_000,
+    "output_throughput": 1000.0,
+    "mean_ttft_ms": 50.0,
+    "mean_tpot_ms": 8.0,
+    "mean_e2el_ms": 1642.0,
+}
+SGLANG = {
+    **{name: value for name, value in VLLM.items() if name != "mean_e2el_ms"},
+    "backend": "sglang",
+    "request_rate": 4.0,
+    "max_concurrency": None,
+    "random_range_ratio": 0.5,
+    "mean_e2e_latency_ms": 1642.0,
+}
+AIPERF = {
+    "request_throughput": {"unit": "requests/sec", "avg": 5.0},
+    "request_count": {"unit": "requests", "avg": 100},
+    "time_to_first_token": {"unit": "ms", "avg": 50.0, "p50": 45.0},
+    "inter_token_latency": {"unit": "ms", "avg": 8.0},
+    "request_latency": {"unit": "ms", "avg": 1642.0},
+    "output_token_throughput": {"unit": "tokens/sec", "avg": 1000.0},
+    "input_sequence_length": {"unit": "tokens", "avg": 1000.0},
+    "output_sequence_length": {"unit": "tokens", "avg": 200.0},
+    "input_config": {"loadgen": {"concurrency": 10}},
+}
+
+
+def _mean(value: float) -> dict[str, Any]:
+    return {"successful": {"mean": value}}
+
+
+GUIDELLM = {
+    "benchmarks": [
+        {
+            "args": {"strategy": {"type_": "concurrent", "streams": 10}},
+            "request_totals": {"successful": 100},
+            "metrics": {
+                "time_to_first_token_ms": _mean(50.0),
+                "inter_token_latency_ms": _mean(8.0),
+                "request_latency": _mean(1.642),
+                "output_tokens_per_second": _mean(1000.0),
+                "prompt_token_count": _mean(1000.0),
+                "output_token_count": _mean(200.0),
+            },
+        }
+    ]
+}
+
+
+@pytest.mark.parametrize(
+    ("document", "client"), [(VLLM, "vllm"), (SGLANG, "sglang"), (AIPERF, "aiperf"), (GUIDELLM, "guidellm")]
+)
+def test_every_client_gives_the_same_run(tmp_path: Path, document: dict[str, Any], client: str) -> None:
+    path = tmp_path / "result.json"
+    path.write_text(json.dumps(document), encoding="utf-8")
+    (result,) = read_client_results(path)
+    assert result.client == client
+    assert result.measured == pytest.approx({"tpot": 0.008, "ttft": 0.05, "e2e": 1.642, "throughput": 1000.0})
+    assert (result.input_tokens, result.output_tokens, result.num_requests) == (1000, 200, 100)
+    (run,) = read_client_files(path, BASE)
+    assert run.scenario is not None
+    workload = run.scenario.workload
+    if client == "sglang":
+        assert workload.arrivals == Poisson(rate_per_s=4.0)
+        assert workload.input_tokens == Uniform(min_tokens=667, max_tokens=1333)
+    else:
+        assert workload.arrivals == ClosedLoop(concurrency=10)
+        assert workload.input_tokens == Uniform(min_tokens=900, max_tokens=1100)
+
+
+def test_json_lines_hold_several_runs(tmp_path: Path) -> None:
+    path = tmp_path / "runs.jsonl"
+    path.write_text(f"{json.dumps(SGLANG)}\n{json.dumps(SGLANG)}\n", encoding="utf-8")
+    assert [run.id for run in read_client_files(path, BASE)] == ["runs", "runs:2"]
+
+
+@pytest.mark.parametrize("text", ['{"a": 1}', "[1, 2]", "not json", '{"mean_ttft_ms": 5}', "{}"])
+def test_other_documents_are_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "other.json"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(InputError, match=r"other\.json"):
+        read_client_results(path)
+
+
+HEADER = "id,model,device,engine,tp,input_tokens,output_tokens,range_ratio,concurrency,ttft_ms,tpot_ms,_note"
+ROW = "one,llama-3.1-8b,h100_sxm,sglang,2,1024,256,0.8,16,50,8,mine"
+
+
+def table_of(folder: Path, header: str = HEADER, row: str = ROW) -> Path:
+    path = folder / "runs.csv"
+    path.write_text(f"{header}\n{row}\n", encoding="utf-8")
+    return path
+
+
+def test_a_row_says_what_was_run_and_measured(tmp_path: Path) -> None:
+    (run,) = read_table(table_of(tmp_path))
+    assert run.scenario is not None
+    assert run.scenario.deployment.parallelism.tp == 2
+    assert run.scenario.workload.input_tokens == Uniform(min_tokens=819, max_tokens=1024)
+    assert run.scenario.workload.num_requests == 160
+    assert run.measured == pytest.approx({"ttft": 0.05, "tpot": 0.008})
+    assert run.labels["engine"] == "sglang"
+
+
+def test_runs_of_a_deployment_at_other_loads_are_one_configuration(tmp_path: Path) -> None:
+    both = [read_table(table_of(tmp_path, row=ROW.replace(",16,", f",{load},")))[0] for load in (16, 64)]
+    assert both[0].configuration == both[1].configuration
+    other = read_table(table_of(tmp_path, row=ROW.replace("sglang,2", "sglang,4")))[0]
+    assert other.configuration != both[0].configuration
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("one,", "one,x,", "another number of values"),
+        (",16,50", ",,50", "neither concurrency nor rate_per_s"),
+        (",50,8", ",-1,8", "ttft_ms is '-1'"),
+        (",50,8", ",,", "nothing was measured"),
+        ("llama-3.1-8b", "", "model is empty"),
+    ],
+)
+def test_a_malformed_row_is_refused(tmp_path: Path, old: str, new: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        read_table(table_of(tmp_path, row=ROW.replace(old, new, 1)))
+
+
+def test_an_unknown_column_is_refused_with_the_nearest(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="concurency") as caught:
+        read_table(table_of(tmp_path, header=HEADER.replace("concurrency", "concurency")))
+    assert "concurrency" in (caught.value.hint or "")
+
+
+def arrivals_of(folder: Path, document: dict[str, Any]) -> Arrivals | None:
+    path = folder / "result.json"
+    path.write_text(json.dumps(document), encoding="utf-8")
+    (run,) = read_client_files(path, BASE)
+    assert run.scenario is not None
+    return run.scenario.workload.arrivals
+
+
+def test_a_client_without_rate_and_limit_sends_everything_at_once(tmp_path: Path) -> None:
+    """The default of `vllm bench serve`: `--request-rate inf` and no `--max-concurrency`."""
+    assert arrivals_of(tmp_path, VLLM | {"max_concurrency": None, "completed": 90}) == ClosedLoop(concurrency=100)
+    throughput = {"args": {"strategy": {"type_": "throughput"}}}
+    assert arrivals_of(tmp_path, {"benchmarks": [GUIDELLM["benchmarks"][0] | throughput]}) == ClosedLoop(
+        concurrency=100
+    )
+
+
+@pytest.mark.parametrize(
+    ("document", "arrivals"),
+    [
+        (VLLM | {"max_concurrency": None, "request_rate": 4, "burstiness": 0.25}, Gamma(rate_per_s=4, cv=2)),
+        (
+            VLLM | {"max_concurrency": 8, "request_rate": 4, "burstiness": 0.25},
+            ClosedLoop(concurrency=8, rate_per_s=4, cv=2),
+        ),
+        (AIPERF | {"input_config": {"request_rate": 4.0}}, Static(rate_per_s=4)),
+        (AIPERF | {"input_config": {"loadgen": {"request_rate": 4.0}}}, Poisson(rate_per_s=4)),
+        (
+            AIPERF
+            | {"input_config": {"loadgen": {"request_rate": 4.0, "arrival_pattern": "gamma", "arrival_smoothness": 4}}},
+            Gamma(rate_per_s=4, cv=0.5),
+        ),
+        (
+            {"benchmarks": [GUIDELLM["benchmarks"][0] | {"args": {"strategy": {"type_": "constant", "rate": 4}}}]},
+            Static(rate_per_s=4),
+        ),
+    ],
+    ids=[
+        "vLLM's burstiness",
+        "vLLM's burstiness under a cap",
+        "perf_analyzer's rate",
+        "AIPerf's rate",
+        "AIPerf's smoothness",
+        "guidellm's constant rate",
+    ],
+)
+def test_gaps_between_arrivals_are_the_clients(tmp_path: Path, document: dict[str, Any], arrivals: Arrivals) -> None:
+    assert arrivals_of(tmp_path, document) == arrivals
+
+
+def test_a_run_of_failed_requests_alone_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "failed.json"
+    path.write_text(json.dumps(VLLM | {"completed": 0}), encoding="utf-8")
+    with pytest.raises(InputError, match="holds no finished run"):
+        read_client_files(path, BASE)
+
+
+def phase(**settings: Any) -> dict[str, Any]:
+    """AIPerf's result since it configures a run by phases."""
+    warmup = {"name": "warmup", "type": "concurrency", "concurrency": 2, "requests": 4}
+    return AIPERF | {"input_config": {"phases": [warmup, {"name": "profiling", "kind": "profiling", **settings}]}}
+
+
+@pytest.mark.parametrize(
+    ("document", "arrivals"),
+    [
+        (phase(type="concurrency", concurrency=10, requests=100), ClosedLoop(concurrency=10)),
+        (phase(type="concurrency"), ClosedLoop(concurrency=1)),
+        (phase(type="poisson", rate=4.0), Poisson(rate_per_s=4)),
+        (phase(type="poisson", rate=4.0, concurrency=8), ClosedLoop(concurrency=8, rate_per_s=4)),
+        (phase(type="gamma", rate=4.0, smoothness=4), Gamma(rate_per_s=4, cv=0.5)),
+        (phase(type="constant", rate=4.0), Static(rate_per_s=4)),
+    ],
+)
+def test_aiperfs_phases_say_how_requests_were_sent(
+    tmp_path: Path, document: dict[str, Any], arrivals: Arrivals
+) -> None:
+    assert arrivals_of(tmp_path, document) == arrivals
+
+
+@pytest.mark.parametrize("settings", [{"type": "fixed_schedule"}, {"type": "poisson", "rate_series": {"points": []}}])
+def test_a_load_that_changes_is_not_taken_for_a_constant_one(tmp_path: Path, settings: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match="no constant concurrency or rate"):
+        arrivals_of(tmp_path, phase(**settings))
+
+
+def measured_of(folder: Path, document: dict[str, Any]) -> set[str]:
+    path = folder / "result.json"
+    path.write_text(json.dumps(document), encoding="utf-8")
+    (result,) = read_client_results(path)
+    return set(result.measured)
+
+
+def test_what_a_client_could_not_measure_is_left_out(tmp_path: Path) -> None:
+    """Answers of one token have no time per token after it."""
+    others = {"ttft", "e2e", "throughput"}
+    assert measured_of(tmp_path, VLLM | {"mean_tpot_ms": 0.0}) == others
+    assert measured_of(tmp_path, VLLM | {"mean_tpot_ms": float("nan")}) == others
+    assert measured_of(tmp_path, {key: value for key, value in AIPERF.items() if "inter" not in key}) == others
+    metrics = GUIDELLM["benchmarks"][0]["metrics"] | {"inter_token_latency_ms": {"successful": None}}
+    assert measured_of(tmp_path, {"benchmarks": [GUIDELLM["benchmarks"][0] | {"metrics": metrics}]}) == others
+
+
+def test_a_negative_latency_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="misstates ttft, which is below zero"):
+        measured_of(tmp_path, VLLM | {"mean_ttft_ms": -5.0})
+
+
+def test_a_range_is_only_of_random_lengths(tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    path.write_text(json.dumps(SGLANG | {"dataset_name": "sharegpt", "random_range_ratio": 0.0}), encoding="utf-8")
+    assert read_client_results(path)[0].range_ratio is None
+    path.write_text(json.dumps(SGLANG | {"dataset_name": "random-ids"}), encoding="utf-8")
+    assert read_client_results(path)[0].range_ratio == 0.5
+
+
+def test_a_row_may_describe_two_pools(tmp_path: Path) -> None:
+    path = tmp_path / "runs.csv"
+    path.write_text(
+        "model,device,engine,prefill_replicas,prefill_tp,prefill_max_num_batched_tokens,decode_tp,decode_ep,"
+        "decode_attention_dp,decode_max_num_seqs,input_tokens,output_tokens,concurrency,ttft_ms\n"
+        "Qwen/Qwen3-30B-A3B,h100_sxm,vllm,2,1,4096,1,4,4,64,1000,100,8,80\n"
+        "llama-3.1-8b,h100_sxm,trtllm,,1,,2,,,,1000,100,8,80\n"
+    )
+    one, other = read_table(path)
+    assert one.scenario is not None
+    prefill, decode = one.scenario.deployment.pools
+    assert (prefill.role, prefill.replicas, prefill.parallelism) == ("prefill", 2, Parallelism())
+    assert prefill.engine.max_num_batched_tokens == 4096
+    assert (decode.role, decode.replicas, decode.parallelism) == ("decode", 1, Parallelism(ep=4, attention_dp=4))
+    assert decode.engine.max_num_seqs == 64
+    assert one.scenario.deployment.transfer.first_token == "decode"
+    assert (one.labels["mode"], one.labels["parallelism"]) == ("disagg", "P 2x tp1 D 1x tp1 ep4 dp4")
+    assert other.scenario is not None
+    assert other.scenario.deployment.transfer.first_token == "prefill"
+    assert (other.labels["mode"], other.labels["parallelism"]) == ("disagg", "P 1x tp1 D 1x tp2")
+
+
+@pytest.mark.parametrize(
+    ("columns", "values", "message"),
+    [
+        ("prefill_tp", "2", "runs.csv row 1: prefill_tp is given and nothing of the servers that decode"),
+        ("decode_replicas", "2", "runs.csv row 1: decode_replicas is given and nothing of the servers that prefill"),
+        ("tp,prefill_tp,decode_tp", "2,1,1", "runs.csv row 1: tp and prefill_tp exclude each other"),
+        ("prefill_tp,decode_tp", "1,wide", "runs.csv row 1: decode_tp is 'wide'; a number above zero is needed"),
+    ],
+)
+def test_pools_that_are_half_described_are_errors(tmp_path: Path, columns: str, values: str, message: str) -> None:
+    path = tmp_path / "runs.csv"
+    path.write_text(
+        f"model,device,{columns},input_tokens,output_tokens,concurrency,ttft_ms\n"
+        f"llama-3.1-8b,h100_sxm,{values},1000,100,8,80\n"
+    )
+    with pytest.raises(InputError) as caught:
+        read_table(path)
+    assert caught.value.message.startswith(message)
+
+
+def test_a_broken_parquet_file_says_what_is_wrong_with_it(tmp_path: Path) -> None:
+    path = tmp_path / "runs.parquet"
+    path.write_text("no table of runs", encoding="utf-8")
+    with pytest.raises(InputError, match="readable Parquet file: Parquet magic bytes not found in footer"):
+        read_table(path)

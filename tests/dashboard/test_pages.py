@@ -1,0 +1,163 @@
+"""What the pages show is what the verbs' documents say."""
+
+import json
+import re
+import sqlite3
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from dashboard.conftest import SERVED, Ask
+from windtunnel.dashboard.pages.compare import differences, flattened
+
+
+def test_the_runs_page_names_every_result(ask: Ask) -> None:
+    page = ask("/").text
+    for name in ("served/slow", "served/fast", "real", "found", "capacity.json", "grid.json", "torn", "half"):
+        assert f">{name}<" in page
+    listed = {one["name"]: one for one in ask("/api/runs").document["runs"]}
+    assert f'data-value="{listed["served/slow"]["figures"]["ttft_s"]!r}"' in page
+
+
+def test_an_empty_folder_says_so(serve: object, tmp_path: Path) -> None:
+    page = serve(tmp_path)("/")  # type: ignore[operator]
+    assert page.status == 200
+    assert "no result below this folder yet" in page.text
+
+
+def test_a_runs_document_is_its_summary(ask: Ask, folder: Path) -> None:
+    assert ask("/api/run/served/slow").text == (folder / "served" / "slow" / "summary.json").read_text()
+
+
+@pytest.mark.parametrize("name", ["found", "capacity.json", "grid.json", "step.json", "step_of_training.json", "real"])
+def test_every_kind_of_result_has_a_page(ask: Ask, name: str) -> None:
+    page = ask(f"/run/{name}")
+    assert page.status == 200
+    assert "<h2>" in page.text
+
+
+def test_text_of_a_result_is_never_markup(ask: Ask) -> None:
+    page = ask("/run/real").text
+    assert "&lt;b&gt;no&lt;/b&gt;" in page
+    assert "<b>no" not in page
+
+
+def test_requests_are_sorted_over_all_pages(ask: Ask, folder: Path) -> None:
+    ttft_s = pq.read_table(folder / "served" / "slow" / "requests.parquet")["ttft_s"].to_numpy()
+    pages = [ask(f"/api/requests/served/slow?sort=ttft_s&down=1&page={page}").document for page in (1, 2)]
+    at = pages[0]["columns"].index("ttft_s")
+    shown = [row[at] for page in pages for row in page["rows"]]
+    assert shown == sorted(ttft_s.tolist(), reverse=True)
+    assert (pages[0]["num_pages"], pages[0]["num_requests"]) == (2, SERVED["num_requests"])
+
+
+def test_what_a_client_does_not_know_stands_at_the_end(ask: Ask) -> None:
+    rows = ask("/api/requests/real?sort=ttft_s&down=1").document["rows"]
+    assert rows[-1][0] == 2  # the request that failed
+
+
+def test_the_timeline_has_every_step(ask: Ask, folder: Path) -> None:
+    steps = pq.read_table(folder / "served" / "fast" / "steps.parquet").to_pydict()
+    found = ask("/api/timeline/served/fast").document
+    assert [lane["name"] for lane in found["lanes"]] == ["replica 0", "replica 1"]
+    slices = [one for lane in found["lanes"] for one in lane["slices"]]
+    assert len(slices) == len(steps["start_s"])
+    assert sum(one[4] for one in slices) == sum(steps["num_steps"])
+
+
+def test_merged_steps_keep_their_time_and_number(ask: Ask, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("windtunnel.dashboard.pages.timeline.MOST_SLICES", 5)
+    steps = pq.read_table(folder / "served" / "fast" / "steps.parquet").to_pydict()
+    lanes = ask("/api/timeline/served/fast").document["lanes"]
+    assert all(lane["is_merged"] and len(lane["slices"]) <= 5 for lane in lanes)
+    slices = [one for lane in lanes for one in lane["slices"]]
+    assert sum((end - start) * busy for start, end, busy, *_ in slices) == pytest.approx(sum(steps["duration_s"]))
+    assert sum(one[4] for one in slices) == pytest.approx(sum(steps["num_steps"]))
+
+
+def test_a_stretch_has_the_steps_that_lie_in_it(ask: Ask) -> None:
+    whole = ask("/api/timeline/served/fast").document["lanes"][0]["slices"]
+    start_s, end_s = whole[1][0], whole[1][1]
+    part = ask(f"/api/timeline/served/fast?from={start_s}&to={(start_s + end_s) / 2}").document["lanes"][0]["slices"]
+    assert part == [whole[1]]
+
+
+def test_the_trace_is_perfettos(ask: Ask) -> None:
+    answer = ask("/trace/served/slow")
+    assert answer.headers["Content-Disposition"] == 'attachment; filename="slow-timeline.json.gz"'
+    assert answer.status == 200
+
+
+def test_a_step_is_what_explain_prints(ask: Ask) -> None:
+    step = ask("/api/step/served/slow?batch=4&context=60").document
+    assert step["batch"]["decode_requests"] == 4
+    assert step["step_s"] > 0
+    page = ask("/step/served/slow?batch=4&context=60").text
+    assert f">{step['operators'][0]['name']}<" in page
+
+
+def test_runs_are_compared_with_the_first(ask: Ask) -> None:
+    found = ask("/api/compare?run=served/slow&run=served/fast").document
+    slow, fast = found["figures"]["ttft_s"]
+    assert found["differences"] == {"workload.arrivals.rate_per_s": [20.0, 200.0]}
+    assert f"{fast / slow - 1:+.1%}" in ask("/compare?run=served/slow&run=served/fast").text
+
+
+def test_a_simulation_beside_a_measurement_says_whether_it_covers_it(ask: Ask) -> None:
+    found = ask("/api/compare?run=real&run=served/slow").document
+    low, high = found["intervals"]["tpot_s"][1]
+    inside = low <= found["figures"]["tpot_s"][0] <= high
+    page = ask("/compare?run=real&run=served/slow").text
+    row = re.search(r"<tr><td class=\"text\">TPOT mean</td>.*", page)
+    assert row is not None
+    assert f"measured {'within' if inside else 'outside'}" in row[0]
+    # A client knows nothing of the engine.
+    assert not any(path.startswith("deployment") for path in found["differences"])
+
+
+def test_differences_are_of_every_depth() -> None:
+    one = {"a": {"b": 1, "c": [1, 2]}, "pools": [{"n": 1}, {"n": 2}]}
+    other = {"a": {"b": 1, "c": [1, 3]}, "pools": [{"n": 1}]}
+    assert differences([one, other]) == {"a.c": [[1, 2], [1, 3]], "pools.1.n": [2, None]}
+    assert flattened({}) == {"": {}}
+
+
+@pytest.mark.parametrize("kind", ["models", "devices", "nodes", "engines", "traces", "calibrations"])
+def test_the_catalog_lists_every_kind(ask: Ask, kind: str) -> None:
+    page = ask(f"/catalog/{kind}")
+    assert page.status == 200
+    first = re.search(rf'href="(/catalog/{kind}/[^"]+)"', page.text)
+    assert first is not None
+    assert ask(first[1]).status == 200
+
+
+def test_a_model_of_the_catalog_is_what_the_verb_prints(ask: Ask) -> None:
+    assert ask("/api/catalog/devices/h100_sxm").document["memory_bytes"] > 80e9
+
+
+def test_a_search_is_watched_from_its_store(ask: Ask, folder: Path) -> None:
+    store = folder / "kept.sqlite"
+    with sqlite3.connect(store) as connection:
+        (name,) = connection.execute("select name from searches").fetchone()
+    found = ask(f"/api/search?store=kept.sqlite&search={name[:12]}").document
+    assert (found["num_points"], found["is_done"]) == (4, True)
+    (only,) = found["workloads"]
+    assert only["num_answered"] == 4
+    written = json.loads((folder / "found" / "search.json").read_text())["workloads"][0]
+    assert only["ranking"] == written["ranking"]
+    assert sum(only["refusals"].values()) == 2  # 3 does not divide the heads
+    page = ask(f"/search?store=kept.sqlite&search={name[:12]}").text
+    assert "done: 4 of 4 points, 2 of them cannot be, 2 hold the limits" in page
+
+
+def test_the_written_search_shows_the_same_points(ask: Ask, folder: Path) -> None:
+    points = pq.read_table(folder / "found" / "points.parquet").to_pydict()
+    best = max(value for value in points["requests_per_usd"] if np.isfinite(value))
+    assert f"{best:,.0f}" in ask("/run/found").text
+
+
+def test_what_is_no_store_is_named(serve: object, tmp_path: Path) -> None:
+    (tmp_path / "other.sqlite").write_text("no database")
+    assert "is no store of searches" in serve(tmp_path)("/search").text  # type: ignore[operator]

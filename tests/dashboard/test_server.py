@@ -1,0 +1,157 @@
+"""The server answers its own pages and nobody else's, and every mistake in a sentence."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dashboard.conftest import Ask
+from windtunnel.dashboard.server import (
+    RefusedError,
+    Server,
+    check_host,
+    check_origin,
+)
+from windtunnel.dashboard.state import dashboard_of
+from windtunnel.errors import InputError
+
+
+def test_pages_load_nothing_from_elsewhere(ask: Ask) -> None:
+    page = ask("/run/served/slow")
+    assert page.status == 200
+    assert "default-src 'none'" in page.headers["Content-Security-Policy"]
+    assert "unsafe" not in page.headers["Content-Security-Policy"]
+    assert "http" not in page.text.replace("http://www.w3.org/2000/svg", "")
+    # What the policy would block, a page must not have.
+    assert "<style" not in page.text
+    assert " style=" not in page.text
+    assert "<script>" not in page.text
+
+
+def test_every_file_that_a_page_names_is_shipped(ask: Ask) -> None:
+    pages = ("/", "/run/found", "/timeline/served/slow", "/try")
+    names = {name for page in pages for name in re.findall(r'="(/assets/[^"]+)"', ask(page).text)}
+    assert len(names) == 8
+    assert all(ask(name).status == 200 for name in names)
+    assert ask("/assets/../server.py").status == 404
+    assert ask("/assets/%2e%2e/server.py").status == 404
+
+
+def test_what_did_not_change_is_not_sent_again(ask: Ask) -> None:
+    tag = ask("/").headers["ETag"]
+    again = ask("/", If_None_Match=tag)
+    assert (again.status, again.text) == (304, "")
+    assert ask("/", If_None_Match='"other"').status == 200
+
+
+@pytest.mark.parametrize("path", ["/nope", "/run/none", "/run/..%2f..%2fetc", "/catalog/planets", "/api/save"])
+def test_what_is_not_there(ask: Ask, path: str) -> None:
+    assert ask(path).status == 404
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("/run/torn", "not JSON"),
+        ("/requests/served/slow?page=9", "there are 1 to 2"),
+        ("/requests/served/slow?sort=speed", "no column"),
+        ("/compare?run=served/slow&run=capacity.json", "serving runs can be compared"),
+        ("/step/served/slow?batch=-1", "not a number"),
+        ("/step/served/slow?batch=0", "the step is empty"),
+        ("/timeline/real", "no steps.parquet"),
+        ("/requests/grid.json", "no requests.parquet"),
+        ("/api/timeline/served/slow?from=x", "a number of seconds"),
+        ("/trial", "takes what a form posts"),
+    ],
+)
+def test_a_wrong_address_gets_one_sentence(ask: Ask, path: str, said: str) -> None:
+    answer = ask(path)
+    assert answer.status == 400
+    assert said in answer.text
+    assert "Traceback" not in answer.text
+
+
+@pytest.mark.parametrize("host", ["localhost:1234", "127.0.0.1:80", "[::1]:80", "192.168.1.5:8000"])
+def test_this_machine_may_be_named_by_address(host: str) -> None:
+    check_host(host, "127.0.0.1")
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:80", "localhost.evil.example", "127.0.0.1.nip.io", "[", "", None]
+)
+def test_another_name_that_leads_here_is_refused(host: str | None) -> None:
+    with pytest.raises(RefusedError):
+        check_host(host, "127.0.0.1")
+
+
+def test_dns_rebinding_meets_403(ask: Ask) -> None:
+    assert ask("/api/runs", Host="evil.example").status == 403
+
+
+@pytest.mark.parametrize("origin", ["http://evil.example", "null", "http://localhost:1", None])
+def test_only_its_own_pages_may_post(origin: str | None) -> None:
+    with pytest.raises(RefusedError):
+        check_origin(origin, "127.0.0.1:8000")
+
+
+def test_a_post_from_elsewhere_writes_nothing(ask: Ask, folder: Path) -> None:
+    fields = {"model": "llama-3.1-8b", "device": "h100_sxm", "name": "stolen", "what": "scenario"}
+    assert ask("/save", post=fields, Origin="http://evil.example").status == 403
+    assert not (folder / "stolen.yaml").exists()
+
+
+def test_a_body_without_a_length_or_too_long_is_refused(ask: Ask) -> None:
+    assert ask("/trial", method="POST", Content_Length="99999999").status == 400
+    assert ask("/trial", method="DELETE").status == 501
+
+
+def test_many_ask_at_once(ask: Ask) -> None:
+    statuses = []
+    threads = [threading.Thread(target=lambda: statuses.append(ask("/").status)) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert statuses == [200] * 16
+
+
+def test_a_port_that_is_taken_is_said(folder: Path) -> None:
+    with Server(dashboard_of(folder)) as first, pytest.raises(InputError, match="cannot be listened on"):
+        Server(dashboard_of(folder), port=first.server_address[1])
+    with pytest.raises(InputError, match="0 to 65535"):
+        Server(dashboard_of(folder), port=70000)
+
+
+def test_a_folder_that_is_none_is_said(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="does not exist"):
+        dashboard_of(tmp_path / "runs")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="is a file"):
+        dashboard_of(tmp_path / "file")
+
+
+@pytest.fixture
+def heeded_interrupts() -> Iterator[None]:
+    """Children heed SIGINT, also where a script runs the tests in the background, which ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="SIGINT")
+@pytest.mark.usefixtures("heeded_interrupts")
+def test_ctrl_c_ends_it_cleanly(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "windtunnel", "dashboard", str(tmp_path)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert "http://127.0.0.1:" in process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == 0
+    assert said == "the dashboard has ended\n"

@@ -1,0 +1,91 @@
+"""Sums, gaps and overlap of captures, against counting by hand."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from windtunnel.formats.captures.capture import (
+    CALL_COLUMNS,
+    CLASSES,
+    KERNEL_COLUMNS,
+    RANGE_COLUMNS,
+    Capture,
+    capture_table,
+    innermost_ranges,
+    theoretical_occupancy,
+)
+from windtunnel.formats.captures.kernel_time import device_time, kernel_table, statistics
+
+
+def capture_of(spans: list[tuple[int, int, bool]]) -> Capture:
+    """(start, duration, communicates) in microseconds."""
+    codes = [CLASSES.index("communication" if talks else "gemm") for *_, talks in spans]
+    columns = {
+        "name": [int(talks) for *_, talks in spans],
+        "activity": np.zeros(len(spans)),
+        "kernel_class": codes,
+        "start_s": np.array([start for start, *_ in spans]) * 1e-6,
+        "duration_s": np.array([took for _, took, _ in spans]) * 1e-6,
+        "device": np.zeros(len(spans)),
+    }
+    kernels = capture_table(KERNEL_COLUMNS, len(spans), columns)
+    empty = capture_table(CALL_COLUMNS, 0, {}), capture_table(RANGE_COLUMNS, 0, {})
+    return Capture("test", ("compute", "talk"), kernels, *empty, {})
+
+
+@given(st.lists(st.tuples(st.integers(0, 60), st.integers(1, 20), st.booleans()), min_size=1, max_size=30))
+def test_a_device_s_time_is_what_counting_microseconds_gives(spans: list[tuple[int, int, bool]]) -> None:
+    (found,) = device_time(capture_of(spans)).values()
+    working, talking = (
+        {at for start, took, talks in spans if talks == which for at in range(start, start + took)}
+        for which in (False, True)
+    )
+    busy = working | talking
+    assert found.busy_s == pytest.approx(len(busy) * 1e-6)
+    assert found.span_s == pytest.approx((max(busy) + 1 - min(busy)) * 1e-6)
+    assert found.communication_s == pytest.approx(len(talking) * 1e-6, abs=1e-15)
+    assert found.overlapped_s == pytest.approx(len(working & talking) * 1e-6, abs=1e-12)
+    starts = sorted(at for at in busy if at - 1 not in busy)
+    assert len(found.gaps_s) == len(starts) - 1
+    assert found.gaps_s.sum() == pytest.approx(found.idle_s, abs=1e-12)
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.floats(1e-9, 1.0)), min_size=1, max_size=50))
+def test_statistics_are_numpy_s(rows: list[tuple[int, float]]) -> None:
+    names, values = np.array([name for name, _ in rows]), np.array([value for _, value in rows])
+    found = statistics(names, values)
+    assert found.count.sum() == len(rows)
+    assert (np.diff(found.total) <= 0).all()
+    for place, name in enumerate(found.names):
+        mine = values[names == name]
+        ours = [getattr(found, what)[place] for what in ("total", "mean", "median", "least", "most")]
+        assert ours == pytest.approx([mine.sum(), mine.mean(), np.median(mine), mine.min(), mine.max()])
+        if len(mine) > 1:
+            assert found.deviation[place] == pytest.approx(mine.std(ddof=1), abs=1e-12)
+
+
+def test_rates_count_only_kernels_whose_work_is_known() -> None:
+    capture = capture_of([(0, 10, False), (10, 30, False)])
+    flops = np.array([4e6, np.nan])
+    kernels = capture.kernels.replaced(flops=flops)
+    found = kernel_table(Capture("test", capture.names, kernels, capture.calls, capture.ranges, {}))
+    assert found["flops_per_s"][0] == pytest.approx(4e6 / 10e-6)
+    assert np.isnan(found["bytes_per_s"][0])
+
+
+def test_the_innermost_range_is_found_on_the_same_thread_only() -> None:
+    starts = [(0.0, 10.0, 1), (2.0, 3.0, 1), (2.0, 1.0, 1), (0.0, 10.0, 2)]
+    columns = {name: [row[place] for row in starts] for place, name in enumerate(("start_s", "duration_s", "thread"))}
+    ranges = capture_table(RANGE_COLUMNS, len(starts), columns)
+    calls = capture_table(CALL_COLUMNS, 5, {"start_s": [1.0, 2.5, 4.0, 6.0, 6.0], "thread": [1, 1, 1, 1, 3]})
+    assert innermost_ranges(calls, ranges).tolist() == [0, 2, 1, 0, -1]
+
+
+def test_occupancy_is_that_of_the_vendors_calculator() -> None:
+    """Blocks of 256 threads on an A100 (64 warps, 32 blocks, 65536 registers, 164 KiB): 32, 64 and 128 registers."""
+    limits = {"warps": 64.0, "blocks": 32.0, "registers": 65536.0, "shared_bytes": 164 * 1024.0}
+    threads, registers = np.full(4, 256), np.array([32, 64, 128, 32])
+    found = theoretical_occupancy(threads, registers, np.array([0, 0, 0, 48 * 1024]), limits, 1024.0)
+    # The last is held back by memory: three blocks of 49 KiB.
+    assert found == pytest.approx([1.0, 0.5, 0.25, 24 / 64])

@@ -1,0 +1,220 @@
+import gzip
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from windtunnel.errors import InputError
+from windtunnel.formats.chakra.trace import (
+    Attribute,
+    ChakraTrace,
+    Collective,
+    Node,
+    NodeKind,
+    Operands,
+    _read_varint,
+    read_trace,
+    trace_bytes,
+    write_trace,
+)
+
+SAMPLE = ChakraTrace(
+    (
+        Node(
+            1,
+            "all_reduce_4npus_1MB",
+            NodeKind.COLLECTIVE,
+            attributes=(
+                Attribute("is_cpu_op", "bool", value=False),
+                Attribute("comm_type", "int64", Collective.ALL_REDUCE),
+                Attribute("comm_size", "int64", 1 << 20),
+            ),
+        ),
+    )
+)
+"""ASTRA-sim's examples/workload/microbenchmarks/all_reduce/4npus_1MB/all_reduce.1.et."""
+
+RANGES = {
+    "int32": (-(2**31), 2**31 - 1),
+    "int64": (-(2**63), 2**63 - 1),
+    "sint32": (-(2**31), 2**31 - 1),
+    "sint64": (-(2**63), 2**63 - 1),
+    "sfixed32": (-(2**31), 2**31 - 1),
+    "sfixed64": (-(2**63), 2**63 - 1),
+    "uint32": (0, 2**32 - 1),
+    "uint64": (0, 2**64 - 1),
+    "fixed32": (0, 2**32 - 1),
+    "fixed64": (0, 2**64 - 1),
+}
+SCALARS = {
+    **{kind: st.integers(*limits) for kind, limits in RANGES.items()},
+    "bool": st.booleans(),
+    "float": st.floats(width=32, allow_nan=False),
+    "double": st.floats(allow_nan=False),
+    "string": st.text(max_size=5),
+    "bytes": st.binary(max_size=5),
+}
+
+
+def of_kind(kind: str) -> st.SearchStrategy[Attribute]:
+    scalar = SCALARS[kind]
+    value = st.one_of(scalar, st.lists(scalar, max_size=4).map(tuple))
+    return st.builds(Attribute, st.text(max_size=5), st.just(kind), value, st.sampled_from(["", "what it is"]))
+
+
+ids = st.integers(0, 2**64 - 1)
+attributes = st.lists(st.sampled_from(sorted(SCALARS)).flatmap(of_kind), max_size=4).map(tuple)
+operands = st.one_of(st.none(), st.builds(Operands, st.text(max_size=5), st.text(max_size=5), st.text(max_size=5)))
+lists_of_ids = st.lists(ids, max_size=3).map(tuple)
+nodes = st.builds(
+    Node,
+    ids,
+    st.text(max_size=8),
+    st.sampled_from(NodeKind),
+    lists_of_ids,
+    lists_of_ids,
+    ids,
+    ids,
+    operands,
+    operands,
+    attributes,
+)
+traces = st.builds(ChakraTrace, st.lists(nodes, max_size=4).map(tuple), st.sampled_from(["0.0.4", "1.0.0"]), attributes)
+
+
+def read(tmp_path: Path, content: bytes) -> ChakraTrace:
+    path = tmp_path / "trace.0.et"
+    path.write_bytes(content)
+    return read_trace(path)
+
+
+def test_the_sample_of_astra_sim_is_written_byte_for_byte(reference: Path) -> None:
+    path = reference / "aicb" / "chakra" / "et_repro.et"
+    assert trace_bytes(SAMPLE) == path.read_bytes()
+    assert read_trace(path) == SAMPLE
+    assert SAMPLE.nodes[0].get("comm_size") == 1048576
+    assert SAMPLE.nodes[0].get("comm_group") is None
+
+
+def test_encoding_of_the_sample_without_its_file() -> None:
+    # Field numbers and wire types of et_def.proto; false and 0 of a oneof stand on the wire.
+    assert trace_bytes(SAMPLE).hex(" ") == (
+        "07 0a 05 30 2e 30 2e 34 4a 08 01 12 14 61 6c 6c 5f 72 65 64 75 63 65 5f 34 6e 70 75 73 5f 31 4d 42 18 07 "
+        "52 0e 0a 09 69 73 5f 63 70 75 5f 6f 70 d8 01 00 52 0d 0a 09 63 6f 6d 6d 5f 74 79 70 65 48 00 "
+        "52 0f 0a 09 63 6f 6d 6d 5f 73 69 7a 65 48 80 80 40"
+    )
+
+
+@settings(max_examples=50)
+@given(traces)
+def test_what_is_written_is_read_back(tmp_path_factory: pytest.TempPathFactory, trace: ChakraTrace) -> None:
+    assert read(tmp_path_factory.mktemp("et"), trace_bytes(trace)) == trace
+
+
+def test_packed_files_are_written_and_read(tmp_path: Path) -> None:
+    path = tmp_path / "trace.0.et.gz"
+    write_trace(path, SAMPLE)
+    assert gzip.decompress(path.read_bytes()) == trace_bytes(SAMPLE)
+    assert read_trace(path) == SAMPLE
+
+
+def test_unpacked_lists_and_unknown_fields_are_read(tmp_path: Path) -> None:
+    # Node 2 depends on 5 and 6, one field each; field 99 is of no schema yet.
+    node = b"\x08\x02" + b"\x28\x05" + b"\x28\x06" + b"\x9a\x06\x01x"
+    (found,) = read(tmp_path, b"\x00" + bytes([len(node)]) + node).nodes
+    assert (found.id, found.data_dependencies) == (2, (5, 6))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "is empty"),
+        (b"\x07\x0a\x05", "byte 0 begins a message of 7 bytes; 2 are left"),
+        (trace_bytes(SAMPLE)[:-1], "byte 8 begins a message of 74 bytes; 73 are left"),
+        (b"\xff", "byte 0: it ends within a number"),
+        (b"\xff" * 20, "more than ten bytes"),
+        (b'{"schemaVersion": 1, "traceEvents": []}' * 9, "no message of a Chakra trace"),
+        (b"\x00\x02\x18\x63", "node 1 is no message of a Chakra trace: 99 is not a valid NodeKind"),
+        (b"\x00\x02\x12\x09", "field 2 is cut off"),
+        (b"\x00\x02\x0f\x09", "wire type 7 is unknown"),
+    ],
+)
+def test_wrong_files_are_refused_by_byte(tmp_path: Path, content: bytes, message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        read(tmp_path, content)
+    assert message in caught.value.message
+
+
+def test_every_cut_of_a_file_is_refused_or_a_shorter_trace(tmp_path: Path) -> None:
+    whole = trace_bytes(SAMPLE)
+    for length in range(1, len(whole)):
+        if length == 8:  # the metadata alone is a trace of no nodes
+            assert read(tmp_path, whole[:length]).nodes == ()
+            continue
+        with pytest.raises(InputError):
+            read(tmp_path, whole[:length])
+
+
+def protobuf_messages() -> tuple[Any, Any]:
+    """Protobuf's own classes of the metadata and of a node, from the numbers of et_def.proto."""
+    pytest.importorskip("google.protobuf", reason="protobuf is not installed")
+    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+    file = descriptor_pb2.FileDescriptorProto(name="et.proto", package="et", syntax="proto3")
+
+    def message(name: str, *fields: tuple[int, str, str], oneof: bool = False) -> None:
+        """A field is (number, name, type), the type with a star where it repeats."""
+        found = file.message_type.add(name=name)
+        if oneof:
+            found.oneof_decl.add(name="value")
+        for number, field, kind in fields:
+            one = found.field.add(name=field, number=number, label=3 if kind.endswith("*") else 1)
+            kind = kind.rstrip("*")
+            one.type = getattr(one, f"TYPE_{kind.upper()}", one.TYPE_MESSAGE)
+            if one.type == one.TYPE_MESSAGE:
+                one.type_name = f".et.{kind}"
+            if oneof and number > 2:
+                one.oneof_index = 0
+
+    kinds = ("double", "float", "int32", "int64", "uint32", "uint64", "sint32", "sint64", "fixed32", "fixed64")
+    values = []
+    for place, kind in enumerate((*kinds, "sfixed32", "sfixed64", "bool", "string", "bytes")):
+        message(f"{kind}_list", (1, "values", f"{kind}*"))
+        values += [(3 + 2 * place, f"{kind}_val", kind), (4 + 2 * place, f"{kind}s_val", f"{kind}_list")]
+    message("Operands", (1, "values", "string"), (2, "shapes", "string"), (3, "types", "string"))
+    message("Attribute", (1, "name", "string"), (2, "doc_string", "string"), *values, oneof=True)
+    message("Metadata", (1, "version", "string"), (2, "attr", "Attribute*"))
+    message(
+        "Node",
+        (1, "id", "uint64"),
+        (2, "name", "string"),
+        (3, "type", "int32"),
+        (4, "ctrl_deps", "uint64*"),
+        (5, "data_deps", "uint64*"),
+        (6, "start_time_micros", "uint64"),
+        (7, "duration_micros", "uint64"),
+        (8, "inputs", "Operands"),
+        (9, "outputs", "Operands"),
+        (10, "attr", "Attribute*"),
+    )
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    metadata, node = (pool.FindMessageTypeByName(f"et.{name}") for name in ("Metadata", "Node"))
+    return message_factory.GetMessageClass(metadata), message_factory.GetMessageClass(node)
+
+
+@settings(max_examples=40)
+@given(traces)
+def test_protobuf_itself_writes_the_same_bytes(trace: ChakraTrace) -> None:
+    metadata, node = protobuf_messages()
+    content = trace_bytes(trace)
+    again, position = b"", 0
+    while position < len(content):
+        length, start = _read_varint(content, position)
+        found = node() if position else metadata()
+        found.ParseFromString(content[start : start + length])
+        again += content[position:start] + found.SerializeToString()
+        position = start + length
+    assert again == content

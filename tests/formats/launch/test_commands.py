@@ -1,0 +1,303 @@
+"""Command lines of servers, read and written."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from windtunnel.errors import InputError
+from windtunnel.formats.launch.commands import other_options, read_launch_command
+from windtunnel.formats.launch.flags import FLAGS
+from windtunnel.formats.launch.scripts import kubernetes_manifests, launch_script
+from windtunnel.formats.launch.write import trtllm_file, write_launch_command
+from windtunnel.model.parallelism import Parallelism
+from windtunnel.schema import decode
+from windtunnel.serving.deployment import EngineSettings
+from windtunnel.serving.scenario import scenario_from
+
+COMMANDS = [
+    (
+        (
+            "vllm serve meta-llama/Llama-3.1-70B -tp 4 --max-num-seqs 256 --max-model-len 32k --enforce-eager \\\n"
+            "--gpu-memory-utilization=0.92 --no-enable-prefix-caching --kv-cache-dtype fp8"
+        ),
+        {
+            "deployment": {
+                "parallelism": {"tp": 4},
+                "engine": {
+                    "name": "vllm",
+                    "max_num_seqs": 256,
+                    "max_model_len": 32000,
+                    "gpu_memory_utilization": 0.92,
+                    "enable_prefix_caching": False,
+                    "max_cudagraph_capture_size": 0,
+                },
+            },
+            "precision": {"kv_cache": "fp8"},
+        },
+    ),
+    (
+        # Data parallelism of a model with experts shares them; with expert parallelism every rank holds some.
+        "docker run --gpus all vllm/vllm-openai:latest --model Qwen/Qwen3-30B-A3B -dp 4 --enable-expert-parallel",
+        {"deployment": {"parallelism": {"tp": 1, "attention_dp": 4, "ep": 4}, "engine": {"name": "vllm"}}},
+    ),
+    (
+        # Of a dense model it is copies.
+        "vllm serve meta-llama/Llama-3.1-8B --data-parallel-size 2",
+        {"deployment": {"parallelism": {"tp": 1}, "replicas": 2, "engine": {"name": "vllm"}}},
+    ),
+    (
+        # SGLang's tp counts all ranks; dp of them have attention of their own.
+        (
+            "X=1 python3 -m sglang.launch_server --model-path deepseek-ai/DeepSeek-V3 --tp 8 --dp 4 "
+            "--enable-dp-attention --ep-size 8 --disable-radix-cache --chunked-prefill-size 4096 "
+            "--disable-piecewise-cuda-graph"
+        ),
+        {
+            "deployment": {
+                "parallelism": {"tp": 2, "attention_dp": 4, "ep": 8},
+                "engine": {
+                    "name": "sglang",
+                    "enable_prefix_caching": False,
+                    "enable_chunked_prefill": True,
+                    "max_num_batched_tokens": 4096,
+                    "piecewise_cudagraphs": False,
+                },
+            },
+        },
+    ),
+    (
+        "trtllm-serve meta-llama/Llama-3.1-8B --tp_size 2 --max_batch_size 512 --max_num_tokens 4096",
+        {
+            "deployment": {
+                "parallelism": {"tp": 2},
+                "engine": {"name": "trtllm", "max_num_seqs": 512, "max_num_batched_tokens": 4096},
+            },
+        },
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "expected"), COMMANDS, ids=[text.split(" --")[0] for text, _ in COMMANDS])
+def test_commands_are_read_and_written_back(text: str, expected: dict[str, dict[str, object]]) -> None:
+    found = read_launch_command(text)
+    raw = {name: value for name, value in found.raw.items() if name != "model"}
+    assert raw == expected
+    assert not found.unknown
+    deployment = raw["deployment"]
+    if "replicas" in deployment:
+        return
+    again = write_launch_command(
+        found.raw["model"],
+        decode(deployment["parallelism"], Parallelism),
+        decode(deployment["engine"], EngineSettings),
+        None,
+        raw.get("precision", {}).get("kv_cache"),
+    )
+    if "--enforce-eager" in text:
+        assert "--enforce-eager" in again
+    assert read_launch_command(" ".join(again)).raw == found.raw
+
+
+def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "engine.plan").write_bytes(b"\xd5\x00vllm serve")
+    with pytest.raises(InputError, match=r"engine\.plan is not a text file"):
+        read_launch_command(str(tmp_path / "engine.plan"))
+
+
+def test_trtllms_file_is_read_and_written(tmp_path: Path) -> None:
+    content = {
+        "enable_attention_dp": True,
+        "kv_cache_config": {"free_gpu_memory_fraction": 0.8, "enable_block_reuse": False, "dtype": "fp8"},
+        "cuda_graph_config": {"batch_sizes": [1, 8, 16]},
+        "attention_dp_config": {"enable_balance": True, "timeout_iters": 60},
+        "torch_compile_config": {"enable_piecewise_cuda_graph": True},
+        "moe_config": {"backend": "CUTLASS"},
+        "disable_overlap_scheduler": True,
+    }
+    path = tmp_path / "options.yaml"
+    path.write_text(yaml.safe_dump(content))
+    found = read_launch_command(f"trtllm-serve deepseek-ai/DeepSeek-V3 --tp_size 8 --extra_llm_api_options {path}")
+    engine = found.raw["deployment"]["engine"]
+    assert found.raw["deployment"]["parallelism"] == {"tp": 1, "attention_dp": 8}
+    assert engine == {
+        "name": "trtllm",
+        "gpu_memory_utilization": 0.8,
+        "enable_prefix_caching": False,
+        "cudagraph_sizes": [1, 8, 16],
+        "attention_dp_timeout_iters": 60,
+        "attention_dp_batching_wait_iters": 10,
+        "piecewise_cudagraphs": True,
+        "moe_backend": "cutlass",
+        "async_scheduling": False,
+    }
+    written = trtllm_file(decode(engine, EngineSettings), decode({"attention_dp": 8}, Parallelism), "fp8")
+    assert written["kv_cache_config"] == {"enable_block_reuse": False, "dtype": "fp8"}
+    assert written["enable_attention_dp"] is True
+    assert written["cuda_graph_config"] == {"batch_sizes": [1, 8, 16]}
+    assert written["disable_overlap_scheduler"] is True
+    assert written["attention_dp_config"] == {"enable_balance": True, "timeout_iters": 60, "batching_wait_iters": 10}
+    assert written["torch_compile_config"] == {"enable_piecewise_cuda_graph": True}
+
+
+@pytest.mark.parametrize(
+    ("model", "windows", "kept"),
+    [
+        ("openai/gpt-oss-20b", [128, 131072], "own_pool"),
+        ("openai/gpt-oss-20b", [131072], "full"),
+        ("openai/gpt-oss-20b", [256, 131072], None),
+        ("meta-llama/Llama-3.1-8B", [4096], None),
+    ],
+    ids=["the model's", "none", "wider ones", "of a model without"],
+)
+def test_tensorrts_windows_are_the_models_or_not_modelled(
+    tmp_path: Path, model: str, windows: list[int], kept: str | None
+) -> None:
+    path = tmp_path / "options.yaml"
+    path.write_text(yaml.safe_dump({"kv_cache_config": {"max_attention_window": windows}}))
+    found = read_launch_command(f"trtllm-serve {model} --extra_llm_api_options {path}")
+    assert found.raw["deployment"]["engine"].get("window_kv") == kept
+    assert bool(found.not_modelled) == (kept is None)
+    assert ("--max-attention-window" in found.taken) == (kept is not None)
+
+
+def test_every_option_is_one_of_four() -> None:
+    """No option is both taken and named as left out."""
+    other = other_options()
+    assert not other.without_effect & other.not_modelled
+    for flags in FLAGS.values():
+        assert not flags.keys() & other.without_effect
+    found = read_launch_command("vllm serve llama-3.1-8b --port 1 --cpu-offload-gb 4 --what --seed 3")
+    assert found.without_effect == ("--port", "--seed")
+    assert found.not_modelled == ("--cpu-offload-gb",)
+    assert found.unknown == ("--what",)
+
+
+def test_drafts_need_to_be_told_how_often_they_are_right() -> None:
+    config = '{"method": "ngram", "num_speculative_tokens": 3}'
+    assert (
+        "acceptance" in read_launch_command(f"vllm serve llama-3.1-8b --speculative-config '{config}'").not_modelled[0]
+    )
+    said = config[:-1] + ', "acceptance_fraction": 0.6}'
+    engine = read_launch_command(f"vllm serve llama-3.1-8b --speculative-config '{said}'").raw["deployment"]["engine"]
+    assert engine["speculative"] == {"method": "ngram", "num_draft_tokens": 3, "acceptance_fraction": 0.6}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("python serve.py", "starts no server"),
+        ("vllm serve", "names no model"),
+        ("vllm serve m --max-num-seqs many", "--max-num-seqs is many"),
+        ("vllm serve m --max-num-seqs", "--max-num-seqs has no value"),
+        ("vllm serve m --kv-cache-dtype int3", "--kv-cache-dtype is int3"),
+        ("vllm serve 'm", "in the command line"),
+        ("vllm serve m --config none.yaml", "there is no file"),
+    ],
+)
+def test_wrong_commands_are_named(text: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        read_launch_command(text)
+
+
+def test_pools_are_written_as_servers_of_their_own() -> None:
+    scenario = scenario_from(
+        {
+            "model": "meta-llama/Llama-3.1-8B",
+            "deployment": {
+                "device": "h100_sxm",
+                "pools": [
+                    {"name": "p", "role": "prefill", "replicas": 2},
+                    {"name": "d", "role": "decode", "parallelism": {"tp": 2}},
+                ],
+            },
+            "workload": {"arrivals": {"type": "burst"}, "input_tokens": 8, "output_tokens": 8, "num_requests": 1},
+        }
+    )
+    script = launch_script(scenario, {"vllm": "0.24.0"})
+    assert script.count("vllm serve meta-llama/Llama-3.1-8B") == 2
+    assert "--tensor-parallel-size 2" in script
+    documents = list(yaml.safe_load_all(kubernetes_manifests(scenario, {"vllm": "0.24.0"})))
+    deployments = [one for one in documents if one["kind"] == "Deployment"]
+    assert [one["spec"]["replicas"] for one in deployments] == [2, 1]
+    limits = [one["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"] for one in deployments]
+    assert limits == [{"nvidia.com/gpu": 1}, {"nvidia.com/gpu": 2}]
+
+
+PUBLISHED = [
+    # docs.vllm.ai, speculators: serve_vllm
+    (
+        'vllm serve Qwen/Qwen3-8B -tp 1 --speculative-config \'{"model": "RedHatAI/Qwen3-8B-speculator.eagle3", '
+        '"num_speculative_tokens": 3, "method": "eagle3"}\''
+    ),
+    # huggingface.co/zai-org/GLM-4.7
+    (
+        "vllm serve zai-org/GLM-4.7-FP8 --tensor-parallel-size 4 --speculative-config.method mtp "
+        "--speculative-config.num_speculative_tokens 1 --tool-call-parser glm47 --reasoning-parser glm45 "
+        "--enable-auto-tool-choice --served-model-name glm-4.7-fp8"
+    ),
+    # vLLM, serving/cli-usage
+    (
+        "vllm serve meta-llama/Llama-3.2-1B-Instruct --data-parallel-size 4 --data-parallel-size-local 2 "
+        "--data-parallel-address 10.99.48.128 --data-parallel-rpc-port 13345"
+    ),
+    # github.com/sgl-project/sglang, DeepSeek-V4.1 on four devices, and a list of optimisation options
+    (
+        "python -m sglang.launch_server --model-path deepseek-ai/DeepSeek-V3 --tp 4 --ep-size 1 --trust-remote-code "
+        "--moe-a2a-backend none --moe-runner-backend flashinfer_mxfp4 --mem-fraction-static 0.80 "
+        "--max-total-tokens 33554432 --chunked-prefill-size 4096 --cuda-graph-bs-decode 1 2 4 8 16 32 64 "
+        "--max-running-requests 128 --skip-server-warmup --reasoning-parser deepseek-v41 --random-seed 42 "
+        "--decode-log-interval 10 --host 127.0.0.1 --port 30021"
+    ),
+    (
+        "python3 -m sglang.launch_server --model-path Qwen/QwQ-32B --dtype half --tp 4 --max-running-requests 6 "
+        "--max-prefill-tokens 16384 --schedule-policy lpm --attention-backend flashinfer --stream-output --device cuda "
+        "--kv-cache-dtype auto --stream-interval 2 --disable-cuda-graph-padding --enable-metrics --warmups 3 "
+        "--triton-attention-num-kv-splits 4 --reasoning-parser deepseek-r1"
+    ),
+    # docs.sglang.io, speculative decoding, and large-scale expert parallelism
+    (
+        "python3 -m sglang.launch_server --model meta-llama/Llama-2-7b-chat-hf --speculative-algorithm EAGLE "
+        "--speculative-draft-model-path lmsys/sglang-EAGLE-llama2-chat-7B --speculative-num-steps 3 "
+        "--speculative-eagle-topk 4 --speculative-num-draft-tokens 16 --cuda-graph-max-bs 8"
+    ),
+    (
+        "python -m sglang.launch_server --model-path deepseek-ai/DeepSeek-V3 --disaggregation-mode prefill "
+        "--disaggregation-ib-device mlx5_0 --tp-size 8 --enable-two-batch-overlap --moe-dense-tp-size 1 --page-size 64"
+    ),
+    # nvidia.github.io/TensorRT-LLM, deployment guide of gpt-oss, and commands/trtllm-serve
+    (
+        "trtllm-serve serve openai/gpt-oss-120b --tp_size 8 --ep_size 8 --max_batch_size 640 --trust_remote_code "
+        "--max_seq_len 2048 --kv_cache_free_gpu_memory_fraction 0.9 --max_num_tokens 20000"
+    ),
+    (
+        "trtllm-serve nvidia/Llama-3.3-70B-Instruct-FP8 --backend pytorch --tp_size 4 --free_gpu_memory_fraction 0.85 "
+        "--max_beam_width 1 --num_postprocess_workers 4"
+    ),
+]
+
+
+@pytest.mark.parametrize("text", PUBLISHED, ids=lambda text: " ".join(text.split()[:6]))
+def test_every_option_of_published_commands_is_known(text: str) -> None:
+    found = read_launch_command(text)
+    assert found.unknown == ()
+    num_options = sum(word.startswith("-") for word in text.split()) - text.startswith("python")
+    fields = [name for name in found.not_modelled if "acceptance_fraction" in name]
+    named = len(found.taken) - 1 + len(found.without_effect) + len(found.not_modelled)
+    is_named = "--model" in text.replace("--model-path", "--model")
+    # Two fields of the drafts are one remark.
+    assert named + is_named == num_options - (len(fields) if "speculative-config." in text else 0)
+
+
+def test_drafts_are_read_field_by_field() -> None:
+    text = "vllm serve llama-3.1-70b --speculative-config.method ngram --speculative-config.num_speculative_tokens 4"
+    found = read_launch_command(f"{text} --speculative-config.acceptance_fraction 0.6")
+    drafts = {"method": "ngram", "num_draft_tokens": 4, "acceptance_fraction": 0.6}
+    assert found.raw["deployment"]["engine"]["speculative"] == drafts
+    assert found.not_modelled == ()
+
+
+def test_names_of_options_are_whole() -> None:
+    known = other_options()
+    for names in (known.without_effect, known.not_modelled, known.switches):
+        assert not [name for name in names if " " in name or name.endswith("-")]

@@ -1,0 +1,232 @@
+"""Deployments as things to start: what is written, read again, is the same deployment, and manifests are valid."""
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from windtunnel.formats.launch.commands import read_launch_command
+from windtunnel.formats.launch.scripts import helm_chart, kubernetes_manifests, launch_script
+from windtunnel.formats.launch.write import trtllm_file, write_launch_command
+from windtunnel.serving.scenario import (
+    Scenario,
+    Setup,
+    resolve,
+    scenario_from,
+)
+
+VERSIONS = {"vllm": "0.24.0", "sglang": "0.5.14", "trtllm": "1.3.0"}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "vllm": {"num_gpu_blocks": 90_000, "long_prefill_token_threshold": 1000, "scheduling_policy": "priority"}
+    | {"attention_backend": "flashinfer"},
+    "sglang": {
+        "attention_backend": "trtllm",
+        "max_prefill_tokens": 9000,
+        "schedule_conservativeness": 0.5,
+        "receive_interval_steps": 4,
+        "scheduling_policy": "lpm",
+        "moe_backend": "trtllm",
+        "piecewise_cudagraphs": False,
+    },
+    "trtllm": {
+        "batch_wait_timeout_iters": 10,
+        "batch_wait_max_tokens_ratio": 0.5,
+        "piecewise_cudagraphs": True,
+        "attention_dp_timeout_iters": 50,
+        "moe_backend": "cutlass",
+    },
+}
+SHARED: dict[str, list[Any]] = {
+    "max_num_seqs": [64],
+    "max_num_batched_tokens": [4096],
+    "max_model_len": [16384],
+    "gpu_memory_utilization": [0.83],
+    "block_size": [32],
+    "enable_prefix_caching": [True, False],
+    "enable_chunked_prefill": [True, False],
+    "async_scheduling": [True, False],
+    "max_cudagraph_capture_size": [0, 100],
+    "cudagraph_sizes": [[1, 2, 4]],
+}
+SPLITS = [{"tp": 4}, {"tp": 2, "pp": 2}, {"tp": 2, "attention_dp": 4, "ep": 8}, {"attention_dp": 8}]
+
+
+def scenario_with(engine: dict[str, Any], model: str = "Qwen/Qwen3-30B-A3B", **deployment: Any) -> Scenario:
+    precision = deployment.pop("precision", None)
+    return scenario_from(
+        {
+            "model": model,
+            "deployment": {"device": "h100_sxm", "engine": engine, **deployment},
+            "workload": {"arrivals": {"type": "burst"}, "input_tokens": 8, "output_tokens": 8, "num_requests": 1},
+            **({"precision": precision} if precision else {}),
+        }
+    )
+
+
+def started(scenario: Scenario, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Setup:
+    """What the script's last command starts, as the readers of command lines understand it."""
+    monkeypatch.chdir(folder)
+    script = launch_script(scenario, VERSIONS)
+    if content := re.search(r"cat > (\S+) <<'END'\n(.*?)\nEND", script, re.DOTALL):
+        Path(content[1]).write_text(content[2])
+    command = next(line for line in script.splitlines() if re.match(r"vllm|python|trtllm-serve", line))
+    found = read_launch_command(command)
+    assert found.unknown == ()
+    assert found.not_modelled == ()
+    raw = found.raw
+    raw["deployment"]["device"] = "h100_sxm"
+    raw["workload"] = {"arrivals": {"type": "burst"}, "input_tokens": 8, "output_tokens": 8, "num_requests": 1}
+    return resolve(scenario_from(raw))
+
+
+CASES = [
+    *((engine, {name: value}) for engine in VERSIONS for name, values in SHARED.items() for value in values),
+    *((engine, {name: value}) for engine, own in SETTINGS.items() for name, value in own.items()),
+]
+
+
+@pytest.mark.parametrize(("engine", "settings"), CASES, ids=str)
+def test_what_is_written_is_read_as_the_same_settings(
+    engine: str, settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scenario = scenario_with({"name": engine, **settings})
+    wanted, found = resolve(scenario), started(scenario, tmp_path, monkeypatch)
+    for name in wanted.engine.__struct_fields__:
+        own, again = getattr(wanted.engine, name), getattr(found.engine, name)
+        # TensorRT-LLM's file says the second of two settings that go together; none is zero.
+        assert (own or 0) == (again or 0) if name == "attention_dp_batching_wait_iters" else own == again, name
+
+
+@pytest.mark.parametrize("engine", list(VERSIONS))
+@pytest.mark.parametrize("split", SPLITS, ids=str)
+@pytest.mark.parametrize("kv_cache", ["bf16", "fp8"])
+def test_what_is_written_is_read_as_the_same_split_and_format(
+    engine: str, split: dict[str, int], kv_cache: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scenario = scenario_with({"name": engine}, parallelism=split, precision={"kv_cache": kv_cache})
+    found = started(scenario, tmp_path, monkeypatch)
+    assert str(found.precision.kv_cache) == kv_cache
+    if engine == "trtllm" and split.get("tp", 1) > 1 and "attention_dp" in split:
+        assert "# TensorRT-LLM cannot split attention over tp = 2" in launch_script(scenario, VERSIONS)
+    else:
+        assert found.parallelism == resolve(scenario).parallelism
+
+
+@pytest.mark.parametrize(
+    ("engine", "drafts", "words"),
+    [
+        ("vllm", {"method": "ngram"}, """--speculative-config '{"method": "ngram", "num_speculative_tokens": 3}'"""),
+        (
+            "vllm",
+            {"method": "draft_model", "draft_model": "llama-3.2-1b"},
+            (
+                '--speculative-config \'{"method": "draft_model", "num_speculative_tokens": 3, '
+                '"model": "meta-llama/Llama-3.2-1B"}\''
+            ),
+        ),
+        (
+            "sglang",
+            {"method": "draft_model", "draft_model": "llama-3.2-1b"},
+            (
+                "--speculative-algorithm STANDALONE --speculative-draft-model-path meta-llama/Llama-3.2-1B "
+                "--speculative-num-steps 3 --speculative-eagle-topk 1 --speculative-num-draft-tokens 4"
+            ),
+        ),
+        ("sglang", {"method": "ngram"}, "# add speculative decoding: ngram, 3 draft tokens a step"),
+        ("trtllm", {"method": "ngram"}, "speculative_config:\n  decoding_type: NGram\n  max_draft_len: 3\n"),
+    ],
+    ids=["vllm-ngram", "vllm-model", "sglang-model", "sglang-ngram", "trtllm-ngram"],
+)
+def test_drafts_are_written_as_the_engine_takes_them(engine: str, drafts: dict[str, Any], words: str) -> None:
+    """The engines' own examples of these options, in their documentation."""
+    speculative = {**drafts, "num_draft_tokens": 3, "acceptance_fraction": 0.7}
+    scenario = scenario_with({"name": engine, "speculative": speculative}, model="llama-3.1-8b")
+    assert words in launch_script(scenario, VERSIONS)
+
+
+@pytest.mark.parametrize(
+    ("engine", "remark"),
+    [
+        (
+            {"name": "vllm", "kv_tiers": [{"name": "disk", "capacity_bytes": 10**12, "bandwidth_bytes_per_s": 1e9}]},
+            "# let the engine keep KV blocks below its devices (disk)",
+        ),
+        ({"name": "trtllm", "attention_backend": "flashinfer"}, "# set attn_backend"),
+        ({"name": "trtllm", "window_kv": "own_pool"}, "# set attn_backend and kv_cache_config.max_attention_window"),
+    ],
+    ids=["tiers", "attention", "windows"],
+)
+def test_what_no_option_says_is_left_to_the_reader(engine: dict[str, Any], remark: str) -> None:
+    assert remark in launch_script(scenario_with(engine, "llama-3.1-8b"), VERSIONS)
+
+
+def test_an_engine_is_told_the_name_that_it_can_load() -> None:
+    assert "vllm serve meta-llama/Llama-3.1-8B " in launch_script(
+        scenario_with({"name": "vllm"}, "llama-3.1-8b"), VERSIONS
+    )
+
+
+DEPLOYMENTS: dict[str, dict[str, Any]] = {
+    "vllm": {"engine": {"name": "vllm", "max_num_seqs": 64}, "replicas": 3},
+    "sglang": {"engine": {"name": "sglang"}, "parallelism": {"tp": 2}},
+    "trtllm": {"engine": {"name": "trtllm", "enable_prefix_caching": False}},
+    "pools": {
+        "engine": {"name": "vllm"},
+        "pools": [{"name": "pre-fill", "role": "prefill"}, {"name": "decode", "role": "decode", "replicas": 3}],
+    },
+}
+
+
+@pytest.fixture(params=list(DEPLOYMENTS))
+def deployed(request: pytest.FixtureRequest) -> Scenario:
+    return scenario_with(**DEPLOYMENTS[request.param], model="llama-3.1-8b")
+
+
+def test_the_chart_says_what_the_manifests_say(deployed: Scenario) -> None:
+    """Filled in as Helm does (a Go template whose only function is toJson), it is the same documents."""
+    chart = helm_chart(deployed, VERSIONS)
+    values = yaml.safe_load(chart["values.yaml"])
+
+    def filled(match: re.Match[str]) -> str:
+        return json.dumps(values[match[1]][match[2]])
+
+    template = chart["templates/servers.yaml"]
+    text = re.sub(r"\{\{ \.Values\.(\w+)\.(\w+) \| toJson \}\}", filled, template)
+    assert "{{" in template
+    assert "{{" not in text
+    assert list(yaml.safe_load_all(text)) == list(yaml.safe_load_all(kubernetes_manifests(deployed, VERSIONS)))
+    assert yaml.safe_load(chart["Chart.yaml"])["apiVersion"] == "v2"
+
+
+def test_helm_renders_the_manifests(deployed: Scenario, tmp_path: Path) -> None:
+    """Helm itself, where it is installed; it was with 3.8.1."""
+    helm = shutil.which("helm")
+    if helm is None:
+        pytest.skip("helm is not installed")
+    for path, text in helm_chart(deployed, VERSIONS).items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+    subprocess.run([helm, "lint", "--strict", tmp_path], check=True, capture_output=True)
+    rendered = subprocess.run([helm, "template", "name", tmp_path], check=True, capture_output=True, text=True)
+    wanted = yaml.safe_load_all(kubernetes_manifests(deployed, VERSIONS))
+    assert sorted(map(str, yaml.safe_load_all(rendered.stdout))) == sorted(map(str, wanted))
+
+
+def test_the_manifests_are_kubernetes(deployed: Scenario) -> None:
+    """Against the schemas of Kubernetes itself, unknown fields refused."""
+    validator = pytest.importorskip("kubernetes_validate")
+    for document in yaml.safe_load_all(kubernetes_manifests(deployed, VERSIONS)):
+        validator.validate(document, "1.30", strict=True)
+
+
+def test_trtllms_file_without_graphs_says_so() -> None:
+    engine = scenario_with({"name": "trtllm", "max_cudagraph_capture_size": 0}).deployment
+    assert trtllm_file(engine.engine, engine.parallelism, None) == {"cuda_graph_config": None}
+    words = write_launch_command("m", engine.parallelism, engine.engine)
+    assert shlex.join(words) == "trtllm-serve m --tp_size 1"

@@ -1,0 +1,217 @@
+from typing import Any
+
+import pytest
+
+from windtunnel.errors import InputError
+from windtunnel.formats.megatron.arguments import MegatronJob, read_megatron_arguments
+from windtunnel.model.parameters import count_parameters
+from windtunnel.model.shape import (
+    ExpertsFeedForward,
+    GroupedQueryAttention,
+    LatentAttention,
+    ModelSpec,
+)
+from windtunnel.training.setup import resolve
+
+GPT3 = (
+    "torchrun --nproc_per_node 8 --nnodes 16 pretrain_gpt.py --num-layers 96 --hidden-size 12288 "
+    "--num-attention-heads 96 --seq-length 2048 --max-position-embeddings 2048 --micro-batch-size 1 "
+    "--global-batch-size 1536 --tensor-model-parallel-size 8 --pipeline-model-parallel-size 8 --bf16 "
+    "--tokenizer-type GPT2BPETokenizer --train-iters 500000"
+)
+
+SCRIPT = r"""#!/bin/bash
+# Trains a Mixtral.
+export CUDA_DEVICE_MAX_CONNECTIONS=1
+GPUS_PER_NODE=8
+NNODES=${SLURM_NNODES:-2}
+TP=2
+DISTRIBUTED_ARGS=(
+    --nproc_per_node $GPUS_PER_NODE
+    --nnodes $NNODES
+    --master_addr ${MASTER_ADDR:-"localhost"}
+)
+MODEL_ARGS=(
+    --disable-bias-linear
+    --seq-length 4096
+    --num-layers 32   # as published
+    --hidden-size 4096
+    --ffn-hidden-size 14336
+    --num-attention-heads 32
+    --group-query-attention
+    --num-query-groups 8
+    --normalization RMSNorm
+    --position-embedding-type rope
+    --swiglu
+    --untie-embeddings-and-output-weights
+    --hidden-dropout 0.0
+    --attention-dropout 0.0
+    --vocab-size 32000
+)
+MOE_ARGS="--num-experts 8 --moe-router-topk 2 --expert-model-parallel-size 8 --expert-tensor-parallel-size 1"
+TRAINING_ARGS=(--micro-batch-size 1 --global-batch-size=256 --bf16 --lr 1e-4 --train-samples 1000)
+torchrun ${DISTRIBUTED_ARGS[@]} pretrain_gpt.py \
+    ${MODEL_ARGS[@]} \
+    $MOE_ARGS \
+    "${TRAINING_ARGS[@]}" \
+    --tensor-model-parallel-size ${TP} \
+    --sequence-parallel --use-distributed-optimizer --overlap-grad-reduce --data-path $DATA
+"""
+
+LOG = """
+------------------------ arguments ------------------------
+  add_bias_linear ................................. False
+  bf16 ............................................ True
+  global_batch_size ............................... 64
+  group_query_attention ........................... True
+  hidden_size ..................................... 4096
+  micro_batch_size ................................ 2
+  num_attention_heads ............................. 32
+  num_layers ...................................... 32
+  num_query_groups ................................ 8
+  recompute_granularity ........................... None
+  seq_length ...................................... 8192
+  swiglu .......................................... True
+  tensor_model_parallel_size ...................... 4
+  vocab_size ...................................... 128256
+  world_size ...................................... 16
+-------------------- end of arguments ---------------------
+"""
+
+
+def read(text: str, **settings: Any) -> MegatronJob:
+    return read_megatron_arguments(text, "h100_sxm", **settings)
+
+
+def model_of(found: MegatronJob) -> ModelSpec:
+    assert isinstance(found.job.model, ModelSpec)
+    return found.job.model
+
+
+def test_gpt3_is_gpt3() -> None:
+    job = read(GPT3).job
+    model = model_of(read(GPT3))
+    # 175 billion parameters without positions; the vocabulary is padded to 128 x tp.
+    assert count_parameters(model).total == pytest.approx(174.6e9, rel=0.002)
+    assert model.vocab_size == 51200
+    assert (model.norm_bias, model.tie_word_embeddings) == (True, True)
+    assert (job.num_devices, job.global_batch, job.parallelism.pp) == (128, 1536, 8)
+    assert (job.sharding.zero, job.precision.gradients, job.dropout, job.learned_positions) == (0, "fp32", True, True)
+    assert job.parallelism.sequence_parallel is False
+    assert job.total_tokens == 500_000 * 1536 * 2048
+    assert resolve(job).degrees.dp == 2
+
+
+def test_a_script_with_variables_and_arrays() -> None:
+    found = read(SCRIPT)
+    job, model = found.job, model_of(found)
+    assert count_parameters(model).total == pytest.approx(46.7e9, rel=0.002)
+    assert (job.num_devices, job.parallelism.tp, job.parallelism.ep, job.parallelism.experts_tp) == (16, 2, 8, 1)
+    assert job.parallelism.sequence_parallel
+    assert (job.sharding.zero, job.overlap.gradient_reduce, job.overlap.parameter_gather) == (1, True, False)
+    assert (job.dropout, job.learned_positions) == (False, False)
+    assert job.total_tokens == 1000 * 4096
+    assert set(found.unread) == {"--master-addr", "--lr", "--data-path"}
+    assert resolve(job).degrees.experts_dp == 2
+
+
+def test_the_arguments_that_a_log_prints() -> None:
+    found = read(LOG)
+    job = found.job
+    attention = model_of(found).layers[0].attention
+    assert isinstance(attention, GroupedQueryAttention)
+    assert (attention.num_kv_heads, attention.qkv_bias) == (8, False)
+    assert (job.num_devices, job.micro_batch, job.recompute.granularity) == (16, 2, "none")
+
+
+def test_latent_attention_and_layers_without_experts() -> None:
+    layers = "--num-experts 64 --moe-router-topk 6 --moe-ffn-hidden-size 1408 --moe-layer-freq ([0]*1+[1]*26) "
+    latent = (
+        "--multi-latent-attention --kv-lora-rank 512 --qk-head-dim 128 --qk-pos-emb-head-dim 64 --v-head-dim 128 "
+        "--moe-shared-expert-intermediate-size 2816 "
+    )
+    text = (
+        "--num-layers 27 --hidden-size 2048 --num-attention-heads 16 --ffn-hidden-size 10944 --seq-length 4096 "
+        "--swiglu --disable-bias-linear --normalization RMSNorm --untie-embeddings-and-output-weights "
+        f"--vocab-size 102400 --micro-batch-size 1 --bf16 '{layers}' {latent}".replace("'", "")
+    )
+    text = text.replace("([0]*1+[1]*26)", "'([0]*1+[1]*26)'")
+    model = model_of(read(text, num_devices=8))
+    dense, experts = model.layers
+    assert (dense.num_layers, experts.num_layers) == (1, 26)
+    assert isinstance(dense.attention, LatentAttention)
+    assert isinstance(experts.feed_forward, ExpertsFeedForward)
+    assert experts.feed_forward.shared_intermediate_size == 2816
+    assert count_parameters(model).total == pytest.approx(15.7e9, rel=0.005)  # DeepSeek-V2-Lite
+    assert read(text, num_devices=8).job.global_batch == 8
+
+
+@pytest.mark.parametrize(
+    ("extra", "wanted"),
+    [
+        (
+            "--num-layers-per-virtual-pipeline-stage 3",
+            {"parallelism": {"virtual_stages": 4}, "overlap": {"pipeline": True}},
+        ),
+        (
+            "--decoder-first-pipeline-num-layers 6 --decoder-last-pipeline-num-layers 6",
+            {"parallelism": {"layers_per_stage": (6, *[14] * 6, 6)}},
+        ),
+        (
+            "--fp8-format e4m3 --fp8-recipe blockwise --fp8-param-gather",
+            {"precision": {"compute": "fp8_block", "parameter_gather": "fp8"}},
+        ),
+        ("--grad-reduce-in-bf16", {"precision": {"gradients": "bf16", "gradient_reduce": "bf16"}}),
+        (
+            "--recompute-granularity full --recompute-method block --recompute-num-layers 4",
+            {"recompute": {"granularity": "full", "num_layers": 4}},
+        ),
+        (
+            "--recompute-granularity selective --recompute-modules core_attn mla_up_proj",
+            {"recompute": {"modules": ("core_attention", "latent_up_projection")}},
+        ),
+        ("--cp-comm-type a2a", {"parallelism": {"cp_method": "ulysses"}}),
+        ("--transformer-impl local", {"kernels": {"attention": "unfused"}}),
+        ("--use-torch-fsdp2", {"framework": "fsdp2", "sharding": {"zero": 3}}),
+        ("--optimizer sgd", {"optimizer": "sgd_momentum"}),
+    ],
+)
+def test_arguments_and_what_they_set(extra: str, wanted: dict[str, Any]) -> None:
+    job = read(f"{GPT3} {extra}").job
+    for name, value in wanted.items():
+        if isinstance(value, dict):
+            for inner, expected in value.items():
+                assert getattr(getattr(job, name), inner) == expected
+        else:
+            assert getattr(job, name) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("python train.py --layers 3", "there is no Megatron command here"),
+        (GPT3.replace("--hidden-size 12288", ""), "--hidden-size is missing"),
+        (
+            GPT3.replace("12288", "$HIDDEN"),
+            "--hidden-size is '$HIDDEN'; a whole number is needed; the variable is not assigned",
+        ),
+        (GPT3.replace("12288", "big"), "--hidden-size is 'big'"),
+        (GPT3.replace("--num-layers 96", "--num-layers 0"), "--num-layers is 0; at least 1"),
+        (GPT3.replace("--nproc_per_node 8", ""), "--nproc_per_node is missing"),
+        (GPT3.replace("GPT2BPETokenizer", "HuggingFaceTokenizer"), "--vocab-size is missing"),
+        (GPT3.replace("1536", "1535"), "global_batch"),
+        (f"{GPT3} --num-layers-per-virtual-pipeline-stage 5", "96 is not a multiple of"),
+        (f"{GPT3} --decoder-first-pipeline-num-layers 6", "do not split evenly over 7 stages"),
+        (f"{GPT3} --num-experts 8 --moe-layer-freq [1,2]", "a list of 96 zeros and ones"),
+        (f"{GPT3} --num-experts 8 --moe-layer-freq '__import__(1)'", "it is a number, or a list"),
+        (f"{GPT3} --cp-comm-type a2a+p2p", "--cp-comm-type is 'a2a+p2p', which is not read"),
+        (f"{GPT3} --recompute-granularity some", "it is selective or full"),
+        (f"{GPT3} --recompute-granularity selective --recompute-modules core", "--recompute-modules has 'core'"),
+        (f"{GPT3} --seq-length", "a value is missing after --seq-length"),
+        (f"{GPT3} --x 'unfinished", "this is no shell command"),
+    ],
+)
+def test_commands_that_are_refused(text: str, message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        resolve(read(text).job)
+    assert message in f"{caught.value.message}; {caught.value.hint}"

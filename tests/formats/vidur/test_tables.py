@@ -1,0 +1,71 @@
+"""Vidur's prediction tables: what is missing is said, not taken for zero."""
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from windtunnel.errors import InputError
+from windtunnel.formats.vidur.config import (
+    OPTIONAL_OPERATORS,
+    TOKEN_OPERATORS,
+    read_batches,
+    read_tables,
+)
+
+
+def arrays() -> dict[str, np.ndarray]:
+    tokens = np.arange(1, 9)
+    by_tokens = {name: np.ones(8) for name in (*TOKEN_OPERATORS, "attn_kv_cache_save", "all_reduce")}
+    return {
+        **by_tokens,
+        **{f"{name}__x": tokens for name in by_tokens},
+        "attn_prefill": np.ones((2, 8)),
+        "attn_prefill_kv": np.array([0, 64]),
+        "attn_prefill_chunk": tokens,
+        "attn_decode": np.ones((8, 2)),
+        "attn_decode_bs": tokens,
+        "attn_decode_kv": np.array([0, 64]),
+    }
+
+
+def written(folder: Path, without: str | None = None) -> Path:
+    path = folder / "tables.npz"
+    np.savez(path, **{name: array for name, array in arrays().items() if name != without})
+    return path
+
+
+def test_times_are_seconds_from_zero_tokens_on(tmp_path: Path) -> None:
+    tables = read_tables(written(tmp_path))
+    np.testing.assert_array_equal(tables.token_s["mlp_act"], [0, *[1e-3] * 8])
+    assert tables.prefill_s.shape == (2, 9)
+
+
+@pytest.mark.parametrize("name", ["mlp_act", "attn_rope", "attn_decode", "attn_decode_kv", "add__x", "all_reduce__x"])
+def test_a_missing_array_is_named(tmp_path: Path, name: str) -> None:
+    with pytest.raises(InputError, match=rf"has no {name}$"):
+        read_tables(written(tmp_path, without=name))
+
+
+def test_layers_with_one_norm_have_no_times_of_the_second(tmp_path: Path) -> None:
+    assert not {*OPTIONAL_OPERATORS} & {*read_tables(written(tmp_path, without=OPTIONAL_OPERATORS[0])).token_s}
+
+
+def test_batches_keep_their_numbers_where_a_time_limit_caught_one_in_flight(tmp_path: Path) -> None:
+    """Batch 1, of another replica, had not ended; the second stage of a batch is not a batch of its own."""
+    columns = {
+        "stage": [0, 1, 0],
+        "batch_id": [0, 0, 2],
+        "start_us": [0.0, 10.0, 20.0],
+        "duration_us": [10.0, 10.0, 5.0],
+        "request_ids": [[7, 8], [7, 8], [9]],
+        "num_tokens": [[3, 4], [3, 4], [1]],
+    }
+    path = tmp_path / "iterations.parquet"
+    parquet.write_table(pa.table(columns), path)
+    found = read_batches(path)
+    assert (found.number.tolist(), found.batch.tolist()) == ([0, 2], [0, 0, 2])
+    assert (found.request.tolist(), found.tokens.tolist()) == ([7, 8, 9], [3, 4, 1])
+    np.testing.assert_allclose(found.start_s, [0, 20e-6])

@@ -1,0 +1,79 @@
+"""Vidur's own traces of a run: the bars that it recorded, and events that follow from one another."""
+
+from collections import Counter
+from functools import cache
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from formats.vidur.test_replay import RECORDED, case, tables_of
+from recorded import REFERENCE
+from windtunnel.formats.vidur.config import read_config
+from windtunnel.formats.vidur.replay import batch_times, replay
+from windtunnel.formats.vidur.traces import chrome_events, event_trace, write_chrome_trace
+from windtunnel.serving.runners.per_request import WalkedRun
+
+
+def recorded_cases() -> list[str]:
+    """The first recorded run with a pipeline, and the first with several replicas; a time limit leaves bars out."""
+    configs = {name: read_config(REFERENCE / "vidur" / "cases" / name / "config.json") for name in RECORDED}
+    whole = {name: config.cluster_config for name, config in configs.items() if not config.time_limit}
+    pipelined = [name for name, cluster in whole.items() if cluster.replica_config.num_pipeline_stages > 1]
+    replicated = [name for name, cluster in whole.items() if cluster.num_replicas > 1]
+    return pipelined[:1] + replicated[:1]
+
+
+CASES = recorded_cases()
+
+
+@cache
+def run_of(reference: Path, name: str) -> WalkedRun:
+    recorded = case(reference / "vidur" / "cases" / name)
+    return replay(
+        recorded.config, tables_of(reference, recorded.config), recorded.requests, fuses_steps=False, keeps_trail=True
+    )
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_bars_are_those_that_vidur_drew(reference: Path, name: str, tmp_path: Path) -> None:
+    from pyarrow import parquet
+
+    path = tmp_path / "chrome_trace.json"
+    write_chrome_trace(path, chrome_events(batch_times(run_of(reference, name))))
+    events = msgspec.json.decode(path.read_bytes())["traceEvents"]
+    theirs = parquet.read_table(reference / "vidur" / "cases" / name / "iterations.parquet")
+    theirs = theirs.sort_by([("batch_id", "ascending"), ("stage", "ascending")])
+    ours = sorted(events, key=lambda event: (event["args"]["batch_id"], event["tid"]))
+    assert len(ours) == len(theirs)
+    assert [event["args"]["request_ids"] for event in ours] == theirs["request_ids"].to_pylist()
+    assert [event["args"]["num_tokens"] for event in ours] == theirs["num_tokens"].to_pylist()
+    np.testing.assert_allclose([event["ts"] for event in ours], theirs["start_us"].to_numpy(), rtol=1e-9)
+    np.testing.assert_allclose([event["dur"] for event in ours], theirs["duration_us"].to_numpy(), rtol=1e-6)
+    assert all(event["name"] == str(event["args"]["request_ids"]) for event in ours)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_events_run_every_batch_through_every_stage(reference: Path, name: str) -> None:
+    run = run_of(reference, name)
+    batches = batch_times(run)
+    num_batches, num_stages = batches.stage_s.shape[:2]
+    num_begun, kinds, formed, last_s, begun_s = 0, Counter[str](), [], 0.0, np.zeros((num_batches, num_stages))
+    for event in event_trace(run.requests["arrival_s"], run.requests["rank"], batches):
+        kinds[event["event_type"]] += 1
+        assert event["time"] >= last_s
+        last_s = event["time"]
+        formed += event.get("batch_ids", [])
+        if event["event_type"] == "REPLICA_STAGE_SCHEDULE" and event["batch_id"] is not None:
+            begun_s[event["batch_id"], event["stage_id"]] = event["time"]
+            num_begun += 1
+    assert sorted(formed) == list(range(num_batches))
+    assert num_begun == num_batches * num_stages
+    np.testing.assert_array_equal(begun_s, batches.stage_s[:, :, 0])
+    n = len(run.requests)
+    assert kinds["REQUEST_ARRIVAL"] == kinds["GLOBAL_SCHEDULE"] == n
+    assert kinds["BATCH_END"] == num_batches
+    assert kinds["BATCH_STAGE_END"] == kinds["BATCH_STAGE_ARRIVAL"] == num_batches * num_stages
+    assert kinds["REPLICA_STAGE_SCHEDULE"] == 2 * num_batches * num_stages
+    assert kinds["REPLICA_SCHEDULE"] == n + num_batches

@@ -1,0 +1,185 @@
+"""The client against a server whose delays are known."""
+
+import json
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lab.fake_server import fake_server
+from windtunnel.errors import InputError, WindtunnelError
+from windtunnel.lab.bench.client import (
+    Endpoint,
+    Load,
+    bench,
+    shared_prompts,
+)
+from windtunnel.lab.engines.servers import started
+from windtunnel.lab.engines.tiny_models import TINY, write_tiny_gguf, write_tiny_model
+from windtunnel.metrics.client import CLIENT_COLUMNS, client_summary
+from windtunnel.report.lab.bench import vllm_document
+from windtunnel.workload.arrivals import ClosedLoop
+
+pytest.importorskip("httpx", reason="httpx is not installed; the client speaks with it")
+
+FIRST_S, GAP_S = 0.05, 0.01
+
+
+def load_of(n: int, **fields: object) -> Load:
+    return Load(np.arange(n) * 0.01, np.full(n, 12), np.full(n, 4), **fields)  # type: ignore[arg-type]
+
+
+def test_an_open_loop_measures_the_servers_delays() -> None:
+    with fake_server(FIRST_S, GAP_S) as (url, seen):
+        run = bench(Endpoint(url), load_of(12, num_warmup=2))
+    assert run.model == "fake"
+    assert set(run.requests.columns) == set(CLIENT_COLUMNS)
+    summary = client_summary(run.requests, run.tokens)
+    assert (summary.num_requests, summary.num_failed) == (10, 0)
+    assert FIRST_S <= summary.ttft_s.p50 < FIRST_S + 0.3  # a busy machine adds to it
+    assert summary.tpot_s is not None
+    assert summary.itl_s is not None
+    assert 0.9 * GAP_S <= summary.tpot_s.p50 < GAP_S + 0.1
+    assert summary.itl_s.mean == pytest.approx(summary.tpot_s.mean)  # all answers are equally long
+    assert summary.e2e_s.mean == pytest.approx(summary.ttft_s.mean + 3 * summary.tpot_s.mean)
+    # Arrivals count from the start of the measurement, warm-up being over.
+    planned_s = run.requests["arrival_s"] - run.requests["sent_late_s"]
+    np.testing.assert_allclose(planned_s[2:], np.arange(2, 12) * 0.01, atol=1e-3)
+    assert [len(body["prompt"]) for body in seen.bodies] == [12] * 12
+    assert all(body["ignore_eos"] and body["stream"] for body in seen.bodies)
+    assert seen.most_under_way > 4
+
+
+def test_the_part_that_only_ends_a_stream_is_no_token() -> None:
+    with fake_server(0.01, 0.002, counts=False) as (url, _):
+        run = bench(Endpoint(url, token_ids=False), load_of(3))
+    assert run.requests["output_tokens"].tolist() == [4, 4, 4]
+    assert len(run.tokens) == 12
+
+
+def test_a_closed_loop_keeps_its_concurrency() -> None:
+    with fake_server(0.02, 0.002) as (url, seen):
+        run = bench(Endpoint(url), Load(np.zeros(12), np.full(12, 5), np.full(12, 3), concurrency=3))
+    assert seen.most_under_way == 3
+    assert 2 < client_summary(run.requests, run.tokens).mean_present <= 3.01
+
+
+def test_a_capped_rate_sends_no_earlier_than_released_and_no_more_than_the_cap() -> None:
+    released_s = np.arange(12) * 0.01
+    with fake_server(0.05, 0.002) as (url, seen):
+        run = bench(Endpoint(url), Load(released_s, np.full(12, 5), np.full(12, 3), concurrency=2))
+    assert seen.most_under_way == 2
+    assert (run.requests["arrival_s"] >= released_s).all()
+    # Two at a time take 0.05 s and more each: the last is sent long after its release.
+    assert run.requests["arrival_s"].max() > 0.2
+
+
+def test_turns_wait_for_each_other_and_share_their_beginnings() -> None:
+    # Two sessions of two turns; node 1 continues node 0.
+    shared = shared_prompts(np.array([-1, 0]), np.array([6, 4]), np.array([0, -1, 1, -1]), 500)
+    load = Load(
+        np.zeros(4),
+        np.array([8, 8, 14, 8]),
+        np.full(4, 3),
+        previous=np.array([-1, -1, 0, 1]),
+        think_s=np.array([0, 0, 0.05, 0.05]),
+        shared=shared,
+    )
+    with fake_server(0.02, 0.002) as (url, seen):
+        run = bench(Endpoint(url, vocabulary=500), load)
+    sent, end = run.requests["arrival_s"], run.requests["finish_s"]
+    assert (sent[2:] >= end[:2] + 0.049).all()
+    prompts = {len(body["prompt"]): body["prompt"] for body in seen.bodies}
+    assert prompts[14][:6] == shared[0]
+    assert prompts[14][:10] == shared[2]
+    assert shared[2][:6] == shared[0]
+
+
+def test_failures_are_counted_and_named() -> None:
+    with fake_server(0.01, 0.001, fails=2) as (url, _):
+        run = bench(Endpoint(url), load_of(6))
+        assert client_summary(run.requests, run.tokens).num_failed == 2
+        assert run.errors == ('status 500: {"error": "out of luck"}',)
+        assert np.isnan(run.requests["e2e_s"][run.requests["failed"]]).all()
+    with fake_server(fails=99) as (url, _), pytest.raises(WindtunnelError, match="every request failed: status 500"):
+        bench(Endpoint(url), load_of(3))
+
+
+@pytest.mark.parametrize(("api", "words"), [("chat", True), ("completions", True)])
+def test_servers_that_take_no_token_ids(api: str, words: bool) -> None:
+    with fake_server(0.01, 0.001) as (url, seen):
+        bench(Endpoint(url, "fake", api, not words, ignore_eos=False), load_of(2))
+    body = seen.bodies[0]
+    text = body["messages"][0]["content"] if api == "chat" else body["prompt"]
+    assert len(text.split()) == 12
+    assert "ignore_eos" not in body
+
+
+def test_wrong_endpoints_are_answered_with_a_sentence() -> None:
+    with pytest.raises(InputError, match="is not an endpoint"):
+        Endpoint("localhost:8000/v1")
+    with pytest.raises(InputError, match="there is no API 'completion'"):
+        Endpoint("http://localhost/v1", api="completion")
+    with pytest.raises(InputError, match="no server answers at"):
+        bench(Endpoint("http://127.0.0.1:9/v1"), load_of(1))
+    with fake_server(models=False) as (url, _), pytest.raises(InputError, match="models answers 404"):
+        bench(Endpoint(url), load_of(1))
+
+
+def test_the_result_is_read_as_that_of_vllms_client(tmp_path: Path) -> None:
+    from windtunnel.formats.clients.results import read_client_results
+
+    with fake_server(0.01, 0.001) as (url, _):
+        run = bench(Endpoint(url), load_of(5))
+    summary = client_summary(run.requests, run.tokens)
+    path = tmp_path / "result.json"
+    sent = ClosedLoop(concurrency=9, rate_per_s=100.0, cv=2.0)
+    path.write_text(json.dumps(vllm_document(summary, run.requests, run.tokens, sent)))
+    (found,) = read_client_results(path)
+    assert found.num_requests == 5
+    assert (found.rate_per_s, found.gap_cv, found.concurrency) == (100.0, 2.0, 9)
+    assert found.measured["ttft"] == pytest.approx(summary.ttft_s.mean)
+    assert found.measured["throughput"] == pytest.approx(summary.output_tokens_per_s)
+    document = json.loads(path.read_text())
+    assert [len(gaps) for gaps in document["itls"]] == [3] * 5
+
+
+def test_an_engine_that_dies_says_why(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="'vlm' cannot be started"), started("vlm", "model"):
+        pass
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho no such model\nexit 3\n")
+    python.chmod(0o755)
+    with (
+        pytest.raises(WindtunnelError, match="vllm ended with 3: no such model"),
+        started("vllm", "model", python=str(python)),
+    ):
+        pass
+
+
+def test_the_tiny_model_is_a_whole_checkpoint(tmp_path: Path) -> None:
+    folder = write_tiny_model(tmp_path / "tiny")
+    content = (folder / "model.safetensors").read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + length])
+    last = max(entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__")
+    assert len(content) == 8 + length + last
+    vocabulary = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
+    assert sorted(vocabulary.values()) == list(range(int(TINY["vocab_size"])))
+    assert write_tiny_model(tmp_path / "again").joinpath("model.safetensors").read_bytes() == content
+
+
+def test_the_tiny_gguf_is_what_the_format_says(tmp_path: Path) -> None:
+    path = write_tiny_gguf(tmp_path)
+    content = path.read_bytes()
+    assert content[:4] == b"GGUF"
+    version, num_tensors, num_values = struct.unpack_from("<IQQ", content, 4)
+    assert (version, num_tensors, num_values) == (3, 9 * TINY["num_hidden_layers"] + 3, 15)
+    heads, width, layers = TINY["num_attention_heads"] * 64, TINY["hidden_size"], TINY["num_hidden_layers"]
+    kv, inner = TINY["num_key_value_heads"] * 64, TINY["intermediate_size"]
+    a_layer = 2 * heads * width + 2 * kv * width + 3 * inner * width + 2 * width
+    data = 4 * (2 * TINY["vocab_size"] * width + width + layers * a_layer)
+    assert 0 < len(content) - data < 20_000  # names, tokens and places before the tensors
+    assert b"blk.1.ffn_gate.weight" in content
+    assert "\u2581tok".encode() in content

@@ -1,0 +1,71 @@
+"""Requests driven through an engine on its own clock, against one whose every step takes a known time."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from windtunnel.lab.engines.drive import EngineStep, drive, host_samples
+
+
+@dataclass
+class OneTokenAStep:
+    """Prompts first, one a step, 0.5 s; else a token of everybody in 0.1 s, 0.04 s of it the forward."""
+
+    clock_s: float = 100.0
+    waiting: list[tuple[str, int, int]] = field(default_factory=list)
+    left: dict[str, int] = field(default_factory=dict)
+    given: dict[str, int] = field(default_factory=dict)
+    num_dropped: int = 0
+
+    def now(self) -> float:
+        return self.clock_s
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.waiting or self.left)
+
+    def add(self, name: str, prompt: Sequence[int], output_tokens: int) -> None:
+        self.waiting.append((name, len(prompt), output_tokens))
+
+    def step(self) -> EngineStep:
+        if self.waiting:
+            name, tokens, self.left[name] = self.waiting.pop(0)
+            scheduled, step_s = {name: tokens}, 0.5
+            self.given[name] = 0
+        else:
+            scheduled, step_s = dict.fromkeys(self.left, 1), 0.1
+        for name in scheduled:
+            self.given[name] += 1
+            self.left[name] -= 1
+        finished = tuple(name for name in scheduled if not self.left[name])
+        for name in finished:
+            del self.left[name]
+        self.clock_s += step_s
+        return EngineStep(scheduled, step_s, 0.02, 0.04, 0.01, finished, {name: self.given[name] for name in scheduled})
+
+    def drop(self, names: Sequence[str]) -> None:
+        self.num_dropped += len(names)
+        for name in names:
+            del self.left[name]
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+
+def test_idle_time_is_jumped_over_and_tokens_bear_the_end_of_their_step() -> None:
+    run = drive(OneTokenAStep(), np.array([1.0, 1.2, 9.0]), np.array([4, 5, 6]), np.array([3, 2, 1]), 100)
+    assert [step.scheduled for step in run.steps] == [((0, 4),), ((1, 5),), ((0, 1), (1, 1)), ((0, 1),), ((2, 6),)]
+    assert {name: np.round(at, 9).tolist() for name, at in run.token_times_s.items()} == {
+        "0": [1.5, 2.1, 2.2],
+        "1": [2.0, 2.1],
+        "2": [9.5],
+    }
+
+
+def test_the_hosts_share_is_what_is_not_the_forward_in_steps_that_all_decode() -> None:
+    engine = OneTokenAStep()
+    samples = host_samples(engine, [1, 3], prompt_tokens=8, vocabulary=100, num_steps=5)
+    assert [sample.num_requests for sample in samples] == [1] * 5 + [3] * 5
+    np.testing.assert_allclose([sample.total_s for sample in samples], 0.1 - 0.04)
+    assert engine.num_dropped == 4

@@ -1,0 +1,140 @@
+"""Real engines serve a tiny model; run by `make test-engines`, where they are installed."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from windtunnel.lab.bench.client import Endpoint, Load, bench
+from windtunnel.lab.engines.servers import started
+from windtunnel.lab.engines.tiny_models import write_tiny_gguf, write_tiny_model
+from windtunnel.metrics.client import client_summary
+
+PYTHON = os.environ.get("WINDTUNNEL_ENGINE_PYTHON", "")
+LLAMA_PYTHON = os.environ.get("WINDTUNNEL_LLAMA_PYTHON", "")
+OPENVINO_PYTHON = os.environ.get("WINDTUNNEL_OPENVINO_PYTHON", "")
+
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.slow,
+]
+needs_engines = pytest.mark.skipif(not PYTHON, reason="WINDTUNNEL_ENGINE_PYTHON names no interpreter with engines")
+
+LOAD = Load(np.arange(12) * 0.2, np.full(12, 24), np.full(12, 6))
+
+
+@needs_engines
+def test_vllm_over_http(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
+    model = str(write_tiny_model(tmp_path / "tiny"))
+    arguments = ["--dtype", "float32", "--max-model-len", "512", "--max-num-seqs", "8", "--enforce-eager"]
+    with started("vllm", model, arguments, PYTHON) as url:
+        run = bench(Endpoint(url, vocabulary=256), LOAD)
+    summary = client_summary(run.requests, run.tokens)
+    assert summary.num_failed == 0
+    assert (run.requests["output_tokens"] == 6).all()
+    assert (run.requests["input_tokens"] == 24).all()
+    assert (run.requests["ttft_s"] > 0).all()
+
+
+@needs_engines
+def test_transformers_continuous_batching_over_http(tmp_path: Path) -> None:
+    model = str(write_tiny_model(tmp_path / "tiny"))
+    arguments = ["--device", "cpu", "--cb-num-blocks", "64", "--cb-max-batch-tokens", "256"]
+    with started("transformers", model, arguments, PYTHON) as url:
+        run = bench(Endpoint(url, model, token_ids=False, ignore_eos=False), LOAD)
+    assert client_summary(run.requests, run.tokens).num_failed == 0
+    assert (run.requests["output_tokens"] == 6).all()
+
+
+@pytest.mark.skipif(not LLAMA_PYTHON, reason="WINDTUNNEL_LLAMA_PYTHON names no interpreter with llama-cpp-python")
+def test_llama_cpp_over_http(tmp_path: Path) -> None:
+    model = str(write_tiny_gguf(tmp_path / "tiny"))
+    with started("llama.cpp", model, ["--n_ctx", "512"], LLAMA_PYTHON) as url:
+        run = bench(Endpoint(url, token_ids=False), LOAD)
+    assert client_summary(run.requests, run.tokens).num_failed == 0
+    assert (run.requests["output_tokens"] == 6).all()
+
+
+@pytest.mark.skipif(not OPENVINO_PYTHON, reason="WINDTUNNEL_OPENVINO_PYTHON names no interpreter with openvino-genai")
+def test_openvino_genai_over_http(tmp_path: Path) -> None:
+    model = str(write_tiny_model(tmp_path / "tiny"))
+    with started("openvino", model, python=OPENVINO_PYTHON) as url:
+        run = bench(Endpoint(url, vocabulary=256), LOAD)
+    assert client_summary(run.requests, run.tokens).num_failed == 0
+    assert (run.requests["output_tokens"] == 6).all()
+    assert (run.requests["input_tokens"] == 24).all()
+
+
+DRIVE = """
+import sys
+import numpy as np
+from pathlib import Path
+from windtunnel.interop.engine_run import write_engine_runs
+from windtunnel.lab.engine_drive import drive
+from windtunnel.lab.engine_tiny import TINY
+{start}
+runs = []
+for seed in range(10):
+    rng = np.random.default_rng(seed)
+    arrivals = np.cumsum(rng.exponential(0.02, 20))
+    runs.append(drive(engine, arrivals, rng.integers(5, 150, 20), rng.integers(2, 12, 20), 300))
+write_engine_runs(Path(sys.argv[1]), runs)
+"""
+
+VLLM = """
+from windtunnel.lab.engine_vllm import VllmEngine, VllmSettings
+engine = VllmEngine(TINY, VllmSettings(max_model_len=512, max_num_seqs=4, max_num_batched_tokens=64, dtype="float32"))
+"""
+
+TRANSFORMERS = """
+from windtunnel.lab.engine_transformers import TransformersEngine, TransformersSettings
+engine = TransformersEngine(TINY, TransformersSettings(max_num_seqs=4, max_num_batched_tokens=64))
+"""
+
+
+@needs_engines
+@pytest.mark.parametrize(("start", "block_size"), [(VLLM, 128), (TRANSFORMERS, 256)], ids=["vllm", "transformers"])
+def test_an_engine_in_process_forms_the_simulators_batches(tmp_path: Path, start: str, block_size: int) -> None:
+    import subprocess
+
+    from engine.test_recorded_engine import settings
+
+    from windtunnel.formats.engine_run import read_engine_runs
+    from windtunnel.serving.deployment import EngineSettings
+    from windtunnel.serving.runners.batched import run_loop
+    from windtunnel.serving.setup.step_prices import recorded_steps
+    from windtunnel.workload.generate.requests import RequestArrays
+
+    path = tmp_path / "run.json"
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[3] / "src")}
+    subprocess.run([PYTHON, "-c", DRIVE.format(start=start), path], check=True, env=environment, capture_output=True)
+    engine = settings()._replace(max_num_seqs=4, max_num_batched_tokens=64, block_size=block_size, num_blocks=512)
+    runs = read_engine_runs(path)
+    assert len(runs) == 10
+    for run in runs:
+        priority = np.zeros(run.arrival_s.size, np.int64)
+        arrays = RequestArrays(run.arrival_s, run.input_tokens, run.output_tokens, priority)
+        _, steps, _ = run_loop(engine, recorded_steps(run.duration_s, EngineSettings(max_num_seqs=4)), arrays)
+        np.testing.assert_array_equal(steps["decode_tokens"], run.batches.decode_requests)
+        np.testing.assert_array_equal(steps["prefill_tokens"], run.batches.prefill_tokens)
+
+
+@needs_engines
+@pytest.mark.parametrize("engine", ["vllm", "transformers"])
+def test_the_hosts_share_of_an_engines_steps_is_measured(tmp_path: Path, engine: str) -> None:
+    import json
+    import subprocess
+
+    from windtunnel.lab.engines.tiny_models import TINY
+
+    (tmp_path / "config.json").write_text(json.dumps(dict(TINY)), encoding="utf-8")
+    command = [PYTHON, "-m", "windtunnel", "profile", "overheads", "--engine", engine, "--model", "config.json"]
+    command += ["--device-name", "here", "--batches", "1,4", "--out", "measured", "--json"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[3] / "src")}
+    done = subprocess.run(command, check=True, env=environment, capture_output=True, cwd=tmp_path)
+    document = json.loads(done.stdout[done.stdout.index(b"{") :])
+    assert [row["num_requests"] for row in document["batches"]] == [1, 4]
+    assert 0 < document["host"]["step_s"] < 0.1
+    assert f"engine: {engine}" in (tmp_path / "measured" / "calibration.yaml").read_text(encoding="utf-8")

@@ -1,0 +1,496 @@
+"""Reading config.json: one test a family, the errors, and the published configs of a hundred checkpoints."""
+
+import json
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from windtunnel.errors import InputError
+from windtunnel.model.config import model_from_config
+from windtunnel.model.precision import Format, Precision
+from windtunnel.model.shape import (
+    DenseFeedForward,
+    ExpertsFeedForward,
+    GatedDeltaAttention,
+    GroupedQueryAttention,
+    LatentAttention,
+    ModelSpec,
+)
+
+LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "vocab_size": 1000,
+    "max_position_embeddings": 4096,
+    "hidden_act": "silu",
+}
+MOE = LLAMA | {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+LATENT = MOE | {
+    "model_type": "deepseek_v3",
+    "q_lora_rank": 24,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 8,
+    "first_k_dense_replace": 1,
+    "n_shared_experts": 2,
+}
+HYBRID = MOE | {
+    "model_type": "qwen3_next",
+    "head_dim": 16,
+    "shared_expert_intermediate_size": 48,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "linear_conv_kernel_dim": 4,
+}
+
+
+def read(config: dict[str, Any], quant_config: dict[str, Any] | None = None, **changes: Any) -> ModelSpec:
+    return model_from_config(config | changes, "tiny", quant_config)
+
+
+def grouped_query(model: ModelSpec, group: int = 0) -> GroupedQueryAttention:
+    attention = model.layers[group].attention
+    assert isinstance(attention, GroupedQueryAttention)
+    return attention
+
+
+def dense(model: ModelSpec) -> DenseFeedForward:
+    feed_forward = model.layers[0].feed_forward
+    assert isinstance(feed_forward, DenseFeedForward)
+    return feed_forward
+
+
+def experts(model: ModelSpec, group: int = -1) -> ExpertsFeedForward:
+    feed_forward = model.layers[group].feed_forward
+    assert isinstance(feed_forward, ExpertsFeedForward)
+    return feed_forward
+
+
+def windows(model: ModelSpec) -> list[tuple[int, int | None]]:
+    return [(group.num_layers, grouped_query(model, index).window_tokens) for index, group in enumerate(model.layers)]
+
+
+class TestDense:
+    def test_llama(self) -> None:
+        model = read(LLAMA)
+        assert (model.num_layers, model.hidden_size, model.vocab_size, model.max_context_tokens) == (4, 64, 1000, 4096)
+        assert grouped_query(model) == GroupedQueryAttention(num_heads=8, num_kv_heads=2, head_dim=8)
+        assert dense(model) == DenseFeedForward(intermediate_size=128)
+        assert not model.tie_word_embeddings
+        assert model.precision == Precision()
+
+    def test_without_kv_heads_attention_is_multi_head(self) -> None:
+        assert grouped_query(read(LLAMA, num_key_value_heads=None)).num_kv_heads == 8
+
+    def test_head_dim_need_not_divide_the_hidden_size(self) -> None:
+        assert grouped_query(read(LLAMA, head_dim=128)).query_size == 1024
+
+    @pytest.mark.parametrize(
+        ("model_type", "qkv", "output"),
+        [("llama", True, True), ("qwen2", True, False), ("glm4_moe", True, False), ("gpt_oss", True, True)],
+    )
+    def test_biases_follow_the_architecture(self, model_type: str, qkv: bool, output: bool) -> None:
+        attention = grouped_query(read(LLAMA, model_type=model_type, attention_bias=True))
+        assert (attention.qkv_bias, attention.output_bias) == (qkv, output)
+
+    def test_qwen2_has_a_query_bias_that_its_config_does_not_mention(self) -> None:
+        assert grouped_query(read(LLAMA, model_type="qwen2")).qkv_bias
+
+    def test_qwen3_normalises_queries_and_keys(self) -> None:
+        assert grouped_query(read(LLAMA, model_type="qwen3")).qk_norm
+        assert not grouped_query(read(LLAMA)).qk_norm
+
+    def test_qwen1_publishes_twice_the_width(self) -> None:
+        config = LLAMA | {"model_type": "qwen", "kv_channels": 8, "seq_length": 2048, "no_bias": True}
+        assert dense(read(config)).intermediate_size == 64
+        assert grouped_query(read(config, num_key_value_heads=None)).num_kv_heads == 8
+
+    def test_phi_has_parallel_blocks_biases_and_two_matrices(self) -> None:
+        model = read(LLAMA, model_type="phi", hidden_act="gelu_new", num_key_value_heads=None)
+        assert model.layers[0].num_norms == 1
+        assert (model.norm_bias, model.lm_head_bias) == (True, True)
+        assert dense(model) == DenseFeedForward(intermediate_size=128, gated=False, bias=True)
+
+    def test_chatglm_calls_everything_otherwise(self) -> None:
+        model = model_from_config(
+            {
+                "architectures": ["ChatGLMForConditionalGeneration"],
+                "model_type": "chatglm",
+                "hidden_size": 64,
+                "ffn_hidden_size": 96,
+                "num_layers": 3,
+                "num_attention_heads": 8,
+                "multi_query_group_num": 2,
+                "kv_channels": 8,
+                "padded_vocab_size": 500,
+                "seq_length": 2048,
+                "add_qkv_bias": True,
+                "add_bias_linear": False,
+            },
+            "tiny",
+        )
+        assert grouped_query(model) == GroupedQueryAttention(num_heads=8, num_kv_heads=2, head_dim=8, qkv_bias=True)
+        assert (model.num_layers, model.vocab_size, dense(model).intermediate_size) == (3, 500, 96)
+
+    def test_an_unknown_type_with_llamas_keys_is_read_as_llama(self) -> None:
+        assert read(LLAMA, model_type="newcomer", architectures=["NewcomerForCausalLM"]) == read(LLAMA)
+
+    def test_an_unknown_type_with_keys_about_its_layers_that_nothing_reads_is_refused(self) -> None:
+        with pytest.raises(InputError, match="index_n_heads, share_every may announce layers"):
+            read(LLAMA, model_type="newcomer", index_n_heads=4, share_every=[1, 2], tie_heads=False)
+
+    def test_unknown_keys_do_not_matter(self) -> None:
+        assert read(LLAMA, rope_scaling={"type": "yarn"}, use_cache=True, torch_dtype="bfloat16") == read(LLAMA)
+
+
+class TestWindows:
+    def test_mistral_slides_in_every_layer(self) -> None:
+        assert windows(read(LLAMA, model_type="mistral", sliding_window=512)) == [(4, 512)]
+
+    def test_null_zero_and_wider_than_the_context_mean_none(self) -> None:
+        for window in (None, 0, 4096, 8192):
+            assert windows(read(LLAMA, model_type="mistral", sliding_window=window)) == [(4, None)]
+
+    def test_qwen_names_a_window_that_it_does_not_use(self) -> None:
+        assert windows(read(LLAMA, model_type="qwen2", sliding_window=512, use_sliding_window=False)) == [(4, None)]
+
+    def test_qwen_slides_from_a_layer_on(self) -> None:
+        model = read(LLAMA, model_type="qwen2", sliding_window=512, use_sliding_window=True, max_window_layers=1)
+        assert windows(model) == [(1, None), (3, 512)]
+
+    @pytest.mark.parametrize(
+        ("model_type", "expected"),
+        [
+            ("gemma2", [(6, 512), (6, None)]),
+            ("gemma3_text", [(10, 512), (2, None)]),
+            ("gpt_oss", [(6, 512), (6, None)]),
+        ],
+    )
+    def test_alternating_windows(self, model_type: str, expected: list[tuple[int, int | None]]) -> None:
+        model = read(LLAMA, model_type=model_type, num_hidden_layers=12, sliding_window=512)
+        assert windows(model) == expected
+
+    def test_layer_types_win_over_the_architectures_pattern(self) -> None:
+        types = ["full_attention", "sliding_attention", "sliding_attention", "sliding_attention"]
+        assert windows(read(LLAMA, model_type="gemma2", sliding_window=512, layer_types=types)) == [(1, None), (3, 512)]
+
+    def test_gemma3_config_is_nested_and_leaves_out_its_defaults(self) -> None:
+        text = {"model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34}
+        model = read({"model_type": "gemma3", "text_config": text | {"sliding_window": 1024}})
+        assert grouped_query(model) == GroupedQueryAttention(
+            num_heads=8, num_kv_heads=4, head_dim=256, window_tokens=1024, qk_norm=True
+        )
+        assert (model.vocab_size, model.tie_word_embeddings, model.layers[0].num_norms) == (262208, True, 4)
+
+
+class TestExperts:
+    def test_mixtral_names_the_experts_width_as_a_dense_one(self) -> None:
+        config = LLAMA | {"model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2}
+        assert experts(read(config)) == ExpertsFeedForward(num_experts=8, experts_per_token=2, intermediate_size=128)
+
+    def test_qwen_moe_may_keep_some_layers_dense(self) -> None:
+        model = read(MOE, model_type="qwen3_moe", mlp_only_layers=[0], decoder_sparse_step=2)
+        assert [(group.num_layers, type(group.feed_forward)) for group in model.layers] == [
+            (2, DenseFeedForward),
+            (2, ExpertsFeedForward),
+        ]
+
+    def test_a_shared_expert_with_its_gate(self) -> None:
+        found = experts(read(MOE, model_type="qwen2_moe", shared_expert_intermediate_size=48))
+        assert (found.shared_intermediate_size, found.shared_gate) == (48, True)
+
+    def test_gpt_oss_has_biases_and_sinks(self) -> None:
+        model = read(MOE, model_type="gpt_oss", attention_bias=True)
+        assert experts(model).bias
+        assert experts(model).router_bias
+        assert grouped_query(model).sinks
+
+    def test_glm4_moe_begins_with_dense_layers(self) -> None:
+        model = read(MOE, model_type="glm4_moe", first_k_dense_replace=3, n_shared_experts=1)
+        assert [group.num_layers for group in model.layers] == [3, 1]
+        assert experts(model).shared_intermediate_size == 32
+
+    def test_moe_layer_freq_as_a_list(self) -> None:
+        model = read(MOE, moe_layer_freq=[0, 1, 1, 0])
+        assert [group.num_layers for group in model.layers] == [2, 2]
+
+    def test_no_experts_is_dense(self) -> None:
+        assert isinstance(read(LLAMA, n_routed_experts=None, num_experts=0).layers[0].feed_forward, DenseFeedForward)
+
+
+class TestLatent:
+    def test_deepseek_v3(self) -> None:
+        model = read(LATENT)
+        assert [group.num_layers for group in model.layers] == [1, 3]
+        assert model.layers[0].attention == LatentAttention(
+            num_heads=8, q_lora_rank=24, kv_lora_rank=16, qk_nope_head_dim=8, qk_rope_head_dim=4, v_head_dim=8
+        )
+        assert (experts(model).shared_intermediate_size, experts(model).router_bias) == (64, True)
+
+    def test_v2_lite_does_not_compress_queries(self) -> None:
+        attention = read(LATENT, model_type="deepseek_v2", q_lora_rank=None).layers[0].attention
+        assert isinstance(attention, LatentAttention)
+        assert attention.q_lora_rank is None
+
+
+class TestHybrid:
+    def test_every_fourth_layer_attends(self) -> None:
+        model = read(HYBRID)
+        delta, full = model.layers
+        assert (delta.num_layers, full.num_layers) == (3, 1)
+        assert delta.attention == GatedDeltaAttention(
+            num_key_heads=2, num_value_heads=4, key_head_dim=8, value_head_dim=8, conv_kernel_size=4
+        )
+        assert grouped_query(model, 1).output_gate
+        assert experts(model).shared_gate
+
+    def test_an_interval_or_a_list_say_the_same(self) -> None:
+        types = ["linear_attention", "full_attention"] * 2
+        assert read(HYBRID, full_attention_interval=2) == read(HYBRID, layer_types=types)
+
+
+class TestErrors:
+    @pytest.mark.parametrize("key", ["hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size"])
+    def test_a_missing_key_is_named(self, key: str) -> None:
+        config = {name: value for name, value in LLAMA.items() if name != key}
+        with pytest.raises(InputError, match=f"has no {key}"):
+            read(config)
+
+    def test_a_misspelt_key_is_suggested(self) -> None:
+        config = {name: value for name, value in LLAMA.items() if name != "intermediate_size"}
+        with pytest.raises(InputError) as raised:
+            read(config, intermediate_sise=128)
+        assert raised.value.hint == "did you mean intermediate_sise?"
+
+    @pytest.mark.parametrize("value", [0, -4, 2.5, "4", True, [4]])
+    def test_an_impossible_count_is_named(self, value: Any) -> None:
+        with pytest.raises(InputError, match="tiny: num_hidden_layers is"):
+            read(LLAMA, num_hidden_layers=value)
+
+    def test_heads_must_divide(self) -> None:
+        with pytest.raises(InputError, match="num_attention_heads 8 is not a multiple of num_key_value_heads 3"):
+            read(LLAMA, num_key_value_heads=3)
+        with pytest.raises(InputError, match="hidden_size 60 is not a multiple of num_attention_heads 8"):
+            read(LLAMA, hidden_size=60)
+        with pytest.raises(InputError, match="linear_num_value_heads 5 is not a multiple"):
+            read(HYBRID, linear_num_value_heads=5)
+
+    def test_a_token_cannot_use_more_experts_than_there_are(self) -> None:
+        with pytest.raises(InputError, match="each token uses 9 experts, and there are 8"):
+            read(MOE, num_experts_per_tok=9)
+
+    @pytest.mark.parametrize(
+        ("key", "value"),
+        [
+            ("hybrid_override_pattern", "M-M*"),
+            ("index_topk", 2048),
+            ("linear_attn_config", {"kda_layers": [1]}),
+            ("state_size", 16),
+            ("num_attention_heads_per_layer", [8, 8, 4, 4]),
+            ("attn_type_list", [0, 0, 0, 1]),
+            ("layer_types", ["mamba"] * 4),
+        ],
+    )
+    def test_layers_without_a_noun_are_refused(self, key: str, value: Any) -> None:
+        with pytest.raises(InputError, match="cannot be modelled"):
+            read(LLAMA, model_type="other", **{key: value})
+
+    def test_encoders_are_refused(self) -> None:
+        with pytest.raises(InputError, match=r"BertForMaskedLM.*not a decoder-only"):
+            read(LLAMA, model_type="bert", architectures=["BertForMaskedLM"], hidden_act="gelu")
+
+    def test_an_unknown_type_with_an_ungated_activation_is_refused(self) -> None:
+        with pytest.raises(InputError, match="'gelu' does not say how many"):
+            read(LLAMA, model_type="newcomer", hidden_act="gelu")
+
+    def test_layer_types_must_name_every_layer(self) -> None:
+        with pytest.raises(InputError, match="each of the 4 layers"):
+            read(LLAMA, layer_types=["full_attention"])
+
+    def test_a_config_must_be_an_object(self) -> None:
+        with pytest.raises(InputError, match="holds list"):
+            model_from_config([1], "tiny")  # type: ignore[arg-type]
+
+    def test_a_billion_layers_are_refused_at_once(self) -> None:
+        with pytest.raises(InputError, match="1000000000 layers are not plausible"):
+            read(LLAMA, num_hidden_layers=10**9)
+
+
+FP8_BLOCK = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+INT4_EXPERTS = {
+    "quant_method": "compressed-tensors",
+    "format": "pack-quantized",
+    "config_groups": {"group_0": {"targets": ["Linear"], "weights": {"num_bits": 4, "type": "int", "group_size": 32}}},
+    "ignore": ["lm_head", "re:.*self_attn.*", "re:.*shared_experts.*", "re:.*mlp\\.(gate|up|gate_up|down)_proj.*"],
+}
+
+
+class TestQuantisation:
+    @pytest.mark.parametrize(
+        ("config", "expected"),
+        [
+            (FP8_BLOCK, Precision(weights=Format.FP8_BLOCK)),
+            ({"quant_method": "fp8"}, Precision(weights=Format.FP8)),
+            ({"quant_method": "fbgemm_fp8"}, Precision(weights=Format.FP8)),
+            ({"quant_method": "awq", "bits": 4, "group_size": 128}, Precision(weights=Format.INT4)),
+            ({"quant_method": "gptq", "bits": 4}, Precision(weights=Format.INT4)),
+            (FP8_BLOCK | {"modules_to_not_convert": ["lm_head", "gate"]}, Precision(weights=Format.FP8_BLOCK)),
+            (
+                {
+                    "quant_method": "modelopt",
+                    "quant_algo": "NVFP4",
+                    "kv_cache_scheme": {"num_bits": 8, "type": "float"},
+                },
+                Precision(weights=Format.NVFP4, kv_cache=Format.FP8),
+            ),
+        ],
+    )
+    def test_one_format_for_all_layers(self, config: dict[str, Any], expected: Precision) -> None:
+        assert read(LLAMA, quantization_config=config).precision == expected
+
+    @pytest.mark.parametrize(
+        ("weights", "activations", "expected"),
+        [
+            ({"num_bits": 8, "type": "float", "strategy": "tensor"}, {"num_bits": 8}, Format.FP8),
+            ({"num_bits": 8, "type": "float", "block_structure": [128, 128]}, {"num_bits": 8}, Format.FP8_BLOCK),
+            ({"num_bits": 8, "type": "int"}, {"num_bits": 8}, Format.INT8),
+            ({"num_bits": 4, "type": "int", "group_size": 128}, None, Format.INT4),
+            ({"num_bits": 4, "type": "float", "group_size": 16}, {"num_bits": 4}, Format.NVFP4),
+            ({"num_bits": 4, "type": "float", "group_size": 32}, None, Format.MXFP4),
+        ],
+    )
+    def test_compressed_tensors(self, weights: Any, activations: Any, expected: Format) -> None:
+        group = {"targets": ["Linear"], "weights": weights, "input_activations": activations}
+        config = {"quant_method": "compressed-tensors", "config_groups": {"group_0": group}, "ignore": ["lm_head"]}
+        assert read(LLAMA, quantization_config=config).precision == Precision(weights=expected)
+
+    def test_gpt_oss_quantises_only_its_experts(self) -> None:
+        config = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]}
+        assert read(MOE, model_type="gpt_oss", quantization_config=config).precision == Precision(experts=Format.MXFP4)
+
+    def test_kimi_k25_quantises_only_its_routed_experts(self) -> None:
+        assert read(LATENT, quantization_config=INT4_EXPERTS).precision == Precision(experts=Format.INT4)
+
+    def test_nested_models_may_carry_it_outside(self) -> None:
+        nested = {"model_type": "kimi_k25", "text_config": LATENT, "quantization_config": INT4_EXPERTS}
+        assert read(nested).precision == Precision(experts=Format.INT4)
+
+    def test_attention_left_alone_layer_by_layer(self) -> None:
+        exclude = ["lm_head", *(f"model.layers.{index}.self_attn*" for index in range(4))]
+        quant = {"quantization": {"quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8", "exclude_modules": exclude}}
+        assert read(LATENT, quant).precision == Precision(
+            weights=Format.NVFP4, attention=Format.BF16, kv_cache=Format.FP8
+        )
+
+    def test_the_format_of_most_layers_counts(self) -> None:
+        quant = {"quantization": {"quant_algo": "FP8", "exclude_modules": ["model.layers.3.self_attn*"]}}
+        assert read(LLAMA, quant).precision == Precision(weights=Format.FP8)
+
+    def test_where_one_layers_projections_differ_the_widest_counts(self) -> None:
+        exclude = [f"model.layers.{index}.self_attn.{part}" for index in range(4) for part in ("q_a_proj", "kv_b_proj")]
+        quant = {"quantization": {"quant_algo": "NVFP4", "exclude_modules": exclude}}
+        assert read(LATENT, quant).precision.attention == Format.BF16
+
+    def test_a_name_in_a_list_is_a_whole_part_of_a_path(self) -> None:
+        # `gate` is the router; `gate_proj`, and so the feed-forward, stays quantised.
+        config = FP8_BLOCK | {"modules_to_not_convert": ["gate", "o", "mlp.down"]}
+        assert read(MOE, quantization_config=config).precision == Precision(weights=Format.FP8_BLOCK)
+
+    def test_mixed_precision_lists_every_module(self) -> None:
+        layers = {
+            f"model.layers.{i}.self_attn.{part}": {"quant_algo": "FP8"}
+            for i in range(4)
+            for part in ("q_proj", "o_proj")
+        }
+        layers |= {f"model.layers.{i}.mlp.experts": {"quant_algo": "NVFP4"} for i in range(4)}
+        layers["lm_head"] = {"quant_algo": "FP8"}
+        quant = {"quantization": {"quant_algo": "MIXED_PRECISION", "quantized_layers": layers}}
+        assert read(MOE, quant).precision == Precision(weights=Format.FP8, experts=Format.NVFP4, lm_head=Format.FP8)
+
+    def test_hf_quant_config_wins(self) -> None:
+        quant = {"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}}
+        model = read(LLAMA, quant, quantization_config={"quant_method": "awq", "bits": 4})
+        assert model.precision == Precision(weights=Format.FP8, kv_cache=Format.FP8)
+
+    @pytest.mark.parametrize(
+        ("config", "message"),
+        [
+            ({"quant_method": "quip"}, "quant_method 'quip' is not known"),
+            ({"quant_method": "gptq", "bits": 3}, "gptq with 3 bits is not known"),
+            ({"quant_method": "fp8", "weight_block_size": [1, 32]}, r"weight_block_size is \[1, 32\]"),
+            ({"quant_method": "modelopt", "quant_algo": "FP3"}, "quant_algo 'FP3' is not known"),
+            (
+                {"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_quant_algo": "FP2"},
+                "KV cache's format 'FP2'",
+            ),
+            ("fp8", "quantization_config is 'fp8'; an object is needed"),
+            (FP8_BLOCK | {"modules_to_not_convert": "lm_head"}, "a list of names is needed"),
+        ],
+    )
+    def test_unknown_formats_are_refused(self, config: Any, message: str) -> None:
+        with pytest.raises(InputError, match=message):
+            read(LLAMA, quantization_config=config)
+
+
+JUNK = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 20) | st.floats() | st.sampled_from(["", "fp8", "re:(", "*", "FP8"]),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(["quant_algo", "type"]), inner),
+    max_leaves=4,
+)
+QUANTISED = [
+    LLAMA | {"quantization_config": FP8_BLOCK | {"modules_to_not_convert": ["lm_head"]}},
+    LATENT | {"quantization_config": INT4_EXPERTS},
+    HYBRID | {"quantization_config": {"quant_algo": "NVFP4", "kv_cache_scheme": {"num_bits": 8, "type": "float"}}},
+    MOE | {"layer_types": ["full_attention"] * 4, "sliding_window": 32, "moe_layer_freq": 1, "mlp_only_layers": []},
+]
+
+
+@given(st.data())
+def test_whatever_stands_in_a_config_is_read_or_refused(data: st.DataObject) -> None:
+    """No value of any key, quantisation included, ends in a traceback."""
+    config = dict(data.draw(st.sampled_from(QUANTISED)))
+    quantization = dict(config.get("quantization_config", {}))
+    key = data.draw(st.sampled_from(sorted(config)))
+    config[key] = data.draw(JUNK)
+    if quantization and key != "quantization_config" and data.draw(st.booleans()):
+        quantization[data.draw(st.sampled_from(sorted(quantization)))] = data.draw(JUNK)
+        config["quantization_config"] = quantization
+    with suppress(InputError):
+        assert read(config).num_layers > 0
+
+
+def published_configs() -> list[Path]:
+    package = find_spec("aiconfigurator_core")
+    folders = package.submodule_search_locations if package else None
+    return sorted(Path(folders[0], "model_configs").glob("*_config.json")) if folders else []
+
+
+CONFIGS = [path for path in published_configs() if "hf_quant" not in path.name]
+
+
+@pytest.mark.skipif(not CONFIGS, reason="aiconfigurator-core is not installed")
+def test_published_configs_are_read_or_refused_with_the_reason() -> None:
+    """Of the configs that aiconfigurator-core 0.12 ships, only those with layers that have no noun are refused."""
+    refused = {}
+    for path in CONFIGS:
+        quantisation = path.with_name(path.name.replace("_config.json", "_hf_quant_config.json"))
+        quant_config = json.loads(quantisation.read_text()) if quantisation.exists() else None
+        try:
+            model_from_config(json.loads(path.read_text()), path.stem, quant_config)
+        except InputError as error:
+            refused[path.stem] = error.message
+    assert len(CONFIGS) - len(refused) >= 45
+    assert all("cannot be modelled" in message or "W4A16_NVFP4" in message for message in refused.values())

@@ -1,0 +1,335 @@
+import csv
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from windtunnel import catalog
+from windtunnel.errors import InputError
+from windtunnel.model.forward import Shard, prefill_launches, token_launches
+from windtunnel.model.memory import kv_bytes_per_token, state_bytes_per_request, weight_bytes
+from windtunnel.model.operators import Experts, Gemm
+from windtunnel.model.parallelism import Parallelism
+from windtunnel.model.parameters import count_parameters
+from windtunnel.model.precision import BITS, Format, Precision
+from windtunnel.model.shape import GroupedQueryAttention
+from windtunnel.serving.deployment import EngineSettings
+from windtunnel.serving.engines.defaults import with_defaults, with_windows
+from windtunnel.serving.setup.memory import (
+    MemoryPlan,
+    activation_bytes,
+    group_layers,
+    plan_memory,
+)
+
+LLAMA, LLAMA_70B = "meta-llama/Llama-3.1-8B", "meta-llama/Llama-3.1-70B"
+MIXTRAL, QWEN_MOE = "mistralai/Mixtral-8x7B-v0.1", "Qwen/Qwen3-30B-A3B"
+DEEPSEEK, NEXT = "deepseek-ai/DeepSeek-V3", "Qwen/Qwen3-Next-80B-A3B-Instruct"
+MISTRAL, GPT_OSS = "mistralai/Mistral-7B-v0.1", "openai/gpt-oss-20b"
+H100, H200 = catalog.device("h100_sxm"), catalog.device("h200_sxm")
+KIB, GIB = 2**10, 2**30
+DEFAULTS = with_defaults(EngineSettings(), H200)
+
+
+def shard(name: str, precision: Precision | None = None, **parallelism: Any) -> Shard:
+    model = catalog.model(name)
+    return Shard(model, precision or model.precision, Parallelism(**parallelism))
+
+
+def plan(one: Shard, max_model_len: int = 8192, engine: str = "vllm", **given_settings: object) -> MemoryPlan:
+    resolved = with_defaults(EngineSettings(name=engine, **given_settings), H100)  # type: ignore[arg-type]
+    return plan_memory(one, H100, resolved, max_model_len)
+
+
+# Weights
+
+
+@pytest.mark.parametrize("name", [LLAMA, LLAMA_70B, MIXTRAL, DEEPSEEK, NEXT, GPT_OSS, "google/gemma-2-9b"])
+def test_one_device_holds_every_parameter(name: str) -> None:
+    count = count_parameters(catalog.model(name))
+    assert weight_bytes(shard(name, Precision())) == pytest.approx(2 * (count.total - count.norms), rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("name", "gigabytes"),
+    [
+        # "total_size" in each checkpoint's model.safetensors.index.json on huggingface.co.
+        (LLAMA_70B, 141.107),
+        (LLAMA, 16.061),
+        (MIXTRAL, 93.406),
+        (QWEN_MOE, 61.065),
+    ],
+)
+def test_weights_equal_the_published_files(name: str, gigabytes: float) -> None:
+    assert weight_bytes(shard(name)) / 1e9 == pytest.approx(gigabytes, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "parallelism"),
+    [
+        (LLAMA, {"tp": 1}),
+        (LLAMA, {"tp": 16}),
+        (MIXTRAL, {"tp": 8}),
+        (QWEN_MOE, {"tp": 8, "ep": 8}),
+        (QWEN_MOE, {"tp": 2, "attention_dp": 4, "ep": 4}),
+        (DEEPSEEK, {"tp": 8}),
+        (DEEPSEEK, {"attention_dp": 8, "ep": 8}),
+        (NEXT, {"tp": 4}),
+    ],
+)
+def test_memory_holds_what_the_step_reads(name: str, parallelism: dict[str, Any]) -> None:
+    """With so many tokens that every expert is used, the operators' weights are the planner's."""
+    one = shard(name, **parallelism)
+    read = 0.0
+    for launch in [*token_launches(one, 1e6), *prefill_launches(one, 1, 1e6)]:
+        op = launch.op
+        if isinstance(op, Gemm):
+            read += launch.count * op.n * op.k * BITS[op.format] / 8
+        elif isinstance(op, Experts):
+            values = op.num_experts / op.ep * 3 * op.hidden_size * op.intermediate_size / op.tp
+            read += launch.count * values * BITS[op.format] / 8
+    tables = (1 if one.model.tie_word_embeddings else 2) * one.model.vocab_size * one.model.hidden_size * 2 / one.tp
+    assert weight_bytes(one) == pytest.approx(read + tables, rel=2e-3)
+
+
+def test_formats_and_stages_shrink_the_weights() -> None:
+    bf16 = weight_bytes(shard(LLAMA_70B))
+    tables = 2 * 128256 * 8192 * 2
+    assert weight_bytes(shard(LLAMA_70B, Precision(weights=Format.FP8))) == pytest.approx((bf16 + tables) / 2)
+    assert weight_bytes(shard(LLAMA_70B, Precision(weights=Format.NVFP4))) == pytest.approx(
+        (bf16 - tables) * 4.5 / 16 + tables
+    )
+    assert weight_bytes(shard(LLAMA_70B, pp=2)) == pytest.approx(bf16 / 2)
+
+
+def test_every_rank_keeps_the_down_projections_of_latent_attention() -> None:
+    """vLLM `deepseek_v2.py`, `fused_qkv_a_proj`: replicated."""
+    ranks, alone = weight_bytes(shard(DEEPSEEK, Precision(), tp=8)), weight_bytes(shard(DEEPSEEK, Precision()))
+    down = 7168 * (1536 + 512 + 64) * 61 * 2
+    router = (7168 * 256 + 256) * 58 * 2
+    assert ranks * 8 == pytest.approx(alone + 7 * (down + router))
+
+
+# KV cache
+
+
+@pytest.mark.parametrize(
+    ("name", "precision", "expected"),
+    [
+        (LLAMA_70B, Precision(), 320 * KIB),  # 2 x 80 layers x 8 heads x 128 x 2 bytes
+        (LLAMA, Precision(), 128 * KIB),
+        (LLAMA, Precision(kv_cache=Format.FP8), 64 * KIB),
+        ("meta-llama/Llama-2-7b-hf", Precision(), 512 * KIB),
+        (DEEPSEEK, Precision(), 70_272),  # arXiv:2412.19437 and arXiv:2505.09343, table 1: 70.272 KB
+        ("meta-llama/Llama-3.1-405B", Precision(), 516_096),  # arXiv:2505.09343, table 1: 516.096 KB
+        ("Qwen/Qwen2.5-72B", Precision(), 327_680),  # the same table: 327.680 KB
+    ],
+)
+def test_bytes_of_a_token(name: str, precision: Precision, expected: float) -> None:
+    assert kv_bytes_per_token(shard(name, precision), 8192) == expected
+
+
+def test_key_value_heads_are_shared_down_to_one_and_latent_vectors_never() -> None:
+    assert [kv_bytes_per_token(shard(LLAMA, tp=tp), 99) / KIB for tp in (1, 2, 8, 16)] == [128, 64, 16, 16]
+    assert kv_bytes_per_token(shard(DEEPSEEK, tp=8), 99) == kv_bytes_per_token(shard(DEEPSEEK), 99)
+    assert kv_bytes_per_token(shard(LLAMA, pp=4), 99) == 32 * KIB
+
+
+def test_windows_bound_a_request_only_where_it_outgrows_them() -> None:
+    """Mistral-7B attends to 4,096 tokens in each of its 32 layers, 4 KiB a token and layer."""
+    one = shard(MISTRAL)
+    assert (kv_bytes_per_token(one, 4096), state_bytes_per_request(one, 4096)) == (128 * KIB, 0)
+    assert (kv_bytes_per_token(one, 4097), state_bytes_per_request(one, 4097)) == (0, 4096 * 128 * KIB)
+    mixed = shard(GPT_OSS)  # every other layer has a window of 128 tokens
+    assert kv_bytes_per_token(mixed, 1024) == 12 * 2 * 8 * 64 * 2
+    assert state_bytes_per_request(mixed, 1024) == 128 * 12 * 2 * 8 * 64 * 2
+
+
+def test_short_requests_fit_a_windowed_model_as_they_fit_another() -> None:
+    """v0.3 is v0.1 without its window and with 768 more words."""
+    windowed, plain = plan(shard(MISTRAL), 2048), plan(shard("mistralai/Mistral-7B-v0.3"), 2048)
+    assert windowed.kv_tokens == pytest.approx(plain.kv_tokens, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "groups", "windows", "layers"),
+    [
+        # vllm/v1/core/kv_cache_utils.py, _get_kv_cache_groups_uniform_page_size: layers of a block, groups.
+        (MISTRAL, 1, 1, 32),  # 32 layers of one kind
+        (GPT_OSS, 2, 1, 12),  # 12 and 12
+        ("google/gemma-2-9b", 2, 1, 21),
+        ("google/gemma-3-27b-it", 7, 6, 10),  # 10 full, 52 with a window: six groups of ten, the last padded
+        ("meta-llama/Llama-4-Scout-17B-16E-Instruct", 4, 3, 12),
+    ],
+)
+def test_vllm_groups_layers_so_that_all_blocks_are_equal(name: str, groups: int, windows: int, layers: int) -> None:
+    one = shard(name, Precision(kv_cache=Format.FP8), tp=4)
+    found = group_layers(one, with_defaults(EngineSettings(), H100), 32768)
+    attention = one.model.layers[0].attention
+    assert isinstance(attention, GroupedQueryAttention)
+    assert (found.num_groups, found.num_window_groups) == (groups, windows)
+    assert found.block_bytes_per_token == layers * 2 * max(attention.num_kv_heads // 4, 1) * attention.head_dim
+    assert found.window_tokens == {MISTRAL: 4096, GPT_OSS: 128}.get(name, found.window_tokens)
+
+
+def test_vllm_kept_every_token_before_its_hybrid_manager() -> None:
+    old, new = plan(shard(GPT_OSS), version="0.9.0"), plan(shard(GPT_OSS), version="0.9.1")
+    assert (old.window_tokens, new.window_tokens) == (0, 128)
+    assert old.kv_bytes_per_token == 2 * new.kv_bytes_per_token == 24 * 2 * 8 * 64 * 2
+    # As many tokens if no window has passed any; with windows of 128 tokens nearly twice as many of long requests.
+    assert old.kv_tokens == pytest.approx(new.kv_tokens, rel=1e-4)
+    assert old.num_blocks / old.most_blocks(8192, 1)[0] < 0.52 * new.num_blocks / new.most_blocks(8192, 1)[0]
+
+
+def test_sglang_gives_windows_a_pool_of_their_own() -> None:
+    """model_runner.py, `set_num_token_hybrid`: 0.8 tokens there for each of the other layers'."""
+    asked = with_windows(EngineSettings(name="sglang"), with_defaults(EngineSettings(name="sglang"), H100), "gpt_oss")
+    found = plan_memory(shard(GPT_OSS), H100, asked, 8192)
+    assert found.num_window_blocks == int(0.8 * found.num_blocks)
+    assert found.kv_cache_bytes == (found.num_blocks + found.num_window_blocks) * 12 * 2 * 8 * 64 * 2
+    assert found.most_blocks(4000, 1) == (4000, 129)
+    assert with_windows(EngineSettings(name="sglang"), asked, "gemma2").window_kv == "full"
+
+
+def test_tensorrt_llm_divides_memory_by_window_and_bytes() -> None:
+    found = plan(shard(GPT_OSS), engine="trtllm", window_kv="own_pool")
+    assert found.num_window_blocks == int(found.num_blocks * 128 / 8192)
+    assert plan(shard(GPT_OSS), engine="trtllm").window_tokens == 0
+
+
+@given(st.integers(1, 500), st.integers(1, 400), st.sampled_from([1, 4, 16]), st.integers(1, 100), st.integers(1, 60))
+def test_no_request_ever_holds_more_than_its_most(
+    prompt: int, output: int, block_size: int, window: int, step: int
+) -> None:
+    """Blocks of a window group, step by step: what the new tokens need from the first block that is still seen on."""
+    memory = MemoryPlan(0, 0, 0, 0, 0, 0, 0, block_size, 10**6, 0, window, 1, 1)
+    computed, most = 0, 0
+    while computed < prompt + output:
+        chunk = min(step, prompt - computed) if computed < prompt else 1
+        first_seen = max(computed - window + 1, 0) // block_size
+        computed += chunk
+        most = max(most, -(-computed // block_size) - first_seen)
+    assert most <= memory.most_blocks(prompt + output, step)[0]
+
+
+def test_linear_attention_keeps_a_state() -> None:
+    """Qwen3-Next: 32 value heads of 128 x 128 in fp32, and three columns of the convolution, in 36 layers."""
+    state = 36 * (32 * 128 * 128 * 4 + (2 * 16 * 128 + 32 * 128) * 3 * 2)
+    assert state_bytes_per_request(shard(NEXT), 8192) == state
+    assert state_bytes_per_request(shard(NEXT, tp=4), 8192) == state / 4
+    found = plan(shard(NEXT, tp=4))
+    assert found.blocks_per_request == -(-state // 4 // (found.kv_bytes_per_token * found.block_size))
+
+
+# The plan
+
+
+def test_vllms_share_holds_everything() -> None:
+    """vLLM `gpu_worker.py`, `determine_available_memory`: less weights, activations and what is not torch's."""
+    found = plan(shard(LLAMA), gpu_memory_utilization=0.8, reserved_bytes=GIB)
+    assert found.activation_bytes > 0
+    left = 0.8 * H100.memory_bytes - found.weight_bytes - found.activation_bytes - GIB
+    assert 0 <= left - found.kv_cache_bytes < 16 * 128 * KIB
+    assert found.kv_tokens == found.num_blocks * 16
+
+
+def test_sglangs_static_share_leaves_activations_out() -> None:
+    found = plan(shard(LLAMA), engine="sglang", gpu_memory_utilization=0.8, reserved_bytes=0)
+    assert found.kv_cache_bytes == pytest.approx(0.8 * H100.memory_bytes - found.weight_bytes, rel=1e-5)
+
+
+def test_tensorrt_llms_share_is_of_what_is_free() -> None:
+    found = plan(shard(LLAMA), engine="trtllm", gpu_memory_utilization=0.8, reserved_bytes=0)
+    free = H100.memory_bytes - found.weight_bytes - found.activation_bytes
+    assert found.kv_cache_bytes == pytest.approx(0.8 * free, rel=1e-3)
+
+
+@pytest.mark.parametrize("name", [LLAMA, QWEN_MOE, MISTRAL, GPT_OSS, NEXT])
+@settings(max_examples=30)
+@given(data=st.data())
+def test_more_memory_or_more_devices_never_hold_less(name: str, data: st.DataObject) -> None:
+    max_model_len = data.draw(st.integers(1, 32768))
+    less, more = sorted(data.draw(st.tuples(st.floats(78, 200), st.floats(78, 200))))
+    tp = data.draw(st.sampled_from([4, 8]))
+    sharded = {ways: shard(name, tp=ways) for ways in (4, 8)}
+    held = []
+    for gib, ways in ((less, 4), (more, 4), (more, tp)):
+        device = msgspec.structs.replace(H200, memory_bytes=int(gib * GIB))
+        held.append(plan_memory(sharded[ways], device, DEFAULTS, max_model_len))
+    assert held[0].kv_cache_bytes <= held[1].kv_cache_bytes
+    assert held[0].num_blocks <= held[1].num_blocks
+    assert held[1].num_blocks * (1 - 1e-3) <= held[2].num_blocks * (1 + held[1].blocks_per_request)
+    for one in held:
+        whole = one.weight_bytes + one.activation_bytes + one.reserved_bytes + one.kv_cache_bytes
+        assert whole <= one.device_bytes
+
+
+def test_what_does_not_fit_is_one_sentence() -> None:
+    with pytest.raises(InputError) as caught:
+        plan(shard(LLAMA_70B))
+    assert caught.value.message.startswith(
+        "meta-llama/Llama-3.1-70B in bf16 over tp = 1, pp = 1 does not fit NVIDIA H100"
+    )
+    assert "weights 131 GiB" in caught.value.message
+    assert caught.value.hint is not None
+    assert plan(shard(LLAMA_70B, tp=4)).num_blocks > 1000
+
+
+def test_given_blocks_do_not_make_weights_fit() -> None:
+    assert plan(shard(LLAMA), num_gpu_blocks=1000).num_blocks == 1000
+    with pytest.raises(InputError, match="does not fit"):
+        plan(shard(LLAMA_70B), num_gpu_blocks=1000)
+
+
+def test_activations_grow_with_the_widest_layer() -> None:
+    one = activation_bytes(shard(LLAMA), 8192, 1)
+    assert one == pytest.approx(8192 * 2 * (3 * 14336 + 4096 + 2 * 4096))
+    assert activation_bytes(shard(LLAMA, tp=8), 8192, 1) < one
+    assert activation_bytes(shard(LLAMA), 16, 1024) > 1024 * 128256 * 4  # fp32 logits
+
+
+def test_pools_are_as_large_as_vllm_reported(reference: Path) -> None:
+    """Llama-3.3-70B in nvfp4 on two and four B200, 16 to 512 sequences: 136.96 to 148.79 GiB within 1%."""
+    with (reference / "serving" / "inferencex_multiturn_llama70b_fp4.csv").open(encoding="utf-8") as file:
+        rows = [row for row in csv.DictReader(file) if float(row["kv_cache_GiB_per_gpu"] or 0) > 100]
+    assert len(rows) == 14
+    b200 = catalog.device("b200_sxm")
+    for row in rows:
+        engine = with_defaults(
+            EngineSettings(name="vllm", version="0.15.0", max_num_seqs=int(row["max_num_seqs"])), b200
+        )
+        model = catalog.model("nvidia/Llama-3.3-70B-Instruct-FP4")
+        one = Shard(model, model.precision, Parallelism(tp=int(row["tp"])), 8)
+        pool = plan_memory(one, b200, engine, 131072).kv_cache_bytes / GIB
+        assert pool == pytest.approx(float(row["kv_cache_GiB_per_gpu"]), rel=0.01)
+
+
+def test_an_indexer_keeps_a_key_of_every_token_in_fp8() -> None:
+    """DeepSeek-V3.2: 61 layers of 576 bf16 values and 128 fp8 ones with an fp32 scale; V3 has only the former."""
+    sparse, dense = shard("deepseek-ai/DeepSeek-V3.2", tp=8), shard(DEEPSEEK, tp=8)
+    assert kv_bytes_per_token(dense, 4096) == 61 * 576 * 2
+    assert kv_bytes_per_token(sparse, 4096) == 61 * (576 * 2 + 128 + 4)
+
+
+def test_an_indexer_is_whole_on_every_rank() -> None:
+    """Its 14.0 M weights a layer in fp8, with a scale for each block of 128 x 128, are not divided by tp."""
+    indexer = 61 * (1536 * 64 * 128 + 7168 * (128 + 64))
+    more = {
+        tp: weight_bytes(shard("deepseek-ai/DeepSeek-V3.2", tp=tp)) - weight_bytes(shard(DEEPSEEK, tp=tp))
+        for tp in (1, 8)
+    }
+    assert more[1] == more[8] == pytest.approx(indexer * (1 + 4 / 128**2))
+
+
+def test_vllm_sets_aside_what_sorting_the_whole_vocabulary_takes_on_every_rank() -> None:
+    """MiniMax-M2.5 on two B200 with 1,024 sequences: 1,024 x 200,064 logits of 30 bytes and 16,384 hidden states."""
+    one = shard("MiniMaxAI/MiniMax-M2.5", tp=2)
+    b200 = catalog.device("b200_sxm")
+    engine = with_defaults(EngineSettings(name="vllm", max_num_batched_tokens=16384), b200)
+    wanted = 1024 * 200064 * 30 + 16384 * 3072 * 2
+    assert plan_memory(one, b200, engine, 9416).activation_bytes == pytest.approx(wanted)
+    engine = with_defaults(EngineSettings(name="trtllm", max_num_seqs=1024, max_num_batched_tokens=16384), b200)
+    assert plan_memory(one, b200, engine, 9416).activation_bytes < wanted / 2

@@ -1,0 +1,43 @@
+import math
+
+import pytest
+
+from windtunnel.model.precision import (
+    ACTIVATION_BITS,
+    BITS,
+    COMPUTE,
+    Format,
+    Precision,
+)
+
+
+def test_every_format_is_described() -> None:
+    assert set(BITS) == set(ACTIVATION_BITS) == set(COMPUTE) == set(Format)
+
+
+@pytest.mark.parametrize(
+    ("stored", "bytes_of_a_block", "values"),
+    [
+        # One 128 x 128 block of DeepSeek-V3: a byte a value and an fp32 scale (arXiv:2412.19437, section 3.3.2).
+        (Format.FP8_BLOCK, 128 * 128 + 4, 128 * 128),
+        # 16 values of 4 bits and an e4m3 scale (NVIDIA, "Introducing NVFP4"); 32 and an e8m0 one (OCP MX 1.0, table 1).
+        (Format.NVFP4, 16 / 2 + 1, 16),
+        (Format.MXFP4, 32 / 2 + 1, 32),
+        (Format.INT4, 128 / 2 + 2, 128),
+        (Format.BF16, 2, 1),
+    ],
+)
+def test_scales_are_counted(stored: Format, bytes_of_a_block: float, values: int) -> None:
+    assert math.isclose(BITS[stored], bytes_of_a_block * 8 / values)
+
+
+def test_weight_only_formats_have_bf16_activations_and_rates() -> None:
+    for name in (Format.INT4, Format.MXFP4):
+        assert ACTIVATION_BITS[name] == 16
+        assert COMPUTE[name] == ("bf16",)
+
+
+def test_formats_that_are_left_out_follow_the_weights() -> None:
+    precision = Precision(weights=Format.NVFP4, attention=Format.BF16)
+    assert (precision.attention_format, precision.experts_format) == (Format.BF16, Format.NVFP4)
+    assert (precision.lm_head, precision.kv_cache) == (Format.BF16, Format.BF16)

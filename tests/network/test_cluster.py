@@ -1,0 +1,146 @@
+"""Collectives of jobs and replicas on the network of their servers."""
+
+import numpy as np
+import pytest
+
+from windtunnel import catalog
+from windtunnel.errors import InputError
+from windtunnel.model.operators import Collective
+from windtunnel.network.cluster import (
+    OnNetwork,
+    groups_of,
+    handover_bytes_per_s,
+    network_of,
+)
+from windtunnel.network.settings import ClusterNetwork
+from windtunnel.pricing.estimator import RooflineEstimator
+from windtunnel.pricing.roofline import Roofline
+from windtunnel.schema import decode
+from windtunnel.training.job import TrainingJob
+from windtunnel.training.job_network import JobNetwork
+from windtunnel.training.layers.rank import Group, Rank
+from windtunnel.training.layers.rank_groups import group_ranks
+from windtunnel.training.setup import TrainingSetup, resolve
+from windtunnel.training.step import simulate_training, training_prices
+
+DEVICE = catalog.device("h100_sxm")
+NODE = catalog.default_node(DEVICE)
+
+
+def setup_of(**changes: object) -> TrainingSetup:
+    raw = {
+        "model": "meta-llama/Llama-3.1-8B",
+        "device": "h100_sxm",
+        "num_devices": 32,
+        "sequence_tokens": 4096,
+        "global_batch": 64,
+        "parallelism": {"tp": 2, "pp": 2, "cp": 2},
+        **changes,
+    }
+    return resolve(decode(raw, TrainingJob))
+
+
+@pytest.mark.parametrize(
+    "group", [Group.TENSOR, Group.CONTEXT, Group.DATA, Group.EXPERTS, Group.EXPERTS_DATA, Group.REPLICAS]
+)
+def test_groups_are_those_that_ranks_are_in(group: Group) -> None:
+    setup = setup_of(
+        model="mistralai/Mixtral-8x7B-v0.1",
+        parallelism={"tp": 2, "pp": 2, "ep": 2, "experts_tp": 2},
+        sharding={"zero": 1, "group": 4},
+    )
+    rank = Rank(setup)
+    num_ranks, stride = rank.layout(group)
+    rows = groups_of(Collective("all_gather", 1.0, num_ranks), 32, stride)
+    assert sorted(map(tuple, rows.tolist())) == sorted({group_ranks(rank, group, number) for number in range(32)})
+
+
+def test_stages_send_to_the_next_one() -> None:
+    pairs = groups_of(Collective("send_recv", 1.0, 2), 12, 4)
+    np.testing.assert_array_equal(pairs, [(rank, rank + 4) for rank in range(8)])
+
+
+def test_an_exchange_takes_what_the_links_between_leaves_carry() -> None:
+    """32 ranks exchange all with all; a leaf of 32 ports down and 8 up carries what crosses it at a quarter."""
+    topology = "fat_tree:num_gpus=64,radix=40,oversubscription=4"
+    settings = ClusterNetwork(backend="flow", routing="spray", topology=topology)
+    op = Collective("all_to_all", 1.0, 64, 8)
+    size_bytes = 64 * 2**20
+    network = network_of(settings, NODE, 64)
+    crossing = 32 * size_bytes / 2 / (8 * 50e9)
+    assert network.seconds(op, size_bytes) == pytest.approx(crossing * (1 + 66 / 4096), rel=0.01)
+
+
+def test_a_family_of_sizes_lies_between_single_ones() -> None:
+    network = network_of(ClusterNetwork(backend="flow"), NODE, 16)
+    on = OnNetwork(RooflineEstimator(Roofline(DEVICE, NODE)), network, 16)
+    sizes = np.array([3e5, 1e6, 5e6, 4e7])
+    family = on.estimate(Collective("all_reduce", sizes, 16, 2)).seconds
+    single = [on.estimate(Collective("all_reduce", size, 16, 2)).seconds for size in sizes]
+    np.testing.assert_allclose(family, single, rtol=0.08)
+    assert (np.diff(family) > 0).all()
+
+
+def test_what_stays_in_a_node_is_not_the_networks() -> None:
+    plain = RooflineEstimator(Roofline(DEVICE, NODE))
+    on = OnNetwork(plain, network_of(ClusterNetwork(), NODE, 16), 16)
+    op = Collective("all_reduce", 1e6, 8)
+    assert on.estimate(op) == plain.estimate(op)
+
+
+def test_oversubscription_slows_a_job_down_and_rails_agree_with_closed_forms() -> None:
+    plain = RooflineEstimator(Roofline(DEVICE, NODE))
+
+    def step_s(**network: object) -> float:
+        changes = {"network": network} if network else {}
+        sharded = {"sharding": {"zero": 3}, "framework": "fsdp2", "parallelism": {"tp": 1}, "global_batch": 32}
+        return simulate_training(setup_of(**sharded, **changes), plain).step_s
+
+    closed, rails = step_s(), step_s(backend="flow")
+    assert rails == pytest.approx(closed, rel=0.1)
+    assert step_s(backend="analytic") == pytest.approx(closed, rel=0.1)
+    narrow = step_s(backend="flow", topology="fat_tree:num_gpus=32,radix=17,oversubscription=16,gpus_per_server=8")
+    assert narrow > 1.5 * rails
+
+
+def test_a_layout_of_a_search_is_timed_by_its_own_groups() -> None:
+    setup = setup_of(network={"backend": "flow"})
+    prices = training_prices(setup, RooflineEstimator(Roofline(DEVICE, NODE)))
+    network = prices.between_nodes
+    assert isinstance(network, JobNetwork)
+    other = network.of(Rank(setup_of(network={"backend": "flow"}, parallelism={"tp": 8, "pp": 1})))
+    op = Collective("all_reduce", 1e8, 4, 4)
+    assert network.rank.layout(Group.DATA) != other.rank.layout(Group.DATA)
+    assert other.estimate(op, Group.DATA).seconds == pytest.approx(
+        network.network.seconds(op, 1e8, stride=8), rel=1e-12
+    )
+
+
+@pytest.mark.parametrize(
+    ("network", "says"),
+    [
+        ({"topology": "spectrum_x:num_gpus=16"}, "has 16 GPUs, and 32 are needed"),
+        ({"topology": "spectrum_x:num_gpus=64,gpus_per_server=4"}, "has 4 of the devices; one"),
+        ({"topology": "no_such_network"}, "there is no topology"),
+    ],
+)
+def test_a_topology_that_does_not_suit_is_refused(network: dict[str, str], says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        training_prices(setup_of(network=network), RooflineEstimator(Roofline(DEVICE, NODE)))
+
+
+def test_compat_is_refused() -> None:
+    with pytest.raises(InputError, match="compat is for"):
+        setup_of(network={"compat": "simai"})
+
+
+def test_a_handover_gets_its_share_of_the_links_between_leaves() -> None:
+    """16 GPUs below one leaf send to 16 below another over 4 uplinks of a NIC's rate each."""
+    settings = ClusterNetwork(
+        backend="flow", routing="spray", topology="fat_tree:num_gpus=32,radix=20,oversubscription=4"
+    )
+    network = network_of(settings, NODE, 32)
+    ranks = np.arange(32).reshape(2, 8, 2)
+    each = handover_bytes_per_s(network, ranks[0], ranks[1])
+    assert each == pytest.approx(2 * 50e9 / 4 / (1 + 66 / 4096), rel=0.01)
+    assert handover_bytes_per_s(network, ranks[0][:1], ranks[1]) == pytest.approx(2 * 50e9 / (1 + 66 / 4096), rel=0.01)

@@ -1,0 +1,152 @@
+"""Topologies against their closed-form counts, and fabrics that are wrong."""
+
+import msgspec
+import numpy as np
+import pytest
+
+from windtunnel.errors import InputError
+from windtunnel.network.fabric import (
+    NodeKind,
+    check,
+    connected_groups,
+    without,
+)
+from windtunnel.network.topology import (
+    AlibabaHpn,
+    DcnPlus,
+    Dragonfly,
+    FatTree,
+    NodeRails,
+    NvLinkDomains,
+    SpectrumX,
+    Topology,
+    Torus,
+    TwoTier,
+    build_fabric,
+)
+
+EVERY: list[Topology] = [
+    SpectrumX(num_gpus=128, num_spines=8),
+    AlibabaHpn(num_gpus=64, num_spines=16),
+    AlibabaHpn(num_gpus=64, num_spines=16, dual_plane=True),
+    DcnPlus(num_gpus=128),
+    DcnPlus(num_gpus=128, dual_tor=True),
+    TwoTier(num_gpus=32, rail_optimised=True),
+    FatTree(num_gpus=128, radix=16),
+    FatTree(num_gpus=128, radix=8, num_tiers=3),
+    FatTree(num_gpus=96, radix=24, oversubscription=3.0),
+    NvLinkDomains(num_gpus=144),
+    NvLinkDomains(num_gpus=1152, gpus_per_server=576),
+    NodeRails(node="dgx_h100", num_servers=3),
+    NodeRails(node="a100_pairwise_nvlink"),
+    Torus(dimensions=(4, 3, 2)),
+    Dragonfly(),
+]
+
+
+@pytest.mark.parametrize("topology", EVERY, ids=lambda topology: type(topology).__name__)
+def test_every_fabric_is_sound(topology: Topology) -> None:
+    check(build_fabric(topology))
+
+
+@pytest.mark.parametrize(
+    ("topology", "header"),
+    [
+        # nodes, scale-up switches, other switches and links of SimAI 1.6's own generator
+        (SpectrumX(), (4736, 512, 128, 12288)),
+        (AlibabaHpn(), (17640, 1920, 360, 74880)),
+        (AlibabaHpn(num_gpus=64, num_spines=16, dual_plane=True), (104, 8, 32, 320)),
+        (DcnPlus(num_gpus=256, num_spines=64), (356, 32, 68, 768)),
+        (DcnPlus(num_gpus=128, dual_tor=True), (154, 16, 10, 400)),
+        (SpectrumX(num_gpus=144, gpus_per_server=72, leaf_ports_up=72, num_spines=18), (236, 2, 90, 1584)),
+    ],
+)
+def test_counts_are_those_of_simai(topology: Topology, header: tuple[int, ...]) -> None:
+    fabric = build_fabric(topology)
+    switches = [len(fabric.nodes_of(kind)) for kind in (NodeKind.SCALE_UP_SWITCH, NodeKind.SWITCH)]
+    assert (fabric.num_nodes, *switches, fabric.num_links) == header
+
+
+def test_a_k_ary_fat_tree_has_k_cubed_over_four_hosts() -> None:
+    # Al-Fares et al. 2008: k = 8 gives 128 hosts, 32 leaves, 32 aggregation and 16 core switches.
+    fabric = build_fabric(FatTree(num_gpus=128, gpus_per_server=1, radix=8, num_tiers=3))
+    assert [len(fabric.nodes_of(NodeKind.SWITCH, tier)) for tier in (1, 2, 3)] == [32, 32, 16]
+    ports = np.bincount(np.concatenate([fabric.link_a, fabric.link_b]), minlength=fabric.num_nodes)
+    assert set(ports[fabric.kind == NodeKind.SWITCH].tolist()) == {8}
+
+
+def test_a_torus_has_two_links_a_dimension_each() -> None:
+    fabric = build_fabric(Torus(dimensions=(4, 4, 4)))
+    ports = np.bincount(np.concatenate([fabric.link_a, fabric.link_b]))
+    assert set(ports.tolist()) == {6}
+
+
+def test_pairs_are_bridged() -> None:
+    fabric = build_fabric(NodeRails(node="a100_pairwise_nvlink"))
+    pairs = {(int(a), int(b)) for a, b in zip(fabric.link_a, fabric.link_b, strict=True) if b < fabric.num_gpus}
+    assert pairs == {(0, 1), (2, 3)}
+
+
+def test_failures_are_taken_out_and_seen() -> None:
+    fabric = build_fabric(SpectrumX(num_gpus=16, num_spines=1))
+    leaf = int(fabric.nodes_of(NodeKind.SWITCH, 1)[0])
+    left = without(fabric, nodes=(leaf,))
+    assert left.num_links == fabric.num_links - 3
+    check(left)  # GPU 0 still has NVLink
+    spine = int(fabric.nodes_of(NodeKind.SWITCH, 2)[0])
+    assert len(set(connected_groups(without(fabric, nodes=(spine,)))[:16].tolist())) == 1
+    alone = without(fabric, links=((0, 16), (0, leaf)))
+    with pytest.raises(InputError, match="cannot reach GPU 0"):
+        check(alone)
+    with pytest.raises(InputError, match="no link between 0 and 1"):
+        without(fabric, links=((0, 1),))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"link_b": 99999}, "it joins 0 and 99999; nodes are 0 to"),
+        ({"link_b": 0}, "joins node 0 to itself"),
+        ({"bandwidth_bytes_per_s": 0.0}, "more than 0 is needed"),
+        ({"latency_s": -1.0}, "at least 0 is needed"),
+        ({"error_fraction": 1.0}, "below 1 is possible"),
+        ({"link_b": 19}, "nodes 0 and 19 are joined twice"),
+    ],
+)
+def test_a_wrong_link_is_named(change: dict[str, float], message: str) -> None:
+    fabric = build_fabric(SpectrumX(num_gpus=16, num_spines=1))
+    ((name, value),) = change.items()
+    column = getattr(fabric, name)
+    column[0] = value
+    if "twice" in message:
+        fabric.link_b[1] = 19
+    with pytest.raises(InputError, match=message):
+        check(fabric)
+
+
+@pytest.mark.parametrize(
+    ("noun", "fields", "message"),
+    [
+        (SpectrumX, {"num_gpus": 12}, "does not divide"),
+        (SpectrumX, {"num_gpus": 0}, "at least 1"),
+        (FatTree, {"num_tiers": 4}, "2 or 3"),
+        (Torus, {"dimensions": [1]}, "at least two"),
+        (Dragonfly, {"num_gpus": 720}, "can be joined"),
+    ],
+)
+def test_parameters_that_cannot_be_are_refused(noun: type, fields: dict[str, object], message: str) -> None:
+    with pytest.raises(msgspec.ValidationError, match=message):
+        msgspec.convert({"type": noun.__struct_config__.tag, **fields}, noun)
+
+
+@pytest.mark.parametrize(
+    ("topology", "message"),
+    [
+        (SpectrumX(num_gpus=5000), "5000 GPUs need 10 segments"),
+        (TwoTier(dual_plane=True), "dual_plane needs"),
+        (FatTree(num_gpus=4096, radix=16), "need 512 leaves"),
+    ],
+)
+def test_sizes_that_do_not_fit_are_refused(topology: Topology, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        build_fabric(topology)

@@ -1,0 +1,73 @@
+"""What a step costs, in plain Python: look-ups in the arrays of a `StepCost`, batch by batch."""
+
+import bisect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from oracles.serving.state import Chunk
+
+
+@dataclass(frozen=True)
+class Prices:
+    """Of steps; `cost` and `speculation` are `kernels.state.StepCost` and `Speculation` by shape."""
+
+    cost: Any
+    speculation: Any = None
+
+    @property
+    def num_queries(self) -> int:
+        return 1 if self.speculation is None else int(self.speculation.num_queries)
+
+    def device_s(self, batches: list[dict[int, Chunk]]) -> float:
+        c = self.cost
+        attention_s = 0.0
+        for batch in batches:
+            decodes = [chunk for chunk in batch.values() if chunk.decodes]
+            prefills = [chunk for chunk in batch.values() if not chunk.decodes]
+            context = sum(chunk.computed_before for chunk in decodes) + len(decodes)
+            tokens = sum(chunk.tokens for chunk in prefills)
+            pairs = sum(chunk.tokens * (chunk.computed_before + 0.5 * chunk.tokens) for chunk in prefills)
+            decode_s = self.decode_attention_s(len(decodes), context, is_mixed=bool(prefills))
+            attention_s = max(attention_s, decode_s + self.prefill_attention_s(tokens, pairs))
+        if any(not chunk.decodes for batch in batches for chunk in batch.values()):
+            q = self.num_queries
+            num_tokens = [sum(q if chunk.decodes else chunk.tokens for chunk in batch.values()) for batch in batches]
+            most_tokens = max(num_tokens)
+            sampled = max(
+                sum(q if chunk.decodes else chunk.emits_token for chunk in batch.values()) for batch in batches
+            )
+            group_s = float(c.group_token_s[sum(num_tokens)]) if len(batches) > 1 else 0.0
+            device_s = float(c.mixed_token_s[most_tokens] + c.sample_s[sampled] + attention_s)
+            if self.speculation is not None:
+                device_s += float(c.draft_s[max(sum(chunk.decodes for chunk in batch.values()) for batch in batches)])
+            return max(device_s + group_s, float(c.launch_s[min(most_tokens, len(c.launch_s) - 1)]))
+        return float(c.decode_token_s[max(len(batch) for batch in batches)] + attention_s)
+
+    def decode_attention_s(self, num_decodes: int, context_tokens: int, is_mixed: bool = False) -> float:
+        if num_decodes == 0:
+            return 0.0
+        grid = self.cost.decode_attention_s
+        if is_mixed and len(self.cost.mixed_decode_attention_s):
+            grid = self.cost.mixed_decode_attention_s
+        return _interpolate(self.cost.context_nodes, grid[num_decodes], context_tokens / num_decodes)
+
+    def prefill_attention_s(self, num_tokens: int, num_pairs: float) -> float:
+        if num_tokens == 0:
+            return 0.0
+        nodes, grid = self.cost.chunk_nodes, self.cost.prefill_attention_s
+        j = _cell(nodes, num_tokens)
+        length = 2.0 * num_pairs / num_tokens
+        low = _interpolate(self.cost.length_nodes, grid[j], length)
+        high = _interpolate(self.cost.length_nodes, grid[j + 1], length)
+        return low + (high - low) * ((num_tokens - float(nodes[j])) / (float(nodes[j + 1]) - float(nodes[j])))
+
+
+def _cell(nodes: Sequence[float], value: float) -> int:
+    return min(max(bisect.bisect_right(nodes, value) - 1, 0), len(nodes) - 2)
+
+
+def _interpolate(nodes: Sequence[float], row: Sequence[float], value: float) -> float:
+    j = _cell(nodes, value)
+    share = (value - float(nodes[j])) / (float(nodes[j + 1]) - float(nodes[j]))
+    return float(row[j]) + (float(row[j + 1]) - float(row[j])) * share

@@ -1,0 +1,141 @@
+"""The oracle's nouns: a request, what it computes in a step, the scheduler and memory that it runs on, a step."""
+
+import math
+from dataclasses import dataclass, field
+
+from oracles.serving.cache import RankCache, Segment
+
+VLLM_V1, TRTLLM, SGLANG, TRTLLM_MAX_UTILIZATION = range(4)
+ROUTERS = (
+    "round_robin",
+    "random",
+    "power_of_two",
+    "least_outstanding",
+    "least_kv",
+    "session_affinity",
+    "prefix_affinity",
+    "least_waiting",
+)
+QUEUE_ORDERS = ("fcfs", "priority", "shortest", "deadline", "fair_share")
+
+
+@dataclass(eq=False)
+class Request:
+    """A request and what became of it."""
+
+    index: int
+    arrival_s: float
+    input_tokens: int
+    output_tokens: int
+    priority: int = 0
+    segments: tuple[Segment, ...] = ()
+    """Of its prompt and output, root first, as far as they can be cached."""
+    previous: int = -1
+    """Its predecessor in a session."""
+    think_s: float = 0.0
+    session: int = -1
+    sequence: int = -1
+    """Requests sent before it."""
+    tenant: int = 0
+    ttft_limit_s: float = math.inf
+    queue_key: int = 0
+    """What it is ordered by while it waits, before `sequence`."""
+    order: tuple[int, int] = (0, 0)
+    """Its place in the queue."""
+    shared_blocks: int = 0
+    """Of those that it holds, in the prefix cache."""
+    num_used_segments: int = 0
+    loading_blocks: int = 0
+    """Of those that it was found to have, in lower tiers."""
+    load_s: float = 0.0
+    cached_tokens: int = -1
+    """Found when it was first admitted."""
+    computed_tokens: int = 0
+    num_outputs: int = 0
+    num_blocks: int = 0
+    num_window_blocks: int = 0
+    """Of the windows' own pool."""
+    passed: int = 0
+    """Blocks of its tokens, from the first on, that no window sees any more and that were given back."""
+    passed_before: int = 0
+    """The step that is being formed."""
+    slides: bool = False
+    num_preemptions: int = 0
+    is_decoding: bool = False
+    """Its prefill, or the prefill after its latest preemption, is complete."""
+    lane: int = -1
+    """While decoding: the one of the replica's batches in flight that it belongs to."""
+    scheduled_s: float = math.nan
+    first_token_s: float = math.nan
+    last_token_s: float = math.nan
+    finish_s: float = math.nan
+
+    @property
+    def known_tokens(self) -> int:
+        return self.input_tokens + self.num_outputs
+
+    @property
+    def wanted_tokens(self) -> int:
+        return self.known_tokens - self.computed_tokens
+
+    @property
+    def remaining_outputs(self) -> int:
+        return self.output_tokens - self.num_outputs
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """What a request computes in one step."""
+
+    tokens: int
+    computed_before: int
+    emits_token: bool
+    decodes: bool
+    gained: int = 1
+    """Output tokens, where it decodes."""
+
+
+@dataclass
+class Rank:
+    """A scheduler and its KV pool."""
+
+    free_blocks: int
+    free_window_blocks: int
+    batches: list[dict[int, Chunk]]
+    """Per lane, request index -> its part of the step under way."""
+    cache: RankCache = field(default_factory=RankCache)
+    running: list[Request] = field(default_factory=list)
+    waiting: list[Request] = field(default_factory=list)
+    load_s: float = 0.0
+    """To load for the batch that is being formed."""
+    new_token_ratio: float = 0.0
+    steps_to_receive: int = 0
+    waited_steps: int = 0
+    balance_waited: int = 0
+    balance_ready: int = 0
+    holds_back: bool = False
+    fair_tag: int = 0
+    """The most service that an admitted request's tenant had had when it was sent."""
+
+    @property
+    def num_outstanding(self) -> int:
+        return len(self.running) + len(self.waiting)
+
+    def is_in_flight(self, request: Request, lane: int) -> bool:
+        if request.is_decoding:
+            return request.lane != lane and any(chunk.decodes for chunk in self.batches[request.lane].values())
+        return any(request.index in batch for other, batch in enumerate(self.batches) if other != lane)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of one replica."""
+
+    start_s: float
+    duration_s: float
+    replica: int
+    scheduled: dict[int, int]
+    """Request index -> tokens."""
+    used_blocks: int
+    gaps_s: list[float]
+    """Time since the request's previous token, for every token of the step that is not a first one."""

@@ -1,0 +1,102 @@
+"""The policy of vLLM's V1 engine, and TensorRT-LLM's by the same loop, in plain Python."""
+
+from oracles.serving.batch import Batches
+from oracles.serving.state import VLLM_V1, Rank, Request
+
+
+class VllmV1(Batches):
+    """Running requests first, then waiting ones, as long as tokens and blocks last."""
+
+    def capped(self, request: Request) -> int:
+        threshold = int(self.settings.long_prefill_token_threshold)
+        return min(request.wanted_tokens, threshold) if threshold > 0 else request.wanted_tokens
+
+    def form_batch_vllm_v1(self, rank: Rank, lane: int, now_s: float) -> None:
+        s = self.settings
+        budget = s.max_num_batched_tokens
+        position = 0
+        any_preempted = False
+        while position < len(rank.running) and budget > 0:
+            request = rank.running[position]
+            if request.is_decoding and budget < self.prices.num_queries:
+                break
+            gained = self.gained(rank, lane)
+            num_tokens = gained if request.is_decoding else min(self.capped(request), budget)
+            if (request.is_decoding and request.lane != lane) or num_tokens == 0:
+                position += 1
+                continue
+            victim = None
+            while not self.fits_with_its_own(rank, request, num_tokens):
+                victims = [r for r in rank.running if not rank.is_in_flight(r, lane)]
+                if not victims:
+                    break
+                victim = max(victims, key=lambda r: (r.priority, r.sequence)) if s.queue_order == 1 else victims[-1]
+                if rank.running.index(victim) < position:
+                    position -= 1
+                budget += self.preempt(rank, lane, victim)
+                any_preempted = True
+                if victim is request:
+                    break
+            if victim is request or not self.fits_with_its_own(rank, request, num_tokens):
+                break
+            self.take(rank, lane, request, num_tokens)
+            budget -= self.prices.num_queries if request.is_decoding else num_tokens
+            position += 1
+        if s.scheduler == VLLM_V1:
+            for request in self.in_batch(rank, lane, decodes=False):
+                self.share(rank, request, request.computed_tokens)
+        if rank.holds_back or self.waits_for_a_fuller_batch(rank, lane):
+            return
+        while not any_preempted and rank.waiting and budget > 0 and len(rank.running) < s.max_num_seqs:
+            request = rank.waiting[0]
+            if request.arrival_s > self.cutoff_s:
+                break
+            unused = self.look_up(rank, request)
+            num_tokens = self.capped(request)
+            if num_tokens > budget and not s.chunked_prefill:
+                break
+            num_tokens = min(num_tokens, budget)
+            if not self.fits(rank, request, num_tokens, unused):
+                break
+            self.admit(rank, lane, request, num_tokens, now_s)
+            if s.scheduler == VLLM_V1:
+                self.share(rank, request, request.computed_tokens)
+            budget -= num_tokens
+        if any_preempted and not rank.batches[lane]:  # an empty step: the engine schedules again at once
+            self.form_batch_vllm_v1(rank, lane, now_s)
+
+    def balance(self, ranks: list[Rank], lane: int) -> None:
+        """Whether the replica's ranks hold their waiting prompts back, so that all prefill in the same steps."""
+        s, first = self.settings, ranks[0]
+        if not s.balance_steps:
+            return
+        ready = all(r.waiting and r.waiting[0].arrival_s <= self.cutoff_s for r in ranks)
+        ready = ready and all(len(r.running) < s.max_num_seqs for r in ranks)
+        decoding = [any(q.is_decoding and q.lane == lane for q in r.running) for r in ranks]
+        decode, holds_back = all(decoding), False
+        if not any(decoding):
+            pass
+        elif ready:
+            first.balance_waited = 0
+            holds_back = decode and first.balance_ready < s.balance_wait_steps
+            if decode:
+                first.balance_ready = first.balance_ready + 1 if holds_back else 0
+        else:
+            first.balance_waited += 1
+            holds_back = decode and first.balance_waited < s.balance_steps
+            if not holds_back:
+                first.balance_waited = 0
+        for rank in ranks:
+            rank.holds_back = holds_back
+
+    def waits_for_a_fuller_batch(self, rank: Rank, lane: int) -> bool:
+        s = self.settings
+        num_decodes = sum(chunk.decodes for chunk in rank.batches[lane].values())
+        if not s.batch_wait_steps or not rank.waiting or not num_decodes:
+            return False
+        fills = num_decodes + sum(r.known_tokens for r in rank.waiting) >= s.batch_wait_tokens
+        if fills or rank.waited_steps >= s.batch_wait_steps:
+            rank.waited_steps = 0
+            return False
+        rank.waited_steps += 1
+        return True

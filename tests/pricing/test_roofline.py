@@ -1,0 +1,134 @@
+import numpy as np
+import pytest
+
+from windtunnel import catalog
+from windtunnel.errors import InputError
+from windtunnel.hardware import Device, Link, Node
+from windtunnel.model import operators as ops
+from windtunnel.model.precision import Format
+from windtunnel.pricing.roofline import (
+    FORMS,
+    Roofline,
+    compute_format,
+    fit_for,
+    fits,
+    machine,
+)
+from windtunnel.pricing.table import KINDS
+
+BARE = Device(
+    name="bare",
+    title="A device of which little is known",
+    vendor="nobody",
+    architecture="unknown",
+    memory_bytes=64 * 2**30,
+    memory_bytes_per_s=2e12,
+    peak_flops_per_s={"bf16": 400e12},
+)
+M = np.array([1.0, 7, 16, 64, 100, 256, 1000, 4096, 20000])
+
+FAMILIES: list[ops.Op] = [
+    ops.Gemm(M, 4096, 7168),
+    ops.Gemm(M, 4096, 7168, Format.FP8),
+    ops.Gemm(M, 1536, 7168, Format.INT4),
+    ops.Gemm(M, 4096, 4096, Format.NVFP4),
+    ops.PrefillAttention(M / 64, 1000.0, 32, 8, 128),
+    ops.PrefillAttention(4.0, M, 32, 8, 128, 128, Format.FP8),
+    ops.DecodeAttention(M, 2000.0, 32, 8, 128),
+    ops.DecodeAttention(8.0, M, 5, 1, 128, 4096, Format.FP8),
+    ops.LatentPrefillAttention(M / 64, 1000.0, 16, 192, 128),
+    ops.LatentDecodeAttention(M, 2000.0, 128, 512, 64),
+    ops.GatedDelta(M, 1000.0, 4, 8, 128, 128, 4, 2048),
+    ops.GatedDelta(M, 1.0, 4, 8, 128, 128, 4, 2048, decode=True),
+    ops.Experts(M, 2048, 768, 128, 8),
+    ops.Experts(M, 7168, 2048, 256, 8, 1, 8, Format.FP8_BLOCK),
+    ops.Experts(M, 2880, 2880, 128, 4, 2, 1, Format.MXFP4),
+    ops.Elementwise("norm", M, 8192.0),
+    ops.Collective("all_reduce", M * 1000, 8),
+    ops.Collective("send_recv", M * 1000, 2),
+]
+
+
+def identity(op: ops.Op) -> str:
+    return f"{op.kind} {getattr(op, 'format', getattr(op, 'kv_format', getattr(op, 'op', '')))}"
+
+
+@pytest.mark.parametrize(
+    "device", [BARE, *map(catalog.device, ("h100_sxm", "mi300x", "rtx_4090", "h20", "tpu_v5e"))], ids=str
+)
+@pytest.mark.parametrize("op", FAMILIES, ids=identity)
+def test_every_device_prices_every_operator(device: Device, op: ops.Op) -> None:
+    """Positive, finite, not faster than the published peaks allow, and no cheaper where there is more to do."""
+    seconds = np.asarray(Roofline(device).seconds(op))
+    assert seconds.shape == M.shape
+    assert np.all(np.isfinite(seconds) & (seconds > 0))
+    assert np.all(np.diff(seconds) >= -1e-12)
+    if not isinstance(op, ops.Collective):
+        assert np.all(seconds >= op.flops / machine(device, compute_format(op)).flops_per_s / 1.02)
+
+
+def test_every_kind_has_a_form_and_a_fit() -> None:
+    assert set(FORMS) | {"collective"} == set(KINDS)
+    for kind in KINDS:
+        for name, fit in fits(kind).items():
+            assert 0 < fit.median_error < 0.5, (kind, name)
+            assert all(value > 0 for value in fit.coefficients.values())
+
+
+def test_a_format_that_nobody_measured_borrows_coefficients() -> None:
+    assert fit_for(ops.Gemm(1, 1, 1, Format.INT4)) == fit_for(ops.Gemm(1, 1, 1, Format.BF16))
+
+
+def test_wave_quantisation_shows() -> None:
+    """One row of tiles more than fills the device costs a wave: 133 tiles of 128 x 128 on 132 multiprocessors."""
+    h100 = Roofline(catalog.device("h100_sxm"))
+    exact, more = (float(h100.seconds(ops.Gemm(128.0 * tiles, 128 * 132, 8192))) for tiles in (4, 4.05))
+    assert more > 1.1 * exact
+
+
+def test_a_device_without_the_format_uses_the_next_rate() -> None:
+    a100 = catalog.device("a100_sxm")
+    assert machine(a100, Format.FP8).flops_per_s == a100.peak_flops_per_s["bf16"]
+
+
+def test_a_device_without_any_rate_is_refused() -> None:
+    broken = Device(
+        **{name: getattr(BARE, name) for name in BARE.__struct_fields__} | {"peak_flops_per_s": {"int4": 1e12}}
+    )
+    with pytest.raises(InputError, match="no peak rate for bf16"):
+        machine(broken, Format.BF16)
+
+
+def node(**fields: object) -> Node:
+    links = {"scale_up": Link(name="up", bytes_per_s=400e9, latency_s=1e-6)}
+    return Node(**{"name": "n", "title": "n", "device": "bare", "num_devices": 8, **links, **fields})  # type: ignore[arg-type]
+
+
+def test_nodes_in_between_cost_their_link() -> None:
+    slow = node(scale_out=Link(name="out", bytes_per_s=25e9, latency_s=3e-6))
+    fast = node(scale_out=Link(name="out", bytes_per_s=100e9, latency_s=3e-6))
+    op = ops.Collective("all_reduce", 1e9, 16, span_nodes=2)
+    inside = Roofline(BARE, slow).seconds(ops.Collective("all_reduce", 1e9, 8))
+    assert Roofline(BARE, slow).seconds(op) > Roofline(BARE, fast).seconds(op) > inside
+    with pytest.raises(InputError, match="needs a link between nodes"):
+        Roofline(BARE, node()).seconds(op)
+
+
+def test_ranks_beyond_an_nvlink_pair_go_through_the_host() -> None:
+    pairs = node(scale_up_group_size=2, host=Link(name="pcie", bytes_per_s=32e9, latency_s=1e-6))
+    two, four = (Roofline(BARE, pairs).seconds(ops.Collective("all_gather", 1e9, ranks)) for ranks in (2, 4))
+    assert four > 10 * two
+
+
+def test_fp32_is_multiplied_on_cuda_cores() -> None:
+    """cuBLAS on GB200, 256 columns of 6,144 values (vllm-project/vllm, pull request 47973): microseconds by rows."""
+    measured = {4: 20.2, 8: 16.7, 16: 22.3, 32: 63.2, 64: 63.3, 128: 69.3, 256: 77.8, 512: 96.8, 1024: 111.0}
+    rows = np.array([*measured], np.float64)
+    roofline = Roofline(catalog.device("gb200"))
+    ratio = np.asarray(roofline.seconds(ops.Gemm(rows, 256, 6144, Format.FP32))) * 1e6 / np.array([*measured.values()])
+    assert np.median(np.abs(ratio - 1)) < 0.16
+    assert np.abs(ratio - 1).max() < 0.45
+    # Tensor cores take a tenth of that for a long prompt.
+    prompt = ops.Gemm(np.array([8192.0]), 256, 3072, Format.FP32)
+    faster = ops.Gemm(np.array([8192.0]), 256, 3072, Format.TF32)
+    assert roofline.seconds(prompt) > 8 * roofline.seconds(faster)

@@ -1,0 +1,230 @@
+"""Capacity: the load that is found is the last of the grid that holds, wherever the search began."""
+
+import math
+from itertools import product
+
+import numpy as np
+import pytest
+
+from spaces_of_search import space
+from windtunnel.errors import InputError
+from windtunnel.metrics.slo import Slo
+from windtunnel.search.capacity.capacity import (
+    CHECKS,
+    TOLERANCE,
+    _Search,
+    capacities,
+    capacity,
+)
+from windtunnel.search.capacity.limits import limit_of, limits_of, parse_limits
+from windtunnel.search.capacity.load import at_load, own_load, stream_of
+from windtunnel.search.capacity.probe import (
+    LEAST_STREAM,
+    MOST_GROWTH,
+    STABILITY,
+    Probe,
+    growth,
+    probe,
+)
+from windtunnel.search.confidence import (
+    confidence_above,
+    lower_bound,
+    student_cdf,
+    student_quantile,
+)
+from windtunnel.search.priced_deployments import Bench
+from windtunnel.search.space.space import scenario_at
+from windtunnel.serving.run import simulate
+from windtunnel.workload.arrivals import ClosedLoop
+from windtunnel.workload.schema import Workload
+
+LIMITS = parse_limits("ttft_p90=1s,tpot_p99=50ms")
+CASES = list(product(["h100_sxm", "l40s"], [1, 2], [512, 8192], [16, 256], [0, 1]))[:20]
+
+
+@pytest.mark.compiled
+def test_capacity_is_within_a_percent_of_an_exhaustive_scan() -> None:
+    """Twenty deployments; the scan walks up the loads in steps of half a percent until the first that fails."""
+    bench, off = Bench(), []
+    for device, tp, budget, seqs, seed in CASES:
+        scenario = scenario_at(
+            space(),
+            {
+                "deployment.device": device,
+                "deployment.parallelism.tp": tp,
+                "deployment.engine.max_num_batched_tokens": budget,
+                "deployment.engine.max_num_seqs": seqs,
+            },
+        )
+        stream = stream_of(scenario.workload, seed)
+        server = bench.server(scenario, stream.unit)
+        found = capacity(server, stream, LIMITS)
+        load = 0.8 * found.load
+        while probe(server, stream, load, LIMITS).passes:
+            load *= 1.005
+        off.append(found.load / (load / 1.005) - 1)
+    assert len(off) == 20
+    # One scan's step and one of the grid apart at most.
+    assert max(map(abs, off)) <= TOLERANCE + 0.005
+    assert np.median(np.abs(off)) <= 0.01
+
+
+@pytest.mark.compiled
+def test_the_answer_does_not_depend_on_where_the_search_began() -> None:
+    scenario = scenario_at(space(), {})
+    stream = stream_of(scenario.workload, 0)
+    server = Bench().server(scenario, stream.unit)
+    loads = {capacity(server, stream, LIMITS, near=near).load for near in (None, 0.5, 3.0, 20.0, 300.0)}
+    assert len(loads) == 1
+    found = capacity(server, stream, LIMITS)
+    assert found.at is not None
+    assert found.beyond is not None
+    assert found.at.passes
+    assert not found.beyond.passes
+    assert found.beyond.load / found.at.load == pytest.approx(1 + TOLERANCE)
+
+
+def test_a_capped_rate_has_two_loads() -> None:
+    capped = {"workload.arrivals": {"type": "closed_loop", "concurrency": 3, "rate_per_s": 2}}
+    with pytest.raises(InputError, match="a rate and a concurrency, and its load could be either"):
+        capacities(scenario_at(space(), capped), parse_limits("tpot_p90=15ms"), num_seeds=1)
+
+
+@pytest.mark.compiled
+def test_a_closed_loops_capacity_is_a_number_of_clients() -> None:
+    closed = {"workload.arrivals": {"type": "closed_loop", "concurrency": 3}}
+    found = capacities(scenario_at(space(), closed), parse_limits("tpot_p90=15ms"), num_seeds=1)
+    clients = found.found[0].load
+    assert found.is_closed
+    assert clients == int(clients)
+    held = simulate(scenario_at(space(), {"workload.arrivals": {"type": "closed_loop", "concurrency": int(clients)}}))
+    more = simulate(
+        scenario_at(space(), {"workload.arrivals": {"type": "closed_loop", "concurrency": int(clients) + 1}})
+    )
+    assert held.summary.tpot_s is not None
+    assert more.summary.tpot_s is not None
+    assert held.summary.tpot_s.p90 <= 0.015 < more.summary.tpot_s.p90
+
+
+@pytest.mark.compiled
+def test_without_limits_the_queue_alone_decides() -> None:
+    found = capacities(scenario_at(space(), {}), (), num_seeds=1).found[0]
+    assert found.beyond is not None
+    assert found.beyond.limited_by == STABILITY
+    assert found.at is not None
+    assert found.at.served is not None
+    assert growth(found.at.served) <= MOST_GROWTH
+
+
+@pytest.mark.compiled
+def test_limits_below_what_an_idle_deployment_takes_are_held_at_no_load() -> None:
+    found = capacities(scenario_at(space(), {}), parse_limits("ttft_p50=1us"), num_seeds=1).found[0]
+    assert found.load == 0
+    assert found.at is None
+
+
+@pytest.mark.compiled
+def test_a_queue_grows_by_what_arrives_beyond_what_is_served() -> None:
+    """The closed form: with arrivals at x times the service rate, delay grows by x - 1 a second."""
+    scenario = scenario_at(
+        space(),
+        {
+            "workload.input_tokens": 512,
+            "workload.output_tokens": 1,
+            "workload.arrivals": {"type": "static", "rate_per_s": 1.0},
+            "workload.num_requests": 2000,
+            "deployment.engine.max_num_seqs": 1,
+        },
+    )
+    stream = stream_of(scenario.workload, 0)
+    server = Bench().server(scenario, stream.unit)
+    served = probe(server, stream, 1000.0, ()).served
+    assert served is not None
+    rate = served.arrival_s.size / float((served.arrival_s + served.e2e_s).max())
+    twice = probe(server, stream, 2 * rate, ()).served
+    assert twice is not None
+    assert growth(twice) == pytest.approx(1.0, rel=0.02)
+
+
+@pytest.mark.compiled
+def test_a_stream_that_is_over_too_soon_is_told_from_one_that_lasts() -> None:
+    scenario = scenario_at(space(), {})
+    stream = stream_of(scenario.workload, 0)
+    server = Bench().server(scenario, stream.unit)
+    slow, fast = (probe(server, stream, load, ()).served for load in (1.0, 1000.0))
+    assert slow is not None
+    assert fast is not None
+    assert slow.stream_over_e2e > 100
+    assert fast.stream_over_e2e < LEAST_STREAM
+
+
+def test_a_load_only_stretches_the_requests_of_a_seed() -> None:
+    scenario = scenario_at(space(), {})
+    stream = stream_of(scenario.workload, 3)
+    whole = stream_of(at_load(scenario.workload, 7.5, 1.0), 3).at(7.5)
+    assert np.array_equal(stream.at(7.5).arrival_s, whole.arrival_s)
+    assert np.array_equal(stream.at(7.5).input_tokens, stream.at(0.1).input_tokens)
+
+
+@pytest.mark.parametrize(
+    "arrivals",
+    [
+        {"type": "gamma", "rate_per_s": 4.0, "cv": 2.0},
+        {"type": "static", "rate_per_s": 4.0},
+        {"type": "burst", "num_per_burst": 5, "interval_s": 1.25},
+        {"type": "curve", "points": [{"at_s": 0, "rate_per_s": 3.0}, {"at_s": 60, "rate_per_s": 5.0}]},
+    ],
+)
+def test_any_open_loop_can_be_sent_twice_as_fast(arrivals: dict[str, object]) -> None:
+    workload = scenario_at(space(), {"workload.arrivals": arrivals}).workload
+    own = own_load(workload)
+    assert own == pytest.approx(4.0, rel=0.3)
+    assert own_load(at_load(workload, 2 * own, own)) == pytest.approx(2 * own, rel=0.1)
+
+
+def test_a_closed_loops_load_is_its_clients() -> None:
+    loop = Workload(arrivals=ClosedLoop(concurrency=5), input_tokens=10, output_tokens=10, num_requests=50)
+    assert own_load(loop) == 5
+    assert at_load(loop, 7, 5).arrivals == ClosedLoop(concurrency=7)
+
+
+def test_students_distribution_is_the_tables() -> None:
+    """Quantiles of Student's t at 95%, as printed in tables (Abramowitz and Stegun, table 26.10)."""
+    for dof, value in ((1, 6.314), (2, 2.920), (4, 2.132), (9, 1.833), (30, 1.697)):
+        assert student_quantile(0.95, dof) == pytest.approx(value, abs=5e-4)
+    assert student_cdf(0.0, 3) == 0.5
+    assert student_cdf(-2.0, 5) == pytest.approx(1 - student_cdf(2.0, 5))
+
+
+def test_bounds_and_comparisons() -> None:
+    assert lower_bound([1.0]) is None
+    assert lower_bound([2.0, 2.0]) == 2.0
+    # Mean 2, deviation 1 of three: 2 - 2.920 / sqrt(3).
+    assert lower_bound([1.0, 2.0, 3.0]) == pytest.approx(2 - 2.920 / math.sqrt(3), abs=1e-3)
+    assert confidence_above([2.0, 3.0, 4.0], [1.0, 2.0, 3.0]) == 1.0
+    assert confidence_above([1.0, 3.0], [3.0, 1.0]) == 0.5
+    assert confidence_above([1.0, 1.0], [1.0, 1.0]) == 0.5
+
+
+def test_limits_are_read() -> None:
+    found = parse_limits("ttft_p90=2s, tpot=50ms e2e_mean=1min")
+    assert [limit.name for limit in found] == ["ttft_p90", "tpot_p99", "e2e_mean"]
+    assert [limit.most_s for limit in found] == [2.0, 0.05, 60.0]
+    assert limit_of("itl_p99", 0.2).title == "ITL p99 <= 200 ms"
+    assert [limit.name for limit in limits_of(Slo(ttft_s=2.0))] == ["ttft_p99"]
+    assert limits_of(None) == ()
+
+
+def test_a_load_that_fails_below_others_that_pass_ends_the_capacity() -> None:
+    """Loads from 60 to 66 fail and those up to 81 pass, as where ten requests decide a 99th percentile."""
+
+    def probe_at(load: float) -> Probe:
+        passes = load < 60 or 66 < load < 81
+        return Probe(load, -0.1 if passes else 0.1, "tpot_p99", None)
+
+    hasty, careful = (_Search(probe_at, 0.005, False, checks) for checks in (0, CHECKS))
+    assert hasty.run(75.0, 0.1, math.inf).load == pytest.approx(81, rel=0.006)
+    found = careful.run(75.0, 0.1, math.inf)
+    assert 59.6 < found.load < 60
+    assert found.beyond is not None
+    assert not found.beyond.passes

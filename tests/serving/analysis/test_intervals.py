@@ -1,0 +1,72 @@
+"""Where 80% of measurements are expected."""
+
+import msgspec
+import pytest
+
+from windtunnel.serving.analysis.intervals import disaggregated_spreads, headline, uncalibrated_spreads
+from windtunnel.serving.deployment import Pool
+from windtunnel.serving.run import simulate
+from windtunnel.serving.shorthand import scenario
+from windtunnel.serving.simulate import Result
+
+
+def served(**load: float) -> Result:
+    whole = {"model": "meta-llama/Llama-3.1-8B", "device": "h100_sxm", "input_tokens": 200, "output_tokens": 40}
+    return simulate(scenario(**whole, **load))  # type: ignore[arg-type]
+
+
+def spread_of(metric: str) -> float:
+    """The highest of four in five measured values over the lowest, of vLLM's runs without calibration."""
+    spread = uncalibrated_spreads()["vllm"]["recorded"][metric]
+    return spread.p90 / spread.p10
+
+
+def test_an_open_loop_gives_what_arrives() -> None:
+    """Far below capacity the last of 400 requests ends at most one latency later than predicted."""
+    run = served(rate_per_s=2, num_requests=400)
+    central, found = headline(run.summary), run.intervals
+    assert found["throughput"].low < central["throughput"] < found["throughput"].high
+    assert found["throughput"].high / found["throughput"].low < 1.01
+    assert 1.0 <= found["e2e"].high / found["e2e"].low / spread_of("e2e") < 1.05
+
+
+def test_an_overloaded_open_loop_gives_what_the_devices_do() -> None:
+    run = served(rate_per_s=1e6, num_requests=400)
+    found = run.intervals
+    assert found["throughput"].high / found["throughput"].low == pytest.approx(
+        found["e2e"].high / found["e2e"].low, rel=1e-3
+    )
+
+
+def test_a_closed_loop_has_the_spread_of_measured_ones() -> None:
+    found = served(concurrency=8, num_requests=80).intervals
+    assert 1.0 <= found["throughput"].high / found["throughput"].low / spread_of("throughput") < 1.05
+
+
+def test_settings_that_were_assumed_widen_what_was_measured_of_such_runs() -> None:
+    whole = scenario(
+        model="meta-llama/Llama-3.1-8B",
+        device="h100_sxm",
+        input_tokens=200,
+        output_tokens=40,
+        concurrency=8,
+        num_requests=80,
+    )
+    deployment = msgspec.structs.replace(whole.deployment, settings_assumed=True)
+    known, assumed = simulate(whole), simulate(msgspec.structs.replace(whole, deployment=deployment))
+    assert headline(known.summary) == headline(assumed.summary)
+    for name, one in known.intervals.items():
+        other = assumed.intervals[name]
+        assert other.high / other.low > 1.3 * one.high / one.low
+
+
+def test_separate_pools_have_the_spread_of_measured_ones() -> None:
+    whole = scenario(
+        model="meta-llama/Llama-3.1-8B", device="h100_sxm", input_tokens=200, output_tokens=40, concurrency=8
+    )
+    pools = tuple(Pool(name=role, role=role) for role in ("prefill", "decode"))
+    apart = simulate(
+        msgspec.structs.replace(whole, deployment=msgspec.structs.replace(whole.deployment, pools=pools))
+    ).intervals
+    for metric, spread in disaggregated_spreads()["vllm"].items():
+        assert 1.0 <= apart[metric].high / apart[metric].low / (spread.p90 / spread.p10) < 1.05

@@ -1,0 +1,175 @@
+from itertools import pairwise
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from windtunnel import catalog
+from windtunnel.errors import InputError
+from windtunnel.hardware import Device
+from windtunnel.model.parallelism import Parallelism
+from windtunnel.serving.deployment import EngineSettings, HostOverheads
+from windtunnel.serving.engines.defaults import (
+    OTHER_SCHEDULERS,
+    SCHEDULERS,
+    engine_defaults,
+    scheduler_defaults,
+    with_defaults,
+)
+from windtunnel.versions import version_key
+
+H100, A10 = catalog.device("h100_sxm"), catalog.device("a10")
+
+SGLANGS_OWN = {"max_prefill_tokens", "schedule_conservativeness", "receive_interval_steps"}
+TENSORRTS_OWN = {
+    "batch_wait_timeout_iters",
+    "batch_wait_max_tokens_ratio",
+    "attention_dp_timeout_iters",
+    "attention_dp_batching_wait_iters",
+}
+OTHER_SCHEDULERS_OWN = {"watermark_fraction", "max_waiting_steps"}
+UNSET = {
+    *("max_model_len", "num_gpu_blocks", "cudagraph_sizes", "moe_backend", "kv_tiers", "speculative"),
+    *("window_pool_ratio", "attention_backend"),
+    *SGLANGS_OWN,
+    *TENSORRTS_OWN,
+    *OTHER_SCHEDULERS_OWN,
+}
+"""What an engine may leave open."""
+
+
+@pytest.mark.parametrize("name", catalog.names("engines"))
+@pytest.mark.parametrize("device", [H100, A10], ids=["80 GB", "24 GB"])
+def test_nothing_that_decides_a_run_stays_open(name: str, device: Device) -> None:
+    settings = with_defaults(EngineSettings(name=name), device)
+    open_fields = {field for field in settings.__struct_fields__ if getattr(settings, field) is None}
+    assert open_fields <= UNSET
+    assert settings.version == engine_defaults(name).default_version
+    assert settings.scheduler in SCHEDULERS
+    assert None not in msgspec.structs.astuple(settings.host)
+
+
+def test_vllm_serves_more_on_devices_of_70_gib() -> None:
+    """vllm/engine/arg_utils.py, `_get_batch_defaults`."""
+    large, small = (with_defaults(EngineSettings(), device) for device in (H100, A10))
+    assert (large.max_num_seqs, large.max_num_batched_tokens) == (1024, 8192)
+    assert (small.max_num_seqs, small.max_num_batched_tokens) == (256, 2048)
+
+
+def test_settings_given_win_one_by_one() -> None:
+    given = EngineSettings(max_num_seqs=7, async_scheduling=False, host=HostOverheads(step_s=0.0))
+    settings = with_defaults(given, H100)
+    default = with_defaults(EngineSettings(), H100)
+    assert (settings.max_num_seqs, settings.async_scheduling, settings.host.step_s) == (7, False, 0.0)
+    assert settings.host.request_s == default.host.request_s
+    assert settings.max_num_batched_tokens == default.max_num_batched_tokens
+
+
+def test_a_version_gets_the_settings_of_its_time() -> None:
+    assert with_defaults(EngineSettings(version="0.13.0"), H100).async_scheduling is False
+    assert with_defaults(EngineSettings(version="0.14.0"), H100).async_scheduling is True
+
+
+@pytest.mark.parametrize(
+    ("device", "shape", "chunk", "graphs", "share"),
+    [
+        ("h100_sxm", Parallelism(), 8192, 256, (81559 - 512 - 12288 - 512 - 128) / 81559),
+        ("h100_sxm", Parallelism(tp=8), 8192, 512, (81559 - 512 - 12288 - 1024 - 1024) / 81559),
+        ("b200_sxm", Parallelism(tp=8), 16384, 512, (183359 - 512 - 24576 - 1024 - 1024) / 183359),
+        ("l40s", Parallelism(tp=4), 4096, 160, (46068 - 512 - 6144 - 320 - 512) / 46068),
+        ("h200_sxm", Parallelism(attention_dp=8, ep=8), 1024, 512, (143771 - 14848 - 512 * 8 * 4.5) / 143771),
+        ("a10", Parallelism(), 2048, 24, None),
+    ],
+)
+def test_sglang_goes_by_memory_and_width(
+    device: str, shape: Parallelism, chunk: int, graphs: int, share: float | None
+) -> None:
+    """The figures are those of SGLang's own heuristics (server_args.py, 0.5.3 and later), worked out by hand in MiB."""
+    found = with_defaults(EngineSettings(name="sglang"), catalog.device(device), shape=shape)
+    assert (found.max_num_batched_tokens, found.max_cudagraph_capture_size) == (chunk, graphs)
+    if share is not None:
+        assert found.gpu_memory_utilization == round(share, 3)
+    assert found.schedule_conservativeness == (0.3 if shape.attention_dp > 1 else 1.0)
+    told = with_defaults(EngineSettings(name="sglang", gpu_memory_utilization=0.5), catalog.device(device), shape=shape)
+    assert told.gpu_memory_utilization == 0.5
+    older = with_defaults(EngineSettings(name="sglang", version="0.5.2"), catalog.device(device), shape=shape)
+    assert older.gpu_memory_utilization == 0.88
+
+
+def test_newer_settings_replace_older_ones_of_large_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "engines").mkdir()
+    (tmp_path / "engines" / "mine.yaml").write_text(
+        """
+title: Mine
+default_version: "2.0"
+versions:
+  - since: "1.0"
+    settings: {scheduler: vllm_v1, max_num_seqs: 8}
+    by_memory: [{from_bytes: 70GiB, settings: {max_num_seqs: 16}}]
+  - {since: "2.0", settings: {max_num_seqs: 32}}
+"""
+    )
+    monkeypatch.setenv(catalog.SEARCH_PATH_VARIABLE, str(tmp_path))
+    found = [with_defaults(EngineSettings(name="mine", version=v), H100).max_num_seqs for v in ("1.0", "1.5", "2.0")]
+    assert found == [16, 16, 32]
+
+
+def test_what_does_not_exist_is_refused() -> None:
+    with pytest.raises(InputError, match="there is no engine 'vlm'") as caught:
+        with_defaults(EngineSettings(name="vlm"), H100)
+    assert caught.value.hint == "did you mean vllm?"
+    with pytest.raises(InputError, match=r"vLLM 0.2.0 is older than 0.8"):
+        with_defaults(EngineSettings(version="0.2.0"), H100)
+    with pytest.raises(InputError, match="there is no scheduler 'vllm_v2'") as caught:
+        with_defaults(EngineSettings(scheduler="vllm_v2"), H100)
+    assert caught.value.hint == "did you mean vllm_v1 or vllm_v0?"
+
+
+def test_an_engine_of_one_vendor_is_refused_on_devices_of_others() -> None:
+    of_amd = catalog.device("mi300x")
+    with pytest.raises(InputError, match="TensorRT-LLM does not run on AMD Instinct MI300X") as refused:
+        with_defaults(EngineSettings(name="trtllm"), of_amd)
+    assert refused.value.hint == "it runs on devices of nvidia; other engines run on this one"
+    assert with_defaults(EngineSettings(name="sglang"), of_amd).scheduler == "sglang"
+
+
+def test_versions_in_order() -> None:
+    before = ["0.9", "0.19.0", "0.24", "1.0.0.dev3", "1.0.0a1", "1.0.0rc5", "1.0.0rc12"]
+    keys = [version_key(version) for version in [*before, "1.0.0", "1.0.0.post1", "1.0.1"]]
+    assert all(older < newer for older, newer in pairwise(keys))
+    assert version_key("v0.19") == version_key("0.19.0")
+    assert version_key("main") > version_key("99.0")
+
+
+@pytest.mark.parametrize("name", OTHER_SCHEDULERS)
+def test_another_scheduler_brings_its_own_settings(name: str) -> None:
+    """They replace the engine's; what the user says replaces both."""
+    settings = with_defaults(EngineSettings(scheduler=name), H100)
+    own = scheduler_defaults(name)
+    for field in own.__struct_fields__:
+        if (value := getattr(own, field)) is not None and field not in ("name", "host"):
+            assert getattr(settings, field) == value
+    assert with_defaults(EngineSettings(scheduler=name, max_num_seqs=7), H100).max_num_seqs == 7
+
+
+def test_a_default_of_running_requests_yields_to_the_token_budget() -> None:
+    """As `vllm serve --max-num-batched-tokens 512` runs 512 requests at most on an H100, not 1,024."""
+    resolved = with_defaults(EngineSettings(max_num_batched_tokens=512), H100)
+    assert (resolved.max_num_seqs, resolved.max_num_batched_tokens) == (512, 512)
+
+
+def test_more_running_requests_than_tokens_in_a_step_are_refused() -> None:
+    with pytest.raises(InputError, match="max_num_seqs is 64, more than max_num_batched_tokens, which is 63"):
+        with_defaults(EngineSettings(max_num_seqs=64, max_num_batched_tokens=63), H100)
+    assert with_defaults(EngineSettings(max_num_seqs=64, max_num_batched_tokens=64), H100).max_num_seqs == 64
+    # Other schedulers have no such rule.
+    for other in (EngineSettings(scheduler="sarathi"), EngineSettings(name="sglang")):
+        given = msgspec.structs.replace(other, max_num_seqs=64, max_num_batched_tokens=32)
+        assert with_defaults(given, H100).max_num_seqs == 64
+
+
+def test_what_is_calibrated_replaces_defaults_and_not_what_is_given() -> None:
+    learnt = EngineSettings(gpu_memory_utilization=0.7, max_num_seqs=64)
+    for name in ("vllm", "sglang", "trtllm"):
+        found = with_defaults(EngineSettings(name=name, max_num_seqs=8), H100, learnt)
+        assert (found.name, found.gpu_memory_utilization, found.max_num_seqs) == (name, 0.7, 8)

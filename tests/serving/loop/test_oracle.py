@@ -1,0 +1,368 @@
+"""The compiled loop against the plain-Python engine, event for event, on random small scenarios."""
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from effort import cases_to_try
+from oracles.serving.cache import Segment
+from oracles.serving.loop import Reference
+from oracles.serving.state import Request, Step
+from windtunnel.metrics.records import Table
+from windtunnel.metrics.summary import itl_distribution
+from windtunnel.serving.runners.batched import run_loop
+from windtunnel.serving.setup.prefix_cache import NO_TIERS, prefix_cache
+from windtunnel.serving.state import records as state
+from windtunnel.workload.generate.requests import PrefixArrays, RequestArrays
+
+
+@dataclass
+class Case:
+    """One scenario, small enough to shrink and wide enough to meet preemption, chunking, blocking and warm-up."""
+
+    settings: state.Settings
+    cost: state.StepCost
+    requests: RequestArrays
+    caches: bool = False
+    tiers: np.ndarray = field(default_factory=lambda: NO_TIERS)
+    load_overlaps: bool = False
+
+
+@st.composite
+def cases(draw: st.DrawFn, have_windows: bool = False) -> Case:
+    """With windows or without: the loop is compiled for either."""
+    n = draw(st.integers(1, 30))
+    scheduler = draw(st.sampled_from(range(len(state.SCHEDULERS))))
+    waits = state.SCHEDULERS[scheduler].startswith("trtllm")
+    block_size = draw(st.sampled_from([1, 2, 4, 16]))
+    inputs = np.array(draw(st.lists(st.integers(1, 60), min_size=n, max_size=n)))
+    outputs = np.array(draw(st.lists(st.integers(1, 40), min_size=n, max_size=n)))
+    fixed = draw(st.sampled_from([0, 0, 2]))
+    largest = int((-(-(inputs + outputs) // block_size)).max()) + fixed
+    chunked = draw(st.booleans())
+    concurrency = draw(st.sampled_from([0, 1, 3, 8]))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    gap_s = draw(st.sampled_from([0.0, 0.001, 0.01, 0.1]))
+    max_num_seqs, num_stages = draw(st.integers(1, 12)), draw(st.sampled_from([1, 1, 2, 4]))
+    max_num_batched_tokens = draw(st.integers(2, 80)) if chunked else 100
+    windows = draw(windows_of(largest)) if have_windows else {}
+    return Case(
+        settings=state.Settings(
+            scheduler=scheduler,
+            num_replicas=draw(st.integers(1, 3)),
+            ranks_per_replica=draw(st.sampled_from([1, 1, 2, 3])),
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            long_prefill_token_threshold=draw(st.sampled_from([0, 0, 7, 20])),
+            chunked_prefill=int(chunked),
+            max_prefill_tokens=draw(st.integers(30, 200)),
+            queue_order=draw(st.integers(0, len(state.QUEUE_ORDERS) - 1)) if scheduler == state.VLLM_V1 else 0,
+            block_size=block_size,
+            num_blocks=windows.get("num_groups", 1) * (largest + draw(st.integers(0, 3 * largest))),
+            blocks_per_request=fixed,
+            schedule_conservativeness=draw(st.sampled_from([0.5, 1.0, 1.3])),
+            receive_interval_steps=draw(st.sampled_from([1, 1, 3, 10])),
+            concurrency=concurrency,
+            num_warmup=min(n, draw(st.integers(0, 5))) if concurrency else 0,
+            frontend_s=draw(st.sampled_from([0.0, 0.004])),
+            num_stages=num_stages,
+            batch_wait_steps=draw(st.sampled_from([0, 2, 5])) if waits else 0,
+            batch_wait_tokens=draw(st.integers(1, 100)),
+            balance_steps=draw(st.sampled_from([0, 2, 7])) if waits and num_stages == 1 else 0,
+            balance_wait_steps=draw(st.sampled_from([0, 0, 3])),
+            router=draw(st.integers(0, len(state.ROUTERS) - 1)),
+            seed=draw(st.integers(0, 2**32)),
+            **windows,
+        ),
+        cost=random_cost(rng, max_num_seqs, max_num_batched_tokens, draw(st.booleans())),
+        requests=RequestArrays(
+            arrival_s=np.cumsum(rng.exponential(gap_s, n)) if gap_s else np.zeros(n),
+            input_tokens=inputs,
+            output_tokens=outputs,
+            priority=rng.integers(0, 3, n),
+            tenant=rng.integers(0, min(n, 3), n),
+            ttft_limit_s=rng.choice([0.05, 0.5, np.inf], n),
+            concurrency=concurrency,
+        ),
+    )
+
+
+@st.composite
+def windows_of(draw: st.DrawFn, largest: int) -> dict[str, int]:
+    """Layers with a sliding window, in groups that share the pool or in a pool of their own; some are never full."""
+    found = {"window_tokens": draw(st.sampled_from([1, 2, 5, 8, 16, 30, 1000]))}
+    if draw(st.booleans()):
+        return found | {"window_pool": 1, "num_window_blocks": largest + draw(st.integers(0, largest))}
+    groups, full = draw(st.integers(1, 3)), draw(st.sampled_from([0, 1, 1, 2]))
+    return found | {"num_groups": groups + full, "num_window_groups": groups}
+
+
+@st.composite
+def session_cases(draw: st.DrawFn) -> Case:
+    """Cases with windows whose prompts share beginnings and whose requests may be turns of a session; some cache."""
+    case = draw(cases(have_windows=True))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    requests = random_sessions(
+        rng, case.requests, case.settings.num_warmup, draw(st.sampled_from([0.0, 0.5, 0.9])), draw(st.booleans())
+    )
+    whole = requests.input_tokens + requests.output_tokens
+    largest = int((-(-whole // case.settings.block_size)).max()) + case.settings.blocks_per_request
+    budget = case.settings.max_num_batched_tokens
+    if not case.settings.chunked_prefill:
+        budget = max(budget, int(whole.max()))
+    settings = case.settings._replace(
+        longest_prefix_first=int(draw(st.booleans())),
+        num_blocks=case.settings.num_groups * (largest + draw(st.integers(0, 3 * largest))),
+        # Of what is cached the groups without a window are counted, and there is one of them.
+        num_window_groups=case.settings.num_groups - 1,
+        num_window_blocks=case.settings.window_pool * (largest + draw(st.integers(0, largest))),
+        max_num_batched_tokens=budget,
+    )
+    return Case(
+        settings=settings,
+        cost=random_cost(rng, settings.max_num_seqs, budget, bool(case.cost.host_overlaps)),
+        requests=requests,
+        caches=draw(st.sampled_from([True, True, False])),
+        tiers=random_tiers(rng, draw(st.sampled_from([0, 0, 1, 2])), settings),
+        load_overlaps=draw(st.booleans()),
+    )
+
+
+def random_tiers(rng: np.random.Generator, count: int, settings: state.Settings) -> np.ndarray:
+    tiers = np.zeros(count, state.TIER).view(np.recarray)
+    tiers.capacity_blocks = rng.integers(1, 4 * settings.num_blocks, count)
+    num_ranks = settings.num_replicas * settings.ranks_per_replica
+    tiers.ranks_per_pool = rng.choice([settings.ranks_per_replica, num_ranks], count)
+    tiers.block_s = rng.choice([1e-5, 1e-3], count)
+    return tiers
+
+
+def random_sessions(
+    rng: np.random.Generator, requests: RequestArrays, num_warmup: int, follows: float, have_outputs: bool
+) -> RequestArrays:
+    """`requests` with prompts that begin alike, some of them after another one of their session."""
+    n = requests.arrival_s.size
+    parents, tokens = [-1, -1, 0, 1], [int(rng.integers(1, 50)) for _ in range(4)]
+    previous, session, node, output_node = (np.full(n, -1) for _ in range(4))
+    inputs, think_s = requests.input_tokens.copy(), rng.choice([0.0, 0.0, 0.02], n)
+    followed: set[int] = set()
+    for i in range(n):
+        before = [j for j in range(num_warmup, i) if j not in followed]
+        session[i] = i
+        node[i] = rng.integers(-1, len(parents))
+        if i >= num_warmup and before and rng.random() < follows:
+            previous[i] = rng.choice(before)
+            session[i] = session[previous[i]]
+            followed.add(int(previous[i]))
+            parents.append(int(output_node[previous[i]]))
+            tokens.append(int(rng.integers(1, 30)))
+            node[i] = len(parents) - 1
+        own = int(rng.integers(0, 20)) if node[i] >= 0 else int(inputs[i])
+        path, at = 0, int(node[i])
+        while at >= 0:
+            path, at = path + tokens[at], parents[at]
+        inputs[i] = path + own
+        if have_outputs and rng.random() < 0.8:
+            parents.append(int(node[i]))
+            tokens.append(own + int(requests.output_tokens[i]))
+            output_node[i] = len(parents) - 1
+    arrivals = requests.arrival_s * (previous < 0) + (requests.arrival_s * 2 * (rng.random(n) < 0.1)) * (previous >= 0)
+    forest = PrefixArrays(np.array(parents), np.array(tokens), node, output_node)
+    return replace(
+        requests,
+        arrival_s=arrivals,
+        input_tokens=inputs,
+        previous=previous,
+        think_s=think_s,
+        session=session,
+        prefixes=forest,
+    )
+
+
+def chains(case: Case) -> list[tuple[Segment, ...]]:
+    """The segments of each request's prompt and output that have full blocks, root first."""
+    forest, block_size = case.requests.prefixes, case.settings.block_size
+    if forest is None or not case.caches:
+        return [()] * case.requests.arrival_s.size
+    found = []
+    for i, whole in enumerate(case.requests.input_tokens + case.requests.output_tokens):
+        at, path = int(forest.request_node[i]), []
+        if forest.request_output_node[i] >= 0:
+            at = int(forest.request_output_node[i])
+        while at >= 0:
+            path.append((at, int(forest.node_tokens[at])))
+            at = int(forest.node_parent[at])
+        if forest.request_output_node[i] < 0:
+            path.insert(0, (10_000 + i, int(whole) - sum(tokens for _, tokens in path)))
+        end, segments = 0, []
+        for index, tokens in reversed(path):
+            segment = Segment(index, end // block_size, (end + tokens) // block_size)
+            end += tokens
+            if segment.end_block > segment.first_block:
+                segments.append(segment)
+        found.append(tuple(segments))
+    return found
+
+
+def random_cost(
+    rng: np.random.Generator, max_num_seqs: int, max_num_batched_tokens: int, overlaps: bool
+) -> state.StepCost:
+    requests, tokens = np.arange(max_num_seqs + 1), np.arange(max_num_batched_tokens + max_num_seqs + 1)
+    lengths, chunks = np.array([0, 1, 7, 20, 64, 200, 1000.0]), np.array([0, 3, 10, 50, 400.0])
+    return state.StepCost(
+        decode_token_s=8e-3 + 2e-5 * requests + 1e-4 * rng.random(requests.size),
+        mixed_token_s=8e-3 + 1e-4 * tokens.astype(np.float64),
+        sample_s=1e-4 + 1e-6 * requests.astype(np.float64),
+        context_nodes=lengths,
+        decode_attention_s=np.cumsum(rng.random((requests.size, lengths.size)), axis=1) * 1e-3,
+        chunk_nodes=chunks,
+        length_nodes=lengths,
+        prefill_attention_s=np.cumsum(rng.random((chunks.size, lengths.size)), axis=1) * 1e-3,
+        host_step_s=1e-3,
+        host_request_s=1e-5,
+        host_overlaps=int(overlaps),
+        recorded_step_s=np.zeros(0),
+        group_token_s=2e-5 * np.arange(3.0 * tokens.size),
+        launch_s=np.where(tokens <= 8, 7e-3, 9.5e-3),
+        mixed_decode_attention_s=np.cumsum(rng.random((requests.size, lengths.size)), axis=1) * 2e-3,
+    )
+
+
+def give_tenants(requests: list[Request], arrays: RequestArrays) -> None:
+    """Set the tenants and deadlines of `requests` as in `arrays`."""
+    if arrays.tenant is not None and arrays.ttft_limit_s is not None:
+        tenants = np.unique(arrays.tenant, return_inverse=True)[1]
+        for request, tenant, limit_s in zip(requests, tenants, arrays.ttft_limit_s, strict=True):
+            request.tenant, request.ttft_limit_s = int(tenant), float(limit_s)
+
+
+def run_oracle(case: Case, speculation: state.Speculation | None = None) -> tuple[list[Request], list[Step]]:
+    arrays = case.requests
+    requests = [
+        Request(i, float(arrival), int(inputs), int(outputs), int(priority), segments)
+        for i, (arrival, inputs, outputs, priority, segments) in enumerate(
+            zip(arrays.arrival_s, arrays.input_tokens, arrays.output_tokens, arrays.priority, chains(case), strict=True)
+        )
+    ]
+    give_tenants(requests, arrays)
+    if arrays.previous is not None and arrays.think_s is not None and arrays.session is not None:
+        for request, previous, think_s, session in zip(
+            requests, arrays.previous, arrays.think_s, arrays.session, strict=True
+        ):
+            request.previous, request.think_s, request.session = int(previous), float(think_s), int(session)
+    tiers = case.tiers if case.caches else NO_TIERS
+    oracle = Reference(case.settings, case.cost, requests, tiers, case.load_overlaps, speculation)
+    return requests, oracle.run()
+
+
+def expanded(steps: Table) -> dict[str, np.ndarray]:
+    """One entry a step from rows of equal steps."""
+    return {name: np.repeat(steps[name], steps["num_steps"]) for name in ("replica", "decode_tokens", "prefill_tokens")}
+
+
+@settings(max_examples=cases_to_try(300))
+@given(cases())
+def test_loop_equals_the_oracle(case: Case) -> None:
+    assert_steps_equal_to_the_oracles(case)
+
+
+@settings(max_examples=cases_to_try(300))
+@given(cases(have_windows=True))
+def test_windows_equal_the_oracles(case: Case) -> None:
+    assert_steps_equal_to_the_oracles(case)
+
+
+def assert_steps_equal_to_the_oracles(case: Case) -> None:
+    requests, reference_steps = run_oracle(case)
+    records, steps, _ = run_loop(case.settings, case.cost, case.requests)
+    for name in ("arrival_s", "scheduled_s", "first_token_s", "finish_s", "num_preemptions"):
+        np.testing.assert_array_equal(records[name], [getattr(request, name) for request in requests], err_msg=name)
+
+    by_step = expanded(steps)
+    for replica in range(case.settings.num_replicas):
+        mine = by_step["replica"] == replica
+        theirs = [step for step in reference_steps if step.replica == replica]
+        tokens = by_step["decode_tokens"][mine] + by_step["prefill_tokens"][mine]
+        np.testing.assert_array_equal(tokens, [sum(step.scheduled.values()) for step in theirs])
+    assert steps["used_blocks"].max() == max(step.used_blocks for step in reference_steps)
+
+
+@settings(max_examples=cases_to_try(400))
+@given(session_cases())
+def test_cached_prefixes_and_sessions_equal_the_oracles(case: Case) -> None:
+    assert_equal_to_the_oracle(case)
+
+
+def assert_equal_to_the_oracle(case: Case, speculation: state.Speculation | None = None) -> None:
+    requests, reference_steps = run_oracle(case, speculation)
+    cache = prefix_cache(case.settings, case.requests, case.tiers, case.load_overlaps) if case.caches else None
+    records, steps, _ = run_loop(case.settings, case.cost, case.requests, cache=cache, speculation=speculation)
+    for name in ("arrival_s", "scheduled_s", "first_token_s", "finish_s", "num_preemptions"):
+        np.testing.assert_array_equal(records[name], [getattr(request, name) for request in requests], err_msg=name)
+    if cache is not None:
+        np.testing.assert_array_equal(cache.requests.cached_tokens, [request.cached_tokens for request in requests])
+    assert steps["num_steps"].sum() == len(reference_steps)
+    assert steps["used_blocks"].max() == max(step.used_blocks for step in reference_steps)
+
+
+@settings(max_examples=cases_to_try(300))
+@given(cases())
+def test_inter_token_latency_equals_the_oracles(case: Case) -> None:
+    """Exact in the mean, also where preemption, another order or a short token budget leaves decoding requests out."""
+    _, reference_steps = run_oracle(case)
+    _, steps, _ = run_loop(case.settings, case.cost, case.requests)
+    gaps_s = np.array([gap for step in reference_steps for gap in step.gaps_s])
+    found = itl_distribution(steps)
+    if not gaps_s.size:
+        assert found is None
+        return
+    assert found is not None
+    assert found.mean == np.float64(gaps_s.mean()) or abs(found.mean / gaps_s.mean() - 1) < 5e-3
+
+
+@settings(max_examples=cases_to_try(200))
+@given(cases())
+def test_invariants(case: Case) -> None:
+    records, steps, _ = run_loop(case.settings, case.cost, case.requests)
+    assert (records["arrival_s"] <= records["scheduled_s"]).all()
+    assert (records["scheduled_s"] < records["first_token_s"]).all()
+    assert (records["first_token_s"] <= records["finish_s"]).all()
+    for replica in range(case.settings.num_replicas):
+        rows = steps["replica"] == replica
+        starts, ends = steps["start_s"][rows], steps["start_s"][rows] + steps["duration_s"][rows]
+        assert (np.diff(starts) >= 0).all()
+        in_flight = (starts[None, :] <= starts[:, None]) & (ends[None, :] > starts[:, None] + 1e-12)
+        assert not starts.size or in_flight.sum(axis=1).max() <= case.settings.num_stages
+    capacity = case.settings.num_blocks * case.settings.ranks_per_replica
+    assert (steps["used_blocks"] <= capacity).all()
+    assert (steps["num_running"] <= case.settings.max_num_seqs * case.settings.ranks_per_replica).all()
+    # Every output token but the first of each is decoded once; a preemption turns one into the end of a prefill.
+    emitted = (steps["decode_tokens"] * steps["num_steps"]).sum() + steps["resumed_tokens"].sum()
+    assert emitted == (case.requests.output_tokens - 1).sum()
+    recomputed = records["num_preemptions"].sum() > 0
+    prefilled, given = steps["prefill_tokens"].sum(), case.requests.input_tokens.sum()
+    assert prefilled > given if recomputed else prefilled == given
+    if case.settings.concurrency:
+        starts_and_ends = np.concatenate([records["arrival_s"], records["finish_s"]])
+        change = np.concatenate([np.ones(records.size), -np.ones(records.size)])
+        order = np.lexsort((change, starts_and_ends))
+        assert np.cumsum(change[order]).max() <= case.settings.concurrency
+
+
+@settings(max_examples=cases_to_try(50))
+@given(cases())
+def test_the_scheduler_is_blind_to_output_lengths(case: Case) -> None:
+    """Until the first request ends, vLLM's schedule cannot depend on how long outputs will be."""
+    if case.settings.scheduler != state.VLLM_V1 or case.settings.concurrency:
+        return
+    longer = RequestArrays(
+        case.requests.arrival_s, case.requests.input_tokens, case.requests.output_tokens + 5, case.requests.priority
+    )
+    roomy = case.settings._replace(num_blocks=case.settings.num_blocks + 10 * case.requests.arrival_s.size)
+    first, _, _ = run_loop(roomy, case.cost, case.requests)
+    second, _, _ = run_loop(roomy, case.cost, longer)
+    horizon_s = min(first["finish_s"].min(), second["finish_s"].min())
+    early = first["first_token_s"] < horizon_s
+    np.testing.assert_array_equal(first["first_token_s"][early], second["first_token_s"][early])

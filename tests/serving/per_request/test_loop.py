@@ -1,0 +1,365 @@
+"""The walking loop against its plain-Python oracle, and what must hold for any scheduler."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import windtunnel as wt
+from effort import cases_to_try
+from oracles.serving import per_request as reference_walked
+from serving.loop.test_oracle import random_cost
+from windtunnel.errors import InputError
+from windtunnel.metrics.records import STEP_COLUMNS
+from windtunnel.serving.custom.policy import Engine, Requests, load_policy
+from windtunnel.serving.runners.per_request import WalkedRun, walk
+from windtunnel.serving.state import per_request as walked_state
+from windtunnel.serving.state import records as state
+from windtunnel.serving.state.per_request import WalkedSettings
+
+SCHEDULERS = (
+    walked_state.VLLM_V0,
+    walked_state.SARATHI,
+    walked_state.ORCA,
+    walked_state.FASTER_TRANSFORMER,
+    walked_state.LIGHTLLM,
+)
+ROUTERS = ("round_robin", "random", "power_of_two", "least_outstanding", "least_kv", "least_waiting")
+
+
+@dataclass(frozen=True)
+class Case:
+    settings: WalkedSettings
+    cost: state.StepCost
+    arrival_s: np.ndarray
+    input_tokens: np.ndarray
+    output_tokens: np.ndarray
+
+    def records(self) -> np.recarray:
+        nobody = np.zeros(self.arrival_s.size, np.int64)
+        return state.new_requests(self.arrival_s, self.input_tokens, self.output_tokens, nobody)
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    n = draw(st.integers(1, 30))
+    scheduler = draw(st.sampled_from(SCHEDULERS))
+    inputs = np.array(draw(st.lists(st.integers(1, 60), min_size=n, max_size=n)))
+    outputs = np.array(draw(st.lists(st.integers(1, 40), min_size=n, max_size=n)))
+    block_size = 1 if scheduler == walked_state.LIGHTLLM else draw(st.sampled_from([1, 2, 4, 16]))
+    largest = int(-(-(inputs + outputs).max() // block_size))
+    watermark = draw(st.integers(0, 3))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    stages = draw(st.sampled_from([1, 1, 2, 4])) if scheduler != walked_state.LIGHTLLM else 1
+    most = draw(st.integers(1, 12))
+    concurrency = draw(st.sampled_from([0, 1, 3, 8]))
+    chunk = draw(st.integers(2, 80)) if scheduler == walked_state.SARATHI else 100
+    gap_s = draw(st.sampled_from([0.0, 0.001, 0.01, 0.1]))
+    return Case(
+        settings=WalkedSettings(
+            scheduler=scheduler,
+            num_replicas=draw(st.integers(1, 3)),
+            num_stages=stages,
+            max_num_seqs=most,
+            max_batch_seqs=max(most // stages, 1),
+            max_num_batched_tokens=chunk,
+            block_size=block_size,
+            num_blocks=largest + watermark + 1 + draw(st.integers(0, 3 * largest)),
+            watermark_blocks=watermark,
+            reserved_blocks=largest if scheduler in (walked_state.ORCA, walked_state.FASTER_TRANSFORMER) else 0,
+            max_waiting_steps=draw(st.integers(0, 10)),
+            loses_prompts=draw(st.sampled_from([0, 0, 1])),
+            fuses_steps=draw(st.sampled_from([0, 1, 1])),
+            concurrency=concurrency,
+            num_warmup=min(n, draw(st.integers(0, 5))) if concurrency else 0,
+            frontend_s=draw(st.sampled_from([0.0, 0.004])),
+            router=state.ROUTERS.index(draw(st.sampled_from(ROUTERS))),
+            seed=draw(st.integers(0, 2**32)),
+        ),
+        cost=random_cost(rng, most, most * 60 + 100, draw(st.booleans())),
+        arrival_s=np.cumsum(rng.exponential(gap_s, n)) if gap_s else np.zeros(n),
+        input_tokens=inputs,
+        output_tokens=outputs,
+    )
+
+
+def run_oracle(
+    case: Case, policy: reference_walked.Policy | None = None
+) -> tuple[list[reference_walked.Request], list[tuple[float, float, int, list[tuple[int, int]]]]]:
+    requests = [
+        reference_walked.Request(i, float(arrival), int(inputs), int(outputs))
+        for i, (arrival, inputs, outputs) in enumerate(
+            zip(case.arrival_s, case.input_tokens, case.output_tokens, strict=True)
+        )
+    ]
+    return requests, reference_walked.WalkedReference(case.settings, case.cost, requests, policy).run()
+
+
+def assert_equal_times(run: WalkedRun, requests: list[reference_walked.Request]) -> None:
+    for column, name in (
+        ("arrival_s", "arrival_s"),
+        ("scheduled_s", "scheduled_s"),
+        ("first_token_s", "first_token_s"),
+        ("finish_s", "finish_s"),
+        ("num_preemptions", "restarts"),
+    ):
+        np.testing.assert_array_equal(run.requests[column], [getattr(request, name) for request in requests])
+
+
+@settings(max_examples=cases_to_try(100))
+@given(cases())
+def test_loop_equals_the_oracle(case: Case) -> None:
+    run = walk(case.settings, case.records(), case.cost, keeps_trail=True)
+    requests, batches = run_oracle(case)
+    assert_equal_times(run, requests)
+    assert run.steps["num_steps"].sum() == len(batches)
+    if not case.settings.fuses_steps:
+        assert run.trail is not None
+        np.testing.assert_array_equal(run.steps["start_s"], [start_s for start_s, *_ in batches])
+        np.testing.assert_array_equal(run.steps["replica"], [replica for _, _, replica, _ in batches])
+        np.testing.assert_array_equal(run.trail.members[:, 1:], [part for *_, parts in batches for part in parts])
+
+
+@settings(max_examples=cases_to_try(100))
+@given(cases())
+def test_a_cohort_is_counted_as_if_it_were_walked_over(case: Case) -> None:
+    """A trail names every request of every batch, so a run that keeps one has no cohorts."""
+    counted = walk(case.settings, case.records(), case.cost)
+    walked = walk(case.settings, case.records(), case.cost, keeps_trail=True)
+    for column in ("arrival_s", "scheduled_s", "first_token_s", "finish_s", "num_preemptions", "rank", "sequence"):
+        np.testing.assert_array_equal(counted.requests[column], walked.requests[column])
+    for column in STEP_COLUMNS:
+        if column != "late_gap_s":
+            np.testing.assert_array_equal(counted.steps[column], walked.steps[column])
+    # Sums of differences in another order.
+    np.testing.assert_allclose(counted.steps["late_gap_s"], walked.steps["late_gap_s"], rtol=1e-9, atol=1e-12)
+    for column in ("num_blocks", "processed_tokens", "prompt_tokens", "last_token_s", "paused_s", "started_s"):
+        np.testing.assert_allclose(counted.walks[column], walked.walks[column], rtol=1e-12, atol=1e-12)
+
+
+@settings(max_examples=cases_to_try(100))
+@given(cases())
+def test_recorded_steps_are_played_back_one_by_one(case: Case) -> None:
+    """Equal ones are not taken at once: each has a duration of its own."""
+    cost = case.cost._replace(recorded_step_s=np.linspace(0.01, 0.02, 10_000))
+    fused, single = (
+        walk(case.settings._replace(fuses_steps=fuses), case.records(), cost).requests["finish_s"] for fuses in (1, 0)
+    )
+    np.testing.assert_array_equal(fused, single)
+
+
+@settings(max_examples=cases_to_try(100))
+@given(cases())
+def test_every_token_is_computed_once_and_every_block_comes_back(case: Case) -> None:
+    settings = case.settings._replace(loses_prompts=0)
+    run = walk(settings, case.records(), case.cost)
+    requests, steps = run.requests, run.steps
+    assert (requests["arrival_s"] <= requests["scheduled_s"]).all()
+    assert (requests["scheduled_s"] < requests["first_token_s"]).all()
+    assert (requests["first_token_s"] <= requests["finish_s"]).all()
+    tokens = steps["decode_tokens"] @ steps["num_steps"] + steps["resumed_tokens"].sum()
+    assert tokens == (case.output_tokens - 1).sum()
+    assert (run.walks["num_blocks"] == 0).all()
+    assert steps["used_blocks"].max() <= settings.num_blocks
+    assert steps["num_running"].max() <= settings.max_num_seqs * settings.num_stages
+    in_stages_s = run.execution_s
+    assert (in_stages_s > 0).all()
+    assert (in_stages_s <= (requests["finish_s"] - requests["scheduled_s"]) * (1 + 1e-12)).all()
+
+
+def first_come(requests: Requests, waiting: np.ndarray, ready: np.ndarray, engine: Engine) -> list[tuple[int, int]]:
+    """What Sarathi does while blocks suffice."""
+    batch = [(int(i), 1) for i in ready if requests.is_prefilled[i]]
+    budget = engine.max_num_batched_tokens - len(batch)
+    for i in [i for i in ready if not requests.is_prefilled[i]] + list(
+        waiting[: engine.max_num_seqs - engine.num_running]
+    ):
+        chunk = min(int(requests.prompt_tokens[i] - requests.processed_tokens[i]), budget)
+        if chunk > 0:
+            batch.append((int(i), chunk))
+            budget -= chunk
+    return batch
+
+
+@settings(max_examples=cases_to_try(100))
+@given(cases())
+def test_a_users_policy_runs_on_the_same_loop(case: Case) -> None:
+    """One written like Sarathi gives Sarathi's times, where neither memory nor the size of a batch binds."""
+    settings = case.settings._replace(
+        num_blocks=10_000,
+        watermark_blocks=0,
+        reserved_blocks=0,
+        max_num_batched_tokens=max(case.settings.max_num_batched_tokens, 40),
+        max_batch_seqs=case.settings.max_num_seqs,
+        num_stages=1,
+    )
+    ours = walk(settings._replace(scheduler=walked_state.SARATHI), case.records(), case.cost)
+    users = walk(settings._replace(scheduler=walked_state.USER), case.records(), case.cost, policy=first_come)
+    for column in ("scheduled_s", "first_token_s", "finish_s"):
+        np.testing.assert_array_equal(users.requests[column], ours.requests[column])
+
+
+def moody(requests: Requests, waiting: np.ndarray, ready: np.ndarray, engine: Engine) -> list[tuple[int, int]]:
+    """Restarts the last ready request now and then, cuts prompts into sevens, and admits the youngest first."""
+    restarted = [(int(ready[-1]), 0)] if ready.size > 2 and int(engine.now_s * 1e6) % 5 == 0 else []
+    left = requests.prompt_tokens - requests.processed_tokens
+    kept = ready[: ready.size - len(restarted)]
+    batch = [(int(i), 1 if requests.is_prefilled[i] else min(int(left[i]), 7)) for i in kept]
+    room = engine.max_num_seqs - engine.num_running
+    return [*restarted, *batch, *((int(i), min(int(left[i]), 7)) for i in waiting[::-1][:room])]
+
+
+def moody_reference(replica: reference_walked.Replica, now_s: float) -> list[tuple[reference_walked.Request, int]]:
+    """`moody` on the oracle's objects."""
+    ready = list(replica.ready)
+    restarted = [(ready.pop(), 0)] if len(ready) > 2 and int(now_s * 1e6) % 5 == 0 else []
+    batch = [(r, 1 if r.is_prefilled else min(r.to_prefill, 7)) for r in ready]
+    room = replica.settings.max_num_seqs - len(replica.holding)
+    young = list(replica.waiting)[::-1][: max(room, 0)]
+    return [*restarted, *batch, *((r, min(r.to_prefill, 7)) for r in young)]
+
+
+@settings(max_examples=cases_to_try(100))
+@given(cases())
+def test_a_users_policy_equals_the_oracles(case: Case) -> None:
+    settings = case.settings._replace(
+        scheduler=walked_state.USER,
+        num_blocks=10_000,
+        watermark_blocks=0,
+        reserved_blocks=0,
+        max_num_batched_tokens=7 * case.settings.max_num_seqs,
+        max_batch_seqs=case.settings.max_num_seqs,
+        loses_prompts=0,
+    )
+    case = replace(case, settings=settings)
+    run = walk(settings, case.records(), case.cost, policy=moody)
+    requests, batches = run_oracle(case, moody_reference)
+    assert_equal_times(run, requests)
+    assert len(run.steps) == len(batches)
+
+
+def test_a_batch_that_leaks_its_blocks_leaves_room_for_one() -> None:
+    """FasterTransformer as Vidur has it frees the blocks of a batch's last step only; the right one all of them.
+
+    Four requests fill the pool and three of them end early: then only one fits at a time, for good.
+    """
+    settings = WalkedSettings(
+        scheduler=walked_state.FASTER_TRANSFORMER,
+        num_replicas=1,
+        num_stages=1,
+        max_num_seqs=4,
+        max_batch_seqs=4,
+        max_num_batched_tokens=100,
+        block_size=16,
+        num_blocks=8,
+        reserved_blocks=2,
+    )
+    n = 12
+    outputs = np.arange(n) % 4 + 1
+    records = [state.new_requests(np.zeros(n), np.full(n, 8), outputs, np.zeros(n, np.int64)) for _ in range(2)]
+    cost = random_cost(np.random.default_rng(0), 4, 400, False)
+    right = walk(settings, records[0], cost)
+    leaky = walk(settings._replace(leaks_blocks=1), records[1], cost)
+    assert right.walks["num_blocks"].sum() == 0
+    assert leaky.walks["num_blocks"].sum() == 3 * 2
+    assert right.steps["num_running"].max() == leaky.steps["num_running"].max() == 4
+    first_batch_s = leaky.requests["finish_s"][:4].max()
+    assert leaky.steps["num_running"][leaky.steps["start_s"] >= first_batch_s].max() == 1
+    assert right.requests["finish_s"].max() < leaky.requests["finish_s"].max()
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "settings", "message"),
+    [
+        ("lightllm", {}, "5,000 input tokens; lightllm runs a prompt whole, in a batch of 4,096"),
+        ("vllm_v0", {"max_num_batched_tokens": 5050}, r"5,000 input tokens \(5,099 if it is restarted at its end\)"),
+        ("sarathi", {"scheduling_policy": "priority"}, "sarathi knows no priority order"),
+        ("orca", {"long_prefill_token_threshold": 64}, "the scheduler orca does not read it"),
+    ],
+)
+def test_what_a_scheduler_cannot_run_is_refused(scheduler: str, settings: dict[str, object], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        wt.simulate(five_thousand(scheduler, settings))
+
+
+@pytest.mark.parametrize("scheduler", ["orca", "faster_transformer", "vllm_v0"])
+def test_long_prompts_run_whole_where_nothing_caps_them(scheduler: str) -> None:
+    assert wt.simulate(five_thousand(scheduler, {})).summary.num_requests == 4
+
+
+def five_thousand(scheduler: str, settings: dict[str, object]) -> wt.Scenario:
+    return wt.scenario(
+        model="llama-3.1-8b",
+        device="h100_sxm",
+        scheduler=scheduler,
+        input_tokens=5000,
+        output_tokens=100,
+        rate_per_s=1,
+        num_requests=4,
+        settings={f"deployment.engine.{name}": value for name, value in settings.items()},
+    )
+
+
+def test_an_explicit_prefix_cache_is_refused_where_there_is_none() -> None:
+    shared = {
+        "workload.shared_prompts": {"tokens": 500},
+        "deployment.engine.enable_prefix_caching": True,
+    }
+    scenario = wt.scenario(
+        model="llama-3.1-8b",
+        device="h100_sxm",
+        scheduler="sarathi",
+        input_tokens=600,
+        output_tokens=10,
+        rate_per_s=1,
+        num_requests=4,
+        settings=shared,
+    )
+    with pytest.raises(InputError, match="has no prefix cache"):
+        wt.simulate(scenario)
+
+
+@pytest.mark.parametrize(
+    ("answer", "problem"),
+    [
+        ([(0, 1), (0, 1)], "chose request 0 twice"),
+        ([(7, 1)], "neither waits at this replica nor is ready"),
+        ([(99, 1)], "neither waits at this replica nor is ready"),
+        ([(0, 11)], "more tokens than it has left"),
+        ([(0, -1)], "no tokens, or fewer"),
+        ([(0, 10), (1, 10)], "free KV blocks"),
+        ("abc", "returned 'abc'"),
+        ([(0, 1, 2)], "returned"),
+    ],
+)
+def test_a_policy_that_returns_nonsense_is_told_so(answer: object, problem: str) -> None:
+    settings = WalkedSettings(walked_state.USER, 1, 1, 8, 8, 100, block_size=1, num_blocks=15)
+    ten = np.full(3, 10)
+    records = state.new_requests(np.zeros(3), ten, ten, np.zeros(3, np.int64))
+    cost = random_cost(np.random.default_rng(0), 8, 108, overlaps=False)
+    with pytest.raises(InputError, match=problem):
+        walk(settings, records, cost, policy=lambda *_: answer)
+
+
+def test_a_policy_that_raises_is_named_with_its_line() -> None:
+    settings = WalkedSettings(walked_state.USER, 1, 1, 8, 8, 100, block_size=1, num_blocks=50)
+    records = state.new_requests(np.zeros(1), np.ones(1, np.int64), np.ones(1, np.int64), np.zeros(1, np.int64))
+    cost = random_cost(np.random.default_rng(0), 8, 108, overlaps=False)
+
+    def divides(*arguments: np.ndarray) -> list[tuple[int, int]]:
+        return [(0, 1 // len(arguments[2]))]
+
+    with pytest.raises(InputError, match="divides failed at 0 s: ZeroDivisionError") as caught:
+        walk(settings, records, cost, policy=divides)
+    assert caught.value.hint is not None
+    assert "test_walked.py, line" in caught.value.hint
+
+
+def test_a_policy_is_loaded_by_name() -> None:
+    assert load_policy("operator:add")(1, 2) == 3  # type: ignore[call-arg, arg-type]
+    with pytest.raises(InputError, match="has no function 'ad'"):
+        load_policy("operator:ad")
+    with pytest.raises(InputError, match="cannot be imported"):
+        load_policy("no_such_module_here:f")

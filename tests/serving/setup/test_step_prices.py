@@ -1,0 +1,326 @@
+"""The arrays that the serving loop reads must say what the estimator says, at the points priced and between them."""
+
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from oracles.serving.cost import Prices
+from windtunnel.catalog import model
+from windtunnel.model.forward import (
+    Shard,
+    StepBatch,
+    decode_launches,
+    head_launches,
+    prefill_launches,
+    token_launches,
+)
+from windtunnel.model.operators import Launch, Op, Size
+from windtunnel.model.parallelism import Parallelism
+from windtunnel.model.precision import Format, Precision
+from windtunnel.pricing.estimator import COVERAGES, Coverage, Estimate
+from windtunnel.serving.deployment import EngineSettings, Speculative
+from windtunnel.serving.scenario import resolve
+from windtunnel.serving.setup.estimators import estimator_for, shard_of
+from windtunnel.serving.setup.step_prices import (
+    batch_nodes,
+    geometric_nodes,
+    graph_sizes,
+    lower_steps,
+    num_launches,
+    padded_sizes,
+    price_step,
+    recorded_steps,
+    token_nodes,
+)
+from windtunnel.serving.shorthand import scenario
+from windtunnel.serving.state.records import StepCost
+
+MAX_MODEL_LEN, MAX_NUM_SEQS, MAX_TOKENS = 8192, 256, 4096
+
+DEPLOYMENTS: dict[str, dict[str, Any]] = {
+    "dense": {"model": "meta-llama/Llama-3.1-8B"},
+    "experts": {"model": "Qwen/Qwen3-30B-A3B", "tp": 4, "ep": 4},
+    "latent": {"model": "deepseek-ai/DeepSeek-V2-Lite", "quant": "fp8"},
+}
+
+
+class Priced:
+    """A deployment with its estimator and what it was lowered to."""
+
+    def __init__(self, name: str) -> None:
+        made = scenario(
+            device="h100_sxm",
+            rate_per_s=1,
+            input_tokens=1,
+            output_tokens=1,
+            max_num_seqs=MAX_NUM_SEQS,
+            max_num_batched_tokens=MAX_TOKENS,
+            **DEPLOYMENTS[name],
+        )
+        setup = resolve(made)
+        self.engine, self.device, self.shard = setup.engine, setup.device, shard_of(setup)
+        self.estimator = estimator_for(setup)
+        self.lowered = lower_steps(self.estimator, setup.device, self.shard, setup.engine, MAX_MODEL_LEN)
+
+    def seconds(self, launches: list[Launch]) -> float:
+        return sum(float(np.asarray(self.estimator.estimate(x.op).seconds) * x.count * x.adds) for x in launches)
+
+
+@cache
+def priced(name: str) -> Priced:
+    return Priced(name)
+
+
+def looked_up(cost: StepCost, batch: StepBatch) -> float:
+    """A step's device time as the loop adds it up, by its plain twin: Python cannot call compiled inner functions."""
+    plain = Prices(cost)
+    context = batch.decode_requests * batch.decode_context_tokens
+    attention_s = plain.decode_attention_s(batch.decode_requests, round(context))
+    if not batch.prefill_tokens:
+        return float(cost.decode_token_s[batch.decode_requests] + attention_s)
+    attention_s += plain.prefill_attention_s(batch.prefill_tokens, batch.prefill_pairs)
+    return float(cost.mixed_token_s[batch.num_tokens] + cost.sample_s[batch.sampled] + attention_s)
+
+
+@pytest.mark.parametrize("name", DEPLOYMENTS)
+def test_steps_with_prefill_cost_what_their_operators_cost(name: str) -> None:
+    one, rng = priced(name), np.random.default_rng(1)
+    errors = []
+    for _ in range(40):
+        decodes, chunk = int(rng.integers(0, MAX_NUM_SEQS)), int(rng.integers(1, MAX_TOKENS - MAX_NUM_SEQS))
+        done = int(rng.integers(0, MAX_MODEL_LEN - chunk))
+        context = float(rng.integers(1, MAX_MODEL_LEN)) if decodes else 0.0
+        batch = StepBatch(decodes, context, chunk, chunk * (done + chunk / 2), decodes + 1)
+        exact = sum(x.device_s for x in price_step(one.estimator, one.shard, batch))
+        errors.append((looked_up(one.lowered.cost, batch) - one.lowered.unhidden_s[batch.sampled]) / exact - 1)
+    # What is left are steps of kv_b_proj and of grouped experts between the points priced.
+    median, p90, most = np.percentile(np.abs(errors), (50, 90, 100))
+    assert median < 0.002
+    assert p90 < 0.012
+    assert most < 0.06
+
+
+def test_steps_in_piecewise_graphs_launch_attention_and_what_is_between() -> None:
+    one = priced(next(iter(DEPLOYMENTS)))
+    graphs = EngineSettings(max_cudagraph_capture_size=512, piecewise_cudagraphs=True)
+    inside, beyond = num_launches(one.shard, graphs, np.array([512, 513]))
+    layers = one.shard.model.num_layers
+    assert 3 * layers < inside < 3 * layers + 5
+    assert beyond == num_launches(one.shard, EngineSettings(max_cudagraph_capture_size=512), 512) > 9 * layers
+
+
+def test_sglang_captures_chunks_in_pieces_where_it_can() -> None:
+    """A graph, a write and a kernel an attention, a collective and a graph behind it; latent attention to 2,048 tokens;
+    models and layouts that SGLang leaves out are launched kernel by kernel.
+    """
+    eager = EngineSettings(name="sglang", max_cudagraph_capture_size=512)
+    graphs = msgspec.structs.replace(eager, piecewise_cudagraphs=True)
+    dense = Shard(model("Qwen/Qwen3-8B"), Precision(), Parallelism(tp=2))
+    num_layers = dense.model.num_layers
+    of_head, of_collectives = 3, 2 * (2 * num_layers + 2)
+    assert num_launches(dense, graphs, 8192) == 3 * num_layers + of_collectives + of_head
+    latent = Shard(model("deepseek-ai/DeepSeek-R1-0528"), Precision(), Parallelism(tp=8))
+    assert num_launches(latent, graphs, 2048) < num_launches(latent, eager, 2048) / 2
+    assert num_launches(latent, graphs, 2049) == num_launches(latent, eager, 2049)
+    drafted = msgspec.structs.replace(
+        graphs, speculative=Speculative(method="mtp", num_draft_tokens=1, acceptance_fraction=0.5)
+    )
+    for shard, engine in (
+        (Shard(model("Qwen/Qwen3.5-397B-A17B"), Precision(), Parallelism(tp=8)), graphs),
+        (Shard(model("deepseek-ai/DeepSeek-V3.2"), Precision(), Parallelism(tp=8)), graphs),
+        (replace(latent, parallelism=Parallelism(attention_dp=8, ep=8)), graphs),
+        (replace(dense, parallelism=Parallelism(pp=2)), graphs),
+        (latent, drafted),
+    ):
+        assert num_launches(shard, engine, 1) == num_launches(shard, eager, 1)
+
+
+def test_experts_of_one_call_are_launched_by_it() -> None:
+    """TensorRT-LLM's operator, FlashInfer's where it is named or experts have four bits: two launches, else eight."""
+    shard = priced("experts").shard
+    four_bits = replace(shard, precision=msgspec.structs.replace(shard.precision, experts=Format.NVFP4))
+    one_by_one = num_launches(shard, EngineSettings(), 1)
+    for where, engine in (
+        (shard, EngineSettings(name="trtllm")),
+        (shard, EngineSettings(moe_backend="cutlass")),
+        (four_bits, EngineSettings()),
+    ):
+        assert one_by_one - num_launches(where, engine, 1) == 6 * shard.model.num_layers
+    assert num_launches(four_bits, EngineSettings(moe_backend="marlin"), 1) == one_by_one
+    as_written = num_launches(shard, EngineSettings(name="sglang"), 1)
+    named = num_launches(shard, EngineSettings(name="sglang", moe_backend="cutlass"), 1)
+    assert as_written - named == 6 * shard.model.num_layers
+
+
+def test_an_engine_that_compiles_nothing_launches_what_others_fuse() -> None:
+    """By hand, of one layer: Qwen3's norms of queries and keys, and of fp8 the inputs of its four products quantised;
+    Qwen3.5's four projections, gates and copies; latent attention's norms and copies.
+    """
+    sglang, vllm = EngineSettings(name="sglang"), EngineSettings(name="vllm")
+
+    def added(shard: Shard) -> float:
+        return float(num_launches(shard, sglang, 1) - num_launches(shard, vllm, 1))
+
+    dense = Shard(model("Qwen/Qwen3-8B"), Precision(), Parallelism())
+    num_layers = dense.model.num_layers
+    assert added(dense) == num_layers
+    assert added(replace(dense, precision=Precision(weights=Format.FP8))) == (1 + 4) * num_layers
+
+    hybrid = Shard(model("Qwen/Qwen3.5-397B-A17B"), Precision(), Parallelism(tp=8))
+    gated_delta, softmax = 45, 15
+    of_experts = 1 + 3
+    assert added(hybrid) == gated_delta * (1 + 1 + 5 + of_experts) + softmax * (1 + 3 + of_experts)
+    narrow = replace(hybrid, precision=Precision(weights=Format.FP8_BLOCK))
+    assert added(narrow) - added(hybrid) == gated_delta * (2 + 1 + 2) + softmax * (2 + 2)
+
+    latent = Shard(model("deepseek-ai/DeepSeek-R1-0528"), Precision(), Parallelism(tp=8))
+    assert added(latent) == 61 * (1 + 2) + 58 * 1
+
+
+@pytest.mark.parametrize("name", DEPLOYMENTS)
+def test_decode_steps_cost_what_their_padded_operators_cost(name: str) -> None:
+    one, rng = priced(name), np.random.default_rng(2)
+    errors = []
+    for _ in range(40):
+        decodes, context = int(rng.integers(1, MAX_NUM_SEQS + 1)), float(rng.integers(1, MAX_MODEL_LEN))
+        padded = int(padded_sizes(graph_sizes(one.engine), decodes)[-1])
+        launches = [
+            *token_launches(one.shard, padded),
+            *head_launches(one.shard, padded),
+            *decode_launches(one.shard, decodes, context),
+        ]
+        exact = one.seconds(launches)
+        step_s = looked_up(one.lowered.cost, StepBatch(decodes, context)) - one.lowered.unhidden_s[decodes]
+        errors.append(step_s / exact - 1)
+    assert np.abs(errors).max() < 0.01
+
+
+@pytest.mark.parametrize("name", DEPLOYMENTS)
+def test_the_points_priced_are_exact(name: str) -> None:
+    one = priced(name)
+    cost = one.lowered.cost
+    for tokens in (1, 64, 512, 1024, MAX_TOKENS):
+        assert cost.mixed_token_s[tokens] == pytest.approx(one.seconds(token_launches(one.shard, tokens)))
+    for row, column in ((1, 0), (64, 20), (256, -1)):
+        exact = one.seconds(decode_launches(one.shard, row, cost.context_nodes[column]))
+        assert cost.decode_attention_s[row, column] == pytest.approx(exact)
+    for row, column in ((0, 0), (20, 30), (-1, -1)):
+        chunk, length = cost.chunk_nodes[row], cost.length_nodes[column]
+        exact = one.seconds(prefill_launches(one.shard, chunk / length, length))
+        assert cost.prefill_attention_s[row, column] == pytest.approx(exact)
+
+
+def test_batches_of_one_graph_cost_the_same_but_for_attention() -> None:
+    lowered, sizes = priced("dense").lowered, graph_sizes(priced("dense").engine).tolist()
+    cost, device_s = lowered.cost, lowered.cost.decode_token_s - lowered.unhidden_s
+    for smaller, size in zip([0, *sizes], sizes, strict=False):
+        if size <= MAX_NUM_SEQS:
+            assert device_s[smaller + 1 : size + 1] == pytest.approx(device_s[size])
+            assert cost.decode_token_s[size] == pytest.approx(cost.mixed_token_s[size] + cost.sample_s[size])
+
+
+@pytest.mark.parametrize("name", DEPLOYMENTS)
+def test_parts_are_parts(name: str) -> None:
+    lowered = priced(name).lowered
+    for whole, communication, compute in (
+        (lowered.cost.decode_token_s, lowered.decode_communication_s, lowered.decode_compute_s),
+        (lowered.cost.mixed_token_s, lowered.mixed_communication_s, lowered.mixed_compute_s),
+    ):
+        assert (whole > 0).all()
+        assert (communication >= 0).all()
+        assert (compute >= 0).all()
+        assert (communication + compute <= whole * (1 + 1e-9)).all()
+    assert (lowered.mixed_communication_s[1] > 0) == (priced(name).shard.tp > 1)
+    assert lowered.mixed_compute_s[-1] > 0.5 * lowered.cost.mixed_token_s[-1] or name != "dense"
+
+
+# Padding and grids
+
+
+def test_graph_sizes_are_vllms() -> None:
+    """vllm/config/vllm.py: 1, 2, 4, by 8 to 256, by 16 beyond."""
+    sizes = graph_sizes(EngineSettings(max_cudagraph_capture_size=512)).tolist()
+    assert sizes[:6] == [1, 2, 4, 8, 16, 24]
+    assert sizes[-3:] == [480, 496, 512]
+    assert 256 in sizes
+    assert 264 not in sizes
+    assert graph_sizes(EngineSettings(max_cudagraph_capture_size=20)).tolist() == [1, 2, 4, 8, 16]
+    assert not graph_sizes(EngineSettings(max_cudagraph_capture_size=0)).size
+    assert graph_sizes(EngineSettings(cudagraph_sizes=(8, 1, 3))).tolist() == [1, 3, 8]
+
+
+def test_batches_are_padded_up_to_the_next_graph_and_not_beyond_the_last() -> None:
+    padded = padded_sizes(np.array([1, 4, 8]), 10)
+    assert padded[1:].tolist() == [1, 4, 4, 4, 8, 8, 8, 8, 9, 10]
+    assert padded_sizes(np.array([], np.int64), 3).tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("most", [1, 2, 63, 64, 100, 512, 513, 8192, 9999])
+def test_token_nodes_end_where_they_must(most: int) -> None:
+    nodes = token_nodes(most)
+    assert nodes[0] == 1
+    assert most <= nodes[-1] < most + 64
+    assert (np.diff(nodes) > 0).all()
+    assert (np.diff(nodes) <= 64).all()
+    assert set(range(1, min(most, 512))) <= set(nodes.tolist())
+    assert np.array_equal(token_nodes(20_000)[: nodes.size], nodes), "a longer grid begins alike"
+    batches = batch_nodes(most)
+    assert batches[0] == 1
+    assert most <= batches[-1] < most * 1.1 + 1
+    assert np.array_equal(batch_nodes(20_000)[: batches.size], batches)
+    assert (np.diff(batches) > 0).all()
+    assert batches.size < 64 + 8 * max(np.log2(most) - 6, 0) + 2
+
+
+def test_geometric_nodes_keep_a_quadratic_within_a_percent() -> None:
+    nodes = geometric_nodes(5000)
+    assert (nodes[0], nodes[-1]) == (1, 2 ** (50 / 4))
+    between = np.linspace(1, 5000, 4000)
+    found = np.interp(between, nodes, nodes**2)
+    assert (found / between**2 - 1).max() < 0.0076
+
+
+# What else is in a step
+
+
+class OneSecond:
+    """Every operator takes a second, so that a step counts its launches."""
+
+    def estimate(self, op: Op) -> Estimate:
+        shape = np.broadcast_shapes(*(np.shape(getattr(op, axis)) for axis in op.axes))
+        seconds: Size = np.ones(shape) if shape else 1.0
+        return Estimate(seconds, Coverage.MEASURED, "a second", 0.0)
+
+
+def test_every_launch_of_a_step_is_counted_once() -> None:
+    one = priced("dense")
+    engine = EngineSettings(max_num_seqs=4, max_num_batched_tokens=8, max_cudagraph_capture_size=2)
+    cost = lower_steps(OneSecond(), one.device, one.shard, engine, 64).cost
+    # A layer: two norms, qkv, rope, cache write, o, gate-up, activation, down; then the last norm and the embedding.
+    assert np.unique(cost.mixed_token_s).tolist() == [32 * 9 + 2]
+    assert np.unique(cost.sample_s).tolist() == [2]
+    assert np.unique(cost.decode_token_s).tolist() == [32 * 9 + 2 + 2]
+    assert np.unique(cost.decode_attention_s).tolist() == [32]
+    assert np.unique(cost.prefill_attention_s).tolist() == [32]
+    assert (cost.decode_token_s.size, cost.mixed_token_s.size) == (4 + 1, 8 + 4 + 1)
+
+
+def test_prices_say_where_they_come_from() -> None:
+    one = priced("experts")
+    steps = price_step(one.estimator, one.shard, StepBatch(8, 500, 0, 0, 8))
+    assert all(x.device_s > 0 and x.estimate.source and x.estimate.coverage in COVERAGES for x in steps)
+    (experts,) = [x for x in steps if x.launch.name == "experts"]
+    assert experts.device_s == pytest.approx(float(experts.estimate.seconds) * 48)
+
+
+def test_recorded_steps_ignore_the_batch() -> None:
+    durations: NDArray[np.float64] = np.array([0.1, 0.2])
+    cost = recorded_steps(durations, EngineSettings(max_num_seqs=3))
+    np.testing.assert_array_equal(cost.recorded_step_s, durations)
+    assert Prices(cost).decode_attention_s(3, 300) == 0
+    assert cost.decode_token_s.size == 4

@@ -1,0 +1,111 @@
+"""Calibrations are found by engine and device, refused for another engine, and say what they do not cover."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from windtunnel import catalog
+from windtunnel.errors import InputError
+from windtunnel.schema import encode
+from windtunnel.serving.calibration import (
+    Calibration,
+    calibration_for,
+    load_calibration,
+    outside,
+)
+
+RAW = {
+    "engine": "vllm",
+    "device": "h100_sxm",
+    "host": {"step_s": "2.5ms", "request_s": "30us"},
+    "factors": {"gemm.memory": 1.05},
+    "spread": {"tpot": {"p10": 0.9, "p50": 1.0, "p90": 1.1, "num_runs": 20}},
+    "provenance": {
+        "fitted_on": "runs.csv",
+        "num_runs": 20,
+        "num_configurations": 4,
+        "models": ["a"],
+        "devices": ["h100_sxm"],
+        "formats": ["fp8"],
+        "versions": ["0.19.0"],
+    },
+}
+
+INFERRED = {
+    "device": "h100_sxm",
+    "version": "0.19.0",
+    "model": "meta-llama/Llama-3.1-8B",
+    "num_runs": 2,
+    "num_configurations": 1,
+}
+
+
+def saved(folder: Path, **changed: object) -> str:
+    path = folder / "profile.yaml"
+    path.write_text(yaml.safe_dump({**RAW, **changed}), encoding="utf-8")
+    return str(path)
+
+
+def test_a_file_is_read_with_its_units_and_written_back_equal(tmp_path: Path) -> None:
+    found = load_calibration(saved(tmp_path))
+    assert found.host.step_s == 2.5e-3
+    again = tmp_path / "again.yaml"
+    again.write_text(yaml.safe_dump(encode(found)), encoding="utf-8")
+    assert load_calibration(str(again)) == found
+
+
+def test_the_engine_must_be_the_calibrations(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="is of vllm, and the engine is sglang"):
+        calibration_for("sglang", "h100_sxm", "0.5.9", saved(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"factors": {"gemm.memory": 0.0}}, "more than 0"),
+        ({"spread": {"latency": {"p10": 1, "p50": 1, "p90": 1, "num_runs": 1}}}, "no spread of 'latency'"),
+        ({"spread": {"tpot": {"p10": 2, "p50": 1, "p90": 1, "num_runs": 1}}}, "do not ascend"),
+        ({"factor": {}}, "unknown key"),
+        ({"inferred": [{**INFERRED, "settings": {"max_num_seqs": 12.5}}]}, "settings.max_num_seqs cannot be 12.5"),
+        ({"inferred": [{**INFERRED, "settings": {"gpu_memory_utilization": 7}}]}, "utilization cannot be 7"),
+        ({"inferred": [{**INFERRED, "settings": {"most_seqs": 8}}]}, "most_seqs is no setting"),
+        ({"reserve": {"reserved_bytes": -1, "num_runs": 2, "num_configurations": 1}}, "at least 0"),
+    ],
+)
+def test_a_malformed_file_is_refused(tmp_path: Path, changed: dict[str, object], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        load_calibration(saved(tmp_path, **changed))
+
+
+def test_none_turns_it_off_and_an_unknown_name_is_refused() -> None:
+    off = calibration_for("vllm", "h100_sxm", "0.18.0", "none")
+    assert (off.calibration, off.reason) == (None, "none was asked for")
+    with pytest.raises(InputError, match="no calibration 'vlm-h100'"):
+        calibration_for("vllm", "h100_sxm", "0.18.0", "vlm-h100")
+
+
+def test_a_shipped_one_is_taken_for_versions_between_those_of_its_runs() -> None:
+    versions = load_calibration("vllm").provenance.versions
+    assert "" not in versions
+    inside = calibration_for("vllm", "a100_sxm", "0.17.1")
+    assert inside.name == "vllm"
+    for version in ("0.9.0", "0.24.0", "nightly"):
+        outside_of_them = calibration_for("vllm", "a100_sxm", version)
+        assert outside_of_them.calibration is None
+        assert f"version {version} lies outside those measured" in outside_of_them.reason
+        assert "--calibration vllm" in outside_of_them.reason
+
+
+def test_what_lies_outside_is_said(tmp_path: Path) -> None:
+    found: Calibration = load_calibration(saved(tmp_path))
+    assert outside(found, "h100_sxm", "a", ("fp8",), "0.19.0") == []
+    assert len(outside(found, "h200_sxm", "b", ("nvfp4",), "0.24.0")) == 4
+
+
+@pytest.mark.parametrize("name", catalog.names("calibrations"))
+def test_shipped_ones_carry_their_record(name: str) -> None:
+    found = load_calibration(name)
+    assert name == (found.engine if found.device is None else f"{found.engine}-{found.device}")
+    assert found.provenance.num_runs > 0
+    assert found.provenance.median_error["tpot"] > 0

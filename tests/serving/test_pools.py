@@ -1,0 +1,416 @@
+"""Pools joined by handovers: the compiled loop against plain Python, conservation, and limits that are known."""
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from effort import cases_to_try
+from oracles.serving.pools import Journey, ReferencePools
+from oracles.serving.state import Request, Step
+from serving.loop.test_oracle import Case as OnePool
+from serving.loop.test_oracle import (
+    chains,
+    expanded,
+    give_tenants,
+    random_cost,
+    random_sessions,
+    random_tiers,
+    windows_of,
+)
+from windtunnel.metrics.records import Table
+from windtunnel.metrics.summary import itl_distribution
+from windtunnel.serving.pools import run_pools
+from windtunnel.serving.runners.batched import run_loop
+from windtunnel.serving.setup.kv_retention import Keeping
+from windtunnel.serving.state import records as state
+from windtunnel.serving.state.pools import (
+    BOTH,
+    DECODE,
+    PREFILL,
+    PoolPlan,
+    Pools,
+    Travel,
+)
+from windtunnel.workload.generate.requests import PrefixArrays, RequestArrays
+
+ROLES = ((PREFILL, DECODE), (PREFILL, DECODE, BOTH), (PREFILL, BOTH), (BOTH, BOTH), (PREFILL, PREFILL, DECODE, DECODE))
+
+
+@dataclass
+class Case:
+    """Some pools and some requests, small enough to shrink."""
+
+    plans: list[PoolPlan]
+    travel: Travel
+    requests: RequestArrays
+    speculation: state.Speculation | None = None
+    keeping: list[Keeping] = field(default_factory=list)
+
+
+@st.composite
+def cases(draw: st.DrawFn, have_windows: bool = False) -> Case:
+    """With windows or without: the loop is compiled for either."""
+    n = draw(st.integers(1, 30))
+    inputs = np.array(draw(st.lists(st.integers(1, 60), min_size=n, max_size=n)))
+    outputs = np.array(draw(st.lists(st.integers(1, 40), min_size=n, max_size=n)))
+    concurrency = draw(st.sampled_from([0, 0, 1, 3, 8]))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    gap_s = draw(st.sampled_from([0.0, 0.001, 0.01, 0.1]))
+    shared = {
+        "concurrency": concurrency,
+        "num_warmup": min(n, draw(st.integers(0, 5))) if concurrency else 0,
+        "frontend_s": draw(st.sampled_from([0.0, 0.004])),
+        "router": draw(st.integers(0, len(state.ROUTERS) - 1)),
+        "seed": draw(st.integers(0, 2**32)),
+    }
+    roles = draw(st.sampled_from(ROLES))
+    pools = [draw(plans(role, inputs + outputs, shared, rng, have_windows)) for role in roles]
+    # SGLang's prefill batches never preempt: its decode side cannot compute anything of a prompt.
+    samples_first = 0 if any(pool.settings.scheduler == state.SGLANG for pool in pools) else draw(st.integers(0, 1))
+    return Case(
+        plans=pools,
+        travel=Travel(
+            decode_router=draw(st.integers(0, len(state.ROUTERS) - 1)),
+            local_tokens=draw(st.sampled_from([0, 0, 10, 30])),
+            decode_samples_first=samples_first,
+            decode_streams_first=0 if samples_first else draw(st.integers(0, 1)),
+            bytes_per_token=draw(st.sampled_from([0.0, 1e3, 1e5])),
+            bytes_per_request=draw(st.sampled_from([0.0, 1e5])),
+            latency_s=draw(st.sampled_from([0.0, 1e-3, 0.05])),
+            tail_fraction=draw(st.sampled_from([1.0, 0.1])),
+        ),
+        requests=RequestArrays(
+            arrival_s=np.cumsum(rng.exponential(gap_s, n)) if gap_s else np.zeros(n),
+            input_tokens=inputs,
+            output_tokens=outputs,
+            priority=rng.integers(0, 3, n),
+            concurrency=concurrency,
+            tenant=rng.integers(0, min(n, 3), n),
+            ttft_limit_s=rng.choice([0.05, 1.0, np.inf], n),
+        ),
+    )
+
+
+@st.composite
+def plans(
+    draw: st.DrawFn,
+    role: int,
+    lengths: np.ndarray,
+    shared: dict[str, float],
+    rng: np.random.Generator,
+    have_windows: bool,
+) -> PoolPlan:
+    scheduler = draw(st.sampled_from([state.VLLM_V1, state.VLLM_V1, state.TRTLLM, state.SGLANG]))
+    block_size = draw(st.sampled_from([1, 2, 4, 16]))
+    fixed = draw(st.sampled_from([0, 0, 2]))
+    largest = int((-(-lengths // block_size)).max()) + fixed
+    chunked = draw(st.booleans())
+    max_num_seqs, num_stages = draw(st.integers(1, 12)), draw(st.sampled_from([1, 1, 2]))
+    max_num_batched_tokens = draw(st.integers(2, 80)) if chunked else 100
+    windows = draw(windows_of(largest)) if have_windows else {}
+    own = state.Settings(
+        scheduler=scheduler,
+        num_replicas=draw(st.integers(1, 3)),
+        ranks_per_replica=draw(st.sampled_from([1, 1, 2])),
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        long_prefill_token_threshold=draw(st.sampled_from([0, 0, 7, 20])),
+        chunked_prefill=int(chunked),
+        max_prefill_tokens=draw(st.integers(30, 200)),
+        queue_order=draw(st.integers(0, len(state.QUEUE_ORDERS) - 1)) if scheduler == state.VLLM_V1 else 0,
+        block_size=block_size,
+        num_blocks=windows.get("num_groups", 1) * (largest + draw(st.integers(0, 3 * largest))),
+        blocks_per_request=fixed,
+        schedule_conservativeness=draw(st.sampled_from([0.5, 1.0, 1.3])),
+        receive_interval_steps=draw(st.sampled_from([1, 1, 3, 10])),
+        num_stages=num_stages,
+        batch_wait_steps=draw(st.sampled_from([0, 2, 5])) if scheduler == state.TRTLLM else 0,
+        batch_wait_tokens=draw(st.integers(1, 100)),
+        balance_steps=draw(st.sampled_from([0, 2, 7])) if scheduler == state.TRTLLM and num_stages == 1 else 0,
+        balance_wait_steps=draw(st.sampled_from([0, 0, 3])),
+        **windows,
+        **shared,
+    )
+    cost = random_cost(rng, max_num_seqs, max_num_batched_tokens, draw(st.booleans()))
+    return PoolPlan(own, cost, role, draw(st.sampled_from([1e6, 1e8, np.inf])), draw(st.sampled_from([1.0, 1.0, 8.0])))
+
+
+def run_oracle(case: Case) -> tuple[list[Request], dict[int, Journey], list[Step]]:
+    arrays = case.requests
+    requests = [
+        Request(i, float(arrival), int(inputs), int(outputs), int(priority))
+        for i, (arrival, inputs, outputs, priority) in enumerate(
+            zip(arrays.arrival_s, arrays.input_tokens, arrays.output_tokens, arrays.priority, strict=True)
+        )
+    ]
+    give_tenants(requests, arrays)
+    if arrays.previous is not None and arrays.think_s is not None and arrays.session is not None:
+        for request, previous, think_s, session in zip(
+            requests, arrays.previous, arrays.think_s, arrays.session, strict=True
+        ):
+            request.previous, request.think_s, request.session = int(previous), float(think_s), int(session)
+    if arrays.prefixes is None:
+        nobody, nothing = np.full(arrays.arrival_s.size, -1), np.zeros(0, np.int64)
+        arrays = replace(arrays, prefixes=PrefixArrays(nothing, nothing, nobody, nobody))
+    own = [
+        chains(OnePool(plan.settings, plan.cost, arrays, kept.anywhere))
+        for plan, kept in zip(case.plans, case.keeping, strict=False)
+    ]
+    below = [(kept.tiers, kept.load_overlaps) for kept in case.keeping]
+    reference = ReferencePools(case.plans, case.travel, requests, case.speculation, own, below)
+    steps = reference.run()
+    return requests, reference.journeys, steps
+
+
+def run_compiled(case: Case) -> tuple[np.ndarray, Pools, Table]:
+    records, pools, steps, *_ = run_pools(
+        case.plans, case.travel, case.requests, speculation=case.speculation, keeping=case.keeping
+    )
+    return records, pools, steps
+
+
+@st.composite
+def speculative_cases(draw: st.DrawFn) -> Case:
+    """Cases in which a decode step gives several tokens."""
+    case = draw(cases(have_windows=True))
+    speculation = state.Speculation(3, draw(st.floats(1.0, 3.0)))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    lengths = case.requests.input_tokens + case.requests.output_tokens + 3
+    made = []
+    for plan in case.plans:
+        s = plan.settings
+        largest = int((-(-lengths // s.block_size)).max()) + s.blocks_per_request
+        s = s._replace(
+            num_stages=1,
+            num_blocks=s.num_groups * (largest + draw(st.integers(0, 3 * largest))),
+            num_window_blocks=s.window_pool * (largest + draw(st.integers(0, largest))),
+            max_num_batched_tokens=max(s.max_num_batched_tokens, 3),
+        )
+        cost = random_cost(rng, s.max_num_seqs, s.max_num_batched_tokens + 3 * s.max_num_seqs, draw(st.booleans()))
+        cost = cost._replace(
+            sample_s=1e-4 + 1e-6 * np.arange(3 * s.max_num_seqs + 1.0), draft_s=1e-4 * np.arange(s.max_num_seqs + 1.0)
+        )
+        made.append(plan._replace(settings=s, cost=cost))
+    return replace(case, plans=made, speculation=speculation)
+
+
+@st.composite
+def caching_cases(draw: st.DrawFn) -> Case:
+    """Cases whose prompts share beginnings and whose requests may be turns of a session; some pools have caches."""
+    case = draw(cases(have_windows=True))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    num_warmup = max(plan.settings.num_warmup for plan in case.plans)
+    requests = random_sessions(
+        rng, case.requests, num_warmup, draw(st.sampled_from([0.0, 0.5, 0.9])), draw(st.booleans())
+    )
+    whole = requests.input_tokens + requests.output_tokens
+    made = []
+    for plan in case.plans:
+        s = plan.settings
+        largest = int((-(-whole // s.block_size)).max()) + s.blocks_per_request
+        # These prompts may hold what another request is about to write: it then keeps the copy in the cache beside its
+        # own, and SGLang spares the last request that decodes.
+        least = 2 * largest if s.scheduler == state.SGLANG else largest
+        budget = s.max_num_batched_tokens if s.chunked_prefill else max(s.max_num_batched_tokens, int(whole.max()))
+        s = s._replace(
+            longest_prefix_first=int(draw(st.booleans())),
+            num_blocks=s.num_groups * (least + draw(st.integers(0, 3 * largest))),
+            num_window_blocks=s.window_pool * (least + draw(st.integers(0, largest))),
+            # Of what is cached the groups without a window are counted, and there is one of them.
+            num_window_groups=s.num_groups - 1,
+            max_num_batched_tokens=budget,
+        )
+        made.append(plan._replace(settings=s, cost=random_cost(rng, s.max_num_seqs, budget, draw(st.booleans()))))
+    caching = [draw(st.sampled_from([True, True, False])) for _ in made]
+    caching = caching if any(caching) else [True] * len(made)
+    keeping = [Keeping(caches, load_overlaps=draw(st.booleans())) for caches in caching]
+    if draw(st.booleans()):
+        keeping = random_lower_tiers(draw, rng, made, keeping)
+    return replace(case, plans=made, requests=requests, keeping=keeping)
+
+
+def random_lower_tiers(
+    draw: st.DrawFn, rng: np.random.Generator, plans: list[PoolPlan], keeping: list[Keeping]
+) -> list[Keeping]:
+    """Tiers below the pools that cache; those with blocks of one size may share a store."""
+    found = []
+    for plan, kept in zip(plans, keeping, strict=True):
+        tiers = random_tiers(rng, draw(st.integers(0, 2)) if kept.on_device else 0, plan.settings)
+        stored = tiers.size > 0 and draw(st.booleans())
+        if stored:
+            tiers[-1].store = 1 + plan.settings.block_size
+            tiers[-1].ranks_per_pool = 10**6
+            tiers[-1].capacity_blocks = 1 + 10 * plan.settings.block_size
+        found.append(replace(kept, tiers=tiers))
+    return found
+
+
+@st.composite
+def preempting_cases(draw: st.DrawFn) -> Case:
+    """Cases of prompts that share nothing, in pools that cache: preempted requests find their own blocks."""
+    case = draw(caching_cases())
+    return replace(case, requests=replace(case.requests, prefixes=None))
+
+
+@settings(max_examples=cases_to_try(300))
+@given(st.one_of(cases(), speculative_cases()))
+def test_loop_equals_the_oracle(case: Case) -> None:
+    assert_equal_to_the_oracle(case)
+
+
+@settings(max_examples=cases_to_try(250))
+@given(caching_cases())
+def test_cached_prefixes_and_sessions_equal_the_oracles(case: Case) -> None:
+    assert_equal_to_the_oracle(case)
+
+
+@settings(max_examples=cases_to_try(100))
+@given(preempting_cases())
+def test_preempted_requests_find_their_own_blocks_as_the_oracles_do(case: Case) -> None:
+    assert_equal_to_the_oracle(case, shares=False)
+
+
+def assert_equal_to_the_oracle(case: Case, shares: bool = True) -> None:
+    requests, journeys, reference_steps = run_oracle(case)
+    records, pools, steps = run_compiled(case)
+    for name in ("arrival_s", "scheduled_s", "first_token_s", "finish_s", "num_preemptions", "output_tokens"):
+        np.testing.assert_array_equal(records[name], [getattr(request, name) for request in requests], err_msg=name)
+    for i, journey in enumerate(pools.journeys):
+        for name in ("handed_s", "transfer_start_s", "transfer_end_s"):
+            expected = getattr(journeys[i], name) if i in journeys else np.nan
+            np.testing.assert_equal(journey[name], expected)
+    if case.keeping and shares:
+        found = [max(request.cached_tokens, 0) for request in requests]
+        np.testing.assert_array_equal(pools.journeys.cached_tokens, found)
+    by_step = expanded(steps)
+    num_replicas = sum(plan.settings.num_replicas for plan in case.plans)
+    for replica in range(num_replicas):
+        mine = by_step["replica"] == replica
+        theirs = [step for step in reference_steps if step.replica == replica]
+        # A decoding request counts as one in either, whatever it gains.
+        tokens = by_step["decode_tokens"][mine] + by_step["prefill_tokens"][mine]
+        np.testing.assert_array_equal(tokens, [sum(step.scheduled.values()) for step in theirs])
+    assert steps["used_blocks"].max() == max(step.used_blocks for step in reference_steps)
+
+
+@settings(max_examples=cases_to_try(150))
+@given(cases())
+def test_inter_token_latency_equals_the_oracles(case: Case) -> None:
+    _, _, reference_steps = run_oracle(case)
+    _, _, steps = run_compiled(case)
+    gaps_s = np.array([gap for step in reference_steps for gap in step.gaps_s])
+    found = itl_distribution(steps)
+    if gaps_s.size:
+        assert found is not None
+        assert found.mean == pytest.approx(gaps_s.mean(), rel=5e-3)
+
+
+@settings(max_examples=cases_to_try(200))
+@given(cases())
+def test_invariants(case: Case) -> None:
+    records, pools, steps = run_compiled(case)
+    for pool in pools.pools:
+        assert (pools.ranks[pool.first_rank : pool.end_rank].free_blocks == pool.num_blocks).all()
+        windows = pools.ranks[pool.first_rank : pool.end_rank].free_window_blocks
+        assert (windows == pool.num_window_blocks).all()
+        mine = (steps["replica"] >= pool.first_replica) & (steps["replica"] < pool.end_replica)
+        assert (steps["used_blocks"][mine] <= pool.num_blocks * pool.ranks_per_replica).all()
+        assert (steps["num_running"][mine] <= pool.max_num_seqs * pool.ranks_per_replica).all()
+        assert not pool.hands_over or (steps["decode_tokens"][mine] == 0).all()
+    assert (pools.ranks.num_outstanding == 0).all()
+    assert (pools.ranks.remaining_tokens == 0).all()
+    assert (pools.handovers.num_pulled == 0).all()
+    assert (records["arrival_s"] <= records["scheduled_s"]).all()
+    assert (records["scheduled_s"] < records["first_token_s"]).all()
+    assert (records["first_token_s"] <= records["finish_s"]).all()
+
+    moved = ~np.isnan(pools.journeys.handed_s)
+    journeys = pools.journeys[moved]
+    assert (journeys.transfer_end_s >= journeys.handed_s).all()
+    assert (records["finish_s"][moved] > journeys.transfer_end_s).all()
+    if not case.travel.decode_samples_first:
+        if case.travel.decode_streams_first:
+            assert (records["first_token_s"][moved] >= journeys.transfer_end_s).all()
+        else:
+            np.testing.assert_array_equal(records["first_token_s"][moved], journeys.handed_s)
+        emitted = (steps["decode_tokens"] * steps["num_steps"]).sum() + steps["resumed_tokens"].sum()
+        assert emitted == (case.requests.output_tokens - 1).sum()
+
+
+@settings(max_examples=cases_to_try(100))
+@given(cases())
+def test_pools_that_do_everything_are_one_pool(case: Case) -> None:
+    """Equal pools of role `both` are the replicas of one deployment, to the bit."""
+    plan = case.plans[0]._replace(role=BOTH)
+    records, _, steps, *_ = run_pools([plan, plan], case.travel._replace(local_tokens=0), case.requests)
+    whole = plan.settings._replace(num_replicas=2 * plan.settings.num_replicas)
+    expected, expected_steps, _ = run_loop(whole, plan.cost, case.requests)
+    for name in set(records.dtype.names) - {"lane"}:  # lanes are counted in each pool
+        np.testing.assert_array_equal(records[name], expected[name], err_msg=name)
+    for name in steps.columns:
+        np.testing.assert_array_equal(steps[name], expected_steps[name], err_msg=name)
+
+
+@settings(max_examples=cases_to_try(100))
+@given(cases())
+def test_time_to_first_token_is_that_of_prefill_alone(case: Case) -> None:
+    """Where transfers take no time and the decode side has room for all, prefill never waits for it."""
+    if case.requests.concurrency:
+        return
+    prefill, decode = case.plans[0]._replace(role=PREFILL, link_bytes_per_s=np.inf), case.plans[-1]
+    ample = decode.settings._replace(
+        num_blocks=10**6, max_num_seqs=len(case.requests.arrival_s), max_num_batched_tokens=10**4, num_stages=1
+    )
+    rng = np.random.default_rng(0)
+    roomy = PoolPlan(ample, random_cost(rng, ample.max_num_seqs, ample.max_num_batched_tokens, False), DECODE)
+    # The decode side looks at its queue when it forms a batch; until then blocks are held, which must not matter.
+    prefill = prefill._replace(settings=prefill.settings._replace(num_blocks=10**6))
+    travel = Travel(decode_router=case.travel.decode_router)
+    records, *_ = run_pools([prefill, roomy], travel, case.requests)
+    ones = replace(case.requests, output_tokens=np.ones_like(case.requests.output_tokens))
+    alone, _, _ = run_loop(prefill.settings, prefill.cost, ones)
+    if case.plans[0].settings.router == state.ROUTERS.index("round_robin") or prefill.settings.num_replicas == 1:
+        np.testing.assert_array_equal(records["first_token_s"], alone["first_token_s"])
+
+
+def one_slow_link(tail_fraction: float, num_requests: int) -> tuple[np.ndarray, np.ndarray]:
+    """Requests that prefill at once, in one step of 10 ms, and share a link that needs 4 ms for each."""
+    nothing = state.StepCost(
+        decode_token_s=np.full(9, 0.01),
+        mixed_token_s=np.full(200, 0.01),
+        sample_s=np.zeros(9),
+        context_nodes=np.array([0.0, 1.0]),
+        decode_attention_s=np.zeros((9, 2)),
+        chunk_nodes=np.array([0.0, 1.0]),
+        length_nodes=np.array([0.0, 1.0]),
+        prefill_attention_s=np.zeros((2, 2)),
+        host_step_s=0.0,
+        host_request_s=0.0,
+        host_overlaps=0,
+        recorded_step_s=np.zeros(0),
+    )
+    engine = state.Settings(0, 1, 1, 8, 160, 0, 1, 160, 0, 16, 100, 0, 1.0, 1, 0, 0)
+    plans = [PoolPlan(engine, nothing, role, 1e6) for role in (PREFILL, DECODE)]
+    arrays = [np.full(num_requests, value) for value in (0.0, 16, 4, 0)]
+    requests = RequestArrays(arrays[0], *(array.astype(np.int64) for array in arrays[1:]))
+    travel = Travel(bytes_per_token=250.0, latency_s=1e-3, tail_fraction=tail_fraction)
+    records, pools, *_ = run_pools(plans, travel, requests)
+    return records, pools.journeys
+
+
+def test_transfers_share_a_link_one_after_another() -> None:
+    records, journeys = one_slow_link(1.0, 3)
+    np.testing.assert_allclose(journeys.handed_s, 0.01)
+    np.testing.assert_allclose(journeys.transfer_start_s, [0.01, 0.014, 0.018])
+    np.testing.assert_allclose(journeys.transfer_end_s, [0.015, 0.019, 0.023])
+    # The first decodes alone from 15 ms on, three steps; the others join at the ends of its steps.
+    np.testing.assert_allclose(records["finish_s"], [0.045, 0.055, 0.055])
+
+
+def test_an_overlapped_transfer_ends_a_layer_after_the_prefill_or_when_the_link_has_caught_up() -> None:
+    _, journeys = one_slow_link(0.1, 3)
+    np.testing.assert_allclose(journeys.transfer_start_s, [0.0, 0.004, 0.008])
+    np.testing.assert_allclose(journeys.transfer_end_s, [0.0114, 0.0114, 0.013])

@@ -1,0 +1,286 @@
+"""The shipped catalog: everything in it loads, is found by the names that people use, and is plausible."""
+
+import csv
+import json
+from importlib.util import find_spec
+from pathlib import Path
+from time import perf_counter
+
+import msgspec
+import pytest
+
+from windtunnel import catalog
+from windtunnel.errors import InputError
+from windtunnel.model.config import model_from_config
+from windtunnel.model.precision import Format, Precision
+
+CATALOG = catalog.search_path()[-1]
+
+
+def write(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An extra catalog folder."""
+    monkeypatch.setenv(catalog.SEARCH_PATH_VARIABLE, str(tmp_path))
+    return tmp_path
+
+
+class TestModels:
+    @pytest.mark.parametrize("name", catalog.names("models"))
+    def test_every_model_loads_under_its_name(self, name: str) -> None:
+        model = catalog.model(name)
+        assert model.name == name
+        assert model.num_layers == sum(group.num_layers for group in model.layers) > 0
+
+    def test_there_are_many(self) -> None:
+        assert len(list((CATALOG / "models").glob("*.json"))) >= 36
+
+    @pytest.mark.parametrize(
+        ("asked", "found"),
+        [
+            ("meta-llama/Llama-3.1-8B", "meta-llama/Llama-3.1-8B"),
+            ("META-LLAMA/llama-3.1-8b", "meta-llama/Llama-3.1-8B"),
+            ("llama-3.1-8b", "meta-llama/Llama-3.1-8B"),
+            ("Meta-Llama-3.1-70B", "meta-llama/Llama-3.1-70B"),
+            ("deepseek-r1-0528-fp4-v2", "nvidia/DeepSeek-R1-0528-NVFP4-v2"),
+        ],
+    )
+    def test_names_that_people_use(self, asked: str, found: str) -> None:
+        assert catalog.model(asked).name == found
+
+    def test_a_variant_has_its_bases_shape_and_its_own_formats(self) -> None:
+        base, variant = catalog.model("meta-llama/Llama-3.1-70B"), catalog.model("nvidia/Llama-3.3-70B-Instruct-FP8")
+        assert variant.layers == base.layers
+        assert variant.precision == Precision(weights=Format.FP8, kv_cache=Format.FP8)
+
+    def test_every_model_of_the_published_runs_is_known(self, reference: Path) -> None:
+        with (reference / "silicon" / "dev.csv").open() as file:
+            asked = {row["model_path"] for row in csv.DictReader(file)}
+        with (reference / "silicon" / "engine_settings.csv").open() as file:
+            for row in csv.DictReader(file):
+                asked |= {name for name in (*row["model_path"].split("|"), row["hf_model"]) if name}
+        for name in asked:
+            catalog.model(name)
+
+    def test_variants_have_the_formats_of_the_published_checkpoints(self) -> None:
+        """Wherever aiconfigurator-core ships the same checkpoint's config, shape and formats agree with ours."""
+        package = find_spec("aiconfigurator_core")
+        if package is None or not package.submodule_search_locations:
+            pytest.skip("aiconfigurator-core is not installed")
+        folder = Path(package.submodule_search_locations[0]) / "model_configs"
+        compared = 0
+        known = {name.lower(): name for name in catalog.names("models")}
+        for path in folder.glob("*_config.json"):
+            name = path.name.removesuffix("_config.json").replace("--", "/")
+            if "hf_quant" in path.name or name.lower() not in known:
+                continue
+            quantisation = path.with_name(path.name.replace("_config.json", "_hf_quant_config.json"))
+            quant_config = json.loads(quantisation.read_text()) if quantisation.exists() else None
+            theirs = model_from_config(json.loads(path.read_text()), known[name.lower()], quant_config)
+            assert catalog.model(name) == theirs
+            compared += 1
+        assert compared >= 25
+
+    def test_near_names_are_suggested(self) -> None:
+        with pytest.raises(InputError) as raised:
+            catalog.model("meta-lama/Llama-3.1-8")
+        assert "meta-llama/Llama-3.1-8B" in str(raised.value.hint)
+
+    def test_a_name_that_two_organisations_use_is_ambiguous(self, own: Path) -> None:
+        source = (CATALOG / "models" / "Qwen--Qwen3-8B.json").read_text()
+        write(own / "models" / "other--Qwen3-8B.json", source)
+        with pytest.raises(InputError, match="may be Qwen/Qwen3-8B or other/Qwen3-8B"):
+            catalog.model("Qwen3-8B")
+
+    def test_a_folder_with_a_config(self, tmp_path: Path) -> None:
+        source = (CATALOG / "models" / "Qwen--Qwen3-8B.json").read_text()
+        write(tmp_path / "mine" / "config.json", source)
+        write(tmp_path / "mine" / "hf_quant_config.json", '{"quantization": {"quant_algo": "FP8"}}')
+        for path in (tmp_path / "mine", tmp_path / "mine" / "config.json"):
+            model = catalog.model(str(path))
+            assert (model.name, model.precision.weights) == ("mine", Format.FP8)
+
+    def test_broken_files(self, tmp_path: Path) -> None:
+        with pytest.raises(InputError, match="there is no file"):
+            catalog.model(str(tmp_path / "config.json"))
+        with pytest.raises(InputError, match="is not valid JSON"):
+            catalog.model(str(write(tmp_path / "config.json", "{")))
+
+    def test_an_own_catalog_comes_first(self, own: Path) -> None:
+        config = json.loads((CATALOG / "models" / "Qwen--Qwen3-8B.json").read_text())
+        write(own / "models" / "Qwen--Qwen3-8B.json", json.dumps(config | {"num_hidden_layers": 2}))
+        write(own / "models" / "aliases.yaml", "small: Qwen/Qwen3-8B\n")
+        assert catalog.model("Qwen/Qwen3-8B").num_layers == 2
+        assert catalog.model("small").num_layers == 2
+        assert catalog.model("Qwen/Qwen3-14B").num_layers == 40
+
+    @pytest.mark.parametrize(
+        ("aliases", "message"),
+        [
+            ("a: b\nb: a\n", "leads to"),
+            ("a: nothing\n", "leads to 'nothing'"),
+            ("a: {base: nothing}\n", "has the base 'nothing'"),
+            ("a: {base: Qwen/Qwen3-8B, precision: {weights: fp9}}\n", "fp9"),
+            ("a: {bse: Qwen/Qwen3-8B}\n", "bse|base"),
+        ],
+    )
+    def test_wrong_aliases(self, own: Path, aliases: str, message: str) -> None:
+        write(own / "models" / "aliases.yaml", aliases)
+        with pytest.raises(InputError, match=message):
+            catalog.model("a")
+
+    def test_without_leave_nothing_is_downloaded(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("urllib.request.urlopen", lambda *_args, **_keywords: pytest.fail("asked the hub"))
+        with pytest.raises(InputError, match="there is no model"):
+            catalog.model("somebody/something")
+
+    def test_a_failed_download_is_one_sentence(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def refuse(*_args: object, **_keywords: object) -> None:
+            raise OSError("no route to host")
+
+        monkeypatch.setattr("urllib.request.urlopen", refuse)
+        with pytest.raises(InputError, match=r"cannot be fetched .*: no route to host"):
+            catalog.model("somebody/something", allow_download=True)
+
+
+class TestDevices:
+    @pytest.mark.parametrize("name", catalog.names("devices"))
+    def test_every_device_is_plausible_and_says_where_its_values_come_from(self, name: str) -> None:
+        device = catalog.device(name)
+        assert device.name == name
+        assert 10e9 < device.memory_bytes < 400e9
+        assert 0.2e12 < device.memory_bytes_per_s < 10e12
+        assert set(device.peak_flops_per_s) <= {"bf16", "fp8", "fp4", "int8", "fp32"}
+        assert 10e12 < device.peak_flops_per_s["bf16"] < 3e15
+        stated = {key for key, value in msgspec.to_builtins(device).items() if value is not None}
+        assert stated - {"name", "title", "vendor", "architecture", "measured_as", "sources"} == set(device.sources)
+
+    def test_there_are_many(self) -> None:
+        assert len(catalog.names("devices")) >= 28
+
+    def test_h100(self) -> None:
+        device = catalog.device("h100_sxm")
+        assert device.memory_bytes_per_s == 3.35e12
+        assert device.peak_flops_per_s["fp8"] == 1979e12
+        assert (device.num_sms, device.tdp_w, device.scale_up_bytes_per_s) == (132, 700, 450e9)
+
+    @pytest.mark.parametrize("name", ["a100_sxm", "a40", "h100_sxm", "h100_pcie", "l4", "a10", "a30"])
+    def test_peaks_follow_from_units_and_clock(self, name: str) -> None:
+        """SMs x FLOP per clock and SM of the tensor cores (NVIDIA's whitepapers) x clock."""
+        device = catalog.device(name)
+        per_clock = {"hopper": 4096, "ampere": 2048, "ada": 1024}[device.architecture]
+        if name in ("a40", "a10"):
+            per_clock = 1024  # GA102 has half of GA100's tensor cores in an SM
+        assert device.num_sms
+        assert device.clock_per_s
+        expected = device.num_sms * per_clock * device.clock_per_s
+        assert device.peak_flops_per_s["bf16"] == pytest.approx(expected, rel=0.01)
+
+    def test_every_measured_system_is_a_device(self) -> None:
+        """Names under which aiconfigurator-core 0.12 has measured tables."""
+        measured = {catalog.device(name).measured_as for name in catalog.names("devices")}
+        assert measured - {None} == {
+            "a100_sxm", "h100_sxm", "h200_sxm", "b200_sxm", "b300_sxm", "gb200", "gb300", "l40s", "b60",
+            "rtx_pro_6000_server",
+        }  # fmt: skip
+
+    @pytest.mark.parametrize("asked", ["H100-SXM", "h100 sxm", "H100_SXM"])
+    def test_case_and_dashes_do_not_matter(self, asked: str) -> None:
+        assert catalog.device(asked).name == "h100_sxm"
+
+    def test_near_names_are_suggested(self) -> None:
+        with pytest.raises(InputError, match="there is no device 'h100_smx'") as raised:
+            catalog.device("h100_smx")
+        assert "h100_sxm" in str(raised.value.hint)
+
+    @pytest.mark.parametrize(
+        ("line", "message"),
+        [
+            ("memory_bytes: 0GiB", r"memory_bytes is 0"),
+            ("memory_bytes: 80 parsecs", "parsecs"),
+            ("memory_bytes_per_s: -1GB/s", "memory_bytes_per_s is -1"),
+            ("peak_flops_per_s: {bf16: 0TFLOPS}", "bf16 is 0"),
+            ("peak_flops_per_s: {}", "peak_flops_per_s is empty"),
+            ("memory_bites: 80GiB", "memory_bites"),
+            ("sources: [1]", "sources"),
+        ],
+    )
+    def test_wrong_files_are_refused(self, tmp_path: Path, line: str, message: str) -> None:
+        key = line.partition(":")[0]
+        good = (
+            (CATALOG / "devices" / "t4.yaml")
+            .read_text()
+            .replace("peak_flops_per_s:\n", "peak_flops_per_s: {bf16: 65TFLOPS}\n")
+        )
+        lines = [row for row in good.partition("sources:")[0].splitlines() if not row.startswith((f"{key}:", "  "))]
+        path = write(tmp_path / "mine.yaml", "\n".join([*lines, line]) + "\n")
+        with pytest.raises(InputError, match=message):
+            catalog.device(str(path))
+
+    def test_an_own_device_and_its_default_node(self, own: Path) -> None:
+        text = (CATALOG / "devices" / "t4.yaml").read_text().replace("name: t4", "name: t5")
+        write(own / "devices" / "t5.yaml", text)
+        device = catalog.device("t5")
+        assert catalog.default_node(device).device == "t5"
+        write(own / "nodes" / "defaults.yaml", "t5: dgx_h100\n")
+        assert catalog.default_node(device).name == "dgx_h100"
+
+
+class TestNodes:
+    @pytest.mark.parametrize("name", catalog.names("nodes"))
+    def test_every_node_holds_a_known_device(self, name: str) -> None:
+        node = catalog.node(name)
+        assert node.name == name
+        assert node.device in ("any", *catalog.names("devices"))
+        assert {"scale_up", "latency_s"} <= set(node.sources)
+        assert node.scale_up.bytes_per_s >= 1e9
+
+    @pytest.mark.parametrize("name", catalog.names("devices"))
+    def test_every_device_has_a_default_node(self, name: str) -> None:
+        device = catalog.device(name)
+        assert catalog.default_node(device).device == name
+
+    def test_scale_up_agrees_with_the_device(self) -> None:
+        for name in ("dgx_a100", "dgx_h100", "hgx_h200", "hgx_b200", "gb200_nvl72", "a40_pairwise_nvlink", "mi300x"):
+            node = catalog.node(name)
+            assert node.scale_up.bytes_per_s == catalog.device(node.device).scale_up_bytes_per_s
+
+    def test_pairs_and_domains(self) -> None:
+        assert catalog.node("a100_pairwise_nvlink").scale_up_group_size == 2
+        assert catalog.node("gb200_nvl72").num_devices == 72
+
+
+def test_names_are_sorted_and_of_a_known_kind() -> None:
+    names = catalog.names("devices")
+    assert names == sorted(names)
+    with pytest.raises(InputError) as raised:
+        catalog.names("device")
+    assert raised.value.hint == "did you mean devices?"
+
+
+def test_a_wrong_search_path_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(catalog.SEARCH_PATH_VARIABLE, str(tmp_path / "nowhere"))
+    with pytest.raises(InputError, match=r"WINDTUNNEL_CATALOG names .*nowhere, which is not a folder"):
+        catalog.names("devices")
+
+
+def test_one_item_costs_milliseconds() -> None:
+    """Finding an item reads no other one: the best of five takes a small part of what reading all does."""
+
+    def seconds(load: object) -> float:
+        assert callable(load)
+        best = float("inf")
+        for _ in range(5):
+            start = perf_counter()
+            load()
+            best = min(best, perf_counter() - start)
+        return best
+
+    one = seconds(lambda: catalog.device("h100_sxm"))
+    everything = seconds(lambda: [catalog.device(name) for name in catalog.names("devices")])
+    assert one < everything / 5

@@ -1,0 +1,178 @@
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from windtunnel.errors import InputError
+from windtunnel.hardware import Device, Link
+from windtunnel.schema import (
+    Schema,
+    decode,
+    encode,
+    read_yaml,
+)
+from windtunnel.serving.deployment import Deployment
+from windtunnel.serving.scenario import Scenario
+
+LINK = {"name": "nvlink", "bytes_per_s": "450GB/s", "latency_s": "1us"}
+
+
+def raw_scenario(**changes: object) -> dict[str, object]:
+    workload = {"arrivals": {"type": "poisson", "rate_per_s": 1.0}, "input_tokens": 8, "output_tokens": 8}
+    return {
+        "model": "m",
+        "deployment": {"device": "h100_sxm"},
+        "workload": workload | {"num_requests": 5},
+        **changes,
+    }
+
+
+def message(raw: object, noun: type, source: str = "") -> tuple[str, str | None]:
+    with pytest.raises(InputError) as caught:
+        decode(raw, noun, source)
+    return caught.value.message, caught.value.hint
+
+
+def test_units_are_converted_once() -> None:
+    assert decode(LINK, Link) == Link(name="nvlink", bytes_per_s=450e9, latency_s=1e-6)
+    assert decode(encode(decode(LINK, Link)), Link) == decode(LINK, Link)
+
+
+def test_units_reach_the_entries_of_a_table() -> None:
+    class Rates(Schema):
+        peak_flops_per_s: dict[str, float]
+        sources: dict[str, str] = {}
+
+    rates = decode({"peak_flops_per_s": {"bf16": "989TFLOPS"}, "sources": {"latency_s": "5us, a guess"}}, Rates)
+    assert rates.peak_flops_per_s == {"bf16": 989e12}
+    assert rates.sources["latency_s"] == "5us, a guess"
+
+
+def test_an_unknown_key_names_its_path_and_its_neighbour() -> None:
+    raw = raw_scenario(deployment={"device": "h100_sxm", "engine": {"max_num_seq": 3}})
+    assert message(raw, Scenario, "s.yaml") == (
+        "s.yaml: unknown key $.deployment.engine.max_num_seq",
+        "did you mean max_num_seqs or max_waiting_steps?",
+    )
+
+
+def test_an_unknown_key_of_an_alternative_is_not_offered_again() -> None:
+    """`concurrency` is a field of another alternative; to suggest it for this one would be a circle."""
+    raw = raw_scenario()
+    raw["workload"]["arrivals"]["concurrency"] = 3  # type: ignore[index]
+    assert message(raw, Scenario) == ("unknown key $.workload.arrivals.concurrency", "known here: rate_per_s")
+
+
+def test_an_unknown_key_inside_a_list() -> None:
+    class Links(Schema):
+        links: tuple[Link, ...]
+
+    found, hint = message({"links": [LINK, LINK | {"latencies": 1}]}, Links)
+    assert found == "unknown key $.links[1].latencies"
+    assert hint == "did you mean latency_s?"
+
+
+def test_an_unknown_tag_and_an_unknown_enum_value() -> None:
+    raw = raw_scenario(precision={"weights": "fp7"})
+    assert message(raw, Scenario)[0] == "$.precision.weights is 'fp7', which is not known"
+    raw = raw_scenario()
+    raw["workload"]["arrivals"] = {"type": "poison", "rate_per_s": 1}  # type: ignore[index]
+    assert message(raw, Scenario)[1] == "did you mean poisson?"
+    raw["workload"]["arrivals"] = {"rate_per_s": 1}  # type: ignore[index]
+    found, hint = message(raw, Scenario)
+    assert found == "$.workload.arrivals.type is missing"
+    assert hint is not None
+    assert "closed_loop" in hint
+
+
+def test_a_number_that_is_no_choice_names_the_choices() -> None:
+    class Stage(Schema):
+        zero: Literal[0, 1, 3] | None = None
+
+    assert message({"zero": 2}, Stage)[0] == "$.zero is 2; one of 0, 1, 3 is needed"
+
+
+def test_a_missing_field() -> None:
+    assert message({}, Deployment)[0] == "$.device is missing"
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_what_is_not_finite_is_refused_with_its_path(value: float) -> None:
+    assert message(LINK | {"latency_s": value}, Link)[0].startswith("$.latency_s is")
+
+    class Some(Schema):
+        values_s: tuple[float, ...]
+
+    assert message({"values_s": [1.0, value]}, Some)[0].startswith("$.values_s[1] is")
+
+
+def test_a_wrong_unit_names_the_allowed_ones() -> None:
+    assert message(LINK | {"latency_s": "4GB"}, Link)[0] == (
+        "$.latency_s: '4GB' has the unit 'GB'; allowed: ns, us, ms, s, min, h, d"
+    )
+
+
+def test_a_wrong_type_is_one_sentence() -> None:
+    assert message(LINK | {"name": 0.24}, Link) == ("$.name is 0.24; text is needed", "put it in quotes")
+    assert message(raw_scenario(seed=1.5), Scenario)[0] == "$.seed is 1.5; a whole number is needed"
+    assert message([], Link)[0] == "$ is a list; a table of keys and values is needed"
+
+
+def test_a_word_for_a_table_names_what_the_table_may_hold() -> None:
+    raw = raw_scenario(deployment={"device": "h100_sxm", "parallelism": 4})
+    found, hint = message(raw, Scenario)
+    assert found == "$.deployment.parallelism is 4; a table of keys and values is needed"
+    assert hint == "its keys: tp, pp, ep, attention_dp"
+    raw = raw_scenario()
+    raw["workload"]["arrivals"] = "poisson"  # type: ignore[index]
+    found, hint = message(raw, Scenario)
+    assert found == "$.workload.arrivals is 'poisson'; a table of keys and values is needed"
+    assert hint == "its types: poisson, gamma, static, burst, closed_loop, curve, recorded"
+
+
+def test_nouns_cannot_be_changed() -> None:
+    with pytest.raises(AttributeError):
+        decode(LINK, Link).latency_s = 2.0  # type: ignore[misc]
+
+
+def test_yaml_with_a_mistake_names_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "broken.yaml"
+    path.write_text("a: 1\nb: [1, 2\nc: 3\n")
+    with pytest.raises(InputError, match=r"broken.yaml is not valid YAML at line 3"):
+        read_yaml(path)
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(InputError, match="broken"):
+        read_yaml(path)
+    with pytest.raises(InputError, match="there is no file") as caught:
+        read_yaml(tmp_path / "brokn.yaml")
+    assert caught.value.hint == "did you mean broken.yaml?"
+
+
+@pytest.mark.parametrize(("text", "value"), [("1e-3", 1e-3), ("2.5E+2", 250.0), ("-1e3", -1e3), (".5e1", 5.0)])
+def test_numbers_with_an_exponent_are_numbers(tmp_path: Path, text: str, value: float) -> None:
+    """YAML 1.1 takes `1e-3` for a text, which nobody means."""
+    path = tmp_path / "x.yaml"
+    path.write_text(f"cv: {text}\n")
+    assert read_yaml(path) == {"cv": value}
+
+
+def test_words_with_an_e_stay_words(tmp_path: Path) -> None:
+    path = tmp_path / "x.yaml"
+    path.write_text("a: 1e\nb: e5\nc: 1e5x\nd: 1.0e+3\ne: 12\n")
+    assert read_yaml(path) == {"a": "1e", "b": "e5", "c": "1e5x", "d": 1000.0, "e": 12}
+
+
+def test_a_device_file_in_human_units() -> None:
+    device = decode(
+        {
+            "name": "x",
+            "title": "X",
+            "vendor": "v",
+            "architecture": "a",
+            "memory_bytes": "80GiB",
+            "memory_bytes_per_s": "3.35TB/s",
+            "peak_flops_per_s": {"bf16": "989TFLOPS"},
+        },
+        Device,
+    )
+    assert (device.memory_bytes, device.memory_bytes_per_s) == (80 * 2**30, 3.35e12)

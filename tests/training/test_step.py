@@ -1,0 +1,151 @@
+"""A simulated training step: its parts add up, faster with better means, and it is as fast to simulate as promised."""
+
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from windtunnel.metrics.uncertainty import Spread
+from windtunnel.pricing.estimator import RooflineEstimator
+from windtunnel.pricing.roofline import Roofline
+from windtunnel.schema import decode
+from windtunnel.training.campaign import campaign
+from windtunnel.training.fitting_changes import remedies
+from windtunnel.training.intervals import spreads, step_interval
+from windtunnel.training.job import TrainingJob
+from windtunnel.training.setup import resolve
+from windtunnel.training.step import (
+    TrainingResult,
+    simulate_training,
+    simulate_with,
+    training_prices,
+)
+
+JOB: dict[str, Any] = {
+    "model": "meta-llama/Llama-3.1-8B",
+    "device": "h100_sxm",
+    "num_devices": 32,
+    "sequence_tokens": 8192,
+    "global_batch": 64,
+    "parallelism": {"tp": 2, "pp": 4},
+}
+
+
+def step(**changes: Any) -> TrainingResult:
+    setup = resolve(decode({**JOB, **changes}, TrainingJob))
+    return simulate_training(setup, RooflineEstimator(Roofline(setup.device, setup.node)))
+
+
+def test_the_breakdown_adds_up_to_the_step() -> None:
+    for changes in ({}, {"schedule": "zb_h1"}, {"framework": "fsdp2", "parallelism": {}}, {"schedule": "dualpipe"}):
+        result = step(**changes)
+        assert sum(result.breakdown_s.values()) == pytest.approx(result.step_s, rel=1e-6)
+        assert min(result.breakdown_s.values()) >= 0
+
+
+def test_the_same_job_gives_the_same_numbers() -> None:
+    assert step().step_s == step().step_s
+
+
+def test_more_micro_batches_shrink_the_bubble() -> None:
+    # A model whose head is light beside its layers.
+    light = {"model": "meta-llama/Llama-2-70b-hf", "sequence_tokens": 4096}
+    bubbles = [step(global_batch=batch, **light).bubble_fraction for batch in (32, 64, 256)]
+    assert bubbles == sorted(bubbles, reverse=True)
+    # 1F1B: (p - 1) / (m + p - 1), up to the head's weight on the last stage.
+    assert bubbles[2] == pytest.approx(3 / 67, abs=0.03)
+
+
+def test_pytorchs_own_attention_is_slower_on_hopper_alone() -> None:
+    seconds = {
+        (device, kernel): step(device=device, kernels={"attention": kernel}).breakdown_s["attention"]
+        for device in ("h100_sxm", "a100_sxm")
+        for kernel in ("flash", "flash2")
+    }
+    assert seconds["h100_sxm", "flash2"] == pytest.approx(1.75 * seconds["h100_sxm", "flash"])
+    assert seconds["a100_sxm", "flash2"] == seconds["a100_sxm", "flash"]
+    older, newer = (step(kernels={"attention": kernel}) for kernel in ("flash2", "flash"))
+    assert older.hardware_flops == newer.hardware_flops
+    assert step(framework="fsdp2", parallelism={}).setup.job.kernels.attention == "flash2"
+
+
+def test_recomputation_takes_time_and_saves_memory() -> None:
+    plain, full = step(), step(recompute={"granularity": "full"})
+    assert 1.15 < full.step_s / plain.step_s < 1.4
+    assert full.worst_memory.activations_bytes < plain.worst_memory.activations_bytes / 5
+    assert full.hfu / full.mfu == pytest.approx(4 / 3, rel=0.05)
+    assert plain.hfu == plain.mfu
+
+
+def test_better_means_never_cost_time() -> None:
+    base = step().step_s
+    assert step(overlap={"tensor_parallel": True}).step_s < base
+    assert step(overlap={"gradient_reduce": False, "parameter_gather": False}).step_s > base
+    assert step(parallelism={"tp": 2, "pp": 4, "virtual_stages": 4}).step_s < base
+    assert step(overlap={"pipeline": False}).step_s > base
+
+
+def test_lora_trains_adapters_only() -> None:
+    plain, lora = step(), step(lora={"rank": 16})
+    assert lora.step_s < 0.9 * plain.step_s
+    assert lora.worst_memory.optimizer_bytes < 0.02 * plain.worst_memory.optimizer_bytes
+
+
+def test_memory_peaks_on_the_first_stage_and_remedies_fit() -> None:
+    setup = resolve(decode({**JOB, "num_devices": 8, "parallelism": {"tp": 1}, "micro_batch": 2}, TrainingJob))
+    prices = training_prices(setup)
+    result = simulate_with(setup, prices)
+    assert not result.fits
+    found = remedies(result, prices)
+    assert found
+    assert all(changed.fits for _, changed in found)
+    stages = step().memory
+    assert stages[0].num_in_flight > stages[-1].num_in_flight == 1
+
+
+def test_stragglers_cost_the_expected_largest_deviation() -> None:
+    slow = step(faults={"straggler_fraction": 0.02})
+    assert slow.step_s / step().step_s == pytest.approx(1 + 0.02 * np.sqrt(2 * np.log(32)))
+
+
+def test_goodput_is_youngs() -> None:
+    run = campaign(
+        step(total_tokens=1e12, faults={"device_mtbf_s": 32e6, "restart_s": 600, "checkpoint_bytes_per_s": 1e9})
+    )
+    assert run is not None
+    interval = np.sqrt(2 * run.checkpoint_s * 1e6)
+    assert run.checkpoint_interval_s == pytest.approx(interval)
+    writing = run.checkpoint_s / (interval + run.checkpoint_s)
+    assert run.goodput_fraction == pytest.approx((1 - writing) / (1 + (600 + interval / 2) / 1e6))
+    assert run.num_steps == np.ceil(1e12 / (64 * 8192))
+    assert campaign(step()) is None
+
+
+@pytest.mark.compiled
+def test_16384_ranks_take_less_than_a_second() -> None:
+    raw = {
+        "model": "meta-llama/Llama-3.1-405B",
+        "device": "h100_sxm",
+        "num_devices": 16384,
+        "sequence_tokens": 8192,
+        "global_batch": 16384,
+        "parallelism": {"tp": 8, "pp": 16, "layers_per_stage": [7, *[8] * 14, 7]},
+    }
+    simulate_training(decode(raw, TrainingJob))
+    began = time.process_time()
+    result = simulate_training(decode(raw, TrainingJob))
+    assert time.process_time() - began < 1.0
+    assert result.timeline.starts.size == 16 * 128 * 2
+
+
+def test_an_interval_is_what_published_runs_left_and_wider_where_nobody_measured() -> None:
+    found = step(parallelism={"tp": 8, "pp": 1})
+    expected, spread = step_interval(found), spreads()["dense"]
+    assert expected.low < found.step_s * spread.p10
+    assert expected.high > found.step_s * spread.p90
+    experts = step(model="mistralai/Mixtral-8x7B-v0.1", parallelism={"tp": 2, "pp": 4, "ep": 2})
+    wider = step_interval(experts)
+    assert wider.high / wider.low > expected.high / expected.low
+    bounds = step_interval(found, {"dense": Spread(p10=1.0, p50=1.0, p90=1.0, num_runs=1)})
+    assert bounds.low * bounds.high == pytest.approx(found.step_s**2)
