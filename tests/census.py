@@ -1,8 +1,8 @@
-"""Count what makes the code hard to enter: lines, long functions, long argument lists, crowded folders, prefix families.
+"""Count what makes code hard to enter: lines, long functions, long argument lists, crowded folders, prefix families.
 
-    python tests/census.py            the figures
-    python tests/census.py --over     and every place above a limit
-    python tests/census.py FOLDER     of one folder below src/windtunnel
+python tests/census.py            the figures
+python tests/census.py --over     and every place above a limit
+python tests/census.py FOLDER     of one folder below src/windtunnel
 """
 
 import argparse
