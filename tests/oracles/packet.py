@@ -1,4 +1,4 @@
-"""The packet level in plain Python: the oracle of `kernels.packet`, for small cases.
+"""The packet level in plain Python: the oracle of `network.packet.kernel.loop`, for small cases.
 
 Objects instead of tables, one heap of events, a walk over all connections of a link instead of heaps of turns; of the
 rate controls DCQCN and DCTCP, of the recoveries go-back-N, of the routings fixed paths. It uses none of the kernels.

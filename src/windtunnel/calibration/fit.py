@@ -57,7 +57,8 @@ TRIED: Mapping[str, tuple[float, ...]] = {
     "gpu_memory_utilization": (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95),
     "receive_interval_steps": (1.0, 2.0, 4.0, 8.0, 16.0, 32.0),
 }
-"""Engine settings that may be inferred where nobody recorded them (`engine.settings_inference`), and what is tried."""
+"""Engine settings that may be inferred where nobody recorded them (`calibration.settings_inference`), and what is
+tried."""
 
 PRICED_UP_TO = ("max_num_seqs", "max_num_batched_tokens")
 """Those of them up to which steps are priced."""

@@ -1,7 +1,7 @@
 """Fit what handing a KV cache over takes to measured runs of separate pools for prefill and decode.
 
 Two numbers an engine and device: the latency of a transfer of nothing, and the share of the links' bandwidth that large
-ones reach (`spec.deployment.Transfer`). All else is held at the calibration of the aggregated runs. A run's TTFT is
+ones reach (`serving.deployment.Transfer`). All else is held at the calibration of the aggregated runs. A run's TTFT is
 taken as linear in the latency and in the inverse of the share, from finite differences, and simulated again around the
 first fit. What is minimised is Geman and McClure's loss of log(measured / predicted TTFT), with log-normal priors
 around the defaults.
@@ -108,7 +108,7 @@ def with_transfers(
     or at none.
 
     Args:
-        made: by name, as `engine.calibration_profiles.profiles` names them.
+        made: by name, as `calibration.profiles.profiles` names them.
         measurements: those that do not tell of transfers are passed over.
         source: what the runs are, for the record of a calibration that holds nothing else.
     """

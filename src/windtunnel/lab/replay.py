@@ -1,6 +1,6 @@
 """Runs a small job's communication for real: a process for each rank, gloo between them, no GPU.
 
-Every rank goes through its device's program (`ops/training_program.py`) and carries out each collective and message
+Every rank goes through its device's program (`training/program.py`) and carries out each collective and message
 with data whose result it knows: that groups have the members and sizes that everyone expects, and that the order of a
 schedule comes to its end, is then shown and not assumed. Computation is left out. Times are those of this machine's
 loopback and say nothing about a GPU.

@@ -21,7 +21,7 @@ from windtunnel.pricing.table import (
 )
 
 Fitted = Callable[[MeasurementTable, Roofline], MeasurementTable]
-"""Replaces measured times by those of a regression (`estimate.regress.fitted`)."""
+"""Replaces measured times by those of a regression (`pricing.regress.fitted`)."""
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,7 @@ def fitted(table: MeasurementTable, roofline: Roofline, method: str) -> Measurem
     Args:
         table: measured.
         roofline: of the device; the residual regression fits the ratio to it.
-        method: one of `spec.deployment.ESTIMATORS`; `auto` chooses by cross-validation.
+        method: one of `serving.deployment.ESTIMATORS`; `auto` chooses by cross-validation.
 
     Raises:
         InputError: there is no such method, or scikit-learn is needed and missing.

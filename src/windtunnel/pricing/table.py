@@ -1,7 +1,8 @@
 """Measured operators as columns of numbers: the nouns between a profiler's file and an estimate.
 
 A table holds one kind of operator in one number format. Its rows are grouped into *sites*: the exact discrete shape (a
-GEMM's n and k, an attention's heads) at which a curve or surface was measured along the operator's axes (`ops.op`).
+GEMM's n and k, an attention's heads) at which a curve or surface was measured along the operator's axes
+(`model.operators`).
 """
 
 from __future__ import annotations

@@ -52,11 +52,11 @@ class Bench:
 
         Args:
             scenario: what to deploy.
-            requests: see `engine.server.prepare`.
+            requests: see `serving.server.prepare`.
             setup: what the scenario resolves to, where that is known already.
 
         Raises:
-            InputError: what `engine.server.prepare` and `engine.pools.prepare_pools` raise.
+            InputError: what `serving.server.prepare` and `serving.pools.prepare_pools` raise.
         """
         if has_fleet(scenario.deployment):
             raise InputError(
@@ -69,7 +69,7 @@ class Bench:
         return prepare(scenario, setup, requests, self.estimator(setup), self.lower)
 
     def estimator(self, setup: Setup) -> Estimator:
-        """`engine.estimators.estimator_for`, the same object for the same device and engine."""
+        """`serving.setup.estimators.estimator_for`, the same object for the same device and engine."""
         key = estimator_key(setup)
         if key not in self.estimators:
             self.estimators[key] = estimator_for(replace(setup, calibration=None, network=None))
@@ -88,7 +88,7 @@ class Bench:
         max_model_len: int,
         drafter: Shard | None,
     ) -> LoweredSteps:
-        """`estimate.steps.lower_steps`, reaching at least as far as `engine` does."""
+        """`serving.setup.step_prices.lower_steps`, reaching at least as far as `engine` does."""
         settings = tuple(getattr(engine, name) for name in PRICED_SETTINGS)
         key = (id(estimator), device.name, shard, settings, drafter)
         reach = (max_model_len, *(getattr(engine, name) or 0 for name in REACHES))

@@ -94,7 +94,7 @@ class TransferRecord(Schema):
 
 
 class LearntTransfer(Schema):
-    """What measured runs say about handing KV caches over to this engine: see `spec.deployment.Transfer`."""
+    """What measured runs say about handing KV caches over to this engine: see `serving.deployment.Transfer`."""
 
     latency_s: float
     link_efficiency: float
@@ -118,7 +118,7 @@ class Calibration(Schema):
     releases: dict[str, HostOverheads] = {}
     """Release (`0.10`) -> the overheads of its versions, where runs of one were fitted; `host` is of all others."""
     factors: dict[str, float] = {}
-    """Class of operators -> measured over priced time; see `estimate.calibrated`. What is not listed is 1."""
+    """Class of operators -> measured over priced time; see `pricing.calibrated`. What is not listed is 1."""
     acceptance: dict[str, float] = {}
     """Model -> share of draft tokens accepted, fitted to runs with speculative decoding that did not record it. One
     share of a model, of whatever engine."""

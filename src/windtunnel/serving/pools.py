@@ -142,7 +142,7 @@ def prepare_pools(
     lower: Lower = lower_steps,
     calibration_of: Callable[[Scenario], Calibration | None] = lambda _: None,
 ) -> Fleet:
-    """What `engine.server.prepare` is for equal replicas; `estimator_of` prices a pool's operators without an
+    """What `serving.server.prepare` is for equal replicas; `estimator_of` prices a pool's operators without an
     `estimator`, `calibration_of` may give one that is in force for a pool, by its scenario alone, in place of its own.
     """
     parts = []
@@ -170,8 +170,8 @@ def simulate_pools(
     allow_download: bool = False,
     estimator_of: Callable[[Setup], Estimator] = estimator_for,
 ) -> Result:
-    """Simulate a scenario whose deployment has pools; arguments and errors as `engine.serving.simulate`, `estimator_of`
-    as of `prepare_pools`.
+    """Simulate a scenario whose deployment has pools; arguments and errors as `serving.simulate.simulate`,
+    `estimator_of` as of `prepare_pools`.
     """
     requests = generate(scenario.workload, scenario.seed)
     fleet = prepare_pools(scenario, requests, estimator, allow_download, estimator_of)
@@ -252,7 +252,7 @@ def run_pools(
     Args:
         plans, travel: of the pools.
         requests: what they serve.
-        progress, give_up: see `engine.server.serve`.
+        progress, give_up: see `serving.server.serve`.
         speculation: of the pools that decode.
         keeping: what each pool keeps of requests; none: nothing.
     """

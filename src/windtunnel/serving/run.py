@@ -26,8 +26,8 @@ def simulate(
         estimator: prices operators; None reads the tables measured on each pool's device, or its calibrated roofline.
         progress: called now and then.
         allow_download: look models up on the Hugging Face hub too.
-        policy: a scheduler of one's own, instead of the engine's: see `engine.policy.Policy`.
-        router: a router of one's own, instead of the deployment's: see `engine.router.Router`.
+        policy: a scheduler of one's own, instead of the engine's: see `serving.custom.policy.Policy`.
+        router: a router of one's own, instead of the deployment's: see `serving.custom.router.Router`.
 
     Raises:
         InputError: the scenario's parts do not go together, or a request that this deployment can never serve.

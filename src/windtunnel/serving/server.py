@@ -57,7 +57,7 @@ class Server:
 
 
 Lower = Callable[[Estimator, Device, Shard, EngineSettings, int, Shard | None], LoweredSteps]
-"""`estimate.steps.lower_steps`, or what shares its work."""
+"""`serving.setup.step_prices.lower_steps`, or what shares its work."""
 
 
 def prepare(
@@ -128,10 +128,10 @@ def serve(
         cache: of `cache_for`, changed in place.
         progress: called now and then.
         give_up: asked now and then whether to stop; the requests under way then have no end.
-        fleet, router: see `engine.loop.run_loop`.
+        fleet, router: see `serving.runners.batched.run_loop`.
 
     Returns:
-        What `engine.loop.run_loop` does.
+        What `serving.runners.batched.run_loop` does.
     """
     if isinstance(server.settings, WalkedSettings):
         return run_walking(server.settings, server.lowered.cost, requests, server.policy, progress)

@@ -1,7 +1,7 @@
 """What fills a device's memory in training: parameters, gradients, optimizer state, activations, reserves.
 
 Rules: arXiv:1910.02054 (state and its sharding), arXiv:2205.05198 (activations); what a layer keeps is the sum over its
-parts in `ops/training.py`, so that memory and time cannot disagree about what is recomputed.
+parts in `training/layers/parts.py`, so that memory and time cannot disagree about what is recomputed.
 """
 
 from dataclasses import dataclass

@@ -1,6 +1,7 @@
 """One device's whole step in order: every pass of every micro-batch, its messages, and the end of the step.
 
-It is the graph of `ops/training.py` written out along a pipeline schedule. Everything that leaves this program in
+It is the graph of `training/layers/parts.py` written out along a pipeline schedule. Everything that leaves this
+program in
 another format, or runs for real, is derived from it. Equal passes share their tuples: a step of 512 micro-batches costs
 as much memory as one.
 """

@@ -71,9 +71,9 @@ DRIVE = """
 import sys
 import numpy as np
 from pathlib import Path
-from windtunnel.interop.engine_run import write_engine_runs
-from windtunnel.lab.engine_drive import drive
-from windtunnel.lab.engine_tiny import TINY
+from windtunnel.formats.engine_run import write_engine_runs
+from windtunnel.lab.engines.drive import drive
+from windtunnel.lab.engines.tiny_models import TINY
 {start}
 runs = []
 for seed in range(10):
@@ -84,12 +84,12 @@ write_engine_runs(Path(sys.argv[1]), runs)
 """
 
 VLLM = """
-from windtunnel.lab.engine_vllm import VllmEngine, VllmSettings
+from windtunnel.lab.engines.vllm import VllmEngine, VllmSettings
 engine = VllmEngine(TINY, VllmSettings(max_model_len=512, max_num_seqs=4, max_num_batched_tokens=64, dtype="float32"))
 """
 
 TRANSFORMERS = """
-from windtunnel.lab.engine_transformers import TransformersEngine, TransformersSettings
+from windtunnel.lab.engines.transformers import TransformersEngine, TransformersSettings
 engine = TransformersEngine(TINY, TransformersSettings(max_num_seqs=4, max_num_batched_tokens=64))
 """
 

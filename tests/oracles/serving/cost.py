@@ -10,7 +10,7 @@ from oracles.serving.state import Chunk
 
 @dataclass(frozen=True)
 class Prices:
-    """Of steps; `cost` and `speculation` are `kernels.state.StepCost` and `Speculation` by shape."""
+    """Of steps; `cost` and `speculation` are `serving.state.records.StepCost` and `Speculation` by shape."""
 
     cost: Any
     speculation: Any = None

@@ -1,6 +1,6 @@
 """Replicas that come and go, and requests that wait for them at the router, in plain Python: the oracle of fleets.
 
-`plan` is `engine.fleet.FleetPlan` by shape; the engine is that of `loop.py`.
+`plan` is `serving.setup.fleet_plan.FleetPlan` by shape; the engine is that of `loop.py`.
 """
 
 import math

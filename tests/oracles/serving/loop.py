@@ -24,14 +24,14 @@ from oracles.serving.vllm_v1 import VllmV1
 class Reference(VllmV1, Sglang):
     """The whole simulation; `run` returns its steps, the requests hold their times.
 
-    `settings`, `cost` and `speculation` are `kernels.state.Settings`, `StepCost` and `Speculation` by shape.
+    `settings`, `cost` and `speculation` are `serving.state.records.Settings`, `StepCost` and `Speculation` by shape.
     """
 
     settings: Any
     cost: Any
     requests: Sequence[Request]
     tiers: Sequence[Any] = ()
-    """Of memory below the device's; `kernels.state.TIER` by shape."""
+    """Of memory below the device's; `serving.state.records.TIER` by shape."""
     load_overlaps: bool = False
     speculation: Any = None
 

@@ -1,7 +1,7 @@
-"""The schedulers that walk over requests again, in plain Python: the oracle of `kernels.walked`.
+"""The schedulers that walk over requests again, in plain Python: the oracle of `serving.per_request.loop`.
 
 One object a request, lists for queues, one step at a time; it imports none of the kernels. `settings` and `cost` are
-`kernels.walked_state.WalkedSettings` and `kernels.state.StepCost` by shape.
+`serving.state.per_request.WalkedSettings` and `serving.state.records.StepCost` by shape.
 """
 
 import math

@@ -1,7 +1,7 @@
 """Pools of replicas in plain Python: the oracle of runs in which requests prefill in one pool and decode in another.
 
 Every pool is an engine of `loop.py` with settings and costs of its own; this module moves requests between them.
-`plans` and `travel` are `kernels.pools.PoolPlan` and `Travel` by shape.
+`plans` and `travel` are `serving.state.pools.PoolPlan` and `Travel` by shape.
 """
 
 import math

@@ -354,7 +354,7 @@ def test_a_policy_that_raises_is_named_with_its_line() -> None:
     with pytest.raises(InputError, match="divides failed at 0 s: ZeroDivisionError") as caught:
         walk(settings, records, cost, policy=divides)
     assert caught.value.hint is not None
-    assert "test_walked.py, line" in caught.value.hint
+    assert "test_loop.py, line" in caught.value.hint
 
 
 def test_a_policy_is_loaded_by_name() -> None:

@@ -52,7 +52,7 @@ def overview(dashboard: Dashboard, name: str, _query: Query) -> View:
     found, document = dashboard.results.one(name)
     if found.kind not in ("simulate", "bench"):
         shown = document_sections(dashboard.results.path(name), found, document)
-        scripts = ("search_plot.js",) if found.kind == "search" else ()
+        scripts = ("plot.js",) if found.kind == "search" else ()
         return View(found.name or ".", shown, lead=head(found), scripts=scripts)
     folder = dashboard.results.path(name)
     scenario = decode(document["scenario"], Scenario, name)

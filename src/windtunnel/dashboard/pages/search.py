@@ -135,7 +135,7 @@ def _one(dashboard: Dashboard, query: Query) -> View:
     progress = "".join(_progress(study, found, state) for found in study.found)
     title = f"Search {kept.number}: {study.space.scenario.get('model', '')}"
     lead = lines(space_line(study.space)) + progress
-    return View(title, study_sections(study), lead=lead, scripts=("search_plot.js",), is_live=True)
+    return View(title, study_sections(study), lead=lead, scripts=("plot.js",), is_live=True)
 
 
 def _progress(study: Study, found: Found, state: str) -> str:

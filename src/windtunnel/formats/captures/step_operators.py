@@ -48,7 +48,7 @@ _ROWS: Mapping[str, str] = {
     "lm_head": r"lm_head",
     "sample": r"sample",
 }
-"""Row -> the launches of `ops/forward.py` that it holds; the first that fits."""
+"""Row -> the launches of `model/forward.py` that it holds; the first that fits."""
 
 ROWS = (*_ROWS, OTHER)
 
@@ -100,7 +100,7 @@ _ANCHORS = frozenset(row for pair in _BETWEEN for row in pair if row is not None
 
 
 def row_of_launch(name: str) -> str:
-    """The row of a launch of `ops/forward.py`."""
+    """The row of a launch of `model/forward.py`."""
     return next((row for pattern, row in _COMPILED_ROWS if pattern.match(name)), OTHER)
 
 
@@ -291,7 +291,7 @@ def _table(kind: str, words: tuple[str, ...], points: list[tuple[Op, float]], so
 
 
 def write_measurements(folder: Path, tables: Sequence[MeasurementTable], about: Mapping[str, str]) -> list[Path]:
-    """Write one Parquet file a kind of operator, as `estimate.table.read_tables` reads it.
+    """Write one Parquet file a kind of operator, as `pricing.table.read_tables` reads it.
 
     Raises:
         InputError: the folder cannot be written to.

@@ -1,6 +1,6 @@
 """A training job as something to run: a shell script with Megatron-LM's arguments.
 
-Names are Megatron-LM's (NVIDIA/Megatron-LM core_v0.13, megatron/training/arguments.py); `interop.megatron_arguments`
+Names are Megatron-LM's (NVIDIA/Megatron-LM core_v0.13, megatron/training/arguments.py); `formats.megatron.arguments`
 reads the script back as the same job.
 """
 

@@ -83,7 +83,7 @@ def drive(
         seed: of the prompts.
 
     Returns:
-        Requests, steps and the time of every output token, as `interop.engine_run` keeps them.
+        Requests, steps and the time of every output token, as `formats.engine_run` keeps them.
     """
     rng = np.random.default_rng(seed)
     prompts = [rng.integers(FIRST_TOKEN_ID, vocabulary, n).tolist() for n in input_tokens]

@@ -1,8 +1,8 @@
 """Runs one experiment's model in this process and records it: what `inference_script.py` of a result folder calls.
 
 All requests have the same prompt, come at once and are answered in one batch: a prefill step, then a decode step a
-token, each inside a range that names its batch (`interop/step_names.py`), every module inside a range of its own name.
-Tokens that would end an answer are passed over, so that the work is what was asked for.
+token, each inside a range that names its batch (`formats/captures/step_names.py`), every module inside a range of its
+own name. Tokens that would end an answer are passed over, so that the work is what was asked for.
 """
 
 import json

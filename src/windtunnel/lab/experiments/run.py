@@ -59,7 +59,7 @@ _SCRIPT = '''"""Runs the model of {name} again: python {script}"""
 
 from pathlib import Path
 
-from windtunnel.lab.inference import main
+from windtunnel.lab.experiments.inference import main
 
 main(Path(__file__).resolve().parent)
 '''

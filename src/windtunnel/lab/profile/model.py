@@ -1,4 +1,4 @@
-"""A few layers of a model as torch modules with the operators of `ops.forward`, one rank's shard, for timing.
+"""A few layers of a model as torch modules with the operators of `model.forward`, one rank's shard, for timing.
 
 The forward is real: every operator reads what the one before wrote, layers have weights of their own, and all of it
 runs in order. Operators timed alone, in a loop, are 18% to 54% too fast on a CPU: their weights stay in the

@@ -125,7 +125,7 @@ def run_collective(
     Args:
         algorithm: one of `ALGORITHMS` for flows, of `CLOSED_FORMS` for the analytic backend.
         pxn: let SimAI's rings hand over to the GPU on the right rail before they leave a server.
-        launch_s: added to the analytic time: what the host needs to launch it (`estimate.collective.LAUNCH_S`).
+        launch_s: added to the analytic time: what the host needs to launch it (`network.analytic.nccl.LAUNCH_S`).
         protocol: one of `PROTOCOLS`. Flows are of `simple` unless another is asked for, whose flags they then carry.
     """
     forms.check_op(op)

@@ -26,7 +26,7 @@ from windtunnel.network.settings import NetworkSettings
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Table = Any
-"""A record array of one of the layouts in `kernels.packet_state`."""
+"""A record array of one of the layouts in `network.packet.kernel.state`."""
 PS_PER_S = 1e12
 SIMAI_HEADER_BYTES = 50
 """Ethernet 14, IPv4 20, UDP 8, sequence and class 8: with it the runs of one flow a NIC agree to the nanosecond."""

@@ -75,13 +75,13 @@ def run(
     requests that have arrived since wait for the one after it. An engine with nothing to run looks again at once.
 
     Args:
-        settings, cost: see `kernels.state`.
+        settings, cost: see `serving.state.records`.
         cache, sessions, speculation: None where prompts share nothing, where no request waits for another, and where
             a decode step gives a token.
-        requests, ranks, lanes, lists, stages, events, clock: see `kernels.state`; changed in place.
+        requests, ranks, lanes, lists, stages, events, clock: see `serving.state.records`; changed in place.
         steps: buffer for the rows of this call; `clock[0].rows` says how many were written.
-        pools: None, or `kernels.pools.Pools`; what belongs to one pool is then read from there at every event.
-        fleet: None, or `kernels.fleet.Fleet`, where replicas come and go or requests are held at the router.
+        pools: None, or `serving.state.pools.Pools`; what belongs to one pool is then read from there at every event.
+        fleet: None, or `serving.state.fleet.Fleet`, where replicas come and go or requests are held at the router.
         vllm_v1, sglang, windows: 1 or None, see `policies.in_use`; `windows` where layers have one.
 
     Returns:

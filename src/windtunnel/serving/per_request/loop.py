@@ -1,7 +1,8 @@
 """The walking loop: serving engines whose batches may be any subset of a replica's requests, and users' own policies.
 
 It walks over the requests of a batch, once when it is formed and once when it ends, but for those that decode together
-again and again (`kernels.cohorts`). Between two events, equal decode steps of one batch are taken at once. A replica of
+again and again (`serving.per_request.decode_groups`). Between two events, equal decode steps of one batch are taken
+at once. A replica of
 `num_stages` pipeline stages has that many batches in flight; they pass the stages in order, and one that waits for a
 stage was formed before.
 
@@ -387,12 +388,13 @@ def run_walked(
 ):  # fmt: skip
     """Advance the simulation until all requests have finished, `steps` is full, or `settings.end_s` has come.
 
+
     Args:
-        settings, requests, walks, replicas, slots, batches, stages, events, clock: see `kernels.walked_state`; changed
+        settings, requests, walks, replicas, slots, batches, stages, events, clock: see `serving.state.per_request`; changed
             in place.
         cost, tables: one of them prices steps; the other is None.
         trail: where to write what each batch held, or None.
-        sessions: `kernels.state.Sessions`, or None where no request waits for another.
+        sessions: `serving.state.records.Sessions`, or None where no request waits for another.
         steps: buffer for the rows of this call; `clock[0].rows` says how many were written.
 
     Returns:

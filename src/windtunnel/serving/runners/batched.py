@@ -62,7 +62,7 @@ def run_loop(
         speculation: None where a decode step gives one token.
         fleet: None where all replicas are there all the time; it keeps the log.
         router: the user's, if `settings` say so.
-        give_up: see `engine.server.serve`.
+        give_up: see `serving.server.serve`.
 
     Returns:
         `REQUEST` records in order of sending, the step table, and the loop's wall time in seconds.

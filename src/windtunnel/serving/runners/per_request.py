@@ -55,9 +55,9 @@ class WalkedRun:
     """A finished run of the walking loop."""
 
     requests: NDArray[np.void]
-    """`kernels.state.REQUEST` records in order of sending."""
+    """`serving.state.records.REQUEST` records in order of sending."""
     walks: NDArray[np.void]
-    """`kernels.walked_state.WALK` records beside them."""
+    """`serving.state.per_request.WALK` records beside them."""
     steps: Table
     engine_time_s: float
     """Wall time of the loop."""

@@ -32,8 +32,8 @@ def fit_step_model(
 ) -> StepModel:
     """Non-negative least squares on relative errors, so that short steps count as much as long ones.
 
-    Args: `[k]` arrays of what each measured step held (contexts and pairs as in `kernels.state.StepCost`) and its
-    seconds.
+    Args: `[k]` arrays of what each measured step held (contexts and pairs as in `serving.state.records.StepCost`) and
+    its seconds.
     """
     from scipy.optimize import nnls
 

@@ -1,4 +1,4 @@
-"""What the walking loop works on, in record arrays like those of `kernels.state`."""
+"""What the walking loop works on, in record arrays like those of `serving.state.records`."""
 
 from typing import Any, NamedTuple
 
@@ -77,7 +77,7 @@ WALK = np.dtype(
         ("started_s", "f8"),  # in its first stage; of a pipeline only
     ]
 )
-"""One record a request, beside `kernels.state.REQUEST`."""
+"""One record a request, beside `serving.state.records.REQUEST`."""
 
 REPLICA = np.dtype(
     [
@@ -201,7 +201,8 @@ def new_slots(settings: WalkedSettings) -> Table:
 
 def new_batches(settings: WalkedSettings) -> Ints:
     """`[slot or replica, list, position]`: the requests of a batch and their tokens, and its cohort's lists; then a
-    replica's ready requests (between two batches), and columns of scratch. `kernels.cohorts` names them.
+    replica's ready requests (between two batches), and columns of scratch. `serving.per_request.decode_groups` names
+    them.
     """
     rows = settings.num_replicas * (settings.num_stages + 1)
     most = max(settings.max_num_seqs, settings.max_batch_seqs * settings.num_stages) + 1

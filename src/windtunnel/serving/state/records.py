@@ -44,7 +44,7 @@ ROUND_ROBIN, RANDOM, POWER_OF_TWO, LEAST_OUTSTANDING, LEAST_KV, SESSION_AFFINITY
     range(8)
 )
 HOLDING_ROUTERS = ("deferred", "user")
-"""Routers that may hold requests back: a run with one needs a `kernels.fleet.Fleet`."""
+"""Routers that may hold requests back: a run with one needs a `serving.state.fleet.Fleet`."""
 DEFERRED, USERS_ROUTER = len(ROUTERS), len(ROUTERS) + 1
 
 
@@ -53,7 +53,7 @@ QUEUE_ORDERS = ("fcfs", "priority", "shortest", "deadline", "fair_share")
 FCFS, PRIORITY, SHORTEST, DEADLINE, FAIR_SHARE = range(5)
 
 OFF, STARTING, UP, DRAINING, FAILED = range(5)
-"""Phases of a replica of a `kernels.fleet.Fleet`."""
+"""Phases of a replica of a `serving.state.fleet.Fleet`."""
 
 FAIR_TOKENS = 16
 """Tokens of one unit of service under `fair_share`."""
@@ -113,7 +113,7 @@ class Settings(NamedTuple):
     heeds_all_events: int = 0
     """1: any replica's event may bring this one work, so that a run of equal steps ends at the next of them."""
     window_tokens: int = 0
-    """The sliding window of the layers that have one, see `kernels.windows`; 0: none."""
+    """The sliding window of the layers that have one, see `serving.kv.windows`; 0: none."""
     num_groups: int = 1
     """Blocks of the pool that a block of tokens takes: one for each group of layers."""
     num_window_groups: int = 0
@@ -368,7 +368,7 @@ POOL = np.dtype([("num_blocks", "i8"), ("first", "i8"), ("last", "i8")])
 
 
 class Cache(NamedTuple):
-    """The prefix caches of all ranks, see `kernels.kvcache`."""
+    """The prefix caches of all ranks, see `serving.kv.cache`."""
 
     num_shared: int
     """Segments that may be cached on any rank; the rest belong to one request each."""
