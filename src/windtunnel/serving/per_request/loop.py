@@ -390,8 +390,8 @@ def run_walked(
 
 
     Args:
-        settings, requests, walks, replicas, slots, batches, stages, events, clock: see `serving.state.per_request`; changed
-            in place.
+        settings, requests, walks, replicas, slots, batches, stages, events, clock: see `serving.state.per_request`;
+            changed in place.
         cost, tables: one of them prices steps; the other is None.
         trail: where to write what each batch held, or None.
         sessions: `serving.state.records.Sessions`, or None where no request waits for another.
