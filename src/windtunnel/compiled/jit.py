@@ -6,7 +6,7 @@ decrements, 0.24 us without.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar, cast
 from uuid import uuid4
 
 import numpy as np
@@ -17,6 +17,9 @@ from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import CompilerBase, DefaultPassBuilder, _LowerResult
 from numba.core.compiler_machinery import PassManager, register_pass
 from numba.core.typed_passes import NativeLowering
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+"""Compiling keeps a function's signature, so that a type checker finds swapped arguments in calls between kernels."""
 
 
 class Part(JITCodeLibrary):
@@ -136,25 +139,33 @@ class EntryCache(FunctionCache):
 
 
 def entry(function: Callable[..., Any]) -> Any:
-    """A function that Python calls; its machine code, callees included, is cached on disk."""
+    """Compile a function that Python calls; its machine code, callees included, is cached on disk."""
     compiled = njit(_nrt=False, nogil=True, error_model="numpy", pipeline_class=WholeCompiler)(function)
     if not config.DISABLE_JIT:
         compiled._cache = EntryCache(function)
     return compiled
 
 
-inner = njit(
-    _nrt=False,
-    nogil=True,
-    error_model="numpy",
-    no_cpython_wrapper=True,
-    no_cfunc_wrapper=True,
-    pipeline_class=PartCompiler,
-)
-"""A function that only kernels call: called from Python it would crash, for it has no wrapper (use `.py_func`)."""
+def inner(function: Function) -> Function:
+    """Compile a function that only kernels call: called from Python it would crash, for it has no wrapper (use
+    `.py_func`).
+    """
+    compiled = njit(
+        _nrt=False,
+        nogil=True,
+        error_model="numpy",
+        no_cpython_wrapper=True,
+        no_cfunc_wrapper=True,
+        pipeline_class=PartCompiler,
+    )(function)
+    return cast(Function, compiled)
 
-inlined = njit(_nrt=False, nogil=True, error_model="numpy", inline="always")
-"""A function that returns parts of arrays, which numba without reference counting allows only inside the caller."""
+
+def inlined(function: Function) -> Function:
+    """Compile a function into its callers: it may return parts of arrays, which numba without reference counting
+    allows only inside the caller.
+    """
+    return cast(Function, njit(_nrt=False, nogil=True, error_model="numpy", inline="always")(function))
 
 
 def passed(*tables: Any) -> tuple[Any, ...]:
