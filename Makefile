@@ -19,7 +19,7 @@ DEPLOYMENT := --model meta-llama/Llama-3.1-70B --device h100_sxm --tp 4 --quant 
 # Real engines, which bring a torch of their own.
 ENGINES := .venv-engines
 
-.PHONY: help venv demo test lint format test-all test-nojit test-engines test-nsys validate-cpu profile-gpu examples bench docs build clean
+.PHONY: help venv demo test lint format test-all test-fast test-nojit test-engines test-nsys validate-cpu profile-gpu examples bench docs build clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "%-20s%s\n", $$1, $$2}'
@@ -47,14 +47,17 @@ format: $(TOOLS) ## let ruff format and mend what it can
 	$(BIN)/ruff check --fix
 
 test-all: $(TOOLS) ## the tests alone; choose some with ARGS="tests/spec -k catalog"
-	$(PYTEST) -n $(WORKERS) --dist worksteal $(ARGS)
+	$(PYTEST) -n $(WORKERS) --dist worksteal -m 'not engine' $(ARGS)
+
+test-fast: $(TOOLS) ## a minute: one case of every quick test, in every package
+	$(PYTEST) -n $(WORKERS) --dist worksteal -q --fast $(ARGS)
 
 test-nojit: $(TOOLS) ## the small scenarios again, interpreted: the compiled and the plain loop must agree to the bit
 	NUMBA_DISABLE_JIT=1 $(PYTEST) -n $(WORKERS) --dist worksteal -m 'not compiled and not slow' tests/compiled tests/serving tests/network tests/training tests/workload tests/calibration
 
 test-engines: $(TOOLS) $(ENGINES)/.installed ## real engines on this CPU serve a tiny model
 	WINDTUNNEL_ENGINE_PYTHON=$(abspath $(ENGINES)/bin/python) VLLM_CPU_KVCACHE_SPACE=1 OMP_NUM_THREADS=1 \
-		$(PYTEST) tests/lab/engines/test_engines.py
+		$(PYTEST) -m engine tests/lab/engines/test_engines.py
 
 validate-cpu: $(ENGINES)/.installed ## profile, simulate and serve a small Llama on this CPU with real vLLM, and compare
 	OMP_NUM_THREADS=1 $(ENGINES)/bin/python benchmarks/validate_cpu.py

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
+from effort import FAST
 from recorded import REFERENCE
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -17,6 +18,28 @@ SLOW = [HealthCheck.too_slow]
 settings.register_profile("ci", derandomize=True, deadline=None, phases=PHASES, suppress_health_check=SLOW)
 settings.register_profile("dev", deadline=None, phases=PHASES, suppress_health_check=SLOW)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--fast", action="store_true", help="one case of every test that is not slow; few random examples")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--fast"):
+        os.environ[FAST] = "1"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With `--fast`, keep the first case of each function that is not slow."""
+    if not config.getoption("--fast"):
+        return
+    first: dict[str, pytest.Item] = {}
+    for item in items:
+        if not item.get_closest_marker("slow") and not item.get_closest_marker("engine"):
+            first.setdefault(item.nodeid.partition("[")[0], item)
+    kept = list(first.values())
+    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+    items[:] = kept
 
 
 @pytest.fixture(scope="session")

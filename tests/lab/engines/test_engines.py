@@ -1,6 +1,8 @@
-"""Real engines serve a tiny model; run by `make test-engines`, where they are installed."""
+"""Real engines serve a tiny model: transformers wherever it is installed, the others by `make test-engines`."""
 
 import os
+import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -15,16 +17,20 @@ PYTHON = os.environ.get("WINDTUNNEL_ENGINE_PYTHON", "")
 LLAMA_PYTHON = os.environ.get("WINDTUNNEL_LLAMA_PYTHON", "")
 OPENVINO_PYTHON = os.environ.get("WINDTUNNEL_OPENVINO_PYTHON", "")
 
-pytestmark = [
+TRANSFORMERS_PYTHON = sys.executable if find_spec("torch") and find_spec("transformers") else PYTHON
+
+pytestmark = pytest.mark.slow
+of_vllm = [
     pytest.mark.engine,
-    pytest.mark.slow,
+    pytest.mark.skipif(not PYTHON, reason="WINDTUNNEL_ENGINE_PYTHON names no interpreter with vLLM"),
 ]
-needs_engines = pytest.mark.skipif(not PYTHON, reason="WINDTUNNEL_ENGINE_PYTHON names no interpreter with engines")
+of_transformers = [pytest.mark.skipif(not TRANSFORMERS_PYTHON, reason="transformers is not installed")]
 
 LOAD = Load(np.arange(12) * 0.2, np.full(12, 24), np.full(12, 6))
 
 
-@needs_engines
+@pytest.mark.engine
+@pytest.mark.skipif(not PYTHON, reason="WINDTUNNEL_ENGINE_PYTHON names no interpreter with vLLM")
 def test_vllm_over_http(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
     model = str(write_tiny_model(tmp_path / "tiny"))
@@ -38,16 +44,17 @@ def test_vllm_over_http(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert (run.requests["ttft_s"] > 0).all()
 
 
-@needs_engines
+@pytest.mark.skipif(not TRANSFORMERS_PYTHON, reason="transformers is not installed")
 def test_transformers_continuous_batching_over_http(tmp_path: Path) -> None:
     model = str(write_tiny_model(tmp_path / "tiny"))
     arguments = ["--device", "cpu", "--cb-num-blocks", "64", "--cb-max-batch-tokens", "256"]
-    with started("transformers", model, arguments, PYTHON) as url:
+    with started("transformers", model, arguments, TRANSFORMERS_PYTHON) as url:
         run = bench(Endpoint(url, model, token_ids=False, ignore_eos=False), LOAD)
     assert client_summary(run.requests, run.tokens).num_failed == 0
     assert (run.requests["output_tokens"] == 6).all()
 
 
+@pytest.mark.engine
 @pytest.mark.skipif(not LLAMA_PYTHON, reason="WINDTUNNEL_LLAMA_PYTHON names no interpreter with llama-cpp-python")
 def test_llama_cpp_over_http(tmp_path: Path) -> None:
     model = str(write_tiny_gguf(tmp_path / "tiny"))
@@ -57,6 +64,7 @@ def test_llama_cpp_over_http(tmp_path: Path) -> None:
     assert (run.requests["output_tokens"] == 6).all()
 
 
+@pytest.mark.engine
 @pytest.mark.skipif(not OPENVINO_PYTHON, reason="WINDTUNNEL_OPENVINO_PYTHON names no interpreter with openvino-genai")
 def test_openvino_genai_over_http(tmp_path: Path) -> None:
     model = str(write_tiny_model(tmp_path / "tiny"))
@@ -94,13 +102,19 @@ engine = TransformersEngine(TINY, TransformersSettings(max_num_seqs=4, max_num_b
 """
 
 
-@needs_engines
-@pytest.mark.parametrize(("start", "block_size"), [(VLLM, 128), (TRANSFORMERS, 256)], ids=["vllm", "transformers"])
-def test_an_engine_in_process_forms_the_simulators_batches(tmp_path: Path, start: str, block_size: int) -> None:
+@pytest.mark.parametrize(
+    ("python", "start", "block_size"),
+    [
+        pytest.param(PYTHON, VLLM, 128, marks=of_vllm, id="vllm"),
+        pytest.param(TRANSFORMERS_PYTHON, TRANSFORMERS, 256, marks=of_transformers, id="transformers"),
+    ],
+)
+def test_an_engine_in_process_forms_the_simulators_batches(
+    tmp_path: Path, python: str, start: str, block_size: int
+) -> None:
     import subprocess
 
-    from engine.test_recorded_engine import settings
-
+    from formats.test_recorded_engine import settings
     from windtunnel.formats.engine_run import read_engine_runs
     from windtunnel.serving.deployment import EngineSettings
     from windtunnel.serving.runners.batched import run_loop
@@ -109,7 +123,7 @@ def test_an_engine_in_process_forms_the_simulators_batches(tmp_path: Path, start
 
     path = tmp_path / "run.json"
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[3] / "src")}
-    subprocess.run([PYTHON, "-c", DRIVE.format(start=start), path], check=True, env=environment, capture_output=True)
+    subprocess.run([python, "-c", DRIVE.format(start=start), path], check=True, env=environment, capture_output=True)
     engine = settings()._replace(max_num_seqs=4, max_num_batched_tokens=64, block_size=block_size, num_blocks=512)
     runs = read_engine_runs(path)
     assert len(runs) == 10
@@ -121,16 +135,21 @@ def test_an_engine_in_process_forms_the_simulators_batches(tmp_path: Path, start
         np.testing.assert_array_equal(steps["prefill_tokens"], run.batches.prefill_tokens)
 
 
-@needs_engines
-@pytest.mark.parametrize("engine", ["vllm", "transformers"])
-def test_the_hosts_share_of_an_engines_steps_is_measured(tmp_path: Path, engine: str) -> None:
+@pytest.mark.parametrize(
+    ("python", "engine"),
+    [
+        pytest.param(PYTHON, "vllm", marks=of_vllm, id="vllm"),
+        pytest.param(TRANSFORMERS_PYTHON, "transformers", marks=of_transformers, id="transformers"),
+    ],
+)
+def test_the_hosts_share_of_an_engines_steps_is_measured(tmp_path: Path, python: str, engine: str) -> None:
     import json
     import subprocess
 
     from windtunnel.lab.engines.tiny_models import TINY
 
     (tmp_path / "config.json").write_text(json.dumps(dict(TINY)), encoding="utf-8")
-    command = [PYTHON, "-m", "windtunnel", "profile", "overheads", "--engine", engine, "--model", "config.json"]
+    command = [python, "-m", "windtunnel", "profile", "overheads", "--engine", engine, "--model", "config.json"]
     command += ["--device-name", "here", "--batches", "1,4", "--out", "measured", "--json"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[3] / "src")}
     done = subprocess.run(command, check=True, env=environment, capture_output=True, cwd=tmp_path)
