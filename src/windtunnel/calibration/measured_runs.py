@@ -102,6 +102,8 @@ _PATHS = {
     "quant": "precision.weights",
     "kv_cache_dtype": "precision.kv_cache",
 }
+_PUBLISHED = "silicon_ttft_ms"
+"""A column of the published table that `benchmarks/measured_runs.py` converts."""
 UNKNOWN = "?"
 """In a table of runs, of a setting that was not recorded and need not have been the engine's default."""
 
@@ -179,6 +181,11 @@ def read_table(path: Path) -> list[Measurement]:
     if not rows:
         raise InputError(
             f"{path} has no rows", "a header, and below it a run a line: docs/guides/validate-and-calibrate.md"
+        )
+    if _PUBLISHED in rows[0]:
+        raise InputError(
+            f"{path.name} is a table of published runs, which needs its files of settings beside it",
+            f"convert it first: python benchmarks/measured_runs.py {path.name} --out runs.jsonl",
         )
     unknown = [name for name in rows[0] if name not in COLUMNS and not name.startswith("_")]
     if unknown:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 
 _SHOWN_IDS = 5
+_KINDS = "a .csv or .parquet table, a .jsonl file of runs, or a benchmark client's .json file"
 
 
 def chosen_measurements(
@@ -54,12 +55,14 @@ def read_measurements(paths: Sequence[Path], options: dict[str, Any]) -> "list[M
     Raises:
         InputError: a file that is missing or malformed, or a client's file without a model and a device.
     """
-    from readers.silicon.runs import is_silicon
-    from readers.silicon.runs import read_measurements as read_silicon
     from windtunnel.calibration.measured_runs import read_client_files, read_table
+    from windtunnel.calibration.run_file import is_run_file, read_run_file
 
     if not paths:
-        raise InputError("there are no runs", "give a .csv or .parquet table, or a benchmark client's .json file")
+        raise InputError(
+            "there are no runs",
+            "give a .csv or .parquet table, a .jsonl file of runs, or a benchmark client's .json file",
+        )
     found: list[Measurement] = []
     for number, path in enumerate(paths):
         if path in paths[:number]:
@@ -68,12 +71,17 @@ def read_measurements(paths: Sequence[Path], options: dict[str, Any]) -> "list[M
             raise InputError(f"{path} is a folder; files are needed", f"for instance {path}/*.csv")
         if not path.exists():
             raise missing_file(path)
-        if path.suffix in (".json", ".jsonl"):
+        if path.suffix == ".jsonl" and is_run_file(path):
+            found += read_run_file(path)
+        elif path.suffix in (".json", ".jsonl"):
             found += read_client_files(path, _deployment(path, options))
         elif path.suffix in (".csv", ".parquet"):
-            found += read_silicon(path) if is_silicon(path) else read_table(path)
+            found += read_table(path)
         else:
-            raise InputError(f"{path} is of no known kind", "runs are .csv or .parquet tables, or clients' .json files")
+            raise InputError(
+                f"{path} is of no known kind",
+                "runs are .csv or .parquet tables, .jsonl files of runs, or clients' .json files",
+            )
     return found
 
 

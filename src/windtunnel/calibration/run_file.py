@@ -1,0 +1,149 @@
+"""Files of measured runs (`.jsonl`): one run a line, with the whole scenario that was run and what was measured.
+
+This is the neutral form that `windtunnel validate` and `windtunnel calibrate` read: whatever a run's source was, a
+converter writes it once as `MeasuredRun`, and nothing downstream needs to know the source.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from windtunnel.calibration.measured_runs import Measurement
+from windtunnel.errors import InputError, unreadable
+from windtunnel.files import write_text
+from windtunnel.schema import Schema, decode, encode
+from windtunnel.serving.scenario import scenario_from
+
+MARK = '{"windtunnel":"measured_run"'
+"""How each line begins, which tells the file from a benchmark client's."""
+
+
+class Measured(Schema):
+    """Measured values of a run; those that nobody measured are left out."""
+
+    ttft_s: float | None = None
+    """Time to the first token."""
+    tpot_s: float | None = None
+    """Time per output token after the first."""
+    e2e_s: float | None = None
+    """Latency of a request."""
+    output_tokens_per_s: float | None = None
+    """Output tokens per second of the whole deployment."""
+
+
+_FIELDS = {"ttft": "ttft_s", "tpot": "tpot_s", "e2e": "e2e_s", "throughput": "output_tokens_per_s"}
+"""Metric of a `Measurement` -> field of `Measured`."""
+
+
+class MeasuredRun(Schema):
+    """One line of a file of measured runs."""
+
+    windtunnel: Literal["measured_run"]
+    """Tells what the line is."""
+    id: str
+    measured: Measured = Measured()
+    scenario: dict[str, Any] | None = None
+    """What was run, as in a scenario file; absent where it is not known, and then `refused` says why."""
+    refused: str = ""
+    """Why the run has no scenario."""
+    statistic: Literal["mean", "p50"] = "mean"
+    """What the three latencies are over requests."""
+    use: str = "primary"
+    """`primary` or `secondary` runs are scored; anything else leaves the run out unless `--use` names it."""
+    weight: float = 1.0
+    """Weight in a calibration; 0 leaves the run out of the fit."""
+    labels: dict[str, str] = {}
+    """Name -> value to group results by: engine, version, device, model, format, parallelism, ..."""
+    unknown: tuple[str, ...] = ()
+    """Engine settings that nobody recorded; a calibration may infer them."""
+    lacks_acceptance: bool = False
+    """The run speculated, and how many draft tokens were accepted was not recorded."""
+
+    def __post_init__(self) -> None:
+        if (self.scenario is None) != bool(self.refused):
+            raise ValueError("a run has either a scenario or a reason why it is refused")
+
+
+def is_run_file(path: Path) -> bool:
+    """Whether a file begins as a file of measured runs does.
+
+    Raises:
+        InputError: the file cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            return file.read(len(MARK)) == MARK.encode()
+    except OSError as error:
+        raise unreadable(path, error) from None
+
+
+def read_run_file(path: Path) -> list[Measurement]:
+    """Read every run of a file of measured runs.
+
+    Raises:
+        InputError: a line is not JSON, has an unknown key or a wrong value, or two runs have one id; names the line.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise unreadable(path, error) from None
+    runs = [_measurement(f"{path.name} line {number}", line) for number, line in enumerate(lines, 1) if line.strip()]
+    repeated = [name for name, count in Counter(run.id for run in runs).items() if count > 1]
+    if repeated:
+        raise InputError(f"{path.name} has several runs of id {repeated[0]!r}", "give each run an id of its own")
+    return runs
+
+
+def write_run_file(runs: Iterable[Measurement], path: Path) -> None:
+    """Write runs so that `read_run_file` gives equal ones.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
+    write_text(path, "".join(f"{_line(run)}\n" for run in runs))
+
+
+def _measurement(where: str, line: str) -> Measurement:
+    try:
+        raw = json.loads(line)
+    except ValueError as error:
+        raise InputError(f"{where} is not valid JSON: {error}", "is the file cut off?") from None
+    run: MeasuredRun = decode(raw, MeasuredRun, where)
+    values = {metric: getattr(run.measured, field) for metric, field in _FIELDS.items()}
+    return Measurement(
+        run.id,
+        None if run.scenario is None else scenario_from(run.scenario, where),
+        run.refused,
+        {metric: value for metric, value in values.items() if value is not None},
+        run.labels,
+        run.use,
+        run.statistic,
+        run.weight,
+        run.unknown,
+        run.lacks_acceptance,
+    )
+
+
+def _line(run: Measurement) -> str:
+    measured = Measured(**{_FIELDS[metric]: value for metric, value in run.measured.items()})
+    statistic: Any = run.statistic
+    row = MeasuredRun(
+        windtunnel="measured_run",
+        id=run.id,
+        measured=measured,
+        scenario=None if run.scenario is None else encode(run.scenario),
+        refused=run.refused,
+        statistic=statistic,
+        use=run.use,
+        weight=run.weight,
+        labels=dict(run.labels),
+        unknown=run.unknown,
+        lacks_acceptance=run.lacks_acceptance,
+    )
+    return msgspec.json.encode(row).decode()
