@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from windtunnel.network.flows import Reduction
-from windtunnel.network.packet.tables import Tables
+from windtunnel.network.packet.tables import PacketTables
 
 DATA, ACK, NACK, PAUSE, RESUME = range(5)
 DCQCN, DCTCP = 1, 8
@@ -99,9 +99,9 @@ def scrambled(word: int) -> int:
 
 
 class PacketReference:
-    """Runs `Tables` to the end; then `start_ps` and `finish_ps` hold each flow's times."""
+    """Runs `PacketTables` to the end; then `start_ps` and `finish_ps` hold each flow's times."""
 
-    def __init__(self, tables: Tables) -> None:
+    def __init__(self, tables: PacketTables) -> None:
         self.tables, self.settings = tables, tables.settings
         self.links = [Link(tables.links[i], i) for i in range(len(tables.links))]
         self.shared_bytes = [0] * len(tables.nodes)

@@ -1,12 +1,15 @@
 """How a type checker sees record arrays and whole numbers in kernels.
 
-Each record layout (a numpy dtype) has a `Protocol` with the same fields, so that an editor completes
-`links[i].free_ps`, and mypy finds an unknown field and a swapped table. Numba never reads these annotations.
+A `Protocol` declares the fields of a record and how each is stored; `layout` makes the numpy dtype of it. So an editor
+completes `links[i].free_ps`, and mypy finds unknown fields and swapped tables. Numba never reads these annotations.
 """
 
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeAlias, TypeVar, get_args, get_type_hints, overload
 
 import numpy as np
+from numpy.typing import NDArray
+
+Ints: TypeAlias = NDArray[np.int64] | NDArray[np.int32]
 
 Record = TypeVar("Record")
 
@@ -38,3 +41,15 @@ if TYPE_CHECKING:
         """Convert to a 64-bit whole number; mypy treats every whole number of a kernel as an `int`."""
 else:
     int64 = np.int64
+
+F8 = Annotated[float, "f8"]
+I8 = Annotated[int, "i8"]
+I4 = Annotated[int, "i4"]
+I2 = Annotated[int, "i2"]
+"""The type of a record's field, and how it is stored."""
+
+
+def layout(record: type) -> np.dtype[Any]:
+    """Return the dtype of a record that a `Protocol` declares: its fields in their order, without padding."""
+    hints = get_type_hints(record, include_extras=True)
+    return np.dtype([(name, get_args(hint)[1]) for name, hint in hints.items()])

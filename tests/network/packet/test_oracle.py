@@ -11,7 +11,7 @@ from oracles.packet import PacketReference
 from windtunnel.network.fabric import Fabric
 from windtunnel.network.flows import Reduction, flows_of
 from windtunnel.network.packet.runner import run_tables
-from windtunnel.network.packet.tables import Tables, tables_of
+from windtunnel.network.packet.tables import PacketTables, tables_of
 from windtunnel.network.packet_settings import EcnThreshold, PacketSettings
 from windtunnel.network.settings import NetworkSettings
 from windtunnel.network.topology import (
@@ -29,7 +29,7 @@ FABRICS = (
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> Tables:
+def cases(draw: st.DrawFn) -> PacketTables:
     topology = draw(st.sampled_from(FABRICS))
     fabric: Fabric = build_fabric(topology)
     n = draw(st.integers(1, 25))
@@ -80,7 +80,7 @@ def cases(draw: st.DrawFn) -> Tables:
 
 @given(cases())
 @settings(max_examples=40)
-def test_the_compiled_loop_is_the_plain_one(tables: Tables) -> None:
+def test_the_compiled_loop_is_the_plain_one(tables: PacketTables) -> None:
     fast, slow = run_tables(tables), PacketReference(tables)
     np.testing.assert_array_equal(fast.flows.finish_ps, slow.finish_ps)
     np.testing.assert_array_equal(fast.flows.start_ps, slow.start_ps)

@@ -8,8 +8,8 @@ from windtunnel.network.collectives.all_to_all import all_to_all
 from windtunnel.network.collectives.rings import ring, simai_rings
 from windtunnel.network.flows import Flows, flows_of, together
 from windtunnel.network.packet.parts import run_in_parts, split
-from windtunnel.network.packet.runner import Outcome, run_tables
-from windtunnel.network.packet.tables import Tables, tables_of
+from windtunnel.network.packet.runner import PacketOutcome, run_tables
+from windtunnel.network.packet.tables import PacketTables, tables_of
 from windtunnel.network.packet_settings import SIMAI_PACKETS, PacketSettings
 from windtunnel.network.settings import SIMAI_SETTINGS
 from windtunnel.network.topology import DcnPlus, SpectrumX, build_fabric
@@ -34,13 +34,13 @@ def data_parallel(num_gpus: int, size_bytes: int) -> Flows:
     return together([ring(simai_rings(ranks[rail::8], servers), chunk, steps) for rail in range(8)])
 
 
-def tables(flows: Flows, num_gpus: int = 32, **packet: object) -> Tables:
+def tables(flows: Flows, num_gpus: int = 32, **packet: object) -> PacketTables:
     fabric = build_fabric(SpectrumX(num_gpus=num_gpus, num_spines=8))
     settings: PacketSettings = msgspec.structs.replace(SIMAI_PACKETS, **packet)
     return tables_of(fabric, flows, SIMAI_SETTINGS, settings)
 
 
-def assert_same(apart: Outcome, whole: Outcome) -> None:
+def assert_same(apart: PacketOutcome, whole: PacketOutcome) -> None:
     for name in ("start_ps", "sent_ps", "finish_ps"):
         np.testing.assert_array_equal(apart.flows[name], whole.flows[name], err_msg=name)
     for name in ("sent_bytes", "most_queued_bytes", "num_pauses", "num_marks", "num_drops", "paused_ps"):

@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.network.packet.kernel import groups, state
-from windtunnel.network.packet.runner import Outcome, run_tables
-from windtunnel.network.packet.tables import Ints, Tables
+from windtunnel.network.packet.runner import PacketOutcome, run_tables
+from windtunnel.network.packet.tables import Ints, PacketTables
 from windtunnel.network.packet.tie_breaking import places
 
 
@@ -16,7 +16,7 @@ from windtunnel.network.packet.tie_breaking import places
 class Part:
     """Flows that no other flow shares a link with, and their numbers in the whole."""
 
-    tables: Tables
+    tables: PacketTables
     flows: Ints
     links: Ints
     nodes: Ints
@@ -32,7 +32,7 @@ class Part:
         return hashlib.sha256(b"".join(array.tobytes() for array in (*arrays, *routes))).digest()
 
 
-def run_in_parts(tables: Tables) -> Outcome:
+def run_in_parts(tables: PacketTables) -> PacketOutcome:
     """As `run_tables`, part by part, and parts that are alike only once, where that changes nothing.
 
     It changes nothing if parts have no link, send queue or parent in common, if those that stand for others drew no
@@ -43,8 +43,8 @@ def run_in_parts(tables: Tables) -> Outcome:
     parts = split(tables)
     if len(parts) == 1:
         return run_tables(tables)
-    outcomes: list[Outcome] = []
-    alike: dict[bytes, Outcome] = {}
+    outcomes: list[PacketOutcome] = []
+    alike: dict[bytes, PacketOutcome] = {}
     num_events = 0
     for part in parts:
         equal, similar = part.likeness(of_senders=True), part.likeness(of_senders=False)
@@ -60,7 +60,7 @@ def run_in_parts(tables: Tables) -> Outcome:
     return _joined(tables, parts, outcomes, num_events)
 
 
-def split(tables: Tables) -> list[Part]:
+def split(tables: PacketTables) -> list[Part]:
     """The parts of some tables; only one where packets choose their way."""
     num_flows, num_links = len(tables.flows), len(tables.links) // 2
     if tables.settings.routing != state.ECMP or num_flows == 0:
@@ -77,7 +77,7 @@ def split(tables: Tables) -> list[Part]:
     return [_part(tables, flows) for flows in np.split(order, first[1:])]
 
 
-def _part(tables: Tables, flows: Ints) -> Part:
+def _part(tables: PacketTables, flows: Ints) -> Part:
     """Some flows with the links, nodes and paths that they use, numbered as they first appear."""
     records = tables.flows[flows].copy()
     paths, path_links, records.path = _routes(tables.paths, tables.path_links, records.path)
@@ -136,7 +136,7 @@ def _routes(pointer: Ints, links: NDArray[np.int32], used: NDArray[np.int32]) ->
     return start, links[positions].astype(np.int64), which
 
 
-def _is_roomy(tables: Tables, parts: list[Part], outcomes: list[Outcome]) -> bool:
+def _is_roomy(tables: PacketTables, parts: list[Part], outcomes: list[PacketOutcome]) -> bool:
     """Whether buffers that several parts share could never have paused or dropped."""
     num_parts = np.zeros(len(tables.nodes), np.int64)
     total, largest = np.zeros_like(num_parts), np.zeros_like(num_parts)
@@ -151,7 +151,7 @@ def _is_roomy(tables: Tables, parts: list[Part], outcomes: list[Outcome]) -> boo
     return bool((largest[shared] + packet_bytes < share[shared]).all())
 
 
-def _joined(tables: Tables, parts: list[Part], outcomes: list[Outcome], num_events: int) -> Outcome:
+def _joined(tables: PacketTables, parts: list[Part], outcomes: list[PacketOutcome], num_events: int) -> PacketOutcome:
     links, nodes, flows = tables.links.copy(), tables.nodes.copy(), tables.flows.copy()
     kept = ("name", "source", "target")
     for part, outcome in zip(parts, outcomes, strict=True):
@@ -161,7 +161,7 @@ def _joined(tables: Tables, parts: list[Part], outcomes: list[Outcome], num_even
         for name in ("start_ps", "sent_ps", "finish_ps"):
             flows[name][part.flows] = outcome.flows[name]
         nodes.most_shared_bytes[part.nodes] += outcome.nodes.most_shared_bytes
-    return Outcome(
+    return PacketOutcome(
         links,
         nodes,
         flows,

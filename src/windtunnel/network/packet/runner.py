@@ -1,4 +1,4 @@
-"""The compiled packet loop with its tables, which grow when it asks."""
+"""Run the compiled packet loop, whose tables grow when it asks."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -6,16 +6,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.compiled.calendar import new_clock
+from windtunnel.compiled.calendar import Clock, new_clock
 from windtunnel.network.packet.kernel import loop, state
-from windtunnel.network.packet.tables import Ints, Table, Tables
+from windtunnel.network.packet.tables import Ints, PacketTables, Table
 
 WHEEL_PS = 2**23
 """One turn of the calendar: 8 us, more than a hop or a launch takes."""
+MOST_BUCKETS = 2**20
+TRACE_ROWS = 4096
 
 
 @dataclass(frozen=True, eq=False)
-class Outcome:
+class PacketOutcome:
     """The tables after a run."""
 
     links: Table
@@ -30,90 +32,96 @@ class Outcome:
     """Packets that met one of another sender at the same time, where senders have an order."""
 
 
-def run_tables(tables: Tables, traced: NDArray[np.int32] | None = None) -> Outcome:
+def run_tables(tables: PacketTables, traced: NDArray[np.int32] | None = None) -> PacketOutcome:
     """Run the compiled loop to its end, with larger tables whenever it asks for them."""
-    children_start, children = _children(tables.parent_ptr, tables.parent)
-    most_children = int(np.diff(children_start).max(initial=0))
-    settings = tables.settings._replace(most_children=most_children)
-    links, nodes, flows = tables.links.copy(), tables.nodes.copy(), tables.flows.copy()
-    channels = tables.channels.copy()
-    num_buckets = 1 << min(20, max(12, int(np.ceil(np.log2(4 * len(links))))))
-    shift = max(0, int(np.log2(WHEEL_PS / num_buckets)))
-    clock = new_clock(len(tables.first) + most_children + 512, num_buckets, shift)
-    send_queues = np.zeros(int(flows.queue.max(initial=0)) + 1, state.SEND_QUEUE).view(np.recarray)
-    send_queues.first = state.NONE
-    connections = _free_list(state.CONNECTION, min(len(flows), 256) + 1)
-    packets = _free_list(state.PACKET, 512)
-    is_hpcc = settings.congestion == state.HPCC
-    hops = int(np.diff(tables.paths).max(initial=1)) if is_hpcc else 1
-    stamps = np.zeros((len(packets) if is_hpcc else 1, hops), state.STAMP).view(np.recarray)
-    seen = np.zeros((len(connections) if is_hpcc else 1, hops), state.STAMP).view(np.recarray)
-    sacks = np.zeros((2 * len(connections), _sack_words(tables)), np.uint64)
+    flows = _flow_tables(tables)
+    settings = tables.settings._replace(most_children=int(np.diff(flows.children_start).max(initial=0)))
+    fabric = state.FabricTables(tables.links.copy(), tables.nodes.copy())
+    routes = state.RouteTables(
+        tables.paths,
+        tables.path_links,
+        tables.replies,
+        tables.reply_links,
+        tables.neighbor_start,
+        tables.neighbor_links,
+        tables.distances,
+    )
+    traffic, feedback = _free_tables(tables)
+    clock = _clock(len(tables.links), len(tables.first) + settings.most_children + 512)
     traced = np.zeros(0, np.int32) if traced is None else traced
-    trace = np.zeros((4096 if settings.trace_interval_ps else 1, 1 + len(traced)), np.int64)
-    counters = np.zeros(1, state.COUNTERS).view(np.recarray)
-    counters.num_free_connections, counters.num_free_packets = len(connections), len(packets)
+    num_rows = TRACE_ROWS if settings.trace_interval_ps else 1
+    queues = state.TracedQueues(traced, np.zeros((num_rows, 1 + len(traced)), np.int64))
     traces = []
     while True:
-        outcome = loop.run(
-            settings,
-            links,
-            nodes,
-            flows,
-            channels,
-            send_queues,
-            tables.first,
-            children_start,
-            children,
-            tables.paths,
-            tables.path_links,
-            tables.replies,
-            tables.reply_links,
-            tables.neighbor_start,
-            tables.neighbor_links,
-            tables.distances,
-            connections,
-            packets,
-            stamps,
-            seen,
-            sacks,
-            traced,
-            trace,
-            counters,
-            clock,
-        )
-        if outcome == loop.DONE:
+        lack = loop.run(settings, fabric, flows, routes, traffic, feedback, queues, clock)
+        if lack == loop.DONE:
             break
-        if outcome == loop.MORE_EVENTS:
+        if lack == loop.MORE_EVENTS:
             events = _grown(clock.events, clock.calendar, "free", "num_free")
             clock = clock._replace(events=events, heaps=_longer(clock.heaps, len(events)))
-        elif outcome == loop.MORE_PACKETS:
-            packets = _grown(packets, counters, "free_packet", "num_free_packets")
-            stamps = _longer(stamps, len(packets)) if is_hpcc else stamps
-        elif outcome == loop.MORE_CONNECTIONS:
-            connections = _grown(connections, counters, "free_connection", "num_free_connections")
-            seen = _longer(seen, len(connections)) if is_hpcc else seen
-            senders, receivers = np.split(sacks, 2)
-            sacks = np.concatenate([_longer(senders, len(connections)), _longer(receivers, len(connections))])
+        elif lack == loop.MORE_TRACE:
+            traces.append(queues.rows.copy())
+            traffic.counters[0].num_trace_rows = 0
         else:
-            traces.append(trace.copy())
-            counters.num_trace_rows = 0
-    traces.append(trace[: counters[0].num_trace_rows])
-    return Outcome(
-        links,
-        nodes,
-        flows,
+            traffic, feedback = _more(lack, traffic, feedback, settings.congestion == state.HPCC)
+    counters = traffic.counters[0]
+    traces.append(queues.rows[: counters.num_trace_rows])
+    return PacketOutcome(
+        fabric.links,
+        fabric.nodes,
+        flows.flows,
         np.concatenate(traces),
-        int(counters[0].num_events),
-        int(counters[0].num_data_packets),
-        int(counters[0].num_repeated_packets),
-        int(counters[0].num_draws),
-        int(counters[0].num_ties),
+        int(counters.num_events),
+        int(counters.num_data_packets),
+        int(counters.num_repeated_packets),
+        int(counters.num_draws),
+        int(counters.num_ties),
     )
 
 
-def _free_list(layout: np.dtype[Any], size: int) -> Table:
-    table = np.zeros(size, layout).view(np.recarray)
+def _flow_tables(tables: PacketTables) -> state.FlowTables:
+    flows: Table = tables.flows.copy()
+    queues: Table = np.zeros(int(flows.queue.max(initial=0)) + 1, state.SEND_QUEUE).view(np.recarray)
+    queues.first = state.NONE
+    children_start, children = _children(tables.parent_ptr, tables.parent)
+    return state.FlowTables(flows, tables.channels.copy(), queues, tables.first, children_start, children)
+
+
+def _free_tables(tables: PacketTables) -> tuple[state.TrafficTables, state.FeedbackTables]:
+    """Free connections and packets, and the senders' knowledge, as large as small runs need."""
+    connections = _free_list(state.CONNECTION, min(len(tables.flows), 256) + 1)
+    packets = _free_list(state.PACKET, 512)
+    counters: Table = np.zeros(1, state.COUNTERS).view(np.recarray)
+    counters.num_free_connections, counters.num_free_packets = len(connections), len(packets)
+    is_hpcc = tables.settings.congestion == state.HPCC
+    hops = int(np.diff(tables.paths).max(initial=1)) if is_hpcc else 1
+    stamps: Table = np.zeros((len(packets) if is_hpcc else 1, hops), state.STAMP).view(np.recarray)
+    seen: Table = np.zeros((len(connections) if is_hpcc else 1, hops), state.STAMP).view(np.recarray)
+    sacks = np.zeros((2 * len(connections), _sack_words(tables)), np.uint64)
+    return state.TrafficTables(connections, packets, counters), state.FeedbackTables(stamps, seen, sacks)
+
+
+def _clock(num_links: int, num_events: int) -> Clock:
+    num_buckets = min(MOST_BUCKETS, 1 << max(12, int(np.ceil(np.log2(4 * num_links)))))
+    return new_clock(num_events, num_buckets, shift=max(0, int(np.log2(WHEEL_PS / num_buckets))))
+
+
+def _more(
+    lack: int, traffic: state.TrafficTables, feedback: state.FeedbackTables, is_hpcc: bool
+) -> tuple[state.TrafficTables, state.FeedbackTables]:
+    """Twice as many packets or connections, whichever the loop lacks, and the feedback tables that go with them."""
+    if lack == loop.MORE_PACKETS:
+        packets = _grown(traffic.packets, traffic.counters, "free_packet", "num_free_packets")
+        stamps = _longer(feedback.stamps, len(packets)) if is_hpcc else feedback.stamps
+        return traffic._replace(packets=packets), feedback._replace(stamps=stamps)
+    connections = _grown(traffic.connections, traffic.counters, "free_connection", "num_free_connections")
+    seen = _longer(feedback.seen, len(connections)) if is_hpcc else feedback.seen
+    sacks = np.concatenate([_longer(half, len(connections)) for half in np.split(feedback.sacks, 2)])
+    return traffic._replace(connections=connections), feedback._replace(seen=seen, sacks=sacks)
+
+
+def _free_list(record: np.dtype[Any], size: int) -> Table:
+    table = np.zeros(size, record).view(np.recarray)
     table["next"] = np.arange(1, size + 1)
     return table
 
@@ -144,7 +152,7 @@ def _children(parent_ptr: Ints, parent: NDArray[np.int32]) -> tuple[Ints, NDArra
     return start, child[np.argsort(parent, kind="stable")]
 
 
-def _sack_words(tables: Tables) -> int:
+def _sack_words(tables: PacketTables) -> int:
     if tables.settings.recovery != state.SELECTIVE_REPEAT:
         return 1
     most_packets = int(tables.flows.window_bytes.max(initial=1)) // tables.settings.payload_bytes + 2

@@ -11,7 +11,7 @@ from windtunnel.errors import WindtunnelError
 from windtunnel.network.fabric import Fabric
 from windtunnel.network.flows import Flows
 from windtunnel.network.packet.parts import run_in_parts
-from windtunnel.network.packet.runner import Outcome, run_tables
+from windtunnel.network.packet.runner import PacketOutcome, run_tables
 from windtunnel.network.packet.tables import (
     PS_PER_S,
     Floats,
@@ -129,7 +129,7 @@ def default_packets(settings: NetworkSettings) -> PacketSettings:
     return packet
 
 
-def _times(outcome: Outcome, traced: NDArray[np.int32], flows: Flows, settings: NetworkSettings) -> PacketTimes:
+def _times(outcome: PacketOutcome, traced: NDArray[np.int32], flows: Flows, settings: NetworkSettings) -> PacketTimes:
     links = outcome.links
     sent_s, finish_s = outcome.flows.sent_ps / PS_PER_S, outcome.flows.finish_ps / PS_PER_S
     end_ps = max(1, int(outcome.flows.finish_ps.max(initial=0)))

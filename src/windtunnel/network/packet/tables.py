@@ -37,10 +37,10 @@ TIMELY_HEADER_BYTES = 8
 
 
 @dataclass(frozen=True, eq=False)
-class Tables:
+class PacketTables:
     """What the loop runs. Every array but the record arrays of links, nodes, flows and channels is only read."""
 
-    settings: state.Settings
+    settings: state.PacketKernelSettings
     links: Table
     nodes: Table
     flows: Table
@@ -59,7 +59,7 @@ class Tables:
     """(destinations, nodes) hops; empty where paths are fixed."""
 
 
-def tables_of(fabric: Fabric, flows: Flows, settings: NetworkSettings, packet: PacketSettings) -> Tables:
+def tables_of(fabric: Fabric, flows: Flows, settings: NetworkSettings, packet: PacketSettings) -> PacketTables:
     """Everything that the loop runs on.
 
     Raises:
@@ -79,7 +79,7 @@ def tables_of(fabric: Fabric, flows: Flows, settings: NetworkSettings, packet: P
         partition = partitions(fabric)
         first = begin_order(partition, flows, first)
         links.sender = np.minimum(senders(partition, links.source, links.target), MOST_SENDERS - 1)
-    return Tables(
+    return PacketTables(
         settings=_kernel_settings(settings, packet, is_lossy),
         links=links,
         nodes=_nodes(fabric, packet, links),
@@ -103,7 +103,7 @@ def _fixed_routing(settings: NetworkSettings) -> NetworkSettings:
     return msgspec.structs.replace(settings, routing="ecmp")
 
 
-def _kernel_settings(settings: NetworkSettings, packet: PacketSettings, is_lossy: bool) -> state.Settings:
+def _kernel_settings(settings: NetworkSettings, packet: PacketSettings, is_lossy: bool) -> state.PacketKernelSettings:
     is_simai = settings.compat == "simai"
     congestion = {
         "none": state.UNCONTROLLED,
@@ -117,7 +117,7 @@ def _kernel_settings(settings: NetworkSettings, packet: PacketSettings, is_lossy
     routing = state.ECMP
     if settings.routing == "spray":
         routing = state.ADAPTIVE if packet.spray == "shortest_queue" else state.SPRAY
-    return state.Settings(
+    return state.PacketKernelSettings(
         payload_bytes=settings.payload_bytes,
         header_bytes=header_bytes,
         ack_bytes=packet.ack_bytes,

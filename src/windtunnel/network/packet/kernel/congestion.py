@@ -7,13 +7,23 @@ High-Precision-Congestion-Control), which SimAI uses and whose parameters SimAI.
 import numpy as np
 
 from windtunnel.compiled.jit import inner
-from windtunnel.network.packet.kernel.state import DCTCP, HPCC, TIMELY
+from windtunnel.compiled.records import Records, int64
+from windtunnel.network.packet.kernel.state import (
+    DCTCP,
+    HPCC,
+    TIMELY,
+    Connection,
+    FeedbackTables,
+    PacketKernelSettings,
+    Stamp,
+    TrafficTables,
+)
 
 
 @inner
-def advance_alpha(settings, connection, now_ps):
-    """DCQCN: bring alpha to `now_ps`. It moves every `alpha_interval_ps` after the first mark: up where a mark came in
-    between, down otherwise.
+def advance_alpha(settings: PacketKernelSettings, connection: Connection, now_ps: int) -> None:
+    """Update DCQCN's alpha to `now_ps`: every `alpha_interval_ps` after the first mark it rises if a mark came in
+    between, and falls otherwise.
     """
     due = (now_ps - connection.first_mark_ps) // settings.alpha_interval_ps
     if due <= connection.num_alpha_updates:
@@ -28,8 +38,8 @@ def advance_alpha(settings, connection, now_ps):
 
 
 @inner
-def dcqcn_mark(settings, connection, now_ps):
-    """A marked acknowledgement; returns when the rate is to be cut, or -1 if that is decided already.
+def dcqcn_mark(settings: PacketKernelSettings, connection: Connection, now_ps: int) -> int:
+    """Note a marked acknowledgement; return when to cut the rate, -1 if a cut is already scheduled.
 
     Source: Zhu et al., "Congestion Control for Large-Scale RDMA Deployments", SIGCOMM 2015, section 3.1. Cuts happen on
     a grid of `decrease_interval_ps` that starts with the first mark.
@@ -44,15 +54,15 @@ def dcqcn_mark(settings, connection, now_ps):
         connection.is_marked_for_alpha = 1
     connection.is_marked_for_rate = 1
     if connection.is_decrease_due:
-        return np.int64(-1)
+        return int64(-1)
     connection.is_decrease_due = 1
     since_ps = now_ps - connection.first_mark_ps
     return connection.first_mark_ps + (since_ps // settings.decrease_interval_ps + 1) * settings.decrease_interval_ps
 
 
 @inner
-def dcqcn_decrease(settings, connection, now_ps):
-    """Equation 1 of the DCQCN paper; the increase timer starts anew."""
+def dcqcn_decrease(settings: PacketKernelSettings, connection: Connection, now_ps: int) -> None:
+    """Cut the rate (DCQCN paper, equation 1) and restart the increase timer."""
     connection.is_decrease_due = 0
     advance_alpha(settings, connection, now_ps)
     if settings.clamp_target_rate or connection.stage > 0:
@@ -64,8 +74,8 @@ def dcqcn_decrease(settings, connection, now_ps):
 
 
 @inner
-def dcqcn_increase(settings, connection, now_ps):
-    """Fast recovery, then additive, then hyper increase (DCQCN paper, equations 3 and 4)."""
+def dcqcn_increase(settings: PacketKernelSettings, connection: Connection, now_ps: int) -> None:
+    """Raise the rate: fast recovery, then additive, then hyper increase (DCQCN paper, equations 3 and 4)."""
     if connection.stage == settings.fast_recovery_times:
         connection.target_rate = min(connection.max_rate, connection.target_rate + settings.rate_ai)
     elif connection.stage > settings.fast_recovery_times:
@@ -76,8 +86,11 @@ def dcqcn_increase(settings, connection, now_ps):
 
 
 @inner
-def dctcp_acknowledged(settings, connection, byte, is_marked):
-    """Source: Alizadeh et al., "Data Center TCP (DCTCP)", SIGCOMM 2010, equations 1 and 2, on a rate, not a window."""
+def dctcp_acknowledged(settings: PacketKernelSettings, connection: Connection, byte: int, is_marked: int) -> None:
+    """Set the rate by DCTCP after an acknowledgement.
+
+    Source: Alizadeh et al., "Data Center TCP (DCTCP)", SIGCOMM 2010, equations 1 and 2, on a rate, not a window.
+    """
     is_round_over = byte > connection.update_byte
     connection.num_marks += is_marked
     if is_round_over:
@@ -100,8 +113,11 @@ def dctcp_acknowledged(settings, connection, byte, is_marked):
 
 
 @inner
-def timely_acknowledged(settings, connection, byte, rtt_ps):
-    """Source: Mittal et al., "TIMELY: RTT-based Congestion Control for the Datacenter", SIGCOMM 2015, algorithm 1."""
+def timely_acknowledged(settings: PacketKernelSettings, connection: Connection, byte: int, rtt_ps: int) -> None:
+    """Set the rate by TIMELY after an acknowledgement.
+
+    Source: Mittal et al., "TIMELY: RTT-based Congestion Control for the Datacenter", SIGCOMM 2015, algorithm 1.
+    """
     if byte <= connection.update_byte:
         return
     if connection.update_byte != 0:
@@ -128,8 +144,18 @@ def timely_acknowledged(settings, connection, byte, rtt_ps):
 
 
 @inner
-def hpcc_acknowledged(settings, connection, byte, stamps, seen, num_stamps):
-    """Source: Li et al., "HPCC: High Precision Congestion Control", SIGCOMM 2019, algorithm 1, with one rate."""
+def hpcc_acknowledged(
+    settings: PacketKernelSettings,
+    connection: Connection,
+    byte: int,
+    stamps: Records[Stamp],
+    seen: Records[Stamp],
+    num_stamps: int,
+) -> None:
+    """Set the rate by HPCC after an acknowledgement.
+
+    Source: Li et al., "HPCC: High Precision Congestion Control", SIGCOMM 2019, algorithm 1, with one rate.
+    """
     is_round_over = byte > connection.update_byte
     if connection.update_byte == 0:
         connection.update_byte = connection.next_byte
@@ -139,7 +165,7 @@ def hpcc_acknowledged(settings, connection, byte, stamps, seen, num_stamps):
     if not is_round_over and not settings.fast_react:
         return
     utilisation = 0.0
-    interval_ps = np.int64(0)
+    interval_ps = int64(0)
     for hop in range(num_stamps):
         passed_ps = max(1, stamps[hop].time_ps - seen[hop].time_ps)
         rate = (stamps[hop].sent_bytes - seen[hop].sent_bytes) * 1e12 / passed_ps
@@ -167,11 +193,17 @@ def hpcc_acknowledged(settings, connection, byte, stamps, seen, num_stamps):
 
 
 @inner
-def acknowledged(settings, connection, byte, is_marked, rtt_ps, stamps, packet, num_stamps, seen, number):
-    """What an acknowledgement up to `byte` does to the rate, under every control but DCQCN."""
+def acknowledged(
+    settings: PacketKernelSettings, traffic: TrafficTables, feedback: FeedbackTables, packet: int, rtt_ps: int
+) -> None:
+    """Set the rate of the connection that `packet` acknowledges, under every congestion control but DCQCN."""
+    record = traffic.packets[packet]
+    number = record.connection
+    connection = traffic.connections[number]
     if settings.congestion == DCTCP:
-        dctcp_acknowledged(settings, connection, byte, is_marked)
+        dctcp_acknowledged(settings, connection, record.byte, record.is_marked)
     elif settings.congestion == TIMELY:
-        timely_acknowledged(settings, connection, byte, rtt_ps)
+        timely_acknowledged(settings, connection, record.byte, rtt_ps)
     elif settings.congestion == HPCC:
-        hpcc_acknowledged(settings, connection, byte, stamps[packet], seen[number], num_stamps)
+        stamps, seen = feedback.stamps[packet], feedback.seen[number]
+        hpcc_acknowledged(settings, connection, record.byte, stamps, seen, record.num_stamps)

@@ -1,9 +1,11 @@
-"""What the two ends of a connection do: windows, rates, losses, acknowledgements and timers."""
+"""The two ends of a connection: windows, rates, losses, acknowledgements and timers."""
 
 import numpy as np
+from numpy.typing import NDArray
 
-from windtunnel.compiled.calendar import schedule
+from windtunnel.compiled.calendar import Clock, schedule
 from windtunnel.compiled.jit import inner
+from windtunnel.compiled.records import Records, int64
 from windtunnel.network.packet.kernel.congestion import (
     acknowledged,
     dcqcn_decrease,
@@ -17,7 +19,7 @@ from windtunnel.network.packet.kernel.queues import (
     SEND,
     TIMEOUT,
     enqueue,
-    free_if_over,
+    free_if_complete,
     make_ready,
     note_sender,
     sending_ps,
@@ -35,30 +37,40 @@ from windtunnel.network.packet.kernel.state import (
     NONE,
     SELECTIVE_REPEAT,
     WAITING,
+    Connection,
+    ConnectionTable,
+    FabricTables,
+    FeedbackTables,
+    Flow,
+    FlowTables,
+    Link,
+    PacketKernelSettings,
+    RouteTables,
+    TrafficTables,
 )
 
 
 @inner
-def window_bytes(settings, connection):
-    """What may be in flight: in proportion to the rate, as HPCC's authors do it, or fixed."""
+def window_bytes(settings: PacketKernelSettings, connection: Connection) -> int:
+    """Return the limit of bytes in flight: fixed, or in proportion to the rate, as HPCC's authors do it."""
     window = connection.window_bytes
     if window == 0:
-        return np.int64(2**62)
+        return int64(2**62)
     if settings.window_follows_rate and connection.rate < connection.max_rate:
-        window = max(1, np.int64(window * connection.rate / connection.max_rate))
-    return np.int64(window)
+        window = max(1, int64(window * connection.rate / connection.max_rate))
+    return int64(window)
 
 
 @inner
-def bit_of(settings, sacks, byte):
-    """Word and mask of the packet that begins at `byte`, in a connection's ring of bits."""
+def bit_of(settings: PacketKernelSettings, sacks: NDArray[np.uint64], byte: int) -> tuple[int, np.uint64]:
+    """Return word and mask of the packet that begins at `byte`, in a connection's ring of bits."""
     position = (byte // settings.payload_bytes) % (sacks.shape[1] * 64)
     return position >> 6, np.uint64(1) << np.uint64(position & 63)
 
 
 @inner
-def next_gap(settings, sacks, connection, number):
-    """Selective repeat: the first byte to send again, or -1."""
+def next_gap(settings: PacketKernelSettings, sacks: NDArray[np.uint64], connection: Connection, number: int) -> int:
+    """Return the first byte that selective repeat sends again, or -1."""
     byte = max(connection.retry_byte, connection.acked_byte)
     while byte < connection.retry_end_byte:
         word, mask = bit_of(settings, sacks, byte)
@@ -67,12 +79,12 @@ def next_gap(settings, sacks, connection, number):
             return byte
         byte += settings.payload_bytes
     connection.retry_byte = byte
-    return np.int64(-1)
+    return int64(-1)
 
 
 @inner
-def may_send(settings, sacks, connection, number):
-    """Whether a connection has something to send and its window is open."""
+def may_send(settings: PacketKernelSettings, sacks: NDArray[np.uint64], connection: Connection, number: int) -> bool:
+    """Return whether a connection has something to send and its window is open."""
     if settings.recovery == SELECTIVE_REPEAT and next_gap(settings, sacks, connection, number) >= 0:
         return True
     if connection.next_byte >= connection.size_bytes:
@@ -81,32 +93,48 @@ def may_send(settings, sacks, connection, number):
 
 
 @inner
-def wake(settings, links, connections, sacks, clock, number):
-    """Something changed for a connection: give it a turn, now or when its rate allows. Returns its link, or -1."""
+def wake(
+    settings: PacketKernelSettings,
+    links: Records[Link],
+    connections: ConnectionTable,
+    sacks: NDArray[np.uint64],
+    clock: Clock,
+    number: int,
+) -> int:
+    """Give a connection whose state changed a turn, now or when its rate allows. Returns its link if now, else -1."""
     connection = connections[number]
     if connection.state != IDLE or not may_send(settings, sacks, connection, number):
-        return np.int64(NONE)
+        return int64(NONE)
     if connection.next_send_ps > max(clock.calendar[0].now_ps, links[connection.link].free_ps):
         connection.state = WAITING
         what = timer(SEND, number, connection.generation)
         schedule(clock, connection.next_send_ps, what)
-        return np.int64(NONE)
+        return int64(NONE)
     make_ready(connections, links[connection.link], number)
-    return np.int64(connection.link)
+    return int64(connection.link)
 
 
 @inner
-def next_data_packet(settings, flows, send_queues, connections, packets, paths, sacks, counters, clock, link):
-    """The next packet of the connections that may send on `link`, which take turns; -1 if none has one."""
+def next_data_packet(
+    settings: PacketKernelSettings,
+    flows: FlowTables,
+    routes: RouteTables,
+    traffic: TrafficTables,
+    sacks: NDArray[np.uint64],
+    clock: Clock,
+    link: Link,
+) -> int:
+    """Make the next data packet of the connections that take turns on `link`; -1 if none may send."""
+    connections, packets, counters = traffic
     while True:
         number = take_turn(connections, link)
         if number < 0:
             return number
         connection = connections[number]
         if not may_send(settings, sacks, connection, number):
-            free_if_over(counters, connections, number)
+            free_if_complete(counters, connections, number)
             continue
-        byte = np.int64(-1)
+        byte = int64(-1)
         if settings.recovery == SELECTIVE_REPEAT:
             byte = next_gap(settings, sacks, connection, number)
         if byte >= 0:
@@ -122,16 +150,17 @@ def next_data_packet(settings, flows, send_queues, connections, packets, paths, 
         if connection.next_byte > connection.highest_byte:
             connection.highest_byte = connection.next_byte
             if connection.next_byte == connection.size_bytes:
-                sent(flows, send_queues, clock, connection.flow, free_ps)
+                sent(flows, clock, connection.flow, free_ps)
         counters[0].num_data_packets += 1
-        packet = take_packet(packets, counters, connections, number, DATA, num_bytes)
+        packet = take_packet(traffic, number, DATA, num_bytes)
         packets[packet].byte = byte
         packets[packet].sent_ps = clock.calendar[0].now_ps
         packets[packet].link = connection.link
-        packets[packet].hop = paths[flows[connection.flow].path]
-        packets[packet].last_hop = paths[flows[connection.flow].path + 1] - 1
+        path = flows.flows[connection.flow].path
+        packets[packet].hop = routes.paths[path]
+        packets[packet].last_hop = routes.paths[path + 1] - 1
         if connection.rate < connection.max_rate:
-            connection.next_send_ps = clock.calendar[0].now_ps + np.int64(num_bytes * 1e12 / connection.rate + 0.5)
+            connection.next_send_ps = clock.calendar[0].now_ps + int64(num_bytes * 1e12 / connection.rate + 0.5)
         else:
             connection.next_send_ps = free_ps
         if may_send(settings, sacks, connection, number):
@@ -141,12 +170,13 @@ def next_data_packet(settings, flows, send_queues, connections, packets, paths, 
                 schedule(clock, connection.next_send_ps, what)
             else:
                 make_ready(connections, link, number)
-        return np.int64(packet)
+        return int64(packet)
 
 
 @inner
-def receive_data(settings, connections, packets, sacks, packet):
-    """A data packet at its destination. Returns the kind of its answer, or -1 for none."""
+def receive_data(settings: PacketKernelSettings, traffic: TrafficTables, sacks: NDArray[np.uint64], packet: int) -> int:
+    """Receive a data packet at its destination. Returns the kind of its answer, or -1 for none."""
+    connections, packets, _ = traffic
     number = packets[packet].connection
     connection = connections[number]
     byte = packets[packet].byte
@@ -176,8 +206,10 @@ def receive_data(settings, connections, packets, sacks, packet):
 
 
 @inner
-def collect_arrived(settings, connection, sacks, number):
-    """Selective repeat: pass over what came before its turn."""
+def collect_arrived(
+    settings: PacketKernelSettings, connection: Connection, sacks: NDArray[np.uint64], number: int
+) -> None:
+    """Advance a selective-repeat receiver over packets that arrived out of order."""
     row = number + sacks.shape[0] // 2
     while connection.expected_byte < connection.size_bytes:
         word, mask = bit_of(settings, sacks, connection.expected_byte)
@@ -188,8 +220,13 @@ def collect_arrived(settings, connection, sacks, number):
 
 
 @inner
-def receive_answer(settings, connection, sacks, clock, number, byte, selected_byte, kind):
-    """An acknowledgement up to `byte` that answers the packet at `selected_byte`."""
+def receive_answer(
+    settings: PacketKernelSettings, traffic: TrafficTables, sacks: NDArray[np.uint64], clock: Clock, packet: int
+) -> None:
+    """Take note of the bytes that an acknowledgement (or NACK) reports."""
+    record = traffic.packets[packet]
+    number, byte, selected_byte, kind = record.connection, record.byte, record.selected_byte, record.kind
+    connection = traffic.connections[number]
     if byte > connection.acked_byte:
         if settings.recovery == SELECTIVE_REPEAT:
             passed = connection.acked_byte
@@ -212,8 +249,18 @@ def receive_answer(settings, connection, sacks, clock, number, byte, selected_by
 
 
 @inner
-def begin(settings, connection, sacks, record, flow, number, link, now_ps):
-    """Make a free connection that of `flow`."""
+def begin(
+    settings: PacketKernelSettings,
+    connection: Connection,
+    sacks: NDArray[np.uint64],
+    flows: Records[Flow],
+    flow: int,
+    number: int,
+    link: Link,
+    now_ps: int,
+) -> None:
+    """Give a free connection, record `number`, to `flow`, which sends on `link`."""
+    record = flows[flow]
     connection.flow = flow
     connection.state = IDLE
     connection.num_packets = 0
@@ -259,113 +306,130 @@ def begin(settings, connection, sacks, record, flow, number, link, now_ps):
 
 @inner
 def start(
-    settings,
-    flows,
-    channels,
-    send_queues,
-    links,
-    paths,
-    path_links,
-    connections,
-    sacks,
-    counters,
-    clock,
-    flow,
-):
-    """A flow begins, and may let its follower go. Returns its connection; -1 if it has nothing to send or no way to go,
-    and so is complete.
+    settings: PacketKernelSettings,
+    flows: FlowTables,
+    links: Records[Link],
+    routes: RouteTables,
+    traffic: TrafficTables,
+    sacks: NDArray[np.uint64],
+    clock: Clock,
+    flow: int,
+) -> int:
+    """Start a flow, and release its follower if that waits for nothing else.
+
+    Returns its connection; -1 if it has no bytes or no links to cross, and so is complete.
     """
+    records = flows.flows
     now_ps = clock.calendar[0].now_ps
-    flows[flow].start_ps = now_ps
-    follower = flows[flow].follower
+    records[flow].start_ps = now_ps
+    follower = records[flow].follower
     if follower >= 0:
-        flows[follower].parents_left -= 1
-        if flows[follower].parents_left == 0:
-            release(flows, channels, send_queues, clock, follower)
-    path = flows[flow].path
-    if flows[flow].size_bytes == 0 or paths[path] == paths[path + 1]:
-        sent(flows, send_queues, clock, flow, now_ps)
-        return np.int64(NONE)
+        records[follower].parents_left -= 1
+        if records[follower].parents_left == 0:
+            release(flows, clock, follower)
+    path = records[flow].path
+    if records[flow].size_bytes == 0 or routes.paths[path] == routes.paths[path + 1]:
+        sent(flows, clock, flow, now_ps)
+        return int64(NONE)
+    connections, _, counters = traffic
     owner = counters[0].free_connection
     connection = connections[owner]
     counters[0].free_connection = connection.next
     counters[0].num_free_connections -= 1
-    begin(settings, connection, sacks, flows[flow], flow, owner, links[path_links[paths[path]]], now_ps)
+    begin(settings, connection, sacks, records, flow, owner, links[routes.path_links[routes.paths[path]]], now_ps)
     connection.turn = counters[0].num_started
     counters[0].num_started += 1
-    connection.link = path_links[paths[path]]
+    connection.link = routes.path_links[routes.paths[path]]
     if settings.timeout_ps > 0:
         schedule(clock, now_ps + settings.timeout_ps, timer(TIMEOUT, owner, connection.generation))
-    return np.int64(owner)
+    return int64(owner)
 
 
 @inner
-def answer(settings, links, nodes, flows, connections, packets, replies, reply_links, sacks, counters, clock, packet):
-    """A data packet at its destination turns into its answer.
+def answer(
+    settings: PacketKernelSettings,
+    fabric: FabricTables,
+    flows: Records[Flow],
+    routes: RouteTables,
+    traffic: TrafficTables,
+    sacks: NDArray[np.uint64],
+    clock: Clock,
+    packet: int,
+) -> tuple[int, int]:
+    """Turn a data packet at its destination into its answer.
 
     Returns:
         The link that the answer waits for, -1 if there is none; the flow if this completes it, else -1.
     """
-    over = links[packets[packet].link]
+    connections, packets, counters = traffic
+    over = fabric.links[packets[packet].link]
     if over.sender >= 0:
-        note_sender(counters, nodes[over.target], clock.calendar[0].now_ps, over.sender)
+        note_sender(counters, fabric.nodes[over.target], clock.calendar[0].now_ps, over.sender)
     connection = connections[packets[packet].connection]
     flow = connection.flow
-    kind = receive_data(settings, connections, packets, sacks, packet)
-    completed = np.int64(NONE)
+    kind = receive_data(settings, traffic, sacks, packet)
+    completed = int64(NONE)
     if not settings.completes_on_ack and not connection.is_complete:
         if connection.expected_byte >= connection.size_bytes:
             connection.is_complete = 1
-            completed = np.int64(flow)
+            completed = int64(flow)
     if kind < 0:
-        return np.int64(NONE), completed
+        return int64(NONE), completed
     packets[packet].kind = kind
     packets[packet].bytes = settings.ack_bytes
     packets[packet].ingress = NONE
     reply = flows[flow].reply
-    packets[packet].hop = replies[reply]
-    packets[packet].last_hop = replies[reply + 1] - 1
-    back = np.int64(reply_links[replies[reply]])
+    packets[packet].hop = routes.replies[reply]
+    packets[packet].last_hop = routes.replies[reply + 1] - 1
+    back = int64(routes.reply_links[routes.replies[reply]])
     packets[packet].link = back
-    enqueue(packets, links[back], packet)
+    enqueue(packets, fabric.links[back], packet)
     return back, completed
 
 
 @inner
-def take_answer(settings, links, nodes, connections, packets, stamps, seen, sacks, counters, clock, packet):
-    """An answer at the sender: bytes acknowledged, and what its mark, delay or telemetry does to the rate.
+def take_answer(
+    settings: PacketKernelSettings,
+    fabric: FabricTables,
+    traffic: TrafficTables,
+    feedback: FeedbackTables,
+    clock: Clock,
+    packet: int,
+) -> tuple[int, int]:
+    """Take an answer at the sender: acknowledge bytes, and adjust the rate to its mark, delay or telemetry.
 
     Returns:
         The connection if it may now send, else -1; the flow if this completes it, else -1.
     """
+    connections, packets, counters = traffic
     now_ps = clock.calendar[0].now_ps
-    over = links[packets[packet].link]
+    over = fabric.links[packets[packet].link]
     if over.sender >= 0:
-        note_sender(counters, nodes[over.target], now_ps, over.sender)
-    owner = np.int64(packets[packet].connection)
+        note_sender(counters, fabric.nodes[over.target], now_ps, over.sender)
+    owner = int64(packets[packet].connection)
     connection = connections[owner]
     if connection.acked_byte >= connection.size_bytes:
-        return np.int64(NONE), np.int64(NONE)
-    byte, is_marked = packets[packet].byte, packets[packet].is_marked
-    receive_answer(settings, connection, sacks, clock, owner, byte, packets[packet].selected_byte, packets[packet].kind)
+        return int64(NONE), int64(NONE)
+    receive_answer(settings, traffic, feedback.sacks, clock, packet)
     if connection.acked_byte >= connection.size_bytes:
         if connection.is_complete:
-            return owner, np.int64(NONE)
+            return owner, int64(NONE)
         connection.is_complete = 1
-        return owner, np.int64(connection.flow)
+        return owner, int64(connection.flow)
     if settings.congestion != DCQCN:
-        rtt_ps, num_stamps = now_ps - packets[packet].sent_ps, packets[packet].num_stamps
-        acknowledged(settings, connection, byte, is_marked, rtt_ps, stamps, packet, num_stamps, seen, owner)
-    elif is_marked:
+        acknowledged(settings, traffic, feedback, packet, now_ps - packets[packet].sent_ps)
+    elif packets[packet].is_marked:
         due_ps = dcqcn_mark(settings, connection, now_ps)
         if due_ps >= 0:
             schedule(clock, due_ps, timer(DECREASE, owner, connection.generation))
-    return owner, np.int64(NONE)
+    return owner, int64(NONE)
 
 
 @inner
-def on_timer(settings, connections, clock, kind, number):
-    """A connection's timer: its rate lets it send, DCQCN cuts or raises the rate, or nothing has come for long."""
+def on_timer(
+    settings: PacketKernelSettings, connections: Records[Connection], clock: Clock, kind: int, number: int
+) -> None:
+    """Handle a connection's timer: its rate lets it send, DCQCN cuts or raises the rate, or retransmission is due."""
     now_ps = clock.calendar[0].now_ps
     connection = connections[number]
     if kind == SEND:
@@ -388,8 +452,8 @@ def on_timer(settings, connections, clock, kind, number):
 
 
 @inner
-def send_again(settings, connection):
-    """Take all that is on its way for lost."""
+def send_again(settings: PacketKernelSettings, connection: Connection) -> None:
+    """Treat every unacknowledged packet as lost."""
     if connection.next_byte <= connection.acked_byte:
         return
     if settings.recovery == GO_BACK_N:

@@ -1,14 +1,33 @@
-"""What is known of flows before any packet moves: hops to their destinations, and which cannot influence each other."""
+"""Before the run: hops to the destinations of flows, and groups of flows that may influence each other."""
 
 import numpy as np
+from numpy.typing import NDArray
 
 from windtunnel.compiled.jit import entry, inner
-from windtunnel.network.packet.kernel.state import GPU
+from windtunnel.compiled.records import Ints, Records, int64
+from windtunnel.network.packet.kernel.state import GPU, Channel, Flow
 
 
 @entry
-def measure_distances(destinations, pointer, neighbor, kind, gpus_forward, reached, distances):
-    """Hops to each of `destinations` from every node that may be on the way; others keep what they have."""
+def measure_distances(
+    destinations: Ints,
+    pointer: Ints,
+    neighbor: Ints,
+    kind: NDArray[np.int8],
+    gpus_forward: bool,
+    reached: Ints,
+    distances: NDArray[np.int16],
+) -> None:
+    """Measure hops to each destination by breadth-first search; nodes that no path crosses keep their value.
+
+    Args:
+        destinations: (rows,) node ids.
+        pointer: (nodes + 1,) where the neighbours of each node start in `neighbor`.
+        kind: (nodes,) `Node.kind`.
+        gpus_forward: whether GPUs pass on traffic of others.
+        reached: (nodes,) scratch.
+        distances: (rows, nodes) out; in: larger than any distance.
+    """
     for row in range(destinations.size):
         distances[row, destinations[row]] = 0
         reached[0] = destinations[row]
@@ -28,7 +47,7 @@ def measure_distances(destinations, pointer, neighbor, kind, gpus_forward, reach
 
 
 @inner
-def _root(group, item):
+def _root(group: NDArray[np.int64], item: int) -> int:
     while group[item] != item:
         group[item] = group[group[item]]
         item = group[item]
@@ -36,15 +55,26 @@ def _root(group, item):
 
 
 @inner
-def _join(group, a, b):
+def _join(group: NDArray[np.int64], a: int, b: int) -> None:
     a, b = _root(group, a), _root(group, b)
     group[max(a, b)] = min(a, b)
 
 
 @entry
-def find_groups(flows, channels, parent_ptr, parent, paths, path_links, replies, reply_links, num_queues, group):
-    """Which flows may influence each other: those that share a link, a send queue, an ancestor or a rank that reduces,
-    or begin in turn.
+def find_groups(
+    flows: Records[Flow],
+    channels: Records[Channel],
+    parent_ptr: Ints,
+    parent: Ints,
+    paths: Ints,
+    path_links: Ints,
+    replies: Ints,
+    reply_links: Ints,
+    num_queues: int,
+    group: NDArray[np.int64],
+) -> None:
+    """Group flows that may influence each other: they share a link, a send queue, an ancestor or a rank that reduces,
+    or one begins after the other.
 
     Args:
         group: (flows + links + channels + send queues,) left with the least flow that each is joined to.
@@ -58,9 +88,9 @@ def find_groups(flows, channels, parent_ptr, parent, paths, path_links, replies,
         if flows[flow].channel >= 0:
             _join(group, flow, first_channel + channels[flows[flow].channel].rank)
         if flows[flow].follower >= 0:
-            _join(group, flow, np.int64(flows[flow].follower))
+            _join(group, flow, int64(flows[flow].follower))
         for position in range(parent_ptr[flow], parent_ptr[flow + 1]):
-            _join(group, flow, np.int64(parent[position]))
+            _join(group, flow, int64(parent[position]))
         for position in range(paths[flows[flow].path], paths[flows[flow].path + 1]):
             _join(group, flow, flows.size + (path_links[position] >> 1))
         for position in range(replies[flows[flow].reply], replies[flows[flow].reply + 1]):

@@ -1,34 +1,45 @@
-"""Events, queues and free lists of the packet loop: what waits where, and whose turn it is."""
-
-import numpy as np
+"""Events, link queues, turns of connections, random draws and free lists of the packet loop."""
 
 from windtunnel.compiled.heap import meld
 from windtunnel.compiled.jit import inner
-from windtunnel.network.packet.kernel.state import IDLE, NONE, READY
+from windtunnel.compiled.records import Records, int64
+from windtunnel.network.packet.kernel.state import (
+    IDLE,
+    NONE,
+    READY,
+    Connection,
+    ConnectionTable,
+    Counters,
+    Link,
+    Node,
+    Packet,
+    PacketKernelSettings,
+    TrafficTables,
+)
 
 ARRIVE, SERVE, START, SEND, DECREASE, INCREASE, TIMEOUT, TRACE = range(8)
 """Kinds of events: a packet reaches the end of its link; a link has work and is free; a flow starts; a connection's
-rate lets it send again; DCQCN's two timers; the retransmission timer; a look at the queues.
+rate lets it send again; DCQCN's two timers; the retransmission timer; queues are recorded.
 """
 KIND_BITS = 3
 NUMBER_BITS = 28
 
 
 @inner
-def event(kind, number):
-    """What to put on the calendar."""
-    return np.int64(kind) | (np.int64(number) << KIND_BITS)
+def event(kind: int, number: int) -> int:
+    """Encode an event for the calendar."""
+    return int64(kind) | (int64(number) << KIND_BITS)
 
 
 @inner
-def timer(kind, number, generation):
-    """An event of a connection that means nothing once another flow has taken the connection's record."""
-    return event(kind, number) | (np.int64(generation) << (KIND_BITS + NUMBER_BITS))
+def timer(kind: int, number: int, generation: int) -> int:
+    """Encode a connection's timer, which is ignored once another flow has taken the connection's record."""
+    return event(kind, number) | (int64(generation) << (KIND_BITS + NUMBER_BITS))
 
 
 @inner
-def scramble(word):
-    """MurmurHash3's 32-bit finaliser (Appleby); products in halves: nothing overflows without a compiler either."""
+def scramble(word: int) -> int:
+    """Scramble a word by MurmurHash3's 32-bit finaliser (Appleby); products in halves: nothing overflows without a compiler either."""
     for factor in (0x85EBCA6B, 0xC2B2AE35):
         word ^= word >> (16 if factor == 0x85EBCA6B else 13)
         word = (word * (factor & 0xFFFF) + (((word * (factor >> 16)) & 0xFFFF) << 16)) & 0xFFFFFFFF
@@ -36,24 +47,24 @@ def scramble(word):
 
 
 @inner
-def draw(settings, counters, link):
-    """The next uniform number of a link: a hash of seed, link and count, so that it depends on no other link."""
+def draw(settings: PacketKernelSettings, counters: Records[Counters], link: Link) -> float:
+    """Draw a link's next uniform number: a hash of seed, link and count, so that it depends on no other link."""
     counters[0].num_draws += 1
     link.num_draws += 1
-    word = scramble(np.int64(settings.seed) & 0xFFFFFFFF) ^ np.int64(link.name)
-    return scramble(scramble(word) ^ np.int64(link.num_draws)) * (1.0 / 4294967296.0)
+    word = scramble(int64(settings.seed) & 0xFFFFFFFF) ^ int64(link.name)
+    return scramble(scramble(word) ^ int64(link.num_draws)) * (1.0 / 4294967296.0)
 
 
 @inner
-def sending_ps(settings, link, num_bytes):
-    """How long a transmitter is busy with `num_bytes`."""
+def sending_ps(settings: PacketKernelSettings, link: Link, num_bytes: int) -> int:
+    """Return how long a transmitter is busy with `num_bytes`."""
     if settings.tick_ps == 1:
-        return np.int64(num_bytes * link.ps_per_byte + 0.5)
-    return np.int64(num_bytes * link.ps_per_byte / settings.tick_ps) * settings.tick_ps
+        return int64(num_bytes * link.ps_per_byte + 0.5)
+    return int64(num_bytes * link.ps_per_byte / settings.tick_ps) * settings.tick_ps
 
 
 @inner
-def enqueue(packets, link, packet):
+def enqueue(packets: Records[Packet], link: Link, packet: int) -> None:
     """Put a packet at the end of a link's queue."""
     packets[packet].next = NONE
     if link.queue_first < 0:
@@ -67,8 +78,8 @@ def enqueue(packets, link, packet):
 
 
 @inner
-def overtake(packets, link, packet):
-    """Put a packet at the end of those that overtake a link's queue."""
+def overtake(packets: Records[Packet], link: Link, packet: int) -> None:
+    """Put a packet behind the packets that overtake a link's queue."""
     packets[packet].next = NONE
     if link.control_first < 0:
         link.control_first = packet
@@ -78,8 +89,8 @@ def overtake(packets, link, packet):
 
 
 @inner
-def note_sender(counters, place, now_ps, sender):
-    """A message reaches a queue or a GPU: count it if it meets one of another sender, where their order may matter."""
+def note_sender(counters: Records[Counters], place: Link | Node, now_ps: int, sender: int) -> None:
+    """Count a message at a link's queue or a GPU as a tie if one of another sender came at the same time."""
     if place.fed_ps == now_ps and place.fed_by != sender:
         counters[0].num_ties += 1
     place.fed_ps = now_ps
@@ -87,7 +98,7 @@ def note_sender(counters, place, now_ps, sender):
 
 
 @inner
-def make_ready(connections, link, number):
+def make_ready(connections: ConnectionTable, link: Link, number: int) -> None:
     """Give a connection a turn on its link: in this round, or in the next if its turn has passed."""
     connections[number].state = READY
     connections[number].left = NONE
@@ -99,18 +110,19 @@ def make_ready(connections, link, number):
 
 
 @inner
-def take_turn(connections, link):
-    """The connection whose turn it is on a link, -1 if none may send. Rounds follow the order of starts, so that a new
-    connection has its turn at the end of the round, as in the simulator of HPCC.
+def take_turn(connections: ConnectionTable, link: Link) -> int:
+    """Take the connection whose turn it is on a link, -1 if none may send.
+
+    Rounds follow the order of starts: a new connection has its turn at the end of the round, as in HPCC's simulator.
     """
     if link.turns < 0:
         link.turns = link.next_turns
         link.next_turns = NONE
-    number = np.int64(link.turns)
+    number = int64(link.turns)
     if number >= 0:
         connection = connections[number]
         link.turns = meld(
-            connections.turn, connections.left, connections.right, np.int64(connection.left), np.int64(connection.right)
+            connections.turn, connections.left, connections.right, int64(connection.left), int64(connection.right)
         )
         link.last_turn = connection.turn
         connection.state = IDLE
@@ -118,8 +130,9 @@ def take_turn(connections, link):
 
 
 @inner
-def take_packet(packets, counters, connections, number, kind, num_bytes):
-    """A free packet, for connection `number` (or none); the loop sees to it that there is one."""
+def take_packet(traffic: TrafficTables, number: int, kind: int, num_bytes: int) -> int:
+    """Take a free packet for connection `number` (-1: none); the loop ensures that there is one."""
+    connections, packets, counters = traffic
     packet = counters[0].free_packet
     counters[0].free_packet = packets[packet].next
     counters[0].num_free_packets -= 1
@@ -135,20 +148,21 @@ def take_packet(packets, counters, connections, number, kind, num_bytes):
 
 
 @inner
-def free_packet(packets, counters, connections, packet):
-    """Forget a packet, and its connection with the last of them."""
+def free_packet(traffic: TrafficTables, packet: int) -> None:
+    """Free a packet, and with its last packet a connection whose flow is complete."""
+    connections, packets, counters = traffic
     number = packets[packet].connection
     packets[packet].next = counters[0].free_packet
     counters[0].free_packet = packet
     counters[0].num_free_packets += 1
     if number >= 0:
         connections[number].num_packets -= 1
-        free_if_over(counters, connections, number)
+        free_if_complete(counters, connections, number)
 
 
 @inner
-def free_if_over(counters, connections, number):
-    """Free a connection whose flow is complete, once nothing refers to it."""
+def free_if_complete(counters: Records[Counters], connections: Records[Connection], number: int) -> None:
+    """Free a connection whose flow is complete, once no packet and no heap refers to it."""
     connection = connections[number]
     is_complete = connection.acked_byte >= connection.size_bytes
     if is_complete and connection.num_packets == 0 and connection.state != READY:

@@ -1,34 +1,37 @@
-"""What the packet loop works on: record arrays for links, nodes, flows, connections and packets."""
+"""The tables of the packet loop: record arrays for links, nodes, flows, connections and packets, and their bundles."""
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.compiled.records import F8, I2, I4, I8, Ints, RecordGrid, Records, layout
 
 NONE = -1
 
 GPU, SCALE_UP_SWITCH, SWITCH = range(3)
-"""`NODE.kind`. A scale-up switch forwards without pausing, marking or a limit to its buffer."""
+"""`Node.kind`. A scale-up switch forwards without pausing, marking or a limit to its buffer."""
 
 DATA, ACK, NACK, PAUSE, RESUME = range(5)
-"""`PACKET.kind`."""
+"""`Packet.kind`."""
 
 UNCONTROLLED, DCQCN, HPCC, TIMELY, DCTCP = 0, 1, 3, 7, 8
-"""`Settings.congestion`, with the numbers of SimAI's CC_MODE."""
+"""`PacketKernelSettings.congestion`, with the numbers of SimAI's CC_MODE."""
 
 NO_REDUCTION, EVERY, ALTERNATE = range(3)
-"""`FLOW.reduction`."""
+"""`Flow.reduction`."""
 
 GO_BACK_N, SELECTIVE_REPEAT = range(2)
-"""`Settings.recovery`."""
+"""`PacketKernelSettings.recovery`."""
 
 ECMP, SPRAY, ADAPTIVE = range(3)
-"""`Settings.routing`: a path for each connection; a next hop at random for each packet; the shortest queue."""
+"""`PacketKernelSettings.routing`: a path for each connection; a random next hop for each packet; the shortest queue."""
 
 IDLE, READY, WAITING = range(3)
-"""`CONNECTION.state`: nothing may be sent; in its link's turn; sends again at `next_send_ps`."""
+"""`Connection.state`: nothing may be sent; in its link's turn; sends again at `next_send_ps`."""
 
 
-class Settings(NamedTuple):
+class PacketKernelSettings(NamedTuple):
     """How NICs and switches behave. Scalars; rates in bytes per second, times in picoseconds."""
 
     payload_bytes: int
@@ -38,9 +41,9 @@ class Settings(NamedTuple):
     congestion: int
     recovery: int
     reordering_packets: int
-    """Selective repeat: a gap counts as a loss when a packet so many later has arrived."""
+    """Selective repeat: a gap is a loss once a packet that many positions later has arrived."""
     timeout_ps: int
-    """A connection without progress for so long sends again; 0: never."""
+    """Retransmission timeout of a connection without progress; 0: none."""
     routing: int
     completes_on_ack: int
     """1: a flow is complete when its sender has the last acknowledgement; 0: when its last byte has arrived."""
@@ -73,187 +76,294 @@ class Settings(NamedTuple):
     timely_high_ps: int
     timely_min_rtt_ps: int
     tick_ps: int
-    """1, or 1000 to do as ns-3: sending times are cut to whole nanoseconds, and a link is busy until an event says that
-    it is not, which decides between events of the same nanosecond.
+    """1, or 1000 to follow ns-3: sending times are cut to whole nanoseconds, and a link stays busy until an event frees
+    it, which orders events of the same nanosecond.
     """
     most_children: int
-    """Of any flow: so many events may be scheduled at once."""
+    """The most flows that wait for one flow: its completion schedules one event for each."""
     trace_interval_ps: int
     """0: queues are not traced."""
     seed: int
 
 
-LINK = np.dtype(
-    [
-        ("ps_per_byte", "f8"),
-        ("latency_ps", "i8"),
-        ("free_ps", "i8"),  # when the packet being sent will have left
-        ("source", "i4"),
-        ("target", "i4"),
-        ("control_first", "i4"),  # packets that overtake: pause frames
-        ("control_last", "i4"),
-        ("queue_first", "i4"),  # packets of others, and this node's acknowledgements
-        ("queue_last", "i4"),
-        ("turns", "i4"),  # root of the heap of connections that may send and have yet to in this round
-        ("next_turns", "i4"),  # and of those that have
-        ("is_due", "i4"),  # an event will serve it
-        ("is_paused", "i4"),  # by the node at its far end
-        ("has_paused", "i4"),  # the node at its far end has paused it
-        ("name", "i4"),  # its number in the whole fabric: keys its random draws
-        ("sender", "i4"),  # orders packets that arrive at once, before all else of that time; -1: as they were sent
-        ("fed_by", "i4"),  # the sender of the message that came last into its queue
-        ("fed_ps", "i8"),  # and when
-        ("last_turn", "i8"),  # of the connection that sent last
-        ("queue_bytes", "i8"),
-        ("ingress_bytes", "i8"),  # that came over it and are in the buffer of the node at its far end
-        ("headroom_bytes", "i8"),  # of these, in headroom
-        ("headroom_limit_bytes", "i8"),
-        ("pfc_shift", "i8"),
-        ("ecn_min_bytes", "i8"),
-        ("ecn_max_bytes", "i8"),
-        ("ecn_max_probability", "f8"),
-        ("error_fraction", "f8"),
-        ("num_draws", "i8"),
-        ("sent_bytes", "i8"),
-        ("most_queued_bytes", "i8"),
-        ("paused_ps", "i8"),
-        ("paused_since_ps", "i8"),
-        ("num_pauses", "i8"),
-        ("num_marks", "i8"),
-        ("num_drops", "i8"),
-    ]
-)
-"""One record a direction of a link: its transmitter, and the ingress at its far end. Link `i ^ 1` is the other way."""
+class Link(Protocol):
+    """One direction of a link: its transmitter, and the ingress at its far end. Link `i ^ 1` is the other direction."""
 
-NODE = np.dtype(
-    [
-        ("kind", "i8"),
-        ("shared_limit_bytes", "i8"),  # the buffer less reserves and headroom
-        ("shared_bytes", "i8"),
-        ("most_shared_bytes", "i8"),
-        ("fed_ps", "i8"),  # when a message came last, and of which sender
-        ("fed_by", "i8"),
-    ]
-)
+    ps_per_byte: F8
+    latency_ps: I8
+    free_ps: I8  # when the transmitter has sent its current packet
+    source: I4
+    target: I4
+    control_first: I4  # queue of packets that overtake, as pause frames do
+    control_last: I4
+    queue_first: I4  # queue of forwarded packets and this node's acknowledgements
+    queue_last: I4
+    turns: I4  # root of the heap of connections that have yet to send in this round
+    next_turns: I4  # root of the heap of connections that have sent in this round
+    is_due: I4  # 1: an event to serve it is scheduled
+    is_paused: I4  # 1: paused by the node at its far end (PFC)
+    has_paused: I4  # 1: the node at its far end has sent it a pause frame
+    name: I4  # its number in the complete fabric: keys its random draws
+    sender: I4  # orders packets that arrive at one time, before other events; -1: as sent
+    fed_by: I4  # the sender of the latest message in its queue
+    fed_ps: I8  # when that message came
+    last_turn: I8  # turn of the connection that sent last
+    queue_bytes: I8
+    ingress_bytes: I8  # that came over it and are in the buffer of the node at its far end
+    headroom_bytes: I8  # part of `ingress_bytes` accounted to headroom
+    headroom_limit_bytes: I8
+    pfc_shift: I8
+    ecn_min_bytes: I8
+    ecn_max_bytes: I8
+    ecn_max_probability: F8
+    error_fraction: F8
+    num_draws: I8
+    sent_bytes: I8
+    most_queued_bytes: I8
+    paused_ps: I8
+    paused_since_ps: I8
+    num_pauses: I8
+    num_marks: I8
+    num_drops: I8
 
-FLOW = np.dtype(
-    [
-        ("size_bytes", "i8"),
-        ("delay_ps", "i8"),
-        ("start_ps", "i8"),  # in: not before; out: when it started
-        ("sent_ps", "i8"),  # when its last byte has left
-        ("ready_ps", "i8"),  # when its parents were complete
-        ("finish_ps", "i8"),  # -1 until it is complete
-        ("window_bytes", "i8"),  # in flight at line rate; 0: no limit
-        ("base_rtt_ps", "i8"),  # HPCC
-        ("parents_left", "i4"),  # that are not complete, and the flow that must begin before
-        ("follower", "i4"),  # the flow that may not begin before this one; -1: none
-        ("target_row", "i4"),  # of the distances, where packets choose their way
-        ("path", "i4"),
-        ("reply", "i4"),
-        ("queue", "i4"),  # of sends, that it goes through
-        ("next", "i4"),  # in that queue
-        ("channel", "i4"),  # of its sender, if that reduces; -1: it does not
-        ("reduction", "i4"),
-    ]
-)
 
-CHANNEL = np.dtype(
-    [
-        ("num_released", "i8"),
-        ("cycle", "i8"),  # so many chunks make one round of reductions
-        ("rank", "i8"),  # the channel whose record holds what all of its rank share
-        ("is_reducing", "i8"),  # shared
-    ]
-)
-"""One record a channel of a rank, where ranks reduce as SimAI's do."""
+LINK = layout(Link)
 
-SEND_QUEUE = np.dtype([("first", "i4"), ("last", "i4"), ("is_busy", "i8"), ("free_ps", "i8")])
-"""Flows that are sent one after the other, in the order in which their parents complete: one queue pair's work."""
 
-CONNECTION = np.dtype(
-    [
-        ("flow", "i4"),
-        ("link", "i4"),  # that it sends on
-        ("state", "i4"),
-        ("next", "i4"),  # in the list of free connections
-        ("left", "i4"),  # in its link's heap
-        ("right", "i4"),
-        ("turn", "i8"),  # connections take turns in the order of their starts
-        ("num_packets", "i4"),  # on their way, both directions
-        ("generation", "i4"),
-        ("is_complete", "i4"),
-        ("is_decrease_due", "i4"),
-        ("size_bytes", "i8"),
-        ("window_bytes", "i8"),
-        ("base_rtt_ps", "i8"),
-        ("next_byte", "i8"),
-        ("acked_byte", "i8"),
-        ("expected_byte", "i8"),  # the receiver's
-        ("reported_byte", "i8"),  # the receiver's latest acknowledgement
-        ("refused_byte", "i8"),  # the receiver's latest refusal of what came after a gap
-        ("retry_byte", "i8"),  # selective repeat: gaps below are sent again already
-        ("retry_end_byte", "i8"),  # and gaps up to here are lost
-        ("highest_byte", "i8"),  # acknowledged out of order
-        ("progress_ps", "i8"),
-        ("next_send_ps", "i8"),
-        ("max_rate", "f8"),
-        ("rate", "f8"),
-        ("target_rate", "f8"),  # DCQCN: target; HPCC and TIMELY: the rate of the last full update
-        ("alpha", "f8"),
-        ("utilisation", "f8"),  # HPCC
-        ("rtt_difference_ps", "f8"),  # TIMELY
-        ("last_rtt_ps", "i8"),
-        ("update_byte", "i8"),  # a round trip is over when this is acknowledged
-        ("congested_byte", "i8"),  # DCTCP: no second decrease before this is acknowledged
-        ("num_marks", "i8"),
-        ("num_batch", "i8"),
-        ("stage", "i8"),
-        ("first_mark_ps", "i8"),
-        ("num_alpha_updates", "i8"),
-        ("is_marked_for_alpha", "i4"),
-        ("is_marked_for_rate", "i4"),
-        ("increase_ps", "i8"),
-        ("is_increase_due", "i8"),
-    ]
-)
-"""One record a flow under way, both ends of its queue pair; taken again by later flows."""
+class Node(Protocol):
+    """A GPU or a switch: the shared buffer of a switch."""
 
-PACKET = np.dtype(
-    [
-        ("connection", "i4"),
-        ("link", "i4"),  # that it is on, or queued for
-        ("ingress", "i4"),  # whose buffer account at this node it is on; -1: none
-        ("next", "i4"),
-        ("bytes", "i4"),
-        ("kind", "i2"),
-        ("is_marked", "i2"),
-        ("hop", "i8"),  # position in the paths (or replies)
-        ("last_hop", "i8"),
-        ("byte", "i8"),  # data: its first; acknowledgement: the first that the receiver lacks
-        ("selected_byte", "i8"),  # acknowledgement: the data packet that it answers
-        ("sent_ps", "i8"),
-        ("num_stamps", "i8"),
-    ]
-)
+    kind: I8
+    shared_limit_bytes: I8  # the buffer less reserves and headroom
+    shared_bytes: I8
+    most_shared_bytes: I8
+    fed_ps: I8  # when the latest message came
+    fed_by: I8  # the sender of that message
 
-STAMP = np.dtype([("time_ps", "i8"), ("sent_bytes", "i8"), ("queue_bytes", "i8"), ("bytes_per_s", "f8")])
-"""HPCC's in-band telemetry of one hop."""
 
-COUNTERS = np.dtype(
-    [
-        ("has_begun", "i8"),
-        ("free_packet", "i8"),
-        ("num_free_packets", "i8"),
-        ("free_connection", "i8"),
-        ("num_free_connections", "i8"),
-        ("num_started", "i8"),
-        ("num_finished", "i8"),
-        ("num_events", "i8"),
-        ("num_data_packets", "i8"),
-        ("num_repeated_packets", "i8"),
-        ("num_draws", "i8"),
-        ("num_ties", "i8"),
-        ("num_trace_rows", "i8"),
-    ]
-)
+NODE = layout(Node)
+
+
+class Flow(Protocol):
+    """One flow: what it sends, what it waits for, and its times."""
+
+    size_bytes: I8
+    delay_ps: I8
+    start_ps: I8  # in: earliest start; out: actual start
+    sent_ps: I8  # when its last byte has left
+    ready_ps: I8  # when its parents were complete
+    finish_ps: I8  # -1 until it is complete
+    window_bytes: I8  # in flight at line rate; 0: no limit
+    base_rtt_ps: I8  # HPCC
+    parents_left: I4  # incomplete parents, plus 1 until the flow that it follows begins
+    follower: I4  # the flow that may not begin before this one; -1: none
+    target_row: I4  # row of the distances to its destination, where packets choose their way
+    path: I4
+    reply: I4
+    queue: I4  # its send queue
+    next: I4  # next flow in that queue
+    channel: I4  # channel of its sender, if that reduces; -1: it does not
+    reduction: I4
+
+
+FLOW = layout(Flow)
+
+
+class Channel(Protocol):
+    """A channel of a rank, where ranks reduce as SimAI's do."""
+
+    num_released: I8
+    cycle: I8  # chunks in one round of reductions
+    rank: I8  # the channel whose record holds the state that the rank's channels share
+    is_reducing: I8  # shared by the channels of a rank
+
+
+CHANNEL = layout(Channel)
+
+
+class SendQueue(Protocol):
+    """Flows that are sent one after the other, in the order in which their parents complete: one queue pair's work."""
+
+    first: I4
+    last: I4
+    is_busy: I8
+    free_ps: I8
+
+
+SEND_QUEUE = layout(SendQueue)
+
+
+class Connection(Protocol):
+    """A flow under way, both ends of its queue pair; a free record is taken again by later flows."""
+
+    flow: I4
+    link: I4  # the link that it sends on
+    state: I4
+    next: I4  # next free connection
+    left: I4  # children in its link's heap
+    right: I4
+    turn: I8  # connections take turns in the order of their starts
+    num_packets: I4  # packets under way, both directions
+    generation: I4
+    is_complete: I4
+    is_decrease_due: I4
+    size_bytes: I8
+    window_bytes: I8
+    base_rtt_ps: I8
+    next_byte: I8
+    acked_byte: I8
+    expected_byte: I8  # receiver: the first byte that it lacks
+    reported_byte: I8  # receiver: its latest acknowledgement
+    refused_byte: I8  # receiver: the gap that its latest NACK reported
+    retry_byte: I8  # selective repeat: gaps below are already sent again
+    retry_end_byte: I8  # selective repeat: gaps up to here are lost
+    highest_byte: I8  # the end of what was ever sent
+    progress_ps: I8
+    next_send_ps: I8
+    max_rate: F8
+    rate: F8
+    target_rate: F8  # DCQCN: target; HPCC and TIMELY: the rate of the last full update
+    alpha: F8
+    utilisation: F8  # HPCC
+    rtt_difference_ps: F8  # TIMELY
+    last_rtt_ps: I8
+    update_byte: I8  # a round trip is over when this is acknowledged
+    congested_byte: I8  # DCTCP: no second decrease before this is acknowledged
+    num_marks: I8
+    num_batch: I8
+    stage: I8
+    first_mark_ps: I8
+    num_alpha_updates: I8
+    is_marked_for_alpha: I4
+    is_marked_for_rate: I4
+    increase_ps: I8
+    is_increase_due: I8
+
+
+CONNECTION = layout(Connection)
+
+
+class ConnectionTable(Records[Connection], Protocol):
+    """All connections; links keep those that may send in heaps over these columns."""
+
+    turn: NDArray[np.int64]
+    left: NDArray[np.int32]
+    right: NDArray[np.int32]
+
+
+class Packet(Protocol):
+    """One packet on a link or in a queue."""
+
+    connection: I4
+    link: I4  # the link that it is on or queued for
+    ingress: I4  # the link whose buffer account at this node holds it; -1: none
+    next: I4
+    bytes: I4
+    kind: I2
+    is_marked: I2
+    hop: I8  # position in `path_links` (or `reply_links`)
+    last_hop: I8
+    byte: I8  # data: its first byte; acknowledgement: the first byte that the receiver lacks
+    selected_byte: I8  # acknowledgement: the data packet that it answers
+    sent_ps: I8
+    num_stamps: I8
+
+
+PACKET = layout(Packet)
+
+
+class Stamp(Protocol):
+    """HPCC's in-band telemetry of one hop."""
+
+    time_ps: I8
+    sent_bytes: I8
+    queue_bytes: I8
+    bytes_per_s: F8
+
+
+STAMP = layout(Stamp)
+
+
+class Counters(Protocol):
+    """One record: heads of the free lists, and what happened so far."""
+
+    has_begun: I8
+    free_packet: I8
+    num_free_packets: I8
+    free_connection: I8
+    num_free_connections: I8
+    num_started: I8
+    num_finished: I8
+    num_events: I8
+    num_data_packets: I8
+    num_repeated_packets: I8
+    num_draws: I8
+    num_ties: I8
+    num_trace_rows: I8
+
+
+COUNTERS = layout(Counters)
+
+
+class FabricTables(NamedTuple):
+    """Directed links and nodes."""
+
+    links: Records[Link]
+    nodes: Records[Node]
+
+
+class FlowTables(NamedTuple):
+    """Flows, and what orders their starts."""
+
+    flows: Records[Flow]
+    channels: Records[Channel]
+    """Channels of ranks that reduce as SimAI's do; else one record that is never read."""
+    send_queues: Records[SendQueue]
+    first_flows: Ints
+    """Flows that wait for no other, in the order in which they begin."""
+    children_start: Ints
+    """(flows + 1,) where the children of each flow start in `children`: the flows that wait for it."""
+    children: Ints
+
+
+class RouteTables(NamedTuple):
+    """Paths of data and acknowledgements, and the neighbours among which sprayed packets choose."""
+
+    paths: Ints
+    """(paths + 1,) where the directed links of each path start in `path_links`, first to last."""
+    path_links: Ints
+    replies: Ints
+    """The same for acknowledgements, with `reply_links`."""
+    reply_links: Ints
+    neighbor_start: Ints
+    """(nodes + 1,) where the outgoing links of each node start in `neighbor_links`."""
+    neighbor_links: Ints
+    distances: NDArray[np.int16]
+    """(destinations, nodes) hops to each destination; read only where packets choose their way."""
+
+
+class TrafficTables(NamedTuple):
+    """Connections and packets under way, and the counters with the heads of their free lists."""
+
+    connections: ConnectionTable
+    packets: Records[Packet]
+    counters: Records[Counters]
+
+
+class FeedbackTables(NamedTuple):
+    """What senders know of the network."""
+
+    stamps: RecordGrid[Stamp]
+    """(packets, hops) telemetry of each packet, for HPCC."""
+    seen: RecordGrid[Stamp]
+    """(connections, hops) telemetry of each connection's latest acknowledgement, for HPCC."""
+    sacks: NDArray[np.uint64]
+    """(2 x connections, words) rings of bits, senders' then receivers', for selective repeat."""
+
+
+class TracedQueues(NamedTuple):
+    """Links whose queues are recorded at regular times."""
+
+    links: Ints
+    rows: NDArray[np.int64]
+    """(rows, 1 + links) time in picoseconds, then queued bytes."""

@@ -1,9 +1,8 @@
-"""What a switch does to a packet: admit it into the buffer, pause who fills it, mark, choose the way, cut through."""
+"""What a switch does to a packet: admit it to the buffer, pause its sender (PFC), mark it (ECN), choose its next link."""
 
-import numpy as np
-
-from windtunnel.compiled.calendar import schedule
+from windtunnel.compiled.calendar import Clock, schedule
 from windtunnel.compiled.jit import inner
+from windtunnel.compiled.records import Ints, RecordGrid, Records, int64
 from windtunnel.network.packet.kernel.queues import (
     SERVE,
     draw,
@@ -24,52 +23,56 @@ from windtunnel.network.packet.kernel.state import (
     PAUSE,
     RESUME,
     SWITCH,
+    Counters,
+    FabricTables,
+    Flow,
+    Link,
+    Node,
+    Packet,
+    PacketKernelSettings,
+    RouteTables,
+    Stamp,
+    TrafficTables,
 )
 
 PAUSE_FRAME_BYTES = 64
+"""A pause frame (IEEE 802.1Q) is a minimal Ethernet frame."""
 CUT_THROUGH_BYTES = 64
-"""A switch that cuts through decides once it has so much; a pause frame (IEEE 802.1Q) is a minimal Ethernet frame."""
+"""What a switch that cuts through reads of a packet before it forwards the packet."""
 
 
 @inner
 def forward(
-    settings,
-    links,
-    nodes,
-    flows,
-    connections,
-    packets,
-    counters,
-    path_links,
-    reply_links,
-    neighbor_start,
-    neighbor_links,
-    distances,
-    clock,
-    packet,
-    over,
-):
-    """A packet on its way came over link `over`: into the node's buffer, and into the queue of its next link, which is
-    returned; -1 if it is dropped.
+    settings: PacketKernelSettings,
+    fabric: FabricTables,
+    flows: Records[Flow],
+    routes: RouteTables,
+    traffic: TrafficTables,
+    clock: Clock,
+    packet: int,
+    over: int,
+) -> int:
+    """Put a packet that came over link `over` into the node's buffer and the queue of its next link.
+
+    Returns that link; -1 if the packet is dropped.
     """
+    links = fabric.links
+    connections, packets, counters = traffic
     link = links[over]
-    if nodes[link.target].kind == SWITCH:
-        num_bytes = packets[packet].bytes
-        if not admit(settings, links, nodes, packets, counters, connections, clock, over, num_bytes):
+    if fabric.nodes[link.target].kind == SWITCH:
+        if not admit(settings, fabric, traffic, clock, over, packets[packet].bytes):
             link.num_drops += 1
-            return np.int64(NONE)
+            return int64(NONE)
         packets[packet].ingress = over
     packets[packet].hop += 1
     is_data = packets[packet].kind == DATA
     if not is_data:
-        onward = np.int64(reply_links[packets[packet].hop])
+        onward = int64(routes.reply_links[packets[packet].hop])
     elif settings.routing == ECMP:
-        onward = np.int64(path_links[packets[packet].hop])
+        onward = int64(routes.path_links[packets[packet].hop])
     else:
         row = flows[connections[packets[packet].connection].flow].target_row
-        onward = choose_link(
-            settings, links, counters, neighbor_start, neighbor_links, distances, link.target, row, over
-        )
+        onward = choose_link(settings, links, counters, routes, link.target, row, over)
     packets[packet].link = onward
     if link.sender >= 0:
         note_sender(counters, links[onward], clock.calendar[0].now_ps, link.sender)
@@ -81,29 +84,30 @@ def forward(
 
 
 @inner
-def pause_or_resume(links, kind, number, now_ps):
-    """A pause frame or its end reaches the transmitter of link `number`, which is returned if it may go on, else -1."""
+def pause_or_resume(links: Records[Link], kind: int, number: int, now_ps: int) -> int:
+    """Pause or resume the transmitter of link `number`; return the link if it may send, else -1."""
     link = links[number]
     if kind == PAUSE:
         link.is_paused = 1
         link.paused_since_ps = now_ps
-        return np.int64(NONE)
+        return int64(NONE)
     link.is_paused = 0
     link.paused_ps += now_ps - link.paused_since_ps
-    return np.int64(number)
+    return int64(number)
 
 
 @inner
-def pfc_threshold(settings, link, node):
-    """What one ingress may take of the shared buffer: a fraction of what is left of it, or of all of it."""
+def pfc_threshold(settings: PacketKernelSettings, link: Link, node: Node) -> int:
+    """Return the PFC threshold of an ingress in bytes: free (dynamic) or total (static) shared buffer / 2 ** shift."""
     free_bytes = node.shared_limit_bytes - (node.shared_bytes if settings.dynamic_pfc else 0)
     return free_bytes >> link.pfc_shift
 
 
 @inner
-def pause_frame(links, packets, counters, connections, clock, number, kind):
-    """Tell the transmitter of link `number` to stop or go on: a frame on the link's other direction."""
-    packet = take_packet(packets, counters, connections, NONE, kind, PAUSE_FRAME_BYTES)
+def send_pause_frame(links: Records[Link], traffic: TrafficTables, clock: Clock, number: int, kind: int) -> None:
+    """Tell the transmitter of link `number` to pause or resume, by a frame on the link's other direction."""
+    packets = traffic.packets
+    packet = take_packet(traffic, NONE, kind, PAUSE_FRAME_BYTES)
     packets[packet].link = number ^ 1
     back = links[number ^ 1]
     overtake(packets, back, packet)
@@ -114,14 +118,22 @@ def pause_frame(links, packets, counters, connections, clock, number, kind):
 
 
 @inner
-def admit(settings, links, nodes, packets, counters, connections, clock, number, num_bytes):
+def admit(
+    settings: PacketKernelSettings,
+    fabric: FabricTables,
+    traffic: TrafficTables,
+    clock: Clock,
+    number: int,
+    num_bytes: int,
+) -> bool:
     """Account for a packet that link `number` brought into a switch, and pause its sender; False if there is no room.
 
     Reserve, then a dynamic share of the common buffer, then headroom (Choudhury and Hahne, "Dynamic Queue Length
     Thresholds for Shared-Memory Packet Switches", 1998; IEEE 802.1Qbb), with the bookkeeping of the simulator of HPCC.
     """
+    links = fabric.links
     link = links[number]
-    node = nodes[link.target]
+    node = fabric.nodes[link.target]
     share = max(0, link.ingress_bytes - settings.reserve_bytes)
     threshold = pfc_threshold(settings, link, node)
     headroom_bytes = link.headroom_limit_bytes if settings.has_pfc else 0
@@ -142,15 +154,23 @@ def admit(settings, links, nodes, packets, counters, connections, clock, number,
         if link.headroom_bytes > 0 or share >= pfc_threshold(settings, link, node):
             link.has_paused = 1
             link.num_pauses += 1
-            pause_frame(links, packets, counters, connections, clock, number, PAUSE)
+            send_pause_frame(links, traffic, clock, number, PAUSE)
     return True
 
 
 @inner
-def leave_buffer(settings, links, nodes, packets, counters, connections, clock, number, num_bytes):
-    """A packet that came over link `number` leaves the switch; its sender may go on once enough have."""
+def leave_buffer(
+    settings: PacketKernelSettings,
+    fabric: FabricTables,
+    traffic: TrafficTables,
+    clock: Clock,
+    number: int,
+    num_bytes: int,
+) -> None:
+    """Take a packet that came over link `number` out of the buffer; resume its sender once enough have left."""
+    links = fabric.links
     link = links[number]
-    node = nodes[link.target]
+    node = fabric.nodes[link.target]
     from_headroom = min(link.headroom_bytes, num_bytes)
     share = max(0, link.ingress_bytes - settings.reserve_bytes)
     node.shared_bytes -= min(num_bytes - from_headroom, share)
@@ -160,12 +180,12 @@ def leave_buffer(settings, links, nodes, packets, counters, connections, clock, 
         share = max(0, link.ingress_bytes - settings.reserve_bytes)
         if share == 0 or share + settings.resume_offset_bytes <= pfc_threshold(settings, link, node):
             link.has_paused = 0
-            pause_frame(links, packets, counters, connections, clock, number, RESUME)
+            send_pause_frame(links, traffic, clock, number, RESUME)
 
 
 @inner
-def is_congested(settings, counters, link):
-    """Whether a packet that leaves gets a mark, by the queue that it leaves behind (random early detection)."""
+def is_congested(settings: PacketKernelSettings, counters: Records[Counters], link: Link) -> bool:
+    """Return whether a departing packet gets a mark, by the queue behind it (random early detection)."""
     if link.queue_bytes > link.ecn_max_bytes:
         return True
     if link.queue_bytes <= link.ecn_min_bytes:
@@ -175,16 +195,24 @@ def is_congested(settings, counters, link):
 
 
 @inner
-def leave_switch(settings, links, nodes, packets, counters, connections, stamps, clock, link, packet):
-    """A forwarded packet begins to leave over `link`: buffers, marks, telemetry."""
+def leave_switch(
+    settings: PacketKernelSettings,
+    fabric: FabricTables,
+    traffic: TrafficTables,
+    stamps: RecordGrid[Stamp],
+    clock: Clock,
+    link: Link,
+    packet: int,
+) -> None:
+    """Send a forwarded packet over `link`: free its buffer, mark it, stamp it with telemetry."""
+    packets = traffic.packets
     ingress = packets[packet].ingress
     if ingress < 0:
         return
     packets[packet].ingress = NONE
-    num_bytes = packets[packet].bytes
-    leave_buffer(settings, links, nodes, packets, counters, connections, clock, ingress, num_bytes)
+    leave_buffer(settings, fabric, traffic, clock, ingress, packets[packet].bytes)
     if packets[packet].kind == DATA:
-        if settings.has_ecn and not packets[packet].is_marked and is_congested(settings, counters, link):
+        if settings.has_ecn and not packets[packet].is_marked and is_congested(settings, traffic.counters, link):
             packets[packet].is_marked = 1
             link.num_marks += 1
         if settings.congestion == HPCC and packets[packet].num_stamps < stamps.shape[1]:
@@ -197,37 +225,56 @@ def leave_switch(settings, links, nodes, packets, counters, connections, stamps,
 
 
 @inner
-def head_start_ps(settings, links, nodes, packets, way, packet, link, busy_ps):
-    """How much before its last byte a packet may go on, at a switch that cuts through.
+def head_start_ps(
+    settings: PacketKernelSettings,
+    fabric: FabricTables,
+    packets: Records[Packet],
+    way: Ints,
+    packet: int,
+    link: Link,
+    busy_ps: int,
+) -> int:
+    """Return how long before its last byte a packet may leave a switch that cuts through.
 
-    The next link must not run dry: a faster one has to wait for the difference.
+    The next link must not run dry: a faster one waits for the difference. `way` has the links of the packet's path.
     """
     hop = packets[packet].hop
     if not settings.cut_through or packets[packet].kind >= PAUSE or hop == packets[packet].last_hop:
-        return np.int64(0)
-    if nodes[link.target].kind == GPU:
-        return np.int64(0)
+        return int64(0)
+    if fabric.nodes[link.target].kind == GPU:
+        return int64(0)
     onward_ps = busy_ps
     if settings.routing == ECMP or packets[packet].kind != DATA:
-        onward_ps = sending_ps(settings, links[way[hop + 1]], packets[packet].bytes)
+        onward_ps = sending_ps(settings, fabric.links[way[hop + 1]], packets[packet].bytes)
     wait_ps = max(sending_ps(settings, link, min(CUT_THROUGH_BYTES, packets[packet].bytes)), busy_ps - onward_ps)
     return busy_ps - wait_ps
 
 
 @inner
-def choose_link(settings, links, counters, neighbor_start, neighbor_links, distances, node, row, came_over):
-    """The next link of a packet that chooses its way at `node`: among those on a shortest path to its destination, any
-    one (spraying) or the one with the shortest queue (adaptive), ties broken at random.
+def choose_link(
+    settings: PacketKernelSettings,
+    links: Records[Link],
+    counters: Records[Counters],
+    routes: RouteTables,
+    node: int,
+    row: int,
+    came_over: int,
+) -> int:
+    """Choose the next link of a packet at `node` among the links on a shortest path to its destination.
+
+    Any of them (spraying) or the one with the shortest queue (adaptive); ties are broken at random. `row` is the
+    destination's row of the distances.
     """
-    best = np.int64(NONE)
-    best_bytes = np.int64(2**62)
+    distances = routes.distances
+    best = int64(NONE)
+    best_bytes = int64(2**62)
     num_best = 0
     here = distances[row, node]
-    for position in range(neighbor_start[node], neighbor_start[node + 1]):
-        number = np.int64(neighbor_links[position])
+    for position in range(routes.neighbor_start[node], routes.neighbor_start[node + 1]):
+        number = int64(routes.neighbor_links[position])
         if distances[row, links[number].target] != here - 1:
             continue
-        queued = links[number].queue_bytes if settings.routing == ADAPTIVE else np.int64(0)
+        queued = links[number].queue_bytes if settings.routing == ADAPTIVE else int64(0)
         if queued < best_bytes:
             best, best_bytes, num_best = number, queued, 1
         elif queued == best_bytes:
