@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import InputError
-from windtunnel.network import routing as route_kernel
+from windtunnel.network import routing
 from windtunnel.network.fabric import Fabric
 from windtunnel.network.flows import Flows
 from windtunnel.network.settings import NetworkSettings
@@ -23,16 +23,6 @@ FIRST_PORT = 10000
 
 
 RECEIVER_PORT = 100
-
-
-@dataclass(frozen=True, eq=False)
-class Graph:
-    """A fabric's links seen from its nodes; node i's neighbours lie from `pointer[i]` to `pointer[i + 1]`, by id."""
-
-    pointer: NDArray[np.int64]
-    neighbor: NDArray[np.int32]
-    direction: NDArray[np.int32]
-    """The directed link there: 2 x link, or 2 x link + 1 from the second end to the first."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,8 +52,8 @@ class FlowTimes:
     """From time zero to the last completion; at packet level as SimAI, to that of rank 0."""
 
 
-def graph_of(fabric: Fabric) -> Graph:
-    """The adjacency of a fabric."""
+def graph_of(fabric: Fabric) -> routing.RoutingGraph:
+    """Return the adjacency of a fabric; neighbours are in the order of their ids."""
     ends = np.concatenate([fabric.link_a, fabric.link_b])
     others = np.concatenate([fabric.link_b, fabric.link_a])
     links = np.arange(fabric.num_links, dtype=np.int32)
@@ -71,7 +61,7 @@ def graph_of(fabric: Fabric) -> Graph:
     order = np.lexsort((others, ends))
     pointer = np.zeros(fabric.num_nodes + 1, np.int64)
     np.cumsum(np.bincount(ends, minlength=fabric.num_nodes), out=pointer[1:])
-    return Graph(pointer, others[order], direction[order])
+    return routing.RoutingGraph(pointer, others[order], direction[order], fabric.kind, fabric.gpus_forward)
 
 
 def ports_of(flows: Flows, settings: NetworkSettings) -> NDArray[np.int32]:
@@ -106,45 +96,34 @@ def find_paths(fabric: Fabric, flows: Flows, settings: NetworkSettings, *, answe
     ports = np.zeros(len(flows), np.int32) if spray else ports_of(flows, settings)
     key = (flows.source.astype(np.int64) * n + flows.destination) * (1 << 24) + ports
     _, first, of_flow = np.unique(key, return_index=True, return_inverse=True)
-    graph = graph_of(fabric)
     source, destination, port = flows.source[first], flows.destination[first], ports[first].astype(np.int64)
     both_ports = port | RECEIVER_PORT << 16
     if answers:
         source, destination, both_ports = destination, source, RECEIVER_PORT | port << 16
-    pointer = np.zeros(len(first) + 1, np.int64)
+    pairs = routing.PairTables(source, destination, both_ports)
+    graph = graph_of(fabric)
     capacity = 8 * len(first) + 64
     while True:
-        link = np.empty(capacity, np.int32)
-        share = np.empty(capacity if spray else 0)
-        far = np.full(n, route_kernel.UNKNOWN, np.int8)
-        scratch = [np.empty(n + 1, np.int32) for _ in range(5)]
-        written = route_kernel.trace_paths(
-            source,
-            destination,
-            both_ports,
-            np.arange(len(first)),
-            settings.seed,
-            graph.pointer,
-            graph.neighbor,
-            graph.direction,
-            fabric.kind,
-            fabric.gpus_forward,
-            spray,
-            far,
-            far.copy(),
-            *scratch,
-            np.zeros(n),
-            pointer,
-            link,
-            share,
+        rows = routing.PathRows(
+            np.zeros(len(first) + 1, np.int64),
+            np.empty(capacity, np.int32),
+            np.empty(capacity if spray else 0),
         )
+        written = routing.trace_paths(pairs, graph, _search_tables(n), rows, settings.seed, spray)
         if written != -1:
             break
         capacity *= 4
     if written < 0:
         lost = -2 - written
         raise InputError(f"{fabric.name}: there is no path from node {source[lost]} to node {destination[lost]}")
-    return Paths(of_flow.astype(np.int32), pointer, link[:written], share[:written])
+    return Paths(of_flow.astype(np.int32), rows.pointer, rows.link[:written], rows.share[:written])
+
+
+def _search_tables(num_nodes: int) -> routing.SearchTables:
+    far = np.full(num_nodes, routing.UNKNOWN, np.int8)
+    forward_nodes, backward_nodes, marked, levels, stack = (np.empty(num_nodes + 1, np.int32) for _ in range(5))
+    inflow = np.zeros(num_nodes)
+    return routing.SearchTables(far, far.copy(), forward_nodes, backward_nodes, marked, levels, stack, inflow)
 
 
 def wire_bytes(size_bytes: NDArray[np.int64], settings: NetworkSettings) -> NDArray[np.int64]:

@@ -1,75 +1,126 @@
-"""Shortest paths through a fabric, one of the equal ones chosen by hash as switches do.
+"""Shortest paths through a fabric; among equal ones, the one that switches choose by hash (ECMP).
 
 A link has two directions: 2 * link from its first end to its second, 2 * link + 1 back. GPUs pass nothing on unless the
 fabric says so. Where a next hop is a scale-up switch, only such are used, as in SimAI 1.6's ns-3 (`CalculateRoute`).
 """
 
+from typing import NamedTuple
+
 import numpy as np
+from numpy.typing import NDArray
 
 from windtunnel.compiled.jit import entry, inner
+from windtunnel.compiled.records import Ints, int64
 
 UNKNOWN = 127
 """Distance of a node that no search has reached."""
-
 
 WORD = 0xFFFFFFFF
 HOST_SEED = 0x8BADF00D
 """Hosts with several NICs choose by the same hash, seeded as ns-3 seeds its `Hash32` (`RdmaQueuePair::GetHash`)."""
 
 
+class RoutingGraph(NamedTuple):
+    """A fabric's links seen from its nodes."""
+
+    pointer: NDArray[np.int64]
+    """(num_nodes + 1,) where the links of each node start in `neighbor` and `direction`."""
+    neighbor: NDArray[np.int32]
+    direction: NDArray[np.int32]
+    """The directed link to that neighbour."""
+    kind: NDArray[np.int8]
+    """(num_nodes,) 0 for GPUs, 1 for scale-up switches, 2 for other switches."""
+    gpus_forward: bool
+    """Whether GPUs pass on traffic of others."""
+
+
+class PairTables(NamedTuple):
+    """(n,) pairs of ends to connect; equal pairs are neighbours."""
+
+    source: Ints
+    destination: Ints
+    ports: Ints
+    """They feed the hash: the source's port in the low 16 bits, the destination's above."""
+
+
+class SearchTables(NamedTuple):
+    """Scratch of one search, an element for each node."""
+
+    ahead: NDArray[np.int8]
+    """Distance from the source, UNKNOWN everywhere between searches; `behind` likewise to the destination."""
+    behind: NDArray[np.int8]
+    forward_nodes: NDArray[np.int32]
+    backward_nodes: NDArray[np.int32]
+    marked: NDArray[np.int32]
+    levels: NDArray[np.int32]
+    """`levels[k]` counts the forward nodes within distance k."""
+    stack: NDArray[np.int32]
+    inflow: NDArray[np.float64]
+    """What part of a sprayed flow reaches each node; 0 everywhere between searches."""
+
+
+class PathRows(NamedTuple):
+    """The paths found: pair k's directed links lie from `pointer[k]` to `pointer[k + 1]`."""
+
+    pointer: NDArray[np.int64]
+    link: NDArray[np.int32]
+    share: NDArray[np.float64]
+    """The part of a flow that each link carries; written only where flows are sprayed."""
+
+
 @inner
-def _multiply(word, factor):
-    """The low 32 bits of a product, in halves so that no step overflows 64 bits."""
+def _multiply(word: int, factor: int) -> int:
+    """Return the low 32 bits of a product, in halves so that no step overflows 64 bits."""
     return (word * (factor & 0xFFFF) + (((word * (factor >> 16)) & 0xFFFF) << 16)) & WORD
 
 
 @inner
-def _rotate(word, bits):
+def _rotate(word: int, bits: int) -> int:
     return ((word << bits) | (word >> (32 - bits))) & WORD
 
 
 @inner
-def _mix(state, word):
+def _mix(state: int, word: int) -> int:
     word = _multiply(_rotate(_multiply(word, 0xCC9E2D51), 15), 0x1B873593)
     return (_multiply(_rotate(state ^ word, 13), 5) + 0xE6546B64) & WORD
 
 
 @inner
-def ecmp_hash(source, destination, ports, seed):
-    """MurmurHash3 (32 bits) of source address, destination address and ports, seeded with the switch.
+def ecmp_hash(source: int, destination: int, ports: int, seed: int) -> int:
+    """Hash source address, destination address and ports by MurmurHash3 (32 bits), seeded with the switch.
 
     Source: Appleby's MurmurHash3_x86_32; words, addresses and ports as `SwitchNode::EcmpHash` in SimAI's ns-3 has them.
     """
-    state = _mix(np.int64(seed), _address(np.int64(source)))
-    state = _mix(state, _address(np.int64(destination)))
-    state = _mix(state, np.int64(ports)) ^ 12
+    state = _mix(int64(seed), _address(int64(source)))
+    state = _mix(state, _address(int64(destination)))
+    state = _mix(state, int64(ports)) ^ 12
     state = _multiply(state ^ (state >> 16), 0x85EBCA6B)
     state = _multiply(state ^ (state >> 13), 0xC2B2AE35)
     return state ^ (state >> 16)
 
 
 @inner
-def _address(node):
+def _address(node: int) -> int:
     return (0x0B000001 + ((node // 256) << 16) + ((node % 256) << 8)) & WORD
 
 
 @inner
-def _forwards(node, source, destination, kind, gpus_forward):
-    return kind[node] != 0 or gpus_forward or node in (source, destination)
+def _may_cross(node: int, source: int, destination: int, graph: RoutingGraph) -> bool:
+    return graph.kind[node] != 0 or graph.gpus_forward or node in (source, destination)
 
 
 @inner
-def _search(
-    source, destination, pointer, neighbor, kind, gpus_forward, ahead, behind, forward_nodes, backward_nodes, levels
-):
-    """Breadth-first from both ends until they meet.
+def _search(source: int, destination: int, graph: RoutingGraph, search: SearchTables) -> tuple[int, int, int, int]:
+    """Search breadth-first from both ends until the searches meet.
 
-    `ahead` is left with the distance from the source where the forward search went, `behind` with that from the
-    destination where the backward one went; `levels[k]` counts the forward nodes within distance k.
+    `ahead` and `behind` are left with the distances of the nodes that the forward and the backward search reached.
 
     Returns:
         (distance or -1, nodes reached forward, levels of the forward search, nodes reached backward)
     """
+    pointer, neighbor = graph.pointer, graph.neighbor
+    ahead, behind = search.ahead, search.behind
+    forward_nodes, backward_nodes, levels = search.forward_nodes, search.backward_nodes, search.levels
     ahead[source], behind[destination] = 0, 0
     forward_nodes[0], backward_nodes[0] = source, destination
     num_forward, num_backward = 1, 1
@@ -93,7 +144,7 @@ def _search(
                 node = forward_nodes[i]
                 for e in range(pointer[node], pointer[node + 1]):
                     other = neighbor[e]
-                    if ahead[other] == UNKNOWN and _forwards(other, source, destination, kind, gpus_forward):
+                    if ahead[other] == UNKNOWN and _may_cross(other, source, destination, graph):
                         ahead[other] = far_forward + 1
                         forward_nodes[num_forward] = other
                         num_forward += 1
@@ -108,7 +159,7 @@ def _search(
                 node = backward_nodes[i]
                 for e in range(pointer[node], pointer[node + 1]):
                     other = neighbor[e]
-                    if behind[other] == UNKNOWN and _forwards(other, source, destination, kind, gpus_forward):
+                    if behind[other] == UNKNOWN and _may_cross(other, source, destination, graph):
                         behind[other] = far_backward + 1
                         backward_nodes[num_backward] = other
                         num_backward += 1
@@ -121,19 +172,21 @@ def _search(
 
 
 @inner
-def _mark_shortest(distance, far_forward, pointer, neighbor, behind, forward_nodes, levels, marked):
+def _mark_shortest(distance: int, far_forward: int, graph: RoutingGraph, search: SearchTables) -> int:
     """Give the forward nodes that lie on a shortest path their distance to the destination; returns how many."""
+    pointer, neighbor = graph.pointer, graph.neighbor
+    behind, levels = search.behind, search.levels
     num_marked = 0
     for level in range(far_forward, -1, -1):
         begin = levels[level - 1] if level > 0 else 0
         for i in range(begin, levels[level]):
-            node = forward_nodes[i]
+            node = search.forward_nodes[i]
             if behind[node] != UNKNOWN:
                 continue
             for e in range(pointer[node], pointer[node + 1]):
                 if behind[neighbor[e]] == distance - level - 1:
                     behind[node] = distance - level
-                    marked[num_marked] = node
+                    search.marked[num_marked] = node
                     num_marked += 1
                     break
     return num_marked
@@ -141,142 +194,86 @@ def _mark_shortest(distance, far_forward, pointer, neighbor, behind, forward_nod
 
 @entry
 def trace_paths(
-    source,
-    destination,
-    ports,
-    order,
-    seed,
-    pointer,
-    neighbor,
-    direction,
-    kind,
-    gpus_forward,
-    spray,
-    ahead,
-    behind,
-    forward_nodes,
-    backward_nodes,
-    marked,
-    levels,
-    stack,
-    inflow,
-    path_ptr,
-    path_link,
-    path_share,
-):
-    """The path of every flow, as directed links with the share of its bytes that each carries.
+    pairs: PairTables, graph: RoutingGraph, search: SearchTables, paths: PathRows, seed: int, spray: bool
+) -> int:
+    """Trace the path of every pair, as directed links with the share of its bytes that each carries.
 
     Args:
-        source: (n,) nodes; likewise `destination` and `ports`, which feed the hash: the source's in the low 16 bits.
-        order: (n,) flows in an order that keeps equal (source, destination) together.
+        paths: out.
         seed: added to the switch's id as the seed of its hash.
-        pointer: (num_nodes + 1,) with `neighbor` and `direction`, the links of every node.
-        kind: (num_nodes,) 0 for GPUs, 1 for scale-up switches.
-        gpus_forward: whether GPUs pass on traffic of others.
-        spray: 1 spreads a flow evenly over all shortest paths, 0 takes one by hash.
-        ahead: (num_nodes,) UNKNOWN everywhere, as is `behind`; they are left so. `inflow` is 0 everywhere and left so;
-            what lies between is scratch of that length.
-        path_ptr: (n + 1,) out, in the order of `order`: position k's links lie from path_ptr[k] on.
-        path_link: (capacity,) out.
-        path_share: (capacity,) out; not written where `spray` is 0.
+        spray: whether a flow spreads evenly over all shortest paths, or takes one by hash.
 
     Returns:
-        Links written; -1 where `capacity` did not suffice; -2 - k where flow k's ends are not connected.
+        Links written; -1 where `paths.link` was too short; -2 - k where the ends of pair k are not connected.
     """
+    source, destination = pairs.source, pairs.destination
+    behind = search.behind
     written = 0
-    capacity = len(path_link)
-    n = len(order)
+    n = len(source)
     i = 0
     status = 0
     while i < n and status == 0:
-        begin, end = source[order[i]], destination[order[i]]
-        distance, num_forward, far_forward, num_backward = _search(
-            begin,
-            end,
-            pointer,
-            neighbor,
-            kind,
-            gpus_forward,
-            ahead,
-            behind,
-            forward_nodes,
-            backward_nodes,
-            levels,
-        )
+        begin, end = source[i], destination[i]
+        distance, num_forward, far_forward, num_backward = _search(begin, end, graph, search)
         num_marked = 0
         if distance < 0:
-            status = -2 - order[i]
+            status = -2 - i
         else:
-            num_marked = _mark_shortest(distance, far_forward, pointer, neighbor, behind, forward_nodes, levels, marked)
-        while status == 0 and i < n and source[order[i]] == begin and destination[order[i]] == end:
-            path_ptr[i] = written
+            num_marked = _mark_shortest(distance, far_forward, graph, search)
+        while status == 0 and i < n and source[i] == begin and destination[i] == end:
+            paths.pointer[i] = written
             if spray:
-                count = _spread(
-                    begin,
-                    end,
-                    distance,
-                    pointer,
-                    neighbor,
-                    direction,
-                    kind,
-                    behind,
-                    stack,
-                    inflow,
-                    path_link,
-                    path_share,
-                    written,
-                )
+                count = _spread(begin, end, distance, graph, search, paths, written)
             else:
-                count = _walk(
-                    begin,
-                    end,
-                    distance,
-                    ports[order[i]],
-                    seed,
-                    pointer,
-                    neighbor,
-                    direction,
-                    kind,
-                    behind,
-                    path_link,
-                    written,
-                )
-            if count < 0 or written + count > capacity:
+                count = _walk(begin, end, distance, pairs.ports[i], seed, graph, behind, paths.link, written)
+            if count < 0 or written + count > len(paths.link):
                 status = -1
             else:
                 written += count
                 i += 1
         for k in range(num_marked):
-            behind[marked[k]] = UNKNOWN
+            behind[search.marked[k]] = UNKNOWN
         for k in range(num_forward):
-            ahead[forward_nodes[k]] = UNKNOWN
+            search.ahead[search.forward_nodes[k]] = UNKNOWN
         for k in range(num_backward):
-            behind[backward_nodes[k]] = UNKNOWN
+            behind[search.backward_nodes[k]] = UNKNOWN
     if status < 0:
         return status
-    path_ptr[n] = written
+    paths.pointer[n] = written
     return written
 
 
 @inner
-def _next_hops(node, closer, pointer, neighbor, kind, behind):
-    """How many neighbours lie on a shortest path, and whether only scale-up switches among them count."""
+def _next_hops(node: int, closer: int, graph: RoutingGraph, behind: NDArray[np.int8]) -> tuple[int, bool]:
+    """Count the neighbours on a shortest path; whether only scale-up switches among them count."""
     count, scale_up = 0, 0
-    for e in range(pointer[node], pointer[node + 1]):
-        if behind[neighbor[e]] == closer:
+    for e in range(graph.pointer[node], graph.pointer[node + 1]):
+        if behind[graph.neighbor[e]] == closer:
             count += 1
-            if kind[neighbor[e]] == 1:
+            if graph.kind[graph.neighbor[e]] == 1:
                 scale_up += 1
     return (scale_up, True) if scale_up > 0 else (count, False)
 
 
 @inner
-def _walk(begin, end, distance, ports, seed, pointer, neighbor, direction, kind, behind, path_link, written):
+def _walk(
+    begin: int,
+    end: int,
+    distance: int,
+    ports: int,
+    seed: int,
+    graph: RoutingGraph,
+    behind: NDArray[np.int8],
+    path_link: NDArray[np.int32],
+    written: int,
+) -> int:
+    """Write one shortest path, chosen by hash at every node; returns its links, -1 where there is no room."""
+    pointer, neighbor, direction, kind, _ = graph
     node = begin
     for left in range(distance, 0, -1):
-        count, only_scale_up = _next_hops(node, left - 1, pointer, neighbor, kind, behind)
+        count, only_scale_up = _next_hops(node, left - 1, graph, behind)
         salt = HOST_SEED if kind[node] == 0 else node
-        chosen = np.int64(ecmp_hash(begin, end, ports, salt + seed)) % count if count > 1 else 0
+        chosen = int64(ecmp_hash(begin, end, ports, salt + seed)) % count if count > 1 else 0
         for e in range(pointer[node], pointer[node + 1]):
             other = neighbor[e]
             if behind[other] == left - 1 and (kind[other] == 1 or not only_scale_up):
@@ -292,17 +289,19 @@ def _walk(begin, end, distance, ports, seed, pointer, neighbor, direction, kind,
 
 @inner
 def _spread(
-    begin, end, distance, pointer, neighbor, direction, kind, behind, stack, inflow, path_link, path_share, written
-):
-    """All links of the shortest paths, each node dividing what reaches it evenly over its next hops."""
+    begin: int, end: int, distance: int, graph: RoutingGraph, search: SearchTables, paths: PathRows, written: int
+) -> int:
+    """Write all links of the shortest paths, each node dividing what reaches it evenly over its next hops."""
+    pointer, neighbor, direction, kind, _ = graph
+    behind, stack, inflow = search.behind, search.stack, search.inflow
     stack[0] = begin
     inflow[begin] = 1.0
     first, last, count = 0, 1, 0
     for left in range(distance, 0, -1):
         level_end = last
-        for at in range(first, level_end):
-            node = stack[at]
-            hops, only_scale_up = _next_hops(node, left - 1, pointer, neighbor, kind, behind)
+        for position in range(first, level_end):
+            node = stack[position]
+            hops, only_scale_up = _next_hops(node, left - 1, graph, behind)
             share = inflow[node] / hops
             inflow[node] = 0.0
             for e in range(pointer[node], pointer[node + 1]):
@@ -312,10 +311,10 @@ def _spread(
                         stack[last] = other
                         last += 1
                     inflow[other] += share
-                    if written + count < len(path_link):
-                        path_link[written + count] = direction[e]
-                        path_share[written + count] = share
+                    if written + count < len(paths.link):
+                        paths.link[written + count] = direction[e]
+                        paths.share[written + count] = share
                     count += 1
         first = level_end
     inflow[end] = 0.0
-    return count if written + count <= len(path_link) else -1
+    return count if written + count <= len(paths.link) else -1

@@ -7,105 +7,199 @@ more than it carries; all others are never looked at. That is exact: what cannot
 allocation (Bertsekas and Gallager, "Data Networks", 2nd ed., section 6.5.2).
 """
 
+from typing import NamedTuple, Protocol
+
 import numpy as np
+from numpy.typing import NDArray
 
 from windtunnel.compiled.heap import pop, push
 from windtunnel.compiled.jit import entry, inner
+from windtunnel.compiled.records import F8, I4, I8, Ints, Records, int64, layout
 
-FLOW = np.dtype(
-    [
-        ("size_bytes", "f8"),  # on the wire, headers included
-        ("tail_s", "f8"),  # from the last byte's departure to completion
-        ("last_bytes", "f8"),  # of its last packet
-        ("delay_s", "f8"),  # from the last parent's completion to the first byte
-        ("ready_s", "f8"),  # in: earliest start; grows as parents complete
-        ("begin_s", "f8"),  # out
-        ("sent_s", "f8"),  # out: its last byte has left
-        ("finish_s", "f8"),  # out
-        ("path", "i4"),
-        ("waiting", "i4"),  # parents that have not completed, and the flow before on the same connection
-        ("follower", "i4"),  # the next flow of the same connection, -1 for none
-    ]
-)
 
-SLOT = np.dtype(
-    [
-        ("left_bytes", "f8"),
-        ("rate", "f8"),  # bytes/s
-        ("since_s", "f8"),  # when left_bytes was true
-        ("end_s", "f8"),
-        ("flow", "i4"),
-        ("place", "i4"),  # in the heap of ends
-        ("stamp", "i4"),
-        ("frozen", "i4"),
-    ]
-)
-"""A flow that is sending."""
+class Flow(Protocol):
+    """A flow; its times are results."""
 
-HOP = np.dtype([("next", "i4"), ("before", "i4"), ("link", "i4"), ("slot", "i4"), ("share", "f8")])
-"""A sending flow's place in the list of one link's flows; slot s owns `max_hops` of them, from s * max_hops on."""
+    size_bytes: F8  # on the wire, headers included
+    tail_s: F8  # from the last byte's departure to completion
+    last_bytes: F8  # of its last packet
+    delay_s: F8  # from the last parent's completion to the first byte
+    ready_s: F8  # in: earliest start; grows as parents complete
+    begin_s: F8  # out
+    sent_s: F8  # out: its last byte has left
+    finish_s: F8  # out
+    path: I4
+    waiting: I4  # incomplete parents, plus 1 until the flow before it on the same connection lets it go
+    follower: I4  # the next flow of the same connection, -1 for none
 
-LINK = np.dtype(
-    [
-        ("rate", "f8"),  # bytes/s it carries
-        ("wanted", "f8"),  # what its flows could send together
-        ("left", "f8"),
-        ("weight", "f8"),
-        ("bytes", "f8"),  # out: carried in all
-        ("first", "i4"),  # hop
-        ("stamp", "i4"),
-    ]
-)
-"""One direction of a link."""
 
-PATH = np.dtype([("rate", "f8"), ("line_rate", "f8"), ("first", "i8"), ("count", "i4")])
-"""A path: the most that one flow can send over it, the rate of its slowest link, and its links."""
+FLOW = layout(Flow)
+
+
+class Slot(Protocol):
+    """A flow that is sending."""
+
+    left_bytes: F8
+    rate: F8  # bytes/s
+    since_s: F8  # when `left_bytes` was true
+    end_s: F8
+    flow: I4
+    place: I4  # in the heap of ends
+    stamp: I4  # the event at which it was last collected
+    frozen: I4  # 1: its rate is set in this event
+
+
+SLOT = layout(Slot)
+
+
+class Hop(Protocol):
+    """A sending flow's place in the list of one link's flows."""
+
+    next: I4
+    before: I4
+    link: I4
+    slot: I4
+    share: F8
+
+
+HOP = layout(Hop)
+
+
+class Link(Protocol):
+    """One direction of a link."""
+
+    rate: F8  # bytes/s it carries
+    wanted: F8  # bytes/s that its flows could send together
+    left: F8  # bytes/s not yet given away in this event
+    weight: F8  # shares of its flows without a rate in this event
+    bytes: F8  # out: carried in all
+    first: I4  # hop
+    stamp: I4  # the event at which it was last touched
+
+
+LINK = layout(Link)
+
+
+class Path(Protocol):
+    """A path: the most that one flow can send over it, the rate of its slowest link, and its links."""
+
+    rate: F8
+    line_rate: F8
+    first: I8
+    count: I4
+
+
+PATH = layout(Path)
+
+
+class FlowTables(NamedTuple):
+    """Flows, and the flows that wait for each."""
+
+    flows: Records[Flow]
+    child_ptr: Ints
+    """(num_flows + 1,) where the children of each flow start in `child`."""
+    child: Ints
+
+
+class PathTables(NamedTuple):
+    """Paths as directed links."""
+
+    paths: Records[Path]
+    link: Ints
+    share: NDArray[np.float64]
+    """What part of a flow each link of a path carries; empty where every link carries all of it."""
+
+
+class SendingTables(NamedTuple):
+    """Flows that are sending: a slot for each, and its hops on the lists of its links."""
+
+    slots: Records[Slot]
+    hops: Records[Hop]
+    """Slot s owns `max_hops` of them, from s * max_hops on."""
+    max_hops: int
+    free: NDArray[np.int32]
+    """(slots,) stack of free slots."""
+    ends: NDArray[np.int32]
+    """(slots,) heap of the slots that send, by `end_s`."""
+
+
+class ReadyQueue(NamedTuple):
+    """Binary heap of flows that wait for nothing but their time."""
+
+    times_s: NDArray[np.float64]
+    flows: NDArray[np.int64]
+
+
+class FillingTables(NamedTuple):
+    """Scratch of one progressive filling."""
+
+    members: NDArray[np.int32]
+    """(slots,) the slots whose rates may change."""
+    touched: NDArray[np.int32]
+    """(2 x num_links,) the links whose flows changed, and those that binding links connect with them."""
+    levels: NDArray[np.float64]
+    """(links + slots,) heap of rates at which a link is full or a flow at its maximum; `fillers` is which."""
+    fillers: NDArray[np.int64]
+
 
 TOGETHER_S = 1e-12
-"""Events nearer than a picosecond are one: only rounding separates them."""
+"""Events closer than a picosecond happen together: only rounding separates them."""
 
 
 @inner
-def _swap(ends, slots, a, b):
+def _swap(sending: SendingTables, a: int, b: int) -> None:
+    slots, ends = sending.slots, sending.ends
     ends[a], ends[b] = ends[b], ends[a]
     slots[ends[a]].place = a
     slots[ends[b]].place = b
 
 
 @inner
-def _place(ends, slots, size, at):
-    """Restore the heap of ends after the end of the slot at position `at` has changed."""
-    while at > 0 and slots[ends[at]].end_s < slots[ends[(at - 1) // 2]].end_s:
-        _swap(ends, slots, at, (at - 1) // 2)
-        at = (at - 1) // 2
+def _place(sending: SendingTables, size: int, position: int) -> None:
+    """Restore the heap of ends after the end of the slot at `position` has changed."""
+    slots, ends = sending.slots, sending.ends
+    while position > 0 and slots[ends[position]].end_s < slots[ends[(position - 1) // 2]].end_s:
+        _swap(sending, position, (position - 1) // 2)
+        position = (position - 1) // 2
     while True:
-        child = 2 * at + 1
+        child = 2 * position + 1
         if child >= size:
             return
         if child + 1 < size and slots[ends[child + 1]].end_s < slots[ends[child]].end_s:
             child += 1
-        if slots[ends[at]].end_s <= slots[ends[child]].end_s:
+        if slots[ends[position]].end_s <= slots[ends[child]].end_s:
             return
-        _swap(ends, slots, at, child)
-        at = child
+        _swap(sending, position, child)
+        position = child
 
 
 @inner
-def _binds(link):
+def _binds(link: Link) -> bool:
     return link.wanted > link.rate * (1 + 1e-9)
 
 
 @inner
-def _enter(slot, slots, hops, max_hops, flow, flows, paths, path_link, path_share, links, touched, num_touched, stamp):
-    """Put a flow on its links; those that bind are added to `touched`."""
-    path = paths[flows[flow].path]
+def _enter(
+    slot: int,
+    flow: int,
+    sending: SendingTables,
+    flows: Records[Flow],
+    paths: PathTables,
+    links: Records[Link],
+    touched: NDArray[np.int32],
+    num_touched: int,
+    stamp: int,
+) -> int:
+    """Put a flow on its links; return the number of `touched` links, to which those that bind are added."""
+    slots, hops = sending.slots, sending.hops
+    path = paths.paths[flows[flow].path]
     slots[slot].flow = flow
     slots[slot].left_bytes = flows[flow].size_bytes
     slots[slot].rate = path.rate
     for k in range(path.count):
-        hop = slot * max_hops + k
-        number = path_link[path.first + k]
-        share = path_share[path.first + k] if len(path_share) > 0 else 1.0
+        hop = slot * sending.max_hops + k
+        number = paths.link[path.first + k]
+        share = paths.share[path.first + k] if len(paths.share) > 0 else 1.0
         hops[hop].link, hops[hop].slot, hops[hop].share = number, slot, share
         hops[hop].before, hops[hop].next = -1, links[number].first
         if links[number].first >= 0:
@@ -120,12 +214,22 @@ def _enter(slot, slots, hops, max_hops, flow, flows, paths, path_link, path_shar
 
 
 @inner
-def _leave(slot, slots, hops, max_hops, flows, paths, links, touched, num_touched, stamp):
-    """Take a flow off its links; those that did bind are added to `touched`."""
-    flow = slots[slot].flow
+def _leave(
+    slot: int,
+    sending: SendingTables,
+    flows: Records[Flow],
+    paths: Records[Path],
+    links: Records[Link],
+    touched: NDArray[np.int32],
+    num_touched: int,
+    stamp: int,
+) -> int:
+    """Take a flow off its links; return the number of `touched` links, to which those that did bind are added."""
+    hops = sending.hops
+    flow = sending.slots[slot].flow
     path = paths[flows[flow].path]
     for k in range(path.count):
-        hop = slot * max_hops + k
+        hop = slot * sending.max_hops + k
         number, share = hops[hop].link, hops[hop].share
         if links[number].stamp != stamp and _binds(links[number]):
             links[number].stamp = stamp
@@ -146,13 +250,26 @@ def _leave(slot, slots, hops, max_hops, flows, paths, links, touched, num_touche
 
 
 @inner
-def _collect(slots, hops, max_hops, flows, paths, links, touched, num_touched, stamp, members):
-    """The flows that binding links connect with the touched ones, in `members`; `touched` grows by their links."""
+def _collect(
+    sending: SendingTables,
+    flows: Records[Flow],
+    paths: Records[Path],
+    links: Records[Link],
+    filling: FillingTables,
+    num_touched: int,
+    stamp: int,
+) -> tuple[int, int]:
+    """Collect the flows that binding links connect with the touched ones, in `members`; `touched` grows by their links.
+
+    Returns the numbers of members and of touched links.
+    """
+    slots, hops = sending.slots, sending.hops
+    members, touched = filling.members, filling.touched
     num_members = 0
-    at = 0
-    while at < num_touched:
-        number = touched[at]
-        at += 1
+    position = 0
+    while position < num_touched:
+        number = touched[position]
+        position += 1
         links[number].left = links[number].rate
         links[number].weight = 0.0
         hop = links[number].first
@@ -165,7 +282,7 @@ def _collect(slots, hops, max_hops, flows, paths, links, touched, num_touched, s
                 members[num_members] = slot
                 num_members += 1
                 for k in range(paths[flows[slots[slot].flow].path].count):
-                    other = hops[slot * max_hops + k].link
+                    other = hops[slot * sending.max_hops + k].link
                     if links[other].stamp != stamp and _binds(links[other]):
                         links[other].stamp = stamp
                         touched[num_touched] = other
@@ -175,7 +292,8 @@ def _collect(slots, hops, max_hops, flows, paths, links, touched, num_touched, s
 
 
 @inner
-def _set_rate(now_s, slot, rate, slots, ends, num_sending):
+def _set_rate(now_s: float, slot: int, rate: float, sending: SendingTables, num_sending: int) -> None:
+    slots = sending.slots
     if abs(rate - slots[slot].rate) <= 1e-12 * rate and slots[slot].end_s > 0:
         return
     slots[slot].left_bytes -= slots[slot].rate * (now_s - slots[slot].since_s)
@@ -184,50 +302,47 @@ def _set_rate(now_s, slot, rate, slots, ends, num_sending):
     slots[slot].since_s = now_s
     slots[slot].rate = rate
     slots[slot].end_s = now_s + slots[slot].left_bytes / rate
-    _place(ends, slots, num_sending, slots[slot].place)
+    _place(sending, num_sending, slots[slot].place)
 
 
 @inner
 def _fill(
-    now_s,
-    slots,
-    hops,
-    max_hops,
-    flows,
-    paths,
-    links,
-    touched,
-    num_touched,
-    members,
-    num_members,
-    ends,
-    sending,
-    levels,
-    fillers,
-):
-    """Progressive filling of the collected flows: the fullest link sets the rate of its flows, then the next.
+    now_s: float,
+    sending: SendingTables,
+    flows: Records[Flow],
+    paths: Records[Path],
+    links: Records[Link],
+    filling: FillingTables,
+    num_touched: int,
+    num_members: int,
+    num_sending: int,
+) -> None:
+    """Set the rates of the collected flows by progressive filling: the fullest link sets the rate of its flows, then
+    the next.
 
-    `levels` and `fillers` are a heap of what may be full next: links, and after their numbers the flows, each of which
-    has a most of its own. A link's level only rises as its flows freeze below it, so that a stale one is seen when it
-    is taken, and put back.
+    `levels` and `fillers` are a heap of what may be full next: links, and after their numbers the slots, for each flow
+    has a maximum of its own. A link's level only rises as its flows freeze below it, so that a stale one is recognised
+    when it is taken, and put back.
     """
+    slots, hops = sending.slots, sending.hops
+    members, touched, levels, fillers = filling
     waiting = 0
     for i in range(num_touched):
         link = links[touched[i]]
         if link.weight > 1e-12:
-            waiting = push(levels, fillers, waiting, link.left / link.weight, np.int64(touched[i]))
+            waiting = push(levels, fillers, waiting, link.left / link.weight, int64(touched[i]))
     for i in range(num_members):
-        most = paths[flows[slots[members[i]].flow].path].rate
-        waiting = push(levels, fillers, waiting, most, np.int64(len(links) + members[i]))
+        limit = paths[flows[slots[members[i]].flow].path].rate
+        waiting = push(levels, fillers, waiting, limit, int64(len(links) + members[i]))
     frozen, level = 0, 0.0
     while frozen < num_members:
-        found, filler = levels[0], fillers[0]
+        next_level, filler = levels[0], fillers[0]
         waiting = pop(levels, fillers, waiting)
         if filler < len(links):
             if links[filler].weight <= 1e-12:
                 continue
             current = links[filler].left / links[filler].weight
-            if current > found * (1 + 1e-12):
+            if current > next_level * (1 + 1e-12):
                 waiting = push(levels, fillers, waiting, current, filler)
                 continue
             # What is full at the same level up to rounding gives the same rate.
@@ -237,90 +352,105 @@ def _fill(
             while hop >= 0:
                 slot = hops[hop].slot
                 if slots[slot].frozen == 0:
-                    frozen += _freeze(now_s, slot, level, slots, hops, max_hops, flows, paths, links, ends, sending)
+                    frozen += _freeze(now_s, slot, level, sending, flows, paths, links, num_sending)
                 hop = hops[hop].next
         elif slots[filler - len(links)].frozen == 0:
-            if found > level * (1 + 1e-12):
-                level = found
+            if next_level > level * (1 + 1e-12):
+                level = next_level
             slot = filler - len(links)
-            frozen += _freeze(now_s, slot, level, slots, hops, max_hops, flows, paths, links, ends, sending)
+            frozen += _freeze(now_s, slot, level, sending, flows, paths, links, num_sending)
 
 
 @inner
-def _freeze(now_s, slot, level, slots, hops, max_hops, flows, paths, links, ends, sending):
+def _freeze(
+    now_s: float,
+    slot: int,
+    level: float,
+    sending: SendingTables,
+    flows: Records[Flow],
+    paths: Records[Path],
+    links: Records[Link],
+    num_sending: int,
+) -> int:
+    """Fix the rate of a flow at `level` and take it off its links' filling; returns 1."""
+    slots, hops = sending.slots, sending.hops
     slots[slot].frozen = 1
     for k in range(paths[flows[slots[slot].flow].path].count):
-        hop = slot * max_hops + k
+        hop = slot * sending.max_hops + k
         number = hops[hop].link
         links[number].left -= level * hops[hop].share
         links[number].weight -= hops[hop].share
-    _set_rate(now_s, slot, level, slots, ends, sending)
+    _set_rate(now_s, slot, level, sending, num_sending)
     return 1
 
 
 @inner
-def _release(flows, flow, ready_s, ready_keys, ready_flows, num_ready):
-    """A flow waits for one less, and not before `ready_s`; returns how many are ready."""
+def _release(flows: Records[Flow], flow: int, ready_s: float, ready: ReadyQueue, num_ready: int) -> int:
+    """Let a flow wait for one flow less, and not begin before `ready_s`; returns how many are ready."""
     flows[flow].ready_s = max(flows[flow].ready_s, ready_s)
     flows[flow].waiting -= 1
     if flows[flow].waiting == 0:
-        num_ready = push(ready_keys, ready_flows, num_ready, flows[flow].ready_s, flow)
+        num_ready = push(ready.times_s, ready.flows, num_ready, flows[flow].ready_s, flow)
+    return num_ready
+
+
+@inner
+def _complete(
+    slot: Slot, tables: FlowTables, paths: Records[Path], ready: ReadyQueue, num_ready: int, one_after_the_other: bool
+) -> int:
+    """Note the times of a flow whose last byte has left, and release the flows after it; returns how many are ready."""
+    flows, child_ptr, child = tables
+    flow = slot.flow
+    flows[flow].sent_s = slot.end_s
+    # Senders and switches serve packets in turn: the last packet takes the link's full rate, somewhere in the turn that
+    # fluid rates spread it over, on average in the middle.
+    turn_s = flows[flow].last_bytes / slot.rate
+    alone_s = flows[flow].last_bytes / paths[flows[flow].path].line_rate
+    finish_s = slot.end_s + flows[flow].tail_s - 0.5 * (turn_s - alone_s)
+    flows[flow].finish_s = finish_s
+    follower = flows[flow].follower
+    if follower >= 0 and one_after_the_other:
+        num_ready = _release(flows, follower, flows[flow].sent_s, ready, num_ready)
+    for e in range(child_ptr[flow], child_ptr[flow + 1]):
+        ready_s = finish_s + flows[child[e]].delay_s
+        num_ready = _release(flows, child[e], ready_s, ready, num_ready)
     return num_ready
 
 
 @entry
 def run_flows(
-    flows,
-    child_ptr,
-    child,
-    paths,
-    path_link,
-    path_share,
-    links,
-    slots,
-    hops,
-    max_hops,
-    free,
-    ends,
-    members,
-    touched,
-    ready_keys,
-    ready_flows,
-    levels,
-    fillers,
-    one_after_the_other,
-):
-    """Run all flows to completion.
+    tables: FlowTables,
+    paths: PathTables,
+    links: Records[Link],
+    sending: SendingTables,
+    ready: ReadyQueue,
+    filling: FillingTables,
+    one_after_the_other: bool,
+) -> tuple[int, int, int]:
+    """Run all flows to completion; their times are written into `tables.flows`.
 
     Args:
-        flows: (n,) FLOW; the times are written into it.
-        child_ptr: (n + 1,) with `child`, the flows that wait for each.
-        paths: PATH, with `path_link` the directed links and `path_share` what part of a flow each carries (empty: all).
-        links: (2 x num_links,) LINK.
-        slots: (most flows that send at once,) SLOT; `hops` has `max_hops` for each.
-        free: as long as `slots`; so are `ends` and `members`.
-        touched: as long as `links`.
-        ready_keys: (n,) scratch, likewise `ready_flows`.
-        levels: as long as `links` and `slots` together, likewise `fillers`.
+        links: (2 x num_links,) directed links.
+        sending: as many slots as flows may send at once.
         one_after_the_other: whether a follower may begin when the flow before it is sent, or when that one begins.
 
     Returns:
-        (flows completed, events, rate changes); fewer flows than n where some wait for each other. -1 flows where
-        `slots` did not suffice.
+        (flows completed, events, rate changes); fewer flows than there are where some wait for each other; -1 flows
+        where `slots` did not suffice.
     """
-    num_flows = len(flows)
+    flows, slots, ends, touched = tables.flows, sending.slots, sending.ends, filling.touched
     num_ready, num_sending, done, events, changes = 0, 0, 0, 0, 0
     stamp = 0
     num_free = len(slots)
     for i in range(num_free):
-        free[i] = num_free - 1 - i
-    for i in range(num_flows):
+        sending.free[i] = num_free - 1 - i
+    for i in range(len(flows)):
         if flows[i].waiting == 0:
-            num_ready = push(ready_keys, ready_flows, num_ready, flows[i].ready_s, i)
+            num_ready = push(ready.times_s, ready.flows, num_ready, flows[i].ready_s, i)
     while num_ready > 0 or num_sending > 0:
         now_s = np.inf
         if num_ready > 0:
-            now_s = ready_keys[0]
+            now_s = ready.times_s[0]
         if num_sending > 0:
             now_s = min(now_s, slots[ends[0]].end_s)
         stamp += 1
@@ -329,82 +459,36 @@ def run_flows(
             slot = ends[0]
             num_sending -= 1
             if num_sending > 0:
-                _swap(ends, slots, 0, num_sending)
-                _place(ends, slots, num_sending, 0)
-            num_touched = _leave(slot, slots, hops, max_hops, flows, paths, links, touched, num_touched, stamp)
-            free[num_free] = slot
+                _swap(sending, 0, num_sending)
+                _place(sending, num_sending, 0)
+            num_touched = _leave(slot, sending, flows, paths.paths, links, touched, num_touched, stamp)
+            sending.free[num_free] = slot
             num_free += 1
-            flow = slots[slot].flow
-            flows[flow].sent_s = slots[slot].end_s
-            # Senders and switches serve packets in turn: the last packet takes the link's full rate, somewhere in the
-            # turn that fluid rates spread it over, on average in the middle.
-            turn_s = flows[flow].last_bytes / slots[slot].rate
-            alone_s = flows[flow].last_bytes / paths[flows[flow].path].line_rate
-            finish_s = slots[slot].end_s + flows[flow].tail_s - 0.5 * (turn_s - alone_s)
-            flows[flow].finish_s = finish_s
+            num_ready = _complete(slots[slot], tables, paths.paths, ready, num_ready, one_after_the_other)
             done += 1
             events += 1
-            later = flows[flow].follower
-            if later >= 0 and one_after_the_other:
-                num_ready = _release(flows, later, flows[flow].sent_s, ready_keys, ready_flows, num_ready)
-            for e in range(child_ptr[flow], child_ptr[flow + 1]):
-                later = child[e]
-                ready_s = finish_s + flows[later].delay_s
-                num_ready = _release(flows, later, ready_s, ready_keys, ready_flows, num_ready)
-        while num_ready > 0 and ready_keys[0] <= now_s + TOGETHER_S:
-            flow = ready_flows[0]
-            num_ready = pop(ready_keys, ready_flows, num_ready)
+        while num_ready > 0 and ready.times_s[0] <= now_s + TOGETHER_S:
+            flow = ready.flows[0]
+            num_ready = pop(ready.times_s, ready.flows, num_ready)
             if num_free == 0:
                 return -1, events, changes
             num_free -= 1
-            slot = free[num_free]
+            slot = sending.free[num_free]
             begin_s = flows[flow].ready_s
             flows[flow].begin_s = begin_s
-            later = flows[flow].follower
-            if later >= 0 and not one_after_the_other:
-                num_ready = _release(flows, later, begin_s, ready_keys, ready_flows, num_ready)
-            num_touched = _enter(
-                slot,
-                slots,
-                hops,
-                max_hops,
-                flow,
-                flows,
-                paths,
-                path_link,
-                path_share,
-                links,
-                touched,
-                num_touched,
-                stamp,
-            )
+            follower = flows[flow].follower
+            if follower >= 0 and not one_after_the_other:
+                num_ready = _release(flows, follower, begin_s, ready, num_ready)
+            num_touched = _enter(slot, flow, sending, flows, paths, links, touched, num_touched, stamp)
             slots[slot].since_s = begin_s
             slots[slot].end_s = begin_s + slots[slot].left_bytes / slots[slot].rate
             slots[slot].place = num_sending
             ends[num_sending] = slot
             num_sending += 1
-            _place(ends, slots, num_sending, num_sending - 1)
+            _place(sending, num_sending, num_sending - 1)
             events += 1
         if num_touched > 0:
-            num_members, num_touched = _collect(
-                slots, hops, max_hops, flows, paths, links, touched, num_touched, stamp, members
-            )
+            num_members, num_touched = _collect(sending, flows, paths.paths, links, filling, num_touched, stamp)
             changes += num_members
-            _fill(
-                now_s,
-                slots,
-                hops,
-                max_hops,
-                flows,
-                paths,
-                links,
-                touched,
-                num_touched,
-                members,
-                num_members,
-                ends,
-                num_sending,
-                levels,
-                fillers,
-            )
+            _fill(now_s, sending, flows, paths.paths, links, filling, num_touched, num_members, num_sending)
     return done, events, changes

@@ -1,5 +1,7 @@
 """Time flows at flow level: links shared max-min fairly."""
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -19,6 +21,9 @@ from windtunnel.network.paths import (
 )
 from windtunnel.network.settings import NetworkSettings
 
+Table = Any
+"""A record array of one of the layouts in `network.flow.kernel`."""
+
 
 def run_flow_level(
     fabric: Fabric,
@@ -32,11 +37,11 @@ def run_flow_level(
     """Time flows by max-min fair sharing of every link.
 
     Args:
-        fabric: where they run.
-        flows: what runs.
+        fabric: GPUs, switches and links.
+        flows: the flows to time.
         settings: packet sizes, latencies and routing.
-        paths: where they go; found where left out.
-        loads: what each flow puts on links, where that is not its path: a flow that stands for many like it.
+        paths: their paths; shortest paths where left out.
+        loads: what each flow puts on links, if that is not its path: a flow that represents its equivalence class.
         shared: whether flows that cross a link share it; else each has all of it.
 
     Raises:
@@ -45,7 +50,7 @@ def run_flow_level(
     """
     paths = paths or find_paths(fabric, flows, settings)
     table = _flow_table(fabric, flows, settings, paths)
-    links = np.zeros(2 * fabric.num_links, flow_kernel.LINK).view(np.recarray)
+    links: Table = np.zeros(2 * fabric.num_links, flow_kernel.LINK).view(np.recarray)
     links.rate = np.repeat(data_bytes_per_s(fabric, settings), 2)
     links.first = -1
     links.stamp = -1
@@ -54,10 +59,12 @@ def run_flow_level(
     if not shared:
         links.rate = np.inf
     child_ptr, child = _children(flows)
-    num_slots = min(len(flows), 4096)
+    num_slots, max_hops = min(len(flows), 4096), int(path["count"].max(initial=1))
     while True:
         rows, used = table.copy(), links.copy()
-        done, num_events, _ = _run(rows, child_ptr, child, path, loads, used, num_slots, settings.compat is None)
+        tables = flow_kernel.FlowTables(rows, child_ptr, child)
+        path_tables = flow_kernel.PathTables(path, loads.link, loads.share)
+        done, num_events = _run(tables, path_tables, used, num_slots, max_hops, settings.compat is None)
         if done >= 0:
             break
         num_slots = min(len(flows), 8 * num_slots)
@@ -68,43 +75,34 @@ def run_flow_level(
 
 
 def _run(
-    table: np.recarray,
-    child_ptr: NDArray[np.int64],
-    child: NDArray[np.int32],
-    path: np.recarray,
-    loads: Paths,
-    links: np.recarray,
+    tables: flow_kernel.FlowTables,
+    paths: flow_kernel.PathTables,
+    links: Table,
     num_slots: int,
+    max_hops: int,
     one_after_the_other: bool,
-) -> tuple[int, int, int]:
-    """The kernel with its scratch arrays."""
-    most_hops = int(path["count"].max(initial=1))
-    slots = np.zeros(num_slots, flow_kernel.SLOT).view(np.recarray)
+) -> tuple[int, int]:
+    """Run the kernel with new scratch arrays; return the flows completed (-1: too few slots) and the events."""
+    num_flows = len(tables.flows)
+    slots: Table = np.zeros(num_slots, flow_kernel.SLOT).view(np.recarray)
     slots.stamp = -1
-    counts: tuple[int, int, int] = flow_kernel.run_flows(
-        table,
-        child_ptr,
-        child,
-        path,
-        loads.link,
-        loads.share,
+    hops: Table = np.zeros(num_slots * max_hops, flow_kernel.HOP).view(np.recarray)
+    free, ends, members = (np.empty(num_slots, np.int32) for _ in range(3))
+    levels, fillers = np.empty(len(links) + num_slots), np.empty(len(links) + num_slots, np.int64)
+    done, num_events, _ = flow_kernel.run_flows(
+        tables,
+        paths,
         links,
-        slots,
-        np.zeros(num_slots * most_hops, flow_kernel.HOP).view(np.recarray),
-        most_hops,
-        *(np.empty(num_slots, np.int32) for _ in range(3)),
-        np.empty(len(links), np.int32),
-        np.empty(len(table)),
-        np.empty(len(table), np.int64),
-        np.empty(len(links) + num_slots),
-        np.empty(len(links) + num_slots, np.int64),
+        flow_kernel.SendingTables(slots, hops, max_hops, free, ends),
+        flow_kernel.ReadyQueue(np.empty(num_flows), np.empty(num_flows, np.int64)),
+        flow_kernel.FillingTables(members, np.empty(len(links), np.int32), levels, fillers),
         one_after_the_other,
     )
-    return counts
+    return done, num_events
 
 
-def _flow_table(fabric: Fabric, flows: Flows, settings: NetworkSettings, paths: Paths) -> np.recarray:
-    table = np.zeros(len(flows), flow_kernel.FLOW).view(np.recarray)
+def _flow_table(fabric: Fabric, flows: Flows, settings: NetworkSettings, paths: Paths) -> Table:
+    table: Table = np.zeros(len(flows), flow_kernel.FLOW).view(np.recarray)
     table.size_bytes = wire_bytes(flows.size_bytes, settings)
     last_bytes = ((flows.size_bytes - 1) % settings.payload_bytes + 1 + settings.header_bytes).astype(np.float64)
     table.last_bytes = last_bytes
@@ -119,11 +117,11 @@ def _flow_table(fabric: Fabric, flows: Flows, settings: NetworkSettings, paths: 
     return table
 
 
-def _path_table(rates: NDArray[np.float64], paths: Paths, loads: Paths) -> np.recarray:
-    table = np.zeros(len(loads.pointer) - 1, flow_kernel.PATH).view(np.recarray)
+def _path_table(rates: NDArray[np.float64], paths: Paths, loads: Paths) -> Table:
+    table: Table = np.zeros(len(loads.pointer) - 1, flow_kernel.PATH).view(np.recarray)
     table["first"], table["count"] = loads.pointer[:-1], np.diff(loads.pointer)
-    most = rates[loads.link] / (loads.share if len(loads.share) else 1.0)
-    table["rate"] = np.minimum.reduceat(most, loads.pointer[:-1])
+    limits = rates[loads.link] / (loads.share if len(loads.share) else 1.0)
+    table["rate"] = np.minimum.reduceat(limits, loads.pointer[:-1])
     table["line_rate"] = np.minimum.reduceat(rates[paths.link], paths.pointer[:-1])
     return table
 

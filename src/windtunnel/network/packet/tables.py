@@ -319,15 +319,7 @@ def _send_queues(flows: Flows, settings: NetworkSettings) -> NDArray[np.int64]:
 def _distances(fabric: Fabric, flows: Flows) -> tuple[NDArray[np.int32], NDArray[np.int16]]:
     """Each flow's row, and for each row the hops from every node to its destination."""
     destinations, rows = np.unique(flows.destination, return_inverse=True)
-    graph = graph_of(fabric)
     distances = np.full((len(destinations), fabric.num_nodes), np.iinfo(np.int16).max, np.int16)
-    groups.measure_distances(
-        destinations.astype(np.int64),
-        graph.pointer,
-        graph.neighbor,
-        fabric.kind,
-        fabric.gpus_forward,
-        np.zeros(fabric.num_nodes, np.int64),
-        distances,
-    )
+    reached = np.zeros(fabric.num_nodes, np.int64)
+    groups.measure_distances(destinations.astype(np.int64), graph_of(fabric), reached, distances)
     return rows.astype(np.int32), distances

@@ -6,28 +6,19 @@ from numpy.typing import NDArray
 from windtunnel.compiled.jit import entry, inner
 from windtunnel.compiled.records import Ints, Records, int64
 from windtunnel.network.packet.kernel.state import GPU, Channel, Flow
+from windtunnel.network.routing import RoutingGraph
 
 
 @entry
-def measure_distances(
-    destinations: Ints,
-    pointer: Ints,
-    neighbor: Ints,
-    kind: NDArray[np.int8],
-    gpus_forward: bool,
-    reached: Ints,
-    distances: NDArray[np.int16],
-) -> None:
+def measure_distances(destinations: Ints, graph: RoutingGraph, reached: Ints, distances: NDArray[np.int16]) -> None:
     """Measure hops to each destination by breadth-first search; nodes that no path crosses keep their value.
 
     Args:
         destinations: (rows,) node ids.
-        pointer: (nodes + 1,) where the neighbours of each node start in `neighbor`.
-        kind: (nodes,) `Node.kind`.
-        gpus_forward: whether GPUs pass on traffic of others.
         reached: (nodes,) scratch.
         distances: (rows, nodes) out; in: larger than any distance.
     """
+    pointer, neighbor, _, kind, gpus_forward = graph
     for row in range(destinations.size):
         distances[row, destinations[row]] = 0
         reached[0] = destinations[row]

@@ -1,9 +1,9 @@
 """The packet loop: every packet on every link, with queues, pauses, marks, windows, rates and losses.
 
-What makes it fast: an idle link sends a packet the moment that it arrives, without an event; an event serves a link only
-while packets wait there. A NIC takes its connections in turn from a heap of those that may send, so that the thousands
-that wait cost nothing. A data packet becomes its own acknowledgement. The calendar's cost does not grow with the number
-of events on it.
+What makes it fast: an idle link sends a packet the moment that it arrives, without an event; an event serves a link
+only while packets wait there. A NIC takes its connections in turn from a heap of those that may send, so that the
+thousands that wait cost nothing. A data packet becomes its own acknowledgement. The calendar's cost does not grow with
+the number of events on it.
 
 Time is in whole picoseconds and equal times go in the order of scheduling, so that a run can be repeated to the byte.
 """

@@ -39,7 +39,10 @@ def timer(kind: int, number: int, generation: int) -> int:
 
 @inner
 def scramble(word: int) -> int:
-    """Scramble a word by MurmurHash3's 32-bit finaliser (Appleby); products in halves: nothing overflows without a compiler either."""
+    """Scramble a word by MurmurHash3's 32-bit finaliser (Appleby).
+
+    Products are taken in halves, so that nothing overflows without a compiler either.
+    """
     for factor in (0x85EBCA6B, 0xC2B2AE35):
         word ^= word >> (16 if factor == 0x85EBCA6B else 13)
         word = (word * (factor & 0xFFFF) + (((word * (factor >> 16)) & 0xFFFF) << 16)) & 0xFFFFFFFF

@@ -1,4 +1,4 @@
-"""What a switch does to a packet: admit it to the buffer, pause its sender (PFC), mark it (ECN), choose its next link."""
+"""What a switch does to a packet: admit it to the buffer, pause its sender (PFC), mark it (ECN), forward it."""
 
 from windtunnel.compiled.calendar import Clock, schedule
 from windtunnel.compiled.jit import inner
