@@ -48,12 +48,12 @@ from windtunnel.calibration.acceptance import (
 )
 from windtunnel.calibration.cross_validation import LEAST_CONFIGURATIONS, folds, held_out
 from windtunnel.calibration.fit import (
-    Bench,
     Fit,
-    benches,
+    PricedServer,
     by_configuration,
     fit_runs,
     predict,
+    priced_servers,
 )
 from windtunnel.calibration.measured_runs import Measurement
 from windtunnel.calibration.profiles import kin, spreads
@@ -87,15 +87,15 @@ Predicted = dict[str, dict[str, float]]
 """Id of a run -> metric -> seconds."""
 
 
-def shipped(bench: Bench) -> dict[str, float]:
+def shipped(priced: PricedServer) -> dict[str, float]:
     """The prediction with the calibration that `windtunnel simulate` would take."""
-    engine, device, _ = bench.scope
-    version = str(bench.setup.engine.version)
+    engine, device, _ = priced.scope
+    version = str(priced.setup.engine.version)
     calibration = calibration_for(engine, device, version).calibration
     if calibration is None:
-        return predict(bench, Fit({}))
-    host = calibration.host_of(version).over(bench.setup.engine.host)
-    return bench.predict({name: factor(calibration.factors, name) for name in bench.parts}, host)
+        return predict(priced, Fit({}))
+    host = calibration.host_of(version).over(priced.setup.engine.host)
+    return priced.predict({name: factor(calibration.factors, name) for name in priced.parts}, host)
 
 
 def shipped_calibrations() -> dict[str, Calibration]:
@@ -216,10 +216,10 @@ def speculative_table(runs: Sequence[Drafting]) -> str:
     seen: Predicted = {}
     for run in runs:
         kin = [other for other in runs if other.model == run.model]
-        others = [other for other in kin if by_configuration(other.bench) != by_configuration(run.bench)]
-        seen[run.bench.measurement.id] = dict(run.predicted[best_share(kin)])
-        held[run.bench.measurement.id] = dict(run.predicted[best_share(others or kin)])
-    every = [run.bench.measurement for run in runs]
+        others = [other for other in kin if by_configuration(other.priced) != by_configuration(run.priced)]
+        seen[run.priced.measurement.id] = dict(run.predicted[best_share(kin)])
+        held[run.priced.measurement.id] = dict(run.predicted[best_share(others or kin)])
+    every = [run.priced.measurement for run in runs]
     rows = []
     for name, members in groups(every, lambda run: run.labels["model"]).items():
         rows += [(f"{name}, configuration held out", members, held), (f"{name}, fitted", members, seen)]
@@ -253,42 +253,42 @@ Inside = list[tuple[Measurement, dict[str, bool]]]
 """Runs with whether each metric lay in its interval."""
 
 
-def inside_intervals(runs: Sequence[Bench], predicted: Predicted, by_device: bool = True) -> Inside:
+def inside_intervals(runs: Sequence[PricedServer], predicted: Predicted, by_device: bool = True) -> Inside:
     """Whether measurements lie in 80% intervals whose spread comes from other configurations.
 
     Five folds of whole configurations; each is judged by the spread of the other four's runs, chosen as a profile's
     are (`kin`), or as those without calibration, of the engine on any device.
     """
-    predictions = [predicted[bench.measurement.id] for bench in runs]
+    predictions = [predicted[priced.measurement.id] for priced in runs]
     found: Inside = []
     fold = folds(runs, seed=1)
     known: dict[tuple[int, ...], dict[str, Spread]] = {}
-    for index, bench in enumerate(runs):
+    for index, priced in enumerate(runs):
         others = [at for at in range(len(runs)) if fold[at] != fold[index]]
-        engine, device, _ = bench.scope
-        chosen = tuple(kin(runs, engine, device if by_device else None, bench.setup.settings_assumed, others))
+        engine, device, _ = priced.scope
+        chosen = tuple(kin(runs, engine, device if by_device else None, priced.setup.settings_assumed, others))
         if not chosen:
             continue
         if chosen not in known:
             known[chosen] = spreads([runs[at] for at in chosen], [predictions[at] for at in chosen])
-        measured = bench.measurement.measured
+        measured = priced.measurement.measured
         ratios = {metric: measured[metric] / predictions[index][metric] for metric in METRICS}
         spread = known[chosen]
-        found.append((bench.measurement, {m: spread[m].p10 <= ratio <= spread[m].p90 for m, ratio in ratios.items()}))
+        found.append((priced.measurement, {m: spread[m].p10 <= ratio <= spread[m].p90 for m, ratio in ratios.items()}))
     return found
 
 
-def write_uncalibrated_spreads(runs: Sequence[Bench], predicted: Predicted) -> None:
+def write_uncalibrated_spreads(runs: Sequence[PricedServer], predicted: Predicted) -> None:
     """Primary runs that are not odd, by engine; secondary ones among them where the primary ones are of too few
     configurations.
     """
     found: dict[str, dict[str, Any]] = {}
-    for engine, assumed in sorted({(bench.scope[0], bench.setup.settings_assumed) for bench in runs}):
+    for engine, assumed in sorted({(priced.scope[0], priced.setup.settings_assumed) for priced in runs}):
         known = [b for b in runs if b.scope[0] == engine and b.setup.settings_assumed == assumed and b.weight > 0]
-        chosen = [bench for bench in known if bench.measurement.use == "primary"]
-        if len({by_configuration(bench) for bench in chosen}) < LEAST_CONFIGURATIONS:
+        chosen = [priced for priced in known if priced.measurement.use == "primary"]
+        if len({by_configuration(priced) for priced in chosen}) < LEAST_CONFIGURATIONS:
             chosen = known
-        spread = spreads(chosen, [predicted[bench.measurement.id] for bench in chosen])
+        spread = spreads(chosen, [predicted[priced.measurement.id] for priced in chosen])
         found.setdefault(engine, {})["assumed" if assumed else "recorded"] = encode(spread)
     header = (
         "# Measured over predicted without calibration, by engine and by whether a run's settings were recorded.\n"
@@ -343,9 +343,9 @@ def coverage_table(measurements: Sequence[Measurement], refused: Mapping[str, st
     return f"{text}\n\n{markdown(('refused because', 'use', 'runs'), lines)}" if lines else text
 
 
-def scoreboard(runs: Sequence[Bench], columns: Mapping[str, Predicted], best: str) -> list[str]:
+def scoreboard(runs: Sequence[PricedServer], columns: Mapping[str, Predicted], best: str) -> list[str]:
     """Every way of predicting on every subset, then the best way broken down."""
-    measured = [bench.measurement for bench in runs]
+    measured = [priced.measurement for priced in runs]
     parts = [
         table(
             f"{name[:1].upper()}{name[1:]}",
@@ -429,13 +429,13 @@ def main() -> int:
     plain = [run for run in measurements if not run.lacks_acceptance]
     # Away from the machine's other core these two take as long as pricing and fitting.
     beside = forked([lambda: by_roofline(plain), lambda: speculative(measurements)], 1)
-    priced = list(benches(plain))
+    priced = list(priced_servers(plain))
     refused = {run.id: found for run, found in priced if isinstance(found, str)}
     runs = [found for _, found in priced if not isinstance(found, str)]
     fold = folds(runs)
     columns: dict[str, Predicted] = {
-        "uncalibrated": {bench.measurement.id: predict(bench, Fit({})) for bench in runs},
-        "shipped calibration": {bench.measurement.id: shipped(bench) for bench in runs},
+        "uncalibrated": {priced.measurement.id: predict(priced, Fit({})) for priced in runs},
+        "shipped calibration": {priced.measurement.id: shipped(priced) for priced in runs},
     }
     best = "shipped calibration"
     intervals = ""
@@ -444,10 +444,10 @@ def main() -> int:
         best = "calibrated, configuration held out"
         found, drawings = cross_validated(runs, best)
         columns |= found
-    columns["log-linear regression, configuration held out"] = regression([bench.measurement for bench in runs], fold)
+    columns["log-linear regression, configuration held out"] = regression([priced.measurement for priced in runs], fold)
     roofline, (speculative_text, speculative_refused) = (one.result() for one in beside)
     columns["roofline alone, uncalibrated"] = {
-        bench.measurement.id: roofline[bench.measurement.id] for bench in runs if bench.measurement.id in roofline
+        priced.measurement.id: roofline[priced.measurement.id] for priced in runs if priced.measurement.id in roofline
     }
     refused |= speculative_refused
     if options.write:
@@ -455,7 +455,7 @@ def main() -> int:
     columns = {way: as_measured(measurements, found) for way, found in columns.items()}
     drawings = {way: as_measured(measurements, found) for way, found in drawings.items()}
     if options.cross_validate:
-        fitted = [bench for bench in runs if bench.measurement.use == "primary" and bench.weight > 0]
+        fitted = [priced for priced in runs if priced.measurement.use == "primary" and priced.weight > 0]
         held = inside_intervals(fitted, columns[best])
         intervals = interval_table(held, inside_intervals(fitted, columns["uncalibrated"], False))
     if options.json:
@@ -463,7 +463,7 @@ def main() -> int:
         return 0
     parts = [coverage_table(measurements, refused), *scoreboard(runs, columns, best)]
     if intervals:
-        primary = [bench.measurement for bench in runs if bench.measurement.use == "primary"]
+        primary = [priced.measurement for priced in runs if priced.measurement.use == "primary"]
         parts += [drawings_table(primary, drawings), missing_table(primary, columns[best]), intervals]
     text = "\n\n".join([*parts, *filter(None, [speculative_text]), NOTES])
     if options.page is not None:
@@ -476,8 +476,8 @@ def main() -> int:
 
 def by_roofline(measurements: Sequence[Measurement]) -> Predicted:
     """Uncalibrated predictions with operators from the roofline alone."""
-    found = benches(measurements, roofline_of)
-    return {run.id: predict(bench, Fit({})) for run, bench in found if not isinstance(bench, str)}
+    found = priced_servers(measurements, roofline_of)
+    return {run.id: predict(priced, Fit({})) for run, priced in found if not isinstance(priced, str)}
 
 
 def speculative(measurements: Sequence[Measurement]) -> tuple[str, dict[str, str]]:
@@ -487,7 +487,7 @@ def speculative(measurements: Sequence[Measurement]) -> tuple[str, dict[str, str
     return speculative_table(runs) if runs else "", {run.id: why for run, why in drafted if isinstance(why, str)}
 
 
-def cross_validated(runs: Sequence[Bench], name: str) -> tuple[dict[str, Predicted], dict[str, Predicted]]:
+def cross_validated(runs: Sequence[PricedServer], name: str) -> tuple[dict[str, Predicted], dict[str, Predicted]]:
     """Predictions of every run by fits that saw none of its configuration, of its device, of its model, of its version;
     and by configuration for several drawings of the folds, of which `name` is the first.
 
@@ -499,15 +499,15 @@ def cross_validated(runs: Sequence[Bench], name: str) -> tuple[dict[str, Predict
     drawn = {f"drawing {seed + 1}": folds(runs, seed=seed) for seed in range(NUM_DRAWINGS)}
     ways = {
         "calibrated, version held out": folds(
-            runs, lambda bench: f"{bench.scope[0]} {bench.measurement.labels['version']}", None
+            runs, lambda priced: f"{priced.scope[0]} {priced.measurement.labels['version']}", None
         ),
-        "calibrated, model held out": folds(runs, lambda bench: bench.setup.model.name, None),
-        "calibrated, device held out": folds(runs, lambda bench: bench.scope[1], None),
+        "calibrated, model held out": folds(runs, lambda priced: priced.setup.model.name, None),
+        "calibrated, device held out": folds(runs, lambda priced: priced.scope[1], None),
     }
 
     def held(fold: NDArray[np.int64]) -> Predicted:
         predicted = held_out(runs, whole, fold, trials)
-        return {bench.measurement.id: one for bench, one in zip(runs, predicted, strict=True)}
+        return {priced.measurement.id: one for priced, one in zip(runs, predicted, strict=True)}
 
     every = ways | drawn
     done = forked([partial(held, fold) for fold in every.values()], NUM_PROCESSES)

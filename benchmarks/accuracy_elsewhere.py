@@ -10,7 +10,7 @@
 - MLPerf Inference (closed, 4.1 and 5.1): Llama-2-70B offline on TensorRT-LLM, output tokens a second of a replica.
 - APEX's runs of vLLM 0.6 on eight H100: Llama-3.1-70B in bf16, the requests that it recorded.
 - gpt-fast's single-stream decode on A100: one request, bf16.
-- Mooncake's handover of prompts of 128 to 32,768 tokens between two nodes of eight H800: KV transfer and TTFT. The
+- Mooncake's handoff of prompts of 128 to 32,768 tokens between two nodes of eight H800: KV transfer and TTFT. The
   transfer's latency and share of the links were read off these very nine runs (`serving.deployment.LINK_EFFICIENCY`).
 
 Beside the predictions stand two naive ones: operators from the roofline alone, and a log-linear regression on lengths,

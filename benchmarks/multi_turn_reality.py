@@ -28,7 +28,7 @@ from windtunnel.serving.scenario import resolve, scenario_from
 from windtunnel.serving.server import prepare, serve
 from windtunnel.serving.setup.frontend import streams
 from windtunnel.serving.setup.prefix_cache import cache_for
-from windtunnel.serving.state.records import Settings
+from windtunnel.serving.state.records import KernelSettings
 from windtunnel.workload.generate.requests import PrefixArrays, RequestArrays
 
 RUNS = Path("serving", "inferencex_multiturn_llama70b_fp4.csv")
@@ -84,7 +84,7 @@ def predicted(run: dict[str, str], requests: RequestArrays) -> dict[str, float]:
         }
     )
     server = prepare(scenario, resolve(scenario), requests)
-    assert isinstance(server.settings, Settings)
+    assert isinstance(server.settings, KernelSettings)
     cache = cache_for(server.setup, server.memory, server.settings, requests)
     assert cache is not None
     records, _, _ = serve(server, requests, cache)

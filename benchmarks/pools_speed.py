@@ -15,8 +15,8 @@ from windtunnel.serving.runners.batched import run_loop
 from windtunnel.serving.state.pools import (
     DECODE,
     PREFILL,
+    HandoffRules,
     PoolPlan,
-    Travel,
 )
 from windtunnel.serving.state.records import ROUTERS
 from windtunnel.workload.generate.requests import RequestArrays
@@ -24,7 +24,7 @@ from windtunnel.workload.generate.requests import RequestArrays
 NUM_REQUESTS = 100_000
 REPEATS = 3
 LEAST_OUTSTANDING = ROUTERS.index("least_outstanding")
-TRAVEL = Travel(decode_router=LEAST_OUTSTANDING, bytes_per_token=131072.0, latency_s=4e-4)
+TRAVEL = HandoffRules(decode_router=LEAST_OUTSTANDING, bytes_per_token=131072.0, latency_s=4e-4)
 
 
 def main() -> None:

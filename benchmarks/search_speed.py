@@ -25,7 +25,7 @@ from windtunnel.search.capacity.limits import parse_limits
 from windtunnel.search.capacity.load import stream_of
 from windtunnel.search.capacity.probe import probe
 from windtunnel.search.executors import ExecutorName
-from windtunnel.search.priced_deployments import Bench
+from windtunnel.search.priced_deployments import PricedDeployments
 from windtunnel.search.scores import score
 from windtunnel.search.space.space import Space, scenario_at, space_from
 from windtunnel.search.store import Store
@@ -152,7 +152,7 @@ def speed() -> None:
     assert len(found.evaluations) == space.num_points
     count = study.count
     print(f"{space.num_points:,} deployments x 1,000 requests on one processor: {cpu_s:.1f} CPU s")
-    print(f"  {count.num_runs:,} runs, {count.num_alike:,} deployments that serve as a neighbour does")
+    print(f"  {count.num_runs:,} runs, {count.num_duplicates:,} deployments that serve as a neighbour does")
     print(f"  {1e3 * cpu_s / space.num_points:.2f} ms a deployment")
 
 
@@ -202,7 +202,7 @@ def scan() -> None:
 
     The load next to the answer, at which it was seen to fail, is one of the scan's: it may lie between two others.
     """
-    bench, limits = Bench(), parse_limits("ttft_p90=1s,tpot_p99=50ms")
+    priced, limits = PricedDeployments(), parse_limits("ttft_p90=1s,tpot_p99=50ms")
     worst, runs, scanned = 0.0, 0, 0
     for case in SCANNED:
         base = space_of({"tp": [1]})
@@ -214,7 +214,7 @@ def scan() -> None:
         }
         scenario = scenario_at(base, settings)
         stream = stream_of(scenario.workload, 0)
-        server = bench.server(scenario, stream.unit)
+        server = priced.server(scenario, stream.unit)
         found = capacity(server, stream, limits, TOLERANCE, checks=CHECKS)
         runs += found.num_runs
         load = 0.2 * found.load or 0.01 * served_at_once(server, stream)

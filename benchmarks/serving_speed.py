@@ -25,7 +25,7 @@ from windtunnel.serving.setup.estimators import estimator_for, shard_of
 from windtunnel.serving.setup.kernel_settings import kernel_settings
 from windtunnel.serving.setup.memory import plan_memory
 from windtunnel.serving.setup.step_prices import lower_steps
-from windtunnel.serving.state.records import Settings, StepCost
+from windtunnel.serving.state.records import KernelSettings, StepCost
 from windtunnel.workload.generate.requests import RequestArrays, generate
 
 MODEL: dict[str, Any] = {"model": "meta-llama/Llama-3.1-8B", "device": "h100_sxm", "quant": "fp8"}
@@ -34,8 +34,8 @@ REPEATS = 3
 
 def prepared(
     concurrency: int, num_requests: int, input_tokens: Any, output_tokens: Any
-) -> tuple[Settings, StepCost, RequestArrays]:
-    """Settings, cost and requests of a closed loop, so that only the loop is timed."""
+) -> tuple[KernelSettings, StepCost, RequestArrays]:
+    """KernelSettings, cost and requests of a closed loop, so that only the loop is timed."""
     scenario = wt.scenario(
         **MODEL,
         concurrency=concurrency,
@@ -53,7 +53,7 @@ def prepared(
     return settings, lower_steps(estimator_for(setup), setup.device, shard, setup.engine, longest).cost, requests
 
 
-def timed_loop(settings: Settings, cost: StepCost, requests: RequestArrays) -> tuple[float, int, int]:
+def timed_loop(settings: KernelSettings, cost: StepCost, requests: RequestArrays) -> tuple[float, int, int]:
     """Best wall time of the loop, steps and rows; asserts that every token was produced."""
     best_s = np.inf
     for _ in range(REPEATS):

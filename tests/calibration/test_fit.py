@@ -10,14 +10,14 @@ from windtunnel.calibration.cross_validation import averaged_fit, folds, held_ou
 from windtunnel.calibration.fit import (
     CANDIDATES,
     PRIORS,
-    Bench,
     Fit,
+    PricedServer,
     Scope,
-    benches,
     by_configuration,
     effects,
     fit_runs,
     predict,
+    priced_servers,
     refit,
 )
 from windtunnel.calibration.measured_runs import Measurement
@@ -59,40 +59,40 @@ def run_of(tp: int, concurrency: int) -> Measurement:
     return Measurement(f"tp{tp} c{concurrency}", made, "", {"tpot": 1.0, "ttft": 1.0}, labels)
 
 
-def measured(fit: Fit) -> list[Bench]:
+def measured(fit: Fit) -> list[PricedServer]:
     """Runs whose measurements are the predictions of `fit`."""
     runs = [run_of(tp, concurrency) for tp in (1, 2, 4) for concurrency in (1, 16)]
-    found = [bench for _, bench in benches(runs, of_roofline) if isinstance(bench, Bench)]
+    found = [priced for _, priced in priced_servers(runs, of_roofline) if isinstance(priced, PricedServer)]
     return [replace(b, measurement=replace(b.measurement, measured=predict(b, fit))) for b in found]
 
 
-def errors(runs: list[Bench], predictions: list[dict[str, float]]) -> np.ndarray:
+def errors(runs: list[PricedServer], predictions: list[dict[str, float]]) -> np.ndarray:
     return np.array(
         [one[m] / b.measurement.measured[m] - 1 for b, one in zip(runs, predictions, strict=True) for m in one]
     )
 
 
 @pytest.fixture(scope="module")
-def runs() -> list[Bench]:
+def runs() -> list[PricedServer]:
     return measured(TRUTH)
 
 
-def test_a_bench_predicts_what_the_simulator_does(runs: list[Bench]) -> None:
-    bench = runs[1]
-    assert isinstance(bench.measurement.scenario, Scenario)
-    setup = bench.setup
-    result = simulate(bench.measurement.scenario, of_roofline(setup))
-    found = predict(bench, Fit({}))
+def test_a_priced_server_predicts_what_the_simulator_does(runs: list[PricedServer]) -> None:
+    priced = runs[1]
+    assert isinstance(priced.measurement.scenario, Scenario)
+    setup = priced.setup
+    result = simulate(priced.measurement.scenario, of_roofline(setup))
+    found = predict(priced, Fit({}))
     assert result.summary.tpot_s is not None
     assert found["tpot"] == pytest.approx(result.summary.tpot_s.mean, rel=1e-9)
     assert found["ttft"] == pytest.approx(result.summary.ttft_s.mean, rel=1e-9)
     assert found["e2e"] == pytest.approx(result.summary.e2e_s.mean, rel=1e-9)
 
 
-def test_a_fit_explains_what_was_put_in(runs: list[Bench]) -> None:
-    before = np.abs(errors(runs, [predict(bench, Fit({})) for bench in runs]))
+def test_a_fit_explains_what_was_put_in(runs: list[PricedServer]) -> None:
+    before = np.abs(errors(runs, [predict(priced, Fit({})) for priced in runs]))
     fit = fit_runs(runs).fit
-    after = np.abs(errors(runs, [predict(bench, fit) for bench in runs]))
+    after = np.abs(errors(runs, [predict(priced, fit) for priced in runs]))
     assert np.median(before) > 0.1
     assert np.median(after) < 0.01
 
@@ -102,18 +102,18 @@ def test_runs_that_agree_with_the_defaults_move_nothing() -> None:
     assert max(map(abs, fit.effects.values())) < 1e-6
 
 
-def test_a_wild_run_does_not_move_the_others(runs: list[Bench]) -> None:
+def test_a_wild_run_does_not_move_the_others(runs: list[PricedServer]) -> None:
     wild = {name: 8 * value for name, value in runs[0].measurement.measured.items()}
     spoilt = [replace(runs[0], measurement=replace(runs[0].measurement, measured=wild)), *runs[1:]]
     fit = fit_runs(spoilt).fit
-    assert np.median(np.abs(errors(runs[1:], [predict(bench, fit) for bench in runs[1:]]))) < 0.03
+    assert np.median(np.abs(errors(runs[1:], [predict(priced, fit) for priced in runs[1:]]))) < 0.03
 
 
-def test_a_fold_holds_whole_configurations_and_fits_see_none_of_it(runs: list[Bench]) -> None:
+def test_a_fold_holds_whole_configurations_and_fits_see_none_of_it(runs: list[PricedServer]) -> None:
     fold = folds(runs, count=3)
     assert len(set(fold.tolist())) == 3
     for one in set(map(by_configuration, runs)):
-        assert len({int(fold[i]) for i, bench in enumerate(runs) if by_configuration(bench) == one}) == 1
+        assert len({int(fold[i]) for i, priced in enumerate(runs) if by_configuration(priced) == one}) == 1
     whole = fit_runs(runs)
     held = held_out(runs, whole, fold)
     lied = [replace(b, measurement=replace(b.measurement, measured={"tpot": 9.0, "ttft": 9.0})) for b in runs]
@@ -123,7 +123,7 @@ def test_a_fold_holds_whole_configurations_and_fits_see_none_of_it(runs: list[Be
     assert np.median(np.abs(errors(runs, held))) < 0.05
 
 
-def test_a_fit_is_the_mean_of_those_under_all_priors_and_sees_the_kept_runs_only(runs: list[Bench]) -> None:
+def test_a_fit_is_the_mean_of_those_under_all_priors_and_sees_the_kept_runs_only(runs: list[PricedServer]) -> None:
     whole, kept = fit_runs(runs), np.arange(len(runs)) != 0
     found = averaged_fit(runs, whole, kept)
     each = [refit(runs, whole, kept, priors) for priors in CANDIDATES]
@@ -151,12 +151,12 @@ def test_a_format_has_an_effect_of_its_own_and_overheads_have_none() -> None:
     )
 
 
-def test_overheads_of_a_release_are_its_own_and_others_keep_what_all_share(runs: list[Bench]) -> None:
-    def of(version: str, fit: Fit) -> list[Bench]:
+def test_overheads_of_a_release_are_its_own_and_others_keep_what_all_share(runs: list[PricedServer]) -> None:
+    def of(version: str, fit: Fit) -> list[PricedServer]:
         found = []
-        for bench in runs:
-            labels = {**bench.measurement.labels, "version": version}
-            at = replace(bench, measurement=replace(bench.measurement, labels=labels))
+        for priced in runs:
+            labels = {**priced.measurement.labels, "version": version}
+            at = replace(priced, measurement=replace(priced.measurement, labels=labels))
             found.append(replace(at, measurement=replace(at.measurement, measured=predict(at, fit))))
         return found
 
@@ -171,7 +171,7 @@ def test_overheads_of_a_release_are_its_own_and_others_keep_what_all_share(runs:
     assert made.releases["0.19"].unhidden_step_s < made.host.unhidden_step_s < made.releases["0.10"].unhidden_step_s
 
 
-def test_profiles_carry_their_record(runs: list[Bench]) -> None:
+def test_profiles_carry_their_record(runs: list[PricedServer]) -> None:
     made = profiles(runs, "runs.csv")
     assert set(made) == {"vllm", "vllm-h100_sxm"}
     one = made["vllm-h100_sxm"]
@@ -189,13 +189,15 @@ def test_profiles_carry_their_record(runs: list[Bench]) -> None:
     assert one.host.first_token_s == pytest.approx(0.008 * np.exp(0.8), rel=0.35)
 
 
-def test_spreads_are_taken_from_runs_of_as_known_settings_and_the_nearest_that_are_enough(runs: list[Bench]) -> None:
-    def of(bench: Bench, at: int, device: str, assumed: bool) -> Bench:
-        labels = {**bench.measurement.labels, "model": str(at)}
+def test_spreads_are_taken_from_runs_of_as_known_settings_and_the_nearest_that_are_enough(
+    runs: list[PricedServer],
+) -> None:
+    def of(priced: PricedServer, at: int, device: str, assumed: bool) -> PricedServer:
+        labels = {**priced.measurement.labels, "model": str(at)}
         setup = replace(
-            bench.setup, settings_assumed=assumed, device=msgspec.structs.replace(bench.setup.device, name=device)
+            priced.setup, settings_assumed=assumed, device=msgspec.structs.replace(priced.setup.device, name=device)
         )
-        return replace(bench, setup=setup, measurement=replace(bench.measurement, labels=labels))
+        return replace(priced, setup=setup, measurement=replace(priced.measurement, labels=labels))
 
     known = [of(runs[0], at, "b200_sxm" if at < 2 else "h100_sxm", assumed=False) for at in range(7)]
     assumed = [of(runs[0], at, "h100_sxm", assumed=True) for at in range(3)]

@@ -171,7 +171,7 @@ def arrivals_of(folder: Path, document: dict[str, Any]) -> Arrivals | None:
 
 
 def test_a_client_without_rate_and_limit_sends_everything_at_once(tmp_path: Path) -> None:
-    """The default of `vllm bench serve`: `--request-rate inf` and no `--max-concurrency`."""
+    """The default of `vllm priced serve`: `--request-rate inf` and no `--max-concurrency`."""
     assert arrivals_of(tmp_path, VLLM | {"max_concurrency": None, "completed": 90}) == ClosedLoop(concurrency=100)
     throughput = {"args": {"strategy": {"type_": "throughput"}}}
     assert arrivals_of(tmp_path, {"benchmarks": [GUIDELLM["benchmarks"][0] | throughput]}) == ClosedLoop(

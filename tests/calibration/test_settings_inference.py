@@ -8,11 +8,11 @@ import pytest
 
 from windtunnel.calibration.cross_validation import folds, held_out
 from windtunnel.calibration.fit import (
-    Bench,
     Fit,
-    benches,
+    PricedServer,
     fit_runs,
     predict,
+    priced_servers,
 )
 from windtunnel.calibration.measured_runs import Measurement
 from windtunnel.calibration.profiles import profiles
@@ -43,7 +43,7 @@ def of_roofline(setup: Setup) -> Estimator:
 
 def ran(
     concurrencies: tuple[int, ...], lengths: tuple[int, int], unknown: tuple[str, ...] = (), **truth: float
-) -> list[Bench]:
+) -> list[PricedServer]:
     """Runs on one and on two devices, measured with the settings `truth`, of which the record says nothing."""
     found = []
     for tp in (1, 2):
@@ -71,27 +71,27 @@ def ran(
                     unknown=unknown,
                 )
             )
-    runs = [bench for _, bench in benches(found, of_roofline) if isinstance(bench, Bench)]
+    runs = [priced for _, priced in priced_servers(found, of_roofline) if isinstance(priced, PricedServer)]
     return [
         replace(one, measurement=replace(one.measurement, measured=predict(one.served_with(truth), Fit({}))))
         for one in runs
     ]
 
 
-def learnt_from(runs: list[Bench], kept: list[bool] | None = None) -> Learnt:
+def learnt_from(runs: list[PricedServer], kept: list[bool] | None = None) -> Learnt:
     around = fit_runs(runs, num_rounds=1)
     return infer(Trials(runs), replace(around, fit=Fit({})), Fit({}), np.array(kept or [True] * len(runs)))
 
 
 @pytest.fixture(scope="module")
-def limited() -> list[Bench]:
+def limited() -> list[PricedServer]:
     return ran((4, 32, 64), SHORT, UNKNOWN, max_num_seqs=16)
 
 
-def test_a_limit_that_nobody_recorded_is_found_again(limited: list[Bench]) -> None:
+def test_a_limit_that_nobody_recorded_is_found_again(limited: list[PricedServer]) -> None:
     learnt = learnt_from(limited)
     assert {series: taken.values for series, taken in learnt.items()} == {SERIES: (("max_num_seqs", 16.0),)}
-    assert [values_of(bench, learnt) for bench in limited] == [(("max_num_seqs", 16.0),)] * 6
+    assert [values_of(priced, learnt) for priced in limited] == [(("max_num_seqs", 16.0),)] * 6
 
 
 def test_runs_that_agree_with_the_defaults_change_no_setting() -> None:
@@ -99,13 +99,13 @@ def test_runs_that_agree_with_the_defaults_change_no_setting() -> None:
     assert learnt_from(ran((4, 64), SHORT)) == {}
 
 
-def test_a_setting_is_not_taken_that_other_configurations_speak_against(limited: list[Bench]) -> None:
+def test_a_setting_is_not_taken_that_other_configurations_speak_against(limited: list[PricedServer]) -> None:
     plain = ran((4, 32, 64), SHORT, UNKNOWN)
     mixed = [*limited[:3], *plain[3:]]
     assert learnt_from(mixed) == {}
 
 
-def test_a_setting_that_one_run_of_a_series_recorded_is_chosen_for_none(limited: list[Bench]) -> None:
+def test_a_setting_that_one_run_of_a_series_recorded_is_chosen_for_none(limited: list[PricedServer]) -> None:
     """Its steps are priced no further than its own limit."""
     one = replace(limited[0], measurement=replace(limited[0].measurement, unknown=("max_num_batched_tokens",)))
     for runs, kept in (
@@ -117,7 +117,7 @@ def test_a_setting_that_one_run_of_a_series_recorded_is_chosen_for_none(limited:
         assert names <= {"max_num_batched_tokens"}
 
 
-def test_runs_left_out_are_predicted_with_what_the_others_say(limited: list[Bench]) -> None:
+def test_runs_left_out_are_predicted_with_what_the_others_say(limited: list[PricedServer]) -> None:
     around, fold = fit_runs(limited, num_rounds=1), folds(limited, count=2)
     held = held_out(limited, around, fold)
     assert predict(limited[2], Fit({}))["ttft"] < 0.5 * limited[2].measurement.measured["ttft"]
@@ -145,7 +145,7 @@ def test_a_device_without_runs_keeps_what_the_engine_does_on_others() -> None:
     assert values_of(other, learnt) == (("reserved_bytes", 12 * GIB),)
 
 
-def test_a_profile_serves_a_deployment_with_what_was_learnt(limited: list[Bench], tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_a_profile_serves_a_deployment_with_what_was_learnt(limited: list[PricedServer], tmp_path) -> None:  # type: ignore[no-untyped-def]
     made = profiles(limited, "runs.csv")["vllm-h100_sxm"]
     assert [one.settings for one in made.inferred] == [{"max_num_seqs": 16}]
     assert made.inferred[0].median_error["ttft"] < 0.05 < made.inferred[0].median_error_before["ttft"]

@@ -61,8 +61,8 @@ def test_what_a_client_does_not_know_stands_at_the_end(ask: Ask) -> None:
 def test_the_timeline_has_every_step(ask: Ask, folder: Path) -> None:
     steps = pq.read_table(folder / "served" / "fast" / "steps.parquet").to_pydict()
     found = ask("/api/timeline/served/fast").document
-    assert [lane["name"] for lane in found["lanes"]] == ["replica 0", "replica 1"]
-    slices = [one for lane in found["lanes"] for one in lane["slices"]]
+    assert [track["name"] for track in found["tracks"]] == ["replica 0", "replica 1"]
+    slices = [one for track in found["tracks"] for one in track["slices"]]
     assert len(slices) == len(steps["start_s"])
     assert sum(one[4] for one in slices) == sum(steps["num_steps"])
 
@@ -70,17 +70,17 @@ def test_the_timeline_has_every_step(ask: Ask, folder: Path) -> None:
 def test_merged_steps_keep_their_time_and_number(ask: Ask, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("windtunnel.dashboard.pages.timeline.MOST_SLICES", 5)
     steps = pq.read_table(folder / "served" / "fast" / "steps.parquet").to_pydict()
-    lanes = ask("/api/timeline/served/fast").document["lanes"]
-    assert all(lane["is_merged"] and len(lane["slices"]) <= 5 for lane in lanes)
-    slices = [one for lane in lanes for one in lane["slices"]]
+    tracks = ask("/api/timeline/served/fast").document["tracks"]
+    assert all(track["is_merged"] and len(track["slices"]) <= 5 for track in tracks)
+    slices = [one for track in tracks for one in track["slices"]]
     assert sum((end - start) * busy for start, end, busy, *_ in slices) == pytest.approx(sum(steps["duration_s"]))
     assert sum(one[4] for one in slices) == pytest.approx(sum(steps["num_steps"]))
 
 
 def test_a_stretch_has_the_steps_that_lie_in_it(ask: Ask) -> None:
-    whole = ask("/api/timeline/served/fast").document["lanes"][0]["slices"]
+    whole = ask("/api/timeline/served/fast").document["tracks"][0]["slices"]
     start_s, end_s = whole[1][0], whole[1][1]
-    part = ask(f"/api/timeline/served/fast?from={start_s}&to={(start_s + end_s) / 2}").document["lanes"][0]["slices"]
+    part = ask(f"/api/timeline/served/fast?from={start_s}&to={(start_s + end_s) / 2}").document["tracks"][0]["slices"]
     assert part == [whole[1]]
 
 

@@ -12,15 +12,15 @@ from windtunnel.serving.deployment import EngineSettings
 from windtunnel.serving.runners.batched import run_loop
 from windtunnel.serving.setup.step_model import fit_step_model, lower_step_model
 from windtunnel.serving.setup.step_prices import recorded_steps
-from windtunnel.serving.state.records import Settings, StepCost
+from windtunnel.serving.state.records import KernelSettings, StepCost
 from windtunnel.workload.generate.requests import RequestArrays
 
 MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS = 32, 512
 """As the engine was started."""
 
 
-def settings() -> Settings:
-    return Settings(
+def settings() -> KernelSettings:
+    return KernelSettings(
         scheduler=0,
         num_replicas=1,
         ranks_per_replica=1,

@@ -204,7 +204,7 @@ def test_flows_that_wait_for_each_other_are_refused() -> None:
         (FatTree(num_gpus=32, radix=16), 32, "ecmp"),
     ],
 )
-def test_alike_connections_once_give_the_time_of_all(topology: Topology, n: int, routing: str) -> None:
+def test_equivalent_connections_once_give_the_time_of_all(topology: Topology, n: int, routing: str) -> None:
     fabric = build_fabric(topology)
     settings_ = NetworkSettings(backend="flow", routing=routing)
     rings = nccl_rings(ranks(n), n // 8)

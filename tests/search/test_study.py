@@ -143,15 +143,15 @@ def test_what_is_taken_for_a_neighbours_run_is_what_a_run_gives() -> None:
     wide = {**VARY, "tp": [1], "gpu_memory_utilization": [0.5, 0.9], "max_num_seqs": [16, 128, 256, 512]}
     asked = space(wide)
     together, alone, neighbours = Evaluator(asked), Evaluator(asked), Neighbours()
-    num_alike = 0
+    num_duplicates = 0
     for index in range(asked.num_points):
         one = together.evaluate(index, None, Question(), neighbours)
         other = alone.evaluate(index, None, Question())
-        num_alike += not one.num_runs
+        num_duplicates += not one.num_runs
         assert msgspec.structs.replace(one, num_runs=0, num_requests=0) == msgspec.structs.replace(
             other, num_runs=0, num_requests=0
         )
-    assert num_alike >= 4
+    assert num_duplicates >= 4
 
 
 def test_sglang_and_other_schedulers_and_pools_are_searched() -> None:
@@ -404,12 +404,12 @@ def test_a_long_run_that_cannot_hold_its_limits_is_given_up_and_a_given_load_is_
     from windtunnel.search.capacity.limits import parse_limits
     from windtunnel.search.capacity.load import stream_of
     from windtunnel.search.capacity.probe import probe
-    from windtunnel.search.priced_deployments import Bench
+    from windtunnel.search.priced_deployments import PricedDeployments
     from windtunnel.search.space.space import scenario_at
 
     scenario = scenario_at(space(), {"workload.num_requests": 6000, "workload.arrivals.rate_per_s": 500.0})
     stream, limits = stream_of(scenario.workload, 0), parse_limits("ttft_p90=1s")
-    server = Bench().server(scenario, stream.unit)
+    server = PricedDeployments().server(scenario, stream.unit)
     hasty, patient = (probe(server, stream, 500.0, limits, is_patient) for is_patient in (False, True))
     assert hasty.served is None
     assert patient.served is not None

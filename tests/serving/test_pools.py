@@ -1,4 +1,4 @@
-"""Pools joined by handovers: the compiled loop against plain Python, conservation, and limits that are known."""
+"""Pools joined by handoffs: the compiled loop against plain Python, conservation, and limits that are known."""
 
 from dataclasses import dataclass, field, replace
 
@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from effort import cases_to_try
-from oracles.serving.pools import Journey, ReferencePools
+from oracles.serving.pools import KvTransfer, ReferencePools
 from oracles.serving.state import Request, Step
 from serving.loop.test_oracle import Case as OnePool
 from serving.loop.test_oracle import (
@@ -24,15 +24,15 @@ from windtunnel.metrics.records import Table
 from windtunnel.metrics.summary import itl_distribution
 from windtunnel.serving.pools import run_pools
 from windtunnel.serving.runners.batched import run_loop
-from windtunnel.serving.setup.kv_retention import Keeping
+from windtunnel.serving.setup.kv_retention import KvRetention
 from windtunnel.serving.state import records as state
 from windtunnel.serving.state.pools import (
     BOTH,
     DECODE,
     PREFILL,
+    HandoffRules,
     PoolPlan,
     Pools,
-    Travel,
 )
 from windtunnel.workload.generate.requests import PrefixArrays, RequestArrays
 
@@ -44,10 +44,10 @@ class Case:
     """Some pools and some requests, small enough to shrink."""
 
     plans: list[PoolPlan]
-    travel: Travel
+    handoff_rules: HandoffRules
     requests: RequestArrays
     speculation: state.Speculation | None = None
-    keeping: list[Keeping] = field(default_factory=list)
+    retention: list[KvRetention] = field(default_factory=list)
 
 
 @st.composite
@@ -72,7 +72,7 @@ def cases(draw: st.DrawFn, have_windows: bool = False) -> Case:
     samples_first = 0 if any(pool.settings.scheduler == state.SGLANG for pool in pools) else draw(st.integers(0, 1))
     return Case(
         plans=pools,
-        travel=Travel(
+        handoff_rules=HandoffRules(
             decode_router=draw(st.integers(0, len(state.ROUTERS) - 1)),
             local_tokens=draw(st.sampled_from([0, 0, 10, 30])),
             decode_samples_first=samples_first,
@@ -111,7 +111,7 @@ def plans(
     max_num_seqs, num_stages = draw(st.integers(1, 12)), draw(st.sampled_from([1, 1, 2]))
     max_num_batched_tokens = draw(st.integers(2, 80)) if chunked else 100
     windows = draw(windows_of(largest)) if have_windows else {}
-    own = state.Settings(
+    own = state.KernelSettings(
         scheduler=scheduler,
         num_replicas=draw(st.integers(1, 3)),
         ranks_per_replica=draw(st.sampled_from([1, 1, 2])),
@@ -138,7 +138,7 @@ def plans(
     return PoolPlan(own, cost, role, draw(st.sampled_from([1e6, 1e8, np.inf])), draw(st.sampled_from([1.0, 1.0, 8.0])))
 
 
-def run_oracle(case: Case) -> tuple[list[Request], dict[int, Journey], list[Step]]:
+def run_oracle(case: Case) -> tuple[list[Request], dict[int, KvTransfer], list[Step]]:
     arrays = case.requests
     requests = [
         Request(i, float(arrival), int(inputs), int(outputs), int(priority))
@@ -157,17 +157,17 @@ def run_oracle(case: Case) -> tuple[list[Request], dict[int, Journey], list[Step
         arrays = replace(arrays, prefixes=PrefixArrays(nothing, nothing, nobody, nobody))
     own = [
         chains(OnePool(plan.settings, plan.cost, arrays, kept.anywhere))
-        for plan, kept in zip(case.plans, case.keeping, strict=False)
+        for plan, kept in zip(case.plans, case.retention, strict=False)
     ]
-    below = [(kept.tiers, kept.load_overlaps) for kept in case.keeping]
-    reference = ReferencePools(case.plans, case.travel, requests, case.speculation, own, below)
+    below = [(kept.tiers, kept.load_overlaps) for kept in case.retention]
+    reference = ReferencePools(case.plans, case.handoff_rules, requests, case.speculation, own, below)
     steps = reference.run()
-    return requests, reference.journeys, steps
+    return requests, reference.transfers, steps
 
 
 def run_compiled(case: Case) -> tuple[np.ndarray, Pools, Table]:
     records, pools, steps, *_ = run_pools(
-        case.plans, case.travel, case.requests, speculation=case.speculation, keeping=case.keeping
+        case.plans, case.handoff_rules, case.requests, speculation=case.speculation, retention=case.retention
     )
     return records, pools, steps
 
@@ -226,18 +226,18 @@ def caching_cases(draw: st.DrawFn) -> Case:
         made.append(plan._replace(settings=s, cost=random_cost(rng, s.max_num_seqs, budget, draw(st.booleans()))))
     caching = [draw(st.sampled_from([True, True, False])) for _ in made]
     caching = caching if any(caching) else [True] * len(made)
-    keeping = [Keeping(caches, load_overlaps=draw(st.booleans())) for caches in caching]
+    retention = [KvRetention(caches, load_overlaps=draw(st.booleans())) for caches in caching]
     if draw(st.booleans()):
-        keeping = random_lower_tiers(draw, rng, made, keeping)
-    return replace(case, plans=made, requests=requests, keeping=keeping)
+        retention = random_lower_tiers(draw, rng, made, retention)
+    return replace(case, plans=made, requests=requests, retention=retention)
 
 
 def random_lower_tiers(
-    draw: st.DrawFn, rng: np.random.Generator, plans: list[PoolPlan], keeping: list[Keeping]
-) -> list[Keeping]:
+    draw: st.DrawFn, rng: np.random.Generator, plans: list[PoolPlan], retention: list[KvRetention]
+) -> list[KvRetention]:
     """Tiers below the pools that cache; those with blocks of one size may share a store."""
     found = []
-    for plan, kept in zip(plans, keeping, strict=True):
+    for plan, kept in zip(plans, retention, strict=True):
         tiers = random_tiers(rng, draw(st.integers(0, 2)) if kept.on_device else 0, plan.settings)
         stored = tiers.size > 0 and draw(st.booleans())
         if stored:
@@ -274,17 +274,17 @@ def test_preempted_requests_find_their_own_blocks_as_the_oracles_do(case: Case) 
 
 
 def assert_equal_to_the_oracle(case: Case, shares: bool = True) -> None:
-    requests, journeys, reference_steps = run_oracle(case)
+    requests, transfers, reference_steps = run_oracle(case)
     records, pools, steps = run_compiled(case)
     for name in ("arrival_s", "scheduled_s", "first_token_s", "finish_s", "num_preemptions", "output_tokens"):
         np.testing.assert_array_equal(records[name], [getattr(request, name) for request in requests], err_msg=name)
-    for i, journey in enumerate(pools.journeys):
+    for i, transfer in enumerate(pools.transfers):
         for name in ("handed_s", "transfer_start_s", "transfer_end_s"):
-            expected = getattr(journeys[i], name) if i in journeys else np.nan
-            np.testing.assert_equal(journey[name], expected)
-    if case.keeping and shares:
+            expected = getattr(transfers[i], name) if i in transfers else np.nan
+            np.testing.assert_equal(transfer[name], expected)
+    if case.retention and shares:
         found = [max(request.cached_tokens, 0) for request in requests]
-        np.testing.assert_array_equal(pools.journeys.cached_tokens, found)
+        np.testing.assert_array_equal(pools.transfers.cached_tokens, found)
     by_step = expanded(steps)
     num_replicas = sum(plan.settings.num_replicas for plan in case.plans)
     for replica in range(num_replicas):
@@ -319,23 +319,23 @@ def test_invariants(case: Case) -> None:
         mine = (steps["replica"] >= pool.first_replica) & (steps["replica"] < pool.end_replica)
         assert (steps["used_blocks"][mine] <= pool.num_blocks * pool.ranks_per_replica).all()
         assert (steps["num_running"][mine] <= pool.max_num_seqs * pool.ranks_per_replica).all()
-        assert not pool.hands_over or (steps["decode_tokens"][mine] == 0).all()
+        assert not pool.hands_off or (steps["decode_tokens"][mine] == 0).all()
     assert (pools.ranks.num_outstanding == 0).all()
     assert (pools.ranks.remaining_tokens == 0).all()
-    assert (pools.handovers.num_pulled == 0).all()
+    assert (pools.handoffs.num_pulled == 0).all()
     assert (records["arrival_s"] <= records["scheduled_s"]).all()
     assert (records["scheduled_s"] < records["first_token_s"]).all()
     assert (records["first_token_s"] <= records["finish_s"]).all()
 
-    moved = ~np.isnan(pools.journeys.handed_s)
-    journeys = pools.journeys[moved]
-    assert (journeys.transfer_end_s >= journeys.handed_s).all()
-    assert (records["finish_s"][moved] > journeys.transfer_end_s).all()
-    if not case.travel.decode_samples_first:
-        if case.travel.decode_streams_first:
-            assert (records["first_token_s"][moved] >= journeys.transfer_end_s).all()
+    moved = ~np.isnan(pools.transfers.handed_s)
+    transfers = pools.transfers[moved]
+    assert (transfers.transfer_end_s >= transfers.handed_s).all()
+    assert (records["finish_s"][moved] > transfers.transfer_end_s).all()
+    if not case.handoff_rules.decode_samples_first:
+        if case.handoff_rules.decode_streams_first:
+            assert (records["first_token_s"][moved] >= transfers.transfer_end_s).all()
         else:
-            np.testing.assert_array_equal(records["first_token_s"][moved], journeys.handed_s)
+            np.testing.assert_array_equal(records["first_token_s"][moved], transfers.handed_s)
         emitted = (steps["decode_tokens"] * steps["num_steps"]).sum() + steps["resumed_tokens"].sum()
         assert emitted == (case.requests.output_tokens - 1).sum()
 
@@ -345,10 +345,10 @@ def test_invariants(case: Case) -> None:
 def test_pools_that_do_everything_are_one_pool(case: Case) -> None:
     """Equal pools of role `both` are the replicas of one deployment, to the bit."""
     plan = case.plans[0]._replace(role=BOTH)
-    records, _, steps, *_ = run_pools([plan, plan], case.travel._replace(local_tokens=0), case.requests)
+    records, _, steps, *_ = run_pools([plan, plan], case.handoff_rules._replace(local_tokens=0), case.requests)
     whole = plan.settings._replace(num_replicas=2 * plan.settings.num_replicas)
     expected, expected_steps, _ = run_loop(whole, plan.cost, case.requests)
-    for name in set(records.dtype.names) - {"lane"}:  # lanes are counted in each pool
+    for name in set(records.dtype.names) - {"slot"}:  # slots are counted in each pool
         np.testing.assert_array_equal(records[name], expected[name], err_msg=name)
     for name in steps.columns:
         np.testing.assert_array_equal(steps[name], expected_steps[name], err_msg=name)
@@ -368,8 +368,8 @@ def test_time_to_first_token_is_that_of_prefill_alone(case: Case) -> None:
     roomy = PoolPlan(ample, random_cost(rng, ample.max_num_seqs, ample.max_num_batched_tokens, False), DECODE)
     # The decode side looks at its queue when it forms a batch; until then blocks are held, which must not matter.
     prefill = prefill._replace(settings=prefill.settings._replace(num_blocks=10**6))
-    travel = Travel(decode_router=case.travel.decode_router)
-    records, *_ = run_pools([prefill, roomy], travel, case.requests)
+    handoff_rules = HandoffRules(decode_router=case.handoff_rules.decode_router)
+    records, *_ = run_pools([prefill, roomy], handoff_rules, case.requests)
     ones = replace(case.requests, output_tokens=np.ones_like(case.requests.output_tokens))
     alone, _, _ = run_loop(prefill.settings, prefill.cost, ones)
     if case.plans[0].settings.router == state.ROUTERS.index("round_robin") or prefill.settings.num_replicas == 1:
@@ -392,25 +392,25 @@ def one_slow_link(tail_fraction: float, num_requests: int) -> tuple[np.ndarray, 
         host_overlaps=0,
         recorded_step_s=np.zeros(0),
     )
-    engine = state.Settings(0, 1, 1, 8, 160, 0, 1, 160, 0, 16, 100, 0, 1.0, 1, 0, 0)
+    engine = state.KernelSettings(0, 1, 1, 8, 160, 0, 1, 160, 0, 16, 100, 0, 1.0, 1, 0, 0)
     plans = [PoolPlan(engine, nothing, role, 1e6) for role in (PREFILL, DECODE)]
     arrays = [np.full(num_requests, value) for value in (0.0, 16, 4, 0)]
     requests = RequestArrays(arrays[0], *(array.astype(np.int64) for array in arrays[1:]))
-    travel = Travel(bytes_per_token=250.0, latency_s=1e-3, tail_fraction=tail_fraction)
-    records, pools, *_ = run_pools(plans, travel, requests)
-    return records, pools.journeys
+    handoff_rules = HandoffRules(bytes_per_token=250.0, latency_s=1e-3, tail_fraction=tail_fraction)
+    records, pools, *_ = run_pools(plans, handoff_rules, requests)
+    return records, pools.transfers
 
 
 def test_transfers_share_a_link_one_after_another() -> None:
-    records, journeys = one_slow_link(1.0, 3)
-    np.testing.assert_allclose(journeys.handed_s, 0.01)
-    np.testing.assert_allclose(journeys.transfer_start_s, [0.01, 0.014, 0.018])
-    np.testing.assert_allclose(journeys.transfer_end_s, [0.015, 0.019, 0.023])
+    records, transfers = one_slow_link(1.0, 3)
+    np.testing.assert_allclose(transfers.handed_s, 0.01)
+    np.testing.assert_allclose(transfers.transfer_start_s, [0.01, 0.014, 0.018])
+    np.testing.assert_allclose(transfers.transfer_end_s, [0.015, 0.019, 0.023])
     # The first decodes alone from 15 ms on, three steps; the others join at the ends of its steps.
     np.testing.assert_allclose(records["finish_s"], [0.045, 0.055, 0.055])
 
 
 def test_an_overlapped_transfer_ends_a_layer_after_the_prefill_or_when_the_link_has_caught_up() -> None:
-    _, journeys = one_slow_link(0.1, 3)
-    np.testing.assert_allclose(journeys.transfer_start_s, [0.0, 0.004, 0.008])
-    np.testing.assert_allclose(journeys.transfer_end_s, [0.0114, 0.0114, 0.013])
+    _, transfers = one_slow_link(0.1, 3)
+    np.testing.assert_allclose(transfers.transfer_start_s, [0.0, 0.004, 0.008])
+    np.testing.assert_allclose(transfers.transfer_end_s, [0.0114, 0.0114, 0.013])

@@ -27,7 +27,7 @@ from windtunnel.serving.setup.step_prices import recorded_steps
 from windtunnel.serving.shorthand import scenario
 from windtunnel.serving.simulate import Result, simulate
 from windtunnel.serving.state.fleet import Scaling
-from windtunnel.serving.state.records import Settings
+from windtunnel.serving.state.records import KernelSettings
 from windtunnel.workload.generate.requests import RequestArrays, generate
 
 LLAMA, MOE = "meta-llama/Llama-3.1-8B", "Qwen/Qwen3-30B-A3B"
@@ -349,7 +349,7 @@ def test_a_fleet_begins_again_for_the_run_in_which_preempted_requests_find_their
     scenario = made(num_requests=3)
     requests = generate(scenario.workload, scenario.seed)
     server = prepare(scenario, resolve(scenario), requests, PlainRoofline())
-    assert isinstance(server.settings, Settings)
+    assert isinstance(server.settings, KernelSettings)
     fleet = start_fleet(FleetPlan(Scaling(initial_replicas=1)), server.settings, 3)
     runs = []
 

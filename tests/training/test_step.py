@@ -11,7 +11,7 @@ from windtunnel.pricing.estimator import RooflineEstimator
 from windtunnel.pricing.roofline import Roofline
 from windtunnel.schema import decode
 from windtunnel.training.campaign import campaign
-from windtunnel.training.fitting_changes import remedies
+from windtunnel.training.fitting_changes import fitting_changes
 from windtunnel.training.intervals import spreads, step_interval
 from windtunnel.training.job import TrainingJob
 from windtunnel.training.setup import resolve
@@ -92,12 +92,12 @@ def test_lora_trains_adapters_only() -> None:
     assert lora.worst_memory.optimizer_bytes < 0.02 * plain.worst_memory.optimizer_bytes
 
 
-def test_memory_peaks_on_the_first_stage_and_remedies_fit() -> None:
+def test_memory_peaks_on_the_first_stage_and_fitting_changes_fit() -> None:
     setup = resolve(decode({**JOB, "num_devices": 8, "parallelism": {"tp": 1}, "micro_batch": 2}, TrainingJob))
     prices = training_prices(setup)
     result = simulate_with(setup, prices)
     assert not result.fits
-    found = remedies(result, prices)
+    found = fitting_changes(result, prices)
     assert found
     assert all(changed.fits for _, changed in found)
     stages = step().memory

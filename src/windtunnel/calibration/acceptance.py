@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.calibration.fit import Bench, benches
+from windtunnel.calibration.fit import PricedServer, priced_servers
 from windtunnel.calibration.measured_runs import Measurement
 from windtunnel.pricing.calibrated import CalibratedEstimator
 from windtunnel.pricing.estimator import Estimator
@@ -25,17 +25,17 @@ SHARES = tuple(round(0.2 + 0.05 * step, 2) for step in range(16))
 class Drafting:
     """A measured run with speculative decoding, simulated at every share of `SHARES`."""
 
-    bench: Bench
+    priced: PricedServer
     predicted: tuple[Mapping[str, float], ...]
 
     @property
     def model(self) -> str:
-        return self.bench.setup.model.name
+        return self.priced.setup.model.name
 
     @property
     def error(self) -> NDArray[np.float64]:
         """|log(predicted / measured)| of TPOT at every share."""
-        measured = self.bench.measurement.measured["tpot"]
+        measured = self.priced.measurement.measured["tpot"]
         return np.abs(np.log([one["tpot"] / measured for one in self.predicted]))
 
 
@@ -53,27 +53,27 @@ def drafting(
         engine, device = setup.engine.name, setup.device.name
         return calibrations.get(f"{engine}-{device}") or calibrations.get(engine)
 
-    def priced(setup: Setup) -> Estimator:
+    def calibrated_estimator(setup: Setup) -> Estimator:
         found, plain = of(setup), estimator_for(setup)
         return plain if found is None else CalibratedEstimator(plain, setup.device, found.factors)
 
     runs = (one.accepting(0.0) for one in measurements if one.scenario and "tpot" in one.measured)
-    for measurement, bench in benches(runs, priced):
-        if isinstance(bench, str):
-            yield measurement, bench
+    for measurement, priced in priced_servers(runs, calibrated_estimator):
+        if isinstance(priced, str):
+            yield measurement, priced
         else:
-            found, host = of(bench.setup), bench.setup.engine.host
+            found, host = of(priced.setup), priced.setup.engine.host
             if found is not None:
-                host = found.host_of(str(bench.setup.engine.version)).over(host)
-            yield measurement, Drafting(bench, tuple(_accepting(bench, share).predict({}, host) for share in SHARES))
+                host = found.host_of(str(priced.setup.engine.version)).over(host)
+            yield measurement, Drafting(priced, tuple(_accepting(priced, share).predict({}, host) for share in SHARES))
 
 
-def _accepting(bench: Bench, share: float) -> Bench:
-    speculative = bench.setup.engine.speculative
+def _accepting(priced: PricedServer, share: float) -> PricedServer:
+    speculative = priced.setup.engine.speculative
     assert speculative is not None
-    assert bench.speculation is not None
+    assert priced.speculation is not None
     changed = msgspec.structs.replace(speculative, acceptance_fraction=share)
-    return replace(bench, speculation=bench.speculation._replace(tokens_per_step=changed.tokens_per_step))
+    return replace(priced, speculation=priced.speculation._replace(tokens_per_step=changed.tokens_per_step))
 
 
 def best_share(runs: Sequence[Drafting]) -> int:

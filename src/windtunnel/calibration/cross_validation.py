@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 
 from windtunnel.calibration.fit import (
     CANDIDATES,
-    Bench,
     Fit,
     Local,
+    PricedServer,
     by_configuration,
     predict,
     refit,
@@ -24,16 +24,19 @@ LEAST_CONFIGURATIONS = 5
 
 
 def folds(
-    runs: Sequence[Bench], key: Callable[[Bench], str] = by_configuration, count: int | None = NUM_FOLDS, seed: int = 0
+    runs: Sequence[PricedServer],
+    key: Callable[[PricedServer], str] = by_configuration,
+    count: int | None = NUM_FOLDS,
+    seed: int = 0,
 ) -> NDArray[np.int64]:
     """The fold of every run; runs of equal `key` share one; with `count` None every key is a fold of its own."""
-    keys = sorted({key(bench) for bench in runs})
+    keys = sorted({key(priced) for priced in runs})
     order = np.random.default_rng(seed).permutation(len(keys))
     fold = {name: int(order[index]) % (count or len(keys)) for index, name in enumerate(keys)}
-    return np.array([fold[key(bench)] for bench in runs])
+    return np.array([fold[key(priced)] for priced in runs])
 
 
-def averaged_fit(runs: Sequence[Bench], around: Local, kept: NDArray[np.bool_]) -> Fit:
+def averaged_fit(runs: Sequence[PricedServer], around: Local, kept: NDArray[np.bool_]) -> Fit:
     """The mean of the fits to the runs that are `kept` under all candidate priors, effect by effect.
 
     No prior is chosen: which one predicts runs left out best changes with the drawing of the folds.
@@ -43,7 +46,7 @@ def averaged_fit(runs: Sequence[Bench], around: Local, kept: NDArray[np.bool_]) 
 
 
 def held_out(
-    runs: Sequence[Bench], whole: Local, fold: NDArray[np.int64], trials: Trials | None = None
+    runs: Sequence[PricedServer], whole: Local, fold: NDArray[np.int64], trials: Trials | None = None
 ) -> list[dict[str, float]]:
     """Every run's prediction by a fit, and with settings, that were learnt from runs of other folds alone.
 

@@ -1,11 +1,11 @@
 """Fit what no operator table holds to measured runs: host overheads, and factors on classes of operators.
 
-A run is priced once, class by class (`Bench`); a simulation with other factors and overheads then costs milliseconds.
-The fit is a ridge regression of log(measured / predicted) on the logarithms of all parameters (Gauss-Newton on
-predictions that are linear in the parameters, from finite differences), repeated around its own result. Every
-parameter is a sum of effects: of all runs, of an engine, of an engine on a device, of its release and of that on a
-device (overheads), and of a format (factors), each drawn towards zero, so that what few runs speak for stays near what
-is known of its kin, and an engine, a device or a release without runs falls back to theirs. Runs that no such
+A run is priced once, class by class (`PricedServer`); a simulation with other factors and overheads then costs
+milliseconds. The fit is a ridge regression of log(measured / predicted) on the logarithms of all parameters
+(Gauss-Newton on predictions that are linear in the parameters, from finite differences), repeated around its own
+result. Every parameter is a sum of effects: of all runs, of an engine, of an engine on a device, of its release and of
+that on a device (overheads), and of a format (factors), each drawn towards zero, so that what few runs speak for stays
+near what is known of its kin, and an engine, a device or a release without runs falls back to theirs. Runs that no such
 correction explains lose weight (Geman and McClure, 1985).
 """
 
@@ -126,13 +126,13 @@ class Scope(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Bench:
+class PricedServer:
     """A measured run, priced class by class and ready to be simulated with any calibration."""
 
     measurement: Measurement
     setup: Setup
     """Not calibrated."""
-    settings: state.Settings
+    settings: state.KernelSettings
     requests: RequestArrays
     parts: Mapping[str, StepPrices]
     """Name of a factor -> prices of the operators that it applies to, as shares of them. One part where decoding is
@@ -166,7 +166,7 @@ class Bench:
         given = self.measurement.scenario.deployment.engine
         return not self.setup.settings_assumed and given.reserved_bytes is None and given.num_gpu_blocks is None
 
-    def served_with(self, values: Mapping[str, float]) -> Bench:
+    def served_with(self, values: Mapping[str, float]) -> PricedServer:
         """The same run behind an engine whose defaults are other ones; prices stay as they are.
 
         Raises:
@@ -207,9 +207,9 @@ class Bench:
         return {"tpot": float(tpot_s), "ttft": float(middle(ttft_s)), "e2e": float(middle(ttft_s + decoding_s))}
 
 
-def benches(
+def priced_servers(
     measurements: Iterable[Measurement], estimator_of: Callable[[Setup], Estimator] = estimator_for
-) -> Iterator[tuple[Measurement, Bench | str]]:
+) -> Iterator[tuple[Measurement, PricedServer | str]]:
     """Every measurement with its bench, or with the reason why it cannot be simulated.
 
     Args:
@@ -219,16 +219,16 @@ def benches(
     estimators: dict[tuple[Hashable, ...], Estimator] = {}
     for measurement in measurements:
         try:
-            yield measurement, _bench(measurement, estimators, estimator_of)
+            yield measurement, _priced(measurement, estimators, estimator_of)
         except InputError as error:
             yield measurement, reason_of(error)
 
 
-def _bench(
+def _priced(
     measurement: Measurement,
     estimators: dict[tuple[Hashable, ...], Estimator],
     estimator_of: Callable[[Setup], Estimator],
-) -> Bench:
+) -> PricedServer:
     if measurement.scenario is None:
         raise InputError(measurement.refused)
     if measurement.lacks_acceptance:
@@ -254,7 +254,7 @@ def _bench(
         whole = price_steps(estimators[key], setup.device, shard, widest, setup.max_model_len, drafter)
         parts = {"all": whole}
     settings = kernel_settings(setup, memory, deployment.replicas, requests, deployment.router, scenario.seed)
-    return Bench(measurement, setup, settings, requests, parts, speculation)
+    return PricedServer(measurement, setup, settings, requests, parts, speculation)
 
 
 def _memory(setup: Setup, requests: RequestArrays) -> MemoryPlan:
@@ -357,14 +357,14 @@ class Fit:
         )
 
 
-def predict(bench: Bench, fit: Fit) -> dict[str, float]:
+def predict(priced: PricedServer, fit: Fit) -> dict[str, float]:
     """The metrics of a bench under a fit."""
-    return bench.predict(_whole(fit, bench), fit.host(bench.setup.engine.host, bench.scope))
+    return priced.predict(_whole(fit, priced), fit.host(priced.setup.engine.host, priced.scope))
 
 
-def _whole(fit: Fit, bench: Bench) -> dict[str, float]:
+def _whole(fit: Fit, priced: PricedServer) -> dict[str, float]:
     """Factors by the names of the bench's parts, format and all; `factor` then finds no others to multiply."""
-    return fit.factors(bench.parts, bench.scope)
+    return fit.factors(priced.parts, priced.scope)
 
 
 @dataclass(frozen=True)
@@ -377,34 +377,34 @@ class Local:
     slopes: Sequence[Mapping[str, Mapping[str, float]]]
     """Of every run: metric -> parameter -> the share of the metric that is proportional to the parameter."""
 
-    def predict(self, index: int, bench: Bench, fit: Fit) -> dict[str, float]:
-        """The fitted metrics of a run, `bench`, under another fit, without simulating it again."""
+    def predict(self, index: int, priced: PricedServer, fit: Fit) -> dict[str, float]:
+        """The fitted metrics of a run, `priced`, under another fit, without simulating it again."""
         found = {}
         for metric, slope in self.slopes[index].items():
-            moved = {name: fit.logarithm(name, bench.scope) - self.fit.logarithm(name, bench.scope) for name in slope}
+            moved = {name: fit.logarithm(name, priced.scope) - self.fit.logarithm(name, priced.scope) for name in slope}
             relative = 1.0 + sum(share * (math.exp(moved[name]) - 1.0) for name, share in slope.items())
             found[metric] = self.base[index][metric] * max(relative, LEAST_RELATIVE)
         return found
 
 
-def local(runs: Sequence[Bench], fit: Fit) -> Local:
+def local(runs: Sequence[PricedServer], fit: Fit) -> Local:
     """Simulate every run with every one of its parameters moved.
 
     Overheads are doubled and not nudged: what the device hides at first would otherwise never be found.
     """
     base, slopes = [], []
-    for bench in runs:
-        factors, host = _whole(fit, bench), fit.host(bench.setup.engine.host, bench.scope)
-        here = bench.predict(factors, host)
+    for priced in runs:
+        factors, host = _whole(fit, priced), fit.host(priced.setup.engine.host, priced.scope)
+        here = priced.predict(factors, host)
         slope: dict[str, dict[str, float]] = {metric: {} for metric in FITTED}
-        for name in bench.parameters:
+        for name in priced.parameters:
             kind, _, field = name.partition(".")
             if kind == "host":
                 ratio = HOST_RATIO
-                found = bench.predict(factors, msgspec.structs.replace(host, **{field: getattr(host, field) * ratio}))
+                found = priced.predict(factors, msgspec.structs.replace(host, **{field: getattr(host, field) * ratio}))
             else:
                 ratio = FACTOR_RATIO
-                found = bench.predict(factors | {name: factors[name] * ratio}, host)
+                found = priced.predict(factors | {name: factors[name] * ratio}, host)
             for metric in FITTED:
                 slope[metric][name] = (found[metric] / here[metric] - 1.0) / (ratio - 1.0)
         base.append(here)
@@ -412,7 +412,7 @@ def local(runs: Sequence[Bench], fit: Fit) -> Local:
     return Local(fit, base, slopes)
 
 
-def fit_runs(runs: Sequence[Bench], num_rounds: int = NUM_ROUNDS) -> Local:
+def fit_runs(runs: Sequence[PricedServer], num_rounds: int = NUM_ROUNDS) -> Local:
     """Fit effects to `runs`; what is returned predicts around the fit."""
     around = local(runs, Fit({}))
     for at in range(num_rounds):
@@ -420,11 +420,11 @@ def fit_runs(runs: Sequence[Bench], num_rounds: int = NUM_ROUNDS) -> Local:
         if at + 1 < num_rounds:
             around = local(runs, fit)
         else:
-            around = replace(around, fit=fit, base=[predict(bench, fit) for bench in runs])
+            around = replace(around, fit=fit, base=[predict(priced, fit) for priced in runs])
     return around
 
 
-def around_again(runs: Sequence[Bench], around: Local, changed: Sequence[bool]) -> Local:
+def around_again(runs: Sequence[PricedServer], around: Local, changed: Sequence[bool]) -> Local:
     """`around`, with the runs that `changed` simulated anew."""
     places = [index for index, flag in enumerate(changed) if flag]
     anew = local([runs[index] for index in places], around.fit)
@@ -434,7 +434,7 @@ def around_again(runs: Sequence[Bench], around: Local, changed: Sequence[bool]) 
     return Local(around.fit, base, slopes)
 
 
-def refit(runs: Sequence[Bench], around: Local, kept: NDArray[np.bool_], priors: Priors = PRIORS) -> Fit:
+def refit(runs: Sequence[PricedServer], around: Local, kept: NDArray[np.bool_], priors: Priors = PRIORS) -> Fit:
     """The fit to the runs that are `kept`.
 
     The whole regression is solved anew on the measurements of the kept runs. From the fit to all runs it takes the
@@ -445,26 +445,26 @@ def refit(runs: Sequence[Bench], around: Local, kept: NDArray[np.bool_], priors:
     return _fitted([runs[index] for index in chosen], Local(around.fit, base, slopes), priors)
 
 
-def _weights(runs: Sequence[Bench]) -> Floats:
-    sizes = Counter(by_configuration(bench) for bench in runs)
-    return np.array([bench.weight * sizes[by_configuration(bench)] ** -CROWDING for bench in runs])
+def _weights(runs: Sequence[PricedServer]) -> Floats:
+    sizes = Counter(by_configuration(priced) for priced in runs)
+    return np.array([priced.weight * sizes[by_configuration(priced)] ** -CROWDING for priced in runs])
 
 
-def _fitted(runs: Sequence[Bench], around: Local, priors: Priors = PRIORS) -> Fit:
+def _fitted(runs: Sequence[PricedServer], around: Local, priors: Priors = PRIORS) -> Fit:
     """Ridge regression by Gauss and Newton on predictions that are linear around a fit; nothing from no runs."""
     if not runs:
         return Fit({})
     weights = np.repeat(_weights(runs), len(FITTED))
     names: dict[Effect, int] = {}
     spreads: list[float] = []
-    for bench in runs:
-        for parameter in bench.parameters:
-            for effect, spread in effects(parameter, bench.scope, priors).items():
+    for priced in runs:
+        for parameter in priced.parameters:
+            for effect, spread in effects(parameter, priced.scope, priors).items():
                 if effect not in names:
                     names[effect] = len(names)
                     spreads.append(spread)
     shares, summed = _terms(runs, around, names)
-    measured = np.array([[bench.measurement.measured.get(metric, math.nan) for metric in FITTED] for bench in runs])
+    measured = np.array([[priced.measurement.measured.get(metric, math.nan) for metric in FITTED] for priced in runs])
     base = np.array([[one[metric] for metric in FITTED] for one in around.base])
     scale = np.tile([1.0 / NOISE[metric] for metric in FITTED], len(runs))
     start = np.array([around.fit.effects.get(effect, 0.0) for effect in names])
@@ -487,18 +487,20 @@ def _fitted(runs: Sequence[Bench], around: Local, priors: Priors = PRIORS) -> Fi
     return Fit(dict(zip(names, values.tolist(), strict=True)))
 
 
-def _terms(runs: Sequence[Bench], around: Local, names: Mapping[Effect, int]) -> tuple[Floats, NDArray[np.int64]]:
+def _terms(
+    runs: Sequence[PricedServer], around: Local, names: Mapping[Effect, int]
+) -> tuple[Floats, NDArray[np.int64]]:
     """[run, metric, parameter] shares, and [run, parameter, ...] the effects that a parameter sums.
 
     What a run lacks has a share of 0 and the effect after the last.
     """
-    most = max(len(bench.parameters) for bench in runs)
+    most = max(len(priced.parameters) for priced in runs)
     shares = np.zeros((len(runs), len(FITTED), most))
     summed = np.full((len(runs), most, MOST_EFFECTS), len(names))
-    for run, (bench, slope) in enumerate(zip(runs, around.slopes, strict=True)):
-        for at, parameter in enumerate(bench.parameters):
+    for run, (priced, slope) in enumerate(zip(runs, around.slopes, strict=True)):
+        for at, parameter in enumerate(priced.parameters):
             shares[run, :, at] = [slope[metric][parameter] for metric in FITTED]
-            for place, effect in enumerate(effects(parameter, bench.scope)):
+            for place, effect in enumerate(effects(parameter, priced.scope)):
                 summed[run, at, place] = names[effect]
     return shares, summed
 
@@ -517,6 +519,6 @@ def _ridge_step(
     return change
 
 
-def by_configuration(bench: Bench) -> str:
+def by_configuration(priced: PricedServer) -> str:
     """Runs that differ in load only go together."""
-    return bench.measurement.configuration
+    return priced.measurement.configuration

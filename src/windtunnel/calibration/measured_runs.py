@@ -37,7 +37,7 @@ unknown grows smoothly with the concurrency and hardly depends on the lengths, a
 
 DECODE_SAMPLES_FIRST = ("vllm",)
 """Engines whose decode side computes the last prompt token again: behind Dynamo vLLM's prefill side is asked for a
-single token, and its `NixlConnector` hands over the KV of what lies before (0.10 to 0.24)."""
+single token, and its `NixlConnector` hands off the KV of what lies before (0.10 to 0.24)."""
 
 ROLES = ("prefill", "decode")
 """What the columns of separate pools begin with."""

@@ -21,8 +21,8 @@ from windtunnel.calibration.fit import (
     HOST,
     METRICS,
     NOISE,
-    Bench,
     Fit,
+    PricedServer,
     Scope,
     around_again,
     by_configuration,
@@ -46,13 +46,13 @@ from windtunnel.versions import version_key
 Floats = NDArray[np.float64]
 
 
-def ratios(runs: Sequence[Bench], predictions: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
+def ratios(runs: Sequence[PricedServer], predictions: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
     """Metric -> measured over predicted, for what was measured; throughput of a closed loop is inverse to E2E."""
     found: dict[str, list[float]] = {}
-    for bench, predicted in zip(runs, predictions, strict=True):
+    for priced, predicted in zip(runs, predictions, strict=True):
         for metric, value in predicted.items():
-            if metric in bench.measurement.measured:
-                found.setdefault(metric, []).append(bench.measurement.measured[metric] / value)
+            if metric in priced.measurement.measured:
+                found.setdefault(metric, []).append(priced.measurement.measured[metric] / value)
     if "e2e" in found:
         found["throughput"] = [1 / value for value in found["e2e"]]
     return found
@@ -66,7 +66,7 @@ configuration alike 82 to 83%."""
 
 
 def profile(
-    runs: Sequence[Bench],
+    runs: Sequence[PricedServer],
     fit: Fit,
     learnt: Learnt,
     engine: str,
@@ -84,9 +84,11 @@ def profile(
         held: predictions of the runs by fits that did not see them.
         source: what the runs are, for the record.
     """
-    own = [index for index, bench in enumerate(runs) if bench.scope[0] == engine and device in (None, bench.scope[1])]
+    own = [
+        index for index, priced in enumerate(runs) if priced.scope[0] == engine and device in (None, priced.scope[1])
+    ]
     place = Scope(engine, device or "")
-    of_release = {bench.scope.release: bench.setup.engine.host for bench in runs if bench.scope.engine == engine}
+    of_release = {priced.scope.release: priced.setup.engine.host for priced in runs if priced.scope.engine == engine}
     numbered = sorted(filter(None, of_release), key=version_key)
     latest = of_release[numbered[-1] if numbered else ""]
     names = {name for index in own for name in runs[index].parts}
@@ -133,7 +135,7 @@ def profile(
 
 
 def kin(
-    runs: Sequence[Bench], engine: str, device: str | None, assumed: bool, among: Sequence[int] | None = None
+    runs: Sequence[PricedServer], engine: str, device: str | None, assumed: bool, among: Sequence[int] | None = None
 ) -> list[int]:
     """The runs that a spread is taken from: of the engine on the device, of the engine, or all: the first of these with
     five configurations.
@@ -155,7 +157,7 @@ def kin(
 
 
 def _spreads_of(
-    runs: Sequence[Bench], predictions: Sequence[Mapping[str, float]], chosen: Sequence[int], engine: str
+    runs: Sequence[PricedServer], predictions: Sequence[Mapping[str, float]], chosen: Sequence[int], engine: str
 ) -> dict[str, Spread]:
     """Of the chosen runs; where these are of too few configurations, as wide at least as without calibration."""
     found = spreads([runs[i] for i in chosen], [predictions[i] for i in chosen])
@@ -172,26 +174,26 @@ def _widened(spread: Spread, usual: Spread) -> Spread:
     return msgspec.structs.replace(spread, p10=p10, p90=p90)
 
 
-def _version(bench: Bench) -> str:
+def _version(priced: PricedServer) -> str:
     """What the record says was run; empty where an image of no release stands there and defaults were priced."""
-    return bench.measurement.labels.get("version", "")
+    return priced.measurement.labels.get("version", "")
 
 
 def _rounded(host: HostOverheads) -> HostOverheads:
     return HostOverheads(**{name: float(f"{getattr(host, name):.4g}") for name in HOST})
 
 
-def spreads(runs: Sequence[Bench], predictions: Sequence[Mapping[str, float]]) -> dict[str, Spread]:
+def spreads(runs: Sequence[PricedServer], predictions: Sequence[Mapping[str, float]]) -> dict[str, Spread]:
     """Metric -> quantiles of measured over predicted that hold 80% of a further value, not of those seen."""
-    sizes = Counter(by_configuration(bench) for bench in runs)
+    sizes = Counter(by_configuration(priced) for priced in runs)
     found = {}
     for metric in (*METRICS, "throughput"):
         values, weights = [], []
-        for bench, predicted in zip(runs, predictions, strict=True):
-            of_one = ratios([bench], [predicted]).get(metric)
+        for priced, predicted in zip(runs, predictions, strict=True):
+            of_one = ratios([priced], [predicted]).get(metric)
             if of_one:
                 values += of_one
-                weights.append(sizes[by_configuration(bench)] ** -ALIKE)
+                weights.append(sizes[by_configuration(priced)] ** -ALIKE)
         if values:
             found[metric] = spread_of(np.array(values), np.array(weights))
     return found
@@ -210,7 +212,7 @@ def _median_error(values: Sequence[float]) -> float:
     return float(f"{np.median([abs(1 / value - 1) for value in values]):.3g}")
 
 
-def profiles(runs: Sequence[Bench], source: str) -> dict[str, Calibration]:
+def profiles(runs: Sequence[PricedServer], source: str) -> dict[str, Calibration]:
     """Name -> calibration: one for every engine on any device, and for every device that is better with its own.
 
     The spread of the former is of devices left out whole, where there are several. A device has one of its own
@@ -218,8 +220,8 @@ def profiles(runs: Sequence[Bench], source: str) -> dict[str, Calibration]:
     """
     whole, trials, every = fit_runs(runs), Trials(runs), np.ones(len(runs), np.bool_)
     held = held_out(runs, whole, folds(runs), trials)
-    several = len({bench.scope[1] for bench in runs}) > 1
-    apart = held_out(runs, whole, folds(runs, lambda bench: bench.scope[1], None), trials) if several else held
+    several = len({priced.scope[1] for priced in runs}) > 1
+    apart = held_out(runs, whole, folds(runs, lambda priced: priced.scope[1], None), trials) if several else held
     fit = averaged_fit(runs, whole, every)
     if learnt := infer(trials, whole, fit, every):
         served = with_learnt(runs, learnt)
@@ -227,16 +229,16 @@ def profiles(runs: Sequence[Bench], source: str) -> dict[str, Calibration]:
             served, around_again(served, whole, [a is not b for a, b in zip(served, runs, strict=True)]), every
         )
     found = {}
-    for engine, device in sorted({bench.scope[:2] for bench in runs}):
-        own = [index for index, bench in enumerate(runs) if bench.scope[:2] == (engine, device)]
+    for engine, device in sorted({priced.scope[:2] for priced in runs}):
+        own = [index for index, priced in enumerate(runs) if priced.scope[:2] == (engine, device)]
         if not several or _misfit(runs, held, own) <= _misfit(runs, apart, own):
             found[f"{engine}-{device}"] = profile(runs, fit, learnt, engine, device, held, source)
-    for engine in sorted({bench.scope[0] for bench in runs}):
+    for engine in sorted({priced.scope[0] for priced in runs}):
         found[engine] = profile(runs, fit, learnt, engine, None, apart, source)
     return found
 
 
-def _misfit(runs: Sequence[Bench], predictions: Sequence[Mapping[str, float]], chosen: Sequence[int]) -> float:
+def _misfit(runs: Sequence[PricedServer], predictions: Sequence[Mapping[str, float]], chosen: Sequence[int]) -> float:
     """Median errors of the fitted metrics in units of their noise."""
     found = ratios([runs[index] for index in chosen], [predictions[index] for index in chosen])
     return sum(_median_error(found[metric]) / NOISE[metric] for metric in FITTED if metric in found)

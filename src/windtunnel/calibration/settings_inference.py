@@ -24,9 +24,9 @@ from windtunnel.calibration.fit import (
     FITTED,
     NOISE,
     TRIED,
-    Bench,
     Fit,
     Local,
+    PricedServer,
     by_configuration,
     predict,
 )
@@ -63,20 +63,20 @@ class Series(NamedTuple):
     source: str = ""
 
 
-def series_of(bench: Bench) -> Series | None:
+def series_of(priced: PricedServer) -> Series | None:
     """The series that a run's unrecorded settings are shared in; None where all were recorded."""
-    labels = bench.measurement.labels
-    if not bench.measurement.unknown:
+    labels = priced.measurement.labels
+    if not priced.measurement.unknown:
         return None
-    engine, device, _ = bench.scope
-    return Series(engine, device, str(bench.setup.engine.version), bench.setup.model.name, labels.get("source", ""))
+    engine, device, _ = priced.scope
+    return Series(engine, device, str(priced.setup.engine.version), priced.setup.model.name, labels.get("source", ""))
 
 
 @dataclass
 class Trials:
     """Measured runs simulated with other settings, each once, with overheads and factors as they are assumed."""
 
-    runs: Sequence[Bench]
+    runs: Sequence[PricedServer]
     _before: dict[int, Mapping[str, float]] = field(default_factory=dict)
     _shifts: dict[tuple[int, Values], Mapping[str, float] | None] = field(default_factory=dict)
 
@@ -88,22 +88,22 @@ class Trials:
         return self._shifts[key]
 
     def _shift(self, index: int, values: Values) -> Mapping[str, float] | None:
-        bench = self.runs[index]
+        priced = self.runs[index]
         try:
-            other = bench.served_with(dict(values))
+            other = priced.served_with(dict(values))
         except InputError:
             return None
-        if _limits(other) == _limits(bench):
+        if _limits(other) == _limits(priced):
             return dict.fromkeys(FITTED, 0.0)
         if index not in self._before:
-            self._before[index] = predict(bench, Fit({}))
+            self._before[index] = predict(priced, Fit({}))
         after = predict(other, Fit({}))
         return {metric: math.log(after[metric] / self._before[index][metric]) for metric in FITTED}
 
 
-def _limits(bench: Bench) -> state.Settings:
+def _limits(priced: PricedServer) -> state.KernelSettings:
     """The settings of a run's server; limits that its client cannot reach count as equal."""
-    settings, requests = bench.settings, bench.requests
+    settings, requests = priced.settings, priced.requests
     if not settings.concurrency:
         return settings
     longest = int((requests.input_tokens + requests.output_tokens).max())
@@ -143,65 +143,65 @@ def infer(trials: Trials, around: Local, fit: Fit, kept: NDArray[np.bool_]) -> L
     """
     runs = trials.runs
     unrecorded: dict[Series, list[int]] = {}
-    keeping: dict[Series, list[int]] = {}
+    retention: dict[Series, list[int]] = {}
     for index in np.flatnonzero(kept).tolist():
-        bench = runs[index]
-        if bench.weight <= 0:
+        priced = runs[index]
+        if priced.weight <= 0:
             continue
-        if (series := series_of(bench)) is not None:
+        if (series := series_of(priced)) is not None:
             unrecorded.setdefault(series, []).append(index)
-        elif bench.keeps_by_default:
-            engine, device, _ = bench.scope
+        elif priced.keeps_by_default:
+            engine, device, _ = priced.scope
             for one in (Series(engine), Series(engine, device)):
-                keeping.setdefault(one, []).append(index)
+                retention.setdefault(one, []).append(index)
     found: dict[Series, Taken] = {}
     left_open = _left_open(runs)
-    for series, members in (unrecorded | keeping).items():
+    for series, members in (unrecorded | retention).items():
         names = left_open.get(series, (RESERVE,))
         residuals = _residuals(runs, members, around, fit)
         taken = _taken(_Question(trials, members, residuals, names))
         if taken.values:
             found[series] = taken
-    for engine, device in {bench.scope[:2] for bench in runs}:
-        if Series(engine) in found and Series(engine, device) not in keeping:
+    for engine, device in {priced.scope[:2] for priced in runs}:
+        if Series(engine) in found and Series(engine, device) not in retention:
             # As a calibration of the engine on any device says.
             found[Series(engine, device)] = found[Series(engine)]
     return found
 
 
-def _left_open(runs: Sequence[Bench]) -> dict[Series, tuple[str, ...]]:
+def _left_open(runs: Sequence[PricedServer]) -> dict[Series, tuple[str, ...]]:
     """Series -> the settings that none of its runs recorded: what one of them did is not another's to choose."""
     found: dict[Series, tuple[str, ...]] = {}
-    for bench in runs:
-        if (series := series_of(bench)) is not None:
-            unknown = bench.measurement.unknown
+    for priced in runs:
+        if (series := series_of(priced)) is not None:
+            unknown = priced.measurement.unknown
             found[series] = tuple(name for name in found.get(series, unknown) if name in unknown)
     return found
 
 
-def values_of(bench: Bench, learnt: Learnt) -> Values:
+def values_of(priced: PricedServer, learnt: Learnt) -> Values:
     """What was learnt of the settings that a run's record leaves open."""
-    engine, device, _ = bench.scope
-    series = series_of(bench)
+    engine, device, _ = priced.scope
+    series = series_of(priced)
     if series is not None:
         return learnt[series].values if series in learnt else ()
     own = Series(engine, device)
-    return learnt[own].values if bench.keeps_by_default and own in learnt else ()
+    return learnt[own].values if priced.keeps_by_default and own in learnt else ()
 
 
-def with_learnt(runs: Sequence[Bench], learnt: Learnt) -> list[Bench]:
+def with_learnt(runs: Sequence[PricedServer], learnt: Learnt) -> list[PricedServer]:
     """The runs, served with what was learnt of their settings where it can serve them."""
 
-    def served(bench: Bench) -> Bench:
+    def served(priced: PricedServer) -> PricedServer:
         try:
-            return bench.served_with(dict(values_of(bench, learnt)))
+            return priced.served_with(dict(values_of(priced, learnt)))
         except InputError:
-            return bench
+            return priced
 
-    return [served(bench) for bench in runs]
+    return [served(priced) for priced in runs]
 
 
-def _residuals(runs: Sequence[Bench], members: Sequence[int], around: Local, fit: Fit) -> list[dict[str, float]]:
+def _residuals(runs: Sequence[PricedServer], members: Sequence[int], around: Local, fit: Fit) -> list[dict[str, float]]:
     found = []
     for index in members:
         measured, predicted = runs[index].measurement.measured, around.predict(index, runs[index], fit)
@@ -286,7 +286,7 @@ def _price(question: _Question, values: Values) -> float:
     return found
 
 
-def inferred(runs: Sequence[Bench], learnt: Learnt, engine: str, device: str | None) -> tuple[Inferred, ...]:
+def inferred(runs: Sequence[PricedServer], learnt: Learnt, engine: str, device: str | None) -> tuple[Inferred, ...]:
     """For a calibration: what was learnt of settings that nobody recorded."""
     return tuple(
         Inferred(
@@ -301,13 +301,13 @@ def inferred(runs: Sequence[Bench], learnt: Learnt, engine: str, device: str | N
     )
 
 
-def reserve(runs: Sequence[Bench], learnt: Learnt, engine: str, device: str | None) -> Reserve | None:
+def reserve(runs: Sequence[PricedServer], learnt: Learnt, engine: str, device: str | None) -> Reserve | None:
     """For a calibration: what was learnt of the memory that an engine keeps from its KV cache."""
     taken = learnt.get(Series(engine, device or ""))
     return None if taken is None else Reserve(reserved_bytes=int(dict(taken.values)[RESERVE]), **_record(runs, taken))
 
 
-def _record(runs: Sequence[Bench], taken: Taken) -> dict[str, Any]:
+def _record(runs: Sequence[PricedServer], taken: Taken) -> dict[str, Any]:
     return {
         "num_runs": len(taken.runs),
         "num_configurations": len({by_configuration(runs[index]) for index in taken.runs}),

@@ -33,7 +33,7 @@ from windtunnel.serving.calibration import (
 )
 from windtunnel.serving.deployment import LINK_EFFICIENCY, TRANSFER_LATENCY_S
 from windtunnel.serving.pools import (
-    Fleet,
+    PreparedPools,
     prepare_pools,
     replicas_of,
     run_pools,
@@ -69,11 +69,11 @@ LEAST_RELATIVE = 0.05
 
 
 @dataclass(frozen=True)
-class TransferBench:
+class PricedPools:
     """A measured run of separate pools, ready to be simulated with any transfer."""
 
     measurement: Measurement
-    fleet: Fleet
+    fleet: PreparedPools
     """With no latency and the whole bandwidth."""
     requests: RequestArrays
 
@@ -81,8 +81,10 @@ class TransferBench:
         """Of a simulation: the statistic that was measured."""
         latency_s, efficiency = values
         plans = [plan._replace(link_bytes_per_s=plan.link_bytes_per_s * efficiency) for plan in self.fleet.plans]
-        travel = self.fleet.travel._replace(latency_s=latency_s)
-        run = run_pools(plans, travel, self.requests, speculation=self.fleet.speculation, keeping=self.fleet.keeping)
+        handoff_rules = self.fleet.handoff_rules._replace(latency_s=latency_s)
+        run = run_pools(
+            plans, handoff_rules, self.requests, speculation=self.fleet.speculation, retention=self.fleet.retention
+        )
         _, replica, num_replicas = replicas_of(run.records, run.pools)
         host = self.fleet.parts[0].setup.engine.host
         seen_s = host.frontend_s(self.requests.input_tokens, streams(run.records, replica, num_replicas))
@@ -113,25 +115,25 @@ def with_transfers(
         source: what the runs are, for the record of a calibration that holds nothing else.
     """
     runs = [one for one in measurements if one.weight > 0 and tells_of_transfers(one)]
-    benches = list(_benches(runs, made))
+    priced_servers = list(_priced_pools(runs, made))
     found = {}
     for name, one in made.items():
-        own = [bench for bench in benches if _kin(bench) == (one.engine, one.device or _kin(bench)[1])]
+        own = [priced for priced in priced_servers if _kin(priced) == (one.engine, one.device or _kin(priced)[1])]
         found[name] = msgspec.structs.replace(one, transfer=fit_transfers(own))
-    for engine, device in dict.fromkeys(map(_kin, benches)):
+    for engine, device in dict.fromkeys(map(_kin, priced_servers)):
         if engine in made or f"{engine}-{device}" in made:
             continue
-        own = [bench for bench in benches if _kin(bench) == (engine, device)]
+        own = [priced for priced in priced_servers if _kin(priced) == (engine, device)]
         learnt = fit_transfers(own)
         if learnt is not None:
-            base = _base(engine, device, [bench.measurement for bench in own], source)
+            base = _base(engine, device, [priced.measurement for priced in own], source)
             found[f"{engine}-{device}"] = msgspec.structs.replace(base, transfer=learnt)
     return found
 
 
-def _kin(bench: TransferBench) -> tuple[str, str]:
+def _kin(priced: PricedPools) -> tuple[str, str]:
     """Engine and device of the pool that decodes."""
-    decodes = next(part.setup for part in bench.fleet.parts if part.pool.role != "prefill")
+    decodes = next(part.setup for part in priced.fleet.parts if part.pool.role != "prefill")
     return decodes.engine.name, decodes.device.name
 
 
@@ -148,7 +150,7 @@ def _base(engine: str, device: str, own: Sequence[Measurement], source: str) -> 
     return Calibration(engine=engine, device=device, provenance=provenance)
 
 
-def _benches(runs: Sequence[Measurement], made: Mapping[str, Calibration]) -> Iterator[TransferBench]:
+def _priced_pools(runs: Sequence[Measurement], made: Mapping[str, Calibration]) -> Iterator[PricedPools]:
     """Runs that can be simulated, held at what was fitted to aggregated ones."""
     estimator_of = shared_estimators()
 
@@ -158,23 +160,23 @@ def _benches(runs: Sequence[Measurement], made: Mapping[str, Calibration]) -> It
 
     for run in runs:
         try:
-            yield _bench(run, estimator_of, calibration_of)
+            yield _priced(run, estimator_of, calibration_of)
         except InputError:
             continue
 
 
-def _bench(
+def _priced(
     run: Measurement,
     estimator_of: Callable[[Setup], Estimator],
     calibration_of: Callable[[Scenario], Calibration | None],
-) -> TransferBench:
+) -> PricedPools:
     assert run.scenario is not None
     whole = msgspec.structs.replace(run.scenario.deployment.transfer, latency_s=0.0, link_efficiency=1.0)
     deployment = msgspec.structs.replace(run.scenario.deployment, transfer=whole)
     scenario = msgspec.structs.replace(run.scenario, deployment=deployment)
     requests = generate(scenario.workload, scenario.seed)
     fleet = prepare_pools(scenario, requests, estimator_of=estimator_of, calibration_of=calibration_of)
-    return TransferBench(run, fleet, requests)
+    return PricedPools(run, fleet, requests)
 
 
 @dataclass(frozen=True)
@@ -192,35 +194,38 @@ class _Local:
         return np.maximum(self.base_s + change, LEAST_RELATIVE * self.base_s)
 
 
-def _local(benches: Sequence[TransferBench], around: Values) -> _Local:
+def _local(priced_servers: Sequence[PricedPools], around: Values) -> _Local:
     latency_s, efficiency = around
     moved = (latency_s + LATENCY_STEP_S, efficiency * SHARE_STEP)
     base, later, slower = (
-        np.array([bench.ttft_s(values) for bench in benches])
+        np.array([priced.ttft_s(values) for priced in priced_servers])
         for values in (around, (moved[0], efficiency), (latency_s, moved[1]))
     )
     by_inverse = (slower - base) / (1 / moved[1] - 1 / efficiency)
     return _Local(around, base, (later - base) / LATENCY_STEP_S, by_inverse)
 
 
-def fit_transfers(benches: Sequence[TransferBench]) -> LearntTransfer | None:
+def fit_transfers(priced_servers: Sequence[PricedPools]) -> LearntTransfer | None:
     """What runs teach, or None where predictions of configurations left out of the fit are no better than the
     defaults'."""
-    names = np.array([bench.measurement.configuration for bench in benches])
+    names = np.array([priced.measurement.configuration for priced in priced_servers])
     configurations = sorted(set(names.tolist()))
     if len(configurations) < 2:
         return None
-    measured = np.array([bench.measurement.measured["ttft"] for bench in benches])
+    measured = np.array([priced.measurement.measured["ttft"] for priced in priced_servers])
     sizes = Counter(names.tolist())
     weights = np.array(
-        [bench.measurement.weight * sizes[name] ** -CROWDING for bench, name in zip(benches, names, strict=True)]
+        [
+            priced.measurement.weight * sizes[name] ** -CROWDING
+            for priced, name in zip(priced_servers, names, strict=True)
+        ]
     )
-    local = _local(benches, DEFAULT)
+    local = _local(priced_servers, DEFAULT)
     before_s, values = local.base_s, DEFAULT
     for at in range(NUM_ROUNDS):
         values = _fitted(local, measured, weights)
         if at + 1 < NUM_ROUNDS:
-            local = _local(benches, values)
+            local = _local(priced_servers, values)
     after_s = np.empty_like(measured)
     for configuration in configurations:
         left_out = names == configuration
@@ -232,7 +237,7 @@ def fit_transfers(benches: Sequence[TransferBench]) -> LearntTransfer | None:
         latency_s=float(f"{values[0]:.4g}"),
         link_efficiency=float(f"{values[1]:.4g}"),
         record=TransferRecord(
-            num_runs=len(benches),
+            num_runs=len(priced_servers),
             num_configurations=len(configurations),
             median_error=float(f"{after:.3g}"),
             median_error_before=float(f"{before:.3g}"),

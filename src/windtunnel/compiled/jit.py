@@ -42,8 +42,8 @@ class Whole(JITCodeLibrary):
     """The code of an entry and of all that it calls, which nobody else can call.
 
     Numba links the callees in as functions that others may want. As its own, LLVM inlines those that are called once
-    and drops the arguments that the others do not use, of which every array has seven: the walking loop takes half the
-    time, the serving loop two thirds where outputs differ in length, and neither takes longer to compile.
+    and drops the arguments that the others do not use, of which every array has seven: the per-request loop takes half
+        the time, the serving loop two thirds where outputs differ in length, and neither takes longer to compile.
 
     They get names of their own: whoever links machine code in a process takes a name for the function that it knows by
     it, and others, who call with all arguments, would run these.
@@ -171,7 +171,8 @@ def inlined(function: Function) -> Function:
 def passed(*tables: Any) -> tuple[Any, ...]:
     """Record arrays in the form that a call takes fastest.
 
-    Measured on the walking loop, with seven of them: 25 us a call as `np.recarray`, which numba takes apart attribute
-    by attribute, 3 us as plain arrays. Without a compiler their fields can be read as attributes only as `np.recarray`.
+    Measured on the per-request loop, with seven of them: 25 us a call as `np.recarray`, which numba takes apart
+    attribute by attribute, 3 us as plain arrays. Without a compiler their fields can be read as attributes only as
+    `np.recarray`.
     """
     return tables if config.DISABLE_JIT else tuple(table.view(np.ndarray) for table in tables)

@@ -24,7 +24,7 @@ from windtunnel.search.capacity.capacity import (
 from windtunnel.search.capacity.limits import limits_of
 from windtunnel.search.capacity.load import stream_of
 from windtunnel.search.capacity.probe import Probe, probe
-from windtunnel.search.priced_deployments import Bench
+from windtunnel.search.priced_deployments import PricedDeployments
 from windtunnel.serving.run import simulate
 from windtunnel.serving.scenario import (
     Scenario,
@@ -253,7 +253,7 @@ def swept(scenario: Scenario) -> Sweep:
     limits = limits_of(scenario.slo)
     pools = scenario.deployment.pools
     setup = resolve(pool_scenario(scenario, pools[0]) if pools else scenario)
-    server = Bench().server(scenario, stream.unit, None if pools else setup)
+    server = PricedDeployments().server(scenario, stream.unit, None if pools else setup)
     found: Capacity = capacity(server, stream, limits, checks=CHECKS)
     whole = found.load or stream.own
     loads = sorted({max(round(share * whole), 1) if stream.is_closed else share * whole for share in SWEPT_SHARES})

@@ -44,7 +44,7 @@ REQUEST_COLUMNS: Mapping[str, str] = {
 
 POOL_COLUMNS: Mapping[str, str] = {
     "prefill_replica": "that computed the prompt; `replica` decoded",
-    "handed_s": "end of the prefill of a request that was handed over; NaN where one replica did all",
+    "handed_s": "end of the prefill of a request that was handed off; NaN where one replica did all",
     "transfer_start_s": "when its KV began to be read; with overlap during the prefill",
     "transfer_end_s": "when all of it had been read",
 }

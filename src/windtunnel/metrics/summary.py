@@ -172,7 +172,7 @@ class Summary(Schema):
     cost: Cost | None = None
     """None where the device's price is unknown."""
     transfer_s: Distribution | None = None
-    """From the end of the prefill to the arrival of the KV where it is decoded; None where nothing is handed over."""
+    """From the end of the prefill to the arrival of the KV where it is decoded; None where nothing is handed off."""
     pools: tuple[PoolSummary, ...] = ()
     """Empty where all replicas are alike."""
     stages: tuple[StageUse, ...] = ()

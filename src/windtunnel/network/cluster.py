@@ -20,8 +20,8 @@ FABRIC_ERROR = 0.15
 """Assumed relative error of a collective on a fabric: closed forms' own. Against packet-level runs the flow level is
 within 1% where flows do not meet and within 33% where many collide (`docs/guides/network.md`)."""
 
-HANDOVER_BYTES = 256 * 2**20
-"""What a device sends where the rate of handovers is looked for; 2,048 tokens of a 70B model's KV cache, whole."""
+HANDOFF_BYTES = 256 * 2**20
+"""What a device sends where the rate of handoffs is looked for; 2,048 tokens of a 70B model's KV cache, whole."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def network_of(settings: ClusterNetwork, node: Node, num_devices: int) -> Networ
     return Network(fabric, settings, num_devices)
 
 
-def handover_bytes_per_s(network: Network, senders: NDArray[np.integer], receivers: NDArray[np.integer]) -> float:
+def handoff_bytes_per_s(network: Network, senders: NDArray[np.integer], receivers: NDArray[np.integer]) -> float:
     """Mean bytes per second from rank to rank while as many pairs as there can be send at once.
 
     Args:
@@ -99,12 +99,12 @@ def handover_bytes_per_s(network: Network, senders: NDArray[np.integer], receive
     num_pairs, width = min(len(senders), len(receivers)), max(senders.shape[1], receivers.shape[1])
     source = np.resize(senders[:num_pairs, np.arange(width) % senders.shape[1]], (num_pairs, width))
     destination = np.resize(receivers[:num_pairs, np.arange(width) % receivers.shape[1]], (num_pairs, width))
-    size_bytes = np.full(source.size, HANDOVER_BYTES)
+    size_bytes = np.full(source.size, HANDOFF_BYTES)
     backend = network.settings.backend
     times = run_transfers(
         network.fabric, source.ravel(), destination.ravel(), size_bytes, 0.0, backend, network.settings
     )
-    return float((width * HANDOVER_BYTES / times.finish_s.reshape(num_pairs, width).max(axis=1)).mean())
+    return float((width * HANDOFF_BYTES / times.finish_s.reshape(num_pairs, width).max(axis=1)).mean())
 
 
 @dataclass(frozen=True)

@@ -144,7 +144,7 @@ def equally_good(study: Study, found: Found) -> list[int]:
 
 
 @dataclass(frozen=True)
-class Fleet:
+class FleetSize:
     """Copies of a deployment that together take a load."""
 
     index: int
@@ -155,7 +155,7 @@ class Fleet:
     """Of their load together, what is left."""
 
 
-def fleets(found: Found, load: float, most: int) -> list[Fleet]:
+def fleets(found: Found, load: float, most: int) -> list[FleetSize]:
     """The cheapest ways to take `load` with copies of one point each, the least money (or the fewest devices) first.
 
     Copies share the load evenly, each at no more than it sustains alone. Requests that are dealt out in turn arrive
@@ -170,7 +170,7 @@ def fleets(found: Found, load: float, most: int) -> list[Fleet]:
         price = figures.get("usd_per_hour")
         devices = round(figures["devices"])
         cost = None if price is None else price * copies
-        options.append(Fleet(index, copies, devices * copies, cost, 1 - load / (copies * one.load)))
+        options.append(FleetSize(index, copies, devices * copies, cost, 1 - load / (copies * one.load)))
     options.sort(key=lambda fleet: (math.inf if fleet.usd_per_hour is None else fleet.usd_per_hour, fleet.devices))
     return options[:most]
 

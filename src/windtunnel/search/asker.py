@@ -29,7 +29,7 @@ class Count:
     num_answers: int = 0
     num_known: int = 0
     """Of them, kept from a former search, or another point's that is deployed alike."""
-    num_alike: int = 0
+    num_duplicates: int = 0
     """Of them, not run because a neighbour's run is theirs too."""
     num_runs: int = 0
     num_requests: int = 0
@@ -99,7 +99,7 @@ class Asker:
             for one in answers.evaluations:
                 self.count.num_runs += one.num_runs
                 self.count.num_requests += one.num_requests
-                self.count.num_alike += not (one.num_runs or one.refused)
+                self.count.num_duplicates += not (one.num_runs or one.refused)
             if self.progress is not None:
                 self.progress(num_known + len(found), num_points)
         return found

@@ -57,7 +57,7 @@ def best_by_value(space: Space, scores: Mapping[int, float]) -> dict[str, dict[s
     return found
 
 
-def leaders(space: Space, evaluations: Mapping[int, Evaluation]) -> list[int]:
+def most_promising(space: Space, evaluations: Mapping[int, Evaluation]) -> list[int]:
     """The points that hold the limits and are on the frontier, or the best with some value of a setting."""
     holding = {index: one for index, one in evaluations.items() if one.holds}
     names = frontier_names(space, list(holding.values()))

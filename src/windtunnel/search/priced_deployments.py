@@ -10,7 +10,7 @@ from windtunnel.hardware import Device
 from windtunnel.model.forward import Shard
 from windtunnel.pricing.estimator import Estimator
 from windtunnel.serving.deployment import EngineSettings
-from windtunnel.serving.pools import Fleet, prepare_pools
+from windtunnel.serving.pools import PreparedPools, prepare_pools
 from windtunnel.serving.scenario import Scenario, Setup, resolve
 from windtunnel.serving.server import Server, prepare
 from windtunnel.serving.setup.estimators import (
@@ -37,7 +37,7 @@ REACHES = ("max_num_seqs", "max_num_batched_tokens", "max_prefill_tokens")
 
 
 @dataclass(frozen=True, eq=False)
-class Bench:
+class PricedDeployments:
     """Prepares deployments. Operators of a device are read once, and steps of a model on it priced once, for all
     settings of the engine that they do not depend on: the price of a step does not depend on how far its grid reaches.
     """
@@ -47,7 +47,7 @@ class Bench:
     furthest: list[tuple[int, ...]] = field(default_factory=list)
     """How far any grid has reached: the next one goes there at once."""
 
-    def server(self, scenario: Scenario, requests: RequestArrays, setup: Setup | None = None) -> Server | Fleet:
+    def server(self, scenario: Scenario, requests: RequestArrays, setup: Setup | None = None) -> Server | PreparedPools:
         """The deployment of `scenario`, ready for requests of these lengths.
 
         Args:

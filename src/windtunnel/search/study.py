@@ -12,7 +12,7 @@ from windtunnel.search.asker import Asker, Count, Progress
 from windtunnel.search.confidence import confidence_above, margin
 from windtunnel.search.evaluation.schema import Evaluation, Question
 from windtunnel.search.executors import ExecutorName, Workers
-from windtunnel.search.finalists import leaders
+from windtunnel.search.finalists import most_promising
 from windtunnel.search.scores import objectives_of, score, surely
 from windtunnel.search.space.space import (
     Point,
@@ -146,7 +146,7 @@ def _search_one(asker: "Asker", workload: str | None) -> Found:
     first = sorted(finalists, key=lambda index: (-sure[index], index))
     num_streams = len(seeds[first[0]]) if first else 1
     if space.strategy == "exhaustive" and num_streams > 1:
-        others = [index for index in leaders(space, evaluations) if index not in seeds]
+        others = [index for index in most_promising(space, evaluations) if index not in seeds]
         seeds |= {index: [evaluations[index]] for index in others}
         for seed in range(1, num_streams):
             _meet(asker, workload, seeds, others, seed)

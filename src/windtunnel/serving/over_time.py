@@ -81,7 +81,7 @@ def _device_columns(
     """What the devices did, summed over the pools of equal replicas."""
     num_stretches = edges.size - 1
     busy, used, compute, memory, power = (np.zeros(num_stretches) for _ in range(5))
-    num_lanes = num_blocks = num_replicas = np.zeros(num_stretches)
+    num_slots = num_blocks = num_replicas = np.zeros(num_stretches)
     for setup, plan, first, replicas in _pools_of(result):
         steps = result.steps
         steps = steps.where((steps["replica"] >= first) & (steps["replica"] < first + replicas))
@@ -90,9 +90,9 @@ def _device_columns(
             starts_s, counts = count_over_time(result.fleet.phases, edges[0], edges[-1], HOLDING)
             there = np.maximum(mean_of(starts_s, np.append(starts_s[1:], edges[-1]), counts), 1e-9)
         num_replicas = num_replicas + there
-        lanes = there * setup.parallelism.pp
-        num_lanes = num_lanes + lanes
-        num_blocks = num_blocks + plan.num_blocks * setup.parallelism.attention_dp * lanes
+        slots = there * setup.parallelism.pp
+        num_slots = num_slots + slots
+        num_blocks = num_blocks + plan.num_blocks * setup.parallelism.attention_dp * slots
         own_busy = np.zeros(num_stretches)
         if len(steps):
             span = steps["start_s"], steps["start_s"] + steps["duration_s"]
@@ -104,12 +104,12 @@ def _device_columns(
         busy += own_busy
         model = power_model(result.scenario, setup)
         num_devices = there * setup.parallelism.num_devices
-        power += np.nan if model is None else model.over(own_busy / lanes) * num_devices
+        power += np.nan if model is None else model.over(own_busy / slots) * num_devices
     return {
-        "busy_fraction": busy / num_lanes,
+        "busy_fraction": busy / num_slots,
         "kv_fraction": used / num_blocks,
-        "mfu_fraction": compute / num_lanes,
-        "mbu_fraction": memory / num_lanes,
+        "mfu_fraction": compute / num_slots,
+        "mbu_fraction": memory / num_slots,
         "power_w": power,
         "num_replicas": num_replicas,
     }

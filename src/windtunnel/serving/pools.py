@@ -20,7 +20,7 @@ from windtunnel.metrics.summary import (
 from windtunnel.model.forward import Shard
 from windtunnel.model.memory import kv_bytes_per_token, state_bytes_per_request
 from windtunnel.model.parallelism import Parallelism
-from windtunnel.network.cluster import handover_bytes_per_s, network_of
+from windtunnel.network.cluster import handoff_bytes_per_s, network_of
 from windtunnel.pricing.estimator import Estimator
 from windtunnel.serving.analysis.attribution import provenance, time_fractions
 from windtunnel.serving.analysis.device_use import stage_uses, step_work
@@ -54,7 +54,7 @@ from windtunnel.serving.setup.estimators import estimator_for, shard_of
 from windtunnel.serving.setup.frontend import streams
 from windtunnel.serving.setup.kernel_settings import kernel_settings
 from windtunnel.serving.setup.kv_retention import (
-    Keeping,
+    KvRetention,
     caches_of,
     has_one_group,
     shares_prefixes,
@@ -77,9 +77,9 @@ from windtunnel.serving.state.pools import (
     BOTH,
     DECODE,
     PREFILL,
+    HandoffRules,
     PoolPlan,
     Pools,
-    Travel,
     joined_caches,
     new_pool_events,
     new_pools,
@@ -99,8 +99,8 @@ class PoolServer:
     memory: MemoryPlan
     estimator: Estimator
     lowered: LoweredSteps
-    settings: state.Settings
-    keeping: Keeping
+    settings: state.KernelSettings
+    retention: KvRetention
 
     def plan(self, link: TransferLink) -> PoolPlan:
         """The pool as the loop takes it, its KV carried by that link."""
@@ -119,18 +119,18 @@ class PoolServer:
 
 
 @dataclass(frozen=True, eq=False)
-class Fleet:
+class PreparedPools:
     """All pools of a deployment, ready to serve requests of known lengths at any load."""
 
     parts: list[PoolServer]
     plans: list[PoolPlan]
-    travel: Travel
+    handoff_rules: HandoffRules
     speculation: state.Speculation | None
 
     @property
-    def keeping(self) -> list[Keeping]:
+    def retention(self) -> list[KvRetention]:
         """What each pool keeps."""
-        return [part.keeping for part in self.parts]
+        return [part.retention for part in self.parts]
 
 
 def prepare_pools(
@@ -141,7 +141,7 @@ def prepare_pools(
     estimator_of: Callable[[Setup], Estimator] = estimator_for,
     lower: Lower = lower_steps,
     calibration_of: Callable[[Scenario], Calibration | None] = lambda _: None,
-) -> Fleet:
+) -> PreparedPools:
     """What `serving.server.prepare` is for equal replicas; `estimator_of` prices a pool's operators without an
     `estimator`, `calibration_of` may give one that is in force for a pool, by its scenario alone, in place of its own.
     """
@@ -152,7 +152,7 @@ def prepare_pools(
         parts.append(_prepared(scenario, pool, setup, requests, estimator or estimator_of(setup), lower))
     _check_first_tokens(scenario, parts)
     parts = _with_stores(parts)
-    _check_keeping(parts, requests)
+    _check_retention(parts, requests)
     if scenario.deployment.transfer.router == "prefix_affinity":
         raise InputError(
             "transfer.router is prefix_affinity, which chooses where a prompt is computed, not where it decodes",
@@ -160,7 +160,7 @@ def prepare_pools(
         )
     own = [part.plan(scenario.deployment.transfer.link) for part in parts]
     plans = _with_given_link(scenario, parts, _on_network(scenario, parts, own))
-    return Fleet(parts, plans, travel_of(scenario, parts), _speculation(parts))
+    return PreparedPools(parts, plans, handoff_rules_of(scenario, parts), _speculation(parts))
 
 
 def simulate_pools(
@@ -177,7 +177,7 @@ def simulate_pools(
     fleet = prepare_pools(scenario, requests, estimator, allow_download, estimator_of)
     parts = fleet.parts
     records, pools, steps, engine_time_s, loaded_blocks = run_pools(
-        fleet.plans, fleet.travel, requests, progress, fleet.speculation, keeping=fleet.keeping
+        fleet.plans, fleet.handoff_rules, requests, progress, fleet.speculation, retention=fleet.retention
     )
     loaded = _tier_tokens(parts, pools, first_pool(records, pools), loaded_blocks)
     table = _request_table(records, pools, parts[0].setup.engine, requests, loaded)
@@ -198,7 +198,7 @@ def simulate_pools(
         slo=scenario.slo,
         price_usd_per_hour=sum(known) / deployment.num_devices if len(known) == len(prices) else None,
         tenants=limits_by_tenant(scenario, requests),
-        tier_tokens=loaded if loaded or shares_prefixes(fleet.keeping, requests) else None,
+        tier_tokens=loaded if loaded or shares_prefixes(fleet.retention, requests) else None,
     )
     coverage, sources, operators = _provenance(parts, [_steps_of(steps, pools, at) for at in range(len(parts))])
     shares = {how.value: share for how, share in coverage.items()}
@@ -230,7 +230,7 @@ class PoolRun(NamedTuple):
     records: NDArray[np.void]
     """`REQUEST` records in order of sending."""
     pools: Pools
-    """As the run left them, with every request's journey."""
+    """As the run left them, with every request's KV transfer."""
     steps: Table
     engine_time_s: float
     """Wall time of the loop."""
@@ -240,12 +240,12 @@ class PoolRun(NamedTuple):
 
 def run_pools(
     plans: Sequence[PoolPlan],
-    travel: Travel,
+    handoff_rules: HandoffRules,
     requests: RequestArrays,
     progress: Progress | None = None,
     speculation: state.Speculation | None = None,
     give_up: GiveUp | None = None,
-    keeping: Sequence[Keeping] = (),
+    retention: Sequence[KvRetention] = (),
 ) -> PoolRun:
     """Run the compiled loop to its end over several pools.
 
@@ -257,16 +257,16 @@ def run_pools(
         keeping: what each pool keeps of requests; none: nothing.
     """
 
-    def run_with(kept: Sequence[Keeping]) -> PoolRun:
-        return _run(plans, travel, requests, kept, progress, speculation, give_up)
+    def run_with(kept: Sequence[KvRetention]) -> PoolRun:
+        return _run(plans, handoff_rules, requests, kept, progress, speculation, give_up)
 
-    if shares_prefixes(keeping, requests):
-        return run_with(keeping)
+    if shares_prefixes(retention, requests):
+        return run_with(retention)
     # Lower tiers still take the KV blocks of preempted requests: preemption by swap.
     requests = replace(requests, prefixes=None)
     own = [
         replace(part, on_device=part.on_device and has_one_group(plan.settings))
-        for part, plan in zip(keeping, plans, strict=False)
+        for part, plan in zip(retention, plans, strict=False)
     ]
     if any(part.tiers.size for part in own):
         return run_with(own)
@@ -274,26 +274,26 @@ def run_pools(
     if any(part.on_device for part in own) and found.records["num_preemptions"].any():
         # A cache changes nothing until a preempted request finds its own blocks in it.
         again = run_with(own)
-        again.pools.journeys["cached_tokens"] = 0
+        again.pools.transfers["cached_tokens"] = 0
         return again._replace(engine_time_s=found.engine_time_s + again.engine_time_s)
     return found
 
 
 def _run(
     plans: Sequence[PoolPlan],
-    travel: Travel,
+    handoff_rules: HandoffRules,
     requests: RequestArrays,
-    keeping: Sequence[Keeping],
+    retention: Sequence[KvRetention],
     progress: Progress | None,
     speculation: state.Speculation | None,
     give_up: GiveUp | None,
 ) -> PoolRun:
     records = new_records(requests)
-    pools = new_pools(plans, travel, records.size)
-    arrays = (pools.ranks, pools.lanes, pools.lists, pools.stages)
+    pools = new_pools(plans, handoff_rules, records.size)
+    arrays = (pools.ranks, pools.slots, pools.lists, pools.stages)
     cache = None
-    if keeping:
-        own = [caches_of(plan.settings, part, requests) for plan, part in zip(plans, keeping, strict=True)]
+    if retention:
+        own = [caches_of(plan.settings, part, requests) for plan, part in zip(plans, retention, strict=True)]
         cache = joined_caches(pools, own)
     cost, events = state.StepCost(*(np.asarray(field)[0] for field in pools.cost)), new_pool_events(plans)
     steps, engine_time_s = run_to_end(
@@ -312,15 +312,15 @@ def _run(
     loaded_blocks = np.zeros((0, records.size), np.int64)
     if cache is not None:
         found = cache.requests["cached_tokens"].reshape(len(plans), -1)
-        pools.journeys["cached_tokens"] = found[first_pool(records, pools), np.arange(records.size)]
+        pools.transfers["cached_tokens"] = found[first_pool(records, pools), np.arange(records.size)]
         loaded_blocks = cache.loaded
     return PoolRun(records.view(np.ndarray), pools, steps, engine_time_s, loaded_blocks)
 
 
 def first_pool(records: NDArray[np.void], pools: Pools) -> NDArray[np.int64]:
     """The pool that computed each prompt."""
-    moved = ~np.isnan(pools.journeys.handed_s)
-    return np.asarray(pools.pool_of_rank[np.where(moved, pools.journeys.prefill_rank, records["rank"])])
+    moved = ~np.isnan(pools.transfers.handed_s)
+    return np.asarray(pools.pool_of_rank[np.where(moved, pools.transfers.prefill_rank, records["rank"])])
 
 
 def _prepared(
@@ -354,9 +354,9 @@ def _prepared(
         tiers = kv_tiers(setup, memory, settings)
     except InputError as error:
         raise InputError(f"pool {pool.name}: {error.message}", error.hint) from None
-    keeping = Keeping(bool(setup.engine.enable_prefix_caching), tiers, bool(setup.engine.kv_load_overlaps))
+    retention = KvRetention(bool(setup.engine.enable_prefix_caching), tiers, bool(setup.engine.kv_load_overlaps))
     lowered = lower(estimator, setup.device, shard, setup.engine, setup.max_model_len, drafter)
-    return PoolServer(pool, setup, shard, memory, estimator, lowered, settings, keeping)
+    return PoolServer(pool, setup, shard, memory, estimator, lowered, settings, retention)
 
 
 def _with_stores(parts: Sequence[PoolServer]) -> list[PoolServer]:
@@ -368,7 +368,7 @@ def _with_stores(parts: Sequence[PoolServer]) -> list[PoolServer]:
     first: dict[str, tuple[PoolServer, KvTier]] = {}
     found = []
     for part in parts:
-        tiers = part.keeping.tiers.copy()
+        tiers = part.retention.tiers.copy()
         for row, tier in zip(tiers, part.setup.engine.kv_tiers or (), strict=True):
             if tier.shared_by != "deployment":
                 continue
@@ -381,17 +381,17 @@ def _with_stores(parts: Sequence[PoolServer]) -> list[PoolServer]:
                 )
             row.store = 1 + list(first).index(tier.name)
             row.ranks_per_pool = MAX_ENTRIES
-        found.append(replace(part, keeping=replace(part.keeping, tiers=tiers)))
+        found.append(replace(part, retention=replace(part.retention, tiers=tiers)))
     return found
 
 
-def _check_keeping(parts: Sequence[PoolServer], requests: RequestArrays) -> None:
+def _check_retention(parts: Sequence[PoolServer], requests: RequestArrays) -> None:
     """Raise InputError where what a pool would keep cannot be counted."""
-    shares = shares_prefixes([part.keeping for part in parts], requests)
+    shares = shares_prefixes([part.retention for part in parts], requests)
     for part in parts:
-        if part.keeping.tiers.size or (shares and part.keeping.on_device):
+        if part.retention.tiers.size or (shares and part.retention.on_device):
             check_windows(part.setup, part.memory)
-        if shares and part.keeping.tiers.size and not part.keeping.on_device:
+        if shares and part.retention.tiers.size and not part.retention.on_device:
             raise InputError(
                 f"pool {part.pool.name} has kv_tiers and no prefix caching, which other pools have",
                 "set enable_prefix_caching for all pools or for none, or leave out this pool's kv_tiers",
@@ -432,13 +432,13 @@ def _check_first_tokens(scenario: Scenario, parts: Sequence[PoolServer]) -> None
                 )
 
 
-def travel_of(scenario: Scenario, parts: Sequence[PoolServer]) -> Travel:
+def handoff_rules_of(scenario: Scenario, parts: Sequence[PoolServer]) -> HandoffRules:
     """How requests travel, in the loop's terms; the KV of a request is what one copy of the model caches."""
     transfer, first = transfer_of(scenario, parts), parts[0]
     assert transfer.latency_s is not None
     whole = replace(first.shard, parallelism=Parallelism())
     num_layers = first.setup.model.num_layers
-    return Travel(
+    return HandoffRules(
         decode_router=state.ROUTERS.index(transfer.router),
         local_tokens=transfer.local_prefill_tokens,
         decode_samples_first=int(transfer.first_token == "decode"),
@@ -493,7 +493,7 @@ def _on_network(scenario: Scenario, parts: Sequence[PoolServer], plans: list[Poo
         ranks = first + np.arange(plan.settings.num_replicas * plan.settings.ranks_per_replica * width)
         sides[plan.role == PREFILL].append(ranks.reshape(-1, width))
         first += ranks.size
-    rates = [handover_bytes_per_s(network, senders, receivers) for senders in sides[True] for receivers in sides[False]]
+    rates = [handoff_bytes_per_s(network, senders, receivers) for senders in sides[True] for receivers in sides[False]]
     slowest = min(rates)
     return [plan._replace(link_bytes_per_s=min(plan.link_bytes_per_s, slowest)) for plan in plans]
 
@@ -505,9 +505,9 @@ def _with_given_link(scenario: Scenario, parts: Sequence[PoolServer], plans: Seq
     if transfer.bytes_per_s is not None:
         return [plan._replace(link_bytes_per_s=transfer.bytes_per_s) for plan in plans]
     named = zip(scenario.deployment.pools, plans, strict=True)
-    hands_over = any(plan.role == PREFILL for plan in plans)
+    hands_off = any(plan.role == PREFILL for plan in plans)
     for pool, plan in named:
-        if plan.link_bytes_per_s == 0.0 and hands_over:
+        if plan.link_bytes_per_s == 0.0 and hands_off:
             raise InputError(
                 f"pool {pool.name}: its node has no link to others over which a KV cache could be sent",
                 "give deployment.transfer.bytes_per_s, or take a node with scale_out",
@@ -517,11 +517,11 @@ def _with_given_link(scenario: Scenario, parts: Sequence[PoolServer], plans: Seq
 
 def replicas_of(records: NDArray[np.void], pools: Pools) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
     """Where every request began and where it ended, of how many replicas in all pools."""
-    moved = ~np.isnan(pools.journeys.handed_s)
+    moved = ~np.isnan(pools.transfers.handed_s)
     per_replica = pools.pools.ranks_per_replica[pools.pool_of_replica]
     of_rank = np.repeat(np.arange(per_replica.size), per_replica)
-    began = of_rank[np.where(moved, pools.journeys.prefill_rank, records["rank"])]
-    ended = of_rank[np.where(moved, pools.journeys.decode_rank, records["rank"])]
+    began = of_rank[np.where(moved, pools.transfers.prefill_rank, records["rank"])]
+    ended = of_rank[np.where(moved, pools.transfers.decode_rank, records["rank"])]
     return began, ended, per_replica.size
 
 
@@ -535,7 +535,7 @@ def _request_table(
     started, ended, num_replicas = replicas_of(records, pools)
     own = {name: records[name].copy() for name in ENGINE_COLUMNS}
     seen_s = engine.host.frontend_s(requests.input_tokens, streams(own, ended, num_replicas))
-    found = pools.journeys["cached_tokens"]
+    found = pools.transfers["cached_tokens"]
     table = request_table(
         own,
         ended,
@@ -545,7 +545,7 @@ def _request_table(
         cached_tokens=found,
         loaded_tokens=sum(loaded.values(), np.zeros_like(found)),
     )
-    columns = {name: np.array(pools.journeys[name]) for name in list(POOL_COLUMNS)[1:]}
+    columns = {name: np.array(pools.transfers[name]) for name in list(POOL_COLUMNS)[1:]}
     return table.with_columns({"prefill_replica": started, **columns}, POOL_COLUMNS)
 
 

@@ -21,13 +21,13 @@ from windtunnel.serving.runners.batched import (
     GiveUp,
     Progress,
     run_loop,
-    run_walking,
+    run_per_request_scheduler,
 )
 from windtunnel.serving.runners.per_request import (
-    check_walked,
+    check_per_request,
     most_batch_tokens,
+    per_request_settings,
     refuse_unknown,
-    walked_settings,
 )
 from windtunnel.serving.scenario import Scenario, Setup
 from windtunnel.serving.setup.estimators import estimator_for, shard_of
@@ -38,7 +38,7 @@ from windtunnel.serving.setup.prefix_cache import own_blocks
 from windtunnel.serving.setup.speculation import drafter_of, speculation_of, with_drafter
 from windtunnel.serving.setup.step_prices import LoweredSteps, lower_steps
 from windtunnel.serving.state import records as state
-from windtunnel.serving.state.per_request import WalkedSettings
+from windtunnel.serving.state.per_request import PerRequestSettings
 from windtunnel.workload.generate.requests import RequestArrays
 
 
@@ -49,7 +49,7 @@ class Server:
     setup: Setup
     shard: Shard
     memory: MemoryPlan
-    settings: state.Settings | WalkedSettings
+    settings: state.KernelSettings | PerRequestSettings
     estimator: Estimator
     lowered: LoweredSteps
     speculation: state.Speculation | None
@@ -85,14 +85,14 @@ def prepare(
     shard, deployment = shard_of(setup), scenario.deployment
     speculation, drafter = speculation_of(setup), drafter_of(setup, shard)
     memory = plan_memory(shard, setup.device, with_drafter(setup, drafter).engine, setup.max_model_len)
-    settings_of = kernel_settings if setup.engine.scheduler in ENGINE_SCHEDULERS else walked_settings
+    settings_of = kernel_settings if setup.engine.scheduler in ENGINE_SCHEDULERS else per_request_settings
     settings = settings_of(setup, memory, deployment.most_replicas, requests, deployment.router, scenario.seed)
     check_requests(requests, setup, memory)
     estimator = estimator or estimator_for(setup)
     reach = setup.engine
-    if isinstance(settings, WalkedSettings):
+    if isinstance(settings, PerRequestSettings):
         refuse_unknown(deployment, setup, requests)
-        check_walked(settings, requests)
+        check_per_request(settings, requests)
         policy = policy or users_policy(setup.engine)
         reach = msgspec.structs.replace(setup.engine, max_num_batched_tokens=most_batch_tokens(settings, requests))
     lowered = lower(estimator, setup.device, shard, reach, setup.max_model_len, drafter)
@@ -104,8 +104,8 @@ def for_clients(settings: Any, setup: Setup, memory: MemoryPlan, requests: Reque
     if requests.concurrency == settings.concurrency:
         return settings
     fresh: Any
-    if isinstance(settings, WalkedSettings):
-        fresh = walked_settings(setup, memory, settings.num_replicas, requests, "round_robin", settings.seed)
+    if isinstance(settings, PerRequestSettings):
+        fresh = per_request_settings(setup, memory, settings.num_replicas, requests, "round_robin", settings.seed)
     else:
         fresh = kernel_settings(setup, memory, settings.num_replicas, requests)
     return settings._replace(concurrency=fresh.concurrency, frontend_s=fresh.frontend_s)
@@ -133,8 +133,8 @@ def serve(
     Returns:
         What `serving.runners.batched.run_loop` does.
     """
-    if isinstance(server.settings, WalkedSettings):
-        return run_walking(server.settings, server.lowered.cost, requests, server.policy, progress)
+    if isinstance(server.settings, PerRequestSettings):
+        return run_per_request_scheduler(server.settings, server.lowered.cost, requests, server.policy, progress)
 
     settings, cost, speculation = server.settings, server.lowered.cost, server.speculation
 
@@ -192,7 +192,7 @@ def check_requests(requests: RequestArrays, setup: Setup, memory: MemoryPlan, co
             "raise engine.window_pool_ratio, lower engine.max_num_batched_tokens, or set engine.window_kv to full",
         )
     if setup.engine.scheduler not in ENGINE_SCHEDULERS:
-        return  # `check_walked` knows what each of these runs whole
+        return  # `check_per_request` knows what each of these runs whole
     if not computes_prompts:
         return
     most = setup.engine.max_num_batched_tokens or 0

@@ -34,7 +34,7 @@ from windtunnel.serving.setup.fleet_plan import (
 from windtunnel.serving.setup.frontend import streams
 from windtunnel.serving.setup.memory import MemoryPlan
 from windtunnel.serving.setup.prefix_cache import cache_for, tier_tokens
-from windtunnel.serving.state.per_request import WalkedSettings
+from windtunnel.serving.state.per_request import PerRequestSettings
 from windtunnel.units import format_count, format_seconds
 from windtunnel.workload.generate.requests import RequestArrays, generate
 
@@ -132,7 +132,7 @@ def simulate(
     lowered, speculation, deployment = server.lowered, server.speculation, scenario.deployment
     num_replicas = deployment.most_replicas
     cache, fleet = None, None
-    if not isinstance(settings, WalkedSettings):
+    if not isinstance(settings, PerRequestSettings):
         cache = cache_for(setup, memory, settings, requests)
         if has_fleet(deployment):
             plan = fleet_plan(deployment, settings.max_num_seqs * settings.ranks_per_replica, scenario.seed)

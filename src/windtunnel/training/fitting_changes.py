@@ -11,7 +11,7 @@ from windtunnel.training.setup import resolve
 from windtunnel.training.step import TrainingResult, simulate_with
 
 
-def remedies(result: TrainingResult, prices: TrainingPricer, most: int = 4) -> list[tuple[str, TrainingResult]]:
+def fitting_changes(result: TrainingResult, prices: TrainingPricer, most: int = 4) -> list[tuple[str, TrainingResult]]:
     """Changes after which the job fits, the fastest first: what to set, and the step that it gives.
 
     Single changes, and pairs of them where none does alone.

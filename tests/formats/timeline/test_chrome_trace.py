@@ -187,7 +187,7 @@ def test_slices_are_the_steps(result: Result) -> None:
         assert sum(event["args"][name] for event in slices) == steps[name].sum()
 
 
-def test_pipeline_lanes_are_threads() -> None:
+def test_pipeline_tracks_are_threads() -> None:
     result = run(pp=2)
     threads = [
         event["args"]["name"] for event in timeline(result.requests, result.steps) if event["name"] == "thread_name"
@@ -325,7 +325,7 @@ def test_a_flow_starts_in_the_batch_that_prefills() -> None:
 
 
 def test_no_flow_runs_backwards_where_batches_are_merged() -> None:
-    """Drawn with the idle time before them left out, batches of two lanes may change their order."""
+    """Drawn with the idle time before them left out, batches of two tracks may change their order."""
     starts, durations = np.array([0.0, 0.5, 10.0, 10.5]), np.array([1.0, 0.1, 1.0, 1.0])
     blocks = np.arange(40) * 20.0
     steps = steps_of(

@@ -22,10 +22,10 @@ from windtunnel.formats.vidur.config import (
     read_config,
     read_tables,
 )
-from windtunnel.formats.vidur.replay import host_s, replay, walked_settings
+from windtunnel.formats.vidur.replay import host_s, per_request_settings, replay
 from windtunnel.report.serving.vidur import replay_metrics
 from windtunnel.serving.deployment import EngineSettings
-from windtunnel.serving.runners.per_request import WalkedRun, walk
+from windtunnel.serving.runners.per_request import PerRequestRun, schedule_per_request
 from windtunnel.serving.setup.step_prices import recorded_steps
 from windtunnel.serving.state import records as state
 
@@ -58,7 +58,7 @@ def case(folder: Path) -> Case:
     return Case(folder)
 
 
-def assert_same_batches(run: WalkedRun, expected: VidurBatches, time_limit_s: float) -> None:
+def assert_same_batches(run: PerRequestRun, expected: VidurBatches, time_limit_s: float) -> None:
     """All batches, but that Vidur does not record those that its time limit catches in flight."""
     assert run.trail is not None
     members = run.trail.members
@@ -70,11 +70,11 @@ def assert_same_batches(run: WalkedRun, expected: VidurBatches, time_limit_s: fl
         np.testing.assert_array_equal(ours, theirs)
 
 
-def run_on_recorded_durations(recorded: Case) -> WalkedRun:
+def run_on_recorded_durations(recorded: Case) -> PerRequestRun:
     """A run whose look-up tables were not recorded; its step durations were."""
     if recorded.config.cluster_config.replica_config.num_pipeline_stages > 1 or recorded.config.time_limit:
         pytest.skip("without look-up tables, durations of several stages and of batches in flight are not known")
-    settings = walked_settings(recorded.config, replicates_bugs=True, fuses_steps=False)
+    settings = per_request_settings(recorded.config, replicates_bugs=True, fuses_steps=False)
     requests = recorded.requests
     count = len(requests.arrival_s)
     records = state.new_requests(
@@ -84,7 +84,7 @@ def run_on_recorded_durations(recorded: Case) -> WalkedRun:
         records.rank = random_replicas(recorded.config, count)
     most = recorded.config.cluster_config.replica_scheduler_config.batch_size_cap
     cost = recorded_steps(recorded.batches.duration_s, EngineSettings(max_num_seqs=most))
-    return walk(settings, records, cost=cost, keeps_trail=True)
+    return schedule_per_request(settings, records, cost=cost, keeps_trail=True)
 
 
 @pytest.mark.parametrize("name", RECORDED)
@@ -99,7 +99,7 @@ def test_batches_and_times_equal_vidurs(reference: Path, name: str) -> None:
     assert_same_batches(run, recorded.batches, recorded.config.time_limit)
     assert run.trail is not None
     np.testing.assert_allclose(run.trail.stage_s[recorded.batches.number, 0, 0], recorded.batches.start_s, rtol=1e-9)
-    requests, walks, expected = run.requests, run.walks, recorded.expected
+    requests, sequences, expected = run.requests, run.sequences, recorded.expected
     finished = np.isfinite(requests["finish_s"])
     np.testing.assert_array_equal(finished, expected["request_e2e_time"].notna())
     for ours, theirs in (
@@ -107,7 +107,7 @@ def test_batches_and_times_equal_vidurs(reference: Path, name: str) -> None:
         (requests["first_token_s"] - requests["arrival_s"], "prefill_e2e_time"),
         (requests["scheduled_s"] - requests["arrival_s"], "request_scheduling_delay"),
         (run.execution_s, "request_execution_time"),
-        (walks["paused_s"], "request_preemption_time"),
+        (sequences["paused_s"], "request_preemption_time"),
         (requests["num_preemptions"], "request_num_restarts"),
     ):
         np.testing.assert_allclose(ours[finished], expected[theirs][finished], rtol=1e-9, atol=1e-9)

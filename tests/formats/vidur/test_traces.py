@@ -13,7 +13,7 @@ from recorded import REFERENCE
 from windtunnel.formats.vidur.config import read_config
 from windtunnel.formats.vidur.replay import batch_times, replay
 from windtunnel.formats.vidur.traces import chrome_events, event_trace, write_chrome_trace
-from windtunnel.serving.runners.per_request import WalkedRun
+from windtunnel.serving.runners.per_request import PerRequestRun
 
 
 def recorded_cases() -> list[str]:
@@ -29,7 +29,7 @@ CASES = recorded_cases()
 
 
 @cache
-def run_of(reference: Path, name: str) -> WalkedRun:
+def run_of(reference: Path, name: str) -> PerRequestRun:
     recorded = case(reference / "vidur" / "cases" / name)
     return replay(
         recorded.config, tables_of(reference, recorded.config), recorded.requests, fuses_steps=False, keeps_trail=True

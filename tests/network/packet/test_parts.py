@@ -49,7 +49,7 @@ def assert_same(apart: PacketOutcome, whole: PacketOutcome) -> None:
 
 
 @pytest.mark.parametrize("flows", [tensor_parallel(32, MIB), data_parallel(32, MIB)], ids=["servers", "rails"])
-def test_alike_groups_are_simulated_once_with_the_same_result(flows: Flows) -> None:
+def test_equivalent_groups_are_simulated_once_with_the_same_result(flows: Flows) -> None:
     whole, apart = run_tables(tables(flows)), run_in_parts(tables(flows))
     assert_same(apart, whole)
     assert apart.num_events * 4 <= whole.num_events

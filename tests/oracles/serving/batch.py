@@ -17,7 +17,7 @@ from oracles.serving.state import (
 
 
 class Batches(Memory):
-    """Of every replica's lanes; the policies choose for them."""
+    """Of every replica's slots; the policies choose for them."""
 
     requests: Sequence[Request]
     speculation: Any
@@ -28,12 +28,12 @@ class Batches(Memory):
     cutoff_s: float
     """Who arrived later was not known when the batch was formed."""
 
-    def gained(self, rank: Rank, lane: int) -> int:
-        """Tokens of every decoding request in the lane's next step: as even as whole numbers of that mean can be."""
+    def gained(self, rank: Rank, slot: int) -> int:
+        """Tokens of every decoding request in the slot's next step: as even as whole numbers of that mean can be."""
         if self.speculation is None:
             return 1
         mean = float(self.speculation.tokens_per_step)
-        before = self.num_verified.get((id(rank), lane), 0)
+        before = self.num_verified.get((id(rank), slot), 0)
         return math.floor((before + 1) * mean) - math.floor(before * mean)
 
     def enqueue(self, rank: Rank, request: Request) -> None:
@@ -56,7 +56,7 @@ class Batches(Memory):
         }
         return keys[order]
 
-    def take(self, rank: Rank, lane: int, request: Request, num_tokens: int) -> None:
+    def take(self, rank: Rank, slot: int, request: Request, num_tokens: int) -> None:
         needed, window_needed = self.new_blocks(request, num_tokens)
         rank.free_blocks -= needed
         request.num_blocks += needed
@@ -68,11 +68,11 @@ class Batches(Memory):
         request.computed_tokens += num_tokens
         ends = request.computed_tokens == request.known_tokens
         if request.is_decoding:
-            rank.batches[lane][request.index] = Chunk(1, before, True, True, num_tokens)
+            rank.batches[slot][request.index] = Chunk(1, before, True, True, num_tokens)
         else:
-            rank.batches[lane][request.index] = Chunk(num_tokens, before, ends, False)
+            rank.batches[slot][request.index] = Chunk(num_tokens, before, ends, False)
 
-    def admit(self, rank: Rank, lane: int, request: Request, num_tokens: int, now_s: float) -> None:
+    def admit(self, rank: Rank, slot: int, request: Request, num_tokens: int, now_s: float) -> None:
         rank.waiting.remove(request)
         rank.fair_tag = max(rank.fair_tag, request.queue_key)
         rank.running.append(request)
@@ -83,12 +83,12 @@ class Batches(Memory):
             request.cached_tokens = request.computed_tokens
         if math.isnan(request.scheduled_s):
             request.scheduled_s = now_s
-        self.take(rank, lane, request, num_tokens)
+        self.take(rank, slot, request, num_tokens)
 
-    def preempt(self, rank: Rank, lane: int, request: Request) -> int:
+    def preempt(self, rank: Rank, slot: int, request: Request) -> int:
         """Returns the tokens of the step that `request` gives back."""
         rank.running.remove(request)
-        given_back = rank.batches[lane].pop(request.index, None)
+        given_back = rank.batches[slot].pop(request.index, None)
         computed = given_back.computed_before if given_back else request.computed_tokens
         self.release(rank, request, 0 if self.settings.scheduler == SGLANG else computed)
         request.computed_tokens = 0
@@ -99,11 +99,11 @@ class Batches(Memory):
             return 0
         return self.prices.num_queries if given_back.decodes else given_back.tokens
 
-    def emits_token(self, rank: Rank, lane: int, request: Request) -> bool:
-        return request.index in rank.batches[lane] and rank.batches[lane][request.index].emits_token
+    def emits_token(self, rank: Rank, slot: int, request: Request) -> bool:
+        return request.index in rank.batches[slot] and rank.batches[slot][request.index].emits_token
 
-    def prefills(self, rank: Rank, lane: int) -> bool:
-        return any(not chunk.decodes for chunk in rank.batches[lane].values())
+    def prefills(self, rank: Rank, slot: int) -> bool:
+        return any(not chunk.decodes for chunk in rank.batches[slot].values())
 
-    def in_batch(self, rank: Rank, lane: int, decodes: bool) -> list[Request]:
-        return [self.requests[index] for index, chunk in rank.batches[lane].items() if chunk.decodes == decodes]
+    def in_batch(self, rank: Rank, slot: int, decodes: bool) -> list[Request]:
+        return [self.requests[index] for index, chunk in rank.batches[slot].items() if chunk.decodes == decodes]

@@ -85,7 +85,7 @@ class ReferenceFleet(Reference):
     def run(self) -> list[Step]:
         self.start()
         while any(math.isnan(request.finish_s) for request in self.requests):
-            event_s, (replica, lane) = min(((end, at) for at, end in self.end_s.items()), default=(math.inf, (-1, -1)))
+            event_s, (replica, slot) = min(((end, at) for at, end in self.end_s.items()), default=(math.inf, (-1, -1)))
             arrival_s, change_s = self.next_arrival_s(), self.next_change_s()
             if arrival_s == event_s == change_s == math.inf:
                 raise AssertionError("a request can never be scheduled")
@@ -95,21 +95,21 @@ class ReferenceFleet(Reference):
                 self.deliver(arrival_s)
             else:
                 num_unfinished = self.num_unfinished()
-                ends_step = self.end_step(replica, lane, event_s)
+                ends_step = self.end_step(replica, slot, event_s)
                 if self.num_unfinished() < num_unfinished:
                     self.ask_again(event_s)
                     self.stop_if_drained(replica, event_s)
                 while self.next_arrival_s() <= event_s:
                     self.deliver(self.next_arrival_s())
-                self.go_on(replica, lane, event_s, ends_step)
+                self.go_on(replica, slot, event_s, ends_step)
         return self.steps
 
     def num_unfinished(self) -> int:
         return sum(math.isnan(request.finish_s) for request in self.requests)
 
-    def go_on(self, replica: int, lane: int, now_s: float, ends_step: bool) -> None:
-        if (replica, lane) in self.end_s:
-            super().go_on(replica, lane, now_s, ends_step)
+    def go_on(self, replica: int, slot: int, now_s: float, ends_step: bool) -> None:
+        if (replica, slot) in self.end_s:
+            super().go_on(replica, slot, now_s, ends_step)
 
     # Requests at the router
 
@@ -284,21 +284,21 @@ class ReferenceFleet(Reference):
         s = self.settings
         first = number * s.ranks_per_replica
         for at in range(first, first + s.ranks_per_replica):
-            for lane in range(s.num_stages):
-                self.num_verified.pop((id(self.ranks[at]), lane), None)
+            for slot in range(s.num_stages):
+                self.num_verified.pop((id(self.ranks[at]), slot), None)
             self.ranks[at] = self.new_rank()
             for tier, pools in zip(self.tiers, self.pools, strict=True):
                 if not tier.outlives:
                     pools[at // int(tier.ranks_per_pool)] = TierPool(int(tier.capacity_blocks))
         self.stage_free_s[number] = [0.0] * s.num_stages
-        for lane in range(s.num_stages):
-            self.end_s.pop((number, lane), None)
+        for slot in range(s.num_stages):
+            self.end_s.pop((number, slot), None)
 
-    def start_step(self, replica: int, lane: int, now_s: float, ends_step: bool) -> bool:
-        started = super().start_step(replica, lane, now_s, ends_step)
+    def start_step(self, replica: int, slot: int, now_s: float, ends_step: bool) -> bool:
+        started = super().start_step(replica, slot, now_s, ends_step)
         fails_s = self.replicas[replica].fault[0]
-        if started and self.end_s[replica, lane] >= fails_s:
+        if started and self.end_s[replica, slot] >= fails_s:
             step = self.steps[-1]
             self.steps[-1] = Step(now_s, fails_s - now_s, replica, {}, step.used_blocks, [])
-            self.end_s[replica, lane] = math.inf
+            self.end_s[replica, slot] = math.inf
         return started

@@ -24,7 +24,8 @@ from oracles.serving.vllm_v1 import VllmV1
 class Reference(VllmV1, Sglang):
     """The whole simulation; `run` returns its steps, the requests hold their times.
 
-    `settings`, `cost` and `speculation` are `serving.state.records.Settings`, `StepCost` and `Speculation` by shape.
+    `settings`, `cost` and `speculation` are `serving.state.records.KernelSettings`, `StepCost` and `Speculation` by
+    shape.
     """
 
     settings: Any
@@ -38,7 +39,7 @@ class Reference(VllmV1, Sglang):
     def run(self) -> list[Step]:
         self.start()
         while True:
-            event_s, (replica, lane) = min(((end, at) for at, end in self.end_s.items()), default=(math.inf, (-1, -1)))
+            event_s, (replica, slot) = min(((end, at) for at, end in self.end_s.items()), default=(math.inf, (-1, -1)))
             arrival_s = self.next_arrival_s()
             if arrival_s == event_s == math.inf:
                 if any(rank.num_outstanding for rank in self.ranks):
@@ -47,10 +48,10 @@ class Reference(VllmV1, Sglang):
             if arrival_s <= event_s:
                 self.deliver(arrival_s)
                 continue
-            ends_step = self.end_step(replica, lane, event_s)
+            ends_step = self.end_step(replica, slot, event_s)
             while self.next_arrival_s() <= event_s:
                 self.deliver(self.next_arrival_s())
-            self.go_on(replica, lane, event_s, ends_step)
+            self.go_on(replica, slot, event_s, ends_step)
 
     def start(self) -> None:
         s = self.settings
@@ -81,17 +82,17 @@ class Reference(VllmV1, Sglang):
         s = self.settings
         return Rank(s.num_blocks, s.num_window_blocks, [{} for _ in range(s.num_stages)])
 
-    def end_step(self, replica: int, lane: int, now_s: float) -> bool:
-        """Returns whether a step has ended; else the idle lane was woken."""
-        ends_step = any(rank.batches[lane] for rank in self.ranks_of(replica))
+    def end_step(self, replica: int, slot: int, now_s: float) -> bool:
+        """Returns whether a step has ended; else the idle slot was woken."""
+        ends_step = any(rank.batches[slot] for rank in self.ranks_of(replica))
         for rank in self.ranks_of(replica):
-            self.complete(rank, lane, now_s)
+            self.complete(rank, slot, now_s)
         return ends_step
 
-    def go_on(self, replica: int, lane: int, now_s: float, ends_step: bool) -> None:
-        del self.end_s[replica, lane]
-        started = self.start_step(replica, lane, now_s, ends_step)
-        self.wake_another(replica, lane, now_s, first=0 if ends_step or started else lane + 1)
+    def go_on(self, replica: int, slot: int, now_s: float, ends_step: bool) -> None:
+        del self.end_s[replica, slot]
+        started = self.start_step(replica, slot, now_s, ends_step)
+        self.wake_another(replica, slot, now_s, first=0 if ends_step or started else slot + 1)
 
     def ranks_of(self, replica: int) -> list[Rank]:
         n = self.settings.ranks_per_replica
@@ -141,7 +142,7 @@ class Reference(VllmV1, Sglang):
         self.wake(replica, now_s)
 
     def wake(self, replica: int, now_s: float) -> None:
-        idle = [lane for lane in range(self.settings.num_stages) if (replica, lane) not in self.end_s]
+        idle = [slot for slot in range(self.settings.num_stages) if (replica, slot) not in self.end_s]
         if idle:
             self.end_s[replica, idle[0]] = now_s
 
@@ -185,71 +186,71 @@ class Reference(VllmV1, Sglang):
     def used_blocks(self, replica: int) -> int:
         return sum(int(self.settings.num_blocks) - rank.free_blocks for rank in self.ranks_of(replica))
 
-    def wake_another(self, replica: int, lane: int, now_s: float, first: int) -> None:
+    def wake_another(self, replica: int, slot: int, now_s: float, first: int) -> None:
         for other in range(first, self.settings.num_stages):
-            idle = other != lane and (replica, other) not in self.end_s
+            idle = other != slot and (replica, other) not in self.end_s
             if idle and any(self.has_work(rank, other) for rank in self.ranks_of(replica)):
                 self.end_s[replica, other] = now_s
                 return
 
-    def has_work(self, rank: Rank, lane: int) -> bool:
+    def has_work(self, rank: Rank, slot: int) -> bool:
         unscheduled = any(not r.is_decoding and r.wanted_tokens for r in rank.running)
-        return bool(rank.waiting) or unscheduled or any(r.is_decoding and r.lane == lane for r in rank.running)
+        return bool(rank.waiting) or unscheduled or any(r.is_decoding and r.slot == slot for r in rank.running)
 
-    def start_step(self, replica: int, lane: int, now_s: float, ends_step: bool) -> bool:
+    def start_step(self, replica: int, slot: int, now_s: float, ends_step: bool) -> bool:
         ranks = self.ranks_of(replica)
         ahead = self.cost.host_overlaps and ends_step
-        self.cutoff_s = self.started_s[replica, lane] if ahead else now_s
-        self.balance(ranks, lane)
+        self.cutoff_s = self.started_s[replica, slot] if ahead else now_s
+        self.balance(ranks, slot)
         for rank in ranks:
-            self.form_batch(rank, lane, now_s)
-        if ends_step and not any(rank.batches[lane] for rank in ranks):
+            self.form_batch(rank, slot, now_s)
+        if ends_step and not any(rank.batches[slot] for rank in ranks):
             self.cutoff_s = now_s
-            self.balance(ranks, lane)
+            self.balance(ranks, slot)
             for rank in ranks:
-                self.form_batch(rank, lane, now_s)
+                self.form_batch(rank, slot, now_s)
         self.formed(replica, now_s)
-        if self.settings.scheduler == SGLANG and any(self.prefills(rank, lane) for rank in ranks):
+        if self.settings.scheduler == SGLANG and any(self.prefills(rank, slot) for rank in ranks):
             for rank in ranks:
-                if not self.prefills(rank, lane):
-                    self.cancel_decode(rank, lane)
+                if not self.prefills(rank, slot):
+                    self.cancel_decode(rank, slot)
         if self.settings.scheduler == SGLANG:
             for rank in ranks:
-                self.count_decode_sglang(rank, lane)
-        if not any(rank.batches[lane] for rank in ranks):
+                self.count_decode_sglang(rank, slot)
+        if not any(rank.batches[slot] for rank in ranks):
             return False
         for rank in ranks:
-            if any(chunk.decodes for chunk in rank.batches[lane].values()):
-                self.num_verified[id(rank), lane] = self.num_verified.get((id(rank), lane), 0) + 1
-        end_s = self.finish_time_s(replica, lane, now_s)
+            if any(chunk.decodes for chunk in rank.batches[slot].values()):
+                self.num_verified[id(rank), slot] = self.num_verified.get((id(rank), slot), 0) + 1
+        end_s = self.finish_time_s(replica, slot, now_s)
         gaps_s = [
             end_s - request.last_token_s
             for rank in ranks
             for request in rank.running
-            if request.num_outputs > 0 and self.emits_token(rank, lane, request)
+            if request.num_outputs > 0 and self.emits_token(rank, slot, request)
         ]
         used = sum(self.settings.num_blocks - rank.free_blocks for rank in ranks)
-        scheduled = {index: chunk.tokens for rank in ranks for index, chunk in rank.batches[lane].items()}
+        scheduled = {index: chunk.tokens for rank in ranks for index, chunk in rank.batches[slot].items()}
         self.steps.append(Step(now_s, end_s - now_s, replica, scheduled, used, gaps_s))
-        self.end_s[replica, lane] = end_s
-        self.started_s[replica, lane] = now_s
+        self.end_s[replica, slot] = end_s
+        self.started_s[replica, slot] = now_s
         return True
 
     def formed(self, replica: int, now_s: float) -> None:
-        """A batch has been formed, or there was nothing to form one of; a pool then looks at its handovers."""
+        """A batch has been formed, or there was nothing to form one of; a pool then looks at its handoffs."""
 
-    def complete(self, rank: Rank, lane: int, now_s: float) -> None:
-        decoding = self.in_batch(rank, lane, decodes=True)
+    def complete(self, rank: Rank, slot: int, now_s: float) -> None:
+        decoding = self.in_batch(rank, slot, decodes=True)
         # Of requests that a verified step ends, the one whose last token comes sooner leaves first.
-        decoding.sort(key=lambda r: (r.remaining_outputs - rank.batches[lane][r.index].gained, r.index))
-        for request in [*decoding, *self.in_batch(rank, lane, decodes=False)]:
+        decoding.sort(key=lambda r: (r.remaining_outputs - rank.batches[slot][r.index].gained, r.index))
+        for request in [*decoding, *self.in_batch(rank, slot, decodes=False)]:
             if not request.is_decoding and self.settings.scheduler != VLLM_V1:
                 self.share(rank, request, request.computed_tokens)
-            if not self.emits_token(rank, lane, request):
+            if not self.emits_token(rank, slot, request):
                 continue
-            request.num_outputs += rank.batches[lane][request.index].gained
+            request.num_outputs += rank.batches[slot][request.index].gained
             request.is_decoding = True
-            request.lane = lane
+            request.slot = slot
             request.last_token_s = now_s
             if math.isnan(request.first_token_s):
                 request.first_token_s = now_s
@@ -258,7 +259,7 @@ class Reference(VllmV1, Sglang):
                 self.finish(rank, request, now_s)
             else:
                 self.see_whether_it_slides(rank, request)
-        rank.batches[lane] = {}
+        rank.batches[slot] = {}
 
     def finish(self, rank: Rank, request: Request, now_s: float) -> None:
         request.finish_s = now_s
@@ -272,17 +273,17 @@ class Reference(VllmV1, Sglang):
         else:
             self.completed_s.append(now_s)
 
-    def form_batch(self, rank: Rank, lane: int, now_s: float) -> None:
+    def form_batch(self, rank: Rank, slot: int, now_s: float) -> None:
         if self.settings.scheduler == SGLANG:
-            self.form_batch_sglang(rank, lane, now_s)
+            self.form_batch_sglang(rank, slot, now_s)
         else:
-            self.form_batch_vllm_v1(rank, lane, now_s)
+            self.form_batch_vllm_v1(rank, slot, now_s)
 
-    def finish_time_s(self, replica: int, lane: int, now_s: float) -> float:
+    def finish_time_s(self, replica: int, slot: int, now_s: float) -> float:
         s, c, ranks = self.settings, self.cost, self.ranks_of(replica)
         if len(c.recorded_step_s):
             return now_s + float(c.recorded_step_s[len(self.steps)])
-        device_s = self.prices.device_s([rank.batches[lane] for rank in ranks])
+        device_s = self.prices.device_s([rank.batches[slot] for rank in ranks])
         load_s = max(rank.load_s for rank in ranks)
         device_s = max(device_s, load_s) if self.load_overlaps else device_s + load_s
         for rank in ranks:

@@ -1,7 +1,7 @@
 """The schedulers that walk over requests again, in plain Python: the oracle of `serving.per_request.loop`.
 
 One object a request, lists for queues, one step at a time; it imports none of the kernels. `settings` and `cost` are
-`serving.state.per_request.WalkedSettings` and `serving.state.records.StepCost` by shape.
+`serving.state.per_request.PerRequestSettings` and `serving.state.records.StepCost` by shape.
 """
 
 import math
@@ -56,7 +56,7 @@ class Batch:
     """A batch under way."""
 
     parts: list[tuple[Request, int]]
-    cohort: list[Request]
+    decode_group: list[Request]
     """FasterTransformer: the requests that were admitted together."""
 
 
@@ -76,8 +76,8 @@ class Replica:
 
     @property
     def outstanding(self) -> int:
-        cohorts = {r for batch in (*self.paused_batches, *self.under_way.values()) for r, _ in batch.parts}
-        alive = {*self.waiting, *self.ready, *cohorts}
+        decode_groups = {r for batch in (*self.paused_batches, *self.under_way.values()) for r, _ in batch.parts}
+        alive = {*self.waiting, *self.ready, *decode_groups}
         return sum(math.isnan(request.finish_s) for request in alive)
 
     def blocks_for(self, tokens: int) -> int:
@@ -121,7 +121,7 @@ class Replica:
 
 
 @dataclass
-class WalkedReference:
+class PerRequestReference:
     """The whole simulation; `run` returns (start, duration, replica, parts) of every batch."""
 
     settings: Any
@@ -217,9 +217,9 @@ class WalkedReference:
         if self.settings.scheduler == FASTER_TRANSFORMER:
             replica.holding -= set(done)
             if left:
-                replica.paused_batches.append(Batch([(request, 1) for request in left], batch.cohort))
+                replica.paused_batches.append(Batch([(request, 1) for request in left], batch.decode_group))
             else:
-                for request in [r for r, _ in batch.parts] if self.settings.leaks_blocks else batch.cohort:
+                for request in [r for r, _ in batch.parts] if self.settings.leaks_blocks else batch.decode_group:
                     replica.release(request)
         else:
             for request in done:
@@ -230,13 +230,13 @@ class WalkedReference:
         s, replica = self.settings, self.replicas[index]
         form = (self.vllm_v0, self.sarathi, self.orca, self.faster_transformer, self.lightllm, self.users_own)
         while len(replica.under_way) < s.num_stages:
-            self.cohort: list[Request] = []
+            self.decode_group: list[Request] = []
             parts = form[s.scheduler](replica, now_s)
             if not parts:
                 return
             slot = next(k for k in range(s.num_stages) if k not in replica.under_way)
             end_s = self.finish_time_s(replica, parts, now_s)
-            replica.under_way[slot] = Batch(parts, self.cohort)
+            replica.under_way[slot] = Batch(parts, self.decode_group)
             self.events[index * s.num_stages + slot, 0] = end_s
             self.batches.append((now_s, end_s - now_s, index, [(r.index, tokens) for r, tokens in parts]))
 
@@ -319,11 +319,11 @@ class WalkedReference:
     def faster_transformer(self, replica: Replica, now_s: float) -> list[tuple[Request, int]]:
         if replica.paused_batches:
             batch = replica.paused_batches.pop(0)
-            self.cohort = batch.cohort
+            self.decode_group = batch.decode_group
             return batch.parts
         parts: list[tuple[Request, int]] = []
         self.admit_reserved(replica, parts, now_s)
-        self.cohort = [request for request, _ in parts]
+        self.decode_group = [request for request, _ in parts]
         return parts
 
     def lightllm(self, replica: Replica, now_s: float) -> list[tuple[Request, int]]:

@@ -1,7 +1,7 @@
 """Pools of replicas in plain Python: the oracle of runs in which requests prefill in one pool and decode in another.
 
 Every pool is an engine of `loop.py` with settings and costs of its own; this module moves requests between them.
-`plans` and `travel` are `serving.state.pools.PoolPlan` and `Travel` by shape.
+`plans` and `handoff_rules` are `serving.state.pools.PoolPlan` and `HandoffRules` by shape.
 """
 
 import math
@@ -35,8 +35,8 @@ def hold(request: Request, held: tuple[int, ...]) -> None:
 
 
 @dataclass
-class Journey:
-    """Where a request that is handed over has been."""
+class KvTransfer:
+    """Where a request that is handed off has been."""
 
     request: Request
     output_tokens: int
@@ -66,17 +66,17 @@ class Pool(Reference):
         self.caches = any(chains)
         # What the client knows is the same for all pools.
         self.completed_s, self.thinking, self.service = world.completed_s, world.thinking, world.service
-        self.handed: dict[int, list[Journey]] = {id(rank): [] for rank in self.ranks}
-        self.pulled: dict[int, list[Journey]] = {id(rank): [] for rank in self.ranks}
+        self.handed: dict[int, list[KvTransfer]] = {id(rank): [] for rank in self.ranks}
+        self.pulled: dict[int, list[KvTransfer]] = {id(rank): [] for rank in self.ranks}
         """They hold blocks: their KV is under way."""
-        self.ready: dict[int, list[Journey]] = {id(rank): [] for rank in self.ranks}
+        self.ready: dict[int, list[KvTransfer]] = {id(rank): [] for rank in self.ranks}
         self.link_free_s = {id(rank): 0.0 for rank in self.ranks}
 
     def num_outstanding(self, replica: int) -> int:
         queues = (self.handed, self.pulled, self.ready)
         return sum(self.outstanding_at(rank, queues) for rank in self.ranks_of(replica))
 
-    def outstanding_at(self, rank: Rank, queues: Sequence[dict[int, list[Journey]]]) -> int:
+    def outstanding_at(self, rank: Rank, queues: Sequence[dict[int, list[KvTransfer]]]) -> int:
         return rank.num_outstanding + sum(len(queue[id(rank)]) for queue in queues)
 
     def fewest_outstanding(self, replica: int) -> Rank:
@@ -85,9 +85,9 @@ class Pool(Reference):
 
     def deliver_to(self, replica: int, request: Request, now_s: float) -> None:
         rank = self.fewest_outstanding(replica)
-        if request.index in self.world.journeys:
-            journey = self.world.journeys[request.index]
-            journey.prefill_pool, journey.prefill_rank = self, rank
+        if request.index in self.world.transfers:
+            transfer = self.world.transfers[request.index]
+            transfer.prefill_pool, transfer.prefill_rank = self, rank
         request.segments = self.chains[request.index]
         request.queue_key = self.queue_key(rank, request, request.input_tokens)
         self.enqueue(rank, request)
@@ -98,34 +98,34 @@ class Pool(Reference):
         return position // int(self.settings.ranks_per_replica)
 
     def finish(self, rank: Rank, request: Request, now_s: float) -> None:
-        journey = self.world.journeys.get(request.index)
-        if journey is None or self is not journey.prefill_pool or journey.decode_pool is not None:
+        transfer = self.world.transfers.get(request.index)
+        if transfer is None or self is not transfer.prefill_pool or transfer.decode_pool is not None:
             super().finish(rank, request, now_s)
             return
-        journey.held = holding(request)
+        transfer.held = holding(request)
         hold(request, (0,) * len(HELD))
-        journey.handed_s = now_s
-        request.output_tokens = journey.output_tokens
+        transfer.handed_s = now_s
+        request.output_tokens = transfer.output_tokens
         request.is_decoding = False
-        if self.world.travel.decode_samples_first:
+        if self.world.handoff_rules.decode_samples_first:
             request.num_outputs = 0
-        if self.world.travel.decode_samples_first or self.world.travel.decode_streams_first:
+        if self.world.handoff_rules.decode_samples_first or self.world.handoff_rules.decode_streams_first:
             request.first_token_s = math.nan
-        self.world.hand_over(journey, now_s)
+        self.world.hand_off(transfer, now_s)
 
-    def form_batch(self, rank: Rank, lane: int, now_s: float) -> None:
+    def form_batch(self, rank: Rank, slot: int, now_s: float) -> None:
         ready = self.ready[id(rank)]
         while ready and len(rank.running) < self.settings.max_num_seqs and ready[0].transfer_end_s <= self.cutoff_s:
             request = ready.pop(0).request
             rank.running.append(request)
-            request.computed_tokens = request.input_tokens - self.world.travel.decode_samples_first
-            request.is_decoding, request.lane = not self.world.travel.decode_samples_first, lane
-            if self.world.travel.decode_streams_first and request.is_decoding:
+            request.computed_tokens = request.input_tokens - self.world.handoff_rules.decode_samples_first
+            request.is_decoding, request.slot = not self.world.handoff_rules.decode_samples_first, slot
+            if self.world.handoff_rules.decode_streams_first and request.is_decoding:
                 request.first_token_s = request.last_token_s = self.cutoff_s
             self.share(rank, request, request.computed_tokens)
             if request.is_decoding:
                 self.see_whether_it_slides(rank, request)
-        super().form_batch(rank, lane, now_s)
+        super().form_batch(rank, slot, now_s)
 
     def formed(self, replica: int, now_s: float) -> None:
         for rank in self.ranks_of(replica):
@@ -135,10 +135,10 @@ class Pool(Reference):
         s, handed, pulled = self.settings, self.handed[id(rank)], self.pulled[id(rank)]
         while handed and handed[0].handed_s <= self.cutoff_s:
             request = handed[0].request
-            num_held = len(rank.running) + len(pulled) + len(self.ready[id(rank)])
-            if num_held >= s.max_num_seqs or self.an_older_one_waits(rank, request):
+            num_at_router = len(rank.running) + len(pulled) + len(self.ready[id(rank)])
+            if num_at_router >= s.max_num_seqs or self.an_older_one_waits(rank, request):
                 return
-            num_read = request.input_tokens - self.world.travel.decode_samples_first
+            num_read = request.input_tokens - self.world.handoff_rules.decode_samples_first
             unused = self.look_up(rank, request, known_tokens=request.input_tokens, loads=False)
             request.passed = self.passed_at(num_read - 1)
             num_tokens = num_read - request.computed_tokens
@@ -159,19 +159,19 @@ class Pool(Reference):
 
         return bool(rank.waiting) and key(rank.waiting[0]) < key(request)
 
-    def let_go(self, journey: Journey) -> None:
+    def let_go(self, transfer: KvTransfer) -> None:
         """The KV has been read: what the prefill side held of it is free, or cached."""
-        request = journey.request
+        request = transfer.request
         here, segments = holding(request), request.segments
-        hold(request, journey.held)
+        hold(request, transfer.held)
         request.segments = self.chains[request.index]
-        self.release(journey.prefill_rank, request, request.input_tokens)
+        self.release(transfer.prefill_rank, request, request.input_tokens)
         hold(request, here)
         request.segments = segments
 
-    def arrived(self, rank: Rank, journey: Journey) -> None:
-        self.pulled[id(rank)].remove(journey)
-        self.ready[id(rank)].append(journey)
+    def arrived(self, rank: Rank, transfer: KvTransfer) -> None:
+        self.pulled[id(rank)].remove(transfer)
+        self.ready[id(rank)].append(transfer)
 
 
 @dataclass
@@ -179,14 +179,14 @@ class ReferencePools:
     """The whole simulation over several pools; `run` returns its steps, replicas counted through all pools."""
 
     plans: Sequence[Any]
-    travel: Any
+    handoff_rules: Any
     requests: Sequence[Request]
     speculation: Any = None
     chains: Sequence[Sequence[tuple[Segment, ...]]] = ()
     """What each pool may cache of each request; empty where none caches anything."""
     below: Sequence[tuple[Any, bool]] = ()
     """Each pool's lower tiers, and whether they load beside a step; tiers that have one `store` number are one."""
-    journeys: dict[int, Journey] = field(default_factory=dict)
+    transfers: dict[int, KvTransfer] = field(default_factory=dict)
 
     def run(self) -> list[Step]:
         self.completed_s: list[float] = []
@@ -217,13 +217,13 @@ class ReferencePools:
             if arrival_s <= event_s:
                 self.deliver(arrival_s)
             elif what[0] < 0:
-                self.end_transfer(self.journeys[what[1]], event_s)
+                self.end_transfer(self.transfers[what[1]], event_s)
             else:
-                pool, (replica, lane) = self.pools[what[0]], what[1:]
-                ends_step = pool.end_step(replica, lane, event_s)
+                pool, (replica, slot) = self.pools[what[0]], what[1:]
+                ends_step = pool.end_step(replica, slot, event_s)
                 while self.first.next_arrival_s() <= event_s:
                     self.deliver(self.first.next_arrival_s())
-                pool.go_on(replica, lane, event_s, ends_step)
+                pool.go_on(replica, slot, event_s, ends_step)
 
     def next_event(self) -> tuple[float, tuple[int, ...]]:
         ends = [(end, (p, *at)) for p, pool in enumerate(self.pools) for at, end in pool.end_s.items()]
@@ -245,9 +245,9 @@ class ReferencePools:
         request.arrival_s = now_s
         request.sequence = self.first.sent
         self.first.sent += 1
-        is_local = request.input_tokens <= self.travel.local_tokens
+        is_local = request.input_tokens <= self.handoff_rules.local_tokens
         candidates = self.decoders if is_local else self.entries
-        router = self.travel.decode_router if is_local else self.first.settings.router
+        router = self.handoff_rules.decode_router if is_local else self.first.settings.router
         former = self.replica_of_session.get(request.session, -1) if request.session >= 0 else -1
         if ROUTERS[router] == "session_affinity" and former in candidates:
             at = former
@@ -257,9 +257,9 @@ class ReferencePools:
                 at = self.choose(candidates, router, int(is_local))
         self.replica_of_session[request.session] = at
         pool, replica = self.replicas[at]
-        hands_over = pool.role == PREFILL and not is_local
-        if hands_over and (request.output_tokens > 1 or self.travel.decode_samples_first):
-            self.journeys[request.index] = Journey(request, request.output_tokens, pool, pool.ranks[0])
+        hands_off = pool.role == PREFILL and not is_local
+        if hands_off and (request.output_tokens > 1 or self.handoff_rules.decode_samples_first):
+            self.transfers[request.index] = KvTransfer(request, request.output_tokens, pool, pool.ranks[0])
             request.output_tokens = 1
         pool.deliver_to(replica, request, now_s)
 
@@ -294,39 +294,39 @@ class ReferencePools:
 
         return min(candidates, key=load)
 
-    def hand_over(self, journey: Journey, now_s: float) -> None:
-        pool, replica = self.replicas[self.choose(self.decoders, self.travel.decode_router, 1)]
-        journey.decode_pool, journey.decode_rank = pool, pool.fewest_outstanding(replica)
-        journey.request.segments = pool.chains[journey.request.index]
+    def hand_off(self, transfer: KvTransfer, now_s: float) -> None:
+        pool, replica = self.replicas[self.choose(self.decoders, self.handoff_rules.decode_router, 1)]
+        transfer.decode_pool, transfer.decode_rank = pool, pool.fewest_outstanding(replica)
+        transfer.request.segments = pool.chains[transfer.request.index]
         if pool.settings.queue_order:
-            journey.request.queue_key = pool.queue_key(journey.decode_rank, journey.request, 0)
-        pool.handed[id(journey.decode_rank)].append(journey)
+            transfer.request.queue_key = pool.queue_key(transfer.decode_rank, transfer.request, 0)
+        pool.handed[id(transfer.decode_rank)].append(transfer)
         pool.wake(replica, now_s)
 
-    def transfer(self, journey: Journey, now_s: float) -> None:
+    def transfer(self, transfer: KvTransfer, now_s: float) -> None:
         """The interfaces of either rank send one request's KV after the other's."""
-        t, request = self.travel, journey.request
-        assert journey.decode_pool is not None
-        ends = ((journey.prefill_pool, journey.prefill_rank), (journey.decode_pool, journey.decode_rank))
-        cached = request.shared_blocks * int(journey.decode_pool.settings.block_size)
+        t, request = self.handoff_rules, transfer.request
+        assert transfer.decode_pool is not None
+        ends = ((transfer.prefill_pool, transfer.prefill_rank), (transfer.decode_pool, transfer.decode_rank))
+        cached = request.shared_blocks * int(transfer.decode_pool.settings.block_size)
         num_bytes = t.bytes_per_token * (request.input_tokens - cached) + t.bytes_per_request
-        whole_s = num_bytes * (journey.decode_pool.kv_copies / min(pool.link_bytes_per_s for pool, _ in ends))
+        whole_s = num_bytes * (transfer.decode_pool.kv_copies / min(pool.link_bytes_per_s for pool, _ in ends))
         may_start_s = now_s if t.tail_fraction == 1.0 else request.scheduled_s
         start_s = max(may_start_s, *(pool.link_free_s[id(rank)] for pool, rank in ends))
         for pool, rank in ends:
             pool.link_free_s[id(rank)] = start_s + whole_s
-        journey.transfer_start_s = start_s
-        journey.transfer_end_s = max(start_s + whole_s, now_s + whole_s * t.tail_fraction) + t.latency_s
-        self.arrivals.append((journey.transfer_end_s, request.index))
+        transfer.transfer_start_s = start_s
+        transfer.transfer_end_s = max(start_s + whole_s, now_s + whole_s * t.tail_fraction) + t.latency_s
+        self.arrivals.append((transfer.transfer_end_s, request.index))
 
-    def end_transfer(self, journey: Journey, now_s: float) -> None:
-        self.arrivals.remove((now_s, journey.request.index))
-        assert journey.decode_pool is not None
-        assert journey.decode_rank is not None
-        journey.prefill_pool.let_go(journey)
-        journey.decode_pool.arrived(journey.decode_rank, journey)
+    def end_transfer(self, transfer: KvTransfer, now_s: float) -> None:
+        self.arrivals.remove((now_s, transfer.request.index))
+        assert transfer.decode_pool is not None
+        assert transfer.decode_rank is not None
+        transfer.prefill_pool.let_go(transfer)
+        transfer.decode_pool.arrived(transfer.decode_rank, transfer)
         for pool, rank in (
-            (journey.prefill_pool, journey.prefill_rank),
-            (journey.decode_pool, journey.decode_rank),
+            (transfer.prefill_pool, transfer.prefill_rank),
+            (transfer.decode_pool, transfer.decode_rank),
         ):
             pool.wake(pool.replica_of(rank), now_s)

@@ -14,49 +14,49 @@ class Sglang(Batches):
     def initial_ratio(self) -> float:
         return min(0.7 * float(self.settings.schedule_conservativeness), 1.0)
 
-    def form_batch_sglang(self, rank: Rank, lane: int, now_s: float) -> None:
+    def form_batch_sglang(self, rank: Rank, slot: int, now_s: float) -> None:
         s = self.settings
-        if rank.steps_to_receive <= 0 or not self.decoding(rank, lane):
-            self.form_prefill_sglang(rank, lane, now_s)
-        if rank.batches[lane]:
+        if rank.steps_to_receive <= 0 or not self.decoding(rank, slot):
+            self.form_prefill_sglang(rank, slot, now_s)
+        if rank.batches[slot]:
             rank.steps_to_receive = 0
             return
-        if not self.decoding(rank, lane):
+        if not self.decoding(rank, slot):
             return
         if rank.steps_to_receive <= 0:
             rank.steps_to_receive = s.receive_interval_steps
-        if not self.all_fit_sglang(rank, lane):
-            self.retract_sglang(rank, lane)
-        if self.all_fit_sglang(rank, lane):
-            for request in self.decoding(rank, lane):
-                self.take(rank, lane, request, self.gained(rank, lane))
+        if not self.all_fit_sglang(rank, slot):
+            self.retract_sglang(rank, slot)
+        if self.all_fit_sglang(rank, slot):
+            for request in self.decoding(rank, slot):
+                self.take(rank, slot, request, self.gained(rank, slot))
 
-    def decoding(self, rank: Rank, lane: int) -> list[Request]:
-        return [r for r in rank.running if r.is_decoding and r.lane == lane]
+    def decoding(self, rank: Rank, slot: int) -> list[Request]:
+        return [r for r in rank.running if r.is_decoding and r.slot == slot]
 
-    def all_fit_sglang(self, rank: Rank, lane: int) -> bool:
-        needed = [self.new_blocks(r, self.gained(rank, lane)) for r in self.decoding(rank, lane)]
+    def all_fit_sglang(self, rank: Rank, slot: int) -> bool:
+        needed = [self.new_blocks(r, self.gained(rank, slot)) for r in self.decoding(rank, slot)]
         fits = sum(blocks for blocks, _ in needed) <= rank.free_blocks
         return fits and sum(blocks for _, blocks in needed) <= rank.free_window_blocks
 
-    def count_decode_sglang(self, rank: Rank, lane: int) -> None:
-        if rank.batches[lane] and not self.prefills(rank, lane):
+    def count_decode_sglang(self, rank: Rank, slot: int) -> None:
+        if rank.batches[slot] and not self.prefills(rank, slot):
             least = self.initial_ratio * 0.14
             rank.new_token_ratio = max(rank.new_token_ratio - (self.initial_ratio - least) / 600, least)
             rank.steps_to_receive -= 1
 
-    def form_prefill_sglang(self, rank: Rank, lane: int, now_s: float) -> None:
+    def form_prefill_sglang(self, rank: Rank, slot: int, now_s: float) -> None:
         s = self.settings
         if not rank.running:
             rank.new_token_ratio = self.initial_ratio
         chunk_budget, prompt_budget = s.max_num_batched_tokens, s.max_prefill_tokens
-        decoding_elsewhere = sum(r.is_decoding and rank.is_in_flight(r, lane) for r in rank.running)
+        decoding_elsewhere = sum(r.is_decoding and rank.is_in_flight(r, slot) for r in rank.running)
         promised = (sum(r.remaining_outputs for r in rank.running) - decoding_elsewhere) * rank.new_token_ratio
         for request in [r for r in rank.running if not r.is_decoding and r.wanted_tokens]:
             chunk = min(request.wanted_tokens, chunk_budget)
             if not self.fits(rank, request, chunk):
                 return
-            self.take(rank, lane, request, chunk)
+            self.take(rank, slot, request, chunk)
             chunk_budget -= chunk
             prompt_budget -= chunk
         if self.caches and s.longest_prefix_first and len(rank.waiting) <= 128:
@@ -79,7 +79,7 @@ class Sglang(Batches):
                 or not self.fits(rank, request, chunk, unused)
             ):
                 break
-            self.admit(rank, lane, request, chunk, now_s)
+            self.admit(rank, slot, request, chunk, now_s)
             promised += whole - chunk + output
             chunk_budget -= chunk
             prompt_budget -= chunk
@@ -92,16 +92,16 @@ class Sglang(Batches):
             request.order = (1 if late else -request.computed_tokens, request.sequence)
         rank.waiting.sort(key=lambda request: request.order)
 
-    def retract_sglang(self, rank: Rank, lane: int) -> None:
-        while not self.all_fit_sglang(rank, lane):
-            idle = [r for r in rank.running if not rank.is_in_flight(r, lane)]
-            spared = len(self.decoding(rank, lane)) == 1
-            decoding = [r for r in idle if r.is_decoding and not (spared and r.lane == lane)]
+    def retract_sglang(self, rank: Rank, slot: int) -> None:
+        while not self.all_fit_sglang(rank, slot):
+            idle = [r for r in rank.running if not rank.is_in_flight(r, slot)]
+            spared = len(self.decoding(rank, slot)) == 1
+            decoding = [r for r in idle if r.is_decoding and not (spared and r.slot == slot)]
             victims = decoding or [r for r in idle if not r.is_decoding]
             if not victims:
                 break
-            self.preempt(rank, lane, min(victims, key=self.retraction_key))
-        decoding = self.decoding(rank, lane)
+            self.preempt(rank, slot, min(victims, key=self.retraction_key))
+        decoding = self.decoding(rank, slot)
         decoded = sum(r.num_outputs for r in decoding)
         promised = sum(r.output_tokens for r in decoding)
         rank.new_token_ratio = min((decoded + 20 * len(decoding)) / max(promised, 1), 1.0)
@@ -110,9 +110,9 @@ class Sglang(Batches):
     def retraction_key(request: Request) -> tuple[int, int]:
         return (request.num_outputs if request.is_decoding else 0, -request.input_tokens)
 
-    def cancel_decode(self, rank: Rank, lane: int) -> None:
+    def cancel_decode(self, rank: Rank, slot: int) -> None:
         for request in rank.running:
-            if chunk := rank.batches[lane].pop(request.index, None):
+            if chunk := rank.batches[slot].pop(request.index, None):
                 request.computed_tokens -= chunk.gained
                 self.give_back(rank, request, request.passed_before)
                 given_back, window_given_back = self.new_blocks(request, 0)

@@ -63,7 +63,7 @@ class Request:
     num_preemptions: int = 0
     is_decoding: bool = False
     """Its prefill, or the prefill after its latest preemption, is complete."""
-    lane: int = -1
+    slot: int = -1
     """While decoding: the one of the replica's batches in flight that it belongs to."""
     scheduled_s: float = math.nan
     first_token_s: float = math.nan
@@ -102,7 +102,7 @@ class Rank:
     free_blocks: int
     free_window_blocks: int
     batches: list[dict[int, Chunk]]
-    """Per lane, request index -> its part of the step under way."""
+    """Per slot, request index -> its part of the step under way."""
     cache: RankCache = field(default_factory=RankCache)
     running: list[Request] = field(default_factory=list)
     waiting: list[Request] = field(default_factory=list)
@@ -121,10 +121,10 @@ class Rank:
     def num_outstanding(self) -> int:
         return len(self.running) + len(self.waiting)
 
-    def is_in_flight(self, request: Request, lane: int) -> bool:
+    def is_in_flight(self, request: Request, slot: int) -> bool:
         if request.is_decoding:
-            return request.lane != lane and any(chunk.decodes for chunk in self.batches[request.lane].values())
-        return any(request.index in batch for other, batch in enumerate(self.batches) if other != lane)
+            return request.slot != slot and any(chunk.decodes for chunk in self.batches[request.slot].values())
+        return any(request.index in batch for other, batch in enumerate(self.batches) if other != slot)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ class VllmV1(Batches):
         threshold = int(self.settings.long_prefill_token_threshold)
         return min(request.wanted_tokens, threshold) if threshold > 0 else request.wanted_tokens
 
-    def form_batch_vllm_v1(self, rank: Rank, lane: int, now_s: float) -> None:
+    def form_batch_vllm_v1(self, rank: Rank, slot: int, now_s: float) -> None:
         s = self.settings
         budget = s.max_num_batched_tokens
         position = 0
@@ -20,32 +20,32 @@ class VllmV1(Batches):
             request = rank.running[position]
             if request.is_decoding and budget < self.prices.num_queries:
                 break
-            gained = self.gained(rank, lane)
+            gained = self.gained(rank, slot)
             num_tokens = gained if request.is_decoding else min(self.capped(request), budget)
-            if (request.is_decoding and request.lane != lane) or num_tokens == 0:
+            if (request.is_decoding and request.slot != slot) or num_tokens == 0:
                 position += 1
                 continue
             victim = None
             while not self.fits_with_its_own(rank, request, num_tokens):
-                victims = [r for r in rank.running if not rank.is_in_flight(r, lane)]
+                victims = [r for r in rank.running if not rank.is_in_flight(r, slot)]
                 if not victims:
                     break
                 victim = max(victims, key=lambda r: (r.priority, r.sequence)) if s.queue_order == 1 else victims[-1]
                 if rank.running.index(victim) < position:
                     position -= 1
-                budget += self.preempt(rank, lane, victim)
+                budget += self.preempt(rank, slot, victim)
                 any_preempted = True
                 if victim is request:
                     break
             if victim is request or not self.fits_with_its_own(rank, request, num_tokens):
                 break
-            self.take(rank, lane, request, num_tokens)
+            self.take(rank, slot, request, num_tokens)
             budget -= self.prices.num_queries if request.is_decoding else num_tokens
             position += 1
         if s.scheduler == VLLM_V1:
-            for request in self.in_batch(rank, lane, decodes=False):
+            for request in self.in_batch(rank, slot, decodes=False):
                 self.share(rank, request, request.computed_tokens)
-        if rank.holds_back or self.waits_for_a_fuller_batch(rank, lane):
+        if rank.holds_back or self.waits_for_a_fuller_batch(rank, slot):
             return
         while not any_preempted and rank.waiting and budget > 0 and len(rank.running) < s.max_num_seqs:
             request = rank.waiting[0]
@@ -58,21 +58,21 @@ class VllmV1(Batches):
             num_tokens = min(num_tokens, budget)
             if not self.fits(rank, request, num_tokens, unused):
                 break
-            self.admit(rank, lane, request, num_tokens, now_s)
+            self.admit(rank, slot, request, num_tokens, now_s)
             if s.scheduler == VLLM_V1:
                 self.share(rank, request, request.computed_tokens)
             budget -= num_tokens
-        if any_preempted and not rank.batches[lane]:  # an empty step: the engine schedules again at once
-            self.form_batch_vllm_v1(rank, lane, now_s)
+        if any_preempted and not rank.batches[slot]:  # an empty step: the engine schedules again at once
+            self.form_batch_vllm_v1(rank, slot, now_s)
 
-    def balance(self, ranks: list[Rank], lane: int) -> None:
+    def balance(self, ranks: list[Rank], slot: int) -> None:
         """Whether the replica's ranks hold their waiting prompts back, so that all prefill in the same steps."""
         s, first = self.settings, ranks[0]
         if not s.balance_steps:
             return
         ready = all(r.waiting and r.waiting[0].arrival_s <= self.cutoff_s for r in ranks)
         ready = ready and all(len(r.running) < s.max_num_seqs for r in ranks)
-        decoding = [any(q.is_decoding and q.lane == lane for q in r.running) for r in ranks]
+        decoding = [any(q.is_decoding and q.slot == slot for q in r.running) for r in ranks]
         decode, holds_back = all(decoding), False
         if not any(decoding):
             pass
@@ -89,9 +89,9 @@ class VllmV1(Batches):
         for rank in ranks:
             rank.holds_back = holds_back
 
-    def waits_for_a_fuller_batch(self, rank: Rank, lane: int) -> bool:
+    def waits_for_a_fuller_batch(self, rank: Rank, slot: int) -> bool:
         s = self.settings
-        num_decodes = sum(chunk.decodes for chunk in rank.batches[lane].values())
+        num_decodes = sum(chunk.decodes for chunk in rank.batches[slot].values())
         if not s.batch_wait_steps or not rank.waiting or not num_decodes:
             return False
         fills = num_decodes + sum(r.known_tokens for r in rank.waiting) >= s.batch_wait_tokens

@@ -5,7 +5,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from windtunnel.report.render.plots import Axis, Bar, lanes
+from windtunnel.report.render.plots import Axis, Bar, tracks
 from windtunnel.report.serving.page import run_page
 from windtunnel.report.training.page import MOST_PASSES, training_page
 from windtunnel.serving.run import simulate
@@ -79,9 +79,9 @@ def test_a_training_page_draws_every_pass_or_the_first_and_the_last(num_microbat
         assert num_bars == pytest.approx(4 * MOST_PASSES, rel=0.1)
 
 
-def test_bars_lie_in_their_lanes_over_the_axis() -> None:
+def test_bars_lie_in_their_tracks_over_the_axis() -> None:
     drawn = ET.fromstring(
-        lanes(["a", "b"], [Bar(0, 1.0, 2.0, "x", "one"), Bar(1, 3.0, 5.0, "y", "two")], Axis("s", low=1.0, high=5.0))
+        tracks(["a", "b"], [Bar(0, 1.0, 2.0, "x", "one"), Bar(1, 3.0, 5.0, "y", "two")], Axis("s", low=1.0, high=5.0))
     )
     one, two = (bar for bar in drawn.iter(f"{SVG}rect") if bar.find(f"{SVG}title") is not None)
     assert float(two.attrib["width"]) == pytest.approx(2 * float(one.attrib["width"]), rel=0.01)

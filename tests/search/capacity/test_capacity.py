@@ -32,7 +32,7 @@ from windtunnel.search.confidence import (
     student_cdf,
     student_quantile,
 )
-from windtunnel.search.priced_deployments import Bench
+from windtunnel.search.priced_deployments import PricedDeployments
 from windtunnel.search.space.space import scenario_at
 from windtunnel.serving.run import simulate
 from windtunnel.workload.arrivals import ClosedLoop
@@ -45,7 +45,7 @@ CASES = list(product(["h100_sxm", "l40s"], [1, 2], [512, 8192], [16, 256], [0, 1
 @pytest.mark.compiled
 def test_capacity_is_within_a_percent_of_an_exhaustive_scan() -> None:
     """Twenty deployments; the scan walks up the loads in steps of half a percent until the first that fails."""
-    bench, off = Bench(), []
+    priced, off = PricedDeployments(), []
     for device, tp, budget, seqs, seed in CASES:
         scenario = scenario_at(
             space(),
@@ -57,7 +57,7 @@ def test_capacity_is_within_a_percent_of_an_exhaustive_scan() -> None:
             },
         )
         stream = stream_of(scenario.workload, seed)
-        server = bench.server(scenario, stream.unit)
+        server = priced.server(scenario, stream.unit)
         found = capacity(server, stream, LIMITS)
         load = 0.8 * found.load
         while probe(server, stream, load, LIMITS).passes:
@@ -73,7 +73,7 @@ def test_capacity_is_within_a_percent_of_an_exhaustive_scan() -> None:
 def test_the_answer_does_not_depend_on_where_the_search_began() -> None:
     scenario = scenario_at(space(), {})
     stream = stream_of(scenario.workload, 0)
-    server = Bench().server(scenario, stream.unit)
+    server = PricedDeployments().server(scenario, stream.unit)
     loads = {capacity(server, stream, LIMITS, near=near).load for near in (None, 0.5, 3.0, 20.0, 300.0)}
     assert len(loads) == 1
     found = capacity(server, stream, LIMITS)
@@ -137,7 +137,7 @@ def test_a_queue_grows_by_what_arrives_beyond_what_is_served() -> None:
         },
     )
     stream = stream_of(scenario.workload, 0)
-    server = Bench().server(scenario, stream.unit)
+    server = PricedDeployments().server(scenario, stream.unit)
     served = probe(server, stream, 1000.0, ()).served
     assert served is not None
     rate = served.arrival_s.size / float((served.arrival_s + served.e2e_s).max())
@@ -150,7 +150,7 @@ def test_a_queue_grows_by_what_arrives_beyond_what_is_served() -> None:
 def test_a_stream_that_is_over_too_soon_is_told_from_one_that_lasts() -> None:
     scenario = scenario_at(space(), {})
     stream = stream_of(scenario.workload, 0)
-    server = Bench().server(scenario, stream.unit)
+    server = PricedDeployments().server(scenario, stream.unit)
     slow, fast = (probe(server, stream, load, ()).served for load in (1.0, 1000.0))
     assert slow is not None
     assert fast is not None

@@ -4,15 +4,15 @@ import numpy as np
 import pytest
 
 from windtunnel.serving.runners.batched import run_loop
-from windtunnel.serving.state.records import ROUTERS, Settings, StepCost
+from windtunnel.serving.state.records import ROUTERS, KernelSettings, StepCost
 from windtunnel.workload.generate.requests import RequestArrays
 
 NUM_REPLICAS = 8
 STEP_S = 0.01
 
 
-def settings(router: str, seed: int = 0) -> Settings:
-    return Settings(
+def settings(router: str, seed: int = 0) -> KernelSettings:
+    return KernelSettings(
         scheduler=0,
         num_replicas=NUM_REPLICAS,
         ranks_per_replica=1,

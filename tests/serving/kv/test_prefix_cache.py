@@ -21,12 +21,12 @@ from windtunnel.serving.state.records import (
     ROUTERS,
     SCHEDULERS,
     TIER,
-    Settings,
+    KernelSettings,
     StepCost,
 )
 from windtunnel.workload.generate.requests import PrefixArrays, RequestArrays
 
-VLLM = Settings(
+VLLM = KernelSettings(
     scheduler=SCHEDULERS.index("vllm_v1"),
     num_replicas=1,
     ranks_per_replica=1,
@@ -46,7 +46,7 @@ VLLM = Settings(
 )
 
 
-def cost(settings: Settings, decode_s: float = 0.02, token_s: float = 2e-5) -> StepCost:
+def cost(settings: KernelSettings, decode_s: float = 0.02, token_s: float = 2e-5) -> StepCost:
     requests, tokens = settings.max_num_seqs + 1, settings.max_num_batched_tokens + settings.max_num_seqs + 1
     ends = np.array([0.0, 1.0])
     return StepCost(
@@ -65,7 +65,7 @@ def cost(settings: Settings, decode_s: float = 0.02, token_s: float = 2e-5) -> S
     )
 
 
-def cached_tokens(settings: Settings, requests: RequestArrays) -> NDArray[np.int64]:
+def cached_tokens(settings: KernelSettings, requests: RequestArrays) -> NDArray[np.int64]:
     cache = prefix_cache(settings, requests)
     run_loop(settings, cost(settings), requests, cache=cache)
     found: NDArray[np.int64] = cache.requests["cached_tokens"]
@@ -149,7 +149,7 @@ class BlockCache:
 
 
 @st.composite
-def forests(draw: st.DrawFn) -> tuple[Settings, RequestArrays]:
+def forests(draw: st.DrawFn) -> tuple[KernelSettings, RequestArrays]:
     n = draw(st.integers(1, 40))
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     num_nodes = draw(st.integers(1, 12))
@@ -178,7 +178,9 @@ def forests(draw: st.DrawFn) -> tuple[Settings, RequestArrays]:
 
 
 @given(forests())
-def test_one_request_at_a_time_finds_what_a_cache_of_single_blocks_finds(case: tuple[Settings, RequestArrays]) -> None:
+def test_one_request_at_a_time_finds_what_a_cache_of_single_blocks_finds(
+    case: tuple[KernelSettings, RequestArrays],
+) -> None:
     settings, requests = case
     forest, size = requests.prefixes, settings.block_size
     assert forest is not None

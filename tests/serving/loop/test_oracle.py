@@ -22,7 +22,7 @@ from windtunnel.workload.generate.requests import PrefixArrays, RequestArrays
 class Case:
     """One scenario, small enough to shrink and wide enough to meet preemption, chunking, blocking and warm-up."""
 
-    settings: state.Settings
+    settings: state.KernelSettings
     cost: state.StepCost
     requests: RequestArrays
     caches: bool = False
@@ -49,7 +49,7 @@ def cases(draw: st.DrawFn, have_windows: bool = False) -> Case:
     max_num_batched_tokens = draw(st.integers(2, 80)) if chunked else 100
     windows = draw(windows_of(largest)) if have_windows else {}
     return Case(
-        settings=state.Settings(
+        settings=state.KernelSettings(
             scheduler=scheduler,
             num_replicas=draw(st.integers(1, 3)),
             ranks_per_replica=draw(st.sampled_from([1, 1, 2, 3])),
@@ -130,7 +130,7 @@ def session_cases(draw: st.DrawFn) -> Case:
     )
 
 
-def random_tiers(rng: np.random.Generator, count: int, settings: state.Settings) -> np.ndarray:
+def random_tiers(rng: np.random.Generator, count: int, settings: state.KernelSettings) -> np.ndarray:
     tiers = np.zeros(count, state.TIER).view(np.recarray)
     tiers.capacity_blocks = rng.integers(1, 4 * settings.num_blocks, count)
     num_ranks = settings.num_replicas * settings.ranks_per_replica

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 
 from windtunnel.metrics.records import Table
 from windtunnel.serving.runners.batched import run_loop
-from windtunnel.serving.state.records import SCHEDULERS, Settings, StepCost
+from windtunnel.serving.state.records import SCHEDULERS, KernelSettings, StepCost
 from windtunnel.workload.generate.requests import RequestArrays
 
 STEP_S = 0.01
-ONE_AT_A_TIME = Settings(
+ONE_AT_A_TIME = KernelSettings(
     scheduler=0,
     num_replicas=1,
     ranks_per_replica=1,
@@ -37,7 +37,7 @@ ONE_AT_A_TIME = Settings(
 )
 
 
-def cost(settings: Settings, step_s: float = STEP_S) -> StepCost:
+def cost(settings: KernelSettings, step_s: float = STEP_S) -> StepCost:
     requests, tokens = settings.max_num_seqs + 1, settings.max_num_batched_tokens + settings.max_num_seqs + 1
     ends, nothing = np.array([0.0, 1.0]), np.zeros((2, 2))
     return StepCost(

@@ -1,4 +1,4 @@
-"""The walking loop against its plain-Python oracle, and what must hold for any scheduler."""
+"""The per-request loop against its plain-Python oracle, and what must hold for any scheduler."""
 
 from dataclasses import dataclass, replace
 
@@ -9,29 +9,29 @@ from hypothesis import strategies as st
 
 import windtunnel as wt
 from effort import cases_to_try
-from oracles.serving import per_request as reference_walked
+from oracles.serving import per_request as reference_per_request
 from serving.loop.test_oracle import random_cost
 from windtunnel.errors import InputError
 from windtunnel.metrics.records import STEP_COLUMNS
 from windtunnel.serving.custom.policy import Engine, Requests, load_policy
-from windtunnel.serving.runners.per_request import WalkedRun, walk
-from windtunnel.serving.state import per_request as walked_state
+from windtunnel.serving.runners.per_request import PerRequestRun, schedule_per_request
+from windtunnel.serving.state import per_request as per_request_state
 from windtunnel.serving.state import records as state
-from windtunnel.serving.state.per_request import WalkedSettings
+from windtunnel.serving.state.per_request import PerRequestSettings
 
 SCHEDULERS = (
-    walked_state.VLLM_V0,
-    walked_state.SARATHI,
-    walked_state.ORCA,
-    walked_state.FASTER_TRANSFORMER,
-    walked_state.LIGHTLLM,
+    per_request_state.VLLM_V0,
+    per_request_state.SARATHI,
+    per_request_state.ORCA,
+    per_request_state.FASTER_TRANSFORMER,
+    per_request_state.LIGHTLLM,
 )
 ROUTERS = ("round_robin", "random", "power_of_two", "least_outstanding", "least_kv", "least_waiting")
 
 
 @dataclass(frozen=True)
 class Case:
-    settings: WalkedSettings
+    settings: PerRequestSettings
     cost: state.StepCost
     arrival_s: np.ndarray
     input_tokens: np.ndarray
@@ -48,17 +48,17 @@ def cases(draw: st.DrawFn) -> Case:
     scheduler = draw(st.sampled_from(SCHEDULERS))
     inputs = np.array(draw(st.lists(st.integers(1, 60), min_size=n, max_size=n)))
     outputs = np.array(draw(st.lists(st.integers(1, 40), min_size=n, max_size=n)))
-    block_size = 1 if scheduler == walked_state.LIGHTLLM else draw(st.sampled_from([1, 2, 4, 16]))
+    block_size = 1 if scheduler == per_request_state.LIGHTLLM else draw(st.sampled_from([1, 2, 4, 16]))
     largest = int(-(-(inputs + outputs).max() // block_size))
     watermark = draw(st.integers(0, 3))
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
-    stages = draw(st.sampled_from([1, 1, 2, 4])) if scheduler != walked_state.LIGHTLLM else 1
+    stages = draw(st.sampled_from([1, 1, 2, 4])) if scheduler != per_request_state.LIGHTLLM else 1
     most = draw(st.integers(1, 12))
     concurrency = draw(st.sampled_from([0, 1, 3, 8]))
-    chunk = draw(st.integers(2, 80)) if scheduler == walked_state.SARATHI else 100
+    chunk = draw(st.integers(2, 80)) if scheduler == per_request_state.SARATHI else 100
     gap_s = draw(st.sampled_from([0.0, 0.001, 0.01, 0.1]))
     return Case(
-        settings=WalkedSettings(
+        settings=PerRequestSettings(
             scheduler=scheduler,
             num_replicas=draw(st.integers(1, 3)),
             num_stages=stages,
@@ -68,7 +68,9 @@ def cases(draw: st.DrawFn) -> Case:
             block_size=block_size,
             num_blocks=largest + watermark + 1 + draw(st.integers(0, 3 * largest)),
             watermark_blocks=watermark,
-            reserved_blocks=largest if scheduler in (walked_state.ORCA, walked_state.FASTER_TRANSFORMER) else 0,
+            reserved_blocks=largest
+            if scheduler in (per_request_state.ORCA, per_request_state.FASTER_TRANSFORMER)
+            else 0,
             max_waiting_steps=draw(st.integers(0, 10)),
             loses_prompts=draw(st.sampled_from([0, 0, 1])),
             fuses_steps=draw(st.sampled_from([0, 1, 1])),
@@ -86,18 +88,18 @@ def cases(draw: st.DrawFn) -> Case:
 
 
 def run_oracle(
-    case: Case, policy: reference_walked.Policy | None = None
-) -> tuple[list[reference_walked.Request], list[tuple[float, float, int, list[tuple[int, int]]]]]:
+    case: Case, policy: reference_per_request.Policy | None = None
+) -> tuple[list[reference_per_request.Request], list[tuple[float, float, int, list[tuple[int, int]]]]]:
     requests = [
-        reference_walked.Request(i, float(arrival), int(inputs), int(outputs))
+        reference_per_request.Request(i, float(arrival), int(inputs), int(outputs))
         for i, (arrival, inputs, outputs) in enumerate(
             zip(case.arrival_s, case.input_tokens, case.output_tokens, strict=True)
         )
     ]
-    return requests, reference_walked.WalkedReference(case.settings, case.cost, requests, policy).run()
+    return requests, reference_per_request.PerRequestReference(case.settings, case.cost, requests, policy).run()
 
 
-def assert_equal_times(run: WalkedRun, requests: list[reference_walked.Request]) -> None:
+def assert_equal_times(run: PerRequestRun, requests: list[reference_per_request.Request]) -> None:
     for column, name in (
         ("arrival_s", "arrival_s"),
         ("scheduled_s", "scheduled_s"),
@@ -111,7 +113,7 @@ def assert_equal_times(run: WalkedRun, requests: list[reference_walked.Request])
 @settings(max_examples=cases_to_try(100))
 @given(cases())
 def test_loop_equals_the_oracle(case: Case) -> None:
-    run = walk(case.settings, case.records(), case.cost, keeps_trail=True)
+    run = schedule_per_request(case.settings, case.records(), case.cost, keeps_trail=True)
     requests, batches = run_oracle(case)
     assert_equal_times(run, requests)
     assert run.steps["num_steps"].sum() == len(batches)
@@ -124,19 +126,19 @@ def test_loop_equals_the_oracle(case: Case) -> None:
 
 @settings(max_examples=cases_to_try(100))
 @given(cases())
-def test_a_cohort_is_counted_as_if_it_were_walked_over(case: Case) -> None:
-    """A trail names every request of every batch, so a run that keeps one has no cohorts."""
-    counted = walk(case.settings, case.records(), case.cost)
-    walked = walk(case.settings, case.records(), case.cost, keeps_trail=True)
+def test_a_decode_group_counts_as_if_each_member_were_stepped(case: Case) -> None:
+    """A trail names every request of every batch, so a run that keeps one has no decode groups."""
+    counted = schedule_per_request(case.settings, case.records(), case.cost)
+    run = schedule_per_request(case.settings, case.records(), case.cost, keeps_trail=True)
     for column in ("arrival_s", "scheduled_s", "first_token_s", "finish_s", "num_preemptions", "rank", "sequence"):
-        np.testing.assert_array_equal(counted.requests[column], walked.requests[column])
+        np.testing.assert_array_equal(counted.requests[column], run.requests[column])
     for column in STEP_COLUMNS:
         if column != "late_gap_s":
-            np.testing.assert_array_equal(counted.steps[column], walked.steps[column])
+            np.testing.assert_array_equal(counted.steps[column], run.steps[column])
     # Sums of differences in another order.
-    np.testing.assert_allclose(counted.steps["late_gap_s"], walked.steps["late_gap_s"], rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(counted.steps["late_gap_s"], run.steps["late_gap_s"], rtol=1e-9, atol=1e-12)
     for column in ("num_blocks", "processed_tokens", "prompt_tokens", "last_token_s", "paused_s", "started_s"):
-        np.testing.assert_allclose(counted.walks[column], walked.walks[column], rtol=1e-12, atol=1e-12)
+        np.testing.assert_allclose(counted.sequences[column], run.sequences[column], rtol=1e-12, atol=1e-12)
 
 
 @settings(max_examples=cases_to_try(100))
@@ -145,7 +147,8 @@ def test_recorded_steps_are_played_back_one_by_one(case: Case) -> None:
     """Equal ones are not taken at once: each has a duration of its own."""
     cost = case.cost._replace(recorded_step_s=np.linspace(0.01, 0.02, 10_000))
     fused, single = (
-        walk(case.settings._replace(fuses_steps=fuses), case.records(), cost).requests["finish_s"] for fuses in (1, 0)
+        schedule_per_request(case.settings._replace(fuses_steps=fuses), case.records(), cost).requests["finish_s"]
+        for fuses in (1, 0)
     )
     np.testing.assert_array_equal(fused, single)
 
@@ -154,14 +157,14 @@ def test_recorded_steps_are_played_back_one_by_one(case: Case) -> None:
 @given(cases())
 def test_every_token_is_computed_once_and_every_block_comes_back(case: Case) -> None:
     settings = case.settings._replace(loses_prompts=0)
-    run = walk(settings, case.records(), case.cost)
+    run = schedule_per_request(settings, case.records(), case.cost)
     requests, steps = run.requests, run.steps
     assert (requests["arrival_s"] <= requests["scheduled_s"]).all()
     assert (requests["scheduled_s"] < requests["first_token_s"]).all()
     assert (requests["first_token_s"] <= requests["finish_s"]).all()
     tokens = steps["decode_tokens"] @ steps["num_steps"] + steps["resumed_tokens"].sum()
     assert tokens == (case.output_tokens - 1).sum()
-    assert (run.walks["num_blocks"] == 0).all()
+    assert (run.sequences["num_blocks"] == 0).all()
     assert steps["used_blocks"].max() <= settings.num_blocks
     assert steps["num_running"].max() <= settings.max_num_seqs * settings.num_stages
     in_stages_s = run.execution_s
@@ -195,8 +198,10 @@ def test_a_users_policy_runs_on_the_same_loop(case: Case) -> None:
         max_batch_seqs=case.settings.max_num_seqs,
         num_stages=1,
     )
-    ours = walk(settings._replace(scheduler=walked_state.SARATHI), case.records(), case.cost)
-    users = walk(settings._replace(scheduler=walked_state.USER), case.records(), case.cost, policy=first_come)
+    ours = schedule_per_request(settings._replace(scheduler=per_request_state.SARATHI), case.records(), case.cost)
+    users = schedule_per_request(
+        settings._replace(scheduler=per_request_state.USER), case.records(), case.cost, policy=first_come
+    )
     for column in ("scheduled_s", "first_token_s", "finish_s"):
         np.testing.assert_array_equal(users.requests[column], ours.requests[column])
 
@@ -211,7 +216,9 @@ def moody(requests: Requests, waiting: np.ndarray, ready: np.ndarray, engine: En
     return [*restarted, *batch, *((int(i), min(int(left[i]), 7)) for i in waiting[::-1][:room])]
 
 
-def moody_reference(replica: reference_walked.Replica, now_s: float) -> list[tuple[reference_walked.Request, int]]:
+def moody_reference(
+    replica: reference_per_request.Replica, now_s: float
+) -> list[tuple[reference_per_request.Request, int]]:
     """`moody` on the oracle's objects."""
     ready = list(replica.ready)
     restarted = [(ready.pop(), 0)] if len(ready) > 2 and int(now_s * 1e6) % 5 == 0 else []
@@ -225,7 +232,7 @@ def moody_reference(replica: reference_walked.Replica, now_s: float) -> list[tup
 @given(cases())
 def test_a_users_policy_equals_the_oracles(case: Case) -> None:
     settings = case.settings._replace(
-        scheduler=walked_state.USER,
+        scheduler=per_request_state.USER,
         num_blocks=10_000,
         watermark_blocks=0,
         reserved_blocks=0,
@@ -234,7 +241,7 @@ def test_a_users_policy_equals_the_oracles(case: Case) -> None:
         loses_prompts=0,
     )
     case = replace(case, settings=settings)
-    run = walk(settings, case.records(), case.cost, policy=moody)
+    run = schedule_per_request(settings, case.records(), case.cost, policy=moody)
     requests, batches = run_oracle(case, moody_reference)
     assert_equal_times(run, requests)
     assert len(run.steps) == len(batches)
@@ -245,8 +252,8 @@ def test_a_batch_that_leaks_its_blocks_leaves_room_for_one() -> None:
 
     Four requests fill the pool and three of them end early: then only one fits at a time, for good.
     """
-    settings = WalkedSettings(
-        scheduler=walked_state.FASTER_TRANSFORMER,
+    settings = PerRequestSettings(
+        scheduler=per_request_state.FASTER_TRANSFORMER,
         num_replicas=1,
         num_stages=1,
         max_num_seqs=4,
@@ -260,10 +267,10 @@ def test_a_batch_that_leaks_its_blocks_leaves_room_for_one() -> None:
     outputs = np.arange(n) % 4 + 1
     records = [state.new_requests(np.zeros(n), np.full(n, 8), outputs, np.zeros(n, np.int64)) for _ in range(2)]
     cost = random_cost(np.random.default_rng(0), 4, 400, False)
-    right = walk(settings, records[0], cost)
-    leaky = walk(settings._replace(leaks_blocks=1), records[1], cost)
-    assert right.walks["num_blocks"].sum() == 0
-    assert leaky.walks["num_blocks"].sum() == 3 * 2
+    right = schedule_per_request(settings, records[0], cost)
+    leaky = schedule_per_request(settings._replace(leaks_blocks=1), records[1], cost)
+    assert right.sequences["num_blocks"].sum() == 0
+    assert leaky.sequences["num_blocks"].sum() == 3 * 2
     assert right.steps["num_running"].max() == leaky.steps["num_running"].max() == 4
     first_batch_s = leaky.requests["finish_s"][:4].max()
     assert leaky.steps["num_running"][leaky.steps["start_s"] >= first_batch_s].max() == 1
@@ -335,16 +342,16 @@ def test_an_explicit_prefix_cache_is_refused_where_there_is_none() -> None:
     ],
 )
 def test_a_policy_that_returns_nonsense_is_told_so(answer: object, problem: str) -> None:
-    settings = WalkedSettings(walked_state.USER, 1, 1, 8, 8, 100, block_size=1, num_blocks=15)
+    settings = PerRequestSettings(per_request_state.USER, 1, 1, 8, 8, 100, block_size=1, num_blocks=15)
     ten = np.full(3, 10)
     records = state.new_requests(np.zeros(3), ten, ten, np.zeros(3, np.int64))
     cost = random_cost(np.random.default_rng(0), 8, 108, overlaps=False)
     with pytest.raises(InputError, match=problem):
-        walk(settings, records, cost, policy=lambda *_: answer)
+        schedule_per_request(settings, records, cost, policy=lambda *_: answer)
 
 
 def test_a_policy_that_raises_is_named_with_its_line() -> None:
-    settings = WalkedSettings(walked_state.USER, 1, 1, 8, 8, 100, block_size=1, num_blocks=50)
+    settings = PerRequestSettings(per_request_state.USER, 1, 1, 8, 8, 100, block_size=1, num_blocks=50)
     records = state.new_requests(np.zeros(1), np.ones(1, np.int64), np.ones(1, np.int64), np.zeros(1, np.int64))
     cost = random_cost(np.random.default_rng(0), 8, 108, overlaps=False)
 
@@ -352,7 +359,7 @@ def test_a_policy_that_raises_is_named_with_its_line() -> None:
         return [(0, 1 // len(arguments[2]))]
 
     with pytest.raises(InputError, match="divides failed at 0 s: ZeroDivisionError") as caught:
-        walk(settings, records, cost, policy=divides)
+        schedule_per_request(settings, records, cost, policy=divides)
     assert caught.value.hint is not None
     assert "test_loop.py, line" in caught.value.hint
 

@@ -39,7 +39,7 @@ def speculative_cases(draw: st.DrawFn, plain: st.SearchStrategy[Case]) -> tuple[
 
 
 def speculative_cost(
-    rng: np.random.Generator, s: state.Settings, num_queries: int, overlaps: bool = False
+    rng: np.random.Generator, s: state.KernelSettings, num_queries: int, overlaps: bool = False
 ) -> state.StepCost:
     cost = random_cost(rng, s.max_num_seqs, s.max_num_batched_tokens + num_queries * s.max_num_seqs, overlaps)
     return cost._replace(

@@ -59,7 +59,7 @@ def command(
     windtunnel calibrate runs.csv --out profiles/
     """
     from windtunnel.calibration.acceptance import with_acceptances
-    from windtunnel.calibration.fit import FITTED, benches
+    from windtunnel.calibration.fit import FITTED, priced_servers
     from windtunnel.calibration.profiles import profiles
     from windtunnel.calibration.transfers import tells_of_transfers, with_transfers
     from windtunnel.files import check_writable
@@ -79,12 +79,12 @@ def command(
     found = [one for one in found if not one.lacks_acceptance and not tells_of_transfers(one)]
     with status() as say:
         say(f"simulating {format_count(len(found), 'run')}")
-        priced = list(benches(found))
-    ready = [bench for _, bench in priced if not isinstance(bench, str)]
+        priced = list(priced_servers(found))
+    ready = [priced for _, priced in priced if not isinstance(priced, str)]
     if not ready and not pooled:
         why = priced[0][1] if priced else "they decode speculatively, which tells nothing apart from the acceptance"
         raise InputError(f"no run could be simulated; the first: {why}", "`windtunnel validate` says it of every run")
-    if not pooled and not any(metric in bench.measurement.measured for bench in ready for metric in FITTED):
+    if not pooled and not any(metric in priced.measurement.measured for priced in ready for metric in FITTED):
         raise InputError(
             "no run has a TTFT or TPOT, and a fit learns from nothing else", "`windtunnel validate` scores such runs"
         )

@@ -121,7 +121,7 @@ def command(
     from windtunnel.report.training.step import tasks_report, training_report
     from windtunnel.training.campaign import campaign
     from windtunnel.training.costs import explain_tasks
-    from windtunnel.training.fitting_changes import remedies
+    from windtunnel.training.fitting_changes import fitting_changes
     from windtunnel.training.layers.rank import Rank
     from windtunnel.training.step import simulate_with, training_prices
 
@@ -137,7 +137,7 @@ def command(
     if as_json:
         click.echo(as_text(training_document(result, run, tasks)))
         return
-    changes = [] if result.fits else remedies(result, prices)
+    changes = [] if result.fits else fitting_changes(result, prices)
     show(*training_report(result, run, changes), *tasks_report(tasks))
 
 

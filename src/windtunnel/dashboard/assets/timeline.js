@@ -1,8 +1,8 @@
-// Steps of every replica as lanes over time. The data of a stretch is asked for when it is looked at.
+// Steps of every replica as tracks over time. The data of a stretch is asked for when it is looked at.
 (() => {
   const canvas = document.getElementById("timeline");
   const pen = canvas.getContext("2d");
-  const LANE = 26;
+  const TRACK = 26;
   const LEFT = 150;
   const AXIS = 24;
   let whole = null; // [first, last] second of the run
@@ -31,7 +31,7 @@
 
   function draw() {
     const ratio = devicePixelRatio || 1;
-    const height = AXIS + LANE * data.lanes.length + 4;
+    const height = AXIS + TRACK * data.tracks.length + 4;
     canvas.style.height = height + "px";
     canvas.width = canvas.clientWidth * ratio;
     canvas.height = height * ratio;
@@ -48,31 +48,31 @@
       const text = seconds(time, view[1] - view[0]);
       pen.fillText(text, Math.min(toX(time), canvas.clientWidth - pen.measureText(text).width / 2), 14);
     }
-    data.lanes.forEach((lane, at) => {
-      const bottom = AXIS + LANE * (at + 1);
+    data.tracks.forEach((track, at) => {
+      const bottom = AXIS + TRACK * (at + 1);
       pen.fillStyle = ink;
       pen.textAlign = "left";
-      pen.fillText(lane.name, 2, bottom - 9, LEFT - 8);
-      for (const [start, end, busy, prefill, steps] of lane.slices) {
+      pen.fillText(track.name, 2, bottom - 9, LEFT - 8);
+      for (const [start, end, busy, prefill, steps] of track.slices) {
         // Whole pixels: neighbours would show a seam.
         const left = Math.max(Math.floor(toX(start)), LEFT);
         const right = Math.min(Math.ceil(toX(end)), LEFT + width());
         if (right <= left) continue;
-        const gap = lane.is_merged || right - left < 4 ? 0 : 1;
-        const tall = Math.max(busy * (LANE - 5), 1);
+        const gap = track.is_merged || right - left < 4 ? 0 : 1;
+        const tall = Math.max(busy * (TRACK - 5), 1);
         // Steps that only decode in blue, those that compute prompts in orange, by their share of the time.
         pen.fillStyle = "#0072b2";
         pen.fillRect(left, bottom - tall, right - left - gap, tall * (1 - prefill));
         pen.fillStyle = "#d55e00";
         pen.fillRect(left, bottom - tall * prefill, right - left - gap, tall * prefill);
-        if (!lane.is_merged) divide(start, end, steps, bottom - tall, tall);
+        if (!track.is_merged) divide(start, end, steps, bottom - tall, tall);
       }
       pen.fillStyle = ink;
       pen.globalAlpha = 0.2;
       pen.fillRect(LEFT, bottom, width(), 1);
       pen.globalAlpha = 1;
     });
-    const more = data.num_lanes > data.lanes.length ? `; the first ${data.lanes.length} of ${data.num_lanes} lanes` : "";
+    const more = data.num_tracks > data.tracks.length ? `; the first ${data.tracks.length} of ${data.num_tracks} tracks` : "";
     const span = view[1] - view[0];
     document.getElementById("stretch").textContent = `${seconds(view[0], span)} to ${seconds(view[1], span)}${more}`;
   }
@@ -164,17 +164,17 @@
   });
 
   function describe(x, y) {
-    const lane = data.lanes[Math.floor((y - AXIS) / LANE)];
+    const track = data.tracks[Math.floor((y - AXIS) / TRACK)];
     const time = toTime(x);
-    const slice = lane && lane.slices.find(([start, end]) => start <= time && time < end);
+    const slice = track && track.slices.find(([start, end]) => start <= time && time < end);
     if (!slice) return;
     const [start, end, busy, , steps, decode, prefill, running, waiting, blocks] = slice;
     const each = (((end - start) * busy) / Math.max(steps, 1e-9)) * 1e3;
-    const counts = lane.is_merged
+    const counts = track.is_merged
       ? `about ${steps.toFixed(1)} steps of ${each.toPrecision(3)} ms, busy ${(busy * 100).toFixed(1)}%`
       : `${steps > 1 ? `${steps} equal steps of ` : "a step of "}${each.toPrecision(3)} ms`;
     document.getElementById("slice").textContent =
-      `${lane.name}, ${seconds(start, view[1] - view[0])}: ${counts}; ${round(decode)} decode and ${round(prefill)} ` +
+      `${track.name}, ${seconds(start, view[1] - view[0])}: ${counts}; ${round(decode)} decode and ${round(prefill)} ` +
       `prompt tokens; ${round(running)} running, ${round(waiting)} waiting; ${round(blocks)} KV blocks`;
   }
 

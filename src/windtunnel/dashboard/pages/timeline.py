@@ -1,4 +1,4 @@
-"""A run's steps as lanes: the page's own timeline, a stretch of time at a time, and the file for Perfetto."""
+"""A run's steps as tracks: the page's own timeline, a stretch of time at a time, and the file for Perfetto."""
 
 import tempfile
 from functools import lru_cache
@@ -21,13 +21,13 @@ from windtunnel.dashboard.results import records
 from windtunnel.dashboard.state import Dashboard
 from windtunnel.errors import InputError
 from windtunnel.formats.timeline.chrome_trace import write_timeline
-from windtunnel.formats.timeline.plan import Batches, batches_by_lane
+from windtunnel.formats.timeline.plan import Batches, batches_by_track
 from windtunnel.metrics.records import Table
 from windtunnel.report.render.html import Section
 
-MOST_LANES = 64
+MAX_TRACKS = 64
 MOST_SLICES = 1_000
-"""Of a lane: where a stretch has more steps, it is cut into so many equal parts."""
+"""Of a track: where a stretch has more steps, it is cut into so many equal parts."""
 SLICE_COLUMNS = {
     "start_s": "",
     "end_s": "",
@@ -67,7 +67,7 @@ def page(dashboard: Dashboard, name: str, _query: Query) -> View:
 
 
 def document(dashboard: Dashboard, name: str, query: Query) -> dict[str, Any]:
-    """The lanes between the fields `from` and `to`, in seconds of the run."""
+    """The tracks between the fields `from` and `to`, in seconds of the run."""
     path = dashboard.results.path(name) / "steps.parquet"
     steps, batches = _read(path, path.stat().st_mtime_ns if path.is_file() else 0)
     starts_s, ends_s = steps["start_s"][batches.rows], (steps["start_s"] + steps["duration_s"])[batches.rows]
@@ -77,17 +77,17 @@ def document(dashboard: Dashboard, name: str, query: Query) -> dict[str, Any]:
     from_s, to_s = _moment(query, "from", first_s), _moment(query, "to", last_s)
     if to_s < from_s:
         raise InputError(f"a stretch from {from_s:g} s to {to_s:g} s is none")
-    edges = np.append(np.flatnonzero(batches.is_new_lane), batches.rows.size)
-    lanes = []
-    for low, high in islice(pairwise(edges), MOST_LANES):
-        # Ends ascend as starts do: rows of a lane do not overlap.
+    edges = np.append(np.flatnonzero(batches.is_new_track), batches.rows.size)
+    tracks = []
+    for low, high in islice(pairwise(edges), MAX_TRACKS):
+        # Ends ascend as starts do: rows of a track do not overlap.
         begin = low + np.searchsorted(ends_s[low:high], from_s, side="right")
         end = low + np.searchsorted(starts_s[low:high], to_s)
         rows = batches.rows[begin:end]
-        replica, lane = int(batches.replica[low]), int(batches.lane[low])
-        lanes.append(
+        replica, track = int(batches.replica[low]), int(batches.track[low])
+        tracks.append(
             {
-                "name": f"replica {replica}" + (f", batch {lane + 1} in flight" if lane else ""),
+                "name": f"replica {replica}" + (f", batch {track + 1} in flight" if track else ""),
                 "is_merged": rows.size > MOST_SLICES,
                 "slices": _merged(steps, rows, from_s, to_s) if rows.size > MOST_SLICES else _single(steps, rows),
             }
@@ -97,9 +97,9 @@ def document(dashboard: Dashboard, name: str, query: Query) -> dict[str, Any]:
         "last_s": last_s,
         "from_s": from_s,
         "to_s": to_s,
-        "num_lanes": len(edges) - 1,
+        "num_tracks": len(edges) - 1,
         "columns": list(SLICE_COLUMNS),
-        "lanes": lanes,
+        "tracks": tracks,
     }
 
 
@@ -117,7 +117,7 @@ def _moment(query: Query, name: str, default: float) -> float:
 @lru_cache(maxsize=1)
 def _read(path: Path, _changed_ns: int) -> tuple[Table, Batches]:
     steps = records(path)
-    return steps, batches_by_lane(steps)
+    return steps, batches_by_track(steps)
 
 
 def _single(steps: Table, rows: NDArray[np.int64]) -> list[list[float]]:
@@ -137,7 +137,7 @@ def _merged(steps: Table, rows: NDArray[np.int64], from_s: float, to_s: float) -
     """Equal parts of the stretch, each with what its steps were on average; parts without a step are left out."""
     edges = np.linspace(from_s, to_s, MOST_SLICES + 1)
     begin, took_s = steps["start_s"][rows], steps["duration_s"][rows]
-    # Rows of a lane do not overlap: what is summed up to each of their ends needs no sorting.
+    # Rows of a track do not overlap: what is summed up to each of their ends needs no sorting.
     times = np.column_stack([begin, begin + took_s]).ravel()
 
     def integral(values: NDArray[Any]) -> NDArray[np.float64]:

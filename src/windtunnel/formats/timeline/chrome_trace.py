@@ -108,11 +108,11 @@ def _names(plan: Plan) -> Iterator[Event]:
     for replica, pid in plan.pids.items():
         yield {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": f"replica {replica}"}}
         yield {"ph": "M", "name": "process_sort_index", "pid": pid, "args": {"sort_index": pid}}
-    num_lanes: dict[int, int] = {}
+    num_tracks: dict[int, int] = {}
     for replica, _ in plan.tids:
-        num_lanes[replica] = num_lanes.get(replica, 0) + 1
-    for (replica, lane), tid in plan.tids.items():
-        name = "batches" if num_lanes[replica] == 1 else f"batches in flight, {lane + 1} of {num_lanes[replica]}"
+        num_tracks[replica] = num_tracks.get(replica, 0) + 1
+    for (replica, track), tid in plan.tids.items():
+        name = "batches" if num_tracks[replica] == 1 else f"batches in flight, {track + 1} of {num_tracks[replica]}"
         thread = {"pid": plan.pids[replica], "tid": tid}
         yield {"ph": "M", "name": "thread_name", **thread, "args": {"name": name}}
         yield {"ph": "M", "name": "thread_sort_index", **thread, "args": {"sort_index": tid}}
@@ -158,14 +158,14 @@ def _slice_events(plan: Plan) -> Iterator[Event]:
     parts = (sums.decode_tokens / sums.num_steps, sums.prefill_tokens, sums.num_prefills, slices.num_batches)
     names = list(map(_composition, *(part.tolist() for part in parts)))
     start, duration = slices.start_us.tolist(), duration_us.tolist()
-    replica, lane = batches.replica[slices.first].tolist(), batches.lane[slices.first].tolist()
+    replica, track = batches.replica[slices.first].tolist(), batches.track[slices.first].tolist()
     for i in np.argsort(slices.start_us, kind="stable").tolist():
         yield {
             "ph": "X",
             "cat": "batch",
             "name": names[i],
             "pid": plan.pids[replica[i]],
-            "tid": plan.tids[replica[i], lane[i]],
+            "tid": plan.tids[replica[i], track[i]],
             "ts": start[i],
             "dur": duration[i],
             "args": {name: column[i] for name, column in args.items()},
@@ -277,7 +277,7 @@ def _request_args(requests: Table, number: int) -> Event:
 def _flow_events(plan: Plan) -> Iterator[Event]:
     request = plan.shown.request.tolist()
     replica = plan.batches.replica[plan.slices.first].tolist()
-    lane = plan.batches.lane[plan.slices.first].tolist()
+    track = plan.batches.track[plan.slices.first].tolist()
     flows = plan.flows
     for at_us, what, at in zip(flows.at_us.tolist(), flows.what.tolist(), flows.slices.tolist(), strict=True):
         position, point = divmod(what, len(FLOW))
@@ -287,7 +287,7 @@ def _flow_events(plan: Plan) -> Iterator[Event]:
             "id": hex(request[position]),
             "name": "request",
             "pid": plan.pids[replica[at]],
-            "tid": plan.tids[replica[at], lane[at]],
+            "tid": plan.tids[replica[at], track[at]],
             "ts": at_us,
         }
         if FLOW[point] == "f":

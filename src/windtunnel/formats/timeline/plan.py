@@ -55,19 +55,19 @@ class Detail:
 
 @dataclass(frozen=True, eq=False)
 class Batches:
-    """Rows of the step table ordered by (replica, lane, start). Rows of one lane do not overlap."""
+    """Rows of the step table ordered by (replica, track, start). Rows of one track do not overlap."""
 
     rows: Ints
     """Positions in the step table."""
     replica: Ints
-    lane: Ints
+    track: Ints
     start_us: Ints
     end_us: Ints
 
     @property
-    def is_new_lane(self) -> NDArray[np.bool_]:
-        """Whether each row is the first of its lane."""
-        changes = (np.diff(self.replica) != 0) | (np.diff(self.lane) != 0)
+    def is_new_track(self) -> NDArray[np.bool_]:
+        """Whether each row is the first of its track."""
+        changes = (np.diff(self.replica) != 0) | (np.diff(self.track) != 0)
         return np.concatenate([np.ones(min(self.rows.size, 1), np.bool_), changes])
 
 
@@ -153,21 +153,21 @@ FLOW = "stf"
 
 def plan_timeline(requests: Table, steps: Table, max_events: int, replica_phases: Table | None = None) -> Plan:
     """Choose what is shown, so that there are at most `max_events` events."""
-    batches = batches_by_lane(steps)
+    batches = batches_by_track(steps)
     known = [batches.replica, requests["replica"]]
     if replica_phases is not None:
         known.append(replica_phases["replica"])
     replicas = np.unique(np.concatenate(known)).tolist()
-    lanes = list(dict.fromkeys(zip(batches.replica.tolist(), batches.lane.tolist(), strict=True)))
+    tracks = list(dict.fromkeys(zip(batches.replica.tolist(), batches.track.tolist(), strict=True)))
     # No thread has the number of a process: Perfetto takes such a one for the process's main thread.
     pids = {replica: number for number, replica in enumerate(replicas, 1)}
-    tids = {lane: number for number, lane in enumerate(lanes, len(replicas) + 1)}
+    tids = {track: number for number, track in enumerate(tracks, len(replicas) + 1)}
     lives = _lives(replica_phases, steps, pids, 1 + len(pids) + len(tids))
     room = max_events - 2 * (len(pids) + len(tids)) - len(lives)
-    least = _EVENTS_PER_SLICE * len(lanes) + _EVENTS_PER_REQUEST
+    least = _EVENTS_PER_SLICE * len(tracks) + _EVENTS_PER_REQUEST
     if room < 2 * least:
         raise InputError(
-            f"a timeline of {max_events:,} events has no room for the {len(replicas) + len(lanes):,} processes and "
+            f"a timeline of {max_events:,} events has no room for the {len(replicas) + len(tracks):,} processes and "
             "threads of this run",
             f"allow it {max_events - room + 2 * least:,} events or more",
         )
@@ -197,24 +197,24 @@ def _microseconds(seconds: NDArray[np.float64]) -> Ints:
     return np.rint(seconds * 1e6).astype(np.int64)
 
 
-def batches_by_lane(steps: Table) -> Batches:
-    """The rows of a step table, each in the first lane of its replica that is free: one lane a batch in flight."""
+def batches_by_track(steps: Table) -> Batches:
+    """The rows of a step table, each in the first track of its replica that is free: one track a batch in flight."""
     start_us = _microseconds(steps["start_s"])
     end_us = _microseconds(steps["start_s"] + steps["duration_s"])
     rows = np.lexsort((start_us, steps["replica"]))
     replica, start_us, end_us = steps["replica"][rows].astype(np.int64), start_us[rows], end_us[rows]
-    lane = _lanes(replica, start_us, end_us)
-    order = np.lexsort((start_us, lane, replica))
-    batches = Batches(rows[order], replica[order], lane[order], start_us[order], end_us[order])
+    track = _tracks(replica, start_us, end_us)
+    order = np.lexsort((start_us, track, replica))
+    batches = Batches(rows[order], replica[order], track[order], start_us[order], end_us[order])
     # The end of a batch and the start of the next are one time that may have been rounded to two.
-    follows = ~batches.is_new_lane[1:]
+    follows = ~batches.is_new_track[1:]
     batches.end_us[:-1][follows] = np.minimum(batches.end_us[:-1], batches.start_us[1:])[follows]
     return batches
 
 
-def _lanes(replica: Ints, start_us: Ints, end_us: Ints) -> Ints:
-    """The first lane of its replica that is free when a row starts, for rows ordered by (replica, start)."""
-    lane = np.zeros(replica.size, np.int64)
+def _tracks(replica: Ints, start_us: Ints, end_us: Ints) -> Ints:
+    """The first track of its replica that is free when a row starts, for rows ordered by (replica, start)."""
+    track = np.zeros(replica.size, np.int64)
     overlaps = (replica[1:] == replica[:-1]) & (start_us[1:] < end_us[:-1] - 1)
     for busy in np.unique(replica[1:][overlaps]):
         first, last = np.searchsorted(replica, [busy, busy + 1])
@@ -224,18 +224,18 @@ def _lanes(replica: Ints, start_us: Ints, end_us: Ints) -> Ints:
             for number, free in enumerate(free_us):
                 if start >= free - 1:
                     free_us[number] = end
-                    lane[row] = number
+                    track[row] = number
                     break
             else:
-                lane[row] = len(free_us)
+                track[row] = len(free_us)
                 free_us.append(end)
-    return lane
+    return track
 
 
 def _slices(batches: Batches, batches_per_slice: int) -> Slices:
-    lane_starts = np.flatnonzero(batches.is_new_lane)
-    sizes = np.diff(np.append(lane_starts, batches.rows.size))
-    position = np.arange(batches.rows.size) - np.repeat(lane_starts, sizes)
+    track_starts = np.flatnonzero(batches.is_new_track)
+    sizes = np.diff(np.append(track_starts, batches.rows.size))
+    position = np.arange(batches.rows.size) - np.repeat(track_starts, sizes)
     first = np.flatnonzero(position % batches_per_slice == 0)
     last = np.append(first, batches.rows.size)[1:] - 1
     start_us = batches.start_us[first]
@@ -352,7 +352,7 @@ def _flows(shown: ShownRequests, requests: Table, steps: Table, batches: Batches
     batch = np.stack(which, axis=1)
     points = np.append(slice_of, -1)[batch]
     at_us = np.append(drawn_us, -1)[batch]
-    # Where batches are merged, one of a later time may be drawn before that of another lane.
+    # Where batches are merged, one of a later time may be drawn before that of another track.
     in_order = (at_us[:, 0] <= at_us[:, 1]) & (at_us[:, 1] <= at_us[:, 2])
     is_drawn = (batch >= 0).all(axis=1) & in_order & (points[:, 0] != points[:, 2])
     repeats = (points[:, 1] == points[:, 0]) | (points[:, 1] == points[:, 2])

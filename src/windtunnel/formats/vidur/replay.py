@@ -14,18 +14,18 @@ from windtunnel.formats.vidur.config import (
     random_replicas,
 )
 from windtunnel.formats.vidur.traces import VidurBatchTimes
-from windtunnel.serving.runners.per_request import WalkedRun, walk
-from windtunnel.serving.state import per_request as walked_state
+from windtunnel.serving.runners.per_request import PerRequestRun, schedule_per_request
+from windtunnel.serving.state import per_request as per_request_state
 from windtunnel.serving.state import records as state
 
 SCHEDULERS = {
-    "vllm": walked_state.VLLM_V0,
-    "sarathi": walked_state.SARATHI,
-    "orca": walked_state.ORCA,
-    "faster_transformer": walked_state.FASTER_TRANSFORMER,
-    "lightllm": walked_state.LIGHTLLM,
+    "vllm": per_request_state.VLLM_V0,
+    "sarathi": per_request_state.SARATHI,
+    "orca": per_request_state.ORCA,
+    "faster_transformer": per_request_state.FASTER_TRANSFORMER,
+    "lightllm": per_request_state.LIGHTLLM,
 }
-ROUTERS = {"round_robin": state.ROUND_ROBIN, "lor": state.LEAST_WAITING, "random": walked_state.ASSIGNED}
+ROUTERS = {"round_robin": state.ROUND_ROBIN, "lor": state.LEAST_WAITING, "random": per_request_state.ASSIGNED}
 
 
 def replay(
@@ -36,7 +36,7 @@ def replay(
     replicates_bugs: bool = True,
     fuses_steps: bool = True,
     keeps_trail: bool = False,
-) -> WalkedRun:
+) -> PerRequestRun:
     """Simulate `requests` under the scheduler, cluster and memory plan of `config`.
 
     Args:
@@ -51,24 +51,26 @@ def replay(
     Raises:
         InputError: an unknown scheduler or router, or a batch outside the tables.
     """
-    settings = walked_settings(config, replicates_bugs, fuses_steps)
+    settings = per_request_settings(config, replicates_bugs, fuses_steps)
     count = len(requests.arrival_s)
     records = state.new_requests(
         requests.arrival_s, requests.prefill_tokens, requests.decode_tokens, np.zeros(count, np.int64)
     )
-    if settings.router == walked_state.ASSIGNED:
+    if settings.router == per_request_state.ASSIGNED:
         records.rank = random_replicas(config, count)
-    return walk(settings, records, tables=stage_tables(config, tables), keeps_trail=keeps_trail)
+    return schedule_per_request(settings, records, tables=stage_tables(config, tables), keeps_trail=keeps_trail)
 
 
-def batch_times(run: WalkedRun) -> VidurBatchTimes:
+def batch_times(run: PerRequestRun) -> VidurBatchTimes:
     """Every batch of a run that kept its trail and fused no steps."""
     assert run.trail is not None
     replica = run.steps["replica"].astype(np.int64)
     return VidurBatchTimes(run.steps["start_s"], replica, run.trail.stage_s, run.trail.members)
 
 
-def walked_settings(config: VidurConfig, replicates_bugs: bool, fuses_steps: bool) -> walked_state.WalkedSettings:
+def per_request_settings(
+    config: VidurConfig, replicates_bugs: bool, fuses_steps: bool
+) -> per_request_state.PerRequestSettings:
     """The settings of `config` as the loop takes them.
 
     Raises:
@@ -83,14 +85,16 @@ def walked_settings(config: VidurConfig, replicates_bugs: bool, fuses_steps: boo
         raise InputError(f"Vidur has no global scheduler {name!r}", f"known: {', '.join(ROUTERS)}")
     memory = plan_memory(config)
     code = SCHEDULERS[scheduler.name]
-    reserves = code in (walked_state.ORCA, walked_state.FASTER_TRANSFORMER)
-    return walked_state.WalkedSettings(
+    reserves = code in (per_request_state.ORCA, per_request_state.FASTER_TRANSFORMER)
+    return per_request_state.PerRequestSettings(
         scheduler=code,
         num_replicas=cluster.num_replicas,
         num_stages=stages,
         max_num_seqs=scheduler.batch_size_cap,
         max_batch_seqs=memory.max_batch_size if reserves else scheduler.batch_size_cap // stages,
-        max_num_batched_tokens=scheduler.chunk_size if code == walked_state.SARATHI else scheduler.max_tokens_in_batch,
+        max_num_batched_tokens=scheduler.chunk_size
+        if code == per_request_state.SARATHI
+        else scheduler.max_tokens_in_batch,
         block_size=scheduler.block_size,
         num_blocks=memory.num_blocks,
         watermark_blocks=int(scheduler.watermark_blocks_fraction * memory.num_blocks),
@@ -104,7 +108,7 @@ def walked_settings(config: VidurConfig, replicates_bugs: bool, fuses_steps: boo
     )
 
 
-def stage_tables(config: VidurConfig, tables: OperatorTables) -> walked_state.Tables:
+def stage_tables(config: VidurConfig, tables: OperatorTables) -> per_request_state.Tables:
     """A layer's operators summed to a pipeline stage, by Vidur's formula (`ExecutionTime.total_time`).
 
     stage = layers / stages x (attention + MLP + add) + send_recv + host, with two all-reduces a layer, each with a
@@ -126,7 +130,7 @@ def stage_tables(config: VidurConfig, tables: OperatorTables) -> walked_state.Ta
         layer_s = _sum([layer_s, 2 * (tables.token_s["all_reduce"] + launch_s)])
     grouped = replica.model_config.num_q_heads > replica.model_config.num_kv_heads
     send_recv_s = tables.token_s["send_recv"] if pp > 1 else np.zeros(layer_s.size)
-    return walked_state.Tables(
+    return per_request_state.Tables(
         token_s=layers * layer_s[: send_recv_s.size],
         kv_save_s=layers * tables.token_s["attn_kv_cache_save"],
         prefill_s=layers * tables.prefill_s,
@@ -139,7 +143,7 @@ def stage_tables(config: VidurConfig, tables: OperatorTables) -> walked_state.Ta
     )
 
 
-def host_s(run: WalkedRun, config: VidurConfig, tables: OperatorTables) -> NDArray[np.float64]:
+def host_s(run: PerRequestRun, config: VidurConfig, tables: OperatorTables) -> NDArray[np.float64]:
     """What the host took of each request's time in pipeline stages, [requests]; of a run that kept its trail."""
     assert run.trail is not None
     rows, request = run.trail.members[:, 0], run.trail.members[:, 1]

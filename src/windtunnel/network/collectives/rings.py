@@ -37,7 +37,7 @@ class Rings:
 def simai_rings(ranks: Ids, num_servers: int, pxn: bool = False) -> Rings:
     """SimAI's rings: in channel c every server is entered at local rank c and left at c - 1, hence onto another rail.
 
-    With `pxn` the last rank of a server hands over to the one on the rail of the entry (NCCL's PXN) first.
+    With `pxn` the last rank of a server hands off to the one on the rail of the entry (NCCL's PXN) first.
     """
     local = by_server(ranks, num_servers)
     size = local.shape[1]

@@ -124,7 +124,7 @@ def run_collective(
 
     Args:
         algorithm: one of `ALGORITHMS` for flows, of `CLOSED_FORMS` for the analytic backend.
-        pxn: let SimAI's rings hand over to the GPU on the right rail before they leave a server.
+        pxn: let SimAI's rings hand off to the GPU on the right rail before they leave a server.
         launch_s: added to the analytic time: what the host needs to launch it (`network.analytic.nccl.LAUNCH_S`).
         protocol: one of `PROTOCOLS`. Flows are of `simple` unless another is asked for, whose flags they then carry.
     """
@@ -144,7 +144,7 @@ def run_collective(
     asked_bytes, size_bytes = size_bytes, int(np.ceil(size_bytes / forms.PROTOCOL_SHARE[protocol]))
     seconds = None
     if algorithm == "ring" and op in RING_ROUNDS and backend == "flow" and not pxn:
-        seconds = _alike_rings_seconds(fabric, op, size_bytes, gpus[None, :], place.num_servers, settings)
+        seconds = _equivalent_rings_seconds(fabric, op, size_bytes, gpus[None, :], place.num_servers, settings)
     if seconds is not None:
         source = "flow level, alike connections once"
     else:
@@ -232,7 +232,7 @@ def groups_seconds(
     if place.num_servers == 1:
         groups = groups[:1]
     if settings.backend == "flow" and op in RING_ROUNDS:
-        seconds = _alike_rings_seconds(fabric, op, size_bytes, groups, place.num_servers, settings)
+        seconds = _equivalent_rings_seconds(fabric, op, size_bytes, groups, place.num_servers, settings)
         if seconds is not None:
             return seconds
     algorithm = "ring" if op in RING_ROUNDS else "direct"
@@ -250,7 +250,7 @@ def groups_seconds(
     return flows_seconds(fabric, flows, settings, settings.backend)
 
 
-def _alike_rings_seconds(
+def _equivalent_rings_seconds(
     fabric: Fabric, op: str, size_bytes: int, groups: NDArray[np.int32], num_servers: int, settings: NetworkSettings
 ) -> float | None:
     """Rings of all groups at flow level, alike connections once; None where SimAI's hashes make none alike."""

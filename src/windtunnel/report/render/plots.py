@@ -262,9 +262,9 @@ def bar_chart(
 
 @dataclass(frozen=True)
 class Bar:
-    """A stretch of a lane."""
+    """A stretch of a track."""
 
-    lane: int
+    track: int
     """From 0, the topmost."""
     begin: float
     end: float
@@ -274,12 +274,12 @@ class Bar:
     """Shown where the pointer rests."""
 
 
-def lanes(labels: Sequence[str], bars: Sequence[Bar], axis: Axis, width: int = 1100, kinds: Sequence[str] = ()) -> str:
-    """What happens in each lane when: a bar for each stretch, over a common axis.
+def tracks(labels: Sequence[str], bars: Sequence[Bar], axis: Axis, width: int = 1100, kinds: Sequence[str] = ()) -> str:
+    """What happens in each track when: a bar for each stretch, over a common axis.
 
     Args:
-        labels: of the lanes.
-        bars: of any order; those of one lane should not overlap.
+        labels: of the tracks.
+        bars: of any order; those of one track should not overlap.
         axis: of time, from the first begin or `axis.low`.
         width: in pixels of the page.
         kinds: in the order of their colours, the same in several drawings; empty: as the bars come.
@@ -306,7 +306,7 @@ def lanes(labels: Sequence[str], bars: Sequence[Bar], axis: Axis, width: int = 1
         parts.append(f'<path d="M{at:.1f} {top}V{height - _BOTTOM}" stroke="currentColor" stroke-opacity=".12"/>')
         parts.append(f'<text x="{at:.1f}" y="{height - _BOTTOM + 15}" {_MIDDLE}>{text}</text>')
     for bar in bars:
-        x, y = across(bar.begin), top + line * bar.lane + 1
+        x, y = across(bar.begin), top + line * bar.track + 1
         shape = f'x="{x:.1f}" y="{y}" width="{max(across(bar.end) - x, 0.3):.1f}" height="{line - 2}"'
         colour = COLOURS[kinds.index(bar.kind)]
         parts.append(

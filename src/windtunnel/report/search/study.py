@@ -19,7 +19,7 @@ from windtunnel.report.render.tables import (
 from windtunnel.report.version import version
 from windtunnel.schema import encode
 from windtunnel.search.answers import (
-    Fleet,
+    FleetSize,
     Worth,
     best_by_objective,
     confidence,
@@ -78,7 +78,7 @@ class SearchReport:
     """For each workload: points with their runs in full."""
     misconfiguration: list[list[float]]
     """Empty for a single workload."""
-    fleets: list[list[Fleet]]
+    fleets: list[list[FleetSize]]
     """For each workload; empty where no load was asked for."""
     load: float | None = None
 
@@ -410,11 +410,11 @@ def sure_figure_text(found: Found, index: int, name: str) -> str:
     return f"{text} ± {percent(off / abs(mean.figures[name]))}"
 
 
-def _fleet_parts(report: SearchReport, fleets: Sequence[Fleet]) -> list[RenderableType]:
+def _fleet_parts(report: SearchReport, fleets: Sequence[FleetSize]) -> list[RenderableType]:
     return ["", columns(*fleet_rows(report, fleets))]
 
 
-def fleet_rows(report: SearchReport, fleets: Sequence[Fleet]) -> tuple[list[str], list[list[str]]]:
+def fleet_rows(report: SearchReport, fleets: Sequence[FleetSize]) -> tuple[list[str], list[list[str]]]:
     """The heads of a table of how many copies take the load that was asked for, and its rows."""
     rows = [
         [
@@ -457,7 +457,11 @@ def _count_text(count: Count, is_training: bool) -> str:
     known = f"; {format_count(count.num_known, 'answer was', 'answers were')} known" if count.num_known else ""
     if is_training:
         return f"{format_count(count.num_runs, 'step')} simulated{known}"
-    alike = f"; {format_count(count.num_alike, 'point')} found to serve as a neighbour does" if count.num_alike else ""
+    alike = (
+        f"; {format_count(count.num_duplicates, 'point')} found to serve as a neighbour does"
+        if count.num_duplicates
+        else ""
+    )
     return (
         f"{format_count(count.num_runs, 'run')} of {format_count(count.num_requests, 'request')} in all{alike}{known}"
     )

@@ -13,7 +13,7 @@ from windtunnel.formats.vidur.metrics import columns_of
 from windtunnel.metrics.records import Table, request_table
 from windtunnel.report.render.tables import columns, grid, title
 from windtunnel.report.version import version
-from windtunnel.serving.runners.per_request import WalkedRun
+from windtunnel.serving.runners.per_request import PerRequestRun
 from windtunnel.units import format_seconds
 
 COMPARED = {
@@ -32,7 +32,7 @@ KNOWN_AT_ARRIVAL = (
 
 
 def replay_metrics(
-    run: WalkedRun, host_s: float | NDArray[np.float64] = 0.0, replicates_bugs: bool = True
+    run: PerRequestRun, host_s: float | NDArray[np.float64] = 0.0, replicates_bugs: bool = True
 ) -> dict[str, NDArray[Any]]:
     """Vidur's request metrics of a replayed run.
 
@@ -44,14 +44,14 @@ def replay_metrics(
     names = ("arrival_s", "scheduled_s", "first_token_s", "finish_s", "input_tokens", "output_tokens")
     arrays = {name: run.requests[name] for name in (*names, "priority", "num_preemptions")}
     own: Table = request_table(arrays, run.requests["rank"], 0.0, 0).replaced(execution_s=run.execution_s)
-    prompts = run.walks["prompt_tokens"]
-    left = own.replaced(input_tokens=prompts, output_tokens=run.walks["total_tokens"] - prompts)
+    prompts = run.sequences["prompt_tokens"]
+    left = own.replaced(input_tokens=prompts, output_tokens=run.sequences["total_tokens"] - prompts)
     table = left if replicates_bugs else own
     metrics = columns_of(table, run.execution_s - host_s)
     # A batch that waits for the first stage of a pipeline is scheduled and not preempted.
-    served_s = run.execution_s + run.walks["paused_s"]
+    served_s = run.execution_s + run.sequences["paused_s"]
     metrics |= {
-        "request_preemption_time": run.walks["paused_s"],
+        "request_preemption_time": run.sequences["paused_s"],
         "request_execution_plus_preemption_time": served_s,
         "request_execution_plus_preemption_time_normalized": served_s / table["output_tokens"],
         "request_num_prefill_tokens": own["input_tokens"],
@@ -64,7 +64,7 @@ def replay_metrics(
     return {name: v if name in KNOWN_AT_ARRIVAL else np.where(finished, v, np.nan) for name, v in metrics.items()}
 
 
-def replay_document(run: WalkedRun, recorded: Path | None) -> dict[str, Any]:
+def replay_document(run: PerRequestRun, recorded: Path | None) -> dict[str, Any]:
     """A replayed run for machines."""
     metrics = replay_metrics(run)
     document = {
@@ -80,7 +80,7 @@ def replay_document(run: WalkedRun, recorded: Path | None) -> dict[str, Any]:
     return document
 
 
-def replay_report(config: VidurConfig, run: WalkedRun, recorded: Path | None) -> list[RenderableType]:
+def replay_report(config: VidurConfig, run: PerRequestRun, recorded: Path | None) -> list[RenderableType]:
     """A replayed run for people."""
     cluster, metrics = config.cluster_config, replay_metrics(run)
     rows = [[name, *(format_seconds(q) for q in _quantiles(metrics[c]).values())] for name, c in COMPARED.items()]

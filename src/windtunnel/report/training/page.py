@@ -17,7 +17,7 @@ from windtunnel.report.render.plots import (
     Axis,
     Bar,
     bar_chart,
-    lanes,
+    tracks,
 )
 from windtunnel.report.render.tables import (
     duration,
@@ -125,4 +125,4 @@ def _drawn(timeline: Timeline, from_s: float, to_s: float) -> str:
         bars.append(Bar(int(of_device[at]), begin_s, end_s, name, title))
     labels = [f"device {number_of}" for number_of in range(timeline.schedule.num_devices)]
     kinds = [PASSES[kind] for kind in np.unique(actions[:, 0] % PAIRED).tolist()]
-    return lanes(labels, bars, Axis("time (s)", low=from_s, high=to_s), kinds=kinds)
+    return tracks(labels, bars, Axis("time (s)", low=from_s, high=to_s), kinds=kinds)

@@ -29,7 +29,7 @@ from windtunnel.units import (
 
 
 def training_report(
-    result: TrainingResult, run: Campaign | None, remedies: list[tuple[str, TrainingResult]]
+    result: TrainingResult, run: Campaign | None, fitting_changes: list[tuple[str, TrainingResult]]
 ) -> list[RenderableType]:
     """Step time and what it is made of, rates, memory, what a whole run takes, and how sure the operator times are."""
     shares = {name: seconds / result.step_s for name, seconds in result.breakdown_s.items()}
@@ -50,7 +50,7 @@ def training_report(
         columns(("", "bytes", "share of the device"), list(_memory_rows(result))),
     ]
     if not result.fits:
-        parts += ["", *_remedy_lines(result, remedies)]
+        parts += ["", *_fitting_change_lines(result, fitting_changes)]
     if run is not None:
         parts += ["", title(f"To {number(run.total_tokens / 1e9)} billion tokens"), grid(run_rows(run))]
     known = ", ".join(f"{how.value} {percent(seconds / total)}" for how, seconds in sorted(result.by_coverage.items()))
@@ -122,15 +122,17 @@ def memory_parts(memory: StageMemory) -> dict[str, float]:
     }
 
 
-def _remedy_lines(result: TrainingResult, remedies: list[tuple[str, TrainingResult]]) -> list[RenderableType]:
+def _fitting_change_lines(
+    result: TrainingResult, fitting_changes: list[tuple[str, TrainingResult]]
+) -> list[RenderableType]:
     device = result.setup.device
-    if not remedies:
+    if not fitting_changes:
         return [
             f"It does not fit {device.title}, and no change or pair of changes tried makes it fit: use more devices."
         ]
     rows = [
         (name, format_seconds(changed.step_s), format_bytes(changed.worst_memory.total_bytes))
-        for name, changed in remedies
+        for name, changed in fitting_changes
     ]
     return [title(f"It would fit {device.title} with one of"), columns(("change", "step", "memory"), rows)]
 

@@ -10,8 +10,8 @@ from windtunnel.search.capacity.limits import Limit
 from windtunnel.search.capacity.load import Stream, is_capped, stream_of
 from windtunnel.search.capacity.probe import Probe, probe, serve_requests
 from windtunnel.search.confidence import lower_bound
-from windtunnel.search.priced_deployments import Bench
-from windtunnel.serving.pools import Fleet
+from windtunnel.search.priced_deployments import PricedDeployments
+from windtunnel.serving.pools import PreparedPools
 from windtunnel.serving.scenario import (
     Scenario,
     Setup,
@@ -48,7 +48,7 @@ class Capacity:
 
 
 def capacity(
-    server: Server | Fleet,
+    server: Server | PreparedPools,
     stream: Stream,
     limits: Sequence[Limit],
     tolerance: float = TOLERANCE,
@@ -97,7 +97,7 @@ def capacity(
     return search.run(near, LEAST_SHARE * near, math.inf)
 
 
-def served_at_once(server: Server | Fleet, stream: Stream) -> float:
+def served_at_once(server: Server | PreparedPools, stream: Stream) -> float:
     """Requests a second that are served when all are there at once."""
     served = serve_requests(server, stream.at_once())
     assert served is not None, "nothing gives this run up"
@@ -226,13 +226,13 @@ def capacities(
     Raises:
         InputError: the deployment cannot be, or its workload has no load to change.
     """
-    bench = Bench()
+    priced = PricedDeployments()
     pools = scenario.deployment.pools
     setup = resolve(pool_scenario(scenario, pools[0]) if pools else scenario, allow_download)
     found: list[Capacity] = []
     for seed in range(num_seeds):
         stream = stream_of(scenario.workload, scenario.seed + seed)
-        server = bench.server(scenario, stream.unit, None if pools else setup)
+        server = priced.server(scenario, stream.unit, None if pools else setup)
         near = found[0].load or None if found else None
         found.append(capacity(server, stream, limits, tolerance, near, CHECKS))
     return Capacities(scenario, setup, limits, found, stream.is_closed, tolerance)

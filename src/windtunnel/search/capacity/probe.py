@@ -11,13 +11,13 @@ from windtunnel.metrics.records import Table
 from windtunnel.metrics.summary import itl_distribution, queue_growth
 from windtunnel.search.capacity.limits import Limit
 from windtunnel.search.capacity.load import Stream
-from windtunnel.serving.pools import Fleet, replicas_of, run_pools
+from windtunnel.serving.pools import PreparedPools, replicas_of, run_pools
 from windtunnel.serving.runners.batched import GiveUp
 from windtunnel.serving.server import Server, for_clients, serve
 from windtunnel.serving.setup.frontend import streams
 from windtunnel.serving.setup.prefix_cache import cache_for
 from windtunnel.serving.state import records as state
-from windtunnel.serving.state.per_request import WalkedSettings
+from windtunnel.serving.state.per_request import PerRequestSettings
 from windtunnel.workload.generate.requests import RequestArrays
 
 Floats = NDArray[np.float64]
@@ -88,7 +88,7 @@ class Probe:
 
 
 def probe(
-    server: Server | Fleet, stream: Stream, load: float, limits: Sequence[Limit], is_patient: bool = False
+    server: Server | PreparedPools, stream: Stream, load: float, limits: Sequence[Limit], is_patient: bool = False
 ) -> Probe:
     """Serve `stream` at `load` and hold the result against `limits` and against a growing queue.
 
@@ -126,20 +126,22 @@ def growth(served: Served) -> float:
     return queue_growth(served.arrival_s, served.queueing_s)
 
 
-def serve_requests(server: Server | Fleet, requests: RequestArrays, give_up: GiveUp | None = None) -> Served | None:
+def serve_requests(
+    server: Server | PreparedPools, requests: RequestArrays, give_up: GiveUp | None = None
+) -> Served | None:
     """Serve requests of the lengths that `server` was prepared for; None where the run was given up."""
-    if isinstance(server, Fleet):
+    if isinstance(server, PreparedPools):
         plans = [
             plan._replace(settings=for_clients(plan.settings, part.setup, part.memory, requests))
             for plan, part in zip(server.plans, server.parts, strict=True)
         ]
         records, pools, steps, *_ = run_pools(
             plans,
-            server.travel,
+            server.handoff_rules,
             requests,
             speculation=server.speculation,
             give_up=give_up,
-            keeping=server.keeping,
+            retention=server.retention,
         )
         host = server.parts[0].setup.engine.host
         _, replica, num_replicas = replicas_of(records, pools)
@@ -147,7 +149,7 @@ def serve_requests(server: Server | Fleet, requests: RequestArrays, give_up: Giv
         settings = for_clients(server.settings, server.setup, server.memory, requests)
         server = replace(server, settings=settings)
         cache = None
-        if not isinstance(settings, WalkedSettings):
+        if not isinstance(settings, PerRequestSettings):
             cache = cache_for(server.setup, server.memory, settings, requests)
         records, steps, _ = serve(server, requests, cache, give_up=give_up)
         host = server.setup.engine.host

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeGuard
 
 import msgspec
 
-from windtunnel.serving.pools import Fleet
+from windtunnel.serving.pools import PreparedPools
 from windtunnel.serving.server import Server
 from windtunnel.serving.state import records as state
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 BOUNDS = ("max_num_seqs", "max_num_batched_tokens", "max_prefill_tokens", "gpu_memory_utilization", "num_gpu_blocks")
 """Engine settings that bound what a scheduler may do; where neither of two bounds is met, they make no difference."""
 
-Unbounded = tuple[state.Settings, "EngineSettings"]
+Unbounded = tuple[state.KernelSettings, "EngineSettings"]
 """A deployment's settings without its bounds."""
 
 
@@ -30,7 +30,7 @@ Unbounded = tuple[state.Settings, "EngineSettings"]
 class Done:
     """An evaluation with what decides whether it is another point's too."""
 
-    settings: state.Settings
+    settings: state.KernelSettings
     running: int
     """Most requests at a time, at the load sustained and at the next, which fails; so the other two."""
     step_tokens: int
@@ -48,7 +48,7 @@ class Neighbours:
     """The load that the last of them sustains."""
     done: dict[Unbounded, list[Done]] = field(default_factory=dict)
 
-    def answer(self, server: Server | Fleet, stream: Stream) -> Evaluation | None:
+    def answer(self, server: Server | PreparedPools, stream: Stream) -> Evaluation | None:
         """The answer of a deployment that needs no run of its own; None: it does."""
         if not _is_plain(server):
             return None
@@ -60,20 +60,20 @@ class Neighbours:
             figures = figures | {"kv_peak_fraction": found.used_blocks / _num_blocks(server)}
         return msgspec.structs.replace(found.evaluation, num_runs=0, num_requests=0, figures=figures)
 
-    def add(self, server: Server | Fleet, found: Capacity, evaluation: Evaluation) -> None:
+    def add(self, server: Server | PreparedPools, found: Capacity, evaluation: Evaluation) -> None:
         """Keep an answer, with the runs that decided it."""
         self.near = found.load or self.near
         if _is_plain(server):
             self.done.setdefault(_unbounded(server), []).append(_done(server, found, evaluation))
 
 
-def _is_plain(server: Server | Fleet) -> TypeGuard[Server]:
+def _is_plain(server: Server | PreparedPools) -> TypeGuard[Server]:
     """Whether a deployment has neither pools nor a scheduler that walks."""
-    return isinstance(server, Server) and isinstance(server.settings, state.Settings)
+    return isinstance(server, Server) and isinstance(server.settings, state.KernelSettings)
 
 
-def _settings(server: Server) -> state.Settings:
-    assert isinstance(server.settings, state.Settings)
+def _settings(server: Server) -> state.KernelSettings:
+    assert isinstance(server.settings, state.KernelSettings)
     return server.settings
 
 

@@ -24,7 +24,7 @@ from windtunnel.search.evaluation.figures import (
     taken_by,
 )
 from windtunnel.search.evaluation.schema import Evaluation, Question
-from windtunnel.search.priced_deployments import Bench
+from windtunnel.search.priced_deployments import PricedDeployments
 from windtunnel.search.space.files import files_digest
 from windtunnel.search.space.space import (
     Point,
@@ -34,7 +34,7 @@ from windtunnel.search.space.space import (
 )
 from windtunnel.serving.deployment import EngineSettings
 from windtunnel.serving.engines.defaults import overlay
-from windtunnel.serving.pools import Fleet
+from windtunnel.serving.pools import PreparedPools
 from windtunnel.serving.scenario import Scenario, pool_scenario, resolve
 from windtunnel.serving.server import Server
 
@@ -50,7 +50,7 @@ class Evaluator:
     """Evaluates the points of a space; keeps what they share: requests, operators, prices, names looked up."""
 
     space: Space
-    bench: Bench = field(default_factory=Bench)
+    priced: PricedDeployments = field(default_factory=PricedDeployments)
     streams: dict[Any, Stream] = field(default_factory=dict)
     families: dict[Any, Deployed | InputError] = field(default_factory=dict)
     knobs: dict[bytes, EngineSettings] = field(default_factory=dict)
@@ -154,7 +154,7 @@ class Evaluator:
         try:
             deployed = self.deployed(point_at(self.space, index), workload)
             stream = self.stream(deployed.scenario, question.seed, question.num_requests)
-            server = self.bench.server(deployed.scenario, stream.unit, deployed.setup)
+            server = self.priced.server(deployed.scenario, stream.unit, deployed.setup)
         except InputError as error:
             return Evaluation(refused=error.message)
         known = neighbours.answer(server, stream)
@@ -166,7 +166,7 @@ class Evaluator:
         return evaluation
 
     def _at_own_load(
-        self, deployed: Deployed, server: Server | Fleet, stream: Stream, *_: object
+        self, deployed: Deployed, server: Server | PreparedPools, stream: Stream, *_: object
     ) -> tuple[Capacity, Evaluation]:
         limits = limits_from(self.space.limits)
         tried = probe(server, stream, stream.own, limits, is_patient=True)
@@ -182,7 +182,7 @@ class Evaluator:
         return Capacity(stream.own, tried, None, 1), evaluation
 
     def _at_capacity(
-        self, deployed: Deployed, server: Server | Fleet, stream: Stream, question: Question, near: float | None
+        self, deployed: Deployed, server: Server | PreparedPools, stream: Stream, question: Question, near: float | None
     ) -> tuple[Capacity, Evaluation]:
         worth = None
         if question.worth is not None and not stream.is_closed:

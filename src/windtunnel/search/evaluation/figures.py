@@ -12,7 +12,7 @@ from windtunnel.search.capacity.limits import Limit
 from windtunnel.search.capacity.load import is_closed
 from windtunnel.search.capacity.probe import Served
 from windtunnel.search.space.space import Budget
-from windtunnel.serving.pools import Fleet
+from windtunnel.serving.pools import PreparedPools
 from windtunnel.serving.scenario import Scenario, Setup, pool_scenario
 from windtunnel.serving.server import Server
 from windtunnel.serving.simulate import power_model
@@ -114,7 +114,7 @@ def taken_by(scenario: Scenario) -> Takes:
 
 
 def figures(
-    deployed: Deployed, server: Server | Fleet, served: Served, sustained: float | None, limits: Sequence[Limit]
+    deployed: Deployed, server: Server | PreparedPools, served: Served, sustained: float | None, limits: Sequence[Limit]
 ) -> dict[str, float]:
     """The names and values of `FIGURES` that are known, and of the latencies that have limits.
 
@@ -166,7 +166,7 @@ def figures(
 STATISTICS, STATISTIC_PERCENTS = ("p50", "p90", "p99"), (50, 90, 99)
 
 
-def _use(deployed: Deployed, server: Server | Fleet, served: Served, span_s: float) -> dict[str, float]:
+def _use(deployed: Deployed, server: Server | PreparedPools, served: Served, span_s: float) -> dict[str, float]:
     """How busy, how full and how warm the devices were."""
     steps, scenario = served.steps, deployed.scenario
     if isinstance(server, Server):

@@ -1,4 +1,4 @@
-"""From prefill to decode: a request handed over, its KV cache read, and the batch that it joins."""
+"""From prefill to decode: a request handed off, its KV cache read, and the batch that it joins."""
 
 import numpy as np
 
@@ -32,21 +32,21 @@ from windtunnel.serving.state.records import (
 
 
 @inner
-def hand_over(settings, windows, requests, lanes, clock, pools, rank, i, now_s):
+def hand_off(settings, windows, requests, slots, clock, pools, rank, i, now_s):
     """Request `i` has ended its prefill at `now_s`, on `rank` of its pool: send it to a replica that decodes.
 
     Returns that replica, of all pools'.
     """
     routing = pools.routing[0]
-    journey = pools.journeys[i]
-    journey.held_blocks = held_blocks(settings, windows, requests, lanes, i)
+    transfer = pools.transfers[i]
+    transfer.held_blocks = held_blocks(settings, windows, requests, slots, i)
     if windows is not None:
-        journey.held_window_blocks = held_window_blocks(settings, requests, lanes, i)
+        transfer.held_window_blocks = held_window_blocks(settings, requests, slots, i)
         requests[i].passed_blocks = 0
-    journey.prefill_rank = settings.first_rank + rank
-    journey.handed_s = now_s
-    requests[i].output_tokens = journey.later_output_tokens
-    journey.later_output_tokens = 0
+    transfer.prefill_rank = settings.first_rank + rank
+    transfer.handed_s = now_s
+    requests[i].output_tokens = transfer.later_output_tokens
+    transfer.later_output_tokens = 0
     requests[i].last_token_s = now_s
     if routing.decode_samples_first or routing.decode_streams_first:
         requests[i].first_token_s = np.nan
@@ -55,21 +55,21 @@ def hand_over(settings, windows, requests, lanes, clock, pools, rank, i, now_s):
 
     there = pools.pools[pools.pool_of_replica[replica]]
     to_rank = there.first_rank + fewest_outstanding(there, ranks_of(pools, there), replica - there.first_replica)
-    journey.decode_rank = to_rank
+    transfer.decode_rank = to_rank
     set_queue_key(there, requests, ranks_of(pools, there), to_rank - there.first_rank, i, 0)
     pools.ranks[to_rank].num_outstanding += 1
     requests[i].after = NONE
-    last = pools.handovers[to_rank].pull_last
+    last = pools.handoffs[to_rank].pull_last
     if last == NONE:
-        pools.handovers[to_rank].pull_first = i
+        pools.handoffs[to_rank].pull_first = i
     else:
         requests[last].after = i
-    pools.handovers[to_rank].pull_last = i
+    pools.handoffs[to_rank].pull_last = i
     return replica
 
 
 @inner
-def pull(settings, windows, cache, requests, ranks, lanes, events, clock, pools, rank, lane, now_s):
+def pull(settings, windows, cache, requests, ranks, slots, events, clock, pools, rank, slot, now_s):
     """Give blocks to the requests that wait to be read, in their order, while there are any; their transfers start.
 
     Requests that wait to be computed here, preempted or local ones, go first if they are the older. The request counts
@@ -80,12 +80,12 @@ def pull(settings, windows, cache, requests, ranks, lanes, events, clock, pools,
     tiers are not asked, as the prefill side has it all (`MultiConnector`: the first one that has any loads it).
     """
     routing = pools.routing[0]
-    here = pools.handovers[settings.first_rank + rank]
+    here = pools.handoffs[settings.first_rank + rank]
     while here.pull_first != NONE:
         i = here.pull_first
-        journey = pools.journeys[i]
-        if journey.handed_s > lanes[lane].cutoff_s:
-            lanes[lane].looks_again = 1
+        transfer = pools.transfers[i]
+        if transfer.handed_s > slots[slot].cutoff_s:
+            slots[slot].looks_again = 1
             break
         if ranks[rank].num_running + here.num_pulled >= settings.max_num_seqs:
             break
@@ -109,10 +109,10 @@ def pull(settings, windows, cache, requests, ranks, lanes, events, clock, pools,
         num_needed, num_window_blocks = blocks_to_start(settings, windows, requests, i, num_read - cached)
         if num_needed + unused > ranks[rank].free_blocks or num_window_blocks > ranks[rank].free_window_blocks:
             if windows is not None:
-                lanes[lane].looks_again = 1
+                slots[slot].looks_again = 1
             break
         if cache is not None:
-            acquire(cache, requests, ranks, rank, lane, i)
+            acquire(cache, requests, ranks, rank, slot, i)
         ranks[rank].free_blocks -= num_needed
         ranks[rank].free_window_blocks -= num_window_blocks
         here.num_pulled += 1
@@ -120,8 +120,8 @@ def pull(settings, windows, cache, requests, ranks, lanes, events, clock, pools,
         if here.pull_first == NONE:
             here.pull_last = NONE
 
-        sender = pools.handovers[journey.prefill_rank]
-        sent_bytes_per_s = pools.pools[pools.pool_of_rank[journey.prefill_rank]].link_bytes_per_s
+        sender = pools.handoffs[transfer.prefill_rank]
+        sent_bytes_per_s = pools.pools[pools.pool_of_rank[transfer.prefill_rank]].link_bytes_per_s
         whole_s = routing.bytes_per_token * (requests[i].input_tokens - cached) + routing.bytes_per_request
         whole_s *= settings.kv_copies / min(sent_bytes_per_s, settings.link_bytes_per_s)
         ready_s = now_s if routing.tail_fraction == 1.0 else requests[i].scheduled_s
@@ -129,9 +129,9 @@ def pull(settings, windows, cache, requests, ranks, lanes, events, clock, pools,
         end_s = max(start_s + whole_s, now_s + whole_s * routing.tail_fraction)
         sender.link_free_s = start_s + whole_s
         here.link_free_s = start_s + whole_s
-        journey.transfer_start_s = start_s
-        journey.transfer_end_s = end_s + routing.latency_s
-        clock[0].queued = push(events.time_s, events.lane, clock[0].queued, journey.transfer_end_s, i - requests.size)
+        transfer.transfer_start_s = start_s
+        transfer.transfer_end_s = end_s + routing.latency_s
+        clock[0].queued = push(events.time_s, events.slot, clock[0].queued, transfer.transfer_end_s, i - requests.size)
 
 
 @inner
@@ -139,17 +139,17 @@ def end_transfer(cache, requests, pools, i):
     """Request `i` has been read: its blocks on the prefill side are free, those of its prompt stay cached there as long
     as there is room, and it may run on the decode side.
     """
-    journey = pools.journeys[i]
-    pools.ranks[journey.prefill_rank].free_window_blocks += journey.held_window_blocks
+    transfer = pools.transfers[i]
+    pools.ranks[transfer.prefill_rank].free_window_blocks += transfer.held_window_blocks
     if cache is None:
-        pools.ranks[journey.prefill_rank].free_blocks += journey.held_blocks
+        pools.ranks[transfer.prefill_rank].free_blocks += transfer.held_blocks
     if cache is not None:
-        pool = pools.pool_of_rank[journey.prefill_rank]
+        pool = pools.pool_of_rank[transfer.prefill_rank]
         settings, own = pools.pools[pool], cache_of(cache, pools, pool)
-        rank = journey.prefill_rank - settings.first_rank
-        release(settings, own, ranks_of(pools, settings), rank, i, journey.held_blocks, requests[i].input_tokens)
-    journey.held_blocks = 0
-    here = pools.handovers[journey.decode_rank]
+        rank = transfer.prefill_rank - settings.first_rank
+        release(settings, own, ranks_of(pools, settings), rank, i, transfer.held_blocks, requests[i].input_tokens)
+    transfer.held_blocks = 0
+    here = pools.handoffs[transfer.decode_rank]
     requests[i].after = NONE
     if here.ready_last == NONE:
         here.ready_first = i
@@ -159,8 +159,8 @@ def end_transfer(cache, requests, pools, i):
 
 
 @inner
-def join_ready(settings, windows, cache, requests, ranks, lanes, lists, pools, rank, lane):
-    """Let the requests whose KV has come run, in their order: they decode in this lane's next step. What has come is
+def join_ready(settings, windows, cache, requests, ranks, slots, lists, pools, rank, slot):
+    """Let the requests whose KV has come run, in their order: they decode in this slot's next step. What has come is
     cached.
 
     Where the decode side samples the first output, the last prompt token is computed again, as a prefill of one token.
@@ -168,11 +168,11 @@ def join_ready(settings, windows, cache, requests, ranks, lanes, lists, pools, r
     """
     samples_first = pools.routing[0].decode_samples_first
     streams_first = pools.routing[0].decode_streams_first
-    here = pools.handovers[settings.first_rank + rank]
+    here = pools.handoffs[settings.first_rank + rank]
     while here.ready_first != NONE and ranks[rank].num_running < settings.max_num_seqs:
         i = here.ready_first
-        if pools.journeys[i].transfer_end_s > lanes[lane].cutoff_s:
-            lanes[lane].looks_again = 1
+        if pools.transfers[i].transfer_end_s > slots[slot].cutoff_s:
+            slots[slot].looks_again = 1
             break
         here.ready_first = requests[i].after
         if here.ready_first == NONE:
@@ -189,6 +189,6 @@ def join_ready(settings, windows, cache, requests, ranks, lanes, lists, pools, r
             ranks[rank].num_prefilling += 1
         else:
             if streams_first:
-                requests[i].first_token_s = lanes[lane].cutoff_s
-                requests[i].last_token_s = lanes[lane].cutoff_s
-            begin_decoding(settings, windows, requests, ranks, lanes, lists, rank, lane, i)
+                requests[i].first_token_s = slots[slot].cutoff_s
+                requests[i].last_token_s = slots[slot].cutoff_s
+            begin_decoding(settings, windows, requests, ranks, slots, lists, rank, slot, i)

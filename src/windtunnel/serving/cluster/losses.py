@@ -66,7 +66,7 @@ def lose_shared(cache, rank, i):
 
 
 @inner
-def clear(settings, cache, requests, speculation, ranks, lanes, lists, stages, fleet, replica, now_s):
+def clear(settings, cache, requests, speculation, ranks, slots, lists, stages, fleet, replica, now_s):
     """Leave a replica as it starts: empty. What it had, if it failed, is sent again, rank by rank: running requests in
     their order, then waiting ones in theirs.
     """
@@ -78,17 +78,17 @@ def clear(settings, cache, requests, speculation, ranks, lanes, lists, stages, f
             if cache is not None:
                 lose_shared(cache, rank, i)
             if requests[i].is_decoding:
-                lane = requests[i].lane
-                computed = lanes[lane].steps - requests[i].joined
-                if requests[i].skipped_at == lanes[lane].num_verified:  # left out of the step that the failure ends
+                slot = requests[i].slot
+                computed = slots[slot].steps - requests[i].joined
+                if requests[i].skipped_at == slots[slot].num_verified:  # left out of the step that the failure ends
                     num_gained = 1
                     if speculation is not None:
-                        num_gained = gained_tokens(speculation, lanes, lane)
+                        num_gained = gained_tokens(speculation, slots, slot)
                     computed += num_gained
                 was_left_out = requests[i].skipped_at != NONE
-                was_left_out = was_left_out and requests[i].skipped_at >= lanes[lane].num_verified - 1
+                was_left_out = was_left_out and requests[i].skipped_at >= slots[slot].num_verified - 1
                 if computed > requests[i].target_tokens and not was_left_out:
-                    requests[i].last_token_s = lanes[lane].last_decode_s
+                    requests[i].last_token_s = slots[slot].last_decode_s
                 requests[i].target_tokens = computed + 1
             lose(fleet, requests, replica, i, now_s)
             i = after
@@ -103,10 +103,10 @@ def clear(settings, cache, requests, speculation, ranks, lanes, lists, stages, f
         if cache is not None:
             lose_cache(cache, rank)
         empty_rank(settings, ranks, rank)
-        for lane in range(rank * settings.num_stages, (rank + 1) * settings.num_stages):
-            empty_lane(lanes, lists, lane)
+        for slot in range(rank * settings.num_stages, (rank + 1) * settings.num_stages):
+            empty_slot(slots, lists, slot)
             if cache is not None:
-                cache.load_s[lane] = 0.0
+                cache.load_s[slot] = 0.0
     for stage in range(settings.num_stages):
         stages[replica, stage] = 0.0
 
@@ -134,24 +134,24 @@ def empty_rank(settings, ranks, rank):
 
 
 @inner
-def empty_lane(lanes, lists, lane):
-    """As `state.new_lanes` and `new_lists` make it."""
-    lanes[lane].is_busy = 0
-    lanes[lane].steps = 0
-    lanes[lane].num_decoding = 0
-    lanes[lane].context_tokens = 0
-    lanes[lane].finish_size = 0
-    lanes[lane].batch_size = 0
-    lanes[lane].batch_decodes = 0
-    lanes[lane].num_skipped = 0
-    lanes[lane].skipped_context_tokens = 0
-    lanes[lane].skipped_since_s = 0.0
-    lanes[lane].holds_back = 0
-    lanes[lane].looks_again = 0
-    lanes[lane].num_joined = 0
-    lanes[lane].joined_since_s = 0.0
-    lanes[lane].last_decode_s = -np.inf
-    lanes[lane].num_verified = 0
+def empty_slot(slots, lists, slot):
+    """As `state.new_slots` and `new_lists` make it."""
+    slots[slot].is_busy = 0
+    slots[slot].steps = 0
+    slots[slot].num_decoding = 0
+    slots[slot].context_tokens = 0
+    slots[slot].finish_size = 0
+    slots[slot].batch_size = 0
+    slots[slot].batch_decodes = 0
+    slots[slot].num_skipped = 0
+    slots[slot].skipped_context_tokens = 0
+    slots[slot].skipped_since_s = 0.0
+    slots[slot].holds_back = 0
+    slots[slot].looks_again = 0
+    slots[slot].num_joined = 0
+    slots[slot].joined_since_s = 0.0
+    slots[slot].last_decode_s = -np.inf
+    slots[slot].num_verified = 0
     for kind in range(lists.shape[1]):
         for position in range(lists.shape[2]):
-            lists[lane, kind, position] = 0
+            lists[slot, kind, position] = 0

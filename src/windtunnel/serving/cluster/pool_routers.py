@@ -93,7 +93,7 @@ def choose(pools, clock, candidates, router, turn):
 
 @inner
 def route_arrival(cache, pools, sessions, requests, clock, i):
-    """The replica that arriving request `i` starts at; one that is to be handed over asks for one token there.
+    """The replica that arriving request `i` starts at; one that is to be handed off asks for one token there.
 
     Under `session_affinity` a session's later turns start where its former one did, if they may; under
     `prefix_affinity` where most of the prompt is cached.
@@ -116,8 +116,8 @@ def route_arrival(cache, pools, sessions, requests, clock, i):
             routing.decode_turn += 1
         else:
             routing.turn += 1
-    if not is_local and pools.pools[pools.pool_of_replica[replica]].hands_over:
+    if not is_local and pools.pools[pools.pool_of_replica[replica]].hands_off:
         if requests[i].output_tokens > 1 or routing.decode_samples_first:
-            pools.journeys[i].later_output_tokens = requests[i].output_tokens
+            pools.transfers[i].later_output_tokens = requests[i].output_tokens
             requests[i].output_tokens = 1
     return replica

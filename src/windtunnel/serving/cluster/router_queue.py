@@ -23,7 +23,7 @@ def next_resend_s(fleet):
     """When a held or lost request is next tried."""
     control = fleet.control
     send_s = np.inf
-    if control[0].num_held > 0 and control[0].asks:
+    if control[0].num_at_router > 0 and control[0].asks:
         send_s = control[0].asked_s
     if control[0].num_retries > 0:
         send_s = min(send_s, fleet.retry_s[control[0].first_retry])
@@ -33,7 +33,7 @@ def next_resend_s(fleet):
 @inner
 def ask_again(fleet, now_s):
     """Something ended or came up: the first held request may have a place now."""
-    if fleet.control[0].num_held > 0:
+    if fleet.control[0].num_at_router > 0:
         fleet.control[0].asks = 1
         fleet.control[0].asked_s = now_s
 
@@ -54,16 +54,16 @@ def take_lost(fleet, now_s):
 def hold(fleet, k):
     """Put request `k` behind those that are held at the router."""
     control = fleet.control
-    fleet.held[(control[0].first_held + control[0].num_held) % fleet.held.size] = k
-    control[0].num_held += 1
+    fleet.router_queue[(control[0].first_at_router + control[0].num_at_router) % fleet.router_queue.size] = k
+    control[0].num_at_router += 1
 
 
 @inner
-def drop_held(fleet):
+def drop_first_at_router(fleet):
     """Take the first held request off the queue."""
     control = fleet.control
-    control[0].first_held = (control[0].first_held + 1) % fleet.held.size
-    control[0].num_held -= 1
+    control[0].first_at_router = (control[0].first_at_router + 1) % fleet.router_queue.size
+    control[0].num_at_router -= 1
 
 
 @inner

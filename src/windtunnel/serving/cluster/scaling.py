@@ -43,11 +43,11 @@ def has_requests(settings, ranks, replica):
 
 
 @inner
-def after_step(settings, cache, requests, speculation, ranks, lanes, lists, stages, fleet, replica, now_s):
+def after_step(settings, cache, requests, speculation, ranks, slots, lists, stages, fleet, replica, now_s):
     """A step of a replica has ended: if it drains and is empty now, it goes off."""
     if fleet.replicas[replica].phase == DRAINING and not has_requests(settings, ranks, replica):
         set_phase(fleet, replica, OFF, now_s)
-        clear(settings, cache, requests, speculation, ranks, lanes, lists, stages, fleet, replica, now_s)
+        clear(settings, cache, requests, speculation, ranks, slots, lists, stages, fleet, replica, now_s)
         fleet.control[0].next_s = min(fleet.control[0].next_s, now_s)  # it may be wanted again
 
 
@@ -73,7 +73,7 @@ def look(settings, ranks, fleet):
         else:
             total += settings.num_blocks - ranks[rank].free_blocks
     if scaling.metric == OUTSTANDING or scaling.metric == WAITING:
-        total += control[0].num_held
+        total += control[0].num_at_router
     wanted = control[0].wanted
     needed = total / scaling.target
     if scaling.metric == KV_USE:
@@ -136,7 +136,7 @@ def resize(settings, ranks, fleet, now_s):
 
 
 @inner
-def change(settings, cache, requests, speculation, ranks, lanes, lists, stages, fleet, now_s):
+def change(settings, cache, requests, speculation, ranks, slots, lists, stages, fleet, now_s):
     """Apply the faults, repairs, starts and decisions of `now_s`."""
     scaling, control, replicas = fleet.scaling, fleet.control, fleet.replicas
     for replica in range(settings.num_replicas):
@@ -149,7 +149,7 @@ def change(settings, cache, requests, speculation, ranks, lanes, lists, stages, 
             elif replicas[replica].phase != OFF:
                 set_phase(fleet, replica, FAILED, now_s)
                 replicas[replica].next_s = back_s
-                clear(settings, cache, requests, speculation, ranks, lanes, lists, stages, fleet, replica, now_s)
+                clear(settings, cache, requests, speculation, ranks, slots, lists, stages, fleet, replica, now_s)
         elif replicas[replica].next_s <= now_s:
             replicas[replica].next_s = np.inf
             if replicas[replica].phase == STARTING:
@@ -166,7 +166,7 @@ def change(settings, cache, requests, speculation, ranks, lanes, lists, stages, 
     idle = resize(settings, ranks, fleet, now_s)
     while idle != NONE:
         set_phase(fleet, idle, OFF, now_s)
-        clear(settings, cache, requests, speculation, ranks, lanes, lists, stages, fleet, idle, now_s)
+        clear(settings, cache, requests, speculation, ranks, slots, lists, stages, fleet, idle, now_s)
         idle = resize(settings, ranks, fleet, now_s)
     next_s = min(control[0].look_s, fleet.change_s[control[0].next_change])
     for replica in range(settings.num_replicas):
@@ -178,7 +178,7 @@ def change(settings, cache, requests, speculation, ranks, lanes, lists, stages, 
 def has_room_to_log(settings, fleet):
     """Whether a change, whatever it does, finds room for what it writes down and a fault behind each that happens."""
     control = fleet.control
-    if control[0].num_losses + fleet.held.size > fleet.losses.size:
+    if control[0].num_losses + fleet.router_queue.size > fleet.losses.size:
         return False
     if control[0].num_phases + 5 * settings.num_replicas > fleet.phases.size:
         return False

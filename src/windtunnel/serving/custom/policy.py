@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from windtunnel.compiled.jit import passed
 from windtunnel.errors import InputError, did_you_mean, place
-from windtunnel.serving.per_request import custom_batch as asked
-from windtunnel.serving.state import per_request as walked_state
+from windtunnel.serving.per_request import custom_batch
+from windtunnel.serving.state import per_request as per_request_state
 
 Ints = NDArray[np.int64]
 
@@ -89,13 +89,13 @@ def policy_name(policy: Callable[..., Any]) -> str:
 
 
 PROBLEMS = {
-    asked.TWICE: "chose request {i} twice",
-    asked.NOT_HERE: "chose request {i}, which neither waits at this replica nor is ready",
-    asked.TOO_MANY_TOKENS: "gave request {i} more tokens than it has left to compute",
-    asked.TOO_FEW_TOKENS: "gave request {i} no tokens, or fewer",
-    asked.TOO_MANY_BLOCKS: "gave request {i} more tokens than there are free KV blocks for",
-    asked.TOO_MANY_SEQS: "chose more requests than max_num_seqs allows, with request {i}",
-    asked.TOO_LONG: "chose more tokens than max_num_batched_tokens allows, with request {i}",
+    custom_batch.TWICE: "chose request {i} twice",
+    custom_batch.NOT_HERE: "chose request {i}, which neither waits at this replica nor is ready",
+    custom_batch.TOO_MANY_TOKENS: "gave request {i} more tokens than it has left to compute",
+    custom_batch.TOO_FEW_TOKENS: "gave request {i} no tokens, or fewer",
+    custom_batch.TOO_MANY_BLOCKS: "gave request {i} more tokens than there are free KV blocks for",
+    custom_batch.TOO_MANY_SEQS: "chose more requests than max_num_seqs allows, with request {i}",
+    custom_batch.TOO_LONG: "chose more tokens than max_num_batched_tokens allows, with request {i}",
 }
 
 
@@ -105,18 +105,18 @@ class Asker:
     def __init__(
         self,
         policy: Policy,
-        settings: walked_state.WalkedSettings,
+        settings: per_request_state.PerRequestSettings,
         records: Any,
-        walks: Any,
+        sequences: Any,
         replicas: Any,
         batches: Ints,
         clock: Any,
     ) -> None:
         self.policy, self.settings = policy, settings
-        self.records, self.walks, self.replicas, self.clock = passed(records, walks, replicas, clock)
+        self.records, self.sequences, self.replicas, self.clock = passed(records, sequences, replicas, clock)
         self.batches = batches
         self.waiting = np.zeros(records.size, np.int64)
-        requests, progress = records.view(np.ndarray), walks.view(np.ndarray)
+        requests, progress = records.view(np.ndarray), sequences.view(np.ndarray)
         self.view = Requests(
             *(requests[name] for name in ("arrival_s", "input_tokens", "output_tokens", "priority")),
             *(progress[name] for name in ("prompt_tokens", "processed_tokens", "num_blocks", "is_prefilled")),
@@ -135,7 +135,7 @@ class Asker:
             InputError: the policy raised, or what it returned is no batch that the engine can run.
         """
         settings, replica = self.settings, self.asking[0]
-        num_waiting = asked.list_waiting(self.walks, self.replicas, replica, self.waiting)
+        num_waiting = custom_batch.list_waiting(self.sequences, self.replicas, replica, self.waiting)
         row = settings.num_replicas * settings.num_stages + replica
         engine = Engine(
             float(self.now_s[0]),
@@ -153,8 +153,8 @@ class Asker:
             what = f"{type(error).__name__}: {error}"
             raise InputError(f"the scheduler {self.name} failed at {engine.now_s:g} s: {what}", place(error)) from error
         pairs = self._as_pairs(answer)
-        size = asked.form_asked_batch(
-            settings, self.records, self.walks, self.replicas, self.batches, self.clock, pairs
+        size = custom_batch.form_custom_batch(
+            settings, self.records, self.sequences, self.replicas, self.batches, self.clock, pairs
         )
         if size < 0:
             problem = PROBLEMS[size].format(i=int(self.culprit[0]))

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from windtunnel.errors import InputError, place
 from windtunnel.serving.state import records as state
-from windtunnel.serving.state.fleet import Fleet
+from windtunnel.serving.state.fleet import ReplicaFleet
 from windtunnel.workload.generate.requests import RequestArrays
 
 Ints = NDArray[np.int64]
@@ -60,11 +60,11 @@ class RouterAsker:
     def __init__(
         self,
         router: Router,
-        settings: state.Settings,
+        settings: state.KernelSettings,
         requests: RequestArrays,
         records: state.Table,
         ranks: state.Table,
-        fleet: Fleet,
+        fleet: ReplicaFleet,
     ) -> None:
         self.router, self.settings = router, settings
         self.name = getattr(router, "__name__", type(router).__name__)

@@ -123,12 +123,12 @@ def look_up(settings, cache, requests, ranks, rank, i):
 
 
 @inner
-def acquire(cache, requests, ranks, rank, lane, i):
-    """Take references to what `look_up` found for request `i`, which is admitted to the lane's batch, and blocks for
+def acquire(cache, requests, ranks, rank, slot, i):
+    """Take references to what `look_up` found for request `i`, which is admitted to the slot's batch, and blocks for
     what it loads.
     """
     ranks[rank].free_blocks -= cache.requests[i].loading_blocks
-    cache.load_s[lane] += cache.requests[i].load_s
+    cache.load_s[slot] += cache.requests[i].load_s
     node = cache.requests[i].deepest
     while node != NONE:
         entry = entry_of(cache, rank, node)

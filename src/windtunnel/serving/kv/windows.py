@@ -117,19 +117,19 @@ def newly_passed_blocks(settings, requests, i, computed, num_tokens):
 
 
 @inner
-def blocks_passed_in_step(settings, lists, lane, steps, num_gained):
-    """Blocks of a window group that the lane's sliding requests give back in a decode step of `num_gained` tokens."""
+def blocks_passed_in_step(settings, lists, slot, steps, num_gained):
+    """Blocks of a window group that the slot's sliding requests give back in a decode step of `num_gained` tokens."""
     num_blocks = 0
     if not gives_back(settings):
         return num_blocks
     for token in range(num_gained):
-        num_blocks += lists[lane, SLIDING, (steps + token - settings.window_tokens + 1) % settings.block_size]
+        num_blocks += lists[slot, SLIDING, (steps + token - settings.window_tokens + 1) % settings.block_size]
     return num_blocks
 
 
 @inner
 def next_change(settings, requests, i):
-    """The step count of its lane at which decoding request `i` ends, or before that begins to slide."""
+    """The step count of its slot at which decoding request `i` ends, or before that begins to slide."""
     end = requests[i].joined + requests[i].input_tokens + requests[i].output_tokens - 1
     begins = requests[i].joined + settings.window_tokens
     if gives_back(settings) and not requests[i].slides and begins < end:
@@ -138,45 +138,45 @@ def next_change(settings, requests, i):
 
 
 @inner
-def slide(settings, requests, ranks, lanes, lists, rank, i):
+def slide(settings, requests, ranks, slots, lists, rank, i):
     """Decoding request `i` has filled its window: from now on it is counted among those that give blocks back."""
-    lane = requests[i].lane
+    slot = requests[i].slot
     requests[i].slides = 1
-    lists[lane, SLIDING, requests[i].joined % settings.block_size] += 1
-    pass_blocks(settings, requests, ranks, rank, i, lanes[lane].steps - requests[i].joined - 1)
+    lists[slot, SLIDING, requests[i].joined % settings.block_size] += 1
+    pass_blocks(settings, requests, ranks, rank, i, slots[slot].steps - requests[i].joined - 1)
 
 
 @inner
-def fills_window(settings, requests, ranks, lanes, lists, rank, i):
-    """Request `i`, taken off its lane's heap, has only filled its window: it slides, and goes back on the heap."""
+def fills_window(settings, requests, ranks, slots, lists, rank, i):
+    """Request `i`, taken off its slot's heap, has only filled its window: it slides, and goes back on the heap."""
     if not gives_back(settings) or requests[i].slides:
         return False
     end = requests[i].input_tokens + requests[i].output_tokens - 1
     if settings.window_tokens >= end:
         return False
-    slide(settings, requests, ranks, lanes, lists, rank, i)
-    lane = requests[i].lane
-    lanes[lane].finish_size = push(
-        lists[lane, FINISH_KEY], lists[lane, FINISH_VALUE], lanes[lane].finish_size, requests[i].joined + end, i
+    slide(settings, requests, ranks, slots, lists, rank, i)
+    slot = requests[i].slot
+    slots[slot].finish_size = push(
+        lists[slot, FINISH_KEY], lists[slot, FINISH_VALUE], slots[slot].finish_size, requests[i].joined + end, i
     )
     return True
 
 
 @inner
-def begin_to_slide(settings, requests, ranks, lanes, lists, rank, i):
-    """Request `i` begins to decode in its lane, its window full or not; what is behind the window goes back."""
+def begin_to_slide(settings, requests, ranks, slots, lists, rank, i):
+    """Request `i` begins to decode in its slot, its window full or not; what is behind the window goes back."""
     requests[i].slides = 0
     if gives_back(settings):
-        computed = lanes[requests[i].lane].steps - requests[i].joined
+        computed = slots[requests[i].slot].steps - requests[i].joined
         pass_blocks(settings, requests, ranks, rank, i, computed - 1)
         if computed >= settings.window_tokens:
-            slide(settings, requests, ranks, lanes, lists, rank, i)
+            slide(settings, requests, ranks, slots, lists, rank, i)
 
 
 @inner
 def stop_sliding(settings, requests, lists, i):
-    """Request `i`, whose computed tokens are explicit again, leaves its lane's counts."""
+    """Request `i`, whose computed tokens are explicit again, leaves its slot's counts."""
     if requests[i].slides:
-        lists[requests[i].lane, SLIDING, requests[i].joined % settings.block_size] -= 1
+        lists[requests[i].slot, SLIDING, requests[i].joined % settings.block_size] -= 1
         requests[i].passed_blocks = passed_blocks(settings, requests[i].computed_tokens - 1)
         requests[i].slides = 0

@@ -6,7 +6,7 @@ from windtunnel.compiled.heap import pop
 from windtunnel.compiled.jit import inner
 from windtunnel.serving.cluster.pool_routers import route_arrival
 from windtunnel.serving.cluster.router_queue import (
-    drop_held,
+    drop_first_at_router,
     hold,
     route_up,
     take_lost,
@@ -14,7 +14,7 @@ from windtunnel.serving.cluster.router_queue import (
 from windtunnel.serving.cluster.routers import fewest_outstanding, route
 from windtunnel.serving.cluster.slots import wake
 from windtunnel.serving.schedulers.queue_orders import enqueue, set_queue_key
-from windtunnel.serving.state.pools import lanes_of, ranks_of
+from windtunnel.serving.state.pools import ranks_of, slots_of
 from windtunnel.serving.state.records import NONE, USERS_ROUTER
 
 
@@ -62,8 +62,8 @@ def take_next(sessions, requests, clock, now_s):
 
 
 @inner
-def deliver(settings, cache, sessions, requests, ranks, lanes, events, clock, now_s, pools, fleet):
-    """Send the next request to a replica, there to the rank with the fewest requests; an idle lane wakes.
+def deliver(settings, cache, sessions, requests, ranks, slots, events, clock, now_s, pools, fleet):
+    """Send the next request to a replica, there to the rank with the fewest requests; an idle slot wakes.
 
     Of a fleet the next one may be one that was held or lost, and may have to be held; `pending` says afterwards whether
     a user's router must be asked for it.
@@ -86,7 +86,7 @@ def deliver(settings, cache, sessions, requests, ranks, lanes, events, clock, no
         sessions.replica[sessions.session[k]] = replica
     if pools is not None:
         settings = pools.pools[pools.pool_of_replica[replica]]
-        ranks, lanes = ranks_of(pools, settings), lanes_of(pools, settings)
+        ranks, slots = ranks_of(pools, settings), slots_of(pools, settings)
         replica -= settings.first_replica
     rank = fewest_outstanding(settings, ranks, replica)
     requests[k].rank = settings.first_rank + rank
@@ -101,8 +101,8 @@ def deliver(settings, cache, sessions, requests, ranks, lanes, events, clock, no
         requests[k].arrival_s = now_s
     enqueue(settings, requests, ranks, rank, k)
     for stage in range(settings.num_stages):
-        if not lanes[replica * settings.ranks_per_replica * settings.num_stages + stage].is_busy:
-            wake(settings, lanes, events, clock, replica, stage, now_s)
+        if not slots[replica * settings.ranks_per_replica * settings.num_stages + stage].is_busy:
+            wake(settings, slots, events, clock, replica, stage, now_s)
             break
 
 
@@ -112,13 +112,13 @@ def deliver_again(settings, cache, sessions, requests, ranks, clock, now_s, flee
     first one held, a lost one, or a new one. Without a replica it is held, or a user's router must be asked for it.
     """
     control = fleet.control
-    k, is_held, replica = control[0].pending, False, NONE
+    k, is_at_router, replica = control[0].pending, False, NONE
     is_answered = k != NONE
     if is_answered:
-        is_held, replica = control[0].is_held == 1, control[0].answer
+        is_at_router, replica = control[0].is_at_router == 1, control[0].answer
         control[0].pending = NONE
-    elif control[0].num_held > 0 and control[0].asks:
-        k, is_held = fleet.held[control[0].first_held], True
+    elif control[0].num_at_router > 0 and control[0].asks:
+        k, is_at_router = fleet.router_queue[control[0].first_at_router], True
     else:
         k = take_lost(fleet, now_s)
     if k == NONE:
@@ -128,19 +128,19 @@ def deliver_again(settings, cache, sessions, requests, ranks, clock, now_s, flee
         clock[0].sent += 1
         fleet.sent_s[k] = now_s
     if not is_answered:
-        if control[0].num_held > 0 and not is_held:
+        if control[0].num_at_router > 0 and not is_at_router:
             hold(fleet, k)
             return k, NONE
         if settings.router == USERS_ROUTER:
             control[0].pending = k
             control[0].pending_s = now_s
-            control[0].is_held = is_held
+            control[0].is_at_router = is_at_router
             return k, NONE
         replica = route_up(settings, cache, sessions, ranks, clock, fleet, k)
     if replica == NONE:
         control[0].asks = 0
-        if not is_held:
+        if not is_at_router:
             hold(fleet, k)
-    elif is_held:
-        drop_held(fleet)
+    elif is_at_router:
+        drop_first_at_router(fleet)
     return k, replica

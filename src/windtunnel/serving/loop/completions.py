@@ -1,8 +1,8 @@
-"""The end of a lane's step: tokens given, prefills that decode from now on, requests that are done."""
+"""The end of a slot's step: tokens given, prefills that decode from now on, requests that are done."""
 
 from windtunnel.compiled.heap import pop, push
 from windtunnel.compiled.jit import inner
-from windtunnel.serving.cluster.handoff import end_transfer, hand_over
+from windtunnel.serving.cluster.handoff import end_transfer, hand_off
 from windtunnel.serving.cluster.slots import wake_replica
 from windtunnel.serving.kv.cache import caches_when_scheduled, release, share
 from windtunnel.serving.kv.windows import fills_window
@@ -25,19 +25,19 @@ from windtunnel.serving.state.records import (
 
 
 @inner
-def finish(settings, windows, cache, sessions, requests, ranks, lanes, events, clock, rank, i, now_s, pools):
+def finish(settings, windows, cache, sessions, requests, ranks, slots, events, clock, rank, i, now_s, pools):
     """Request `i`, running and not decoding, has produced its last token, or the last of this pool."""
     if pools is not None:
-        if pools.journeys[i].later_output_tokens > 0:
+        if pools.transfers[i].later_output_tokens > 0:
             unlink(requests, ranks, rank, i)
             ranks[rank].num_outstanding -= 1
-            replica = hand_over(settings, windows, requests, lanes, clock, pools, rank, i, now_s)
+            replica = hand_off(settings, windows, requests, slots, clock, pools, rank, i, now_s)
             wake_replica(events, clock, pools, replica, now_s)
             return
     requests[i].finish_s = now_s
-    held = held_blocks(settings, windows, requests, lanes, i)
+    held = held_blocks(settings, windows, requests, slots, i)
     if windows is not None:
-        ranks[rank].free_window_blocks += held_window_blocks(settings, requests, lanes, i)
+        ranks[rank].free_window_blocks += held_window_blocks(settings, requests, slots, i)
     if cache is None:
         ranks[rank].free_blocks += held
     else:
@@ -53,7 +53,7 @@ def finish(settings, windows, cache, sessions, requests, ranks, lanes, events, c
 def arrive(cache, requests, events, clock, pools, i, now_s):
     """The KV of request `i` has been read: both sides may have something to do."""
     end_transfer(cache, requests, pools, i)
-    for rank in (pools.journeys[i].prefill_rank, pools.journeys[i].decode_rank):
+    for rank in (pools.transfers[i].prefill_rank, pools.transfers[i].decode_rank):
         settings = pools.pools[pools.pool_of_rank[rank]]
         replica = settings.first_replica + (rank - settings.first_rank) // settings.ranks_per_replica
         wake_replica(events, clock, pools, replica, now_s)
@@ -81,45 +81,45 @@ def complete(
     speculation,
     requests,
     ranks,
-    lanes,
+    slots,
     lists,
     events,
     clock,
     rank,
-    lane,
+    slot,
     now_s,
     pools,
 ):
-    """Apply the end of the lane's step: finished requests leave, complete prefills give their token and begin to
+    """Apply the end of the slot's step: finished requests leave, complete prefills give their token and begin to
     decode.
     """
-    while lanes[lane].finish_size > 0 and lists[lane, FINISH_KEY, 0] <= lanes[lane].steps:
-        i = lists[lane, FINISH_VALUE, 0]
-        lanes[lane].finish_size = pop(lists[lane, FINISH_KEY], lists[lane, FINISH_VALUE], lanes[lane].finish_size)
+    while slots[slot].finish_size > 0 and lists[slot, FINISH_KEY, 0] <= slots[slot].steps:
+        i = lists[slot, FINISH_VALUE, 0]
+        slots[slot].finish_size = pop(lists[slot, FINISH_KEY], lists[slot, FINISH_VALUE], slots[slot].finish_size)
         if windows is not None:
-            if fills_window(settings, requests, ranks, lanes, lists, rank, i):
+            if fills_window(settings, requests, ranks, slots, lists, rank, i):
                 continue
-        stop_decoding(settings, windows, requests, lanes, lists, i)
+        stop_decoding(settings, windows, requests, slots, lists, i)
         if speculation is not None:
             end = requests[i].input_tokens + requests[i].output_tokens - 1
             ranks[rank].remaining_tokens += requests[i].computed_tokens - end
-        finish(settings, windows, cache, sessions, requests, ranks, lanes, events, clock, rank, i, now_s, pools)
+        finish(settings, windows, cache, sessions, requests, ranks, slots, events, clock, rank, i, now_s, pools)
 
-    for position in range(lanes[lane].batch_size):
-        i = lists[lane, BATCH, position]
+    for position in range(slots[slot].batch_size):
+        i = lists[slot, BATCH, position]
         requests[i].chunks_in_flight -= 1
         if cache is not None and not caches_when_scheduled(settings):
             share(settings, cache, ranks, rank, i, requests[i].computed_tokens)
-        if not lists[lane, BATCH_ENDS, position]:
+        if not lists[slot, BATCH_ENDS, position]:
             continue
         if requests[i].first_token_s != requests[i].first_token_s:
             requests[i].first_token_s = now_s
         ranks[rank].remaining_tokens -= 1
         end = requests[i].input_tokens + requests[i].output_tokens - 1
         if requests[i].computed_tokens >= end:
-            finish(settings, windows, cache, sessions, requests, ranks, lanes, events, clock, rank, i, now_s, pools)
+            finish(settings, windows, cache, sessions, requests, ranks, slots, events, clock, rank, i, now_s, pools)
         else:
             requests[i].last_token_s = now_s
-            begin_decoding(settings, windows, requests, ranks, lanes, lists, rank, lane, i)
-    lanes[lane].batch_size = 0
-    lanes[lane].batch_decodes = 0
+            begin_decoding(settings, windows, requests, ranks, slots, lists, rank, slot, i)
+    slots[slot].batch_size = 0
+    slots[slot].batch_decodes = 0

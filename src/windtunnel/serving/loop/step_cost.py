@@ -75,7 +75,7 @@ def with_loading(settings, cache, first, end, stage, device_s):
     """A step's time on the device where its batch waits for KV blocks from lower tiers, or they come up beside it."""
     load_s = 0.0
     for rank in range(first, end):
-        lane = rank * settings.num_stages + stage
-        load_s = max(load_s, cache.load_s[lane])
-        cache.load_s[lane] = 0.0
+        slot = rank * settings.num_stages + stage
+        load_s = max(load_s, cache.load_s[slot])
+        cache.load_s[slot] = 0.0
     return max(device_s, load_s) if cache.load_overlaps else device_s + load_s

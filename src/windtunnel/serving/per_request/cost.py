@@ -1,4 +1,4 @@
-"""What a step of the walking loop costs: by Vidur's look-up tables, or by a `StepCost`."""
+"""What a step of the per-request loop costs: by Vidur's look-up tables, or by a `StepCost`."""
 
 import math
 

@@ -11,23 +11,23 @@ from windtunnel.serving.per_request.policies import (
 from windtunnel.serving.state.records import NONE
 
 TWICE, NOT_HERE, TOO_MANY_TOKENS, TOO_FEW_TOKENS, TOO_MANY_BLOCKS, TOO_MANY_SEQS, TOO_LONG = range(-7, 0)
-"""What `form_asked_batch` returns for a batch that the engine cannot run; the request is in `clock[0].culprit`."""
+"""What `form_custom_batch` returns for a batch that the engine cannot run; the request is in `clock[0].culprit`."""
 
 
 @entry
-def list_waiting(walks, replicas, replica, out):
+def list_waiting(sequences, replicas, replica, out):
     """Write the waiting requests of a replica to `out`, in order; returns how many there are."""
     count = 0
     i = replicas[replica].first_waiting
     while i != NONE and count < out.size:
         out[count] = i
         count += 1
-        i = walks[i].next
+        i = sequences[i].next
     return count
 
 
 @entry
-def form_asked_batch(settings, requests, walks, replicas, batches, clock, pairs):
+def form_custom_batch(settings, requests, sequences, replicas, batches, clock, pairs):
     """Form the batch that a user's policy chose, `pairs` [n, 2] of request and tokens; 0 tokens restart a request.
 
     Requests are taken in the order given: waiting ones are admitted, blocks are taken as the tokens need them. Nothing
@@ -52,7 +52,7 @@ def form_asked_batch(settings, requests, walks, replicas, batches, clock, pairs)
                 batches[row, MEMBERS, later] = batches[row, MEMBERS, later + 1]
             replicas[replica].num_ready -= 1
             if tokens == 0:
-                restart(settings, requests, walks, replicas, replica, i)
+                restart(settings, requests, sequences, replicas, replica, i)
                 continue
         else:
             for earlier in range(size):
@@ -60,16 +60,16 @@ def form_asked_batch(settings, requests, walks, replicas, batches, clock, pairs)
                     return TWICE
             before, at = NONE, replicas[replica].first_waiting
             while at != NONE and at != i:
-                before, at = at, walks[at].next
+                before, at = at, sequences[at].next
             if at == NONE:
                 return NOT_HERE
             if before != NONE:
-                walks[before].next = walks[i].next
-                if walks[i].next == NONE:
+                sequences[before].next = sequences[i].next
+                if sequences[i].next == NONE:
                     replicas[replica].last_waiting = before
                 replicas[replica].num_waiting -= 1
-                put_first(walks, replicas, replica, i)
-        left = 1 if walks[i].is_prefilled else walks[i].prompt_tokens - walks[i].processed_tokens
+                put_first(sequences, replicas, replica, i)
+        left = 1 if sequences[i].is_prefilled else sequences[i].prompt_tokens - sequences[i].processed_tokens
         if tokens < 1:
             return TOO_FEW_TOKENS
         if tokens > left:
@@ -77,13 +77,13 @@ def form_asked_batch(settings, requests, walks, replicas, batches, clock, pairs)
         if not is_ready:
             if replicas[replica].num_running >= settings.max_num_seqs:
                 return TOO_MANY_SEQS
-            admit(requests, walks, replicas, replica, 0, now_s)
-        held = walks[i].processed_tokens + (0 if walks[i].is_prefilled else tokens)
-        num_needed = (held + settings.block_size - 1) // settings.block_size - walks[i].num_blocks
+            admit(requests, sequences, replicas, replica, 0, now_s)
+        held = sequences[i].processed_tokens + (0 if sequences[i].is_prefilled else tokens)
+        num_needed = (held + settings.block_size - 1) // settings.block_size - sequences[i].num_blocks
         if num_needed > replicas[replica].free_blocks:
             return TOO_MANY_BLOCKS
         if num_needed > 0:
-            walks[i].num_blocks += num_needed
+            sequences[i].num_blocks += num_needed
             replicas[replica].free_blocks -= num_needed
         size = add(batches, slot, size, i, tokens)
         num_tokens += tokens
@@ -91,6 +91,6 @@ def form_asked_batch(settings, requests, walks, replicas, batches, clock, pairs)
             return TOO_LONG
         if size > settings.max_batch_seqs:
             return TOO_MANY_SEQS
-    clock[0].asked_size = size
+    clock[0].custom_size = size
     clock[0].answered = 1
     return size

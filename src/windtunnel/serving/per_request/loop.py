@@ -1,4 +1,5 @@
-"""The walking loop: serving engines whose batches may be any subset of a replica's requests, and users' own policies.
+"""The per-request loop: serving engines whose batches may be any subset of a replica's requests, and users' own
+policies.
 
 It walks over the requests of a batch, once when it is formed and once when it ends, but for those that decode together
 again and again (`serving.per_request.decode_groups`). Between two events, equal decode steps of one batch are taken
@@ -60,7 +61,7 @@ from windtunnel.serving.state.status import (
 
 
 @inner
-def deliver(settings, sessions, requests, walks, replicas, events, clock, now_s):
+def deliver(settings, sessions, requests, sequences, replicas, events, clock, now_s):
     """Send the next request to a replica; one with a batch to spare wakes."""
     i = take_next(sessions, requests, clock, now_s)
     requests[i].arrival_s = now_s
@@ -71,77 +72,78 @@ def deliver(settings, sessions, requests, walks, replicas, events, clock, now_s)
         sessions.replica[sessions.session[i]] = replica
     requests[i].rank = replica
     replicas[replica].num_outstanding += 1
-    put_last(walks, replicas, replica, i)
+    put_last(sequences, replicas, replica, i)
     if replicas[replica].num_in_flight < settings.num_stages and not replicas[replica].is_awake:
         replicas[replica].is_awake = 1
-        lane = settings.num_replicas * settings.num_stages + replica
-        clock[0].queued = push(events.time_s, events.lane, clock[0].queued, now_s, lane)
+        slot = settings.num_replicas * settings.num_stages + replica
+        clock[0].queued = push(events.time_s, events.slot, clock[0].queued, now_s, slot)
 
 
 @inner
-def complete(settings, trail, sessions, requests, walks, replicas, slots, batches, clock, replica, slot, now_s):
-    """Apply the end of a batch: finished requests leave, those that it decoded are its cohort, others ready again."""
+def complete(settings, trail, sessions, requests, sequences, replicas, slots, batches, clock, replica, slot, now_s):
+    """Apply the end of a batch: finished requests leave, those that it decoded are its decode group, others ready
+    again."""
     row = ready_row(settings, replica)
-    size, num_steps = slots[slot].num_walked, slots[slot].num_steps
+    size, num_steps = slots[slot].num_listed, slots[slot].num_steps
     unfinished = NONE
-    if replicas[replica].ready_cohort != slot:
-        dissolve(settings, walks, replicas, slots, batches, replica)
-    if slots[slot].has_cohort:
-        advance(settings, sessions, requests, walks, replicas, slots, batches, clock, replica, slot, now_s)
+    if replicas[replica].ready_group != slot:
+        dissolve(settings, sequences, replicas, slots, batches, replica)
+    if slots[slot].has_group:
+        advance(settings, sessions, requests, sequences, replicas, slots, batches, clock, replica, slot, now_s)
     joins = False
     if trail is None:
-        joins = may_join(settings, replicas, slots, walks, batches, replica, slot)
+        joins = may_join(settings, replicas, slots, sequences, batches, replica, slot)
     num_ready = replicas[replica].num_ready
     num_ready_before, has_joined = num_ready, False
     members, tokens, ready = batches[slot, MEMBERS], batches[slot, TOKENS], batches[row, MEMBERS]
     for position in range(size):
         i = members[position]
-        processed = walks[i].processed_tokens + tokens[position] * num_steps
-        has_decoded = walks[i].is_prefilled
-        walks[i].left_stage_s = now_s
-        if not walks[i].is_prefilled and processed >= walks[i].prompt_tokens:
-            walks[i].is_prefilled = 1
+        processed = sequences[i].processed_tokens + tokens[position] * num_steps
+        has_decoded = sequences[i].is_prefilled
+        sequences[i].left_stage_s = now_s
+        if not sequences[i].is_prefilled and processed >= sequences[i].prompt_tokens:
+            sequences[i].is_prefilled = 1
             processed += 1
             if requests[i].first_token_s != requests[i].first_token_s:
                 requests[i].first_token_s = now_s
-        walks[i].processed_tokens = processed
-        if processed >= walks[i].total_tokens:
+        sequences[i].processed_tokens = processed
+        if processed >= sequences[i].total_tokens:
             requests[i].finish_s = now_s
             conclude(settings, sessions, requests, clock, i, now_s)
             replicas[replica].num_outstanding -= 1
             if settings.scheduler != FASTER_TRANSFORMER:
-                release(walks, replicas, replica, i)
+                release(sequences, replicas, replica, i)
         elif has_decoded and joins:
-            join(settings, requests, walks, slots, batches, slot, i, now_s)
+            join(settings, requests, sequences, slots, batches, slot, i, now_s)
             has_joined = True
         else:
             unfinished = i
             ready[num_ready] = i
             num_ready += 1
     replicas[replica].num_ready = num_ready
-    if has_joined or (slots[slot].has_cohort and slots[slot].cohort_size > 0):
-        replicas[replica].ready_cohort = slot
-        replicas[replica].cohort_position = num_ready_before
-    slots[slot].has_cohort = 0
+    if has_joined or (slots[slot].has_group and slots[slot].group_size > 0):
+        replicas[replica].ready_group = slot
+        replicas[replica].group_position = num_ready_before
+    slots[slot].has_group = 0
     if settings.scheduler == FASTER_TRANSFORMER:
         for position in range(size):
             i = batches[slot, MEMBERS, position]
-            if walks[i].processed_tokens < walks[i].total_tokens:
+            if sequences[i].processed_tokens < sequences[i].total_tokens:
                 continue
             if unfinished == NONE:
-                release(walks, replicas, replica, i)
+                release(sequences, replicas, replica, i)
             elif settings.leaks_blocks:
                 replicas[replica].num_running -= 1
             else:  # freed with the batch's last request
-                walks[unfinished].num_blocks += walks[i].num_blocks
+                sequences[unfinished].num_blocks += sequences[i].num_blocks
                 replicas[replica].num_running -= 1
-                walks[i].num_blocks = 0
+                sequences[i].num_blocks = 0
     slots[slot].num_requests = 0
     replicas[replica].num_in_flight -= 1
 
 
 @inner
-def fused_steps(settings, walks, replicas, slots, batches, replica, slot, size):
+def fused_steps(settings, sequences, replicas, slots, batches, replica, slot, size):
     """Most decode steps that the batch may take before one of its requests ends, and, in the replica's scratch list,
     how many of its requests need a block by the number of steps from now, modulo the block size.
     """
@@ -149,15 +151,15 @@ def fused_steps(settings, walks, replicas, slots, batches, replica, slot, size):
     for phase in range(settings.block_size):
         batches[row, SCRATCH, phase] = 0
     fewest = np.int64(1) << 40
-    if slots[slot].has_cohort:
-        steps = slots[slot].cohort_steps
+    if slots[slot].has_group:
+        steps = slots[slot].group_steps
         fewest = slots[slot].first_end - steps
         for phase in range(settings.block_size):
             batches[row, SCRATCH, phase] = batches[slot, PHASES, (steps + phase) % settings.block_size]
     for position in range(size):
         i = batches[slot, MEMBERS, position]
-        fewest = min(fewest, walks[i].total_tokens - walks[i].processed_tokens)
-        steps_to_full = walks[i].num_blocks * settings.block_size + 1 - walks[i].processed_tokens
+        fewest = min(fewest, sequences[i].total_tokens - sequences[i].processed_tokens)
+        steps_to_full = sequences[i].num_blocks * settings.block_size + 1 - sequences[i].processed_tokens
         batches[row, SCRATCH, steps_to_full % settings.block_size] += 1
     if settings.scheduler == LIGHTLLM and replicas[replica].num_waiting > 0:
         fewest = min(fewest, settings.max_waiting_steps - replicas[replica].waited_steps + 1)
@@ -190,7 +192,7 @@ def through_stages(settings, trail, stages, clock, replica, ready_s, stage_s, se
 
 @inner
 def take_equal_steps(
-    settings, cost, tables, walks, replicas, slots, batches, replica, slot, size, num_decodes, context_tokens,
+    settings, cost, tables, sequences, replicas, slots, batches, replica, slot, size, num_decodes, context_tokens,
     now_s, end_s, horizon_s,
 ):  # fmt: skip
     """After a decode step from `now_s` to `end_s`: take those that follow up to `horizon_s`, as long as they take about
@@ -199,7 +201,7 @@ def take_equal_steps(
     Returns how many steps there are with the first one, and when the last one ends.
     """
     row, running = ready_row(settings, replica), replicas[replica].num_running
-    most = fused_steps(settings, walks, replicas, slots, batches, replica, slot, size)
+    most = fused_steps(settings, sequences, replicas, slots, batches, replica, slot, size)
     reserves = reserves_blocks(settings)
     duration_s, num_steps = end_s - now_s, 1
     while num_steps < most and end_s < horizon_s and end_s <= settings.end_s:
@@ -222,19 +224,19 @@ def take_equal_steps(
     if num_steps > 1 and not reserves:
         for position in range(size):
             i = batches[slot, MEMBERS, position]
-            held = walks[i].processed_tokens + num_steps - 1
+            held = sequences[i].processed_tokens + num_steps - 1
             num_blocks = (held + settings.block_size - 1) // settings.block_size
-            walks[i].num_blocks = max(walks[i].num_blocks, num_blocks)
+            sequences[i].num_blocks = max(sequences[i].num_blocks, num_blocks)
     return num_steps, end_s
 
 
 @inner
 def start(
-    settings, cost, tables, trail, sessions, requests, walks, replicas, slots, batches, stages, events, clock, steps,
-    replica, slot, size, now_s,
+    settings, cost, tables, trail, sessions, requests, sequences, replicas, slots, batches, stages, events, clock,
+    steps, replica, slot, size, now_s,
 ):  # fmt: skip
-    """Start the batch of `slot`, `size` requests beside its cohort, or a run of equal decode steps; writes its row and
-    its end event.
+    """Start the batch of `slot`, `size` requests beside its decode group, or a run of equal decode steps; writes its
+    row and its end event.
 
     Returns DONE, OUT_OF_STEPS or OUT_OF_TABLES.
     """
@@ -247,8 +249,8 @@ def start(
     members, tokens = batches[slot, MEMBERS], batches[slot, TOKENS]
     for position in range(size):
         i = members[position]
-        processed, left_s = walks[i].processed_tokens, walks[i].left_stage_s
-        if walks[i].is_prefilled:
+        processed, left_s = sequences[i].processed_tokens, sequences[i].left_stage_s
+        if sequences[i].is_prefilled:
             context_tokens += processed
             if left_s < now_s:
                 paused += 1
@@ -260,23 +262,23 @@ def start(
             pairs += chunk * (processed + 0.5 * chunk)
             squares += chunk * chunk
             cached += ceil_to(processed, granularity)
-            if processed + chunk == walks[i].prompt_tokens:
+            if processed + chunk == sequences[i].prompt_tokens:
                 sampled += 1
                 if requests[i].first_token_s == requests[i].first_token_s:
                     resumed += 1
-                    late_since_s += walks[i].last_token_s
+                    late_since_s += sequences[i].last_token_s
         if left_s < now_s and settings.num_stages == 1:
-            walks[i].paused_s += now_s - left_s
+            sequences[i].paused_s += now_s - left_s
     num_requests = size
-    if slots[slot].has_cohort:
-        num_requests += slots[slot].cohort_size
-        context_tokens += slots[slot].cohort_tokens
-        left_s = slots[slot].cohort_left_s
+    if slots[slot].has_group:
+        num_requests += slots[slot].group_size
+        context_tokens += slots[slot].group_tokens
+        left_s = slots[slot].group_left_s
         if left_s < now_s:
-            paused += slots[slot].cohort_size
-            late_since_s += slots[slot].cohort_size * left_s
+            paused += slots[slot].group_size
+            late_since_s += slots[slot].group_size * left_s
             if settings.num_stages == 1:
-                slots[slot].cohort_paused_s += now_s - left_s
+                slots[slot].group_paused_s += now_s - left_s
     num_decodes = num_requests - num_prompts
     sampled += num_decodes
     running = replicas[replica].num_running
@@ -327,8 +329,8 @@ def start(
             horizon_s = min(horizon_s, events[0].time_s)
     if end_s < horizon_s:
         num_steps, end_s = take_equal_steps(
-            settings, cost, tables, walks, replicas, slots, batches, replica, slot, size, num_decodes, context_tokens,
-            now_s, end_s, horizon_s,
+            settings, cost, tables, sequences, replicas, slots, batches, replica, slot, size, num_decodes,
+            context_tokens, now_s, end_s, horizon_s,
         )  # fmt: skip
         stages[replica, 0] = end_s
     if trail is not None and settings.num_stages == 1:
@@ -336,15 +338,15 @@ def start(
         trail.stage_s[clock[0].rows, 0, 1] = end_s
 
     if settings.num_stages > 1:
-        if slots[slot].has_cohort:
-            slots[slot].cohort_paused_s += between_s + (start_s - slots[slot].cohort_left_s)
+        if slots[slot].has_group:
+            slots[slot].group_paused_s += between_s + (start_s - slots[slot].group_left_s)
         for position in range(size):
             i = batches[slot, MEMBERS, position]
-            walks[i].paused_s += between_s
-            if walks[i].left_stage_s == walks[i].left_stage_s:
-                walks[i].paused_s += start_s - walks[i].left_stage_s
+            sequences[i].paused_s += between_s
+            if sequences[i].left_stage_s == sequences[i].left_stage_s:
+                sequences[i].paused_s += start_s - sequences[i].left_stage_s
             else:
-                walks[i].started_s = start_s
+                sequences[i].started_s = start_s
     if trail is not None:
         for position in range(size):
             trail.members[clock[0].members, 0] = clock[0].batches
@@ -354,7 +356,7 @@ def start(
 
     replicas[replica].has_restarted = 0
     slots[slot].num_requests = num_requests
-    slots[slot].num_walked = size
+    slots[slot].num_listed = size
     slots[slot].num_steps = num_steps
     slots[slot].start_s = now_s
     slots[slot].end_s = end_s
@@ -378,13 +380,13 @@ def start(
     steps[row].late_gap_s = late_gap_s
     clock[0].rows += 1
     clock[0].batches += 1
-    clock[0].queued = push(events.time_s, events.lane, clock[0].queued, end_s, slot)
+    clock[0].queued = push(events.time_s, events.slot, clock[0].queued, end_s, slot)
     return DONE
 
 
 @entry
-def run_walked(
-    settings, cost, tables, trail, sessions, requests, walks, replicas, slots, batches, stages, events, clock, steps
+def run_per_request(
+    settings, cost, tables, trail, sessions, requests, sequences, replicas, slots, batches, stages, events, clock, steps
 ):  # fmt: skip
     """Advance the simulation until all requests have finished, `steps` is full, or `settings.end_s` has come.
 
@@ -398,7 +400,7 @@ def run_walked(
         steps: buffer for the rows of this call; `clock[0].rows` says how many were written.
 
     Returns:
-        DONE, MORE, STUCK, OUT_OF_STEPS, OUT_OF_TABLES or ASK_POLICY: call `asked.form_asked_batch`, then this again.
+        DONE, MORE, STUCK, OUT_OF_STEPS, OUT_OF_TABLES or ASK_POLICY: call `asked.form_custom_batch`, then this again.
     """
     if not clock[0].answered:
         clock[0].rows = 0
@@ -413,28 +415,28 @@ def run_walked(
             if arrival_s <= event_s:
                 if arrival_s == np.inf:
                     return DONE if clock[0].finished >= requests.size else STUCK
-                deliver(settings, sessions, requests, walks, replicas, events, clock, arrival_s)
+                deliver(settings, sessions, requests, sequences, replicas, events, clock, arrival_s)
                 continue
-            lane = events[0].lane
-            clock[0].queued = pop(events.time_s, events.lane, clock[0].queued)
+            slot = events[0].slot
+            clock[0].queued = pop(events.time_s, events.slot, clock[0].queued)
             clock[0].now_s = event_s
-            if lane >= num_slots:
-                clock[0].replica = lane - num_slots
+            if slot >= num_slots:
+                clock[0].replica = slot - num_slots
                 replicas[clock[0].replica].is_awake = 0
             else:
-                clock[0].replica = lane // settings.num_stages
+                clock[0].replica = slot // settings.num_stages
                 complete(
                     settings,
                     trail,
                     sessions,
                     requests,
-                    walks,
+                    sequences,
                     replicas,
                     slots,
                     batches,
                     clock,
                     clock[0].replica,
-                    lane,
+                    slot,
                     event_s,
                 )
         replica, now_s = clock[0].replica, clock[0].now_s
@@ -447,25 +449,29 @@ def run_walked(
             while slots[slot].num_requests > 0:
                 slot += 1
             if settings.scheduler == VLLM_V0:
-                size = form_batch_vllm_v0(settings, requests, walks, replicas, slots, batches, replica, slot, now_s)
+                size = form_batch_vllm_v0(settings, requests, sequences, replicas, slots, batches, replica, slot, now_s)
             elif settings.scheduler == SARATHI:
-                size = form_batch_sarathi(settings, requests, walks, replicas, slots, batches, replica, slot, now_s)
+                size = form_batch_sarathi(settings, requests, sequences, replicas, slots, batches, replica, slot, now_s)
             elif settings.scheduler == ORCA:
-                size = form_batch_orca(settings, requests, walks, replicas, slots, batches, replica, slot, now_s)
+                size = form_batch_orca(settings, requests, sequences, replicas, slots, batches, replica, slot, now_s)
             elif settings.scheduler == FASTER_TRANSFORMER:
-                size = form_batch_faster_transformer(settings, requests, walks, replicas, batches, replica, slot, now_s)
+                size = form_batch_faster_transformer(
+                    settings, requests, sequences, replicas, batches, replica, slot, now_s
+                )
             elif settings.scheduler == LIGHTLLM:
-                size = form_batch_lightllm(settings, requests, walks, replicas, slots, batches, replica, slot, now_s)
+                size = form_batch_lightllm(
+                    settings, requests, sequences, replicas, slots, batches, replica, slot, now_s
+                )
             elif clock[0].answered:
-                size = clock[0].asked_size
+                size = clock[0].custom_size
                 clock[0].answered = 0
             else:
                 clock[0].slot = slot
                 return ASK_POLICY
-            if size == 0 and not slots[slot].has_cohort:
+            if size == 0 and not slots[slot].has_group:
                 break
             status = start(
-                settings, cost, tables, trail, sessions, requests, walks, replicas, slots, batches, stages, events,
+                settings, cost, tables, trail, sessions, requests, sequences, replicas, slots, batches, stages, events,
                 clock, steps, replica, slot, size, now_s,
             )  # fmt: skip
             if status != DONE:

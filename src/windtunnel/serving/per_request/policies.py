@@ -1,8 +1,8 @@
 """How engines whose batches may be any subset of a replica's requests form the next one.
 
-A policy takes the ready cohort, if there is one, fills MEMBERS and TOKENS of a slot, takes the blocks that the step
-needs, and returns how many requests it listed. `ready` requests hold blocks and are in no batch. Each policy forms the
-batches of Vidur 7d47513 (`vidur/scheduler/replica_scheduler`), restarts and conservative block checks included.
+A policy takes the ready decode group, if there is one, fills MEMBERS and TOKENS of a slot, takes the blocks that the
+step needs, and returns how many requests it listed. `ready` requests hold blocks and are in no batch. Each policy forms
+the batches of Vidur 7d47513 (`vidur/scheduler/replica_scheduler`), restarts and conservative block checks included.
 """
 
 from windtunnel.compiled.jit import inner
@@ -12,21 +12,21 @@ from windtunnel.serving.per_request.decode_groups import (
     TOKENS,
     dissolve,
     ready_row,
-    take_cohort,
+    take_group,
 )
 from windtunnel.serving.state.records import NONE
 
 
 @inner
-def next_prompt_blocks(settings, walks, i):
+def next_prompt_blocks(settings, sequences, i):
     """Blocks for all that request `i` must compute before its next token."""
-    return (walks[i].prompt_tokens + settings.block_size - 1) // settings.block_size
+    return (sequences[i].prompt_tokens + settings.block_size - 1) // settings.block_size
 
 
 @inner
-def put_first(walks, replicas, replica, i):
+def put_first(sequences, replicas, replica, i):
     """Put request `i` in front of the waiting ones."""
-    walks[i].next = replicas[replica].first_waiting
+    sequences[i].next = replicas[replica].first_waiting
     replicas[replica].first_waiting = i
     if replicas[replica].last_waiting == NONE:
         replicas[replica].last_waiting = i
@@ -34,62 +34,62 @@ def put_first(walks, replicas, replica, i):
 
 
 @inner
-def put_last(walks, replicas, replica, i):
+def put_last(sequences, replicas, replica, i):
     """Put request `i` behind the waiting ones."""
-    walks[i].next = NONE
+    sequences[i].next = NONE
     last = replicas[replica].last_waiting
     if last == NONE:
         replicas[replica].first_waiting = i
     else:
-        walks[last].next = i
+        sequences[last].next = i
     replicas[replica].last_waiting = i
     replicas[replica].num_waiting += 1
 
 
 @inner
-def admit(requests, walks, replicas, replica, num_blocks, now_s):
+def admit(requests, sequences, replicas, replica, num_blocks, now_s):
     """Give the first waiting request `num_blocks` blocks and return it."""
     i = replicas[replica].first_waiting
-    replicas[replica].first_waiting = walks[i].next
-    if walks[i].next == NONE:
+    replicas[replica].first_waiting = sequences[i].next
+    if sequences[i].next == NONE:
         replicas[replica].last_waiting = NONE
     replicas[replica].num_waiting -= 1
     replicas[replica].free_blocks -= num_blocks
     replicas[replica].num_running += 1
-    walks[i].num_blocks = num_blocks
+    sequences[i].num_blocks = num_blocks
     if requests[i].scheduled_s != requests[i].scheduled_s:
         requests[i].scheduled_s = now_s
     return i
 
 
 @inner
-def release(walks, replicas, replica, i):
+def release(sequences, replicas, replica, i):
     """Free the blocks of request `i`."""
-    replicas[replica].free_blocks += walks[i].num_blocks
+    replicas[replica].free_blocks += sequences[i].num_blocks
     replicas[replica].num_running -= 1
-    walks[i].num_blocks = 0
+    sequences[i].num_blocks = 0
 
 
 @inner
-def restart(settings, requests, walks, replicas, replica, i):
+def restart(settings, requests, sequences, replicas, replica, i):
     """Free all of request `i` and put it in front of the waiting ones, to be computed again with its outputs so far."""
-    release(walks, replicas, replica, i)
-    if walks[i].is_prefilled:
-        walks[i].last_token_s = walks[i].left_stage_s
-    if walks[i].is_prefilled or settings.loses_prompts:
-        walks[i].prompt_tokens = walks[i].processed_tokens
-    walks[i].processed_tokens = 0
-    walks[i].is_prefilled = 0
+    release(sequences, replicas, replica, i)
+    if sequences[i].is_prefilled:
+        sequences[i].last_token_s = sequences[i].left_stage_s
+    if sequences[i].is_prefilled or settings.loses_prompts:
+        sequences[i].prompt_tokens = sequences[i].processed_tokens
+    sequences[i].processed_tokens = 0
+    sequences[i].is_prefilled = 0
     requests[i].num_preemptions += 1
     replicas[replica].has_restarted = 1
-    put_first(walks, replicas, replica, i)
+    put_first(sequences, replicas, replica, i)
 
 
 @inner
-def take_block(settings, walks, replicas, replica, i):
+def take_block(settings, sequences, replicas, replica, i):
     """Give decoding request `i` another block if its last one is full."""
-    if walks[i].processed_tokens > walks[i].num_blocks * settings.block_size:
-        walks[i].num_blocks += 1
+    if sequences[i].processed_tokens > sequences[i].num_blocks * settings.block_size:
+        sequences[i].num_blocks += 1
         replicas[replica].free_blocks -= 1
 
 
@@ -130,7 +130,7 @@ def add(batches, slot, size, i, num_tokens):
 
 
 @inner
-def make_room(settings, requests, walks, replicas, batches, replica, i, position, end):
+def make_room(settings, requests, sequences, replicas, batches, replica, i, position, end):
     """See that a block is free for decoding request `i`, as vLLM V0's `_can_append_slots` asks whether it needs one or
     not: restart the last of the ready requests at positions `position` to `end`, and `i` itself when there is none.
 
@@ -139,15 +139,15 @@ def make_room(settings, requests, walks, replicas, batches, replica, i, position
     row = ready_row(settings, replica)
     while replicas[replica].free_blocks < 1:
         if position >= end:
-            restart(settings, requests, walks, replicas, replica, i)
+            restart(settings, requests, sequences, replicas, replica, i)
             return NONE
         end -= 1
-        restart(settings, requests, walks, replicas, replica, batches[row, MEMBERS, end])
+        restart(settings, requests, sequences, replicas, replica, batches[row, MEMBERS, end])
     return end
 
 
 @inner
-def form_batch_vllm_v0(settings, requests, walks, replicas, slots, batches, replica, slot, now_s):
+def form_batch_vllm_v0(settings, requests, sequences, replicas, slots, batches, replica, slot, now_s):
     """vLLM V0 `Scheduler._schedule` (0.2 to 0.7, without chunked prefill): waiting prompts on their own, else a decode
     step of all that are ready, in order of arrival.
 
@@ -157,8 +157,8 @@ def form_batch_vllm_v0(settings, requests, walks, replicas, slots, batches, repl
     size, longest = 0, 0
     while replicas[replica].first_waiting != NONE:
         i = replicas[replica].first_waiting
-        longest = max(longest, walks[i].prompt_tokens)
-        num_blocks = next_prompt_blocks(settings, walks, i)
+        longest = max(longest, sequences[i].prompt_tokens)
+        num_blocks = next_prompt_blocks(settings, sequences, i)
         if (
             replicas[replica].free_blocks - num_blocks < settings.watermark_blocks
             or (size + 1) * longest > settings.max_num_batched_tokens
@@ -166,21 +166,21 @@ def form_batch_vllm_v0(settings, requests, walks, replicas, slots, batches, repl
             or size == settings.max_batch_seqs
         ):
             break
-        admit(requests, walks, replicas, replica, num_blocks, now_s)
-        size = add(batches, slot, size, i, walks[i].prompt_tokens)
+        admit(requests, sequences, replicas, replica, num_blocks, now_s)
+        size = add(batches, slot, size, i, sequences[i].prompt_tokens)
     if size > 0:
         return size
-    room = settings.max_batch_seqs - take_cohort(settings, walks, replicas, slots, batches, replica, slot)
+    room = settings.max_batch_seqs - take_group(settings, sequences, replicas, slots, batches, replica, slot)
     sort_ready(settings, requests, replicas, batches, replica)
     row = ready_row(settings, replica)
     position, end = 0, replicas[replica].num_ready
     while position < end and size < room:
         i = batches[row, MEMBERS, position]
         position += 1
-        left = make_room(settings, requests, walks, replicas, batches, replica, i, position, end)
+        left = make_room(settings, requests, sequences, replicas, batches, replica, i, position, end)
         if left != NONE:
             end = left
-            take_block(settings, walks, replicas, replica, i)
+            take_block(settings, sequences, replicas, replica, i)
             size = add(batches, slot, size, i, 1)
         else:
             end = position
@@ -189,14 +189,14 @@ def form_batch_vllm_v0(settings, requests, walks, replicas, slots, batches, repl
 
 
 @inner
-def form_batch_sarathi(settings, requests, walks, replicas, slots, batches, replica, slot, now_s):
+def form_batch_sarathi(settings, requests, sequences, replicas, slots, batches, replica, slot, now_s):
     """Sarathi-Serve's `SarathiScheduler` (Agrawal et al., OSDI 2024): decoding requests, then the rest of begun
     prompts, then new ones, the prompts cut so that a step has `max_num_batched_tokens` tokens.
 
     Decoding requests are not limited by the budget, but use it up. Blocks of a whole prompt are taken at admission,
     above the watermark. When no block is free, the latest ready request is restarted.
     """
-    num_tokens = take_cohort(settings, walks, replicas, slots, batches, replica, slot)
+    num_tokens = take_group(settings, sequences, replicas, slots, batches, replica, slot)
     room = settings.max_batch_seqs - num_tokens
     row = ready_row(settings, replica)
     size, begun = 0, 0
@@ -204,14 +204,14 @@ def form_batch_sarathi(settings, requests, walks, replicas, slots, batches, repl
     while position < end and size < room:
         i = batches[row, MEMBERS, position]
         position += 1
-        if not walks[i].is_prefilled:
+        if not sequences[i].is_prefilled:
             batches[row, SCRATCH, begun] = i
             begun += 1
             continue
-        left = make_room(settings, requests, walks, replicas, batches, replica, i, position, end)
+        left = make_room(settings, requests, sequences, replicas, batches, replica, i, position, end)
         if left != NONE:
             end = left
-            take_block(settings, walks, replicas, replica, i)
+            take_block(settings, sequences, replicas, replica, i)
             size = add(batches, slot, size, i, 1)
             num_tokens += 1
         else:
@@ -220,7 +220,9 @@ def form_batch_sarathi(settings, requests, walks, replicas, slots, batches, repl
     skipped = 0
     for k in range(begun):
         i = batches[row, SCRATCH, k]
-        chunk = min(walks[i].prompt_tokens - walks[i].processed_tokens, settings.max_num_batched_tokens - num_tokens)
+        chunk = min(
+            sequences[i].prompt_tokens - sequences[i].processed_tokens, settings.max_num_batched_tokens - num_tokens
+        )
         if chunk > 0:
             size = add(batches, slot, size, i, chunk)
             num_tokens += chunk
@@ -237,8 +239,8 @@ def form_batch_sarathi(settings, requests, walks, replicas, slots, batches, repl
 
     while replicas[replica].first_waiting != NONE:
         i = replicas[replica].first_waiting
-        num_blocks = next_prompt_blocks(settings, walks, i)
-        chunk = min(walks[i].prompt_tokens, settings.max_num_batched_tokens - num_tokens)
+        num_blocks = next_prompt_blocks(settings, sequences, i)
+        chunk = min(sequences[i].prompt_tokens, settings.max_num_batched_tokens - num_tokens)
         if (
             replicas[replica].num_running == settings.max_num_seqs
             or size == room
@@ -246,41 +248,41 @@ def form_batch_sarathi(settings, requests, walks, replicas, slots, batches, repl
             or chunk <= 0
         ):
             break
-        admit(requests, walks, replicas, replica, num_blocks, now_s)
+        admit(requests, sequences, replicas, replica, num_blocks, now_s)
         size = add(batches, slot, size, i, chunk)
         num_tokens += chunk
     return size
 
 
 @inner
-def admit_reserved(settings, requests, walks, replicas, batches, replica, slot, size, room, now_s):
+def admit_reserved(settings, requests, sequences, replicas, batches, replica, slot, size, room, now_s):
     """Fill the batch with whole prompts up to `room`, each given `reserved_blocks` for good."""
     while (
         replicas[replica].first_waiting != NONE
         and size < room
         and replicas[replica].free_blocks >= settings.reserved_blocks
     ):
-        i = admit(requests, walks, replicas, replica, settings.reserved_blocks, now_s)
-        size = add(batches, slot, size, i, walks[i].prompt_tokens)
+        i = admit(requests, sequences, replicas, replica, settings.reserved_blocks, now_s)
+        size = add(batches, slot, size, i, sequences[i].prompt_tokens)
     return size
 
 
 @inner
-def form_batch_orca(settings, requests, walks, replicas, slots, batches, replica, slot, now_s):
+def form_batch_orca(settings, requests, sequences, replicas, slots, batches, replica, slot, now_s):
     """Orca's iteration-level scheduling (Yu et al., OSDI 2022, algorithm 1): everything that is ready, then waiting
     requests, prompts whole; a request is admitted with blocks for the longest sequence that the engine serves.
     """
-    room = settings.max_batch_seqs - take_cohort(settings, walks, replicas, slots, batches, replica, slot)
+    room = settings.max_batch_seqs - take_group(settings, sequences, replicas, slots, batches, replica, slot)
     row = ready_row(settings, replica)
     size = min(replicas[replica].num_ready, room)
     for position in range(size):
         add(batches, slot, position, batches[row, MEMBERS, position], 1)
     drop_ready(settings, replicas, batches, replica, size, replicas[replica].num_ready)
-    return admit_reserved(settings, requests, walks, replicas, batches, replica, slot, size, room, now_s)
+    return admit_reserved(settings, requests, sequences, replicas, batches, replica, slot, size, room, now_s)
 
 
 @inner
-def form_batch_faster_transformer(settings, requests, walks, replicas, batches, replica, slot, now_s):
+def form_batch_faster_transformer(settings, requests, sequences, replicas, batches, replica, slot, now_s):
     """FasterTransformer's request-level batching: a batch runs until all its requests have finished, then the next is
     formed; as Orca's, admission reserves the longest sequence.
     """
@@ -288,7 +290,7 @@ def form_batch_faster_transformer(settings, requests, walks, replicas, batches, 
     size = 0
     while size < replicas[replica].num_ready:
         i = batches[row, MEMBERS, size]
-        if walks[i].group != walks[batches[row, MEMBERS, 0]].group:
+        if sequences[i].group != sequences[batches[row, MEMBERS, 0]].group:
             break
         add(batches, slot, size, i, 1)
         size += 1
@@ -296,27 +298,27 @@ def form_batch_faster_transformer(settings, requests, walks, replicas, batches, 
         drop_ready(settings, replicas, batches, replica, size, replicas[replica].num_ready)
         return size
     room = settings.max_batch_seqs
-    size = admit_reserved(settings, requests, walks, replicas, batches, replica, slot, 0, room, now_s)
+    size = admit_reserved(settings, requests, sequences, replicas, batches, replica, slot, 0, room, now_s)
     replicas[replica].num_groups += 1
     for position in range(size):
-        walks[batches[slot, MEMBERS, position]].group = replicas[replica].num_groups
+        sequences[batches[slot, MEMBERS, position]].group = replicas[replica].num_groups
     return size
 
 
 @inner
-def form_batch_lightllm(settings, requests, walks, replicas, slots, batches, replica, slot, now_s):
+def form_batch_lightllm(settings, requests, sequences, replicas, slots, batches, replica, slot, now_s):
     """LightLLM's token-level router (`ReqQueue`, 1.0): decode steps of everything; waiting prompts are looked at when
     nothing runs or after `max_waiting_steps` decode steps, and run on their own.
 
     A prompt is admitted if the most blocks that all running requests will ever hold together, knowing their outputs,
     stays below the pool. The block size is one token.
     """
-    is_empty = replicas[replica].num_ready == 0 and replicas[replica].ready_cohort == NONE
+    is_empty = replicas[replica].num_ready == 0 and replicas[replica].ready_group == NONE
     size = 0
     if is_empty or replicas[replica].waited_steps >= settings.max_waiting_steps:
         if replicas[replica].first_waiting != NONE:
-            dissolve(settings, walks, replicas, slots, batches, replica)
-            size = admit_by_peak(settings, requests, walks, replicas, batches, replica, slot, now_s)
+            dissolve(settings, sequences, replicas, slots, batches, replica)
+            size = admit_by_peak(settings, requests, sequences, replicas, batches, replica, slot, now_s)
         if size > 0 or not is_empty:
             replicas[replica].waited_steps = 0
         if size > 0:
@@ -324,49 +326,49 @@ def form_batch_lightllm(settings, requests, walks, replicas, slots, batches, rep
     if is_empty:
         return 0
     replicas[replica].waited_steps += 1
-    take_cohort(settings, walks, replicas, slots, batches, replica, slot)
+    take_group(settings, sequences, replicas, slots, batches, replica, slot)
     row = ready_row(settings, replica)
     num_ready = replicas[replica].num_ready
     for position in range(min(num_ready, replicas[replica].free_blocks)):
         i = batches[row, MEMBERS, position]
-        take_block(settings, walks, replicas, replica, i)
+        take_block(settings, sequences, replicas, replica, i)
         size = add(batches, slot, size, i, 1)
     drop_ready(settings, replicas, batches, replica, size, num_ready)
     return size
 
 
 @inner
-def admit_by_peak(settings, requests, walks, replicas, batches, replica, slot, now_s):
+def admit_by_peak(settings, requests, sequences, replicas, batches, replica, slot, now_s):
     """The prompts that LightLLM's peak test lets in."""
     row = ready_row(settings, replica)
     considered = 0
     for position in range(replicas[replica].num_ready):
         i = batches[row, MEMBERS, position]
-        considered = consider(walks, batches, row, considered, i, walks[i].processed_tokens)
+        considered = consider(sequences, batches, row, considered, i, sequences[i].processed_tokens)
     size, num_tokens = 0, 0
     while replicas[replica].first_waiting != NONE:
         i = replicas[replica].first_waiting
-        prompt = walks[i].prompt_tokens
+        prompt = sequences[i].prompt_tokens
         if (
             num_tokens + prompt > settings.max_num_batched_tokens
             or replicas[replica].num_running == settings.max_num_seqs
             or size == settings.max_batch_seqs
         ):
             break
-        considered = consider(walks, batches, row, considered, i, prompt + 1)
+        considered = consider(sequences, batches, row, considered, i, prompt + 1)
         if peak_blocks(batches, row, considered) >= settings.num_blocks:
             break
-        num_blocks = next_prompt_blocks(settings, walks, i)
-        admit(requests, walks, replicas, replica, num_blocks, now_s)
+        num_blocks = next_prompt_blocks(settings, sequences, i)
+        admit(requests, sequences, replicas, replica, num_blocks, now_s)
         size = add(batches, slot, size, i, prompt)
         num_tokens += prompt
     return size
 
 
 @inner
-def consider(walks, batches, row, size, i, held_tokens):
+def consider(sequences, batches, row, size, i, held_tokens):
     """Insert (steps left, tokens held) of request `i` into the scratch lists, the most steps first."""
-    left = max(walks[i].total_tokens - held_tokens - 1, 0)
+    left = max(sequences[i].total_tokens - held_tokens - 1, 0)
     position = size
     while position > 0 and batches[row, SCRATCH, position - 1] < left:
         batches[row, SCRATCH, position] = batches[row, SCRATCH, position - 1]

@@ -13,11 +13,11 @@ from windtunnel.serving.custom.policy import Policy
 from windtunnel.serving.custom.router import Router, RouterAsker
 from windtunnel.serving.engines.compiled_policies import in_use
 from windtunnel.serving.loop.serve import run
-from windtunnel.serving.runners.per_request import walk
+from windtunnel.serving.runners.per_request import schedule_per_request
 from windtunnel.serving.setup.fleet_plan import FleetRun
 from windtunnel.serving.setup.prefix_cache import session_state
 from windtunnel.serving.state import records as state
-from windtunnel.serving.state.per_request import WalkedSettings
+from windtunnel.serving.state.per_request import PerRequestSettings
 from windtunnel.serving.state.pools import Pools
 from windtunnel.serving.state.status import (
     ASK_ROUTER,
@@ -42,7 +42,7 @@ GiveUp = Callable[[state.Table, float], bool]
 
 
 def run_loop(
-    settings: state.Settings,
+    settings: state.KernelSettings,
     cost: state.StepCost,
     requests: RequestArrays,
     progress: Progress | None = None,
@@ -72,7 +72,7 @@ def run_loop(
     """
     arrays = (
         state.new_ranks(settings),
-        state.new_lanes(settings),
+        state.new_slots(settings),
         state.new_lists(settings),
         state.new_stages(settings),
     )
@@ -170,7 +170,8 @@ def run_to_end(
         raise WindtunnelError(f"the {cost.recorded_step_s.size} recorded steps end before the requests do")
     if status == STUCK and fleet is not None:
         raise InputError(
-            f"{fleet.fleet.control[0].num_held} requests are held at the router and no replica will ever take them",
+            f"{fleet.fleet.control[0].num_at_router} requests are held at the router and no replica "
+            "will ever take them",
             "a router that holds a request back is asked again when another one ends",
         )
     assert status in (DONE, MORE), "a request can never be scheduled"
@@ -181,14 +182,16 @@ def run_to_end(
     return steps, engine_time_s
 
 
-def run_walking(
-    settings: WalkedSettings,
+def run_per_request_scheduler(
+    settings: PerRequestSettings,
     cost: state.StepCost,
     requests: RequestArrays,
     policy: Policy | None = None,
     progress: Progress | None = None,
 ) -> tuple[NDArray[np.void], Table, float]:
-    """Run the walking loop to its end; returns what `run_loop` does."""
+    """Run the per-request loop to its end; returns what `run_loop` does."""
     records = new_records(requests)
-    walked = walk(settings, records, cost, sessions=session_state(requests), policy=policy, progress=progress)
-    return walked.requests, walked.steps, walked.engine_time_s
+    run = schedule_per_request(
+        settings, records, cost, sessions=session_state(requests), policy=policy, progress=progress
+    )
+    return run.requests, run.steps, run.engine_time_s

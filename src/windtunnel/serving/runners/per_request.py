@@ -1,4 +1,4 @@
-"""Run the walking loop: arrays in, records out, and a user's policy called where one was given."""
+"""Run the per-request loop: arrays in, records out, and a user's policy called where one was given."""
 
 import time
 from collections.abc import Callable
@@ -14,11 +14,11 @@ from windtunnel.metrics.records import STEP_COLUMNS, Table
 from windtunnel.serving.custom.policy import Asker, Policy
 from windtunnel.serving.deployment import Deployment
 from windtunnel.serving.engines.defaults import is_users_own
-from windtunnel.serving.per_request.loop import run_walked
+from windtunnel.serving.per_request.loop import run_per_request
 from windtunnel.serving.scenario import Setup
 from windtunnel.serving.setup.frontend import usual_streams
 from windtunnel.serving.setup.memory import MemoryPlan
-from windtunnel.serving.state import per_request as walked_state
+from windtunnel.serving.state import per_request as per_request_state
 from windtunnel.serving.state import records as state
 from windtunnel.serving.state.status import (
     ASK_POLICY,
@@ -51,13 +51,13 @@ class Trail:
 
 
 @dataclass(frozen=True, eq=False)
-class WalkedRun:
-    """A finished run of the walking loop."""
+class PerRequestRun:
+    """A finished run of the per-request loop."""
 
     requests: NDArray[np.void]
     """`serving.state.records.REQUEST` records in order of sending."""
-    walks: NDArray[np.void]
-    """`serving.state.per_request.WALK` records beside them."""
+    sequences: NDArray[np.void]
+    """`serving.state.per_request.SEQUENCE` records beside them."""
     steps: Table
     engine_time_s: float
     """Wall time of the loop."""
@@ -66,22 +66,22 @@ class WalkedRun:
     @property
     def execution_s(self) -> NDArray[np.float64]:
         """[requests] time that each spent in pipeline stages; NaN where it did not finish."""
-        started_s = self.walks["started_s"]
+        started_s = self.sequences["started_s"]
         started_s = np.where(np.isnan(started_s), self.requests["scheduled_s"], started_s)
-        return np.asarray(self.requests["finish_s"] - started_s - self.walks["paused_s"])
+        return np.asarray(self.requests["finish_s"] - started_s - self.sequences["paused_s"])
 
 
-def walk(
-    settings: walked_state.WalkedSettings,
+def schedule_per_request(
+    settings: per_request_state.PerRequestSettings,
     records: Any,
     cost: state.StepCost | None = None,
-    tables: walked_state.Tables | None = None,
+    tables: per_request_state.Tables | None = None,
     sessions: state.Sessions | None = None,
     policy: Policy | None = None,
     keeps_trail: bool = False,
     progress: Progress | None = None,
-) -> WalkedRun:
-    """Run the walking loop to its end.
+) -> PerRequestRun:
+    """Run the per-request loop to its end.
 
     Args:
         settings: how batches are formed.
@@ -96,25 +96,25 @@ def walk(
     Raises:
         InputError: a batch lies outside `tables`, a request can never be scheduled, or the policy fails.
     """
-    walks, replicas = walked_state.new_walks(records), walked_state.new_replicas(settings)
-    slots, batches = walked_state.new_slots(settings), walked_state.new_batches(settings)
+    sequences, replicas = per_request_state.new_sequences(records), per_request_state.new_replicas(settings)
+    slots, batches = per_request_state.new_slots(settings), per_request_state.new_batches(settings)
     stages = np.zeros((settings.num_replicas, settings.num_stages))
     events = np.zeros(settings.num_replicas * (settings.num_stages + 1) + 1, state.EVENT).view(np.recarray)
-    clock = walked_state.new_walk_clock(settings)
+    clock = per_request_state.new_per_request_clock(settings)
     buffers, members, stage_s = [], [], []
     num_rows = FIRST_BUFFER_ROWS
-    asker = Asker(policy, settings, records, walks, replicas, batches, clock) if policy is not None else None
-    tables_of_records = passed(records, walks, replicas, slots)
+    asker = Asker(policy, settings, records, sequences, replicas, batches, clock) if policy is not None else None
+    tables_of_records = passed(records, sequences, replicas, slots)
     queues = passed(events, clock)
     started_s = time.perf_counter()
     while True:
         buffer = state.new_steps(num_rows)
         rows = passed(buffer)
-        trail = walked_state.new_trail(settings, num_rows, BUFFER_MEMBERS) if keeps_trail else None
+        trail = per_request_state.new_trail(settings, num_rows, BUFFER_MEMBERS) if keeps_trail else None
         num_rows = min(2 * num_rows, BUFFER_ROWS)
         status = ASK_POLICY
         while status == ASK_POLICY:
-            status = run_walked(
+            status = run_per_request(
                 settings, cost, tables, trail, sessions, *tables_of_records, batches, stages, *queues, *rows
             )
             if status == ASK_POLICY:
@@ -142,9 +142,9 @@ def walk(
             "a prompt does not fit the KV cache, or the tokens that a batch may have",
         )
     assert status == DONE
-    return WalkedRun(
+    return PerRequestRun(
         requests=records.view(np.ndarray),
-        walks=walks.view(np.ndarray),
+        sequences=sequences.view(np.ndarray),
         steps=Table({name: np.concatenate([b[name] for b in buffers]) for name in STEP_COLUMNS}, STEP_COLUMNS),
         engine_time_s=engine_time_s,
         trail=Trail(np.concatenate(members), np.concatenate(stage_s)) if keeps_trail else None,
@@ -177,9 +177,9 @@ def refuse_unknown(deployment: Deployment, setup: Setup, requests: RequestArrays
             )
 
 
-def walked_settings(
+def per_request_settings(
     setup: Setup, memory: MemoryPlan, num_replicas: int, requests: RequestArrays, router: str, seed: int
-) -> walked_state.WalkedSettings:
+) -> per_request_state.PerRequestSettings:
     """The settings of a scheduler that walks, and the router's, as the loop takes them.
 
     Raises:
@@ -207,8 +207,8 @@ def walked_settings(
     longest = int((requests.input_tokens + requests.output_tokens).max())
     busy = usual_streams(engine.max_num_seqs, setup, num_replicas, requests.concurrency)
     reserves = name in ("orca", "faster_transformer")
-    return walked_state.WalkedSettings(
-        scheduler=walked_state.WALKED_SCHEDULERS.index(name),
+    return per_request_state.PerRequestSettings(
+        scheduler=per_request_state.PER_REQUEST_SCHEDULERS.index(name),
         num_replicas=num_replicas,
         num_stages=setup.parallelism.pp,
         max_num_seqs=most,
@@ -228,7 +228,7 @@ def walked_settings(
     )
 
 
-def most_batch_tokens(settings: walked_state.WalkedSettings, requests: RequestArrays) -> int:
+def most_batch_tokens(settings: per_request_state.PerRequestSettings, requests: RequestArrays) -> int:
     """Tokens that a batch may have at most: where prompts run whole and nothing caps them, all that memory admits."""
     if not settings.reserved_blocks:
         return settings.max_num_batched_tokens
@@ -236,11 +236,11 @@ def most_batch_tokens(settings: walked_state.WalkedSettings, requests: RequestAr
     return most * int(requests.input_tokens.max())
 
 
-def check_walked(settings: walked_state.WalkedSettings, requests: RequestArrays) -> None:
+def check_per_request(settings: per_request_state.PerRequestSettings, requests: RequestArrays) -> None:
     """Raise InputError for the first request that could never be scheduled."""
     whole = requests.input_tokens + requests.output_tokens - 1
     longest = int(np.argmax(whole))
-    name = walked_state.WALKED_SCHEDULERS[settings.scheduler]
+    name = per_request_state.PER_REQUEST_SCHEDULERS[settings.scheduler]
     if settings.reserved_blocks > settings.num_blocks:
         raise InputError(
             f"{name} reserves {settings.reserved_blocks:,} blocks for every request; {settings.num_blocks:,} fit",
@@ -253,8 +253,8 @@ def check_walked(settings: walked_state.WalkedSettings, requests: RequestArrays)
             f"{settings.num_blocks:,} fit",
             "lower engine.watermark_fraction, or use more devices",
         )
-    caps = settings.scheduler in (walked_state.VLLM_V0, walked_state.LIGHTLLM)
-    restarts = settings.scheduler == walked_state.VLLM_V0
+    caps = settings.scheduler in (per_request_state.VLLM_V0, per_request_state.LIGHTLLM)
+    restarts = settings.scheduler == per_request_state.VLLM_V0
     prompts = whole if restarts else requests.input_tokens
     widest = int(np.argmax(prompts))
     if caps and prompts[widest] > settings.max_num_batched_tokens:

@@ -33,58 +33,58 @@ from windtunnel.serving.state.records import (
 
 
 @inner
-def gained_tokens(speculation, lanes, lane):
-    """Tokens that each decoding request gains in the lane's next decode step.
+def gained_tokens(speculation, slots, slot):
+    """Tokens that each decoding request gains in the slot's next decode step.
 
     With speculation step v gains floor((v + 1) E) - floor(v E): whole numbers whose mean is E and that are as even as
-    they can be, the same for all requests of the lane.
+    they can be, the same for all requests of the slot.
     """
-    before = np.floor(lanes[lane].num_verified * speculation.tokens_per_step)
-    return np.int64(np.floor((lanes[lane].num_verified + 1) * speculation.tokens_per_step) - before)
+    before = np.floor(slots[slot].num_verified * speculation.tokens_per_step)
+    return np.int64(np.floor((slots[slot].num_verified + 1) * speculation.tokens_per_step) - before)
 
 
 @inner
-def blocks_of_step(settings, speculation, lanes, lists, lane):
-    """Blocks that the lane's decoding requests need for its next decode step, with speculation."""
+def blocks_of_step(settings, speculation, slots, lists, slot):
+    """Blocks that the slot's decoding requests need for its next decode step, with speculation."""
     num_blocks = 0
-    for token in range(gained_tokens(speculation, lanes, lane)):
-        num_blocks += lists[lane, PHASES, (lanes[lane].steps + token) % settings.block_size]
+    for token in range(gained_tokens(speculation, slots, slot)):
+        num_blocks += lists[slot, PHASES, (slots[slot].steps + token) % settings.block_size]
     return num_blocks
 
 
 @inner
-def decode_step_blocks(settings, speculation, lanes, lists, lane):
-    """Blocks of tokens that the lane's decoding requests need for its next decode step."""
+def decode_step_blocks(settings, speculation, slots, lists, slot):
+    """Blocks of tokens that the slot's decoding requests need for its next decode step."""
     if speculation is not None:
-        return blocks_of_step(settings, speculation, lanes, lists, lane)
-    return lists[lane, PHASES, lanes[lane].steps % settings.block_size]
+        return blocks_of_step(settings, speculation, slots, lists, slot)
+    return lists[slot, PHASES, slots[slot].steps % settings.block_size]
 
 
 @inner
-def take_decode_step(settings, windows, speculation, ranks, lanes, lists, rank, lane, num_blocks):
+def take_decode_step(settings, windows, speculation, ranks, slots, lists, rank, slot, num_blocks):
     """Take the `num_blocks` of `decode_step_blocks`; what fell out of windows goes back."""
     take_blocks(settings, windows, ranks, rank, num_blocks)
     if windows is not None:
-        give_back(settings, ranks, rank, passed_of_step(settings, speculation, lanes, lists, lane))
+        give_back(settings, ranks, rank, passed_of_step(settings, speculation, slots, lists, slot))
 
 
 @inner
-def passed_of_step(settings, speculation, lanes, lists, lane):
-    """Blocks of a window group that go back in the lane's next decode step."""
+def passed_of_step(settings, speculation, slots, lists, slot):
+    """Blocks of a window group that go back in the slot's next decode step."""
     num_gained = 1
     if speculation is not None:
-        num_gained = gained_tokens(speculation, lanes, lane)
-    return blocks_passed_in_step(settings, lists, lane, lanes[lane].steps, num_gained)
+        num_gained = gained_tokens(speculation, slots, slot)
+    return blocks_passed_in_step(settings, lists, slot, slots[slot].steps, num_gained)
 
 
 @inner
-def held_blocks(settings, windows, requests, lanes, i):
+def held_blocks(settings, windows, requests, slots, i):
     """Blocks of its rank's pool that running request `i` holds."""
     num_tokens = requests[i].computed_tokens + requests[i].step_tokens
     if settings.scheduler == TRTLLM:
         num_tokens = requests[i].input_tokens + requests[i].output_tokens
     elif requests[i].is_decoding:
-        num_tokens += lanes[requests[i].lane].steps - requests[i].joined - requests[i].computed_tokens
+        num_tokens += slots[requests[i].slot].steps - requests[i].joined - requests[i].computed_tokens
     num_blocks = num_blocks_for(num_tokens, settings.block_size)
     if windows is not None:
         num_blocks = pool_blocks(settings, num_blocks, window_blocks(settings, requests, i, num_tokens))
@@ -92,11 +92,11 @@ def held_blocks(settings, windows, requests, lanes, i):
 
 
 @inner
-def held_window_blocks(settings, requests, lanes, i):
+def held_window_blocks(settings, requests, slots, i):
     """Blocks of the windows' own pool that running request `i` holds."""
     num_tokens = requests[i].computed_tokens + requests[i].step_tokens
     if requests[i].is_decoding:
-        num_tokens += lanes[requests[i].lane].steps - requests[i].joined - requests[i].computed_tokens
+        num_tokens += slots[requests[i].slot].steps - requests[i].joined - requests[i].computed_tokens
     return settings.window_pool * window_blocks(settings, requests, i, num_tokens)
 
 
@@ -171,85 +171,85 @@ def unlink(requests, ranks, rank, i):
 
 
 @inner
-def begin_decoding(settings, windows, requests, ranks, lanes, lists, rank, lane, i):
-    """Request `i`, whose prompt is computed and whose latest token came at `last_token_s`, decodes in the lane's next
+def begin_decoding(settings, windows, requests, ranks, slots, lists, rank, slot, i):
+    """Request `i`, whose prompt is computed and whose latest token came at `last_token_s`, decodes in the slot's next
     step.
     """
-    joined = lanes[lane].steps - requests[i].computed_tokens
+    joined = slots[slot].steps - requests[i].computed_tokens
     requests[i].is_decoding = 1
-    requests[i].lane = lane
+    requests[i].slot = slot
     requests[i].joined = joined
     requests[i].skipped_at = NONE
-    lanes[lane].num_decoding += 1
-    lanes[lane].num_joined += 1
-    lanes[lane].joined_since_s += requests[i].last_token_s
-    lanes[lane].context_tokens += requests[i].computed_tokens
-    lists[lane, PHASES, joined % settings.block_size] += 1
+    slots[slot].num_decoding += 1
+    slots[slot].num_joined += 1
+    slots[slot].joined_since_s += requests[i].last_token_s
+    slots[slot].context_tokens += requests[i].computed_tokens
+    lists[slot, PHASES, joined % settings.block_size] += 1
     change = joined + requests[i].input_tokens + requests[i].output_tokens - 1
     if windows is not None:
-        begin_to_slide(settings, requests, ranks, lanes, lists, rank, i)
+        begin_to_slide(settings, requests, ranks, slots, lists, rank, i)
         change = next_change(settings, requests, i)
-    lanes[lane].finish_size = push(
-        lists[lane, FINISH_KEY], lists[lane, FINISH_VALUE], lanes[lane].finish_size, change, i
+    slots[slot].finish_size = push(
+        lists[slot, FINISH_KEY], lists[slot, FINISH_VALUE], slots[slot].finish_size, change, i
     )
 
 
 @inner
-def stop_decoding(settings, windows, requests, lanes, lists, i):
-    """Take request `i` out of its lane's decoding sums; its computed tokens become explicit."""
-    lane = requests[i].lane
-    requests[i].computed_tokens = lanes[lane].steps - requests[i].joined
+def stop_decoding(settings, windows, requests, slots, lists, i):
+    """Take request `i` out of its slot's decoding sums; its computed tokens become explicit."""
+    slot = requests[i].slot
+    requests[i].computed_tokens = slots[slot].steps - requests[i].joined
     requests[i].is_decoding = 0
-    lanes[lane].num_decoding -= 1
-    lanes[lane].context_tokens -= requests[i].computed_tokens
-    lists[lane, PHASES, requests[i].joined % settings.block_size] -= 1
+    slots[slot].num_decoding -= 1
+    slots[slot].context_tokens -= requests[i].computed_tokens
+    lists[slot, PHASES, requests[i].joined % settings.block_size] -= 1
     if windows is not None:
         stop_sliding(settings, requests, lists, i)
 
 
 @inner
-def is_in_flight(requests, lanes, lane, i):
-    """Whether a batch that is still under way, of another lane than the idle `lane`, holds request `i`."""
+def is_in_flight(requests, slots, slot, i):
+    """Whether a batch that is still under way, of another slot than the idle `slot`, holds request `i`."""
     if requests[i].is_decoding:
-        return requests[i].lane != lane and lanes[requests[i].lane].batch_decodes
+        return requests[i].slot != slot and slots[requests[i].slot].batch_decodes
     return requests[i].chunks_in_flight > 0
 
 
 @inner
-def leave_latest(requests, lanes, i, computed_tokens):
-    """Request `i`, which decodes with so many tokens computed, is not in its lane's next decode step: keep the time of
-    its latest token, which the lane has where that step was all it waited for.
+def leave_latest(requests, slots, i, computed_tokens):
+    """Request `i`, which decodes with so many tokens computed, is not in its slot's next decode step: keep the time of
+    its latest token, which the slot has where that step was all it waited for.
     """
-    lane = requests[i].lane
-    was_left_out = requests[i].skipped_at != NONE and requests[i].skipped_at == lanes[lane].num_verified - 1
+    slot = requests[i].slot
+    was_left_out = requests[i].skipped_at != NONE and requests[i].skipped_at == slots[slot].num_verified - 1
     if computed_tokens == requests[i].target_tokens or was_left_out:
-        lanes[lane].num_joined -= 1
-        lanes[lane].joined_since_s -= requests[i].last_token_s
+        slots[slot].num_joined -= 1
+        slots[slot].joined_since_s -= requests[i].last_token_s
     else:
-        requests[i].last_token_s = lanes[lane].last_decode_s
+        requests[i].last_token_s = slots[slot].last_decode_s
 
 
 @inner
-def preempt(settings, windows, cache, requests, ranks, lanes, lists, rank, i):
+def preempt(settings, windows, cache, requests, ranks, slots, lists, rank, i):
     """Free all of running request `i` and put it back in the queue, to be computed again from its first token, or from
     what is cached of it then.
 
     Its outputs so far become part of what must be prefilled (vLLM V1 `Scheduler._preempt_request`, SGLang
     `retract_decode`). vLLM caches what it had computed, SGLang drops it.
     """
-    held = held_blocks(settings, windows, requests, lanes, i)
+    held = held_blocks(settings, windows, requests, slots, i)
     if windows is not None:
-        ranks[rank].free_window_blocks += held_window_blocks(settings, requests, lanes, i)
+        ranks[rank].free_window_blocks += held_window_blocks(settings, requests, slots, i)
     if cache is None:
         ranks[rank].free_blocks += held
     decoded = requests[i].is_decoding
     if decoded:
-        stop_decoding(settings, windows, requests, lanes, lists, i)
+        stop_decoding(settings, windows, requests, slots, lists, i)
     if cache is not None:
         kept = 0 if settings.scheduler == SGLANG else requests[i].computed_tokens
         release(settings, cache, ranks, rank, i, held, kept)
     if decoded:
-        leave_latest(requests, lanes, i, requests[i].computed_tokens)
+        leave_latest(requests, slots, i, requests[i].computed_tokens)
         requests[i].target_tokens = requests[i].computed_tokens + 1
     ranks[rank].remaining_tokens -= remaining_output(requests, i)
     requests[i].computed_tokens = 0
@@ -261,24 +261,24 @@ def preempt(settings, windows, cache, requests, ranks, lanes, lists, rank, i):
 
 
 @inner
-def rebuild_rank(settings, windows, requests, ranks, lanes, lists, rank):
+def rebuild_rank(settings, windows, requests, ranks, slots, lists, rank):
     """Rebuild the lists that a slow pass invalidates: who is prefilling, and the heaps of finishing steps."""
-    first_lane = rank * settings.num_stages
-    for lane in range(first_lane, first_lane + settings.num_stages):
-        lanes[lane].finish_size = 0
+    first_slot = rank * settings.num_stages
+    for slot in range(first_slot, first_slot + settings.num_stages):
+        slots[slot].finish_size = 0
     num_prefilling = 0
     i = ranks[rank].first
     while i != NONE:
         if requests[i].is_decoding:
-            lane = requests[i].lane
+            slot = requests[i].slot
             end = requests[i].joined + requests[i].input_tokens + requests[i].output_tokens - 1
             if windows is not None:
                 end = next_change(settings, requests, i)
-            lanes[lane].finish_size = push(
-                lists[lane, FINISH_KEY], lists[lane, FINISH_VALUE], lanes[lane].finish_size, end, i
+            slots[slot].finish_size = push(
+                lists[slot, FINISH_KEY], lists[slot, FINISH_VALUE], slots[slot].finish_size, end, i
             )
         elif requests[i].computed_tokens < requests[i].target_tokens:
-            lists[first_lane, PREFILLING, num_prefilling] = i
+            lists[first_slot, PREFILLING, num_prefilling] = i
             num_prefilling += 1
         i = requests[i].after
     ranks[rank].num_prefilling = num_prefilling
@@ -293,15 +293,15 @@ def wanted_tokens(settings, requests, i):
 
 
 @inner
-def add_chunk(settings, cache, requests, ranks, lanes, lists, rank, lane, i, num_tokens):
-    """Put the next `num_tokens` prompt tokens of request `i` into the lane's batch."""
-    position = lanes[lane].batch_size
+def add_chunk(settings, cache, requests, ranks, slots, lists, rank, slot, i, num_tokens):
+    """Put the next `num_tokens` prompt tokens of request `i` into the slot's batch."""
+    position = slots[slot].batch_size
     requests[i].computed_tokens += num_tokens
     requests[i].chunks_in_flight += 1
-    lists[lane, BATCH, position] = i
-    lists[lane, BATCH_TOKENS, position] = num_tokens
-    lists[lane, BATCH_ENDS, position] = requests[i].computed_tokens == requests[i].target_tokens
-    lanes[lane].batch_size = position + 1
+    lists[slot, BATCH, position] = i
+    lists[slot, BATCH_TOKENS, position] = num_tokens
+    lists[slot, BATCH_ENDS, position] = requests[i].computed_tokens == requests[i].target_tokens
+    slots[slot].batch_size = position + 1
     if cache is not None and caches_when_scheduled(settings):
         share(settings, cache, ranks, rank, i, requests[i].computed_tokens)
 
@@ -309,28 +309,28 @@ def add_chunk(settings, cache, requests, ranks, lanes, lists, rank, lane, i, num
 @inner
 def drop_scheduled(settings, requests, ranks, lists, rank):
     """Keep among the prefilling only those with tokens left to schedule."""
-    first_lane = rank * settings.num_stages
+    first_slot = rank * settings.num_stages
     kept = 0
     for position in range(ranks[rank].num_prefilling):
-        i = lists[first_lane, PREFILLING, position]
+        i = lists[first_slot, PREFILLING, position]
         if requests[i].computed_tokens < requests[i].target_tokens:
-            lists[first_lane, PREFILLING, kept] = i
+            lists[first_slot, PREFILLING, kept] = i
             kept += 1
     ranks[rank].num_prefilling = kept
 
 
 @inner
-def begin_batch(lanes, lane, cutoff_s):
+def begin_batch(slots, slot, cutoff_s):
     """Start from an empty batch; requests that arrived after `cutoff_s` cannot be in it."""
-    lanes[lane].cutoff_s = cutoff_s
-    lanes[lane].batch_size = 0
-    lanes[lane].looks_again = 0
+    slots[slot].cutoff_s = cutoff_s
+    slots[slot].batch_size = 0
+    slots[slot].looks_again = 0
 
 
 @inner
-def end_batch(settings, requests, ranks, lanes, lists, rank, lane, num_decodes):
+def end_batch(settings, requests, ranks, slots, lists, rank, slot, num_decodes):
     """Settle the batch that a policy formed with `num_decodes` decoding requests; returns 1, or 0 if it is empty."""
-    if lanes[lane].batch_size > 0:
+    if slots[slot].batch_size > 0:
         drop_scheduled(settings, requests, ranks, lists, rank)
-    lanes[lane].batch_decodes = 1 if num_decodes > 0 else 0
-    return 1 if num_decodes + lanes[lane].batch_size > 0 else 0
+    slots[slot].batch_decodes = 1 if num_decodes > 0 else 0
+    return 1 if num_decodes + slots[slot].batch_size > 0 else 0

@@ -51,9 +51,9 @@ class FleetPlan:
 class FleetRun:
     """A fleet while it runs, and what it has logged."""
 
-    begin: Callable[[], tuple[kernel.Fleet, list[Iterator[Fault]]]]
+    begin: Callable[[], tuple[kernel.ReplicaFleet, list[Iterator[Fault]]]]
     """Makes it anew, as it was at the beginning."""
-    fleet: kernel.Fleet
+    fleet: kernel.ReplicaFleet
     faults: list[Iterator[Fault]]
     phases: list[NDArray[np.void]] = field(default_factory=list)
     losses: list[NDArray[np.void]] = field(default_factory=list)
@@ -78,10 +78,10 @@ class FleetRun:
             row.next_fault = 0
 
 
-def start_fleet(plan: FleetPlan, settings: state.Settings, num_requests: int) -> FleetRun:
+def start_fleet(plan: FleetPlan, settings: state.KernelSettings, num_requests: int) -> FleetRun:
     """A fleet at the beginning of a run with `settings.num_replicas` replicas at most."""
 
-    def begin() -> tuple[kernel.Fleet, list[Iterator[Fault]]]:
+    def begin() -> tuple[kernel.ReplicaFleet, list[Iterator[Fault]]]:
         faults = [plan.faults_of(replica) for replica in range(settings.num_replicas)]
         fault_s = np.full((settings.num_replicas, FAULT_COLUMNS), np.inf)
         repair_s = np.zeros_like(fault_s)

@@ -15,14 +15,14 @@ def kernel_settings(
     requests: RequestArrays,
     router: str = "round_robin",
     seed: int = 0,
-) -> state.Settings:
+) -> state.KernelSettings:
     """The engine's settings, and the router's, as the loop takes them."""
     engine = setup.engine
     assert engine.max_num_seqs is not None
     assert engine.max_num_batched_tokens is not None
     most = max(requests.arrival_s.size, 1)
     busy = usual_streams(engine.max_num_seqs, setup, num_replicas, requests.concurrency)
-    return state.Settings(
+    return state.KernelSettings(
         scheduler=state.SCHEDULERS.index(str(engine.scheduler)),
         num_replicas=num_replicas,
         ranks_per_replica=setup.parallelism.attention_dp,

@@ -9,7 +9,7 @@ from windtunnel.workload.generate.requests import RequestArrays
 
 
 @dataclass(frozen=True, eq=False)
-class Keeping:
+class KvRetention:
     """Where a pool keeps KV blocks that no running request uses."""
 
     on_device: bool
@@ -23,19 +23,19 @@ class Keeping:
         return self.on_device or self.tiers.size > 0
 
 
-def shares_prefixes(keeping: Sequence[Keeping], requests: RequestArrays) -> bool:
+def shares_prefixes(retention: Sequence[KvRetention], requests: RequestArrays) -> bool:
     """Whether prompts begin alike, and any pool has prefix caches for them."""
-    return requests.prefixes is not None and any(part.on_device for part in keeping)
+    return requests.prefixes is not None and any(part.on_device for part in retention)
 
 
-def caches_of(settings: state.Settings, keeping: Keeping, requests: RequestArrays) -> state.Cache:
+def caches_of(settings: state.KernelSettings, retention: KvRetention, requests: RequestArrays) -> state.Cache:
     """Empty prefix caches of a pool; where it keeps nothing, caches of segments that no block fits into."""
-    cache = prefix_cache(settings, requests, keeping.tiers, keeping.load_overlaps)
-    if not keeping.anywhere:
+    cache = prefix_cache(settings, requests, retention.tiers, retention.load_overlaps)
+    if not retention.anywhere:
         cache.nodes["first_block"] = cache.nodes["end_block"] = 0
     return cache
 
 
-def has_one_group(settings: state.Settings) -> bool:
+def has_one_group(settings: state.KernelSettings) -> bool:
     """Whether one group of layers keeps every token: what the caches count."""
     return settings.num_groups - settings.num_window_groups == 1

@@ -17,7 +17,7 @@ MAX_ENTRIES = 2**31 - 1
 
 
 def cache_for(
-    setup: Setup, memory: MemoryPlan, settings: state.Settings, requests: RequestArrays
+    setup: Setup, memory: MemoryPlan, settings: state.KernelSettings, requests: RequestArrays
 ) -> state.Cache | None:
     """The caches that the setup's engine would use for these requests; None where there is nothing to cache.
 
@@ -33,7 +33,7 @@ def cache_for(
 
 
 def own_blocks(
-    setup: Setup, memory: MemoryPlan, settings: state.Settings, requests: RequestArrays
+    setup: Setup, memory: MemoryPlan, settings: state.KernelSettings, requests: RequestArrays
 ) -> state.Cache | None:
     """Caches for prompts that share nothing: a preempted request finds what is left there of its own blocks.
 
@@ -56,7 +56,7 @@ def check_windows(setup: Setup, memory: MemoryPlan) -> None:
         )
 
 
-def kv_tiers(setup: Setup, memory: MemoryPlan, settings: state.Settings) -> state.Table:
+def kv_tiers(setup: Setup, memory: MemoryPlan, settings: state.KernelSettings) -> state.Table:
     """`TIER` records of the engine's lower tiers. Every device of a rank keeps and loads its own part of a block.
 
     Raises:
@@ -91,7 +91,7 @@ NO_TIERS = np.zeros(0, state.TIER).view(np.recarray)
 
 
 def prefix_cache(
-    settings: state.Settings, requests: RequestArrays, tiers: state.Table = NO_TIERS, load_overlaps: bool = False
+    settings: state.KernelSettings, requests: RequestArrays, tiers: state.Table = NO_TIERS, load_overlaps: bool = False
 ) -> state.Cache:
     """Empty caches for the prompts of `requests`, on every rank.
 

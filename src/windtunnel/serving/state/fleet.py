@@ -20,7 +20,7 @@ from windtunnel.serving.state.records import (
     UP,
     Floats,
     Ints,
-    Settings,
+    KernelSettings,
     Table,
 )
 
@@ -71,15 +71,15 @@ CONTROL = np.dtype(
         ("wanted", "i8"),  # replicas that start or are up
         ("asks", "i8"),  # 1: the first held request is tried again
         ("asked_s", "f8"),  # since then
-        ("num_held", "i8"),
-        ("first_held", "i8"),
+        ("num_at_router", "i8"),
+        ("first_at_router", "i8"),
         ("num_retries", "i8"),  # waiting for their time
         ("first_retry", "i8"),
         ("num_phases", "i8"),  # rows of `phases` written by this call
         ("num_losses", "i8"),  # rows of `losses`
         ("pending", "i8"),  # request that a user's router is asked for, or NONE
         ("answer", "i8"),
-        ("is_held", "i8"),  # 1: the pending request is the first held one
+        ("is_at_router", "i8"),  # 1: the pending request is the first held one
         ("pending_s", "f8"),
         ("event", "i8"),  # whose deliveries the question interrupted, or NONE
         ("event_s", "f8"),
@@ -93,7 +93,7 @@ LOSS = np.dtype([("request", "i8"), ("replica", "i8"), ("begin_s", "f8"), ("end_
 """One record a stay of a request at a replica that failed."""
 
 
-class Fleet(NamedTuple):
+class ReplicaFleet(NamedTuple):
     """What a run with replicas that come and go, or with a router that holds requests back, needs."""
 
     scaling: Scaling
@@ -117,7 +117,7 @@ class Fleet(NamedTuple):
     """[request]"""
     discarded_tokens: Ints
     """[request] that it had produced and produces again."""
-    held: Ints
+    router_queue: Ints
     """[request] ring."""
     retries: Ints
     """[request] ring."""
@@ -128,14 +128,14 @@ class Fleet(NamedTuple):
 
 
 def new_fleet(
-    settings: Settings,
+    settings: KernelSettings,
     scaling: Scaling,
     num_requests: int,
     fault_s: Floats,
     repair_s: Floats,
     change_s: Floats,
     change_replicas: Ints,
-) -> Fleet:
+) -> ReplicaFleet:
     """A fleet of `settings.num_replicas` replicas, the first `initial_replicas` of them up."""
     replicas = np.zeros(settings.num_replicas, FLEET_REPLICA).view(np.recarray)
     replicas.phase[: scaling.initial_replicas] = UP
@@ -146,7 +146,7 @@ def new_fleet(
     control.look_s = scaling.interval_s if scaling.target > 0 else np.inf
     control.next_s = min(control.look_s[0], change_s[0], fault_s[:, 0].min())
     control.pending, control.event = NONE, NONE
-    return Fleet(
+    return ReplicaFleet(
         scaling=scaling,
         replicas=replicas,
         control=control,
@@ -158,7 +158,7 @@ def new_fleet(
         sent_s=np.zeros(num_requests),
         num_retries=np.zeros(num_requests, np.int64),
         discarded_tokens=np.zeros(num_requests, np.int64),
-        held=np.zeros(num_requests, np.int64),
+        router_queue=np.zeros(num_requests, np.int64),
         retries=np.zeros(num_requests, np.int64),
         retry_s=np.zeros(num_requests),
         phases=np.zeros(max(8 * settings.num_replicas, 4096), PHASE).view(np.recarray),

@@ -1,4 +1,4 @@
-"""What the walking loop works on, in record arrays like those of `serving.state.records`."""
+"""What the per-request loop works on, in record arrays like those of `serving.state.records`."""
 
 from typing import Any, NamedTuple
 
@@ -13,15 +13,15 @@ from windtunnel.serving.state.records import (
     Table,
 )
 
-WALKED_SCHEDULERS = ("vllm_v0", "sarathi", "orca", "faster_transformer", "lightllm", "user")
-"""The codes of `WalkedSettings.scheduler` are positions here."""
+PER_REQUEST_SCHEDULERS = ("vllm_v0", "sarathi", "orca", "faster_transformer", "lightllm", "user")
+"""The codes of `PerRequestSettings.scheduler` are positions here."""
 VLLM_V0, SARATHI, ORCA, FASTER_TRANSFORMER, LIGHTLLM, USER = range(6)
 
 ASSIGNED = -1
-"""The code of `WalkedSettings.router` where every request says its replica, in `rank`."""
+"""The code of `PerRequestSettings.router` where every request says its replica, in `rank`."""
 
 
-class WalkedSettings(NamedTuple):
+class PerRequestSettings(NamedTuple):
     """How a replica's engine forms batches. Scalars."""
 
     scheduler: int
@@ -62,7 +62,7 @@ class WalkedSettings(NamedTuple):
     """Always 1: these engines have no attention data parallelism."""
 
 
-WALK = np.dtype(
+SEQUENCE = np.dtype(
     [
         ("prompt_tokens", "i8"),  # to compute before the next token: the prompt, after a restart its outputs too
         ("total_tokens", "i8"),
@@ -93,8 +93,8 @@ REPLICA = np.dtype(
         ("num_groups", "i8"),  # FasterTransformer: batches formed so far
         ("has_restarted", "i8"),  # 1 if the batch that is formed made one restart
         ("is_awake", "i8"),  # 1 while an event that lets it look for work is queued
-        ("ready_cohort", "i8"),  # slot whose cohort is in no batch, or NONE
-        ("cohort_position", "i8"),  # of the ready requests, the first one behind it
+        ("ready_group", "i8"),  # slot whose decode group is in no batch, or NONE
+        ("group_position", "i8"),  # of the ready requests, the first one behind it
     ]
 )
 """One record a replica."""
@@ -102,22 +102,22 @@ REPLICA = np.dtype(
 SLOT = np.dtype(
     [
         ("num_requests", "i8"),  # 0: idle
-        ("num_walked", "i8"),  # of them, those that are not in the cohort
+        ("num_listed", "i8"),  # of them, those that are not in the decode group
         ("num_steps", "i8"),
-        ("has_cohort", "i8"),  # 1 if the batch decodes the slot's cohort
-        ("cohort_size", "i8"),
-        ("cohort_steps", "i8"),  # that its members have taken together
-        ("cohort_tokens", "i8"),  # processed by all its members
-        ("first_end", "i8"),  # the cohort's step after which the first member ends
-        ("cohort_left_s", "f8"),  # end of its latest pipeline stage
-        ("cohort_paused_s", "f8"),  # between stages, all its steps
+        ("has_group", "i8"),  # 1 if the batch decodes the slot's decode group
+        ("group_size", "i8"),
+        ("group_steps", "i8"),  # that its members have taken together
+        ("group_tokens", "i8"),  # processed by all its members
+        ("first_end", "i8"),  # the decode group's step after which the first member ends
+        ("group_left_s", "f8"),  # end of its latest pipeline stage
+        ("group_paused_s", "f8"),  # between stages, all its steps
         ("start_s", "f8"),
         ("end_s", "f8"),
     ]
 )
 """One record a batch that may be in flight, `num_stages` for each replica."""
 
-WALK_CLOCK = np.dtype(
+PER_REQUEST_CLOCK = np.dtype(
     [
         ("next", "i8"),  # request to be sent next, of those that wait for no other one
         ("started", "i8"),  # such requests sent
@@ -134,7 +134,7 @@ WALK_CLOCK = np.dtype(
         ("replica", "i8"),  # whose batches are being formed, or NONE
         ("slot", "i8"),  # where the batch that a user's policy is asked for belongs
         ("answered", "i8"),  # 1 when it is there
-        ("asked_size", "i8"),
+        ("custom_size", "i8"),
         ("culprit", "i8"),  # the request or batch size behind an error
         ("now_s", "f8"),
     ]
@@ -173,35 +173,35 @@ class Trail(NamedTuple):
     """[rows, stages, 2] start and end; of a fused run of steps, of the whole."""
 
 
-def new_walks(requests: Table) -> Table:
-    """Fresh `WALK` records for `requests`."""
-    walks = np.zeros(requests.size, WALK).view(np.recarray)
-    walks.prompt_tokens = requests.input_tokens
-    walks.total_tokens = requests.input_tokens + requests.output_tokens
-    walks.next = NONE
+def new_sequences(requests: Table) -> Table:
+    """Fresh `SEQUENCE` records for `requests`."""
+    sequences = np.zeros(requests.size, SEQUENCE).view(np.recarray)
+    sequences.prompt_tokens = requests.input_tokens
+    sequences.total_tokens = requests.input_tokens + requests.output_tokens
+    sequences.next = NONE
     for unknown in ("last_token_s", "left_stage_s", "started_s"):
-        walks[unknown] = np.nan
-    return walks
+        sequences[unknown] = np.nan
+    return sequences
 
 
-def new_replicas(settings: WalkedSettings) -> Table:
+def new_replicas(settings: PerRequestSettings) -> Table:
     """Idle `REPLICA` records with empty KV pools."""
     replicas = np.zeros(settings.num_replicas, REPLICA).view(np.recarray)
     replicas.free_blocks = settings.num_blocks
     replicas.first_waiting = NONE
     replicas.last_waiting = NONE
-    replicas.ready_cohort = NONE
+    replicas.ready_group = NONE
     return replicas
 
 
-def new_slots(settings: WalkedSettings) -> Table:
+def new_slots(settings: PerRequestSettings) -> Table:
     """Idle `SLOT` records."""
     return np.zeros(settings.num_replicas * settings.num_stages, SLOT).view(np.recarray)
 
 
-def new_batches(settings: WalkedSettings) -> Ints:
-    """`[slot or replica, list, position]`: the requests of a batch and their tokens, and its cohort's lists; then a
-    replica's ready requests (between two batches), and columns of scratch. `serving.per_request.decode_groups` names
+def new_batches(settings: PerRequestSettings) -> Ints:
+    """`[slot or replica, list, position]`: the requests of a batch and their tokens, and its decode group's lists; then
+    a replica's ready requests (between two batches), and columns of scratch. `serving.per_request.decode_groups` names
     them.
     """
     rows = settings.num_replicas * (settings.num_stages + 1)
@@ -209,14 +209,14 @@ def new_batches(settings: WalkedSettings) -> Ints:
     return np.zeros((rows, 5, max(most, settings.block_size)), np.int64)
 
 
-def new_walk_clock(settings: WalkedSettings) -> Table:
-    """One `WALK_CLOCK` record at the beginning."""
-    clock = np.zeros(1, WALK_CLOCK).view(np.recarray)
+def new_per_request_clock(settings: PerRequestSettings) -> Table:
+    """One `PER_REQUEST_CLOCK` record at the beginning."""
+    clock = np.zeros(1, PER_REQUEST_CLOCK).view(np.recarray)
     clock.random = settings.seed % (MODULUS - 1) + 1
     clock.replica = NONE
     return clock
 
 
-def new_trail(settings: WalkedSettings, num_rows: int, num_members: int) -> Any:
+def new_trail(settings: PerRequestSettings, num_rows: int, num_members: int) -> Any:
     """Buffers for `num_rows` batches and `num_members` parts in them."""
     return Trail(np.zeros((num_members, 3), np.int64), np.zeros((num_rows, settings.num_stages, 2)))

@@ -1,7 +1,7 @@
 """Pools of replicas, each with its own device, parallelism and engine, joined by requests that prefill in one and
 decode in another.
 
-A request that will be handed over is, where it prefills, a request for a single token. Its blocks stay taken there
+A request that will be handed off is, where it prefills, a request for a single token. Its blocks stay taken there
 until the decode side has read them; there it waits, in the order of arrival, for blocks to read into, which an engine
 gives when it forms a batch, after those of the requests that it runs.
 """
@@ -19,12 +19,12 @@ from windtunnel.serving.state.records import (
     Cache,
     Floats,
     Ints,
-    Settings,
+    KernelSettings,
     StepCost,
     Table,
-    new_lanes,
     new_lists,
     new_ranks,
+    new_slots,
 )
 
 BOTH, PREFILL, DECODE = range(3)
@@ -34,7 +34,7 @@ BOTH, PREFILL, DECODE = range(3)
 class PoolPlan(NamedTuple):
     """One pool, as a run is started with it."""
 
-    settings: Settings
+    settings: KernelSettings
     """`first_*` are filled in by `new_pools`."""
     cost: StepCost
     role: int = BOTH
@@ -44,7 +44,7 @@ class PoolPlan(NamedTuple):
     """Of a request's KV on the devices of one rank, each of which is sent."""
 
 
-class Travel(NamedTuple):
+class HandoffRules(NamedTuple):
     """How requests go from pool to pool. Scalars."""
 
     decode_router: int = ROUND_ROBIN
@@ -64,27 +64,27 @@ class Travel(NamedTuple):
 
 
 POOL = np.dtype(
-    [(name, "f8" if kind is float else "i8") for name, kind in Settings.__annotations__.items()]
+    [(name, "f8" if kind is float else "i8") for name, kind in KernelSettings.__annotations__.items()]
     + [
         ("end_replica", "i8"),  # ends of the pool's share of the arrays of all pools
         ("end_rank", "i8"),
-        ("first_lane", "i8"),
-        ("end_lane", "i8"),
+        ("first_slot", "i8"),
+        ("end_slot", "i8"),
         ("first_entry", "i8"),  # of the pool's prefix caches, where there are any
         ("end_entry", "i8"),
         ("first_tier", "i8"),  # of the tiers below them
         ("end_tier", "i8"),
         ("load_overlaps", "i8"),  # as `Cache.load_overlaps`
-        ("hands_over", "i8"),  # 1: requests leave after their prefill
+        ("hands_off", "i8"),  # 1: requests leave after their prefill
         ("link_bytes_per_s", "f8"),  # of the network interfaces of one rank
         ("kv_copies", "f8"),  # of a request's KV on its devices
     ]
 )
-"""One record a pool: its settings, and where it lies among all pools' replicas, ranks and lanes."""
-JOURNEY = np.dtype(
+"""One record a pool: its settings, and where it lies among all pools' replicas, ranks and slots."""
+KV_TRANSFER = np.dtype(
     [
         ("prefill_rank", "i8"),  # of all pools' ranks
-        ("decode_rank", "i8"),  # the same rank where nothing is handed over
+        ("decode_rank", "i8"),  # the same rank where nothing is handed off
         ("handed_s", "f8"),  # end of the prefill
         ("transfer_start_s", "f8"),
         ("transfer_end_s", "f8"),
@@ -95,7 +95,7 @@ JOURNEY = np.dtype(
     ]
 )
 """One record a request of a run with pools."""
-HANDOVER = np.dtype(
+HANDOFF = np.dtype(
     [
         ("pull_first", "i8"),  # ends of the list of requests that wait for blocks to read their KV into
         ("pull_last", "i8"),
@@ -108,10 +108,10 @@ HANDOVER = np.dtype(
 """One record a rank of a run with pools."""
 ROUTING = np.dtype(
     [
-        ("turn", "i8"),  # arrivals and handovers so far, for `round_robin`
+        ("turn", "i8"),  # arrivals and handoffs so far, for `round_robin`
         ("decode_turn", "i8"),
         ("router", "i8"),
-        *((name, "f8" if kind is float else "i8") for name, kind in Travel.__annotations__.items()),
+        *((name, "f8" if kind is float else "i8") for name, kind in HandoffRules.__annotations__.items()),
     ]
 )
 """One record a run with pools."""
@@ -125,17 +125,17 @@ class Pools(NamedTuple):
     cost: StepCost
     """Every field with a first axis of pools."""
     ranks: Table
-    lanes: Table
+    slots: Table
     lists: Ints
     stages: Floats
-    handovers: Table
+    handoffs: Table
     """[rank]"""
-    journeys: Table
+    transfers: Table
     """[request]"""
     routing: Table
     """[1]"""
     pool_of_event: Ints
-    """[lane in the event queue]"""
+    """[slot in the event queue]"""
     pool_of_replica: Ints
     pool_of_rank: Ints
     entries: Ints
@@ -144,47 +144,47 @@ class Pools(NamedTuple):
     """Replicas that a request may be handed to."""
 
 
-def new_pools(plans: Sequence[PoolPlan], travel: Travel, num_requests: int) -> Pools:
+def new_pools(plans: Sequence[PoolPlan], handoff_rules: HandoffRules, num_requests: int) -> Pools:
     """Idle pools, end to end in the order of `plans`.
 
     The router, its seed and the client's behaviour are those of the first plan's settings.
     """
     pools = np.zeros(len(plans), POOL).view(np.recarray)
-    hands_over = any(plan.role == PREFILL for plan in plans)
+    hands_off = any(plan.role == PREFILL for plan in plans)
     ends = np.zeros(4, np.int64)
     for pool, plan in zip(pools, plans, strict=True):
         num_replicas, num_stages = plan.settings.num_replicas, plan.settings.num_stages
         num_ranks = num_replicas * plan.settings.ranks_per_replica
         for name, value in plan.settings._asdict().items():
             pool[name] = value
-        pool.first_replica, pool.first_rank, pool.first_lane, pool.first_event = ends
+        pool.first_replica, pool.first_rank, pool.first_slot, pool.first_event = ends
         ends += (num_replicas, num_ranks, num_ranks * num_stages, num_replicas * num_stages)
-        pool.end_replica, pool.end_rank, pool.end_lane, _ = ends
-        pool.heeds_all_events, pool.hands_over = hands_over, plan.role == PREFILL
+        pool.end_replica, pool.end_rank, pool.end_slot, _ = ends
+        pool.heeds_all_events, pool.hands_off = hands_off, plan.role == PREFILL
         pool.link_bytes_per_s, pool.kv_copies = plan.link_bytes_per_s, plan.kv_copies
-    journeys = np.zeros(num_requests, JOURNEY).view(np.recarray)
+    transfers = np.zeros(num_requests, KV_TRANSFER).view(np.recarray)
     for unknown in ("handed_s", "transfer_start_s", "transfer_end_s"):
-        journeys[unknown] = np.nan
-    handovers = np.zeros(ends[1], HANDOVER).view(np.recarray)
+        transfers[unknown] = np.nan
+    handoffs = np.zeros(ends[1], HANDOFF).view(np.recarray)
     for nobody in ("pull_first", "pull_last", "ready_first", "ready_last"):
-        handovers[nobody] = NONE
+        handoffs[nobody] = NONE
     routing = np.zeros(1, ROUTING).view(np.recarray)
     routing.router = plans[0].settings.router
-    for name, value in travel._asdict().items():
+    for name, value in handoff_rules._asdict().items():
         routing[name] = value
     roles = np.array([plan.role for plan in plans])
     of_replica = np.repeat(np.arange(len(plans)), [plan.settings.num_replicas for plan in plans])
-    decoding = DECODE if hands_over and (roles == DECODE).any() else BOTH
+    decoding = DECODE if hands_off and (roles == DECODE).any() else BOTH
     lists = [new_lists(plan.settings) for plan in plans]
     return Pools(
         pools=pools,
         cost=stacked([plan.cost for plan in plans]),
         ranks=np.concatenate([new_ranks(plan.settings) for plan in plans]).view(np.recarray),
-        lanes=np.concatenate([new_lanes(plan.settings) for plan in plans]).view(np.recarray),
+        slots=np.concatenate([new_slots(plan.settings) for plan in plans]).view(np.recarray),
         lists=np.concatenate([widened(part, max(part.shape[2] for part in lists)) for part in lists]),
         stages=np.zeros((ends[0], max(plan.settings.num_stages for plan in plans))),
-        handovers=handovers,
-        journeys=journeys,
+        handoffs=handoffs,
+        transfers=transfers,
         routing=routing,
         pool_of_event=np.repeat(
             np.arange(len(plans)), [plan.settings.num_replicas * plan.settings.num_stages for plan in plans]
@@ -252,7 +252,7 @@ def cache_of(cache, pools, pool):
         cache.requests[pool * num_requests : (pool + 1) * num_requests],
         cache.ranks[record.first_rank : record.end_rank],
         record.load_overlaps,
-        cache.load_s[record.first_lane : record.end_lane],
+        cache.load_s[record.first_slot : record.end_slot],
         cache.tiers[record.first_tier : record.end_tier],
         cache.kept,
         cache.pools,
@@ -261,12 +261,12 @@ def cache_of(cache, pools, pool):
 
 
 def new_pool_events(plans: Sequence[PoolPlan]) -> Table:
-    """An empty queue of `EVENT` records: lanes, and the transfers that may be under way."""
-    lanes = sum(plan.settings.num_replicas * plan.settings.num_stages for plan in plans)
+    """An empty queue of `EVENT` records: slots, and the transfers that may be under way."""
+    slots = sum(plan.settings.num_replicas * plan.settings.num_stages for plan in plans)
     pulled = sum(
         plan.settings.num_replicas * plan.settings.ranks_per_replica * plan.settings.max_num_seqs for plan in plans
     )
-    return np.zeros(lanes + pulled + 1, EVENT).view(np.recarray)
+    return np.zeros(slots + pulled + 1, EVENT).view(np.recarray)
 
 
 def widened(lists: Ints, width: int) -> Ints:
@@ -341,6 +341,6 @@ def ranks_of(pools, settings):
 
 
 @inlined
-def lanes_of(pools, settings):
-    """A pool's share of the lanes."""
-    return pools.lanes[settings.first_lane : settings.end_lane]
+def slots_of(pools, settings):
+    """A pool's share of the slots."""
+    return pools.slots[settings.first_slot : settings.end_slot]

@@ -26,7 +26,7 @@ MOST_REQUESTS = 1 << 31
 """More than any run has: the step from one priority to the next in the key of the waiting heap."""
 
 SCHEDULERS = ("vllm_v1", "trtllm", "sglang", "trtllm_max_utilization")
-"""The codes of `Settings.scheduler` are positions here."""
+"""The codes of `KernelSettings.scheduler` are positions here."""
 VLLM_V1, TRTLLM, SGLANG, TRTLLM_MAX_UTILIZATION = range(4)
 
 ROUTERS = (
@@ -39,27 +39,27 @@ ROUTERS = (
     "prefix_affinity",
     "least_waiting",
 )
-"""The codes of `Settings.router` are positions here."""
+"""The codes of `KernelSettings.router` are positions here."""
 ROUND_ROBIN, RANDOM, POWER_OF_TWO, LEAST_OUTSTANDING, LEAST_KV, SESSION_AFFINITY, PREFIX_AFFINITY, LEAST_WAITING = (
     range(8)
 )
 HOLDING_ROUTERS = ("deferred", "user")
-"""Routers that may hold requests back: a run with one needs a `serving.state.fleet.Fleet`."""
+"""Routers that may hold requests back: a run with one needs a `serving.state.fleet.ReplicaFleet`."""
 DEFERRED, USERS_ROUTER = len(ROUTERS), len(ROUTERS) + 1
 
 
 QUEUE_ORDERS = ("fcfs", "priority", "shortest", "deadline", "fair_share")
-"""The codes of `Settings.queue_order` are positions here."""
+"""The codes of `KernelSettings.queue_order` are positions here."""
 FCFS, PRIORITY, SHORTEST, DEADLINE, FAIR_SHARE = range(5)
 
 OFF, STARTING, UP, DRAINING, FAILED = range(5)
-"""Phases of a replica of a `serving.state.fleet.Fleet`."""
+"""Phases of a replica of a `serving.state.fleet.ReplicaFleet`."""
 
 FAIR_TOKENS = 16
 """Tokens of one unit of service under `fair_share`."""
 
 
-class Settings(NamedTuple):
+class KernelSettings(NamedTuple):
     """How a replica's engine forms batches. Scalars."""
 
     scheduler: int
@@ -109,7 +109,7 @@ class Settings(NamedTuple):
     """Of this pool among all pools' replicas."""
     first_rank: int = 0
     first_event: int = 0
-    """Of this pool's lanes in the event queue."""
+    """Of this pool's slots in the event queue."""
     heeds_all_events: int = 0
     """1: any replica's event may bring this one work, so that a run of equal steps ends at the next of them."""
     window_tokens: int = 0
@@ -133,9 +133,9 @@ REQUEST = np.dtype(
         ("last_token_s", "f8"),  # set on preemption
         ("input_tokens", "i8"),
         ("output_tokens", "i8"),
-        ("computed_tokens", "i8"),  # scheduled so far; while decoding it is the lane's `steps` minus `joined`
+        ("computed_tokens", "i8"),  # scheduled so far; while decoding it is the slot's `steps` minus `joined`
         ("target_tokens", "i8"),  # prefill ends here: the prompt, or prompt and outputs after a preemption
-        ("joined", "i8"),  # while decoding: the lane's step count at which nothing would be computed
+        ("joined", "i8"),  # while decoding: the slot's step count at which nothing would be computed
         ("step_tokens", "i8"),  # scratch of a pass over the running list: tokens given in this step
         ("priority", "i8"),  # smaller goes first, as in vLLM
         ("sequence", "i8"),  # requests sent before it
@@ -149,13 +149,13 @@ REQUEST = np.dtype(
         ("left", "i8"),  # children in the rank's waiting heap
         ("right", "i8"),
         ("rank", "i8"),
-        ("lane", "i8"),  # while decoding
+        ("slot", "i8"),  # while decoding
         ("chunks_in_flight", "i8"),
         ("num_preemptions", "i8"),
         ("is_decoding", "i8"),
         ("passed_blocks", "i8"),  # blocks of each window group given back; while it slides, as of when it began to
         ("slides", "i8"),  # 1: decoding, with a full window
-        ("skipped_at", "i8"),  # while decoding: `num_verified` of its lane when a step last left it out, or NONE
+        ("skipped_at", "i8"),  # while decoding: `num_verified` of its slot when a step last left it out, or NONE
     ]
 )
 """One record a request, in the order of sending."""
@@ -183,10 +183,10 @@ RANK = np.dtype(
 )
 """One record a rank: a scheduler with a KV pool of its own."""
 
-LANE = np.dtype(
+SLOT = np.dtype(
     [
         ("is_busy", "i8"),
-        ("steps", "i8"),  # decode steps so far: the clock of the lane's decoding requests
+        ("steps", "i8"),  # decode steps so far: the clock of the slot's decoding requests
         ("num_decoding", "i8"),
         ("context_tokens", "i8"),  # in the cache of decoding requests
         ("finish_size", "i8"),
@@ -208,23 +208,23 @@ LANE = np.dtype(
         ("row_end_s", "f8"),  # end of its last one
     ]
 )
-"""One record a lane: one of the `num_stages` batches that a rank may have in flight, with the requests that decode in
+"""One record a slot: one of the `num_stages` batches that a rank may have in flight, with the requests that decode in
 it.
 
 A decoding request cannot be scheduled again before its batch has come back, and is then scheduled at once, so it stays
-in its lane.
+in its slot.
 """
 
 FINISH_KEY, FINISH_VALUE, BATCH, BATCH_TOKENS, BATCH_ENDS, PHASES, PREFILLING, SLIDING = range(8)
-"""Rows of `lists[lane]`: the heap of (step count at the end, request); requests with a prefill chunk in the step under
+"""Rows of `lists[slot]`: the heap of (step count at the end, request); requests with a prefill chunk in the step under
 way, the chunk, and whether it ends the prefill; decoding requests by `joined` modulo the block size, that is, by the
-step in which they need a block. In a rank's first lane also its running requests whose prefill is not scheduled to the
+step in which they need a block. In a rank's first slot also its running requests whose prefill is not scheduled to the
 end, in running order. The last row is that of requests whose window is full, by `joined` too; their keys on the heap
 are where they end, those of others that will fill a window where they do."""
 
-EVENT = np.dtype([("time_s", "f8"), ("lane", "i8")])
-"""The event queue, a heap: when a batch ends, or an idle lane looks for work; `lane` counts through all replicas'
-lanes.
+EVENT = np.dtype([("time_s", "f8"), ("slot", "i8")])
+"""The event queue, a heap: when a batch ends, or an idle slot looks for work; `slot` counts through all replicas'
+slots.
 """
 
 CLOCK = np.dtype(
@@ -380,7 +380,7 @@ class Cache(NamedTuple):
     load_overlaps: int
     """1: blocks from lower tiers come up beside the step that admits their request, layer by layer; 0: before it."""
     load_s: Floats
-    """[lane] To load for the batch that is being formed."""
+    """[slot] To load for the batch that is being formed."""
     tiers: Table
     kept: Table
     """`[row of a tier, entry]`"""
@@ -428,7 +428,7 @@ def new_requests(arrival_s: Floats, input_tokens: Ints, output_tokens: Ints, pri
 
 
 def new_cache(
-    settings: Settings,
+    settings: KernelSettings,
     nodes: Table,
     num_shared: int,
     shared: Ints,
@@ -487,7 +487,7 @@ def new_sessions(previous: Ints, think_s: Floats, session: Ints) -> Sessions:
     return Sessions(previous, following, think_s, least_think_s, session, replica, heap_s, turn)
 
 
-def new_ranks(settings: Settings) -> Table:
+def new_ranks(settings: KernelSettings) -> Table:
     """Idle `RANK` records with empty KV pools."""
     ranks = np.zeros(settings.num_replicas * settings.ranks_per_replica, RANK).view(np.recarray)
     ranks.free_blocks = settings.num_blocks
@@ -497,31 +497,31 @@ def new_ranks(settings: Settings) -> Table:
     return ranks
 
 
-def new_lanes(settings: Settings) -> Table:
-    """Idle `LANE` records, `num_stages` for each rank."""
-    lanes = np.zeros(settings.num_replicas * settings.ranks_per_replica * settings.num_stages, LANE).view(np.recarray)
-    lanes.last_decode_s = -np.inf
-    lanes.row = NONE
-    return lanes
+def new_slots(settings: KernelSettings) -> Table:
+    """Idle `SLOT` records, `num_stages` for each rank."""
+    slots = np.zeros(settings.num_replicas * settings.ranks_per_replica * settings.num_stages, SLOT).view(np.recarray)
+    slots.last_decode_s = -np.inf
+    slots.row = NONE
+    return slots
 
 
-def new_lists(settings: Settings) -> Ints:
-    """`[lane, list, position]`, see `FINISH_KEY`."""
-    num_lanes = settings.num_replicas * settings.ranks_per_replica * settings.num_stages
-    return np.zeros((num_lanes, SLIDING + 1, max(settings.max_num_seqs + 1, settings.block_size)), np.int64)
+def new_lists(settings: KernelSettings) -> Ints:
+    """`[slot, list, position]`, see `FINISH_KEY`."""
+    num_slots = settings.num_replicas * settings.ranks_per_replica * settings.num_stages
+    return np.zeros((num_slots, SLIDING + 1, max(settings.max_num_seqs + 1, settings.block_size)), np.int64)
 
 
-def new_events(settings: Settings) -> Table:
+def new_events(settings: KernelSettings) -> Table:
     """An empty queue of `EVENT` records."""
     return np.zeros(settings.num_replicas * settings.num_stages + 1, EVENT).view(np.recarray)
 
 
-def new_stages(settings: Settings) -> Floats:
+def new_stages(settings: KernelSettings) -> Floats:
     """`[replica, stage]` when each pipeline stage is free."""
     return np.zeros((settings.num_replicas, settings.num_stages))
 
 
-def new_clock(settings: Settings) -> Table:
+def new_clock(settings: KernelSettings) -> Table:
     """One `CLOCK` record at the beginning."""
     clock = np.zeros(1, CLOCK).view(np.recarray)
     clock.random = settings.seed % (MODULUS - 1) + 1

@@ -38,7 +38,7 @@ def initial_new_token_ratio(settings):
 
 
 @inner
-def form_batch_sglang(settings, windows, cache, speculation, requests, ranks, lanes, lists, rank, lane, now_s):
+def form_batch_sglang(settings, windows, cache, speculation, requests, ranks, slots, lists, rank, slot, now_s):
     """SGLang `Scheduler.get_next_batch_to_run` (0.5): a prefill batch whenever one can be formed, else a decode step.
 
     A prefill batch takes up to `chunked_prefill_size` tokens, an unfinished chunk first; a request is admitted while
@@ -46,23 +46,23 @@ def form_batch_sglang(settings, windows, cache, speculation, requests, ranks, la
     starts at 0.7 x `schedule_conservativeness`, falls to 0.14 of that over 600 decode steps, and rises when decode runs
     out of blocks and retracts requests, those with the fewest outputs and the longest prompts first.
     """
-    if ranks[rank].steps_to_receive <= 0 or lanes[lane].num_decoding == 0:
-        form_prefill_sglang(settings, windows, cache, requests, ranks, lanes, lists, rank, lane, now_s)
-    if lanes[lane].batch_size > 0:
+    if ranks[rank].steps_to_receive <= 0 or slots[slot].num_decoding == 0:
+        form_prefill_sglang(settings, windows, cache, requests, ranks, slots, lists, rank, slot, now_s)
+    if slots[slot].batch_size > 0:
         ranks[rank].steps_to_receive = 0
         return 0
-    if lanes[lane].num_decoding == 0:
+    if slots[slot].num_decoding == 0:
         return 0
     if ranks[rank].steps_to_receive <= 0:
         ranks[rank].steps_to_receive = settings.receive_interval_steps
-    num_needed = decode_step_blocks(settings, speculation, lanes, lists, lane)
+    num_needed = decode_step_blocks(settings, speculation, slots, lists, slot)
     if not has_blocks(settings, windows, ranks, rank, num_needed):
-        retract_sglang(settings, windows, cache, speculation, requests, ranks, lanes, lists, rank, lane)
-        num_needed = decode_step_blocks(settings, speculation, lanes, lists, lane)
+        retract_sglang(settings, windows, cache, speculation, requests, ranks, slots, lists, rank, slot)
+        num_needed = decode_step_blocks(settings, speculation, slots, lists, slot)
         if not has_blocks(settings, windows, ranks, rank, num_needed):
             return 0
-    take_decode_step(settings, windows, speculation, ranks, lanes, lists, rank, lane, num_needed)
-    return lanes[lane].num_decoding
+    take_decode_step(settings, windows, speculation, ranks, slots, lists, rank, slot, num_needed)
+    return slots[slot].num_decoding
 
 
 @inner
@@ -91,7 +91,7 @@ def sort_by_prefix(settings, cache, requests, ranks, rank, cutoff_s):
 
 
 @inner
-def form_prefill_sglang(settings, windows, cache, requests, ranks, lanes, lists, rank, lane, now_s):
+def form_prefill_sglang(settings, windows, cache, requests, ranks, slots, lists, rank, slot, now_s):
     """The prefill batch: `PrefillAdder` of SGLang 0.5."""
     block_size = settings.block_size
     if ranks[rank].num_running == 0:
@@ -110,15 +110,15 @@ def form_prefill_sglang(settings, windows, cache, requests, ranks, lanes, lists,
         prompt_budget -= chunk
         if windows is not None:
             pass_blocks(settings, requests, ranks, rank, i, computed)
-        add_chunk(settings, cache, requests, ranks, lanes, lists, rank, lane, i, chunk)
+        add_chunk(settings, cache, requests, ranks, slots, lists, rank, slot, i, chunk)
     if cache is not None and settings.longest_prefix_first and ranks[rank].waiting != NONE:
-        sort_by_prefix(settings, cache, requests, ranks, rank, lanes[lane].cutoff_s)
-        lanes[lane].looks_again = 1
+        sort_by_prefix(settings, cache, requests, ranks, rank, slots[slot].cutoff_s)
+        slots[slot].looks_again = 1
     promised = ranks[rank].remaining_tokens * ranks[rank].new_token_ratio
     while chunk_budget > 0 and prompt_budget > 0 and ranks[rank].waiting != NONE:
         i = ranks[rank].waiting
-        if requests[i].arrival_s > lanes[lane].cutoff_s:
-            lanes[lane].looks_again = 1
+        if requests[i].arrival_s > slots[slot].cutoff_s:
+            slots[slot].looks_again = 1
             break
         if ranks[rank].num_running >= settings.max_num_seqs:
             break
@@ -144,32 +144,32 @@ def form_prefill_sglang(settings, windows, cache, requests, ranks, lanes, lists,
         if num_needed + unused > ranks[rank].free_blocks or num_window_blocks > ranks[rank].free_window_blocks:
             break
         if cache is not None:
-            acquire(cache, requests, ranks, rank, lane, i)
+            acquire(cache, requests, ranks, rank, slot, i)
         admit(settings, requests, ranks, lists, rank, i, now_s)
         ranks[rank].free_blocks -= num_needed
         ranks[rank].free_window_blocks -= num_window_blocks
         promised += whole - chunk + output
         chunk_budget -= chunk
         prompt_budget -= chunk
-        add_chunk(settings, cache, requests, ranks, lanes, lists, rank, lane, i, chunk)
+        add_chunk(settings, cache, requests, ranks, slots, lists, rank, slot, i, chunk)
 
 
 @inner
-def find_retracted(requests, ranks, lanes, rank, lane):
+def find_retracted(requests, ranks, slots, rank, slot):
     """Among requests that are not in flight the one with the fewest outputs, then the longest prompt; decoding ones
     first.
     """
     victim = NONE
     fewest = 0
     victim_decodes = 0
-    spared = lanes[lane].num_decoding == 1
+    spared = slots[slot].num_decoding == 1
     i = ranks[rank].first
     while i != NONE:
         decodes = requests[i].is_decoding
-        if not is_in_flight(requests, lanes, lane, i) and not (decodes and spared and requests[i].lane == lane):
+        if not is_in_flight(requests, slots, slot, i) and not (decodes and spared and requests[i].slot == slot):
             outputs = 0
             if decodes:
-                outputs = lanes[requests[i].lane].steps - requests[i].joined + 1 - requests[i].input_tokens
+                outputs = slots[requests[i].slot].steps - requests[i].joined + 1 - requests[i].input_tokens
             longer = victim != NONE and requests[i].input_tokens > requests[victim].input_tokens
             if (
                 victim == NONE
@@ -182,29 +182,29 @@ def find_retracted(requests, ranks, lanes, rank, lane):
 
 
 @inner
-def retract_sglang(settings, windows, cache, speculation, requests, ranks, lanes, lists, rank, lane):
+def retract_sglang(settings, windows, cache, speculation, requests, ranks, slots, lists, rank, slot):
     """Free blocks for one more decode step: `ScheduleBatch.retract_decode` of SGLang 0.5.
 
-    The lane's last decoding request is never retracted; a prompt half prefilled gives way to it instead.
+    The slot's last decoding request is never retracted; a prompt half prefilled gives way to it instead.
     """
     while True:
-        if has_blocks(settings, windows, ranks, rank, decode_step_blocks(settings, speculation, lanes, lists, lane)):
+        if has_blocks(settings, windows, ranks, rank, decode_step_blocks(settings, speculation, slots, lists, slot)):
             break
-        victim = find_retracted(requests, ranks, lanes, rank, lane)
+        victim = find_retracted(requests, ranks, slots, rank, slot)
         if victim == NONE:
             break
-        preempt(settings, windows, cache, requests, ranks, lanes, lists, rank, victim)
-    rebuild_rank(settings, windows, requests, ranks, lanes, lists, rank)
-    lanes[lane].looks_again = 1
+        preempt(settings, windows, cache, requests, ranks, slots, lists, rank, victim)
+    rebuild_rank(settings, windows, requests, ranks, slots, lists, rank)
+    slots[slot].looks_again = 1
     decoded = 0
     promised = 0
     i = ranks[rank].first
     while i != NONE:
-        if requests[i].is_decoding and requests[i].lane == lane:
-            decoded += lanes[lane].steps - requests[i].joined + 1 - requests[i].input_tokens
+        if requests[i].is_decoding and requests[i].slot == slot:
+            decoded += slots[slot].steps - requests[i].joined + 1 - requests[i].input_tokens
             promised += requests[i].output_tokens
         i = requests[i].after
-    ratio = (decoded + SGLANG_RETRACT_STEPS * lanes[lane].num_decoding) / max(promised, 1)
+    ratio = (decoded + SGLANG_RETRACT_STEPS * slots[slot].num_decoding) / max(promised, 1)
     ranks[rank].new_token_ratio = min(ratio, 1.0)
 
 

@@ -5,7 +5,7 @@ from windtunnel.serving.state.records import NONE
 
 
 @inner
-def balance_ranks(settings, requests, ranks, lanes, first, stage, cutoff_s):
+def balance_ranks(settings, requests, ranks, slots, first, stage, cutoff_s):
     """TensorRT-LLM's balance of attention data-parallel ranks (`PyExecutor._balance_adp_requests`, 1.1 and 1.2):
     whether the waiting prompts of the replica's ranks are held back from the step that is being formed.
 
@@ -14,12 +14,12 @@ def balance_ranks(settings, requests, ranks, lanes, first, stage, cutoff_s):
     """
     all_ready, all_decode, any_decodes = True, True, False
     for rank in range(first, first + settings.ranks_per_replica):
-        lane = rank * settings.num_stages + stage
+        slot = rank * settings.num_stages + stage
         i = ranks[rank].waiting
         has_prompt = i != NONE and requests[i].arrival_s <= cutoff_s
         all_ready = all_ready and has_prompt and ranks[rank].num_running < settings.max_num_seqs
-        all_decode = all_decode and lanes[lane].num_decoding > 0
-        any_decodes = any_decodes or lanes[lane].num_decoding > 0
+        all_decode = all_decode and slots[slot].num_decoding > 0
+        any_decodes = any_decodes or slots[slot].num_decoding > 0
     holds_back = 0
     if any_decodes and all_ready:
         ranks[first].balance_waited = 0
@@ -32,13 +32,13 @@ def balance_ranks(settings, requests, ranks, lanes, first, stage, cutoff_s):
         if not holds_back:
             ranks[first].balance_waited = 0
     for rank in range(first, first + settings.ranks_per_replica):
-        lanes[rank * settings.num_stages + stage].holds_back = holds_back
+        slots[rank * settings.num_stages + stage].holds_back = holds_back
 
 
 @inner
-def count_balance(settings, ranks, lanes, first, end, num_steps):
+def count_balance(settings, ranks, slots, first, end, num_steps):
     """After `num_steps` equal decode steps, of which the first is counted, in which nobody waited."""
     for rank in range(first, end):
-        if lanes[rank * settings.num_stages].num_decoding == 0:
+        if slots[rank * settings.num_stages].num_decoding == 0:
             return
     ranks[first].balance_waited = (ranks[first].balance_waited + num_steps - 1) % settings.balance_steps

@@ -35,7 +35,7 @@ from windtunnel.serving.state.records import (
 
 
 @inner
-def walk_running(settings, windows, cache, speculation, requests, ranks, lanes, lists, rank, lane):
+def extend_running(settings, windows, cache, speculation, requests, ranks, slots, lists, rank, slot):
     """vLLM V1's pass over the running list, one request at a time, for steps in which tokens or blocks are short.
 
     Requests in a batch under way have nothing to schedule and are not preempted. Returns (decoding requests scheduled,
@@ -46,15 +46,15 @@ def walk_running(settings, windows, cache, speculation, requests, ranks, lanes, 
     num_queries = 1 if speculation is None else speculation.num_queries
     num_gained = 1
     if speculation is not None:
-        num_gained = gained_tokens(speculation, lanes, lane)
+        num_gained = gained_tokens(speculation, slots, slot)
     any_preempted = False
     i = ranks[rank].first
     while i != NONE and budget > 0:
         if requests[i].is_decoding:
             if budget < num_queries:
                 break
-            num_tokens = num_gained if requests[i].lane == lane else 0
-            computed = lanes[requests[i].lane].steps - requests[i].joined
+            num_tokens = num_gained if requests[i].slot == slot else 0
+            computed = slots[requests[i].slot].steps - requests[i].joined
         else:
             computed = requests[i].computed_tokens
             num_tokens = min(wanted_tokens(settings, requests, i), budget)
@@ -67,7 +67,7 @@ def walk_running(settings, windows, cache, speculation, requests, ranks, lanes, 
             give_back(settings, ranks, rank, passed)
         gave_up = False
         while num_tokens > 0 and not has_blocks(settings, windows, ranks, rank, num_needed) and not gave_up:
-            victim = find_victim(settings, requests, ranks, lanes, rank, lane)
+            victim = find_victim(settings, requests, ranks, slots, rank, slot)
             gave_up = victim in (NONE, i)
             if windows is not None and gave_up:
                 give_back(settings, ranks, rank, -passed)
@@ -76,7 +76,7 @@ def walk_running(settings, windows, cache, speculation, requests, ranks, lanes, 
                 if requests[victim].is_decoding and given_back > 0:
                     given_back = num_queries
                 budget += given_back
-                preempt(settings, windows, cache, requests, ranks, lanes, lists, rank, victim)
+                preempt(settings, windows, cache, requests, ranks, slots, lists, rank, victim)
                 any_preempted = True
         if gave_up:
             break
@@ -94,36 +94,36 @@ def walk_running(settings, windows, cache, speculation, requests, ranks, lanes, 
             if requests[i].is_decoding:
                 num_decodes += 1
             else:
-                add_chunk(settings, cache, requests, ranks, lanes, lists, rank, lane, i, requests[i].step_tokens)
+                add_chunk(settings, cache, requests, ranks, slots, lists, rank, slot, i, requests[i].step_tokens)
         i = requests[i].after
     if num_decodes > 0:
-        lanes[lane].num_skipped = lanes[lane].num_decoding - num_decodes
+        slots[slot].num_skipped = slots[slot].num_decoding - num_decodes
     i = ranks[rank].first
     while i != NONE:
-        if requests[i].is_decoding and requests[i].lane == lane and requests[i].step_tokens == 0 and num_decodes > 0:
-            lists[lane, PHASES, requests[i].joined % block_size] -= 1
-            lists[lane, SLIDING, requests[i].joined % block_size] -= requests[i].slides
-            leave_latest(requests, lanes, i, lanes[lane].steps - requests[i].joined)
-            lanes[lane].skipped_since_s += requests[i].last_token_s
-            lanes[lane].skipped_context_tokens += lanes[lane].steps - requests[i].joined
+        if requests[i].is_decoding and requests[i].slot == slot and requests[i].step_tokens == 0 and num_decodes > 0:
+            lists[slot, PHASES, requests[i].joined % block_size] -= 1
+            lists[slot, SLIDING, requests[i].joined % block_size] -= requests[i].slides
+            leave_latest(requests, slots, i, slots[slot].steps - requests[i].joined)
+            slots[slot].skipped_since_s += requests[i].last_token_s
+            slots[slot].skipped_context_tokens += slots[slot].steps - requests[i].joined
             requests[i].joined += num_gained
-            requests[i].skipped_at = lanes[lane].num_verified
-            lists[lane, PHASES, requests[i].joined % block_size] += 1
-            lists[lane, SLIDING, requests[i].joined % block_size] += requests[i].slides
+            requests[i].skipped_at = slots[slot].num_verified
+            lists[slot, PHASES, requests[i].joined % block_size] += 1
+            lists[slot, SLIDING, requests[i].joined % block_size] += requests[i].slides
         requests[i].step_tokens = 0
         i = requests[i].after
-    lanes[lane].looks_again = 1
-    rebuild_rank(settings, windows, requests, ranks, lanes, lists, rank)
+    slots[slot].looks_again = 1
+    rebuild_rank(settings, windows, requests, ranks, slots, lists, rank)
     return num_decodes, budget, any_preempted
 
 
 @inner
-def find_victim(settings, requests, ranks, lanes, rank, lane):
+def find_victim(settings, requests, ranks, slots, rank, slot):
     """The running request that is given up first: the last, or under priority the greatest (priority, arrival)."""
     victim = NONE
     i = ranks[rank].last
     while i != NONE:
-        if not is_in_flight(requests, lanes, lane, i):
+        if not is_in_flight(requests, slots, slot, i):
             if settings.queue_order != PRIORITY:
                 return i
             if (
@@ -140,7 +140,7 @@ def find_victim(settings, requests, ranks, lanes, rank, lane):
 
 
 @inner
-def form_batch_vllm_v1(settings, windows, cache, speculation, requests, ranks, lanes, lists, rank, lane, now_s):
+def form_batch_vllm_v1(settings, windows, cache, speculation, requests, ranks, slots, lists, rank, slot, now_s):
     """vLLM V1 `Scheduler.schedule` (0.8 to 0.24): running requests first in their order, then waiting ones, one token
     budget.
 
@@ -158,16 +158,16 @@ def form_batch_vllm_v1(settings, windows, cache, speculation, requests, ranks, l
     """
     block_size = settings.block_size
     reserves = settings.scheduler == TRTLLM
-    first_lane = rank * settings.num_stages
-    num_decodes = lanes[lane].num_decoding
+    first_slot = rank * settings.num_stages
+    num_decodes = slots[slot].num_decoding
     budget = settings.max_num_batched_tokens - num_decodes
     if speculation is not None:
         budget = settings.max_num_batched_tokens - num_decodes * speculation.num_queries
-    num_needed = 0 if reserves else decode_step_blocks(settings, speculation, lanes, lists, lane)
+    num_needed = 0 if reserves else decode_step_blocks(settings, speculation, slots, lists, slot)
     num_prefilling = ranks[rank].num_prefilling
     demand = 0
     for position in range(num_prefilling):
-        i = lists[first_lane, PREFILLING, position]
+        i = lists[first_slot, PREFILLING, position]
         chunk = wanted_tokens(settings, requests, i)
         if num_prefilling == 1 and ranks[rank].last == i:
             chunk = min(chunk, budget)
@@ -179,37 +179,37 @@ def form_batch_vllm_v1(settings, windows, cache, speculation, requests, ranks, l
     any_preempted = False
     fits = 0 <= demand <= budget and has_blocks(settings, windows, ranks, rank, num_needed)
     if fits and (demand > 0) == (num_prefilling > 0):
-        take_decode_step(settings, windows, speculation, ranks, lanes, lists, rank, lane, num_needed)
+        take_decode_step(settings, windows, speculation, ranks, slots, lists, rank, slot, num_needed)
         budget -= demand
         if windows is not None:  # of all of them, before what is cached is looked at
             for position in range(num_prefilling):
-                i = lists[first_lane, PREFILLING, position]
+                i = lists[first_slot, PREFILLING, position]
                 pass_blocks(settings, requests, ranks, rank, i, requests[i].computed_tokens)
         for position in range(num_prefilling):
-            i = lists[first_lane, PREFILLING, position]
+            i = lists[first_slot, PREFILLING, position]
             chunk = min(wanted_tokens(settings, requests, i), demand)
-            add_chunk(settings, cache, requests, ranks, lanes, lists, rank, lane, i, chunk)
+            add_chunk(settings, cache, requests, ranks, slots, lists, rank, slot, i, chunk)
     else:
         num_scheduled = 0
         while num_scheduled == 0:  # an empty step: the engine schedules again at once
-            num_decodes, budget, any_preempted = walk_running(
-                settings, windows, cache, speculation, requests, ranks, lanes, lists, rank, lane
+            num_decodes, budget, any_preempted = extend_running(
+                settings, windows, cache, speculation, requests, ranks, slots, lists, rank, slot
             )
-            num_scheduled = num_decodes + lanes[lane].batch_size
+            num_scheduled = num_decodes + slots[slot].batch_size
             if not any_preempted or ranks[rank].num_running == 0:
                 break
         any_preempted = any_preempted and num_scheduled > 0
 
     if settings.balance_steps > 0 and ranks[rank].waiting != NONE:
-        lanes[lane].looks_again = 1
-    if lanes[lane].holds_back or waits_for_a_fuller_batch(settings, ranks, lanes, rank, lane, num_decodes):
+        slots[slot].looks_again = 1
+    if slots[slot].holds_back or waits_for_a_fuller_batch(settings, ranks, slots, rank, slot, num_decodes):
         return num_decodes
     while not any_preempted and budget > 0 and ranks[rank].waiting != NONE:
         if ranks[rank].num_running >= settings.max_num_seqs:
             break
         i = ranks[rank].waiting
-        if requests[i].arrival_s > lanes[lane].cutoff_s:
-            lanes[lane].looks_again = 1
+        if requests[i].arrival_s > slots[slot].cutoff_s:
+            slots[slot].looks_again = 1
             break
         unused = 0
         if cache is not None:
@@ -225,19 +225,19 @@ def form_batch_vllm_v1(settings, windows, cache, speculation, requests, ranks, l
         if num_needed + unused > ranks[rank].free_blocks or num_window_blocks > ranks[rank].free_window_blocks:
             break
         if cache is not None:
-            acquire(cache, requests, ranks, rank, lane, i)
+            acquire(cache, requests, ranks, rank, slot, i)
         admit(settings, requests, ranks, lists, rank, i, now_s)
         ranks[rank].free_blocks -= num_needed
         ranks[rank].free_window_blocks -= num_window_blocks
-        add_chunk(settings, cache, requests, ranks, lanes, lists, rank, lane, i, chunk)
+        add_chunk(settings, cache, requests, ranks, slots, lists, rank, slot, i, chunk)
         budget -= chunk
     if windows is not None and ranks[rank].waiting != NONE:
-        lanes[lane].looks_again = 1
+        slots[slot].looks_again = 1
     return num_decodes
 
 
 @inner
-def waits_for_a_fuller_batch(settings, ranks, lanes, rank, lane, num_decodes):
+def waits_for_a_fuller_batch(settings, ranks, slots, rank, slot, num_decodes):
     """TensorRT-LLM's batch wait (`PyExecutor._waiting_requests`, 1.1 to 1.3), which trades TTFT for fewer mixed steps.
 
     While requests decode, waiting prompts are held back until tokens for `batch_wait_max_tokens_ratio` of
@@ -247,7 +247,7 @@ def waits_for_a_fuller_batch(settings, ranks, lanes, rank, lane, num_decodes):
         return False
     fills = num_decodes + ranks[rank].waiting_tokens >= settings.batch_wait_tokens
     if not fills:
-        lanes[lane].looks_again = 1
+        slots[slot].looks_again = 1
     if fills or ranks[rank].waited_steps >= settings.batch_wait_steps:
         ranks[rank].waited_steps = 0
         return False
