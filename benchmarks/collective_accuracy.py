@@ -19,12 +19,7 @@ from windtunnel.network.analytic.nccl import LAUNCH_S
 from windtunnel.network.collectives.all_to_all import all_to_all, all_to_all_by_rail
 from windtunnel.network.collectives.run import collective_seconds, flows_seconds, run_collective
 from windtunnel.network.settings import NetworkSettings
-from windtunnel.network.topology import (
-    GBPS,
-    NodeRails,
-    SpectrumX,
-    build_fabric,
-)
+from windtunnel.network.topology import GBPS, NodeRails, SpectrumX, build_fabric
 
 REFERENCE = Path(os.environ.get("WINDTUNNEL_REFERENCE") or Path(__file__).resolve().parents[2] / "shared" / "reference")
 NODES = {"H100": "dgx_h100", "H200": "hgx_h200", "B200": "hgx_b200", "A100": "dgx_a100"}

@@ -20,13 +20,7 @@ from windtunnel.model.parallelism import Parallelism
 from windtunnel.pricing.choices import ESTIMATORS
 from windtunnel.pricing.estimator import TableEstimator
 from windtunnel.pricing.profile import ProfileTables
-from windtunnel.pricing.regress import (
-    FOLDS,
-    features,
-    fitted,
-    fold_numbers,
-    scores,
-)
+from windtunnel.pricing.regress import FOLDS, features, fitted, fold_numbers, scores
 from windtunnel.pricing.roofline import Roofline
 from windtunnel.pricing.table import MeasurementTable, merged
 from windtunnel.serving.deployment import EngineSettings

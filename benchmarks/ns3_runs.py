@@ -34,15 +34,7 @@ from windtunnel.network.packet_settings import SIMAI_PACKETS
 from windtunnel.network.paths import FlowTimes
 from windtunnel.network.run import run_flows
 from windtunnel.network.settings import SIMAI_SETTINGS
-from windtunnel.network.topology import (
-    GBPS,
-    AlibabaHpn,
-    DcnPlus,
-    SpectrumX,
-    Topology,
-    TwoTier,
-    build_fabric,
-)
+from windtunnel.network.topology import GBPS, AlibabaHpn, DcnPlus, SpectrumX, Topology, TwoTier, build_fabric
 from windtunnel.network.topology_file import read_topology
 
 REFERENCE = Path(os.environ.get("WINDTUNNEL_REFERENCE") or Path(__file__).resolve().parents[2] / "shared" / "reference")

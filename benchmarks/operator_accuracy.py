@@ -37,19 +37,8 @@ from windtunnel.model.precision import Format
 from windtunnel.pricing.aiconfigurator.collection import Collection
 from windtunnel.pricing.aiconfigurator.estimator import PACKAGE, Tables, systems_folder
 from windtunnel.pricing.estimator import LEFT_OUT_FILE, LeftOut, TableModel
-from windtunnel.pricing.roofline import (
-    Fit,
-    Roofline,
-    board,
-    family,
-)
-from windtunnel.pricing.roofline_fit import (
-    Sample,
-    fit_family,
-    fit_roofline,
-    sample,
-    without,
-)
+from windtunnel.pricing.roofline import Fit, Roofline, board, family
+from windtunnel.pricing.roofline_fit import Sample, fit_family, fit_roofline, sample, without
 from windtunnel.pricing.table import Floats, MeasurementTable
 
 CATALOG = Path(__file__).resolve().parents[1] / "src" / "windtunnel" / "catalog" / "roofline"

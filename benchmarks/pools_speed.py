@@ -12,12 +12,7 @@ import numpy as np
 import serving_speed
 from windtunnel.serving.pools import run_pools
 from windtunnel.serving.runners.batched import run_loop
-from windtunnel.serving.state.pools import (
-    DECODE,
-    PREFILL,
-    HandoffRules,
-    PoolPlan,
-)
+from windtunnel.serving.state.pools import DECODE, PREFILL, HandoffRules, PoolPlan
 from windtunnel.serving.state.records import ROUTERS
 from windtunnel.workload.generate.requests import RequestArrays
 

@@ -15,12 +15,7 @@ from typing import Any
 import msgspec
 
 from windtunnel.search.answers import ratio
-from windtunnel.search.capacity.capacity import (
-    CHECKS,
-    TOLERANCE,
-    capacity,
-    served_at_once,
-)
+from windtunnel.search.capacity.capacity import CHECKS, TOLERANCE, capacity, served_at_once
 from windtunnel.search.capacity.limits import parse_limits
 from windtunnel.search.capacity.load import stream_of
 from windtunnel.search.capacity.probe import probe
@@ -29,12 +24,7 @@ from windtunnel.search.priced_deployments import PricedDeployments
 from windtunnel.search.scores import score
 from windtunnel.search.space.space import Space, scenario_at, space_from
 from windtunnel.search.store import Store
-from windtunnel.search.study import (
-    HERE,
-    Means,
-    Study,
-    search,
-)
+from windtunnel.search.study import HERE, Means, Study, search
 
 WHOLE: dict[str, list[Any]] = {
     "device": ["h100_sxm", "a100_sxm", "l40s", "h200_sxm"],

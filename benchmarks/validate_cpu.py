@@ -19,18 +19,8 @@ from numpy.typing import NDArray
 from windtunnel import catalog
 from windtunnel.formats.engine_run import EngineRun, engine_run
 from windtunnel.lab.engines.drive import drive
-from windtunnel.lab.engines.vllm import (
-    VllmEngine,
-    VllmSettings,
-    is_installed,
-    vllm_version,
-)
-from windtunnel.lab.profile.compute import (
-    Budget,
-    Extent,
-    Progress,
-    measure_steps,
-)
+from windtunnel.lab.engines.vllm import VllmEngine, VllmSettings, is_installed, vllm_version
+from windtunnel.lab.profile.compute import Budget, Extent, Progress, measure_steps
 from windtunnel.lab.profile.machine import device_of, provenance_of
 from windtunnel.lab.profile.overheads import write_overheads
 from windtunnel.lab.profile.run import write_steps

@@ -16,23 +16,9 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import csv, parquet
 
-from windtunnel.workload.arrivals import (
-    Arrivals,
-    Burst,
-    ClosedLoop,
-    Gamma,
-    Poisson,
-    Static,
-)
+from windtunnel.workload.arrivals import Arrivals, Burst, ClosedLoop, Gamma, Poisson, Static
 from windtunnel.workload.generate.requests import RequestArrays, generate
-from windtunnel.workload.lengths import (
-    Empirical,
-    Lengths,
-    Lognormal,
-    Normal,
-    Uniform,
-    Zipf,
-)
+from windtunnel.workload.lengths import Empirical, Lengths, Lognormal, Normal, Uniform, Zipf
 from windtunnel.workload.schema import Trace, Workload
 
 NUM_REQUESTS = 100_000

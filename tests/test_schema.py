@@ -5,12 +5,7 @@ import pytest
 
 from windtunnel.errors import InputError
 from windtunnel.hardware import Device, Link
-from windtunnel.schema import (
-    Schema,
-    decode,
-    encode,
-    read_yaml,
-)
+from windtunnel.schema import Schema, decode, encode, read_yaml
 from windtunnel.serving.deployment import Deployment
 from windtunnel.serving.scenario import Scenario
 

@@ -26,12 +26,7 @@ if TYPE_CHECKING:
     from windtunnel.pricing.estimator import Coverage, Estimate, Estimator
     from windtunnel.serving.explain import explain_step, step_batch
     from windtunnel.serving.run import simulate
-    from windtunnel.serving.scenario import (
-        Scenario,
-        load,
-        resolve,
-        save,
-    )
+    from windtunnel.serving.scenario import Scenario, load, resolve, save
     from windtunnel.serving.setup.step_prices import price_step
     from windtunnel.serving.shorthand import scenario
     from windtunnel.serving.simulate import Result

@@ -7,13 +7,7 @@ from pathlib import Path
 import pytest
 
 from readers.silicon.rows import at_load, image_version
-from readers.silicon.runs import (
-    MeasuredRun,
-    measurement_of,
-    read_measurements,
-    read_runs,
-    scenario_of,
-)
+from readers.silicon.runs import MeasuredRun, measurement_of, read_measurements, read_runs, scenario_of
 from windtunnel.errors import InputError
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.model.precision import Format, Precision

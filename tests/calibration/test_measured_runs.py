@@ -10,13 +10,7 @@ from windtunnel.calibration.measured_runs import read_client_files, read_table
 from windtunnel.errors import InputError
 from windtunnel.formats.clients.results import read_client_results
 from windtunnel.model.parallelism import Parallelism
-from windtunnel.workload.arrivals import (
-    Arrivals,
-    ClosedLoop,
-    Gamma,
-    Poisson,
-    Static,
-)
+from windtunnel.workload.arrivals import Arrivals, ClosedLoop, Gamma, Poisson, Static
 from windtunnel.workload.lengths import Uniform
 
 BASE: dict[str, Any] = {"model": "llama-3.1-8b", "deployment": {"device": "h100_sxm"}}

@@ -7,13 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numba import njit
 
-from windtunnel.compiled.calendar import (
-    NO_EVENT,
-    is_empty,
-    new_clock,
-    schedule,
-    take_next,
-)
+from windtunnel.compiled.calendar import NO_EVENT, is_empty, new_clock, schedule, take_next
 
 
 @njit  # type: ignore[untyped-decorator]

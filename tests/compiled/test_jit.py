@@ -7,12 +7,7 @@ import numpy.typing as npt
 import pytest
 from numba import config, njit
 
-from windtunnel.compiled.calendar import (
-    Clock,
-    new_clock,
-    schedule,
-    take_next,
-)
+from windtunnel.compiled.calendar import Clock, new_clock, schedule, take_next
 from windtunnel.compiled.jit import NamedApart, entry
 from windtunnel.serving.loop.serve import run
 

@@ -12,12 +12,7 @@ from pathlib import Path
 import pytest
 
 from dashboard.conftest import Ask
-from windtunnel.dashboard.server import (
-    RefusedError,
-    Server,
-    check_host,
-    check_origin,
-)
+from windtunnel.dashboard.server import RefusedError, Server, check_host, check_origin
 from windtunnel.dashboard.state import dashboard_of
 from windtunnel.errors import InputError
 

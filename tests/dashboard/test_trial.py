@@ -8,12 +8,7 @@ import pytest
 
 import windtunnel as wt
 from dashboard.conftest import Ask
-from windtunnel.dashboard.trial import (
-    kept,
-    sweep_document,
-    swept,
-    trial_of,
-)
+from windtunnel.dashboard.trial import kept, sweep_document, swept, trial_of
 from windtunnel.errors import InputError
 from windtunnel.report.documents import as_text, run_document
 from windtunnel.search.capacity.capacity import capacities

@@ -4,12 +4,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from windtunnel.metrics.records import (
-    REQUEST_COLUMNS,
-    STEP_COLUMNS,
-    Table,
-    request_table,
-)
+from windtunnel.metrics.records import REQUEST_COLUMNS, STEP_COLUMNS, Table, request_table
 
 
 def table(frontend_s: float = 0.0, num_warmup: int = 0) -> Table:

@@ -17,14 +17,7 @@ from windtunnel.model.forward import (
     prefill_launches,
     token_launches,
 )
-from windtunnel.model.operators import (
-    Collective,
-    DecodeAttention,
-    Experts,
-    Gemm,
-    Launch,
-    SparseLatentDecode,
-)
+from windtunnel.model.operators import Collective, DecodeAttention, Experts, Gemm, Launch, SparseLatentDecode
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.model.parameters import count_parameters
 from windtunnel.model.precision import Format, Precision

@@ -18,12 +18,7 @@ from windtunnel.model.precision import BITS, Format, Precision
 from windtunnel.model.shape import GroupedQueryAttention
 from windtunnel.serving.deployment import EngineSettings
 from windtunnel.serving.engines.defaults import with_defaults, with_windows
-from windtunnel.serving.setup.memory import (
-    MemoryPlan,
-    activation_bytes,
-    group_layers,
-    plan_memory,
-)
+from windtunnel.serving.setup.memory import MemoryPlan, activation_bytes, group_layers, plan_memory
 
 LLAMA, LLAMA_70B = "meta-llama/Llama-3.1-8B", "meta-llama/Llama-3.1-70B"
 MIXTRAL, QWEN_MOE = "mistralai/Mixtral-8x7B-v0.1", "Qwen/Qwen3-30B-A3B"

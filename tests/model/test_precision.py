@@ -2,13 +2,7 @@ import math
 
 import pytest
 
-from windtunnel.model.precision import (
-    ACTIVATION_BITS,
-    BITS,
-    COMPUTE,
-    Format,
-    Precision,
-)
+from windtunnel.model.precision import ACTIVATION_BITS, BITS, COMPUTE, Format, Precision
 
 
 def test_every_format_is_described() -> None:

@@ -6,12 +6,7 @@ import pytest
 from windtunnel import catalog
 from windtunnel.errors import InputError
 from windtunnel.model.operators import Collective
-from windtunnel.network.cluster import (
-    OnNetwork,
-    groups_of,
-    handoff_bytes_per_s,
-    network_of,
-)
+from windtunnel.network.cluster import OnNetwork, groups_of, handoff_bytes_per_s, network_of
 from windtunnel.network.settings import ClusterNetwork
 from windtunnel.pricing.estimator import RooflineEstimator
 from windtunnel.pricing.roofline import Roofline

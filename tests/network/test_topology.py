@@ -5,12 +5,7 @@ import numpy as np
 import pytest
 
 from windtunnel.errors import InputError
-from windtunnel.network.fabric import (
-    NodeKind,
-    check,
-    connected_groups,
-    without,
-)
+from windtunnel.network.fabric import NodeKind, check, connected_groups, without
 from windtunnel.network.topology import (
     AlibabaHpn,
     DcnPlus,

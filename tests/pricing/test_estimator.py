@@ -8,13 +8,7 @@ from windtunnel import catalog
 from windtunnel.errors import InputError
 from windtunnel.model import operators as ops
 from windtunnel.model.precision import Format
-from windtunnel.pricing.estimator import (
-    COVERAGES,
-    Coverage,
-    TableEstimator,
-    canonical,
-    roofline_estimator,
-)
+from windtunnel.pricing.estimator import COVERAGES, Coverage, TableEstimator, canonical, roofline_estimator
 from windtunnel.pricing.roofline import Roofline
 from windtunnel.pricing.table import Floats, MeasurementTable
 

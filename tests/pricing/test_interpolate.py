@@ -3,16 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from windtunnel.pricing.interpolate import (
-    Curve,
-    Floats,
-    Point,
-    Surface,
-    bend,
-    corner_sites,
-    gaps,
-    nearest_sites,
-)
+from windtunnel.pricing.interpolate import Curve, Floats, Point, Surface, bend, corner_sites, gaps, nearest_sites
 
 GRID = np.array([1.0, 4.0, 16.0, 64.0])
 SECONDS = np.array([2e-6, 2.5e-6, 7e-6, 30e-6])

@@ -12,16 +12,7 @@ from hypothesis import strategies as st
 from windtunnel import catalog
 from windtunnel.errors import InputError
 from windtunnel.pricing.choices import ESTIMATORS
-from windtunnel.pricing.regress import (
-    RISING,
-    cache_folder,
-    cached,
-    fitted,
-    monotone,
-    pooled,
-    predict,
-    scores,
-)
+from windtunnel.pricing.regress import RISING, cache_folder, cached, fitted, monotone, pooled, predict, scores
 from windtunnel.pricing.roofline import Roofline
 from windtunnel.pricing.table import MeasurementTable
 

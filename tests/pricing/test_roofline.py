@@ -6,14 +6,7 @@ from windtunnel.errors import InputError
 from windtunnel.hardware import Device, Link, Node
 from windtunnel.model import operators as ops
 from windtunnel.model.precision import Format
-from windtunnel.pricing.roofline import (
-    FORMS,
-    Roofline,
-    compute_format,
-    fit_for,
-    fits,
-    machine,
-)
+from windtunnel.pricing.roofline import FORMS, Roofline, compute_format, fit_for, fits, machine
 from windtunnel.pricing.table import KINDS
 
 BARE = Device(

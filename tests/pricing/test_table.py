@@ -8,14 +8,7 @@ import pytest
 from windtunnel.errors import InputError
 from windtunnel.model import operators as ops
 from windtunnel.model.precision import Format
-from windtunnel.pricing.table import (
-    MeasurementTable,
-    read_parquet,
-    read_tables,
-    site_names,
-    site_of,
-    write_tables,
-)
+from windtunnel.pricing.table import MeasurementTable, read_parquet, read_tables, site_names, site_of, write_tables
 
 
 def gemm_table(seconds: list[float], m: list[float], n: list[float] | None = None) -> MeasurementTable:

@@ -24,13 +24,7 @@ from windtunnel.search.evaluation.evaluate import Evaluator, Neighbours
 from windtunnel.search.evaluation.schema import Question
 from windtunnel.search.executors import Workers
 from windtunnel.search.scores import OBJECTIVES, score
-from windtunnel.search.space.space import (
-    Point,
-    Space,
-    load_space,
-    point_at,
-    space_from,
-)
+from windtunnel.search.space.space import Point, Space, load_space, point_at, space_from
 from windtunnel.search.store import Store
 from windtunnel.search.study import Means, Study, search
 from windtunnel.search.whatif import grid_of

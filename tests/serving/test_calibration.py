@@ -8,12 +8,7 @@ import yaml
 from windtunnel import catalog
 from windtunnel.errors import InputError
 from windtunnel.schema import encode
-from windtunnel.serving.calibration import (
-    Calibration,
-    calibration_for,
-    load_calibration,
-    outside,
-)
+from windtunnel.serving.calibration import Calibration, calibration_for, load_calibration, outside
 
 RAW = {
     "engine": "vllm",

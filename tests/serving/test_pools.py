@@ -26,14 +26,7 @@ from windtunnel.serving.pools import run_pools
 from windtunnel.serving.runners.batched import run_loop
 from windtunnel.serving.setup.kv_retention import KvRetention
 from windtunnel.serving.state import records as state
-from windtunnel.serving.state.pools import (
-    BOTH,
-    DECODE,
-    PREFILL,
-    HandoffRules,
-    PoolPlan,
-    Pools,
-)
+from windtunnel.serving.state.pools import BOTH, DECODE, PREFILL, HandoffRules, PoolPlan, Pools
 from windtunnel.workload.generate.requests import PrefixArrays, RequestArrays
 
 ROLES = ((PREFILL, DECODE), (PREFILL, DECODE, BOTH), (PREFILL, BOTH), (BOTH, BOTH), (PREFILL, PREFILL, DECODE, DECODE))

@@ -25,12 +25,7 @@ from windtunnel.serving.scenario import (
     save,
     scenario_from,
 )
-from windtunnel.workload.arrivals import (
-    Burst,
-    ClosedLoop,
-    Gamma,
-    Poisson,
-)
+from windtunnel.workload.arrivals import Burst, ClosedLoop, Gamma, Poisson
 from windtunnel.workload.lengths import Uniform
 from windtunnel.workload.schema import Trace, Workload
 

@@ -7,12 +7,7 @@ from windtunnel.errors import InputError
 from windtunnel.metrics.slo import Slo
 from windtunnel.model.precision import Format
 from windtunnel.serving.scenario import Scenario
-from windtunnel.serving.shorthand import (
-    PATHS,
-    Options,
-    raw_scenario,
-    scenario,
-)
+from windtunnel.serving.shorthand import PATHS, Options, raw_scenario, scenario
 from windtunnel.workload.arrivals import Burst, ClosedLoop, Poisson
 from windtunnel.workload.schema import Trace
 

@@ -12,12 +12,7 @@ from windtunnel.pricing.estimator import COVERAGES, Coverage, Estimate
 from windtunnel.serving.analysis.attribution import batch_of, provenance
 from windtunnel.serving.deployment import EngineSettings
 from windtunnel.serving.runners.batched import run_loop
-from windtunnel.serving.scenario import (
-    Scenario,
-    load,
-    resolve,
-    save,
-)
+from windtunnel.serving.scenario import Scenario, load, resolve, save
 from windtunnel.serving.server import check_requests, prepare, serve
 from windtunnel.serving.setup.estimators import shard_of
 from windtunnel.serving.setup.fleet_plan import FleetPlan, start_fleet

@@ -11,12 +11,7 @@ from windtunnel import catalog
 from windtunnel.errors import InputError
 from windtunnel.schema import decode, encode
 from windtunnel.training.degrees import degrees, dense_dp_of
-from windtunnel.training.job import (
-    TrainingJob,
-    job_of,
-    load,
-    save,
-)
+from windtunnel.training.job import TrainingJob, job_of, load, save
 from windtunnel.training.setup import resolve
 
 JOB: dict[str, Any] = {

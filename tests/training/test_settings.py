@@ -9,12 +9,7 @@ import pytest
 
 from windtunnel.errors import InputError
 from windtunnel.hardware import Link
-from windtunnel.schema import (
-    Schema,
-    decode,
-    encode,
-    set_path,
-)
+from windtunnel.schema import Schema, decode, encode, set_path
 from windtunnel.training.campaign import campaign
 from windtunnel.training.job import TrainingJob
 from windtunnel.training.setup import resolve

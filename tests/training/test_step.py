@@ -15,12 +15,7 @@ from windtunnel.training.fitting_changes import fitting_changes
 from windtunnel.training.intervals import spreads, step_interval
 from windtunnel.training.job import TrainingJob
 from windtunnel.training.setup import resolve
-from windtunnel.training.step import (
-    TrainingResult,
-    simulate_training,
-    simulate_with,
-    training_prices,
-)
+from windtunnel.training.step import TrainingResult, simulate_training, simulate_with, training_prices
 
 JOB: dict[str, Any] = {
     "model": "meta-llama/Llama-3.1-8B",

@@ -7,18 +7,8 @@ import yaml
 
 from windtunnel.errors import InputError
 from windtunnel.schema import decode, encode
-from windtunnel.workload.arrivals import (
-    Burst,
-    ClosedLoop,
-    Gamma,
-    Poisson,
-)
-from windtunnel.workload.lengths import (
-    Empirical,
-    Fixed,
-    Uniform,
-    Zipf,
-)
+from windtunnel.workload.arrivals import Burst, ClosedLoop, Gamma, Poisson
+from windtunnel.workload.lengths import Empirical, Fixed, Uniform, Zipf
 from windtunnel.workload.schema import Trace, Workload
 
 SHAPES = {

@@ -19,23 +19,12 @@ from readers.silicon.engines import default_engine, generated_engine, recorded_e
 from readers.silicon.pools import pool_records, pools_of, transfer_of
 from readers.silicon.rows import Row, is_default, rows
 from windtunnel import catalog
-from windtunnel.calibration.measured_runs import (
-    UNRECORDED_SPREAD,
-    Measurement,
-    parallelism_label,
-    reason_of,
-)
+from windtunnel.calibration.measured_runs import UNRECORDED_SPREAD, Measurement, parallelism_label, reason_of
 from windtunnel.errors import InputError
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.model.precision import Format, Precision
 from windtunnel.model.shape import ModelSpec
-from windtunnel.serving.deployment import (
-    Deployment,
-    EngineSettings,
-    Pool,
-    Speculative,
-    Transfer,
-)
+from windtunnel.serving.deployment import Deployment, EngineSettings, Pool, Speculative, Transfer
 from windtunnel.serving.scenario import Scenario
 from windtunnel.workload.arrivals import ClosedLoop
 from windtunnel.workload.lengths import Lengths, Uniform

@@ -36,12 +36,7 @@ from windtunnel import catalog
 from windtunnel.errors import InputError, unreadable
 from windtunnel.hardware import Device, Link
 from windtunnel.model.parameters import count_parameters
-from windtunnel.model.shape import (
-    DenseFeedForward,
-    GroupedQueryAttention,
-    LayerGroup,
-    ModelSpec,
-)
+from windtunnel.model.shape import DenseFeedForward, GroupedQueryAttention, LayerGroup, ModelSpec
 from windtunnel.schema import decode
 from windtunnel.training.job import TrainingJob
 

@@ -7,15 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.calibration.fit import (
-    CANDIDATES,
-    Fit,
-    Local,
-    PricedServer,
-    by_configuration,
-    predict,
-    refit,
-)
+from windtunnel.calibration.fit import CANDIDATES, Fit, Local, PricedServer, by_configuration, predict, refit
 from windtunnel.calibration.settings_inference import Trials, infer, with_learnt
 
 NUM_FOLDS = 5

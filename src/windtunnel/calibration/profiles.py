@@ -10,12 +10,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.calibration.cross_validation import (
-    LEAST_CONFIGURATIONS,
-    averaged_fit,
-    folds,
-    held_out,
-)
+from windtunnel.calibration.cross_validation import LEAST_CONFIGURATIONS, averaged_fit, folds, held_out
 from windtunnel.calibration.fit import (
     FITTED,
     HOST,
@@ -29,14 +24,7 @@ from windtunnel.calibration.fit import (
     fit_runs,
     predict,
 )
-from windtunnel.calibration.settings_inference import (
-    Learnt,
-    Trials,
-    infer,
-    inferred,
-    reserve,
-    with_learnt,
-)
+from windtunnel.calibration.settings_inference import Learnt, Trials, infer, inferred, reserve, with_learnt
 from windtunnel.metrics.uncertainty import Spread
 from windtunnel.serving.analysis.intervals import uncalibrated_spreads
 from windtunnel.serving.calibration import Calibration, Provenance

@@ -24,20 +24,9 @@ from windtunnel.calibration.fit import CROWDING, NOISE, PRIORS
 from windtunnel.calibration.measured_runs import Measurement
 from windtunnel.errors import InputError
 from windtunnel.pricing.estimator import Estimator
-from windtunnel.serving.calibration import (
-    Calibration,
-    LearntTransfer,
-    Provenance,
-    TransferRecord,
-    calibration_for,
-)
+from windtunnel.serving.calibration import Calibration, LearntTransfer, Provenance, TransferRecord, calibration_for
 from windtunnel.serving.deployment import LINK_EFFICIENCY, TRANSFER_LATENCY_S
-from windtunnel.serving.pools import (
-    PreparedPools,
-    prepare_pools,
-    replicas_of,
-    run_pools,
-)
+from windtunnel.serving.pools import PreparedPools, prepare_pools, replicas_of, run_pools
 from windtunnel.serving.scenario import Scenario, Setup
 from windtunnel.serving.setup.estimators import shared_estimators
 from windtunnel.serving.setup.frontend import streams

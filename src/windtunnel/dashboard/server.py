@@ -18,12 +18,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from windtunnel.dashboard.frame import (
-    Download,
-    View,
-    framed,
-    problem,
-)
+from windtunnel.dashboard.frame import Download, View, framed, problem
 from windtunnel.dashboard.results import NotThereError
 from windtunnel.dashboard.routes import answer
 from windtunnel.dashboard.state import Dashboard

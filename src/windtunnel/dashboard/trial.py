@@ -15,24 +15,13 @@ from windtunnel.formats.launch.commands import read_launch_command
 from windtunnel.report.search.capacity import capacity_document
 from windtunnel.report.serving.files import check_folder, write_run
 from windtunnel.schema import parse_yaml
-from windtunnel.search.capacity.capacity import (
-    CHECKS,
-    Capacities,
-    Capacity,
-    capacity,
-)
+from windtunnel.search.capacity.capacity import CHECKS, Capacities, Capacity, capacity
 from windtunnel.search.capacity.limits import limits_of
 from windtunnel.search.capacity.load import stream_of
 from windtunnel.search.capacity.probe import Probe, probe
 from windtunnel.search.priced_deployments import PricedDeployments
 from windtunnel.serving.run import simulate
-from windtunnel.serving.scenario import (
-    Scenario,
-    pool_scenario,
-    resolve,
-    save,
-    scenario_from,
-)
+from windtunnel.serving.scenario import Scenario, pool_scenario, resolve, save, scenario_from
 from windtunnel.serving.shorthand import PATHS, parse_lengths, raw_scenario
 from windtunnel.serving.simulate import Result
 from windtunnel.units import format_count

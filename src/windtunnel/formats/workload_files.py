@@ -10,19 +10,9 @@ from windtunnel.files import read_bytes
 from windtunnel.formats.aicb.aiob_times import read_aiob_times
 from windtunnel.formats.aicb.csv_records import COLUMNS, RecordList, read_records
 from windtunnel.formats.captures import kineto, pytorch_trace
-from windtunnel.formats.chakra.trace import (
-    ChakraTrace,
-    Collective,
-    NodeKind,
-    read_trace,
-)
+from windtunnel.formats.chakra.trace import ChakraTrace, Collective, NodeKind, read_trace
 from windtunnel.formats.collective_calls import CollectiveCall, totals
-from windtunnel.formats.simai.workload_file import (
-    POLICIES,
-    SimaiWorkload,
-    meaning,
-    read_workload,
-)
+from windtunnel.formats.simai.workload_file import POLICIES, SimaiWorkload, meaning, read_workload
 from windtunnel.model import operators as ops
 from windtunnel.training.layers.rank import Rank
 from windtunnel.training.program import device_program

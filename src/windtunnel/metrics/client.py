@@ -7,12 +7,7 @@ from numpy.typing import NDArray
 
 from windtunnel.metrics.records import REQUEST_COLUMNS, Table
 from windtunnel.metrics.slo import Slo
-from windtunnel.metrics.summary import (
-    Distribution,
-    Goodput,
-    distribution,
-    goodput,
-)
+from windtunnel.metrics.summary import Distribution, Goodput, distribution, goodput
 from windtunnel.schema import Schema
 
 Floats = NDArray[np.float64]

@@ -30,12 +30,7 @@ from windtunnel.model.operators import (
     prefill_context_tokens,
 )
 from windtunnel.model.parallelism import Parallelism
-from windtunnel.model.precision import (
-    ACTIVATION_BITS,
-    BITS,
-    Format,
-    Precision,
-)
+from windtunnel.model.precision import ACTIVATION_BITS, BITS, Format, Precision
 from windtunnel.model.shape import (
     Attention,
     DenseFeedForward,

@@ -3,12 +3,7 @@
 from typing import Any, Literal
 
 from windtunnel.network.packet_settings import PacketSettings
-from windtunnel.schema import (
-    Schema,
-    check_seed,
-    decode,
-    encode,
-)
+from windtunnel.schema import Schema, check_seed, decode, encode
 
 Backend = Literal["analytic", "flow", "packet"]
 

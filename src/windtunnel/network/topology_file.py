@@ -11,12 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel import catalog
-from windtunnel.errors import (
-    InputError,
-    did_you_mean,
-    missing_file,
-    unwritable,
-)
+from windtunnel.errors import InputError, did_you_mean, missing_file, unwritable
 from windtunnel.files import read_text
 from windtunnel.network.fabric import Fabric, NodeKind, problems
 from windtunnel.units import format_count, parse_quantity

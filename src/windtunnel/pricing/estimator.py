@@ -15,28 +15,9 @@ from windtunnel import catalog
 from windtunnel.errors import InputError
 from windtunnel.hardware import Device, Node
 from windtunnel.model import operators as ops
-from windtunnel.pricing.interpolate import (
-    Curve,
-    Point,
-    Prediction,
-    Surface,
-    bend,
-    corner_sites,
-    gaps,
-    nearest_sites,
-)
-from windtunnel.pricing.roofline import (
-    CPU,
-    CPU_MEDIAN_ERROR,
-    Roofline,
-    fit_for,
-)
-from windtunnel.pricing.table import (
-    Floats,
-    MeasurementTable,
-    site_names,
-    site_of,
-)
+from windtunnel.pricing.interpolate import Curve, Point, Prediction, Surface, bend, corner_sites, gaps, nearest_sites
+from windtunnel.pricing.roofline import CPU, CPU_MEDIAN_ERROR, Roofline, fit_for
+from windtunnel.pricing.table import Floats, MeasurementTable, site_names, site_of
 from windtunnel.schema import read_yaml
 
 

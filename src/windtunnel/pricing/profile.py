@@ -11,14 +11,7 @@ from windtunnel.hardware import Device, Node
 from windtunnel.model import operators as ops
 from windtunnel.pricing.estimator import Estimator, TableEstimator
 from windtunnel.pricing.roofline import Roofline
-from windtunnel.pricing.table import (
-    KINDS,
-    MeasurementTable,
-    read_provenance,
-    read_tables,
-    text_names,
-    write_tables,
-)
+from windtunnel.pricing.table import KINDS, MeasurementTable, read_provenance, read_tables, text_names, write_tables
 
 Fitted = Callable[[MeasurementTable, Roofline], MeasurementTable]
 """Replaces measured times by those of a regression (`pricing.regress.fitted`)."""

@@ -25,12 +25,7 @@ from windtunnel.pricing.choices import ESTIMATORS
 from windtunnel.pricing.estimator import TableModel
 from windtunnel.pricing.profile import Fitted
 from windtunnel.pricing.roofline import Roofline
-from windtunnel.pricing.table import (
-    Floats,
-    MeasurementTable,
-    read_tables,
-    write_tables,
-)
+from windtunnel.pricing.table import Floats, MeasurementTable, read_tables, write_tables
 
 Ints = NDArray[np.intp]
 Fit = Callable[[Floats, Floats, Floats], Callable[[Floats, Floats], Floats]]

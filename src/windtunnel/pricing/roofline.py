@@ -21,12 +21,7 @@ from windtunnel import catalog
 from windtunnel.errors import InputError
 from windtunnel.hardware import Device, Node
 from windtunnel.model import operators as ops
-from windtunnel.model.precision import (
-    ACTIVATION_BITS,
-    BITS,
-    COMPUTE,
-    Format,
-)
+from windtunnel.model.precision import ACTIVATION_BITS, BITS, COMPUTE, Format
 from windtunnel.schema import read_yaml
 
 Coefficients = Mapping[str, float]

@@ -9,24 +9,12 @@ from rich.console import Group, RenderableType
 from windtunnel import catalog
 from windtunnel.model.parameters import count_parameters
 from windtunnel.model.shape import Attention, GatedDeltaAttention, LatentAttention
-from windtunnel.report.render.tables import (
-    columns,
-    duration,
-    grid,
-    number,
-    title,
-)
+from windtunnel.report.render.tables import columns, duration, grid, number, title
 from windtunnel.report.serving.setup import SCHEDULER_TITLES
 from windtunnel.schema import Schema, decode, read_yaml
 from windtunnel.serving.calibration import load_calibration
 from windtunnel.serving.engines.defaults import engine_defaults
-from windtunnel.units import (
-    GIB,
-    format_bytes,
-    format_seconds,
-    format_si,
-    units_for,
-)
+from windtunnel.units import GIB, format_bytes, format_seconds, format_si, units_for
 from windtunnel.workload.schema import Trace
 from windtunnel.workload.traces.requests import read_requests
 

@@ -13,12 +13,7 @@ from windtunnel.serving.deployment import EngineSettings
 from windtunnel.serving.pools import PreparedPools, prepare_pools
 from windtunnel.serving.scenario import Scenario, Setup, resolve
 from windtunnel.serving.server import Server, prepare
-from windtunnel.serving.setup.estimators import (
-    calibrated,
-    estimator_for,
-    estimator_key,
-    on_network,
-)
+from windtunnel.serving.setup.estimators import calibrated, estimator_for, estimator_key, on_network
 from windtunnel.serving.setup.fleet_plan import has_fleet
 from windtunnel.serving.setup.step_prices import LoweredSteps, lower_steps
 from windtunnel.workload.generate.requests import RequestArrays

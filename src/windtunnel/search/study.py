@@ -14,12 +14,7 @@ from windtunnel.search.evaluation.schema import Evaluation, Question
 from windtunnel.search.executors import ExecutorName, Workers
 from windtunnel.search.finalists import most_promising
 from windtunnel.search.scores import objectives_of, score, surely
-from windtunnel.search.space.space import (
-    Point,
-    Space,
-    point_at,
-    workload_names,
-)
+from windtunnel.search.space.space import Point, Space, point_at, workload_names
 from windtunnel.search.store import Store
 from windtunnel.search.strategies import STRATEGIES
 

@@ -7,12 +7,7 @@ import msgspec
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.network.settings import ClusterNetwork
 from windtunnel.pricing.choices import ATTENTION_BACKENDS, ESTIMATORS, MOE_BACKENDS
-from windtunnel.schema import (
-    Schema,
-    check_above_zero,
-    check_at_least,
-    check_finite,
-)
+from windtunnel.schema import Schema, check_above_zero, check_at_least, check_finite
 
 BALANCE_TIMEOUT_ITERS, BALANCE_BATCHING_ITERS = 50, 10
 """Where TensorRT-LLM balances attention data-parallel ranks and is told no numbers (1.2 `AttentionDpConfig`)."""

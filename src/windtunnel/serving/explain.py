@@ -6,31 +6,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from windtunnel.errors import InputError
-from windtunnel.model.forward import (
-    Shard,
-    StepBatch,
-    decode_launches,
-    head_launches,
-    prefill_launches,
-    token_launches,
-)
-from windtunnel.model.operators import (
-    Collective,
-    Elementwise,
-    Launch,
-    Op,
-)
+from windtunnel.model.forward import Shard, StepBatch, decode_launches, head_launches, prefill_launches, token_launches
+from windtunnel.model.operators import Collective, Elementwise, Launch, Op
 from windtunnel.pricing.estimator import Coverage, Estimator
 from windtunnel.pricing.roofline import compute_format, machine
 from windtunnel.serving.scenario import Setup
 from windtunnel.serving.setup.estimators import estimator_for, shard_of
 from windtunnel.serving.setup.memory import MemoryPlan, plan_memory
-from windtunnel.serving.setup.step_prices import (
-    graph_sizes,
-    is_compute_bound,
-    num_launches,
-    padded_sizes,
-)
+from windtunnel.serving.setup.step_prices import graph_sizes, is_compute_bound, num_launches, padded_sizes
 from windtunnel.units import format_count
 
 

@@ -19,12 +19,7 @@ from windtunnel.errors import InputError
 from windtunnel.metrics.checks import Checks, check_run
 from windtunnel.metrics.records import Table, request_table
 from windtunnel.metrics.slo import Slo
-from windtunnel.metrics.summary import (
-    Distribution,
-    Goodput,
-    Power,
-    distribution,
-)
+from windtunnel.metrics.summary import Distribution, Goodput, Power, distribution
 from windtunnel.metrics.tokens import rows_by_replica, with_token_times
 from windtunnel.pricing.estimator import Estimator
 from windtunnel.schema import Schema

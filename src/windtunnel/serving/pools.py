@@ -10,13 +10,7 @@ from numpy.typing import NDArray
 
 from windtunnel.errors import InputError
 from windtunnel.metrics.records import POOL_COLUMNS, Table, request_table
-from windtunnel.metrics.summary import (
-    PoolSummary,
-    Utilisation,
-    summarise,
-    utilisation_of,
-    with_pools,
-)
+from windtunnel.metrics.summary import PoolSummary, Utilisation, summarise, utilisation_of, with_pools
 from windtunnel.model.forward import Shard
 from windtunnel.model.memory import kv_bytes_per_token, state_bytes_per_request
 from windtunnel.model.parallelism import Parallelism
@@ -37,28 +31,13 @@ from windtunnel.serving.deployment import (
     TransferLink,
 )
 from windtunnel.serving.engines.defaults import ENGINE_SCHEDULERS
-from windtunnel.serving.runners.batched import (
-    GiveUp,
-    Progress,
-    new_records,
-    run_to_end,
-)
-from windtunnel.serving.scenario import (
-    Scenario,
-    Setup,
-    pool_scenario,
-    resolve,
-)
+from windtunnel.serving.runners.batched import GiveUp, Progress, new_records, run_to_end
+from windtunnel.serving.scenario import Scenario, Setup, pool_scenario, resolve
 from windtunnel.serving.server import Lower, check_requests, with_model_len
 from windtunnel.serving.setup.estimators import estimator_for, shard_of
 from windtunnel.serving.setup.frontend import streams
 from windtunnel.serving.setup.kernel_settings import kernel_settings
-from windtunnel.serving.setup.kv_retention import (
-    KvRetention,
-    caches_of,
-    has_one_group,
-    shares_prefixes,
-)
+from windtunnel.serving.setup.kv_retention import KvRetention, caches_of, has_one_group, shares_prefixes
 from windtunnel.serving.setup.memory import MemoryPlan, plan_memory
 from windtunnel.serving.setup.prefix_cache import MAX_ENTRIES, check_windows, kv_tiers
 from windtunnel.serving.setup.speculation import drafter_of, speculation_of, with_drafter

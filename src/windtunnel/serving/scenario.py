@@ -14,34 +14,11 @@ from windtunnel.hardware import ANY_DEVICE, Device, Node
 from windtunnel.metrics.slo import Slo
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.model.precision import COMPUTE, Precision
-from windtunnel.model.shape import (
-    ExpertsFeedForward,
-    GatedDeltaAttention,
-    GroupedQueryAttention,
-    ModelSpec,
-)
+from windtunnel.model.shape import ExpertsFeedForward, GatedDeltaAttention, GroupedQueryAttention, ModelSpec
 from windtunnel.network.settings import ClusterNetwork
-from windtunnel.schema import (
-    Schema,
-    check_seed,
-    decode,
-    encode,
-    read_table,
-    set_path,
-)
-from windtunnel.serving.calibration import (
-    NONE,
-    Calibration,
-    Choice,
-    calibration_for,
-    load_calibration,
-)
-from windtunnel.serving.deployment import (
-    Deployment,
-    EngineSettings,
-    Pool,
-    Profile,
-)
+from windtunnel.schema import Schema, check_seed, decode, encode, read_table, set_path
+from windtunnel.serving.calibration import NONE, Calibration, Choice, calibration_for, load_calibration
+from windtunnel.serving.deployment import Deployment, EngineSettings, Pool, Profile
 from windtunnel.serving.engines.defaults import (
     for_another_engine,
     overlay,

@@ -17,12 +17,7 @@ from windtunnel.serving.custom.policy import Policy, load_policy
 from windtunnel.serving.custom.router import Router
 from windtunnel.serving.deployment import Deployment, EngineSettings
 from windtunnel.serving.engines.defaults import ENGINE_SCHEDULERS, is_users_own
-from windtunnel.serving.runners.batched import (
-    GiveUp,
-    Progress,
-    run_loop,
-    run_per_request_scheduler,
-)
+from windtunnel.serving.runners.batched import GiveUp, Progress, run_loop, run_per_request_scheduler
 from windtunnel.serving.runners.per_request import (
     check_per_request,
     most_batch_tokens,

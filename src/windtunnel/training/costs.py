@@ -4,14 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from windtunnel.training.layers.chunks import (
-    Chunk,
-    Parameters,
-    chunk_parameters,
-    chunks,
-    layer_parameters,
-    trained,
-)
+from windtunnel.training.layers.chunks import Chunk, Parameters, chunk_parameters, chunks, layer_parameters, trained
 from windtunnel.training.layers.part import Task
 from windtunnel.training.layers.rank import Group, Rank
 from windtunnel.training.layers.sharding import gather_tasks, gathered_layer, reduce_tasks

@@ -10,13 +10,7 @@ from windtunnel.hardware import Device, Node
 from windtunnel.model.precision import Format
 from windtunnel.model.shape import ModelSpec
 from windtunnel.network.settings import ClusterNetwork
-from windtunnel.schema import (
-    Schema,
-    decode,
-    encode,
-    read_table,
-    set_path,
-)
+from windtunnel.schema import Schema, decode, encode, read_table, set_path
 
 Framework = Literal["megatron", "deepspeed", "fsdp2", "deepseek"]
 

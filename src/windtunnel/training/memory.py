@@ -6,31 +6,10 @@ parts in `training/layers/parts.py`, so that memory and time cannot disagree abo
 
 from dataclasses import dataclass
 
-from windtunnel.training.layers.chunks import (
-    Chunk,
-    Parameters,
-    chunk_parameters,
-    layer_parameters,
-    trained,
-)
-from windtunnel.training.layers.parts import (
-    Work,
-    ends_work,
-    head_parts,
-    layer_work,
-)
-from windtunnel.training.layers.rank import (
-    BF16_BYTES,
-    WIRE_BYTES,
-    Group,
-    Rank,
-)
-from windtunnel.training.layers.sharding import (
-    NUM_MOMENTS,
-    STATE_BYTES,
-    gathered_layer,
-    owned,
-)
+from windtunnel.training.layers.chunks import Chunk, Parameters, chunk_parameters, layer_parameters, trained
+from windtunnel.training.layers.parts import Work, ends_work, head_parts, layer_work
+from windtunnel.training.layers.rank import BF16_BYTES, WIRE_BYTES, Group, Rank
+from windtunnel.training.layers.sharding import NUM_MOMENTS, STATE_BYTES, gathered_layer, owned
 from windtunnel.units import GIB
 
 CONTEXT_BYTES = 1.0 * GIB

@@ -14,12 +14,7 @@ from typing import Protocol
 from windtunnel.errors import InputError
 from windtunnel.hardware import Device, Node
 from windtunnel.model import operators as ops
-from windtunnel.pricing.estimator import (
-    COVERAGES,
-    Coverage,
-    Estimate,
-    Estimator,
-)
+from windtunnel.pricing.estimator import COVERAGES, Coverage, Estimate, Estimator
 from windtunnel.training.layers.part import Task
 from windtunnel.training.layers.rank import Group
 

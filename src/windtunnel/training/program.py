@@ -14,21 +14,9 @@ import numpy as np
 
 from windtunnel.errors import InputError
 from windtunnel.model.shape import LayerGroup
-from windtunnel.training.layers.chunks import (
-    Chunk,
-    Parameters,
-    chunk_parameters,
-    chunks,
-    layer_parameters,
-    trained,
-)
+from windtunnel.training.layers.chunks import Chunk, Parameters, chunk_parameters, chunks, layer_parameters, trained
 from windtunnel.training.layers.part import Part, Task
-from windtunnel.training.layers.parts import (
-    embedding_parts,
-    head_parts,
-    layer_parts,
-    layer_work,
-)
+from windtunnel.training.layers.parts import embedding_parts, head_parts, layer_parts, layer_work
 from windtunnel.training.layers.rank import BF16_BYTES, Rank
 from windtunnel.training.layers.sharding import (
     finish_tasks,
@@ -37,13 +25,7 @@ from windtunnel.training.layers.sharding import (
     optimizer_tasks,
     reduce_tasks,
 )
-from windtunnel.training.pipeline.schedules import (
-    BACKWARD,
-    FORWARD,
-    PAIRED,
-    WEIGHT,
-    schedule,
-)
+from windtunnel.training.pipeline.schedules import BACKWARD, FORWARD, PAIRED, WEIGHT, schedule
 from windtunnel.training.setup import TrainingSetup
 
 BESIDE_STEP = "optimizer"

@@ -21,14 +21,7 @@ from windtunnel.model.shape import (
 from windtunnel.schema import read_yaml
 from windtunnel.training.degrees import Degrees, degrees
 from windtunnel.training.effects import without_idle_settings
-from windtunnel.training.job import (
-    CHUNKED_SCHEDULES,
-    GEMM_FORMATS,
-    UNITS,
-    V_SCHEDULES,
-    ScheduleName,
-    TrainingJob,
-)
+from windtunnel.training.job import CHUNKED_SCHEDULES, GEMM_FORMATS, UNITS, V_SCHEDULES, ScheduleName, TrainingJob
 from windtunnel.units import format_count
 
 

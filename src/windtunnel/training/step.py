@@ -21,19 +21,8 @@ from windtunnel.training.layers.rank import Group, Rank
 from windtunnel.training.layers.sharding import finish_tasks, optimizer_tasks
 from windtunnel.training.memory import USABLE_FRACTION, StageMemory, stage_memory
 from windtunnel.training.pipeline import kernel as pipeline
-from windtunnel.training.pipeline.schedules import (
-    BACKWARD,
-    FORWARD,
-    WEIGHT,
-    Schedule,
-    schedule,
-)
-from windtunnel.training.pricing import (
-    FastestEstimator,
-    PassCost,
-    TrainingPricer,
-    pricer,
-)
+from windtunnel.training.pipeline.schedules import BACKWARD, FORWARD, WEIGHT, Schedule, schedule
+from windtunnel.training.pricing import FastestEstimator, PassCost, TrainingPricer, pricer
 from windtunnel.training.setup import TrainingSetup, resolve
 from windtunnel.units import format_seconds
 

@@ -1,11 +1,6 @@
 """How many tokens a prompt or an answer has: a number, a distribution or a file's column."""
 
-from windtunnel.schema import (
-    Schema,
-    check_non_negative,
-    check_positive,
-    check_weights,
-)
+from windtunnel.schema import Schema, check_non_negative, check_positive, check_weights
 
 MAX_TOKENS = 2**31 - 1
 """Of one request; distributions without a bound are clipped here."""

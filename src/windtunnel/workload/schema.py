@@ -18,21 +18,8 @@ from typing import Literal
 
 from windtunnel.metrics.slo import Slo
 from windtunnel.schema import Schema, check_non_negative, check_positive
-from windtunnel.workload.arrivals import (
-    Arrivals,
-    Burst,
-    ClosedLoop,
-    Recorded,
-    check_count,
-    check_rate,
-)
-from windtunnel.workload.lengths import (
-    MAX_TOKENS,
-    Lengths,
-    Uniform,
-    check_lengths,
-    check_tokens,
-)
+from windtunnel.workload.arrivals import Arrivals, Burst, ClosedLoop, Recorded, check_count, check_rate
+from windtunnel.workload.lengths import MAX_TOKENS, Lengths, Uniform, check_lengths, check_tokens
 from windtunnel.workload.sessions import Sessions, SharedPrompts
 
 

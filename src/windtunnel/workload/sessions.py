@@ -1,17 +1,7 @@
 """Which requests belong together: turns of a conversation, an agent's tool calls, system prompts that many share."""
 
-from windtunnel.schema import (
-    Schema,
-    check_non_negative,
-    check_positive,
-    check_weights,
-)
-from windtunnel.workload.lengths import (
-    MAX_DISTINCT_TOKENS,
-    Lengths,
-    check_lengths,
-    check_tokens,
-)
+from windtunnel.schema import Schema, check_non_negative, check_positive, check_weights
+from windtunnel.workload.lengths import MAX_DISTINCT_TOKENS, Lengths, check_lengths, check_tokens
 
 MAX_TURNS = 10_000
 """Of one session; unbounded distributions of turns are clipped here."""

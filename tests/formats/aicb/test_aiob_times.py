@@ -3,13 +3,7 @@ from pathlib import Path
 import pytest
 
 from windtunnel.errors import InputError
-from windtunnel.formats.aicb.aiob_times import (
-    ModuleTime,
-    aiob_text,
-    inference_ns,
-    read_aiob_times,
-    training_ns,
-)
+from windtunnel.formats.aicb.aiob_times import ModuleTime, aiob_text, inference_ns, read_aiob_times, training_ns
 
 SECTION = "Emb:\n    time_gpu_max: 857\n    time_gpu_min: 782\n    time_gpu_avg: 799\n"
 

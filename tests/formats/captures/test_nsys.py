@@ -14,12 +14,7 @@ import pytest
 
 import nsys_report
 from windtunnel.errors import InputError
-from windtunnel.formats.captures.capture import (
-    CLASSES,
-    GRAPH,
-    Capture,
-    within,
-)
+from windtunnel.formats.captures.capture import CLASSES, GRAPH, Capture, within
 from windtunnel.formats.captures.kernel_time import (
     Statistics,
     call_time,

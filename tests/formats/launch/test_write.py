@@ -14,12 +14,7 @@ import yaml
 from windtunnel.formats.launch.commands import read_launch_command
 from windtunnel.formats.launch.scripts import helm_chart, kubernetes_manifests, launch_script
 from windtunnel.formats.launch.write import trtllm_file, write_launch_command
-from windtunnel.serving.scenario import (
-    Scenario,
-    Setup,
-    resolve,
-    scenario_from,
-)
+from windtunnel.serving.scenario import Scenario, Setup, resolve, scenario_from
 
 VERSIONS = {"vllm": "0.24.0", "sglang": "0.5.14", "trtllm": "1.3.0"}
 SETTINGS: dict[str, dict[str, Any]] = {

@@ -5,12 +5,7 @@ import pytest
 from windtunnel.errors import InputError
 from windtunnel.formats.megatron.arguments import MegatronJob, read_megatron_arguments
 from windtunnel.model.parameters import count_parameters
-from windtunnel.model.shape import (
-    ExpertsFeedForward,
-    GroupedQueryAttention,
-    LatentAttention,
-    ModelSpec,
-)
+from windtunnel.model.shape import ExpertsFeedForward, GroupedQueryAttention, LatentAttention, ModelSpec
 from windtunnel.training.setup import resolve
 
 GPT3 = (

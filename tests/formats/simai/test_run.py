@@ -9,12 +9,7 @@ import numpy as np
 import pytest
 
 from windtunnel.errors import InputError
-from windtunnel.formats.simai.analytical import (
-    Overlap,
-    SimaiHardware,
-    collective_ns,
-    simulate,
-)
+from windtunnel.formats.simai.analytical import Overlap, SimaiHardware, collective_ns, simulate
 from windtunnel.formats.simai.layers import read_layers
 from windtunnel.formats.simai.report import end_to_end_csv, flow_table_csv
 from windtunnel.formats.simai.workload_file import OPERATIONS
@@ -22,23 +17,9 @@ from windtunnel.network.collectives.all_to_all import all_to_all
 from windtunnel.network.collectives.nvls import nvls
 from windtunnel.network.collectives.rings import ring, simai_rings
 from windtunnel.network.flows import Flows
-from windtunnel.network.topology import (
-    GBPS,
-    AlibabaHpn,
-    DcnPlus,
-    SpectrumX,
-    Topology,
-    TwoTier,
-    build_fabric,
-)
+from windtunnel.network.topology import GBPS, AlibabaHpn, DcnPlus, SpectrumX, Topology, TwoTier, build_fabric
 from windtunnel.network.topology_file import read_topology, topology_text
-from windtunnel.training.iteration.layers import (
-    Communication,
-    Group,
-    Layer,
-    LayerWorkload,
-    Phase,
-)
+from windtunnel.training.iteration.layers import Communication, Group, Layer, LayerWorkload, Phase
 
 A100 = {"gpu_type": "A100", "nic_bytes_per_s": 100 * GBPS, "scale_up_bytes_per_s": 2400 * GBPS}
 GENERATED: dict[str, Topology] = {

@@ -4,13 +4,7 @@ import numpy as np
 import pytest
 
 from windtunnel.errors import InputError
-from windtunnel.lab.profile.collectives import (
-    Plan,
-    TimedCollective,
-    collective_tables,
-    sizes_between,
-    time_collectives,
-)
+from windtunnel.lab.profile.collectives import Plan, TimedCollective, collective_tables, sizes_between, time_collectives
 from windtunnel.lab.profile.samples import statistics_of
 
 

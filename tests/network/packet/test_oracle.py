@@ -14,12 +14,7 @@ from windtunnel.network.packet.runner import run_tables
 from windtunnel.network.packet.tables import PacketTables, tables_of
 from windtunnel.network.packet_settings import EcnThreshold, PacketSettings
 from windtunnel.network.settings import NetworkSettings
-from windtunnel.network.topology import (
-    GBPS,
-    DcnPlus,
-    SpectrumX,
-    build_fabric,
-)
+from windtunnel.network.topology import GBPS, DcnPlus, SpectrumX, build_fabric
 
 FABRICS = (
     SpectrumX(num_gpus=4, gpus_per_server=2, num_spines=2, nic_bytes_per_s=100 * GBPS),

@@ -19,12 +19,7 @@ from windtunnel.network.packet_settings import SIMAI_PACKETS, EcnThreshold, Pack
 from windtunnel.network.paths import find_paths
 from windtunnel.network.run import run_flows
 from windtunnel.network.settings import SIMAI_SETTINGS, NetworkSettings
-from windtunnel.network.topology import (
-    GBPS,
-    DcnPlus,
-    SpectrumX,
-    build_fabric,
-)
+from windtunnel.network.topology import GBPS, DcnPlus, SpectrumX, build_fabric
 
 pytestmark = pytest.mark.compiled  # thousands of packets
 

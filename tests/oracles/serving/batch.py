@@ -7,13 +7,7 @@ from typing import Any
 
 from oracles.serving.cost import Prices
 from oracles.serving.memory import Memory
-from oracles.serving.state import (
-    QUEUE_ORDERS,
-    SGLANG,
-    Chunk,
-    Rank,
-    Request,
-)
+from oracles.serving.state import QUEUE_ORDERS, SGLANG, Chunk, Rank, Request
 
 
 class Batches(Memory):

@@ -11,12 +11,7 @@ from typing import Any
 
 from oracles.serving.cache import Segment, TierPool
 from oracles.serving.loop import Reference
-from oracles.serving.state import (
-    ROUTERS,
-    Rank,
-    Request,
-    Step,
-)
+from oracles.serving.state import ROUTERS, Rank, Request, Step
 
 BOTH, PREFILL, DECODE = range(3)
 

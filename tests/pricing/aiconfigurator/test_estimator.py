@@ -13,12 +13,7 @@ from windtunnel.model import operators as ops
 from windtunnel.model.precision import Format
 from windtunnel.pricing.aiconfigurator.collection import version_key
 from windtunnel.pricing.aiconfigurator.estimator import PACKAGE, measured_estimator, measured_systems
-from windtunnel.pricing.estimator import (
-    Coverage,
-    Estimate,
-    RooflineEstimator,
-    TableEstimator,
-)
+from windtunnel.pricing.estimator import Coverage, Estimate, RooflineEstimator, TableEstimator
 
 H100 = catalog.device("h100_sxm")
 installed = pytest.mark.skipif(find_spec(PACKAGE) is None, reason=f"{PACKAGE} has no wheel for this platform")

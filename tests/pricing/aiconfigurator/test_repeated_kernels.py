@@ -4,12 +4,7 @@ import pytest
 from windtunnel import catalog
 from windtunnel.model import operators as ops
 from windtunnel.pricing.aiconfigurator.repeated_kernels import CountedOnce, counted_once
-from windtunnel.pricing.estimator import (
-    Coverage,
-    Estimate,
-    TableEstimator,
-    roofline_estimator,
-)
+from windtunnel.pricing.estimator import Coverage, Estimate, TableEstimator, roofline_estimator
 from windtunnel.pricing.roofline import Roofline
 
 H100 = catalog.device("h100_sxm")

@@ -4,21 +4,8 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from windtunnel.report.render.html import (
-    Section,
-    cards,
-    figures,
-    page,
-    paragraph,
-    table,
-)
-from windtunnel.report.render.plots import (
-    Axis,
-    Series,
-    figure,
-    histogram,
-    tick,
-)
+from windtunnel.report.render.html import Section, cards, figures, page, paragraph, table
+from windtunnel.report.render.plots import Axis, Series, figure, histogram, tick
 
 SVG = "{http://www.w3.org/2000/svg}"
 

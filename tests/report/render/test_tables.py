@@ -3,21 +3,9 @@
 import numpy as np
 import pytest
 
-from windtunnel.model.operators import (
-    Collective,
-    DecodeAttention,
-    Elementwise,
-    Experts,
-    Gemm,
-    Op,
-)
+from windtunnel.model.operators import Collective, DecodeAttention, Elementwise, Experts, Gemm, Op
 from windtunnel.model.precision import Format, Precision
-from windtunnel.report.render.tables import (
-    duration,
-    formats,
-    number,
-    percent,
-)
+from windtunnel.report.render.tables import duration, formats, number, percent
 from windtunnel.report.serving.setup import arrivals_text, lengths_text
 from windtunnel.report.serving.step import shape_text
 from windtunnel.workload.arrivals import ClosedLoop, Gamma, Poisson

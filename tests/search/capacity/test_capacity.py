@@ -9,29 +9,11 @@ import pytest
 from spaces_of_search import space
 from windtunnel.errors import InputError
 from windtunnel.metrics.slo import Slo
-from windtunnel.search.capacity.capacity import (
-    CHECKS,
-    TOLERANCE,
-    _Search,
-    capacities,
-    capacity,
-)
+from windtunnel.search.capacity.capacity import CHECKS, TOLERANCE, _Search, capacities, capacity
 from windtunnel.search.capacity.limits import limit_of, limits_of, parse_limits
 from windtunnel.search.capacity.load import at_load, own_load, stream_of
-from windtunnel.search.capacity.probe import (
-    LEAST_STREAM,
-    MOST_GROWTH,
-    STABILITY,
-    Probe,
-    growth,
-    probe,
-)
-from windtunnel.search.confidence import (
-    confidence_above,
-    lower_bound,
-    student_cdf,
-    student_quantile,
-)
+from windtunnel.search.capacity.probe import LEAST_STREAM, MOST_GROWTH, STABILITY, Probe, growth, probe
+from windtunnel.search.confidence import confidence_above, lower_bound, student_cdf, student_quantile
 from windtunnel.search.priced_deployments import PricedDeployments
 from windtunnel.search.space.space import scenario_at
 from windtunnel.serving.run import simulate

@@ -14,12 +14,7 @@ from windtunnel.formats.megatron.arguments import read_megatron_arguments
 from windtunnel.report.render.tables import show
 from windtunnel.report.search.page import write_study
 from windtunnel.report.search.study import SearchReport, search_report, study_document
-from windtunnel.search.answers import (
-    frontier,
-    job_of,
-    sensitivity,
-    why,
-)
+from windtunnel.search.answers import frontier, job_of, sensitivity, why
 from windtunnel.search.evaluation.training import TrainingEvaluator
 from windtunnel.search.space.space import Space, as_builtins, space_from
 from windtunnel.search.store import Store

@@ -8,13 +8,7 @@ from windtunnel.network.collectives.run import groups_seconds
 from windtunnel.network.named_fabrics import fabric_of
 from windtunnel.network.paths import Paths
 from windtunnel.network.settings import NetworkSettings
-from windtunnel.training.iteration.layers import (
-    Communication,
-    Group,
-    Layer,
-    LayerWorkload,
-    Phase,
-)
+from windtunnel.training.iteration.layers import Communication, Group, Layer, LayerWorkload, Phase
 from windtunnel.training.iteration.run import groups_of, run_layers
 from windtunnel.training.iteration.shared_fabric import max_min_rates, place_jobs, run_jobs
 

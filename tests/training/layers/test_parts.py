@@ -7,12 +7,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from windtunnel.model.parameters import count_parameters
-from windtunnel.model.shape import (
-    DenseFeedForward,
-    GroupedQueryAttention,
-    LayerGroup,
-    ModelSpec,
-)
+from windtunnel.model.shape import DenseFeedForward, GroupedQueryAttention, LayerGroup, ModelSpec
 from windtunnel.schema import decode, encode
 from windtunnel.training.job import TrainingJob
 from windtunnel.training.layers.chunks import Parameters, chunk_parameters, chunks

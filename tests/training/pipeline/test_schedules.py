@@ -8,15 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from windtunnel.training.pipeline import kernel as pipeline
-from windtunnel.training.pipeline.schedules import (
-    BACKWARD,
-    FORWARD,
-    PAIRED,
-    WEIGHT,
-    Schedule,
-    ideal_bubble_s,
-    schedule,
-)
+from windtunnel.training.pipeline.schedules import BACKWARD, FORWARD, PAIRED, WEIGHT, Schedule, ideal_bubble_s, schedule
 
 NAMES = ("gpipe", "1f1b", "interleaved", "looped_bfs", "zb_h1", "zb_h2", "zb_v", "dualpipe", "dualpipe_v")
 

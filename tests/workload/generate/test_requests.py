@@ -10,24 +10,9 @@ from numpy.typing import NDArray
 
 from windtunnel.errors import InputError
 from windtunnel.schema import decode
-from windtunnel.workload.arrivals import (
-    Arrivals,
-    Burst,
-    ClosedLoop,
-    Gamma,
-    Poisson,
-    Static,
-)
+from windtunnel.workload.arrivals import Arrivals, Burst, ClosedLoop, Gamma, Poisson, Static
 from windtunnel.workload.generate.requests import RequestArrays, draw_lengths, generate
-from windtunnel.workload.lengths import (
-    Empirical,
-    Fixed,
-    Lengths,
-    Lognormal,
-    Normal,
-    Uniform,
-    Zipf,
-)
+from windtunnel.workload.lengths import Empirical, Fixed, Lengths, Lognormal, Normal, Uniform, Zipf
 from windtunnel.workload.schema import Trace, TraceColumns, Workload
 
 NUM = 100_000

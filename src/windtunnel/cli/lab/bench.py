@@ -6,13 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from windtunnel.cli.options import (
-    WRITTEN_FILE,
-    Verb,
-    assignments,
-    limits,
-    option,
-)
+from windtunnel.cli.options import WRITTEN_FILE, Verb, assignments, limits, option
 from windtunnel.cli.progress import status
 from windtunnel.errors import InputError
 from windtunnel.units import format_count
@@ -101,12 +95,7 @@ def command(
     from windtunnel.lab.bench.client import bench
     from windtunnel.metrics.client import client_summary
     from windtunnel.report.documents import as_text
-    from windtunnel.report.lab.bench import (
-        bench_document,
-        bench_report,
-        vllm_document,
-        write_bench,
-    )
+    from windtunnel.report.lab.bench import bench_document, bench_report, vllm_document, write_bench
     from windtunnel.report.render.tables import show
     from windtunnel.report.serving.files import check_folder
 

@@ -8,12 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from windtunnel.cli.lab.capture import to_table
-from windtunnel.cli.options import (
-    Verb,
-    VerbGroup,
-    all_of,
-    option,
-)
+from windtunnel.cli.options import Verb, VerbGroup, all_of, option
 from windtunnel.cli.progress import status
 from windtunnel.errors import InputError, did_you_mean
 from windtunnel.units import format_count

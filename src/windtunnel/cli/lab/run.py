@@ -5,12 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from windtunnel.cli.options import (
-    Verb,
-    all_of,
-    assignments,
-    option,
-)
+from windtunnel.cli.options import Verb, all_of, assignments, option
 from windtunnel.errors import InputError, did_you_mean
 
 if TYPE_CHECKING:

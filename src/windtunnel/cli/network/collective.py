@@ -80,12 +80,7 @@ def command(
     """
     from windtunnel.formats.simai.report import write_flow_table
     from windtunnel.network.analytic.nccl import LAUNCH_S
-    from windtunnel.network.collectives.run import (
-        chosen_gpus,
-        flows_like,
-        run_collective,
-        run_traffic,
-    )
+    from windtunnel.network.collectives.run import chosen_gpus, flows_like, run_collective, run_traffic
     from windtunnel.network.collectives.traffic_matrix import read_traffic
     from windtunnel.report.documents import as_text
     from windtunnel.report.network.network import collective_document, collective_report

@@ -5,12 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from windtunnel.cli.options import (
-    Verb,
-    all_of,
-    deployment_options,
-    option,
-)
+from windtunnel.cli.options import Verb, all_of, deployment_options, option
 from windtunnel.cli.progress import status
 from windtunnel.cli.serving.measured_runs import chosen_measurements
 from windtunnel.errors import InputError

@@ -5,14 +5,7 @@ from typing import Any
 
 import click
 
-from windtunnel.cli.options import (
-    Verb,
-    deployment_options,
-    general_options,
-    option,
-    scenario_file,
-    scenario_of,
-)
+from windtunnel.cli.options import Verb, deployment_options, general_options, option, scenario_file, scenario_of
 from windtunnel.cli.progress import status
 from windtunnel.cli.serving.simulate import load_options
 from windtunnel.errors import InputError

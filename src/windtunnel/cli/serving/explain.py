@@ -5,15 +5,7 @@ from typing import Any
 
 import click
 
-from windtunnel.cli.options import (
-    Verb,
-    all_of,
-    deployment_options,
-    general_options,
-    option,
-    scenario_file,
-    scenario_of,
-)
+from windtunnel.cli.options import Verb, all_of, deployment_options, general_options, option, scenario_file, scenario_of
 
 _STEP = "Step"
 

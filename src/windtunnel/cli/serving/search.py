@@ -6,13 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from windtunnel.cli import INTERRUPTED
-from windtunnel.cli.options import (
-    WRITTEN_FILE,
-    Verb,
-    all_of,
-    assignments,
-    option,
-)
+from windtunnel.cli.options import WRITTEN_FILE, Verb, all_of, assignments, option
 from windtunnel.errors import InputError, WindtunnelError, did_you_mean
 
 if TYPE_CHECKING:

@@ -5,13 +5,7 @@ from typing import Any
 
 import click
 
-from windtunnel.cli.options import (
-    WRITTEN_FILE,
-    Verb,
-    all_of,
-    deployment_options,
-    option,
-)
+from windtunnel.cli.options import WRITTEN_FILE, Verb, all_of, deployment_options, option
 from windtunnel.cli.progress import counted
 from windtunnel.cli.serving.measured_runs import chosen_measurements
 from windtunnel.errors import InputError

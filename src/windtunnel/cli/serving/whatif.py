@@ -75,12 +75,7 @@ def command(
     from windtunnel.cli.progress import counted
     from windtunnel.report.documents import as_text
     from windtunnel.report.render.tables import show as show_tables
-    from windtunnel.report.search.whatif import (
-        grid_document,
-        grid_page,
-        grid_report,
-        shown_figures,
-    )
+    from windtunnel.report.search.whatif import grid_document, grid_page, grid_report, shown_figures
     from windtunnel.search.asker import Asker
     from windtunnel.search.evaluation.schema import Question
     from windtunnel.search.executors import Workers

@@ -5,12 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from windtunnel.cli.options import (
-    WRITTEN_FILE,
-    Verb,
-    all_of,
-    option,
-)
+from windtunnel.cli.options import WRITTEN_FILE, Verb, all_of, option
 from windtunnel.units import format_count
 
 if TYPE_CHECKING:

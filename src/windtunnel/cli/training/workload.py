@@ -5,12 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from windtunnel.cli.options import (
-    Verb,
-    all_of,
-    assignments,
-    option,
-)
+from windtunnel.cli.options import Verb, all_of, assignments, option
 from windtunnel.errors import InputError
 
 if TYPE_CHECKING:
@@ -76,12 +71,7 @@ def command(file: Path, target: str | None, compat: str | None, out: str | None,
     windtunnel workload job.yaml --write simai --out workload.txt
     windtunnel workload aicb_command.txt --compat aicb --out results/
     """
-    from windtunnel.formats.job_files import (
-        DESCRIPTIONS,
-        Launch,
-        aicb_file,
-        read_job,
-    )
+    from windtunnel.formats.job_files import DESCRIPTIONS, Launch, aicb_file, read_job
     from windtunnel.formats.workload_files import job_contents, read_contents, recognise
     from windtunnel.training.setup import resolve
 

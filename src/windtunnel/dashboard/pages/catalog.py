@@ -7,13 +7,7 @@ from windtunnel.dashboard.results import NotThereError
 from windtunnel.dashboard.state import Dashboard
 from windtunnel.errors import did_you_mean
 from windtunnel.report import catalog as catalog_report
-from windtunnel.report.render.html import (
-    Cell,
-    Section,
-    facts,
-    paragraph,
-    table,
-)
+from windtunnel.report.render.html import Cell, Section, facts, paragraph, table
 
 KINDS = ("models", "devices", "nodes", "engines", "traces", "calibrations")
 FILTER = (

@@ -10,13 +10,7 @@ from windtunnel.dashboard.frame import Query, View, link
 from windtunnel.dashboard.results import Found, records
 from windtunnel.dashboard.state import Dashboard
 from windtunnel.errors import InputError
-from windtunnel.report.render.html import (
-    Cell,
-    Section,
-    figures,
-    paragraph,
-    table,
-)
+from windtunnel.report.render.html import Cell, Section, figures, paragraph, table
 from windtunnel.report.render.tables import number, percent, span_text
 from windtunnel.report.serving.curves import LATENCIES, cdf, measured
 from windtunnel.units import format_seconds

@@ -13,12 +13,7 @@ from windtunnel.pricing.table import read_parquet
 from windtunnel.report.calibration.validation import LATENCIES, NAMES, score_cells
 from windtunnel.report.documents import as_text
 from windtunnel.report.lab.experiment import overview_section, steps_section
-from windtunnel.report.render.html import (
-    Section,
-    cards,
-    figures,
-    table,
-)
+from windtunnel.report.render.html import Section, cards, figures, table
 from windtunnel.report.render.plots import Axis, Series, figure
 from windtunnel.report.render.tables import number, percent
 from windtunnel.report.search.whatif import grid_sections, shown_figures

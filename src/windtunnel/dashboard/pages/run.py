@@ -6,14 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from windtunnel.dashboard.frame import (
-    Query,
-    View,
-    first,
-    lines,
-    link,
-    tabs,
-)
+from windtunnel.dashboard.frame import Query, View, first, lines, link, tabs
 from windtunnel.dashboard.pages.document import document_sections
 from windtunnel.dashboard.results import Found, records
 from windtunnel.dashboard.state import Dashboard
@@ -21,13 +14,7 @@ from windtunnel.errors import InputError
 from windtunnel.metrics.client import ClientSummary
 from windtunnel.metrics.records import REQUEST_COLUMNS, Table
 from windtunnel.report.lab.bench import client_latency_rows, client_rows
-from windtunnel.report.render.html import (
-    Section,
-    cards,
-    facts,
-    figures,
-    table,
-)
+from windtunnel.report.render.html import Section, cards, facts, figures, table
 from windtunnel.report.render.tables import number
 from windtunnel.report.serving.curves import client_over_time, measured
 from windtunnel.report.serving.page import distributions, run_sections

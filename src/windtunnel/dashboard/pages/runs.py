@@ -6,12 +6,7 @@ from typing import Any
 
 import msgspec
 
-from windtunnel.dashboard.frame import (
-    Query,
-    View,
-    lines,
-    link,
-)
+from windtunnel.dashboard.frame import Query, View, lines, link
 from windtunnel.dashboard.results import MOST_RESULTS, Found
 from windtunnel.dashboard.state import Dashboard
 from windtunnel.report.render.html import Cell, Section, table

@@ -5,22 +5,11 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from windtunnel.dashboard.frame import (
-    Query,
-    View,
-    first,
-    lines,
-    link,
-)
+from windtunnel.dashboard.frame import Query, View, first, lines, link
 from windtunnel.dashboard.results import NotThereError
 from windtunnel.dashboard.state import Dashboard
 from windtunnel.errors import InputError
-from windtunnel.report.render.html import (
-    Cell,
-    Section,
-    paragraph,
-    table,
-)
+from windtunnel.report.render.html import Cell, Section, paragraph, table
 from windtunnel.report.search.page import best_table, found_sections, space_line
 from windtunnel.report.search.study import objective_text, point_document
 from windtunnel.search.space.space import as_builtins

@@ -10,21 +10,9 @@ from windtunnel.dashboard.results import records
 from windtunnel.dashboard.state import Dashboard
 from windtunnel.errors import InputError
 from windtunnel.report.documents import step_document
-from windtunnel.report.render.html import (
-    Section,
-    facts,
-    figures,
-    table,
-)
+from windtunnel.report.render.html import Section, facts, figures, table
 from windtunnel.report.render.plots import Axis, bar_chart
-from windtunnel.report.serving.step import (
-    TIME_HEADS,
-    WORK_HEADS,
-    batch_line,
-    time_row,
-    totals_rows,
-    work_row,
-)
+from windtunnel.report.serving.step import TIME_HEADS, WORK_HEADS, batch_line, time_row, totals_rows, work_row
 from windtunnel.schema import decode
 from windtunnel.serving.explain import Explanation, explain_step, step_batch
 from windtunnel.serving.scenario import Scenario, pool_scenario, resolve

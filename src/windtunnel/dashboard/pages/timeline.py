@@ -9,13 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.dashboard.frame import (
-    Download,
-    Query,
-    View,
-    first,
-    link,
-)
+from windtunnel.dashboard.frame import Download, Query, View, first, link
 from windtunnel.dashboard.pages.run import head
 from windtunnel.dashboard.results import records
 from windtunnel.dashboard.state import Dashboard

@@ -6,14 +6,7 @@ from itertools import pairwise
 from typing import Any
 
 from windtunnel import catalog
-from windtunnel.dashboard.frame import (
-    Query,
-    View,
-    first,
-    lines,
-    link,
-    problem,
-)
+from windtunnel.dashboard.frame import Query, View, first, lines, link, problem
 from windtunnel.dashboard.state import Dashboard
 from windtunnel.dashboard.trial import (
     LABELS,
@@ -30,21 +23,11 @@ from windtunnel.dashboard.trial import (
 from windtunnel.errors import InputError
 from windtunnel.model.precision import Format
 from windtunnel.report.documents import run_document
-from windtunnel.report.render.html import (
-    Section,
-    cards,
-    figures,
-    table,
-)
+from windtunnel.report.render.html import Section, cards, figures, table
 from windtunnel.report.render.plots import Axis, Series, figure
 from windtunnel.report.render.tables import number
 from windtunnel.report.search.study import limit_name
-from windtunnel.report.serving.curves import (
-    LATENCIES,
-    SIZE,
-    cdf,
-    measured,
-)
+from windtunnel.report.serving.curves import LATENCIES, SIZE, cdf, measured
 from windtunnel.report.serving.page import summary_sections
 from windtunnel.report.serving.setup import deployment_line, load_line, model_line
 from windtunnel.units import format_seconds

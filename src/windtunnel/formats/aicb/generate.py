@@ -9,21 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from windtunnel.errors import InputError
-from windtunnel.formats.aicb.aiob_times import (
-    MLA_MODULES,
-    AiobTimes,
-    inference_ns,
-    read_aiob_times,
-    training_ns,
-)
+from windtunnel.formats.aicb.aiob_times import MLA_MODULES, AiobTimes, inference_ns, read_aiob_times, training_ns
 from windtunnel.formats.aicb.arguments import Command, InferenceArguments, TrainingArguments
-from windtunnel.formats.aicb.csv_records import (
-    KINDS,
-    Record,
-    RecordList,
-    Stretch,
-    records_text,
-)
+from windtunnel.formats.aicb.csv_records import KINDS, Record, RecordList, Stretch, records_text
 from windtunnel.formats.aicb.deepspeed import zero_records
 from windtunnel.formats.aicb.inference import inference_model, simai_inference, vidur_table
 from windtunnel.formats.aicb.megatron import EPOCH_END, megatron_records

@@ -14,13 +14,7 @@ from windtunnel.errors import InputError
 from windtunnel.files import read_text
 from windtunnel.formats.aicb.arguments import InferenceArguments
 from windtunnel.formats.aicb.simai import FP8_SHARE, NOTHING, UNIT
-from windtunnel.formats.simai.workload_file import (
-    Block,
-    Header,
-    Phase,
-    SimaiWorkload,
-    WorkloadLayer,
-)
+from windtunnel.formats.simai.workload_file import Block, Header, Phase, SimaiWorkload, WorkloadLayer
 
 CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "deepseek_default.json": {

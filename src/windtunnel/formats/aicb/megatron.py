@@ -8,14 +8,7 @@ from collections.abc import Iterable
 
 from windtunnel.formats.aicb.arguments import TrainingArguments
 from windtunnel.formats.aicb.csv_records import Record, RecordList, Stretch
-from windtunnel.formats.aicb.model import (
-    AicbModel,
-    Experts,
-    Layer,
-    Linear,
-    Parts,
-    aicb_model,
-)
+from windtunnel.formats.aicb.model import AicbModel, Experts, Layer, Linear, Parts, aicb_model
 from windtunnel.formats.aicb.simai import FP8_SHARE
 
 EPOCH_END = Record("epoch_end")

@@ -10,15 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.formats.captures.capture import (
-    CLASSES,
-    COPY,
-    GRAPH,
-    KERNEL,
-    MEMSET,
-    OPERATOR,
-    Capture,
-)
+from windtunnel.formats.captures.capture import CLASSES, COPY, GRAPH, KERNEL, MEMSET, OPERATOR, Capture
 from windtunnel.metrics.records import Table
 
 Floats = NDArray[np.float64]

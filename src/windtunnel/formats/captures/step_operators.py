@@ -14,21 +14,11 @@ from pathlib import Path
 import numpy as np
 
 from windtunnel.errors import InputError, unwritable
-from windtunnel.formats.captures.capture import (
-    CLASSES,
-    COPY,
-    MEMSET,
-    Capture,
-)
+from windtunnel.formats.captures.capture import CLASSES, COPY, MEMSET, Capture
 from windtunnel.formats.captures.step_names import CapturedStep, captured_steps
 from windtunnel.model.forward import Shard, forward_launches
 from windtunnel.model.operators import Gemm, Launch, Op
-from windtunnel.pricing.table import (
-    MeasurementTable,
-    site_names,
-    text_names,
-    write_tables,
-)
+from windtunnel.pricing.table import MeasurementTable, site_names, text_names, write_tables
 
 OTHER = "other"
 NORMS, ROPE = "norms", "rope and cache"

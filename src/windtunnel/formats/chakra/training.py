@@ -14,24 +14,12 @@ from pathlib import Path
 
 from windtunnel.errors import InputError
 from windtunnel.files import write_text
-from windtunnel.formats.chakra.trace import (
-    Attribute,
-    ChakraTrace,
-    Collective,
-    Node,
-    NodeKind,
-    write_trace,
-)
+from windtunnel.formats.chakra.trace import Attribute, ChakraTrace, Collective, Node, NodeKind, write_trace
 from windtunnel.model import operators as ops
 from windtunnel.training.layers.part import Task
 from windtunnel.training.layers.rank import Group, Rank
 from windtunnel.training.layers.rank_groups import group_ranks, stage_of_rank
-from windtunnel.training.program import (
-    BESIDE_STEP,
-    Action,
-    Exchange,
-    device_program,
-)
+from windtunnel.training.program import BESIDE_STEP, Action, Exchange, device_program
 from windtunnel.training.setup import TrainingSetup
 
 Seconds = Callable[[Task], float]

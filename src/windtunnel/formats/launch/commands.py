@@ -16,22 +16,9 @@ from typing import Any
 from windtunnel import catalog
 from windtunnel.errors import InputError
 from windtunnel.files import read_text
-from windtunnel.formats.launch.flags import (
-    CONFIG_FILES,
-    ENGINE,
-    FLAGS,
-    OTHER_NAMES,
-    SPECULATIVE,
-    SPLIT,
-    sizes,
-)
+from windtunnel.formats.launch.flags import CONFIG_FILES, ENGINE, FLAGS, OTHER_NAMES, SPECULATIVE, SPLIT, sizes
 from windtunnel.model.shape import ExpertsFeedForward
-from windtunnel.schema import (
-    Schema,
-    decode,
-    read_yaml,
-    set_path,
-)
+from windtunnel.schema import Schema, decode, read_yaml, set_path
 from windtunnel.serving.deployment import BALANCE_BATCHING_ITERS, BALANCE_TIMEOUT_ITERS
 
 

@@ -8,12 +8,7 @@ import json
 from typing import Any
 
 from windtunnel import catalog
-from windtunnel.formats.launch.flags import (
-    ENGINE,
-    FLAGS,
-    IN_FILE_ONLY,
-    Words,
-)
+from windtunnel.formats.launch.flags import ENGINE, FLAGS, IN_FILE_ONLY, Words
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.serving.deployment import EngineSettings, Speculative
 

@@ -8,12 +8,7 @@ import math
 import shlex
 from collections.abc import Iterator
 
-from windtunnel.formats.megatron.arguments import (
-    CONTEXT_METHODS,
-    FP8_RECIPES,
-    OPTIMIZERS,
-    RECOMPUTED,
-)
+from windtunnel.formats.megatron.arguments import CONTEXT_METHODS, FP8_RECIPES, OPTIMIZERS, RECOMPUTED
 from windtunnel.model.shape import (
     DenseFeedForward,
     ExpertsFeedForward,

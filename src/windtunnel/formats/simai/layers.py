@@ -13,13 +13,7 @@ from windtunnel.formats.simai.workload_file import (
     read_workload,
 )
 from windtunnel.formats.simai.workload_file import Phase as FilePhase
-from windtunnel.training.iteration.layers import (
-    Communication,
-    Group,
-    Layer,
-    LayerWorkload,
-    Phase,
-)
+from windtunnel.training.iteration.layers import Communication, Group, Layer, LayerWorkload, Phase
 
 _LARGEST = 2**63
 _NEEDED = ("tp", "ep", "pp", "vpp", "num_microbatches", "num_devices")

@@ -8,12 +8,7 @@ import numpy as np
 from windtunnel.errors import unwritable
 from windtunnel.network.analytic.nccl import bus_factor
 from windtunnel.network.flows import Flows, Hop
-from windtunnel.training.iteration.layers import (
-    Communication,
-    Group,
-    LayerWorkload,
-    Phase,
-)
+from windtunnel.training.iteration.layers import Communication, Group, LayerWorkload, Phase
 from windtunnel.training.iteration.times import Iteration, LayerTimes, PhaseTimes
 from windtunnel.units import GIB
 

@@ -12,29 +12,12 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 
 from windtunnel.errors import InputError
-from windtunnel.formats.simai.workload_file import (
-    Block,
-    Header,
-    Phase,
-    SimaiWorkload,
-    WorkloadLayer,
-)
+from windtunnel.formats.simai.workload_file import Block, Header, Phase, SimaiWorkload, WorkloadLayer
 from windtunnel.model import operators as ops
-from windtunnel.training.layers.chunks import (
-    Chunk,
-    Parameters,
-    chunk_parameters,
-    chunks,
-    trained,
-)
+from windtunnel.training.layers.chunks import Chunk, Parameters, chunk_parameters, chunks, trained
 from windtunnel.training.layers.part import Part, Task
 from windtunnel.training.layers.rank import BF16_BYTES, Group, Rank
-from windtunnel.training.layers.sharding import (
-    finish_tasks,
-    gather_tasks,
-    optimizer_tasks,
-    reduce_tasks,
-)
+from windtunnel.training.layers.sharding import finish_tasks, gather_tasks, optimizer_tasks, reduce_tasks
 from windtunnel.training.program import Unit, check_device, chunk_units
 from windtunnel.training.setup import TrainingSetup
 

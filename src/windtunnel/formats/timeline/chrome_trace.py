@@ -20,15 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.formats.timeline.file import new_file
-from windtunnel.formats.timeline.plan import (
-    FLOW,
-    REQUEST_PHASES,
-    Detail,
-    Event,
-    Ints,
-    Plan,
-    plan_timeline,
-)
+from windtunnel.formats.timeline.plan import FLOW, REQUEST_PHASES, Detail, Event, Ints, Plan, plan_timeline
 from windtunnel.metrics.records import Table
 
 MAX_EVENTS = 200_000

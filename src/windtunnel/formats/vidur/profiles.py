@@ -17,28 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import InputError, missing_file
-from windtunnel.model.forward import (
-    Shard,
-    decode_launches,
-    prefill_launches,
-    token_launches,
-)
+from windtunnel.model.forward import Shard, decode_launches, prefill_launches, token_launches
 from windtunnel.model.operators import Collective, Op
 from windtunnel.model.parallelism import Parallelism
-from windtunnel.model.shape import (
-    DenseFeedForward,
-    GroupedQueryAttention,
-    LayerGroup,
-    ModelSpec,
-)
-from windtunnel.pricing.table import (
-    STATISTICS,
-    Floats,
-    MeasurementTable,
-    require_columns,
-    site_names,
-    text_names,
-)
+from windtunnel.model.shape import DenseFeedForward, GroupedQueryAttention, LayerGroup, ModelSpec
+from windtunnel.pricing.table import STATISTICS, Floats, MeasurementTable, require_columns, site_names, text_names
 
 MS = 1e-3
 

@@ -21,15 +21,7 @@ from windtunnel.errors import WindtunnelError
 from windtunnel.formats.captures.step_names import MEASURED
 from windtunnel.lab.experiments.models import uses_cuda
 from windtunnel.lab.experiments.runners import Runner, transformers_runner, vllm_runner
-from windtunnel.lab.experiments.schema import (
-    CONFIG,
-    METRICS,
-    REQUESTS,
-    STEPS,
-    TRACE,
-    Experiment,
-    load_experiment,
-)
+from windtunnel.lab.experiments.schema import CONFIG, METRICS, REQUESTS, STEPS, TRACE, Experiment, load_experiment
 from windtunnel.lab.experiments.steps import Clock
 from windtunnel.lab.machine import machine, peak_memory
 from windtunnel.metrics.records import STEP_COLUMNS, Table, request_table

@@ -18,12 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from windtunnel.errors import (
-    InputError,
-    MissingExtraError,
-    WindtunnelError,
-    unwritable,
-)
+from windtunnel.errors import InputError, MissingExtraError, WindtunnelError, unwritable
 from windtunnel.files import write_text
 from windtunnel.formats.captures.capture import KERNEL, Capture, within
 from windtunnel.formats.captures.documents import (

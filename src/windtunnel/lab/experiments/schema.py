@@ -11,14 +11,7 @@ from typing import Any, Literal
 import yaml
 
 from windtunnel.errors import InputError, did_you_mean
-from windtunnel.schema import (
-    Schema,
-    check_seed,
-    decode,
-    encode,
-    parse_yaml,
-    read_yaml,
-)
+from windtunnel.schema import Schema, check_seed, decode, encode, parse_yaml, read_yaml
 
 CONFIG, SUMMARY, METRICS, LOG = "config.yaml", "summary.json", "metrics.json", "experiment.log"
 SCRIPT, TRACE = "inference_script.py", "torch_trace.json.gz"

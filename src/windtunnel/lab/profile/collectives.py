@@ -17,12 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from windtunnel.errors import (
-    InputError,
-    MissingExtraError,
-    WindtunnelError,
-    did_you_mean,
-)
+from windtunnel.errors import InputError, MissingExtraError, WindtunnelError, did_you_mean
 from windtunnel.lab.profile.samples import Statistics, statistics_of
 from windtunnel.lab.replay import newest
 from windtunnel.lab.timing import captured

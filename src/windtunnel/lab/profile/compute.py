@@ -13,12 +13,7 @@ from windtunnel.lab.profile.grid import Point, Refinement, octaves
 from windtunnel.lab.profile.model import StepShape
 from windtunnel.lab.profile.samples import MeasuredStep, Statistics
 from windtunnel.model.operators import Op
-from windtunnel.pricing.table import (
-    STATISTICS,
-    MeasurementTable,
-    site_names,
-    text_names,
-)
+from windtunnel.pricing.table import STATISTICS, MeasurementTable, site_names, text_names
 
 
 class Stepper(Protocol):

@@ -15,20 +15,8 @@ from typing import Any
 import msgspec
 
 from windtunnel.errors import InputError
-from windtunnel.lab.profile.attention import (
-    FlashInfer,
-    plan_flash_attention,
-    plan_flashinfer,
-    sdpa,
-)
-from windtunnel.model.forward import (
-    Shard,
-    StepBatch,
-    decode_launches,
-    head_launches,
-    prefill_launches,
-    token_launches,
-)
+from windtunnel.lab.profile.attention import FlashInfer, plan_flash_attention, plan_flashinfer, sdpa
+from windtunnel.model.forward import Shard, StepBatch, decode_launches, head_launches, prefill_launches, token_launches
 from windtunnel.model.operators import Experts, Gemm, Op
 from windtunnel.model.precision import BITS, Format
 from windtunnel.model.shape import (

@@ -27,14 +27,7 @@ from windtunnel.lab.engines.transformers import TransformersEngine, Transformers
 from windtunnel.lab.engines.vllm import VllmEngine, VllmSettings, vllm_version
 from windtunnel.lab.profile.attention import attention_version, check_attention
 from windtunnel.lab.profile.collectives import Plan, TimedCollective, collective_tables
-from windtunnel.lab.profile.compute import (
-    Budget,
-    Extent,
-    Progress,
-    Stepper,
-    measure_steps,
-    tables_of,
-)
+from windtunnel.lab.profile.compute import Budget, Extent, Progress, Stepper, measure_steps, tables_of
 from windtunnel.lab.profile.journal import Journal, read_journal, read_journals
 from windtunnel.lab.profile.machine import (
     device_of,

@@ -18,13 +18,7 @@ from windtunnel.lab.profile.model import (
     operators_of,
 )
 from windtunnel.lab.profile.samples import MeasuredStep, Repeats
-from windtunnel.lab.timing import (
-    CLOCKS_OF_HOST,
-    CudaStopwatch,
-    captured,
-    event_cost_s,
-    stopwatch,
-)
+from windtunnel.lab.timing import CLOCKS_OF_HOST, CudaStopwatch, captured, event_cost_s, stopwatch
 from windtunnel.model.forward import Shard
 from windtunnel.model.precision import BITS
 from windtunnel.model.shape import GroupedQueryAttention, LayerGroup

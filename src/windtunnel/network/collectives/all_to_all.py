@@ -5,11 +5,7 @@ from numpy.typing import NDArray
 
 from windtunnel.errors import InputError
 from windtunnel.network.collectives.rings import by_server
-from windtunnel.network.flows import (
-    Flows,
-    Ids,
-    flows_of,
-)
+from windtunnel.network.flows import Flows, Ids, flows_of
 
 
 def all_to_all(ranks: Ids, size_bytes: int | NDArray[np.integer]) -> Flows:

@@ -8,22 +8,11 @@ alone, one of each is run, and then it is checked that no link between switches 
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.network.collectives.ring_classes import (
-    Classes,
-    ring_classes,
-    ring_connections,
-    run_classes,
-)
+from windtunnel.network.collectives.ring_classes import Classes, ring_classes, ring_connections, run_classes
 from windtunnel.network.collectives.rings import Rings
 from windtunnel.network.fabric import Fabric, NodeKind
 from windtunnel.network.flows import Flows, flows_of
-from windtunnel.network.paths import (
-    FlowTimes,
-    Paths,
-    data_bytes_per_s,
-    find_paths,
-    tail_seconds,
-)
+from windtunnel.network.paths import FlowTimes, Paths, data_bytes_per_s, find_paths, tail_seconds
 from windtunnel.network.settings import NetworkSettings
 
 

@@ -3,12 +3,7 @@
 import numpy as np
 
 from windtunnel.errors import InputError
-from windtunnel.network.flows import (
-    Flows,
-    Hop,
-    Ids,
-    flows_of,
-)
+from windtunnel.network.flows import Flows, Hop, Ids, flows_of
 
 
 def nvls(ranks: Ids, switch: int, size_bytes: int, num_chunks: int = 4) -> Flows:

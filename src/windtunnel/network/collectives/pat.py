@@ -3,12 +3,7 @@
 import numpy as np
 
 from windtunnel.errors import InputError
-from windtunnel.network.flows import (
-    Flows,
-    Hop,
-    Ids,
-    flows_of,
-)
+from windtunnel.network.flows import Flows, Hop, Ids, flows_of
 
 
 def pat(ranks: Ids, chunk_bytes: int) -> Flows:

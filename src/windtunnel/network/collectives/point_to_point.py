@@ -3,11 +3,7 @@
 import numpy as np
 
 from windtunnel.errors import InputError
-from windtunnel.network.flows import (
-    Flows,
-    Ids,
-    flows_of,
-)
+from windtunnel.network.flows import Flows, Ids, flows_of
 
 
 def send_recv(source: int, destination: int, size_bytes: int, num_channels: int = 1) -> Flows:

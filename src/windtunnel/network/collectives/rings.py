@@ -6,13 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import InputError
-from windtunnel.network.flows import (
-    Flows,
-    Hop,
-    Ids,
-    Reduction,
-    flows_of,
-)
+from windtunnel.network.flows import Flows, Hop, Ids, Reduction, flows_of
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,20 +18,10 @@ from windtunnel.network.collectives.nvls import nvls
 from windtunnel.network.collectives.pat import pat
 from windtunnel.network.collectives.point_to_point import pipeline, send_recv
 from windtunnel.network.collectives.ring_classes import ring_seconds, together_seconds
-from windtunnel.network.collectives.rings import (
-    Rings,
-    nccl_rings,
-    ring,
-    simai_rings,
-)
+from windtunnel.network.collectives.rings import Rings, nccl_rings, ring, simai_rings
 from windtunnel.network.collectives.trees import double_binary_tree
 from windtunnel.network.fabric import Fabric, NodeKind
-from windtunnel.network.flows import (
-    Flows,
-    Reduction,
-    flows_of,
-    together,
-)
+from windtunnel.network.flows import Flows, Reduction, flows_of, together
 from windtunnel.network.paths import FlowTimes
 from windtunnel.network.run import run_flows
 from windtunnel.network.settings import Backend, NetworkSettings

@@ -7,13 +7,7 @@ from numpy.typing import NDArray
 
 from windtunnel.errors import InputError
 from windtunnel.network.collectives.rings import by_server
-from windtunnel.network.flows import (
-    Flows,
-    Hop,
-    Ids,
-    flows_of,
-    together,
-)
+from windtunnel.network.flows import Flows, Hop, Ids, flows_of, together
 
 
 def double_binary_tree(ranks: Ids, num_servers: int, size_bytes: int, num_chunks: int) -> Flows:

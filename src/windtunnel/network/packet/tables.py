@@ -14,13 +14,7 @@ from windtunnel.network.flows import Flows, flows_of
 from windtunnel.network.packet.kernel import groups, state
 from windtunnel.network.packet.tie_breaking import begin_order, partitions, senders
 from windtunnel.network.packet_settings import GBPS, PacketSettings
-from windtunnel.network.paths import (
-    Paths,
-    find_paths,
-    followers,
-    graph_of,
-    send_delay_s,
-)
+from windtunnel.network.paths import Paths, find_paths, followers, graph_of, send_delay_s
 from windtunnel.network.settings import NetworkSettings
 
 Ints = NDArray[np.int64]

@@ -18,14 +18,7 @@ from windtunnel.errors import InputError
 from windtunnel.model import operators as ops
 from windtunnel.model.precision import Format
 from windtunnel.pricing.roofline import Roofline
-from windtunnel.pricing.table import (
-    Floats,
-    MeasurementTable,
-    as_numpy,
-    numeric_column,
-    read_parquet,
-    require_columns,
-)
+from windtunnel.pricing.table import Floats, MeasurementTable, as_numpy, numeric_column, read_parquet, require_columns
 from windtunnel.schema import read_yaml
 from windtunnel.versions import is_unreleased
 

@@ -10,14 +10,7 @@ from typing import Any
 import numpy as np
 
 from windtunnel.pricing.aiconfigurator.borrowed_kernels import SAME_ALL_REDUCE
-from windtunnel.pricing.aiconfigurator.collection import (
-    HICCUP,
-    Collection,
-    Place,
-    Rows,
-    read_rows,
-    version_key,
-)
+from windtunnel.pricing.aiconfigurator.collection import HICCUP, Collection, Place, Rows, read_rows, version_key
 from windtunnel.pricing.table import MeasurementTable
 
 _NCCL_NAMES = {"all_to_all": "alltoall"}

@@ -7,12 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from windtunnel.model import operators as ops
-from windtunnel.pricing.aiconfigurator.collection import (
-    ENGINES,
-    Collection,
-    Rows,
-    first_rows,
-)
+from windtunnel.pricing.aiconfigurator.collection import ENGINES, Collection, Rows, first_rows
 from windtunnel.pricing.table import Floats, MeasurementTable
 
 QUANTISED_BYTES = 3.0

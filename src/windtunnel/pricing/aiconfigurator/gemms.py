@@ -20,12 +20,7 @@ from windtunnel.pricing.aiconfigurator.collection import (
     main_kernel_only,
     read_rows,
 )
-from windtunnel.pricing.aiconfigurator.conversions import (
-    QUANTISED_BYTES,
-    conversions,
-    fastest_conversion,
-    lower_middle,
-)
+from windtunnel.pricing.aiconfigurator.conversions import QUANTISED_BYTES, conversions, fastest_conversion, lower_middle
 from windtunnel.pricing.table import Floats, MeasurementTable
 
 _GEMM_DTYPES: Mapping[Format, tuple[str, ...]] = {

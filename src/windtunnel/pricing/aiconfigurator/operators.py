@@ -14,14 +14,7 @@ import numpy as np
 from windtunnel.model import operators as ops
 from windtunnel.model.precision import Format
 from windtunnel.pricing.aiconfigurator.borrowed_kernels import attention_rows, before_fp8_tiles, no_slower_than_longer
-from windtunnel.pricing.aiconfigurator.collection import (
-    KV_DTYPES,
-    Collection,
-    GemmPrices,
-    Place,
-    Rows,
-    read_rows,
-)
+from windtunnel.pricing.aiconfigurator.collection import KV_DTYPES, Collection, GemmPrices, Place, Rows, read_rows
 from windtunnel.pricing.aiconfigurator.collectives import collective_table
 from windtunnel.pricing.aiconfigurator.conversions import elementwise_table
 from windtunnel.pricing.aiconfigurator.experts import experts_table

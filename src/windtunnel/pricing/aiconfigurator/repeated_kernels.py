@@ -8,12 +8,7 @@ import numpy as np
 
 from windtunnel.model import operators as ops
 from windtunnel.pricing.aiconfigurator.collection import version_key
-from windtunnel.pricing.estimator import (
-    Coverage,
-    Estimate,
-    Estimator,
-    TableEstimator,
-)
+from windtunnel.pricing.estimator import Coverage, Estimate, Estimator, TableEstimator
 
 HELD_BY = {"rope": "attention", "kv_cache_write": "attention", "top_k": "experts"}
 """Kernel -> the operator of TensorRT-LLM that does its work and was timed with it: AIConfigurator's collectors call

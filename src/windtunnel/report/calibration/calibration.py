@@ -12,13 +12,7 @@ from rich.console import RenderableType
 from windtunnel.files import write_text
 from windtunnel.report.render.tables import columns, grid, title
 from windtunnel.schema import encode
-from windtunnel.serving.calibration import (
-    Calibration,
-    Inferred,
-    LearntTransfer,
-    Provenance,
-    Reserve,
-)
+from windtunnel.serving.calibration import Calibration, Inferred, LearntTransfer, Provenance, Reserve
 from windtunnel.units import format_bytes, format_count, format_seconds
 
 _METRICS = {"tpot": "TPOT", "ttft": "TTFT", "e2e": "E2E"}

@@ -10,20 +10,8 @@ from rich.console import RenderableType
 
 from windtunnel.calibration.validate import Prediction
 from windtunnel.metrics.accuracy import Score, kendall_tau, score
-from windtunnel.report.render.html import (
-    Section,
-    cards,
-    figures,
-    page,
-    paragraph,
-    table,
-)
-from windtunnel.report.render.plots import (
-    Axis,
-    Series,
-    figure,
-    histogram,
-)
+from windtunnel.report.render.html import Section, cards, figures, page, paragraph, table
+from windtunnel.report.render.plots import Axis, Series, figure, histogram
 from windtunnel.report.render.tables import columns, grid, title
 from windtunnel.report.version import version
 from windtunnel.units import format_count, format_seconds

@@ -15,14 +15,7 @@ from windtunnel.metrics.client import ClientSummary, gaps_of
 from windtunnel.metrics.records import Table
 from windtunnel.metrics.summary import Distribution
 from windtunnel.report.documents import as_text
-from windtunnel.report.render.tables import (
-    columns,
-    duration,
-    grid,
-    number,
-    percent,
-    title,
-)
+from windtunnel.report.render.tables import columns, duration, grid, number, percent, title
 from windtunnel.report.serving.run import LATENCY_HEADS
 from windtunnel.report.version import version
 from windtunnel.schema import encode

@@ -13,31 +13,13 @@ from rich.console import RenderableType
 from windtunnel.errors import InputError
 from windtunnel.files import write_text
 from windtunnel.formats.captures.capture import Capture
-from windtunnel.formats.captures.step_operators import (
-    OTHER,
-    ROWS,
-    MeasuredStep,
-    measured_steps,
-    row_of_launch,
-)
+from windtunnel.formats.captures.step_operators import OTHER, ROWS, MeasuredStep, measured_steps, row_of_launch
 from windtunnel.lab.experiments.schema import REQUESTS
 from windtunnel.pricing.table import numeric_column, read_parquet, require_columns
 from windtunnel.report.lab.experiment import capture_of, finished_summary
-from windtunnel.report.render.html import (
-    Section,
-    cards,
-    figures,
-    page,
-    paragraph,
-    table,
-)
+from windtunnel.report.render.html import Section, cards, figures, page, paragraph, table
 from windtunnel.report.render.plots import Axis, Series, figure
-from windtunnel.report.render.tables import (
-    columns,
-    grid,
-    percent,
-    title,
-)
+from windtunnel.report.render.tables import columns, grid, percent, title
 from windtunnel.serving.explain import Explanation, explain_step
 from windtunnel.serving.scenario import Setup
 from windtunnel.serving.setup.estimators import estimator_for, shard_of

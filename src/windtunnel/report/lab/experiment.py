@@ -27,45 +27,14 @@ from windtunnel.formats.captures.kernel_time import (
 from windtunnel.formats.captures.read import read_capture
 from windtunnel.formats.captures.step_names import MEASURED
 from windtunnel.hardware import Device
-from windtunnel.lab.experiments.schema import (
-    CONFIG,
-    STEPS,
-    SUMMARY,
-    TRACE,
-)
+from windtunnel.lab.experiments.schema import CONFIG, STEPS, SUMMARY, TRACE
 from windtunnel.metrics.records import Table
 from windtunnel.pricing.table import read_parquet
-from windtunnel.report.render.html import (
-    Section,
-    cards,
-    figures,
-    page,
-    paragraph,
-    table,
-)
-from windtunnel.report.render.plots import (
-    COLOURS,
-    Axis,
-    Series,
-    bar_chart,
-    figure,
-    shortened,
-)
-from windtunnel.report.render.tables import (
-    bars,
-    columns,
-    grid,
-    number,
-    percent,
-    title,
-)
+from windtunnel.report.render.html import Section, cards, figures, page, paragraph, table
+from windtunnel.report.render.plots import COLOURS, Axis, Series, bar_chart, figure, shortened
+from windtunnel.report.render.tables import bars, columns, grid, number, percent, title
 from windtunnel.schema import read_yaml
-from windtunnel.units import (
-    format_bytes,
-    format_count,
-    format_seconds,
-    format_si,
-)
+from windtunnel.units import format_bytes, format_count, format_seconds, format_si
 
 MOST_BARS, MOST_ROWS, MOST_POINTS = 20, 200, 2000
 PAGES = "visualization"

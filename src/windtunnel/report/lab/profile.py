@@ -12,12 +12,7 @@ from rich.console import RenderableType
 
 from windtunnel.pricing.regress import Score
 from windtunnel.pricing.table import MeasurementTable
-from windtunnel.report.render.tables import (
-    columns,
-    grid,
-    percent,
-    title,
-)
+from windtunnel.report.render.tables import columns, grid, percent, title
 from windtunnel.serving.deployment import HostOverheads
 from windtunnel.units import format_bytes, format_seconds, format_si
 

@@ -8,19 +8,8 @@ from rich.console import RenderableType
 
 from windtunnel.files import write_text
 from windtunnel.lab.experiments.schema import Experiment
-from windtunnel.report.render.html import (
-    Section,
-    cards,
-    figures,
-    page,
-    table,
-)
-from windtunnel.report.render.plots import (
-    COLOURS,
-    Axis,
-    Series,
-    figure,
-)
+from windtunnel.report.render.html import Section, cards, figures, page, table
+from windtunnel.report.render.plots import COLOURS, Axis, Series, figure
 from windtunnel.report.render.tables import columns, number, title
 from windtunnel.units import format_count, format_seconds
 

@@ -8,13 +8,7 @@ from rich.console import RenderableType
 
 from windtunnel.network.collectives.run import CollectiveRun
 from windtunnel.network.fabric import Fabric, NodeKind
-from windtunnel.report.render.tables import (
-    columns,
-    grid,
-    number,
-    percent,
-    title,
-)
+from windtunnel.report.render.tables import columns, grid, number, percent, title
 from windtunnel.report.version import version
 from windtunnel.training.iteration.layers import Group
 from windtunnel.training.iteration.shared_fabric import SharedJob

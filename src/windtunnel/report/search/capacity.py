@@ -5,13 +5,7 @@ from typing import Any
 import numpy as np
 from rich.console import RenderableType
 
-from windtunnel.report.render.tables import (
-    columns,
-    grid,
-    number,
-    percent,
-    title,
-)
+from windtunnel.report.render.tables import columns, grid, number, percent, title
 from windtunnel.report.search.study import burst_text, limit_text
 from windtunnel.report.serving.setup import deployment_line, load_line, model_line
 from windtunnel.report.version import version

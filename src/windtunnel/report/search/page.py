@@ -14,14 +14,7 @@ from windtunnel.errors import unwritable
 from windtunnel.formats.launch.scripts import helm_chart, kubernetes_manifests, launch_script
 from windtunnel.formats.megatron.script import megatron_script
 from windtunnel.report.documents import as_text
-from windtunnel.report.render.html import (
-    Cell,
-    Section,
-    cards,
-    page,
-    paragraph,
-    table,
-)
+from windtunnel.report.render.html import Cell, Section, cards, page, paragraph, table
 from windtunnel.report.render.tables import number, percent
 from windtunnel.report.search.study import (
     FIGURE_TITLES,
@@ -46,12 +39,7 @@ from windtunnel.report.search.study import (
     worth_text,
     worth_title,
 )
-from windtunnel.search.answers import (
-    frontier,
-    job_of,
-    scenario_of,
-    worths,
-)
+from windtunnel.search.answers import frontier, job_of, scenario_of, worths
 from windtunnel.search.capacity.limits import METRICS, limits_from
 from windtunnel.search.evaluation.schema import Evaluation
 from windtunnel.search.finalists import label_of

@@ -8,24 +8,10 @@ from typing import Any
 import msgspec
 from rich.console import RenderableType
 
-from windtunnel.report.render.tables import (
-    columns,
-    duration,
-    grid,
-    number,
-    percent,
-    title,
-)
+from windtunnel.report.render.tables import columns, duration, grid, number, percent, title
 from windtunnel.report.version import version
 from windtunnel.schema import encode
-from windtunnel.search.answers import (
-    FleetSize,
-    Worth,
-    best_by_objective,
-    confidence,
-    frontier,
-    worths,
-)
+from windtunnel.search.answers import FleetSize, Worth, best_by_objective, confidence, frontier, worths
 from windtunnel.search.asker import Count
 from windtunnel.search.capacity.limits import METRICS, Limit, limits_from
 from windtunnel.search.capacity.probe import LEAST_STREAM, STABILITY

@@ -8,19 +8,8 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from windtunnel.errors import InputError, did_you_mean
-from windtunnel.report.render.html import (
-    Cell,
-    Section,
-    figures,
-    page,
-    table,
-)
-from windtunnel.report.render.plots import (
-    COLOURS,
-    Axis,
-    Series,
-    figure,
-)
+from windtunnel.report.render.html import Cell, Section, figures, page, table
+from windtunnel.report.render.plots import COLOURS, Axis, Series, figure
 from windtunnel.report.render.tables import columns, title
 from windtunnel.report.search.page import figure_cell
 from windtunnel.report.search.study import figure_text, figure_title, limit_name
@@ -29,12 +18,7 @@ from windtunnel.schema import encode
 from windtunnel.search.capacity.limits import METRICS
 from windtunnel.search.evaluation.schema import Evaluation
 from windtunnel.search.scores import OBJECTIVES
-from windtunnel.search.space.space import (
-    Space,
-    as_builtins,
-    point_at,
-    value_text,
-)
+from windtunnel.search.space.space import Space, as_builtins, point_at, value_text
 from windtunnel.units import format_count
 
 SHOWN = (

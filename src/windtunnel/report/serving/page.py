@@ -8,22 +8,10 @@ import numpy as np
 from windtunnel.metrics.records import Table
 from windtunnel.metrics.summary import Summary
 from windtunnel.report.documents import run_document
-from windtunnel.report.render.html import (
-    Section,
-    cards,
-    facts,
-    figures,
-    page,
-    table,
-)
+from windtunnel.report.render.html import Section, cards, facts, figures, page, table
 from windtunnel.report.render.plots import Axis, bar_chart
 from windtunnel.report.render.tables import number, percent, span_text
-from windtunnel.report.serving.curves import (
-    LATENCIES,
-    cdf,
-    curves_over_time,
-    measured,
-)
+from windtunnel.report.serving.curves import LATENCIES, cdf, curves_over_time, measured
 from windtunnel.report.serving.run import (
     LATENCY_HEADS,
     POOL_HEADS,

@@ -7,22 +7,8 @@ from rich.console import RenderableType
 from windtunnel.metrics.records import Table
 from windtunnel.metrics.slo import Slo
 from windtunnel.metrics.summary import Distribution, Summary, queue_growth
-from windtunnel.report.render.tables import (
-    bars,
-    columns,
-    duration,
-    grid,
-    number,
-    percent,
-    title,
-)
-from windtunnel.report.serving.setup import (
-    deployment_line,
-    load_line,
-    model_line,
-    network_lines,
-    provenance_rows,
-)
+from windtunnel.report.render.tables import bars, columns, duration, grid, number, percent, title
+from windtunnel.report.serving.setup import deployment_line, load_line, model_line, network_lines, provenance_rows
 from windtunnel.search.capacity.load import is_closed
 from windtunnel.search.capacity.probe import MOST_GROWTH
 from windtunnel.serving.scenario import Scenario, Setup, pool_scenario

@@ -6,25 +6,8 @@ from windtunnel.report.render.tables import formats, percent
 from windtunnel.serving.deployment import Deployment
 from windtunnel.serving.scenario import Scenario, Setup
 from windtunnel.units import format_count
-from windtunnel.workload.arrivals import (
-    Arrivals,
-    Burst,
-    ClosedLoop,
-    Gamma,
-    Poisson,
-    RateCurve,
-    Recorded,
-    Static,
-)
-from windtunnel.workload.lengths import (
-    Empirical,
-    Fixed,
-    Lengths,
-    Lognormal,
-    Normal,
-    Uniform,
-    Zipf,
-)
+from windtunnel.workload.arrivals import Arrivals, Burst, ClosedLoop, Gamma, Poisson, RateCurve, Recorded, Static
+from windtunnel.workload.lengths import Empirical, Fixed, Lengths, Lognormal, Normal, Uniform, Zipf
 from windtunnel.workload.schema import Requests, Workload
 
 ENGINE_TITLES = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}

@@ -18,27 +18,10 @@ from windtunnel.model.operators import (
     SparseLatentDecode,
     SparseLatentPrefill,
 )
-from windtunnel.report.render.tables import (
-    bars,
-    columns,
-    grid,
-    number,
-    percent,
-    title,
-)
-from windtunnel.report.serving.setup import (
-    deployment_line,
-    model_line,
-    network_lines,
-    provenance_rows,
-)
+from windtunnel.report.render.tables import bars, columns, grid, number, percent, title
+from windtunnel.report.serving.setup import deployment_line, model_line, network_lines, provenance_rows
 from windtunnel.serving.explain import ExplainedLaunch, Explanation
-from windtunnel.units import (
-    format_bytes,
-    format_count,
-    format_seconds,
-    format_si,
-)
+from windtunnel.units import format_bytes, format_count, format_seconds, format_si
 
 TIME_HEADS = ("operator", "runs", "each", "total", "share", "bound by", "found")
 WORK_HEADS = ("work of one run", "shape", "FLOP", "of peak", "bytes", "of peak")

@@ -5,40 +5,13 @@ from typing import Any
 
 import numpy as np
 
-from windtunnel.report.render.html import (
-    Section,
-    cards,
-    facts,
-    figures,
-    page,
-    table,
-)
-from windtunnel.report.render.plots import (
-    Axis,
-    Bar,
-    bar_chart,
-    tracks,
-)
-from windtunnel.report.render.tables import (
-    duration,
-    number,
-    percent,
-    span_text,
-)
+from windtunnel.report.render.html import Section, cards, facts, figures, page, table
+from windtunnel.report.render.plots import Axis, Bar, bar_chart, tracks
+from windtunnel.report.render.tables import duration, number, percent, span_text
 from windtunnel.report.training.document import training_document
-from windtunnel.report.training.step import (
-    batch_line,
-    devices_line,
-    model_line,
-    run_rows,
-)
+from windtunnel.report.training.step import batch_line, devices_line, model_line, run_rows
 from windtunnel.training.campaign import Campaign
-from windtunnel.training.pipeline.schedules import (
-    BACKWARD,
-    FORWARD,
-    PAIRED,
-    WEIGHT,
-)
+from windtunnel.training.pipeline.schedules import BACKWARD, FORWARD, PAIRED, WEIGHT
 from windtunnel.training.step import Timeline, TrainingResult
 from windtunnel.units import format_bytes, format_seconds
 

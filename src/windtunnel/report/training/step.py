@@ -4,15 +4,7 @@ from collections.abc import Iterator
 
 from rich.console import RenderableType
 
-from windtunnel.report.render.tables import (
-    bars,
-    columns,
-    duration,
-    grid,
-    number,
-    percent,
-    title,
-)
+from windtunnel.report.render.tables import bars, columns, duration, grid, number, percent, title
 from windtunnel.report.serving.setup import network_lines
 from windtunnel.training.campaign import Campaign
 from windtunnel.training.costs import PHASES, ExplainedTask
@@ -20,12 +12,7 @@ from windtunnel.training.intervals import step_interval
 from windtunnel.training.memory import StageMemory
 from windtunnel.training.setup import TrainingSetup
 from windtunnel.training.step import TrainingResult
-from windtunnel.units import (
-    format_bytes,
-    format_count,
-    format_seconds,
-    format_si,
-)
+from windtunnel.units import format_bytes, format_count, format_seconds, format_si
 
 
 def training_report(

@@ -12,12 +12,7 @@ from windtunnel.search.capacity.probe import Probe, probe, serve_requests
 from windtunnel.search.confidence import lower_bound
 from windtunnel.search.priced_deployments import PricedDeployments
 from windtunnel.serving.pools import PreparedPools
-from windtunnel.serving.scenario import (
-    Scenario,
-    Setup,
-    pool_scenario,
-    resolve,
-)
+from windtunnel.serving.scenario import Scenario, Setup, pool_scenario, resolve
 from windtunnel.serving.server import Server
 
 TOLERANCE = 0.01

@@ -7,16 +7,7 @@ import msgspec
 import numpy as np
 
 from windtunnel.errors import InputError
-from windtunnel.workload.arrivals import (
-    Arrivals,
-    Burst,
-    ClosedLoop,
-    Gamma,
-    Poisson,
-    RateCurve,
-    Recorded,
-    Static,
-)
+from windtunnel.workload.arrivals import Arrivals, Burst, ClosedLoop, Gamma, Poisson, RateCurve, Recorded, Static
 from windtunnel.workload.generate.requests import RequestArrays, generate
 from windtunnel.workload.schema import Workload
 

@@ -34,13 +34,7 @@ import msgspec
 
 from windtunnel.errors import InputError, did_you_mean
 from windtunnel.metrics.slo import Slo
-from windtunnel.schema import (
-    Schema,
-    check_seed,
-    decode,
-    read_table,
-    set_path,
-)
+from windtunnel.schema import Schema, check_seed, decode, read_table, set_path
 from windtunnel.search.capacity.limits import limits_from, limits_of
 from windtunnel.search.space.layouts import vary_layouts
 from windtunnel.serving.scenario import Scenario, keep_published_formats, scenario_from

@@ -9,13 +9,7 @@ from numpy.typing import NDArray
 from windtunnel.hardware import Device
 from windtunnel.metrics.records import Table
 from windtunnel.metrics.summary import StageUse
-from windtunnel.model.forward import (
-    Shard,
-    decode_launches,
-    head_launches,
-    prefill_launches,
-    token_launches,
-)
+from windtunnel.model.forward import Shard, decode_launches, head_launches, prefill_launches, token_launches
 from windtunnel.model.operators import Launch
 from windtunnel.pricing.roofline import compute_format, machine
 

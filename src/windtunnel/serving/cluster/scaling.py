@@ -5,20 +5,8 @@ import numpy as np
 from windtunnel.compiled.jit import inner
 from windtunnel.serving.cluster.losses import clear
 from windtunnel.serving.cluster.router_queue import ask_again
-from windtunnel.serving.state.fleet import (
-    KV_USE,
-    OUTSTANDING,
-    RUNNING,
-    WAITING,
-)
-from windtunnel.serving.state.records import (
-    DRAINING,
-    FAILED,
-    NONE,
-    OFF,
-    STARTING,
-    UP,
-)
+from windtunnel.serving.state.fleet import KV_USE, OUTSTANDING, RUNNING, WAITING
+from windtunnel.serving.state.records import DRAINING, FAILED, NONE, OFF, STARTING, UP
 
 
 @inner

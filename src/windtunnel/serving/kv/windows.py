@@ -12,12 +12,7 @@ takes one. TensorRT-LLM's GUARANTEED_NO_EVICT reserves to the end and gives noth
 
 from windtunnel.compiled.heap import push
 from windtunnel.compiled.jit import inner
-from windtunnel.serving.state.records import (
-    FINISH_KEY,
-    FINISH_VALUE,
-    SLIDING,
-    TRTLLM,
-)
+from windtunnel.serving.state.records import FINISH_KEY, FINISH_VALUE, SLIDING, TRTLLM
 
 
 @inner

@@ -5,12 +5,7 @@ import numpy as np
 from windtunnel.compiled.heap import pop
 from windtunnel.compiled.jit import inner
 from windtunnel.serving.cluster.pool_routers import route_arrival
-from windtunnel.serving.cluster.router_queue import (
-    drop_first_at_router,
-    hold,
-    route_up,
-    take_lost,
-)
+from windtunnel.serving.cluster.router_queue import drop_first_at_router, hold, route_up, take_lost
 from windtunnel.serving.cluster.routers import fewest_outstanding, route
 from windtunnel.serving.cluster.slots import wake
 from windtunnel.serving.schedulers.queue_orders import enqueue, set_queue_key

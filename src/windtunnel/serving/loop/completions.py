@@ -6,22 +6,8 @@ from windtunnel.serving.cluster.handoff import end_transfer, hand_off
 from windtunnel.serving.cluster.slots import wake_replica
 from windtunnel.serving.kv.cache import caches_when_scheduled, release, share
 from windtunnel.serving.kv.windows import fills_window
-from windtunnel.serving.schedulers.batch import (
-    begin_decoding,
-    held_blocks,
-    held_window_blocks,
-    stop_decoding,
-    unlink,
-)
-from windtunnel.serving.state.records import (
-    BATCH,
-    BATCH_ENDS,
-    FAIR_SHARE,
-    FAIR_TOKENS,
-    FINISH_KEY,
-    FINISH_VALUE,
-    NONE,
-)
+from windtunnel.serving.schedulers.batch import begin_decoding, held_blocks, held_window_blocks, stop_decoding, unlink
+from windtunnel.serving.state.records import BATCH, BATCH_ENDS, FAIR_SHARE, FAIR_TOKENS, FINISH_KEY, FINISH_VALUE, NONE
 
 
 @inner

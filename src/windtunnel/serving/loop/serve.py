@@ -26,19 +26,9 @@ from windtunnel.serving.loop.arrivals import deliver, next_arrival_s
 from windtunnel.serving.loop.completions import arrive, complete
 from windtunnel.serving.loop.steps import start_step
 from windtunnel.serving.schedulers.batch import begin_batch, end_batch
-from windtunnel.serving.state.pools import (
-    cache_of,
-    cost_of,
-    ranks_of,
-    slots_of,
-)
+from windtunnel.serving.state.pools import cache_of, cost_of, ranks_of, slots_of
 from windtunnel.serving.state.records import NONE, SGLANG
-from windtunnel.serving.state.status import (
-    ASK_ROUTER,
-    DONE,
-    MORE,
-    STUCK,
-)
+from windtunnel.serving.state.status import ASK_ROUTER, DONE, MORE, STUCK
 
 
 @inner

@@ -18,21 +18,8 @@ from windtunnel.serving.loop.step_cost import (
     with_host,
     with_loading,
 )
-from windtunnel.serving.schedulers.batch import (
-    decode_step_blocks,
-    gained_tokens,
-    passed_of_step,
-    take_decode_step,
-)
-from windtunnel.serving.state.records import (
-    BATCH,
-    BATCH_ENDS,
-    BATCH_TOKENS,
-    FINISH_KEY,
-    NONE,
-    SGLANG,
-    TRTLLM,
-)
+from windtunnel.serving.schedulers.batch import decode_step_blocks, gained_tokens, passed_of_step, take_decode_step
+from windtunnel.serving.state.records import BATCH, BATCH_ENDS, BATCH_TOKENS, FINISH_KEY, NONE, SGLANG, TRTLLM
 from windtunnel.serving.state.status import DONE, OUT_OF_STEPS
 
 

@@ -2,12 +2,7 @@
 
 from windtunnel.compiled.jit import entry
 from windtunnel.serving.per_request.decode_groups import MEMBERS, ready_row
-from windtunnel.serving.per_request.policies import (
-    add,
-    admit,
-    put_first,
-    restart,
-)
+from windtunnel.serving.per_request.policies import add, admit, put_first, restart
 from windtunnel.serving.state.records import NONE
 
 TWICE, NOT_HERE, TOO_MANY_TOKENS, TOO_FEW_TOKENS, TOO_MANY_BLOCKS, TOO_MANY_SEQS, TOO_LONG = range(-7, 0)

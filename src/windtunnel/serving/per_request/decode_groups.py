@@ -14,12 +14,7 @@ import numpy as np
 
 from windtunnel.compiled.jit import inner
 from windtunnel.serving.loop.completions import conclude
-from windtunnel.serving.state.per_request import (
-    FASTER_TRANSFORMER,
-    ORCA,
-    USER,
-    VLLM_V0,
-)
+from windtunnel.serving.state.per_request import FASTER_TRANSFORMER, ORCA, USER, VLLM_V0
 from windtunnel.serving.state.records import NONE
 
 MEMBERS, TOKENS, SCRATCH = 0, 1, 2

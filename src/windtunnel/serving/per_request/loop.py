@@ -40,24 +40,9 @@ from windtunnel.serving.per_request.policies import (
     put_last,
     release,
 )
-from windtunnel.serving.state.per_request import (
-    ASSIGNED,
-    FASTER_TRANSFORMER,
-    LIGHTLLM,
-    ORCA,
-    SARATHI,
-    USER,
-    VLLM_V0,
-)
+from windtunnel.serving.state.per_request import ASSIGNED, FASTER_TRANSFORMER, LIGHTLLM, ORCA, SARATHI, USER, VLLM_V0
 from windtunnel.serving.state.records import NONE
-from windtunnel.serving.state.status import (
-    ASK_POLICY,
-    DONE,
-    MORE,
-    OUT_OF_STEPS,
-    OUT_OF_TABLES,
-    STUCK,
-)
+from windtunnel.serving.state.status import ASK_POLICY, DONE, MORE, OUT_OF_STEPS, OUT_OF_TABLES, STUCK
 
 
 @inner

@@ -6,14 +6,7 @@ the batches of Vidur 7d47513 (`vidur/scheduler/replica_scheduler`), restarts and
 """
 
 from windtunnel.compiled.jit import inner
-from windtunnel.serving.per_request.decode_groups import (
-    MEMBERS,
-    SCRATCH,
-    TOKENS,
-    dissolve,
-    ready_row,
-    take_group,
-)
+from windtunnel.serving.per_request.decode_groups import MEMBERS, SCRATCH, TOKENS, dissolve, ready_row, take_group
 from windtunnel.serving.state.records import NONE
 
 

@@ -19,13 +19,7 @@ from windtunnel.serving.setup.prefix_cache import session_state
 from windtunnel.serving.state import records as state
 from windtunnel.serving.state.per_request import PerRequestSettings
 from windtunnel.serving.state.pools import Pools
-from windtunnel.serving.state.status import (
-    ASK_ROUTER,
-    DONE,
-    MORE,
-    OUT_OF_STEPS,
-    STUCK,
-)
+from windtunnel.serving.state.status import ASK_ROUTER, DONE, MORE, OUT_OF_STEPS, STUCK
 from windtunnel.workload.generate.requests import RequestArrays
 
 STEP_BUFFER_ROWS = 100_000

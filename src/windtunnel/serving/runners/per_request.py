@@ -20,14 +20,7 @@ from windtunnel.serving.setup.frontend import usual_streams
 from windtunnel.serving.setup.memory import MemoryPlan
 from windtunnel.serving.state import per_request as per_request_state
 from windtunnel.serving.state import records as state
-from windtunnel.serving.state.status import (
-    ASK_POLICY,
-    DONE,
-    MORE,
-    OUT_OF_STEPS,
-    OUT_OF_TABLES,
-    STUCK,
-)
+from windtunnel.serving.state.status import ASK_POLICY, DONE, MORE, OUT_OF_STEPS, OUT_OF_TABLES, STUCK
 from windtunnel.workload.generate.requests import RequestArrays
 
 FIRST_BUFFER_ROWS = 4_096

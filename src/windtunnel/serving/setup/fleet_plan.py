@@ -11,12 +11,7 @@ from numpy.typing import NDArray
 from windtunnel.errors import InputError
 from windtunnel.metrics.fleet import FLEET_COLUMNS, PHASE_COLUMNS, STAY_COLUMNS
 from windtunnel.metrics.records import Table
-from windtunnel.serving.deployment import (
-    Deployment,
-    Faults,
-    ScheduledScaling,
-    TargetScaling,
-)
+from windtunnel.serving.deployment import Deployment, Faults, ScheduledScaling, TargetScaling
 from windtunnel.serving.engines.defaults import is_users_own
 from windtunnel.serving.state import fleet as kernel
 from windtunnel.serving.state import records as state

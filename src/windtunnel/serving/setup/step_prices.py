@@ -20,15 +20,7 @@ from windtunnel.model.forward import (
     prefill_launches,
     token_launches,
 )
-from windtunnel.model.operators import (
-    Collective,
-    Experts,
-    GatedDelta,
-    Gemm,
-    Launch,
-    Op,
-    Size,
-)
+from windtunnel.model.operators import Collective, Experts, GatedDelta, Gemm, Launch, Op, Size
 from windtunnel.model.precision import ACTIVATION_BITS, Format
 from windtunnel.model.shape import ExpertsFeedForward, GatedDeltaAttention, LatentAttention
 from windtunnel.pricing.estimator import Estimate, Estimator

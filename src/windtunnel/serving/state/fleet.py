@@ -15,14 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from windtunnel.serving.state.records import (
-    NONE,
-    UP,
-    Floats,
-    Ints,
-    KernelSettings,
-    Table,
-)
+from windtunnel.serving.state.records import NONE, UP, Floats, Ints, KernelSettings, Table
 
 METRICS = ("outstanding", "waiting", "running", "kv_use")
 """The codes of `Scaling.metric` are positions here."""

@@ -4,14 +4,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from windtunnel.serving.state.records import (
-    MODULUS,
-    NONE,
-    ROUND_ROBIN,
-    Floats,
-    Ints,
-    Table,
-)
+from windtunnel.serving.state.records import MODULUS, NONE, ROUND_ROBIN, Floats, Ints, Table
 
 PER_REQUEST_SCHEDULERS = ("vllm_v0", "sarathi", "orca", "faster_transformer", "lightllm", "user")
 """The codes of `PerRequestSettings.scheduler` are positions here."""

@@ -10,19 +10,8 @@ from windtunnel.errors import InputError
 from windtunnel.network.collectives.run import groups_seconds, transfer_seconds
 from windtunnel.network.fabric import Fabric
 from windtunnel.network.settings import NetworkSettings
-from windtunnel.training.iteration.layers import (
-    Communication,
-    Group,
-    LayerWorkload,
-    Phase,
-)
-from windtunnel.training.iteration.times import (
-    Iteration,
-    LayerTimes,
-    PhaseTimes,
-    bubble_ns,
-    exposed_by_group,
-)
+from windtunnel.training.iteration.layers import Communication, Group, LayerWorkload, Phase
+from windtunnel.training.iteration.times import Iteration, LayerTimes, PhaseTimes, bubble_ns, exposed_by_group
 
 SIMAI_LEAST_BYTES = 4096
 

@@ -7,20 +7,8 @@ from collections.abc import Iterator
 
 from windtunnel.model import operators as ops
 from windtunnel.model.precision import Format
-from windtunnel.model.shape import (
-    GatedDeltaAttention,
-    GroupedQueryAttention,
-    LatentAttention,
-    LayerGroup,
-)
-from windtunnel.training.layers.part import (
-    Part,
-    Task,
-    enter_tensor_parallel,
-    leave_tensor_parallel,
-    linear,
-    pointwise,
-)
+from windtunnel.model.shape import GatedDeltaAttention, GroupedQueryAttention, LatentAttention, LayerGroup
+from windtunnel.training.layers.part import Part, Task, enter_tensor_parallel, leave_tensor_parallel, linear, pointwise
 from windtunnel.training.layers.rank import BF16_BYTES, Group, Rank
 
 ATTENTION_BACKWARD_FLOPS = 2.5

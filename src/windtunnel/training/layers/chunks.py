@@ -10,12 +10,7 @@ from windtunnel.model.parameters import (
     router_parameters,
     shared_expert_parameters,
 )
-from windtunnel.model.shape import (
-    DenseFeedForward,
-    GroupedQueryAttention,
-    LatentAttention,
-    LayerGroup,
-)
+from windtunnel.model.shape import DenseFeedForward, GroupedQueryAttention, LatentAttention, LayerGroup
 from windtunnel.training.job import V_SCHEDULES
 from windtunnel.training.layers.rank import Rank
 from windtunnel.training.setup import TrainingSetup

@@ -16,12 +16,7 @@ from windtunnel.training.layers.part import (
     pointwise,
     quantised,
 )
-from windtunnel.training.layers.rank import (
-    BF16_BYTES,
-    WIRE_BYTES,
-    Group,
-    Rank,
-)
+from windtunnel.training.layers.rank import BF16_BYTES, WIRE_BYTES, Group, Rank
 
 GROUPED_EFFICIENCY = 0.7
 """Rate of grouped GEMMs against dense ones of the same rows: median over four models' experts, 65,536 tokens, bf16 and

@@ -8,12 +8,7 @@ from dataclasses import dataclass, replace
 
 from windtunnel.model import operators as ops
 from windtunnel.model.precision import ACTIVATION_BITS, Format
-from windtunnel.training.layers.rank import (
-    BF16_BYTES,
-    WIRE_BYTES,
-    Group,
-    Rank,
-)
+from windtunnel.training.layers.rank import BF16_BYTES, WIRE_BYTES, Group, Rank
 
 SCALING_BYTES = {"fp8_current": 2.0, "fp8_rowwise": 17.0}
 """Bytes that finding its scale moves for each value of a tensor. Of a whole tensor: one read. Of rows and, for the

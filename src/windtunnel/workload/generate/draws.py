@@ -6,16 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.workload import sessions as spec
-from windtunnel.workload.lengths import (
-    MAX_TOKENS,
-    Empirical,
-    Fixed,
-    Lengths,
-    Lognormal,
-    Normal,
-    Uniform,
-    Zipf,
-)
+from windtunnel.workload.lengths import MAX_TOKENS, Empirical, Fixed, Lengths, Lognormal, Normal, Uniform, Zipf
 from windtunnel.workload.sessions import (
     MAX_TURNS,
     Durations,

@@ -13,21 +13,8 @@ from windtunnel.workload.arrivals import ClosedLoop
 from windtunnel.workload.generate.arrival_times import draw_times
 from windtunnel.workload.generate.client_lengths import drawn_lengths
 from windtunnel.workload.generate.clients import draw_clients
-from windtunnel.workload.generate.draws import (
-    Counts,
-    Seconds,
-    child,
-    draw_indices,
-    draw_lengths,
-    spawn,
-)
-from windtunnel.workload.generate.turns import (
-    Turns,
-    begins,
-    draw_prompts,
-    draw_turns,
-    within,
-)
+from windtunnel.workload.generate.draws import Counts, Seconds, child, draw_indices, draw_lengths, spawn
+from windtunnel.workload.generate.turns import Turns, begins, draw_prompts, draw_turns, within
 from windtunnel.workload.lengths import Lengths
 from windtunnel.workload.schema import Requests, Trace, Workload
 from windtunnel.workload.sessions import SharedPrompts

@@ -18,21 +18,8 @@ from windtunnel import catalog
 from windtunnel.errors import InputError
 from windtunnel.workload.lengths import MAX_TOKENS
 from windtunnel.workload.schema import Trace, TraceColumns
-from windtunnel.workload.traces.columns import (
-    Column,
-    column_of,
-    dates_s,
-    integers,
-    shown,
-    tokens_of,
-)
-from windtunnel.workload.traces.layouts import (
-    CONVERSATIONS,
-    LENGTHS,
-    STREAMS,
-    find_columns,
-    recognise,
-)
+from windtunnel.workload.traces.columns import Column, column_of, dates_s, integers, shown, tokens_of
+from windtunnel.workload.traces.layouts import CONVERSATIONS, LENGTHS, STREAMS, find_columns, recognise
 from windtunnel.workload.traces.table_file import Batch, batches_of, header_of
 
 UNITS_S = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}

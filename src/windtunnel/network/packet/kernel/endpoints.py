@@ -6,12 +6,7 @@ from numpy.typing import NDArray
 from windtunnel.compiled.calendar import Clock, schedule
 from windtunnel.compiled.jit import inner
 from windtunnel.compiled.records import Records, int64
-from windtunnel.network.packet.kernel.congestion import (
-    acknowledged,
-    dcqcn_decrease,
-    dcqcn_increase,
-    dcqcn_mark,
-)
+from windtunnel.network.packet.kernel.congestion import acknowledged, dcqcn_decrease, dcqcn_increase, dcqcn_mark
 from windtunnel.network.packet.kernel.flows import release, sent
 from windtunnel.network.packet.kernel.queues import (
     DECREASE,

@@ -4,12 +4,7 @@ from windtunnel.compiled.calendar import Clock, schedule, schedule_message
 from windtunnel.compiled.jit import inner
 from windtunnel.compiled.records import Records, int64
 from windtunnel.network.packet.kernel.endpoints import next_data_packet
-from windtunnel.network.packet.kernel.queues import (
-    ARRIVE,
-    SERVE,
-    event,
-    sending_ps,
-)
+from windtunnel.network.packet.kernel.queues import ARRIVE, SERVE, event, sending_ps
 from windtunnel.network.packet.kernel.state import (
     DATA,
     NONE,

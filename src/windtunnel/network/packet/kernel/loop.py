@@ -14,13 +14,7 @@ from numpy.typing import NDArray
 from windtunnel.compiled.calendar import NO_EVENT, Clock, is_empty, schedule, take_next
 from windtunnel.compiled.jit import entry, inner
 from windtunnel.compiled.records import Ints, Records, int64
-from windtunnel.network.packet.kernel.endpoints import (
-    answer,
-    on_timer,
-    start,
-    take_answer,
-    wake,
-)
+from windtunnel.network.packet.kernel.endpoints import answer, on_timer, start, take_answer, wake
 from windtunnel.network.packet.kernel.flows import complete, release
 from windtunnel.network.packet.kernel.link import serve
 from windtunnel.network.packet.kernel.queues import (

@@ -3,13 +3,7 @@
 from windtunnel.compiled.heap import meld
 from windtunnel.compiled.jit import inner
 from windtunnel.serving.kv.cache import acquire, look_up
-from windtunnel.serving.kv.windows import (
-    has_blocks,
-    num_blocks_for,
-    pass_blocks,
-    passed_blocks,
-    take_blocks,
-)
+from windtunnel.serving.kv.windows import has_blocks, num_blocks_for, pass_blocks, passed_blocks, take_blocks
 from windtunnel.serving.schedulers.batch import (
     add_chunk,
     admit,

@@ -24,14 +24,7 @@ from windtunnel.serving.schedulers.batch import (
     take_decode_step,
     wanted_tokens,
 )
-from windtunnel.serving.state.records import (
-    NONE,
-    PHASES,
-    PREFILLING,
-    PRIORITY,
-    SLIDING,
-    TRTLLM,
-)
+from windtunnel.serving.state.records import NONE, PHASES, PREFILLING, PRIORITY, SLIDING, TRTLLM
 
 
 @inner
