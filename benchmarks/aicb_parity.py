@@ -10,8 +10,8 @@ import sys
 import time
 from pathlib import Path
 
-from windtunnel.formats.aicb.command import read_command
-from windtunnel.formats.aicb.generate import generate
+from windtunnel.formats.aicb.read import read_command
+from windtunnel.formats.aicb.write import generate
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 REFERENCE = Path(os.environ.get("WINDTUNNEL_REFERENCE") or REPOSITORY.parent / "shared" / "reference")

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from windtunnel.errors import InputError
-from windtunnel.formats.vidur.config import find_tables, read_case, read_tables
+from windtunnel.formats.vidur.read import find_tables, read_case, read_tables
 from windtunnel.formats.vidur.replay import replay
 
 VIDUR_LOOP_S = {

@@ -8,7 +8,7 @@ import pytest
 
 from windtunnel.calibration.measured_runs import read_client_files, read_table
 from windtunnel.errors import InputError
-from windtunnel.formats.clients.results import read_client_results
+from windtunnel.formats.clients.read import read_client_results
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.workload.arrivals import Arrivals, ClosedLoop, Gamma, Poisson, Static
 from windtunnel.workload.lengths import Uniform

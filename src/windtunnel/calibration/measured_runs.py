@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from windtunnel.errors import InputError, did_you_mean, unreadable
-from windtunnel.formats.clients.results import MS, ClientResult, read_client_results
+from windtunnel.formats.clients.read import MS, ClientResult, read_client_results
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.serving.deployment import Pool
 from windtunnel.serving.scenario import Scenario, keep_published_formats, scenario_from

@@ -11,7 +11,7 @@ import yaml
 
 from windtunnel.dashboard.frame import Query, first
 from windtunnel.errors import InputError, did_you_mean, unwritable
-from windtunnel.formats.launch.commands import read_launch_command
+from windtunnel.formats.launch.read import read_launch_command
 from windtunnel.report.search.capacity import capacity_document
 from windtunnel.report.serving.files import check_folder, write_run
 from windtunnel.schema import parse_yaml

@@ -1,4 +1,4 @@
-"""What every format says of communication, in one vocabulary: operation, group, bytes, and the measured time."""
+"""Collectives in one vocabulary for every format: operation, group, bytes and, where measured, time."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple

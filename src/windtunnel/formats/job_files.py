@@ -1,4 +1,4 @@
-"""A training job from what describes it: our YAML, Megatron-LM's or AICB's arguments; and AICB's own files for it."""
+"""Training jobs from our YAML, Megatron-LM's or AICB's arguments; and AICB's own files for a job."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -8,10 +8,10 @@ from typing import Any
 from windtunnel.errors import InputError
 from windtunnel.files import read_text
 from windtunnel.formats.aicb.arguments import DEVICES, Command, TrainingArguments
-from windtunnel.formats.aicb.command import read_command
-from windtunnel.formats.aicb.generate import GeneratedFile, generate
 from windtunnel.formats.aicb.job import arguments_of, job_of
-from windtunnel.formats.megatron.arguments import read_megatron_arguments
+from windtunnel.formats.aicb.read import read_command
+from windtunnel.formats.aicb.write import GeneratedFile, generate
+from windtunnel.formats.megatron.read import read_megatron_arguments
 from windtunnel.formats.workload_files import AICB_COMMAND, JOB, MEGATRON
 from windtunnel.training.job import TrainingJob, load
 from windtunnel.training.setup import resolve

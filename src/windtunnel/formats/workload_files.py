@@ -1,4 +1,4 @@
-"""Any workload or trace: which format a file has, and what it says of communication, in one vocabulary."""
+"""Recognise any workload or trace by its content, and summarise its communication in one vocabulary."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -10,9 +10,11 @@ from windtunnel.files import read_bytes
 from windtunnel.formats.aicb.aiob_times import read_aiob_times
 from windtunnel.formats.aicb.csv_records import COLUMNS, RecordList, read_records
 from windtunnel.formats.captures import kineto, pytorch_trace
-from windtunnel.formats.chakra.trace import ChakraTrace, Collective, NodeKind, read_trace
+from windtunnel.formats.chakra.read import read_trace
+from windtunnel.formats.chakra.schema import ChakraTrace, Collective, NodeKind
 from windtunnel.formats.collective_calls import CollectiveCall, totals
-from windtunnel.formats.simai.workload_file import POLICIES, SimaiWorkload, meaning, read_workload
+from windtunnel.formats.simai.read import read_workload
+from windtunnel.formats.simai.schema import POLICIES, SimaiWorkload, meaning
 from windtunnel.model import operators as ops
 from windtunnel.training.layers.rank import Rank
 from windtunnel.training.program import device_program

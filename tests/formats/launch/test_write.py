@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from windtunnel.formats.launch.commands import read_launch_command
+from windtunnel.formats.launch.read import read_launch_command
 from windtunnel.formats.launch.scripts import helm_chart, kubernetes_manifests, launch_script
 from windtunnel.formats.launch.write import trtllm_file, write_launch_command
 from windtunnel.serving.scenario import Scenario, Setup, resolve, scenario_from

@@ -12,7 +12,7 @@ from windtunnel.errors import InputError
 from windtunnel.formats.simai.analytical import Overlap, SimaiHardware, collective_ns, simulate
 from windtunnel.formats.simai.layers import read_layers
 from windtunnel.formats.simai.report import end_to_end_csv, flow_table_csv
-from windtunnel.formats.simai.workload_file import OPERATIONS
+from windtunnel.formats.simai.schema import OPERATIONS
 from windtunnel.network.collectives.all_to_all import all_to_all
 from windtunnel.network.collectives.nvls import nvls
 from windtunnel.network.collectives.rings import ring, simai_rings

@@ -12,7 +12,7 @@ import pytest
 
 from recorded import entries
 from windtunnel.errors import InputError
-from windtunnel.formats.vidur.config import (
+from windtunnel.formats.vidur.read import (
     OperatorTables,
     VidurBatches,
     VidurConfig,

@@ -8,7 +8,7 @@ import pytest
 from pyarrow import parquet
 
 from windtunnel.errors import InputError
-from windtunnel.formats.vidur.config import OPTIONAL_OPERATORS, TOKEN_OPERATORS, read_batches, read_tables
+from windtunnel.formats.vidur.read import OPTIONAL_OPERATORS, TOKEN_OPERATORS, read_batches, read_tables
 
 
 def arrays() -> dict[str, np.ndarray]:

@@ -10,7 +10,7 @@ import pytest
 
 from formats.vidur.test_replay import RECORDED, case, tables_of
 from recorded import REFERENCE
-from windtunnel.formats.vidur.config import read_config
+from windtunnel.formats.vidur.read import read_config
 from windtunnel.formats.vidur.replay import batch_times, replay
 from windtunnel.formats.vidur.traces import chrome_events, event_trace, write_chrome_trace
 from windtunnel.serving.runners.per_request import PerRequestRun

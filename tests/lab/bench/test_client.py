@@ -123,7 +123,7 @@ def test_wrong_endpoints_are_answered_with_a_sentence() -> None:
 
 
 def test_the_result_is_read_as_that_of_vllms_client(tmp_path: Path) -> None:
-    from windtunnel.formats.clients.results import read_client_results
+    from windtunnel.formats.clients.read import read_client_results
 
     with fake_server(0.01, 0.001) as (url, _):
         run = bench(Endpoint(url), load_of(5))

@@ -10,7 +10,7 @@ import pytest
 
 from windtunnel.catalog import model as model_of
 from windtunnel.errors import InputError
-from windtunnel.formats.megatron.arguments import read_megatron_arguments
+from windtunnel.formats.megatron.read import read_megatron_arguments
 from windtunnel.report.render.tables import show
 from windtunnel.report.search.page import write_study
 from windtunnel.report.search.study import SearchReport, search_report, study_document

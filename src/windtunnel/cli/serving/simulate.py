@@ -123,7 +123,7 @@ def command(
         --device h100_sxm --rate 8 --input-tokens 1024 --output-tokens 256
     """
     from windtunnel.formats.timeline.file import check_file
-    from windtunnel.formats.vidur.metrics import check_metrics_file, request_metrics, write_request_metrics
+    from windtunnel.formats.vidur.write import check_metrics_file, request_metrics, write_request_metrics
     from windtunnel.report.serving.files import check_folder, write_run
 
     wanted = scenario_of(scenario, hub=hub, base=_launched(from_command), **options)
@@ -168,7 +168,7 @@ def command(
 
 def _launched(text: str | None) -> dict[str, Any] | None:
     """The deployment of a server's command line; says on stderr what of it is not in the prediction."""
-    from windtunnel.formats.launch.commands import read_launch_command
+    from windtunnel.formats.launch.read import read_launch_command
 
     if text is None:
         return None
@@ -186,7 +186,7 @@ def _launched(text: str | None) -> dict[str, Any] | None:
 
 def _write_timeline(result: "Result", file: Path, max_events: int | None) -> None:
     """Write it, and say on stderr how much of the run it shows."""
-    from windtunnel.formats.timeline.chrome_trace import MAX_EVENTS, write_timeline
+    from windtunnel.formats.timeline.write import MAX_EVENTS, write_timeline
     from windtunnel.report.version import version
 
     setup = result.setup

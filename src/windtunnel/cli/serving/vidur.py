@@ -69,9 +69,9 @@ def command(
     """Run what a Vidur config.json describes, event for event, on Vidur's own look-up tables."""
     from windtunnel.formats.timeline.file import check_file
     from windtunnel.formats.vidur import traces as vidur_traces
-    from windtunnel.formats.vidur.config import find_tables, read_config, read_requests, read_tables
-    from windtunnel.formats.vidur.metrics import check_metrics_file, write_request_metrics
+    from windtunnel.formats.vidur.read import find_tables, read_config, read_requests, read_tables
     from windtunnel.formats.vidur.replay import batch_times, host_s, replay
+    from windtunnel.formats.vidur.write import check_metrics_file, write_request_metrics
     from windtunnel.report.documents import as_text
     from windtunnel.report.render.tables import show
     from windtunnel.report.serving.vidur import replay_document, replay_metrics, replay_report

@@ -9,7 +9,7 @@ from windtunnel.cli.options import Verb, all_of, assignments, option
 from windtunnel.errors import InputError
 
 if TYPE_CHECKING:
-    from windtunnel.formats.aicb.generate import GeneratedFile
+    from windtunnel.formats.aicb.write import GeneratedFile
     from windtunnel.training.job import TrainingJob
     from windtunnel.training.setup import TrainingSetup
 
@@ -117,7 +117,7 @@ def _write(
     seconds = _prices(setup)
     if target == "simai":
         from windtunnel.formats.simai.training import left_out, training_workload
-        from windtunnel.formats.simai.workload_file import workload_text
+        from windtunnel.formats.simai.write import workload_text
 
         _put(workload_text(training_workload(setup, seconds, stage)), out, overwrite)
         for what in left_out(setup):

@@ -14,8 +14,8 @@ from windtunnel.dashboard.pages.run import head
 from windtunnel.dashboard.results import records
 from windtunnel.dashboard.state import Dashboard
 from windtunnel.errors import InputError
-from windtunnel.formats.timeline.chrome_trace import write_timeline
 from windtunnel.formats.timeline.plan import Batches, batches_by_track
+from windtunnel.formats.timeline.write import write_timeline
 from windtunnel.metrics.records import Table
 from windtunnel.report.render.html import Section
 

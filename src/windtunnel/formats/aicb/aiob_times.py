@@ -1,7 +1,7 @@
-"""AIOB files: what AICB measured of a model's modules on one GPU, and how AICB reads them into a workload.
+"""AIOB files: times that AICB measured of a model's modules on one GPU, and how AICB reads them into a workload.
 
 The first line names the run (`train_iter:10`, `inference_term:decode`), then each module has a section with the
-largest, smallest and mean time in microseconds (aliyun/aicb, utils/utils.py at 23eec3c).
+largest, smallest and mean time in microseconds (utils/utils.py).
 """
 
 import re

@@ -1,4 +1,4 @@
-"""The arguments of AICB's generators, under AICB's names (aliyun/aicb, utils/utils.py at 23eec3c)."""
+"""Arguments of AICB's generators, under AICB's names (utils/utils.py)."""
 
 import sys
 from dataclasses import dataclass

@@ -1,8 +1,8 @@
 """AICB's communication lists (`.csv`): every collective and matrix product of one rank, in order.
 
-Written by AICB's Megatron, DeepSpeed and collective-test generators (aliyun/aicb, log_analyzer/log.py at 23eec3c), with
-times filled in by a run (`*_log.csv`). Files of 2024 begin with a line that names the ranks, `[rank0 ~ rank127]`, and
-hold one list for each pipeline stage. Sizes are bytes of the whole logical tensor, as NCCL counts.
+Written by AICB's Megatron, DeepSpeed and collective-test generators (log_analyzer/log.py), with times filled in by a
+run (`*_log.csv`). Files of 2024 begin with a line that names the ranks, `[rank0 ~ rank127]`, and hold one list for each
+pipeline stage. Sizes are bytes of the whole logical tensor, as NCCL counts.
 """
 
 import re

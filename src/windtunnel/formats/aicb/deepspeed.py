@@ -1,7 +1,7 @@
-"""AICB's lists of what a rank of DeepSpeed's ZeRO training sends and multiplies (`.csv`).
+"""AICB's communication list of a rank in DeepSpeed's ZeRO training.
 
-The model is LLaMA's with as many key heads as query heads; parameters have 2 bytes (aliyun/aicb,
-generate_deepspeed_stage1_2_workload.py, generate_deepspeed_stage3_workload.py and MockedDeepspeed.py at 23eec3c).
+The model is LLaMA's with as many key heads as query heads; parameters have 2 bytes
+(generate_deepspeed_stage1_2_workload.py, generate_deepspeed_stage3_workload.py and MockedDeepspeed.py).
 """
 
 from collections import deque

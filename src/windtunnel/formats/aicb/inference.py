@@ -1,7 +1,7 @@
 """AICB's inference workloads: `.txt` for SimAI, and tables for the Vidur that AICB's authors changed.
 
 One forward pass of DeepSeek, Qwen3-MoE or Qwen3-Next, without embedding, head and, in Qwen3-Next, the shared expert
-(aliyun/aicb, SimAI_inference_workload_generator.py, Vidur_workload_generator.py at 23eec3c).
+(SimAI_inference_workload_generator.py, Vidur_workload_generator.py).
 """
 
 import json
@@ -14,7 +14,7 @@ from windtunnel.errors import InputError
 from windtunnel.files import read_text
 from windtunnel.formats.aicb.arguments import InferenceArguments
 from windtunnel.formats.aicb.simai import FP8_SHARE, NOTHING, UNIT
-from windtunnel.formats.simai.workload_file import Block, Header, Phase, SimaiWorkload, WorkloadLayer
+from windtunnel.formats.simai.schema import Block, Header, Phase, SimaiWorkload, WorkloadLayer
 
 CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "deepseek_default.json": {

@@ -1,7 +1,8 @@
-"""AICB's training arguments as a job, and a job as AICB's arguments: what the two say of the same training run.
+"""AICB's training arguments as a job, and a job as AICB's arguments.
 
-A job says more than AICB can (query groups, uneven stages, schedules, formats); what it cannot say is refused, not
-dropped. The other way round a job is the training run that the arguments name, not the one that AICB writes for it.
+A job says more than AICB can (query groups, uneven stages, schedules, formats); what AICB cannot say is refused, not
+dropped. In the other direction, a job is the training run that the arguments name, not the one that AICB writes for
+it.
 """
 
 from typing import Any

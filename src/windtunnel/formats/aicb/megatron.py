@@ -1,7 +1,6 @@
-"""AICB's lists of what one rank of Megatron or DeepSeek training sends and multiplies (`.csv`), with all that is wrong.
+"""AICB's communication list of rank 0, in the first pipeline stage of Megatron or DeepSeek training, errors included.
 
-The list is that of rank 0, in the first pipeline stage (aliyun/aicb, generate_megatron_workload.py and
-mocked_model/training at 23eec3c).
+Source: generate_megatron_workload.py and mocked_model/training.
 """
 
 from collections.abc import Iterable

@@ -2,8 +2,7 @@
 
 It is not the model that it is named after. Embedding rows count four times, a gated feed-forward network has two
 matrices, keys and values have as many heads as queries, every stage has the embedding and the head, and DeepSeek's
-dense layers are as wide as its experts (aliyun/aicb, mocked_model/training at 23eec3c). The right counts are
-`windtunnel.model.parameters`.
+dense layers are as wide as its experts (mocked_model/training). The right counts are `windtunnel.model.parameters`.
 """
 
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""AICB's shell scripts: what they call their arguments, and the preset models that they set over what is typed."""
+"""AICB's shell scripts: their names of arguments, and the preset models that override what is typed."""
 
 import dataclasses
 from typing import Any

@@ -1,9 +1,8 @@
-"""AICB's training workloads for SimAI (`.txt`), with all that is wrong in them.
+"""AICB's training workloads for SimAI (`.txt`), errors included.
 
 Two generators of AICB disagree with each other: with measured times (`--aiob_enable`) the backward pass of a
-tensor-parallel layer communicates little or nothing, without them it does even on one rank.
-docs/reference/aicb-differences.md lists what differs from a right workload, and why (aliyun/aicb,
-SimAI_training_workload_generator.py at 23eec3c).
+tensor-parallel layer communicates little or nothing, without them it does even on one rank
+(SimAI_training_workload_generator.py).
 """
 
 from collections.abc import Iterable, Mapping
@@ -12,7 +11,7 @@ from dataclasses import dataclass
 from windtunnel.errors import InputError
 from windtunnel.formats.aicb.arguments import TrainingArguments
 from windtunnel.formats.aicb.model import AicbModel, Module, aicb_model, listed_modules
-from windtunnel.formats.simai.workload_file import Block, Header, Phase, SimaiWorkload, WorkloadLayer
+from windtunnel.formats.simai.schema import Block, Header, Phase, SimaiWorkload, WorkloadLayer
 
 FP8_SHARE = (1 + 4 / 128) / 2
 """Bytes of an element in fp8 with a 4-byte scale for 128 of them, over those in bf16."""

@@ -1,4 +1,4 @@
-"""A training job as AICB's list of communications and matrix products, which its replayer and reports read.
+"""A training job as AICB's communication list, which AICB's replayer and reports read.
 
 The list is one pipeline device's step along the job's own schedule, forward and backward, with the loss, the
 optimizer's collectives and every message between stages. Attention's core and memory-bound kernels are no matrix

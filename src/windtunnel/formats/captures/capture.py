@@ -1,7 +1,7 @@
-"""What a profiler recorded, whichever it was: kernels and copies of the device, calls of its API, named ranges.
+"""One profile in memory, whatever the profiler: kernels and copies of the device, calls of its API, named ranges.
 
 Texts stand once, in `Capture.names`; the tables' `name` columns are positions in it. Times are seconds from the start
-of the capture. What a profiler does not tell is -1 in a column of whole numbers and NaN in one of floats.
+of the capture. Unknown values are -1 in a column of whole numbers and NaN in one of floats.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a kernel or operator is for, told by its name; and the parts of a name that people read.
+"""Classify kernels and operators by name, and shorten their names for people.
 
 The patterns are of the names that PyTorch, its inductor, cuBLAS, CUTLASS, FlashAttention, FlashInfer, NCCL, vLLM and
 SGLang give their kernels and operators.

@@ -1,6 +1,6 @@
 """Where a capture's time goes: kernels, API calls, copies and ranges summed up; gaps, launch latency and overlap.
 
-The summaries count as those of `nsys stats` (2023.4) of like names, so that both print the same sums.
+The summaries count as those of `nsys stats` (2023.4) with the same names, so that both print the same sums.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""A profiler's file of whichever kind, told by its content: nsys SQLite, ncu CSV, Kineto JSON."""
+"""Read a profiler's file of any known kind, told by its content: nsys SQLite, ncu CSV, Kineto JSON."""
 
 import gzip
 import shutil

@@ -2,7 +2,8 @@
 
 vLLM's detailed annotations (`detailed_trace_annotation`, 0.32) name a step after the sums over its requests of the
 tokens computed (sq), of the keys that they see (sk), and of their squares and products:
-`execute_146_context_2(sq144sk200sqsq11936sqsk14400)_generation_2(sq2sk202sqsq2sqsk202)`. What runs here is named alike.
+`execute_146_context_2(sq144sk200sqsq11936sqsk14400)_generation_2(sq2sk202sqsq2sqsk202)`. The lab's own runs use the
+same names.
 """
 
 import re

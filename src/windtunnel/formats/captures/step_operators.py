@@ -1,9 +1,9 @@
-"""Which operator of the model each kernel of a captured step belongs to, so that measured stands beside simulated.
+"""Match the kernels of a captured step to operators of the model, so that measured stands beside simulated.
 
-Kernels are told by the module whose range they were launched in (`module:model.layers.0.mlp.up_proj`), where there are
-such ranges. Elsewhere by what they are for, matrix products by their shapes or by their order in a layer, and what only
-moves or maps numbers by the products around it: between `o_proj` and `gate_up_proj` it is part of a norm, whoever fused
-it with what. What stays unclear is the row `other`.
+Kernels are matched by the module whose range they were launched in (`module:model.layers.0.mlp.up_proj`), where there
+are such ranges. Elsewhere by their class, matrix products by their shapes or by their order in a layer, and kernels
+that only move or map numbers by the products around them: between `o_proj` and `gate_up_proj` a kernel is part of a
+norm, however it is fused. Unclear kernels make the row `other`.
 """
 
 import re

@@ -14,7 +14,8 @@ from pathlib import Path
 
 from windtunnel.errors import InputError
 from windtunnel.files import write_text
-from windtunnel.formats.chakra.trace import Attribute, ChakraTrace, Collective, Node, NodeKind, write_trace
+from windtunnel.formats.chakra.schema import Attribute, ChakraTrace, Collective, Node, NodeKind
+from windtunnel.formats.chakra.write import write_trace
 from windtunnel.model import operators as ops
 from windtunnel.training.layers.part import Task
 from windtunnel.training.layers.rank import Group, Rank

@@ -1,8 +1,4 @@
-"""The options of vLLM, SGLang and TensorRT-LLM's servers that decide a setting, and which one.
-
-Sources: `vllm serve --help` of 0.24, `python -m sglang.launch_server --help` of 0.5.14, `trtllm-serve --help` and
-`tensorrt_llm/llmapi/llm_args.py` of 1.3.
-"""
+"""Server options that decide a setting, and the setting that each decides."""
 
 import json
 import re

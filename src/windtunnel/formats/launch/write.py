@@ -1,8 +1,4 @@
-"""Deployments written as command lines of vLLM, SGLang and TensorRT-LLM's servers, so that reading one gives the same.
-
-Sources: those of `launch_flags`, and the engines' pages on speculative decoding: docs.vllm.ai (features, 0.26),
-docs.sglang.io (advanced features), nvidia.github.io/TensorRT-LLM (features, 1.4).
-"""
+"""Write deployments as server command lines, so that reading one back gives the same deployment."""
 
 import json
 from typing import Any

@@ -1,0 +1,6 @@
+"""Megatron-LM command lines (NVIDIA/Megatron-LM core_v0.13, megatron/training/arguments.py).
+
+`read` turns a launch script, a command, or the arguments that a run's log prints into a training job; `write` does the
+reverse. Refused: missing arguments, wrong values, variables that are not assigned. Arguments that change nothing that
+is predicted (data, learning rates, logging) are ignored and listed.
+"""

@@ -4,15 +4,9 @@ from pathlib import Path
 
 from windtunnel.errors import InputError
 from windtunnel.formats.simai.analytical import FIRST_LAYER_LINE
-from windtunnel.formats.simai.workload_file import (
-    HEADER_KEYS,
-    TRANSFORMER,
-    Header,
-    WorkloadLayer,
-    meaning,
-    read_workload,
-)
-from windtunnel.formats.simai.workload_file import Phase as FilePhase
+from windtunnel.formats.simai.read import read_workload
+from windtunnel.formats.simai.schema import HEADER_KEYS, TRANSFORMER, Header, WorkloadLayer, meaning
+from windtunnel.formats.simai.schema import Phase as FilePhase
 from windtunnel.training.iteration.layers import Communication, Group, Layer, LayerWorkload, Phase
 
 _LARGEST = 2**63

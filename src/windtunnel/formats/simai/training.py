@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 
 from windtunnel.errors import InputError
-from windtunnel.formats.simai.workload_file import Block, Header, Phase, SimaiWorkload, WorkloadLayer
+from windtunnel.formats.simai.schema import Block, Header, Phase, SimaiWorkload, WorkloadLayer
 from windtunnel.model import operators as ops
 from windtunnel.training.layers.chunks import Chunk, Parameters, chunk_parameters, chunks, trained
 from windtunnel.training.layers.part import Part, Task

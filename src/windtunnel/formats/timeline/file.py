@@ -1,4 +1,4 @@
-"""Where a timeline is written: a file of the right name, there when it is whole and nowhere otherwise."""
+"""Write a timeline's file: checked before the run, and whole or not at all."""
 
 import gzip
 import tempfile

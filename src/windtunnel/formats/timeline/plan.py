@@ -1,8 +1,4 @@
-"""What a timeline shows of a run: batches merged into slices and requests left out until it has few enough events.
-
-All times are whole microseconds: Perfetto cuts a time with a fraction off at its nanosecond, so that neighbours would
-overlap by one.
-"""
+"""Choose what a timeline shows of a run: batches are merged into slices and requests left out until the events fit."""
 
 import itertools
 from collections.abc import Callable, Mapping

@@ -1,4 +1,4 @@
-"""One training step as a timeline for Perfetto: a process for every pipeline device, a slice for every pass."""
+"""Write a training step as a timeline: a process for every pipeline device, a slice for every pass."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import InputError
-from windtunnel.formats.timeline.chrome_trace import MAX_EVENTS
 from windtunnel.formats.timeline.file import new_file
+from windtunnel.formats.timeline.write import MAX_EVENTS
 from windtunnel.training.pipeline.schedules import PAIRED, Schedule
 
 Event = dict[str, Any]

@@ -1,8 +1,7 @@
 """Vidur's profiling data: its CSV files read and written column for column, and their operators in our vocabulary.
 
-Layout (microsoft/vidur, commit 7d47513, `data/profiling`): `compute/<device>/<organisation>/<model>/mlp.csv` and
-`attention.csv`, `network/<network device>/all_reduce.csv` and `send_recv.csv`, `cpu_overheads/...`. All times are
-milliseconds, sizes bytes.
+Layout (`data/profiling`): `compute/<device>/<organisation>/<model>/mlp.csv` and `attention.csv`, `network/<network
+device>/all_reduce.csv` and `send_recv.csv`, `cpu_overheads/...`. All times are milliseconds, sizes bytes.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import InputError
-from windtunnel.formats.vidur.config import (
+from windtunnel.formats.vidur.read import (
     HOST_OPERATORS,
     TOKEN_OPERATORS,
     OperatorTables,

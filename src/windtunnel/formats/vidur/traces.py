@@ -1,8 +1,8 @@
 """Vidur's two traces of a run: `chrome_trace.json`, a bar for each batch and stage, and `event_trace.json`, its events.
 
 Source: `Simulator._write_chrome_trace`, `_write_event_trace` and the events' `to_dict` (vidur/simulator.py,
-vidur/events, vidur/entities/batch_stage.py, 7d47513). There the type of an event is left empty and writing the events
-fails on a set; here the type is named and the set is a list.
+vidur/events, vidur/entities/batch_stage.py). There the type of an event is left empty and writing the events fails on a
+set; here the type is named and the set is a list.
 """
 
 import heapq

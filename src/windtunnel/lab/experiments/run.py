@@ -21,7 +21,11 @@ from typing import Any
 from windtunnel.errors import InputError, MissingExtraError, WindtunnelError, unwritable
 from windtunnel.files import write_text
 from windtunnel.formats.captures.capture import KERNEL, Capture, within
-from windtunnel.formats.captures.documents import (
+from windtunnel.formats.captures.kernel_names import short_name
+from windtunnel.formats.captures.kernel_time import kernel_time
+from windtunnel.formats.captures.read import read_capture, scrub_nsys, write_kernels
+from windtunnel.formats.captures.step_names import MEASURED
+from windtunnel.formats.captures.write import (
     as_csv,
     as_json,
     capture_document,
@@ -29,10 +33,6 @@ from windtunnel.formats.captures.documents import (
     kernel_comparison,
     kernel_rows,
 )
-from windtunnel.formats.captures.kernel_names import short_name
-from windtunnel.formats.captures.kernel_time import kernel_time
-from windtunnel.formats.captures.read import read_capture, scrub_nsys, write_kernels
-from windtunnel.formats.captures.step_names import MEASURED
 from windtunnel.lab.experiments.models import model_folder
 from windtunnel.lab.experiments.schema import (
     CONFIG,

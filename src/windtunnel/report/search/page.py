@@ -12,7 +12,7 @@ import numpy as np
 
 from windtunnel.errors import unwritable
 from windtunnel.formats.launch.scripts import helm_chart, kubernetes_manifests, launch_script
-from windtunnel.formats.megatron.script import megatron_script
+from windtunnel.formats.megatron.write import megatron_script
 from windtunnel.report.documents import as_text
 from windtunnel.report.render.html import Cell, Section, cards, page, paragraph, table
 from windtunnel.report.render.tables import number, percent

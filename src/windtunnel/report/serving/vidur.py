@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 from rich.console import RenderableType
 
 from windtunnel.errors import InputError
-from windtunnel.formats.vidur.config import ClusterConfig, VidurConfig
-from windtunnel.formats.vidur.metrics import columns_of
+from windtunnel.formats.vidur.read import ClusterConfig, VidurConfig
+from windtunnel.formats.vidur.write import columns_of
 from windtunnel.metrics.records import Table, request_table
 from windtunnel.report.render.tables import columns, grid, title
 from windtunnel.report.version import version

@@ -8,7 +8,7 @@ import pytest
 import windtunnel as wt
 from recorded import entries
 from windtunnel.errors import InputError
-from windtunnel.formats.vidur.metrics import check_metrics_file, columns_of, request_metrics, write_request_metrics
+from windtunnel.formats.vidur.write import check_metrics_file, columns_of, request_metrics, write_request_metrics
 from windtunnel.metrics.records import Table
 
 

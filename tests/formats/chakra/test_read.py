@@ -7,18 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from windtunnel.errors import InputError
-from windtunnel.formats.chakra.trace import (
-    Attribute,
-    ChakraTrace,
-    Collective,
-    Node,
-    NodeKind,
-    Operands,
-    _read_varint,
-    read_trace,
-    trace_bytes,
-    write_trace,
-)
+from windtunnel.formats.chakra.read import _read_varint, read_trace
+from windtunnel.formats.chakra.schema import Attribute, ChakraTrace, Collective, Node, NodeKind, Operands
+from windtunnel.formats.chakra.write import trace_bytes, write_trace
 
 SAMPLE = ChakraTrace(
     (

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from windtunnel import cli
 from windtunnel.errors import InputError
-from windtunnel.formats.timeline import chrome_trace
-from windtunnel.formats.timeline.chrome_trace import MAX_EVENTS, timeline, write_timeline
+from windtunnel.formats.timeline import write
 from windtunnel.formats.timeline.file import check_file
+from windtunnel.formats.timeline.write import MAX_EVENTS, timeline, write_timeline
 from windtunnel.metrics.records import STEP_COLUMNS, Table, request_table
 from windtunnel.serving.shorthand import scenario
 from windtunnel.serving.simulate import Result, simulate
@@ -434,7 +434,7 @@ def test_nothing_is_left_of_a_timeline_that_cannot_be_finished(tmp_path: Path, m
         yield {"ph": "M"}
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(chrome_trace, "_events", breaks)
+    monkeypatch.setattr(write, "_events", breaks)
     with pytest.raises(InputError, match=r"run\.json cannot be written: No space left on device"):
         write_timeline(tmp_path / "run.json", requests_of([]), steps_of(start_s=[]))
     assert [path.name for path in tmp_path.iterdir()] == ["run.json"]

@@ -1,9 +1,4 @@
-"""Megatron-LM command lines as training jobs: a launch script, a command, or the arguments that a run's log prints.
-
-Names, defaults and what follows from what are Megatron-LM's (NVIDIA/Megatron-LM core_v0.13,
-megatron/training/arguments.py). In scripts, variables and arrays that are assigned there are filled in. Arguments that
-change nothing that is predicted (data, learning rates, logging) are passed over and listed.
-"""
+"""Read Megatron-LM arguments as a training job. Variables and arrays that a script assigns are filled in."""
 
 import ast
 import re

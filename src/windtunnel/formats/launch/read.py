@@ -1,7 +1,7 @@
-"""Command lines of vLLM, SGLang and TensorRT-LLM's servers, read as deployments.
+"""Read server command lines as deployments.
 
 Every option is one of four: it decides a field of the deployment; it has no effect on time (addresses, names, logs); it
-has one that is not modelled; or nobody here knows it. Nothing is passed over in silence.
+has one that is not modelled; or it is unknown. All four are reported.
 """
 
 import re

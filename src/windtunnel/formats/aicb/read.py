@@ -1,7 +1,7 @@
-"""AICB's own command lines, read as AICB reads them: its generators' arguments and its scripts.
+"""Read AICB's command lines as AICB reads them: its generators' arguments and its scripts.
 
-Names are AICB's, so that a command can be read off (aliyun/aicb, utils/utils.py, scripts/*.sh at 23eec3c). What AICB
-does silently, a preset over an argument or a division rounded down, it does here too, and is told in `remarks`.
+Names are AICB's, so that a command can be read off (utils/utils.py, scripts/*.sh). Silent changes that AICB makes, a
+preset over an argument or a division rounded down, are made here too and reported in `remarks`.
 """
 
 import argparse

@@ -6,8 +6,8 @@ import pytest
 import yaml
 
 from windtunnel.errors import InputError
-from windtunnel.formats.launch.commands import other_options, read_launch_command
 from windtunnel.formats.launch.flags import FLAGS
+from windtunnel.formats.launch.read import other_options, read_launch_command
 from windtunnel.formats.launch.scripts import kubernetes_manifests, launch_script
 from windtunnel.formats.launch.write import trtllm_file, write_launch_command
 from windtunnel.model.parallelism import Parallelism

@@ -1,7 +1,7 @@
-"""A run's requests under the column names of Vidur's `request_metrics.csv`, for what reads those.
+"""Write a run's requests under the column names of Vidur's `request_metrics.csv` (`vidur/metrics/`).
 
-Source: https://github.com/microsoft/vidur at 7d47513, `vidur/metrics/`. Times are the engine's, in seconds, without the
-frontend's share. Normalised columns divide by a request's own prompt or output tokens, also after a restart.
+Times are the engine's, in seconds, without the frontend's share. Normalised columns divide by a request's own prompt or
+output tokens, also after a restart.
 """
 
 from pathlib import Path

@@ -1,9 +1,4 @@
-"""Result files of benchmark clients: vLLM's and SGLang's `bench_serving`, GenAI-Perf and AIPerf, guidellm.
-
-They say what was sent and measured, not what served it: the deployment is given beside them. All report the time to the
-first token, the time per output token after it, and throughput, and define them alike; guidellm's
-`time_per_output_token`, which spreads the first token's time too, is left aside for its `inter_token_latency`.
-"""
+"""Read benchmark clients' result files."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from windtunnel.errors import InputError
-from windtunnel.formats.megatron.arguments import MegatronJob, read_megatron_arguments
+from windtunnel.formats.megatron.read import MegatronJob, read_megatron_arguments
 from windtunnel.model.parameters import count_parameters
 from windtunnel.model.shape import ExpertsFeedForward, GroupedQueryAttention, LatentAttention, ModelSpec
 from windtunnel.training.setup import resolve

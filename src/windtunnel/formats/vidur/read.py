@@ -1,4 +1,4 @@
-"""Vidur's files: the `config.json` of a run, its look-up tables, and its request metrics."""
+"""Read the `config.json` of a Vidur run, its look-up tables, its requests and its batches."""
 
 import random
 import re

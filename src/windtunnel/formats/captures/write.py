@@ -1,4 +1,4 @@
-"""A capture as documents: JSON summaries, the kernel table and the comparison of two profilers as CSV."""
+"""Write a capture: summaries as JSON, kernels and the comparison of two profilers as CSV, kernels as Parquet."""
 
 import csv
 import json

@@ -1,14 +1,10 @@
-"""A training job as something to run: a shell script with Megatron-LM's arguments.
-
-Names are Megatron-LM's (NVIDIA/Megatron-LM core_v0.13, megatron/training/arguments.py); `formats.megatron.arguments`
-reads the script back as the same job.
-"""
+"""Write a training job as a shell script with Megatron-LM's arguments; `read` reads it back as the same job."""
 
 import math
 import shlex
 from collections.abc import Iterator
 
-from windtunnel.formats.megatron.arguments import CONTEXT_METHODS, FP8_RECIPES, OPTIMIZERS, RECOMPUTED
+from windtunnel.formats.megatron.read import CONTEXT_METHODS, FP8_RECIPES, OPTIMIZERS, RECOMPUTED
 from windtunnel.model.shape import (
     DenseFeedForward,
     ExpertsFeedForward,

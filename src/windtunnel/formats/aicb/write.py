@@ -1,8 +1,7 @@
-"""What AICB writes for a command line, byte for byte: the file's name and its text.
+"""Write the file that AICB writes for a command line, byte for byte, with its name.
 
-AICB (https://github.com/aliyun/aicb, the version 23eec3c that SimAI 1.7 pins) generates workloads from models that it
-makes up; docs/reference/aicb-differences.md lists where they differ from what the frameworks do. This module is for
-comparing with results that were made with AICB's files. `windtunnel.formats.simai.workload_file` writes right ones.
+AICB generates workloads from simplified models. This module is for comparisons with results that were made with AICB's
+files; `windtunnel.formats.simai` writes correct ones.
 """
 
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from windtunnel.formats.aicb.deepspeed import zero_records
 from windtunnel.formats.aicb.inference import inference_model, simai_inference, vidur_table
 from windtunnel.formats.aicb.megatron import EPOCH_END, megatron_records
 from windtunnel.formats.aicb.simai import simai_training
-from windtunnel.formats.simai.workload_file import workload_text
+from windtunnel.formats.simai.write import workload_text
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,110 @@
+"""A Chakra trace in memory: nodes, their attributes, and how each kind of value stands on the wire."""
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+VERSION = "0.0.4"
+
+
+class NodeKind(IntEnum):
+    """What a node does."""
+
+    INVALID = 0
+    METADATA = 1
+    MEMORY_LOAD = 2
+    MEMORY_STORE = 3
+    COMPUTE = 4
+    SEND = 5
+    RECEIVE = 6
+    COLLECTIVE = 7
+
+
+class Collective(IntEnum):
+    """Values of a collective's attribute `comm_type`. ASTRA-sim 2 runs the first, third, seventh and eighth."""
+
+    ALL_REDUCE = 0
+    REDUCE = 1
+    ALL_GATHER = 2
+    GATHER = 3
+    SCATTER = 4
+    BROADCAST = 5
+    ALL_TO_ALL = 6
+    REDUCE_SCATTER = 7
+    REDUCE_SCATTER_BLOCK = 8
+    BARRIER = 9
+
+
+Scalar = bool | int | float | str | bytes
+Value = Scalar | tuple[Scalar, ...]
+
+
+@dataclass(frozen=True)
+class Attribute:
+    """A named value of a node or of the trace."""
+
+    name: str
+    kind: str
+    """Protobuf's name of the type, such as `int64`, `uint64`, `bool`, `double` or `string`; a tuple is a list of it."""
+    value: Value | None = None
+    """None where the file gives none."""
+    documentation: str = ""
+
+
+@dataclass(frozen=True)
+class Operands:
+    """Inputs or outputs of a node, each a text that its writer chose."""
+
+    values: str = ""
+    shapes: str = ""
+    types: str = ""
+
+
+@dataclass(frozen=True)
+class Node:
+    """A computation or communication; it starts when all that it depends on has ended."""
+
+    id: int
+    name: str
+    kind: NodeKind
+    control_dependencies: tuple[int, ...] = ()
+    data_dependencies: tuple[int, ...] = ()
+    start_us: int = 0
+    duration_us: int = 0
+    inputs: Operands | None = None
+    outputs: Operands | None = None
+    attributes: tuple[Attribute, ...] = ()
+
+    def get(self, name: str) -> Value | None:
+        """The value of the attribute of that name, or None."""
+        return next((one.value for one in self.attributes if one.name == name), None)
+
+
+@dataclass(frozen=True)
+class ChakraTrace:
+    """A whole file."""
+
+    nodes: tuple[Node, ...]
+    version: str = VERSION
+    attributes: tuple[Attribute, ...] = ()
+
+
+VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
+
+SCALARS = {
+    "double": (3, FIXED64, "<d"),
+    "float": (5, FIXED32, "<f"),
+    "int32": (7, VARINT, ""),
+    "int64": (9, VARINT, ""),
+    "uint32": (11, VARINT, ""),
+    "uint64": (13, VARINT, ""),
+    "sint32": (15, VARINT, "zigzag"),
+    "sint64": (17, VARINT, "zigzag"),
+    "fixed32": (19, FIXED32, "<I"),
+    "fixed64": (21, FIXED64, "<Q"),
+    "sfixed32": (23, FIXED32, "<i"),
+    "sfixed64": (25, FIXED64, "<q"),
+    "bool": (27, VARINT, ""),
+    "string": (29, BYTES, ""),
+    "bytes": (31, BYTES, ""),
+}
+"""Kind -> its field in an attribute, how it stands on the wire, and its layout. A list has the next field."""
