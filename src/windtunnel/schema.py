@@ -250,22 +250,64 @@ MAX_SEED = 2**53
 """A number of JSON holds it exactly, and what is added to it for further streams fits in 64 bits."""
 
 
+def fields_of(struct: Schema, *names: str) -> dict[str, Any]:
+    """Return the values of some fields of a struct by name, as the checks below take them."""
+    return {name: getattr(struct, name) for name in names}
+
+
+def check_at_least(least: float, /, **values: float | None) -> None:
+    """Raise ValueError unless every value that is given is at least `least`."""
+    for name, value in values.items():
+        if value is not None and not value >= least:
+            raise ValueError(f"{name} is {value}; at least {least} is needed")
+
+
+def check_finite(**values: float | None) -> None:
+    """Raise ValueError unless every value that is given is finite."""
+    for name, value in values.items():
+        if value is not None and not math.isfinite(value):
+            raise ValueError(f"{name} is {value}; a finite number is needed")
+
+
+def check_non_negative(**values: float | None) -> None:
+    """Raise ValueError unless every value that is given is finite and at least 0."""
+    check_at_least(0, **values)
+    check_finite(**values)
+
+
 def check_positive(**values: float | None) -> None:
-    """Every value that is given is finite and above 0."""
+    """Raise ValueError unless every value that is given is finite and above 0."""
     for name, value in values.items():
-        if value is not None and not (math.isfinite(value) and value > 0):
-            raise ValueError(f"{name} must be a positive number, not {value}")
+        if value is not None and not value > 0:
+            raise ValueError(f"{name} is {value}; more than 0 is needed")
+    check_finite(**values)
 
 
-def check_non_negative(**values: float) -> None:
-    """Every value is finite and at least 0."""
+def check_between(least: float, most: float, /, **values: float | None) -> None:
+    """Raise ValueError unless every value that is given is from `least` to `most`."""
     for name, value in values.items():
-        if not (math.isfinite(value) and value >= 0):
-            raise ValueError(f"{name} must be a number of at least 0, not {value}")
+        if value is not None and not least <= value <= most:
+            raise ValueError(f"{name} is {value}; from {least} to {most} is needed")
+
+
+def check_fraction(**values: float | None) -> None:
+    """Raise ValueError unless every value that is given is from 0 to 1."""
+    check_between(0, 1, **values)
+
+
+def check_positive_fraction(**values: float | None) -> None:
+    """Raise ValueError unless every value that is given is above 0 and at most 1."""
+    check_positive(**values)
+    check_fraction(**values)
+
+
+def check_seed(seed: int) -> None:
+    """Raise ValueError unless a seed is from 0 to `MAX_SEED`."""
+    check_between(0, MAX_SEED, seed=seed)
 
 
 def check_weights(weights: tuple[float, ...] | None, num_values: int) -> None:
-    """There is a weight for every value, none is negative, and they do not sum to 0."""
+    """Raise ValueError unless there is a weight for every value, none is negative, and they do not sum to 0."""
     if weights is None:
         return
     if len(weights) != num_values:
@@ -273,14 +315,6 @@ def check_weights(weights: tuple[float, ...] | None, num_values: int) -> None:
     for weight in weights:
         check_non_negative(weights=weight)
     check_positive(**{"the sum of weights": math.fsum(weights)})
-
-
-def check_seed(seed: int) -> None:
-    """A seed is from 0 to `MAX_SEED`."""
-    if seed < 0:
-        raise ValueError(f"seed is {seed}; at least 0 is needed")
-    if seed > MAX_SEED:
-        raise ValueError(f"seed is {seed}; at most {MAX_SEED} is possible")
 
 
 def set_path(raw: dict[str, Any], dotted: str, value: Any) -> None:
@@ -292,24 +326,3 @@ def set_path(raw: dict[str, Any], dotted: str, value: Any) -> None:
             raise InputError(f"{dotted} cannot be set: {name} is {below!r} and has no keys below it")
         raw = below
     raw[last] = value
-
-
-def check_at_least(least: int, **values: float | None) -> None:
-    """Every value that is given is at least `least`."""
-    for name, value in values.items():
-        if value is not None and value < least:
-            raise ValueError(f"{name} is {value}; at least {least} is needed")
-
-
-def check_above_zero(**values: float | None) -> None:
-    """Every value that is given is above 0."""
-    for name, value in values.items():
-        if value is not None and not value > 0:
-            raise ValueError(f"{name} is {value}; more than 0 is needed")
-
-
-def check_finite(**values: float | None) -> None:
-    """Every time that is given is finite."""
-    for name, value in values.items():
-        if value is not None and not math.isfinite(value):
-            raise ValueError(f"{name} is {value}; a finite time is needed")

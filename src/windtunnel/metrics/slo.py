@@ -1,6 +1,6 @@
 """The limits that a request must keep."""
 
-from windtunnel.schema import Schema
+from windtunnel.schema import Schema, check_positive
 
 
 class Slo(Schema):
@@ -11,7 +11,4 @@ class Slo(Schema):
     e2e_s: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("ttft_s", "tpot_s", "e2e_s"):
-            value = getattr(self, name)
-            if value is not None and value <= 0:
-                raise ValueError(f"{name} is {value}; more than 0 is needed")
+        check_positive(ttft_s=self.ttft_s, tpot_s=self.tpot_s, e2e_s=self.e2e_s)

@@ -7,7 +7,7 @@ are of the table of parameters in Zhu et al., "Congestion Control for Large-Scal
 
 from typing import Literal
 
-from windtunnel.schema import Schema
+from windtunnel.schema import Schema, check_at_least, check_fraction, check_non_negative, check_positive, fields_of
 
 GBPS = 125e6
 
@@ -26,8 +26,7 @@ class EcnThreshold(Schema):
     def __post_init__(self) -> None:
         if not 0 <= self.min_bytes < self.max_bytes:
             raise ValueError(f"min_bytes = {self.min_bytes} is not below max_bytes = {self.max_bytes}")
-        if not 0 <= self.max_probability <= 1:
-            raise ValueError(f"max_probability is {self.max_probability:g}; 0 to 1 is possible")
+        check_fraction(max_probability=self.max_probability)
 
 
 class PacketSettings(Schema):
@@ -112,15 +111,12 @@ class PacketSettings(Schema):
     """`QLEN_MON_INTERVAL`: between two looks at the queues; 0: none."""
 
     def __post_init__(self) -> None:
-        for name in ("ack_interval_bytes", "ack_bytes", "buffer_bytes", "reordering_packets"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; at least 1 is needed")
-        for name in ("timeout_s", "min_rate_bytes_per_s", "alpha_interval_s", "decrease_interval_s"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name} is {getattr(self, name):g}; more than 0 is needed")
-        for name in ("reserve_bytes", "resume_offset_bytes", "pfc_shift", "trace_interval_s", "increase_interval_s"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} is {getattr(self, name):g}; at least 0 is needed")
+        sizes = ("ack_interval_bytes", "ack_bytes", "buffer_bytes", "reordering_packets")
+        intervals = ("timeout_s", "min_rate_bytes_per_s", "alpha_interval_s", "decrease_interval_s")
+        optional = ("reserve_bytes", "resume_offset_bytes", "pfc_shift", "trace_interval_s", "increase_interval_s")
+        check_at_least(1, **fields_of(self, *sizes))
+        check_positive(**fields_of(self, *intervals))
+        check_non_negative(**fields_of(self, *optional))
 
 
 SIMAI_PACKETS = PacketSettings(

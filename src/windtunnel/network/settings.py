@@ -3,7 +3,7 @@
 from typing import Any, Literal
 
 from windtunnel.network.packet_settings import PacketSettings
-from windtunnel.schema import Schema, check_seed, decode, encode
+from windtunnel.schema import Schema, check_at_least, check_non_negative, check_seed, decode, encode
 
 Backend = Literal["analytic", "flow", "packet"]
 
@@ -30,11 +30,8 @@ class NetworkSettings(Schema):
     """
 
     def __post_init__(self) -> None:
-        if self.payload_bytes < 1:
-            raise ValueError(f"payload_bytes is {self.payload_bytes}; at least 1 is needed")
-        for name in ("send_latency_s", "header_bytes"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} is {getattr(self, name)}; at least 0 is needed")
+        check_at_least(1, payload_bytes=self.payload_bytes)
+        check_non_negative(send_latency_s=self.send_latency_s, header_bytes=self.header_bytes)
         check_seed(self.seed)
 
 

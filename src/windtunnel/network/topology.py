@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from windtunnel import catalog
 from windtunnel.errors import InputError
 from windtunnel.network.fabric import Fabric, NodeKind
-from windtunnel.schema import Schema
+from windtunnel.schema import Schema, check_at_least, check_non_negative, check_positive, fields_of
 
 GBPS = 125e6
 """Bytes per second of one gigabit per second."""
@@ -41,7 +41,7 @@ class _Servers(Schema):
     """`-er`: packets lost on each link."""
 
     def __post_init__(self) -> None:
-        _require_counts(self, "num_gpus", "gpus_per_server", "scale_up_switches_per_server")
+        check_at_least(1, **fields_of(self, "num_gpus", "gpus_per_server", "scale_up_switches_per_server"))
         _require_rates(self)
         if self.num_gpus % self.gpus_per_server:
             raise ValueError(f"gpus_per_server = {self.gpus_per_server} does not divide num_gpus = {self.num_gpus}")
@@ -65,7 +65,7 @@ class _TwoTier(_Servers):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _require_counts(self, "num_spines", "gpus_per_leaf", "leaf_ports_up")
+        check_at_least(1, **fields_of(self, "num_spines", "gpus_per_leaf", "leaf_ports_up"))
 
 
 class TwoTier(_TwoTier, tag="two_tier"):
@@ -124,7 +124,7 @@ class FatTree(_Servers, tag="fat_tree"):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _require_counts(self, "radix")
+        check_at_least(1, radix=self.radix)
         if self.num_tiers not in (2, 3):
             raise ValueError(f"num_tiers is {self.num_tiers}; 2 or 3 is possible")
         if self.oversubscription <= 0 or self.ports_up < 1 or self.ports_down < 1:
@@ -164,7 +164,7 @@ class NvLinkDomains(_Servers, tag="nvl"):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _require_counts(self, "num_rails", "domains_per_leaf", "num_spines")
+        check_at_least(1, num_rails=self.num_rails, domains_per_leaf=self.domains_per_leaf, num_spines=self.num_spines)
         if self.gpus_per_server % self.num_rails:
             raise ValueError(f"num_rails = {self.num_rails} does not divide gpus_per_server = {self.gpus_per_server}")
 
@@ -183,7 +183,7 @@ class NodeRails(Schema, tag="node"):
     num_spines: int = 8
 
     def __post_init__(self) -> None:
-        _require_counts(self, "num_servers", "num_spines")
+        check_at_least(1, num_servers=self.num_servers, num_spines=self.num_spines)
 
 
 class Torus(Schema, tag="torus"):
@@ -219,7 +219,7 @@ class Dragonfly(_Servers, tag="dragonfly"):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _require_counts(self, "nics_per_switch", "switches_per_group", "global_links_per_switch")
+        check_at_least(1, **fields_of(self, "nics_per_switch", "switches_per_group", "global_links_per_switch"))
         most = self.switches_per_group * self.global_links_per_switch + 1
         if self.num_groups > most:
             raise ValueError(f"num_gpus = {self.num_gpus} needs {self.num_groups} groups; {most} can be joined")
@@ -573,19 +573,13 @@ def _dragonfly(topology: Dragonfly) -> Fabric:
     return _of_servers(topology, wiring, name, [groups * per_group])
 
 
-def _require_counts(noun: Schema, *names: str) -> None:
-    for name in names:
-        value = getattr(noun, name)
-        if value is not None and value < 1:
-            raise ValueError(f"{name} is {value}; at least 1 is needed")
-
-
-def _require_rates(noun: Schema) -> None:
-    for name in noun.__struct_fields__:
-        value = getattr(noun, name)
-        if name.endswith("_bytes_per_s") and value is not None and value <= 0:
-            raise ValueError(f"{name} is {value:g}; more than 0 is needed")
-        if name.endswith("latency_s") and value < 0:
-            raise ValueError(f"{name} is {value:g}; at least 0 is needed")
-        if name == "error_fraction" and not 0 <= value < 1:
-            raise ValueError(f"error_fraction is {value:g}; 0 to below 1 is possible")
+def _require_rates(topology: Schema) -> None:
+    """Raise ValueError where a bandwidth, latency or loss of a topology is out of range."""
+    for name in topology.__struct_fields__:
+        value = {name: getattr(topology, name)}
+        if name.endswith("_bytes_per_s"):
+            check_positive(**value)
+        if name.endswith("latency_s"):
+            check_non_negative(**value)
+        if name == "error_fraction" and not 0 <= value[name] < 1:
+            raise ValueError(f"error_fraction is {value[name]:g}; 0 to below 1 is possible")

@@ -13,7 +13,15 @@ import msgspec
 from windtunnel import catalog
 from windtunnel.errors import InputError, did_you_mean
 from windtunnel.metrics.uncertainty import Spread
-from windtunnel.schema import Schema, decode, read_yaml
+from windtunnel.schema import (
+    Schema,
+    check_fraction,
+    check_non_negative,
+    check_positive,
+    check_positive_fraction,
+    decode,
+    read_yaml,
+)
 from windtunnel.serving.deployment import EngineSettings, HostOverheads
 from windtunnel.versions import version_key
 
@@ -79,8 +87,7 @@ class Reserve(Schema):
     """As of `Inferred`."""
 
     def __post_init__(self) -> None:
-        if self.reserved_bytes < 0:
-            raise ValueError(f"reserved_bytes is {self.reserved_bytes}; at least 0 is needed")
+        check_non_negative(reserved_bytes=self.reserved_bytes)
 
 
 class TransferRecord(Schema):
@@ -101,10 +108,8 @@ class LearntTransfer(Schema):
     record: TransferRecord
 
     def __post_init__(self) -> None:
-        if not self.latency_s >= 0:
-            raise ValueError(f"latency_s is {self.latency_s}; at least 0 is needed")
-        if not 0 < self.link_efficiency <= 1:
-            raise ValueError(f"link_efficiency is {self.link_efficiency}; more than 0 and at most 1 is needed")
+        check_non_negative(latency_s=self.latency_s)
+        check_positive_fraction(link_efficiency=self.link_efficiency)
 
 
 class Calibration(Schema):
@@ -145,12 +150,8 @@ class Calibration(Schema):
         return {}
 
     def __post_init__(self) -> None:
-        for name, value in self.factors.items():
-            if value <= 0:
-                raise ValueError(f"factors.{name} is {value}; more than 0 is needed")
-        for name, value in self.acceptance.items():
-            if not 0 <= value <= 1:
-                raise ValueError(f"acceptance.{name} is {value}; from 0 to 1 is needed")
+        check_positive(**{f"factors.{name}": value for name, value in self.factors.items()})
+        check_fraction(**{f"acceptance.{name}": value for name, value in self.acceptance.items()})
         unknown = [name for name in (*self.spread, *self.spread_assumed) if name not in METRICS]
         if unknown:
             raise ValueError(f"there is no spread of {unknown[0]!r}; known: {', '.join(METRICS)}")

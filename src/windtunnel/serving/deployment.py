@@ -7,7 +7,15 @@ import msgspec
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.network.settings import ClusterNetwork
 from windtunnel.pricing.choices import ATTENTION_BACKENDS, ESTIMATORS, MOE_BACKENDS
-from windtunnel.schema import Schema, check_above_zero, check_at_least, check_finite
+from windtunnel.schema import (
+    Schema,
+    check_at_least,
+    check_fraction,
+    check_non_negative,
+    check_positive,
+    check_positive_fraction,
+    fields_of,
+)
 
 BALANCE_TIMEOUT_ITERS, BALANCE_BATCHING_ITERS = 50, 10
 """Where TensorRT-LLM balances attention data-parallel ranks and is told no numbers (1.2 `AttentionDpConfig`)."""
@@ -39,7 +47,7 @@ class HostOverheads(Schema):
     """The same per sampled request."""
 
     def __post_init__(self) -> None:
-        check_at_least(0, **{name: getattr(self, name) for name in self.__struct_fields__})
+        check_non_negative(**fields_of(self, *self.__struct_fields__))
 
     def over(self, default: "HostOverheads") -> "HostOverheads":
         """These, and those of `default` where they say nothing."""
@@ -70,8 +78,7 @@ class Speculative(Schema):
     def __post_init__(self) -> None:
         check_at_least(1, num_draft_tokens=self.num_draft_tokens)
         for share in self.acceptance_by_position:
-            if not 0 <= share <= 1:
-                raise ValueError(f"acceptance_fraction is {share}; from 0 to 1 is needed")
+            check_fraction(acceptance_fraction=share)
         if len(self.acceptance_by_position) != self.num_draft_tokens:
             raise ValueError(
                 f"acceptance_fraction has {len(self.acceptance_by_position)} entries for "
@@ -229,8 +236,7 @@ class EngineSettings(Schema):
             receive_interval_steps=self.receive_interval_steps,
             cudagraph_sizes=min(self.cudagraph_sizes or (1,)),
         )
-        check_at_least(
-            0,
+        check_non_negative(
             long_prefill_token_threshold=self.long_prefill_token_threshold,
             reserved_bytes=self.reserved_bytes,
             max_cudagraph_capture_size=self.max_cudagraph_capture_size,
@@ -243,12 +249,7 @@ class EngineSettings(Schema):
             schedule_conservativeness=self.schedule_conservativeness,
             shared_experts_beside_tokens=self.shared_experts_beside_tokens,
         )
-        if self.window_pool_ratio is not None and not 0 < self.window_pool_ratio <= 1:
-            raise ValueError(f"window_pool_ratio is {self.window_pool_ratio}; more than 0 and at most 1 is needed")
-        if self.gpu_memory_utilization is not None and not 0 < self.gpu_memory_utilization <= 1:
-            raise ValueError(
-                f"gpu_memory_utilization is {self.gpu_memory_utilization}; more than 0 and at most 1 is needed"
-            )
+        check_positive_fraction(**fields_of(self, "window_pool_ratio", "gpu_memory_utilization"))
         names = [tier.name for tier in self.kv_tiers or ()]
         if len(set(names)) < len(names):
             raise ValueError(f"kv_tiers has two tiers of one name: {', '.join(names)}")
@@ -278,7 +279,7 @@ class Pool(Schema):
 
     def __post_init__(self) -> None:
         check_at_least(1, replicas=self.replicas)
-        check_at_least(0, price_usd_per_hour=self.price_usd_per_hour)
+        check_non_negative(price_usd_per_hour=self.price_usd_per_hour)
 
 
 Router = Literal[
@@ -315,15 +316,10 @@ class TargetScaling(Schema, tag="target", tag_field="type"):
 
     def __post_init__(self) -> None:
         check_at_least(1, min_replicas=self.min_replicas, max_replicas=self.max_replicas)
-        check_at_least(
-            0,
-            tolerance_fraction=self.tolerance_fraction,
-            scale_up_after_s=self.scale_up_after_s,
-            scale_down_after_s=self.scale_down_after_s,
-        )
+        check_non_negative(**fields_of(self, "tolerance_fraction", "scale_up_after_s", "scale_down_after_s"))
         if self.max_replicas < self.min_replicas:
             raise ValueError(f"max_replicas is {self.max_replicas}; at least min_replicas = {self.min_replicas}")
-        check_above_zero(target=self.target, interval_s=self.interval_s)
+        check_positive(target=self.target, interval_s=self.interval_s)
         if self.metric == "kv_use" and self.target > 1:
             raise ValueError(f"target is {self.target}; of kv_use it is a share, at most 1")
 
@@ -335,7 +331,7 @@ class ReplicaChange(Schema):
     replicas: int
 
     def __post_init__(self) -> None:
-        check_at_least(0, at_s=self.at_s)
+        check_non_negative(at_s=self.at_s)
         check_at_least(1, replicas=self.replicas)
 
 
@@ -360,8 +356,7 @@ class Fault(Schema):
     repair_s: float
 
     def __post_init__(self) -> None:
-        check_at_least(0, at_s=self.at_s, replica=self.replica, repair_s=self.repair_s)
-        check_finite(at_s=self.at_s, repair_s=self.repair_s)
+        check_non_negative(at_s=self.at_s, replica=self.replica, repair_s=self.repair_s)
 
 
 class Faults(Schema):
@@ -383,9 +378,8 @@ class Faults(Schema):
             raise ValueError("device_mtbf_s and mttr_s go together")
         if self.device_mtbf_s is None and not self.scheduled:
             raise ValueError("no faults: device_mtbf_s and mttr_s, or scheduled ones, are needed")
-        check_above_zero(device_mtbf_s=self.device_mtbf_s, mttr_s=self.mttr_s)
-        check_at_least(0, retry_s=self.retry_s)
-        check_finite(retry_s=self.retry_s, mttr_s=self.mttr_s)
+        check_positive(device_mtbf_s=self.device_mtbf_s, mttr_s=self.mttr_s)
+        check_non_negative(retry_s=self.retry_s)
 
 
 LINK_EFFICIENCY = 0.72
@@ -432,14 +426,11 @@ class Transfer(Schema):
     """Prompts up to so many tokens are prefilled where they decode."""
 
     def __post_init__(self) -> None:
-        if self.bytes_per_s is not None and self.bytes_per_s <= 0:
-            raise ValueError(f"bytes_per_s is {self.bytes_per_s}; more than 0 is needed")
-        if self.link_efficiency is not None and not 0 < self.link_efficiency <= 1:
-            raise ValueError(f"link_efficiency is {self.link_efficiency}; more than 0 and at most 1 is needed")
+        check_positive(bytes_per_s=self.bytes_per_s)
+        check_positive_fraction(link_efficiency=self.link_efficiency)
         if self.first_token == "decode" and self.streamed_by == "prefill":
             raise ValueError("first_token is decode, so that streamed_by cannot be prefill")
-        check_at_least(0, latency_s=self.latency_s, local_prefill_tokens=self.local_prefill_tokens)
-        check_finite(latency_s=self.latency_s)
+        check_non_negative(latency_s=self.latency_s, local_prefill_tokens=self.local_prefill_tokens)
 
     def over(self, default: "Transfer") -> "Transfer":
         """This, with what it leaves open as in `default`."""
@@ -507,13 +498,9 @@ class Deployment(Schema):
     """Between the nodes of a replica; None takes closed forms over their published links."""
 
     def __post_init__(self) -> None:
-        check_at_least(1, replicas=self.replicas)
-        check_at_least(0, price_usd_per_hour=self.price_usd_per_hour, busy_w=self.busy_w)
-        if not 0 <= self.idle_fraction <= 1:
-            raise ValueError(f"idle_fraction is {self.idle_fraction}; from 0 to 1 is needed")
-        check_at_least(1, router_limit=self.router_limit)
-        check_at_least(0, start_s=self.start_s)
-        check_finite(start_s=self.start_s)
+        check_at_least(1, replicas=self.replicas, router_limit=self.router_limit)
+        check_non_negative(price_usd_per_hour=self.price_usd_per_hour, busy_w=self.busy_w, start_s=self.start_s)
+        check_fraction(idle_fraction=self.idle_fraction)
         if self.router not in (*get_args(Router), "deferred") and ":" not in self.router:
             raise ValueError(
                 f"router is {self.router!r}; known: {', '.join(get_args(Router))}, deferred, module:function"

@@ -10,7 +10,17 @@ from windtunnel.hardware import Device, Node
 from windtunnel.model.precision import Format
 from windtunnel.model.shape import ModelSpec
 from windtunnel.network.settings import ClusterNetwork
-from windtunnel.schema import Schema, decode, encode, read_table, set_path
+from windtunnel.schema import (
+    Schema,
+    check_at_least,
+    check_non_negative,
+    check_positive,
+    decode,
+    encode,
+    fields_of,
+    read_table,
+    set_path,
+)
 
 Framework = Literal["megatron", "deepspeed", "fsdp2", "deepseek"]
 
@@ -71,10 +81,8 @@ class TrainingParallelism(Schema):
     framework does."""
 
     def __post_init__(self) -> None:
-        for name in ("tp", "cp", "pp", "virtual_stages", "dp", "ep", "experts_tp", "experts_dp"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} is {value}; at least 1 is needed")
+        degrees = ("tp", "cp", "pp", "virtual_stages", "dp", "ep", "experts_tp", "experts_dp")
+        check_at_least(1, **fields_of(self, *degrees))
         stages = self.layers_per_stage
         if stages is not None and min(stages, default=-1) < 0:
             raise ValueError(f"layers_per_stage is {list(stages)}; no stage has fewer than 0 layers")
@@ -110,10 +118,8 @@ class Sharding(Schema):
     """DeepSpeed's ZeRO-3: gathered parameters held at once."""
 
     def __post_init__(self) -> None:
-        for name in ("group", "reduce_bucket_elements", "gather_bucket_elements", "prefetch_bucket_elements"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} is {value}; at least 1 is needed")
+        buckets = ("reduce_bucket_elements", "gather_bucket_elements", "prefetch_bucket_elements")
+        check_at_least(1, **fields_of(self, "group", *buckets))
 
 
 class TrainingPrecision(Schema):
@@ -155,8 +161,7 @@ class Recompute(Schema):
     """Full: kept layer inputs are split over tensor-parallel ranks and gathered again."""
 
     def __post_init__(self) -> None:
-        if self.num_layers is not None and self.num_layers < 0:
-            raise ValueError(f"num_layers is {self.num_layers}; at least 0 is needed")
+        check_non_negative(num_layers=self.num_layers)
 
 
 class Overlap(Schema):
@@ -192,8 +197,7 @@ class Lora(Schema):
     """Adapters at every linear layer; else at those of attention only."""
 
     def __post_init__(self) -> None:
-        if self.rank < 1:
-            raise ValueError(f"rank is {self.rank}; at least 1 is needed")
+        check_at_least(1, rank=self.rank)
 
 
 class Faults(Schema):
@@ -213,10 +217,7 @@ class Faults(Schema):
     """Standard deviation of devices' speed, relative; every step waits for the slowest."""
 
     def __post_init__(self) -> None:
-        for name in ("device_mtbf_s", "checkpoint_interval_s", "checkpoint_bytes_per_s"):
-            value = getattr(self, name)
-            if value is not None and value <= 0:
-                raise ValueError(f"{name} is {value}; more than 0 is needed")
+        check_positive(**fields_of(self, "device_mtbf_s", "checkpoint_interval_s", "checkpoint_bytes_per_s"))
         if self.restart_s < 0 or not 0 <= self.straggler_fraction < 1:
             raise ValueError("restart_s is at least 0 and straggler_fraction from 0 to below 1")
 
@@ -268,12 +269,8 @@ class TrainingJob(Schema):
 
     def __post_init__(self) -> None:
         batch = ("global_batch", "micro_batch", "num_microbatches")
-        for name in ("num_devices", "sequence_tokens", "document_tokens", *batch):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} is {value}; at least 1 is needed")
-        if self.total_tokens is not None and self.total_tokens <= 0:
-            raise ValueError(f"total_tokens is {self.total_tokens}; more than 0 is needed")
+        check_at_least(1, **fields_of(self, "num_devices", "sequence_tokens", "document_tokens", *batch))
+        check_positive(total_tokens=self.total_tokens)
 
 
 def load(path: Path | str, overrides: dict[str, Any] | None = None) -> TrainingJob:

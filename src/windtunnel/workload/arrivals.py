@@ -3,11 +3,11 @@
 from itertools import pairwise
 from typing import Literal
 
-from windtunnel.schema import Schema, check_non_negative, check_positive
+from windtunnel.schema import Schema, check_between, check_non_negative, check_positive
 
 MAX_REQUESTS = 100_000_000
 MIN_CV, MAX_CV = 0.001, 1000
-MIN_RATE_PER_S, MAX_RATE_PER_S = 1e-9, 1e9
+MIN_RATE_PER_S, MAX_RATE_PER_S = 1e-9, 10**9
 
 
 class Poisson(Schema, tag="poisson", tag_field="type"):
@@ -31,7 +31,7 @@ class Gamma(Schema, tag="gamma", tag_field="type"):
 
     def __post_init__(self) -> None:
         check_rate(self.rate_per_s)
-        _check_cv(self.cv)
+        check_between(MIN_CV, MAX_CV, cv=self.cv)
 
 
 class Static(Schema, tag="static", tag_field="type"):
@@ -79,9 +79,8 @@ class ClosedLoop(Schema, tag="closed_loop", tag_field="type"):
         if self.rate_per_s is None and self.cv != 1:
             raise ValueError(f"cv is {self.cv}, but without rate_per_s all requests are released at 0 s")
         if self.cv != 0:
-            _check_cv(self.cv)
-        if not 0 <= self.num_warmup_requests <= MAX_REQUESTS:
-            raise ValueError(f"num_warmup_requests must be from 0 to {MAX_REQUESTS}, not {self.num_warmup_requests}")
+            check_between(MIN_CV, MAX_CV, cv=self.cv)
+        check_between(0, MAX_REQUESTS, num_warmup_requests=self.num_warmup_requests)
 
 
 class RatePoint(Schema):
@@ -91,9 +90,8 @@ class RatePoint(Schema):
     rate_per_s: float
 
     def __post_init__(self) -> None:
-        check_non_negative(at_s=self.at_s, rate_per_s=self.rate_per_s)
-        if self.rate_per_s > MAX_RATE_PER_S:
-            raise ValueError(f"rate_per_s must be at most {MAX_RATE_PER_S:g}, not {self.rate_per_s:g}")
+        check_non_negative(at_s=self.at_s)
+        check_between(0, MAX_RATE_PER_S, rate_per_s=self.rate_per_s)
 
 
 class RateCurve(Schema, tag="curve", tag_field="type"):
@@ -114,7 +112,7 @@ class RateCurve(Schema, tag="curve", tag_field="type"):
 
     def __post_init__(self) -> None:
         check_positive(period_s=self.period_s, scale=self.scale)
-        _check_cv(self.cv)
+        check_between(MIN_CV, MAX_CV, cv=self.cv)
         if not self.points:
             raise ValueError("points is empty")
         times_s = [point.at_s for point in self.points]
@@ -148,19 +146,11 @@ Arrivals = Poisson | Gamma | Static | Burst | ClosedLoop | RateCurve | Recorded
 
 
 def check_rate(rate_per_s: float | None) -> None:
-    """A rate of arrivals is from 1e-9 to 1e9 per second."""
+    """Raise ValueError unless an arrival rate is from `MIN_RATE_PER_S` to `MAX_RATE_PER_S`."""
     check_positive(rate_per_s=rate_per_s)
-    if rate_per_s is not None and not MIN_RATE_PER_S <= rate_per_s <= MAX_RATE_PER_S:
-        raise ValueError(f"rate_per_s must be from {MIN_RATE_PER_S:g} to {MAX_RATE_PER_S:g}, not {rate_per_s:g}")
-
-
-def _check_cv(cv: float) -> None:
-    if not MIN_CV <= cv <= MAX_CV:
-        raise ValueError(f"cv must be from {MIN_CV} to {MAX_CV}, not {cv}")
+    check_between(MIN_RATE_PER_S, MAX_RATE_PER_S, rate_per_s=rate_per_s)
 
 
 def check_count(**values: int | None) -> None:
-    """A number of requests or clients is from 1 to `MAX_REQUESTS`."""
-    for name, value in values.items():
-        if value is not None and not 1 <= value <= MAX_REQUESTS:
-            raise ValueError(f"{name} must be from 1 to {MAX_REQUESTS}, not {value}")
+    """Raise ValueError unless each number of requests or clients is from 1 to `MAX_REQUESTS`."""
+    check_between(1, MAX_REQUESTS, **values)

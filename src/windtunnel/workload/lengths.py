@@ -1,6 +1,6 @@
 """How many tokens a prompt or an answer has: a number, a distribution or a file's column."""
 
-from windtunnel.schema import Schema, check_non_negative, check_positive, check_weights
+from windtunnel.schema import Schema, check_between, check_fraction, check_non_negative, check_positive, check_weights
 
 MAX_TOKENS = 2**31 - 1
 """Of one request; distributions without a bound are clipped here."""
@@ -33,8 +33,7 @@ class Uniform(Schema, tag="uniform", tag_field="type"):
         Newer versions of `vllm bench serve` use the same word for tokens * (1 - ratio) to tokens * (1 + ratio).
         Source: https://github.com/kimbochen/bench_serving, `sample_random_requests`.
         """
-        if not 0 <= range_ratio <= 1:
-            raise ValueError(f"range_ratio must be from 0 to 1, not {range_ratio}")
+        check_fraction(range_ratio=range_ratio)
         return cls(min_tokens=max(1, int(range_ratio * tokens)), max_tokens=tokens)
 
 
@@ -123,24 +122,17 @@ class Empirical(Schema, tag="empirical", tag_field="type"):
 Lengths = int | Fixed | Uniform | Normal | Lognormal | Zipf | Empirical
 
 
-def check_tokens(**values: int) -> None:
-    """A length is from 1 to `MAX_TOKENS`."""
-    for name, value in values.items():
-        if not 1 <= value <= MAX_TOKENS:
-            raise ValueError(f"{name} must be from 1 to {MAX_TOKENS}, not {value}")
+def check_tokens(**values: int | None) -> None:
+    """Raise ValueError unless each length that is given is from 1 to `MAX_TOKENS`."""
+    check_between(1, MAX_TOKENS, **values)
 
 
 def _check_bounds(min_tokens: int, max_tokens: int | None) -> None:
-    check_tokens(min_tokens=min_tokens)
-    if max_tokens is None:
-        return
-    check_tokens(max_tokens=max_tokens)
-    if min_tokens > max_tokens:
+    check_tokens(min_tokens=min_tokens, max_tokens=max_tokens)
+    if max_tokens is not None and min_tokens > max_tokens:
         raise ValueError(f"min_tokens is {min_tokens}, above max_tokens, which is {max_tokens}")
 
 
 def check_lengths(**lengths: Lengths | None) -> None:
-    """Lengths that are bare integers are from 1 to `MAX_TOKENS`; distributions check themselves."""
-    for name, tokens in lengths.items():
-        if isinstance(tokens, int):
-            check_tokens(**{name: tokens})
+    """Raise ValueError unless lengths that are bare integers are in range; distributions check themselves."""
+    check_tokens(**{name: tokens for name, tokens in lengths.items() if isinstance(tokens, int)})

@@ -17,7 +17,7 @@ everything from a published model of a service's clients.
 from typing import Literal
 
 from windtunnel.metrics.slo import Slo
-from windtunnel.schema import Schema, check_non_negative, check_positive
+from windtunnel.schema import Schema, check_between, check_non_negative, check_positive, fields_of
 from windtunnel.workload.arrivals import Arrivals, Burst, ClosedLoop, Recorded, check_count, check_rate
 from windtunnel.workload.lengths import MAX_TOKENS, Lengths, Uniform, check_lengths, check_tokens
 from windtunnel.workload.sessions import Sessions, SharedPrompts
@@ -96,15 +96,9 @@ class Trace(Schema):
 
     def __post_init__(self) -> None:
         check_non_negative(start_s=self.start_s)
-        check_positive(
-            time_scale=self.time_scale,
-            input_scale=self.input_scale,
-            output_scale=self.output_scale,
-            characters_per_token=self.characters_per_token,
-        )
+        check_positive(**fields_of(self, "time_scale", "input_scale", "output_scale", "characters_per_token"))
         check_tokens(hash_block_tokens=self.hash_block_tokens)
-        if self.max_tokens is not None and not 2 <= self.max_tokens <= MAX_TOKENS:
-            raise ValueError(f"max_tokens must be from 2 to {MAX_TOKENS}, not {self.max_tokens}")
+        check_between(2, MAX_TOKENS, max_tokens=self.max_tokens)
 
 
 class Requests(Schema):
@@ -229,8 +223,7 @@ class Workload(Requests):
     def _check_lengths_seed(self) -> None:
         if self.lengths_seed is None:
             return
-        if not 0 <= self.lengths_seed < MAX_LEGACY_SEED:
-            raise ValueError(f"lengths_seed must be from 0 to {MAX_LEGACY_SEED - 1}, not {self.lengths_seed}")
+        check_between(0, MAX_LEGACY_SEED - 1, lengths_seed=self.lengths_seed)
         drawn = isinstance(self.input_tokens, int | Uniform) and isinstance(self.output_tokens, int | Uniform)
         if not drawn or self.tenants or self.sessions is not None or self.shared_prompts is not None:
             raise ValueError("lengths_seed needs input_tokens and output_tokens, numbers or uniform, and nothing else")

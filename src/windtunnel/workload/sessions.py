@@ -1,6 +1,6 @@
 """Which requests belong together: turns of a conversation, an agent's tool calls, system prompts that many share."""
 
-from windtunnel.schema import Schema, check_non_negative, check_positive, check_weights
+from windtunnel.schema import Schema, check_between, check_non_negative, check_positive, check_weights
 from windtunnel.workload.lengths import MAX_DISTINCT_TOKENS, Lengths, check_lengths, check_tokens
 
 MAX_TURNS = 10_000
@@ -50,8 +50,7 @@ class Geometric(Schema, tag="geometric", tag_field="type"):
 
     def __post_init__(self) -> None:
         check_non_negative(least=self.least)
-        if not self.least <= self.mean <= MAX_TURNS:
-            raise ValueError(f"mean must be from least, which is {self.least}, to {MAX_TURNS}, not {self.mean:g}")
+        check_between(self.least, MAX_TURNS, mean=self.mean)
 
 
 class UniformCount(Schema, tag="uniform", tag_field="type"):
@@ -75,8 +74,8 @@ class EmpiricalCount(Schema, tag="empirical", tag_field="type"):
     def __post_init__(self) -> None:
         if not self.values:
             raise ValueError("values is empty")
-        if not all(0 <= value <= MAX_TURNS for value in self.values):
-            raise ValueError(f"values must be from 0 to {MAX_TURNS}")
+        for value in self.values:
+            check_between(0, MAX_TURNS, values=value)
         check_weights(self.weights, len(self.values))
 
 
@@ -122,8 +121,7 @@ class Sessions(Schema):
         _check_counts(1, turns=self.turns)
         _check_durations(think_s=self.think_s)
         check_lengths(followup_tokens=self.followup_tokens)
-        if self.max_context_tokens is not None:
-            check_tokens(max_context_tokens=self.max_context_tokens)
+        check_tokens(max_context_tokens=self.max_context_tokens)
 
 
 class SharedPrompts(Schema):
@@ -138,8 +136,7 @@ class SharedPrompts(Schema):
     def __post_init__(self) -> None:
         check_lengths(tokens=self.tokens)
         check_non_negative(alpha=self.alpha)
-        if not 1 <= self.count <= MAX_DISTINCT_TOKENS:
-            raise ValueError(f"count must be from 1 to {MAX_DISTINCT_TOKENS}, not {self.count}")
+        check_between(1, MAX_DISTINCT_TOKENS, count=self.count)
 
 
 def _check_counts(least: int, **counts: Counts) -> None:
@@ -148,8 +145,7 @@ def _check_counts(least: int, **counts: Counts) -> None:
             lowest = count
         else:
             lowest = min(count.values) if isinstance(count, EmpiricalCount) else count.least
-        if not least <= lowest <= MAX_TURNS:
-            raise ValueError(f"{name} must be from {least} to {MAX_TURNS}, not {lowest}")
+        check_between(least, MAX_TURNS, **{name: lowest})
 
 
 def _check_durations(**durations: Durations) -> None:

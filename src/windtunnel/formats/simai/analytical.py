@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from windtunnel import catalog
 from windtunnel.errors import InputError, did_you_mean
-from windtunnel.schema import Schema, decode, read_yaml
+from windtunnel.schema import Schema, check_fraction, check_positive, decode, fields_of, read_yaml
 from windtunnel.training.iteration.layers import Communication, Group, Layer, LayerWorkload, Phase
 from windtunnel.training.iteration.times import Iteration, LayerTimes, PhaseTimes, bubble_ns, exposed_by_group
 from windtunnel.units import GIB, parse_quantity
@@ -47,9 +47,7 @@ class SimaiHardware(Schema):
     """`-g_p_s`"""
 
     def __post_init__(self) -> None:
-        for name in ("nvlink_gib_per_s", "nic_gib_per_s", "nics_per_server", "gpus_per_server"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name} is {getattr(self, name)}; more than 0 is needed")
+        check_positive(**fields_of(self, "nvlink_gib_per_s", "nic_gib_per_s", "nics_per_server", "gpus_per_server"))
 
 
 class Overlap(Schema):
@@ -62,9 +60,7 @@ class Overlap(Schema):
     """`-pp_o`. SimAI reads it as a bandwidth too, so that 1 makes transfers between stages free."""
 
     def __post_init__(self) -> None:
-        for name in ("dp_fraction", "ep_fraction", "tp_fraction", "pp_fraction"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; 0 to 1 is possible")
+        check_fraction(**fields_of(self, "dp_fraction", "ep_fraction", "tp_fraction", "pp_fraction"))
 
 
 def hardware_from(

@@ -11,7 +11,17 @@ from typing import Any, Literal
 import yaml
 
 from windtunnel.errors import InputError, did_you_mean
-from windtunnel.schema import Schema, check_seed, decode, encode, parse_yaml, read_yaml
+from windtunnel.schema import (
+    Schema,
+    check_at_least,
+    check_non_negative,
+    check_seed,
+    decode,
+    encode,
+    fields_of,
+    parse_yaml,
+    read_yaml,
+)
 
 CONFIG, SUMMARY, METRICS, LOG = "config.yaml", "summary.json", "metrics.json", "experiment.log"
 SCRIPT, TRACE = "inference_script.py", "torch_trace.json.gz"
@@ -79,18 +89,11 @@ class Experiment(Schema):
     torch_options: TorchOptions = TorchOptions()
 
     def __post_init__(self) -> None:
-        for field in ("max_tokens", "batch_size", "tensor_parallel_size"):
-            if getattr(self, field) < 1:
-                raise ValueError(f"{field} is {getattr(self, field)}; at least 1 is needed")
+        check_at_least(1, **fields_of(self, "max_tokens", "batch_size", "tensor_parallel_size", "prompt_tokens"))
         check_seed(self.seed)
-        if self.prompt_tokens is not None and self.prompt_tokens < 1:
-            raise ValueError(f"prompt_tokens is {self.prompt_tokens}; at least 1 is needed")
         if not self.prompt and self.prompt_tokens is None:
             raise ValueError("prompt is empty; at least one token is needed")
-        if self.temperature < 0:
-            raise ValueError(f"temperature is {self.temperature}; at least 0 is needed")
-        if self.num_warmup < 0:
-            raise ValueError(f"num_warmup is {self.num_warmup}; at least 0 is needed")
+        check_non_negative(temperature=self.temperature, num_warmup=self.num_warmup)
 
     @property
     def label(self) -> str:

@@ -34,7 +34,7 @@ import msgspec
 
 from windtunnel.errors import InputError, did_you_mean
 from windtunnel.metrics.slo import Slo
-from windtunnel.schema import Schema, check_seed, decode, read_table, set_path
+from windtunnel.schema import Schema, check_at_least, check_seed, decode, read_table, set_path
 from windtunnel.search.capacity.limits import limits_from, limits_of
 from windtunnel.search.space.layouts import vary_layouts
 from windtunnel.serving.scenario import Scenario, keep_published_formats, scenario_from
@@ -102,9 +102,7 @@ class Space(Schema):
 
     def __post_init__(self) -> None:
         check_seed(self.seed)
-        for name in ("finalists", "finalist_seeds"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; at least 1 is needed")
+        check_at_least(1, finalists=self.finalists, finalist_seeds=self.finalist_seeds)
         for name, values in self.vary.items():
             if not values:
                 raise ValueError(f"vary.{name} has no values")
