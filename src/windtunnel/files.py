@@ -3,20 +3,26 @@
 import gzip
 import tempfile
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from windtunnel.errors import InputError, unreadable, unwritable
 
 
-def read_bytes(path: Path) -> bytes:
-    """The content of a file, unpacked where it is gzipped, whatever its name.
+def read_bytes(path: Path, limit: int = -1) -> bytes:
+    """Read a file, unpacked where it is gzipped, whatever its name; at most `limit` bytes, or all.
 
     Raises:
         InputError: the file is missing, unreadable or a broken gzip file.
     """
     try:
-        content = path.read_bytes()
-        return gzip.decompress(content) if content.startswith(b"\x1f\x8b") else content
+        with path.open("rb") as file:
+            content = file.read(limit)
+        if not content.startswith(b"\x1f\x8b"):
+            return content
+        with gzip.open(path) as packed:
+            return packed.read(limit)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise InputError(f"{path} is a broken gzip file: {error}", "fetch or compress it again") from None
     except OSError as error:
@@ -73,13 +79,20 @@ def write_bytes(path: Path, content: bytes) -> None:
         if _is_special(path):
             path.write_bytes(content)
             return
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{path.name[:100]}-", dir=path.parent) as folder:
-            draft = Path(folder) / "draft"
+        with draft_of(path) as draft:
             draft.write_bytes(content)
-            draft.replace(path)
     except OSError as error:
         raise unwritable(path, error) from None
+
+
+@contextmanager
+def draft_of(path: Path) -> Iterator[Path]:
+    """Give a place beside `path` to write to; what is written there takes its place when the block ends well."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{path.name[:100]}-", dir=path.parent) as folder:
+        draft = Path(folder) / "draft"
+        yield draft
+        draft.replace(path)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -221,9 +221,8 @@ def _kineto(trace: kineto.KinetoTrace) -> Contents:
     kernels = trace.of_category("kernel")
     if kernels:
         facts.append(("kernels", f"{len(kernels):,}"))
-    if trace.distributed:
-        where = trace.distributed
-        facts.append(("rank", f"{where.rank} of {where.world_size}, {where.backend}"))
+    if (job := trace.distributed_info) is not None:
+        facts.append(("rank", f"{job.rank} of {job.world_size}, {job.backend}"))
     compute_us = sum(kernel.duration_us for kernel in kernels if "Collective name" not in kernel.args)
     calls = tuple(totals(kineto.collective_calls(trace)))
     return Contents(KINETO, tuple(facts), calls, compute_us * 1e-6 if kernels else None)

@@ -7,7 +7,7 @@ GEMM's n and k, an attention's heads) at which a curve or surface was measured a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -155,6 +155,44 @@ def _without_repeats(axes: dict[str, Floats], seconds: Floats) -> tuple[dict[str
         return axes, seconds
     groups = np.split(seconds, np.flatnonzero(new)[1:])
     return {name: column[new] for name, column in axes.items()}, np.array([np.median(group) for group in groups])
+
+
+Points = tuple[ops.Op, Floats, Mapping[str, Floats]]
+"""An operator with numbers or arrays along its axes, its seconds [n] (NaN: not measured), and their statistics."""
+
+
+def tables_from(points: Iterable[Points], source: str) -> list[MeasurementTable]:
+    """Tables of measured operators, one for each kind and words; rows that were not measured are left out.
+
+    Statistics are kept where all operators of a table have them.
+    """
+    groups: dict[tuple[str, ...], list[Points]] = {}
+    for point in points:
+        words = (str(getattr(point[0], name)) for name in text_names(point[0].kind))
+        groups.setdefault((point[0].kind, *words), []).append(point)
+    return [_table_from(kind, words, group, source) for (kind, *words), group in sorted(groups.items())]
+
+
+def _table_from(kind: str, words: Iterable[str], points: list[Points], source: str) -> MeasurementTable:
+    seconds = np.concatenate([part for _, part, _ in points])
+    known = np.isfinite(seconds)
+
+    def column(name: str) -> Floats:
+        values = [np.broadcast_to(np.asarray(getattr(op, name), np.float64), part.shape) for op, part, _ in points]
+        return np.asarray(np.concatenate(values)[known], np.float64)
+
+    statistics: dict[str, Floats] = {}
+    if all(set(STATISTICS) <= set(kept) for _, _, kept in points):
+        statistics = {name: np.concatenate([kept[name] for _, _, kept in points])[known] for name in STATISTICS}
+    return MeasurementTable(
+        kind,
+        {name: column(name) for name in site_names(kind)},
+        {name: column(name) for name in points[0][0].axes},
+        seconds[known],
+        source,
+        dict(zip(text_names(kind), words, strict=True)),
+        statistics,
+    )
 
 
 def merged(tables: list[MeasurementTable]) -> list[MeasurementTable]:

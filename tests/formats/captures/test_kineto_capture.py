@@ -128,9 +128,9 @@ def test_a_device_without_a_number_has_its_place(tmp_path: Path) -> None:
     ("content", "message"),
     [
         (b'{"traceEvents": [', "cannot be read as JSON"),
-        (b'{"schemaVersion": 1}', "is no Kineto trace"),
+        (b'{"schemaVersion": 1}', "is not a Kineto trace"),
         (b'{"traceEvents": []}', "neither operators nor kernels"),
-        (b"[1, 2]", "is no Kineto trace"),
+        (b"[1, 2]", "is not a Kineto trace"),
         (gzip.compress(b'{"traceEvents": []}', mtime=0)[:-9], "broken gzip"),
         (b"\x00\x01\x02", "is no capture that is known"),
     ],

@@ -52,10 +52,10 @@ def test_collectives_with_their_metadata(tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"schema": "2.0"}, "has the schema '2.0', which is not read"),
-        ({"schema": 3}, "is no PyTorch execution trace"),
+        ({"schema": 3}, "is not a PyTorch execution trace"),
         ({"nodes": [node(1, "a", 1), node(1, "b", 1)]}, "two nodes have the same id"),
         ({"nodes": [node(1, "a", 9)]}, "node 1 (a) belongs to node 9, which is not there"),
-        ({"nodes": [{"id": 1}]}, "is no PyTorch execution trace"),
+        ({"nodes": [{"id": 1}]}, "is not a PyTorch execution trace"),
     ],
 )
 def test_wrong_files_are_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
@@ -70,5 +70,5 @@ def test_files_that_are_cut_off_or_of_another_kind(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot be read as JSON"):
         read_execution_trace(path)
     path.write_text('{"traceEvents": []}')
-    with pytest.raises(InputError, match="is no PyTorch execution trace"):
+    with pytest.raises(InputError, match="is not a PyTorch execution trace"):
         read_execution_trace(path)

@@ -32,8 +32,8 @@ def kernels(
     """
     from windtunnel import catalog
     from windtunnel.files import write_text
-    from windtunnel.formats.captures.read import read_capture, write_kernels
-    from windtunnel.formats.captures.write import as_csv, capture_document, kernel_rows
+    from windtunnel.formats.captures.read import read_capture
+    from windtunnel.formats.captures.write import as_csv, capture_document, kernel_rows, write_kernels
     from windtunnel.formats.captures.write import as_json as json_text
     from windtunnel.report.lab.experiment import capture_page, capture_report
     from windtunnel.report.render.tables import show

@@ -6,7 +6,7 @@ of the capture. Unknown values are -1 in a column of whole numbers and NaN in on
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,7 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 ACTIVITIES = ("kernel", "copy", "memset", "graph", "operator")
-"""What a row of the kernel table is. `graph`: a whole CUDA graph; `operator`: an outermost operator of a CPU."""
+"""Kinds of rows in the kernel table. `graph`: a whole CUDA graph; `operator`: an outermost operator of a CPU."""
 KERNEL, COPY, MEMSET, GRAPH, OPERATOR = range(len(ACTIVITIES))
 
 CLASSES = (
@@ -42,7 +42,7 @@ CLASSES = (
     "graph",
     "other",
 )
-"""What kernels are for."""
+"""Purposes of kernels."""
 
 KERNEL_COLUMNS: Mapping[str, str] = {
     "name": "of the kernel, operator or copy",
@@ -82,28 +82,8 @@ RANGE_COLUMNS: Mapping[str, str] = {
     "thread": "that it began on",
     "is_nested": "a push/pop range, which nests; else one with a start and an end of its own",
 }
-_INTS = frozenset(
-    [
-        "name",
-        "activity",
-        "kernel_class",
-        "device",
-        "stream",
-        "call",
-        "range",
-        "operator",
-        "registers",
-        "shared_bytes",
-        "thread",
-        "is_nested",
-        "grid_x",
-        "grid_y",
-        "grid_z",
-        "block_x",
-        "block_y",
-        "block_z",
-    ]
-)
+_FLOAT_ENDINGS = ("_s", "_fraction", "flops", "num_bytes")
+"""Columns with these endings hold floats, all others whole numbers."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,7 +91,7 @@ class Capture:
     """One profile."""
 
     tool: str
-    """That recorded it, with its version."""
+    """The profiler, with its version."""
     names: tuple[str, ...]
     kernels: Table
     """Kernels, copies and memsets in the order of their start; without a device, the outermost operators."""
@@ -120,23 +100,30 @@ class Capture:
     devices: Mapping[int, str]
     """Number -> name."""
     notes: tuple[str, ...] = ()
-    """What the capture does not show."""
+    """Facts that the capture does not show, in words."""
 
     def name_of(self, code: int) -> str:
-        """The text at `code`; empty for -1."""
+        """Return the text at `code`; empty for -1."""
         return self.names[code] if code >= 0 else ""
 
     @property
     def is_timeline(self) -> bool:
-        """Whether it says when things ran, and not only for how long."""
+        """Whether starts are known, and not only durations."""
         return bool(np.isfinite(self.kernels["start_s"]).all())
 
     def kernels_of(self, *activities: int) -> Table:
-        """The kernel table's rows of these activities."""
+        """Return the kernel table's rows of these activities."""
         return self.kernels.where(np.isin(self.kernels["activity"], activities))
 
+    def launched_s(self) -> Floats:
+        """Return when each row of the kernel table was launched; its own start where the launch is unknown."""
+        launched_s = self.kernels["start_s"].copy()
+        is_known = self.kernels["call"] >= 0
+        launched_s[is_known] = self.calls["start_s"][self.kernels["call"][is_known]]
+        return launched_s
+
     def to_arrow(self) -> pa.Table:
-        """The kernel table with its texts, for Parquet."""
+        """Return the kernel table with its texts, for Parquet."""
         import pyarrow as pa
 
         table = self.kernels.to_arrow()
@@ -148,93 +135,100 @@ class Capture:
         ):
             codes = self.kernels[name]
             column = pa.DictionaryArray.from_arrays(pa.array(codes, mask=codes < 0), pa.array(texts, pa.string()))
-            place = table.schema.get_field_index(name)
-            table = table.set_column(place, pa.field(name, column.type, metadata=table.field(place).metadata), column)
+            index = table.schema.get_field_index(name)
+            table = table.set_column(index, pa.field(name, column.type, metadata=table.field(index).metadata), column)
         return table
 
 
 def capture_table(meanings: Mapping[str, str], num_rows: int, columns: Mapping[str, Any]) -> Table:
-    """A table with every column of `meanings`; what `columns` leaves out is unknown in all rows."""
-    found = {}
+    """Make a table with every column of `meanings`.
+
+    Args:
+        meanings: name -> meaning of each column.
+        num_rows: of the table.
+        columns: name -> one value for each row, or one for all; columns that are left out are unknown in all rows.
+    """
+    filled = {}
     for name in meanings:
-        wanted = np.int64 if name in _INTS else np.float64
-        given = columns.get(name)
-        found[name] = (
-            np.full(num_rows, -1 if wanted is np.int64 else np.nan, wanted)
-            if given is None
-            else np.asarray(given, wanted).reshape(num_rows)
-        )
-    return Table(found, meanings)
+        kind, unknown = (np.float64, np.nan) if name.endswith(_FLOAT_ENDINGS) else (np.int64, -1)
+        filled[name] = np.full(num_rows, columns.get(name, unknown), kind)
+    return Table(filled, meanings)
+
+
+def joined(tables: Sequence[Table]) -> Table:
+    """Join tables with the same columns, one after another."""
+    columns = {name: np.concatenate([table[name] for table in tables]) for name in tables[0].columns}
+    return Table(columns, tables[0].meanings)
 
 
 class Names:
-    """Texts, each once, in the order in which they were first asked for."""
+    """Texts, each once, in the order of their first use."""
 
     def __init__(self) -> None:
         self._codes: dict[str, int] = {}
 
     def code(self, text: str) -> int:
-        """The position of `text`."""
+        """Return the position of `text`, adding it at its first use."""
         return self._codes.setdefault(text, len(self._codes))
 
     def codes(self, texts: list[str]) -> Ints:
-        """The positions of `texts`."""
+        """Return the positions of `texts`."""
         return np.array([self.code(text) for text in texts], np.int64)
 
     def texts(self) -> tuple[str, ...]:
-        """All of them."""
+        """Return all texts."""
         return tuple(self._codes)
 
 
 def innermost_ranges(calls: Table, ranges: Table) -> Ints:
-    """Row of the innermost range that holds each call's start on the call's thread; -1 where none does."""
-    found = np.full(len(calls), -1, np.int64)
+    """Row of the innermost range that contains each call's start on the call's thread; -1 without such a range."""
+    innermost = np.full(len(calls), -1, np.int64)
     for thread in np.unique(ranges["thread"]):
-        here = np.flatnonzero(calls["thread"] == thread)
-        here = here[np.argsort(calls["start_s"][here], kind="stable")]
-        starts = calls["start_s"][here]
-        mine = np.flatnonzero(ranges["thread"] == thread)
-        start_s, end_s = ranges["start_s"][mine], ranges["start_s"][mine] + ranges["duration_s"][mine]
-        first, last = np.searchsorted(starts, start_s, "left"), np.searchsorted(starts, end_s, "right")
-        inner = np.full(len(here), -1, np.int64)
-        # Outer ranges start earlier, or as early and last longer: what comes later lies within.
-        for place in np.lexsort((-end_s, start_s)):
-            inner[first[place] : last[place]] = mine[place]
-        found[here] = inner
-    return found
+        call_rows = np.flatnonzero(calls["thread"] == thread)
+        call_rows = call_rows[np.argsort(calls["start_s"][call_rows], kind="stable")]
+        calls_s = calls["start_s"][call_rows]
+        rows = np.flatnonzero(ranges["thread"] == thread)
+        start_s, end_s = ranges["start_s"][rows], ranges["start_s"][rows] + ranges["duration_s"][rows]
+        first, last = np.searchsorted(calls_s, start_s, "left"), np.searchsorted(calls_s, end_s, "right")
+        on_thread = np.full(len(call_rows), -1, np.int64)
+        # Outer ranges start earlier, or at the same time and last longer: later ones in this order lie within.
+        for i in np.lexsort((-end_s, start_s)):
+            on_thread[first[i] : last[i]] = rows[i]
+        innermost[call_rows] = on_thread
+    return innermost
 
 
 def within(capture: Capture, range_name: str) -> Capture:
-    """What was launched within the first range of that name, on any thread; all of it where there is no such range."""
+    """Cut a capture to the first range of that name, on any thread; without such a range, return all of it."""
     named = [row for row, code in enumerate(capture.ranges["name"]) if capture.names[code] == range_name]
     if not named:
         return capture
     start_s = capture.ranges["start_s"][named[0]]
     end_s = start_s + capture.ranges["duration_s"][named[0]]
-    began_s = capture.kernels["start_s"].copy()
-    launched = capture.kernels["call"] >= 0
-    began_s[launched] = capture.calls["start_s"][capture.kernels["call"][launched]]
-    kept = [(began >= start_s) & (began <= end_s) for began in (capture.calls["start_s"], capture.ranges["start_s"])]
-    kernels = capture.kernels.where((began_s >= start_s) & (began_s <= end_s))
+    in_kernels, in_calls, in_ranges = (
+        (began_s >= start_s) & (began_s <= end_s)
+        for began_s in (capture.launched_s(), capture.calls["start_s"], capture.ranges["start_s"])
+    )
+    kernels = capture.kernels.where(in_kernels)
     # The rows that columns point to have moved; -1 stays what it is.
-    calls, ranges = (np.append(np.where(keep, np.cumsum(keep) - 1, -1), -1) for keep in kept)
+    calls, ranges = (np.append(np.where(kept, np.cumsum(kept) - 1, -1), -1) for kept in (in_calls, in_ranges))
     return replace(
         capture,
         kernels=kernels.replaced(call=calls[kernels["call"]], range=ranges[kernels["range"]]),
-        calls=capture.calls.where(kept[0]),
-        ranges=capture.ranges.where(kept[1]),
+        calls=capture.calls.where(in_calls),
+        ranges=capture.ranges.where(in_ranges),
     )
 
 
 def theoretical_occupancy(
     threads: Ints, registers: Ints, shared_bytes: Ints, limits: Mapping[str, float], reserved_bytes: float
 ) -> Floats:
-    """Share of a multiprocessor's warps that its registers, shared memory and block limit let run.
+    """Return the share of a multiprocessor's warps that its registers, shared memory and block limit let run.
 
     Args:
-        threads: of a block.
-        registers: of a thread.
-        shared_bytes: of a block.
+        threads: of each block.
+        registers: of each thread.
+        shared_bytes: shared memory of each block.
         limits: `warps`, `blocks`, `registers`, `shared_bytes` of a multiprocessor.
         reserved_bytes: shared memory that the driver takes of each block (1 KiB from compute capability 8.0 on).
 

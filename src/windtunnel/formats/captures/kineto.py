@@ -5,130 +5,88 @@ an operator and what it launched, `correlation` by a launch and its kernel, `Rec
 operator's node in an execution trace (pytorch/kineto, libkineto/src/output_json.cpp; torch/csrc/profiler).
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from windtunnel.errors import InputError
-from windtunnel.files import read_bytes
 from windtunnel.formats.collective_calls import CollectiveCall, torch_call
-
-DEVICE_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset")
-"""Categories of what a device did."""
+from windtunnel.formats.parsing import decode_json
 
 _CALL_KEYS = ("In msg nelems", "Out msg nelems", "dtype", "Process Group Description", "Group size")
 
 
 class KinetoEvent(msgspec.Struct, frozen=True):
-    """One event as it stands in the file; other keys of it are passed over."""
+    """One event of the file; its other keys are ignored."""
 
     ph: str
     """`X` with a duration, `M` metadata, `i` an instant, `s` and `f` the ends of an arrow."""
     name: str = ""
     cat: str = ""
     """`cpu_op`, `user_annotation`, `cuda_runtime`, `kernel`, ..."""
-    ts: float = 0.0
-    dur: float = 0.0
+    start_us: float = msgspec.field(default=0.0, name="ts")
+    duration_us: float = msgspec.field(default=0.0, name="dur")
     pid: int | str = 0
     tid: int | str = 0
     id: int | str | None = None
     args: dict[str, Any] = {}
 
     @property
-    def start_us(self) -> float:
-        return self.ts
-
-    @property
-    def duration_us(self) -> float:
-        return self.dur
-
-    @property
     def external_id(self) -> int | None:
-        """Shared by an operator and the kernels that it launched."""
-        found = self.args.get("External id")
-        return found if isinstance(found, int) else None
+        """Number shared by an operator and the kernels that it launched."""
+        number = self.args.get("External id")
+        return number if isinstance(number, int) else None
 
     @property
     def input_shapes(self) -> list[Any]:
         """Shapes of an operator's inputs; empty where they were not recorded."""
-        found = self.args.get("Input Dims")
-        return found if isinstance(found, list) else []
+        shapes = self.args.get("Input Dims")
+        return shapes if isinstance(shapes, list) else []
 
     @property
     def input_formats(self) -> list[str]:
         """Formats of an operator's inputs, `float`, `c10::BFloat16`, `Scalar`, ..."""
-        found = self.args.get("Input type")
-        return found if isinstance(found, list) else []
+        formats = self.args.get("Input type")
+        return formats if isinstance(formats, list) else []
 
 
 class DistributedInfo(msgspec.Struct, frozen=True):
-    """Which of the job's ranks wrote the trace."""
+    """The rank that wrote the trace."""
 
     backend: str = ""
     rank: int = 0
     world_size: int = 1
-    pg_config: list[dict[str, Any]] = []
-    """The process groups: `pg_name`, `pg_desc`, `pg_size`, `ranks`."""
 
 
-class _File(msgspec.Struct, frozen=True):
-    traceEvents: list[KinetoEvent]  # noqa: N815
-    schemaVersion: int | None = None  # noqa: N815
-    deviceProperties: list[dict[str, Any]] = []  # noqa: N815
-    distributedInfo: DistributedInfo | None = None  # noqa: N815
-    baseTimeNanoseconds: int = 0  # noqa: N815
-
-
-@dataclass(frozen=True)
-class KinetoTrace:
+class KinetoTrace(msgspec.Struct, frozen=True, rename="camel"):
     """A whole file."""
 
-    events: tuple[KinetoEvent, ...]
-    devices: tuple[dict[str, Any], ...]
+    events: tuple[KinetoEvent, ...] = msgspec.field(name="traceEvents")
+    device_properties: tuple[dict[str, Any], ...] = ()
     """Name, memory and multiprocessors of each device that the process saw."""
-    distributed: DistributedInfo | None
-    base_time_ns: int
-    """Added to an event's time it gives the time since 1970."""
+    distributed_info: DistributedInfo | None = None
 
     def of_category(self, *categories: str) -> list[KinetoEvent]:
-        """The events with a duration of these categories, in the file's order."""
+        """Return the events with a duration of these categories, in the file's order."""
         return [event for event in self.events if event.ph == "X" and event.cat in categories]
 
 
 def read_kineto(path: Path) -> KinetoTrace:
-    """The trace in a file.
+    """Read a trace.
 
     Raises:
         InputError: the file is missing, cut off, not JSON, or no trace.
     """
-    content = read_bytes(path)
-    try:
-        found = msgspec.json.decode(content, type=_File)
-    except msgspec.ValidationError as error:
-        raise InputError(f"{path} is no Kineto trace: {error}", "torch.profiler writes one") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} cannot be read as JSON: {error}", "is the file cut off?") from None
-    return KinetoTrace(
-        tuple(found.traceEvents), tuple(found.deviceProperties), found.distributedInfo, found.baseTimeNanoseconds
-    )
-
-
-def kernels_with_operators(trace: KinetoTrace) -> Iterator[tuple[KinetoEvent, KinetoEvent | None]]:
-    """Every kernel, with the operator that launched it where the trace tells."""
-    operators = {event.external_id: event for event in trace.of_category("cpu_op") if event.external_id is not None}
-    for kernel in trace.of_category("kernel"):
-        yield kernel, operators.get(kernel.external_id) if kernel.external_id is not None else None
+    return decode_json(path, KinetoTrace, "a Kineto trace", "torch.profiler writes one")
 
 
 def collective_calls(trace: KinetoTrace) -> list[CollectiveCall]:
-    """The collectives that ran: NCCL's kernels with their metadata, or without a device the calls of gloo.
+    """Return the collectives that ran: NCCL's kernels with their metadata, or without a device the calls of gloo.
 
     A gloo call tells its shape, not its group.
     """
-    found = []
+    calls = []
     for event in trace.of_category("kernel", "user_annotation"):
         name, duration_s = str(event.args.get("Collective name", "")), event.duration_us * 1e-6
         if event.cat == "kernel":
@@ -138,8 +96,8 @@ def collective_calls(trace: KinetoTrace) -> list[CollectiveCall]:
         else:
             continue
         if call is not None:
-            found.append(call)
-    return found
+            calls.append(call)
+    return calls
 
 
 def _from_shape(event: KinetoEvent) -> dict[str, Any]:
@@ -147,7 +105,5 @@ def _from_shape(event: KinetoEvent) -> dict[str, Any]:
     formats = event.input_formats
     if not isinstance(shape, list) or not all(isinstance(length, int) for length in shape) or not formats:
         return {}
-    elements = 1
-    for length in shape:
-        elements *= length
+    elements = prod(shape)
     return {"In msg nelems": elements, "Out msg nelems": elements, "dtype": formats[0]}

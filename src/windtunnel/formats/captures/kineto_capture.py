@@ -1,5 +1,4 @@
-"""A Kineto trace as a capture: kernels with the operators that launched them, or without a device the operators.
-
+"""Read a Kineto trace as a capture: kernels with the operators that launched them, or without a device the operators.
 The work of matrix products and attention is known where the trace was recorded with shapes (`record_shapes=True`).
 """
 
@@ -27,6 +26,7 @@ from windtunnel.formats.captures.capture import (
 )
 from windtunnel.formats.captures.kernel_names import call_name, kernel_class
 from windtunnel.formats.captures.kineto import KinetoEvent, KinetoTrace, read_kineto
+from windtunnel.formats.collective_calls import element_bytes
 from windtunnel.metrics.records import Table
 
 GRAPHS = "{number:,} kernels were launched by CUDA graphs: the trace does not say by which operators"
@@ -34,24 +34,10 @@ NO_DEVICE = "no device was traced: the rows are the outermost operators of the C
 
 _ACTIVITY = {"kernel": KERNEL, "gpu_memcpy": COPY, "gpu_memset": MEMSET}
 _CALL_CATEGORIES = ("cuda_runtime", "cuda_driver", "hip_runtime", "xpu_runtime")
-_BYTES = {
-    "float": 4,
-    "double": 8,
-    "c10::BFloat16": 2,
-    "c10::Half": 2,
-    "long int": 8,
-    "int": 4,
-    "short int": 2,
-    "signed char": 1,
-    "unsigned char": 1,
-    "bool": 1,
-    "c10::Float8_e4m3fn": 1,
-    "c10::Float8_e5m2": 1,
-}
 
 
 def read_kineto_capture(path: Path) -> Capture:
-    """The capture in a trace of `torch.profiler`, plain or gzipped.
+    """Read a trace of `torch.profiler`, plain or gzipped, as a capture.
 
     Raises:
         InputError: as `read_kineto`; or it holds neither kernels nor operators.
@@ -59,130 +45,120 @@ def read_kineto_capture(path: Path) -> Capture:
     trace = read_kineto(path)
     if not trace.of_category("cpu_op", *_ACTIVITY):
         raise InputError(f"{path} holds neither operators nor kernels", "record with torch.profiler")
-    return kineto_capture(trace)
-
-
-def kineto_capture(trace: KinetoTrace) -> Capture:
-    """A trace as a capture."""
-    names = Names()
-    timed = trace.of_category("cpu_op", "user_annotation", *_CALL_CATEGORIES, *_ACTIVITY)
-    start_us = min((event.start_us for event in timed), default=0.0)
+    reading = _Reading(trace)
+    ranges = reading.ranges()
     of_device = sorted(trace.of_category(*_ACTIVITY), key=lambda event: event.start_us)
-    threads = _numbered(event.tid for event in timed)
-    ranges = _ranges(trace, names, start_us, threads)
-    operators = trace.of_category("cpu_op")
     notes = []
     if of_device:
-        calls, rows = _calls(trace.of_category(*_CALL_CATEGORIES), names, start_us, threads)
-        kernels = _kernels(of_device, operators, names, start_us, rows)
-        inner = innermost_ranges(calls, ranges) if len(calls) else np.empty(0, np.int64)
-        call = kernels["call"]
+        calls, rows = reading.calls()
+        kernels = reading.kernels(of_device, rows)
         if len(calls):
-            kernels = kernels.replaced(range=np.where(call >= 0, inner[call], -1))
+            call = kernels["call"]
+            kernels = kernels.replaced(range=np.where(call >= 0, innermost_ranges(calls, ranges)[call], -1))
         num_graphed = _num_graphed(of_device)
         notes += [GRAPHS.format(number=num_graphed)] if num_graphed else []
     else:
         calls = capture_table(CALL_COLUMNS, 0, {})
-        kernels = _host_operators(operators, names, start_us, threads, ranges)
+        kernels = reading.host_operators(ranges)
         notes.append(NO_DEVICE)
     devices = {
-        number if isinstance(number := one.get("id"), int) else place: str(one.get("name", ""))
-        for place, one in enumerate(trace.devices)
+        number if isinstance(number := device.get("id"), int) else position: str(device.get("name", ""))
+        for position, device in enumerate(trace.device_properties)
     }
-    return Capture("torch.profiler", names.texts(), kernels, calls, ranges, devices, tuple(notes))
+    return Capture("torch.profiler", reading.names.texts(), kernels, calls, ranges, devices, tuple(notes))
 
 
-def _numbered(threads: Any) -> dict[int | str, int]:
-    """Threads as whole numbers: their own where they have one."""
-    different = sorted(set(threads), key=str)
-    return {thread: thread if isinstance(thread, int) else place for place, thread in enumerate(different)}
+class _Reading:
+    """A trace with the numbers of its threads, the start of its clock and the texts met so far."""
+
+    def __init__(self, trace: KinetoTrace) -> None:
+        self.trace = trace
+        self.operators = trace.of_category("cpu_op")
+        self.names = Names()
+        timed = trace.of_category("cpu_op", "user_annotation", *_CALL_CATEGORIES, *_ACTIVITY)
+        self.start_us = min((event.start_us for event in timed), default=0.0)
+        threads = sorted({event.tid for event in timed}, key=str)
+        # Threads keep their numbers where they have one.
+        self.threads = {tid: tid if isinstance(tid, int) else position for position, tid in enumerate(threads)}
+
+    def table(self, columns: Mapping[str, str], events: Sequence[KinetoEvent], values: Mapping[str, Any]) -> Table:
+        """Make a table of events, with their times and further values."""
+        common = {
+            "start_s": np.array([event.start_us - self.start_us for event in events]) * 1e-6,
+            "duration_s": np.array([event.duration_us for event in events]) * 1e-6,
+            "thread": [self.threads[event.tid] for event in events],
+        }
+        return capture_table(columns, len(events), {**common, **values})
+
+    def ranges(self) -> Table:
+        events = self.trace.of_category("user_annotation")
+        events.sort(key=lambda event: (event.start_us, -event.duration_us))
+        names = self.names.codes([event.name for event in events])
+        return self.table(RANGE_COLUMNS, events, {"name": names, "is_nested": 1})
+
+    def calls(self) -> tuple[Table, dict[int, int]]:
+        """Return the API calls, and correlation -> row of the call that launched."""
+        events = sorted(self.trace.of_category(*_CALL_CATEGORIES), key=lambda event: event.start_us)
+        names = self.names.codes([call_name(event.name) for event in events])
+        rows = {number: row for row, event in enumerate(events) if (number := _int(event, "correlation")) > 0}
+        return self.table(CALL_COLUMNS, events, {"name": names}), rows
+
+    def kernels(self, events: Sequence[KinetoEvent], calls: Mapping[int, int]) -> Table:
+        """Return the kernel table of a device's events; `calls` maps a correlation to a row of the call table."""
+        by_id = {event.external_id: event for event in self.operators if event.external_id is not None}
+        launched_by = [by_id.get(event.external_id or -1) if event.cat == "kernel" else None for event in events]
+        classes = [kernel_class(event.name) if event.cat == "kernel" else CLASSES.index("copy") for event in events]
+        work = _work_of_kernels(events, launched_by, classes)
+        columns: dict[str, Any] = {
+            "name": self.names.codes([event.name for event in events]),
+            "activity": [_ACTIVITY[event.cat] for event in events],
+            "kernel_class": classes,
+            "device": [_int(event, "device") for event in events],
+            "stream": [_int(event, "stream") for event in events],
+            "call": [calls.get(_int(event, "correlation"), -1) for event in events],
+            "operator": [-1 if operator is None else self.names.code(operator.name) for operator in launched_by],
+            "registers": [_int(event, "registers per thread") for event in events],
+            "shared_bytes": [_int(event, "shared memory") for event in events],
+            "occupancy_fraction": np.array([_float(event, "est. achieved occupancy %") for event in events]) / 100,
+            "flops": [flops for flops, _ in work],
+            "num_bytes": [
+                _float(event, "bytes") if event.cat != "kernel" else moved
+                for event, (_, moved) in zip(events, work, strict=True)
+            ],
+        }
+        for shape in ("grid", "block"):
+            sizes = [_three(event.args.get(shape)) for event in events]
+            columns |= {f"{shape}_{axis}": [size[i] for size in sizes] for i, axis in enumerate("xyz")}
+        return self.table(KERNEL_COLUMNS, events, columns)
+
+    def host_operators(self, ranges: Table) -> Table:
+        """Return a kernel table of the outermost operators of the CPU."""
+        events = outermost(self.operators)
+        work = [operator_work(event) for event in events]
+        codes = self.names.codes([event.name for event in events])
+        calls = self.table(CALL_COLUMNS, events, {"name": codes})
+        columns = {
+            "name": codes,
+            "activity": OPERATOR,
+            "kernel_class": [kernel_class(event.name) for event in events],
+            "stream": calls["thread"],
+            "range": innermost_ranges(calls, ranges),
+            "operator": codes,
+            "flops": [flops for flops, _ in work],
+            "num_bytes": [moved for _, moved in work],
+        }
+        return self.table(KERNEL_COLUMNS, events, columns)
 
 
-def _span(events: Sequence[KinetoEvent], start_us: float) -> dict[str, Any]:
-    return {
-        "start_s": np.array([event.start_us - start_us for event in events]) * 1e-6,
-        "duration_s": np.array([event.duration_us for event in events]) * 1e-6,
-    }
-
-
-def _ranges(trace: KinetoTrace, names: Names, start_us: float, threads: Mapping[int | str, int]) -> Table:
-    events = sorted(trace.of_category("user_annotation"), key=lambda event: (event.start_us, -event.duration_us))
-    return capture_table(
-        RANGE_COLUMNS,
-        len(events),
-        {
-            "name": names.codes([event.name for event in events]),
-            **_span(events, start_us),
-            "thread": [threads[event.tid] for event in events],
-            "is_nested": [1] * len(events),
-        },
-    )
-
-
-def _calls(
-    events: Sequence[KinetoEvent], names: Names, start_us: float, threads: Mapping[int | str, int]
-) -> tuple[Table, dict[int, int]]:
-    events = sorted(events, key=lambda event: event.start_us)
-    table = capture_table(
-        CALL_COLUMNS,
-        len(events),
-        {
-            "name": names.codes([call_name(event.name) for event in events]),
-            **_span(events, start_us),
-            "thread": [threads[event.tid] for event in events],
-        },
-    )
-    rows = {correlation: row for row, event in enumerate(events) if (correlation := _int(event, "correlation")) > 0}
-    return table, rows
-
-
-def _int(event: KinetoEvent, *keys: str) -> int:
-    """The first of the arguments that is a whole number; -1 where none is."""
-    found = (event.args.get(key) for key in keys)
-    return next((value for value in found if isinstance(value, int) and not isinstance(value, bool)), -1)
+def _int(event: KinetoEvent, key: str) -> int:
+    """Return a whole number of the arguments; -1 where there is none."""
+    value = event.args.get(key)
+    return value if isinstance(value, int) and not isinstance(value, bool) else -1
 
 
 def _float(event: KinetoEvent, key: str) -> float:
     value = event.args.get(key)
     return float(value) if isinstance(value, int | float) else nan
-
-
-def _kernels(
-    events: Sequence[KinetoEvent],
-    operators: Sequence[KinetoEvent],
-    names: Names,
-    start_us: float,
-    calls: Mapping[int, int],
-) -> Table:
-    by_id = {event.external_id: event for event in operators if event.external_id is not None}
-    launched_by = [by_id.get(event.external_id or -1) if event.cat == "kernel" else None for event in events]
-    classes = [kernel_class(event.name) if event.cat == "kernel" else CLASSES.index("copy") for event in events]
-    work = _work_of_kernels(events, launched_by, classes)
-    grids = [_three(event.args.get("grid")) for event in events]
-    blocks = [_three(event.args.get("block")) for event in events]
-    occupancy = np.array([_float(event, "est. achieved occupancy %") for event in events]) / 100
-    columns: dict[str, Any] = {
-        "name": names.codes([event.name for event in events]),
-        "activity": [_ACTIVITY[event.cat] for event in events],
-        "kernel_class": classes,
-        **_span(events, start_us),
-        "device": [_int(event, "device") for event in events],
-        "stream": [_int(event, "stream") for event in events],
-        "call": [calls.get(_int(event, "correlation"), -1) for event in events],
-        "operator": [-1 if operator is None else names.code(operator.name) for operator in launched_by],
-        "registers": [_int(event, "registers per thread") for event in events],
-        "shared_bytes": [_int(event, "shared memory") for event in events],
-        "occupancy_fraction": occupancy,
-        "flops": [flops for flops, _ in work],
-        "num_bytes": [
-            _float(event, "bytes") if event.cat != "kernel" else moved
-            for event, (_, moved) in zip(events, work, strict=True)
-        ],
-    }
-    for place, axis in enumerate("xyz"):
-        columns[f"grid_{axis}"] = [grid[place] for grid in grids]
-        columns[f"block_{axis}"] = [block[place] for block in blocks]
-    return capture_table(KERNEL_COLUMNS, len(events), columns)
 
 
 def _three(value: Any) -> tuple[int, int, int]:
@@ -192,73 +168,45 @@ def _three(value: Any) -> tuple[int, int, int]:
 def _work_of_kernels(
     events: Sequence[KinetoEvent], operators: Sequence[KinetoEvent | None], classes: Sequence[int]
 ) -> list[tuple[float, float]]:
-    """FLOPs and bytes of the kernels that alone do the work of an operator; unknown of all others."""
+    """Return FLOPs and bytes of the kernels that alone do the work of an operator; NaN for all others."""
     doing: dict[int | None, list[int]] = {}
-    for place, (operator, code) in enumerate(zip(operators, classes, strict=True)):
+    for i, (operator, code) in enumerate(zip(operators, classes, strict=True)):
         if operator is not None and CLASSES[code] in ("gemm", "attention"):
-            doing.setdefault(operator.external_id, []).append(place)
+            doing.setdefault(operator.external_id, []).append(i)
     work = [(nan, nan)] * len(events)
-    for places in doing.values():
-        operator = operators[places[0]]
-        if len(places) == 1 and operator is not None:
-            work[places[0]] = operator_work(operator)
+    for kernels in doing.values():
+        operator = operators[kernels[0]]
+        if len(kernels) == 1 and operator is not None:
+            work[kernels[0]] = operator_work(operator)
     return work
 
 
 def _num_graphed(events: Sequence[KinetoEvent]) -> int:
-    """Kernels whose launch launched others too, as that of a CUDA graph does."""
+    """Count kernels whose launch launched others too, as a CUDA graph does."""
     correlations = np.array([_int(event, "correlation") for event in events if event.cat == "kernel"], np.int64)
     different, counts = np.unique(correlations[correlations > 0], return_counts=True)
     return int(counts[counts > 1].sum()) if len(different) else 0
 
 
 def outermost(operators: Sequence[KinetoEvent]) -> list[KinetoEvent]:
-    """The operators that no other operator of their thread holds, in the order of their start."""
-    found, ends = [], dict[int | str, float]()
+    """Return the operators that lie within no other operator of their thread, in the order of their start."""
+    outer, ends = [], dict[int | str, float]()
     for event in sorted(operators, key=lambda event: (event.start_us, -event.duration_us)):
         if event.start_us >= ends.get(event.tid, -np.inf):
-            found.append(event)
+            outer.append(event)
             ends[event.tid] = event.start_us + event.duration_us
-    return found
-
-
-def _host_operators(
-    operators: Sequence[KinetoEvent],
-    names: Names,
-    start_us: float,
-    threads: Mapping[int | str, int],
-    ranges: Table,
-) -> Table:
-    events = outermost(operators)
-    work = [operator_work(event) for event in events]
-    span = _span(events, start_us)
-    thread = [threads[event.tid] for event in events]
-    codes = names.codes([event.name for event in events])
-    inside = capture_table(CALL_COLUMNS, len(events), {"name": codes, **span, "thread": thread})
-    columns = {
-        "name": codes,
-        "activity": [OPERATOR] * len(events),
-        "kernel_class": [kernel_class(event.name) for event in events],
-        **span,
-        "device": [-1] * len(events),
-        "stream": thread,
-        "range": innermost_ranges(inside, ranges) if len(ranges) else None,
-        "operator": codes,
-        "flops": [flops for flops, _ in work],
-        "num_bytes": [moved for _, moved in work],
-    }
-    return capture_table(KERNEL_COLUMNS, len(events), columns)
+    return outer
 
 
 # --------------------------------------------------------------------------------------------------- work by shapes
 
 
 def operator_work(operator: KinetoEvent) -> tuple[float, float]:
-    """FLOPs and bytes of an operator by the shapes of its inputs; NaN where they are unknown."""
+    """Return FLOPs and bytes of an operator by the shapes of its inputs; NaN where they are unknown."""
     shape = gemm_shape(operator)
     if shape is not None:
         batch, m, n, k = shape
-        item_bytes = _BYTES.get(next(iter(operator.input_formats), ""), nan)
+        item_bytes = element_bytes(next(iter(operator.input_formats), "")) or nan
         return 2.0 * batch * m * n * k, batch * (m * k + k * n + m * n) * item_bytes
     if operator.name.startswith("aten::") and "scaled_dot_product" in operator.name:
         return _attention_flops(operator), nan
@@ -266,13 +214,13 @@ def operator_work(operator: KinetoEvent) -> tuple[float, float]:
 
 
 def gemm_shape(operator: KinetoEvent) -> tuple[int, int, int, int] | None:
-    """(batch, m, n, k) of a matrix product with recorded shapes; None of any other operator."""
-    of = _GEMM_SHAPES.get(operator.name)
+    """Return (batch, m, n, k) of a matrix product with recorded shapes; None for any other operator."""
+    shape_of = _GEMM_SHAPES.get(operator.name)
     tensors = [shape for shape in operator.input_shapes if _is_shape(shape)]
-    if of is None or len(tensors) < 2:
+    if shape_of is None or len(tensors) < 2:
         return None
     try:
-        return of(tensors)
+        return shape_of(tensors)
     except (IndexError, ValueError):
         return None
 
@@ -282,7 +230,7 @@ def _is_shape(shape: Any) -> bool:
 
 
 def _product(tensors: list[list[int]]) -> tuple[int, int, int, int]:
-    """`[m, k] x [k, n]`, with any number of equal batch dimensions before."""
+    """Return the shape of `[m, k] x [k, n]`, with any number of equal batch dimensions before."""
     a, b = tensors[0], tensors[1]
     if len(b) <= 2:
         return 1, prod(a[:-1]), b[-1], a[-1]
@@ -305,7 +253,7 @@ _GEMM_SHAPES: Mapping[str, Callable[[list[list[int]]], tuple[int, int, int, int]
 
 
 def _attention_flops(operator: KinetoEvent) -> float:
-    """4 x pairs x width: two products; where the mask is causal, a query of a whole prompt sees half of the keys."""
+    """Return 4 x pairs x width: two products; under a causal mask a query of a whole prompt sees half of the keys."""
     tensors = [shape for shape in operator.input_shapes if _is_shape(shape) and len(shape) == 4]
     if len(tensors) < 2:
         return nan

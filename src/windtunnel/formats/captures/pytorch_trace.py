@@ -6,15 +6,16 @@ Written as JSON, schemas 1.0.2 to 1.1.1 with Chakra 0.0.4 attributes
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from windtunnel.errors import InputError
-from windtunnel.files import read_bytes
 from windtunnel.formats.collective_calls import CollectiveCall, torch_call
+from windtunnel.formats.parsing import decode_json
 
 SCHEMAS = ("1.0.2-chakra.0.0.4", "1.0.3-chakra.0.0.4", "1.1.0-chakra.0.0.4", "1.1.1-chakra.0.0.4")
 
@@ -33,40 +34,33 @@ class Tensors(msgspec.Struct, frozen=True):
     strides: list[Any] = []
 
 
-class _Attribute(msgspec.Struct, frozen=True):
+class TraceAttribute(msgspec.Struct, frozen=True):
+    """One attribute of a node."""
+
     name: str
     value: Any
-    type: str = ""
 
 
-class _Node(msgspec.Struct, frozen=True):
-    id: int
-    name: str
-    ctrl_deps: int
-    inputs: Tensors
-    outputs: Tensors
-    attrs: list[_Attribute] = []
-
-
-class _File(msgspec.Struct, frozen=True):
-    schema: str
-    nodes: list[_Node]
-    pid: int = 0
-    time: str = ""
-
-
-@dataclass(frozen=True)
-class Operator:
+class Operator(msgspec.Struct, frozen=True, dict=True):
     """One node: an operator, an autograd function, or a thread that holds them."""
 
     id: int
     name: str
-    parent: int
+    parent: int = msgspec.field(name="ctrl_deps")
     """Id of the operator that called it; the root is its own parent."""
     inputs: Tensors
     outputs: Tensors
-    attributes: Mapping[str, Any] = field(default_factory=dict)
-    """`rf_id`, `seq_id`, `scope`, `tid`, ..., and the metadata of collectives."""
+    attrs: list[TraceAttribute] = []
+
+    @cached_property
+    def attributes(self) -> Mapping[str, Any]:
+        """`rf_id`, `seq_id`, `scope`, `tid`, ..., and the metadata of collectives."""
+        return {attribute.name: attribute.value for attribute in self.attrs}
+
+
+class _File(msgspec.Struct, frozen=True):
+    schema: str
+    nodes: list[Operator]
 
 
 @dataclass(frozen=True)
@@ -80,30 +74,17 @@ class ExecutionTrace:
 
 
 def read_execution_trace(path: Path) -> ExecutionTrace:
-    """The trace in a file, also gzipped.
+    """Read a trace, plain or gzipped.
 
     Raises:
         InputError: the file is missing, cut off, not JSON, no execution trace, or of an unknown schema.
     """
-    content = read_bytes(path)
-    try:
-        found = msgspec.json.decode(content, type=_File)
-    except msgspec.ValidationError as error:
-        raise InputError(f"{path} is no PyTorch execution trace: {error}", "it has schema and nodes") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} cannot be read as JSON: {error}", "is the file cut off?") from None
-    if found.schema not in SCHEMAS:
-        raise InputError(
-            f"{path} has the schema {found.schema!r}, which is not read", f"known are {', '.join(SCHEMAS)}"
-        )
-    operators = [_operator(node) for node in sorted(found.nodes, key=lambda node: node.id)]
+    file = decode_json(path, _File, "a PyTorch execution trace", "it has schema and nodes")
+    if file.schema not in SCHEMAS:
+        raise InputError(f"{path} has the schema {file.schema!r}, which is not read", f"known are {', '.join(SCHEMAS)}")
+    operators = sorted(file.nodes, key=lambda node: node.id)
     _check_tree(operators, path)
-    return ExecutionTrace(found.schema, tuple(operators), tuple(_process_groups(operators, path)))
-
-
-def _operator(node: _Node) -> Operator:
-    attributes = {one.name: one.value for one in node.attrs}
-    return Operator(node.id, node.name, node.ctrl_deps, node.inputs, node.outputs, attributes)
+    return ExecutionTrace(file.schema, tuple(operators), tuple(_process_groups(operators, path)))
 
 
 def _check_tree(operators: list[Operator], path: Path) -> None:
@@ -123,15 +104,15 @@ def _process_groups(operators: list[Operator], path: Path) -> list[Mapping[str, 
     if node is None or not node.inputs.values:
         return []
     try:
-        found = json.loads(node.inputs.values[0])
+        groups = json.loads(node.inputs.values[0])
     except (TypeError, ValueError) as error:
         raise InputError(f"{path}: the process groups in node {node.id} cannot be read: {error}") from None
-    return [group for group in found if isinstance(group, dict)]
+    return [group for group in groups if isinstance(group, dict)]
 
 
 def collective_calls(trace: ExecutionTrace) -> list[CollectiveCall]:
-    """The collectives in order: `record_param_comms` with its metadata, or where there is none the backend's node."""
-    found = []
+    """Return the collectives in order: `record_param_comms` with its metadata, or without it the backend's node."""
+    calls = []
     for operator in trace.operators:
         backend, colon, name = operator.name.partition(":")
         if "collective_name" in operator.attributes:
@@ -142,8 +123,8 @@ def collective_calls(trace: ExecutionTrace) -> list[CollectiveCall]:
             continue
         call = torch_call(name, metadata, _CALL_KEYS, None)
         if call is not None:
-            found.append(call)
-    return found
+            calls.append(call)
+    return calls
 
 
 def _from_tensors(operator: Operator) -> dict[str, Any]:

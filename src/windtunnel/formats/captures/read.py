@@ -1,15 +1,12 @@
 """Read a profiler's file of any known kind, told by its content: nsys SQLite, ncu CSV, Kineto JSON."""
 
-import gzip
 import shutil
 import sqlite3
-import tempfile
-import zlib
 from contextlib import closing
 from pathlib import Path
 
-from windtunnel.errors import InputError, WindtunnelError, unreadable
-from windtunnel.files import write_bytes
+from windtunnel.errors import InputError, WindtunnelError
+from windtunnel.files import draft_of, read_bytes
 from windtunnel.formats.captures.capture import Capture
 from windtunnel.formats.captures.kineto_capture import read_kineto_capture
 from windtunnel.formats.captures.ncu import REPORT_HINT as NCU_HINT
@@ -23,7 +20,7 @@ _REPORTS = {".nsys-rep": NSYS_HINT, ".qdrep": NSYS_HINT, ".qdstrm": NSYS_HINT, "
 
 
 def read_capture(path: Path) -> Capture:
-    """What a profiler recorded.
+    """Read a profiler's file as a capture.
 
     Raises:
         InputError: the file is missing, broken, not exported, or of another program.
@@ -34,7 +31,7 @@ def read_capture(path: Path) -> Capture:
         raise InputError(
             f"{path} is a report that only its own tool opens", _REPORTS[path.suffix].replace("FILE", path.name)
         )
-    start = _start_of(path)
+    start = read_bytes(path, limit=4096)  # captures may be larger than the memory
     if not start:
         raise InputError(f"{path} is empty", FORMATS)
     if MAGIC.startswith(start[: len(MAGIC)]):
@@ -46,21 +43,6 @@ def read_capture(path: Path) -> Capture:
     raise InputError(f"{path} is no capture that is known", FORMATS)
 
 
-def _start_of(path: Path) -> bytes:
-    """The first bytes of a file, unpacked; captures may be larger than the memory."""
-    try:
-        with path.open("rb") as file:
-            start = file.read(4096)
-        if not start.startswith(b"\x1f\x8b"):
-            return start
-        with gzip.open(path) as packed:
-            return packed.read(4096)
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise InputError(f"{path} is a broken gzip file: {error}", "fetch or compress it again") from None
-    except OSError as error:
-        raise unreadable(path, error) from None
-
-
 _PRIVATE_ROWS = (
     ("META_DATA_CAPTURE", "name LIKE '%ENVIRONMENT%' OR name LIKE '%USER_NAME' OR name LIKE '%WORKING_DIR'"),
     ("META_DATA_CAPTURE", "name LIKE 'DEVICE_DISPLAY_NAME'"),
@@ -69,29 +51,27 @@ _PRIVATE_ROWS = (
     ("TARGET_INFO_SYSTEM_ENV", "name LIKE '%Environment%' OR name IN ('Hostname', 'TargetInstallDir')"),
     ("PROCESSES", "1"),
 )
-"""Table -> rows that tell of the machine or of whoever used it: every process, and the whole environment twice."""
+"""Table -> rows that identify the machine or its user: every process, and the whole environment twice."""
 
 
 def scrub_nsys(path: Path) -> int:
-    """Take environment variables, users, hosts, folders and the list of processes out of an exported capture.
+    """Remove environment variables, users, hosts, folders and the list of processes from an exported capture.
 
     Returns:
-        How many rows were taken out. The file changes whole or not at all.
+        The number of removed rows. The file changes whole or not at all.
 
     Raises:
         InputError: it is no capture of Nsight Systems.
-        InputError: it cannot be written.
+        WindtunnelError: it cannot be written.
     """
     read_nsys(path)
     try:
-        with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as folder:
-            draft = Path(folder) / "draft"
+        with draft_of(path) as draft:
             shutil.copy2(path, draft)
             with closing(sqlite3.connect(draft)) as database:
                 removed = _remove_private(database)
                 # Deleted rows stay readable in the file until it is written anew.
                 database.execute("VACUUM")
-            draft.replace(path)
     except (OSError, sqlite3.Error) as error:
         raise WindtunnelError(f"{path} cannot be scrubbed: {error}") from None
     return removed
@@ -105,17 +85,3 @@ def _remove_private(database: sqlite3.Connection) -> int:
             removed += database.execute(f"DELETE FROM {table} WHERE {where}").rowcount
     database.commit()
     return removed
-
-
-def write_kernels(capture: Capture, path: Path) -> None:
-    """Write the kernel table with its texts as Parquet; it appears whole or not at all.
-
-    Raises:
-        InputError: it cannot be written.
-    """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    content = pa.BufferOutputStream()
-    pq.write_table(capture.to_arrow(), content)
-    write_bytes(path, content.getvalue().to_pybytes())

@@ -18,16 +18,16 @@ _SUMS = r"\(sq(\d+)sk(\d+)sqsq(\d+)sqsk(\d+)\)"
 _STEP = re.compile(rf"(?:^|[:/])execute_(\d+)_context_(\d+){_SUMS}_generation_(\d+){_SUMS}$")
 
 MEASURED = "windtunnel:measured"
-"""The range around the run that is measured, after loading and warming up."""
+"""Name of the range around the measured run, after loading and warming up."""
 
 
 def step_name(computed: list[int], seen: list[int], num_prefills: int) -> str:
-    """The name of a step.
+    """Return the name of a step.
 
     Args:
-        computed: tokens that it computes of each request, prompts first.
-        seen: keys that the last of them attends to, itself included.
-        num_prefills: how many of the requests are prompts.
+        computed: number of tokens computed for each request, prompts first.
+        seen: number of keys that the last of these tokens attends to, itself included.
+        num_prefills: number of requests that are prompts.
     """
     parts = []
     for which in (slice(num_prefills), slice(num_prefills, None)):
@@ -38,9 +38,9 @@ def step_name(computed: list[int], seen: list[int], num_prefills: int) -> str:
 
 
 def step_batch_of(name: str) -> StepBatch | None:
-    """The batch in a step's name; None where it is no such name.
+    """Return the batch in a step's name; None for other names.
 
-    A chunk of c tokens that ends at key k has c (k - c / 2) pairs. Every prompt is taken to end in the step: the name
+    A chunk of c tokens that ends at key k has c (k - c / 2) pairs. Every prompt is assumed to end in the step: the name
     does not say.
     """
     match = _STEP.search(name)
@@ -63,28 +63,24 @@ class CapturedStep:
     name: str
     batch: StepBatch
     host_s: float
-    """Of its range, on the host."""
+    """Duration of its range on the host."""
     rows: np.ndarray[tuple[int], np.dtype[np.int64]]
-    """Of the kernel table, in the order of their start."""
+    """Rows of the kernel table, in the order of their start."""
 
 
 def captured_steps(capture: Capture) -> list[CapturedStep]:
-    """The steps whose ranges name their batch, in order; of kernels, those that were launched within.
+    """Return the steps whose ranges name their batch, in order, with the kernels launched within.
 
     Kernels without a known launch count where they run; a capture without a timeline has none.
     """
-    ranges, kernels = capture.ranges, capture.kernels
-    found = []
-    calls = capture.calls["start_s"]
-    began_s = kernels["start_s"].copy()
-    launched = kernels["call"] >= 0
-    began_s[launched] = calls[kernels["call"][launched]]
+    ranges, launched_s = capture.ranges, capture.launched_s()
+    steps = []
     for row in np.argsort(ranges["start_s"], kind="stable"):
         name = capture.name_of(ranges["name"][row])
         batch = step_batch_of(name)
         if batch is not None:
             start_s = ranges["start_s"][row]
             end_s = start_s + ranges["duration_s"][row]
-            rows = np.flatnonzero((began_s >= start_s) & (began_s < end_s))
-            found.append(CapturedStep(name, batch, float(ranges["duration_s"][row]), rows))
-    return found
+            rows = np.flatnonzero((launched_s >= start_s) & (launched_s < end_s))
+            steps.append(CapturedStep(name, batch, float(ranges["duration_s"][row]), rows))
+    return steps

@@ -18,7 +18,7 @@ from windtunnel.formats.captures.capture import CLASSES, COPY, MEMSET, Capture
 from windtunnel.formats.captures.step_names import CapturedStep, captured_steps
 from windtunnel.model.forward import Shard, forward_launches
 from windtunnel.model.operators import Gemm, Launch, Op
-from windtunnel.pricing.table import MeasurementTable, site_names, text_names, write_tables
+from windtunnel.pricing.table import MeasurementTable, Points, tables_from, write_tables
 
 OTHER = "other"
 NORMS, ROPE = "norms", "rope and cache"
@@ -38,7 +38,7 @@ _ROWS: Mapping[str, str] = {
     "lm_head": r"lm_head",
     "sample": r"sample",
 }
-"""Row -> the launches of `model/forward.py` that it holds; the first that fits."""
+"""Row -> its launches of `model/forward.py`; the first match counts."""
 
 ROWS = (*_ROWS, OTHER)
 
@@ -57,8 +57,8 @@ _MODULES: tuple[tuple[str, str], ...] = (
     (r"(^|\.)(mlp|feed_forward)$", "activation"),
     (r"(^|\.)(layers|h|blocks)\.\d+$", NORMS),
 )
-"""A module's path -> its row: the names that transformers' and vLLM's models have; the first that fits. What stands
-bare in a layer is the residual's addition, which the simulator counts with the norm."""
+"""A module's path -> its row, by the names of transformers' and vLLM's models; the first match counts. A kernel
+directly in a layer is the residual's addition, which the simulator counts with the norm."""
 _COMPILED_MODULES = tuple((re.compile(pattern), row) for pattern, row in _MODULES)
 _COMPILED_ROWS = tuple((re.compile(f"(?:{pattern})$"), row) for row, pattern in _ROWS.items())
 
@@ -85,12 +85,12 @@ _BETWEEN = {
     ("qkv_proj", "attention"): ROPE,
     ("lm_head", None): "sample",
 }
-"""(row before, row after) -> what lies between them."""
+"""(row before, row after) -> row of the kernels between them."""
 _ANCHORS = frozenset(row for pair in _BETWEEN for row in pair if row is not None)
 
 
 def row_of_launch(name: str) -> str:
-    """The row of a launch of `model/forward.py`."""
+    """Return the row of a launch of `model/forward.py`."""
     return next((row for pattern, row in _COMPILED_ROWS if pattern.match(name)), OTHER)
 
 
@@ -100,7 +100,7 @@ class MeasuredStep:
 
     step: CapturedStep
     launches: tuple[Launch, ...]
-    """What the model computes for that batch."""
+    """The model's launches for that batch."""
     seconds: Mapping[str, float]
     """Row -> time of its kernels."""
     num_kernels: Mapping[str, int]
@@ -108,17 +108,17 @@ class MeasuredStep:
     @property
     def unmatched_fraction(self) -> float:
         """Share of the kernels' time that no operator of the model claims."""
-        whole_s = sum(self.seconds.values())
-        return self.seconds.get(OTHER, 0.0) / whole_s if whole_s else 0.0
+        total_s = sum(self.seconds.values())
+        return self.seconds.get(OTHER, 0.0) / total_s if total_s else 0.0
 
     @property
     def between_s(self) -> float:
-        """Of the step's range, when none of its kernels ran: the host, or waiting."""
+        """Time of the step's range in which none of its kernels ran: the host, or waiting."""
         return max(self.step.host_s - sum(self.seconds.values()), 0.0)
 
 
 def measured_steps(capture: Capture, shard: Shard) -> list[MeasuredStep]:
-    """Every step of the capture by operators of the model.
+    """Return every step of the capture by operators of the model.
 
     Raises:
         InputError: no range of the capture names a batch, or no kernel lies in any.
@@ -143,22 +143,21 @@ def _measured(capture: Capture, step: CapturedStep, launches: tuple[Launch, ...]
 
 
 def rows_of_kernels(capture: Capture, step: CapturedStep, launches: Sequence[Launch]) -> list[str]:
-    """The row of every kernel of a step."""
+    """Return the row of every kernel of a step."""
     kernels = capture.kernels
     modules = [_module(capture, row) for row in kernels["range"][step.rows]]
     classes = [CLASSES[code] for code in kernels["kernel_class"][step.rows]]
     is_copy = np.isin(kernels["activity"][step.rows], (COPY, MEMSET)).tolist()
     if any(modules):
-        found = [_by_module(module, name) for module, name in zip(modules, classes, strict=True)]
-        return _sampling_after_the_head(found)
-    found = [None if copy else _BY_CLASS.get(name) for name, copy in zip(classes, is_copy, strict=True)]
-    for place, row in _products(capture, step, classes, launches):
-        found[place] = row
-    return _between(found)
+        return _sampling_after_the_head(list(map(_by_module, modules, classes)))
+    rows = [None if copy else _BY_CLASS.get(name) for name, copy in zip(classes, is_copy, strict=True)]
+    for kernel, row in _products(capture, step, classes, launches):
+        rows[kernel] = row
+    return _between(rows)
 
 
 def _module(capture: Capture, row: int) -> str:
-    """The path of the module whose range this is; empty where it is no module's."""
+    """Return the path of a range's module; empty where the range is no module's."""
     name = capture.name_of(capture.ranges["name"][row]) if row >= 0 else ""
     return name.partition("module:")[2]
 
@@ -171,35 +170,37 @@ def _by_module(module: str, kernel_class: str) -> str | None:
 
 
 def _sampling_after_the_head(rows: list[str | None]) -> list[str]:
-    """What follows the LM head outside of modules is sampling; before it, it is unclear."""
-    head = max((place for place, row in enumerate(rows) if row == "lm_head"), default=len(rows))
-    return [row or ("sample" if place > head else OTHER) for place, row in enumerate(rows)]
+    """Fill in rows of kernels outside of modules: after the LM head they sample; before it, they are unclear."""
+    head = max((i for i, row in enumerate(rows) if row == "lm_head"), default=len(rows))
+    return [row or ("sample" if i > head else OTHER) for i, row in enumerate(rows)]
 
 
 def _products(
     capture: Capture, step: CapturedStep, classes: list[str], launches: Sequence[Launch]
 ) -> Iterator[tuple[int, str]]:
-    """(place, row) of the matrix products: by shape where that is enough, else by their order."""
-    places = [place for place, name in enumerate(classes) if name == "gemm"]
-    names = [capture.name_of(capture.kernels["name"][step.rows[place]]).lower() for place in places]
+    """Yield (kernel, row) of the matrix products: by shape where that is enough, else by their order."""
+    kernels = capture.kernels
+    gemms = [i for i, name in enumerate(classes) if name == "gemm"]
     # cuBLAS adds the parts of a product in a kernel of its own.
-    whole = [place for place, name in zip(places, names, strict=True) if not re.search("splitk_?reduce", name)]
+    sums = {i for i in gemms if _SPLIT_K_SUM.search(capture.name_of(kernels["name"][step.rows[i]]).lower())}
+    products = [i for i in gemms if i not in sums]
     expected = [launch for launch in launches if isinstance(launch.op, Gemm)]
     order = _order_of_products(expected)
+    by_order = dict(zip(products, order, strict=True)) if len(products) == len(order) else {}
     by_work = _rows_by_work(expected)
-    for number, place in enumerate(whole):
-        row = by_work.get(_work_key(capture.kernels["flops"][step.rows[place]]))
-        if row is None and len(whole) == len(order):
-            row = order[number]
-        yield place, row or OTHER
-    for place in sorted(set(places) - set(whole)):
-        last = next((found for found in reversed(whole) if found < place), None)
-        if last is not None and len(whole) == len(order):
-            yield place, order[whole.index(last)]
+    for i in products:
+        yield i, by_work.get(_work_key(kernels["flops"][step.rows[i]])) or by_order.get(i, OTHER)
+    for i in sorted(sums):
+        product = max((product for product in products if product < i), default=None)
+        if product in by_order:
+            yield i, by_order[product]
+
+
+_SPLIT_K_SUM = re.compile("splitk_?reduce")
 
 
 def _order_of_products(expected: Sequence[Launch]) -> list[str]:
-    """The rows of a step's products in their order; empty where the layers are not all alike."""
+    """Return the rows of a step's products in their order; empty where the layers are not all equal."""
     in_layer = [launch for launch in expected if launch.name != "lm_head"]
     counts = {launch.count for launch in in_layer}
     if len(counts) != 1:
@@ -208,11 +209,11 @@ def _order_of_products(expected: Sequence[Launch]) -> list[str]:
 
 
 def _rows_by_work(expected: Sequence[Launch]) -> dict[float, str]:
-    """FLOPs of a product -> its row, of those whose work no other row's product has."""
-    found: dict[float, set[str]] = {}
+    """Return FLOPs -> row of the products whose work no other row's product has."""
+    by_work: dict[float, set[str]] = {}
     for launch in expected:
-        found.setdefault(_work_key(launch.op.flops), set()).add(row_of_launch(launch.name))
-    return {work: next(iter(rows)) for work, rows in found.items() if len(rows) == 1}
+        by_work.setdefault(_work_key(launch.op.flops), set()).add(row_of_launch(launch.name))
+    return {work: next(iter(rows)) for work, rows in by_work.items() if len(rows) == 1}
 
 
 def _work_key(flops: object) -> float:
@@ -220,43 +221,40 @@ def _work_key(flops: object) -> float:
 
 
 def _between(rows: list[str | None]) -> list[str]:
-    """Unclear kernels by the anchors around them."""
-    after: list[str | None] = [None] * len(rows)
-    next_anchor: str | None = None
-    for place in range(len(rows) - 1, -1, -1):
-        after[place] = next_anchor
-        next_anchor = rows[place] if rows[place] in _ANCHORS else next_anchor
-    found, last = [], None
-    for row, follows in zip(rows, after, strict=True):
-        found.append(row or _BETWEEN.get((str(last), follows), OTHER))
-        last = row if row in _ANCHORS else last
-    return found
+    """Fill in unclear kernels by the anchors around them."""
+    after: list[str | None] = []
+    anchor: str | None = None
+    for row in reversed(rows):
+        after.append(anchor)
+        anchor = row if row in _ANCHORS else anchor
+    filled, anchor = [], None
+    for row, next_anchor in zip(rows, reversed(after), strict=True):
+        filled.append(row or _BETWEEN.get((str(anchor), next_anchor), OTHER))
+        anchor = row if row in _ANCHORS else anchor
+    return filled
 
 
 # ------------------------------------------------------------------------------------------------ measurement tables
 
 
 def measurement_tables(steps: Sequence[MeasuredStep], source: str) -> list[MeasurementTable]:
-    """The times of operators as tables that an estimator reads: one point an operator and step.
+    """Return the times of operators as tables that an estimator reads: one point for each operator and step.
 
-    Rows that hold operators of several shapes (rope and cache, a batch of prompts and decoding requests) are left out:
+    Rows with operators of several shapes (rope and cache, a batch of prompts and decoding requests) are left out:
     their parts were not told apart.
 
     Raises:
         InputError: nothing is left.
     """
-    points: dict[tuple[str, tuple[str, ...]], list[tuple[Op, float]]] = {}
-    for measured in steps:
-        for op, seconds in _single_operators(measured):
-            words = tuple(str(getattr(op, name)) for name in text_names(op.kind))
-            points.setdefault((op.kind, words), []).append((op, seconds))
+    measured = (single for step in steps for single in _single_operators(step))
+    points: list[Points] = [(op, np.array([seconds]), {}) for op, seconds in measured]
     if not points:
         raise InputError("no operator of the capture could be told from the others")
-    return [_table(kind, words, found, source) for (kind, words), found in sorted(points.items())]
+    return tables_from(points, source)
 
 
 def _single_operators(measured: MeasuredStep) -> Iterator[tuple[Op, float]]:
-    """The operators that have a row for themselves, with the seconds of one execution."""
+    """Yield the operators that have a row for themselves, with the seconds of one execution."""
     by_row: dict[str, list[Launch]] = {}
     for launch in measured.launches:
         by_row.setdefault(row_of_launch(launch.name), []).append(launch)
@@ -266,22 +264,8 @@ def _single_operators(measured: MeasuredStep) -> Iterator[tuple[Op, float]]:
             yield launches[0].op, seconds / sum(launch.count for launch in launches)
 
 
-def _table(kind: str, words: tuple[str, ...], points: list[tuple[Op, float]], source: str) -> MeasurementTable:
-    def column(name: str) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-        return np.array([float(np.asarray(getattr(op, name))) for op, _ in points])
-
-    return MeasurementTable(
-        kind=kind,
-        sites={name: column(name) for name in site_names(kind)},
-        axes={name: column(name) for name in type(points[0][0]).axes},
-        seconds=np.array([seconds for _, seconds in points]),
-        source=source,
-        words=dict(zip(text_names(kind), words, strict=True)),
-    )
-
-
 def write_measurements(folder: Path, tables: Sequence[MeasurementTable], about: Mapping[str, str]) -> list[Path]:
-    """Write one Parquet file a kind of operator, as `pricing.table.read_tables` reads it.
+    """Write one Parquet file for each kind of operator, as `pricing.table.read_tables` reads it.
 
     Raises:
         InputError: the folder cannot be written to.
@@ -291,8 +275,8 @@ def write_measurements(folder: Path, tables: Sequence[MeasurementTable], about: 
         by_kind.setdefault(table.kind, []).append(table)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for kind, found in by_kind.items():
-            write_tables(folder / f"{kind}.parquet", found, about)
+        for kind, of_kind in by_kind.items():
+            write_tables(folder / f"{kind}.parquet", of_kind, about)
     except OSError as error:
         raise unwritable(folder, error) from None
     return [folder / f"{kind}.parquet" for kind in by_kind]

@@ -4,11 +4,13 @@ import csv
 import json
 from collections.abc import Iterable, Sequence
 from io import StringIO
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.files import write_bytes
 from windtunnel.formats.captures.capture import CLASSES, Capture
 from windtunnel.formats.captures.kernel_names import short_name
 from windtunnel.formats.captures.kernel_time import (
@@ -28,26 +30,26 @@ from windtunnel.metrics.records import Table
 
 
 def capture_summary(capture: Capture, num_kernels: int = 10) -> dict[str, Any]:
-    """The top kernels with their share, the classes, and what the capture does not show."""
-    found = kernel_time(capture)
+    """Return the top kernels with their share, the time by class, and the notes."""
+    kernels = kernel_time(capture)
     return {
         "tool": capture.tool,
         "notes": list(capture.notes),
         "top_kernels": [
             {
-                "name": capture.names[found.names[place]],
-                "time_percentage": float(found.share[place] * 100),
-                "total_s": float(found.total[place]),
-                "count": int(found.count[place]),
+                "name": capture.names[kernels.names[row]],
+                "time_percentage": float(kernels.share[row] * 100),
+                "total_s": float(kernels.total[row]),
+                "count": int(kernels.count[row]),
             }
-            for place in range(min(num_kernels, len(found)))
+            for row in range(min(num_kernels, len(kernels)))
         ],
         "seconds_by_class": class_time(capture),
     }
 
 
 def capture_document(capture: Capture) -> dict[str, Any]:
-    """A capture's summaries as a JSON document."""
+    """Return a capture's summaries as a JSON document."""
     queue = launch_times(capture)
     ranges = range_time(capture)
     return {
@@ -55,23 +57,18 @@ def capture_document(capture: Capture) -> dict[str, Any]:
         "devices": {
             str(device): {
                 "name": capture.devices.get(device, ""),
-                "span_s": found.span_s,
-                "busy_s": found.busy_s,
-                "idle_s": found.idle_s,
-                "copy_s": found.copy_s,
-                "communication_s": found.communication_s,
-                "overlapped_s": found.overlapped_s,
-                "num_gaps": len(found.gaps_s),
-                "longest_gap_s": float(found.gaps_s.max(initial=0.0)),
+                **{f"{part}_s": getattr(times, f"{part}_s") for part in _DEVICE_PARTS},
+                "num_gaps": len(times.gaps_s),
+                "longest_gap_s": float(times.gaps_s.max(initial=0.0)),
             }
-            for device, found in device_time(capture).items()
+            for device, times in device_time(capture).items()
         },
         "kernels": _statistics_document(capture, kernel_time(capture), "s"),
         "api_calls": _statistics_document(capture, call_time(capture), "s"),
         "copies": _statistics_document(capture, copy_time(capture), "s"),
         "copied": _statistics_document(capture, copy_bytes(capture), "bytes"),
-        "launch_latency_s": _middle(queue.latency_s),
-        "queue_s": _middle(queue.queue_s),
+        "launch_latency_s": _spread(queue.latency_s),
+        "queue_s": _spread(queue.queue_s),
         "host_ranges": _statistics_document(capture, host_range_time(capture), "s"),
         "ranges": [
             {"name": capture.name_of(name), "host_s": float(host_s), "device_s": float(device_s), "num_kernels": int(n)}
@@ -82,66 +79,84 @@ def capture_document(capture: Capture) -> dict[str, Any]:
     }
 
 
-def _middle(values: NDArray[np.float64]) -> dict[str, float] | None:
+_DEVICE_PARTS = ("span", "busy", "idle", "copy", "communication", "overlapped")
+
+
+def _spread(values: NDArray[np.float64]) -> dict[str, float] | None:
+    """Return mean, median and p99 of the finite values; None without any."""
     known = values[np.isfinite(values)]
     if not len(known):
         return None
     return {"mean": float(known.mean()), "median": float(np.median(known)), "p99": float(np.percentile(known, 99))}
 
 
-def _statistics_document(capture: Capture, found: Statistics, unit: str) -> list[dict[str, Any]]:
+def _statistics_document(capture: Capture, values: Statistics, unit: str) -> list[dict[str, Any]]:
     return [
         {
-            "name": capture.names[found.names[place]],
-            "share": float(found.share[place]),
-            "count": int(found.count[place]),
+            "name": capture.names[values.names[row]],
+            "share": float(values.share[row]),
+            "count": int(values.count[row]),
             **{
-                f"{name}_{unit}": float(getattr(found, name)[place])
+                f"{name}_{unit}": float(getattr(values, name)[row])
                 for name in ("total", "mean", "median", "least", "most")
             },
         }
-        for place in range(len(found))
+        for row in range(len(values))
     ]
 
 
+def write_kernels(capture: Capture, path: Path) -> None:
+    """Write the kernel table with its texts as Parquet; it appears whole or not at all.
+
+    Raises:
+        InputError: it cannot be written.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    content = pa.BufferOutputStream()
+    pq.write_table(capture.to_arrow(), content)
+    write_bytes(path, content.getvalue().to_pybytes())
+
+
 def kernel_rows(capture: Capture) -> tuple[list[str], list[list[Any]]]:
-    """The kernel table as headers and rows, most time first."""
+    """Return the kernel table as headers and rows, most time first."""
     table = kernel_table(capture)
-    headers = ["name", "class", *[name for name in table.columns if name not in ("name", "kernel_class")]]
-    return headers, [_kernel_row(capture, table, place) for place in range(len(table))]
+    numbers = [name for name in table.columns if name not in ("name", "kernel_class")]
+    return ["name", "class", *numbers], [
+        [*_titles(capture, table, row), *_cells(table, numbers, row)] for row in range(len(table))
+    ]
 
 
-def _kernel_row(capture: Capture, table: Table, place: int) -> list[Any]:
-    cells = [_cell(column[place]) for name, column in table.columns.items() if name not in ("name", "kernel_class")]
-    return [capture.names[table["name"][place]], CLASSES[table["kernel_class"][place]], *cells]
+def _titles(capture: Capture, table: Table, row: int) -> list[str]:
+    return [capture.names[table["name"][row]], CLASSES[table["kernel_class"][row]]]
 
 
-def _cell(value: Any) -> Any:
-    """What is unknown is an empty cell."""
-    number = value.item()
-    return "" if number == -1 or not np.isfinite(number) else number
+def _cells(table: Table, columns: Iterable[str], row: int) -> list[Any]:
+    """Return values of a row; unknown values are empty cells."""
+    values = [table[name][row].item() for name in columns]
+    return ["" if value == -1 or not np.isfinite(value) else value for value in values]
 
 
 def kernel_comparison(timed: Capture, counted: Capture) -> tuple[list[str], list[list[Any]]]:
-    """Kernels as they ran (Nsight Systems) beside their counters (Nsight Compute), one row a kernel that both have."""
-    counters = kernel_table(counted)
-    by_name = {short_name(counted.names[code]): place for place, code in enumerate(counters["name"])}
-    times = kernel_table(timed)
-    headers = ["name", "class", "nsys_count", "nsys_total_s", "nsys_share", "nsys_mean_s", "ncu_count", "ncu_mean_s"]
+    """Return times (Nsight Systems) beside counters (Nsight Compute), one row for each kernel that both have."""
+    counters, times = kernel_table(counted), kernel_table(timed)
+    by_name = {short_name(counted.names[code]): row for row, code in enumerate(counters["name"])}
+    of_nsys = ("count", "total_s", "share", "mean_s")
     counts = ("flops_per_s", "bytes_per_s", "occupancy_fraction", "compute_fraction", "memory_fraction")
+    of_ncu = ("count", "mean_s", *counts)
+    headers = ["name", "class", *(f"nsys_{name}" for name in of_nsys), "ncu_count", "ncu_mean_s", *counts]
     rows = []
-    for place, code in enumerate(times["name"]):
-        name = short_name(timed.names[code])
-        if name in by_name:
-            beside = by_name[name]
-            of_nsys = [_cell(times[column][place]) for column in ("count", "total_s", "share", "mean_s")]
-            of_ncu = [_cell(counters[column][beside]) for column in ("count", "mean_s", *counts)]
-            rows.append([timed.names[code], CLASSES[times["kernel_class"][place]], *of_nsys, *of_ncu])
-    return [*headers, *counts], rows
+    for row, code in enumerate(times["name"]):
+        counted_row = by_name.get(short_name(timed.names[code]))
+        if counted_row is not None:
+            cells = [*_cells(times, of_nsys, row), *_cells(counters, of_ncu, counted_row)]
+            rows.append([*_titles(timed, times, row), *cells])
+    return headers, rows
 
 
 def as_csv(headers: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """Rows as CSV text."""
+    """Return rows as CSV text."""
     text = StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(headers)
@@ -150,7 +165,7 @@ def as_csv(headers: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
 
 
 def as_json(document: Any) -> str:
-    """A document as indented JSON; what is not finite is null, which other readers understand."""
+    """Return a document as indented JSON; numbers that are not finite become null, which other readers understand."""
     return json.dumps(_finite(document), indent=2) + "\n"
 
 

@@ -1,14 +1,18 @@
 """Write a timeline's file: checked before the run, and whole or not at all."""
 
 import gzip
-import tempfile
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
+
+import msgspec
 
 from windtunnel.errors import InputError, unwritable
-from windtunnel.files import check_writable
+from windtunnel.files import check_writable, draft_of
+
+Event = dict[str, Any]
 
 SUFFIXES = (".json", ".json.gz")
 
@@ -26,18 +30,39 @@ def check_file(path: Path, overwrite: bool) -> None:
 
 @contextmanager
 def new_file(path: Path) -> Iterator[IO[bytes] | gzip.GzipFile]:
-    """A file that is at `path` when the block has ended well, and nowhere otherwise."""
+    """Open a file that is at `path` when the block has ended well, and nowhere otherwise."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as folder:
-            draft = Path(folder) / "timeline"
-            with draft.open("wb") as raw:
-                if path.suffix == ".gz":
-                    # No time and no name in the header: the same run gives the same bytes.
-                    with gzip.GzipFile(filename="", mode="wb", compresslevel=4, fileobj=raw, mtime=0) as packed:
-                        yield packed
-                else:
-                    yield raw
-            draft.replace(path)
+        with draft_of(path) as draft, draft.open("wb") as raw:
+            if path.suffix == ".gz":
+                # No time and no name in the header: the same run gives the same bytes.
+                with gzip.GzipFile(filename="", mode="wb", compresslevel=4, fileobj=raw, mtime=0) as packed:
+                    yield packed
+            else:
+                yield raw
     except OSError as error:
         raise unwritable(path, error) from None
+
+
+def write_events(path: Path, head: bytes, events: Iterable[Event], tail: bytes) -> int:
+    """Write events as a JSON list, one a line, between `head` and `tail`; return how many there were.
+
+    Compressed where `path` ends in `.gz`. The same events give the same bytes.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
+    encode = msgspec.json.Encoder().encode
+    remaining, num_events = iter(events), 0
+    with new_file(path) as file:
+        file.write(head)
+        while chunk := list(itertools.islice(remaining, 1000)):
+            file.write((b",\n" if num_events else b"") + b",\n".join(map(encode, chunk)))
+            num_events += len(chunk)
+        file.write(tail)
+    return num_events
+
+
+def trace_head(about: Mapping[str, Any]) -> bytes:
+    """Return the start of a Trace Event file, up to its events, with notes for its reader."""
+    # Perfetto tells formats apart by the first key: `{"meta` would be another one.
+    return b'{"displayTimeUnit":"ms","otherData":' + msgspec.json.encode(about) + b',"traceEvents":[\n'

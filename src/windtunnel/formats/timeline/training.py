@@ -2,18 +2,14 @@
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import InputError
-from windtunnel.formats.timeline.file import new_file
+from windtunnel.formats.timeline.file import Event, trace_head, write_events
 from windtunnel.formats.timeline.write import MAX_EVENTS
 from windtunnel.training.pipeline.schedules import PAIRED, Schedule
-
-Event = dict[str, Any]
 
 KINDS = ("forward", "backward", "weight gradient")
 _COLOURS = ("thread_state_running", "thread_state_runnable", "thread_state_iowait")
@@ -80,10 +76,4 @@ def write_step_timeline(
             f"the step has {len(starts):,} passes; a timeline shows at most {MAX_EVENTS:,}",
             "use fewer micro-batches: a smaller global_batch shows the same pattern",
         )
-    events = list(step_events(schedule, starts, ends, communicated))
-    encode = msgspec.json.Encoder().encode
-    with new_file(path) as file:
-        file.write(b'{"displayTimeUnit":"ms","otherData":' + encode(dict(about)) + b',"traceEvents":[\n')
-        file.write(b",\n".join(map(encode, events)))
-        file.write(b"\n]}\n")
-    return len(events)
+    return write_events(path, trace_head(about), step_events(schedule, starts, ends, communicated), b"\n]}\n")

@@ -1,7 +1,6 @@
 """Write a serving run as a timeline."""
 
 import heapq
-import itertools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -9,11 +8,10 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.formats.timeline.file import new_file
+from windtunnel.formats.timeline.file import trace_head, write_events
 from windtunnel.formats.timeline.plan import FLOW, REQUEST_PHASES, Detail, Event, Ints, Plan, plan_timeline
 from windtunnel.metrics.records import Table
 
@@ -69,16 +67,7 @@ def write_timeline(
     """
     plan = plan_timeline(requests, steps, max_events, replica_phases)
     notes = {**(about or {}), **asdict(plan.detail), "sampling": plan.detail.sampling}
-    with new_file(path) as file:
-        encode = msgspec.json.Encoder().encode
-        # Perfetto tells formats apart by the first key: `{"meta` would be another one.
-        file.write(b'{"displayTimeUnit":"ms","otherData":' + encode(notes) + b',"traceEvents":[\n')
-        events = _events(plan)
-        separator = b""
-        while chunk := list(itertools.islice(events, 1000)):
-            file.write(separator + b",\n".join(map(encode, chunk)))
-            separator = b",\n"
-        file.write(b"\n]}\n")
+    write_events(path, trace_head(notes), _events(plan), b"\n]}\n")
     return plan.detail
 
 

@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.errors import InputError, missing_file
+from windtunnel.errors import InputError
+from windtunnel.files import read_text, write_text
 from windtunnel.model.forward import Shard, decode_launches, prefill_launches, token_launches
-from windtunnel.model.operators import Collective, Op
+from windtunnel.model.operators import Collective
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.model.shape import DenseFeedForward, GroupedQueryAttention, LayerGroup, ModelSpec
-from windtunnel.pricing.table import STATISTICS, Floats, MeasurementTable, require_columns, site_names, text_names
+from windtunnel.pricing.table import Floats, MeasurementTable, Points, require_columns, tables_from
 
 MS = 1e-3
 
@@ -37,8 +38,9 @@ TOKEN_OPERATORS: Mapping[str, tuple[str, ...]] = {
 }
 """Operator of `mlp.csv` -> our launch. `add`, the residual's sum, is part of our norms: its time is added to theirs."""
 
-ATTENTION_OPERATORS = ("attn_kv_cache_save", "attn_prefill", "attn_decode")
+
 STATISTICS_OF = ("min", "max", "mean", "median", "std")
+NO_TIME = dict.fromkeys(STATISTICS_OF, 0.0)
 SHAPE = ("n_embd", "num_tensor_parallel_workers")
 MLP_SHAPE = ("n_head", "n_kv_head", "n_expanded_embd", "vocab_size", "use_gated_mlp", "num_tokens")
 ATTENTION_SHAPE = ("n_q_head", "n_kv_head", "batch_size", "prefill_chunk_size", "kv_cache_size", "is_prefill")
@@ -57,27 +59,24 @@ class VidurFile:
         return len(next(iter(self.columns.values()), ()))
 
     def numbers(self, name: str) -> Floats:
-        """A column as floats; NaN where it is empty."""
+        """Return a column as floats; NaN where it is empty."""
         return np.array([np.nan if cell is None else float(cell) for cell in self.columns[name]])
 
     def seconds(self, operator: str, statistic: str = "median") -> Floats:
-        """What an operator took; NaN where it was not measured or is 0, which is below the clock's 1 us."""
+        """Return the times of an operator; NaN where it was not measured or is 0, which is below the clock's 1 us."""
         milliseconds = self.numbers(f"time_stats.{operator}.{statistic}")
         return np.where(milliseconds > 0, milliseconds, np.nan) * MS
 
 
 def read_vidur_file(path: Path) -> VidurFile:
-    """A CSV file of Vidur's profiles, without loss: `write_vidur_file` writes the same bytes.
+    """Read a CSV file of Vidur's profiles without loss: `write_vidur_file` writes the same bytes.
 
     Raises:
         InputError: there is no such file, it is not CSV of at least one row, or a row has another length.
     """
     try:
-        with path.open(encoding="utf-8", newline="") as file:
-            header, *rows = list(csv.reader(file))
-    except FileNotFoundError:
-        raise missing_file(path) from None
-    except (OSError, UnicodeDecodeError, csv.Error, ValueError) as error:
+        header, *rows = csv.reader(io.StringIO(read_text(path), newline=""))
+    except (csv.Error, ValueError) as error:
         raise InputError(f"{path} cannot be read as CSV: {error}") from None
     for number, row in enumerate(rows):
         if len(row) != len(header):
@@ -100,67 +99,59 @@ def _cell(text: str) -> Cell:
 
 
 def write_vidur_file(file: VidurFile, path: Path) -> None:
-    """Write the CSV, making its folder."""
+    """Write the CSV, making its folder; it appears whole or not at all."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(file.columns)
     writer.writerows(
         [["" if cell is None else cell for cell in row] for row in zip(*file.columns.values(), strict=True)]
     )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text.getvalue(), encoding="utf-8")
+    write_text(path, text.getvalue())
 
 
 # --------------------------------------------------------------------------------------------------- to our vocabulary
 
 
 def operator_tables(path: Path, name: str = "vidur") -> list[MeasurementTable]:
-    """The operators of one file as measured tables.
+    """Return the operators of one file as measured tables.
 
     Args:
         path: `mlp.csv`, `attention.csv`, `all_reduce.csv` or `send_recv.csv`.
-        name: of the device, for the tables' source.
+        name: name of the device, for the tables' source.
 
     Raises:
         InputError: the file cannot be read, or is none of these.
     """
     file = read_vidur_file(path)
-    source = f"{name}, Vidur's {path.name}"
-    found = file.columns
-    if "time_stats.mlp_up_proj.median" in found:
-        require_columns(path, list(found), (*SHAPE, *MLP_SHAPE))
-        rows = _token_rows(file)
-    elif "is_prefill" in found:
-        require_columns(path, list(found), (*SHAPE, *ATTENTION_SHAPE))
-        rows = _attention_rows(file)
-    elif "collective" in found:
-        require_columns(path, list(found), COLLECTIVE_SHAPE)
-        rows = _collective_rows(file)
+    needed: tuple[str, ...]
+    if _has(file, "mlp_up_proj"):
+        needed, rows = (*SHAPE, *MLP_SHAPE), _token_rows(file)
+    elif "is_prefill" in file.columns:
+        needed, rows = (*SHAPE, *ATTENTION_SHAPE), _attention_rows(file)
+    elif "collective" in file.columns:
+        needed, rows = COLLECTIVE_SHAPE, _collective_rows(file)
     else:
         raise InputError(f"{path} is none of Vidur's profiles", "mlp.csv, attention.csv, all_reduce.csv, send_recv.csv")
-    return _tables(rows, source)
+    require_columns(path, list(file.columns), needed)
+    return tables_from(rows, f"{name}, Vidur's {path.name}")
 
 
-Rows = Iterator[tuple[Op, Floats, Mapping[str, Floats]]]
-"""An operator with arrays along its axes, its seconds (NaN: not measured) and their statistics."""
-
-
-def _token_rows(file: VidurFile) -> Rows:
-    """Operators that depend on the tokens of a step alone."""
+def _token_rows(file: VidurFile) -> Iterator[Points]:
+    """Yield operators that depend on the tokens of a step alone."""
     for shard, rows in _shards(file, "n_head"):
         tokens = file.numbers("num_tokens")[rows]
         launches = {launch.name: launch.op for launch in token_launches(shard, tokens)}
-        added_s = file.seconds("add")[rows] if "time_stats.add.median" in file.columns else np.zeros(len(rows))
+        added_s = file.seconds("add")[rows] if _has(file, "add") else np.zeros(len(rows))
         for theirs, ours in TOKEN_OPERATORS.items():
-            if f"time_stats.{theirs}.median" in file.columns:
-                op = next(launches[one] for one in ours if one in launches)
+            if _has(file, theirs):
+                op = next(launches[name] for name in ours if name in launches)
                 is_norm = theirs.endswith("layernorm")
                 seconds = file.seconds(theirs)[rows] + (np.nan_to_num(added_s) if is_norm else 0.0)
                 yield op, seconds, {} if is_norm else _statistics(file, theirs, rows)
 
 
-def _attention_rows(file: VidurFile) -> Rows:
-    """Attention cores and, where they were measured, the writes to the KV cache."""
+def _attention_rows(file: VidurFile) -> Iterator[Points]:
+    """Yield attention cores and, where they were measured, the writes to the KV cache."""
     is_prefill = np.array([cell is True for cell in file.columns["is_prefill"]])
     for shard, rows in _shards(file, "n_q_head"):
         batch, chunk, cached = (
@@ -171,20 +162,17 @@ def _attention_rows(file: VidurFile) -> Rows:
         (prefilled,) = prefill_launches(shard, chunk[prefill] * batch[prefill] / length, length)
         # Vidur's kv_cache_size leaves out the token that is being computed.
         (decoded,) = decode_launches(shard, batch[~prefill], cached[~prefill] + 1)
-        for theirs, op, some in (
-            ("attn_prefill", prefilled.op, rows[prefill]),
-            ("attn_decode", decoded.op, rows[~prefill]),
-        ):
-            if some.size and f"time_stats.{theirs}.median" in file.columns:
-                yield op, file.seconds(theirs)[some], _statistics(file, theirs, some)
-        if "time_stats.attn_kv_cache_save.median" in file.columns:
+        parts = [("attn_prefill", prefilled.op, rows[prefill]), ("attn_decode", decoded.op, rows[~prefill])]
+        if _has(file, "attn_kv_cache_save"):
             tokens = np.where(prefill, batch * chunk, batch)
             launches = {launch.name: launch.op for launch in token_launches(shard, tokens)}
-            seconds = file.seconds("attn_kv_cache_save")[rows]
-            yield launches["kv_cache_write"], seconds, _statistics(file, "attn_kv_cache_save", rows)
+            parts.append(("attn_kv_cache_save", launches["kv_cache_write"], rows))
+        for theirs, op, measured in parts:
+            if measured.size and _has(file, theirs):
+                yield op, file.seconds(theirs)[measured], _statistics(file, theirs, measured)
 
 
-def _collective_rows(file: VidurFile) -> Rows:
+def _collective_rows(file: VidurFile) -> Iterator[Points]:
     kinds = np.array([str(cell) for cell in file.columns["collective"]])
     workers, per_node = file.numbers("num_workers"), file.numbers("devices_per_node")
     for kind, ranks, local in sorted({*zip(kinds.tolist(), workers.tolist(), per_node.tolist(), strict=True)}):
@@ -194,26 +182,26 @@ def _collective_rows(file: VidurFile) -> Rows:
 
 
 def _shards(file: VidurFile, heads_column: str) -> Iterator[tuple[Shard, NDArray[np.intp]]]:
-    """Each model shape and split of a file with its rows."""
+    """Yield each model shape and split of a file with its rows."""
     names = ("n_embd", heads_column, "n_kv_head", "num_tensor_parallel_workers", "n_expanded_embd", "vocab_size")
     known = [name for name in names if name in file.columns]
     shapes = np.column_stack([file.numbers(name) for name in known])
     gated = file.columns.get("use_gated_mlp", (True,))[0] is True
-    norms = 1 if "time_stats.mlp_act.median" in file.columns and not _has(file, "post_attention_layernorm") else 2
+    norms = 1 if _has(file, "mlp_act") and not _has(file, "post_attention_layernorm") else 2
     for shape in np.unique(shapes, axis=0):
-        of = dict(zip(known, map(int, shape), strict=True))
-        heads, width = of[heads_column], of["n_embd"]
-        attention = GroupedQueryAttention(num_heads=heads, num_kv_heads=of["n_kv_head"], head_dim=width // heads)
-        feed_forward = DenseFeedForward(intermediate_size=of.get("n_expanded_embd", 4 * width), gated=gated)
+        sizes = dict(zip(known, map(int, shape), strict=True))
+        heads, width = sizes[heads_column], sizes["n_embd"]
+        attention = GroupedQueryAttention(num_heads=heads, num_kv_heads=sizes["n_kv_head"], head_dim=width // heads)
+        feed_forward = DenseFeedForward(intermediate_size=sizes.get("n_expanded_embd", 4 * width), gated=gated)
         group = LayerGroup(num_layers=1, attention=attention, feed_forward=feed_forward, num_norms=norms)
         model = ModelSpec(
             name="vidur",
             hidden_size=width,
-            vocab_size=of.get("vocab_size", 32000),
+            vocab_size=sizes.get("vocab_size", 32000),
             max_context_tokens=1 << 20,
             layers=(group,),
         )
-        shard = Shard(model, model.precision, Parallelism(tp=of["num_tensor_parallel_workers"]))
+        shard = Shard(model, model.precision, Parallelism(tp=sizes["num_tensor_parallel_workers"]))
         yield shard, np.flatnonzero(np.all(shapes == shape, axis=1))
 
 
@@ -222,46 +210,9 @@ def _has(file: VidurFile, operator: str) -> bool:
 
 
 def _statistics(file: VidurFile, operator: str, rows: NDArray[np.intp]) -> dict[str, Floats]:
-    found = {f"{name}_s": file.numbers(f"time_stats.{operator}.{name}")[rows] * MS for name in ("mean", "min", "max")}
-    nothing = np.full(len(rows), np.nan)
-    return found | {
-        "std_s": file.numbers(f"time_stats.{operator}.std")[rows] * MS,
-        "num_samples": nothing,
-        "num_outliers": nothing,
-    }
-
-
-def _tables(rows: Rows, source: str) -> list[MeasurementTable]:
-    parts: dict[tuple[str, ...], list[tuple[Op, Floats, Mapping[str, Floats]]]] = {}
-    for op, seconds, kept in rows:
-        words = tuple(str(getattr(op, name)) for name in text_names(op.kind))
-        parts.setdefault((op.kind, *words), []).append((op, seconds, kept))
-    return [_joined(kind, words, found, source) for (kind, *words), found in sorted(parts.items())]
-
-
-def _joined(
-    kind: str, words: Sequence[str], parts: Iterable[tuple[Op, Floats, Mapping[str, Floats]]], source: str
-) -> MeasurementTable:
-    parts = list(parts)
-    seconds = np.concatenate([part for _, part, _ in parts])
-    known = np.isfinite(seconds)
-
-    def column(name: str) -> Floats:
-        values = [np.broadcast_to(np.asarray(getattr(op, name), np.float64), part.shape) for op, part, _ in parts]
-        return np.asarray(np.concatenate(values)[known], np.float64)
-
-    kept: dict[str, Floats] = {}
-    if all(set(STATISTICS) <= set(statistics) for _, _, statistics in parts):
-        kept = {name: np.concatenate([statistics[name] for _, _, statistics in parts])[known] for name in STATISTICS}
-    return MeasurementTable(
-        kind,
-        {name: column(name) for name in site_names(kind)},
-        {name: column(name) for name in parts[0][0].axes},
-        seconds[known],
-        source,
-        dict(zip(text_names(kind), words, strict=True)),
-        kept,
-    )
+    kinds = ("mean", "min", "max", "std")
+    statistics = {f"{kind}_s": file.numbers(f"time_stats.{operator}.{kind}")[rows] * MS for kind in kinds}
+    return statistics | dict.fromkeys(("num_samples", "num_outliers"), np.full(len(rows), np.nan))
 
 
 # ------------------------------------------------------------------------------------------------------ from a profile
@@ -269,7 +220,7 @@ def _joined(
 
 @dataclass(frozen=True)
 class ProfiledStep:
-    """One measured step of a dense model, as Vidur's tables want it."""
+    """One measured step of a dense model."""
 
     tp: int
     batch_size: int
@@ -282,12 +233,12 @@ class ProfiledStep:
 
 
 def vidur_files(model: ModelSpec, steps: Sequence[ProfiledStep], block_size: int) -> dict[str, VidurFile]:
-    """A profile of ours as `mlp.csv` and `attention.csv`.
+    """Return a profile of ours as `mlp.csv` and `attention.csv`.
 
     Args:
-        model: dense, all layers alike.
-        steps: what was measured.
-        block_size: tokens of a KV block, which Vidur selects rows by.
+        model: dense, with equal layers.
+        steps: measured steps.
+        block_size: tokens of a KV block, by which Vidur selects rows.
 
     Raises:
         InputError: Vidur has no columns for such a model.
@@ -298,54 +249,64 @@ def vidur_files(model: ModelSpec, steps: Sequence[ProfiledStep], block_size: int
         raise InputError(
             f"{model.name} cannot be written as Vidur's profile", "Vidur knows dense models of equal layers"
         )
-    shape: dict[str, Cell] = {
-        "n_head": attention.num_heads,
-        "n_kv_head": attention.num_kv_heads,
-        "n_embd": model.hidden_size,
-        "n_expanded_embd": feed_forward.intermediate_size,
-        "vocab_size": model.vocab_size,
-        "use_gated_mlp": feed_forward.gated,
+    operators = [name for name in TOKEN_OPERATORS if group.num_norms > 1 or name != "post_attention_layernorm"]
+    mlp = [
+        {
+            **_token_times(step, operators),
+            "n_head": attention.num_heads,
+            "n_kv_head": attention.num_kv_heads,
+            "n_embd": model.hidden_size,
+            "n_expanded_embd": feed_forward.intermediate_size,
+            "vocab_size": model.vocab_size,
+            "use_gated_mlp": feed_forward.gated,
+            "num_tokens": step.batch_size * max(step.chunk, 1),
+            "num_tensor_parallel_workers": step.tp,
+        }
+        for step in steps
+    ]
+    cores = [
+        {
+            **_attention_times(step),
+            "n_embd": model.hidden_size,
+            "n_q_head": attention.num_heads,
+            "n_kv_head": attention.num_kv_heads,
+            "block_size": block_size,
+            "num_tensor_parallel_workers": step.tp,
+            "max_model_len": model.max_context_tokens,
+            "batch_size": step.batch_size,
+            "prefill_chunk_size": step.chunk,
+            "kv_cache_size": step.cached,
+            "is_prefill": bool(step.chunk),
+            "attention_backend": "windtunnel",
+        }
+        for step in steps
+    ]
+    return {"mlp.csv": _file_of(mlp), "attention.csv": _file_of(cores)}
+
+
+def _token_times(step: ProfiledStep, operators: Sequence[str]) -> dict[str, Cell]:
+    cells: dict[str, Cell] = {}
+    for theirs in operators:
+        ours = next(name for name in TOKEN_OPERATORS[theirs] if name in step.times)
+        cells |= _milliseconds(theirs, step.times[ours])
+    # The sum of the residual is in our norms, which Vidur adds to its own `add`.
+    return cells | _milliseconds("add", NO_TIME)
+
+
+def _attention_times(step: ProfiledStep) -> dict[str, Cell]:
+    core = step.times["attention_prefill" if step.chunk else "attention_decode"]
+    return {
+        **_milliseconds("attn_input_reshape", NO_TIME),
+        **_milliseconds("attn_kv_cache_save", step.times["kv_cache_write"]),
+        **_milliseconds("attn_prefill", core if step.chunk else None),
+        **_milliseconds("attn_decode", None if step.chunk else core),
+        **_milliseconds("attn_output_reshape", NO_TIME),
     }
-    token_operators = [name for name in TOKEN_OPERATORS if group.num_norms > 1 or name != "post_attention_layernorm"]
-    mlp: list[dict[str, Cell]] = []
-    attentions: list[dict[str, Cell]] = []
-    for step in steps:
-        tokens = step.batch_size * max(step.chunk, 1)
-        row: dict[str, Cell] = {}
-        for theirs in token_operators:
-            row |= _milliseconds(theirs, next(step.times[one] for one in TOKEN_OPERATORS[theirs] if one in step.times))
-        # The sum of the residual is in our norms, which Vidur adds to its own `add`.
-        row |= _milliseconds("add", dict.fromkeys(STATISTICS_OF, 0.0))
-        mlp.append({**row, **shape, "num_tokens": tokens, "num_tensor_parallel_workers": step.tp})
-        core = "attention_prefill" if step.chunk else "attention_decode"
-        cells = _milliseconds("attn_kv_cache_save", step.times["kv_cache_write"])
-        cells |= _milliseconds("attn_prefill", step.times[core] if step.chunk else None)
-        cells |= _milliseconds("attn_decode", None if step.chunk else step.times[core])
-        zero = dict.fromkeys(STATISTICS_OF, 0.0)
-        attentions.append(
-            {
-                **_milliseconds("attn_input_reshape", zero),
-                **cells,
-                **_milliseconds("attn_output_reshape", zero),
-                "n_embd": model.hidden_size,
-                "n_q_head": attention.num_heads,
-                "n_kv_head": attention.num_kv_heads,
-                "block_size": block_size,
-                "num_tensor_parallel_workers": step.tp,
-                "max_model_len": model.max_context_tokens,
-                "batch_size": step.batch_size,
-                "prefill_chunk_size": step.chunk,
-                "kv_cache_size": step.cached,
-                "is_prefill": bool(step.chunk),
-                "attention_backend": "windtunnel",
-            }
-        )
-    return {"mlp.csv": _file_of(mlp), "attention.csv": _file_of(attentions)}
 
 
 def collective_files(tables: Sequence[MeasurementTable]) -> dict[str, VidurFile]:
-    """Measured all-reduces and sends as `all_reduce.csv` and `send_recv.csv`; Vidur reads no others."""
-    found = {}
+    """Return measured all-reduces and sends as `all_reduce.csv` and `send_recv.csv`; Vidur reads no others."""
+    files = {}
     for table in tables:
         op = table.words["op"]
         if op not in ("all_reduce", "send_recv"):
@@ -354,13 +315,21 @@ def collective_files(tables: Sequence[MeasurementTable]) -> dict[str, VidurFile]
         for i in range(len(table)):
             ranks = int(table.sites["num_ranks"][i])
             per_node = -(-ranks // int(table.sites["span_nodes"][i]))
-            kept = {name: float(table.statistics[f"{name}_s"][i]) for name in STATISTICS_OF if name != "median"}
-            row: dict[str, Cell] = {"": i, **_milliseconds(op, {**kept, "median": float(table.seconds[i])})}
-            shape: dict[str, Cell] = {"rank": 0, "num_workers": ranks, "size": int(table.axes["message_bytes"][i])}
-            nodes: dict[str, Cell] = {"devices_per_node": per_node, "max_devices_per_node": per_node}
-            rows.append({**row, **shape, "collective": op, **nodes})
-        found[f"{op}.csv"] = _file_of(rows)
-    return found
+            times = {name: float(table.statistics[f"{name}_s"][i]) for name in STATISTICS_OF if name != "median"}
+            rows.append(
+                {
+                    "": i,
+                    **_milliseconds(op, {**times, "median": float(table.seconds[i])}),
+                    "rank": 0,
+                    "num_workers": ranks,
+                    "size": int(table.axes["message_bytes"][i]),
+                    "collective": op,
+                    "devices_per_node": per_node,
+                    "max_devices_per_node": per_node,
+                }
+            )
+        files[f"{op}.csv"] = _file_of(rows)
+    return files
 
 
 def _milliseconds(operator: str, times: Mapping[str, float] | None) -> dict[str, Cell]:

@@ -11,15 +11,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.formats.timeline.file import new_file
-
-Event = dict[str, Any]
+from windtunnel.formats.timeline.file import Event, write_events
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,20 +167,9 @@ def event_trace(
 
 def write_chrome_trace(path: Path, events: Iterable[Event]) -> None:
     """Write `chrome_events` as Vidur's file; a file of that name is replaced."""
-    _write(path, b'{"traceEvents":[', events, b"]}\n")
+    write_events(path, b'{"traceEvents":[', events, b"]}\n")
 
 
 def write_event_trace(path: Path, events: Iterable[Event]) -> None:
     """Write `event_trace` as Vidur's file; a file of that name is replaced."""
-    _write(path, b"[", events, b"]\n")
-
-
-def _write(path: Path, head: bytes, events: Iterable[Event], tail: bytes) -> None:
-    encode = msgspec.json.Encoder().encode
-    with new_file(path) as file:
-        file.write(head)
-        separator = b""
-        for event in events:
-            file.write(separator + encode(event))
-            separator = b",\n"
-        file.write(tail)
+    write_events(path, b"[", events, b"]\n")

@@ -23,7 +23,7 @@ from windtunnel.files import write_text
 from windtunnel.formats.captures.capture import KERNEL, Capture, within
 from windtunnel.formats.captures.kernel_names import short_name
 from windtunnel.formats.captures.kernel_time import kernel_time
-from windtunnel.formats.captures.read import read_capture, scrub_nsys, write_kernels
+from windtunnel.formats.captures.read import read_capture, scrub_nsys
 from windtunnel.formats.captures.step_names import MEASURED
 from windtunnel.formats.captures.write import (
     as_csv,
@@ -32,6 +32,7 @@ from windtunnel.formats.captures.write import (
     capture_summary,
     kernel_comparison,
     kernel_rows,
+    write_kernels,
 )
 from windtunnel.lab.experiments.models import model_folder
 from windtunnel.lab.experiments.schema import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from windtunnel.lab.profile.grid import Point, Refinement, octaves
 from windtunnel.lab.profile.model import StepShape
 from windtunnel.lab.profile.samples import MeasuredStep, Statistics
 from windtunnel.model.operators import Op
-from windtunnel.pricing.table import STATISTICS, MeasurementTable, site_names, text_names
+from windtunnel.pricing.table import STATISTICS, MeasurementTable, Points, tables_from
 
 
 class Stepper(Protocol):
@@ -148,24 +148,10 @@ def measure_steps(
 
 def tables_of(steps: Iterable[MeasuredStep], source: str) -> list[MeasurementTable]:
     """All executions of the same kind and words as one table, with their statistics."""
-    rows: dict[tuple[str, ...], list[tuple[Op, Statistics]]] = {}
-    for step in steps:
-        for one in step.operators:
-            words = tuple(str(getattr(one.op, name)) for name in text_names(one.op.kind))
-            rows.setdefault((one.op.kind, *words), []).append((one.op, one.statistics))
-    return [_table(kind, words, found, source) for (kind, *words), found in sorted(rows.items())]
 
+    def point(op: Op, statistics: Statistics) -> Points:
+        kept = {name: np.array([float(getattr(statistics, name))]) for name in STATISTICS}
+        return op, np.array([statistics.median_s]), kept
 
-def _table(kind: str, words: list[str], rows: list[tuple[Op, Statistics]], source: str) -> MeasurementTable:
-    def column(name: str) -> Any:
-        return np.array([float(getattr(op, name)) for op, _ in rows])
-
-    return MeasurementTable(
-        kind,
-        {name: column(name) for name in site_names(kind)},
-        {name: column(name) for name in rows[0][0].axes},
-        np.array([kept.median_s for _, kept in rows]),
-        source,
-        dict(zip(text_names(kind), words, strict=True)),
-        {name: np.array([float(getattr(kept, name)) for _, kept in rows]) for name in STATISTICS},
-    )
+    executions = (execution for step in steps for execution in step.operators)
+    return tables_from((point(execution.op, execution.statistics) for execution in executions), source)

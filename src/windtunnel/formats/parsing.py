@@ -1,0 +1,60 @@
+"""Parse numbers and JSON of other tools, with errors that name the place."""
+
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from windtunnel.errors import InputError
+from windtunnel.files import read_bytes
+
+T = TypeVar("T")
+
+
+def parse_number(text: str, what: str) -> float:
+    """Return a finite number of at least 0.
+
+    Args:
+        text: of the number.
+        what: its place and name, for messages.
+
+    Raises:
+        InputError: it is no number, below 0 or not finite.
+    """
+    try:
+        number = float(text)
+    except ValueError:
+        raise InputError(f"{what} is {text!r}; a number is needed") from None
+    if not 0 <= number < float("inf"):
+        raise InputError(f"{what} is {text}; at least 0 is needed")
+    return number
+
+
+def parse_whole(text: str, what: str, least: int | None = 0) -> int:
+    """Return a whole number of at least `least`; `what` names its place.
+
+    Raises:
+        InputError: it is no whole number, or is below `least`.
+    """
+    try:
+        number = int(text)
+    except ValueError:
+        raise InputError(f"{what} is {text!r}; a whole number is needed") from None
+    if least is not None and number < least:
+        raise InputError(f"{what} is {number}; at least {least} is needed")
+    return number
+
+
+def decode_json(path: Path, kind: type[T], what: str, hint: str | None = None) -> T:
+    """Decode a JSON file, plain or gzipped; keys that `kind` does not have are ignored.
+
+    Raises:
+        InputError: the file is missing or no JSON, or it is not `what`.
+    """
+    content = read_bytes(path)
+    try:
+        return msgspec.json.decode(content, type=kind)
+    except msgspec.ValidationError as error:
+        raise InputError(f"{path} is not {what}: {error}", hint) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} cannot be read as JSON: {error}", "is the file cut off?") from None
