@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,9 @@ from hypothesis import strategies as st
 from windtunnel.metrics.records import REQUEST_COLUMNS, STEP_COLUMNS, Table, request_table
 from windtunnel.metrics.slo import Slo
 from windtunnel.metrics.summary import (
+    DeploymentSize,
+    DeviceTerms,
+    ServiceLimits,
     Summary,
     distribution,
     goodput,
@@ -56,8 +60,11 @@ SOME_STEPS = steps(
 )
 
 
+SIZE = DeploymentSize(num_replicas=1, num_devices=4, num_blocks=200)
+
+
 def summary(table: Table | None = None, rows: Table = SOME_STEPS, **changes: Any) -> Summary:
-    arguments: dict[str, Any] = {"num_replicas": 1, "num_devices": 4, "num_blocks": 200, "time_fractions": FRACTIONS}
+    arguments: dict[str, Any] = {"size": SIZE, "time_fractions": FRACTIONS}
     return summarise(requests() if table is None else table, rows, **arguments | changes)
 
 
@@ -146,12 +153,12 @@ def test_goodput_keeps_every_limit() -> None:
     assert goodput(table, Slo(e2e_s=2.0), 10).requests_per_s == 0.2
     assert goodput(table, Slo(), 10).fraction == 1
     assert summary().goodput is None
-    assert summary(slo=Slo(ttft_s=1.0)).goodput == goodput(table, Slo(ttft_s=1.0), 10)
+    assert summary(limits=ServiceLimits(Slo(ttft_s=1.0))).goodput == goodput(table, Slo(ttft_s=1.0), 10)
 
 
 def test_money_is_the_price_of_all_devices_for_the_span() -> None:
     assert summary().cost is None
-    cost = summary(price_usd_per_hour=3.6).cost
+    cost = summary(device=DeviceTerms(price_usd_per_hour=3.6)).cost
     assert cost is not None
     assert cost.usd_per_hour == pytest.approx(14.4)
     dollars = 14.4 / 3600 * 10
@@ -160,7 +167,7 @@ def test_money_is_the_price_of_all_devices_for_the_span() -> None:
 
 
 def test_utilisation_is_a_mean_over_time() -> None:
-    found = summary(num_replicas=2).utilisation
+    found = summary(size=replace(SIZE, num_replicas=2)).utilisation
     assert found.busy_fraction == 6 / 20
     assert found.mean_running == (2 * 2 + 3 * 1 + 1 * 3) / 6
     assert found.mean_waiting == (0 + 4 * 1 + 1 * 3) / 6
@@ -173,8 +180,8 @@ def test_what_bound_the_run() -> None:
     assert summary().bound_by == "memory"
     assert summary(time_fractions={"compute": 0.9, "memory": 0.1}).bound_by == "compute"
     waiting = steps(duration_s=[1.0, 3.0], used_blocks=[10, 99], num_waiting=[0, 1], num_running=[1, 1])
-    assert summary(rows=waiting, num_blocks=100).bound_by == "kv_capacity"
-    assert summary(rows=waiting, num_blocks=200).bound_by == "memory"
+    assert summary(rows=waiting, size=replace(SIZE, num_blocks=100)).bound_by == "kv_capacity"
+    assert summary(rows=waiting).bound_by == "memory"
 
 
 def test_a_summary_as_json_has_every_field() -> None:

@@ -1,4 +1,4 @@
-"""How far predictions are off: median, 90th percentile and bias of errors, coverage of intervals, order of rankings."""
+"""Accuracy of predictions: median, 90th percentile and bias of errors, and agreement of rankings."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Score:
-    """Errors of a group of runs in one metric; an error is predicted over measured, less one."""
+    """Errors of a group of runs in one metric; an error is predicted / measured - 1."""
 
     num_runs: int
     median: float
-    """Of the absolute error."""
+    """Median of the absolute error."""
     p90: float
-    """Of the absolute error."""
+    """90th percentile of the absolute error."""
     bias: float
     """Median of the signed error."""
 
 
 def score(errors: Sequence[float]) -> Score | None:
-    """The score of `errors`, those that are not finite left out; None where there is none."""
+    """Return the score of the finite errors; None where there is none."""
     known = [error for error in errors if math.isfinite(error)]
     if not known:
         return None
@@ -30,26 +30,19 @@ def score(errors: Sequence[float]) -> Score | None:
 
 
 def quantile(values: Sequence[float], q: float) -> float:
-    """The q-quantile by linear interpolation between order statistics (Hyndman and Fan's type 7)."""
+    """Return the q-quantile by linear interpolation between order statistics (Hyndman and Fan's type 7)."""
     ordered = sorted(values)
-    place = q * (len(ordered) - 1)
-    low = math.floor(place)
+    position = q * (len(ordered) - 1)
+    low = math.floor(position)
     high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+    return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
 
 
-def kendall_tau(one: Sequence[float], other: Sequence[float]) -> float:
-    """Kendall's tau-b of two rankings (Kendall, 1945): 1 where every pair agrees; NaN where either is constant."""
-    agree, ties_one, ties_other, pairs = 0, 0, 0, 0
-    for i in range(len(one)):
-        for j in range(i):
-            a, b = _sign(one[i] - one[j]), _sign(other[i] - other[j])
-            pairs += 1
-            agree += a * b
-            ties_one += a == 0
-            ties_other += b == 0
-    scale = math.sqrt((pairs - ties_one) * (pairs - ties_other))
-    return agree / scale if scale else math.nan
+def kendall_tau(left: Sequence[float], right: Sequence[float]) -> float:
+    """Return Kendall's tau-b of two rankings (Kendall, 1945): 1 where all pairs agree, NaN where one is constant."""
+    pairs = [(_sign(left[i] - left[j]), _sign(right[i] - right[j])) for i in range(len(left)) for j in range(i)]
+    scale = math.sqrt(sum(a != 0 for a, _ in pairs) * sum(b != 0 for _, b in pairs))
+    return sum(a * b for a, b in pairs) / scale if scale else math.nan
 
 
 def _sign(value: float) -> int:

@@ -1,4 +1,4 @@
-"""What a client saw of a server: the columns of a request table that it can know, and their summary."""
+"""Records of a benchmark client: the columns of the request table that a client can know, and their summary."""
 
 from collections.abc import Mapping
 
@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from windtunnel.metrics.records import REQUEST_COLUMNS, Table
 from windtunnel.metrics.slo import Slo
-from windtunnel.metrics.summary import Distribution, Goodput, distribution, goodput
+from windtunnel.metrics.summary import Distribution, Goodput, distribution, goodput, known_distribution
 from windtunnel.schema import Schema
 
 Floats = NDArray[np.float64]
@@ -32,14 +32,14 @@ CLIENT_COLUMNS: Mapping[str, str] = {
     "sent_late_s": "how much later than planned the client sent it",
     "failed": "it got no complete answer; its times are NaN",
 }
-"""Column -> meaning; where a name is one of a simulation's, so is the meaning. Times are the client's."""
+"""Column -> meaning; columns of simulations keep their meaning. Times are the client's."""
 
 TOKEN_COLUMNS: Mapping[str, str] = {"request": "position in the order of sending, from 0", "time_s": "of a part"}
-"""One row for every part of an answer, which usually is a token."""
+"""Columns of the token table: one row for every part of an answer, usually a token."""
 
 
 class ClientSummary(Schema):
-    """A run as its client saw it; warm-up left out."""
+    """A run as its client saw it, without the warm-up."""
 
     num_requests: int
     num_failed: int
@@ -55,7 +55,7 @@ class ClientSummary(Schema):
     output_tokens_per_s: float
     total_tokens_per_s: float
     mean_present: float
-    """Requests sent and not yet answered."""
+    """Requests sent and not yet answered, over the span."""
     goodput: Goodput | None = None
 
 
@@ -67,13 +67,13 @@ def client_tables(
     part_times_s: list[Floats],
     num_warmup: int = 0,
 ) -> tuple[Table, Table]:
-    """The request table and the token table of a run.
+    """Return the request table and the token table of a run.
 
     Args:
         sent_s: when each request was sent.
-        late_s: how much later that was than planned.
+        late_s: how much later than planned each request was sent.
         input_tokens, output_tokens: as the server counted them.
-        part_times_s: when each part of its answer came; empty where it failed.
+        part_times_s: when each part of a request's answer came; empty where the request failed.
         num_warmup: the first so many requests are warm-up.
     """
     failed = np.array([times.size == 0 for times in part_times_s])
@@ -106,7 +106,7 @@ def client_tables(
 
 
 def client_summary(requests: Table, tokens: Table, slo: Slo | None = None) -> ClientSummary:
-    """The figures of a run.
+    """Summarise a run.
 
     Args:
         requests, tokens: of `client_tables`; at least one measured request was answered.
@@ -115,7 +115,6 @@ def client_summary(requests: Table, tokens: Table, slo: Slo | None = None) -> Cl
     measured = requests.where(~requests["is_warmup"])
     answered = measured.where(~measured["failed"])
     span_s = float(answered["finish_s"].max() - measured["arrival_s"].min())
-    known = answered["tpot_s"][np.isfinite(answered["tpot_s"])]
     gaps = gaps_of(requests, tokens)
     output, prompt = float(answered["output_tokens"].sum()), float(answered["input_tokens"].sum())
     return ClientSummary(
@@ -123,8 +122,8 @@ def client_summary(requests: Table, tokens: Table, slo: Slo | None = None) -> Cl
         num_failed=int(measured["failed"].sum()),
         span_s=span_s,
         ttft_s=distribution(answered["ttft_s"]),
-        tpot_s=distribution(known) if known.size else None,
-        itl_s=distribution(gaps) if gaps.size else None,
+        tpot_s=known_distribution(answered["tpot_s"]),
+        itl_s=known_distribution(gaps),
         e2e_s=distribution(answered["e2e_s"]),
         requests_per_s=len(answered) / span_s,
         output_tokens_per_s=output / span_s,
@@ -135,7 +134,7 @@ def client_summary(requests: Table, tokens: Table, slo: Slo | None = None) -> Cl
 
 
 def gaps_of(requests: Table, tokens: Table) -> Floats:
-    """Seconds between consecutive parts of the measured answers, all together."""
+    """Return the seconds between consecutive parts of the measured answers, all requests together."""
     request, time_s = tokens["request"], tokens["time_s"]
     within = (request[1:] == request[:-1]) & ~requests["is_warmup"][request[1:]]
     return np.asarray(np.diff(time_s)[within], np.float64)

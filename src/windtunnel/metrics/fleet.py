@@ -1,4 +1,4 @@
-"""Replicas that come and go: how long each was there, what failed, and what it cost."""
+"""Summary of replicas that come and go: how long each was there, which failed, and what that cost."""
 
 from collections.abc import Mapping
 
@@ -38,19 +38,19 @@ FLEET_COLUMNS: Mapping[str, str] = {
 
 
 class FleetSummary(Schema):
-    """Replicas over the whole span, from the first request's sending to the last one's end."""
+    """Use of the replicas over the whole span, from the first request's sending to the last one's end."""
 
     mean_replicas: float
-    """Of those that hold their devices: starting, up, draining or failed."""
+    """Mean number of replicas that hold their devices: starting, up, draining or failed."""
     max_replicas: int
     replica_hours: float
-    """Of those that hold their devices; what is paid for."""
+    """Hours of replicas that hold their devices, which are paid for."""
     serving_hours: float
-    """Up or draining."""
+    """Hours of replicas that are up or draining."""
     starting_hours: float
     failed_hours: float
     availability_fraction: float
-    """Serving time over serving, failed and starting-again time."""
+    """Serving time over the sum of serving time, failed time and restarting time."""
     outage_s: float
     """Time in which no replica took requests."""
     num_failures: int
@@ -58,27 +58,25 @@ class FleetSummary(Schema):
     num_retries: int
     num_retried_requests: int
     num_discarded_tokens: int
-    """Output tokens that were produced twice."""
+    """Output tokens that were generated twice."""
     lost_step_s: float
     """Device time of steps that a failure cut short, over all replicas."""
 
 
 def fleet_summary(phases: Table, requests: Table, steps: Table, num_replicas: int) -> FleetSummary:
-    """The summary of a fleet of at most `num_replicas` replicas."""
+    """Summarise a fleet of at most `num_replicas` replicas."""
     begin_s, end_s = float(requests["arrival_s"].min()), float(requests["finish_s"].max())
     hours = np.zeros(len(PHASES))
-    again_s, changes = 0.0, []
-    for replica in range(num_replicas):
-        mine = np.flatnonzero(phases["replica"] == replica)
-        kinds, starts_s = phases["phase"][mine], phases["time_s"][mine]
+    restarting_s = 0.0
+    changes = _changes(phases, num_replicas)
+    for starts_s, codes in changes:
         lengths_s = np.diff(np.clip(np.append(starts_s, np.inf), begin_s, end_s))
-        np.add.at(hours, kinds, lengths_s / 3600.0)
-        again_s += float(lengths_s[_starts_again(kinds)].sum())
-        changes.append((starts_s, kinds))
-    held = [_count_over_time(changes, begin_s, end_s, kinds) for kinds in (HOLDING, (UP,))]
-    (lengths_s, holding), (up_lengths_s, up) = held
+        np.add.at(hours, codes, lengths_s / 3600.0)
+        restarting_s += float(lengths_s[_restarts(codes)].sum())
+    lengths_s, holding = _count_over_time(changes, begin_s, end_s, HOLDING)
+    up_lengths_s, up = _count_over_time(changes, begin_s, end_s, (UP,))
     serving_h = float(hours[UP] + hours[DRAINING])
-    away_h = float(hours[FAILED]) + again_s / 3600.0
+    away_h = float(hours[FAILED]) + restarting_s / 3600.0
     within = (phases["time_s"] > begin_s) & (phases["time_s"] <= end_s)
     num_retries = requests["num_retries"]
     return FleetSummary(
@@ -100,39 +98,41 @@ def fleet_summary(phases: Table, requests: Table, steps: Table, num_replicas: in
 
 
 def lost_steps(steps: Table) -> NDArray[np.bool_]:
-    """The rows of steps that a failure cut short: they have no tokens."""
+    """Return a mask of the steps that a failure cut short: they have no tokens."""
     return np.asarray((steps["decode_tokens"] == 0) & (steps["prefill_tokens"] == 0))
 
 
 def count_over_time(phases: Table, begin_s: float, end_s: float, kinds: tuple[int, ...]) -> tuple[Floats, Floats]:
-    """How many replicas are in one of the phases `kinds`: (start of each stretch in seconds, replicas)."""
-    num_replicas = int(phases["replica"].max()) + 1
-    changes = [
-        (phases["time_s"][phases["replica"] == replica], phases["phase"][phases["replica"] == replica])
-        for replica in range(num_replicas)
-    ]
+    """Count the replicas in one of the phases `kinds`; returns (start of each stretch in seconds, replicas)."""
+    changes = _changes(phases, int(phases["replica"].max()) + 1)
     lengths_s, counts = _count_over_time(changes, begin_s, end_s, kinds)
     return begin_s + np.concatenate([[0.0], np.cumsum(lengths_s)[:-1]]), counts
 
 
-def _starts_again(kinds: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Phases in which a replica starts after it failed: it goes through `off` at once."""
-    again = np.zeros(kinds.size, bool)
-    again[2:] = (kinds[2:] == STARTING) & (kinds[1:-1] == OFF) & (kinds[:-2] == FAILED)
-    return again
+def _changes(phases: Table, num_replicas: int) -> list[tuple[Floats, NDArray[np.int64]]]:
+    """Return each replica's (start of each phase in seconds, code of the phase)."""
+    rows = [phases["replica"] == replica for replica in range(num_replicas)]
+    return [(phases["time_s"][mine], phases["phase"][mine]) for mine in rows]
+
+
+def _restarts(codes: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Return a mask of the phases in which a replica starts after a failure, which it leaves through `off`."""
+    restarts = np.zeros(codes.size, bool)
+    restarts[2:] = (codes[2:] == STARTING) & (codes[1:-1] == OFF) & (codes[:-2] == FAILED)
+    return restarts
 
 
 def _count_over_time(
     changes: list[tuple[Floats, NDArray[np.int64]]], begin_s: float, end_s: float, kinds: tuple[int, ...]
 ) -> tuple[Floats, Floats]:
-    """(length of each stretch in seconds, replicas in one of `kinds`)."""
+    """Return (length of each stretch in seconds, replicas in one of the phases `kinds`)."""
     times, steps = [np.zeros(0)], [np.zeros(0)]
     for starts_s, phases in changes:
         inside = np.isin(phases, kinds).astype(np.float64)
         times.append(np.clip(starts_s, begin_s, end_s))
         steps.append(np.diff(inside, prepend=0.0))
-    at_s = np.concatenate(times)
-    order = np.argsort(at_s, kind="stable")
+    changes_s = np.concatenate(times)
+    order = np.argsort(changes_s, kind="stable")
     counts = np.concatenate([[0.0], np.cumsum(np.concatenate(steps)[order])])
-    edges = np.concatenate([[begin_s], at_s[order], [end_s]])
+    edges = np.concatenate([[begin_s], changes_s[order], [end_s]])
     return np.diff(edges), counts

@@ -1,4 +1,4 @@
-"""How much electric power a device draws."""
+"""Electric power of a device."""
 
 from dataclasses import dataclass
 
@@ -8,9 +8,9 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True)
 class PowerModel:
-    """Linear in the share of time that the device runs steps: idle + (busy - idle) u.
+    """Power that is linear in the share of time u in which the device runs steps: idle + (busy - idle) u.
 
-    A step draws `busy_w`, whatever it computes: an upper estimate, for decode alone draws less than the limit.
+    Every step draws `busy_w`, an upper estimate: decode alone draws less than the power limit.
     Source: Fan, Weber and Barroso, Power Provisioning for a Warehouse-sized Computer (ISCA 2007), section 4.
     """
 
@@ -18,9 +18,9 @@ class PowerModel:
     busy_w: float
 
     def at(self, busy_fraction: float) -> float:
-        """Watts at one share of time."""
+        """Return the watts at one share of busy time."""
         return self.idle_w + (self.busy_w - self.idle_w) * busy_fraction
 
     def over(self, busy_fraction: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Watts at each of several shares of time."""
+        """Return the watts at each of several shares of busy time."""
         return np.asarray(self.idle_w + (self.busy_w - self.idle_w) * busy_fraction)

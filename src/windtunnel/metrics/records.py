@@ -1,4 +1,4 @@
-"""What happened, as columns with units: one row a request, one row a run of equal steps.
+"""Records of a run, as columns with units: one row per request, one row per run of equal steps.
 
 A simulation and a real engine fill the same tables, so that validation is a join.
 """
@@ -90,19 +90,19 @@ class Table:
         return f"Table({len(self):,} rows: {', '.join(self.columns)})"
 
     def with_columns(self, columns: Mapping[str, NDArray[Any]], meanings: Mapping[str, str]) -> "Table":
-        """The table with further columns."""
+        """Return the table with further columns."""
         return Table({**self.columns, **columns}, {**self.meanings, **meanings})
 
     def replaced(self, **columns: NDArray[Any]) -> "Table":
-        """With other values in some of its columns."""
+        """Return the table with other values in some of its columns."""
         return Table({**self.columns, **columns}, self.meanings)
 
     def where(self, rows: NDArray[np.bool_]) -> "Table":
-        """The rows that `rows`, a mask, selects."""
+        """Return the rows that a mask selects."""
         return Table({name: column[rows] for name, column in self.columns.items()}, self.meanings)
 
     def to_arrow(self) -> "pa.Table":
-        """As a pyarrow table; each field's metadata holds its meaning."""
+        """Return a pyarrow table; the metadata of a field hold its meaning."""
         import pyarrow as pa
 
         fields = [
@@ -112,7 +112,7 @@ class Table:
         return pa.table([pa.array(column) for column in self.columns.values()], schema=pa.schema(fields))
 
     def to_pandas(self) -> "pd.DataFrame":
-        """As a pandas data frame.
+        """Return a pandas data frame.
 
         Raises:
             MissingExtraError: pandas is not installed.
@@ -124,7 +124,7 @@ class Table:
         return pd.DataFrame(dict(self.columns))
 
     def write_parquet(self, path: Path) -> None:
-        """Write as Parquet."""
+        """Write the table as a Parquet file."""
         import pyarrow.parquet as pq
 
         pq.write_table(self.to_arrow(), path)
@@ -139,12 +139,12 @@ def request_table(
     cached_tokens: NDArray[np.int64] | None = None,
     loaded_tokens: NDArray[np.int64] | None = None,
 ) -> Table:
-    """The request table from what an engine recorded; the last two columns are unknown until the steps are looked at.
+    """Return the request table of an engine's records, its last two columns NaN (see `metrics.tokens`).
 
     Args:
         engine: the seven columns from `arrival_s` to `priority`, and `num_preemptions`, in order of sending.
-        replica: of each request.
-        frontend_s: what the client sees on top of the engine's times, of each request or of all.
+        replica: replica of each request.
+        frontend_s: what the client sees on top of the engine's times, for each request or for all.
         num_warmup: the first so many requests are warm-up.
         tenant: position of each request's tenant; None: nobody has a name.
         cached_tokens, loaded_tokens: of each prompt; None without prefix caching, or lower tiers.

@@ -1,10 +1,10 @@
-"""The limits that a request must keep."""
+"""Service level objective: limits on the latencies of a request."""
 
 from windtunnel.schema import Schema, check_positive
 
 
 class Slo(Schema):
-    """What a request must keep to count as goodput; `None` does not matter."""
+    """Limits that a request must keep to count as goodput; None means no limit."""
 
     ttft_s: float | None = None
     tpot_s: float | None = None

@@ -1,4 +1,4 @@
-"""What a request's tokens waited for, found from the steps of the replica that decoded it."""
+"""Gaps between a request's tokens, from the steps of the replica that decoded it."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,31 +15,31 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class TokenTimes:
-    """Arrays of shape [num_requests]."""
+    """Gaps and time in steps of each request; arrays of shape `[num_requests]`."""
 
     itl_max_s: Floats
-    """The longest gap before one of its tokens; NaN for a single token, and where it was not in every decode step of
-    its replica between its first and last token: preempted, left out for want of tokens, or in a pipeline."""
+    """Longest gap before one of a request's tokens; NaN for a single token, in a pipeline, and for requests that missed
+    a decode step of their replica between their first and last token: preempted, or left out for want of tokens."""
     execution_s: Floats
-    """In steps that computed prompts, until its first token, and in steps that decoded, from there on; NaN in a
+    """Time in steps that computed prompts until the first token, and in steps that decoded from there on; NaN in a
     pipeline."""
 
 
 @dataclass(frozen=True, eq=False)
 class ReplicaRows:
-    """Rows of the step table and of the request table, one replica's after the other."""
+    """Rows of the step table and of the request table, sorted by replica."""
 
     steps: Ints
-    """[num_rows] positions in the step table, of each replica in order of start."""
+    """`[num_rows]` positions in the step table; those of a replica are in order of start."""
     first_step: Ints
-    """[num_replicas + 1] where each replica's rows begin."""
+    """`[num_replicas + 1]` start of each replica's rows in `steps`."""
     requests: Ints
-    """[num_requests] positions in the request table."""
+    """`[num_requests]` positions in the request table."""
     first_request: Ints
-    """[num_replicas + 1]"""
+    """`[num_replicas + 1]` start of each replica's rows in `requests`."""
 
     def __iter__(self) -> Iterator[tuple[Ints, Ints]]:
-        """(rows of the step table, rows of the request table) of each replica."""
+        """Yield (rows of the step table, rows of the request table) for each replica."""
         for index in range(self.first_step.size - 1):
             yield (
                 self.steps[self.first_step[index] : self.first_step[index + 1]],
@@ -48,42 +48,45 @@ class ReplicaRows:
 
 
 def rows_by_replica(requests: Table, steps: Table, num_replicas: int) -> ReplicaRows:
-    """The rows of each replica; a step table lists them in order of start, which a stable sort keeps."""
+    """Return the rows of each replica; a stable sort keeps the step table's order of start."""
     order, first_step = _grouped(steps["replica"], num_replicas)
     assert np.all(np.diff(steps["start_s"]) >= 0), "steps are recorded when they start"
     return ReplicaRows(order, first_step, *_grouped(requests["replica"], num_replicas))
 
 
 def _grouped(replica: NDArray[Any], num_replicas: int) -> tuple[Ints, Ints]:
-    """Rows by replica, and where each one's begin. Keys of 16 bits are sorted by radix, 30 million in half a second."""
+    """Return rows sorted by replica, and where each replica's begin.
+
+    Keys of 16 bits are sorted by radix, 30 million in half a second.
+    """
     keys = replica.astype(np.uint16) if num_replicas < 1 << 16 else replica
     counts = np.bincount(replica, minlength=num_replicas)
     return np.argsort(keys, kind="stable"), np.concatenate([[0], np.cumsum(counts)])
 
 
 def with_token_times(requests: Table, steps: Table, rows: ReplicaRows, num_stages: int) -> Table:
-    """`requests` with the longest gap and the time in steps of each."""
-    found = token_times(requests, steps, rows, num_stages)
-    return requests.replaced(itl_max_s=found.itl_max_s, execution_s=found.execution_s)
+    """Return `requests` with the longest gap and the time in steps of each request."""
+    times = token_times(requests, steps, rows, num_stages)
+    return requests.replaced(itl_max_s=times.itl_max_s, execution_s=times.execution_s)
 
 
 def token_times(requests: Table, steps: Table, rows: ReplicaRows, num_stages: int) -> TokenTimes:
-    """Longest gap and time in steps of each request, from the rows of its replica."""
-    found = TokenTimes(np.full(len(requests), np.nan), np.full(len(requests), np.nan))
+    """Return the longest gap and the time in steps of each request, from the steps of its replica."""
+    times = TokenTimes(np.full(len(requests), np.nan), np.full(len(requests), np.nan))
     if num_stages == 1:
-        for own_steps, own_requests in rows:
-            if own_requests.size:
-                times = _of_replica(requests, own_requests, steps, own_steps)
-                found.itl_max_s[own_requests], found.execution_s[own_requests] = times
-    return found
+        for step_rows, request_rows in rows:
+            if request_rows.size:
+                longest_s, execution_s = _times_on_replica(requests, request_rows, steps, step_rows)
+                times.itl_max_s[request_rows], times.execution_s[request_rows] = longest_s, execution_s
+    return times
 
 
-def _of_replica(requests: Table, own_requests: Ints, steps: Table, own_steps: Ints) -> tuple[Floats, Floats]:
-    """(longest gap, time in steps) of one replica's requests."""
+def _times_on_replica(requests: Table, request_rows: Ints, steps: Table, step_rows: Ints) -> tuple[Floats, Floats]:
+    """Return (longest gap, time in steps) of one replica's requests."""
     columns = ("start_s", "duration_s", "num_steps", "decode_tokens", "prefill_tokens")
-    starts, duration_s, num_steps, decode_tokens, prefill_tokens = (steps[name][own_steps] for name in columns)
+    starts, duration_s, num_steps, decode_tokens, prefill_tokens = (steps[name][step_rows] for name in columns)
     times = ("scheduled_s", "first_token_s", "finish_s", "output_tokens")
-    scheduled_s, first_token_s, finish_s, output_tokens = (requests[name][own_requests] for name in times)
+    scheduled_s, first_token_s, finish_s, output_tokens = (requests[name][request_rows] for name in times)
     decodes = decode_tokens > 0
     begin, end = np.searchsorted(starts, first_token_s), np.searchsorted(starts, finish_s)
     prompt_s = _between(np.where(prefill_tokens > 0, duration_s, 0.0), np.searchsorted(starts, scheduled_s), begin)
@@ -98,27 +101,27 @@ def _of_replica(requests: Table, own_requests: Ints, steps: Table, own_steps: In
     in_every_step = _between(num_steps, begin, end) == output_tokens - 1
     several = (output_tokens > 1) & in_every_step
     first = begin[several]
-    own_s = np.maximum(
+    first_gap_s = np.maximum(
         starts[first] + step_s[first] - first_token_s[several], np.where(num_steps[first] > 1, step_s[first], 0.0)
     )
-    longest_s = np.full(own_requests.size, np.nan)
-    longest_s[several] = np.maximum(own_s, range_max(worst_s, first + 1, end[several]))
+    longest_s = np.full(request_rows.size, np.nan)
+    longest_s[several] = np.maximum(first_gap_s, range_max(worst_s, first + 1, end[several]))
     return longest_s, execution_s
 
 
 def _between(values: NDArray[Any], begin: Ints, end: Ints) -> Floats:
-    """Sums of values[begin : end]."""
+    """Return the sums of values[begin : end] for many ranges."""
     sums = np.concatenate([[0.0], np.cumsum(values)])
     return np.asarray(sums[end] - sums[begin])
 
 
 def range_max(values: Floats, begin: Ints, end: Ints) -> Floats:
-    """The largest of values[begin : end] for many ranges; -inf for an empty one.
+    """Return the largest of values[begin : end] for many ranges; -inf for an empty range.
 
-    A range is covered by two of length 2^k that may overlap; one k after the other needs a single array. Source:
+    Two ranges of length 2^k that may overlap cover a range; one k after the other needs a single array. Source:
     Bender and Farach-Colton, The LCA Problem Revisited (2000), section 3 (sparse table).
     """
-    found = np.full(begin.size, -np.inf)
+    largest = np.full(begin.size, -np.inf)
     length = end - begin
     level = np.full(begin.size, -1)
     level[length > 0] = np.log2(length[length > 0]).astype(np.int64)
@@ -128,5 +131,5 @@ def range_max(values: Floats, begin: Ints, end: Ints) -> Floats:
             blocks = np.maximum(blocks[:-size], blocks[size:])
             size *= 2
         mine = np.flatnonzero(level == k)
-        found[mine] = np.maximum(blocks[begin[mine]], blocks[end[mine] - size])
-    return found
+        largest[mine] = np.maximum(blocks[begin[mine]], blocks[end[mine] - size])
+    return largest

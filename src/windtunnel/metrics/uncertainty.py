@@ -1,4 +1,4 @@
-"""How far a prediction may be off: 80% intervals from what calibration left over and where operator times come from.
+"""Uncertainty of a prediction: 80% intervals from calibration errors and the provenance of operator times.
 
 An interval is central / spread to central x spread. On a logarithmic scale its halves add up in quadrature from
 independent parts: the errors of predictions of runs that were left out of the calibration (an asymmetric pair of
@@ -15,22 +15,22 @@ from dataclasses import dataclass
 from windtunnel.schema import Schema
 
 COVERED = 0.8
-"""The share of measured values that an interval is meant to hold."""
+"""Share of measured values that an interval is meant to hold."""
 HALF_WIDTH = 1.2816
-"""Of 80%, in standard deviations of a normal distribution."""
+"""Half width of an 80% interval, in standard deviations of a normal distribution."""
 
 OUTSIDE_WIDENING = 1.5
-"""By so much a spread grows, in logarithm, with each way in which a deployment lies outside the calibration's runs, up
-to the second."""
+"""Factor on the logarithm of a spread for each way in which a deployment lies outside the calibration's runs, up to the
+second."""
 
 OPERATOR_ERROR: Mapping[str, float] = {"measured": 0.0, "interpolated": 0.02, "scaled": 0.12, "roofline": 0.30}
-"""Standard deviation of the logarithm of an operator's time, by how it was found; errors of one run's operators are
+"""Standard deviation of the logarithm of an operator's time, by how it was priced; errors of one run's operators are
 taken as fully dependent."""
 
 
 @dataclass(frozen=True)
 class Interval:
-    """80% of measured values are expected in it."""
+    """Range in which 80% of measured values are expected."""
 
     low: float
     high: float
@@ -39,7 +39,7 @@ class Interval:
 def interval(
     central: float, spread: Spread, num_outside: int, coverage: Mapping[str, float], sampling_error: float = 0.0
 ) -> Interval:
-    """The interval of a prediction, which it holds.
+    """Return the interval around a prediction, which always lies in it.
 
     Where measured values mostly lay on one side of the predictions (without calibration, or of a device left out) it
     reaches from the prediction to that side: the prediction is what the model says, the interval what is known of it.

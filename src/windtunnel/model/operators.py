@@ -1,13 +1,13 @@
-"""The one vocabulary that profilers, estimators and reports share: an operator is a shape that knows its work.
+"""Operators, shared by profilers, estimators and reports: shapes that know their arithmetic and bytes.
 
 Every dimension may be a number or a numpy array; arrays broadcast, so one `Op` can stand for a family of shapes (a
-GEMM at every token count) and an estimator prices the family in one call. An Op describes what one rank executes
-once; how often it runs in a step is `Launch.count`.
+GEMM at every token count) and an estimator prices the family in one call. An `Op` is one execution on one rank;
+`Launch.count` says how often a step runs it.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -45,7 +45,7 @@ class Gemm:
 
 
 def prefill_context_tokens(batch: Size, num_tokens: Size) -> Size:
-    """Keys that prefill chunks see in all, given as `PrefillAttention` gives them.
+    """Return the keys that prefill chunks see in all, with `batch` and `num_tokens` as in `PrefillBatch`.
 
     Whole prompts see their own tokens. A batch b below one is a chunk of c tokens after p cached ones: its length is
     s = 2 p + c and b = c / s, so p + c = s (1 + b) / 2.
@@ -54,30 +54,60 @@ def prefill_context_tokens(batch: Size, num_tokens: Size) -> Size:
 
 
 @dataclass(frozen=True)
-class PrefillAttention:
-    """Causal attention of `batch` prompts of `num_tokens` tokens each, without earlier context.
+class PrefillBatch:
+    """A batch of `batch` prompts of `num_tokens` tokens each, without earlier context.
 
     A batch of chunks that differ, or that have context already cached, is expressed by the two sums that decide its
     cost: with C tokens and W query-key pairs in all, `num_tokens = 2 W / C` and `batch = C / num_tokens` (both may be
     fractions). Equal prompts are then exact, and a chunk of c tokens after p cached ones has W = c (p + c / 2).
     """
 
-    kind: ClassVar[str] = "prefill_attention"
     axes: ClassVar[tuple[str, ...]] = ("batch", "num_tokens")
     batch: Size
     num_tokens: Size
+
+    @property
+    def context_tokens(self) -> Size:
+        """Keys that all chunks see together."""
+        return prefill_context_tokens(self.batch, self.num_tokens)
+
+    def pairs_within(self, window_tokens: int) -> Size:
+        """Return the query-key pairs: s^2 / 2, or s w - w^2 / 2 in a window of w < s."""
+        seen = np.minimum(self.num_tokens, window_tokens) if window_tokens else self.num_tokens
+        return self.batch * (self.num_tokens * seen - seen * seen / 2)
+
+
+@dataclass(frozen=True)
+class DecodeBatch:
+    """One query token for each of `batch` requests that have `context_tokens` keys and values cached (their mean)."""
+
+    axes: ClassVar[tuple[str, ...]] = ("batch", "context_tokens")
+    batch: Size
+    context_tokens: Size
+
+
+@dataclass(frozen=True)
+class GroupedQueryHeads:
+    """Heads of softmax attention, of which `num_heads / num_kv_heads` share a key and a value."""
+
     num_heads: int
     num_kv_heads: int
     head_dim: int
     window_tokens: int = 0
-    """0: no window."""
+    """Sliding window; 0: none."""
     kv_format: Format = Format.BF16
+
+
+@dataclass(frozen=True)
+class PrefillAttention(GroupedQueryHeads, PrefillBatch):
+    """Causal attention in prefill."""
+
+    kind: ClassVar[str] = "prefill_attention"
 
     @property
     def num_pairs(self) -> Size:
-        """Query-key pairs: s^2 / 2, or s w - w^2 / 2 in a window of w < s."""
-        seen = np.minimum(self.num_tokens, self.window_tokens) if self.window_tokens else self.num_tokens
-        return self.batch * (self.num_tokens * seen - seen * seen / 2)
+        """Query-key pairs."""
+        return self.pairs_within(self.window_tokens)
 
     @property
     def flops(self) -> Size:
@@ -87,23 +117,14 @@ class PrefillAttention:
     def num_bytes(self) -> Size:
         query_and_output = 2 * self.num_heads * self.head_dim * BF16_BYTES
         key_and_value = 2 * self.num_kv_heads * self.head_dim * BITS[self.kv_format] / 8
-        keys = prefill_context_tokens(self.batch, self.num_tokens)
-        return self.batch * self.num_tokens * query_and_output + keys * key_and_value
+        return self.batch * self.num_tokens * query_and_output + self.context_tokens * key_and_value
 
 
 @dataclass(frozen=True)
-class DecodeAttention:
-    """One query token for each of `batch` requests that have `context_tokens` keys and values cached (their mean)."""
+class DecodeAttention(GroupedQueryHeads, DecodeBatch):
+    """Attention in decode."""
 
     kind: ClassVar[str] = "decode_attention"
-    axes: ClassVar[tuple[str, ...]] = ("batch", "context_tokens")
-    batch: Size
-    context_tokens: Size
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    window_tokens: int = 0
-    kv_format: Format = Format.BF16
 
     @property
     def seen_tokens(self) -> Size:
@@ -120,16 +141,13 @@ class DecodeAttention:
 
 
 @dataclass(frozen=True)
-class LatentPrefillAttention:
+class LatentPrefillAttention(PrefillBatch):
     """The core of multi-head latent attention in prefill, keys and values expanded; without its projections.
 
-    `batch` and `num_tokens` as in `PrefillAttention`. Heads compute with `qk_head_dim` (nope + rope) and `v_head_dim`.
+    Heads compute with `qk_head_dim` (nope + rope) and `v_head_dim`.
     """
 
     kind: ClassVar[str] = "latent_prefill_attention"
-    axes: ClassVar[tuple[str, ...]] = ("batch", "num_tokens")
-    batch: Size
-    num_tokens: Size
     num_heads: int
     qk_head_dim: int
     v_head_dim: int
@@ -142,21 +160,18 @@ class LatentPrefillAttention:
     @property
     def num_bytes(self) -> Size:
         width = (self.qk_head_dim + self.v_head_dim) * self.num_heads * BF16_BYTES
-        return (self.batch * self.num_tokens + prefill_context_tokens(self.batch, self.num_tokens)) * width
+        return (self.batch * self.num_tokens + self.context_tokens) * width
 
 
 @dataclass(frozen=True)
-class LatentDecodeAttention:
-    """The core of multi-head latent attention in decode, absorbed: queries meet the compressed cache; without
+class LatentDecodeAttention(DecodeBatch):
+    """The core of multi-head latent attention in decode, absorbed: queries meet the compressed cache. Without its
     projections.
 
     The two per-head products that absorb the up-projections (`[nope x lora]` and `[lora x v]`) belong to it.
     """
 
     kind: ClassVar[str] = "latent_decode_attention"
-    axes: ClassVar[tuple[str, ...]] = ("batch", "context_tokens")
-    batch: Size
-    context_tokens: Size
     num_heads: int
     kv_lora_rank: int
     rope_head_dim: int
@@ -180,8 +195,8 @@ class LatentDecodeAttention:
 
 @dataclass(frozen=True)
 class SparseLatent(ABC):
-    """What prefill and decode of sparse latent attention share: an indexer with its projections, which scores every
-    earlier token in fp8, and absorbed attention to the `top_k` best of them (DeepSeek-V3.2, arXiv:2512.02556).
+    """Sparse latent attention: an indexer with its projections, which scores every earlier token in fp8, and absorbed
+    attention to the `top_k` best tokens (DeepSeek-V3.2, arXiv:2512.02556).
     """
 
     num_heads: int
@@ -204,12 +219,12 @@ class SparseLatent(ABC):
     @property
     @abstractmethod
     def kept_pairs(self) -> Size:
-        """Pairs of a query and a key that it attends to."""
+        """Query-key pairs that attention computes."""
 
     @property
     @abstractmethod
     def scored_pairs(self) -> Size:
-        """Pairs of a query and a key that its indexer scores."""
+        """Query-key pairs that the indexer scores."""
 
     @property
     @abstractmethod
@@ -218,16 +233,20 @@ class SparseLatent(ABC):
 
     @property
     def flops(self) -> Size:
-        """Attention to what is kept, absorbing products and projections, and the scores at half (they are in fp8, at
-        twice the rate)."""
+        """FLOPs of attention to the kept pairs, of absorbing products and projections, and half the FLOPs of the scores
+        (fp8 runs at twice the rate)."""
         scores = self.scored_pairs * self.flops_per_scored_pair / 2
         return self.kept_pairs * self.flops_per_kept_pair + scores + self.num_queries * self.flops_per_query
 
     @property
     def flops_per_query(self) -> float:
-        """Absorbing products of all heads, and the indexer's projections."""
-        absorb = self.num_heads * self.kv_lora_rank * (self.qk_nope_head_dim + self.v_head_dim)
-        return 2.0 * (absorb + self.index_weights)
+        """FLOPs of one query in the absorbing products of all heads and in the indexer's projections."""
+        return 2.0 * (self.absorbing_weights + self.index_weights)
+
+    @property
+    def absorbing_weights(self) -> float:
+        """Parameters of the up-projections that queries and outputs absorb."""
+        return self.num_heads * self.kv_lora_rank * (self.qk_nope_head_dim + self.v_head_dim)
 
     @property
     def index_weights(self) -> float:
@@ -245,36 +264,32 @@ class SparseLatent(ABC):
 
     @property
     def weight_bytes(self) -> float:
-        absorb = self.num_heads * self.kv_lora_rank * (self.qk_nope_head_dim + self.v_head_dim)
-        return (absorb + self.index_weights) * BF16_BYTES
+        return (self.absorbing_weights + self.index_weights) * BF16_BYTES
 
     @property
     def bytes_per_query(self) -> float:
-        """Queries in, outputs out, compressed."""
+        """Bytes of one token's compressed queries and outputs."""
         return self.num_heads * (2 * self.kv_lora_rank + self.rope_head_dim) * BF16_BYTES
 
     @property
     def kept_bytes(self) -> float:
-        """One cached token as attention reads it."""
+        """Bytes of one cached token as attention reads it."""
         return (self.kv_lora_rank + self.rope_head_dim) * BITS[self.kv_format] / 8
 
     @property
     def scored_bytes(self) -> float:
-        """One cached token as the indexer reads it: a key in fp8 and its scale."""
+        """Bytes of one cached token as the indexer reads it: a key in fp8 and its scale."""
         return self.index_head_dim + 4.0
 
 
 @dataclass(frozen=True)
-class SparseLatentPrefill(SparseLatent):
-    """Prefill of sparse latent attention; `batch` and `num_tokens` as in `PrefillAttention`.
+class SparseLatentPrefill(SparseLatent, PrefillBatch):
+    """Prefill of sparse latent attention.
 
-    Every query reads its own `top_k` keys; those of neighbours are mostly the same ones and stay in the cache.
+    Every query reads its own `top_k` keys; neighbouring queries mostly read the same keys, which stay in the cache.
     """
 
     kind: ClassVar[str] = "sparse_latent_prefill"
-    axes: ClassVar[tuple[str, ...]] = ("batch", "num_tokens")
-    batch: Size = field(kw_only=True)
-    num_tokens: Size = field(kw_only=True)
 
     @property
     def num_queries(self) -> Size:
@@ -282,8 +297,7 @@ class SparseLatentPrefill(SparseLatent):
 
     @property
     def kept_pairs(self) -> Size:
-        seen = np.minimum(self.num_tokens, self.top_k)
-        return self.batch * (self.num_tokens * seen - seen * seen / 2)
+        return self.pairs_within(self.top_k)
 
     @property
     def scored_pairs(self) -> Size:
@@ -291,19 +305,15 @@ class SparseLatentPrefill(SparseLatent):
 
     @property
     def num_bytes(self) -> Size:
-        keys = prefill_context_tokens(self.batch, self.num_tokens)
         moved = self.batch * self.num_tokens * self.bytes_per_query
-        return self.weight_bytes + moved + keys * (self.kept_bytes + self.scored_bytes)
+        return self.weight_bytes + moved + self.context_tokens * (self.kept_bytes + self.scored_bytes)
 
 
 @dataclass(frozen=True)
-class SparseLatentDecode(SparseLatent):
-    """Decode of sparse latent attention: one query for each of `batch` requests with `context_tokens` cached."""
+class SparseLatentDecode(SparseLatent, DecodeBatch):
+    """Decode of sparse latent attention."""
 
     kind: ClassVar[str] = "sparse_latent_decode"
-    axes: ClassVar[tuple[str, ...]] = ("batch", "context_tokens")
-    batch: Size = field(kw_only=True)
-    context_tokens: Size = field(kw_only=True)
 
     @property
     def num_queries(self) -> Size:
@@ -325,17 +335,13 @@ class SparseLatentDecode(SparseLatent):
 
 
 @dataclass(frozen=True)
-class GatedDelta:
-    """The core of Gated DeltaNet (short convolution and delta rule), `num_tokens` tokens for each of `batch` requests.
+class GatedDelta(PrefillBatch):
+    """The core of Gated DeltaNet (short convolution and delta rule); in decode `num_tokens` is 1.
 
-    `num_tokens` is 1 in decode. Its state, `num_value_heads x key_head_dim x value_head_dim` in fp32, is read and
-    written.
+    A request's state, `num_value_heads x key_head_dim x value_head_dim` in fp32, is read and written.
     """
 
     kind: ClassVar[str] = "gated_delta"
-    axes: ClassVar[tuple[str, ...]] = ("batch", "num_tokens")
-    batch: Size
-    num_tokens: Size
     num_key_heads: int
     num_value_heads: int
     key_head_dim: int
@@ -370,7 +376,7 @@ class Experts:
     num_tokens: Size
     hidden_size: int
     intermediate_size: int
-    """Of one expert, before sharding."""
+    """Width of one expert, before sharding."""
     num_experts: int
     experts_per_token: int
     tp: int = 1
@@ -389,7 +395,7 @@ class Experts:
 
     @property
     def active_experts(self) -> Size:
-        """Expected number of this rank's experts that any token chose, routing at random."""
+        """Expected number of this rank's experts that a token chose, with random routing."""
         miss = 1.0 - self.experts_per_token / self.num_experts
         return self.num_experts / self.ep * (1.0 - miss**self.num_tokens)
 
@@ -428,7 +434,7 @@ class Collective:
     """A collective over `num_ranks`; `message_bytes` as nccl-tests defines a collective's size.
 
     all_reduce: the buffer; all_gather and reduce_scatter: the whole (gathered) buffer; all_to_all: one rank's send
-    buffer; send_recv: the message. `span_nodes` says over how many nodes the ranks are spread.
+    buffer; send_recv: the message. `span_nodes` is the number of nodes that hold the ranks.
     """
 
     kind: ClassVar[str] = "collective"
@@ -471,20 +477,20 @@ Op = (
 
 @dataclass(frozen=True)
 class Launch:
-    """An operator at its place in a step: what people call it, and how many times the step runs it."""
+    """An operator at its place in a step: the name that people know, and how many times the step runs it."""
 
     name: str
     op: Op
     count: float = 1.0
     adds: Size = 1.0
-    """The share of its time by which a step gets longer: 0 of what runs beside something that takes longer."""
+    """Share of the operator's time that lengthens the step: 0 where it runs beside something that takes longer."""
 
 
 def site(op: Op) -> tuple[tuple[str, Any], ...]:
-    """The dimensions of `op` that are not interpolated: with its kind, the identity of a measured curve or surface."""
+    """Return the dimensions of `op` that are not interpolated: with its kind, the identity of a measured curve."""
     return tuple((name, value) for name, value in vars(op).items() if name not in op.axes)
 
 
 def axis_values(op: Op) -> Mapping[str, Size]:
-    """The dimensions of `op` along which measurements are interpolated."""
+    """Return the dimensions of `op` along which measurements are interpolated."""
     return {name: getattr(op, name) for name in op.axes}

@@ -10,7 +10,16 @@ from numpy.typing import NDArray
 
 from windtunnel.errors import InputError
 from windtunnel.metrics.records import POOL_COLUMNS, Table, request_table
-from windtunnel.metrics.summary import PoolSummary, Utilisation, summarise, utilisation_of, with_pools
+from windtunnel.metrics.summary import (
+    DeploymentSize,
+    DeviceTerms,
+    PoolSummary,
+    Utilisation,
+    span_of,
+    summarise,
+    utilisation_of,
+    with_pools,
+)
 from windtunnel.model.forward import Shard
 from windtunnel.model.memory import kv_bytes_per_token, state_bytes_per_request
 from windtunnel.model.parallelism import Parallelism
@@ -46,10 +55,9 @@ from windtunnel.serving.simulate import (
     ENGINE_COLUMNS,
     PoolResult,
     Result,
-    limits_by_tenant,
+    limits_of,
     power_model,
     resolved_scenario,
-    span_of,
 )
 from windtunnel.serving.state import records as state
 from windtunnel.serving.state.pools import (
@@ -170,13 +178,14 @@ def simulate_pools(
     summary = summarise(
         table,
         steps,
-        num_replicas=len(pools.pool_of_replica),
-        num_devices=deployment.num_devices,
-        num_blocks=max(part.memory.num_blocks * part.settings.ranks_per_replica for part in parts),
-        time_fractions=next(part.time_fractions for part in summaries if part.time_fractions),
-        slo=scenario.slo,
-        price_usd_per_hour=sum(known) / deployment.num_devices if len(known) == len(prices) else None,
-        tenants=limits_by_tenant(scenario, requests),
+        DeploymentSize(
+            num_replicas=len(pools.pool_of_replica),
+            num_devices=deployment.num_devices,
+            num_blocks=max(part.memory.num_blocks * part.settings.ranks_per_replica for part in parts),
+        ),
+        next(part.time_fractions for part in summaries if part.time_fractions),
+        limits_of(scenario, requests),
+        DeviceTerms(sum(known) / deployment.num_devices if len(known) == len(prices) else None),
         tier_tokens=loaded if loaded or shares_prefixes(fleet.retention, requests) else None,
     )
     coverage, sources, operators = _provenance(parts, [_steps_of(steps, pools, at) for at in range(len(parts))])
@@ -543,7 +552,7 @@ def _pool_summary(
     own = steps.replaced(replica=steps["replica"] - first_replica)
     if len(own):
         num_blocks = part.memory.num_blocks * part.settings.ranks_per_replica
-        utilisation = utilisation_of(requests, own, pool.replicas, pp, num_blocks)
+        utilisation = utilisation_of(requests, own, DeploymentSize(pool.replicas, num_devices, num_blocks, pp))
         fractions = time_fractions(part.lowered, own, part.settings)
         work = step_work(setup.device, part.shard, own)
         stages = stage_uses(work, own, pp, pool.replicas, span_of(requests))

@@ -8,8 +8,7 @@ from windtunnel.metrics.checks import check_run
 from windtunnel.metrics.fleet import fleet_summary, lost_steps
 from windtunnel.metrics.power import PowerModel
 from windtunnel.metrics.records import Table, request_table
-from windtunnel.metrics.slo import Slo
-from windtunnel.metrics.summary import Summary, summarise
+from windtunnel.metrics.summary import DeploymentSize, DeviceTerms, ServiceLimits, Summary, span_of, summarise
 from windtunnel.metrics.tokens import rows_by_replica, with_token_times
 from windtunnel.metrics.uncertainty import Interval
 from windtunnel.pricing.estimator import Coverage, Estimator
@@ -168,14 +167,20 @@ def simulate(
     summary = summarise(
         table,
         steps,
-        num_replicas=num_replicas,
-        num_stages=setup.parallelism.pp,
-        num_devices=scenario.deployment.num_devices,
-        num_blocks=memory.num_blocks * settings.ranks_per_replica,
-        time_fractions=time_fractions(lowered, ended, settings),
-        slo=scenario.slo,
-        price_usd_per_hour=setup.device.price_usd_per_hour if price is None else price,
-        tenants=limits_by_tenant(scenario, requests),
+        DeploymentSize(
+            num_replicas=num_replicas,
+            num_devices=scenario.deployment.num_devices,
+            num_blocks=memory.num_blocks * settings.ranks_per_replica,
+            num_stages=setup.parallelism.pp,
+        ),
+        time_fractions(lowered, ended, settings),
+        limits_of(scenario, requests),
+        DeviceTerms(setup.device.price_usd_per_hour if price is None else price, power_model(scenario, setup)),
+        tier_tokens=None if cache is None else tier_tokens(setup, memory, cache),
+        fleet=fleet_use,
+    )
+    summary = msgspec.structs.replace(
+        summary,
         # A verified step gives more tokens than it samples for.
         checks=check_run(table, steps, rows, setup.parallelism.pp, stays) if speculation is None else None,
         stages=stage_uses(
@@ -185,9 +190,6 @@ def simulate(
             num_replicas if fleet_use is None else fleet_use.mean_replicas,
             span_of(table),
         ),
-        power_w=power_model(scenario, setup),
-        tier_tokens=None if cache is None else tier_tokens(setup, memory, cache),
-        fleet=fleet_use,
     )
     coverage, sources, operators = provenance(server.estimator, shard, ended, settings.ranks_per_replica)
     return Result(
@@ -219,15 +221,10 @@ def with_router(scenario: Scenario, router: Router) -> Scenario:
     return msgspec.structs.replace(scenario, deployment=deployment)
 
 
-def limits_by_tenant(scenario: Scenario, requests: RequestArrays) -> dict[str, Slo | None]:
-    """Tenants' names in the order of their numbers, and their own limits."""
-    own = {tenant.name: tenant.slo for tenant in scenario.workload.tenants}
-    return {name: own.get(name) for name in requests.tenant_names}
-
-
-def span_of(requests: Table) -> float:
-    """Seconds from the first sending to the last token, warm-up included."""
-    return float(requests["finish_s"].max() - requests["arrival_s"].min())
+def limits_of(scenario: Scenario, requests: RequestArrays) -> ServiceLimits:
+    """Return the scenario's limits, and those of its tenants in the order of their numbers."""
+    by_name = {tenant.name: tenant.slo for tenant in scenario.workload.tenants}
+    return ServiceLimits(scenario.slo, {name: by_name.get(name) for name in requests.tenant_names})
 
 
 def power_model(scenario: Scenario, setup: Setup) -> PowerModel | None:
