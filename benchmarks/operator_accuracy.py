@@ -89,9 +89,9 @@ def probes() -> Iterator[tuple[Class, ops.Op]]:
         yield ("decode_attention", kv.value), ops.DecodeAttention(1, 1, 1, 1, 1, kv_format=kv)
         yield ("latent_prefill_attention", kv.value), ops.LatentPrefillAttention(1, 1, 1, 1, 1, kv_format=kv)
         yield ("latent_decode_attention", kv.value), ops.LatentDecodeAttention(1, 1, 1, 1, 1, kv_format=kv)
-        latent = (1, 512, 64, 128, 128, 7168, 1536, 64, 128, 2048, kv)
-        yield ("sparse_latent_prefill", kv.value), ops.SparseLatentPrefill(*latent, batch=1, num_tokens=1)
-        yield ("sparse_latent_decode", kv.value), ops.SparseLatentDecode(*latent, batch=1, context_tokens=1)
+        latent = (1, 1, 1, 512, 64, 128, 128, 7168, 1536, 64, 128, 2048, kv)
+        yield ("sparse_latent_prefill", kv.value), ops.SparseLatentPrefill(*latent)
+        yield ("sparse_latent_decode", kv.value), ops.SparseLatentDecode(*latent)
     for decode in (False, True):
         yield ("gated_delta", "decode" if decode else "prefill"), ops.GatedDelta(1, 1, 1, 1, 1, 1, 1, 0, decode)
     yield ("elementwise", "any"), ops.Elementwise("any", 1, 1)
