@@ -3,6 +3,7 @@
 import click
 
 from windtunnel.cli.options import Verb
+from windtunnel.cli.output import answer
 from windtunnel.errors import InputError, did_you_mean
 
 KINDS = ("models", "devices", "nodes", "engines", "traces", "calibrations")
@@ -25,10 +26,8 @@ def command(kind: str | None, name: str | None, as_json: bool) -> None:
             raise InputError("catalog needs to know what to list", hint)
         raise InputError(f"the catalog has no {kind!r}", did_you_mean(kind, KINDS, hint))
     from windtunnel.report import catalog
-    from windtunnel.report.documents import as_text
-    from windtunnel.report.render.tables import show
 
-    if as_json:
-        click.echo(as_text(catalog.entry(kind, name) if name else catalog.entries(kind)))
+    if name:
+        answer(as_json, catalog.entry, catalog.entry_report, kind, name)
     else:
-        show(*(catalog.entry_report(kind, name) if name else catalog.list_report(kind)))
+        answer(as_json, catalog.entries, catalog.list_report, kind)

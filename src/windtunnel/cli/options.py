@@ -1,8 +1,10 @@
-"""The options that verbs share, and how they become a scenario."""
+"""How verbs declare options, the options that several share, and how they become a scenario."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from types import NoneType
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import click
 
@@ -31,17 +33,19 @@ LIMITS = {"ttft": "ttft_s", "tpot": "tpot_s", "e2e": "e2e_s"}
 
 
 class WrittenFile(click.Path):
-    """A file that a verb writes, refused before any work where it cannot be written."""
+    """A file that a verb writes; one that cannot be written is refused before any work."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         from windtunnel.files import check_writable
 
-        found = super().convert(value, param, ctx)
-        check_writable(Path(str(found)))
-        return found
+        path = super().convert(value, param, ctx)
+        check_writable(Path(str(path)))
+        return path
 
 
-WRITTEN_FILE = WrittenFile(path_type=Path)
+PATH, WRITTEN_FILE = click.Path(path_type=Path), WrittenFile(path_type=Path)
+METAVARS = {int: "N", float: "X", PATH: "FILE", WRITTEN_FILE: "FILE"}
+"""Type of an option -> how `--help` shows its value; others are a NAME."""
 
 
 class SectionedOption(click.Option):
@@ -81,7 +85,7 @@ class Verb(click.Command):
 
 
 class VerbGroup(click.Group):
-    """A verb of several commands, whose unknown ones are answered as those of `windtunnel` are."""
+    """A verb of several commands; an unknown one gets a "did you mean", as an unknown verb does."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -97,110 +101,143 @@ def _our_name(name: str) -> str:
     return OTHER_NAMES.get(name, name)
 
 
-def option(*names: str, section: str, **settings: Any) -> Callable[[Decorated], Decorated]:
-    """`click.option` under a heading."""
-    return click.option(*names, cls=SectionedOption, section=section, **settings)
+class Option:
+    """An option of the command line, under a heading of `--help`: a decorator, or the metadata of an `Annotated` field.
+
+    Args:
+        names: as click takes them.
+        section: the heading.
+        settings: what else click takes; without a metavar, values are shown by their type (`METAVARS`).
+    """
+
+    def __init__(self, *names: str, section: str, **settings: Any) -> None:
+        self.names, self.settings = names, {"cls": SectionedOption, "section": section, **settings}
+
+    def __call__(self, function: Decorated) -> Decorated:
+        """Add the option to the command `function`."""
+        return self.add_to(function)
+
+    def add_to(self, function: Decorated, *names: str, **implied: Any) -> Decorated:
+        """Add it under further `names`; `implied` settings fill those that are not given."""
+        settings = {**implied, **self.settings}
+        if not settings.get("is_flag"):
+            settings.setdefault("metavar", METAVARS.get(settings.get("type"), "NAME"))
+        return click.option(*names, *self.names, **settings)(function)
+
+
+def section(heading: str) -> "partial[Option]":
+    """Return the constructor of options that `--help` shows under `heading`."""
+    return partial(Option, section=heading)
+
+
+def options_of(kind: type[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the options that a NamedTuple's fields declare; it gets their values as one first argument.
+
+    A field is `Annotated[type, Option]`, and its type says whether the option is a flag, may be repeated, or is a
+    number; or it is another such NamedTuple.
+    """
+
+    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        @wraps(function)
+        def command(*bundles: Any, **values: Any) -> None:
+            function(*bundles, _gathered(kind, values), **values)
+
+        for name, hint, option in reversed(list(_declared(kind))):
+            option.add_to(command, name, **_settings_of_type(hint))
+        return command
+
+    return decorate
+
+
+def _declared(kind: type[Any]) -> Iterator[tuple[str, Any, Option]]:
+    """Yield the name, type and option of each field of a NamedTuple, those of nested ones included."""
+    for name, hint in get_type_hints(kind, include_extras=True).items():
+        if get_origin(hint) is Annotated:
+            yield name, hint.__origin__, hint.__metadata__[0]
+        else:
+            yield from _declared(hint)
+
+
+def _gathered(kind: type[Any], values: dict[str, Any]) -> Any:
+    """Take the options of `kind` out of `values`, as one object."""
+    hints = get_type_hints(kind, include_extras=True)
+    is_option = {name: get_origin(hint) is Annotated for name, hint in hints.items()}
+    return kind(*(values.pop(name) if is_option[name] else _gathered(hint, values) for name, hint in hints.items()))
+
+
+def _settings_of_type(hint: Any) -> dict[str, Any]:
+    """Return click's settings for a field of type `hint`: a scalar, one or None, or a tuple of scalars."""
+    if get_origin(hint) is tuple:
+        return {**_settings_of_type(get_args(hint)[0]), "multiple": True}
+    scalar = next((part for part in get_args(hint) if part is not NoneType), hint)
+    return {"is_flag": True} if scalar is bool else {"type": PATH if scalar is Path else scalar}
 
 
 def all_of(*options: Callable[[Decorated], Decorated]) -> Callable[[Decorated], Decorated]:
-    """Several options as one decorator, in the order in which `--help` shows them."""
+    """Join several options as one decorator, in the order in which `--help` shows them."""
 
     def decorate(function: Decorated) -> Decorated:
-        for one in reversed(options):
-            function = one(function)
+        for option in reversed(options):
+            function = option(function)
         return function
 
     return decorate
 
 
-scenario_file = click.argument("scenario", required=False, type=click.Path(path_type=Path), metavar="[SCENARIO.yaml]")
+scenario_file = click.argument("scenario", required=False, type=PATH, metavar="[SCENARIO.yaml]")
 
-_WHAT, _ENGINE = "What is served, on what", "Engine"
+SERVED, ENGINE, GENERAL = section("What is served, on what"), section("Engine"), section("General")
+
+json_option = GENERAL("--json", "as_json", is_flag=True, help="Print JSON.")
+hub_option = GENERAL("--hub", is_flag=True, help="Look unknown models up on huggingface.co.")
 
 deployment_options = all_of(
-    option("--model", section=_WHAT, metavar="NAME", help="A model of the catalog, or a config.json."),
-    option("--device", section=_WHAT, metavar="NAME", help="A device of the catalog, or a YAML file."),
-    option(
-        "--node", section=_WHAT, metavar="NAME", help="A node of the catalog, or a YAML file.  [the device's usual one]"
-    ),
-    option("--tp", "-tp", section=_WHAT, type=int, metavar="N", help="Tensor parallelism.  [1]"),
-    option("--pp", "-pp", section=_WHAT, type=int, metavar="N", help="Pipeline parallelism.  [1]"),
-    option("--ep", section=_WHAT, type=int, metavar="N", help="Expert parallelism.  [1]"),
-    option("--attention-dp", section=_WHAT, type=int, metavar="N", help="Copies of attention that share experts.  [1]"),
-    option(
-        "--quant", section=_WHAT, metavar="FORMAT", help="Format of the weights: bf16, fp8, int4, ...  [as published]"
-    ),
-    option(
-        "--kv-cache-dtype", section=_WHAT, metavar="FORMAT", help="Format of the KV cache: bf16, fp8.  [as published]"
-    ),
-    option(
-        "--profile", section=_WHAT, metavar="FOLDER", help="Operators that `windtunnel profile` measured on the device."
-    ),
-    option(
+    SERVED("--model", help="A model of the catalog, or a config.json."),
+    SERVED("--device", help="A device of the catalog, or a YAML file."),
+    SERVED("--node", help="A node of the catalog, or a YAML file.  [the device's usual one]"),
+    SERVED("--tp", "-tp", type=int, help="Tensor parallelism.  [1]"),
+    SERVED("--pp", "-pp", type=int, help="Pipeline parallelism.  [1]"),
+    SERVED("--ep", type=int, help="Expert parallelism.  [1]"),
+    SERVED("--attention-dp", type=int, help="Copies of attention that share experts.  [1]"),
+    SERVED("--quant", metavar="FORMAT", help="Format of the weights: bf16, fp8, int4, ...  [as published]"),
+    SERVED("--kv-cache-dtype", metavar="FORMAT", help="Format of the KV cache: bf16, fp8.  [as published]"),
+    SERVED("--profile", metavar="FOLDER", help="Operators that `windtunnel profile` measured on the device."),
+    SERVED(
         "--estimator",
-        section=_WHAT,
-        metavar="NAME",
-        help="Of a profile: interpolation, auto, forest, ... (`windtunnel profile check`).  [interpolation]",
+        help="How a profile is read: interpolation, auto, forest, ... (`windtunnel profile check`).  [interpolation]",
     ),
-    option("--engine", section=_ENGINE, metavar="NAME", help="vllm, sglang or trtllm.  [vllm]"),
-    option("--engine-version", section=_ENGINE, metavar="VERSION", help="Its version.  [the newest that was measured]"),
-    option(
+    ENGINE("--engine", help="vllm, sglang or trtllm.  [vllm]"),
+    ENGINE("--engine-version", metavar="VERSION", help="Its version.  [the newest that was measured]"),
+    ENGINE(
         "--scheduler",
-        section=_ENGINE,
-        metavar="NAME",
         help="vllm_v0, sarathi, orca, faster_transformer, lightllm, or your own: module:function.  [the engine's]",
     ),
-    option("--max-num-seqs", section=_ENGINE, type=int, metavar="N", help="Most running requests.  [the engine's]"),
-    option(
-        "--max-num-batched-tokens",
-        section=_ENGINE,
-        type=int,
-        metavar="N",
-        help="Token budget of a step.  [the engine's]",
-    ),
-    option(
-        "--gpu-memory-utilization",
-        section=_ENGINE,
-        type=float,
-        metavar="X",
-        help="Share of memory to use.  [the engine's]",
-    ),
-    option(
+    ENGINE("--max-num-seqs", type=int, help="Most running requests.  [the engine's]"),
+    ENGINE("--max-num-batched-tokens", type=int, help="Token budget of a step.  [the engine's]"),
+    ENGINE("--gpu-memory-utilization", type=float, help="Share of memory to use.  [the engine's]"),
+    ENGINE(
         "--calibration",
-        section=_ENGINE,
-        metavar="NAME",
         help="A calibration of the catalog, its file, or none.  [the shipped one, of versions that were measured]",
     ),
 )
 
 general_options = all_of(
-    option(
+    GENERAL(
         "--set",
         "settings",
-        section="General",
         multiple=True,
         metavar="PATH=VALUE",
         help="Set any field of the scenario, as workload.arrivals.rate_per_s=6.5. May be repeated.",
     ),
-    option("--hub", section="General", is_flag=True, help="Look unknown models up on huggingface.co."),
-    option("--json", "as_json", section="General", is_flag=True, help="Print JSON."),
+    hub_option,
+    json_option,
 )
 
 
-def scenario_of(
-    file: Path | None,
-    *,
-    settings: tuple[str, ...] = (),
-    hub: bool = False,
-    rate: float | None = None,
-    concurrency: int | None = None,
-    trace: str | None = None,
-    slo: str | None = None,
-    base: dict[str, Any] | None = None,
-    **options: Any,
-) -> "Scenario":
-    """The scenario of a command line: the file's, if there is one, with every option that was given over it.
+def scenario_of(file: Path | None, options: Mapping[str, Any], base: dict[str, Any] | None = None) -> "Scenario":
+    """Return the scenario of a command line: the file's, if there is one, with every option that was given over it.
 
+    `options` are those of a deployment and its load, `--set`, `--hub` and `--slo`; None stands for one not given.
     `base`, the deployment of a server's command line, goes over the file and below the options.
 
     Raises:
@@ -208,26 +245,38 @@ def scenario_of(
     """
     from windtunnel.schema import read_table
     from windtunnel.serving.scenario import SCENARIO_HINT, scenario_from
-    from windtunnel.serving.shorthand import lay_over, parse_lengths, raw_scenario
+    from windtunnel.serving.shorthand import lay_over
 
     raw = read_table(file, "a scenario", SCENARIO_HINT) if file is not None else {}
     lay_over(raw, base or {})
     given = {name: value for name, value in options.items() if value is not None}
     if "estimator" in given and not (given.get("profile") or _value_at(raw, "deployment", "profile", "folder")):
         raise InputError("--estimator says how a profile is read, and --profile is missing")
-    for stream in ("input_tokens", "output_tokens"):
-        if stream in given:
-            given[stream] = parse_lengths(f"--{stream.replace('_', '-')}", given[stream])
+    slo = given.get("slo")
     try:
-        raw = raw_scenario(raw, given, rate, concurrency, trace, limits(slo), assignments(settings), allow_download=hub)
+        raw = with_load(raw, given)
         if file is None:
             _require_enough(raw)
         # A trace named in the file lies beside it; one named on the command line, where the command runs.
-        folder = file.parent if file is not None and trace is None else None
+        folder = file.parent if file is not None and "trace" not in given else None
         return scenario_from(raw, "" if file is None else str(file), folder)
     except InputError as error:
-        typed = {*given, *(["rate"] if rate is not None else []), *(["concurrency"] if concurrency is not None else [])}
-        raise InputError(_as_typed(error.message, typed, slo), error.hint) from None
+        raise InputError(_as_typed(error.message, set(given), slo), error.hint) from None
+
+
+def with_load(raw: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Lay `given` options over a raw scenario: fields by their short names, lengths, load, limits and `--set`."""
+    from windtunnel.serving.shorthand import parse_lengths, raw_scenario
+
+    apart = ("rate", "concurrency", "trace", "slo", "settings", "hub")
+    fields = {name: value for name, value in given.items() if name not in apart and value is not None}
+    for stream in ("input_tokens", "output_tokens"):
+        if stream in fields:
+            fields[stream] = parse_lengths(f"--{stream.replace('_', '-')}", fields[stream])
+    rate, concurrency, trace, slo, settings, hub = (given.get(name) for name in apart)
+    return raw_scenario(
+        raw, fields, rate, concurrency, trace, limits(slo), assignments(settings or ()), allow_download=bool(hub)
+    )
 
 
 def _value_at(raw: Any, *path: str) -> Any:
@@ -237,7 +286,7 @@ def _value_at(raw: Any, *path: str) -> Any:
 
 
 def assignments(texts: tuple[str, ...]) -> dict[str, Any]:
-    """`("a.b=1", ...)` as {"a.b": 1, ...}; values are YAML.
+    """Parse `("a.b=1", ...)` as {"a.b": 1, ...}; values are YAML.
 
     Raises:
         InputError: a text without `=`, or a value that is not YAML.
@@ -261,12 +310,12 @@ def assignments(texts: tuple[str, ...]) -> dict[str, Any]:
 
 
 def limits(text: str | None) -> dict[str, Any]:
-    """`ttft=2s,tpot=50ms` as fields of an SLO.
+    """Parse `ttft=2s,tpot=50ms` as fields of an SLO.
 
     Raises:
         InputError: another form, or a limit that does not exist.
     """
-    found = {}
+    fields = {}
     for part in text.replace(":", "=").replace(",", " ").split() if text else []:
         name, separator, value = part.partition("=")
         if not separator or not value:
@@ -275,14 +324,14 @@ def limits(text: str | None) -> dict[str, Any]:
             raise InputError(
                 f"--slo: there is no limit {name!r}", did_you_mean(name, LIMITS, f"known: {', '.join(LIMITS)}")
             )
-        found[LIMITS[name]] = value
-    return found
+        fields[LIMITS[name]] = value
+    return fields
 
 
 def _require_enough(raw: Mapping[str, Any]) -> None:
-    """Raise for the first thing that a command line without a scenario file cannot do without.
+    """Raise InputError for the first option that a command line without a scenario file lacks.
 
-    Tables that are none are left to the decoder, which says so.
+    Tables of a wrong type are left to the decoder, which refuses them.
     """
     deployment, workload = raw.get("deployment", {}), raw.get("workload", {})
     if not (isinstance(deployment, dict) and isinstance(workload, dict)):
@@ -301,14 +350,10 @@ def _require_enough(raw: Mapping[str, Any]) -> None:
 
 
 def _as_typed(message: str, typed: set[str], slo: str | None) -> str:
-    """`message` with paths in the scenario replaced by the options that set them."""
+    """Replace paths in the scenario by the options that set them."""
     from windtunnel.serving.shorthand import PATHS
 
-    paths = {
-        **PATHS,
-        "rate": "workload.arrivals.rate_per_s",
-        "concurrency": "workload.arrivals.concurrency",
-    }
+    paths = {**PATHS, "rate": "workload.arrivals.rate_per_s", "concurrency": "workload.arrivals.concurrency"}
     names = {f"$.{paths[name]}": f"--{name.replace('_', '-')}" for name in typed if name in paths}
     if slo is not None:
         names |= {f"$.slo.{field}": f"--slo {name}" for name, field in LIMITS.items()}

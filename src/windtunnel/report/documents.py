@@ -18,12 +18,17 @@ if TYPE_CHECKING:
 
 
 def as_text(document: Any) -> str:
-    """A document as indented JSON."""
+    """Return a document as indented JSON."""
     return msgspec.json.format(msgspec.json.encode(document), indent=2).decode()
 
 
+def fields_of(thing: Any, *names: str) -> dict[str, Any]:
+    """Return the attributes `names` of `thing` by name."""
+    return {name: getattr(thing, name) for name in names}
+
+
 def run_document(result: Result) -> dict[str, Any]:
-    """A simulation: its summary, the scenario with every default filled in, memory, and where its times come from."""
+    """Document a simulation: summary, scenario with every default filled in, memory, and where its times come from."""
     by_pool = {pool.name: memory_document(pool.memory) for pool in result.pools}
     return {
         "windtunnel": version(),
@@ -33,7 +38,7 @@ def run_document(result: Result) -> dict[str, Any]:
         **({"memory_by_pool": by_pool} if by_pool else {}),
         "coverage": {coverage.value: share for coverage, share in result.coverage.items()},
         "sources": result.sources,
-        "interval_80": {name: {"low": found.low, "high": found.high} for name, found in result.intervals.items()},
+        "interval_80": {name: fields_of(interval, "low", "high") for name, interval in result.intervals.items()},
         "calibration": {
             "name": result.setup.calibration_name,
             "not_calibrated": result.setup.not_calibrated or None,
@@ -45,25 +50,19 @@ def run_document(result: Result) -> dict[str, Any]:
 
 
 def step_document(step: Explanation) -> dict[str, Any]:
-    """One explained step."""
+    """Document one explained step."""
     setup = step.setup
     return {
         "windtunnel": version(),
         "model": setup.model.name,
         "device": setup.device.name,
         "node": setup.node.name,
-        "parallelism": {name: getattr(setup.parallelism, name) for name in setup.parallelism.__struct_fields__},
-        "precision": {name: getattr(setup.precision, name) for name in setup.precision.__struct_fields__},
+        "parallelism": fields_of(setup.parallelism, *setup.parallelism.__struct_fields__),
+        "precision": fields_of(setup.precision, *setup.precision.__struct_fields__),
         "engine": encode(setup.engine),
         "batch": asdict(step.batch),
-        "num_computed_tokens": step.num_computed_tokens,
-        "device_s": step.device_s,
-        "host_s": step.host_s,
-        "host_overlaps": step.host_overlaps,
-        "launch_s": step.launch_s,
-        "unhidden_s": step.unhidden_s,
-        "step_s": step.step_s,
-        "bound_by": step.bound_by,
+        **fields_of(step, "num_computed_tokens", "device_s", "host_s", "host_overlaps"),
+        **fields_of(step, "launch_s", "unhidden_s", "step_s", "bound_by"),
         "seconds_by_kind": step.seconds_by(lambda launch: launch.op.kind),
         "seconds_by_bound": step.seconds_by(lambda launch: launch.bound_by),
         "seconds_by_coverage": step.seconds_by(lambda launch: launch.coverage.value),
@@ -73,14 +72,8 @@ def step_document(step: Explanation) -> dict[str, Any]:
                 "name": launch.name,
                 "kind": launch.op.kind,
                 "shape": asdict(launch.op),
-                "count": launch.count,
-                "each_s": launch.each_s,
-                "total_s": launch.total_s,
-                "flops": launch.flops,
-                "num_bytes": launch.num_bytes,
-                "flops_fraction": launch.flops_fraction,
-                "bandwidth_fraction": launch.bandwidth_fraction,
-                "bound_by": launch.bound_by,
+                **fields_of(launch, "count", "each_s", "total_s", "flops", "num_bytes"),
+                **fields_of(launch, "flops_fraction", "bandwidth_fraction", "bound_by"),
                 "coverage": launch.coverage.value,
                 "source": launch.source,
             }
@@ -91,5 +84,5 @@ def step_document(step: Explanation) -> dict[str, Any]:
 
 
 def memory_document(memory: MemoryPlan) -> dict[str, Any]:
-    """One device's memory."""
+    """Document one device's memory."""
     return asdict(memory) | {"kv_tokens": memory.kv_tokens}

@@ -103,7 +103,7 @@ def test_a_recorded_command_gives_aicbs_file_under_its_name(windtunnel: Command,
     assert windtunnel("workload", aicb, "--compat", "aicb").stdout == file.read_text()
     again = windtunnel("workload", aicb, "--compat", "aicb", "--out", str(out))
     assert again.code == 2
-    assert "is there already" in again.stderr
+    assert "exists already" in again.stderr
 
 
 def test_what_aicb_does_silently_is_told(windtunnel: Command, tmp_path: Path) -> None:

@@ -2,177 +2,187 @@
 
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import click
 
-from windtunnel.cli.options import WRITTEN_FILE, Verb, assignments, limits, option
+from windtunnel.cli.options import PATH, WRITTEN_FILE, Verb, json_option, options_of, section, with_load
+from windtunnel.cli.output import answer, check_replaceable, remark, write_page
 from windtunnel.cli.progress import status
+from windtunnel.cli.serving.simulate import request_options, slo_option
 from windtunnel.errors import InputError
 from windtunnel.units import format_count
 
 if TYPE_CHECKING:
-    from windtunnel.lab.bench.client import Load
+    from windtunnel.lab.bench.client import Endpoint, Load
     from windtunnel.serving.scenario import Scenario
 
-_SERVER, _LOAD, _OUT = "Server", "Load", "Result"
+_SERVER, _LOAD, _OUT = section("Server"), section("Load"), section("Result")
+
+
+class ServerOptions(NamedTuple):
+    """Options that say which server is measured, and how requests are put to it."""
+
+    endpoint: Annotated[
+        str | None, _SERVER("--endpoint", metavar="URL", help="A running server, as http://localhost:8000/v1.")
+    ]
+    start: Annotated[
+        str | None,
+        _SERVER("--start", metavar="ENGINE", help="Start one: vllm, sglang, transformers, llama.cpp, openvino."),
+    ]
+    served_model: Annotated[
+        str | None, _SERVER("--served-model", help="Its model; a folder with --start.  [the first listed]")
+    ]
+    tiny: Annotated[bool, _SERVER("--tiny", help="With --start: serve a tiny model with random weights.")]
+    engine_args: Annotated[
+        str, _SERVER("--engine-args", default="", metavar="ARGS", help="With --start: more arguments of its command.")
+    ]
+    python: Annotated[
+        str | None, _SERVER("--python", metavar="PATH", help="With --start: the engine's interpreter.  [this one]")
+    ]
+    api: Annotated[str, _SERVER("--api", default="completions", help="completions or chat.  [completions]")]
+    words: Annotated[bool, _SERVER("--words", help="Prompts of words, for servers that take no token ids.")]
+    vocabulary: Annotated[int, _SERVER("--vocabulary", default=1000, help="Token ids are below it.  [1000]")]
+    no_ignore_eos: Annotated[
+        bool, _SERVER("--no-ignore-eos", help="Do not ask for answers of exactly the wanted length.")
+    ]
+    api_key: Annotated[
+        str | None, _SERVER("--api-key", envvar="OPENAI_API_KEY", metavar="KEY", help="Sent as bearer token.")
+    ]
+
+    def running(self, stack: ExitStack) -> "Endpoint":
+        """Return the server to measure; one that is started ends with `stack`."""
+        import shlex
+        import sys
+
+        if self.start is None:
+            return self._endpoint(str(self.endpoint), self.served_model)
+        from windtunnel.lab.engines.servers import started
+
+        model = self._model_folder(stack, self.start)
+        remark(f"starting {self.start}")
+        server = started(self.start, model, shlex.split(self.engine_args), self.python or sys.executable)
+        return self._endpoint(stack.enter_context(server), model)
+
+    def _endpoint(self, url: str, model: str | None) -> "Endpoint":
+        from windtunnel.lab.bench.client import FIRST_TOKEN_ID, Endpoint
+
+        if self.vocabulary <= FIRST_TOKEN_ID:
+            raise InputError(f"--vocabulary is {self.vocabulary}; more than {FIRST_TOKEN_ID} is needed")
+        return Endpoint(
+            url=url,
+            model=model,
+            api=self.api,
+            token_ids=not self.words,
+            vocabulary=self.vocabulary,
+            ignore_eos=not self.no_ignore_eos,
+            headers={"Authorization": f"Bearer {self.api_key}"} if self.api_key else {},
+        )
+
+    def _model_folder(self, stack: ExitStack, engine: str) -> str:
+        """Return the folder of the served model; a tiny one is written for as long as `stack` is open."""
+        import tempfile
+
+        from windtunnel.lab.engines.tiny_models import write_tiny_gguf, write_tiny_model
+
+        if self.tiny == (self.served_model is not None):
+            hint = "give --served-model FOLDER, or --tiny for one with random weights"
+            raise InputError("--start needs a model", hint)
+        if self.served_model is not None:
+            return self.served_model
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="windtunnel-tiny-"))
+        return str((write_tiny_gguf if engine == "llama.cpp" else write_tiny_model)(Path(folder)))
+
+
+class BenchFiles(NamedTuple):
+    """Files that the measurements are written to."""
+
+    out: Annotated[
+        Path | None,
+        _OUT("--out", metavar="FOLDER", help="Write requests.parquet, tokens.parquet, summary.json and scenario.yaml."),
+    ]
+    overwrite: Annotated[bool, _OUT("--overwrite", help="Replace the files of a former run.")]
+    save_result: Annotated[
+        Path | None,
+        _OUT(
+            "--save-result",
+            type=WRITTEN_FILE,
+            help="Write the JSON of `vllm bench serve --save-result --save-detailed`.",
+        ),
+    ]
 
 
 @click.command(cls=Verb, epilog="vLLM's names work too: --max-concurrency, --request-rate, --num-prompts, ...")
-@option("--endpoint", section=_SERVER, metavar="URL", help="Of a running server, as http://localhost:8000/v1.")
-@option(
-    "--start", section=_SERVER, metavar="ENGINE", help="Start one: vllm, sglang, transformers, llama.cpp, openvino."
-)
-@option("--served-model", section=_SERVER, metavar="NAME", help="Its model; a folder with --start.  [the first listed]")
-@option("--tiny", section=_SERVER, is_flag=True, help="With --start: serve a tiny model with random weights.")
-@option("--engine-args", section=_SERVER, default="", metavar="ARGS", help="With --start: of the engine's command.")
-@option("--python", section=_SERVER, metavar="PATH", help="With --start: the engine's interpreter.  [this one]")
-@option("--api", section=_SERVER, default="completions", metavar="NAME", help="completions or chat.  [completions]")
-@option("--words", section=_SERVER, is_flag=True, help="Prompts of words, for servers that take no token ids.")
-@option("--vocabulary", section=_SERVER, type=int, default=1000, metavar="N", help="Token ids are below it.  [1000]")
-@option("--no-ignore-eos", section=_SERVER, is_flag=True, help="Do not ask for answers of exactly the wanted length.")
-@option("--api-key", section=_SERVER, envvar="OPENAI_API_KEY", metavar="KEY", help="Sent as bearer token.")
-@option(
-    "--workload",
-    section=_LOAD,
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="A scenario, or its workload alone, as `windtunnel simulate` takes it.",
-)
-@option("--input-tokens", section=_LOAD, metavar="N|MIN-MAX", help="Prompt tokens of a request.")
-@option("--output-tokens", section=_LOAD, metavar="N|MIN-MAX", help="Generated tokens of a request.")
-@option(
-    "--concurrency",
-    section=_LOAD,
-    type=int,
-    metavar="N",
-    help="Most requests under way; alone: a closed loop.",
-)
-@option("--rate", section=_LOAD, type=float, metavar="X", help="Poisson arrivals a second: an open loop.")
-@option("--num-requests", section=_LOAD, type=int, metavar="N", help="Requests in all.")
-@option("--trace", section=_LOAD, metavar="FILE", help="Recorded requests.")
-@option("--seed", section=_LOAD, type=int, metavar="N", help="Of the random draws.  [the scenario's]")
-@option("--set", "settings", section=_LOAD, multiple=True, metavar="PATH=VALUE", help="Set a field of the scenario.")
-@option("--slo", section=_OUT, metavar="LIMITS", help="For goodput: ttft=2s,tpot=50ms,e2e=30s.")
-@option(
-    "--out",
-    section=_OUT,
-    type=click.Path(path_type=Path),
-    metavar="FOLDER",
-    help="Write requests.parquet, tokens.parquet, summary.json and scenario.yaml.",
-)
-@option("--overwrite", section=_OUT, is_flag=True, help="Replace the files of a former run.")
-@option(
-    "--save-result",
-    section=_OUT,
-    type=WRITTEN_FILE,
-    metavar="FILE",
-    help="Write the JSON of `vllm bench serve --save-result --save-detailed`.",
-)
-@option("--json", "as_json", section="General", is_flag=True, help="Print JSON.")
-def command(
-    endpoint: str | None,
-    start: str | None,
-    served_model: str | None,
-    tiny: bool,
-    engine_args: str,
-    python: str | None,
-    out: Path | None,
-    overwrite: bool,
-    save_result: Path | None,
-    as_json: bool,
-    **given: Any,
-) -> None:
+@options_of(ServerOptions)
+@_LOAD("--workload", type=PATH, help="A scenario, or its workload alone, as `windtunnel simulate` takes it.")
+@request_options
+@_LOAD("--set", "settings", multiple=True, metavar="PATH=VALUE", help="Set a field of the scenario.")
+@slo_option
+@options_of(BenchFiles)
+@json_option
+def command(server: ServerOptions, files: BenchFiles, workload: Path | None, as_json: bool, **given: Any) -> None:
     """Measure a real server under a workload, with the records of a simulation.
 
     \b
     windtunnel bench --endpoint http://localhost:8000/v1 --workload scenario.yaml --out runs/real
     windtunnel bench --start vllm --tiny --rate 4 --input-tokens 64 --output-tokens 16
     """
-    import sys
-
-    from windtunnel.files import write_text
     from windtunnel.lab.bench.client import bench
     from windtunnel.metrics.client import client_summary
     from windtunnel.report.documents import as_text
     from windtunnel.report.lab.bench import bench_document, bench_report, vllm_document, write_bench
-    from windtunnel.report.render.tables import show
     from windtunnel.report.serving.files import check_folder
 
-    if (endpoint is None) == (start is None):
+    if (server.endpoint is None) == (server.start is None):
         raise InputError("give either --endpoint or --start", "a running server's address, or an engine to start")
-    if out is not None:
-        check_folder(out, overwrite)
-    if save_result is not None and save_result.exists() and not overwrite:
-        raise InputError(f"{save_result} exists", "choose another file, or replace it with --overwrite")
-    scenario = _scenario_of(**given)
-    load = _load_of(scenario, given["vocabulary"])
+    if files.out is not None:
+        check_folder(files.out, files.overwrite)
+    check_replaceable(files.save_result, files.overwrite)
+    scenario = _scenario_of(workload, given)
+    load = _load_of(scenario, server.vocabulary)
     with ExitStack() as stack:
-        if start is not None:
-            served_model = _model_folder(stack, start, served_model, tiny)
-            endpoint = stack.enter_context(_started(start, served_model, engine_args, python or sys.executable))
-        server = _endpoint_of(str(endpoint), served_model, **given)
+        endpoint = server.running(stack)
         with status() as say:
-            run = bench(server, load, scenario.seed, lambda done, total: say(f"{done:,} of {total:,} answered"))
+            run = bench(endpoint, load, scenario.seed, lambda done, total: say(f"{done:,} of {total:,} answered"))
     summary = client_summary(run.requests, run.tokens, scenario.slo)
-    about = {"model": run.model, "endpoint": str(endpoint), **_remarks(run, summary)}
+    about = {"model": run.model, "endpoint": endpoint.url, **_remarks(run, summary)}
     document = bench_document(summary, about, scenario)
-    if out is not None:
-        write_bench(out, run.requests, run.tokens, document, scenario)
-        click.echo(f"wrote {out}", err=True)
-    if save_result is not None:
-        saved = vllm_document(summary, run.requests, run.tokens, scenario.workload.arrivals)
-        write_text(save_result, as_text(saved) + "\n")
-        click.echo(f"wrote {save_result}", err=True)
-    if as_json:
-        click.echo(as_text(document))
-    else:
-        show(*bench_report(summary, about))
+    if files.out is not None:
+        write_bench(files.out, run.requests, run.tokens, document, scenario)
+        remark(f"wrote {files.out}")
+    arrivals = scenario.workload.arrivals
+    write_page(files.save_result, lambda: as_text(vllm_document(summary, run.requests, run.tokens, arrivals)) + "\n")
+    answer(as_json, lambda: document, lambda: bench_report(summary, about))
 
 
-def _scenario_of(
-    workload: Path | None,
-    settings: tuple[str, ...],
-    slo: str | None,
-    rate: float | None,
-    concurrency: int | None,
-    trace: str | None,
-    **given: Any,
-) -> "Scenario":
-    """The scenario whose workload is sent; model and device, which the server decides, may be left out."""
+def _scenario_of(workload: Path | None, given: dict[str, Any]) -> "Scenario":
+    """Return the scenario whose workload is sent; model and device, which the server decides, may be left out."""
     from windtunnel.schema import read_yaml
     from windtunnel.serving.scenario import scenario_from
-    from windtunnel.serving.shorthand import parse_lengths, raw_scenario
 
     raw = read_yaml(workload) if workload is not None else {}
     if not isinstance(raw, dict):
         raise InputError(f"{workload} is neither a scenario nor a workload: keys and values are needed")
     if workload is not None and "workload" not in raw:
         raw = {"workload": raw}
-    options = {name: given[name] for name in ("num_requests", "seed") if given[name] is not None}
-    for stream in ("input_tokens", "output_tokens"):
-        if given[stream] is not None:
-            options[stream] = parse_lengths(f"--{stream.replace('_', '-')}", given[stream])
-    raw = raw_scenario(raw, options, rate, concurrency, trace, limits(slo), assignments(settings))
+    raw = with_load(raw, given)
     raw.setdefault("model", "unknown")
     raw.setdefault("deployment", {}).setdefault("device", "unknown")
     if not raw["workload"].keys() & {"arrivals", "trace", "clients", "tenants"}:
         raise InputError("there is nothing to send", "give --workload, --trace, or --rate with --input-tokens")
-    folder = workload.parent if workload is not None and trace is None else None
+    folder = workload.parent if workload is not None and given["trace"] is None else None
     return scenario_from(raw, "" if workload is None else str(workload), folder)
 
 
 def _load_of(scenario: "Scenario", vocabulary: int) -> "Load":
+    """Draw the requests of a scenario, with the token ids that prompts share."""
     from windtunnel.lab.bench.client import Load, shared_prompts
     from windtunnel.workload.generate.requests import generate
 
     requests = generate(scenario.workload, scenario.seed)
-    found = requests.prefixes
-    shared = (
-        shared_prompts(found.node_parent, found.node_tokens, found.request_node, vocabulary, scenario.seed)
-        if found is not None
-        else {}
-    )
+    tree, shared = requests.prefixes, {}
+    if tree is not None:
+        shared = shared_prompts(tree.node_parent, tree.node_tokens, tree.request_node, vocabulary, scenario.seed)
     return Load(
         requests.arrival_s,
         requests.input_tokens,
@@ -185,46 +195,8 @@ def _load_of(scenario: "Scenario", vocabulary: int) -> "Load":
     )
 
 
-def _endpoint_of(url: str, served_model: str | None, **given: Any) -> Any:
-    from windtunnel.lab.bench.client import FIRST_TOKEN_ID, Endpoint
-
-    if given["vocabulary"] <= FIRST_TOKEN_ID:
-        raise InputError(f"--vocabulary is {given['vocabulary']}; more than {FIRST_TOKEN_ID} is needed")
-    return Endpoint(
-        url=url,
-        model=served_model,
-        api=given["api"],
-        token_ids=not given["words"],
-        vocabulary=given["vocabulary"],
-        ignore_eos=not given["no_ignore_eos"],
-        headers={"Authorization": f"Bearer {given['api_key']}"} if given["api_key"] else {},
-    )
-
-
-def _model_folder(stack: ExitStack, engine: str, served_model: str | None, tiny: bool) -> str:
-    import tempfile
-
-    from windtunnel.lab.engines.tiny_models import write_tiny_gguf, write_tiny_model
-
-    if tiny == (served_model is not None):
-        raise InputError("--start needs a model", "give --served-model FOLDER, or --tiny for one with random weights")
-    if served_model is not None:
-        return served_model
-    folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="windtunnel-tiny-"))
-    return str((write_tiny_gguf if engine == "llama.cpp" else write_tiny_model)(Path(folder)))
-
-
-def _started(engine: str, model: str, engine_args: str, python: str) -> Any:
-    import shlex
-
-    from windtunnel.lab.engines.servers import started
-
-    click.echo(f"starting {engine}", err=True)
-    return started(engine, model, shlex.split(engine_args), python)
-
-
 def _remarks(run: Any, summary: Any) -> dict[str, str]:
-    """What the reader must know: failures, and answers or prompts of another length than asked for."""
+    """Return remarks for the reader: failures, and answers or prompts of another length than requested."""
     requests = run.requests.where(~run.requests["is_warmup"] & ~run.requests["failed"])
     remarks = {}
     if summary.num_failed:

@@ -4,21 +4,21 @@ from pathlib import Path
 
 import click
 
-from windtunnel.cli.options import WRITTEN_FILE, Verb, option
+from windtunnel.cli.options import PATH, WRITTEN_FILE, Verb, section
+from windtunnel.cli.output import remark, write_page
 from windtunnel.errors import InputError
 from windtunnel.units import format_count
 
-PATH = click.Path(path_type=Path)
-_OUTPUT = "Result"
+_WHAT, _OUTPUT = section("What ran"), section("Result")
 
 
 @click.command(cls=Verb, short_help="Show where the time of a profile goes.")
 @click.argument("capture", type=PATH, metavar="CAPTURE")
-@option("--html", section=_OUTPUT, type=WRITTEN_FILE, metavar="FILE", help="Write a page.")
-@option("--parquet", section=_OUTPUT, type=WRITTEN_FILE, metavar="FILE", help="Write every kernel, copy and operator.")
-@option("--csv", "csv_file", section=_OUTPUT, type=WRITTEN_FILE, metavar="FILE", help="Write the kernel table.")
-@option("--device", section=_OUTPUT, metavar="NAME", help="Of the catalog: its roofline on the page.")
-@option("--json", "as_json", section=_OUTPUT, is_flag=True, help="Print JSON.")
+@_OUTPUT("--html", type=WRITTEN_FILE, help="Write a page.")
+@_OUTPUT("--parquet", type=WRITTEN_FILE, help="Write every kernel, copy and operator.")
+@_OUTPUT("--csv", "csv_file", type=WRITTEN_FILE, help="Write the kernel table.")
+@_OUTPUT("--device", help="Of the catalog: its roofline on the page.")
+@_OUTPUT("--json", "as_json", is_flag=True, help="Print JSON.")
 def kernels(
     capture: Path, html: Path | None, parquet: Path | None, csv_file: Path | None, device: str | None, as_json: bool
 ) -> None:
@@ -42,15 +42,13 @@ def kernels(
     if roofline is not None and html is None:
         raise InputError("--device is for the roofline of a page", "name the page: --html kernels.html")
     found = read_capture(capture)
-    if html is not None:
-        write_text(html, capture_page(found, capture.name, roofline))
-        click.echo(f"wrote {html}", err=True)
+    write_page(html, capture_page, found, capture.name, roofline)
     if parquet is not None:
         write_kernels(found, parquet)
-        click.echo(f"wrote {parquet}", err=True)
+        remark(f"wrote {parquet}")
     if csv_file is not None:
         write_text(csv_file, as_csv(*kernel_rows(found)))
-        click.echo(f"wrote {csv_file}", err=True)
+        remark(f"wrote {csv_file}")
     if as_json:
         click.echo(json_text(capture_document(found)), nl=False)
     else:
@@ -68,17 +66,15 @@ def scrub(capture: Path) -> None:
     from windtunnel.formats.captures.read import scrub_nsys
 
     number = scrub_nsys(capture)
-    click.echo(f"took {format_count(number, 'row')} out of {capture}; the .nsys-rep beside it still has them", err=True)
+    remark(f"took {format_count(number, 'row')} out of {capture}; the .nsys-rep beside it still has them")
 
 
 @click.command("to-table", cls=Verb, short_help="Turn a profile into measured operators.")
 @click.argument("capture", type=PATH, metavar="CAPTURE")
-@option("--model", section="What ran", metavar="NAME", required=True, help="A model of the catalog, or a config.json.")
-@option("--tp", section="What ran", type=int, default=1, metavar="N", help="Tensor parallelism.  [1]")
-@option("--device-name", section="What ran", metavar="NAME", required=True, help="What it ran on: h200_sxm, my_cpu.")
-@option(
-    "--out", section=_OUTPUT, type=PATH, required=True, metavar="FOLDER", help="One Parquet file a kind of operator."
-)
+@_WHAT("--model", required=True, help="A model of the catalog, or a config.json.")
+@_WHAT("--tp", type=int, default=1, help="Tensor parallelism.  [1]")
+@_WHAT("--device-name", required=True, help="What it ran on: h200_sxm, my_cpu.")
+@_OUTPUT("--out", type=PATH, required=True, metavar="FOLDER", help="One Parquet file a kind of operator.")
 def to_table(capture: Path, model: str, tp: int, device_name: str, out: Path) -> None:
     """Turn the steps of a profile into measured operators that estimators read.
 
@@ -104,7 +100,7 @@ def to_table(capture: Path, model: str, tp: int, device_name: str, out: Path) ->
         "trace": capture.name,
     }
     for path in write_measurements(out, tables, about):
-        click.echo(f"wrote {path}", err=True)
+        remark(f"wrote {path}")
     unmatched = sum(step.unmatched_fraction * sum(step.seconds.values()) for step in steps)
     whole = sum(sum(step.seconds.values()) for step in steps)
     rows = sum(len(table) for table in tables)

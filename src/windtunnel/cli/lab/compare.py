@@ -5,20 +5,21 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from windtunnel.cli.options import WRITTEN_FILE, Verb, option
+from windtunnel.cli.options import PATH, WRITTEN_FILE, Verb, section
+from windtunnel.cli.output import answer, remark
 from windtunnel.errors import InputError
 
 if TYPE_CHECKING:
     from windtunnel.serving.scenario import Scenario
 
-PATH = click.Path(path_type=Path)
+_OUTPUT = section("Result")
 
 
 @click.command(cls=Verb, short_help="Set a real run beside its simulation.")
 @click.argument("run", type=PATH, metavar="RUN")
 @click.argument("simulation", type=PATH, metavar="SIMULATION")
-@option("--html", section="Result", type=WRITTEN_FILE, metavar="FILE", help="Write a page.")
-@option("--json", "as_json", section="Result", is_flag=True, help="Print JSON.")
+@_OUTPUT("--html", type=WRITTEN_FILE, help="Write a page.")
+@_OUTPUT("--json", "as_json", is_flag=True, help="Print JSON.")
 def compare(run: Path, simulation: Path, html: Path | None, as_json: bool) -> None:
     """Set a real run beside its simulation: request by request, and operator by operator where it was profiled.
 
@@ -29,7 +30,6 @@ def compare(run: Path, simulation: Path, html: Path | None, as_json: bool) -> No
     windtunnel lab compare results/tiny_torch_20260101_120000 scenario.yaml --html comparison.html
     """
     from windtunnel.lab.experiments.schema import REQUESTS
-    from windtunnel.report.documents import as_text
     from windtunnel.report.lab.comparison import (
         compare_run,
         comparison_document,
@@ -37,7 +37,6 @@ def compare(run: Path, simulation: Path, html: Path | None, as_json: bool) -> No
         request_columns,
         write_comparison_page,
     )
-    from windtunnel.report.render.tables import show
     from windtunnel.serving.scenario import load, resolve
 
     if not (run / REQUESTS).is_file():
@@ -53,11 +52,8 @@ def compare(run: Path, simulation: Path, html: Path | None, as_json: bool) -> No
     found = compare_run(run, simulated, resolve(scenario))
     if html is not None:
         write_comparison_page(found, html)
-        click.echo(f"wrote {html}", err=True)
-    if as_json:
-        click.echo(as_text(comparison_document(found)))
-    else:
-        show(*comparison_report(found))
+        remark(f"wrote {html}")
+    answer(as_json, comparison_document, comparison_report, found)
 
 
 def _simulated(scenario: "Scenario") -> dict[str, Any]:

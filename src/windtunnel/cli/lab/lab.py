@@ -7,9 +7,12 @@ import click
 from windtunnel.cli.lab.capture import kernels, scrub, to_table
 from windtunnel.cli.lab.compare import compare
 from windtunnel.cli.lab.run import run, sweep
-from windtunnel.cli.options import Verb, VerbGroup, option
+from windtunnel.cli.options import PATH, Verb, VerbGroup, assignments, json_option, section
+from windtunnel.cli.output import answer
 from windtunnel.errors import InputError
 from windtunnel.units import format_count
+
+_REPLAY = section("Replay")
 
 
 @click.group(cls=VerbGroup, no_args_is_help=False, invoke_without_command=True)
@@ -21,16 +24,10 @@ def command(ctx: click.Context) -> None:
 
 
 @command.command(cls=Verb, short_help="Carry out a training job's communication here.")
-@click.argument("job", type=click.Path(path_type=Path), metavar="JOB.yaml")
-@option(
-    "--largest-message",
-    section="Replay",
-    default="1MiB",
-    metavar="SIZE",
-    help="Longer messages are cut to this.  [1MiB]",
-)
-@option("--set", "settings", section="Replay", multiple=True, metavar="PATH=VALUE", help="Set a field of the job.")
-@option("--json", "as_json", section="General", is_flag=True, help="Print JSON.")
+@click.argument("job", type=PATH, metavar="JOB.yaml")
+@_REPLAY("--largest-message", default="1MiB", metavar="SIZE", help="Longer messages are cut to this.  [1MiB]")
+@_REPLAY("--set", "settings", multiple=True, metavar="PATH=VALUE", help="Set a field of the job.")
+@json_option
 def replay(job: Path, largest_message: str, settings: tuple[str, ...], as_json: bool) -> None:
     """Carry out the communication of a training job's step between processes of this machine, without a GPU.
 
@@ -40,11 +37,8 @@ def replay(job: Path, largest_message: str, settings: tuple[str, ...], as_json: 
     \b
     windtunnel lab replay job.yaml --set parallelism.tp=2 --set parallelism.dp=2
     """
-    from windtunnel.cli.options import assignments
     from windtunnel.formats.workload_files import Contents
     from windtunnel.lab.replay import replay as run
-    from windtunnel.report.documents import as_text
-    from windtunnel.report.render.tables import show
     from windtunnel.report.workload import contents_document, contents_report
     from windtunnel.training.job import load
     from windtunnel.training.setup import resolve
@@ -62,10 +56,8 @@ def replay(job: Path, largest_message: str, settings: tuple[str, ...], as_json: 
         ("shown", "rank 0, one step, times of this machine"),
     )
     contents = Contents("replay", facts, done.calls)
-    if as_json:
-        click.echo(as_text(contents_document(contents) | {"num_checked": done.num_checked}))
-    else:
-        show(*contents_report(contents))
+    checked = {"num_checked": done.num_checked}
+    answer(as_json, lambda replayed: contents_document(replayed) | checked, contents_report, contents)
 
 
 for part in (run, sweep, compare, kernels, to_table, scrub):

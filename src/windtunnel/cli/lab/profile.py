@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from windtunnel.cli.lab.capture import to_table
-from windtunnel.cli.options import Verb, VerbGroup, all_of, option
+from windtunnel.cli.options import PATH, Verb, VerbGroup, all_of, json_option, section
+from windtunnel.cli.output import answer, remark
 from windtunnel.cli.progress import status
 from windtunnel.errors import InputError, did_you_mean
 from windtunnel.units import format_count
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from windtunnel.lab.profile.compute import Progress
     from windtunnel.pricing.table import MeasurementTable
 
-_WHAT, _HOW, _OUT = "What is measured", "How", "Result"
+_WHAT, _HOW, _OUT = section("What is measured"), section("How"), section("Result")
 
 
 @click.group(cls=VerbGroup, no_args_is_help=False, invoke_without_command=True)
@@ -28,54 +29,33 @@ def command(ctx: click.Context) -> None:
         click.echo(ctx.get_help())
 
 
-_folder = option(
-    "--out", section=_OUT, required=True, type=click.Path(path_type=Path), metavar="FOLDER", help="Of the profile."
-)
-_device_name = option(
-    "--device-name",
-    section=_WHAT,
-    required=True,
-    metavar="NAME",
-    help="A device of the catalog, or a new name for this machine.",
-)
-_json = option("--json", "as_json", section="General", is_flag=True, help="Print JSON.")
-_overwrite = option("--overwrite", section=_OUT, is_flag=True, help="Forget what the folder holds of it.")
+_folder = _OUT("--out", required=True, type=PATH, metavar="FOLDER", help="Of the profile.")
+_device_name = _WHAT("--device-name", required=True, help="A device of the catalog, or a new name for this machine.")
+_json = json_option
+_overwrite = _OUT("--overwrite", is_flag=True, help="Forget what the folder holds of it.")
 _extent = all_of(
-    option("--max-batch", section=_HOW, type=int, default=64, metavar="N", help="Most decoding requests.  [64]"),
-    option("--max-context", section=_HOW, type=int, default=4096, metavar="N", help="Longest request.  [4096]"),
-    option("--max-tokens", section=_HOW, type=int, default=2048, metavar="N", help="Most tokens of a step.  [2048]"),
-    option("--budget", section=_HOW, metavar="TIME", help="Refine so long: 10min.  [until within --tolerance]"),
-    option(
+    _HOW("--max-batch", type=int, default=64, help="Most decoding requests.  [64]"),
+    _HOW("--max-context", type=int, default=4096, help="Longest request.  [4096]"),
+    _HOW("--max-tokens", type=int, default=2048, help="Most tokens of a step.  [2048]"),
+    _HOW("--budget", metavar="TIME", help="Refine so long: 10min.  [until within --tolerance]"),
+    _HOW(
         "--tolerance",
-        section=_HOW,
         type=float,
         default=0.05,
-        metavar="X",
         help="Largest deviation from a straight line between measured points.  [0.05]",
     ),
-    option(
-        "--clock",
-        section=_HOW,
-        metavar="NAME",
-        help="cpu_time or wall; cuda_event, cuda_graph or kineto.  [cpu_time of one thread, cuda_event]",
-    ),
-    option(
-        "--attention",
-        section=_HOW,
-        default="sdpa",
-        metavar="NAME",
-        help="Whose kernels, with torch: sdpa, flash_attn or flashinfer.  [sdpa]",
-    ),
+    _HOW("--clock", help="cpu_time or wall; cuda_event, cuda_graph or kineto.  [cpu_time of one thread, cuda_event]"),
+    _HOW("--attention", default="sdpa", help="Whose kernels, with torch: sdpa, flash_attn or flashinfer.  [sdpa]"),
 )
 
 
 @command.command(cls=Verb, short_help="Measure a model's operators in a real forward.")
-@option("--model", section=_WHAT, required=True, metavar="NAME", help="A model of the catalog, or a config.json.")
+@_WHAT("--model", required=True, help="A model of the catalog, or a config.json.")
 @_device_name
-@option("--tp", "-tp", section=_WHAT, default="1", metavar="N,N", help="Tensor-parallel splits, on one device.  [1]")
-@option("--quant", section=_WHAT, metavar="FORMAT", help="Format of the weights: bf16, fp32.  [as published]")
-@option("--engine", section=_WHAT, default="torch", metavar="NAME", help="Whose kernels: torch or vllm.  [torch]")
-@option("--torch-device", section=_WHAT, metavar="NAME", help="cpu or cuda.  [cuda where there is one]")
+@_WHAT("--tp", "-tp", default="1", metavar="N,N", help="Tensor-parallel splits, on one device.  [1]")
+@_WHAT("--quant", metavar="FORMAT", help="Format of the weights: bf16, fp32.  [as published]")
+@_WHAT("--engine", default="torch", help="Whose kernels: torch or vllm.  [torch]")
+@_WHAT("--torch-device", help="cpu or cuda.  [cuda where there is one]")
 @_extent
 @_folder
 @_overwrite
@@ -103,9 +83,7 @@ def compute(
     from windtunnel import catalog
     from windtunnel.lab.profile.run import parse_degrees, profile_compute
     from windtunnel.model.precision import Precision
-    from windtunnel.report.documents import as_text
     from windtunnel.report.lab.profile import Closure, compute_document, compute_report
-    from windtunnel.report.render.tables import show
 
     found = catalog.model(model)
     precision = Precision(weights=_format(quant), lm_head=_format(quant)) if quant else found.precision
@@ -127,28 +105,24 @@ def compute(
             notify=notify,
             overwrite=overwrite,
         )
-    click.echo(f"wrote {out}", err=True)
+    remark(f"wrote {out}")
     closure = Closure(profile.closure_errors, profile.pressure)
-    if as_json:
-        click.echo(as_text(compute_document(profile.tables, closure)))
-    else:
-        show(*compute_report(profile.tables, closure))
+    answer(as_json, compute_document, compute_report, profile.tables, closure)
 
 
 @command.command(cls=Verb, short_help="Time collectives between real processes.")
 @_device_name
-@option(
+@_WHAT(
     "--ops",
-    section=_WHAT,
     default="all_reduce,all_gather,reduce_scatter,all_to_all,send_recv",
     metavar="OP,OP",
     help="Collectives.  [all five]",
 )
-@option("--num-workers", section=_WHAT, default="2", metavar="N,N", help="Processes that take part.  [2]")
-@option("--sizes", section=_WHAT, default="1KiB-8MiB", metavar="FROM-TO", help="Of the whole buffer.  [1KiB-8MiB]")
-@option("--backend", section=_HOW, metavar="NAME", help="gloo or nccl.  [nccl where there are GPUs]")
-@option("--ray", "on_ray", section=_HOW, is_flag=True, help="Use the hosts of a running Ray cluster.")
-@option("--workers-per-node", section=_HOW, type=int, default=8, metavar="N", help="Of a Ray cluster's nodes.  [8]")
+@_WHAT("--num-workers", default="2", metavar="N,N", help="Processes that take part.  [2]")
+@_WHAT("--sizes", default="1KiB-8MiB", metavar="FROM-TO", help="Of the whole buffer.  [1KiB-8MiB]")
+@_HOW("--backend", help="gloo or nccl.  [nccl where there are GPUs]")
+@_HOW("--ray", "on_ray", is_flag=True, help="Use the hosts of a running Ray cluster.")
+@_HOW("--workers-per-node", type=int, default=8, help="Of a Ray cluster's nodes.  [8]")
 @_folder
 @_json
 def collectives(
@@ -169,9 +143,7 @@ def collectives(
     """
     from windtunnel.lab.profile import collectives as lab
     from windtunnel.lab.profile.run import parse_degrees, write_collectives
-    from windtunnel.report.documents import as_text
     from windtunnel.report.lab.profile import CollectiveRow, collectives_document, collectives_report
-    from windtunnel.report.render.tables import show
 
     plan = lab.Plan(
         tuple(name.strip() for name in ops.split(",")),
@@ -183,7 +155,7 @@ def collectives(
     with status() as notify:
         timed = (lab.time_collectives_on_ray if on_ray else lab.time_collectives)(plan, notify)
     write_collectives(out, device_name, plan, timed)
-    click.echo(f"wrote {out / 'collective.parquet'}", err=True)
+    remark(f"wrote {out / 'collective.parquet'}")
     rows = [
         CollectiveRow(
             one.op,
@@ -195,17 +167,14 @@ def collectives(
         )
         for one in timed
     ]
-    if as_json:
-        click.echo(as_text(collectives_document(rows)))
-    else:
-        show(*collectives_report(rows))
+    answer(as_json, collectives_document, collectives_report, rows)
 
 
 @command.command(cls=Verb, short_help="Measure the host's part of an engine's steps.")
-@option("--model", section=_WHAT, required=True, metavar="NAME", help="A model of the catalog, or a config.json.")
+@_WHAT("--model", required=True, help="A model of the catalog, or a config.json.")
 @_device_name
-@option("--engine", section=_WHAT, default="vllm", metavar="NAME", help="vllm or transformers.  [vllm]")
-@option("--batches", section=_HOW, default="1,2,4,8,16,32", metavar="N,N", help="Decoding requests.  [1,2,...,32]")
+@_WHAT("--engine", default="vllm", help="vllm or transformers.  [vllm]")
+@_HOW("--batches", default="1,2,4,8,16,32", metavar="N,N", help="Decoding requests.  [1,2,...,32]")
 @_folder
 @_json
 def overheads(model: str, device_name: str, engine: str, batches: str, out: Path, as_json: bool) -> None:
@@ -219,25 +188,20 @@ def overheads(model: str, device_name: str, engine: str, batches: str, out: Path
     from windtunnel import catalog
     from windtunnel.lab.profile.overheads import fit_overheads, medians_by_batch
     from windtunnel.lab.profile.run import parse_degrees, profile_overheads
-    from windtunnel.report.documents import as_text
     from windtunnel.report.lab.profile import OverheadRow, overheads_document, overheads_report
-    from windtunnel.report.render.tables import show
 
     samples = profile_overheads(
         catalog.model(model), catalog.model_config(model), engine, device_name, out, parse_degrees(batches)
     )
-    click.echo(f"wrote {out}", err=True)
+    remark(f"wrote {out}")
     host, rows = fit_overheads(samples), [OverheadRow(*row) for row in medians_by_batch(samples)]
-    if as_json:
-        click.echo(as_text(overheads_document(host, rows)))
-    else:
-        show(*overheads_report(host, rows))
+    answer(as_json, overheads_document, overheads_report, host, rows)
 
 
 @command.command(cls=Verb, short_help="Show each estimator's error on points left out.")
-@click.argument("folder", type=click.Path(path_type=Path), metavar="FOLDER")
-@option("--device", section=_WHAT, metavar="NAME", help="Whose roofline to use.  [the profile's]")
-@option("--estimators", section=_WHAT, metavar="NAME,NAME", help="Which to try.  [all]")
+@click.argument("folder", type=PATH, metavar="FOLDER")
+@_WHAT("--device", help="Whose roofline to use.  [the profile's]")
+@_WHAT("--estimators", metavar="NAME,NAME", help="Which to try.  [all]")
 @_json
 def check(folder: Path, device: str | None, estimators: str | None, as_json: bool) -> None:
     """Show how far each estimator is off on points of a profile that it was not shown.
@@ -249,9 +213,7 @@ def check(folder: Path, device: str | None, estimators: str | None, as_json: boo
     from windtunnel.pricing.profile import profile_provenance, tables_by_words
     from windtunnel.pricing.regress import check_methods, scores
     from windtunnel.pricing.roofline import Roofline
-    from windtunnel.report.documents import as_text
     from windtunnel.report.lab.profile import check_document, check_report
-    from windtunnel.report.render.tables import show
 
     methods = check_methods(estimators.split(",") if estimators else None)
     about = profile_provenance(folder)
@@ -259,17 +221,14 @@ def check(folder: Path, device: str | None, estimators: str | None, as_json: boo
     priced = catalog.device(device or (str(own) if own.is_file() else about["device"]))
     roofline = Roofline(priced, catalog.default_node(priced))
     found = {words: (table, scores(table, roofline, methods)) for words, table in tables_by_words(folder).items()}
-    if as_json:
-        click.echo(as_text(check_document(about, found)))
-    else:
-        show(*check_report(about, found))
+    answer(as_json, check_document, check_report, about, found)
 
 
 command.add_command(to_table, "from-trace")
 
 
 @command.command("from-vidur", cls=Verb, short_help="Take Vidur's CSV files as a profile.")
-@click.argument("files", type=click.Path(path_type=Path), metavar="FILE.csv...", nargs=-1, required=True)
+@click.argument("files", type=PATH, metavar="FILE.csv...", nargs=-1, required=True)
 @_device_name
 @_folder
 @_json
@@ -288,10 +247,10 @@ def from_vidur(files: tuple[Path, ...], device_name: str, out: Path, as_json: bo
 
 
 @command.command("to-vidur", cls=Verb, short_help="Write a profile in Vidur's layout.")
-@click.argument("folder", type=click.Path(path_type=Path), metavar="FOLDER")
-@option("--model", section=_WHAT, required=True, metavar="NAME", help="Which of the profile's models.")
-@option("--block-size", section=_HOW, type=int, default=16, metavar="N", help="Written in attention.csv.  [16]")
-@option("--out", section=_OUT, required=True, type=click.Path(path_type=Path), metavar="FOLDER", help="Of the layout.")
+@click.argument("folder", type=PATH, metavar="FOLDER")
+@_WHAT("--model", required=True, help="Which of the profile's models.")
+@_HOW("--block-size", type=int, default=16, help="Written in attention.csv.  [16]")
+@_OUT("--out", required=True, type=PATH, metavar="FOLDER", help="Of the layout.")
 def to_vidur(folder: Path, model: str, block_size: int, out: Path) -> None:
     """Write a profile in Vidur's layout: compute/DEVICE/ORGANISATION/MODEL/{mlp,attention}.csv and network/.
 
@@ -308,16 +267,11 @@ def to_vidur(folder: Path, model: str, block_size: int, out: Path) -> None:
 def _write_tables(tables: "list[MeasurementTable]", about: dict[str, str], out: Path, as_json: bool) -> None:
     """Write tables of another origin as a profile, and show them."""
     from windtunnel.pricing.profile import write_profile
-    from windtunnel.report.documents import as_text
     from windtunnel.report.lab.profile import tables_document, tables_report
-    from windtunnel.report.render.tables import show
 
     write_profile(out, tables, about)
-    click.echo(f"wrote {out}", err=True)
-    if as_json:
-        click.echo(as_text(tables_document(tables)))
-    else:
-        show(*tables_report(tables))
+    remark(f"wrote {out}")
+    answer(as_json, tables_document, tables_report, tables)
 
 
 def _format(text: str) -> Any:

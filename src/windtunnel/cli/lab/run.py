@@ -5,34 +5,32 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from windtunnel.cli.options import Verb, all_of, assignments, option
+from windtunnel.cli.options import PATH, Verb, all_of, assignments, section
+from windtunnel.cli.output import answer, remark
 from windtunnel.errors import InputError, did_you_mean
 
 if TYPE_CHECKING:
     from windtunnel.lab.experiments.run import Outcome
     from windtunnel.lab.experiments.schema import Experiment
 
-_WHAT, _OUTPUT = "Experiment", "Result"
-PATH = click.Path(path_type=Path)
+_WHAT, _SWEEP, _OUTPUT = section("Experiment"), section("Sweep"), section("Result")
 
 experiment_options = all_of(
-    option("--model", section=_WHAT, metavar="NAME", help="A folder with config.json, or a name on huggingface.co."),
-    option("--mode", section=_WHAT, metavar="NAME", help="inference_only, nsys, nsys_ncu or torch.  [inference_only]"),
-    option("--engine", section=_WHAT, metavar="NAME", help="transformers or vllm.  [transformers]"),
-    option("--prompt", section=_WHAT, metavar="TEXT", help="Of every request."),
-    option("--prompt-tokens", section=_WHAT, type=int, metavar="N", help="So many random tokens in its place."),
-    option("--max-tokens", section=_WHAT, type=int, metavar="N", help="Generated, by every request.  [100]"),
-    option("--temperature", section=_WHAT, type=float, metavar="X", help="0: the likeliest token.  [0.7]"),
-    option("--batch-size", section=_WHAT, type=int, metavar="N", help="Requests at once.  [1]"),
-    option("--tensor-parallel-size", section=_WHAT, type=int, metavar="N", help="Devices (vllm).  [1]"),
-    option("--device", section=_WHAT, metavar="NAME", help="cpu or cuda.  [cuda where there is one]"),
-    option("--name", section=_WHAT, metavar="TEXT", help="Of its results.  [the model's]"),
-    option("--seed", section=_WHAT, type=int, metavar="N", help="Of weights, prompts and sampling.  [0]"),
-    option("--out", section=_OUTPUT, type=PATH, default="results", metavar="FOLDER", help="Of all results.  [results]"),
-    option(
-        "--set", "settings", section=_OUTPUT, multiple=True, metavar="PATH=VALUE", help="Any other field of the file."
-    ),
-    option("--json", "as_json", section=_OUTPUT, is_flag=True, help="Print JSON."),
+    _WHAT("--model", help="A folder with config.json, or a name on huggingface.co."),
+    _WHAT("--mode", help="inference_only, nsys, nsys_ncu or torch.  [inference_only]"),
+    _WHAT("--engine", help="transformers or vllm.  [transformers]"),
+    _WHAT("--prompt", metavar="TEXT", help="Of every request."),
+    _WHAT("--prompt-tokens", type=int, help="So many random tokens in its place."),
+    _WHAT("--max-tokens", type=int, help="Generated, by every request.  [100]"),
+    _WHAT("--temperature", type=float, help="0: the likeliest token.  [0.7]"),
+    _WHAT("--batch-size", type=int, help="Requests at once.  [1]"),
+    _WHAT("--tensor-parallel-size", type=int, help="Devices (vllm).  [1]"),
+    _WHAT("--device", help="cpu or cuda.  [cuda where there is one]"),
+    _WHAT("--name", metavar="TEXT", help="Of its results.  [the model's]"),
+    _WHAT("--seed", type=int, help="Of weights, prompts and sampling.  [0]"),
+    _OUTPUT("--out", type=PATH, default="results", metavar="FOLDER", help="Of all results.  [results]"),
+    _OUTPUT("--set", "settings", multiple=True, metavar="PATH=VALUE", help="Any other field of the file."),
+    _OUTPUT("--json", "as_json", is_flag=True, help="Print JSON."),
 )
 experiment_file = click.argument("experiment", required=False, type=PATH, metavar="[EXPERIMENT.yaml]")
 
@@ -48,7 +46,7 @@ class VerbOfVllm(Verb):
 @click.command(cls=VerbOfVllm, short_help="Run a real model, alone or profiled.")
 @experiment_file
 @experiment_options
-@option("--resume", section=_OUTPUT, is_flag=True, help="Take a finished run of the same experiment that is there.")
+@_OUTPUT("--resume", is_flag=True, help="Take a finished run of the same experiment that is there.")
 def run(
     experiment: Path | None, out: Path, settings: tuple[str, ...], as_json: bool, resume: bool, **options: Any
 ) -> None:
@@ -62,30 +60,21 @@ def run(
     """
     from windtunnel.lab.experiments.run import run_experiment
     from windtunnel.lab.experiments.schema import load_experiment
-    from windtunnel.report.documents import as_text
     from windtunnel.report.lab.experiment import experiment_report, write_experiment_page
-    from windtunnel.report.render.tables import show
 
     wanted = load_experiment(experiment, _changes(options, settings))
     outcome = run_experiment(wanted, out, resume)
     write_experiment_page(outcome.folder)
-    click.echo(f"{'found' if outcome.was_there else 'wrote'} {outcome.folder}", err=True)
-    if as_json:
-        click.echo(as_text({"folder": str(outcome.folder), **outcome.summary}))
-    else:
-        show(*experiment_report(outcome.summary))
+    remark(f"{'found' if outcome.was_there else 'wrote'} {outcome.folder}")
+    folder = {"folder": str(outcome.folder)}
+    answer(as_json, lambda summary: folder | summary, experiment_report, outcome.summary)
 
 
 @click.command(cls=VerbOfVllm, short_help="Run it at many settings; goes on where it stopped.")
 @experiment_file
 @experiment_options
-@option(
-    "--parameter-sweep",
-    section="Sweep",
-    metavar="TEXT",
-    help='Fields and values: "batch_size:1,2;max_tokens:50,100".',
-)
-@option("--preset", section="Sweep", metavar="NAME", help="quick, comprehensive or scaling.")
+@_SWEEP("--parameter-sweep", metavar="TEXT", help='Fields and values: "batch_size:1,2;max_tokens:50,100".')
+@_SWEEP("--preset", help="quick, comprehensive or scaling.")
 def sweep(
     experiment: Path | None,
     out: Path,
@@ -103,10 +92,8 @@ def sweep(
     """
     from windtunnel.lab.experiments.run import run_sweep
     from windtunnel.lab.experiments.schema import points
-    from windtunnel.report.documents import as_text
     from windtunnel.report.lab.experiment import write_experiment_page
     from windtunnel.report.lab.sweep import sweep_document, sweep_report, write_sweep_page
-    from windtunnel.report.render.tables import show
 
     chosen = _swept(parameter_sweep, preset)
     wanted = points(_raw(experiment, options, settings), chosen, str(experiment or ""))
@@ -115,18 +102,15 @@ def sweep(
     def told(number: int, outcome: "Outcome") -> None:
         what = "found" if outcome.was_there else "done" if outcome.is_done else "failed"
         said = outcome.folder if outcome.is_done else outcome.summary["error"]
-        click.echo(f"{number + 1} of {len(wanted)} {what}: {said}", err=True)
+        remark(f"{number + 1} of {len(wanted)} {what}: {said}")
         if outcome.is_done:
             write_experiment_page(outcome.folder)
         rows.append((wanted[number], {**outcome.summary, "folder": outcome.folder.name}))
 
     run_sweep(wanted, out, told)
     page = write_sweep_page(out, tuple(chosen), rows)
-    click.echo(f"wrote {page}", err=True)
-    if as_json:
-        click.echo(as_text(sweep_document(tuple(chosen), rows)))
-    else:
-        show(*sweep_report(tuple(chosen), rows))
+    remark(f"wrote {page}")
+    answer(as_json, sweep_document, sweep_report, tuple(chosen), rows)
     if not any(summary["status"] == "done" for _, summary in rows):
         raise InputError(f"none of the {len(rows)} experiments ran: {rows[0][1]['error']}", rows[0][1].get("hint"))
 

@@ -1,75 +1,80 @@
 """`windtunnel collective`: one collective on a fabric."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import click
 
-from windtunnel.cli.network.topology import fabric_named, failure_options
-from windtunnel.cli.options import WRITTEN_FILE, Verb, option
+from windtunnel.cli.network.options import Failures, NetworkOptions
+from windtunnel.cli.options import WRITTEN_FILE, Verb, json_option, options_of, section
+from windtunnel.cli.output import answer, remark
 from windtunnel.errors import InputError
 from windtunnel.units import format_count
 
 if TYPE_CHECKING:
+    from windtunnel.network.collectives.run import CollectiveRun
     from windtunnel.network.fabric import Fabric
     from windtunnel.network.flows import Flows
     from windtunnel.network.settings import NetworkSettings
 
-_WHAT, _HOW, _OUT = "What is sent, where", "How", "Output"
+_WHAT, _HOW, _OUT = section("What is sent, where"), section("How"), section("Output")
+
+
+class FlowFiles(NamedTuple):
+    """Files that describe a collective flow by flow."""
+
+    flows: Annotated[Path | None, _OUT("--flows", type=WRITTEN_FILE, help="Write the flows as CSV (SimCCL's).")]
+    times: Annotated[Path | None, _OUT("--times", type=WRITTEN_FILE, help="Write when each flow ran, as CSV.")]
+    links: Annotated[Path | None, _OUT("--links", type=WRITTEN_FILE, help="Write the use of every link as CSV.")]
+    queues: Annotated[
+        Path | None, _OUT("--queues", type=WRITTEN_FILE, help="With --backend packet: write the 16 fullest queues.")
+    ]
+
+    def check(self, settings: "NetworkSettings") -> None:
+        """Refuse files that the backend has nothing for.
+
+        Raises:
+            InputError: there are no flows, or no packets that queue.
+        """
+        simulated = {"--times": self.times, "--links": self.links, "--queues": self.queues}
+        name = next((name for name, file in simulated.items() if file), None)
+        if settings.backend == "analytic" and name is not None:
+            raise InputError(f"{name} is for flows; the analytic backend has none", "give --backend flow")
+        if settings.backend == "flow" and self.queues is not None:
+            raise InputError("--queues is for packets; flows do not queue", "give --backend packet")
+
+
+class CollectiveOptions(NamedTuple):
+    """Options of `windtunnel collective`."""
+
+    op: Annotated[str | None, _WHAT("--op", help="all_reduce, all_gather, reduce_scatter, all_to_all, ...")]
+    size: Annotated[
+        str | None, _WHAT("--size", metavar="BYTES", help="Bytes as nccl-tests counts them: 1GiB, 16MiB, 4194304.")
+    ]
+    traffic: Annotated[
+        Path | None, _WHAT("--traffic", help="CSV of an all-to-all's bytes, a row for each sender; instead of --size.")
+    ]
+    topology: Annotated[
+        str | None, _WHAT("--topology", help="A file, a type with parameters, or a node of the catalog.")
+    ]
+    ranks: Annotated[str | None, _WHAT("--ranks", metavar="N|A,B,...", help="How many GPUs, or their ids.  [all]")]
+    network: NetworkOptions
+    algorithm: Annotated[
+        str | None, _HOW("--algorithm", help="ring, tree, nvls, pat, hierarchical, ...  [NCCL's choice]")
+    ]
+    protocol: Annotated[
+        str | None, _HOW("--protocol", help="simple, ll or ll128.  [NCCL's choice; simple for flows and packets]")
+    ]
+    pxn: Annotated[bool, _HOW("--pxn", help="With --compat simai: NCCL's PXN.")]
+    cuda_graph: Annotated[bool, _HOW("--cuda-graph", help="With --backend analytic: leave out the host's launch.")]
+    failures: Failures
+    files: FlowFiles
 
 
 @click.command(cls=Verb)
-@option("--op", section=_WHAT, metavar="NAME", help="all_reduce, all_gather, reduce_scatter, all_to_all, ...")
-@option("--size", section=_WHAT, metavar="BYTES", help="As nccl-tests counts: 1GiB, 16MiB, 4194304.")
-@option(
-    "--traffic",
-    section=_WHAT,
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="CSV of an all-to-all's bytes, a row for each sender; instead of --size.",
-)
-@option("--topology", section=_WHAT, metavar="NAME", help="A file, a type with parameters, or a node of the catalog.")
-@option("--ranks", section=_WHAT, metavar="N|A,B,...", help="How many GPUs, or their ids.  [all]")
-@option("--backend", section=_HOW, metavar="NAME", help="analytic, flow or packet.  [analytic]")
-@option("--algorithm", section=_HOW, metavar="NAME", help="ring, tree, nvls, pat, hierarchical, ...  [NCCL's choice]")
-@option("--protocol", section=_HOW, metavar="NAME", help="simple, ll or ll128.  [NCCL's choice; of flows, simple]")
-@option("--routing", section=_HOW, metavar="NAME", help="ecmp or spray.  [ecmp]")
-@option("--compat", section=_HOW, metavar="NAME", help="simai: its rings, packets and ports.")
-@option("--conf", section=_HOW, type=click.Path(path_type=Path), metavar="FILE", help="SimAI.conf; means compat simai.")
-@option("--pxn", section=_HOW, is_flag=True, help="With --compat simai: NCCL's PXN.")
-@option("--send-latency", section=_HOW, metavar="TIME", help="Before each flow.  [3us]")
-@option("--cuda-graph", section=_HOW, is_flag=True, help="Analytic: without the host's launch.")
-@option("--seed", section=_HOW, type=int, metavar="N", help="Of the switches' hashes.  [0]")
-@failure_options
-@option("--flows", section=_OUT, type=WRITTEN_FILE, metavar="FILE", help="Write the flows as CSV (SimCCL's).")
-@option("--times", section=_OUT, type=WRITTEN_FILE, metavar="FILE", help="Write when each flow ran, as CSV.")
-@option("--links", section=_OUT, type=WRITTEN_FILE, metavar="FILE", help="Write the use of every link as CSV.")
-@option("--queues", section=_OUT, type=WRITTEN_FILE, metavar="FILE", help="Of packets: the 16 fullest queues.")
-@option("--json", "as_json", section=_OUT, is_flag=True, help="Print JSON.")
-def command(
-    op: str | None,
-    size: str | None,
-    traffic: Path | None,
-    topology: str | None,
-    ranks: str | None,
-    backend: str | None,
-    algorithm: str | None,
-    protocol: str | None,
-    routing: str | None,
-    compat: str | None,
-    conf: Path | None,
-    pxn: bool,
-    send_latency: str | None,
-    cuda_graph: bool,
-    seed: int | None,
-    fail_links: tuple[str, ...],
-    fail_nodes: tuple[int, ...],
-    flows: Path | None,
-    times: Path | None,
-    links: Path | None,
-    queues: Path | None,
-    as_json: bool,
-) -> None:
+@options_of(CollectiveOptions)
+@json_option
+def command(options: CollectiveOptions, as_json: bool) -> None:
     """Predict the time and bandwidth of one collective.
 
     \b
@@ -78,56 +83,68 @@ def command(
     windtunnel collective --op all_reduce --size 4MiB --topology spectrum_x:num_gpus=16 \\
         --compat simai --backend flow --flows flows.csv
     """
-    from windtunnel.formats.simai.report import write_flow_table
-    from windtunnel.network.analytic.nccl import LAUNCH_S
-    from windtunnel.network.collectives.run import chosen_gpus, flows_like, run_collective, run_traffic
-    from windtunnel.network.collectives.traffic_matrix import read_traffic
-    from windtunnel.report.documents import as_text
-    from windtunnel.report.network.network import collective_document, collective_report
-    from windtunnel.report.render.tables import show
-
-    if op is None or topology is None or (size is None and traffic is None):
-        missing = next(name for name, value in (("op", op), ("topology", topology), ("size", None)) if value is None)
+    if options.op is None or options.topology is None or (options.size is None and options.traffic is None):
+        required = (("op", options.op), ("topology", options.topology), ("size", None))
+        missing = next(name for name, value in required if value is None)
         raise InputError(f"--{missing} is missing", "see `windtunnel collective --help`")
-    fabric = fabric_named(topology, fail_links, fail_nodes)
-    settings = network_settings(backend, compat, routing, send_latency, seed, conf)
-    check_what_happened(settings, times, links, queues)
-    wanted = chosen_ranks(ranks, fabric.num_gpus)
-    if traffic is not None:
-        given = {"--size": size, "--pxn": pxn, "--protocol": protocol, "--cuda-graph": cuda_graph, "--flows": flows}
-        given |= {"--times": times, "--links": links, "--queues": queues}
-        odd = [name for name, value in given.items() if value] + [f"--op {op}"] * (op.lower() != "all_to_all")
-        if odd:
-            raise InputError(f"--traffic is an all-to-all's; it does not go with {odd[0]}")
-        matrix = read_traffic(traffic, len(chosen_gpus(fabric, wanted)))
-        run = run_traffic(fabric, matrix, wanted, settings.backend, settings, algorithm or "auto")
-    else:
-        assert size is not None
-        if cuda_graph and settings.backend != "analytic":
-            raise InputError("--cuda-graph leaves out the host's launch, which only the analytic backend has")
-        run = run_collective(
-            fabric,
-            op.lower(),
-            _whole_bytes(size),
-            wanted,
-            settings.backend,
-            settings,
-            algorithm or "auto",
-            pxn,
-            0.0 if cuda_graph or settings.backend != "analytic" else LAUNCH_S,
-            protocol or "auto",
-        )
-    if any((flows, times, links, queues)):
-        table, chosen = flows_like(fabric, run, chosen_gpus(fabric, wanted), settings, pxn)
-        if flows is not None:
-            write_flow_table(table, run.op, run.size_bytes, chosen, flows)
-            click.echo(f"{format_count(len(table), 'flow')} written to {flows}", err=True)
-        if any((times, links, queues)):
-            write_what_happened(fabric, table, settings, times, links, queues)
-    if as_json:
-        click.echo(as_text(collective_document(run)))
-    else:
-        show(*collective_report(run, fabric))
+    fabric = options.failures.fabric(options.topology)
+    settings = options.network.settings()
+    options.files.check(settings)
+    ranks = chosen_ranks(options.ranks, fabric.num_gpus)
+    run = (_run if options.traffic is None else _run_traffic)(options, fabric, ranks, settings)
+    if any(options.files):
+        _write_flow_files(options, fabric, ranks, run, settings)
+
+    from windtunnel.report.network.network import collective_document, collective_report
+
+    answer(as_json, lambda: collective_document(run), lambda: collective_report(run, fabric))
+
+
+def _run(
+    options: CollectiveOptions, fabric: "Fabric", ranks: int | list[int], settings: "NetworkSettings"
+) -> "CollectiveRun":
+    """Run a collective whose ranks all have the same share of `--size`."""
+    from windtunnel.network.analytic.nccl import LAUNCH_S
+    from windtunnel.network.collectives.run import run_collective
+
+    assert options.op is not None
+    assert options.size is not None
+    is_analytic = settings.backend == "analytic"
+    if options.cuda_graph and not is_analytic:
+        raise InputError("--cuda-graph leaves out the host's launch, which only the analytic backend has")
+    return run_collective(
+        fabric,
+        options.op.lower(),
+        _whole_bytes(options.size),
+        ranks,
+        settings.backend,
+        settings,
+        options.algorithm or "auto",
+        options.pxn,
+        LAUNCH_S if is_analytic and not options.cuda_graph else 0.0,
+        options.protocol or "auto",
+    )
+
+
+def _run_traffic(
+    options: CollectiveOptions, fabric: "Fabric", ranks: int | list[int], settings: "NetworkSettings"
+) -> "CollectiveRun":
+    """Run an all-to-all in which every pair of ranks has its own share, from the file of `--traffic`."""
+    from windtunnel.network.collectives.run import chosen_gpus, run_traffic
+    from windtunnel.network.collectives.traffic_matrix import read_traffic
+
+    assert options.op is not None
+    assert options.traffic is not None
+    excluded = ("size", "pxn", "protocol", "cuda_graph")
+    given = [name for name in excluded if getattr(options, name)]
+    given += [name for name, file in options.files._asdict().items() if file]
+    odd = [f"--{name.replace('_', '-')}" for name in given] + [f"--op {options.op}"] * (
+        options.op.lower() != "all_to_all"
+    )
+    if odd:
+        raise InputError(f"--traffic is an all-to-all's; it does not go with {odd[0]}")
+    matrix = read_traffic(options.traffic, len(chosen_gpus(fabric, ranks)))
+    return run_traffic(fabric, matrix, ranks, settings.backend, settings, options.algorithm or "auto")
 
 
 def _whole_bytes(size: str) -> int:
@@ -139,73 +156,44 @@ def _whole_bytes(size: str) -> int:
     return int(num_bytes)
 
 
-def check_what_happened(
-    settings: "NetworkSettings", times: Path | None, links: Path | None, queues: Path | None
-) -> None:
-    """Refuse files that the backend has nothing for.
-
-    Raises:
-        InputError: there are no flows, or no packets that queue.
-    """
-    if settings.backend == "analytic" and any((times, links, queues)):
-        asked = "--times" if times else "--links" if links else "--queues"
-        raise InputError(f"{asked} is for flows; the analytic backend has none", "give --backend flow")
-    if settings.backend == "flow" and queues is not None:
-        raise InputError("--queues is for packets; flows do not queue", "give --backend packet")
-
-
-def write_what_happened(
+def _write_flow_files(
+    options: CollectiveOptions,
     fabric: "Fabric",
-    table: "Flows",
+    ranks: int | list[int],
+    run: "CollectiveRun",
     settings: "NetworkSettings",
-    times: Path | None,
-    links: Path | None,
-    queues: Path | None,
 ) -> None:
-    """Run the flows once more, every one of them, and write what was asked for."""
+    """Write the flows of the run; where their times, links or queues are asked for, simulate each of them once more."""
+    from windtunnel.formats.simai.report import write_flow_table
+    from windtunnel.network.collectives.run import chosen_gpus, flows_like
+
+    files = options.files
+    table, algorithm = flows_like(fabric, run, chosen_gpus(fabric, ranks), settings, options.pxn)
+    if files.flows is not None:
+        write_flow_table(table, run.op, run.size_bytes, algorithm, files.flows)
+        remark(f"wrote {files.flows}: {format_count(len(table), 'flow')}")
+    if any((files.times, files.links, files.queues)):
+        _write_simulated_flows(fabric, table, settings, files)
+
+
+def _write_simulated_flows(fabric: "Fabric", table: "Flows", settings: "NetworkSettings", files: FlowFiles) -> None:
+    """Run every flow of `table`, and write their times, the use of links, and queues."""
     from windtunnel.network.packet.simulate import PacketTimes, trace_fullest_queues
     from windtunnel.network.run import run_flows
     from windtunnel.report.network.files import write_flow_times, write_link_use, write_queues
 
-    found = run_flows(fabric, table, settings)
-    if times is not None:
-        write_flow_times(table, found, times)
-    if links is not None:
-        write_link_use(fabric, found, links)
-    if queues is not None and isinstance(found, PacketTimes):
-        write_queues(fabric, trace_fullest_queues(fabric, table, settings, found), queues)
-    written = ", ".join(str(path) for path in (times, links, queues) if path is not None)
-    click.echo(f"written to {written}", err=True)
-
-
-def network_settings(
-    backend: str | None,
-    compat: str | None,
-    routing: str | None,
-    send_latency: str | None,
-    seed: int | None,
-    conf: Path | None = None,
-) -> "NetworkSettings":
-    """Options as `NetworkSettings`, over those of a SimAI.conf, over what `compat` sets."""
-    from windtunnel.network.settings import settings_from
-
-    given = {"backend": backend, "compat": compat, "routing": routing, "send_latency_s": send_latency, "seed": seed}
-    given = {name: value for name, value in given.items() if value is not None}
-    if given.get("backend", "analytic") == "analytic":
-        unused = next((name for name in ("routing", "send_latency_s", "seed") if name in given), None)
-        if unused is not None:
-            option_name = unused.removesuffix("_s").replace("_", "-")
-            raise InputError(f"--{option_name} is for flows; the analytic backend has none", "give --backend flow")
-    if conf is not None:
-        from windtunnel.formats.simai.conf import read_simai_conf
-        from windtunnel.schema import encode
-
-        given = {**encode(read_simai_conf(conf)), **given}
-    return settings_from(given)
+    flow_times = run_flows(fabric, table, settings)
+    if files.times is not None:
+        write_flow_times(table, flow_times, files.times)
+    if files.links is not None:
+        write_link_use(fabric, flow_times, files.links)
+    if files.queues is not None and isinstance(flow_times, PacketTimes):
+        write_queues(fabric, trace_fullest_queues(fabric, table, settings, flow_times), files.queues)
+    remark(f"wrote {', '.join(str(file) for file in (files.times, files.links, files.queues) if file is not None)}")
 
 
 def chosen_ranks(text: str | None, num_gpus: int) -> int | list[int]:
-    """`8` as a number of ranks, `0,8,16` as their ids."""
+    """Read `8` as a number of ranks, `0,8,16` as their ids."""
     if text is None:
         return num_gpus
     parts = text.split(",")

@@ -1,74 +1,36 @@
 """`windtunnel topology`: generate, show and check networks of GPUs."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from windtunnel.cli.options import WRITTEN_FILE, Verb, all_of, option
-from windtunnel.errors import InputError
+from windtunnel.cli.network.options import Failures
+from windtunnel.cli.options import WRITTEN_FILE, Verb, all_of, assignments, options_of, section
+from windtunnel.cli.output import answer, check_replaceable, remark, write_page
 from windtunnel.units import format_count
 
-if TYPE_CHECKING:
-    from windtunnel.network.fabric import Fabric
-
-_SIZE, _LINKS, _OUT = "Size", "Links", "Output"
+_SIZE, _LINKS, _OUT = section("Size"), section("Links"), section("Output")
 
 parameter_options = all_of(
-    option("--num-gpus", "-g", "num_gpus", section=_SIZE, type=int, metavar="N", help="GPUs in all."),
-    option("--gpus-per-server", "-gps", "gpus_per_server", section=_SIZE, type=int, metavar="N", help="GPUs a server."),
-    option("--gpu-type", "-gt", "gpu_type", section=_SIZE, metavar="NAME", help="H100, A100, ..."),
-    option(
-        "--scale-up-switches",
-        "-nsps",
-        "scale_up_switches_per_server",
-        section=_SIZE,
-        type=int,
-        metavar="N",
-        help="NVSwitches a server.",
-    ),
-    option("--gpus-per-leaf", "-npa", "gpus_per_leaf", section=_SIZE, type=int, metavar="N", help="NIC ports a leaf."),
-    option(
-        "--num-leaves", "-asn", "num_leaves", section=_SIZE, type=int, metavar="N", help="Leaves; must fit the GPUs."
-    ),
-    option("--num-spines", "-psn", "num_spines", section=_SIZE, type=int, metavar="N", help="Spine switches."),
-    option(
-        "--leaf-ports-up", "-app", "leaf_ports_up", section=_SIZE, type=int, metavar="N", help="Leaf ports to spines."
-    ),
-    option("--ro", "rail_optimised", section=_SIZE, is_flag=True, help="two_tier: rail-optimised."),
-    option("--dt", "dual_tor", section=_SIZE, is_flag=True, help="two_tier, dcn_plus: two leaves a GPU."),
-    option("--dp", "dual_plane", section=_SIZE, is_flag=True, help="two_tier, alibaba_hpn: two spine planes."),
-    option("--nvlink", "-nvbw", "scale_up_bytes_per_s", section=_LINKS, metavar="RATE", help="NVLink, as 2880Gbps."),
-    option("--nvlink-latency", "-nl", "scale_up_latency_s", section=_LINKS, metavar="TIME", help="As 25ns."),
-    option("--nic", "-bw", "nic_bytes_per_s", section=_LINKS, metavar="RATE", help="One NIC port, as 400Gbps."),
-    option("--latency", "-l", "latency_s", section=_LINKS, metavar="TIME", help="Of scale-out links, as 500ns."),
-    option(
-        "--leaf-spine", "-apbw", "leaf_spine_bytes_per_s", section=_LINKS, metavar="RATE", help="Leaf to spine link."
-    ),
-    option("--error-rate", "-er", "error_fraction", section=_LINKS, type=float, metavar="X", help="Packets lost."),
+    _SIZE("--num-gpus", "-g", "num_gpus", type=int, help="GPUs in all."),
+    _SIZE("--gpus-per-server", "-gps", "gpus_per_server", type=int, help="GPUs per server."),
+    _SIZE("--gpu-type", "-gt", "gpu_type", help="H100, A100, ..."),
+    _SIZE("--scale-up-switches", "-nsps", "scale_up_switches_per_server", type=int, help="NVSwitches per server."),
+    _SIZE("--gpus-per-leaf", "-npa", "gpus_per_leaf", type=int, help="NIC ports per leaf."),
+    _SIZE("--num-leaves", "-asn", "num_leaves", type=int, help="Leaves; must fit the GPUs."),
+    _SIZE("--num-spines", "-psn", "num_spines", type=int, help="Spine switches."),
+    _SIZE("--leaf-ports-up", "-app", "leaf_ports_up", type=int, help="Leaf ports to spines."),
+    _SIZE("--ro", "rail_optimised", is_flag=True, help="two_tier: rail-optimised."),
+    _SIZE("--dt", "dual_tor", is_flag=True, help="two_tier, dcn_plus: two leaves per GPU."),
+    _SIZE("--dp", "dual_plane", is_flag=True, help="two_tier, alibaba_hpn: two spine planes."),
+    _LINKS("--nvlink", "-nvbw", "scale_up_bytes_per_s", metavar="RATE", help="NVLink, as 2880Gbps."),
+    _LINKS("--nvlink-latency", "-nl", "scale_up_latency_s", metavar="TIME", help="Latency of NVLink, as 25ns."),
+    _LINKS("--nic", "-bw", "nic_bytes_per_s", metavar="RATE", help="One NIC port, as 400Gbps."),
+    _LINKS("--latency", "-l", "latency_s", metavar="TIME", help="Latency of scale-out links, as 500ns."),
+    _LINKS("--leaf-spine", "-apbw", "leaf_spine_bytes_per_s", metavar="RATE", help="Link from leaf to spine."),
+    _LINKS("--error-rate", "-er", "error_fraction", type=float, help="Fraction of packets lost."),
 )
-
-
-failure_options = all_of(
-    option("--fail-link", "fail_links", section="Failures", multiple=True, metavar="A-B", help="Without this link."),
-    option(
-        "--fail-node",
-        "fail_nodes",
-        section="Failures",
-        multiple=True,
-        type=int,
-        metavar="N",
-        help="Without this switch.",
-    ),
-)
-
-
-def fabric_named(topology: str, fail_links: tuple[str, ...], fail_nodes: tuple[int, ...]) -> "Fabric":
-    """The fabric of `--topology` without what `failure_options` say has failed."""
-    from windtunnel.network.fabric import without
-    from windtunnel.network.named_fabrics import fabric_of
-
-    return without(fabric_of(topology), tuple(_pair(text) for text in fail_links), fail_nodes)
 
 
 @click.group(no_args_is_help=False, context_settings={"help_option_names": ["-h", "--help"]})
@@ -77,11 +39,11 @@ def command() -> None:
 
 
 @command.command(cls=Verb)
-@option("--type", "-topo", "kind", section=_SIZE, metavar="NAME", help="spectrum_x, alibaba_hpn, dcn_plus, nvl, ...")
+@_SIZE("--type", "-topo", "kind", help="spectrum_x, alibaba_hpn, dcn_plus, nvl, ...")
 @parameter_options
-@option("--set", "settings", section=_SIZE, multiple=True, metavar="NAME=VALUE", help="Any other field of the type.")
-@option("--out", "-o", "out", section=_OUT, type=WRITTEN_FILE, metavar="FILE", help="[its name, here]")
-@option("--overwrite", section=_OUT, is_flag=True, help="Replace the file.")
+@_SIZE("--set", "settings", multiple=True, metavar="NAME=VALUE", help="Any other field of the type.")
+@_OUT("--out", "-o", "out", type=WRITTEN_FILE, help="[its name, here]")
+@_OUT("--overwrite", is_flag=True, help="Replace the file.")
 def generate(
     kind: str | None,
     settings: tuple[str, ...],
@@ -97,7 +59,6 @@ def generate(
     windtunnel topology generate -topo AlibabaHPN --dp -g 64 -psn 16
     windtunnel topology generate --type fat_tree --set radix=64 --set oversubscription=2
     """
-    from windtunnel.cli.options import assignments
     from windtunnel.network.named_fabrics import fabric_from
     from windtunnel.network.topology_file import write_topology
     from windtunnel.report.network.network import topology_report
@@ -105,53 +66,41 @@ def generate(
 
     given = {name: value for name, value in parameters.items() if value is not None and value is not False}
     fabric = fabric_from({"type": kind or "two_tier", **given, **assignments(settings)}, "")
-    found = len(fabric.tier[fabric.tier == 1])
-    if num_leaves is not None and num_leaves != found:
-        click.echo(
-            f"note: --num-leaves {num_leaves} does not fit; the GPUs need {format_count(found, 'leaf', 'leaves')}",
-            err=True,
-        )
+    needed = len(fabric.tier[fabric.tier == 1])
+    if num_leaves is not None and num_leaves != needed:
+        leaves = format_count(needed, "leaf", "leaves")
+        remark(f"note: --num-leaves {num_leaves} does not fit; the GPUs need {leaves}")
     path = out or Path(fabric.name)
-    if path.exists() and not overwrite:
-        raise InputError(f"{path} exists already", "choose another --out, or replace it with --overwrite")
+    check_replaceable(path, overwrite)
     write_topology(fabric, path)
     show_tables(*topology_report(fabric))
-    click.echo(f"written to {path}", err=True)
+    remark(f"wrote {path}")
 
 
 @command.command(cls=Verb, short_help="Show what a topology consists of.")
 @click.argument("topology")
-@failure_options
-@option("--html", section=_OUT, type=WRITTEN_FILE, metavar="FILE", help="Write a drawing.")
-@option("--json", "as_json", section=_OUT, is_flag=True, help="Print JSON.")
-def show(
-    topology: str, fail_links: tuple[str, ...], fail_nodes: tuple[int, ...], html: Path | None, as_json: bool
-) -> None:
+@options_of(Failures)
+@_OUT("--html", type=WRITTEN_FILE, help="Write a drawing.")
+@_OUT("--json", "as_json", is_flag=True, help="Print JSON.")
+def show(failures: Failures, topology: str, html: Path | None, as_json: bool) -> None:
     """Show what a topology consists of; TOPOLOGY is a file, a type with parameters, or a node of the catalog.
 
     \b
     windtunnel topology show spectrum_x:num_gpus=128,num_spines=8 --html fabric.html
     windtunnel topology show dgx_h100:num_servers=4
     """
-    from windtunnel.report.documents import as_text
-    from windtunnel.report.network.drawing import write_drawing
+    from windtunnel.report.network.drawing import drawing
     from windtunnel.report.network.network import topology_document, topology_report
-    from windtunnel.report.render.tables import show as show_tables
 
-    fabric = fabric_named(topology, fail_links, fail_nodes)
-    if html is not None:
-        write_drawing(fabric, html)
-        click.echo(f"written to {html}", err=True)
-    if as_json:
-        click.echo(as_text(topology_document(fabric)))
-    else:
-        show_tables(*topology_report(fabric))
+    fabric = failures.fabric(topology)
+    write_page(html, drawing, fabric)
+    answer(as_json, topology_document, topology_report, fabric)
 
 
 @command.command(cls=Verb, short_help="Check that every GPU reaches every other.")
 @click.argument("topology")
-@failure_options
-def check(topology: str, fail_links: tuple[str, ...], fail_nodes: tuple[int, ...]) -> None:
+@options_of(Failures)
+def check(failures: Failures, topology: str) -> None:
     """Check counts, links, units and that every GPU reaches every other, also after failures.
 
     \b
@@ -160,16 +109,9 @@ def check(topology: str, fail_links: tuple[str, ...], fail_nodes: tuple[int, ...
     """
     from windtunnel.network import fabric as fabrics
 
-    fabric = fabric_named(topology, fail_links, fail_nodes)
+    fabric = failures.fabric(topology)
     fabrics.check(fabric)
     click.echo(
         f"{fabric.name}: {format_count(fabric.num_gpus, 'GPU')}, {format_count(fabric.num_links, 'link')}, "
         "every GPU reaches every other"
     )
-
-
-def _pair(text: str) -> tuple[int, int]:
-    one, dash, other = text.partition("-")
-    if not (dash and one.isdecimal() and other.isdecimal()):
-        raise InputError(f"--fail-link: {text!r} is not two node ids, as 0-128")
-    return int(one), int(other)

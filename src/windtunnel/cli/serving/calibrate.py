@@ -1,49 +1,44 @@
 """`windtunnel calibrate`: measured runs in, a profile out."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import click
 
-from windtunnel.cli.options import Verb, all_of, deployment_options, option
+from windtunnel.cli.options import PATH, Verb, deployment_options, options_of, section
+from windtunnel.cli.output import answer
 from windtunnel.cli.progress import status
-from windtunnel.cli.serving.measured_runs import chosen_measurements
+from windtunnel.cli.serving.measured_runs import RunChoice
 from windtunnel.errors import InputError
 from windtunnel.units import format_count
 
 if TYPE_CHECKING:
+    from windtunnel.calibration.fit import PricedServer
+    from windtunnel.calibration.measured_runs import Measurement
     from windtunnel.serving.calibration import Calibration
 
-_RUNS, _OUTPUT = "Runs", "Output"
+_OUTPUT = section("Output")
 
-calibration_options = all_of(
-    option("--use", section=_RUNS, metavar="NAMES", help="Only runs of these uses.  [primary,secondary]"),
-    option("--only", section=_RUNS, metavar="TEXT", help="Only runs whose id contains it."),
-    option(
-        "--out",
-        section=_OUTPUT,
-        type=click.Path(path_type=Path),
-        metavar="PATH",
-        help="A YAML file; or a folder, for one file an engine and device.",
-    ),
-    option("--source", section=_OUTPUT, metavar="TEXT", help="What the runs are, for the record.  [the files' names]"),
-    option("--json", "as_json", section=_OUTPUT, is_flag=True, help="Print JSON."),
-)
+
+class CalibrateOptions(NamedTuple):
+    """Options of `windtunnel calibrate`."""
+
+    runs: RunChoice
+    out: Annotated[
+        Path | None,
+        _OUTPUT("--out", metavar="PATH", help="A YAML file, or a folder for one file per engine and device."),
+    ]
+    source: Annotated[
+        str | None, _OUTPUT("--source", metavar="TEXT", help="What the runs are, for the record.  [the files' names]")
+    ]
+    as_json: Annotated[bool, _OUTPUT("--json", help="Print JSON.")]
 
 
 @click.command(cls=Verb)
-@click.argument("runs", nargs=-1, type=click.Path(path_type=Path), metavar="RUNS...")
-@calibration_options
+@click.argument("runs", nargs=-1, type=PATH, metavar="RUNS...")
+@options_of(CalibrateOptions)
 @deployment_options
-def command(
-    runs: tuple[Path, ...],
-    use: str | None,
-    only: str | None,
-    out: Path | None,
-    source: str | None,
-    as_json: bool,
-    **options: Any,
-) -> None:
+def command(options: CalibrateOptions, runs: tuple[Path, ...], **deployment: Any) -> None:
     """Fit host overheads and operator factors to measured runs, and write them as a profile.
 
     RUNS are as for `windtunnel validate`. The profile says how it was made and how far off predictions were of runs
@@ -53,72 +48,103 @@ def command(
     windtunnel calibrate runs.csv --out profile.yaml
     windtunnel calibrate runs.csv --out profiles/
     """
-    from windtunnel.calibration.acceptance import with_acceptances
-    from windtunnel.calibration.fit import FITTED, priced_servers
-    from windtunnel.calibration.profiles import profiles
-    from windtunnel.calibration.transfers import tells_of_transfers, with_transfers
     from windtunnel.files import check_writable
     from windtunnel.report.calibration.calibration import calibration_report, write_calibration
-    from windtunnel.report.documents import as_text
-    from windtunnel.report.render.tables import show
     from windtunnel.schema import encode
 
+    out = options.out
     if out is None:
         raise InputError("--out is missing", "a YAML file, or a folder for a profile of each engine and device")
     check_writable(out / "profile.yaml" if _is_folder(out) else out)
-    found = [one for one in chosen_measurements(runs, options, use, only)[0] if one.weight > 0]
-    if not found:
+    fitted = _fitted(
+        options.runs.measurements(runs, deployment)[0], options.source or ", ".join(path.name for path in runs)
+    )
+    chosen = _chosen(fitted.calibrations, out)
+    for name, calibration in chosen.items():
+        write_calibration(calibration, out / f"{name}.yaml" if _is_folder(out) else out)
+    answer(
+        options.as_json,
+        lambda: {name: encode(calibration) for name, calibration in chosen.items()},
+        lambda: calibration_report(chosen, fitted.num_runs, fitted.num_priced, out),
+    )
+
+
+class _Fitted(NamedTuple):
+    """Calibrations by name, the runs that the fit was given, and how many of them could be simulated."""
+
+    calibrations: "dict[str, Calibration]"
+    num_runs: int
+    num_priced: int
+
+
+def _fitted(measurements: "list[Measurement]", source: str) -> _Fitted:
+    """Fit calibrations to the runs: overheads and factors, acceptance of draft tokens, KV transfers.
+
+    Raises:
+        InputError: no run teaches anything.
+    """
+    from windtunnel.calibration.acceptance import with_acceptances
+    from windtunnel.calibration.fit import priced_servers
+    from windtunnel.calibration.profiles import profiles
+    from windtunnel.calibration.transfers import tells_of_transfers, with_transfers
+
+    usable = [run for run in measurements if run.weight > 0]
+    if not usable:
         raise InputError("no run is left to fit: the record calls all of them odd", "choose others with --use, --only")
-    speculating = [one for one in found if one.lacks_acceptance]
-    pooled = [one for one in found if tells_of_transfers(one)]
-    found = [one for one in found if not one.lacks_acceptance and not tells_of_transfers(one)]
+    speculating = [run for run in usable if run.lacks_acceptance]
+    pooled = [run for run in usable if tells_of_transfers(run)]
+    plain = [run for run in usable if not run.lacks_acceptance and not tells_of_transfers(run)]
     with status() as say:
-        say(f"simulating {format_count(len(found), 'run')}")
-        priced = list(priced_servers(found))
-    ready = [priced for _, priced in priced if not isinstance(priced, str)]
-    if not ready and not pooled:
-        why = priced[0][1] if priced else "they decode speculatively, which tells nothing apart from the acceptance"
-        raise InputError(f"no run could be simulated; the first: {why}", "`windtunnel validate` says it of every run")
-    if not pooled and not any(metric in priced.measurement.measured for priced in ready for metric in FITTED):
-        raise InputError(
-            "no run has a TTFT or TPOT, and a fit learns from nothing else", "`windtunnel validate` scores such runs"
-        )
+        say(f"simulating {format_count(len(plain), 'run')}")
+        priced = [server for _, server in priced_servers(plain)]
+    ready = [server for server in priced if not isinstance(server, str)]
+    if not pooled:
+        _check_teaches(ready, next((refusal for refusal in priced if isinstance(refusal, str)), None))
     with status() as say:
         say(f"fitting {format_count(len(ready), 'run')}, then again without each configuration")
-        named = source or ", ".join(path.name for path in runs)
-        made = with_acceptances(profiles(ready, named) if ready else {}, speculating)
-        made = with_transfers(made, pooled, named)
-    if not made:
+        calibrations = with_acceptances(profiles(ready, source) if ready else {}, speculating)
+        calibrations = with_transfers(calibrations, pooled, source)
+    if not calibrations:
         raise InputError(
             "the runs of separate pools taught nothing of their transfers",
             "runs of two configurations at least are needed, each better predicted for what the others taught",
         )
-    chosen = _chosen(made, out)
-    for name, one in chosen.items():
-        write_calibration(one, out / f"{name}.yaml" if _is_folder(out) else out)
-    if as_json:
-        click.echo(as_text({name: encode(one) for name, one in chosen.items()}))
-    else:
-        show(*calibration_report(chosen, len(found), len(ready), out))
+    return _Fitted(calibrations, len(plain), len(ready))
+
+
+def _check_teaches(ready: "list[PricedServer]", refusal: str | None) -> None:
+    """Raise InputError where no run could be simulated, or none has a metric to fit."""
+    from windtunnel.calibration.fit import FITTED
+
+    if not ready:
+        reason = refusal or "they decode speculatively, which tells nothing apart from the acceptance"
+        raise InputError(
+            f"no run could be simulated; the first: {reason}", "`windtunnel validate` says it of every run"
+        )
+    if not any(metric in server.measurement.measured for server in ready for metric in FITTED):
+        raise InputError(
+            "no run has a TTFT or TPOT, and a fit learns from nothing else", "`windtunnel validate` scores such runs"
+        )
 
 
 def _is_folder(out: Path) -> bool:
     return out.is_dir() or out.suffix not in (".yaml", ".yml")
 
 
-def _chosen(made: "dict[str, Calibration]", out: Path) -> "dict[str, Calibration]":
-    """All for a folder; for a file the one of the runs' only engine and device."""
+def _chosen(calibrations: "dict[str, Calibration]", out: Path) -> "dict[str, Calibration]":
+    """Return all calibrations for a folder; for a file the one of the runs' only engine and device."""
     if _is_folder(out):
-        return made
-    places = sorted({f"{one.engine}-{device}" for one in made.values() for device in _devices(one)})
-    of_devices = {name: one for name, one in made.items() if one.device is not None}
+        return calibrations
+    places = sorted(
+        {
+            f"{calibration.engine}-{device}"
+            for calibration in calibrations.values()
+            for device in (calibration.provenance.devices if calibration.device is None else (calibration.device,))
+        }
+    )
     if len(places) > 1:
         raise InputError(
             f"the runs are of {len(places)} engines and devices: {', '.join(places)}",
             "give --out a folder, for a profile each, or choose runs with --only",
         )
-    return of_devices
-
-
-def _devices(one: "Calibration") -> "tuple[str, ...]":
-    return one.provenance.devices if one.device is None else (one.device,)
+    return {name: calibration for name, calibration in calibrations.items() if calibration.device is not None}

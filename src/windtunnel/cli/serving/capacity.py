@@ -5,30 +5,25 @@ from typing import Any
 
 import click
 
-from windtunnel.cli.options import Verb, deployment_options, general_options, option, scenario_file, scenario_of
+from windtunnel.cli.options import Verb, deployment_options, general_options, scenario_file, scenario_of, section
+from windtunnel.cli.output import answer
 from windtunnel.cli.progress import status
 from windtunnel.cli.serving.simulate import load_options
 from windtunnel.errors import InputError
 
-_ASKED = "What is asked"
+_ASKED = section("What is asked")
 
 
 @click.command(cls=Verb, epilog="The scenario's own rate does not matter, but for a trace's lengths and pattern.")
 @scenario_file
-@option("--slo", section=_ASKED, metavar="LIMITS", help="ttft_p90=2s,tpot_p99=50ms.  [the scenario's, of 99%]")
-@option("--seeds", section=_ASKED, type=int, default=3, metavar="N", help="Streams of requests to find it for.  [3]")
-@option("--tolerance", section=_ASKED, type=float, default=0.005, metavar="X", help="Between loads tried.  [0.005]")
+@_ASKED("--slo", metavar="LIMITS", help="ttft_p90=2s,tpot_p99=50ms.  [the scenario's, of 99%]")
+@_ASKED("--seeds", type=int, default=3, help="Streams of requests to find it for.  [3]")
+@_ASKED("--tolerance", type=float, default=0.005, help="Between loads tried.  [0.005]")
 @deployment_options
 @load_options
 @general_options
 def command(
-    scenario: Path | None,
-    slo: str | None,
-    seeds: int,
-    tolerance: float,
-    as_json: bool,
-    hub: bool,
-    **options: Any,
+    scenario: Path | None, slo: str | None, seeds: int, tolerance: float, as_json: bool, **options: Any
 ) -> None:
     """Find the greatest load that a deployment sustains within its limits.
 
@@ -49,18 +44,13 @@ def command(
         raise InputError(f"--tolerance is {tolerance}; 0.0001 to 0.5 is possible")
     if scenario is None and not any(options[name] for name in ("rate", "concurrency", "trace", "settings")):
         options["rate"] = 1.0
-    wanted = scenario_of(scenario, hub=hub, **options)
-    limits = parse_limits(slo) if slo is not None else limits_of(wanted.slo)
+    deployment = scenario_of(scenario, options)
+    limits = parse_limits(slo) if slo is not None else limits_of(deployment.slo)
 
-    from windtunnel.report.documents import as_text
-    from windtunnel.report.render.tables import show
     from windtunnel.report.search.capacity import capacity_document, capacity_report
     from windtunnel.search.capacity.capacity import capacities
 
     with status() as say:
         say("looking for the greatest load")
-        found = capacities(wanted, limits, seeds, tolerance, allow_download=hub)
-    if as_json:
-        click.echo(as_text(capacity_document(found)))
-    else:
-        show(*capacity_report(found))
+        loads = capacities(deployment, limits, seeds, tolerance, allow_download=options["hub"])
+    answer(as_json, capacity_document, capacity_report, loads)

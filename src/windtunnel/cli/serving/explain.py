@@ -5,23 +5,24 @@ from typing import Any
 
 import click
 
-from windtunnel.cli.options import Verb, all_of, deployment_options, general_options, option, scenario_file, scenario_of
+from windtunnel.cli.options import (
+    Verb,
+    all_of,
+    deployment_options,
+    general_options,
+    scenario_file,
+    scenario_of,
+    section,
+)
+from windtunnel.cli.output import answer
 
-_STEP = "Step"
+_STEP = section("Step")
 
 step_options = all_of(
-    option(
-        "--batch",
-        section=_STEP,
-        type=int,
-        metavar="N",
-        help="Requests that decode one token.  [64, or 0 with a prefill]",
-    ),
-    option("--context", section=_STEP, type=int, metavar="N", help="Tokens that each of them attends to.  [2048]"),
-    option("--prefill-tokens", section=_STEP, type=int, metavar="N", help="Prompt tokens computed in the step.  [0]"),
-    option(
-        "--prefill-context", section=_STEP, type=int, metavar="N", help="Of that prompt, tokens already cached.  [0]"
-    ),
+    _STEP("--batch", type=int, help="Requests that decode one token.  [64, or 0 with a prefill]"),
+    _STEP("--context", type=int, help="Tokens that each of them attends to.  [2048]"),
+    _STEP("--prefill-tokens", type=int, help="Prompt tokens computed in the step.  [0]"),
+    _STEP("--prefill-context", type=int, help="Of that prompt, tokens already cached.  [0]"),
 )
 
 
@@ -37,7 +38,6 @@ def command(
     prefill_tokens: int | None,
     prefill_context: int | None,
     as_json: bool,
-    hub: bool,
     **options: Any,
 ) -> None:
     """Show one forward step operator by operator: seconds, work, what bounds it, and how its time is known.
@@ -47,8 +47,7 @@ def command(
         --batch 64 --context 2048
     windtunnel explain scenario.yaml --prefill-tokens 8192 --json
     """
-    from windtunnel.report.documents import as_text, step_document
-    from windtunnel.report.render.tables import show
+    from windtunnel.report.documents import step_document
     from windtunnel.report.serving.step import step_report
     from windtunnel.serving.explain import explain_step, step_batch
     from windtunnel.serving.scenario import resolve
@@ -59,9 +58,6 @@ def command(
     if scenario is None:
         # A step has no workload, but a scenario has.
         options |= {"concurrency": max(batch, 1), "input_tokens": "1", "output_tokens": "1"}
-    setup = resolve(scenario_of(scenario, hub=hub, **options), allow_download=hub)
+    setup = resolve(scenario_of(scenario, options), allow_download=options["hub"])
     explanation = explain_step(setup, step)
-    if as_json:
-        click.echo(as_text(step_document(explanation)))
-    else:
-        show(*step_report(explanation))
+    answer(as_json, step_document, step_report, explanation)

@@ -3,54 +3,63 @@
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-from windtunnel.errors import InputError, missing_file
+from windtunnel.cli.options import section
+from windtunnel.errors import InputError, did_you_mean, missing_file
 
 if TYPE_CHECKING:
     from windtunnel.calibration.measured_runs import Measurement
 
 
+RUNS = section("Runs")
 _SHOWN_IDS = 5
 _KINDS = "a .csv or .parquet table, a .jsonl file of runs, or a benchmark client's .json file"
 
 
-def chosen_measurements(
-    paths: Sequence[Path], options: dict[str, Any], use: str | None, only: str | None
-) -> "tuple[list[Measurement], dict[str, int]]":
-    """The runs of all files that `--use` and `--only` name, and of how many another use was left out, by that use.
+class RunChoice(NamedTuple):
+    """Options that choose among measured runs."""
 
-    Raises:
-        InputError: a file that is missing or malformed, a use that no run has, or no run is left.
-    """
-    from windtunnel.calibration.measured_runs import SCORED
-    from windtunnel.errors import did_you_mean
+    use: Annotated[str | None, RUNS("--use", metavar="NAMES", help="Only runs of these uses.  [primary,secondary]")]
+    only: Annotated[str | None, RUNS("--only", metavar="TEXT", help="Only runs whose id contains it.")]
 
-    every = read_measurements(paths, options)
-    found = [one for one in every if only is None or only in one.id]
-    if not found:
-        ids = [one.id for one in every]
-        some = f"they are {', '.join(ids[:_SHOWN_IDS])}{', ...' if len(ids) > _SHOWN_IDS else ''}"
-        raise InputError(f"--only: no run's id contains {only!r}", did_you_mean(str(only), ids, some))
-    uses = Counter(one.use for one in found)
-    wanted = SCORED if use is None else tuple(name.strip() for name in use.split(","))
-    for name in wanted if use is not None else ():
-        if name not in uses:
-            raise InputError(f"--use: no run is {name!r}", did_you_mean(name, uses, f"they are {', '.join(uses)}"))
-    kept = [one for one in found if one.use in wanted]
-    if not kept:
-        raise InputError(
-            f"every run is left out: {_counts(uses)}", f"--use {next(iter(uses))} takes them in spite of their use"
-        )
-    return kept, {name: count for name, count in uses.items() if name not in wanted}
+    def measurements(
+        self, paths: Sequence[Path], deployment: dict[str, Any]
+    ) -> "tuple[list[Measurement], dict[str, int]]":
+        """Return the chosen runs of all files, and the number of runs left out by their use.
 
+        Raises:
+            InputError: a file that is missing or malformed, a use that no run has, or no run is left.
+        """
+        from windtunnel.calibration.measured_runs import SCORED
 
-def _counts(uses: Counter[str]) -> str:
-    return ", ".join(f"{count:,} {name}" for name, count in uses.items())
+        runs = self._with_id(read_measurements(paths, deployment))
+        counts = Counter(run.use for run in runs)
+        uses = SCORED if self.use is None else tuple(name.strip() for name in self.use.split(","))
+        for name in uses if self.use is not None else ():
+            if name not in counts:
+                hint = did_you_mean(name, counts, f"they are {', '.join(counts)}")
+                raise InputError(f"--use: no run is {name!r}", hint)
+        chosen = [run for run in runs if run.use in uses]
+        if not chosen:
+            raise InputError(
+                f"every run is left out: {', '.join(f'{count:,} {name}' for name, count in counts.items())}",
+                f"--use {next(iter(counts))} takes them in spite of their use",
+            )
+        return chosen, {name: count for name, count in counts.items() if name not in uses}
+
+    def _with_id(self, runs: "list[Measurement]") -> "list[Measurement]":
+        """Return the runs whose id contains `--only`."""
+        chosen = [run for run in runs if self.only is None or self.only in run.id]
+        if not chosen:
+            ids = [run.id for run in runs]
+            some = f"they are {', '.join(ids[:_SHOWN_IDS])}{', ...' if len(ids) > _SHOWN_IDS else ''}"
+            raise InputError(f"--only: no run's id contains {self.only!r}", did_you_mean(str(self.only), ids, some))
+        return chosen
 
 
 def read_measurements(paths: Sequence[Path], options: dict[str, Any]) -> "list[Measurement]":
-    """The runs of all files; `options` describe the deployment behind clients' files.
+    """Read the runs of all files; `options` describe the deployment behind clients' files.
 
     Raises:
         InputError: a file that is missing or malformed, or a client's file without a model and a device.
@@ -59,11 +68,8 @@ def read_measurements(paths: Sequence[Path], options: dict[str, Any]) -> "list[M
     from windtunnel.calibration.run_file import is_run_file, read_run_file
 
     if not paths:
-        raise InputError(
-            "there are no runs",
-            "give a .csv or .parquet table, a .jsonl file of runs, or a benchmark client's .json file",
-        )
-    found: list[Measurement] = []
+        raise InputError("there are no runs", f"give {_KINDS}")
+    runs: list[Measurement] = []
     for number, path in enumerate(paths):
         if path in paths[:number]:
             raise InputError(f"{path} is given twice", "its runs would count twice")
@@ -72,17 +78,14 @@ def read_measurements(paths: Sequence[Path], options: dict[str, Any]) -> "list[M
         if not path.exists():
             raise missing_file(path)
         if path.suffix == ".jsonl" and is_run_file(path):
-            found += read_run_file(path)
+            runs += read_run_file(path)
         elif path.suffix in (".json", ".jsonl"):
-            found += read_client_files(path, _deployment(path, options))
+            runs += read_client_files(path, _deployment(path, options))
         elif path.suffix in (".csv", ".parquet"):
-            found += read_table(path)
+            runs += read_table(path)
         else:
-            raise InputError(
-                f"{path} is of no known kind",
-                "runs are .csv or .parquet tables, .jsonl files of runs, or clients' .json files",
-            )
-    return found
+            raise InputError(f"{path} is of no known kind", f"give {_KINDS}")
+    return runs
 
 
 def _deployment(path: Path, options: dict[str, Any]) -> dict[str, Any]:

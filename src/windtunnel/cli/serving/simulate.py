@@ -1,87 +1,113 @@
 """`windtunnel simulate`: a scenario from a file and options, one run, its summary."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import click
 
 from windtunnel.cli.options import (
+    ENGINE,
+    SERVED,
     WRITTEN_FILE,
     Verb,
     all_of,
     deployment_options,
     general_options,
-    option,
+    options_of,
     scenario_file,
     scenario_of,
+    section,
 )
+from windtunnel.cli.output import answer, remark, write_page
 from windtunnel.errors import InputError
 from windtunnel.units import format_count
 
 if TYPE_CHECKING:
     from windtunnel.serving.simulate import Result
 
-_LOAD, _OUTPUT = "Load", "Result"
+_LOAD, _OUTPUT = section("Load"), section("Result")
+
+request_options = all_of(
+    _LOAD("--input-tokens", metavar="N|MIN-MAX", help="Prompt tokens of a request."),
+    _LOAD("--output-tokens", metavar="N|MIN-MAX", help="Generated tokens of a request."),
+    _LOAD("--concurrency", type=int, help="Most requests under way; alone: a closed loop."),
+    _LOAD("--rate", type=float, help="Poisson arrivals a second: an open loop."),
+    _LOAD("--num-requests", type=int, help="Requests in all.  [10 a client, or 1000]"),
+    _LOAD("--trace", metavar="FILE", help="Recorded requests: CSV, JSONL, Parquet, or a catalog trace."),
+    _LOAD("--seed", type=int, help="Seed of the random draws.  [the scenario's, or 0]"),
+)
+"""Options of the requests that are sent."""
 
 load_options = all_of(
-    option("--replicas", section="What is served, on what", type=int, metavar="N", help="Equal copies.  [1]"),
-    option(
-        "--router",
-        section="What is served, on what",
-        metavar="NAME",
-        help="round_robin, ..., or your own: module:function.",
-    ),
-    option(
+    SERVED("--replicas", type=int, help="Equal copies.  [1]"),
+    SERVED("--router", help="round_robin, ..., or your own: module:function."),
+    ENGINE(
         "--enable-prefix-caching/--no-enable-prefix-caching",
-        section="Engine",
+        is_flag=True,
         default=None,
-        help="Compute what prompts have in common once.  [the engine's]",
+        help="Compute the common beginning of prompts once.  [the engine's]",
     ),
-    option("--input-tokens", section=_LOAD, metavar="N|MIN-MAX", help="Prompt tokens of a request."),
-    option("--output-tokens", section=_LOAD, metavar="N|MIN-MAX", help="Generated tokens of a request."),
-    option(
-        "--concurrency",
-        section=_LOAD,
-        type=int,
-        metavar="N",
-        help="Most requests under way; alone: a closed loop.",
-    ),
-    option("--rate", section=_LOAD, type=float, metavar="X", help="Poisson arrivals a second: an open loop."),
-    option("--num-requests", section=_LOAD, type=int, metavar="N", help="Requests in all.  [10 a client, or 1000]"),
-    option(
-        "--trace", section=_LOAD, metavar="FILE", help="Recorded requests: CSV, JSONL, Parquet, or a catalog trace."
-    ),
-    option("--seed", section=_LOAD, type=int, metavar="N", help="Of the random draws.  [0]"),
+    request_options,
 )
-"""What a deployment serves, and how many copies do."""
+"""Options of a load, and of the replicas that share it."""
 
-result_options = all_of(
-    option("--slo", section=_OUTPUT, metavar="LIMITS", help="For goodput: ttft=2s,tpot=50ms,e2e=30s."),
-    option(
-        "--out",
-        section=_OUTPUT,
-        type=click.Path(path_type=Path),
-        metavar="FOLDER",
-        help="Write requests.parquet, steps.parquet, series.parquet, summary.json and the resolved scenario.yaml.",
-    ),
-    option("--html", section=_OUTPUT, type=WRITTEN_FILE, metavar="FILE", help="Write a page."),
-    option(
-        "--timeline",
-        section=_OUTPUT,
-        type=click.Path(path_type=Path),
-        metavar="FILE",
-        help="Write a timeline that opens in ui.perfetto.dev: .json or .json.gz.",
-    ),
-    option("--timeline-events", section=_OUTPUT, type=int, metavar="N", help="Most events of it.  [200000]"),
-    option(
-        "--vidur-metrics",
-        section=_OUTPUT,
-        type=click.Path(path_type=Path),
-        metavar="FILE",
-        help="Write the requests under Vidur's column names, as its request_metrics.csv.",
-    ),
-    option("--overwrite", section=_OUTPUT, is_flag=True, help="Replace the files of a former run."),
-)
+slo_option = _OUTPUT("--slo", metavar="LIMITS", help="For goodput: ttft=2s,tpot=50ms,e2e=30s.")
+
+
+class RunFiles(NamedTuple):
+    """Files that a run is written to."""
+
+    out: Annotated[
+        Path | None,
+        _OUTPUT(
+            "--out",
+            metavar="FOLDER",
+            help="Write requests.parquet, steps.parquet, series.parquet, summary.json and the resolved scenario.yaml.",
+        ),
+    ]
+    html: Annotated[Path | None, _OUTPUT("--html", type=WRITTEN_FILE, help="Write a page.")]
+    timeline: Annotated[
+        Path | None, _OUTPUT("--timeline", help="Write a timeline that opens in ui.perfetto.dev: .json or .json.gz.")
+    ]
+    timeline_events: Annotated[int | None, _OUTPUT("--timeline-events", help="Most events of it.  [200000]")]
+    vidur_metrics: Annotated[
+        Path | None,
+        _OUTPUT("--vidur-metrics", help="Write the requests under Vidur's column names, as its request_metrics.csv."),
+    ]
+    overwrite: Annotated[bool, _OUTPUT("--overwrite", help="Replace the files of a former run.")]
+
+    def check(self) -> None:
+        """Raise InputError where one of the files cannot be written, before the run."""
+        from windtunnel.formats.timeline.file import check_file
+        from windtunnel.formats.vidur.write import check_metrics_file
+        from windtunnel.report.serving.files import check_folder
+
+        if self.out is not None:
+            check_folder(self.out, self.overwrite)
+        if self.timeline is not None:
+            check_file(self.timeline, self.overwrite)
+        elif self.timeline_events is not None:
+            raise InputError("--timeline-events is the size of a --timeline", "name its file: --timeline run.json")
+        if self.vidur_metrics is not None:
+            check_metrics_file(self.vidur_metrics, self.overwrite)
+
+    def write(self, result: "Result") -> None:
+        """Write the files that were asked for, and name them on stderr."""
+        from windtunnel.formats.vidur.write import request_metrics, write_request_metrics
+        from windtunnel.report.serving.files import write_run
+        from windtunnel.report.serving.page import run_page
+
+        if self.timeline is not None:
+            _write_timeline(result, self.timeline, self.timeline_events)
+        if self.out is not None:
+            write_run(result, self.out)
+            remark(f"wrote {self.out}")
+        write_page(self.html, run_page, result)
+        if self.vidur_metrics is not None:
+            num_replicas = result.scenario.deployment.most_replicas
+            columns = request_metrics(result.requests, result.steps, result.setup, num_replicas)
+            write_request_metrics(self.vidur_metrics, columns)
+            remark(f"wrote {self.vidur_metrics}")
 
 
 @click.command(
@@ -90,29 +116,17 @@ result_options = all_of(
     "--request-rate, --num-prompts, --random-input-len, --random-output-len.",
 )
 @scenario_file
-@option(
+@SERVED(
     "--from-command",
-    section="What is served, on what",
     metavar="COMMAND",
     help="A server's command line, or a file with one: vllm serve ..., sglang.launch_server ..., trtllm-serve ...",
 )
 @deployment_options
 @load_options
-@result_options
+@slo_option
+@options_of(RunFiles)
 @general_options
-def command(
-    scenario: Path | None,
-    from_command: str | None,
-    out: Path | None,
-    html: Path | None,
-    timeline: Path | None,
-    timeline_events: int | None,
-    vidur_metrics: Path | None,
-    overwrite: bool,
-    as_json: bool,
-    hub: bool,
-    **options: Any,
-) -> None:
+def command(files: RunFiles, scenario: Path | None, from_command: str | None, as_json: bool, **options: Any) -> None:
     """Predict latency, throughput and cost of a served model.
 
     \b
@@ -122,70 +136,41 @@ def command(
     windtunnel simulate --from-command "vllm serve llama-3.1-8b -tp 2 --max-num-seqs 64" \\
         --device h100_sxm --rate 8 --input-tokens 1024 --output-tokens 256
     """
-    from windtunnel.formats.timeline.file import check_file
-    from windtunnel.formats.vidur.write import check_metrics_file, request_metrics, write_request_metrics
-    from windtunnel.report.serving.files import check_folder, write_run
-
-    wanted = scenario_of(scenario, hub=hub, base=_launched(from_command), **options)
-    if out is not None:
-        check_folder(out, overwrite)
-    if timeline is not None:
-        check_file(timeline, overwrite)
-    elif timeline_events is not None:
-        raise InputError("--timeline-events is the size of a --timeline", "name its file: --timeline run.json")
-
-    if vidur_metrics is not None:
-        check_metrics_file(vidur_metrics, overwrite)
+    described = scenario_of(scenario, options, _launched(from_command))
+    files.check()
 
     # Loading the engine takes most of a second; wrong input is answered before.
     from windtunnel.cli.progress import progress
-    from windtunnel.files import write_text
-    from windtunnel.report.documents import as_text, run_document
-    from windtunnel.report.render.tables import show
-    from windtunnel.report.serving.page import run_page
+    from windtunnel.report.documents import run_document
     from windtunnel.report.serving.run import run_report
     from windtunnel.serving.run import simulate
 
     with progress() as callback:
-        result = simulate(wanted, progress=callback, allow_download=hub)
-    if timeline is not None:
-        _write_timeline(result, timeline, timeline_events)
-    if out is not None:
-        write_run(result, out)
-        click.echo(f"wrote {out}", err=True)
-    if html is not None:
-        write_text(html, run_page(result))
-        click.echo(f"wrote {html}", err=True)
-    if vidur_metrics is not None:
-        columns = request_metrics(result.requests, result.steps, result.setup, result.scenario.deployment.most_replicas)
-        write_request_metrics(vidur_metrics, columns)
-        click.echo(f"wrote {vidur_metrics}", err=True)
-    if as_json:
-        click.echo(as_text(run_document(result)))
-    else:
-        show(*run_report(result))
+        result = simulate(described, progress=callback, allow_download=options["hub"])
+    files.write(result)
+    answer(as_json, run_document, run_report, result)
 
 
 def _launched(text: str | None) -> dict[str, Any] | None:
-    """The deployment of a server's command line; says on stderr what of it is not in the prediction."""
+    """Return the deployment of a server's command line; name on stderr those of its settings that are not predicted."""
     from windtunnel.formats.launch.read import read_launch_command
 
     if text is None:
         return None
-    found = read_launch_command(text)
-    remarks = (
-        ("without effect on time", found.without_effect),
-        ("not modelled", found.not_modelled),
-        ("unknown, ignored", found.unknown),
-    )
-    for remark, names in remarks:
+    launch = read_launch_command(text)
+    ignored = {
+        "without effect on time": launch.without_effect,
+        "not modelled": launch.not_modelled,
+        "unknown, ignored": launch.unknown,
+    }
+    for reason, names in ignored.items():
         if names:
-            click.echo(f"{remark}: {', '.join(names)}", err=True)
-    return found.raw
+            remark(f"{reason}: {', '.join(names)}")
+    return launch.raw
 
 
 def _write_timeline(result: "Result", file: Path, max_events: int | None) -> None:
-    """Write it, and say on stderr how much of the run it shows."""
+    """Write the timeline, and say on stderr how much of the run it shows."""
     from windtunnel.formats.timeline.write import MAX_EVENTS, write_timeline
     from windtunnel.report.version import version
 
@@ -197,8 +182,8 @@ def _write_timeline(result: "Result", file: Path, max_events: int | None) -> Non
         "engine": f"{setup.engine.name} {setup.engine.version}",
     }
     phases = None if result.fleet is None else result.fleet.phases
-    most = MAX_EVENTS if max_events is None else max_events
-    detail = write_timeline(file, result.requests, result.steps, most, about, phases)
-    click.echo(f"wrote {file}: {format_count(detail.num_events, 'event')}", err=True)
+    limit = MAX_EVENTS if max_events is None else max_events
+    detail = write_timeline(file, result.requests, result.steps, limit, about, phases)
+    remark(f"wrote {file}: {format_count(detail.num_events, 'event')}")
     if not detail.is_complete:
-        click.echo(f"in it {detail.sampling}; --timeline-events {2 * most} shows more", err=True)
+        remark(f"in it {detail.sampling}; --timeline-events {2 * limit} shows more")

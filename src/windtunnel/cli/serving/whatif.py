@@ -10,32 +10,30 @@ from windtunnel.cli.options import (
     Verb,
     deployment_options,
     general_options,
-    option,
     scenario_file,
     scenario_of,
+    section,
 )
+from windtunnel.cli.output import answer, write_page
 from windtunnel.cli.serving.simulate import load_options
 from windtunnel.errors import InputError
 
-_GRID = "What varies"
+_GRID, _OUTPUT = section("What varies"), section("Result")
 NEEDED = ("model", "device", "rate", "concurrency", "input_tokens", "output_tokens")
 """Options without which there is no scenario: where they vary, they need not be given besides."""
 
 
 @click.command(cls=Verb, epilog="Options override the file. Short names are those of the options: tp, rate, ...")
 @scenario_file
-@option(
+@_GRID(
     "--vary",
-    section=_GRID,
     multiple=True,
     metavar="PATH=VALUES",
     help="tp=1,2,4, rate=1:20:2 (first:last:step), or a path in the scenario. May be repeated.",
 )
-@option("--slo", section=_GRID, metavar="LIMITS", help="Mark what breaks them: ttft_p90=2s,tpot_p99=50ms.")
-@option(
-    "--show", section=_GRID, metavar="FIGURES", help="ttft_p90,tpot_p50,requests_per_usd, ...  [the most asked for]"
-)
-@option("--html", section="Result", type=WRITTEN_FILE, metavar="FILE", help="Write a page with a plot.")
+@_GRID("--slo", metavar="LIMITS", help="Mark what breaks them: ttft_p90=2s,tpot_p99=50ms.")
+@_GRID("--show", metavar="FIGURES", help="ttft_p90,tpot_p50,requests_per_usd, ...  [the most asked for]")
+@_OUTPUT("--html", type=WRITTEN_FILE, help="Write a page with a plot.")
 @deployment_options
 @load_options
 @general_options
@@ -46,7 +44,6 @@ def command(
     show: str | None,
     html: Path | None,
     as_json: bool,
-    hub: bool,
     **options: Any,
 ) -> None:
     """Vary a few settings of a scenario and compare.
@@ -66,15 +63,13 @@ def command(
     if scenario is None:
         axes = axes_of(vary)
         options = {name: value if value is not None else _first(axes, name) for name, value in options.items()}
-    wanted = scenario_of(scenario, hub=hub, **options)
-    limits = parse_limits(slo) if slo is not None else limits_of(wanted.slo)
-    raw = {**encode(wanted), "limits": {limit.name: limit.most_s for limit in limits}}
+    base = scenario_of(scenario, options)
+    limits = parse_limits(slo) if slo is not None else limits_of(base.slo)
+    raw = {**encode(base), "limits": {limit.name: limit.most_s for limit in limits}}
     raw.pop("slo", None)
     space = grid_of(raw, vary)
 
     from windtunnel.cli.progress import counted
-    from windtunnel.report.documents import as_text
-    from windtunnel.report.render.tables import show as show_tables
     from windtunnel.report.search.whatif import grid_document, grid_page, grid_report, shown_figures
     from windtunnel.search.asker import Asker
     from windtunnel.search.evaluation.schema import Question
@@ -86,15 +81,8 @@ def command(
         asker = Asker(space, Store(None, lambda _: None), Workers(space), callback)
         answers = asker.ask(None, range(space.num_points), Question())
     asker.check_some(None, answers)
-    if html is not None:
-        from windtunnel.files import write_text
-
-        write_text(html, grid_page(space, answers, names))
-        click.echo(f"wrote {html}", err=True)
-    if as_json:
-        click.echo(as_text(grid_document(space, answers)))
-    else:
-        show_tables(*grid_report(space, answers, names))
+    write_page(html, grid_page, space, answers, names)
+    answer(as_json, lambda: grid_document(space, answers), lambda: grid_report(space, answers, names))
 
 
 def _first(axes: dict[str, list[Any]], name: str) -> Any:

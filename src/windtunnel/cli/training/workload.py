@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from windtunnel.cli.options import Verb, all_of, assignments, option
+from windtunnel.cli.options import PATH, Verb, all_of, assignments, json_option, section
+from windtunnel.cli.output import answer, check_replaceable, remark
 from windtunnel.errors import InputError
 
 if TYPE_CHECKING:
@@ -16,48 +17,41 @@ if TYPE_CHECKING:
 MAX_TRACES = 1024
 """Files that are written without being asked for by number."""
 
-_READ, _WRITE = "What is read", "What is written"
+_READ, _WRITE = section("What is read"), section("What is written")
 
 workload_options = all_of(
-    option("--device", section=_READ, metavar="NAME", help="What Megatron's or AICB's arguments run on."),
-    option("--num-devices", section=_READ, type=int, metavar="N", help="Devices, where the arguments do not say."),
-    option(
-        "--stage", section=_READ, type=int, default=0, metavar="N", help="Pipeline device whose rank is shown.  [0]"
-    ),
-    option(
-        "--set", "settings", section=_READ, multiple=True, metavar="PATH=VALUE", help="Set a field of a job's file."
-    ),
-    option(
+    _READ("--device", help="What Megatron's or AICB's arguments run on."),
+    _READ("--num-devices", type=int, help="Devices, where the arguments do not say."),
+    _READ("--stage", type=int, default=0, help="Pipeline device whose rank is shown.  [0]"),
+    _READ("--set", "settings", multiple=True, metavar="PATH=VALUE", help="Set a field of a job's file."),
+    _WRITE(
         "--write",
         "target",
-        section=_WRITE,
         type=click.Choice(["simai", "aicb", "chakra", "job"]),
         metavar="FORMAT",
         help="simai (a workload), aicb (a list), chakra (traces) or job (our own YAML).",
     ),
-    option(
+    _WRITE(
         "--compat",
-        section=_WRITE,
         type=click.Choice(["aicb"]),
         metavar="aicb",
         help="Write AICB's own file, byte for byte, with its mistakes.",
     ),
-    option("--times", section=_WRITE, type=click.Path(path_type=Path), metavar="FILE", help="AIOB times for --compat."),
-    option(
+    _WRITE("--times", type=PATH, help="AIOB times for --compat."),
+    _WRITE(
         "--out",
-        section=_WRITE,
         type=click.Path(),
         metavar="PATH",
         help="A file, a folder for AICB's own name, or the PREFIX of Chakra traces PREFIX.RANK.et.  [stdout]",
     ),
-    option("--ranks", section=_WRITE, metavar="A-B", help="Of Chakra traces, those of these ranks only.  [all]"),
-    option("--overwrite", section=_WRITE, is_flag=True, help="Replace a file that is there."),
-    option("--json", "as_json", section="General", is_flag=True, help="Print JSON."),
+    _WRITE("--ranks", metavar="A-B", help="Of Chakra traces, those of these ranks only.  [all]"),
+    _WRITE("--overwrite", is_flag=True, help="Replace a file that is there."),
+    json_option,
 )
 
 
 @click.command(cls=Verb)
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("file", type=PATH)
 @workload_options
 def command(file: Path, target: str | None, compat: str | None, out: str | None, **options: Any) -> None:
     """Read a training job, workload or trace, and write jobs for other simulators.
@@ -88,7 +82,7 @@ def command(file: Path, target: str | None, compat: str | None, out: str | None,
     job, unread = read_job(file, kind, launch)
     if unread:
         more = f" and {len(unread) - 8} more" if len(unread) > 8 else ""
-        click.echo(f"without effect on a prediction, or not read: {', '.join(unread[:8])}{more}", err=True)
+        remark(f"without effect on a prediction, or not read: {', '.join(unread[:8])}{more}")
     if target is None:
         _show(job_contents(resolve(job), options["stage"]), options["as_json"])
     else:
@@ -121,7 +115,7 @@ def _write(
 
         _put(workload_text(training_workload(setup, seconds, stage)), out, overwrite)
         for what in left_out(setup):
-            click.echo(f"note: SimAI has no group for {what}; it is left out", err=True)
+            remark(f"note: SimAI has no group for {what}; it is left out")
         return
     if out is None:
         raise InputError("Chakra traces are one file a rank", "name their beginning: --out traces/job")
@@ -131,7 +125,7 @@ def _write(
         raise InputError(f"{out}.groups.json is there already", "replace the traces with --overwrite")
     chosen = _chosen(ranks, setup.degrees.num_devices)
     written = write_training_traces(setup, seconds, out, chosen)
-    click.echo(f"wrote {written[0]} and {len(written) - 2} more traces, {written[-1].name} with their groups", err=True)
+    remark(f"wrote {written[0]} and {len(written) - 2} more traces, {written[-1].name} with their groups")
 
 
 def _chosen(ranks: str | None, num_ranks: int) -> range:
@@ -158,8 +152,8 @@ def _prices(setup: "TrainingSetup") -> Any:
 
 
 def _deliver(made: "GeneratedFile", out: str | None, overwrite: bool) -> None:
-    for remark in made.remarks:
-        click.echo(f"note: {remark}", err=True)
+    for text in made.remarks:
+        remark(f"note: {text}")
     path = Path(out) if out else None
     if path is not None and (path.is_dir() or str(out).endswith("/")):
         path /= made.name
@@ -173,18 +167,12 @@ def _put(text: str, out: Path | None, overwrite: bool) -> None:
     if out is None:
         click.echo(text, nl=False)
         return
-    if out.exists() and not overwrite:
-        raise InputError(f"{out} is there already", "choose another name, or replace it with --overwrite")
+    check_replaceable(out, overwrite)
     write_text(out, text)
-    click.echo(f"wrote {out}", err=True)
+    remark(f"wrote {out}")
 
 
 def _show(contents: Any, as_json: bool) -> None:
-    from windtunnel.report.documents import as_text
-    from windtunnel.report.render.tables import show
     from windtunnel.report.workload import contents_document, contents_report
 
-    if as_json:
-        click.echo(as_text(contents_document(contents)))
-    else:
-        show(*contents_report(contents))
+    answer(as_json, contents_document, contents_report, contents)

@@ -31,7 +31,7 @@ _ERROR_EDGES = [step / 20 for step in range(-20, 21)]
 
 
 def validation_report(
-    predictions: Sequence[Prediction], groups: Sequence[str] = GROUPS, left_out: Mapping[str, int] | None = None
+    predictions: Sequence[Prediction], left_out: Mapping[str, int] | None = None
 ) -> list[RenderableType]:
     """Overall errors, errors by group, the worst runs with what is known of them, and what was refused.
 
@@ -46,7 +46,7 @@ def validation_report(
     shown = metrics[:NUM_SHOWN]
     headers = ("error, %", "runs", *(f"{NAMES[name]}\n{'median':>6}{'p90':>6}{'bias':>6}" for name in shown))
     rows = [_short_row("all", done, shown)]
-    for group in groups:
+    for group in GROUPS:
         found = by_label(done, group)
         if len(found) > 1:
             rows += [("", "", *("" for _ in shown)), (group, "", *("" for _ in shown))]

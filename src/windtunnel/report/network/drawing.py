@@ -1,11 +1,9 @@
 """A fabric as a picture: one self-contained HTML file, tiers above each other, servers as boxes."""
 
 from html import escape
-from pathlib import Path
 
 import numpy as np
 
-from windtunnel.errors import unwritable
 from windtunnel.network.fabric import Fabric, NodeKind
 from windtunnel.units import format_count
 
@@ -22,21 +20,8 @@ _STYLE = (
 )
 
 
-def write_drawing(fabric: Fabric, path: Path) -> None:
-    """Write the picture.
-
-    Raises:
-        InputError: the file cannot be written.
-    """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(drawing(fabric), encoding="utf-8")
-    except OSError as error:
-        raise unwritable(path, error) from None
-
-
 def drawing(fabric: Fabric) -> str:
-    """The HTML of the picture: hovering a node names it and its links."""
+    """Draw a fabric as an HTML page; hovering a node names it and its links."""
     places, boxes, height = _layout(fabric)
     lines = [
         _line(places[a], places[b])
@@ -58,7 +43,7 @@ def drawing(fabric: Fabric) -> str:
 
 
 def _legend(fabric: Fabric) -> str:
-    """What each colour is, of the kinds that the fabric has."""
+    """Name the colour of every kind of node that the fabric has."""
     kinds = [(0, 0), *([(1, 0)] if (fabric.kind == NodeKind.SCALE_UP_SWITCH).any() else [])]
     kinds += [(int(NodeKind.SWITCH), tier) for tier in range(1, int(fabric.tier.max()) + 1)]
     shown = (f'<span style="color:{_colour(*kind)}">\u25a0</span> {_name(*kind)}' for kind in kinds)
@@ -66,7 +51,7 @@ def _legend(fabric: Fabric) -> str:
 
 
 def _layout(fabric: Fabric) -> tuple[dict[int, tuple[float, int]], list[str], int]:
-    """Where each drawn node is, the boxes of servers, and the picture's height."""
+    """Return where each drawn node is, the boxes of servers, and the picture's height."""
     tiers = int(fabric.tier.max())
     places: dict[int, tuple[float, int]] = {}
     first = 40 + (_MOST_BEND if _has_flat_links(fabric) else 0)
@@ -96,9 +81,9 @@ def _has_flat_links(fabric: Fabric) -> bool:
     return bool((row[fabric.link_a] == row[fabric.link_b]).any())
 
 
-def _line(one: tuple[float, int], other: tuple[float, int]) -> str:
-    """A link: straight between rows, an arch inside one, the higher the farther it reaches."""
-    (x, y), (to_x, to_y) = one, other
+def _line(start: tuple[float, int], end: tuple[float, int]) -> str:
+    """Draw a link: straight between rows, inside one row an arch, which is higher the longer it is."""
+    (x, y), (to_x, to_y) = start, end
     bend = min(2.0 * _MOST_BEND, 16 + abs(to_x - x) / 5) if y == to_y else 0
     if not bend:
         return f'<path d="M{x:.1f} {y}L{to_x:.1f} {to_y}"/>'

@@ -1,4 +1,4 @@
-"""What happened on a network as CSV: every flow's times, every link's use, and queues over time."""
+"""CSV files of a simulated network: every flow's times, every link's use, and queues over time."""
 
 import csv
 from collections.abc import Iterable, Sequence
@@ -57,7 +57,7 @@ def write_link_use(fabric: Fabric, times: FlowTimes, path: Path) -> None:
 
 
 def write_queues(fabric: Fabric, trace: QueueTrace, path: Path) -> None:
-    """Write a row for each look at the queues, a column for each traced link, `36-40` from node 36 to node 40.
+    """Write a row for each sample of the queues, a column for each traced link, `36-40` from node 36 to node 40.
 
     Raises:
         InputError: the file cannot be written.

@@ -8,6 +8,7 @@ from rich.console import RenderableType
 
 from windtunnel.network.collectives.run import CollectiveRun
 from windtunnel.network.fabric import Fabric, NodeKind
+from windtunnel.report.documents import fields_of
 from windtunnel.report.render.tables import columns, grid, number, percent, title
 from windtunnel.report.version import version
 from windtunnel.training.iteration.layers import Group
@@ -26,7 +27,7 @@ _MOST_ROWS = 12
 
 
 def topology_report(fabric: Fabric) -> list[RenderableType]:
-    """What a fabric consists of: its nodes by kind, its links by what they join."""
+    """Return the tables of a fabric: its nodes by kind, its links by what they join."""
     counts = [("GPUs", f"{fabric.num_gpus} {fabric.gpu_type}, {fabric.gpus_per_server} a server")]
     for name, num in _switches(fabric):
         counts.append((name, str(num)))
@@ -43,39 +44,33 @@ def topology_report(fabric: Fabric) -> list[RenderableType]:
 
 
 def topology_document(fabric: Fabric) -> dict[str, Any]:
-    """A fabric's counts and links by kind, in SI units."""
+    """Document a fabric: counts, and links by kind, in SI units."""
     return {
         "windtunnel": version(),
-        "name": fabric.name,
-        "gpu_type": fabric.gpu_type,
-        "num_gpus": fabric.num_gpus,
-        "gpus_per_server": fabric.gpus_per_server,
-        "num_servers": fabric.num_servers,
-        "num_nodes": fabric.num_nodes,
-        "num_links": fabric.num_links,
+        **fields_of(fabric, "name", "gpu_type", "num_gpus", "gpus_per_server", "num_servers", "num_nodes", "num_links"),
         "switches": dict(_switches(fabric)),
         "links": _links(fabric),
     }
 
 
 def _switches(fabric: Fabric) -> list[tuple[str, int]]:
-    found = []
+    switches = []
     for tier, name in _TIERS.items():
         num = int(np.count_nonzero((fabric.kind != NodeKind.GPU) & (fabric.tier == tier)))
         if num:
-            found.append((f"{name}{'es' if name.endswith('switch') else 's'}".replace("leafs", "leaves"), num))
-    return found
+            switches.append((f"{name}{'es' if name.endswith('switch') else 's'}".replace("leafs", "leaves"), num))
+    return switches
 
 
 def _links(fabric: Fabric) -> list[dict[str, Any]]:
     level = np.where(fabric.kind == NodeKind.GPU, -1, fabric.tier)
     a, b = level[fabric.link_a], level[fabric.link_b]
     keys = np.column_stack([np.minimum(a, b), np.maximum(a, b), fabric.bandwidth_bytes_per_s, fabric.latency_s])
-    found, counts = np.unique(keys, axis=0, return_counts=True)
+    kinds, counts = np.unique(keys, axis=0, return_counts=True)
     words = {-1: "GPU", **_TIERS}
     return [
         {"from": words[int(low)], "to": words[int(high)], "num": int(num), "bytes_per_s": rate, "latency_s": latency}
-        for (low, high, rate, latency), num in zip(found.tolist(), counts, strict=True)
+        for (low, high, rate, latency), num in zip(kinds.tolist(), counts, strict=True)
     ]
 
 
@@ -84,7 +79,7 @@ def _gbps(bytes_per_s: float) -> str:
 
 
 def collective_report(run: CollectiveRun, fabric: Fabric) -> list[RenderableType]:
-    """One collective: time, bandwidths as nccl-tests defines them, how and by what it was found."""
+    """Return the table of a collective: time, bandwidths as nccl-tests defines them, algorithm and source."""
     where = f"{format_count(run.num_ranks, 'GPU')} of {fabric.name}" + (
         f", {format_count(run.num_servers, 'server')}" if run.num_servers > 1 else ""
     )
@@ -106,25 +101,14 @@ def collective_report(run: CollectiveRun, fabric: Fabric) -> list[RenderableType
 
 
 def collective_document(run: CollectiveRun) -> dict[str, Any]:
-    """One collective as a document."""
-    return {
-        "windtunnel": version(),
-        "op": run.op,
-        "size_bytes": run.size_bytes,
-        "num_ranks": run.num_ranks,
-        "num_servers": run.num_servers,
-        "seconds": run.seconds,
-        "algorithm_bytes_per_s": run.algorithm_bytes_per_s,
-        "bus_bytes_per_s": run.bus_bytes_per_s,
-        "algorithm": run.algorithm,
-        "protocol": run.protocol,
-        "backend": run.backend,
-        "source": run.source,
-    }
+    """Document one collective."""
+    work = fields_of(run, "op", "size_bytes", "num_ranks", "num_servers")
+    answer = fields_of(run, "seconds", "algorithm_bytes_per_s", "bus_bytes_per_s")
+    return {"windtunnel": version(), **work, **answer, **fields_of(run, "algorithm", "protocol", "backend", "source")}
 
 
 def iteration_report(iteration: Iteration) -> list[RenderableType]:
-    """An iteration: where its time goes, and the layers that communicate longest."""
+    """Return the tables of an iteration: where its time goes, and the layers that take longest."""
     total = iteration.total_ns
     parts = [("computation", float(iteration.compute_ns))]
     parts += [(f"{_GROUPS[group]}", spent) for group, spent in iteration.exposed_ns.items()]
@@ -156,7 +140,7 @@ def _layer_rows(iteration: Iteration) -> list[tuple[str, ...]]:
 
 
 def iteration_document(iteration: Iteration) -> dict[str, Any]:
-    """An iteration as a document, seconds throughout."""
+    """Document an iteration, in seconds."""
     return {
         "windtunnel": version(),
         "workload": iteration.workload.name,
@@ -187,7 +171,7 @@ def iteration_document(iteration: Iteration) -> dict[str, Any]:
 
 
 def shared_report(jobs: Sequence[SharedJob], fabric: Fabric, placement: str) -> list[RenderableType]:
-    """Several jobs on one network: each one's iteration alone and beside the others."""
+    """Return the table of jobs that share a network: each one's iteration alone and beside the others."""
     rows = [
         (
             job.workload.name,
@@ -205,7 +189,7 @@ def shared_report(jobs: Sequence[SharedJob], fabric: Fabric, placement: str) -> 
 
 
 def shared_document(jobs: Sequence[SharedJob], fabric: Fabric, placement: str) -> dict[str, Any]:
-    """The same as a document."""
+    """Document jobs that share a network."""
     return {
         "windtunnel": version(),
         "topology": fabric.name,
@@ -215,11 +199,7 @@ def shared_document(jobs: Sequence[SharedJob], fabric: Fabric, placement: str) -
                 "workload": job.workload.name,
                 "num_gpus": job.workload.num_gpus,
                 "gpus": job.gpus.tolist(),
-                "alone_s": job.alone_s,
-                "shared_s": job.shared_s,
-                "slowest_s": job.slowest_s,
-                "slowdown": job.slowdown,
-                "num_iterations": job.num_iterations,
+                **fields_of(job, "alone_s", "shared_s", "slowest_s", "slowdown", "num_iterations"),
             }
             for job in jobs
         ],

@@ -1,0 +1,66 @@
+"""Options that several verbs of the network share: how it is simulated, and what of it has failed."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NamedTuple
+
+from windtunnel.cli.options import section
+from windtunnel.errors import InputError
+
+if TYPE_CHECKING:
+    from windtunnel.network.fabric import Fabric
+    from windtunnel.network.settings import NetworkSettings
+
+_HOW, _FAILURES = section("How"), section("Failures")
+
+
+class NetworkOptions(NamedTuple):
+    """Options that become `NetworkSettings`."""
+
+    backend: Annotated[str | None, _HOW("--backend", help="analytic, flow or packet.  [analytic]")]
+    routing: Annotated[str | None, _HOW("--routing", help="ecmp or spray.  [ecmp]")]
+    compat: Annotated[str | None, _HOW("--compat", help="simai: compute as SimAI does, with its rings and packets.")]
+    conf: Annotated[Path | None, _HOW("--conf", help="SimAI.conf; means --compat simai.")]
+    send_latency: Annotated[str | None, _HOW("--send-latency", metavar="TIME", help="Time before each flow.  [3us]")]
+    seed: Annotated[int | None, _HOW("--seed", help="Seed of the switches' hashes.  [0]")]
+
+    def settings(self) -> "NetworkSettings":
+        """Return these options, over the fields of a SimAI.conf, over the defaults of `compat`."""
+        from windtunnel.network.settings import settings_from
+
+        given = {name: value for name, value in self._asdict().items() if name != "conf" and value is not None}
+        if given.get("backend", "analytic") == "analytic":
+            unused = next((name for name in ("routing", "send_latency", "seed") if name in given), None)
+            if unused is not None:
+                option = f"--{unused.replace('_', '-')}"
+                raise InputError(f"{option} is for flows; the analytic backend has none", "give --backend flow")
+        if "send_latency" in given:
+            given["send_latency_s"] = given.pop("send_latency")
+        if self.conf is not None:
+            from windtunnel.formats.simai.conf import read_simai_conf
+            from windtunnel.schema import encode
+
+            given = {**encode(read_simai_conf(self.conf)), **given}
+        return settings_from(given)
+
+
+class Failures(NamedTuple):
+    """Links and switches that have failed."""
+
+    fail_links: Annotated[
+        tuple[str, ...], _FAILURES("--fail-link", metavar="A-B", help="Leave out the link of these two nodes.")
+    ]
+    fail_nodes: Annotated[tuple[int, ...], _FAILURES("--fail-node", help="Leave out this switch.")]
+
+    def fabric(self, topology: str) -> "Fabric":
+        """Return the fabric of a file, a type with parameters or a node, without what has failed."""
+        from windtunnel.network.fabric import without
+        from windtunnel.network.named_fabrics import fabric_of
+
+        return without(fabric_of(topology), tuple(_node_pair(text) for text in self.fail_links), self.fail_nodes)
+
+
+def _node_pair(text: str) -> tuple[int, int]:
+    first, dash, second = text.partition("-")
+    if not (dash and first.isdecimal() and second.isdecimal()):
+        raise InputError(f"--fail-link: {text!r} is not two node ids, as 0-128")
+    return int(first), int(second)
