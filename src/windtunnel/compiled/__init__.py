@@ -24,6 +24,7 @@ KERNELS = (
     "serving/per_request/*.py",
     "serving/schedulers/*.py",
     "serving/state/*.py",
+    "training/pipeline/actions.py",
     "training/pipeline/kernel.py",
 )
 """Where kernels are, as patterns below the package; the import contracts name the same places."""

@@ -25,7 +25,8 @@ from windtunnel.training.layers.sharding import (
     optimizer_tasks,
     reduce_tasks,
 )
-from windtunnel.training.pipeline.schedules import BACKWARD, FORWARD, PAIRED, WEIGHT, schedule
+from windtunnel.training.pipeline.actions import BACKWARD, FORWARD, PAIRED, WEIGHT
+from windtunnel.training.pipeline.schedules import schedule
 from windtunnel.training.setup import TrainingSetup
 
 BESIDE_STEP = "optimizer"

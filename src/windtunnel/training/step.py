@@ -21,7 +21,8 @@ from windtunnel.training.layers.rank import Group, Rank
 from windtunnel.training.layers.sharding import finish_tasks, optimizer_tasks
 from windtunnel.training.memory import USABLE_FRACTION, StageMemory, stage_memory
 from windtunnel.training.pipeline import kernel as pipeline
-from windtunnel.training.pipeline.schedules import BACKWARD, FORWARD, WEIGHT, Schedule, schedule
+from windtunnel.training.pipeline.actions import BACKWARD, FORWARD, WEIGHT
+from windtunnel.training.pipeline.schedules import Schedule, schedule
 from windtunnel.training.pricing import FastestEstimator, PassCost, TrainingPricer, pricer
 from windtunnel.training.setup import TrainingSetup, resolve
 from windtunnel.units import format_seconds
@@ -199,19 +200,16 @@ def replay(rank: Rank, prices: TrainingPricer, plan: Schedule, costs: tuple[Chun
     hidden = np.array([_hidden_by_pairing_s(cost, prices) / 2 for cost in both])
     overlap = rank.setup.job.overlap
     zeros = np.zeros(plan.num_chunks)
-    starts, ends, communicated = pipeline.run(
-        (plan.actions, plan.offsets, plan.device_of_chunk, plan.next_chunk, plan.num_microbatches),
-        seconds,
-        hidden,
-        zeros + message_seconds(rank, prices),
-        not overlap.pipeline,
-        np.array([cost.gather_s for cost in both]) if overlap.parameter_gather else zeros,
-        np.array([cost.reduce_s for cost in both]) if overlap.gradient_reduce else zeros,
-        np.array([cost.num_buckets for cost in both]),
-        prices.overlap_slowdown,
-        plan.is_split,
+    times = pipeline.ChunkTimes(
+        actions_s=seconds,
+        hidden_s=hidden,
+        message_s=zeros + message_seconds(rank, prices),
+        gather_s=np.array([cost.gather_s for cost in both]) if overlap.parameter_gather else zeros,
+        reduce_s=np.array([cost.reduce_s for cost in both]) if overlap.gradient_reduce else zeros,
+        num_buckets=np.array([cost.num_buckets for cost in both]),
     )
-    return Timeline(plan, starts, ends, communicated)
+    settings = pipeline.OverlapSettings(not overlap.pipeline, prices.overlap_slowdown)
+    return Timeline(plan, *pipeline.run(plan.tables, times, settings))
 
 
 def _hidden_by_pairing_s(cost: ChunkCost, prices: TrainingPricer) -> float:

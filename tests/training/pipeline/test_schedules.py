@@ -8,9 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from windtunnel.training.pipeline import kernel as pipeline
-from windtunnel.training.pipeline.schedules import BACKWARD, FORWARD, PAIRED, WEIGHT, Schedule, ideal_bubble_s, schedule
+from windtunnel.training.pipeline.actions import BACKWARD, FORWARD, PAIRED, WEIGHT
+from windtunnel.training.pipeline.schedules import Schedule, ideal_bubble_s, schedule
 
 NAMES = ("gpipe", "1f1b", "interleaved", "looped_bfs", "zb_h1", "zb_h2", "zb_v", "dualpipe", "dualpipe_v")
+
+FREE = pipeline.OverlapSettings(is_blocking=False, slowdown_fraction=0.0)
+"""Sending and data-parallel communication cost a device nothing."""
 
 
 def replay(
@@ -24,10 +28,8 @@ def replay(
     seconds[BACKWARD] = (input_s if plan.is_split else input_s + weight_s) / per_device
     seconds[WEIGHT] = weight_s / per_device
     zeros = np.zeros(chunks)
-    arrays = (plan.actions, plan.offsets, plan.device_of_chunk, plan.next_chunk, plan.num_microbatches)
-    starts, ends, _ = pipeline.run(
-        arrays, seconds, zeros, zeros + message_s, False, zeros, zeros, zeros + 1, 0.0, plan.is_split
-    )
+    times = pipeline.ChunkTimes(seconds, zeros, zeros + message_s, zeros, zeros, zeros + 1)
+    starts, ends, _ = pipeline.run(plan.tables, times, FREE)
     return starts, ends
 
 
@@ -143,20 +145,19 @@ def test_activations_in_flight_are_as_the_papers_say() -> None:
 def test_a_blocking_sender_takes_longer() -> None:
     plan = schedule("1f1b", 4, 8)
     zeros = np.zeros(4)
-    arrays = (plan.actions, plan.offsets, plan.device_of_chunk, plan.next_chunk, plan.num_microbatches)
-    seconds = np.ones((3, 4))
+    times = pipeline.ChunkTimes(np.ones((3, 4)), zeros, zeros + 0.1, zeros, zeros, zeros + 1)
     steps = [
-        float(pipeline.run(arrays, seconds, zeros, zeros + 0.1, blocking, zeros, zeros, zeros + 1, 0.0, False)[1].max())
-        for blocking in (False, True)
+        float(pipeline.run(plan.tables, times, FREE._replace(is_blocking=is_blocking))[1].max())
+        for is_blocking in (False, True)
     ]
     assert steps[1] > steps[0]
 
 
 def test_gradients_hide_behind_the_last_backward_pass() -> None:
     plan = schedule("1f1b", 1, 2)
-    arrays = (plan.actions, plan.offsets, plan.device_of_chunk, plan.next_chunk, plan.num_microbatches)
-    zeros, seconds = np.zeros(1), np.ones((3, 1))
-    _, ends, done = pipeline.run(arrays, seconds, zeros, zeros, False, zeros, zeros + 0.5, zeros + 10, 0.0, False)
+    zeros = np.zeros(1)
+    times = pipeline.ChunkTimes(np.ones((3, 1)), zeros, zeros, zeros, zeros + 0.5, zeros + 10)
+    _, ends, done = pipeline.run(plan.tables, times, FREE)
     # Ten buckets: the first leaves after a tenth of the pass, the last a twentieth of a second after it.
     assert done[0] - ends.max() == pytest.approx(0.05)
 
@@ -169,11 +170,11 @@ def test_paired_passes_hide_what_they_may(name: str, pp: int, chunks: int) -> No
     actions[:, 0] %= PAIRED
     alone = schedule(name, pp, num_microbatches, chunks)
     assert sorted(map(tuple, actions.tolist())) == sorted(map(tuple, alone.actions.tolist()))
-    zeros, seconds = np.zeros(plan.num_chunks), np.ones((3, plan.num_chunks))
-    arrays = (plan.actions, plan.offsets, plan.device_of_chunk, plan.next_chunk, plan.num_microbatches)
+    zeros = np.zeros(plan.num_chunks)
+    times = pipeline.ChunkTimes(np.ones((3, plan.num_chunks)), zeros, zeros, zeros, zeros, zeros + 1)
     taken = [
-        float(pipeline.run(arrays, seconds, zeros + hidden, zeros, False, zeros, zeros, zeros + 1, 0.0, False)[1].max())
-        for hidden in (0.0, 0.25)
+        float(pipeline.run(plan.tables, times._replace(hidden_s=zeros + hidden_s), FREE)[1].max())
+        for hidden_s in (0.0, 0.25)
     ]
     # Two passes of a pair save a quarter of a second each; warm-up and cool-down save nothing.
     num_pairs = num_microbatches * chunks - ((pp - 1) * 2 + (chunks - 1) * pp if chunks > 1 else 0) - 1

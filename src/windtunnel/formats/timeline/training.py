@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 from windtunnel.errors import InputError
 from windtunnel.formats.timeline.file import Event, trace_head, write_events
 from windtunnel.formats.timeline.write import MAX_EVENTS
-from windtunnel.training.pipeline.schedules import PAIRED, Schedule
+from windtunnel.training.pipeline.actions import PAIRED
+from windtunnel.training.pipeline.schedules import Schedule
 
 KINDS = ("forward", "backward", "weight gradient")
 _COLOURS = ("thread_state_running", "thread_state_runnable", "thread_state_iowait")

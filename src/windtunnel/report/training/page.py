@@ -11,7 +11,7 @@ from windtunnel.report.render.tables import duration, number, percent, span_text
 from windtunnel.report.training.document import training_document
 from windtunnel.report.training.step import batch_line, devices_line, model_line, run_rows
 from windtunnel.training.campaign import Campaign
-from windtunnel.training.pipeline.schedules import BACKWARD, FORWARD, PAIRED, WEIGHT
+from windtunnel.training.pipeline.actions import BACKWARD, FORWARD, PAIRED, WEIGHT
 from windtunnel.training.step import Timeline, TrainingResult
 from windtunnel.units import format_bytes, format_seconds
 

@@ -1,238 +1,268 @@
 """Replays a pipeline schedule: when every action starts and ends, given how long each takes.
 
 Devices run their actions in order; an action waits for its device, for the chunk before it in its own micro-batch and
-for the message between them. Everything is a number or an array; shapes are in the names' comments.
+for the message between them.
 """
+
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.compiled.jit import entry, inner
+from windtunnel.training.pipeline.actions import BACKWARD, FORWARD, PAIRED, WEIGHT, ScheduleTables
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-FORWARD, BACKWARD, WEIGHT = 0, 1, 2
-PAIRED = 4
-"""Added to the kind of a forward pass that runs interleaved with the backward pass after it."""
+UNKNOWN = -1.0
+"""Time of what has not run yet."""
+
+
+class ChunkTimes(NamedTuple):
+    """Seconds of every chunk, (num_chunks,) where no shape is given."""
+
+    actions_s: Floats
+    """(3, num_chunks) one action, by kind."""
+    hidden_s: Floats
+    """Saved by each of two paired passes: one's communication runs beside the other's computation."""
+    message_s: Floats
+    """A message to the next chunk, or back."""
+    gather_s: Floats
+    """Gathering parameters, before a chunk's first forward pass."""
+    reduce_s: Floats
+    """Reducing gradients, after a chunk's last backward pass."""
+    num_buckets: Floats
+    """Pieces of both."""
+
+
+class OverlapSettings(NamedTuple):
+    """How communication and computation of one device affect each other."""
+
+    is_blocking: bool
+    """Whether a device is busy while it sends."""
+    slowdown_fraction: float
+    """How much longer computation takes beside data-parallel communication."""
+
+
+class ReplayTables(NamedTuple):
+    """Results and scratch of a replay."""
+
+    starts_s: Floats
+    """(num_actions,) out; `ends_s` too."""
+    ends_s: Floats
+    wire_free_s: Floats
+    """(num_devices,) out: when data-parallel communication ends."""
+    free_s: Floats
+    """(num_devices,) when the device is idle again."""
+    cursor: Ints
+    """(num_devices,) the next action."""
+    forward_end_s: Floats
+    """(num_chunks, num_microbatches) UNKNOWN: has not run; `backward_end_s` too."""
+    backward_end_s: Floats
+    previous_chunk: Ints
+    """(num_chunks,) -1: first."""
+    num_left: Ints
+    """(num_chunks,) actions that still add to a chunk's gradients."""
+    gathered_s: Floats
+    """(num_chunks,) when parameters are there."""
 
 
 @inner
-def ready_at(
-    kind, chunk, microbatch, device_of_chunk, next_chunk, previous_chunk, message_s, forward_end, backward_end
-):
-    """When an action's inputs are on its device; -1: not yet known."""
+def prepare(schedule: ScheduleTables, times: ChunkTimes, state: ReplayTables, last_kind: int) -> None:
+    """Set up the tables; parameters arrive in the order of their first use, from the start of the step."""
+    actions, offsets = schedule.actions, schedule.offsets
+    for chunk in range(len(schedule.next_chunk)):
+        state.num_left[chunk] = 0
+        state.gathered_s[chunk] = 0.0
+        state.previous_chunk[chunk] = -1
+        for microbatch in range(schedule.num_microbatches):
+            state.forward_end_s[chunk, microbatch] = UNKNOWN
+            state.backward_end_s[chunk, microbatch] = UNKNOWN
+    for chunk in range(len(schedule.next_chunk)):
+        if schedule.next_chunk[chunk] >= 0:
+            state.previous_chunk[schedule.next_chunk[chunk]] = chunk
+    for i in range(len(actions)):
+        if actions[i, 0] == last_kind:
+            state.num_left[actions[i, 1]] += 1
+    for device in range(len(offsets) - 1):
+        state.cursor[device] = offsets[device]
+        state.free_s[device] = 0.0
+        wire_free_s = 0.0
+        for i in range(offsets[device], offsets[device + 1]):
+            chunk = actions[i, 1]
+            is_forward = actions[i, 0] % PAIRED == FORWARD
+            if is_forward and state.gathered_s[chunk] == 0.0 and times.gather_s[chunk] > 0.0:
+                wire_free_s += times.gather_s[chunk]
+                state.gathered_s[chunk] = wire_free_s
+        state.wire_free_s[device] = wire_free_s
+
+
+@inner
+def ready_s(index: int, schedule: ScheduleTables, message_s: Floats, state: ReplayTables) -> float:
+    """Return when an action's inputs are on its device; UNKNOWN while they depend on what has not run."""
+    actions = schedule.actions
+    kind, chunk, microbatch = actions[index, 0] % PAIRED, actions[index, 1], actions[index, 2]
+    device = schedule.device_of_chunk[chunk]
     if kind == FORWARD:
-        before = previous_chunk[chunk]
+        before = state.previous_chunk[chunk]
         if before < 0:
             return 0.0
-        done = forward_end[before, microbatch]
-        crosses = device_of_chunk[before] != device_of_chunk[chunk]
-        return done + message_s[before] if done >= 0.0 and crosses else done
+        done_s = float(state.forward_end_s[before, microbatch])
+        crosses = schedule.device_of_chunk[before] != device
+        return done_s + float(message_s[before]) if done_s >= 0.0 and crosses else done_s
     if kind == BACKWARD:
-        after = next_chunk[chunk]
+        after = schedule.next_chunk[chunk]
         if after < 0:
-            return forward_end[chunk, microbatch]
-        done = backward_end[after, microbatch]
-        crosses = device_of_chunk[after] != device_of_chunk[chunk]
-        return done + message_s[chunk] if done >= 0.0 and crosses else done
-    return backward_end[chunk, microbatch]
+            return float(state.forward_end_s[chunk, microbatch])
+        done_s = float(state.backward_end_s[after, microbatch])
+        crosses = schedule.device_of_chunk[after] != device
+        return done_s + float(message_s[chunk]) if done_s >= 0.0 and crosses else done_s
+    return float(state.backward_end_s[chunk, microbatch])
+
+
+@inner
+def run_actions(
+    first: int,
+    size: int,
+    start_s: float,
+    device: int,
+    schedule: ScheduleTables,
+    times: ChunkTimes,
+    state: ReplayTables,
+    slowdown_fraction: float,
+) -> float:
+    """Run the actions of one piece back to back; return when the last one ends.
+
+    Where parameters or gradients are on the wire, computation is slower; a chunk's last bucket of parameters holds up
+    the layers that it belongs to, and its first bucket of gradients leaves once its layers are done.
+    """
+    actions = schedule.actions
+    last_kind = WEIGHT if schedule.is_split else BACKWARD
+    end_s = start_s
+    for i in range(first, first + size):
+        kind, chunk = actions[i, 0] % PAIRED, actions[i, 1]
+        took_s = times.actions_s[kind, chunk]
+        if size > 1 and kind != WEIGHT:
+            took_s = max(took_s - times.hidden_s[chunk], 0.0)
+        state.starts_s[i] = end_s
+        gathered_s = state.gathered_s[chunk]
+        if kind == FORWARD and end_s < gathered_s:
+            beside_s = min(took_s, gathered_s - end_s)
+            last_bucket_s = took_s / times.num_buckets[chunk]
+            took_s = max(took_s + slowdown_fraction * beside_s, gathered_s - end_s + last_bucket_s)
+        if kind == last_kind:
+            state.num_left[chunk] -= 1
+            if state.num_left[chunk] == 0 and times.reduce_s[chunk] > 0.0:
+                reduce_s, num_buckets = times.reduce_s[chunk], times.num_buckets[chunk]
+                wire_s = max(state.wire_free_s[device], end_s + took_s / num_buckets)
+                beside_s = max(min(end_s + took_s, wire_s + reduce_s) - wire_s, 0.0)
+                took_s += slowdown_fraction * beside_s
+                state.wire_free_s[device] = max(wire_s + reduce_s, end_s + took_s + reduce_s / num_buckets)
+        end_s += took_s
+        state.ends_s[i] = end_s
+    return end_s
+
+
+@inner
+def finish(index: int, end_s: float, schedule: ScheduleTables, state: ReplayTables) -> tuple[int, int]:
+    """Note an action's end; return the chunk that its message goes to, -1 for none, and the earlier one of the two."""
+    actions = schedule.actions
+    kind, chunk, microbatch = actions[index, 0] % PAIRED, actions[index, 1], actions[index, 2]
+    if kind == FORWARD:
+        state.forward_end_s[chunk, microbatch] = end_s
+        return schedule.next_chunk[chunk], chunk
+    if kind == BACKWARD:
+        state.backward_end_s[chunk, microbatch] = end_s
+        return state.previous_chunk[chunk], state.previous_chunk[chunk]
+    return -1, -1
 
 
 @entry
-def replay(
-    actions,  # [num_actions, 3] kind, chunk, micro-batch; device after device
-    offsets,  # [num_devices + 1]
-    device_of_chunk,  # [num_chunks]
-    next_chunk,  # [num_chunks] -1: last
-    seconds,  # [3, num_chunks] of one action
-    hidden_s,  # [num_chunks] that pairing saves: communication of one half beside computation of the other
-    message_s,  # [num_chunks] from a chunk to the next, either way
-    blocking,  # a device is busy while it sends
-    gather_s,  # [num_chunks] parameters, before a chunk's first forward pass
-    reduce_s,  # [num_chunks] gradients, after its last backward pass
-    num_buckets,  # [num_chunks] pieces of both
-    slowdown,  # of computation beside communication, relative
-    is_split,  # weights' gradients are actions of their own
-    starts,  # [num_actions] out
-    ends,  # [num_actions] out
-    forward_end,  # [num_chunks, num_microbatches] work
-    backward_end,  # [num_chunks, num_microbatches] work
-    previous_chunk,  # [num_chunks] work
-    left,  # [num_chunks] work: actions that still add to a chunk's gradients
-    cursor,  # [num_devices] work
-    free,  # [num_devices] work
-    wire_free,  # [num_devices] out: when data-parallel communication ends
-    gathered,  # [num_chunks] work: when parameters are there
-):
-    """Fill `starts` and `ends`; returns the number of actions run: fewer than all of them means a deadlock."""
-    num_devices = len(offsets) - 1
-    num_chunks = len(device_of_chunk)
-    for chunk in range(num_chunks):
-        left[chunk] = 0
-        gathered[chunk] = 0.0
-        previous_chunk[chunk] = -1
-        for microbatch in range(forward_end.shape[1]):
-            forward_end[chunk, microbatch] = -1.0
-            backward_end[chunk, microbatch] = -1.0
-    for chunk in range(num_chunks):
-        if next_chunk[chunk] >= 0:
-            previous_chunk[next_chunk[chunk]] = chunk
-    last_kind = WEIGHT if is_split else BACKWARD
-    pair_size = 3 if is_split else 2
-    for i in range(len(actions)):
-        if actions[i, 0] == last_kind:
-            left[actions[i, 1]] += 1
-    # Parameters arrive in the order of their first use, from the start of the step.
-    for device in range(num_devices):
-        cursor[device] = offsets[device]
-        free[device] = 0.0
-        wire_free[device] = 0.0
-        for i in range(offsets[device], offsets[device + 1]):
-            chunk = actions[i, 1]
-            if actions[i, 0] % PAIRED == FORWARD and gathered[chunk] == 0.0 and gather_s[chunk] > 0.0:
-                wire_free[device] += gather_s[chunk]
-                gathered[chunk] = wire_free[device]
+def replay(schedule: ScheduleTables, times: ChunkTimes, overlap: OverlapSettings, state: ReplayTables) -> int:
+    """Run all actions; return how many have run: fewer than all of them means a deadlock.
 
-    num_run = 0
-    moved = True
-    while moved:
-        moved = False
+    Results are `starts_s`, `ends_s` and `wire_free_s` of `state`.
+    """
+    actions, offsets, cursor = schedule.actions, schedule.offsets, state.cursor
+    pair_size = 3 if schedule.is_split else 2
+    prepare(schedule, times, state, WEIGHT if schedule.is_split else BACKWARD)
+    num_devices, num_run = len(offsets) - 1, 0
+    has_moved = True
+    while has_moved:
+        has_moved = False
         for device in range(num_devices):
             while cursor[device] < offsets[device + 1]:
                 first = cursor[device]
                 size = pair_size if actions[first, 0] >= PAIRED else 1
-                start = free[device]
-                known = True
-                for i in range(first, min(first + size, first + 2)):
-                    ready = ready_at(
-                        actions[i, 0] % PAIRED,
-                        actions[i, 1],
-                        actions[i, 2],
-                        device_of_chunk,
-                        next_chunk,
-                        previous_chunk,
-                        message_s,
-                        forward_end,
-                        backward_end,
-                    )
-                    known = known and ready >= 0.0
-                    start = max(start, ready)
-                if not known:
+                start_s = state.free_s[device]
+                is_known = True
+                for i in range(first, first + min(size, 2)):
+                    input_s = ready_s(i, schedule, times.message_s, state)
+                    is_known = is_known and input_s >= 0.0
+                    start_s = max(start_s, input_s)
+                if not is_known:
                     break
-                end = start
+                end_s = run_actions(first, size, start_s, device, schedule, times, state, overlap.slowdown_fraction)
+                state.free_s[device] = end_s
                 for i in range(first, first + size):
-                    kind, chunk = actions[i, 0] % PAIRED, actions[i, 1]
-                    took = seconds[kind, chunk]
-                    if size > 1 and kind != WEIGHT:
-                        took = max(took - hidden_s[chunk], 0.0)
-                    starts[i] = end
-                    if kind == FORWARD and end < gathered[chunk]:
-                        # The first layers' parameters come first; the last bucket's layers run after it has arrived.
-                        beside = min(took, gathered[chunk] - end)
-                        took = max(took + slowdown * beside, gathered[chunk] - end + took / num_buckets[chunk])
-                    if kind == last_kind:
-                        left[chunk] -= 1
-                        if left[chunk] == 0 and reduce_s[chunk] > 0.0:
-                            wire = max(wire_free[device], end + took / num_buckets[chunk])
-                            beside = max(min(end + took, wire + reduce_s[chunk]) - wire, 0.0)
-                            took += slowdown * beside
-                            last_bucket = end + took + reduce_s[chunk] / num_buckets[chunk]
-                            wire_free[device] = max(wire + reduce_s[chunk], last_bucket)
-                    end += took
-                    ends[i] = end
-                free[device] = end
-                for i in range(first, first + size):
-                    kind, chunk, microbatch = actions[i, 0] % PAIRED, actions[i, 1], actions[i, 2]
-                    target = -1
-                    if kind == FORWARD:
-                        forward_end[chunk, microbatch] = end
-                        target = next_chunk[chunk]
-                    elif kind == BACKWARD:
-                        backward_end[chunk, microbatch] = end
-                        target = previous_chunk[chunk]
-                    if blocking and target >= 0 and device_of_chunk[target] != device:
-                        free[device] += message_s[chunk if kind == FORWARD else target]
+                    target, sender = finish(i, end_s, schedule, state)
+                    if overlap.is_blocking and target >= 0 and schedule.device_of_chunk[target] != device:
+                        state.free_s[device] += times.message_s[sender]
                 cursor[device] += size
                 num_run += size
-                moved = True
+                has_moved = True
     for device in range(num_devices):
-        wire_free[device] = max(wire_free[device], free[device])
+        state.wire_free_s[device] = max(state.wire_free_s[device], state.free_s[device])
     return num_run
 
 
 @entry
 def peak_bytes(
-    actions,  # [num_actions, 3]
-    offsets,  # [num_devices + 1]
-    kept_bytes,  # [num_chunks] of one micro-batch, from its forward pass
-    weight_bytes,  # [num_chunks] of those, until the weights' gradient where that is an action of its own
-    is_split,
-    peaks,  # [num_devices] out
-):
-    """Most bytes of activations that each device holds at once."""
+    actions: Ints, offsets: Ints, kept_bytes: Floats, weight_bytes: Floats, is_split: bool, peaks: Floats
+) -> int:
+    """Find the most bytes of activations on each device at once.
+
+    Args:
+        actions: (num_actions, 3), as in `ScheduleTables`.
+        offsets: (num_devices + 1,) where each device's actions begin.
+        kept_bytes: (num_chunks,) activations of one micro-batch, from its forward pass on.
+        weight_bytes: (num_chunks,) the part of them that the weight gradient needs, where that is an action of its own.
+        is_split: whether it is.
+        peaks: (num_devices,) out.
+    """
     for device in range(len(offsets) - 1):
-        held = 0.0
+        in_use = 0.0
         peak = 0.0
         for i in range(offsets[device], offsets[device + 1]):
             kind, chunk = actions[i, 0] % PAIRED, actions[i, 1]
             if kind == FORWARD:
-                held += kept_bytes[chunk]
+                in_use += kept_bytes[chunk]
             elif kind == BACKWARD:
-                held -= kept_bytes[chunk] - weight_bytes[chunk] if is_split else kept_bytes[chunk]
+                in_use -= kept_bytes[chunk] - weight_bytes[chunk] if is_split else kept_bytes[chunk]
             else:
-                held -= weight_bytes[chunk]
-            peak = max(peak, held)
+                in_use -= weight_bytes[chunk]
+            peak = max(peak, in_use)
         peaks[device] = peak
     return 0
 
 
-def run(
-    schedule_arrays: tuple[Ints, Ints, Ints, Ints, int],
-    seconds: Floats,
-    hidden_s: Floats,
-    message_s: Floats,
-    blocking: bool,
-    gather_s: Floats,
-    reduce_s: Floats,
-    num_buckets: Floats,
-    slowdown: float,
-    is_split: bool,
-) -> tuple[Floats, Floats, Floats]:
-    """`replay` with its working arrays made; returns starts, ends and when each device's communication is done.
-
-    Args:
-        schedule_arrays: actions, offsets, device_of_chunk, next_chunk, number of micro-batches.
-        seconds: `[3, num_chunks]`; see `replay` for the others.
-    """
-    actions, offsets, device_of_chunk, next_chunk, num_microbatches = schedule_arrays
-    num_devices, num_chunks = len(offsets) - 1, len(device_of_chunk)
-    starts, ends = np.empty(len(actions)), np.empty(len(actions))
-    wire_free = np.empty(num_devices)
-    num_run = replay(
-        actions,
-        offsets,
-        device_of_chunk,
-        next_chunk,
-        seconds,
-        hidden_s,
-        message_s,
-        blocking,
-        gather_s,
-        reduce_s,
-        num_buckets,
-        slowdown,
-        is_split,
-        starts,
-        ends,
-        np.empty((num_chunks, num_microbatches)),
-        np.empty((num_chunks, num_microbatches)),
-        np.empty(num_chunks, dtype=np.int64),
-        np.empty(num_chunks, dtype=np.int64),
-        np.empty(num_devices, dtype=np.int64),
-        np.empty(num_devices),
-        wire_free,
-        np.empty(num_chunks),
+def run(schedule: ScheduleTables, times: ChunkTimes, overlap: OverlapSettings) -> tuple[Floats, Floats, Floats]:
+    """Replay a schedule; return starts, ends and when each device's data-parallel communication is done."""
+    num_actions, num_devices = len(schedule.actions), len(schedule.offsets) - 1
+    num_chunks, num_microbatches = len(schedule.device_of_chunk), schedule.num_microbatches
+    state = ReplayTables(
+        starts_s=np.empty(num_actions),
+        ends_s=np.empty(num_actions),
+        wire_free_s=np.empty(num_devices),
+        free_s=np.empty(num_devices),
+        cursor=np.empty(num_devices, dtype=np.int64),
+        forward_end_s=np.empty((num_chunks, num_microbatches)),
+        backward_end_s=np.empty((num_chunks, num_microbatches)),
+        previous_chunk=np.empty(num_chunks, dtype=np.int64),
+        num_left=np.empty(num_chunks, dtype=np.int64),
+        gathered_s=np.empty(num_chunks),
     )
-    assert num_run == len(actions), "a schedule whose actions wait for each other"
-    return starts, ends, wire_free
+    num_run = replay(schedule, times, overlap, state)
+    assert num_run == num_actions, "a schedule whose actions wait for each other"
+    return state.starts_s, state.ends_s, state.wire_free_s

@@ -18,9 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import InputError
-
-FORWARD, BACKWARD, WEIGHT = 0, 1, 2
-"""Kinds of actions. Where a schedule has no weight actions, its backward actions compute both gradients."""
+from windtunnel.training.pipeline.actions import BACKWARD, FORWARD, PAIRED, WEIGHT, ScheduleTables
 
 SPLIT_SCHEDULES = ("zb_h1", "zb_h2", "zb_v", "dualpipe", "dualpipe_v")
 """Schedules that run weights' gradients as actions of their own."""
@@ -28,9 +26,6 @@ SPLIT_SCHEDULES = ("zb_h1", "zb_h2", "zb_v", "dualpipe", "dualpipe_v")
 Ints = NDArray[np.int64]
 Action = tuple[int, int, int]
 """Kind, chunk, micro-batch; a kind of `FORWARD + PAIRED` is one piece with the backward pass after it."""
-
-PAIRED = 4
-"""Marks a forward pass that runs interleaved with the backward pass (and weights' gradient) that follows it (F&B)."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +54,13 @@ class Schedule:
     def is_split(self) -> bool:
         """Whether weights' gradients are actions of their own."""
         return bool((self.actions[:, 0] == WEIGHT).any())
+
+    @property
+    def tables(self) -> ScheduleTables:
+        """The schedule as the replay reads it."""
+        return ScheduleTables(
+            self.actions, self.offsets, self.device_of_chunk, self.next_chunk, self.num_microbatches, self.is_split
+        )
 
     def of_device(self, device: int) -> Ints:
         """One device's actions."""
