@@ -1,6 +1,6 @@
-"""What the code of each architecture fixes and its `config.json` leaves out, and which keys announce the unknown.
+"""Facts of each architecture that its code fixes and its `config.json` leaves out, and keys of unknown layers.
 
-Biases, norms, which layers slide, how wide a feed-forward is that no key names: one line for each `model_type`, taken
+Biases, norms, layers with a sliding window, the width of a feed-forward that no key names: by `model_type`, taken
 from `transformers/models/*/modeling_*.py` and the modelling files published with the checkpoints.
 """
 
@@ -13,7 +13,7 @@ Rule = bool | str
 
 @dataclass(frozen=True)
 class Architecture:
-    """What the code of a `model_type` fixes and its config.json leaves out."""
+    """Facts that the code of a `model_type` fixes and its config.json leaves out."""
 
     qkv_bias: Rule = "attention_bias"
     output_bias: Rule = "attention_bias"
@@ -30,11 +30,11 @@ class Architecture:
     norm_bias: bool = False
     lm_head_bias: Rule = "lm_head_bias"
     tied: bool = False
-    """Whether embeddings are tied where the config does not say."""
+    """Whether embeddings are tied, where the config does not say."""
     full_attention_every: int | None = None
-    """Every n-th layer attends to everything and the others to the sliding window; None: the window holds in all."""
+    """Period of layers that attend to everything, the others to the sliding window; None: all layers slide."""
     shared_experts: int = 0
-    """Where the config does not say."""
+    """Number of shared experts where the config does not say."""
     width_multiple: int | None = None
     """Width of a feed-forward over the hidden size where the config gives none."""
     position_rows: int | None = None
@@ -174,7 +174,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "sliding_window": ("attention_chunk_size", "window_size"),
     "vocab_size": ("padded_vocab_size",),
 }
-"""What else a key is called, in the order in which they count. Llama 4 attends within chunks of `attention_chunk_size`
+"""Other names of a key, the first that is given wins. Llama 4 attends within chunks of `attention_chunk_size`
 tokens, which a window of that size bounds from above: a request sees half of it on average."""
 
 CLASS_DEFAULTS: dict[str, dict[str, Any]] = {
@@ -216,19 +216,19 @@ UNREADABLE: dict[str, str] = {
     "state_size": "state-space layers, as in Mamba,",
     "swa_num_key_value_heads": "window layers with other head counts, as in MiMo-V2,",
 }
-"""Keys that announce a layer with no noun in `ModelSpec`; harmless when null, 0 or empty."""
+"""Keys of layers that `ModelSpec` cannot express -> those layers; harmless when null, 0 or empty."""
 
 UNREADABLE_TYPES: dict[str, str] = {
     "jetmoe": "mixtures of attention heads",
     "moshi": "a second decoder in every step",
 }
-"""The same by `model_type`, where no key tells."""
+"""Model types with layers that `ModelSpec` cannot express and that no key announces."""
 
 SHAPE_WORDS = (
     *("block", "chunk", "conv", "cycle", "delta", "expert", "head", "index", "layers", "lora", "mamba", "moe"),
     *("recur", "shar", "sparse", "ssm", "stack", "window"),
 )
-"""What stands in the names of keys that say how layers are made."""
+"""Words in the names of keys that describe layers."""
 
 HARMLESS_KEYS = frozenset(
     {
@@ -246,4 +246,4 @@ HARMLESS_KEYS = frozenset(
         "v_head_dim",
     }
 )
-"""Such keys that change neither work nor memory, or only beside others that are read."""
+"""Keys about layers that change neither work nor memory, or only together with keys that are read."""

@@ -1,9 +1,8 @@
-"""Reads a model's shape from the `config.json` that is published beside its weights on Hugging Face.
+"""Model shapes from the `config.json` that is published beside a model's weights on Hugging Face.
 
-A config leaves out what the model's code fixes (biases, norms, which layers use the sliding window). Those facts are
-the table `ARCHITECTURES`, one line for each `model_type`, taken from `transformers/models/*/modeling_*.py` and the
-modelling files published with the checkpoints. A `model_type` that is not in the table is read as Llama is, unless one
-of its keys announces a layer that `ModelSpec` has no noun for.
+A config leaves out what the model's code fixes (biases, norms, which layers slide); `model.architectures` has those
+facts. A `model_type` that is unknown there is read as Llama is, unless one of its keys announces a layer that
+`ModelSpec` cannot express.
 """
 
 from collections import Counter
@@ -24,7 +23,7 @@ from windtunnel.model.architectures import (
     Architecture,
     Rule,
 )
-from windtunnel.model.quantization import precision_from_config
+from windtunnel.model.quantization import list_of, precision_from_config
 from windtunnel.model.shape import (
     Attention,
     DenseFeedForward,
@@ -48,7 +47,7 @@ _GENERATIVE = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel", "ForVis
 
 
 def model_from_config(config: Mapping[str, Any], name: str, quant_config: Mapping[str, Any] | None = None) -> ModelSpec:
-    """The `ModelSpec` that a Hugging Face `config.json` describes.
+    """Return the `ModelSpec` that a Hugging Face `config.json` describes.
 
     Args:
         config: the parsed config.json; of a multimodal model the language model (`text_config`) is read.
@@ -65,11 +64,13 @@ def model_from_config(config: Mapping[str, Any], name: str, quant_config: Mappin
     num_norms = _num_norms(reader, architecture)
     layers = tuple(zip(_attentions(reader, architecture), _feed_forwards(reader, architecture), strict=True))
     _refuse_unknown_shapes(reader)
+    max_context_tokens = reader.count("max_position_embeddings")
+    has_positions = architecture.position_rows is not None
     return ModelSpec(
         name=name,
         hidden_size=reader.count("hidden_size"),
         vocab_size=reader.count("vocab_size"),
-        max_context_tokens=_max_context_tokens(reader),
+        max_context_tokens=max_context_tokens,
         layers=tuple(
             LayerGroup(num_layers=num, attention=attention, feed_forward=feed_forward, num_norms=num_norms)
             for (attention, feed_forward), num in Counter(layers).items()
@@ -77,7 +78,7 @@ def model_from_config(config: Mapping[str, Any], name: str, quant_config: Mappin
         tie_word_embeddings=reader.flag("tie_word_embeddings", default=architecture.tied),
         norm_bias=architecture.norm_bias,
         lm_head_bias=reader.rule(architecture.lm_head_bias),
-        learned_positions=_learned_positions(reader, architecture),
+        learned_positions=max_context_tokens + (architecture.position_rows or 0) if has_positions else 0,
         architecture=reader.model_type if any(_has_window(attention) for attention, _ in layers) else "",
         precision=precision_from_config(reader.raw.get("quantization_config"), quant_config, layers, name),
     )
@@ -90,18 +91,17 @@ class _Reader:
     raw: Mapping[str, Any]
     name: str
     model_type: str
-    asked: set[str] = field(default_factory=set)
-    """Every name that was looked up."""
+    looked_up: set[str] = field(default_factory=set)
+    """Names of keys that were looked up."""
 
     def first(self, *keys: str) -> tuple[str, Any]:
-        """The first of `keys`, or of what else they are called, that is given, with its value; (last key, None) where
-        none is."""
-        named = [name for key in keys for name in (key, *ALIASES.get(key, ()))]
-        self.asked.update(named)
-        return next(((name, self.raw[name]) for name in named if self.raw.get(name) is not None), (keys[-1], None))
+        """Return the first of `keys` or their aliases that is given, and its value; else (last key, None)."""
+        names = [name for key in keys for name in (key, *ALIASES.get(key, ()))]
+        self.looked_up.update(names)
+        return next(((name, self.raw[name]) for name in names if self.raw.get(name) is not None), (keys[-1], None))
 
     def count(self, *keys: str, default: int | None = None, minimum: int = 1) -> int:
-        """A whole number of at least `minimum`, under the first of `keys` that is given."""
+        """Return a whole number of at least `minimum`, under the first of `keys` that is given."""
         key, value = self.first(*keys)
         if value is None and default is not None:
             return default
@@ -116,7 +116,7 @@ class _Reader:
         return value
 
     def flag(self, *keys: str, default: bool = False) -> bool:
-        """True or False, under the first of `keys` that is given."""
+        """Return True or False, under the first of `keys` that is given."""
         key, value = self.first(*keys)
         if value is None:
             return default
@@ -125,15 +125,23 @@ class _Reader:
         return value
 
     def numbers(self, key: str) -> list[int]:
-        """A list of whole numbers; empty where it is not given."""
-        self.asked.add(key)
-        value = self.raw.get(key) or []
-        if not isinstance(value, list) or not all(isinstance(item, int) for item in value):
-            raise InputError(f"{self.name}: {key} is {value!r}; a list of whole numbers is needed")
-        return value
+        """Return a list of whole numbers; empty where it is not given."""
+        self.looked_up.add(key)
+        return list_of(int, "whole numbers", self.raw, key, self.name)
+
+    def per_layer(self, key: str, values: list[Any]) -> list[Any]:
+        """Return `values`, the value of `key`, after checking that there is one for each layer."""
+        if len(values) != self.num_layers:
+            raise InputError(f"{self.name}: {key} must have one entry for each of the {self.num_layers} layers")
+        return values
+
+    def check_multiple(self, multiple: str, number: int, of: str, divisor: int) -> None:
+        """Raise InputError unless `number`, the value of `multiple`, is a multiple of `divisor`."""
+        if number % divisor:
+            raise InputError(f"{self.name}: {multiple} {number} is not a multiple of {of} {divisor}")
 
     def rule(self, rule: Rule) -> bool:
-        """What an architecture's rule says for this config."""
+        """Return what an architecture's rule says for this config."""
         return rule if isinstance(rule, bool) else self.flag(rule)
 
     @property
@@ -145,7 +153,7 @@ class _Reader:
 
 
 def _reader(config: Mapping[str, Any], name: str) -> _Reader:
-    """The language model's part of `config`, its outer keys and its class's defaults behind it."""
+    """Return the keys of the language model in `config`, then its outer keys, then the defaults of its class."""
     if not isinstance(config, Mapping):
         raise InputError(f"{name}: config.json holds {type(config).__name__}; an object is needed")
     nested = (config.get(key) for key in ("text_config", "llm_config", "language_config"))
@@ -159,16 +167,16 @@ def _reader(config: Mapping[str, Any], name: str) -> _Reader:
 
 
 def _refuse_unreadable(reader: _Reader) -> None:
-    """Raise for what would be read wrongly: other layers, an encoder, an unknown activation."""
-    what = next((what for key, what in UNREADABLE.items() if reader.raw.get(key)), None)
-    what = what or UNREADABLE_TYPES.get(reader.model_type)
-    if what:
-        raise InputError(f"{reader.name}: {what} cannot be modelled (model_type {reader.model_type!r})")
+    """Raise InputError for a config that would be read wrongly: other layers, an encoder, an unknown activation."""
+    layers = next((layers for key, layers in UNREADABLE.items() if reader.raw.get(key)), None)
+    layers = layers or UNREADABLE_TYPES.get(reader.model_type)
+    if layers:
+        raise InputError(f"{reader.name}: {layers} cannot be modelled (model_type {reader.model_type!r})")
     if reader.count("word_embed_proj_dim", default=reader.count("hidden_size")) != reader.count("hidden_size"):
         raise InputError(f"{reader.name}: an embedding narrower than the layers, as in OPT-350M, cannot be modelled")
     if 0 in reader.numbers("attn_type_list"):
         raise InputError(f"{reader.name}: lightning attention cannot be modelled (model_type {reader.model_type!r})")
-    architectures = _texts(reader, "architectures")
+    architectures = list_of(str, "names", reader.raw, "architectures", reader.name)
     generative = not architectures or any(item.endswith(_GENERATIVE) for item in architectures)
     if reader.raw.get("is_encoder_decoder") or not generative:
         raise InputError(f"{reader.name} ({', '.join(architectures)}) is not a decoder-only language model")
@@ -183,11 +191,11 @@ def _refuse_unreadable(reader: _Reader) -> None:
 
 
 def _refuse_unknown_shapes(reader: _Reader) -> None:
-    """Raise where a `model_type` that is not known has keys about its layers that nothing read."""
+    """Raise InputError where an unknown `model_type` has keys about its layers that nothing read."""
     unread = [
         key
         for key, value in reader.raw.items()
-        if key not in reader.asked | HARMLESS_KEYS | UNREADABLE.keys()
+        if key not in reader.looked_up | HARMLESS_KEYS | UNREADABLE.keys()
         and any(word in key for word in SHAPE_WORDS)
         and (isinstance(value, list | dict) or type(value) is int)
         and value not in (0, 1, [], {})
@@ -200,23 +208,8 @@ def _refuse_unknown_shapes(reader: _Reader) -> None:
         )
 
 
-def _texts(reader: _Reader, key: str) -> list[str]:
-    value = reader.raw.get(key) or []
-    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-        raise InputError(f"{reader.name}: {key} is {value!r}; a list of names is needed")
-    return value
-
-
-def _max_context_tokens(reader: _Reader) -> int:
-    return reader.count("max_position_embeddings")
-
-
-def _learned_positions(reader: _Reader, architecture: Architecture) -> int:
-    return 0 if architecture.position_rows is None else _max_context_tokens(reader) + architecture.position_rows
-
-
 def _num_norms(reader: _Reader, architecture: Architecture) -> int:
-    """Norms of a layer: Falcon's have one where attention and feed-forward run side by side, unless its config says."""
+    """Return the norms of a layer; Falcon's have one where attention and feed-forward run side by side."""
     if "parallel_attn" not in reader.raw:
         return architecture.num_norms
     side_by_side = reader.flag("parallel_attn") and not reader.flag("new_decoder_architecture")
@@ -224,7 +217,7 @@ def _num_norms(reader: _Reader, architecture: Architecture) -> int:
 
 
 def _attentions(reader: _Reader, architecture: Architecture) -> list[Attention]:
-    """The attention of every layer, in order."""
+    """Return the attention of every layer, in order."""
     if reader.raw.get("kv_lora_rank") is not None:
         return [_latent(reader)] * reader.num_layers
     types = _layer_types(reader)
@@ -237,7 +230,7 @@ def _attentions(reader: _Reader, architecture: Architecture) -> list[Attention]:
 
 
 def _layer_types(reader: _Reader) -> list[str]:
-    """`full_attention`, `sliding_attention` or `linear_attention` for every layer, as far as the config tells."""
+    """Return `full_attention`, `sliding_attention` or `linear_attention` for every layer."""
     types = _named_layers(reader, "layer_types", _LAYER_TYPES)
     if types:
         return ["sliding_attention" if layer == "chunked_attention" else layer for layer in types]
@@ -250,13 +243,12 @@ def _layer_types(reader: _Reader) -> list[str]:
 
 
 def _named_layers(reader: _Reader, key: str, allowed: tuple[str, ...]) -> list[str]:
-    """What a config calls each of its layers under `key`; nothing where it does not."""
-    reader.asked.add(key)
+    """Return the names that a config gives to its layers under `key`; empty where it gives none."""
+    reader.looked_up.add(key)
     names = reader.raw.get(key)
     if names is None:
         return []
-    if not isinstance(names, list) or len(names) != reader.num_layers:
-        raise InputError(f"{reader.name}: {key} must name each of the {reader.num_layers} layers")
+    names = reader.per_layer(key, names if isinstance(names, list) else [])
     unknown = next((name for name in names if name not in allowed), None)
     if unknown is not None:
         raise InputError(
@@ -266,9 +258,13 @@ def _named_layers(reader: _Reader, key: str, allowed: tuple[str, ...]) -> list[s
 
 
 def _windows(reader: _Reader, architecture: Architecture, types: list[str]) -> list[int | None]:
-    """The sliding window of every layer in tokens; None where it attends to everything."""
+    """Return the sliding window of every layer in tokens; None where it attends to everything."""
     window = reader.count("sliding_window", default=0, minimum=0)
-    if not window or window >= _max_context_tokens(reader) or not reader.flag("use_sliding_window", default=True):
+    if (
+        not window
+        or window >= reader.count("max_position_embeddings")
+        or not reader.flag("use_sliding_window", default=True)
+    ):
         return [None] * len(types)
     if "layer_types" in reader.raw or "attention_layers" in reader.raw:
         return [window if layer == "sliding_attention" else None for layer in types]
@@ -290,10 +286,7 @@ def _grouped_query(reader: _Reader, architecture: Architecture, window: int | No
     # Falcon's newer blocks group queries although they say multi_query.
     shares_one = reader.flag("multi_query") and not reader.flag("new_decoder_architecture")
     num_kv_heads = 1 if shares_one else reader.count("num_key_value_heads", default=num_heads)
-    if num_heads % num_kv_heads:
-        raise InputError(
-            f"{reader.name}: num_attention_heads {num_heads} is not a multiple of num_key_value_heads {num_kv_heads}"
-        )
+    reader.check_multiple("num_attention_heads", num_heads, "num_key_value_heads", num_kv_heads)
     return GroupedQueryAttention(
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
@@ -311,11 +304,8 @@ def _grouped_query(reader: _Reader, architecture: Architecture, window: int | No
 def _head_dim(reader: _Reader, num_heads: int) -> int:
     head_dim = reader.count("head_dim", default=0)
     hidden_size = reader.count("hidden_size")
-    if not head_dim and hidden_size % num_heads:
-        raise InputError(
-            f"{reader.name}: hidden_size {hidden_size} is not a multiple of num_attention_heads {num_heads}, and there "
-            "is no head_dim"
-        )
+    if not head_dim:
+        reader.check_multiple("without head_dim, hidden_size", hidden_size, "num_attention_heads", num_heads)
     return head_dim or hidden_size // num_heads
 
 
@@ -344,11 +334,7 @@ def _indexer(reader: _Reader) -> Indexer:
 def _gated_delta(reader: _Reader) -> GatedDeltaAttention:
     num_key_heads = reader.count("linear_num_key_heads")
     num_value_heads = reader.count("linear_num_value_heads")
-    if num_value_heads % num_key_heads:
-        raise InputError(
-            f"{reader.name}: linear_num_value_heads {num_value_heads} is not a multiple of linear_num_key_heads "
-            f"{num_key_heads}"
-        )
+    reader.check_multiple("linear_num_value_heads", num_value_heads, "linear_num_key_heads", num_key_heads)
     return GatedDeltaAttention(
         num_key_heads=num_key_heads,
         num_value_heads=num_value_heads,
@@ -359,7 +345,7 @@ def _gated_delta(reader: _Reader) -> GatedDeltaAttention:
 
 
 def _feed_forwards(reader: _Reader, architecture: Architecture) -> list[FeedForward]:
-    """The feed-forward of every layer, in order."""
+    """Return the feed-forward of every layer, in order."""
     sparse = _sparse_layers(reader)
     experts = _experts(reader, architecture) if any(sparse) else None
     dense = None if all(sparse) else _dense(reader, architecture)
@@ -367,7 +353,7 @@ def _feed_forwards(reader: _Reader, architecture: Architecture) -> list[FeedForw
 
 
 def _sparse_layers(reader: _Reader) -> list[bool]:
-    """Which layers are a mixture of experts."""
+    """Return whether each layer is a mixture of experts."""
     if not reader.count("num_local_experts", default=0, minimum=0):
         return [False] * reader.num_layers
     named = _named_layers(reader, "mlp_layer_types", ("dense", "sparse"))
@@ -389,11 +375,9 @@ def _sparse_layers(reader: _Reader) -> list[bool]:
 
 
 def _moe_layer_frequency(reader: _Reader) -> list[bool]:
-    """DeepSeek's `moe_layer_freq`: every n-th layer, or a list with one entry a layer."""
+    """Return whether DeepSeek's `moe_layer_freq`, a period or a list, lets each layer have experts."""
     if isinstance(reader.raw.get("moe_layer_freq"), list):
-        frequency = reader.numbers("moe_layer_freq")
-        if len(frequency) != reader.num_layers:
-            raise InputError(f"{reader.name}: moe_layer_freq must say for each of the {reader.num_layers} layers")
+        frequency = reader.per_layer("moe_layer_freq", reader.numbers("moe_layer_freq"))
         return [bool(item) for item in frequency]
     every = reader.count("moe_layer_freq", default=1)
     return [index % every == 0 for index in range(reader.num_layers)]

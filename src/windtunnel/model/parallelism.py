@@ -1,13 +1,13 @@
-"""How one replica of a model spreads over devices."""
+"""Parallelism: the devices of one replica of a model."""
 
 from windtunnel.schema import Schema, check_at_least
 
 
 class Parallelism(Schema):
-    """How one replica spreads over `tp * pp * attention_dp` devices.
+    """Degrees of parallelism of one replica on `tp * pp * attention_dp` devices.
 
-    `tp` shards attention and dense layers. With `attention_dp` > 1 every group of `tp` devices serves requests of its
-    own and all groups share the experts. `ep` groups hold different experts; inside an expert-parallel group each
+    `tp` shards attention and dense layers. With `attention_dp` > 1 every group of `tp` devices serves its own
+    requests and all groups share the experts. `ep` groups hold different experts; inside an expert-parallel group each
     expert is sharded `tp * attention_dp / ep` ways.
     """
 

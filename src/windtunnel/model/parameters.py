@@ -1,4 +1,4 @@
-"""Counts a model's parameters from its shape, part by part, as the checkpoint stores them."""
+"""Parameter counts of a model, part by part as its checkpoint stores them."""
 
 from dataclasses import dataclass
 
@@ -6,6 +6,7 @@ from windtunnel.model.shape import (
     Attention,
     DenseFeedForward,
     ExpertsFeedForward,
+    FeedForward,
     GatedDeltaAttention,
     LatentAttention,
     ModelSpec,
@@ -17,9 +18,9 @@ class ParameterCount:
     """Numbers of parameters over all layers. Multi-token-prediction layers and vision towers are not counted."""
 
     embedding: int
-    """Tokens, and positions where they are learned."""
+    """Token table, and position table where positions are learned."""
     lm_head: int
-    """Without its matrix where that is the embedding's."""
+    """Output layer, without its matrix where embeddings are tied."""
     attention: int
     """Projections and their biases, sinks, short convolutions and decay rates; not the norms."""
     dense_feed_forward: int
@@ -29,7 +30,7 @@ class ParameterCount:
     """Routers, their biases and the gates of shared experts."""
     norms: int
     inactive_experts: int
-    """The part of `routed_experts` that a token does not use."""
+    """Parameters of `routed_experts` that a token does not use."""
 
     @property
     def total(self) -> int:
@@ -44,7 +45,7 @@ class ParameterCount:
 
 
 def count_parameters(model: ModelSpec) -> ParameterCount:
-    """The number of parameters of `model`, exact as far as `ModelSpec` describes it.
+    """Count the parameters of `model`, exactly as far as `ModelSpec` describes it.
 
     Sources: the modelling files under `transformers/models`; for latent attention arXiv:2405.04434, section 2.1; for
     Gated DeltaNet `transformers/models/qwen3_next`.
@@ -62,8 +63,8 @@ def count_parameters(model: ModelSpec) -> ParameterCount:
         embedding=embedding + model.learned_positions * hidden_size,
         lm_head=(0 if model.tie_word_embeddings else embedding) + (model.vocab_size if model.lm_head_bias else 0),
         attention=sum(group.num_layers * attention_parameters(group.attention, hidden_size) for group in model.layers),
-        dense_feed_forward=sum(num * dense_parameters(part, hidden_size) for num, part in dense),
-        routed_experts=sum(num * part.num_experts * expert_parameters(part, hidden_size) for num, part in experts),
+        dense_feed_forward=sum(num * matrix_parameters(part, hidden_size) for num, part in dense),
+        routed_experts=sum(num * part.num_experts * matrix_parameters(part, hidden_size) for num, part in experts),
         shared_experts=sum(num * shared_expert_parameters(part, hidden_size) for num, part in experts),
         router=sum(num * router_parameters(part, hidden_size) for num, part in experts),
         norms=norm
@@ -72,14 +73,14 @@ def count_parameters(model: ModelSpec) -> ParameterCount:
             for group in model.layers
         ),
         inactive_experts=sum(
-            num * (part.num_experts - part.experts_per_token) * expert_parameters(part, hidden_size)
+            num * (part.num_experts - part.experts_per_token) * matrix_parameters(part, hidden_size)
             for num, part in experts
         ),
     )
 
 
 def attention_parameters(attention: Attention, hidden_size: int) -> int:
-    """One attention layer's parameters without its inner norms."""
+    """Count one attention layer's parameters, without its inner norms."""
     if isinstance(attention, LatentAttention):
         return _latent_parameters(attention, hidden_size)
     if isinstance(attention, GatedDeltaAttention):
@@ -102,7 +103,7 @@ def _latent_parameters(attention: LatentAttention, hidden_size: int) -> int:
 
 
 def indexer_parameters(attention: LatentAttention, hidden_size: int) -> int:
-    """One layer's indexer, which every rank keeps whole: queries, the key and the heads' weights, without its norm."""
+    """Count the parameters of one layer's indexer, without its norm; every rank holds the whole indexer."""
     indexer = attention.indexer
     if indexer is None:
         return 0
@@ -120,10 +121,10 @@ def _gated_delta_parameters(attention: GatedDeltaAttention, hidden_size: int) ->
 
 
 def inner_norm_parameters(attention: Attention) -> int:
-    """The norms inside one attention layer: of queries and keys, of compressed vectors, of a delta layer's output."""
+    """Count one attention layer's inner norms: of queries and keys, compressed vectors, or a delta layer's output."""
     if isinstance(attention, LatentAttention):
-        of_index = 2 * attention.indexer.head_dim if attention.indexer else 0
-        return (attention.q_lora_rank or 0) + attention.kv_lora_rank + of_index
+        index_norm = 2 * attention.indexer.head_dim if attention.indexer else 0
+        return (attention.q_lora_rank or 0) + attention.kv_lora_rank + index_norm
     if isinstance(attention, GatedDeltaAttention):
         return attention.value_head_dim
     if attention.qk_norm_over_heads:
@@ -131,28 +132,23 @@ def inner_norm_parameters(attention: Attention) -> int:
     return 2 * attention.head_dim if attention.qk_norm else 0
 
 
-def dense_parameters(feed_forward: DenseFeedForward, hidden_size: int) -> int:
-    """One dense feed-forward's parameters."""
-    return _matrices(hidden_size, feed_forward.intermediate_size, feed_forward.gated, feed_forward.bias)
-
-
-def expert_parameters(feed_forward: ExpertsFeedForward, hidden_size: int) -> int:
-    """One routed expert's parameters."""
-    return _matrices(hidden_size, feed_forward.intermediate_size, feed_forward.gated, feed_forward.bias)
+def matrix_parameters(feed_forward: FeedForward, hidden_size: int) -> int:
+    """Count the parameters of a dense feed-forward, or of one routed expert."""
+    return _matrices(feed_forward, hidden_size, feed_forward.intermediate_size)
 
 
 def shared_expert_parameters(feed_forward: ExpertsFeedForward, hidden_size: int) -> int:
-    """The parameters of one layer's shared experts together."""
+    """Count the parameters of one layer's shared experts together."""
     width = feed_forward.shared_intermediate_size
-    return _matrices(hidden_size, width, feed_forward.gated, feed_forward.bias) if width else 0
+    return _matrices(feed_forward, hidden_size, width) if width else 0
 
 
 def router_parameters(feed_forward: ExpertsFeedForward, hidden_size: int) -> int:
-    """One layer's router, its bias and the shared experts' gate."""
+    """Count the parameters of one layer's router, its bias and the shared experts' gate."""
     bias = feed_forward.num_experts if feed_forward.router_bias else 0
     return hidden_size * feed_forward.num_experts + bias + (hidden_size if feed_forward.shared_gate else 0)
 
 
-def _matrices(hidden_size: int, width: int, gated: bool, bias: bool) -> int:
-    up = 2 * width if gated else width
-    return hidden_size * (up + width) + (up + hidden_size if bias else 0)
+def _matrices(feed_forward: FeedForward, hidden_size: int, width: int) -> int:
+    up = 2 * width if feed_forward.gated else width
+    return hidden_size * (up + width) + (up + hidden_size if feed_forward.bias else 0)

@@ -1,4 +1,4 @@
-"""Number formats: what a weight, an activation or a cached key takes in memory, and which peak rate computes it."""
+"""Number formats: bits of a weight, an activation or a cached key in memory, and the peak rate that computes it."""
 
 from enum import StrEnum
 
@@ -63,9 +63,8 @@ COMPUTE: dict[Format, tuple[str, ...]] = {
     Format.NVFP4: ("fp4", "fp8", "bf16"),
     Format.MXFP4: ("bf16",),
 }
-"""Format of the weights -> names of the peak rates that may compute it, the fastest first; a device takes the first
-it has.
-"""
+"""Format of the weights -> names of the peak rates that may compute it, the fastest first; a device takes the first one
+that it has."""
 
 
 class Precision(Schema, omit_defaults=False):

@@ -1,8 +1,8 @@
-"""Reads which number formats a published checkpoint uses, from its `quantization_config` or `hf_quant_config.json`.
+"""Number formats of a published checkpoint, from its `quantization_config` or `hf_quant_config.json`.
 
 A checkpoint names a format and a list of modules that it leaves alone, or a format for each module. `Precision` has one
-format for each class of modules, so each class is asked layer by layer and the format of most layers is taken; where
-the modules of one class differ (NVFP4 DeepSeek quantises only the output projection of attention), the widest counts.
+format for each class of modules: the one that most layers have. Where the modules of one class differ in a layer (NVFP4
+DeepSeek quantises only the output projection of attention), the widest format counts.
 """
 
 import re
@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import translate
-from typing import Any
+from typing import Any, TypeVar
 
 from windtunnel.errors import InputError
 from windtunnel.model.precision import BITS, Format, Precision
@@ -38,7 +38,7 @@ _MODELOPT: dict[str, Format] = {
 }
 
 Names = tuple[str, ...]
-"""The names that checkpoints give to one module, below `layers.N.`."""
+"""Names that checkpoints give to one module, below `layers.N.`."""
 
 _GROUPED_QUERY: tuple[Names, ...] = (("self_attn.q_proj", "self_attn.qkv_proj"), ("self_attn.o_proj",))
 _LATENT: tuple[Names, ...] = (
@@ -63,12 +63,12 @@ def precision_from_config(
     layers: Sequence[tuple[Attention, FeedForward]],
     model: str,
 ) -> Precision:
-    """The formats of a checkpoint whose layers are `layers`, in order.
+    """Return the formats of a checkpoint.
 
     Args:
         quantization_config: that key of config.json; None where it has none.
-        hf_quant_config: the content of `hf_quant_config.json`; it wins.
-        layers: attention and feed-forward of every layer.
+        hf_quant_config: the content of `hf_quant_config.json`, which wins.
+        layers: attention and feed-forward of every layer, in order.
         model: the model's name, for errors.
 
     Raises:
@@ -105,7 +105,7 @@ def _feed_forward_modules(feed_forward: FeedForward) -> tuple[Names, ...]:
 
 
 def _of_most(scheme: "_Scheme", layers: Iterable[tuple[int, tuple[Names, ...]]]) -> Format | None:
-    """The format of most `layers`, each given by its index and modules; None where there are no modules."""
+    """Return the format of most `layers`, each given by its index and modules; None where there are no modules."""
     votes: Counter[Format] = Counter()
     for index, modules in layers:
         if modules:
@@ -168,15 +168,15 @@ class _Scheme:
     ignored: _Modules = field(default_factory=lambda: _Modules(()))
     kv_cache: Format = Format.BF16
     lm_head: bool = False
-    """The method quantises the output layer too."""
+    """Whether the method quantises the output layer too."""
 
     @property
     def names_lm_head(self) -> bool:
-        """Whether a group lists the output layer by name; methods that say `Linear` leave it alone."""
+        """Whether a group lists the output layer by name; methods for all `Linear` modules leave it alone."""
         return any(not modules.everything and "lm_head" in modules for modules, _ in self.groups)
 
     def format_of(self, names: Names) -> Format:
-        """The format of the module that checkpoints call one of `names`."""
+        """Return the format of the module that checkpoints call one of `names`."""
         if any(name in self.ignored for name in names):
             return Format.BF16
         return next((fmt for modules, fmt in self.groups if any(name in modules for name in names)), Format.BF16)
@@ -200,7 +200,7 @@ def _scheme(quantization_config: Any, hf_quant_config: Mapping[str, Any] | None,
 
 
 def _single_format(config: Mapping[str, Any], model: str) -> _Scheme:
-    """The methods with one format for all linear layers: fp8, fbgemm_fp8, mxfp4, awq, gptq."""
+    """Read a method with one format for all linear layers: fp8, fbgemm_fp8, mxfp4, awq, gptq."""
     method = str(config.get("quant_method"))
     ignored = _Modules(_strings(config, "modules_to_not_convert", model) + _strings(config, "ignored_layers", model))
     if method in ("fp8", "fbgemm_fp8"):
@@ -226,7 +226,7 @@ def _fp8_format(block_size: Any, model: str) -> Format:
 
 
 def _modelopt(config: Mapping[str, Any], model: str) -> _Scheme:
-    """NVIDIA ModelOpt: `quant_algo`, and `exclude_modules` or `ignore`, or an algorithm for each module."""
+    """Read NVIDIA ModelOpt: `quant_algo`, and `exclude_modules` or `ignore`, or an algorithm for each module."""
     ignored = _Modules(_strings(config, "exclude_modules", model) + _strings(config, "ignore", model))
     kv_cache = _kv_format(config.get("kv_cache_quant_algo", config.get("kv_cache_scheme")), model)
     algorithm = config.get("quant_algo")
@@ -261,7 +261,7 @@ def _compressed_tensors(config: Mapping[str, Any], model: str) -> _Scheme:
 
 
 def _group_format(group: Mapping[str, Any], model: str) -> Format:
-    """The format of one group: what its weights are, and whether activations are quantised too."""
+    """Return the format of one group, by its weights and whether activations are quantised too."""
     weights = _object(group.get("weights"), "weights", model)
     activations = bool(group.get("input_activations"))
     kind, bits, group_size = weights.get("type"), weights.get("num_bits"), weights.get("group_size")
@@ -273,16 +273,18 @@ def _group_format(group: Mapping[str, Any], model: str) -> Format:
         ("float", 4, True): Format.NVFP4 if group_size == 16 else None,
         ("float", 4, False): Format.MXFP4 if group_size == 32 else None,
     }
-    found = known.get((str(kind), bits if isinstance(bits, int) else 0, activations))
-    if found is None:
+    group_format = known.get((str(kind), bits if isinstance(bits, int) else 0, activations))
+    if group_format is None:
         with_or_without = "with" if activations else "without"
-        what = f"{kind} weights of {bits} bits in groups of {group_size} {with_or_without} quantised activations"
-        raise InputError(f"{model}: {what} are not known", _HINT)
-    return found
+        weights_text = (
+            f"{kind} weights of {bits} bits in groups of {group_size} {with_or_without} quantised activations"
+        )
+        raise InputError(f"{model}: {weights_text} are not known", _HINT)
+    return group_format
 
 
 def _kv_format(scheme: Any, model: str) -> Format:
-    """The KV cache's format from `kv_cache_quant_algo` ("FP8") or `kv_cache_scheme` (bits and type)."""
+    """Return the KV cache's format from `kv_cache_quant_algo` ("FP8") or `kv_cache_scheme` (bits and type)."""
     if scheme is None:
         return Format.BF16
     kind = scheme
@@ -301,7 +303,19 @@ def _object(value: Any, key: str, model: str) -> Mapping[str, Any]:
 
 
 def _strings(config: Mapping[str, Any], key: str, model: str) -> list[str]:
+    return list_of(str, "names", config, key, model)
+
+
+ItemT = TypeVar("ItemT", int, str)
+
+
+def list_of(kind: type[ItemT], plural: str, config: Mapping[str, Any], key: str, model: str) -> list[ItemT]:
+    """Return a list of one kind of value; empty where `key` is absent.
+
+    Raises:
+        InputError: it is something else.
+    """
     value = config.get(key) or []
-    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-        raise InputError(f"{model}: {key} is {value!r}; a list of names is needed")
+    if not isinstance(value, list) or not all(isinstance(item, kind) for item in value):
+        raise InputError(f"{model}: {key} is {value!r}; a list of {plural} is needed")
     return value

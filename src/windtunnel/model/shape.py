@@ -32,7 +32,7 @@ class GroupedQueryAttention(Schema, tag="grouped_query", tag_field="type"):
 
 
 class Indexer(Schema):
-    """Which keys each query attends to: small heads score every earlier token and the best `top_k` are kept
+    """Choice of the keys that a query attends to: small heads score every earlier token and the best `top_k` are kept
     (DeepSeek-V3.2, arXiv:2512.02556, section 2.1). Its keys are cached in fp8 beside the compressed vectors."""
 
     num_heads: int
@@ -80,9 +80,9 @@ class ExpertsFeedForward(Schema, tag="experts", tag_field="type"):
     num_experts: int
     experts_per_token: int
     intermediate_size: int
-    """Of one routed expert."""
+    """Width of one routed expert."""
     shared_intermediate_size: int = 0
-    """Of all shared experts together."""
+    """Width of all shared experts together."""
     shared_gate: bool = False
     """A sigmoid gate of one output scales the shared expert (Qwen2-MoE, Qwen3.5)."""
     gated: bool = True

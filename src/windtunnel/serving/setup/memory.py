@@ -8,9 +8,8 @@ from windtunnel.model.forward import Shard
 from windtunnel.model.memory import (
     BF16_BYTES,
     FP32_BYTES,
-    _is_bounded,
-    _layer_bytes,
-    _sum_bytes,
+    is_bounded,
+    layer_bytes,
     linear_state_bytes,
     weight_bytes,
 )
@@ -94,10 +93,10 @@ def group_layers(shard: Shard, engine: EngineSettings, max_model_len: int) -> La
     0.5.14), or shares memory in proportion to window and bytes (TensorRT-LLM
     `BlockManager::calculateWindowSizeToShare`, 1.0 to 1.3). Windows of several lengths count as the longest of them.
     """
-    layer_bytes = [(group, _layer_bytes(shard, group.attention)) for group in shard.model.layers]
-    layer_bytes = [(group, size) for group, size in layer_bytes if size]
-    every = [(group.num_layers, size) for group, size in layer_bytes]
-    windows = [(group, size) for group, size in layer_bytes if _is_bounded(group.attention, max_model_len)]
+    sizes = [(group, layer_bytes(shard, group.attention)) for group in shard.model.layers]
+    sizes = [(group, size) for group, size in sizes if size]
+    every = [(group.num_layers, size) for group, size in sizes]
+    windows = [(group, size) for group, size in sizes if is_bounded(group.attention, max_model_len)]
     if engine.window_kv in (None, "full") or not windows:
         total = _sum_bytes(shard, every)
         return LayerGroups(total, total)
@@ -105,7 +104,7 @@ def group_layers(shard: Shard, engine: EngineSettings, max_model_len: int) -> La
         group.attention.window_tokens or 0 for group, _ in windows if isinstance(group.attention, GroupedQueryAttention)
     )
     sliding = [(group.num_layers, size) for group, size in windows]
-    growing = [(group.num_layers, size) for group, size in layer_bytes if (group, size) not in windows]
+    growing = [(group.num_layers, size) for group, size in sizes if (group, size) not in windows]
     if not growing:
         total = _sum_bytes(shard, sliding)
         return LayerGroups(total, total, window_tokens, 1, 1)
@@ -126,6 +125,11 @@ VLLM_SAMPLER_BYTES = 30.0
 """Of one logit while vLLM's profiling run samples with a top-p (0.8 to 0.24 `_dummy_sampler_run`, `apply_top_k_top_p`):
 2 of the model and 4 in fp32, then sorted, 4 and an index of 8, both with a second buffer. Every rank has gathered all
 of the vocabulary (`LogitsProcessor._gather_logits`)."""
+
+
+def _sum_bytes(shard: Shard, layers: list[tuple[int, float]]) -> float:
+    """Return the bytes of one token on one device, in layers given as (number, bytes of each)."""
+    return sum(count * size for count, size in layers) * shard.stage_fraction
 
 
 def activation_bytes(

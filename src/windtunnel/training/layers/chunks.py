@@ -4,9 +4,8 @@ from dataclasses import dataclass
 
 from windtunnel.model.parameters import (
     attention_parameters,
-    dense_parameters,
-    expert_parameters,
     inner_norm_parameters,
+    matrix_parameters,
     router_parameters,
     shared_expert_parameters,
 )
@@ -120,9 +119,9 @@ def layer_parameters(rank: Rank, group: LayerGroup) -> Parameters:
     dense += group.num_norms * width * (2 if rank.setup.model.norm_bias else 1) + inner_norm_parameters(attention)
     feed_forward = group.feed_forward
     if isinstance(feed_forward, DenseFeedForward):
-        return Parameters(dense + dense_parameters(feed_forward, width) / tp)
+        return Parameters(dense + matrix_parameters(feed_forward, width) / tp)
     known = rank.setup.degrees
-    routed = feed_forward.num_experts * expert_parameters(feed_forward, width) / (known.ep * known.experts_tp)
+    routed = feed_forward.num_experts * matrix_parameters(feed_forward, width) / (known.ep * known.experts_tp)
     dense += shared_expert_parameters(feed_forward, width) / tp + router_parameters(feed_forward, width)
     return Parameters(dense, routed)
 
