@@ -1,4 +1,4 @@
-"""The same from Python: a scenario, a run, and its records as arrays."""
+"""Build a scenario in Python, simulate it, and read the records as arrays."""
 
 import numpy as np
 
@@ -17,7 +17,7 @@ result = wt.simulate(scenario)
 
 print(f"p99 TTFT {result.summary.ttft_s.p99 * 1e3:.0f} ms, bound by {result.summary.bound_by}")
 
-# One row a request, one row a run of equal steps. Columns are numpy arrays; `to_arrow()` and `to_pandas()` give tables.
+# One row per request, one row per sequence of equal steps. `to_arrow()` and `to_pandas()` convert the numpy columns.
 requests, steps = result.requests, result.steps
 long = requests["input_tokens"] > 2048
 print(f"{long.sum()} prompts above 2048 tokens wait {np.mean(requests['ttft_s'][long]) * 1e3:.0f} ms on average,")

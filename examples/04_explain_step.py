@@ -1,4 +1,4 @@
-"""What one decode step of a mixture of experts spends its time on, and how that is known."""
+"""Show where one decode step of a mixture-of-experts model spends its time, and the source of each time."""
 
 import windtunnel as wt
 from windtunnel.serving.explain import explain_step, step_batch

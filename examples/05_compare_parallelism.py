@@ -1,4 +1,4 @@
-"""How many devices to give one replica: latency against cost, at the same load for each device."""
+"""Compare latency and cost of 1 to 8 devices per replica, at the same load per device."""
 
 import windtunnel as wt
 

@@ -1,4 +1,4 @@
-"""Four H100, all serving whole requests or some prefilling for the others: at which rate does either give way?"""
+"""Compare aggregated and disaggregated serving on four H100 at rising request rates."""
 
 import windtunnel as wt
 

@@ -1,4 +1,4 @@
-"""A scheduler of one's own in plain Python, and the same one compiled: shortest prompt first, against first come."""
+"""Write a shortest-prompt-first scheduler, plain and compiled, and compare it with first come, first served."""
 
 import numpy as np
 from numba import njit
@@ -7,7 +7,7 @@ import windtunnel as wt
 
 
 def shortest_first(requests, waiting, ready, engine):
-    """Decode what is prefilled; fill the step with begun prompts, then with the shortest waiting ones that fit."""
+    """Decode prefilled requests; fill the step with begun prompts, then with the shortest waiting prompts that fit."""
     decodes = [i for i in ready if requests.is_prefilled[i]]
     begun = [i for i in ready if not requests.is_prefilled[i]]
     room = engine.max_num_seqs - engine.num_running
@@ -27,7 +27,7 @@ def shortest_first(requests, waiting, ready, engine):
 
 @njit
 def shortest_first_compiled(requests, waiting, ready, engine):
-    """The same, with arrays in place of lists."""
+    """Schedule like `shortest_first`, with arrays in place of lists."""
     batch = np.empty((ready.size + waiting.size, 2), np.int64)
     size = 0
     for i in ready:

@@ -1,4 +1,4 @@
-"""Chats of several turns, with and without the prefix cache, and with the pool too small for them, over host memory."""
+"""Compare multi-turn chats with no prefix cache, with one, with a small block pool, and with host memory below it."""
 
 import windtunnel as wt
 
@@ -17,10 +17,10 @@ variants = {
     "no cache": {"deployment.engine.enable_prefix_caching": False},
     "prefix cache": {},
     "small pool": SMALL_POOL,
-    "small pool over host memory": SMALL_POOL | HOST_MEMORY,
+    "small pool and host memory": SMALL_POOL | HOST_MEMORY,
 }
 
-print(f"{'':29}found  of it loaded  mean TTFT  p99 TTFT  output tokens/s")
+print(f"{'':29}  hit  loaded share  mean TTFT  p99 TTFT  output tokens/s")
 for name, settings in variants.items():
     result = wt.simulate(
         wt.scenario(model="meta-llama/Llama-3.1-70B", device="h100_sxm", quant="fp8", tp=4, settings=CHATS | settings)

@@ -1,6 +1,6 @@
-"""Which deployment of Llama-3.1-8B answers most requests for a dollar while people wait less than a second?
+"""Find the deployment of Llama-3.1-8B that serves most requests per dollar with a TTFT below one second.
 
-Every point of a small space is asked for the greatest load that it sustains; what cannot be says why.
+The search finds the greatest load that each point of a small space sustains, and says why a point is impossible.
 """
 
 from windtunnel.search.answers import fleets, sensitivity
@@ -36,7 +36,7 @@ for index in found.ranking[:3]:
     one = found.evaluations[index]
     print(f"  {study.point(index).title}: {one.load:.1f}/s, {one.figures['requests_per_usd']:,.0f} requests/$")
 
-print("the best with each value, of the best of all")
+print("best deployment with each value, relative to the best of all")
 for name, shares in sensitivity(space, found).items():
     print(f"  {name}: {', '.join(f'{value} {share:.0%}' for value, share in shares.items())}")
 
@@ -44,4 +44,4 @@ cheapest = fleets(found, load=200.0, most=1)[0]
 print(f"200 requests/s: {cheapest.copies} x {study.point(cheapest.index).title}, ${cheapest.usd_per_hour:,.2f}/h")
 
 for reason, points in found.refusals.items():
-    print(f"{len(points)} points cannot be: {reason}")
+    print(f"{len(points)} points are impossible: {reason}")

@@ -1,4 +1,4 @@
-"""A Megatron-LM command: what one rank sends in a step, and the same job as a SimAI workload and as Chakra traces."""
+"""List what one rank of a Megatron-LM command sends in a step; write the job as a SimAI workload and Chakra traces."""
 
 from collections import Counter
 from pathlib import Path
@@ -21,7 +21,7 @@ torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 4 --hidden-size 2048 --
 
 
 def one_microsecond(task: Task) -> float:
-    """A price for every task; `windtunnel workload --write simai` takes those of `windtunnel train`."""
+    """Price every task; `windtunnel workload --write simai` uses the prices of `windtunnel train`."""
     return 1e-6 * task.count
 
 

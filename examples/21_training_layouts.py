@@ -1,4 +1,4 @@
-"""The same training step in four layouts: how long it takes, where the time goes, and whether it fits."""
+"""Compare a training step in four layouts: its time, MFU, bubble and memory."""
 
 import windtunnel as wt
 from windtunnel.training.job import TrainingParallelism

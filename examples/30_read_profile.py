@@ -1,4 +1,4 @@
-"""Read a profile and ask where its time went: kernels by class, and how much communication computation hides."""
+"""Read a profile and show its time by class of kernel, and the share of communication that computation hides."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ def kernel(name: str, start_us: float, duration_us: float, stream: int) -> dict[
     return {"ph": "X", "cat": "kernel", "name": name, "ts": start_us, "dur": duration_us, "args": place}
 
 
-# One layer of a decode step on a GPU of four, as torch.profiler writes it. An export of Nsight Systems reads alike.
+# One layer of a decode step on one of four GPUs, as torch.profiler writes it. Nsight Systems exports work the same way.
 layer = [
     kernel("fused_add_rms_norm_kernel", 0, 3, 7),
     kernel("nvjet_tst_64x64", 3, 21, 7),
