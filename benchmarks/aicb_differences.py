@@ -1,4 +1,4 @@
-"""Prints docs/reference/aicb-differences.md: what AICB's workloads say, what is right, and why.
+"""Print docs/reference/aicb-differences.md: what AICB's workloads contain, what is correct, and the cause.
 
 python benchmarks/aicb_differences.py > docs/reference/aicb-differences.md
 """
@@ -53,7 +53,7 @@ CASES = {
         f"{MEGATRON} --world_size=64 --tensor_model_parallel_size=2 --expert_model_parallel_size=8 --global_batch=64 "
         f"{MIXTRAL} --enable_sequence_parallel"
     ),
-    "List, LLaMA 7B, ZeRO-1, 128 GPUs, two micro-batches": (
+    "List, LLaMA 7B, ZeRO-1, 128 GPUs, two microbatches": (
         f"{ZERO} --stage=1 --world_size=128 --micro_batch=4 --global_batch=1024 {LLAMA_7B}"
     ),
     "List, LLaMA 7B, ZeRO-3, 128 GPUs": (
@@ -64,51 +64,51 @@ CASES = {
 REASONS = (
     (
         "Parameters",
-        "The embedding has four times its rows; tables of positions have as many rows as the sequence",
+        "The embedding has four times its rows; the position table has one row per token of the sequence",
         "`V h / tp`",
-        "4 is the bytes of an element, taken for elements (aicb issue 10)",
+        "the 4 bytes of an element are taken for 4 elements (aicb issue 10)",
     ),
     (
         "Parameters",
         "Gated feed-forward networks and experts have two matrices",
-        "three",
-        "`--swiglu` changes the width only",
+        "three matrices",
+        "`--swiglu` changes only the width",
     ),
     (
         "Parameters",
         "Keys and values have as many heads as queries; no router",
         "grouped queries; a router on every rank",
-        "there is no argument for either",
+        "AICB has no argument for either",
     ),
     (
         "Parameters",
         "Every pipeline stage has the embedding and the head",
-        "the first and the last",
-        "one stage is built and stands for all",
+        "only the first has the embedding, only the last the head",
+        "one stage is built and used for all",
     ),
     (
         "Parameters",
-        "DeepSeek's dense layers are as wide as one expert; its presets take the dense width for the hidden size",
+        "DeepSeek's dense layers are as wide as one expert; its presets use the dense width as the hidden size",
         "their own width; 7168, 5120 and 2048",
-        "one argument for both; presets of megatron_workload_with_aiob.sh",
+        "one argument sets both; presets in megatron_workload_with_aiob.sh",
     ),
     (
         "Parameters",
-        "DeepSeek's shared expert counts twice, and as one however many there are",
-        "once each",
-        "it is listed within the experts and as matrices",
+        "DeepSeek's shared experts, however many, count as one expert twice",
+        "each counts once",
+        "the shared expert is listed both among the experts and as matrices",
     ),
     (
         "SimAI, tensor parallel",
         "With times: the backward pass sends nothing; with sequence parallelism a column's gradient has 0 bytes",
-        "two all-reduces a layer, or two reduce-scatters, two all-gathers and two gathers of kept inputs",
+        "per layer, two all-reduces, or two reduce-scatters, two all-gathers and two gathers of kept inputs",
         "the sizes are set to 0, the second collective is dropped (SimAI issues 123 and 292)",
     ),
     (
         "SimAI, tensor parallel",
         "Without times: the backward pass of sequence parallelism sends nothing; one rank alone all-reduces",
         "as above; nothing on one rank",
-        "the generator was copied and changed apart",
+        "the generator was copied and the copies diverged",
     ),
     (
         "SimAI, tensor parallel",
@@ -120,49 +120,49 @@ REASONS = (
         "SimAI, tensor parallel",
         "Gradients of norms: an all-reduce of the whole model, and without sequence parallelism",
         "of the norms only, with sequence parallelism only",
-        "`total_params` is taken for the norms' parameters",
+        "`total_params` is used as the norms' parameters",
     ),
     (
         "SimAI, tensor parallel",
-        "Without times: an all-reduce of the vocabulary's table at every micro-batch",
-        "nothing; once a step where it is tied over stages",
-        "the tied embedding's reduction stands within the loop",
+        "Without times: an all-reduce of the embedding at every microbatch",
+        "none; once per step if the embedding is tied over stages",
+        "the tied embedding's reduction is inside the loop",
     ),
     (
         "SimAI, loss",
         "Three all-reduces once, on every stage",
-        "at every micro-batch, on the last stage",
-        "they stand behind the loop",
+        "at every microbatch, on the last stage",
+        "they are after the loop",
     ),
     (
         "SimAI, data parallel",
-        "Without times: parameters are gathered over tp, experts reduced with the dense weights and again apart",
-        "over the data-parallel group; each once",
-        "the word without a suffix means another group in the forward column",
+        "Without times: parameters are gathered over tp; experts are reduced with the dense weights and again apart",
+        "gathered over the data-parallel group; reduced once",
+        "a collective's name without a suffix means another group in the forward column",
     ),
     (
         "SimAI, data parallel",
-        "Gradient reduction stands before everything, which SimAI runs last",
-        "at the layers of the last micro-batch where it overlaps",
-        "nothing is left to overlap with",
+        "Gradient reduction is listed first, which SimAI runs last",
+        "at the layers of the last microbatch, where it overlaps",
+        "no computation is left to overlap with",
     ),
     (
         "SimAI, experts",
-        "Counts of tokens are gathered over the tensor-parallel group, one message a layer",
-        "they travel with the tokens' dispatch and are left out: bytes a layer",
-        "a comment calls the group the experts'",
+        "Token counts are gathered over the tensor-parallel group, one message per layer",
+        "they are sent with the dispatched tokens and left out here: a few bytes per layer",
+        "a comment says that this is the experts' group",
     ),
     (
         "SimAI, header",
         "`vpp` is the number of layers",
-        "virtual stages",
-        "SimAI divides the pipeline's bubble by it",
+        "the number of virtual stages",
+        "SimAI divides the pipeline's bubble by `vpp`",
     ),
     (
         "SimAI, times",
         "Backward equals forward; recomputation doubles a message, or attention twice; DeepSeek's attention takes 0 ns",
         "each pass is priced by its operators",
-        "one table of forward times",
+        "AICB has one table of forward times",
     ),
     (
         "List, pipeline",
@@ -173,48 +173,48 @@ REASONS = (
     (
         "List, pipeline",
         "Only the first stage",
-        "any, `--stage N`",
-        "a list without a process group takes rank 0",
+        "any stage, `--stage N`",
+        "a list without a process group uses rank 0",
     ),
     (
         "List, experts",
         "No backward pass",
         "dispatch and combine again",
-        "it is computed and its result not kept",
+        "the backward pass is computed but its result is not kept",
     ),
     (
         "List, head",
         "No output layer; attention comes before the feed-forward network in both passes",
-        "it is there, on the last stage; in reverse",
-        "the model calls its layers only",
+        "an output layer on the last stage; the reverse order in the backward pass",
+        "the model calls only its layers",
     ),
     (
         "List, products",
         "A column-parallel matrix under sequence parallelism has tp times its tokens",
-        "the gathered sequence, once",
+        "the tokens of the gathered sequence, once",
         "the gathered length is multiplied again",
     ),
     (
         "List, norms",
         "0 bytes",
-        "`2 h` a layer",
-        "no parameter is marked as a norm's",
+        "`2 h` per layer",
+        "no parameter is marked as part of a norm",
     ),
     (
         "List, ZeRO",
-        "Stages 1 and 2 reduce at every micro-batch; embeddings are matrix products",
-        "stage 1 reduces once; a look-up",
-        "the reduction does not ask for the last micro-batch",
+        "Stages 1 and 2 reduce at every microbatch; embeddings are matrix products",
+        "stage 1 reduces once; embeddings are look-ups",
+        "the reduction does not check for the last microbatch",
     ),
     (
         "Inference",
-        "A prefill is one sequence whatever the batch; no embedding, no head, no shared expert of Qwen3-Next",
+        "A prefill is one sequence for any batch; no embedding, no head, no shared expert of Qwen3-Next",
         "`windtunnel simulate` and `explain`",
-        "`m` is the sequence in a prefill",
+        "`m` is the sequence length in a prefill",
     ),
     (
         "Batch",
-        "What does not divide is rounded down, a too small batch to nothing",
+        "A batch that does not divide is rounded down, if too small to zero",
         "an error that names the relation",
         "the assertion is commented out",
     ),
@@ -271,7 +271,7 @@ def case_table(command: str) -> Iterator[str]:
     assert isinstance(found.arguments, TrainingArguments)
     theirs = in_aicb(found.generator, found.arguments)
     ours = in_graph(found.arguments, has_messages=not found.generator.startswith("SimAI"))
-    yield "| group | collective | AICB | right | AICB / right |"
+    yield "| group | collective | AICB | correct | AICB / correct |"
     yield "|---|---|---:|---:|---:|"
     for key in sorted(theirs | ours, key=lambda key: -max(theirs[key], ours[key])):
         group, operation = key
@@ -282,7 +282,7 @@ def case_table(command: str) -> Iterator[str]:
 
 
 def parameter_table() -> Iterator[str]:
-    yield "| run | AICB | right | AICB / right |"
+    yield "| run | AICB | correct | AICB / correct |"
     yield "|---|---:|---:|---:|"
     for name, command in {
         "GPT 13B": f"{SIMAI} {GPT_13B}",
@@ -305,22 +305,24 @@ def page() -> str:
         "",
         "# Where AICB's workloads are wrong",
         "",
-        "`windtunnel workload --compat aicb` writes what [AICB](https://github.com/aliyun/aicb) 23eec3c writes, to the",
-        "byte, for comparing with results that were made with it. Without `--compat` the same command, or any job,",
-        "gives what the frameworks do. This page lists the differences. Bytes are of one rank and one step, by group;",
-        "sizes count as NCCL counts, the whole logical tensor. A right list has Megatron's gathers of kept inputs in",
-        "the backward pass, which run beside computation.",
+        "This page lists the differences between AICB's workloads and what the frameworks do. To compare with results",
+        "made with AICB, use `windtunnel workload --compat aicb`, which writes the files of",
+        "[AICB](https://github.com/aliyun/aicb) 23eec3c byte for byte. Without `--compat`, the same command, or any",
+        "job, gives the correct workload.",
         "",
-        "## Reasons",
+        "Bytes are those of one rank and one step, by group. Sizes are defined as in NCCL: the whole logical tensor. A",
+        "correct list includes Megatron's gathers of kept inputs in the backward pass, which overlap with computation.",
         "",
-        "| where | AICB | right | because |",
+        "## Differences and their causes",
+        "",
+        "| part | AICB | correct | cause |",
         "|---|---|---|---|",
         *(f"| {' | '.join(row)} |" for row in REASONS),
         "",
         "## Parameters",
         "",
-        "Of the whole model at tp 1, pp 1, tables of positions included. The right counts take the arguments as they",
-        "are: a Mixtral without grouped queries, because AICB has no argument for them.",
+        "Parameters of the whole model at tp 1, pp 1, including position tables. The correct counts use the same",
+        "arguments: Mixtral has no grouped queries, because AICB has no argument for them.",
         "",
         *parameter_table(),
         "",
