@@ -1,4 +1,4 @@
-"""When requests arrive: an open loop of a rate, bursts, a curve or a file, or a closed loop of clients."""
+"""Arrivals of requests: an open loop of a rate, bursts, a curve or a file, or a closed loop of clients."""
 
 from itertools import pairwise
 from typing import Literal
@@ -44,7 +44,7 @@ class Static(Schema, tag="static", tag_field="type"):
 
 
 class Burst(Schema, tag="burst", tag_field="type"):
-    """Open loop with groups of simultaneous requests, the first at 0 s. As it stands: all requests at once."""
+    """Open loop with groups of requests at one time, the first at 0 s. By default all requests come at once."""
 
     num_per_burst: int | None = None
     interval_s: float | None = None
@@ -71,7 +71,7 @@ class ClosedLoop(Schema, tag="closed_loop", tag_field="type"):
     """Release rate: an open loop, but for the requests under way, which `concurrency` caps; None releases every request
     at 0 s."""
     cv: float = 1
-    """Of the gaps between releases, as `Gamma` has it: 1 is Poisson, 0 equal gaps."""
+    """Coefficient of variation of the gaps between releases, as in `Gamma`: 1 is Poisson, 0 equal gaps."""
 
     def __post_init__(self) -> None:
         check_count(concurrency=self.concurrency)
@@ -126,12 +126,12 @@ class RateCurve(Schema, tag="curve", tag_field="type"):
 
 
 class Recorded(Schema, tag="recorded", tag_field="type"):
-    """The arrival times of a file, whatever the lengths' source is."""
+    """Arrival times of a file, independent of where lengths come from."""
 
     path: str
     """A requests file (see `Trace.path`)."""
     column: str | None = None
-    """None means the column of times of a known layout."""
+    """Column of times; None takes that of a known layout."""
     unit: Literal["s", "ms", "us", "ns"] = "s"
     start_s: float = 0.0
     """Skip the arrivals before this time; it becomes 0 s."""

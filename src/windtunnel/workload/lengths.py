@@ -1,15 +1,15 @@
-"""How many tokens a prompt or an answer has: a number, a distribution or a file's column."""
+"""Lengths of prompts and answers in tokens: a number, a distribution or a column of a file."""
 
 from windtunnel.schema import Schema, check_between, check_fraction, check_non_negative, check_positive, check_weights
 
 MAX_TOKENS = 2**31 - 1
-"""Of one request; distributions without a bound are clipped here."""
+"""Longest prompt or answer; distributions without a bound are clipped here."""
 MAX_DISTINCT_TOKENS = 2**24
 """The widest range of a `Zipf`, which keeps one number for every length."""
 
 
 class Fixed(Schema, tag="fixed", tag_field="type"):
-    """Every request has the same length. A bare integer means the same."""
+    """The same length for every request, as a bare integer also means."""
 
     tokens: int
 
@@ -18,7 +18,7 @@ class Fixed(Schema, tag="fixed", tag_field="type"):
 
 
 class Uniform(Schema, tag="uniform", tag_field="type"):
-    """Every integer from `min_tokens` to `max_tokens`, both included, is equally likely."""
+    """Uniform over the integers from `min_tokens` to `max_tokens`, both included."""
 
     min_tokens: int
     max_tokens: int
@@ -54,7 +54,7 @@ class Normal(Schema, tag="normal", tag_field="type"):
 class Lognormal(Schema, tag="lognormal", tag_field="type"):
     """exp(Normal(log(median_tokens), sigma)), rounded, then clipped: what falls outside the bounds lies on them.
 
-    Before clipping the mean is median * exp(sigma^2 / 2). A wanted mean m and standard deviation s give
+    Before clipping the mean is median * exp(sigma^2 / 2). A mean m and standard deviation s need
     sigma = sqrt(log(1 + (s / m)^2)) and median = m / sqrt(1 + (s / m)^2).
     """
 
@@ -99,7 +99,7 @@ class Empirical(Schema, tag="empirical", tag_field="type"):
     path: str | None = None
     """A requests file (see `Trace.path`)."""
     column: str | None = None
-    """None means the file's own column of input or output lengths, whichever is being drawn."""
+    """Column of the file; None takes its column of input or output lengths, whichever is drawn."""
 
     def __post_init__(self) -> None:
         if (self.values is None) == (self.path is None):

@@ -1,4 +1,4 @@
-"""Which requests arrive, when, how long they are and which belong together: from distributions, from files, or both.
+"""Workloads: the arrivals, lengths and sessions of requests, from distributions, from files, or both.
 
     workload:                                          workload:
       arrivals: {type: poisson, rate_per_s: 6.5}         trace: {path: requests.csv}
@@ -39,7 +39,7 @@ class ClientModel(Schema):
     start_s: float = 0.0
     """Time in the model that becomes 0 s."""
     num_clients: int | None = None
-    """Only so many, the busiest ones; None means all."""
+    """Number of clients, the busiest ones; None takes all."""
     without_lengths: Literal["refuse", "leave_out"] = "refuse"
     """Clients whose file of lengths is missing."""
 
@@ -54,7 +54,7 @@ class TraceColumns(Schema):
 
     arrival: str | None = None
     arrival_unit: Literal["s", "ms", "us", "ns"] = "s"
-    """Of `arrival`, where it holds numbers; dates and times need no unit."""
+    """Unit of `arrival`, where it holds numbers; dates and times need no unit."""
     input_tokens: str | None = None
     output_tokens: str | None = None
     priority: str | None = None
@@ -62,7 +62,7 @@ class TraceColumns(Schema):
     tenant: str | None = None
     """Names; priority and limits of a tenant are those of the entry of `workload.tenants` with that name."""
     session: str | None = None
-    """What belongs to one conversation, for routers that keep it on one replica; times stay as recorded."""
+    """Conversation of a request, for routers that keep it on one replica; times stay as recorded."""
     hash_ids: str | None = None
     """Lists of the ids of a prompt's blocks, each id standing for the block and all before it."""
 
@@ -83,16 +83,16 @@ class Trace(Schema):
     max_tokens: int | None = None
     """Longer requests are shortened to this many tokens in all."""
     shorten: Literal["both", "input"] = "both"
-    """Which lengths `max_tokens` cuts: both in proportion, or the prompt first."""
+    """Lengths that `max_tokens` cuts: both in proportion, or the prompt first."""
     order: Literal["file", "shuffled", "resampled"] = "file"
-    """Of the lengths, pairs kept: as in the file, in an order drawn at random, or rows drawn with replacement (as many
-    as are needed). Other than `file` needs `arrivals`."""
+    """Order of the pairs of lengths: as in the file, shuffled, or rows drawn with replacement (as many as are needed).
+    Other orders than `file` need `arrivals`."""
     hash_block_tokens: int = 512
     """Tokens of a block of `hash_ids`; Mooncake's."""
     failed: Literal["refuse", "leave_out"] | None = None
     """Requests without output. None leaves them out where the trace's publisher says that they failed (BurstGPT)."""
     characters_per_token: float | None = None
-    """Of files that hold conversations as text, as ShareGPT's: how long a token is taken to be."""
+    """Characters taken for one token, in files that hold conversations as text, such as ShareGPT."""
 
     def __post_init__(self) -> None:
         check_non_negative(start_s=self.start_s)
@@ -102,7 +102,7 @@ class Trace(Schema):
 
 
 class Requests(Schema):
-    """Where a stream of requests comes from. Streams that are left out come from `trace`."""
+    """Sources of a stream of requests. Streams that are left out come from `trace`."""
 
     arrivals: Arrivals | None = None
     input_tokens: Lengths | None = None
@@ -131,7 +131,7 @@ class Requests(Schema):
             )
 
     def _check_lengths_given(self, *others: str) -> None:
-        """Every stream is given, or there is a trace for it; `others` are further streams that a trace may give."""
+        """Raise ValueError unless the lengths and the streams `others` are all given or come from a trace."""
         streams = [*others, "input_tokens", "output_tokens"]
         given = {"input_tokens", "output_tokens"} if self.total_tokens is not None else set()
         missing = [stream for stream in streams if getattr(self, stream) is None and stream not in given]
@@ -165,7 +165,7 @@ class Tenant(Requests, kw_only=True):
     priority: int = 0
     """The smaller is served first."""
     slo: Slo | None = None
-    """None takes the scenario's."""
+    """Limits of the tenant; None takes the scenario's."""
 
     def __post_init__(self) -> None:
         self._check_streams()
@@ -177,13 +177,13 @@ class Tenant(Requests, kw_only=True):
 
     @property
     def is_label(self) -> bool:
-        """Only a name with priority and limits, for requests that a trace holds."""
+        """Whether the tenant is only a name with priority and limits, for requests that a trace holds."""
         sources = (self.share, self.arrivals, self.input_tokens, self.output_tokens, self.total_tokens, self.trace)
         return all(source is None for source in sources)
 
 
 MAX_LEGACY_SEED = 2**32
-"""Of NumPy's `RandomState`."""
+"""Upper bound of the seeds of NumPy's `RandomState`, exclusive."""
 
 
 class Workload(Requests):

@@ -1,14 +1,14 @@
-"""Which requests belong together: turns of a conversation, an agent's tool calls, system prompts that many share."""
+"""Requests that belong together: turns of a conversation, tool calls of an agent, shared system prompts."""
 
 from windtunnel.schema import Schema, check_between, check_non_negative, check_positive, check_weights
 from windtunnel.workload.lengths import MAX_DISTINCT_TOKENS, Lengths, check_lengths, check_tokens
 
 MAX_TURNS = 10_000
-"""Of one session; unbounded distributions of turns are clipped here."""
+"""Most turns of a session; unbounded distributions are clipped here."""
 
 
 class Exponential(Schema, tag="exponential", tag_field="type"):
-    """A time without memory."""
+    """Exponential distribution of times."""
 
     mean_s: float
 
@@ -17,7 +17,7 @@ class Exponential(Schema, tag="exponential", tag_field="type"):
 
 
 class UniformSeconds(Schema, tag="uniform", tag_field="type"):
-    """Every time from `min_s` to `max_s` is equally likely."""
+    """Uniform over the times from `min_s` to `max_s`."""
 
     min_s: float
     max_s: float
@@ -43,7 +43,7 @@ Durations = float | Exponential | UniformSeconds | LognormalSeconds
 
 
 class Geometric(Schema, tag="geometric", tag_field="type"):
-    """`least` and as many more as there are successes before the first failure, `mean` in all on average."""
+    """`least` plus the number of successes before the first failure; on average `mean` in all."""
 
     mean: float
     least: int = 1
@@ -54,7 +54,7 @@ class Geometric(Schema, tag="geometric", tag_field="type"):
 
 
 class UniformCount(Schema, tag="uniform", tag_field="type"):
-    """Every integer from `least` to `most`, both included, is equally likely."""
+    """Uniform over the integers from `least` to `most`, both included."""
 
     least: int
     most: int
@@ -88,9 +88,9 @@ class ToolCalls(Schema):
     per_turn: Counts
     """Calls of each turn; each makes one more request."""
     run_s: Durations
-    """From the end of the request that calls a tool to the sending of the next one."""
+    """Time from the end of the request that calls a tool to the sending of the next request."""
     output_tokens: Lengths
-    """What a tool returns, appended to the context."""
+    """Length of a tool's answer, which is appended to the context."""
 
     def __post_init__(self) -> None:
         _check_counts(0, per_turn=self.per_turn)
@@ -101,16 +101,16 @@ class ToolCalls(Schema):
 class Sessions(Schema):
     """Every arrival begins a conversation; its next request is sent `think_s` after the answer to the one before.
 
-    A closed loop keeps so many sessions, not requests, under way.
+    The concurrency of a closed loop is the number of sessions, not requests, under way.
 
     The prompt of each request is the whole conversation so far and the new text: `input_tokens` of the workload in the
     first turn, `followup_tokens` in later ones.
     """
 
     turns: Counts
-    """Of a session, at least one."""
+    """Turns of a session, at least one."""
     think_s: Durations = 0.0
-    """From the end of an answer to the sending of the next turn."""
+    """Time from the end of an answer to the sending of the next turn."""
     followup_tokens: Lengths | None = None
     """New text of the second and later turns; None means as in the first."""
     tool_calls: ToolCalls | None = None

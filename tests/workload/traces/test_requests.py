@@ -282,7 +282,7 @@ def test_only_the_rows_that_are_wanted_are_read(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     row = '{"arrival_s": 1, "input_tokens": 2, "output_tokens": 3}\n'
     path.write_text(row * 400_000 + "not a row\n")
-    assert read_requests(Trace(path=str(path)), most=10).num_requests == 10
+    assert read_requests(Trace(path=str(path)), limit=10).num_requests == 10
     with pytest.raises(InputError, match="row 400001 is not valid JSON"):
         read_requests(Trace(path=str(path)))
 

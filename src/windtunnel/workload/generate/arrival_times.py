@@ -1,4 +1,4 @@
-"""When requests arrive: renewal processes, rates that change, bursts, recorded times."""
+"""Draws of arrival times: renewal processes, rates that change, bursts, recorded times."""
 
 import math
 from collections.abc import Callable
@@ -22,11 +22,11 @@ from windtunnel.workload.schema import Trace, TraceColumns
 from windtunnel.workload.traces.requests import read_requests
 
 BLOCK = 1 << 20
-"""Times that are warped at once: tens of millions need no temporary arrays of their length."""
+"""Times that are warped at once, so that tens of millions need no temporary arrays of their length."""
 
 
 def draw_times(arrivals: Arrivals, limit: int | None, duration_s: float | None, rng: np.random.Generator) -> Seconds:
-    """The arrival times of `limit` requests, or of fewer but all that are before `duration_s`.
+    """Draw the arrival times of `limit` requests, or of fewer but all that are before `duration_s`.
 
     One of the two limits is given; a closed loop and a single burst have `limit` (`Workload` checks both).
     """
@@ -50,7 +50,7 @@ def draw_times(arrivals: Arrivals, limit: int | None, duration_s: float | None, 
 
 
 def gamma_gaps(rng: np.random.Generator, cv: float) -> Callable[[int], Seconds]:
-    """Draws gaps of mean 1 and standard deviation `cv`."""
+    """Return a function that draws gaps of mean 1 and standard deviation `cv`."""
     if cv == 1:
         return rng.standard_exponential
     shape = 1 / cv**2
@@ -60,7 +60,7 @@ def gamma_gaps(rng: np.random.Generator, cv: float) -> Callable[[int], Seconds]:
 def _recorded_times(arrivals: Recorded, limit: int | None) -> Seconds:
     columns = TraceColumns(arrival=arrivals.column, arrival_unit=arrivals.unit)
     arrival_s = read_requests(Trace(path=arrivals.path, columns=columns), ("arrival",)).arrival_s
-    assert arrival_s is not None, "it was asked for"
+    assert arrival_s is not None, "the arrivals are read"
     arrival_s = (arrival_s[np.searchsorted(arrival_s, arrivals.start_s) :] - arrivals.start_s) * arrivals.time_scale
     if limit is not None and limit > len(arrival_s):
         raise InputError(f"the workload asks for {limit} requests, but {arrivals.path} has {len(arrival_s)} arrivals")
@@ -68,7 +68,7 @@ def _recorded_times(arrivals: Recorded, limit: int | None) -> Seconds:
 
 
 def curve_times(curve: RateCurve, limit: int | None, duration_s: float | None, rng: np.random.Generator) -> Seconds:
-    """Arrival times under a rate that changes: unit-rate times warped by the inverse of L(t), the rate's integral.
+    """Draw arrival times under a rate that changes: unit-rate times warped by the inverse of L(t), the rate's integral.
 
     Source: Cinlar (1975), section 4.7: if u_k is a Poisson process of rate 1, L^-1(u_k) is one of rate L'(t).
     """
@@ -81,7 +81,7 @@ def curve_times(curve: RateCurve, limit: int | None, duration_s: float | None, r
 
 
 def _knots(curve: RateCurve) -> tuple[Seconds, Seconds, Seconds]:
-    """Times, rates and integral of one period (or of all the points) from 0 s on; the last time ends it."""
+    """Return times, rates and integral of one period (or of all points) from 0 s on; the last time ends it."""
     times = np.array([point.at_s for point in curve.points])
     rates = np.array([point.rate_per_s for point in curve.points]) * curve.scale
     if curve.period_s is not None:
@@ -96,38 +96,38 @@ def _knots(curve: RateCurve) -> tuple[Seconds, Seconds, Seconds]:
 
 
 def _units_at(curve: RateCurve, time_s: Seconds) -> Seconds:
-    """L(t): requests expected before each time."""
+    """Return L(t): the requests expected before each time."""
     times, rates, units = _knots(curve)
     periods = np.floor(time_s / curve.period_s) if curve.period_s is not None else np.zeros(time_s.size)
     rest_s = time_s - periods * (curve.period_s or 0.0)
-    at = np.clip(np.searchsorted(times, rest_s, side="right") - 1, 0, times.size - 1)
-    within_s = rest_s - times[at]
+    piece = np.clip(np.searchsorted(times, rest_s, side="right") - 1, 0, times.size - 1)
+    within_s = rest_s - times[piece]
     slope = np.append(np.diff(rates) / np.diff(times), 0.0)
-    return np.asarray(periods * units[-1] + units[at] + (rates[at] + slope[at] * within_s / 2) * within_s)
+    return np.asarray(periods * units[-1] + units[piece] + (rates[piece] + slope[piece] * within_s / 2) * within_s)
 
 
 def _times_at(curve: RateCurve, unit: Seconds) -> Seconds:
-    """The inverse of L: within a piece, the root of L + r t + s t^2 / 2 = u, in the form that allows s = 0."""
+    """Invert L: within a piece, the root of L + r t + s t^2 / 2 = u, in the form that allows s = 0."""
     times, rates, units = _knots(curve)
     periods = np.floor(unit / units[-1]) if curve.period_s is not None else np.zeros(unit.size)
     rest = unit - periods * (units[-1] if curve.period_s is not None else 0.0)
-    at = np.clip(np.searchsorted(units, rest, side="right") - 1, 0, units.size - 1)
+    piece = np.clip(np.searchsorted(units, rest, side="right") - 1, 0, units.size - 1)
     if curve.period_s is not None:
-        at = np.minimum(at, units.size - 2)
-    slope = np.append(np.diff(rates) / np.diff(times), 0.0)[at]
-    over = np.maximum(rest - units[at], 0.0)
-    root = np.sqrt(np.maximum(rates[at] ** 2 + 2 * slope * over, 0.0))
+        piece = np.minimum(piece, units.size - 2)
+    slope = np.append(np.diff(rates) / np.diff(times), 0.0)[piece]
+    over = np.maximum(rest - units[piece], 0.0)
+    root = np.sqrt(np.maximum(rates[piece] ** 2 + 2 * slope * over, 0.0))
     return np.asarray(
         periods * (curve.period_s or 0.0)
-        + times[at]
-        + np.divide(2 * over, rates[at] + root, out=np.zeros_like(over), where=over > 0)
+        + times[piece]
+        + np.divide(2 * over, rates[piece] + root, out=np.zeros_like(over), where=over > 0)
     )
 
 
 def _renewals(
     draw_gaps: Callable[[int], Seconds], rate_per_s: float, limit: int | None, duration_s: float | None
 ) -> Seconds:
-    """Running sums of independent gaps; `draw_gaps` gives gaps of mean 1, which the rate only scales.
+    """Return running sums of independent gaps; `draw_gaps` gives gaps of mean 1, which the rate only scales.
 
     Gaps are drawn until they pass the end: the count before a fixed time is then unbiased, whatever the first guess.
     """
@@ -139,7 +139,7 @@ def _renewals(
 
 
 def _enough(limit: int | None, duration_s: float | None, rate_per_s: float, num_per_burst: int = 1) -> int:
-    """How many requests reach `limit`, or on average `duration_s`."""
+    """Return the number of requests that reach `limit`, or on average `duration_s`."""
     if duration_s is None:
         assert limit is not None, "Workload checks that it ends"
         return limit

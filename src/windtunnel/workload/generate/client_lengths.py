@@ -1,4 +1,4 @@
-"""The lengths of a benchmark client's random data set, number for number."""
+"""Lengths of a benchmark client's random data set, number for number."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +11,7 @@ Counts = NDArray[np.int64]
 def drawn_lengths(
     input_tokens: Lengths | None, output_tokens: Lengths | None, num_requests: int, seed: int
 ) -> tuple[Counts, Counts]:
-    """Prompt and output tokens of each request, shape [num_requests]: all prompts are drawn before all outputs.
+    """Draw prompt and output tokens of each request, shape `[num_requests]`: all prompts before all outputs.
 
     Args:
         input_tokens, output_tokens: numbers, or uniform.

@@ -1,4 +1,4 @@
-"""Requests drawn from a model of a service's clients."""
+"""Draws of requests from a model of a service's clients."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,24 +10,24 @@ from windtunnel.errors import InputError
 from windtunnel.workload.arrivals import MAX_REQUESTS
 from windtunnel.workload.generate.draws import Counts, Seconds, draw_indices
 from windtunnel.workload.schema import ClientModel
-from windtunnel.workload.traces.servegen import Client, read_clients
+from windtunnel.workload.traces.servegen import LENGTHS, Client, read_clients
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ClientRequests:
-    """Arrays of shape [num_requests], in order of arrival."""
+    """Requests of clients: arrays of shape `[num_requests]`, in order of arrival."""
 
     arrival_s: Seconds
     input_tokens: Counts
     output_tokens: Counts
     client: Counts
-    """The number of the client that sent it."""
+    """Number of the client that sent the request."""
 
 
 def draw_clients(
     model: ClientModel, limit: int | None, duration_s: float | None, rngs: dict[str, np.random.Generator]
 ) -> ClientRequests:
-    """The requests of all clients.
+    """Draw the requests of all clients.
 
     Args:
         model: whose clients, at what rate.
@@ -64,7 +64,7 @@ def draw_clients(
 
 
 def _with_lengths(clients: list[Client], model: ClientModel) -> list[Client]:
-    """`clients`, without those whose lengths are unknown where the model allows it."""
+    """Return the clients with known lengths; raise InputError where the model does not allow to leave out others."""
     known = [client for client in clients if client.lengths or not client.rate_per_s.any()]
     unknown = [client for client in clients if client.rate_per_s.any() and not client.lengths]
     if (unknown and model.without_lengths == "refuse") or not known:
@@ -78,13 +78,14 @@ def _with_lengths(clients: list[Client], model: ClientModel) -> list[Client]:
     return known
 
 
-def _busiest(clients: list[Client], most: int | None) -> list[Client]:
+def _busiest(clients: list[Client], num_clients: int | None) -> list[Client]:
+    """Return the clients with the highest rates, by number."""
     by_rate = sorted(clients, key=lambda client: -float(client.rate_per_s.sum()))
-    return sorted(by_rate[:most], key=lambda client: client.number)
+    return sorted(by_rate[:num_clients], key=lambda client: client.number)
 
 
 def _factor(clients: list[Client], model: ClientModel, last_s: float) -> float:
-    """Of all rates, so that their mean over the span is the one asked for."""
+    """Return the factor on all rates that gives them the model's mean rate over the span."""
     if model.rate_per_s is None:
         return 1.0
     window_s = float(clients[0].start_s[1] - clients[0].start_s[0])
@@ -97,23 +98,23 @@ def _factor(clients: list[Client], model: ClientModel, last_s: float) -> float:
 
 
 def _expected(client: Client, start_s: float, last_s: float, window_s: float) -> NDArray[np.float64]:
-    """Recorded requests of each window between the two times."""
+    """Return the recorded requests of each window between the two times."""
     ends = np.minimum(client.start_s + window_s, last_s)
     return np.asarray(client.rate_per_s * np.maximum(ends - np.maximum(client.start_s, start_s), 0.0))
 
 
 def _end_of(clients: list[Client], start_s: float, window_s: float, count: float) -> float:
-    """The end of the window in which `count` requests will have come, and one more for chance."""
+    """Return the end of the window in which `count` requests have come, and one more window for chance."""
     expected = sum(_expected(client, start_s, np.inf, window_s) for client in clients)
-    at = int(np.searchsorted(np.cumsum(expected), count * 1.01 + len(clients)))
+    window = int(np.searchsorted(np.cumsum(expected), count * 1.01 + len(clients)))
     starts = clients[0].start_s
-    return float(starts[min(at + 1, starts.size - 1)]) + window_s
+    return float(starts[min(window + 1, starts.size - 1)]) + window_s
 
 
 def _requests_of(
     client: Client, start_s: float, last_s: float, window_s: float, factor: float, rngs: dict[str, np.random.Generator]
 ) -> ClientRequests:
-    """One client's requests: whole windows are drawn, and what lies outside the span is left out."""
+    """Draw one client's requests: whole windows, of which requests outside the span are left out."""
     inside = (client.start_s + window_s > start_s) & (client.start_s < last_s)
     expected = client.rate_per_s[inside] * window_s * factor
     counts = np.floor(expected + rngs["turns"].random(expected.size)).astype(np.int64)
@@ -127,7 +128,7 @@ def _requests_of(
 
 
 def _spread(client: Client, inside: NDArray[np.bool_], counts: Counts, rng: np.random.Generator) -> NDArray[np.float64]:
-    """Where in its window each request comes, from 0 to 1: the gaps around them are scaled to fill the window."""
+    """Draw the position of each request in its window, from 0 to 1: gaps are scaled to fill the window."""
     sizes = counts + 1
     shape = np.repeat(client.shape[inside], sizes)
     is_weibull = np.repeat(client.is_weibull[inside], sizes)
@@ -135,21 +136,21 @@ def _spread(client: Client, inside: NDArray[np.bool_], counts: Counts, rng: np.r
     ends = np.cumsum(sizes)
     sums = np.cumsum(gaps)
     before = np.concatenate([[0.0], sums[ends[:-1] - 1]])
-    whole = sums[ends - 1] - before
-    fraction = (sums - np.repeat(before, sizes)) / np.repeat(np.maximum(whole, np.finfo(float).tiny), sizes)
+    total = sums[ends - 1] - before
+    fraction = (sums - np.repeat(before, sizes)) / np.repeat(np.maximum(total, np.finfo(float).tiny), sizes)
     is_last = np.zeros(gaps.size, bool)
     is_last[ends - 1] = True
     return np.asarray(fraction[~is_last])
 
 
 def _lengths_of(client: Client, arrival_s: Seconds, rngs: dict[str, np.random.Generator]) -> tuple[Counts, Counts]:
-    """Lengths as recorded in the period of each arrival, or in the next one that has any (or the last)."""
-    found = [np.zeros(arrival_s.size, np.int64), np.zeros(arrival_s.size, np.int64)]
+    """Draw lengths from those recorded for the period of each arrival."""
+    inputs, outputs = np.zeros(arrival_s.size, np.int64), np.zeros(arrival_s.size, np.int64)
     if not arrival_s.size:
-        return found[0], found[1]
+        return inputs, outputs
     period = np.maximum(np.searchsorted(client.lengths_start_s, arrival_s, side="right") - 1, 0)
     for index in np.unique(period):
         rows = np.flatnonzero(period == index)
-        for column, table, stream in zip(found, client.lengths[index], ("input_tokens", "output_tokens"), strict=True):
+        for column, table, stream in zip((inputs, outputs), client.lengths[index], LENGTHS, strict=True):
             column[rows] = table.tokens[draw_indices(table.weights, rows.size, rngs[stream])]
-    return found[0], found[1]
+    return inputs, outputs

@@ -33,26 +33,26 @@ STREAMS = (
     "tenants",
     "order",
 )
-"""Each has a generator of its own, spawned from the seed in this order; changing one leaves the others as they were."""
+"""Streams of random numbers, each with its own generator, spawned from the seed in this order."""
 
 Seconds = NDArray[np.float64]
 Counts = NDArray[np.int64]
 
 
 def spawn(parent: np.random.SeedSequence) -> dict[str, np.random.Generator]:
-    """Generators as `SeedSequence.spawn` seeds them on its first call; spawn itself would change the caller's seed."""
+    """Return generators as `SeedSequence.spawn` seeds them on its first call, without changing the caller's seed."""
     return {stream: np.random.default_rng(child(parent, index)) for index, stream in enumerate(STREAMS)}
 
 
 def child(parent: np.random.SeedSequence, index: int) -> np.random.SeedSequence:
-    """The seed that `parent` spawns as its `index`-th."""
+    """Return the `index`-th seed that `parent` spawns."""
     return np.random.SeedSequence(parent.entropy, spawn_key=(*parent.spawn_key, index), pool_size=parent.pool_size)
 
 
 def draw_lengths(
     lengths: Lengths, num_requests: int, rng: np.random.Generator, stream: str = "input_tokens"
 ) -> NDArray[np.int64]:
-    """Independent token counts, shape [num_requests], each at least 1.
+    """Draw independent token counts, shape `[num_requests]`, each at least 1.
 
     Args:
         lengths: the distribution.
@@ -91,13 +91,18 @@ def _draw_empirical(lengths: Empirical, num_requests: int, rng: np.random.Genera
         values = read_lengths(lengths.path, lengths.column, stream)
     else:
         values = np.array(lengths.values, np.int64)
-    if lengths.weights is None:
-        return values[rng.integers(len(values), size=num_requests)]
-    return values[draw_indices(np.array(lengths.weights, np.float64), num_requests, rng)]
+    return _draw_values(values, lengths.weights, num_requests, rng)
+
+
+def _draw_values(values: Counts, weights: tuple[float, ...] | None, size: int, rng: np.random.Generator) -> Counts:
+    """Draw from given values with replacement; without weights all are equally likely."""
+    if weights is None:
+        return values[rng.integers(values.size, size=size)]
+    return values[draw_indices(np.array(weights, np.float64), size, rng)]
 
 
 def draw_indices(weights: NDArray[np.float64], num_requests: int, rng: np.random.Generator) -> Counts:
-    """Indices with probabilities proportional to `weights`, by inversion: one uniform number each.
+    """Draw indices with probabilities proportional to `weights`, by inversion: one uniform number each.
 
     Dividing by the last running sum makes it exactly 1, above every uniform number in [0, 1).
     """
@@ -106,7 +111,7 @@ def draw_indices(weights: NDArray[np.float64], num_requests: int, rng: np.random
 
 
 def draw_counts(counts: spec.Counts, size: int, rng: np.random.Generator) -> Counts:
-    """Independent counts, shape [size]."""
+    """Draw independent counts, shape `[size]`."""
     match counts:
         case int():
             return np.full(size, counts, np.int64)
@@ -115,14 +120,11 @@ def draw_counts(counts: spec.Counts, size: int, rng: np.random.Generator) -> Cou
         case UniformCount(least=least, most=most):
             return rng.integers(least, most, size, np.int64, endpoint=True)
         case EmpiricalCount(values=values, weights=weights):
-            drawn = np.array(values, np.int64)
-            if weights is None:
-                return drawn[rng.integers(drawn.size, size=size)]
-            return drawn[draw_indices(np.array(weights, np.float64), size, rng)]
+            return _draw_values(np.array(values, np.int64), weights, size, rng)
 
 
 def draw_durations(durations: Durations, size: int, rng: np.random.Generator) -> Seconds:
-    """Independent times, shape [size]."""
+    """Draw independent times in seconds, shape `[size]`."""
     match durations:
         case int() | float():
             return np.full(size, float(durations))

@@ -1,7 +1,7 @@
-"""From a workload to its requests: when each arrives and how many tokens it reads and writes."""
+"""Generation of a workload's requests: arrival times, token counts and what prompts share."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -20,13 +20,15 @@ from windtunnel.workload.schema import Requests, Trace, Workload
 from windtunnel.workload.sessions import SharedPrompts
 from windtunnel.workload.traces.requests import BlockIds, RecordedRequests, read_requests
 
+REQUEST_NODES = ("request_node", "request_output_node")
+"""Columns of `PrefixArrays` with a row per request."""
 TENANT_KEY = 1000
 """The j-th tenant's streams are spawned from the seed's child of this number and j."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PrefixArrays:
-    """What prompts have in common: a forest of token segments. A root path spells the beginning of a prompt.
+    """Common beginnings of prompts, as a forest of token segments: a path from a root spells a beginning.
 
     Two prompts share what their paths share, and nothing else: siblings differ from their first token on. A shared
     system prompt is a root; a turn's path is its predecessor's, then the predecessor's output, then the new text; a
@@ -34,59 +36,64 @@ class PrefixArrays:
     """
 
     node_parent: Counts
-    """[num_nodes] Comes before its children; -1: a root."""
+    """`[num_nodes]` Parent of each node, which comes before its children; -1: a root."""
     node_tokens: Counts
-    """[num_nodes] Length of the segment, at least 1."""
+    """`[num_nodes]` Length of each segment, at least 1."""
     request_node: Counts
-    """[num_requests] Whose root path is the part of the prompt that others may share; -1: nothing is. A prompt may be
-    longer than its path: the rest is its own."""
+    """`[num_requests]` Last node of the part of the prompt that others may share; -1: none. A prompt may be longer than
+    its path: no other request has the rest."""
     request_output_node: Counts
-    """[num_requests] A child of `request_node` (or a root) that this request's unshared end of the prompt, if any, and
-    its output become, so that a later turn can find them; no two requests have the same. -1: nobody asks for them."""
+    """`[num_requests]` Child of `request_node` (or root) with the unshared end of the prompt and the output, so that
+    a later turn can find them; no two requests have the same. -1: no later turn."""
+
+    def with_requests(self, change: Callable[[Counts], Counts]) -> "PrefixArrays":
+        """Return the forest with both columns of requests changed."""
+        columns = {name: change(getattr(self, name)) for name in REQUEST_NODES}
+        return replace(self, **columns)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RequestArrays:
     """One row per request, in order of arrival; every array has shape [num_warmup + num_requests].
 
-    Where turns follow one another, those with a predecessor arrive when that is done, wherever they stand.
+    A turn with a predecessor arrives when that is done, wherever its row is.
 
     The first `num_warmup` rows are warm-up: copies of the first measured request, released at 0 s and all finished
     before the measured requests start, whose `arrival_s` count from that moment.
     """
 
     arrival_s: Seconds
-    """Sorted. In an open loop when the request arrives; in a closed loop the earliest time that the client sends it."""
+    """Arrival time in an open loop, earliest time of sending in a closed loop; sorted."""
     input_tokens: Counts
     output_tokens: Counts
     priority: Counts
     """The smaller is served first."""
     concurrency: int = 0
-    """Requests that the client keeps under way, or sessions where turns follow one another; 0 is an open loop."""
+    """Requests that the client keeps under way, or sessions where turns follow one another; 0: an open loop."""
     num_warmup: int = 0
     previous: Counts | None = None
     """Row, further up, of the request whose completion lets this one be sent, or -1; None: all -1. At most one request
-    waits for each."""
+    waits for another."""
     think_s: Seconds | None = None
-    """From the completion of `previous` to the sending; None: no time."""
+    """Time from the completion of `previous` to the sending; None: no time."""
     session: Counts | None = None
     """Number of the session, from 0, or -1; routers may keep a session on one replica. None: all -1."""
     prefixes: PrefixArrays | None = None
-    """None: prompts have nothing in common."""
+    """Common beginnings of prompts; None: there are none."""
     tenant: Counts | None = None
-    """Position in `tenant_names`; None: nobody has a name."""
+    """Position in `tenant_names`; None: there are no tenants."""
     tenant_names: tuple[str, ...] = ()
     ttft_limit_s: Seconds | None = None
-    """From the sending to the deadline of the first token; inf: no deadline. None: all inf."""
+    """Time from the sending to the deadline of the first token; inf: no deadline. None: all inf."""
 
     @property
     def num_requests(self) -> int:
-        """Without warm-up."""
+        """Number of requests without warm-up."""
         return len(self.arrival_s) - self.num_warmup
 
 
 def generate(workload: Workload, seed: np.random.SeedSequence | int) -> RequestArrays:
-    """The requests of `workload`, the same bytes for the same seed.
+    """Generate the requests of `workload`, the same bytes for the same seed.
 
     A rate only stretches the times that a seed gives, and few requests are the first of many (common random numbers).
 
@@ -100,15 +107,15 @@ def generate(workload: Workload, seed: np.random.SeedSequence | int) -> RequestA
     root = seed if isinstance(seed, np.random.SeedSequence) else np.random.SeedSequence(seed)
     if workload.clients is not None:
         drawn = draw_clients(workload.clients, workload.num_requests, workload.duration_s, spawn(root))
-        nobody_first = np.zeros(drawn.arrival_s.size, np.int64)
-        requests = RequestArrays(drawn.arrival_s, drawn.input_tokens, drawn.output_tokens, nobody_first)
+        priority = np.zeros(drawn.arrival_s.size, np.int64)
+        requests = RequestArrays(drawn.arrival_s, drawn.input_tokens, drawn.output_tokens, priority)
     elif workload.tenants and not all(tenant.is_label for tenant in workload.tenants):
         requests = _tenant_requests(workload, root)
     else:
         requests = stream_requests(workload, root, workload.num_requests, workload.duration_s)
     if workload.lengths_seed is not None:
-        asked = (workload.input_tokens, workload.output_tokens)
-        inputs, outputs = drawn_lengths(*asked, requests.num_requests, workload.lengths_seed)
+        lengths = (workload.input_tokens, workload.output_tokens)
+        inputs, outputs = drawn_lengths(*lengths, requests.num_requests, workload.lengths_seed)
         requests = replace(requests, input_tokens=inputs, output_tokens=outputs)
     requests = _with_limits(requests, workload)
     return _behind_client(requests, workload.arrivals) if isinstance(workload.arrivals, ClosedLoop) else requests
@@ -121,13 +128,13 @@ def stream_requests(
     duration_s: float | None,
     arrival_s: Seconds | None = None,
 ) -> RequestArrays:
-    """The requests of one stream: a workload without tenants, or one of its tenants.
+    """Generate the requests of one stream: a workload without tenants, or one of its tenants.
 
     Args:
         source: distributions, a trace or both.
-        seed: what all its streams are spawned from.
-        limit, duration_s: where it ends.
-        arrival_s: when requests (or sessions) come, where another stream decided that.
+        seed: seed of all its draws.
+        limit, duration_s: where the stream ends.
+        arrival_s: arrival times of requests (or sessions), where another stream decided them.
     """
     rngs = spawn(seed)
     if arrival_s is None and source.arrivals is not None and source.trace and source.trace.order == "resampled":
@@ -146,7 +153,7 @@ def stream_requests(
 
 
 def _with_recorded(requests: RequestArrays, recorded: RecordedRequests) -> RequestArrays:
-    """`requests` with what else the trace says of them."""
+    """Return `requests` with priorities, sessions, blocks and tenants of the trace."""
     first = slice(0, requests.num_requests)
     return replace(
         requests,
@@ -159,9 +166,9 @@ def _with_recorded(requests: RequestArrays, recorded: RecordedRequests) -> Reque
 
 
 def forest(blocks: BlockIds, input_tokens: Counts | None, rows: slice) -> PrefixArrays:
-    """The forest that the block ids of prompts spell: a node for each id that follows the same blocks.
+    """Return the forest that the block ids of prompts spell: a node for each id that follows the same blocks.
 
-    A prompt's last block holds what is left of the prompt; what is beyond its blocks is its own.
+    A prompt's last block holds the rest of the prompt; no other prompt shares what is beyond its blocks.
     """
     assert input_tokens is not None, "the reader reads the prompts with their blocks"
     offsets, ids = blocks.offsets, blocks.ids
@@ -170,9 +177,7 @@ def forest(blocks: BlockIds, input_tokens: Counts | None, rows: slice) -> Prefix
     before = np.where(is_first, -1, np.concatenate([[-1], ids[:-1]]))
     _, first_seen, of_position = np.unique(np.stack([before, ids]), axis=1, return_index=True, return_inverse=True)
     by_age = np.argsort(first_seen)
-    node_of = np.empty_like(by_age)
-    node_of[by_age] = np.arange(by_age.size)
-    node = node_of[of_position.ravel()]
+    node = _inverse(by_age)[of_position.ravel()]
     if np.unique(ids).size < by_age.size:
         node, by_age_seen = _chained(ids, is_first)
     else:
@@ -189,7 +194,7 @@ def forest(blocks: BlockIds, input_tokens: Counts | None, rows: slice) -> Prefix
 
 
 def _chained(ids: Counts, is_first: NDArray[np.bool_]) -> tuple[Counts, Counts]:
-    """The node of each position, and where each is first seen, where one id follows different blocks."""
+    """Return the node of each position and the first position of each node, where one id follows different blocks."""
     known: dict[tuple[int, int], int] = {}
     node, seen = np.empty(ids.size, np.int64), []
     for position, (block, begins_prompt) in enumerate(zip(ids.tolist(), is_first.tolist(), strict=True)):
@@ -202,13 +207,12 @@ def _chained(ids: Counts, is_first: NDArray[np.bool_]) -> tuple[Counts, Counts]:
 
 
 def _session_requests(turns: Turns, start_s: Seconds) -> RequestArrays:
-    """The turns of sessions, by the earliest time at which each request can be sent: answers take no time."""
+    """Return the turns of sessions by the earliest time at which each can be sent, as if answers took no time."""
     is_first = begins(turns.session)
     num_requests, num_prompts = is_first.size, turns.prompt_tokens.size
     earliest_s = start_s[turns.session] + within(turns.wait_s, is_first)
     order = np.argsort(earliest_s, kind="stable")
-    place = np.empty(num_requests, np.int64)
-    place[order] = np.arange(num_requests)
+    place = _inverse(order)
     previous = np.where(is_first, -1, place[np.arange(num_requests) - 1])
 
     texts = num_prompts + 2 * np.arange(num_requests)
@@ -230,28 +234,35 @@ def _session_requests(turns: Turns, start_s: Seconds) -> RequestArrays:
     )
 
 
+def _inverse(order: Counts) -> Counts:
+    """Return the inverse of a permutation: the place of each row in the new order."""
+    place = np.empty(order.size, np.int64)
+    place[order] = np.arange(order.size)
+    return place
+
+
 def _with_prompts(
     requests: RequestArrays, prompts: SharedPrompts, rngs: dict[str, np.random.Generator]
 ) -> RequestArrays:
-    """`requests`, not in sessions, each behind one of the shared prompts.
+    """Return `requests`, which are not in sessions, each behind one of the shared prompts.
 
     Raises:
-        InputError: the trace says already what its prompts have in common.
+        InputError: the trace already says what its prompts share.
     """
     if requests.prefixes is not None:
         raise InputError("the trace's hash_ids say what its prompts share; shared_prompts cannot be put before them")
     prompt, tokens = draw_prompts(prompts, requests.num_requests, rngs)
-    nobody = np.full(requests.num_requests, -1, np.int64)
+    no_output = np.full(requests.num_requests, -1, np.int64)
     roots = np.full(prompts.count, -1, np.int64)
     return replace(
         requests,
         input_tokens=requests.input_tokens + tokens[prompt],
-        prefixes=PrefixArrays(roots, tokens, prompt, nobody),
+        prefixes=PrefixArrays(roots, tokens, prompt, no_output),
     )
 
 
 def _tenant_requests(workload: Workload, seed: np.random.SeedSequence) -> RequestArrays:
-    """The requests of all tenants, in order of arrival. A tenant's draws do not depend on the others'."""
+    """Generate the requests of all tenants, in order of arrival; tenants' draws are independent."""
     limit, duration_s = workload.num_requests, workload.duration_s
     shared_s, of_arrival = np.zeros(0), np.zeros(0, np.int64)
     if workload.arrivals is not None:
@@ -261,12 +272,12 @@ def _tenant_requests(workload: Workload, seed: np.random.SeedSequence) -> Reques
         of_arrival = draw_indices(shares, shared_s.size, rngs["tenants"])
     parts = []
     for index, tenant in enumerate(workload.tenants):
-        own = child(child(seed, TENANT_KEY), index)
+        tenant_seed = child(child(seed, TENANT_KEY), index)
         arrival_s = shared_s[of_arrival == index] if tenant.share is not None else None
         if arrival_s is not None and not arrival_s.size:
             continue
         try:
-            part = stream_requests(tenant, own, limit, duration_s, arrival_s)
+            part = stream_requests(tenant, tenant_seed, limit, duration_s, arrival_s)
         except InputError as error:
             raise InputError(f"tenant {tenant.name}: {error.message}", error.hint) from None
         parts.append(replace(part, tenant=np.full(part.num_requests, index, np.int64)))
@@ -276,18 +287,17 @@ def _tenant_requests(workload: Workload, seed: np.random.SeedSequence) -> Reques
 
 
 def _merged(parts: Sequence[RequestArrays]) -> RequestArrays:
-    """All requests in order of arrival; rows, sessions and nodes that they name are renumbered."""
+    """Merge requests in order of arrival; rows, sessions and nodes that they name are renumbered."""
     sizes = [part.num_requests for part in parts]
     order = np.argsort(np.concatenate([part.arrival_s for part in parts]), kind="stable")
-    place = np.empty(order.size, np.int64)
-    place[order] = np.arange(order.size)
+    place = _inverse(order)
 
     def joined(name: str, absent: float) -> NDArray[np.generic]:
         columns = [getattr(part, name) for part in parts]
-        whole = [
+        filled = [
             np.full(size, absent) if column is None else column for size, column in zip(sizes, columns, strict=True)
         ]
-        return np.asarray(np.concatenate(whole)[order])
+        return np.asarray(np.concatenate(filled)[order])
 
     columns = {name: joined(name, 0) for name in ("arrival_s", "input_tokens", "output_tokens", "priority", "tenant")}
     rows = np.concatenate([[0], np.cumsum(sizes)])
@@ -304,6 +314,7 @@ def _merged(parts: Sequence[RequestArrays]) -> RequestArrays:
 
 
 def _moved(column: Counts | None, size: int, by: int) -> Counts:
+    """Return a column of row numbers moved on by `by`; -1 stays, and a column that is absent is all -1."""
     return np.full(size, -1, np.int64) if column is None else np.where(column < 0, -1, column + by)
 
 
@@ -318,17 +329,15 @@ def _merged_forests(parts: Sequence[RequestArrays], order: Counts) -> PrefixArra
         if forest is not None:
             moved["node_parent"].append(_moved(forest.node_parent, 0, nodes))
             moved["node_tokens"].append(forest.node_tokens)
-        for name in ("request_node", "request_output_node"):
+        for name in REQUEST_NODES:
             moved[name].append(_moved(None if forest is None else getattr(forest, name), size, nodes))
         nodes += 0 if forest is None else forest.node_parent.size
-    whole = {name: np.concatenate(columns) for name, columns in moved.items()}
-    for name in ("request_node", "request_output_node"):
-        whole[name] = whole[name][order]
-    return PrefixArrays(**whole)
+    merged = PrefixArrays(**{name: np.concatenate(columns) for name, columns in moved.items()})
+    return merged.with_requests(lambda column: column[order])
 
 
 def _first_of(requests: RequestArrays, count: int) -> RequestArrays:
-    """The first `count` requests; what they follow is among them."""
+    """Return the first `count` requests; their predecessors are among them."""
     if requests.num_requests <= count:
         return requests
     cut: dict[str, Any] = {
@@ -336,18 +345,13 @@ def _first_of(requests: RequestArrays, count: int) -> RequestArrays:
         for field in fields(requests)
         if isinstance(value := getattr(requests, field.name), np.ndarray)
     }
-    prefixes = requests.prefixes
-    if prefixes is not None:
-        prefixes = replace(
-            prefixes,
-            request_node=prefixes.request_node[:count],
-            request_output_node=prefixes.request_output_node[:count],
-        )
-    return replace(requests, **cut, prefixes=prefixes)
+    if requests.prefixes is not None:
+        cut["prefixes"] = requests.prefixes.with_requests(lambda column: column[:count])
+    return replace(requests, **cut)
 
 
 def _with_limits(requests: RequestArrays, workload: Workload) -> RequestArrays:
-    """`requests` with the priority and the deadline of each one's tenant."""
+    """Return `requests` with the priority and the deadline of their tenants."""
     if not workload.tenants or requests.tenant is None:
         if workload.tenants:
             hint = "name the column: workload.trace.columns: {tenant: NAME}"
@@ -371,7 +375,7 @@ def _with_limits(requests: RequestArrays, workload: Workload) -> RequestArrays:
 
 
 def _behind_client(requests: RequestArrays, client: ClosedLoop) -> RequestArrays:
-    """`requests` of a client with `concurrency` slots, its warm-up put in front."""
+    """Return the requests of a client with `concurrency` slots, with its warm-up in front."""
     count = client.num_warmup_requests
 
     def warmed(column: NDArray[Any], warmup: Any) -> NDArray[Any]:
@@ -380,14 +384,7 @@ def _behind_client(requests: RequestArrays, client: ClosedLoop) -> RequestArrays
     def optional(column: NDArray[Any] | None, warmup: Any) -> NDArray[Any] | None:
         return None if column is None else warmed(column, warmup)
 
-    prefixes = requests.prefixes
-    if prefixes is not None:
-        prefixes = replace(
-            prefixes,
-            request_node=warmed(prefixes.request_node, -1),
-            request_output_node=warmed(prefixes.request_output_node, -1),
-        )
-    previous = requests.previous
+    prefixes, previous = requests.prefixes, requests.previous
     return replace(
         requests,
         arrival_s=warmed(requests.arrival_s, 0.0),
@@ -399,7 +396,7 @@ def _behind_client(requests: RequestArrays, client: ClosedLoop) -> RequestArrays
         previous=None if previous is None else warmed(np.where(previous < 0, -1, previous + count), -1),
         think_s=optional(requests.think_s, 0.0),
         session=optional(requests.session, -1),
-        prefixes=prefixes,
+        prefixes=None if prefixes is None else prefixes.with_requests(lambda column: warmed(column, -1)),
         tenant=None if requests.tenant is None else warmed(requests.tenant, requests.tenant[0]),
         ttft_limit_s=optional(requests.ttft_limit_s, math.inf),
     )
@@ -408,7 +405,7 @@ def _behind_client(requests: RequestArrays, client: ClosedLoop) -> RequestArrays
 def _read_trace(
     source: Requests, trace: Trace, limit: int | None, arrival_s: Seconds | None, rng: np.random.Generator
 ) -> RecordedRequests:
-    """The columns that `source` leaves to its trace, from `start_s` on and in the order asked for."""
+    """Read the columns that `source` leaves to its trace, from `start_s` on and in the trace's order."""
     lengths_given = source.total_tokens is not None
     given = {
         "arrival": source.arrivals is not None or arrival_s is not None,
@@ -416,28 +413,28 @@ def _read_trace(
         "output_tokens": lengths_given or source.output_tokens is not None,
     }
     in_order = trace.order == "file"
-    most = limit if in_order and source.arrivals is None and trace.start_s == 0 else None
-    recorded = read_requests(trace, [stream for stream, is_given in given.items() if not is_given], most)
+    max_rows = limit if in_order and source.arrivals is None and trace.start_s == 0 else None
+    recorded = read_requests(trace, [stream for stream, is_given in given.items() if not is_given], max_rows)
     if recorded.arrival_s is not None:
         recorded = _from_start(recorded, recorded.arrival_s, trace)
     needed = limit if arrival_s is None else len(arrival_s)
     if needed is not None and needed > recorded.num_requests and trace.order != "resampled":
-        found = f"{recorded.num_requests}{f' from {trace.start_s:g} s on' if trace.start_s else ''}"
+        from_start = f" from {trace.start_s:g} s on" if trace.start_s else ""
         raise InputError(
-            f"the workload asks for {needed} requests, but {trace.path} has {found}",
+            f"the workload asks for {needed} requests, but {trace.path} has {recorded.num_requests}{from_start}",
             "take rows more than once with arrivals and trace.order: resampled",
         )
     if trace.order == "shuffled":
-        recorded = recorded.at(rng.permutation(recorded.num_requests))
+        recorded = recorded.take(rng.permutation(recorded.num_requests))
     if trace.order == "resampled":
         assert needed is not None, "Workload checks that a resampled trace has arrivals"
-        recorded = recorded.at(rng.integers(recorded.num_requests, size=needed))
+        recorded = recorded.take(rng.integers(recorded.num_requests, size=needed))
     return recorded
 
 
 def _from_start(recorded: RecordedRequests, arrival_s: Seconds, trace: Trace) -> RecordedRequests:
     first = int(np.searchsorted(arrival_s, trace.start_s))
-    rest = recorded if first == 0 else recorded.at(slice(first, None))
+    rest = recorded if first == 0 else recorded.take(slice(first, None))
     assert rest.arrival_s is not None
     return replace(rest, arrival_s=(rest.arrival_s - trace.start_s) * trace.time_scale)
 
@@ -449,14 +446,14 @@ def arrival_times(
     duration_s: float | None,
     rng: np.random.Generator,
 ) -> Seconds:
-    """The sorted arrival times of all requests, or with sessions of their first turns."""
-    most = limit or (recorded.num_requests if recorded is not None else None)
+    """Return the sorted arrival times of all requests; with sessions, of their first turns."""
+    max_requests = limit or (recorded.num_requests if recorded is not None else None)
     if source.arrivals is not None:
-        arrival_s = draw_times(source.arrivals, most, duration_s, rng)
+        arrival_s = draw_times(source.arrivals, max_requests, duration_s, rng)
     else:
         assert recorded is not None, "Workload checks that there is a trace"
         assert recorded.arrival_s is not None, "_read_trace asks for what is left out"
-        arrival_s = recorded.arrival_s[:most]
+        arrival_s = recorded.arrival_s[:max_requests]
     if duration_s is not None:
         arrival_s = arrival_s[: np.searchsorted(arrival_s, duration_s)]
     if not len(arrival_s):
@@ -468,28 +465,19 @@ def arrival_times(
 def _both_lengths(
     source: Requests, recorded: RecordedRequests | None, num_requests: int, rngs: dict[str, np.random.Generator]
 ) -> tuple[Counts, Counts]:
-    """Prompt and output tokens of each request."""
+    """Return the prompt and output tokens of each request."""
     if source.total_tokens is not None:
         assert source.input_to_output_ratio is not None, "Requests checks that they are given together"
         total = np.maximum(draw_lengths(source.total_tokens, num_requests, rngs["input_tokens"]), 2)
         output = np.ceil(total / (1 + source.input_to_output_ratio)).astype(np.int64)
         output = np.minimum(output, total - 1)
         return total - output, output
-    return (
-        _token_counts(source, recorded, "input_tokens", num_requests, rngs),
-        _token_counts(source, recorded, "output_tokens", num_requests, rngs),
-    )
 
+    def token_counts(stream: str) -> Counts:
+        lengths: Lengths | None = getattr(source, stream)
+        if lengths is not None:
+            return draw_lengths(lengths, num_requests, rngs[stream], stream)
+        column: Counts = getattr(recorded, stream)
+        return column[:num_requests]
 
-def _token_counts(
-    source: Requests,
-    recorded: RecordedRequests | None,
-    stream: str,
-    num_requests: int,
-    rngs: dict[str, np.random.Generator],
-) -> Counts:
-    lengths: Lengths | None = getattr(source, stream)
-    if lengths is not None:
-        return draw_lengths(lengths, num_requests, rngs[stream], stream)
-    column: Counts = getattr(recorded, stream)
-    return column[:num_requests]
+    return token_counts("input_tokens"), token_counts("output_tokens")

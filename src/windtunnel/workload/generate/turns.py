@@ -1,4 +1,4 @@
-"""Conversations and shared prompts: which request waits for which, and how contexts grow."""
+"""Draws of conversations and shared prompts: requests that wait for others, with growing contexts."""
 
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -26,24 +26,23 @@ class Turns:
 
     session: Counts
     new_tokens: Counts
-    """Text that no earlier turn had."""
+    """Tokens of text that no earlier turn had."""
     input_tokens: Counts
     output_tokens: Counts
     wait_s: Seconds
     prompt: Counts
-    """Its shared prompt, or -1."""
+    """Shared prompt of the session, or -1."""
     prompt_tokens: Counts
-    """[num_prompts]"""
+    """`[num_prompts]` Length of each shared prompt."""
 
-    def at(self, rows: NDArray[np.bool_] | slice) -> "Turns":
-        return replace(
-            self,
-            **{name: getattr(self, name)[rows] for name in self.__slots__ if name != "prompt_tokens"},
-        )
+    def take(self, rows: NDArray[np.bool_] | slice) -> "Turns":
+        """Return some of the requests."""
+        columns = {name: getattr(self, name)[rows] for name in self.__slots__ if name != "prompt_tokens"}
+        return replace(self, **columns)
 
 
 def draw_turns(source: Requests, num_starts: int, limit: int | None, seed: np.random.SeedSequence) -> Turns:
-    """The requests of at most `num_starts` sessions.
+    """Draw the requests of at most `num_starts` sessions.
 
     Args:
         source: with `sessions`.
@@ -59,19 +58,19 @@ def draw_turns(source: Requests, num_starts: int, limit: int | None, seed: np.ra
     if limit is not None:
         turns = draw_counts(source.sessions.turns, num_sessions, spawn(seed)["turns"])
         num_sessions = min(int(np.searchsorted(np.cumsum(turns), limit)) + 1, num_sessions)
-    found = _turns(source, num_sessions, seed)
-    while limit is not None and found.input_tokens.size < limit and num_sessions < num_starts:
+    drawn = _turns(source, num_sessions, seed)
+    while limit is not None and drawn.input_tokens.size < limit and num_sessions < num_starts:
         num_sessions = min(2 * num_sessions, num_starts)
-        found = _turns(source, num_sessions, seed)
-    found = found.at(slice(0, limit))
-    if not found.input_tokens.size:
-        most = source.sessions.max_context_tokens
-        raise InputError(f"no first turn of a session is within max_context_tokens, which is {most}")
-    return found
+        drawn = _turns(source, num_sessions, seed)
+    drawn = drawn.take(slice(0, limit))
+    if not drawn.input_tokens.size:
+        max_tokens = source.sessions.max_context_tokens
+        raise InputError(f"no first turn of a session is within max_context_tokens, which is {max_tokens}")
+    return drawn
 
 
 def _turns(source: Requests, num_sessions: int, seed: np.random.SeedSequence) -> Turns:
-    """All requests of the first `num_sessions` sessions, those beyond `max_context_tokens` left out."""
+    """Draw all requests of the first `num_sessions` sessions, without those beyond `max_context_tokens`."""
     sessions, rngs = source.sessions, spawn(seed)
     assert sessions is not None
     assert source.input_tokens is not None
@@ -103,13 +102,13 @@ def _turns(source: Requests, num_sessions: int, seed: np.random.SeedSequence) ->
     if source.shared_prompts is not None:
         prompt, prompt_tokens = draw_prompts(source.shared_prompts, num_sessions, rngs)
         context = context + prompt_tokens[prompt][session]
-    found = Turns(session, new_tokens, context - output_tokens, output_tokens, wait_s, prompt[session], prompt_tokens)
-    most = sessions.max_context_tokens
-    return found if most is None else found.at(context <= most)
+    drawn = Turns(session, new_tokens, context - output_tokens, output_tokens, wait_s, prompt[session], prompt_tokens)
+    max_tokens = sessions.max_context_tokens
+    return drawn if max_tokens is None else drawn.take(context <= max_tokens)
 
 
 def begins(group: Counts) -> NDArray[np.bool_]:
-    """Where a new group begins in sorted `group`."""
+    """Return a mask of the rows at which a new group begins, in a sorted column of groups."""
     return np.concatenate([np.ones(min(group.size, 1), bool), group[1:] != group[:-1]])
 
 
@@ -117,14 +116,14 @@ Number = TypeVar("Number", np.int64, np.float64)
 
 
 def within(values: NDArray[Number], begins_group: NDArray[np.bool_]) -> NDArray[Number]:
-    """Running sums that start again where a group begins."""
+    """Return running sums that start again where a group begins."""
     sums = np.cumsum(values)
     before = (sums - values)[begins_group]
     return np.asarray(sums - np.repeat(before, np.diff(np.append(np.flatnonzero(begins_group), values.size))))
 
 
 def draw_prompts(prompts: SharedPrompts, size: int, rngs: dict[str, np.random.Generator]) -> tuple[Counts, Counts]:
-    """Which prompt each of `size` requests has, and the tokens of each of `prompts.count` prompts."""
+    """Draw the prompt of each of `size` requests, and the tokens of each of `prompts.count` prompts."""
     weights = np.arange(1, prompts.count + 1, dtype=np.float64) ** -prompts.alpha
     tokens = draw_lengths(prompts.tokens, prompts.count, rngs["prompt_tokens"])
     return draw_indices(weights, size, rngs["prompts"]), tokens

@@ -1,4 +1,4 @@
-"""What the columns of a request trace hold: times, dates and counts, every value checked."""
+"""Columns of a request trace: times, dates and counts, every value checked."""
 
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -14,7 +14,7 @@ from windtunnel.workload.lengths import MAX_TOKENS
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Column:
-    """A column without gaps: numbers, dates or objects; and where it comes from."""
+    """A column without gaps: numbers, dates or objects, and where it comes from."""
 
     path: Path
     name: str
@@ -34,7 +34,7 @@ class Column:
 
 
 def column_of(path: Path, name: str, column: Any, first_row: int) -> Column:
-    """One block of a column as it was read, where no value is missing.
+    """Return one block of a column as it was read.
 
     Raises:
         InputError: a value that is missing, or a list.
@@ -48,7 +48,7 @@ def column_of(path: Path, name: str, column: Any, first_row: int) -> Column:
 
 
 def dates_s(column: Column, origin: Any) -> tuple[NDArray[np.float64], Any]:
-    """Seconds since `origin` (None: the first date), and that; dates are datetime64 or ISO 8601 (UTC by default)."""
+    """Return seconds since `origin` (None: the first date), and the origin; dates are datetime64 or ISO 8601 (UTC)."""
     if column.values.dtype.kind == "M":
         origin = column.values[0] if origin is None else origin
         return np.asarray((column.values - origin) / np.timedelta64(1, "s"), np.float64), origin
@@ -64,7 +64,7 @@ def dates_s(column: Column, origin: Any) -> tuple[NDArray[np.float64], Any]:
 
 
 def tokens_of(column: Column) -> NDArray[np.int64]:
-    """Positive token counts.
+    """Return positive token counts.
 
     Raises:
         InputError: names the first row that has none.
@@ -76,7 +76,7 @@ def tokens_of(column: Column) -> NDArray[np.int64]:
 
 
 def integers(column: Column) -> NDArray[np.int64]:
-    """Whole numbers, of a CSV file also those that stand among texts.
+    """Return whole numbers; in a CSV file they may be read as text.
 
     Raises:
         InputError: names the first row that has none.
@@ -109,6 +109,6 @@ def _date(text: Any) -> datetime | None:
 
 
 def shown(value: Any) -> str:
-    """A value of a file, short and on one line."""
+    """Return a value of a file as text, short and on one line."""
     text = " ".join(str(value).split())
     return text if len(text) <= 40 else f"{text[:37]}..."

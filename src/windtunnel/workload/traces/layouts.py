@@ -1,4 +1,4 @@
-"""Which column of a request trace is what: the names that common traces have, and those that a user gives."""
+"""Layouts of request traces: column names that common traces have, and names that a user gives."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class Layout:
     session: str | None = None
     hash_ids: str | None = None
     zero_output_failed: bool = False
-    """Its publisher says that requests without output failed; they are left out."""
+    """Whether the publisher says that requests without output failed; they are left out."""
 
     @property
     def columns(self) -> tuple[str, str, str]:
@@ -37,65 +37,38 @@ class Layout:
 
 KNOWN_LAYOUTS = (
     Layout(
-        name="windtunnel",
-        arrival="arrival_s",
-        input_tokens="input_tokens",
-        output_tokens="output_tokens",
+        *("windtunnel", "arrival_s", *LENGTHS, "this project"),
         priority="priority",
         tenant="tenant",
         session="session",
         hash_ids="hash_ids",
-        source="this project",
     ),
     Layout(
-        name="azure",
-        arrival="TIMESTAMP",
-        input_tokens="ContextTokens",
-        output_tokens="GeneratedTokens",
-        source="https://github.com/Azure/AzurePublicDataset (LLM inference 2023 and 2024)",
+        *("azure", "TIMESTAMP", "ContextTokens", "GeneratedTokens"),
+        "https://github.com/Azure/AzurePublicDataset (LLM inference 2023 and 2024)",
     ),
+    Layout("vidur", "arrived_at", "num_prefill_tokens", "num_decode_tokens", "https://github.com/microsoft/vidur"),
     Layout(
-        name="vidur",
-        arrival="arrived_at",
-        input_tokens="num_prefill_tokens",
-        output_tokens="num_decode_tokens",
-        source="https://github.com/microsoft/vidur",
-    ),
-    Layout(
-        name="burstgpt",
-        arrival="Timestamp",
-        input_tokens="Request tokens",
-        output_tokens="Response tokens",
+        *("burstgpt", "Timestamp", "Request tokens", "Response tokens", "https://github.com/HPMLL/BurstGPT"),
         session="Session ID",
         zero_output_failed=True,
-        source="https://github.com/HPMLL/BurstGPT",
     ),
     Layout(
-        name="mooncake",
-        arrival="timestamp",
+        *("mooncake", "timestamp", "input_length", "output_length", "https://github.com/kvcache-ai/Mooncake"),
         arrival_unit="ms",
-        input_tokens="input_length",
-        output_tokens="output_length",
         hash_ids="hash_ids",
-        source="https://github.com/kvcache-ai/Mooncake",
     ),
     Layout(
-        name="splitwise",
-        arrival="arrival_timestamp",
-        input_tokens="prompt_size",
-        output_tokens="token_size",
-        source="https://github.com/Mutinifni/splitwise-sim",
+        *("splitwise", "arrival_timestamp", "prompt_size", "token_size"),
+        "https://github.com/Mutinifni/splitwise-sim",
     ),
     Layout(
-        name="llmservingsim",
-        arrival="arrival_ns",
+        *("llmservingsim", "arrival_ns", "input_toks", "output_toks"),
+        "https://github.com/casys-kaist/LLMServingSim",
         arrival_unit="ns",
-        input_tokens="input_toks",
-        output_tokens="output_toks",
-        source="https://github.com/casys-kaist/LLMServingSim",
     ),
 )
-"""Recognised by the columns of both lengths; times may be absent, as in Vidur's length files of ShareGPT and arXiv."""
+"""Layouts, recognised by the columns of both lengths; times may be absent, as in Vidur's ShareGPT and arXiv files."""
 
 
 CONVERSATIONS = "conversations"
@@ -103,40 +76,40 @@ CONVERSATIONS = "conversations"
 prompt and the second the output, and conversations of fewer than two texts are left out."""
 
 
-def recognise(header: list[str], asked: TraceColumns, needed: Sequence[str]) -> Layout | None:
-    """The first layout whose lengths the file has, under the names asked for where there are any.
+def recognise(header: list[str], given: TraceColumns, needed: Sequence[str]) -> Layout | None:
+    """Return the first layout whose lengths the file has, under the given names where there are any.
 
-    Our own is also recognised by what is needed alone, such as nothing but `arrival_s`.
+    Windtunnel's layout is also recognised by the needed columns alone, such as `arrival_s`.
     """
     for layout in KNOWN_LAYOUTS:
-        lengths = (asked.input_tokens or layout.input_tokens, asked.output_tokens or layout.output_tokens)
+        lengths = (given.input_tokens or layout.input_tokens, given.output_tokens or layout.output_tokens)
         if all(name in header for name in lengths):
             return layout
     ours = KNOWN_LAYOUTS[0]
-    return ours if all((getattr(asked, stream) or getattr(ours, stream)) in header for stream in needed) else None
+    return ours if all((getattr(given, stream) or getattr(ours, stream)) in header for stream in needed) else None
 
 
 def find_columns(
-    path: Path, header: list[str], layout: Layout | None, asked: TraceColumns, needed: Sequence[str]
+    path: Path, header: list[str], layout: Layout | None, given: TraceColumns, needed: Sequence[str]
 ) -> dict[str, str]:
-    """Stream -> the name of its column: of every stream in `needed`, and of the priority where there is one."""
-    wanted = (*needed, "priority", "tenant", "session", "hash_ids")
-    named = {stream: getattr(asked, stream) for stream in wanted if getattr(asked, stream)}
+    """Return stream -> name of its column, for every stream in `needed` and for what else of a request the file has."""
+    streams = (*needed, "priority", "tenant", "session", "hash_ids")
+    named = {stream: getattr(given, stream) for stream in streams if getattr(given, stream)}
     if unknown := [name for name in named.values() if name not in header]:
         raise InputError(
             f"{path} has no column {unknown[0]!r}; it has {_listed(header)}", did_you_mean(unknown[0], header)
         )
-    known = {stream: getattr(layout, stream) for stream in wanted} if layout else {}
-    found = {stream: name for stream, name in (known | named).items() if name is not None and name in header}
-    if not set(needed) <= set(found):
+    known = {stream: getattr(layout, stream) for stream in streams} if layout else {}
+    columns = {stream: name for stream, name in (known | named).items() if name is not None and name in header}
+    if not set(needed) <= set(columns):
         raise _no_stream(path, header, [stream for stream in needed if stream not in named], layout)
-    if repeated := [name for name in found.values() if header.count(name) > 1]:
+    if repeated := [name for name in columns.values() if header.count(name) > 1]:
         raise InputError(f"{path} has more than one column {repeated[0]!r}")
-    return found
+    return columns
 
 
 def _no_stream(path: Path, header: list[str], streams: Sequence[str], layout: Layout | None) -> InputError:
-    """What to say where not all of `streams`, none of which was given a name, are there."""
+    """Return the error for a file without some of `streams`, none of which was given a name."""
     if CONVERSATIONS in header:
         return InputError(
             f"{path} is of ShareGPT's kind, which has no arrival times", "say how they arrive: a rate or a concurrency"

@@ -1,6 +1,6 @@
 """Request traces: CSV, JSON Lines, JSON or Parquet with named columns, read into arrays block by block.
 
-The column names of common traces are known (`trace_layouts.KNOWN_LAYOUTS`); others are named by `TraceColumns`. Memory
+The column names of common traces are known (`layouts.KNOWN_LAYOUTS`); others are named by `TraceColumns`. Memory
 is what the arrays take, 24 bytes a request, and a block of the file.
 """
 
@@ -29,14 +29,14 @@ UNIX_TIME_AFTER_S = 365 * 86400.0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockIds:
-    """The blocks of each prompt: those of row i are ids[offsets[i] : offsets[i + 1]]."""
+    """Blocks of prompts: row i has ids[offsets[i] : offsets[i + 1]]."""
 
     offsets: NDArray[np.int64]
     ids: NDArray[np.int64]
     block_tokens: int
 
-    def at(self, rows: NDArray[np.int64] | slice) -> "BlockIds":
-        """Those of `rows`, in that order."""
+    def take(self, rows: NDArray[np.int64] | slice) -> "BlockIds":
+        """Return the blocks of `rows`, in that order."""
         sizes = np.diff(self.offsets)[rows]
         offsets = np.concatenate([[0], np.cumsum(sizes)])
         begin = np.repeat(self.offsets[:-1][rows] - offsets[:-1], sizes)
@@ -45,7 +45,7 @@ class BlockIds:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RecordedRequests:
-    """A trace's columns, each of shape [num_requests]; None where the file has no such column.
+    """Columns of a trace, each of shape `[num_requests]`; None where the file has no such column.
 
     `arrival_s` is float64, sorted and not negative; token counts are positive int64; the others are int64.
     """
@@ -63,28 +63,26 @@ class RecordedRequests:
 
     @property
     def num_requests(self) -> int:
-        """Rows of whichever columns were read."""
+        """Number of rows that were read."""
         columns = (self.arrival_s, self.input_tokens, self.output_tokens)
         return next(len(column) for column in columns if column is not None)
 
-    def at(self, rows: NDArray[np.int64] | slice) -> "RecordedRequests":
-        """The requests `rows`, in that order."""
-        columns = ("arrival_s", "input_tokens", "output_tokens", "priority", "tenant", "session", "blocks")
-        found = {name: getattr(self, name) for name in columns if getattr(self, name) is not None}
-        return replace(
-            self, **{name: value.at(rows) if name == "blocks" else value[rows] for name, value in found.items()}
-        )
+    def take(self, rows: NDArray[np.int64] | slice) -> "RecordedRequests":
+        """Return the requests `rows`, in that order."""
+        names = ("arrival_s", "input_tokens", "output_tokens", "priority", "tenant", "session")
+        columns = {name: getattr(self, name)[rows] for name in names if getattr(self, name) is not None}
+        return replace(self, **columns, blocks=None if self.blocks is None else self.blocks.take(rows))
 
 
-def read_requests(trace: Trace, needed: Sequence[str] = STREAMS, most: int | None = None) -> RecordedRequests:
-    """The requests in `trace.path`, every row checked, lengths scaled and shortened as `trace` says.
+def read_requests(trace: Trace, needed: Sequence[str] = STREAMS, limit: int | None = None) -> RecordedRequests:
+    """Read the requests in `trace.path`, every row checked, lengths scaled and shortened as `trace` says.
 
     `start_s`, `time_scale` and `order` are the caller's to apply.
 
     Args:
         trace: where the file is and what its columns are called.
         needed: which of `STREAMS` to read; priorities, tenants, sessions and blocks are read where the file has them.
-        most: stop after so many requests; None reads all.
+        limit: stop after so many requests; None reads all.
 
     Raises:
         InputError: a missing, empty or broken file, a missing column, a value that cannot be; names file and row.
@@ -94,12 +92,12 @@ def read_requests(trace: Trace, needed: Sequence[str] = STREAMS, most: int | Non
     if CONVERSATIONS in header and set(needed) <= set(LENGTHS):
         recorded = _conversations(path, trace)
     else:
-        recorded = _rows(path, header, trace, needed, most)
+        recorded = _rows(path, header, trace, needed, limit)
     return _fitted(recorded, trace)
 
 
 def read_lengths(path: str, column: str | None, stream: str) -> NDArray[np.int64]:
-    """The token counts in one column of a requests file; None means the known layout's column for `stream`.
+    """Read the token counts in one column of a requests file; None takes the known layout's column for `stream`.
 
     Raises:
         InputError: as `read_requests`.
@@ -110,13 +108,14 @@ def read_lengths(path: str, column: str | None, stream: str) -> NDArray[np.int64
 
 
 def _find(name: str) -> Path:
-    """The file at the path `name`; a bare word that is no file names a trace of the catalog."""
+    """Return the file at the path `name`; a bare word that is no file names a trace of the catalog."""
     path = Path(name)
     is_word = path.suffix == "" and path.name == name
     return catalog.find("traces", name) if is_word and not path.exists() else path
 
 
-def _rows(path: Path, header: list[str], trace: Trace, needed: Sequence[str], most: int | None) -> RecordedRequests:
+def _rows(path: Path, header: list[str], trace: Trace, needed: Sequence[str], limit: int | None) -> RecordedRequests:
+    """Read the rows of a file with a column for each stream."""
     layout = recognise(header, trace.columns, needed)
     names = find_columns(path, header, layout, trace.columns, needed)
     if "hash_ids" in names and ("input_tokens" not in needed or trace.input_scale != 1 or trace.max_tokens is not None):
@@ -130,16 +129,16 @@ def _rows(path: Path, header: list[str], trace: Trace, needed: Sequence[str], mo
         if row == 0:
             reading = _Reading(path, names, unit_s, drops, trace.hash_block_tokens)
         reading.add(row, batch)
-        return most is None or reading.num_requests < most
+        return limit is None or reading.num_requests < limit
 
     batches_of(path, list(names.values()), use)
     recorded = reading.finish()
-    return recorded if most is None else recorded.at(slice(0, most))
+    return recorded if limit is None else recorded.take(slice(0, limit))
 
 
 @dataclass(slots=True)
 class _Reading:
-    """A file's columns so far, block by block."""
+    """Columns of a file so far, block by block."""
 
     path: Path
     names: dict[str, str]
@@ -154,7 +153,7 @@ class _Reading:
     codes: dict[str, dict[str, int]] = field(default_factory=lambda: {"tenant": {}, "session": {}})
 
     def add(self, row: int, batch: Batch) -> None:
-        """Check a block and keep it."""
+        """Check a block of rows and keep it."""
         columns = {
             stream: column_of(self.path, name, batch[name], row)
             for stream, name in self.names.items()
@@ -165,43 +164,34 @@ class _Reading:
             outputs = integers(columns["output_tokens"])
             keep = outputs != 0
             columns["output_tokens"] = replace(columns["output_tokens"], values=np.where(keep, outputs, 1))
-        found: dict[str, Any] = {}
-        if "arrival" in columns:
-            found["arrival"] = self._arrival_s(columns["arrival"])
-        for stream in LENGTHS:
-            if stream in columns:
-                found[stream] = tokens_of(columns[stream])
-        if "priority" in columns:
-            found["priority"] = integers(columns["priority"])
+        read = {"arrival": self._arrival_s, **dict.fromkeys(LENGTHS, tokens_of), "priority": integers}
+        checked = {stream: check(columns[stream]) for stream, check in read.items() if stream in columns}
         for stream in ("tenant", "session"):
             if stream in self.names:
-                found[stream] = self._codes(stream, batch[self.names[stream]])
+                checked[stream] = self._codes(stream, batch[self.names[stream]])
         size = len(next(iter(batch.values())))
-        for stream, values in found.items():
+        for stream, values in checked.items():
             self.parts.setdefault(stream, []).append(values[keep])
         if "hash_ids" in self.names:
-            self.parts.setdefault("hash_ids", []).append(
-                _block_ids(self.path, self.names["hash_ids"], batch[self.names["hash_ids"]], row).at(
-                    np.arange(size)[keep]
-                )
-            )
+            blocks = _block_ids(self.path, self.names["hash_ids"], batch[self.names["hash_ids"]], row)
+            self.parts.setdefault("hash_ids", []).append(blocks.take(np.arange(size)[keep]))
         self.num_rows += size
-        self.num_requests += len(next(iter(found.values()))[keep])
+        self.num_requests += len(next(iter(checked.values()))[keep])
 
     def finish(self) -> RecordedRequests:
-        """All blocks as one."""
+        """Return all blocks as one."""
         if not self.num_requests:
             why = "; all of them failed" if self.num_rows else ""
             raise InputError(f"{self.path} has no requests{why}")
-        whole = {
+        columns = {
             {"arrival": "arrival_s"}.get(stream, stream): np.concatenate(parts)
             for stream, parts in self.parts.items()
             if stream != "hash_ids"
         }
         blocks = _joined(self.parts["hash_ids"], self.block_tokens) if "hash_ids" in self.parts else None
         if blocks is not None:
-            _check_blocks(self.path, self.names["hash_ids"], blocks, whole["input_tokens"])
-        return RecordedRequests(**whole, tenant_names=tuple(self.codes["tenant"]), blocks=blocks)
+            _check_blocks(self.path, self.names["hash_ids"], blocks, columns["input_tokens"])
+        return RecordedRequests(**columns, tenant_names=tuple(self.codes["tenant"]), blocks=blocks)
 
     def _arrival_s(self, column: "Column") -> NDArray[np.float64]:
         if not column.values.size:
@@ -227,15 +217,15 @@ class _Reading:
         return np.asarray((times - self.origin) * self.unit_s, np.float64)
 
     def _codes(self, stream: str, column: Any) -> NDArray[np.int64]:
-        """Each value's number, in order of first appearance; -1 for none."""
+        """Return the number of each value, by order of first appearance; -1 for none."""
         known = self.codes[stream]
         values, of_row = np.unique(np.array([_name(value) for value in column.to_pylist()]), return_inverse=True)
         first = np.full(values.size, len(of_row))
         np.minimum.at(first, of_row, np.arange(len(of_row)))
         numbers = np.empty(values.size, np.int64)
-        for at in np.argsort(first):
-            name = str(values[at])
-            numbers[at] = known.setdefault(name, len(known)) if name else -1
+        for index in np.argsort(first):
+            name = str(values[index])
+            numbers[index] = known.setdefault(name, len(known)) if name else -1
         return numbers[of_row]
 
 
@@ -244,7 +234,7 @@ def _name(value: Any) -> str:
 
 
 def _block_ids(path: Path, name: str, column: Any, first_row: int) -> BlockIds:
-    """The blocks of one part of a file; its last offset is the number of its ids."""
+    """Return the blocks of one part of a file; its last offset is the number of its ids."""
     lists = column.to_pylist() if hasattr(column, "to_pylist") else column
     for row, ids in enumerate(lists, start=first_row + 1):
         if ids is not None and not (isinstance(ids, list) and all(isinstance(block, int) for block in ids)):
@@ -273,7 +263,7 @@ def _check_blocks(path: Path, name: str, blocks: BlockIds, input_tokens: NDArray
 
 
 def _conversations(path: Path, trace: Trace) -> RecordedRequests:
-    """The first text and its answer of each conversation, their lengths estimated from their characters."""
+    """Read the first text and its answer of each conversation, with lengths estimated from their characters."""
     if trace.characters_per_token is None:
         raise InputError(
             f"{path} holds texts, not lengths",
@@ -304,7 +294,7 @@ def _text(path: Path, row: int, said: Any) -> str:
 
 
 def _fitted(recorded: RecordedRequests, trace: Trace) -> RecordedRequests:
-    """Lengths scaled, then shortened to `trace.max_tokens` in all; nothing becomes less than one token."""
+    """Return lengths scaled, then shortened to `trace.max_tokens` in all; no length becomes less than one token."""
     scaled = {}
     for stream, scale in (("input_tokens", trace.input_scale), ("output_tokens", trace.output_scale)):
         tokens = getattr(recorded, stream)
@@ -314,14 +304,14 @@ def _fitted(recorded: RecordedRequests, trace: Trace) -> RecordedRequests:
     prompt, output = recorded.input_tokens, recorded.output_tokens
     if trace.max_tokens is None or prompt is None or output is None:
         return recorded
-    whole, most = prompt + output, trace.max_tokens
-    is_long = whole > most
+    total, limit = prompt + output, trace.max_tokens
+    is_long = total > limit
     if trace.shorten == "both":
-        shorter = np.clip(prompt * (most / whole), 1, most - 1).astype(np.int64)
-        shorter_output = most - shorter
+        shorter = np.clip(prompt * (limit / total), 1, limit - 1).astype(np.int64)
+        shorter_output = limit - shorter
     else:
-        shorter = np.maximum(most - output, 1)
-        shorter_output = np.minimum(output, most - 1)
+        shorter = np.maximum(limit - output, 1)
+        shorter_output = np.minimum(output, limit - 1)
     return replace(
         recorded,
         input_tokens=np.where(is_long, shorter, prompt),

@@ -1,4 +1,4 @@
-"""ServeGen's client models: for each client of a service its rate and burstiness in windows, and its lengths.
+"""Client models of ServeGen: rate and burstiness of each client of a service in windows, and its lengths.
 
 `chunk-N-trace.csv` has a row a window: time in seconds, requests per second, coefficient of variation of the gaps, the
 family of their distribution (Gamma, Weibull or none) and its two parameters, shape and scale. `chunk-N-dataset.json`
@@ -34,22 +34,22 @@ class LengthTable:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Client:
-    """One client; arrays of shape [num_windows]."""
+    """One client; arrays of shape `[num_windows]`."""
 
     number: int
     start_s: NDArray[np.float64]
     rate_per_s: NDArray[np.float64]
     shape: NDArray[np.float64]
-    """Of the distribution of the gaps; 1 is exponential in both families."""
+    """Shape of the distribution of the gaps; 1 is exponential in both families."""
     is_weibull: NDArray[np.bool_]
     lengths_start_s: NDArray[np.float64]
-    """[num_periods] from when the lengths of a period hold; those without any are left out."""
+    """`[num_periods]` Begin of each period of lengths; periods without lengths are left out."""
     lengths: tuple[tuple[LengthTable, LengthTable], ...]
-    """[num_periods] of inputs and outputs; empty where the file is missing."""
+    """`[num_periods]` Lengths of inputs and outputs; empty where the file is missing."""
 
 
 def read_clients(path: Path) -> list[Client]:
-    """The clients of a model, by number.
+    """Read the clients of a model, by number.
 
     Raises:
         InputError: a missing or broken file; names what is wrong in it.
@@ -62,7 +62,7 @@ def read_clients(path: Path) -> list[Client]:
 
 
 def _texts(path: Path) -> dict[tuple[int, str], str]:
-    """(number, kind of file) -> content, of a folder or a tar archive."""
+    """Return (number, kind of file) -> content, from a folder or a tar archive."""
     if path.is_dir():
         files = [file for file in sorted(path.rglob("chunk-*")) if _CHUNK.search(file.name)]
         return {_key(file.name): file.read_text(encoding="utf-8") for file in files}
@@ -112,16 +112,16 @@ def _client(path: Path, number: int, texts: dict[tuple[int, str], str]) -> Clien
 
 
 def _lengths(periods: dict[str, Any]) -> dict[float, tuple[LengthTable, LengthTable]]:
-    found = {}
+    by_start = {}
     for start, tables in periods.items():
         both = [_table(tables[name]) for name in LENGTHS]
         if all(table.tokens.size for table in both):
-            found[float(start)] = (both[0], both[1])
-    return found
+            by_start[float(start)] = (both[0], both[1])
+    return by_start
 
 
 def _table(text: Any) -> LengthTable:
-    """`{9: 0.25, 163: 0.75}`, a Python dictionary written out."""
+    """Read a Python dictionary written out, such as `{9: 0.25, 163: 0.75}`."""
     entries = [entry.split(":") for entry in str(text).strip("{} \n").split(",") if entry.strip()]
     tokens = np.array([int(key) for key, _ in entries], np.int64)
     weights = np.array([float(value) for _, value in entries])

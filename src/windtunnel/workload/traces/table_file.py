@@ -17,14 +17,14 @@ from windtunnel.units import format_count
 
 BLOCK_BYTES = 1 << 24
 BLOCK_ROWS = 1 << 18
-"""Of Parquet."""
+"""Rows of a block of Parquet."""
 
 Batch = dict[str, Any]
 """Column -> pyarrow array, a block of rows."""
 
 
 def header_of(path: Path) -> list[str]:
-    """The names of the file's columns.
+    """Return the names of the file's columns.
 
     Raises:
         InputError: a missing, empty or broken file, or an unknown ending.
@@ -35,8 +35,8 @@ def header_of(path: Path) -> list[str]:
 def batches_of(path: Path, names: list[str], use: Callable[[int, Batch], bool]) -> None:
     """Call `use` with the number of the first row and the columns `names` of one block after another.
 
-    `use` returns False when it has seen enough. Where a column turns out to hold other things than its first block made
-    believe, everything is read again, from row 0.
+    `use` returns False when it has seen enough. Where a later block does not fit the type of the first, everything is
+    read again, from row 0.
 
     Raises:
         InputError: a broken file; names its row where that can be found.
@@ -54,7 +54,7 @@ def _suffix(path: Path) -> str:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[BinaryIO]:
-    """The file's content, unpacked while it is read."""
+    """Yield the file's content, unpacked while it is read."""
     try:
         with path.open("rb") as file:
             is_packed = file.read(2) == b"\x1f\x8b"
@@ -71,11 +71,15 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
 
 
 def _first_line(path: Path, file: BinaryIO) -> bytes:
-    """The first line that is not blank; `file` then stands behind it."""
+    """Return the first line that is not blank; `file` then stands behind it."""
     for line in file:
         if line.strip():
             return line
-    raise InputError(f"{path} is empty", "a line of column names is needed, and a line for each request")
+    raise _is_empty(path)
+
+
+def _is_empty(path: Path) -> InputError:
+    return InputError(f"{path} is empty", "a line of column names is needed, and a line for each request")
 
 
 # CSV
@@ -94,8 +98,10 @@ def _csv_names(path: Path, line: bytes) -> list[str]:
 
 
 def _csv_batches(path: Path, names: list[str], use: Callable[[int, Batch], bool]) -> None:
-    """pyarrow decides a column's type by its first block; where a later one does not fit, numbers are read as floats,
-    and at last the column that is wrong as text, so that whoever uses it can say which row.
+    """Read a file whose column types pyarrow decides by the first block.
+
+    Where a later block does not fit, numbers are read as floats, and at last the wrong column as text, so that its user
+    can name the row.
     """
     import pyarrow as pa
 
@@ -125,7 +131,7 @@ def _fits(path: Path, names: list[str], types: dict[str, Any]) -> bool:
 
 
 def _csv_pass(path: Path, names: list[str], use: Callable[[int, Batch], bool], types: dict[str, Any]) -> None:
-    """One reading; the columns in `types` have those types, the others what their first block looks like."""
+    """Read once; the columns in `types` have those types, others the type of their first block."""
     with _opened(path) as file:
         row = 0
         for batch in _csv_reader(path, file, names, types):
@@ -170,18 +176,18 @@ class _NotEmpty:
         self.is_begun = False
 
     def read(self, size: int) -> bytes:
-        found = self.file.read(size)
-        if not found and not self.is_begun:
-            found = b"\n"
+        content = self.file.read(size)
+        if not content and not self.is_begun:
+            content = b"\n"
         self.is_begun = True
-        return found
+        return content
 
     def close(self) -> None:
         self.closed = True
 
 
 def _broken_csv_row(path: Path, error: Exception) -> InputError:
-    """What is wrong with a file that pyarrow refused; it names rows only of some files, so they are counted again."""
+    """Return the error of a file that pyarrow refused, which names the row only sometimes; rows are counted again."""
     with _opened(path) as file:
         lines = io.TextIOWrapper(file, errors="replace")
         try:
@@ -266,7 +272,7 @@ def _json_objects(path: Path) -> list[dict[str, Any]]:
     with _opened(path) as file:
         content = file.read()
     if not content.strip():
-        raise InputError(f"{path} is empty", "a line of column names is needed, and a line for each request")
+        raise _is_empty(path)
     try:
         return msgspec.json.decode(content, type=list[dict[str, Any]])
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -279,7 +285,7 @@ def _json_header(path: Path) -> list[str]:
 
 
 def _json_batches(path: Path, names: list[str], use: Callable[[int, Batch], bool]) -> None:
-    """A column of objects, such as ShareGPT's conversations, stays a list of them."""
+    """Read all rows at once; a column of objects, such as ShareGPT's conversations, stays a list."""
     objects = _json_objects(path)
     columns = {name: [row.get(name) for row in objects] for name in names}
     nested = {name for name, values in columns.items() if any(isinstance(value, dict | list) for value in values)}
@@ -310,7 +316,7 @@ def _from_parquet(path: Path, look: Callable[[Any], Any]) -> Any:
 
     with _opened(path) as file:
         if not file.peek(1) if isinstance(file, io.BufferedReader) else False:
-            raise InputError(f"{path} is empty", "a line of column names is needed, and a line for each request")
+            raise _is_empty(path)
         source = pa.BufferReader(file.read()) if path.name.lower().endswith(".gz") else file
         try:
             return look(parquet.ParquetFile(source))
@@ -330,4 +336,4 @@ _READERS = {
     ".json": (_json_header, _json_batches),
     ".parquet": (_parquet_header, _parquet_batches),
 }
-"""Ending of the file's name -> its column names, and its blocks."""
+"""Ending of a file's name -> readers of its column names and of its blocks."""
