@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from windtunnel.errors import InputError
-from windtunnel.formats.aicb.aiob_times import ModuleTime, aiob_text, inference_ns, read_aiob_times, training_ns
+from windtunnel.formats.aicb.aiob_times import ModuleTime, inference_ns, read_aiob_times, training_ns
 
 SECTION = "Emb:\n    time_gpu_max: 857\n    time_gpu_min: 782\n    time_gpu_avg: 799\n"
 
@@ -16,11 +16,9 @@ def refused(tmp_path: Path, text: str) -> str:
     return caught.value.message
 
 
-def test_the_shipped_example_is_read_and_written_back(reference: Path) -> None:
-    path = reference / "aicb" / "aiob_Example.txt"
-    times = read_aiob_times(path)
+def test_the_shipped_example_is_read(reference: Path) -> None:
+    times = read_aiob_times(reference / "aicb" / "aiob_Example.txt")
     assert times.modules["Emb"] == ModuleTime(857, 782, 799)
-    assert aiob_text(times).rstrip() == path.read_text().rstrip()
 
 
 def test_aicb_adds_modules_up_in_nanoseconds(reference: Path) -> None:

@@ -43,7 +43,7 @@ def test_values_become_si(tmp_path: Path) -> None:
     ("line", "message"),
     [
         ("CC_MODE 10", r"line 2: CC_MODE is 10; there are 0 none, 1 dcqcn, 3 hpcc, 7 timely, 8 dctcp"),
-        ("CC_MODE fast", r"line 2: CC_MODE is fast; a number is needed"),
+        ("CC_MODE fast", r"line 2: CC_MODE is 'fast'; a whole number is needed"),
         ("CC_MODE", r"line 2: CC_MODE has 0 values; 1 is needed"),
         ("RATE_AI 50", r"line 2: RATE_AI is 50; a rate such as 50Mb/s is needed"),
         ("RATE_AI banana", r"line 2: RATE_AI is banana; a rate such as 50Mb/s is needed"),

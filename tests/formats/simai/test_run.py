@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from windtunnel.errors import InputError
-from windtunnel.formats.simai.analytical import Overlap, SimaiHardware, collective_ns, simulate
+from windtunnel.formats.simai.analytical import Overlap, SimaiHardware, collective_ns, run_simai_analytical
 from windtunnel.formats.simai.layers import read_layers
 from windtunnel.formats.simai.report import end_to_end_csv, flow_table_csv
 from windtunnel.formats.simai.schema import OPERATIONS
@@ -145,7 +145,7 @@ def test_simai_analyticals_reports_are_equal_to_the_byte(reference: Path, name: 
     workload = "microAllReduce.txt" if name == "micro8" else "workload_analytical.txt"
     path = tmp_path / workload
     path.write_text(recorded(reference / "simai" / "workloads" / f"{workload}.gz"))
-    text = end_to_end_csv(simulate(read_layers(path), *RUNS[name]), f"{name}-")
+    text = end_to_end_csv(run_simai_analytical(read_layers(path), *RUNS[name]), f"{name}-")
     assert text == recorded(reference / "simai" / "analytical" / f"{name}-EndToEnd.csv.gz")
 
 
@@ -163,7 +163,7 @@ def test_other_hardware_totals_as_simai_does(
 ) -> None:
     path = tmp_path / "workload.txt"
     path.write_text(recorded(reference / "simai" / "workloads" / "workload_analytical.txt.gz"))
-    assert round(simulate(read_layers(path), hardware).total_ns / 1000) == total_us
+    assert round(run_simai_analytical(read_layers(path), hardware).total_ns / 1000) == total_us
 
 
 def test_every_collective_of_simai_analytical_takes_as_long(reference: Path) -> None:
@@ -245,4 +245,4 @@ def test_what_simai_cannot_price_is_answered_with_file_and_line() -> None:
     layer = Layer("big", Phase(0.0, Communication("all_gather", Group.TP, 40 * 10**9)), Phase(0.0), Phase(0.0), 0.0)
     workload = LayerWorkload("job.txt", 8, 1, 1, 1, 1, 8, 0, (layer,))
     with pytest.raises(InputError, match=r"job.txt, line 3: .*end at 16 GiB"):
-        simulate(workload, SimaiHardware())
+        run_simai_analytical(workload, SimaiHardware())

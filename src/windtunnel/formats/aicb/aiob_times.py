@@ -10,6 +10,7 @@ from pathlib import Path
 
 from windtunnel.errors import InputError
 from windtunnel.files import read_text
+from windtunnel.formats.parsing import parse_number
 
 FIELDS = ("time_gpu_max", "time_gpu_min", "time_gpu_avg")
 
@@ -20,7 +21,7 @@ MLA_MODULES = (
     "attention_kv_column",
     "attention_o_row",
 )
-"""Parts of DeepSeek's attention that a file may time one by one."""
+"""Parts of DeepSeek's attention that a file may time separately."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class AiobTimes:
 
 
 def read_aiob_times(path: Path) -> AiobTimes:
-    """The times in an AIOB file, also gzipped.
+    """Read an AIOB file, also gzipped.
 
     Raises:
         InputError: the file is missing, is another file, or a section is incomplete; names the line.
@@ -65,39 +66,25 @@ def read_aiob_times(path: Path) -> AiobTimes:
             raise InputError(f"{where} stands before the first section")
         else:
             _add_time(section, line, where)
-    return AiobTimes(lines[0], {name: _module(found, name, path) for name, found in sections.items()})
+    return AiobTimes(lines[0], {name: _module(fields, name, path) for name, fields in sections.items()})
 
 
 def _add_time(section: dict[str, float], line: str, where: str) -> None:
     name, _, text = line.strip().partition(":")
     if name not in FIELDS:
         raise InputError(f"{where}: {name!r} is no time of an AIOB file", f"it has {', '.join(FIELDS)}")
-    try:
-        section[name] = float(text)
-    except ValueError:
-        raise InputError(f"{where}: {name} is {text.strip()!r}; microseconds are needed") from None
-    if not 0 <= section[name] < float("inf"):
-        raise InputError(f"{where}: {name} is {text.strip()}; at least 0 is needed")
+    section[name] = parse_number(text.strip(), f"{where}: {name}")
 
 
-def _module(found: dict[str, float], name: str, path: Path) -> ModuleTime:
-    missing = [field for field in FIELDS if field not in found]
+def _module(fields: dict[str, float], name: str, path: Path) -> ModuleTime:
+    missing = [field for field in FIELDS if field not in fields]
     if missing:
         raise InputError(f"{path}: the section {name} has no {' and no '.join(missing)}", "is the file cut off?")
-    return ModuleTime(*(found[field] for field in FIELDS))
-
-
-def aiob_text(times: AiobTimes) -> str:
-    """The file that holds `times`, as AICB writes it."""
-    parts = [f"{times.title}\n"]
-    for name, module in times.modules.items():
-        values = zip(FIELDS, (module.max_us, module.min_us, module.mean_us), strict=True)
-        parts += [f"{name}:\n", *(f"    {field}: {value:.15g}\n" for field, value in values)]
-    return "".join(parts)
+    return ModuleTime(*(fields[field] for field in FIELDS))
 
 
 def training_ns(times: AiobTimes, recompute: bool) -> dict[str, int]:
-    """Nanoseconds by the names under which AICB looks them up.
+    """Return nanoseconds by the names under which AICB looks them up.
 
     Its rules (`extract_averages`): all of attention is one number, the first norm included and flash attention doubled
     where activations are recomputed; likewise the feed-forward network with the second norm. The backward pass takes as
@@ -141,11 +128,11 @@ INFERENCE_MODULES = (
     ("moe_route", "moe_route"),
     ("moe", "moe_expert"),
 )
-"""What a section's name holds -> the module that AICB adds it to; the first that fits."""
+"""Part of a section's name -> the module that AICB adds it to; the first match counts."""
 
 
 def inference_ns(times: AiobTimes) -> dict[str, int]:
-    """Nanoseconds by module of an inference workload, modules without any left out (`extract_inference_averages`)."""
+    """Return nanoseconds by module of an inference workload, without modules of 0 (`extract_inference_averages`)."""
     sums = {module: 0.0 for _, module in INFERENCE_MODULES}
     for name, time in times.modules.items():
         module = next((module for part, module in INFERENCE_MODULES if part in name), None)

@@ -10,7 +10,7 @@ FRAMES = ("Megatron", "DeepSpeed", "collective_test", "DeepSeek")
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingArguments:
-    """Arguments of AICB's training generators, `get_params` in utils/utils.py; its defaults."""
+    """Arguments of AICB's training generators with their defaults (`get_params` in utils/utils.py)."""
 
     frame: str = "Megatron"
     gpu_type: str | None = None
@@ -101,17 +101,17 @@ class TrainingArguments:
 
     @property
     def num_microbatches(self) -> int:
-        """Rounded down, to 0 where the batch is too small."""
+        """Micro-batches of a step, rounded down, to 0 where the batch is too small."""
         return self.global_batch // (self.data_parallel * self.micro_batch)
 
     @property
     def layers_per_stage(self) -> int:
-        """Rounded down."""
+        """Layers of each stage, rounded down."""
         return self.num_layers // self.pipeline_model_parallel
 
     @property
     def heads(self) -> int:
-        """AICB takes the number of layers where none is given."""
+        """Attention heads; AICB takes the number of layers where none is given."""
         return self.num_attention_heads or self.num_layers
 
     @property
@@ -128,7 +128,7 @@ class TrainingArguments:
 
 @dataclass(frozen=True, kw_only=True)
 class InferenceArguments:
-    """Arguments of AICB's inference generators, SimAI_inference_workload_generator.py; its defaults."""
+    """Arguments of AICB's inference generators with their defaults (SimAI_inference_workload_generator.py)."""
 
     model_name: str
     config_file: str | None = None
@@ -156,32 +156,20 @@ class Command:
     """One command line of AICB."""
 
     generator: str
-    """The module of workload_generator that it runs."""
+    """Module of workload_generator that it runs."""
     arguments: Arguments
     remarks: tuple[str, ...] = ()
-    """What AICB does with it that the one who typed it may not expect."""
+    """Changes that AICB makes to the command in silence."""
     writes_nothing: tuple[str, str] | None = None
-    """Why AICB writes no file for it without a GPU, and what to type instead; a job is in it all the same."""
+    """Why AICB writes no file for it without a GPU, and what to type instead; the command still describes a job."""
 
 
 DEVICES = {"A100": "a100_sxm", "A800": "a100_sxm", "H100": "h100_sxm", "H800": "h800_sxm", "H20": "h20"}
 """`--gpu_type` -> a device of the catalog; AICB only puts it into the name of its file."""
 
-IGNORED_VALUES = (
-    "dtype",
-    "max_position_embeddings",
-    "gated_linear_unit",
-    "activation_func",
-)
-
+IGNORED_VALUES = ("dtype", "max_position_embeddings", "gated_linear_unit", "activation_func")
 IGNORED_FLAGS = (
-    "workload_only",
-    "enable_visual",
-    "bias_gelu_fusion",
-    "openai_gelu",
-    "onnx_safe",
-    "squared_relu",
-    "overlap_grad_reduce",
-    "overlap_version",
+    *("workload_only", "enable_visual", "bias_gelu_fusion", "openai_gelu", "onnx_safe", "squared_relu"),
+    *("overlap_grad_reduce", "overlap_version"),
 )
-"""Arguments that change nothing in a generated file."""
+"""Arguments that change nothing in a generated file: with a value, and without."""

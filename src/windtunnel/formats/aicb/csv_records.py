@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from windtunnel.errors import InputError, did_you_mean
 from windtunnel.files import read_text
+from windtunnel.formats.parsing import parse_number
 
 COLUMNS = "comm_type,comm_group,comm_group_size,msg_size,stage,dst,src,additional,_elapsed_time,algbw,busbw,count"
 KINDS = (
@@ -34,7 +35,7 @@ KINDS = (
 GROUPS = ("dp_group", "pp_group", "tp_group", "ep_group", "ep_dp_group", "ep_tp_group", "embedding_group", "all")
 
 Shapes = tuple[tuple[int, ...], tuple[int, ...]]
-"""Of the two factors of a matrix product."""
+"""Shapes of the two factors of a matrix product."""
 
 
 class Record(NamedTuple):
@@ -48,7 +49,7 @@ class Record(NamedTuple):
     size: int | float | Shapes = 0
     """Bytes, or the shapes of a matrix product."""
     stage: str = ""
-    """Where in the program it comes from, such as forward.MegatronRowLinear."""
+    """Place in the program, such as forward.MegatronRowLinear."""
     destination: int | None = None
     source: int | None = None
     additional: str = ""
@@ -60,7 +61,7 @@ class Record(NamedTuple):
 
 
 class Stretch(NamedTuple):
-    """Records that stand `repeats` times one after another."""
+    """Records that are repeated `repeats` times."""
 
     records: tuple[Record, ...]
     repeats: int = 1
@@ -72,31 +73,29 @@ class RecordList:
 
     stretches: tuple[Stretch, ...]
     title: str = ""
-    """Of files of 2024: the line with the ranks; empty in others."""
+    """Line with the ranks in files of 2024; empty in others."""
 
     @property
     def num_records(self) -> int:
-        """Lines, repeats counted."""
+        """Number of lines, repeats counted."""
         return sum(len(stretch.records) * stretch.repeats for stretch in self.stretches)
 
     def records(self) -> Iterator[Record]:
-        """Every line in order, repeats written out."""
+        """Yield every line in order, repeats written out."""
         return chain.from_iterable(chain.from_iterable([s.records] * s.repeats for s in self.stretches))
 
 
 def records_text(lists: Iterable[RecordList]) -> str:
-    """The file that holds `lists`, byte for byte as AICB writes it."""
-    return "".join(_list_text(one) for one in lists)
-
-
-def _list_text(one: RecordList) -> str:
+    """Return the file that holds `lists`, byte for byte as AICB writes it."""
+    parts = []
     lines: dict[Record, str] = {}
-    parts = [f"{one.title}\n" if one.title else "", f"{COLUMNS}\n"]
-    for stretch in one.stretches:
-        for record in stretch.records:
-            if record not in lines:
-                lines[record] = _line(record)
-        parts.append("".join([lines[record] for record in stretch.records]) * stretch.repeats)
+    for records in lists:
+        parts += [f"{records.title}\n" if records.title else "", f"{COLUMNS}\n"]
+        for stretch in records.stretches:
+            for record in stretch.records:
+                if record not in lines:
+                    lines[record] = _line(record)
+            parts.append("".join([lines[record] for record in stretch.records]) * stretch.repeats)
     return "".join(parts)
 
 
@@ -109,7 +108,7 @@ def _line(record: Record) -> str:
 
 
 def read_records(path: Path) -> list[RecordList]:
-    """The lists in a file of AICB: one, or in files of 2024 one for each pipeline stage; also gzipped.
+    """Read the lists in a file of AICB, also gzipped: one, or in files of 2024 one for each pipeline stage.
 
     Raises:
         InputError: the file is missing, is another file, or a line of it is wrong; names the line.
@@ -146,29 +145,24 @@ def _record(line: str, where: str) -> Record:
     words = line.split(",")
     if len(words) != 12:
         raise InputError(f"{where} has {len(words)} columns; an AICB list has 12")
-    kind = _word(words[0], "CommType", KINDS, where)
-    group = None if words[1] == "None" else _word(words[1], "CommGroup", GROUPS, where)
-    size: int | float | Shapes | None
     shapes = _SHAPES.match(words[3])
-    if shapes:
-        size = (_shape(shapes[1]), _shape(shapes[2]))
-    else:
-        size = _number(words[3], where, "msg_size")
+    size: int | float | Shapes | None
+    size = (_shape(shapes[1]), _shape(shapes[2])) if shapes else _number(words[3], f"{where}: msg_size")
     if size is None:
         raise InputError(f"{where}: msg_size is None; a number of bytes is needed")
     return Record(
-        kind,
-        group,
-        _optional_whole(words[2], where, "comm_group_size"),
+        _word(words[0], "CommType", KINDS, where),
+        None if words[1] == "None" else _word(words[1], "CommGroup", GROUPS, where),
+        _optional_whole(words[2], f"{where}: comm_group_size"),
         size,
         stage=words[4],
-        destination=_optional_whole(words[5], where, "dst"),
-        source=_optional_whole(words[6], where, "src"),
+        destination=_optional_whole(words[5], f"{where}: dst"),
+        source=_optional_whole(words[6], f"{where}: src"),
         additional=words[7],
-        elapsed_ms=_number(words[8], where, "_elapsed_time"),
-        algorithm_bandwidth=_number(words[9], where, "algbw"),
-        bus_bandwidth=_number(words[10], where, "busbw"),
-        num_calls=_optional_whole(words[11], where, "count") or 0,
+        elapsed_ms=_number(words[8], f"{where}: _elapsed_time"),
+        algorithm_bandwidth=_number(words[9], f"{where}: algbw"),
+        bus_bandwidth=_number(words[10], f"{where}: busbw"),
+        num_calls=_optional_whole(words[11], f"{where}: count") or 0,
     )
 
 
@@ -185,20 +179,15 @@ def _shape(text: str) -> tuple[int, ...]:
     return tuple(map(int, text.split()))
 
 
-def _number(text: str, where: str, name: str) -> int | float | None:
+def _number(text: str, what: str) -> int | float | None:
     if text == "None":
         return None
-    try:
-        number = float(text)
-    except ValueError:
-        raise InputError(f"{where}: {name} is {text!r}; a number is needed") from None
-    if not 0 <= number < float("inf"):
-        raise InputError(f"{where}: {name} is {text}; at least 0 is needed")
+    number = parse_number(text, what)
     return int(text) if text.isdigit() else number
 
 
-def _optional_whole(text: str, where: str, name: str) -> int | None:
-    number = _number(text, where, name)
+def _optional_whole(text: str, what: str) -> int | None:
+    number = _number(text, what)
     if isinstance(number, float):
-        raise InputError(f"{where}: {name} is {text}; a whole number is needed")
+        raise InputError(f"{what} is {text}; a whole number is needed")
     return number

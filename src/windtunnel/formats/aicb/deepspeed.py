@@ -20,9 +20,9 @@ ELEMENT_BYTES = 2
 
 
 def zero_records(arguments: TrainingArguments, generator: str) -> RecordList:
-    """The list of one of AICB's two generators: `..._stage3_workload`, or `..._stage1_2_workload` for stages 1 and 2.
+    """Return the list of one of AICB's two generators: `..._stage3_workload`, or `..._stage1_2_workload`.
 
-    The latter takes any stage but 1 for 2.
+    The latter treats any stage but 1 as 2.
 
     Raises:
         InputError: AICB fails on these arguments.
@@ -49,7 +49,7 @@ def zero_records(arguments: TrainingArguments, generator: str) -> RecordList:
 
 
 def llama_shapes(arguments: TrainingArguments) -> list[Shape]:
-    """Parameters in the order of the modules; a norm's last dimension is 1."""
+    """Return the shapes of the parameters in the order of the modules; a norm's last dimension is 1."""
     hidden, width = arguments.hidden_size, arguments.feed_forward_size
     heads = hidden // arguments.heads * arguments.heads
     layer = [
@@ -66,7 +66,7 @@ def llama_shapes(arguments: TrainingArguments) -> list[Shape]:
 
 
 class _Rank:
-    """What the stages share: the parameters and the growing list."""
+    """The common part of the stages: the parameters and the growing list."""
 
     def __init__(self, arguments: TrainingArguments) -> None:
         self.arguments = arguments
@@ -79,11 +79,10 @@ class _Rank:
         self.records.append(Record(kind, group, self.dp, size, stage, **ends))  # type: ignore[arg-type]
 
     def _multiply(self, shape: Shape, direction: str, weight_stage: str) -> None:
-        """Products of a matrix; the embedding is taken for one too."""
+        """Add products of a matrix; the embedding counts as one too."""
         rows, columns = shape
-        if not self.arguments.computation_enable and not self.arguments.aiob_enable:
-            return
-        if columns == 1 or direction not in ("forward", "backward"):
+        is_listed = self.arguments.computation_enable or self.arguments.aiob_enable
+        if not is_listed or columns == 1 or direction not in ("forward", "backward"):
             return
         batch, sequence = self.arguments.micro_batch, self.arguments.seq_length
         product = ((batch, sequence, rows), (rows, columns))
@@ -99,7 +98,7 @@ class _Stage1(_Rank):
     def __init__(self, arguments: TrainingArguments) -> None:
         super().__init__(arguments)
         self.bucket: list[int] = []
-        """Positions of the parameters whose gradients wait."""
+        """Positions of the parameters whose gradients are in the bucket."""
 
     @property
     def bucket_elements(self) -> int:
@@ -127,7 +126,7 @@ class _Stage1(_Rank):
             self._multiply(self.shapes[position], "backward", "backward.computation")
 
     def reduce(self, stage: str) -> None:
-        """Send what is in the bucket."""
+        """Send the bucket."""
         self._send("all_reduce", self.bucket_elements * ELEMENT_BYTES, f"{stage}.allreduce_bucket")
         self.bucket = []
 
@@ -144,7 +143,7 @@ class _Stage1(_Rank):
 
 
 class _Stage2(_Stage1):
-    """As stage 1, or with `--contiguous_gradients` every rank receives the gradients that it keeps."""
+    """As stage 1, or with `--contiguous_gradients` every rank receives only the gradients that it keeps."""
 
     def reduce(self, stage: str) -> None:
         if not self.arguments.contiguous_gradients:
@@ -158,7 +157,7 @@ class _Stage2(_Stage1):
         self.bucket = []
 
     def _shares(self, start: int, end: int) -> Iterable[tuple[int, int]]:
-        """(rank, elements) of a range of all gradients; ranks keep equal parts, the last one the rest."""
+        """Yield (rank, elements) of a range of all gradients; ranks keep equal parts, the last one the rest."""
         part = -(-sum(self.elements) // self.dp)
         if start and start % part == 0:
             # AICB moves on to the next rank one parameter too late, and sends the rank before nothing.
@@ -177,7 +176,7 @@ class _Parameter:
     is_persistent: bool
     is_gathered: bool = False
     last_use: int = -1
-    """Latest step for which it was fetched."""
+    """Last step for which it was fetched."""
 
 
 class _Stage3(_Rank):
@@ -193,10 +192,10 @@ class _Stage3(_Rank):
             persistent_elements += elements if keeps else 0
             self.parameters.append(_Parameter(shape, elements, keeps))
         self.uses: deque[tuple[int, _Parameter]] = deque()
-        """(step, parameter) that are still to come; empty until the first backward pass has ended."""
+        """Coming uses as (step, parameter); empty until the first backward pass has ended."""
         self.live_elements = 0
         self.waiting_elements = 0
-        """Gradients in the bucket."""
+        """Elements of the gradients in the bucket."""
 
     def start(self) -> None:
         if not self.arguments.amp_enabled:
@@ -227,26 +226,26 @@ class _Stage3(_Rank):
             self._fetch(parameter, stage)
         self._release(parameter, step)
 
-    def _hold(self, parameter: _Parameter) -> None:
+    def _keep(self, parameter: _Parameter) -> None:
         parameter.is_gathered = True
         self.live_elements += parameter.elements
 
     def _fetch(self, parameter: _Parameter, stage: str) -> None:
-        """One parameter alone."""
+        """Gather one parameter alone."""
         if not parameter.is_gathered:
             self._send("all_gather", parameter.elements * ELEMENT_BYTES, f"{stage}.allgather_fn")
-            self._hold(parameter)
+            self._keep(parameter)
         self._multiply(parameter.shape, stage, "")
 
     def _fetch_ahead(self, parameter: _Parameter, stage: str) -> None:
-        """A parameter, if it is missing, and those after it, up to the bucket and to the most that may be live."""
+        """Gather a missing parameter and the next ones, up to the bucket's size and the limit of live elements."""
         bucket: list[_Parameter] = []
         bucket_elements = 0
         if not parameter.is_gathered:
             self.uses.popleft()
             bucket.append(parameter)
             bucket_elements = parameter.elements
-            self._hold(parameter)
+            self._keep(parameter)
         while (
             self.uses
             and bucket_elements < self.arguments.prefetch_bucket_size
@@ -257,14 +256,14 @@ class _Stage3(_Rank):
             if not ahead.is_gathered:
                 bucket.append(ahead)
                 bucket_elements += ahead.elements
-                self._hold(ahead)
+                self._keep(ahead)
         if bucket:
             self._send("all_gather", bucket_elements * ELEMENT_BYTES, f"{stage}.allgather_fn")
-            for one in bucket:
-                self._multiply(one.shape, stage, "")
+            for gathered in bucket:
+                self._multiply(gathered.shape, stage, "")
 
     def _release(self, parameter: _Parameter, step: int) -> None:
-        """Drop it, unless it persists or will be used again; before the first prefetch always."""
+        """Drop a parameter, unless it persists or is used again; before the first prefetch always."""
         if self.uses and (parameter.is_persistent or parameter.last_use > step):
             return
         parameter.is_gathered = False

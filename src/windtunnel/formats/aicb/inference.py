@@ -16,31 +16,23 @@ from windtunnel.formats.aicb.arguments import InferenceArguments
 from windtunnel.formats.aicb.simai import FP8_SHARE, NOTHING, UNIT
 from windtunnel.formats.simai.schema import Block, Header, Phase, SimaiWorkload, WorkloadLayer
 
+_DEEPSEEK = {"num_layers": 61, "dense_layer": 3, "hidden_size": 7168, "shared_experts": 1, "moe_router_topk": 8}
+_QWEN_MOE = {"num_hidden_layers": 94, "hidden_size": 4096, "num_experts_per_tok": 8}
+_QWEN_NEXT = {"num_hidden_layers": 48, "hidden_size": 2048, "num_experts_per_tok": 10, "full_attention_interval": 4}
 CONFIGURATIONS: dict[str, dict[str, Any]] = {
-    "deepseek_default.json": {
-        "num_layers": 61,
-        "dense_layer": 3,
-        "hidden_size": 7168,
-        "shared_experts": 1,
-        "moe_router_topk": 8,
-    },
-    "qwen3_moe_default.json": {"num_hidden_layers": 94, "hidden_size": 4096, "num_experts_per_tok": 8},
-    "qwen3_next_default.json": {
-        "num_hidden_layers": 48,
-        "hidden_size": 2048,
-        "num_experts_per_tok": 10,
-        "full_attention_interval": 4,
-    },
+    "deepseek_default.json": _DEEPSEEK,
+    "qwen3_moe_default.json": _QWEN_MOE,
+    "qwen3_next_default.json": _QWEN_NEXT,
 }
-"""The configurations in AICB's scripts/inference_configs, as far as a workload depends on them."""
+"""Configurations in AICB's scripts/inference_configs, as far as a workload depends on them."""
 
 FAMILIES = (("Qwen3-Moe", "Qwen3-Moe-235B"), ("Qwen3-Next", "Qwen3-Next-80B"), ("DeepSeek", "DeepSeek-671B"))
-"""What the model's name holds -> the name that the file gets."""
+"""Part of a model's name -> model name in the file's name."""
 
 
 @dataclass(frozen=True)
 class InferenceModel:
-    """What a workload depends on."""
+    """The parts of a model that a workload depends on."""
 
     name: str
     frame: str
@@ -51,12 +43,12 @@ class InferenceModel:
 
     @property
     def sends_fp8(self) -> bool:
-        """Tokens travel to experts in fp8 with their scales."""
+        """Whether tokens are sent to experts in fp8, with their scales."""
         return "DeepSeek" in self.frame or "Qwen3" in self.frame
 
 
 def inference_model(arguments: InferenceArguments) -> InferenceModel:
-    """The model of a command.
+    """Return the model of a command.
 
     Raises:
         InputError: an unknown family, or a configuration that is missing, broken or lacks a key.
@@ -113,7 +105,7 @@ class _Sizes:
 
 
 def _sizes(arguments: InferenceArguments, model: InferenceModel) -> _Sizes:
-    """Bytes; a prefill is one sequence, whatever the batch."""
+    """Return message sizes in bytes; a prefill is one sequence, whatever the batch."""
     tokens = arguments.micro_batch if arguments.phase == "decode" else arguments.seq_length
     hidden_states = 2 * tokens * model.hidden_size
     combine = hidden_states * model.topk // arguments.tensor_model_parallel_size
@@ -125,7 +117,11 @@ def _compute_ns(name: str, times_ns: Mapping[str, int]) -> int:
 
 
 def simai_inference(arguments: InferenceArguments, times_ns: Mapping[str, int]) -> SimaiWorkload:
-    """The `.txt` workload that AICB generates; modules without a time (`aiob_times.inference_ns`) take a nanosecond.
+    """Return the `.txt` workload that AICB generates; modules without a time take a nanosecond.
+
+    Args:
+        arguments: arguments of the command.
+        times_ns: module -> nanoseconds (`aiob_times.inference_ns`).
 
     Raises:
         InputError: as `inference_model`.
@@ -167,7 +163,7 @@ def _lines(
 
 
 def vidur_table(arguments: InferenceArguments, times_ns: Mapping[str, int]) -> str:
-    """The tab-separated table of nanoseconds and bytes of each layer's attention, feed-forward network and experts.
+    """Return a tab-separated table: nanoseconds and bytes of each layer's attention, feed-forward network and experts.
 
     Raises:
         InputError: as `inference_model`.

@@ -25,96 +25,98 @@ from windtunnel.training.setup import TrainingSetup
 
 
 def job_of(arguments: TrainingArguments, device: str) -> TrainingJob:
-    """The training run that AICB's arguments describe.
+    """Return the training run that AICB's arguments describe.
 
     Raises:
-        InputError: they describe none that adds up: a batch or layers that do not divide, where AICB rounds down.
+        InputError: they do not add up: a batch or layers that do not divide, where AICB rounds down.
     """
-    at = arguments
-    if at.frame == "collective_test":
+    if arguments.frame == "collective_test":
         raise InputError("a test of one collective is no training job", "--compat aicb writes AICB's file")
-    if at.global_batch < 1:
-        # Of a script that reckons with the world that is typed; --compat aicb writes what AICB makes of it.
-        raise InputError(f"AICB's global batch is {at.global_batch}", "add --world_size N, or a larger one")
-    is_deepspeed = at.frame == "DeepSpeed"
+    if arguments.global_batch < 1:
+        # From a script that computes with the typed world; --compat aicb writes AICB's file for it.
+        raise InputError(f"AICB's global batch is {arguments.global_batch}", "add --world_size N, or a larger one")
     fields: dict[str, Any] = {
-        "model": encode(_model(at)),
+        "model": encode(_model(arguments)),
         "device": device,
-        "sequence_tokens": at.seq_length,
-        "global_batch": at.global_batch,
-        "micro_batch": at.micro_batch,
-        "num_devices": at.world_size,
+        "sequence_tokens": arguments.seq_length,
+        "global_batch": arguments.global_batch,
+        "micro_batch": arguments.micro_batch,
+        "num_devices": arguments.world_size,
         "parallelism": {
-            "tp": at.tensor_model_parallel_size,
-            "pp": at.pipeline_model_parallel,
-            "cp": at.context_parallel_size,
-            "ep": at.expert_model_parallel_size,
-            "sequence_parallel": at.enable_sequence_parallel,
+            "tp": arguments.tensor_model_parallel_size,
+            "pp": arguments.pipeline_model_parallel,
+            "cp": arguments.context_parallel_size,
+            "ep": arguments.expert_model_parallel_size,
+            "sequence_parallel": arguments.enable_sequence_parallel,
             # AICB splits every expert over the tensor-parallel ranks, as Megatron-Core did before expert-TP.
-            "experts_tp": at.tensor_model_parallel_size if at.moe_enable else None,
+            "experts_tp": arguments.tensor_model_parallel_size if arguments.moe_enable else None,
         },
-        "framework": "deepspeed" if is_deepspeed else "megatron",
-        "learned_positions": at.frame == "Megatron",
+        "sharding": _sharding(arguments),
+        "framework": "deepspeed" if arguments.frame == "DeepSpeed" else "megatron",
+        "learned_positions": arguments.frame == "Megatron",
     }
-    if is_deepspeed:
-        fields["sharding"] = {"zero": at.stage, "reduce_bucket_elements": at.reduce_bucket_size}
-        if at.stage == 3:
-            fields["sharding"] |= {
-                "prefetch_bucket_elements": at.prefetch_bucket_size,
-                "persistence_threshold_elements": at.param_persistence_threshold,
-                "max_live_elements": at.max_live_parameters,
-            }
-        else:
-            fields["sharding"]["gather_bucket_elements"] = at.allgather_bucket_size
-    else:
-        fields["sharding"] = {"zero": 1 if at.use_distributed_optimizer else 0}
-    if at.recompute_activations:
+    if arguments.recompute_activations:
         fields["recompute"] = {"granularity": "selective"}
-    if at.frame == "DeepSeek":
+    if arguments.frame == "DeepSeek":
         fields["precision"] = {"experts_dispatch": "fp8"}
     return decode(fields, TrainingJob, "AICB's arguments")
 
 
-def _model(at: TrainingArguments) -> ModelSpec:
+def _sharding(arguments: TrainingArguments) -> dict[str, Any]:
+    if arguments.frame != "DeepSpeed":
+        return {"zero": 1 if arguments.use_distributed_optimizer else 0}
+    sharding = {"zero": arguments.stage, "reduce_bucket_elements": arguments.reduce_bucket_size}
+    if arguments.stage < 3:
+        return {**sharding, "gather_bucket_elements": arguments.allgather_bucket_size}
+    return {
+        **sharding,
+        "prefetch_bucket_elements": arguments.prefetch_bucket_size,
+        "persistence_threshold_elements": arguments.param_persistence_threshold,
+        "max_live_elements": arguments.max_live_parameters,
+    }
+
+
+def _model(arguments: TrainingArguments) -> ModelSpec:
     attention: Attention
-    if at.frame == "DeepSeek":
+    if arguments.frame == "DeepSeek":
         attention = LatentAttention(
-            num_heads=at.heads,
-            q_lora_rank=at.q_lora_rank or None,
-            kv_lora_rank=at.kv_lora_rank,
-            qk_nope_head_dim=at.qk_nope_dim,
-            qk_rope_head_dim=at.qk_rope_dim,
-            v_head_dim=at.v_head_dim,
+            num_heads=arguments.heads,
+            q_lora_rank=arguments.q_lora_rank or None,
+            kv_lora_rank=arguments.kv_lora_rank,
+            qk_nope_head_dim=arguments.qk_nope_dim,
+            qk_rope_head_dim=arguments.qk_rope_dim,
+            v_head_dim=arguments.v_head_dim,
         )
     else:
         attention = GroupedQueryAttention(
-            num_heads=at.heads,
-            num_kv_heads=at.heads,
-            head_dim=at.hidden_size // at.heads,
-            qkv_bias=at.add_bias_linear,
-            output_bias=at.add_bias_linear,
+            num_heads=arguments.heads,
+            num_kv_heads=arguments.heads,
+            head_dim=arguments.hidden_size // arguments.heads,
+            qkv_bias=arguments.add_bias_linear,
+            output_bias=arguments.add_bias_linear,
         )
-    gated = at.swiglu or at.frame in ("DeepSeek", "DeepSpeed")
-    width = at.feed_forward_size
-    dense = DenseFeedForward(intermediate_size=width, gated=gated, bias=at.add_bias_linear)
-    feed_forward: FeedForward = dense
-    num_dense = 0
-    if at.moe_enable:
-        feed_forward = ExpertsFeedForward(
-            num_experts=at.num_experts,
-            experts_per_token=at.moe_router_topk,
+    is_deepseek = arguments.frame == "DeepSeek"
+    gated = arguments.swiglu or arguments.frame in ("DeepSeek", "DeepSpeed")
+    width = arguments.feed_forward_size
+    dense = DenseFeedForward(intermediate_size=width, gated=gated, bias=arguments.add_bias_linear)
+    num_dense = arguments.num_layers
+    if arguments.moe_enable:
+        num_dense = min(arguments.n_dense_layers, arguments.num_layers) if is_deepseek else 0
+    groups: list[tuple[int, FeedForward]] = [(num_dense, dense)]
+    if num_dense < arguments.num_layers:
+        experts = ExpertsFeedForward(
+            num_experts=arguments.num_experts,
+            experts_per_token=arguments.moe_router_topk,
             intermediate_size=width,
-            shared_intermediate_size=at.n_shared_expert * width if at.frame == "DeepSeek" else 0,
+            shared_intermediate_size=arguments.n_shared_expert * width if is_deepseek else 0,
             gated=gated,
         )
-        num_dense = min(at.n_dense_layers, at.num_layers) if at.frame == "DeepSeek" else 0
-    groups = [(num_dense, dense), (at.num_layers - num_dense, feed_forward)]
-    padded = at.vocab_size if at.frame == "DeepSpeed" else at.padded_vocab_size
+        groups.append((arguments.num_layers - num_dense, experts))
     return ModelSpec(
-        name=at.model_name or "aicb",
-        hidden_size=at.hidden_size,
-        vocab_size=padded,
-        max_context_tokens=at.seq_length,
+        name=arguments.model_name or "aicb",
+        hidden_size=arguments.hidden_size,
+        vocab_size=arguments.vocab_size if arguments.frame == "DeepSpeed" else arguments.padded_vocab_size,
+        max_context_tokens=arguments.seq_length,
         layers=tuple(
             LayerGroup(num_layers=count, attention=attention, feed_forward=part) for count, part in groups if count
         ),
@@ -122,7 +124,7 @@ def _model(at: TrainingArguments) -> ModelSpec:
 
 
 def arguments_of(setup: TrainingSetup) -> TrainingArguments:
-    """AICB's arguments for a job.
+    """Return AICB's arguments for a job.
 
     Raises:
         InputError: the job has something that AICB has no argument for.

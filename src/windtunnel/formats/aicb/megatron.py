@@ -14,7 +14,7 @@ EPOCH_END = Record("epoch_end")
 
 
 def megatron_records(arguments: TrainingArguments) -> RecordList:
-    """The list that AICB generates for Megatron, or DeepSeek with `--frame=DeepSeek`.
+    """Return the list that AICB generates for Megatron, or for DeepSeek with `--frame=DeepSeek`.
 
     Raises:
         InputError: AICB fails on these arguments.
@@ -44,7 +44,7 @@ class _Rank:
         return Record(kind, group, sizes[group], size, stage, source=source)
 
     def start(self) -> Stretch:
-        """What is exchanged before the first step."""
+        """Return the messages before the first step."""
         stage = "init.model_setup"
         data = self._send("all_reduce", 8, stage, "dp_group")
         stages = [self._send("all_reduce", 8, stage, "pp_group")] if self.pp > 1 else []
@@ -67,13 +67,13 @@ class _Rank:
         )
 
     def micro_batches(self) -> list[Stretch]:
-        """Forward and backward passes: one after the other, or as the first stage of 1F1B has them."""
+        """Return forward and backward passes: one after the other, or in the order of 1F1B's first stage."""
         total = self.arguments.num_microbatches
         inputs = self._inputs()
         if self.pp == 1:
             loss = self._loss()
             return [Stretch((*(inputs if self.tp > 1 else ()), *self.forward, *loss, *self.backward), total)]
-        # Hidden states are sent whole, also where sequence parallelism leaves a rank a part of them.
+        # Hidden states are sent in full, even where sequence parallelism leaves a rank a part of them.
         size = 2 * self.arguments.hidden_size * self.arguments.seq_length * self.arguments.micro_batch
 
         def neighbour(kind: str, stage: str, direction: str) -> Record:
@@ -89,7 +89,7 @@ class _Rank:
         ]
 
     def _inputs(self) -> tuple[Record, ...]:
-        """Tokens, read by one tensor-parallel rank for all."""
+        """Return the broadcast of tokens, which one tensor-parallel rank reads for all."""
         tokens = self.arguments.seq_length * self.arguments.micro_batch
         return (
             self._send("broadcast", 40, "forward_step", source=0),
@@ -103,7 +103,7 @@ class _Rank:
         return (entropy, entropy, entropy, self._send("all_reduce", 4, stage, "dp_group"))
 
     def step(self) -> Stretch:
-        """The optimizer's; parameters are divided by the stages though the model was already."""
+        """Return the optimizer's messages; parameters are divided by the stages a second time."""
         parameters = self.model.num_parameters
         gradients, weights = 4 * parameters // self.pp, 2 * parameters // self.pp
         if self.arguments.use_distributed_optimizer:
@@ -126,7 +126,7 @@ class _Rank:
         yield from self._embedding("backward")
 
     def _through(self, layers: tuple[Layer, ...], direction: str) -> Iterable[Record]:
-        """Attention before the feed-forward network in both directions."""
+        """Yield the layers' records, attention before the feed-forward network in both directions."""
         known = {id(layer): tuple(self._layer(layer, direction)) for layer in layers}
         for layer in layers:
             yield from known[id(layer)]
@@ -166,7 +166,7 @@ class _Rank:
             yield self._send(kind, size, stage)
 
     def _tokens(self, linear: Linear) -> tuple[int, int]:
-        """Sequence and batch of a matrix product; a gathered sequence is taken for one rank's share and multiplied."""
+        """Return sequence and batch of a matrix product; AICB multiplies a gathered sequence by tp again."""
         gathered = linear.split == "column" and self.arguments.enable_sequence_parallel
         return self.arguments.seq_length * (self.tp if gathered else 1), self.arguments.micro_batch
 
@@ -203,21 +203,17 @@ class _Rank:
             yield from self._collective("all_reduce", linear, stage)
 
     def _replicated(self, linear: Linear, direction: str) -> Iterable[Record]:
-        """A matrix that every rank holds whole: its backward pass has the weights' gradient only."""
-        sequence, batch, stage = (
-            self.arguments.seq_length,
-            self.arguments.micro_batch,
-            f"{direction}.Linear.{linear.name}",
-        )
+        """Yield products of a matrix that every rank has in full: backward, the weights' gradient only."""
+        sequence, batch = self.arguments.seq_length, self.arguments.micro_batch
         left: tuple[int, ...]
         if direction == "forward":
             left, right = (sequence, batch, linear.input_size), (linear.input_size, linear.output_size)
         else:
             left, right = (linear.output_size, sequence * batch), (sequence * batch, linear.input_size)
-        yield from self._product(left, right, stage)
+        yield from self._product(left, right, f"{direction}.Linear.{linear.name}")
 
     def _experts(self) -> Iterable[Record]:
-        """Forward only; AICB computes the backward pass and drops it. Their groups have no size."""
+        """Yield the experts' messages, forward only: AICB drops their backward pass. Their groups have no size."""
         arguments = self.arguments
         ep, topk = arguments.expert_model_parallel_size, arguments.moe_router_topk
         routed = arguments.seq_length * arguments.hidden_size * arguments.micro_batch * topk

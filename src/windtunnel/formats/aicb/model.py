@@ -14,7 +14,7 @@ from windtunnel.formats.aicb.arguments import TrainingArguments
 
 @dataclass(frozen=True)
 class Embedding:
-    """Tokens and positions."""
+    """Embeddings of tokens and positions."""
 
     num_parameters: int
     name: str = "embedding_layer"
@@ -30,7 +30,7 @@ class Norm:
 
 @dataclass(frozen=True)
 class Linear:
-    """A matrix: split by columns or by rows over tensor-parallel ranks, or held whole."""
+    """A matrix: split by columns or by rows over tensor-parallel ranks, or full on each."""
 
     name: str
     split: str
@@ -72,7 +72,7 @@ class Parts:
 
 @dataclass(frozen=True)
 class Experts:
-    """The experts of this rank, and those that all tokens visit."""
+    """The routed experts of this rank, and the shared expert."""
 
     num_routed_parameters: int
     shared: Parts | None
@@ -109,7 +109,7 @@ class AicbModel:
 
     @property
     def num_parameters(self) -> int:
-        """All of them: what the `.csv` generators reduce and gather."""
+        """All parameters: the `.csv` generators reduce and gather them."""
         layers = {id(layer): layer.num_parameters for layer in self.layers}
         return (
             self.embedding.num_parameters + sum(layers[id(layer)] for layer in self.layers) + self.head.num_parameters
@@ -120,10 +120,10 @@ Module = Embedding | Norm | Linear | Parts | Experts
 
 
 def listed_modules(model: AicbModel, sequence_parallel: bool) -> Iterator[Module]:
-    """The modules that a `.txt` workload goes through, in order.
+    """Yield the modules that a `.txt` workload lists, in order.
 
-    With sequence parallelism every matrix, norm and group of experts, and shared experts twice: within the experts'
-    parameters and as matrices of their own. Without it whole attentions and feed-forward networks, and no head.
+    With sequence parallelism: every matrix, norm and group of experts, and shared experts twice, within the experts'
+    parameters and as separate matrices. Without it: whole attentions and feed-forward networks, and no head.
     """
     yield model.embedding
     for layer in model.layers:
@@ -148,7 +148,7 @@ def _listed(module: Parts, sequence_parallel: bool) -> Iterator[Module]:
 
 
 def aicb_model(arguments: TrainingArguments) -> AicbModel:
-    """The model that AICB builds from `arguments`.
+    """Return the model that AICB builds from `arguments`.
 
     Raises:
         InputError: a width does not divide by tensor parallelism; AICB fails on it too.
@@ -226,6 +226,6 @@ def _linear(arguments: TrainingArguments, name: str, input_size: int, output_siz
     return Linear(name, split, input_size, output_size, tp, arguments.add_bias_linear)
 
 
-def _check_divides(whole: int, tp: int, what: str) -> None:
-    if whole % tp:
-        raise InputError(f"{what}, {whole}, is not a multiple of --tensor_model_parallel_size {tp}")
+def _check_divides(width: int, tp: int, what: str) -> None:
+    if width % tp:
+        raise InputError(f"{what}, {width}, is not a multiple of --tensor_model_parallel_size {tp}")

@@ -8,7 +8,7 @@ import argparse
 import dataclasses
 import itertools
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
 from windtunnel.errors import InputError, did_you_mean
@@ -44,7 +44,7 @@ OTHER_SPELLINGS = {
 
 
 def read_command(text: str) -> Command:
-    """A command that runs one of AICB's generators, as typed in a shell; variables are not known.
+    """Read a command that runs one of AICB's generators, as typed in a shell; variables are not known.
 
     `python -m workload_generator.NAME ...`, `sh scripts/megatron_workload_with_aiob.sh ...`,
     `sh scripts/megatron_gpt.sh ... --nproc_per_node N --workload_only` and
@@ -60,8 +60,8 @@ def read_command(text: str) -> Command:
     variables = list(itertools.takewhile(lambda word: "=" in word and not word.startswith("-"), words))
     words = words[len(variables) :]
     if words[:1] in (["sh"], ["bash"]) and len(words) > 1:
-        known = dict(variable.split("=", 1) for variable in variables)
-        return read_script(words[1].rsplit("/", 1)[-1], words[2:], known.get("WORLD_SIZE", "1"))
+        values = dict(variable.split("=", 1) for variable in variables)
+        return read_script(words[1].rsplit("/", 1)[-1], words[2:], values.get("WORLD_SIZE", "1"))
     if len(words) < 3 or not words[0].startswith("python") or words[1] != "-m":
         raise InputError(
             f"{' '.join(words[:3])!r} does not run a generator of AICB", "it is python -m workload_generator.NAME ..."
@@ -76,48 +76,38 @@ def read_command(text: str) -> Command:
 
 
 class _Parser(argparse.ArgumentParser):
-    """AICB's own parser is argparse too: unique beginnings of a name are understood."""
+    """A parser as AICB's own: unique beginnings of a name are understood."""
 
-    def __init__(self) -> None:
+    def __init__(self, schema: type[Any]) -> None:
         super().__init__(add_help=False)
+        for field in dataclasses.fields(schema):
+            names = (f"--{field.name}", *OTHER_SPELLINGS.get(field.name, ()))
+            if field.name in ("config_file", "model_name") and schema is InferenceArguments:
+                self.add_argument(field.name, nargs="?" if field.name == "config_file" else None)
+            elif field.type is bool:
+                self.add_argument(*names, action="store_true", dest=field.name)
+            else:
+                kind: Callable[[str], Any] = str if "str" in str(field.type) else int
+                self.add_argument(*names, type=kind, default=field.default, dest=field.name)
 
     def error(self, message: str) -> NoReturn:
         raise InputError(f"AICB refuses the command: {message}")
 
-
-def _add_arguments(parser: argparse.ArgumentParser, noun: type[Any], left_out: tuple[str, ...] = ()) -> None:
-    for one in dataclasses.fields(noun):
-        if one.name in left_out:
-            continue
-        names = (f"--{one.name}", *OTHER_SPELLINGS.get(one.name, ()))
-        if one.type is bool:
-            parser.add_argument(*names, action="store_true", dest=one.name)
-        else:
-            kind: Callable[[str], Any] = str if "str" in str(one.type) else int
-            parser.add_argument(*names, type=kind, default=one.default, dest=one.name)
+    def values(self, words: list[str], ignored_values: Iterable[str], ignored_flags: Iterable[str]) -> dict[str, Any]:
+        """Parse a command line, without the arguments that change nothing."""
+        for name in ignored_values:
+            self.add_argument(f"--{name}", dest="ignored")
+        for name in ignored_flags:
+            self.add_argument(f"--{name}", action="store_true", dest="ignored")
+        values = vars(self.parse_args(words))
+        values.pop("ignored", None)
+        return values
 
 
 def _training(words: list[str]) -> TrainingArguments:
-    parser = _Parser()
-    _add_arguments(parser, TrainingArguments)
-    for name in IGNORED_VALUES:
-        parser.add_argument(f"--{name}", dest="ignored")
-    for name in IGNORED_FLAGS:
-        parser.add_argument(f"--{name}", action="store_true", dest="ignored")
-    parsed = vars(parser.parse_args(words))
-    parsed.pop("ignored", None)
-    return TrainingArguments(**parsed)
+    return TrainingArguments(**_Parser(TrainingArguments).values(words, IGNORED_VALUES, IGNORED_FLAGS))
 
 
 def _inference(words: list[str]) -> InferenceArguments:
-    parser = _Parser()
-    parser.add_argument("model_name")
-    parser.add_argument("config_file", nargs="?")
-    _add_arguments(parser, InferenceArguments, left_out=("model_name", "config_file"))
-    for name in ("aiob_forward_loops", "result_dir", "moe_routing_strategy"):
-        parser.add_argument(f"--{name}", dest="ignored")
-    for name in ("aiob_enable", "moe_enable"):
-        parser.add_argument(f"--{name}", action="store_true", dest="ignored")
-    parsed = vars(parser.parse_args(words))
-    parsed.pop("ignored", None)
-    return InferenceArguments(**parsed)
+    ignored = ("aiob_forward_loops", "result_dir", "moe_routing_strategy"), ("aiob_enable", "moe_enable")
+    return InferenceArguments(**_Parser(InferenceArguments).values(words, *ignored))

@@ -1,7 +1,8 @@
 """AICB's shell scripts: their names of arguments, and the preset models that override what is typed."""
 
 import dataclasses
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
 from windtunnel.errors import InputError, did_you_mean
 from windtunnel.formats.aicb.arguments import (
@@ -11,16 +12,16 @@ from windtunnel.formats.aicb.arguments import (
     InferenceArguments,
     TrainingArguments,
 )
+from windtunnel.formats.parsing import parse_whole
+
+T = TypeVar("T")
 
 TRAINING_SCRIPT = "megatron_workload_with_aiob.sh"
-
 LIST_SCRIPT = "megatron_gpt.sh"
-
 ZERO_SCRIPT = "deepspeed_llama.sh"
 INFERENCE_SCRIPT = "inference_workload_with_aiob.sh"
 
 GPUS_OF_A_NODE = 8
-FLAGS = ("workload_only",)
 
 SCRIPT_DEFAULTS: dict[str, Any] = {
     "world_size": 32,
@@ -34,111 +35,52 @@ SCRIPT_DEFAULTS: dict[str, Any] = {
     "use_distributed_optimizer": True,
 }
 
-_DEEPSEEK = {
-    "tensor_model_parallel_size": 1,
-    "kv_lora_rank": 512,
-    "qk_nope_dim": 128,
-    "qk_rope_dim": 64,
-    "v_head_dim": 128,
-}
+
+def _preset(name: str, layers: int, hidden: int, heads: int, **others: Any) -> dict[str, Any]:
+    """Return a model's arguments: its name, number of layers, hidden size, number of heads, and others."""
+    return {
+        "model_name": name,
+        "num_layers": layers,
+        "hidden_size": hidden,
+        "num_attention_heads": heads,
+        **({"tensor_model_parallel_size": others.pop("tp")} if "tp" in others else {}),
+        **others,
+    }
+
+
+def _deepseek(size: str, layers: int, hidden: int, heads: int, **others: Any) -> dict[str, Any]:
+    attention = {"kv_lora_rank": 512, "qk_nope_dim": 128, "qk_rope_dim": 64, "v_head_dim": 128}
+    return _preset(f"DeepSeek_{size}", layers, hidden, heads, tp=1, **attention, **others)
+
+
+_V3 = {"ffn_hidden_size": 2048, "n_dense_layers": 3, "n_shared_expert": 1, "num_experts": 256, "q_lora_rank": 1536}
+_V2 = {"ffn_hidden_size": 1536, "n_dense_layers": 1, "n_shared_expert": 2, "num_experts": 160, "q_lora_rank": 1536}
+_LITE = {"ffn_hidden_size": 1408, "n_dense_layers": 1, "n_shared_expert": 2, "num_experts": 64, "q_lora_rank": 0}
+_MOE = {"ffn_hidden_size": 14336, "moe_enable": True, "moe_grouped_gemm": True}
 
 PRESETS: dict[str, dict[str, Any]] = {
-    "7": {
-        "model_name": "gpt_7B",
-        "num_layers": 36,
-        "hidden_size": 4096,
-        "num_attention_heads": 32,
-        "tensor_model_parallel_size": 4,
-    },
-    "13": {"model_name": "gpt_13B", "num_layers": 40, "hidden_size": 5120, "num_attention_heads": 40},
-    "22": {
-        "model_name": "gpt_22B",
-        "num_layers": 48,
-        "hidden_size": 6144,
-        "num_attention_heads": 64,
-        "tensor_model_parallel_size": 8,
-    },
-    "175": {
-        "model_name": "gpt_175B",
-        "num_layers": 96,
-        "hidden_size": 12288,
-        "num_attention_heads": 96,
-        "tensor_model_parallel_size": 8,
-    },
-    "405": {
-        "model_name": "llama_405B",
-        "num_layers": 128,
-        "hidden_size": 16384,
-        "ffn_hidden_size": 53248,
-        "num_attention_heads": 128,
-    },
-    "moe": {
-        "model_name": "Mixtral_8*7B",
-        "num_layers": 32,
-        "hidden_size": 4096,
-        "num_attention_heads": 32,
-        "ffn_hidden_size": 14336,
-        "tensor_model_parallel_size": 4,
-        "moe_enable": True,
-        "moe_grouped_gemm": True,
-    },
-    "deepseek671": {
-        "model_name": "DeepSeek_671B",
-        "num_layers": 61,
-        "hidden_size": 18432,
-        "num_attention_heads": 128,
-        "ffn_hidden_size": 2048,
-        "n_dense_layers": 3,
-        "n_shared_expert": 1,
-        "num_experts": 256,
-        "q_lora_rank": 1536,
-        **_DEEPSEEK,
-    },
-    "deepseek236": {
-        "model_name": "DeepSeek_236B",
-        "num_layers": 60,
-        "hidden_size": 12288,
-        "num_attention_heads": 128,
-        "ffn_hidden_size": 1536,
-        "n_dense_layers": 1,
-        "n_shared_expert": 2,
-        "num_experts": 160,
-        "q_lora_rank": 1536,
-        **_DEEPSEEK,
-    },
-    "deepseek16": {
-        "model_name": "DeepSeek_16B",
-        "num_layers": 27,
-        "hidden_size": 10944,
-        "num_attention_heads": 16,
-        "ffn_hidden_size": 1408,
-        "n_dense_layers": 1,
-        "n_shared_expert": 2,
-        "num_experts": 64,
-        "q_lora_rank": 0,
-        **_DEEPSEEK,
-    },
+    "7": _preset("gpt_7B", 36, 4096, 32, tp=4),
+    "13": _preset("gpt_13B", 40, 5120, 40),
+    "22": _preset("gpt_22B", 48, 6144, 64, tp=8),
+    "175": _preset("gpt_175B", 96, 12288, 96, tp=8),
+    "405": _preset("llama_405B", 128, 16384, 128, ffn_hidden_size=53248),
+    "moe": _preset("Mixtral_8*7B", 32, 4096, 32, tp=4, **_MOE),
+    "deepseek671": _deepseek("671B", 61, 18432, 128, **_V3),
+    "deepseek236": _deepseek("236B", 60, 12288, 128, **_V2),
+    "deepseek16": _deepseek("16B", 27, 10944, 16, **_LITE),
 }
-"""What `-m` sets in the training script, over what was typed."""
+"""Model of `-m` -> arguments that the training script sets over what was typed."""
 
 LIST_SCRIPT_DEFAULTS = {**SCRIPT_DEFAULTS, "seq_length": 2048}
 
 LIST_PRESETS: dict[str, dict[str, Any]] = {
     **PRESETS,
-    "7": {name: value for name, value in PRESETS["7"].items() if name != "tensor_model_parallel_size"},
-    "65": {
-        "model_name": "llama_65B",
-        "num_layers": 80,
-        "hidden_size": 8192,
-        "ffn_hidden_size": 28672,
-        "num_attention_heads": 64,
-        "tensor_model_parallel_size": 8,
-        "pipeline_model_parallel": 2,
-    },
-    "405": {**PRESETS["405"], "tensor_model_parallel_size": 8, "pipeline_model_parallel": 16},
-    "moe": {**PRESETS["moe"], "tensor_model_parallel_size": 2},
+    "7": _preset("gpt_7B", 36, 4096, 32),
+    "65": _preset("llama_65B", 80, 8192, 64, tp=8, ffn_hidden_size=28672, pipeline_model_parallel=2),
+    "405": _preset("llama_405B", 128, 16384, 128, tp=8, ffn_hidden_size=53248, pipeline_model_parallel=16),
+    "moe": _preset("Mixtral_8*7B", 32, 4096, 32, tp=2, **_MOE),
 }
-"""The same of the script of lists."""
+"""The same for the script of lists."""
 
 SCRIPT_SPELLINGS = {
     "tp": "tensor_model_parallel_size",
@@ -155,42 +97,22 @@ SCRIPT_SPELLINGS = {
     "recompute": "recompute_activations",
     "grouped_gemm": "moe_grouped_gemm",
 }
-"""What the training script calls an argument -> its name."""
+"""Name of an argument in the training script -> AICB's name."""
 
 ZERO_SCRIPT_DEFAULTS: dict[str, Any] = {"frame": "DeepSpeed", "stage": 3, "micro_batch": 4, "epoch_num": 10}
 ZERO_PRESETS: dict[str, dict[str, Any]] = {
-    size: {
-        "model_name": f"llama_{size}b",
-        "num_layers": layers,
-        "hidden_size": hidden,
-        "ffn_hidden_size": feed_forward,
-        "num_attention_heads": heads,
-    }
-    for size, layers, hidden, feed_forward, heads in (
-        ("7", 32, 4096, 11008, 32),
-        ("13", 40, 5120, 13824, 40),
-        ("30", 60, 6656, 17920, 52),
-        ("65", 80, 8192, 22016, 64),
-    )
+    "7": _preset("llama_7b", 32, 4096, 32, ffn_hidden_size=11008),
+    "13": _preset("llama_13b", 40, 5120, 40, ffn_hidden_size=13824),
+    "30": _preset("llama_30b", 60, 6656, 52, ffn_hidden_size=17920),
+    "65": _preset("llama_65b", 80, 8192, 64, ffn_hidden_size=22016),
 }
-ZERO_SPELLINGS = {
-    "zero_stage": "stage",
-    "zero-stage": "stage",
-    "epoch-num": "epoch_num",
-    "batch_size": "micro_batch",
-    "batch-size": "micro_batch",
-    "model-size": "model_size",
-    "model-name": "model_name",
-    "seq_len": "seq_length",
-    "seq-len": "seq_length",
-    "reduce-bucket-size": "reduce_bucket_size",
-    "allgather-bucket-size": "allgather_bucket_size",
-    "max-live-parameters": "max_live_parameters",
-    "param-persistence-threshold": "param_persistence_threshold",
-    "contiguous-gradients": "contiguous_gradients",
-}
-"""What the ZeRO script calls an argument -> its name."""
-
+_RENAMED = {"zero_stage": "stage", "batch_size": "micro_batch", "seq_len": "seq_length"}
+_HYPHENATED = (
+    *("epoch_num", "model_size", "model_name", "reduce_bucket_size", "allgather_bucket_size"),
+    *("max_live_parameters", "param_persistence_threshold", "contiguous_gradients", *_RENAMED),
+)
+ZERO_SPELLINGS = _RENAMED | {name.replace("_", "-"): _RENAMED.get(name, name) for name in _HYPHENATED}
+"""Name of an argument in the ZeRO script -> AICB's name."""
 INFERENCE_SCRIPT_DEFAULTS: dict[str, Any] = {
     "phase": "decode",
     "seq_length": 1024,
@@ -206,7 +128,7 @@ INFERENCE_SCRIPT_MODELS = {
     "qwen3-235B": ("Qwen3-Moe-235B", "qwen3_moe_default.json"),
     "qwen3-next-80B": ("Qwen3-Next-80B", "qwen3_next_default.json"),
 }
-"""`-m` -> model and its configuration."""
+"""Model of `-m` -> name and configuration file."""
 
 INFERENCE_SCRIPT_LETTERS = {
     "m": "model_size",
@@ -226,15 +148,15 @@ INFERENCE_SCRIPT_LETTERS = {
 
 
 def read_script(name: str, words: list[str], num_nodes: str) -> Command:
-    """The command that a script runs.
+    """Return the command that a script runs.
 
     Args:
-        name: the script's file.
-        words: what is typed after it.
-        num_nodes: its environment's WORLD_SIZE.
+        name: file name of the script.
+        words: the words typed after it.
+        num_nodes: WORLD_SIZE of its environment.
 
     Raises:
-        InputError: the script is not known, or would drop a part of what is typed.
+        InputError: the script is unknown, or would drop a part of what is typed.
     """
     if name == TRAINING_SCRIPT:
         typed = _script_options(words, TrainingArguments, SCRIPT_SPELLINGS, {"m": "model_size"}, ("model_size",))
@@ -251,9 +173,9 @@ def read_script(name: str, words: list[str], num_nodes: str) -> Command:
 
 
 def _read_list_script(words: list[str], num_nodes: int) -> Command:
-    """The script sets its world to nodes times GPUs, and the batch to `ga_num` micro-batches, over what was typed.
+    """Read the script of lists, which sets its world to nodes times GPUs, and the batch to `ga_num` micro-batches.
 
-    The data parallelism of that batch is that of the world which was typed, none if none was.
+    The data parallelism of that batch is that of the typed world, 0 if no world was typed.
     """
     launch = ("nnodes", "node_rank", "master_addr", "master_port")
     extra = ("model_size", "nproc_per_node", "ga_num", "workload_only", *launch)
@@ -264,36 +186,35 @@ def _read_list_script(words: list[str], num_nodes: int) -> Command:
     )
     launched = {name: typed.pop(name) for name in launch if name in typed}
     num_nodes = _script_value(launched.get("nnodes", str(num_nodes)), int, "--nnodes")
-    asked = {name: typed.pop(name) for name in ("world_size", "global_batch") if name in typed}
+    overridden = {name: typed.pop(name) for name in ("world_size", "global_batch") if name in typed}
     writes_nothing = None
     if not typed.pop("workload_only", False):
         writes_nothing = (f"without --workload_only {LIST_SCRIPT} runs a list on GPUs and writes none", "add it")
     if per_node is None:
-        per_node = max(asked.get("world_size", GPUS_OF_A_NODE) // num_nodes, 1)
+        per_node = max(overridden.get("world_size", GPUS_OF_A_NODE) // num_nodes, 1)
         writes_nothing = (f"{LIST_SCRIPT} asks the machine it runs on for its GPUs", "add --nproc_per_node N")
     world = {"world_size": num_nodes * per_node, "use_distributed_optimizer": True}
     arguments, remarks = _with_preset(typed, {**LIST_SCRIPT_DEFAULTS, **world}, LIST_PRESETS)
-    data_parallel = asked.get("world_size", 0) // (arguments.world_size // arguments.data_parallel)
+    data_parallel = overridden.get("world_size", 0) // (arguments.world_size // arguments.data_parallel)
     batch = (2 if ga_num is None else ga_num) * data_parallel * arguments.micro_batch
     arguments = dataclasses.replace(arguments, global_batch=batch)
     remarks += [
         f"the script sets --{name} {getattr(arguments, name)} over {value}"
-        for name, value in asked.items()
+        for name, value in overridden.items()
         if value != getattr(arguments, name)
     ]
     return Command("generate_megatron_workload", arguments, tuple(remarks), writes_nothing)
 
 
 def _read_zero_script(words: list[str], num_nodes: int) -> Command:
-    """The script always runs on GPUs, eight a node, with one micro-batch for each."""
-    letters = {"m": "model_size"}
-    typed = _script_options(words, TrainingArguments, ZERO_SPELLINGS, letters, ("model_size", "workload_only"), FLAGS)
+    """Read the ZeRO script, which always runs on GPUs, eight a node, with one micro-batch for each."""
+    extra = ("model_size", "workload_only")
+    typed = _script_options(
+        words, TrainingArguments, ZERO_SPELLINGS, {"m": "model_size"}, extra, extra_flags=("workload_only",)
+    )
     typed.pop("workload_only", None)
-    size = typed.pop("model_size", "7")
-    if size not in ZERO_PRESETS:
-        hint = did_you_mean(size, ZERO_PRESETS, f"-m is {', '.join(ZERO_PRESETS)}")
-        raise InputError(f"the script has no model {size!r}", hint)
-    arguments = TrainingArguments(**{**ZERO_SCRIPT_DEFAULTS, **typed, **ZERO_PRESETS[size]})
+    preset = _model_of(typed.pop("model_size", "7"), ZERO_PRESETS)
+    arguments = TrainingArguments(**{**ZERO_SCRIPT_DEFAULTS, **typed, **preset})
     world = num_nodes * GPUS_OF_A_NODE
     arguments = dataclasses.replace(arguments, world_size=world, global_batch=world * arguments.micro_batch)
     hint = "give the command python -m workload_generator.generate_deepspeed_stage3_workload ..."
@@ -302,16 +223,18 @@ def _read_zero_script(words: list[str], num_nodes: int) -> Command:
     return Command(generator, arguments, (), writes_nothing)
 
 
+def _model_of(size: str, models: Mapping[str, T]) -> T:
+    if size not in models:
+        raise InputError(f"the script has no model {size!r}", did_you_mean(size, models, f"-m is {', '.join(models)}"))
+    return models[size]
+
+
 def _with_preset(
     typed: dict[str, Any], defaults: dict[str, Any], presets: dict[str, dict[str, Any]]
 ) -> tuple[TrainingArguments, list[str]]:
-    """Arguments of a script with its preset model, and what that sets over what was typed."""
+    """Return a script's arguments with its preset model, and remarks on the arguments that this overrides."""
     size = typed.pop("model_size", "13")
-    if size != "deepseek" and size not in presets:
-        raise InputError(
-            f"the script has no model {size!r}", did_you_mean(size, presets, f"-m is {', '.join(presets)}")
-        )
-    preset = presets.get(size, {"model_name": "DeepSeek"})
+    preset = {"model_name": "DeepSeek"} if size == "deepseek" else _model_of(size, presets)
     remarks = [
         f"the script's model {size} sets --{name} {preset[name]} over {value}"
         for name, value in typed.items()
@@ -321,34 +244,27 @@ def _with_preset(
 
 
 def _inference_script_arguments(words: list[str]) -> InferenceArguments:
-    extra = ("model_size", "config", "result_dir", "aiob_forward_loops", "moe_enable", "aiob_enable")
-    typed = _script_options(
-        words, InferenceArguments, {}, INFERENCE_SCRIPT_LETTERS, extra, ("moe_enable", "aiob_enable")
-    )
-    size = typed.pop("model_size", "deepseek-671B")
-    if size not in INFERENCE_SCRIPT_MODELS:
-        hint = did_you_mean(size, INFERENCE_SCRIPT_MODELS, f"-m is {', '.join(INFERENCE_SCRIPT_MODELS)}")
-        raise InputError(f"the script has no model {size!r}", hint)
-    model, config = INFERENCE_SCRIPT_MODELS[size]
-    typed.setdefault("config", config)
-    wanted = {name: value for name, value in typed.items() if name not in extra}
-    return InferenceArguments(
-        **{**INFERENCE_SCRIPT_DEFAULTS, **wanted, "model_name": model, "config_file": typed["config"]}
-    )
+    flags = ("moe_enable", "aiob_enable")
+    extra = ("model_size", "config", "result_dir", "aiob_forward_loops", *flags)
+    typed = _script_options(words, InferenceArguments, {}, INFERENCE_SCRIPT_LETTERS, extra, flags)
+    model, config = _model_of(typed.pop("model_size", "deepseek-671B"), INFERENCE_SCRIPT_MODELS)
+    names = {"model_name": model, "config_file": typed.pop("config", config)}
+    arguments = {name: value for name, value in typed.items() if name not in extra}
+    return InferenceArguments(**{**INFERENCE_SCRIPT_DEFAULTS, **arguments, **names})
 
 
 def _script_options(
     words: list[str],
-    noun: type[Any],
+    schema: type[Any],
     spellings: dict[str, str],
     letters: dict[str, str],
     extra: tuple[str, ...],
     extra_flags: tuple[str, ...] = (),
 ) -> dict[str, Any]:
-    """The options of a script, which reads `--name value` only and drops everything after one that it does not know."""
-    kinds = {one.name: one.type for one in dataclasses.fields(noun)}
+    """Return a script's options; a script reads `--name value` only and drops everything after an unknown option."""
+    kinds = {field.name: field.type for field in dataclasses.fields(schema)}
     ignored = dict.fromkeys(IGNORED_VALUES, 1) | dict.fromkeys(IGNORED_FLAGS, 0)
-    found: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     position = 0
     while position < len(words):
         word = words[position]
@@ -363,20 +279,15 @@ def _script_options(
                 "it reads --name value, not --name=value" if "=" in word else did_you_mean(name, [*kinds, *spellings]),
             )
         if kinds.get(name) is bool or name in extra_flags:
-            found[name] = True
+            options[name] = True
             position += 1
             continue
         if position + 1 == len(words):
             raise InputError(f"a value is missing after {word}")
-        found[name] = _script_value(words[position + 1], kinds.get(name, str), word)
+        options[name] = _script_value(words[position + 1], kinds.get(name, str), word)
         position += 2
-    return found
+    return options
 
 
 def _script_value(text: str, kind: Any, word: str) -> Any:
-    if "int" not in str(kind):
-        return text
-    try:
-        return int(text)
-    except ValueError:
-        raise InputError(f"{word} is {text!r}; a whole number is needed") from None
+    return parse_whole(text, word, least=None) if "int" in str(kind) else text

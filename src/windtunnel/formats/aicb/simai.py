@@ -23,20 +23,20 @@ NOTHING = Phase(0)
 
 @dataclass(frozen=True)
 class Sizes:
-    """Bytes that the lines repeat."""
+    """Sizes that the lines repeat."""
 
     activations: int
-    """A micro-batch of hidden states in 2 bytes."""
+    """Bytes of a micro-batch of hidden states in 2-byte elements."""
     parameters: int
-    """Elements of a rank, experts included; modules that are listed twice count twice."""
+    """Elements on a rank, experts included; modules that are listed twice count twice."""
     expert_parameters: int
 
 
 def simai_training(arguments: TrainingArguments, times_ns: Mapping[str, int] | None) -> SimaiWorkload:
-    """The workload that AICB generates.
+    """Return the workload that AICB generates.
 
     Args:
-        arguments: of its command.
+        arguments: arguments of its command.
         times_ns: measured times of an AIOB file (`aiob_times.training_ns`); None without `--aiob_enable`.
 
     Raises:
@@ -58,7 +58,7 @@ def simai_training(arguments: TrainingArguments, times_ns: Mapping[str, int] | N
 
 
 def _check(arguments: TrainingArguments, model: AicbModel, has_times: bool) -> None:
-    """Raise InputError where AICB itself would die."""
+    """Raise InputError where AICB itself fails."""
     if arguments.frame == "DeepSeek" and arguments.enable_sequence_parallel and not has_times:
         raise InputError(
             "AICB has no DeepSeek workload with sequence parallelism and without measured times: it fails with "
@@ -86,7 +86,7 @@ def _header(arguments: TrainingArguments, sizes: Sizes) -> Header:
 
 
 def _tail(arguments: TrainingArguments) -> tuple[WorkloadLayer, ...]:
-    """Loss and optimizer, once for all micro-batches."""
+    """Return the lines of loss and optimizer, once for all micro-batches."""
     loss = Phase(0, "ALLREDUCE", arguments.seq_length * arguments.micro_batch * 4)
     flag = Phase(0, "ALLREDUCE", 4)
     return (
@@ -96,7 +96,7 @@ def _tail(arguments: TrainingArguments) -> tuple[WorkloadLayer, ...]:
 
 
 def _expert_gradients(arguments: TrainingArguments, sizes: Sizes) -> tuple[WorkloadLayer, ...]:
-    """Written for dense models too, with 0 bytes."""
+    """Return the lines of the experts' gradients, written for dense models too, with 0 bytes."""
     if arguments.expert_model_parallel_size == arguments.data_parallel:
         return ()
     gather = Phase(1, "ALLGATHER_DP_EP", 2 * sizes.expert_parameters)
@@ -109,25 +109,22 @@ def _expert_gradients(arguments: TrainingArguments, sizes: Sizes) -> tuple[Workl
 
 @dataclass(frozen=True)
 class _ExpertPhases:
-    """The five collectives of a layer of experts, forward and backward; their bytes stand even where there is none."""
+    """The five collectives of a layer of experts, forward and backward; sizes are given even without a collective."""
 
     forward: tuple[Phase, ...]
     backward: tuple[Phase, ...]
 
 
 def _expert_phases(arguments: TrainingArguments, sizes: Sizes, leave_out_single: bool) -> _ExpertPhases:
-    """Args: leave_out_single: name no collective within a group of one rank."""
-    tp, ep, topk = (
-        arguments.tensor_model_parallel_size,
-        arguments.expert_model_parallel_size,
-        arguments.moe_router_topk,
-    )
+    """Return the collectives of a layer of experts; `leave_out_single` drops those within a group of one rank."""
+    tp, ep = arguments.tensor_model_parallel_size, arguments.expert_model_parallel_size
     counts, exchange, gather, scatter = "ALLGATHER", "ALLTOALL_EP", "ALLGATHER", "REDUCESCATTER"
     if leave_out_single:
         exchange = exchange if ep > 1 else "NONE"
         counts = counts if tp > 1 or ep > 1 else "NONE"
         gather, scatter = (gather, scatter) if tp > 1 else ("NONE", "NONE")
-    routed, sent = sizes.activations * topk, sizes.activations * topk // tp
+    routed = sizes.activations * arguments.moe_router_topk
+    sent = routed // tp
     dispatched = int(sent * FP8_SHARE) if arguments.frame == "DeepSeek" else sent
     return _ExpertPhases(
         forward=(
@@ -148,7 +145,7 @@ def _expert_phases(arguments: TrainingArguments, sizes: Sizes, leave_out_single:
 
 
 def _untimed(arguments: TrainingArguments, modules: Iterable[Module], sizes: Sizes) -> tuple[Block, ...]:
-    """AICB's `workload_generate`: a nanosecond for everything."""
+    """Return the blocks of AICB's `workload_generate`: a nanosecond for everything."""
     gather = Phase(1, "ALLGATHER", 2 * sizes.parameters)
     scatter = Phase(1, "REDUCESCATTER", 4 * sizes.parameters)
     head = [WorkloadLayer("grad_norm", gather, UNIT, scatter)]
@@ -165,7 +162,7 @@ def _untimed_lines(arguments: TrainingArguments, name: str, sizes: Sizes) -> Ite
     again = 2 if arguments.recompute_activations and "attention" in name else 1
     size = sizes.activations * again
     if not arguments.enable_sequence_parallel:
-        # One rank or many: the collective is there.
+        # The collective is written even for one rank.
         backward = Phase(1, "ALLREDUCE", sizes.activations)
         yield WorkloadLayer(name, Phase(1, "ALLREDUCE", size), backward, UNIT)
         return
@@ -185,8 +182,8 @@ def _untimed_lines(arguments: TrainingArguments, name: str, sizes: Sizes) -> Ite
 class _Timed:
     """AICB's `workload_generate_aiob`: times from a file, other collectives.
 
-    The embedding's time of weight gradients is whatever backward time was looked up last: the optimizer's in the first
-    micro-batch, then that of the module before it.
+    The embedding's time of weight gradients is the backward time that was looked up last: the optimizer's in the first
+    micro-batch, then that of the previous module.
     """
 
     def __init__(self, arguments: TrainingArguments, sizes: Sizes, times_ns: Mapping[str, int]) -> None:
@@ -197,7 +194,7 @@ class _Timed:
         self.last_backward_ns = times_ns.get("grad_backward", 1)
 
     def blocks(self, modules: tuple[Module, ...]) -> tuple[Block, ...]:
-        """Head, first micro-batch, the others."""
+        """Return the blocks: head, first micro-batch, other micro-batches."""
         head = Block(self._head())
         if not self.arguments.num_microbatches:
             return (head,)
@@ -225,7 +222,7 @@ class _Timed:
         return tuple(line for module in modules for line in self._part(module.name))
 
     def _phase(self, collective: str, size_bytes: int, compute_ns: int) -> Phase:
-        """Within a tensor-parallel group; nothing on one rank."""
+        """Return a phase with a collective of the tensor-parallel group; on one rank, without it."""
         return Phase(compute_ns, collective, size_bytes) if self.tp > 1 else Phase(compute_ns)
 
     def _compute_ns(self, name: str, direction: str) -> int:
@@ -238,7 +235,7 @@ class _Timed:
         return WorkloadLayer(name, forward, UNIT, Phase(self.last_backward_ns))
 
     def _whole_module(self, name: str) -> WorkloadLayer:
-        """Attention or a feed-forward network without sequence parallelism; its backward pass sends nothing."""
+        """Return the line of a whole module, without sequence parallelism; its backward pass sends nothing."""
         if "embedding" in name:
             return self._embedding(name)
         backward_ns = self.last_backward_ns = self._compute_ns(name, "backward")
@@ -260,7 +257,7 @@ class _Timed:
             yield from self._experts(name)
 
     def _matrix(self, name: str) -> WorkloadLayer:
-        """One of the two halves of its module; what a column's backward pass scatters has 0 bytes."""
+        """Return the line of a matrix, one of two halves of its module; a column's backward pass scatters 0 bytes."""
         again = 2 if self.arguments.recompute_activations and "attention" in name else 1
         stem = "attention" if name == "final_column" else name
         exact = self.times_ns.get(name, 1)
@@ -282,9 +279,9 @@ class _Timed:
         first = (self._compute_ns(name, "forward"), backward_ns)
         for forward, backward in zip(phases.forward, phases.backward, strict=True):
             times = first if forward is phases.forward[0] else (1, 1)
-            yield WorkloadLayer(name, _sounding(forward, times[0]), _sounding(backward, times[1]), UNIT)
+            yield WorkloadLayer(name, _with_time(forward, times[0]), _with_time(backward, times[1]), UNIT)
 
 
-def _sounding(phase: Phase, compute_ns: int) -> Phase:
-    """`phase` with a time, and no bytes where it has no collective."""
+def _with_time(phase: Phase, compute_ns: int) -> Phase:
+    """Return `phase` with a time, and with 0 bytes where it has no collective."""
     return Phase(compute_ns, phase.collective, 0 if phase.collective == "NONE" else phase.size_bytes)

@@ -28,7 +28,7 @@ GROUPS = {
 
 
 def training_records(setup: TrainingSetup, device: int = 0) -> RecordList:
-    """The list of the ranks of one pipeline device.
+    """Return the list of the ranks of one pipeline device.
 
     Raises:
         InputError: there is no such device, or the job sends over groups that AICB has no name for.
@@ -36,24 +36,22 @@ def training_records(setup: TrainingSetup, device: int = 0) -> RecordList:
     rank = Rank(setup)
 
     @cache
-    def tasks(kind: str, found: tuple[Task, ...]) -> tuple[Record, ...]:
-        return tuple(record for task in found for record in _records(rank, task, kind))
+    def records_of(kind: str, tasks: tuple[Task, ...]) -> tuple[Record, ...]:
+        return tuple(record for task in tasks for record in _records(rank, task, kind))
 
     stretches = []
     for action in device_program(setup, device):
-        around = [_message(action, found) for found in (action.receives, action.sends)]
-        received, sent = ([one] if one else [] for one in around)
-        stretches.append(Stretch((*received, *tasks(action.kind, action.tasks), *sent)))
+        records = (*_message(action, action.receives), *records_of(action.kind, action.tasks))
+        stretches.append(Stretch((*records, *_message(action, action.sends))))
     return RecordList((*stretches, Stretch((EPOCH_END,))))
 
 
-def _message(action: Action, found: Exchange | None) -> Record | None:
-    if found is None:
-        return None
-    kind = "isend" if found.is_send else "irecv"
-    towards = "next" if found.is_send != found.is_gradient else "prev"
-    direction = f"{'send' if found.is_send else 'recv'}_{towards}"
-    return Record(kind, "pp_group", 1, round(found.size_bytes), f"{action.kind}_step", additional=direction)
+def _message(action: Action, exchange: Exchange | None) -> Iterator[Record]:
+    if exchange is not None:
+        kind, verb = ("isend", "send") if exchange.is_send else ("irecv", "recv")
+        direction = f"{verb}_{'next' if exchange.is_send != exchange.is_gradient else 'prev'}"
+        size = round(exchange.size_bytes)
+        yield Record(kind, "pp_group", 1, size, f"{action.kind}_step", additional=direction)
 
 
 def _records(rank: Rank, task: Task, kind: str) -> Iterator[Record]:
@@ -69,10 +67,10 @@ def _records(rank: Rank, task: Task, kind: str) -> Iterator[Record]:
 
 
 def _group(rank: Rank, task: Task, op: ops.Collective) -> str:
-    known = rank.setup.degrees
-    if op.num_ranks == known.num_devices and rank.layout(task.group or Group.DATA)[0] != op.num_ranks:
+    degrees = rank.setup.degrees
+    if op.num_ranks == degrees.num_devices and rank.layout(task.group or Group.DATA)[0] != op.num_ranks:
         return "all"
-    if task.group is Group.EXPERTS_TENSOR and known.experts_tp == known.tp:
+    if task.group is Group.EXPERTS_TENSOR and degrees.experts_tp == degrees.tp:
         return "tp_group"
     if task.group not in GROUPS:
         raise InputError(f"AICB's lists have no name for the group {task.group}", "write a Chakra trace")
@@ -80,12 +78,11 @@ def _group(rank: Rank, task: Task, op: ops.Collective) -> str:
 
 
 def _products(rank: Rank, op: ops.Op) -> Iterator[tuple[tuple[int, ...], tuple[int, int]]]:
-    """Shapes of the two factors; experts as the products of all tokens that this rank computes."""
+    """Yield shapes of two factors; experts are products of all tokens that this rank computes."""
     if isinstance(op, ops.Gemm):
         yield (round(float(op.m)), round(op.k)), (round(op.k), round(op.n))
     elif isinstance(op, ops.Experts):
-        known = rank.setup.degrees
-        rows = round(float(op.num_tokens) * op.experts_per_token / known.ep)
+        rows = round(float(op.num_tokens) * op.experts_per_token / rank.setup.degrees.ep)
         width = op.intermediate_size // op.tp
         yield (rows, op.hidden_size), (op.hidden_size, width * (2 if op.gated else 1))
         yield (rows, width), (width, op.hidden_size)

@@ -5,6 +5,7 @@ files; `windtunnel.formats.simai` writes correct ones.
 """
 
 from dataclasses import dataclass
+from itertools import count, takewhile
 from pathlib import Path
 
 from windtunnel.errors import InputError
@@ -25,39 +26,57 @@ class GeneratedFile:
     name: str
     text: str
     remarks: tuple[str, ...] = ()
-    """What AICB did with the command that the one who typed it may not expect."""
+    """Changes that AICB made to the command in silence."""
+
+
+_SIMAI_NAME = (
+    "{gpu_type}-{model_name}-world_size{world_size}-tp{tensor_model_parallel_size}-pp{pipeline_model_parallel}"
+    "-ep{expert_model_parallel_size}-gbs{global_batch}-mbs{micro_batch}-seq{seq_length}-MOE-{moe_enable}"
+    "-GEMM-{moe_grouped_gemm}-flash_attn-{use_flash_attn}.txt"
+)
+_LIST_NAME = (
+    "{generator}_{model_name}_sp_{enable_sequence_parallel}_iteration_{epoch_num}_computationEnable_{computes}"
+    "_{world_size}n.csv"
+)
+_INFERENCE_NAME = (
+    "{model}-world_size{world_size}-tp{tensor_model_parallel_size}-pp{pipeline_model_parallel}"
+    "-ep{expert_model_parallel_size}-bs{micro_batch}-seq{seq_length}-{phase}"
+)
 
 
 def generate(command: Command, times: Path | None = None) -> GeneratedFile:
-    """What AICB writes for `command`.
+    """Return the file that AICB writes for `command`.
 
     Args:
-        command: of `aicb_command.read_command`.
+        command: as `read.read_command` returns it.
         times: an AIOB file in place of the one that the command names, whose path is AICB's.
 
     Raises:
         InputError: AICB would fail on the command, or its times are missing or broken.
     """
-    arguments = command.arguments
+    arguments, generator = command.arguments, command.generator
     if command.writes_nothing is not None:
         raise InputError(*command.writes_nothing)
     if isinstance(arguments, InferenceArguments):
-        return _inference(command.generator, arguments, times)
+        return _inference(generator, arguments, times)
     remarks = (*command.remarks, *_remarks(arguments))
-    if command.generator == "SimAI_training_workload_generator":
+    if generator == "SimAI_training_workload_generator":
         measured = _times(arguments, times)
         times_ns = training_ns(measured, arguments.recompute_activations) if measured else None
         if measured and arguments.frame == "DeepSeek" and not set(MLA_MODULES) & set(measured.modules):
             remarks += ("the AIOB file times none of DeepSeek's attention: AICB gives it 0 ns",)
         text = workload_text(simai_training(arguments, times_ns))
-        return GeneratedFile(_simai_name(arguments), text, remarks)
-    if command.generator == "generate_collective_test":
+        return GeneratedFile(_SIMAI_NAME.format(**vars(arguments)), text, remarks)
+    if generator == "generate_collective_test":
         return GeneratedFile("multi_all_reduce_workload.csv", records_text([_collectives(arguments)]), remarks)
-    if command.generator == "generate_megatron_workload":
+    if generator == "generate_megatron_workload":
         name, records = "megatron", megatron_records(arguments)
     else:
-        name, records = _zero_name(command.generator, arguments), zero_records(arguments, command.generator)
-    return GeneratedFile(_csv_name(name, arguments), records_text([records]), remarks)
+        stage = 3 if generator == "generate_deepspeed_stage3_workload" else min(arguments.stage, 2)
+        name, records = f"deepspeed_stage{stage}", zero_records(arguments, generator)
+    computes = arguments.computation_enable or arguments.aiob_enable
+    stem = _LIST_NAME.format(generator=name, computes=computes, **vars(arguments)).split(".", maxsplit=1)[0]
+    return GeneratedFile(f"{stem}_workload.csv", records_text([records]), remarks)
 
 
 def _times(arguments: TrainingArguments, times: Path | None) -> AiobTimes | None:
@@ -86,54 +105,28 @@ def _remarks(arguments: TrainingArguments) -> tuple[str, ...]:
 
 def _inference(generator: str, arguments: InferenceArguments, times: Path | None) -> GeneratedFile:
     times_ns = inference_ns(read_aiob_times(times)) if times else {}
-    at = arguments
-    stem = (
-        f"{inference_model(at).name}-world_size{at.world_size}-tp{at.tensor_model_parallel_size}"
-        f"-pp{at.pipeline_model_parallel}-ep{at.expert_model_parallel_size}-bs{at.micro_batch}-seq{at.seq_length}-{at.phase}"
-    )
+    stem = _INFERENCE_NAME.format(model=inference_model(arguments).name, **vars(arguments))
     if generator == "Vidur_workload_generator":
         return GeneratedFile(f"vidur-{stem}.csv", vidur_table(arguments, times_ns))
     return GeneratedFile(f"{stem}.txt", workload_text(simai_inference(arguments, times_ns)))
 
 
-def _simai_name(at: TrainingArguments) -> str:
-    return (
-        f"{at.gpu_type}-{at.model_name}-world_size{at.world_size}-tp{at.tensor_model_parallel_size}"
-        f"-pp{at.pipeline_model_parallel}-ep{at.expert_model_parallel_size}-gbs{at.global_batch}-mbs{at.micro_batch}"
-        f"-seq{at.seq_length}-MOE-{at.moe_enable}-GEMM-{at.moe_grouped_gemm}-flash_attn-{at.use_flash_attn}.txt"
-    )
-
-
-def _csv_name(generator: str, at: TrainingArguments) -> str:
-    computes = at.computation_enable or at.aiob_enable
-    name = (
-        f"{generator}_{at.model_name}_sp_{at.enable_sequence_parallel}_iteration_{at.epoch_num}"
-        f"_computationEnable_{computes}_{at.world_size}n.csv"
-    )
-    return f"{name.split('.', maxsplit=1)[0]}_workload.csv"
-
-
-def _zero_name(generator: str, at: TrainingArguments) -> str:
-    if generator == "generate_deepspeed_stage3_workload":
-        return "deepspeed_stage3"
-    return "deepspeed_stage1" if at.stage == 1 else "deepspeed_stage2"
-
-
-def _collectives(at: TrainingArguments) -> RecordList:
-    """AICB's test of one collective: sizes that double, each so many times."""
-    if at.test_comm not in KINDS:
-        raise InputError(f"--test_comm is {at.test_comm!r}", f"it is one of {', '.join(KINDS)}")
-    if at.begin_size < 1:
-        raise InputError(f"--begin_size is {at.begin_size}; AICB would double it for ever", "take at least 1")
-    warmup = Record(at.test_comm, "dp_group", at.data_parallel, at.begin_size, "warmup")
-    stretches = [Stretch((warmup,), at.iter_num), Stretch((EPOCH_END,))]
-    group = ("pp_group", at.pipeline_model_parallel) if at.multi_all_reduce_enable else ("dp_group", at.data_parallel)
-    steps = 2 if at.pipeline_model_parallel > 1 and at.frame != "collective_test" else 1
-    for _ in range(at.epoch_num):
-        size = at.begin_size
-        test = []
-        while size <= at.end_size:
-            test.append(Stretch((Record(at.test_comm, *group, size, "test_step"),), at.iter_num))
-            size *= 2
+def _collectives(arguments: TrainingArguments) -> RecordList:
+    """Return AICB's test of one collective: sizes that double, each `iter_num` times."""
+    kind, begin_size, dp = arguments.test_comm, arguments.begin_size, arguments.data_parallel
+    if kind not in KINDS:
+        raise InputError(f"--test_comm is {kind!r}", f"it is one of {', '.join(KINDS)}")
+    if begin_size < 1:
+        raise InputError(f"--begin_size is {begin_size}; AICB would double it for ever", "take at least 1")
+    stretches = [
+        Stretch((Record(kind, "dp_group", dp, begin_size, "warmup"),), arguments.iter_num),
+        Stretch((EPOCH_END,)),
+    ]
+    pp = arguments.pipeline_model_parallel
+    group = ("pp_group", pp) if arguments.multi_all_reduce_enable else ("dp_group", dp)
+    steps = 2 if pp > 1 and arguments.frame != "collective_test" else 1
+    sizes = takewhile(lambda size: size <= arguments.end_size, (begin_size << doubling for doubling in count()))
+    test = [Stretch((Record(kind, *group, size, "test_step"),), arguments.iter_num) for size in sizes]
+    for _ in range(arguments.epoch_num):
         stretches += [*test * steps, Stretch((EPOCH_END,))]
     return RecordList(tuple(stretches))

@@ -48,17 +48,8 @@ _PATTERNS: Mapping[str, tuple[str, ...]] = {
         "aten::(?:copy_|_to_copy|to|contiguous|clone|cat)$",
     ),
     "elementwise": (
-        *(
-            "elementwise",
-            "vectorized",
-            "unrolled",
-            "triton_poi",
-            "triton_red",
-            "triton_per",
-            "reduce_kernel",
-            "softmax",
-        ),
-        *("fill", "index", "scatter", "gather", "where", "cumsum", "scan", "arange", "masked"),
+        *("elementwise", "vectorized", "unrolled", "triton_poi", "triton_red", "triton_per", "reduce_kernel"),
+        *("softmax", "fill", "index", "scatter", "gather", "where", "cumsum", "scan", "arange", "masked"),
         "aten::(?:add|sub|mul|div|neg|pow|mean|sum|rsqrt|cos|sin|eq|ne|lt|le|gt|ge|all|any|max|min|exp|zero|ones|full)",
     ),
 }
@@ -70,13 +61,13 @@ _OTHER = CLASSES.index("other")
 
 @cache
 def kernel_class(name: str) -> int:
-    """Position in CLASSES of what a kernel or operator of this name is for; `other` where its name does not tell."""
+    """Return the position in CLASSES of a kernel's or operator's purpose, by its name; `other` where it is unclear."""
     return next((code for code, pattern in _COMPILED if pattern.search(name)), _OTHER)
 
 
 @cache
 def short_name(name: str) -> str:
-    """A kernel's name without its return type, template arguments, namespace and parameters.
+    """Return a kernel's name without its return type, template arguments, namespace and parameters.
 
     `void at::native::elementwise_kernel<128, 4, ...>(int, ...)` -> `elementwise_kernel`.
     """
@@ -98,5 +89,5 @@ _VERSION = re.compile(r"_v\d{4,5}$")
 
 
 def call_name(name: str) -> str:
-    """A function's name without the version that CUPTI gives it: `cudaLaunchKernel_v7000` -> `cudaLaunchKernel`."""
+    """Return a function's name without CUPTI's version: `cudaLaunchKernel_v7000` -> `cudaLaunchKernel`."""
     return _VERSION.sub("", name)

@@ -1,4 +1,4 @@
-"""Nsight Compute's counters, as `ncu --import report.ncu-rep --csv` writes them: `--page raw` or `--page details`.
+"""Read Nsight Compute's counters, as `ncu --import report.ncu-rep --csv` writes them: `--page raw` or `--page details`.
 
 The raw page has a row of names, a row of units and a row a launch; the details page has a row a launch and metric.
 Units are scaled by column (`usecond`, `Mbyte`), and a counter that was not collected is empty or `n/a`. Tested with
@@ -51,7 +51,7 @@ _CYCLES_PER_S = "smsp__cycles_elapsed.avg.per_second"
 
 
 def read_ncu(path: Path) -> Capture:
-    """The counters in an exported CSV.
+    """Read the counters in an exported CSV.
 
     Raises:
         InputError: no such file, a report that was not exported, no such CSV, or a kernel without a duration.
@@ -60,29 +60,28 @@ def read_ncu(path: Path) -> Capture:
         raise InputError(f"{path} is a report of Nsight Compute, not its CSV", REPORT_HINT)
     launches = _launches(read_text(path), path)
     names = Names()
-    metrics = [found for _, found in launches]
-    fixed = [found for found, _ in launches]
-    duration_s = np.array([_first(found, _DURATION) for found in metrics])
-    if not (np.isfinite(duration_s) & (duration_s > 0)).all():
-        row = int(np.argmin(np.isfinite(duration_s) & (duration_s > 0)))
-        raise InputError(f"{path}: kernel {row} has no {_DURATION[0]}", "collect it: ncu --set full")
+    fixed, metrics = zip(*launches, strict=True)
+    duration_s = np.array([_first(counters, _DURATION) for counters in metrics])
+    is_timed = np.isfinite(duration_s) & (duration_s > 0)
+    if not is_timed.all():
+        raise InputError(f"{path}: kernel {np.argmin(is_timed)} has no {_DURATION[0]}", "collect it: ncu --set full")
     columns: dict[str, Any] = {
-        "name": names.codes([one["Kernel Name"] for one in fixed]),
-        "activity": [KERNEL] * len(fixed),
-        "kernel_class": [kernel_class(one["Kernel Name"]) for one in fixed],
+        "name": names.codes([launch["Kernel Name"] for launch in fixed]),
+        "activity": KERNEL,
+        "kernel_class": [kernel_class(launch["Kernel Name"]) for launch in fixed],
         "duration_s": duration_s,
-        "device": [_whole(one["Device"]) for one in fixed],
-        "stream": [_whole(one["Stream"]) for one in fixed],
-        "registers": [_whole(str(_first(found, _REGISTERS))) for found in metrics],
-        "occupancy_fraction": [_first(found, _OCCUPANCY) for found in metrics],
-        "compute_fraction": [_first(found, _COMPUTE) for found in metrics],
-        "memory_fraction": [_first(found, _MEMORY) for found in metrics],
-        "flops": [_flops(found) for found in metrics],
-        "num_bytes": [_bytes(found) for found in metrics],
+        "device": [_whole(launch["Device"]) for launch in fixed],
+        "stream": [_whole(launch["Stream"]) for launch in fixed],
+        "registers": [_whole(str(_first(counters, _REGISTERS))) for counters in metrics],
+        "occupancy_fraction": [_first(counters, _OCCUPANCY) for counters in metrics],
+        "compute_fraction": [_first(counters, _COMPUTE) for counters in metrics],
+        "memory_fraction": [_first(counters, _MEMORY) for counters in metrics],
+        "flops": [_flops(counters) for counters in metrics],
+        "num_bytes": [_bytes(counters) for counters in metrics],
     }
-    for field, column in (("Grid Size", "grid"), ("Block Size", "block")):
-        sizes = [_three(one[field]) for one in fixed]
-        columns |= {f"{column}_{axis}": [size[place] for size in sizes] for place, axis in enumerate("xyz")}
+    for field, shape in (("Grid Size", "grid"), ("Block Size", "block")):
+        sizes = [_three(launch[field]) for launch in fixed]
+        columns |= {f"{shape}_{axis}": [size[i] for size in sizes] for i, axis in enumerate("xyz")}
     kernels = capture_table(KERNEL_COLUMNS, len(fixed), columns)
     none = capture_table(CALL_COLUMNS, 0, {}), capture_table(RANGE_COLUMNS, 0, {})
     return Capture("ncu", names.texts(), kernels, *none, {}, (NO_TIMELINE,))
@@ -90,24 +89,26 @@ def read_ncu(path: Path) -> Capture:
 
 def is_ncu(text: str) -> bool:
     """Whether a text has the header of such a CSV."""
-    return _header_place(text) is not None
+    return _header_start(text) is not None
 
 
-def _header_place(text: str) -> int | None:
-    """Where the header begins: `ncu` that profiles prints lines of its own (`==PROF==`) around it."""
-    found = re.search(r'^"?ID"?,"?Process ID"?,', text, re.MULTILINE)
-    return found.start() if found else None
+def _header_start(text: str) -> int | None:
+    """Return where the header begins: `ncu` that profiles prints lines of its own (`==PROF==`) around it."""
+    header = re.search(r'^"?ID"?,"?Process ID"?,', text, re.MULTILINE)
+    return header.start() if header else None
 
 
-def _launches(text: str, path: Path) -> list[tuple[dict[str, str], dict[str, float]]]:
-    """Of every launch its fixed columns and its metrics in SI units."""
-    place = _header_place(text)
-    if place is None:
+Launch = tuple[dict[str, str], dict[str, float]]
+"""Fixed columns of a launch, and its metrics in SI units."""
+
+
+def _launches(text: str, path: Path) -> list[Launch]:
+    start = _header_start(text)
+    if start is None:
         raise InputError(
             f"{path} is no CSV of Nsight Compute: it has no line that begins with ID, Process ID", REPORT_HINT
         )
-    rows = [row for row in csv.reader(StringIO(text[place:])) if row and not row[0].startswith("==")]
-    header, body = rows[0], rows[1:]
+    header, *body = [row for row in csv.reader(StringIO(text[start:])) if row and not row[0].startswith("==")]
     missing = [name for name in _FIXED if name not in header]
     if missing:
         raise InputError(f"{path} has no column {missing[0]}", REPORT_HINT)
@@ -120,13 +121,13 @@ def _launches(text: str, path: Path) -> list[tuple[dict[str, str], dict[str, flo
     return launches
 
 
-def _of_raw(header: list[str], body: list[list[str]], path: Path) -> list[tuple[dict[str, str], dict[str, float]]]:
-    has_units = not body[0][0].strip()
-    units = body[0] if has_units else [""] * len(header)
-    launches = []
+def _of_raw(header: list[str], body: list[list[str]], path: Path) -> list[Launch]:
     short = next((row for row in body if len(row) != len(header)), None)
     if short is not None:
         raise InputError(f"{path} is cut off: a row has {len(short)} of {len(header)} columns")
+    has_units = not body[0][0].strip()
+    units = body[0] if has_units else [""] * len(header)
+    launches = []
     for row in body[has_units:]:
         fixed = {name: row[header.index(name)] for name in _FIXED}
         cells = zip(header, row, units, strict=True)
@@ -134,8 +135,8 @@ def _of_raw(header: list[str], body: list[list[str]], path: Path) -> list[tuple[
     return launches
 
 
-def _of_details(header: list[str], body: list[list[str]]) -> list[tuple[dict[str, str], dict[str, float]]]:
-    launches: dict[str, tuple[dict[str, str], dict[str, float]]] = {}
+def _of_details(header: list[str], body: list[list[str]]) -> list[Launch]:
+    launches: dict[str, Launch] = {}
     for row in body:
         # Rows of rules are shorter or have no metric.
         cells = dict(zip(header, row, strict=False))
@@ -148,7 +149,7 @@ def _of_details(header: list[str], body: list[list[str]]) -> list[tuple[dict[str
 
 
 def _number(text: str, unit: str) -> float:
-    """A value in SI units; NaN where it is missing or no number."""
+    """Return a value in SI units; NaN where it is missing or no number."""
     try:
         value = float(text.replace(",", ""))
     except ValueError:
@@ -158,7 +159,7 @@ def _number(text: str, unit: str) -> float:
 
 
 def _scale(unit: str) -> float:
-    """The factor of a unit to SI; 1 of those that have none, as `register` and `thread`."""
+    """Return the factor of a unit to SI; 1 for units without one, such as `register` and `thread`."""
     if unit in _WORDS:
         return _WORDS[unit]
     match = _UNIT.match(unit)
@@ -166,12 +167,12 @@ def _scale(unit: str) -> float:
 
 
 def _first(metrics: Mapping[str, float], names: tuple[str, ...]) -> float:
-    """The first of these metrics that was collected; NaN where none was."""
+    """Return the first of these metrics that was collected; NaN where none was."""
     return next((metrics[name] for name in names if math.isfinite(metrics.get(name, math.nan))), math.nan)
 
 
 def _bytes(metrics: Mapping[str, float]) -> float:
-    """Moved to and from DRAM."""
+    """Return the bytes moved to and from DRAM."""
     moved = metrics.get("dram__bytes_read.sum", math.nan) + metrics.get("dram__bytes_write.sum", math.nan)
     if math.isfinite(moved):
         return moved
@@ -180,9 +181,9 @@ def _bytes(metrics: Mapping[str, float]) -> float:
 
 
 def _flops(metrics: Mapping[str, float]) -> float:
-    """Floating point operations of the scalar units, as the roofline charts of `--set full` count them.
+    """Return floating point operations of the scalar units, as the roofline charts of `--set full` count them.
 
-    Unknown where the tensor cores worked too: the counters of their operations are not in that set.
+    NaN where the tensor cores worked too: the counters of their operations are not in that set.
     """
     tensor = [value for name, value in metrics.items() if name.startswith("sm__inst_executed_pipe_tensor")]
     if any(value > 0 for value in tensor):
@@ -203,6 +204,6 @@ def _whole(text: str) -> int:
 
 
 def _three(text: str) -> tuple[int, int, int]:
-    """`(16, 16, 1)` as numbers."""
-    found = [int(part) for part in re.findall(r"\d+", text)]
-    return (found[0], found[1], found[2]) if len(found) == 3 else (-1, -1, -1)
+    """Return `(16, 16, 1)` as numbers."""
+    numbers = [int(part) for part in re.findall(r"\d+", text)]
+    return (numbers[0], numbers[1], numbers[2]) if len(numbers) == 3 else (-1, -1, -1)

@@ -26,7 +26,7 @@ _KINDS = {field: kind for kind, (field, _, _) in SCALARS.items()}
 
 
 def read_trace(path: Path) -> ChakraTrace:
-    """One rank's trace, also gzipped. Fields of newer schemas are passed over.
+    """Read one rank's trace, also gzipped.
 
     Raises:
         InputError: the file is missing, empty, cut off or no Chakra trace; names the byte at which it breaks.
@@ -82,7 +82,7 @@ def _read_varint(content: bytes, position: int) -> tuple[int, int]:
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, int, Any]]:
-    """(field, wire type, value): an int, or the bytes of it."""
+    """Yield (field, wire type, value); the value is an int, or bytes."""
     position = 0
     while position < len(message):
         key, position = _read_varint(message, position)
@@ -130,16 +130,16 @@ def _read_node(message: bytes) -> Node:
         elif field == 10:
             attributes.append(_read_attribute(_as_bytes(value, wire)))
     return Node(
-        numbers[1],
-        name,
-        NodeKind(numbers[3]),
-        tuple(lists[4]),
-        tuple(lists[5]),
-        numbers[6],
-        numbers[7],
-        operands.get(8),
-        operands.get(9),
-        tuple(attributes),
+        id=numbers[1],
+        name=name,
+        kind=NodeKind(numbers[3]),
+        control_dependencies=tuple(lists[4]),
+        data_dependencies=tuple(lists[5]),
+        start_us=numbers[6],
+        duration_us=numbers[7],
+        inputs=operands.get(8),
+        outputs=operands.get(9),
+        attributes=tuple(attributes),
     )
 
 
@@ -154,18 +154,19 @@ def _read_operands(message: bytes) -> Operands:
 def _read_attribute(message: bytes) -> Attribute:
     name = documentation = ""
     kind = "string"
-    found: Value | None = None
+    content: Value | None = None
     for field, wire, value in _fields(message):
         if field == 1:
             name = _as_text(value, wire)
         elif field == 2:
             documentation = _as_text(value, wire)
         elif field in _KINDS:
-            kind, found = _KINDS[field], _value(_KINDS[field], value, wire)
+            kind = _KINDS[field]
+            content = _value(kind, value, wire)
         elif field - 1 in _KINDS:
             kind = _KINDS[field - 1]
-            found = tuple(_list(kind, _as_bytes(value, wire)))
-    return Attribute(name, kind, found, documentation)
+            content = tuple(_list(kind, _as_bytes(value, wire)))
+    return Attribute(name, kind, content, documentation)
 
 
 def _list(kind: str, message: bytes) -> Iterator[Scalar]:
@@ -192,12 +193,12 @@ def _packed(kind: str, content: bytes) -> Iterator[Any]:
             position += width
 
 
-def _value(kind: str, raw: Any, found_wire: int) -> Scalar:
+def _value(kind: str, raw: Any, raw_wire: int) -> Scalar:
     _, wire, layout = SCALARS[kind]
-    if wire != found_wire:
-        raise ValueError(f"a {kind} has wire type {found_wire}")
+    if wire != raw_wire:
+        raise ValueError(f"a {kind} has wire type {raw_wire}")
     if kind == "string":
-        return _as_text(raw, found_wire)
+        return _as_text(raw, wire)
     if wire == BYTES:
         return bytes(raw)
     if layout == "zigzag":

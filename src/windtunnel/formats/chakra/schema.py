@@ -7,7 +7,7 @@ VERSION = "0.0.4"
 
 
 class NodeKind(IntEnum):
-    """What a node does."""
+    """Kinds of nodes."""
 
     INVALID = 0
     METADATA = 1
@@ -44,7 +44,7 @@ class Attribute:
 
     name: str
     kind: str
-    """Protobuf's name of the type, such as `int64`, `uint64`, `bool`, `double` or `string`; a tuple is a list of it."""
+    """Protobuf's name of the type, such as `int64`, `bool` or `string`; a tuple value is a list of that type."""
     value: Value | None = None
     """None where the file gives none."""
     documentation: str = ""
@@ -52,7 +52,7 @@ class Attribute:
 
 @dataclass(frozen=True)
 class Operands:
-    """Inputs or outputs of a node, each a text that its writer chose."""
+    """Inputs or outputs of a node, as texts of its writer."""
 
     values: str = ""
     shapes: str = ""
@@ -61,7 +61,7 @@ class Operands:
 
 @dataclass(frozen=True)
 class Node:
-    """A computation or communication; it starts when all that it depends on has ended."""
+    """A computation or communication; it starts when all its dependencies have ended."""
 
     id: int
     name: str
@@ -75,8 +75,8 @@ class Node:
     attributes: tuple[Attribute, ...] = ()
 
     def get(self, name: str) -> Value | None:
-        """The value of the attribute of that name, or None."""
-        return next((one.value for one in self.attributes if one.name == name), None)
+        """Return the value of the attribute of that name, or None."""
+        return next((attribute.value for attribute in self.attributes if attribute.name == name), None)
 
 
 @dataclass(frozen=True)
@@ -107,4 +107,4 @@ SCALARS = {
     "string": (29, BYTES, ""),
     "bytes": (31, BYTES, ""),
 }
-"""Kind -> its field in an attribute, how it stands on the wire, and its layout. A list has the next field."""
+"""Kind -> its field in an attribute, its wire type, and its layout. A list has the next field."""

@@ -1,10 +1,10 @@
-"""A training job as Chakra execution traces, one for each rank, as ASTRA-sim 2 reads them.
+"""Write a training job as Chakra execution traces, one for each rank, as ASTRA-sim 2 reads them.
 
-Computation and communication wait for what they need: computation for the one before it and for the collectives whose
-results it uses, a collective that runs beside a computation for what came before that. ASTRA-sim counts an all-gather
-by what one rank gives; the other sizes are those of the whole tensor (astra-sim, system/collective/Ring.cc; attributes:
-astra-sim/chakra, src/feeder_v3). Durations are whole microseconds; what rounding leaves over is carried on to the next
-node, and `exact_ns` has the true one.
+Nodes wait for their inputs: a computation for the previous one and for the collectives whose results it uses, a
+collective beside a computation for the nodes before that computation. ASTRA-sim counts an all-gather by one rank's
+contribution; the other sizes are those of the whole tensor (astra-sim, system/collective/Ring.cc; attributes:
+astra-sim/chakra, src/feeder_v3). Durations are whole microseconds; the rest of rounding is carried on to the next node,
+and `exact_ns` has the exact duration.
 """
 
 import json
@@ -25,49 +25,41 @@ from windtunnel.training.setup import TrainingSetup
 
 Seconds = Callable[[Task], float]
 
-COLLECTIVES = {
-    "all_reduce": Collective.ALL_REDUCE,
-    "all_gather": Collective.ALL_GATHER,
-    "reduce_scatter": Collective.REDUCE_SCATTER,
-    "all_to_all": Collective.ALL_TO_ALL,
-}
-
 
 @dataclass
 class GroupNames:
-    """Numbers of the groups of all ranks, as `--comm-group-configuration` lists them; "0" is all ranks."""
+    """Numbers of the ranks' groups, as `--comm-group-configuration` lists them; "0" is all ranks."""
 
     world: tuple[int, ...]
     names: dict[tuple[int, ...], str] = field(default_factory=dict)
 
     def name(self, ranks: tuple[int, ...]) -> str:
-        """The number of a group, given at its first use."""
+        """Return the number of a group, given at its first use."""
         if ranks == self.world:
             return "0"
         return self.names.setdefault(ranks, str(len(self.names) + 1))
 
     def as_json(self) -> str:
-        """The file that ASTRA-sim reads."""
+        """Return the file that ASTRA-sim reads."""
         return json.dumps({name: list(ranks) for ranks, name in self.names.items()}, indent=1) + "\n"
 
 
 def training_traces(
     setup: TrainingSetup, seconds: Seconds, names: GroupNames | None = None, ranks: Collection[int] | None = None
 ) -> Iterator[tuple[int, ChakraTrace]]:
-    """(rank, trace) of every rank; `names` collects the groups.
+    """Yield (rank, trace) of every rank; `names` collects the groups.
 
     Args:
         setup: a resolved job.
-        seconds: of a task, such as `TrainingPricer`'s.
-        names: where the groups' numbers are kept.
-        ranks: only these; None: all.
+        seconds: prices a task, such as `TrainingPricer` does.
+        names: collects the groups' numbers.
+        ranks: only these ranks; None: all.
     """
-    rank = Rank(setup)
-    known = setup.degrees
-    names = names or GroupNames(tuple(range(known.num_devices)))
-    for device in range(known.pp):
+    rank, num_devices = Rank(setup), setup.degrees.num_devices
+    names = names or GroupNames(tuple(range(num_devices)))
+    for device in range(setup.degrees.pp):
         program = list(device_program(setup, device))
-        for number in range(known.num_devices):
+        for number in range(num_devices):
             if stage_of_rank(rank, number) == device and (ranks is None or number in ranks):
                 yield number, _RankTrace(rank, number, names, seconds).trace(program)
 
@@ -75,16 +67,16 @@ def training_traces(
 def write_training_traces(
     setup: TrainingSetup, seconds: Seconds, prefix: Path, ranks: Collection[int] | None = None
 ) -> list[Path]:
-    """Write `PREFIX.RANK.et` for every rank, or for `ranks`, and `PREFIX.groups.json`; the paths that were written.
+    """Write `PREFIX.RANK.et` for every rank, or for `ranks`, and `PREFIX.groups.json`; return the written paths.
 
     Raises:
-        InputError: the job has no such rank.
-        InputError: a file cannot be written.
+        InputError: the job has no such rank, or a file cannot be written.
     """
-    unknown = next((number for number in ranks or () if not 0 <= number < setup.degrees.num_devices), None)
+    num_devices = setup.degrees.num_devices
+    unknown = next((number for number in ranks or () if not 0 <= number < num_devices), None)
     if unknown is not None:
-        raise InputError(f"the job has ranks 0 to {setup.degrees.num_devices - 1}; there is no rank {unknown}")
-    names = GroupNames(tuple(range(setup.degrees.num_devices)))
+        raise InputError(f"the job has ranks 0 to {num_devices - 1}; there is no rank {unknown}")
+    names = GroupNames(tuple(range(num_devices)))
     written = []
     for number, trace in training_traces(setup, seconds, names, ranks):
         path = prefix.with_name(f"{prefix.name}.{number}.et")
@@ -105,11 +97,11 @@ class _RankTrace:
     seconds: Seconds
     nodes: list[Node] = field(default_factory=list)
     last: int | None = None
-    """The computation that the next node waits for."""
+    """Computation that the next node waits for."""
     needed: list[int] = field(default_factory=list)
     """Communication that the next computation waits for."""
     beside: list[tuple[str, int]] = field(default_factory=list)
-    """Communication that runs next to a computation still to come, by that computation's name."""
+    """Communication beside a coming computation, as (name of that computation, node)."""
     carried_us: float = 0.0
 
     def trace(self, program: list[Action]) -> ChakraTrace:
@@ -126,14 +118,11 @@ class _RankTrace:
         about = Attribute("all_gather_size", "string", "what one rank gives")
         return ChakraTrace(tuple(self.nodes), attributes=(about,))
 
-    def _add(self, name: str, kind: NodeKind, waits: list[int], duration_us: int, *attributes: Attribute) -> int:
-        is_cpu = Attribute("is_cpu_op", "bool", value=False)
-        number = len(self.nodes) + 1
-        depends = tuple(sorted(set(waits)))
+    def _add(self, name: str, kind: NodeKind, waits: list[int], *attributes: Attribute, duration_us: int = 0) -> int:
+        number, depends = len(self.nodes) + 1, tuple(sorted(set(waits)))
+        attributes = (Attribute("is_cpu_op", "bool", value=False), *attributes)
         self.nodes.append(
-            Node(
-                number, name, kind, data_dependencies=depends, duration_us=duration_us, attributes=(is_cpu, *attributes)
-            )
+            Node(number, name, kind, data_dependencies=depends, duration_us=duration_us, attributes=attributes)
         )
         return number
 
@@ -159,78 +148,76 @@ class _RankTrace:
             task.name,
             NodeKind.COMPUTE,
             self._waits(),
-            duration_us,
             Attribute("num_ops", "int64", round(task.flops)),
             Attribute("tensor_size", "uint64", max(round(float(task.op.num_bytes) * task.count), 1)),
             Attribute("exact_ns", "int64", round(exact_us * 1000)),
             *self._where(action),
+            duration_us=duration_us,
         )
         self.needed = [node for name, node in self.beside if name == task.name]
         self.beside = [(name, node) for name, node in self.beside if name != task.name]
 
     def _communicate(self, task: Task, action: Action) -> None:
-        assert isinstance(task.op, ops.Collective)
+        op = task.op
+        assert isinstance(op, ops.Collective)
         waits = self._waits()
         is_beside = task.beside is not None and task.pieces == 1
         for _ in range(round(task.count)):
-            nodes = self._ring(task, waits) if task.op.op == "send_recv" else [self._collective(task, action, waits)]
+            if op.op == "send_recv":
+                nodes = self._ring(task, op, waits)
+            else:
+                nodes = [self._collective(task, op, action, waits)]
             if is_beside:
                 self.beside += [(str(task.beside), node) for node in nodes]
             else:
                 self.needed += nodes
             waits = [*waits, *nodes]
 
-    def _collective(self, task: Task, action: Action, waits: list[int]) -> int:
-        op = task.op
-        assert isinstance(op, ops.Collective)
+    def _collective(self, task: Task, op: ops.Collective, action: Action, waits: list[int]) -> int:
         ranks = self._ranks(task.group or Group.DATA, op.num_ranks)
         share = len(ranks) if op.op == "all_gather" else 1
         return self._add(
             task.name,
             NodeKind.COLLECTIVE,
             waits,
-            0,
-            Attribute("comm_type", "int64", int(COLLECTIVES[op.op])),
+            Attribute("comm_type", "int64", int(Collective[op.op.upper()])),
             Attribute("comm_size", "int64", round(float(op.message_bytes) / share)),
             Attribute("pg_name", "string", self.names.name(ranks)),
             *self._where(action),
         )
 
     def _ranks(self, group: Group, num_ranks: int) -> tuple[int, ...]:
-        found = group_ranks(self.rank, group, self.number)
-        return found if len(found) == num_ranks else self.names.world
+        ranks = group_ranks(self.rank, group, self.number)
+        return ranks if len(ranks) == num_ranks else self.names.world
 
-    def _ring(self, task: Task, waits: list[int]) -> list[int]:
-        """Every rank gives its block to the next one and takes that of the one before."""
-        op = task.op
-        assert isinstance(op, ops.Collective)
+    def _ring(self, task: Task, op: ops.Collective, waits: list[int]) -> list[int]:
+        """Send this rank's block to the next rank and receive the block of the previous one."""
         ranks = group_ranks(self.rank, task.group or Group.CONTEXT, self.number)
-        place = ranks.index(self.number)
+        position = ranks.index(self.number)
         size, tag = round(float(op.message_bytes)), len(self.nodes) & 0x7FFF_FFFF
-        to, source = ranks[(place + 1) % len(ranks)], ranks[place - 1]
-        sent = self._message(task.name, NodeKind.SEND, self.number, to, size, tag, waits)
-        return [sent, self._message(task.name, NodeKind.RECEIVE, source, self.number, size, tag, waits)]
+        to, source = ranks[(position + 1) % len(ranks)], ranks[position - 1]
+        sent = self._message(task.name, NodeKind.SEND, to, size, tag, waits)
+        return [sent, self._message(task.name, NodeKind.RECEIVE, source, size, tag, waits)]
 
-    def _message(self, name: str, kind: NodeKind, source: int, to: int, size: int, tag: int, waits: list[int]) -> int:
+    def _message(self, name: str, kind: NodeKind, peer: int, size: int, tag: int, waits: list[int]) -> int:
+        source, to = (self.number, peer) if kind is NodeKind.SEND else (peer, self.number)
         return self._add(
             name,
             kind,
             waits,
-            0,
             Attribute("comm_src", "int32", source),
             Attribute("comm_dst", "int32", to),
             Attribute("comm_size", "int64", size),
             Attribute("comm_tag", "int32", tag),
         )
 
-    def _exchange(self, found: Exchange) -> None:
-        """Between stages: what arrives is waited for, what leaves is not."""
+    def _exchange(self, exchange: Exchange) -> None:
+        """Add a message between stages: later nodes wait for what arrives, not for what leaves."""
         per_stage = self.rank.setup.degrees.num_devices // self.rank.setup.degrees.pp
-        peer = found.peer * per_stage + self.number % per_stage
-        size = round(found.size_bytes)
-        tag = found.microbatch << 9 | found.boundary << 1 | int(found.is_gradient)
-        if found.is_send:
-            self._message("pipeline_send", NodeKind.SEND, self.number, peer, size, tag, self._waits())
+        peer = exchange.peer * per_stage + self.number % per_stage
+        size = round(exchange.size_bytes)
+        tag = exchange.microbatch << 9 | exchange.boundary << 1 | int(exchange.is_gradient)
+        if exchange.is_send:
+            self._message("pipeline_send", NodeKind.SEND, peer, size, tag, self._waits())
         else:
-            node = self._message("pipeline_receive", NodeKind.RECEIVE, peer, self.number, size, tag, [])
-            self.needed.append(node)
+            self.needed.append(self._message("pipeline_receive", NodeKind.RECEIVE, peer, size, tag, []))

@@ -19,20 +19,20 @@ def write_trace(path: Path, trace: ChakraTrace) -> None:
 
 
 def trace_bytes(trace: ChakraTrace) -> bytes:
-    """The file that holds `trace`, as protobuf's own encoder writes it: fields in order, defaults left out."""
-    metadata = _text(1, trace.version) + b"".join(_sized(2, _attribute(one)) for one in trace.attributes)
+    """Return the file that holds `trace`, as protobuf's own encoder writes it: fields in order, defaults left out."""
+    metadata = _text(1, trace.version) + b"".join(_sized(2, _attribute(attribute)) for attribute in trace.attributes)
     messages = (metadata, *map(_node, trace.nodes))
     return b"".join(_varint(len(message)) + message for message in messages)
 
 
 def _varint(number: int) -> bytes:
     number &= 0xFFFF_FFFF_FFFF_FFFF  # negative numbers take ten bytes
-    found = bytearray()
+    encoded = bytearray()
     while number > 0x7F:
-        found.append(number & 0x7F | 0x80)
+        encoded.append(number & 0x7F | 0x80)
         number >>= 7
-    found.append(number)
-    return bytes(found)
+    encoded.append(number)
+    return bytes(encoded)
 
 
 def _key(field: int, wire: int) -> bytes:
@@ -58,9 +58,9 @@ def _numbers(field: int, numbers: Iterable[int]) -> bytes:
 
 def _node(node: Node) -> bytes:
     operands = [
-        _sized(field, _text(1, found.values) + _text(2, found.shapes) + _text(3, found.types))
-        for field, found in ((8, node.inputs), (9, node.outputs))
-        if found is not None
+        _sized(field, _text(1, texts.values) + _text(2, texts.shapes) + _text(3, texts.types))
+        for field, texts in ((8, node.inputs), (9, node.outputs))
+        if texts is not None
     ]
     return b"".join(
         [
@@ -72,20 +72,20 @@ def _node(node: Node) -> bytes:
             _number(6, node.start_us),
             _number(7, node.duration_us),
             *operands,
-            *(_sized(10, _attribute(one)) for one in node.attributes),
+            *(_sized(10, _attribute(attribute)) for attribute in node.attributes),
         ]
     )
 
 
-def _attribute(one: Attribute) -> bytes:
-    """A member of a oneof stands on the wire even where it is 0 or empty; within lists nothing is left out either."""
-    head = _text(1, one.name) + _text(2, one.documentation)
-    if one.value is None:
+def _attribute(attribute: Attribute) -> bytes:
+    """Encode an attribute: a member of a oneof is written even where it is 0 or empty, and so is a list's element."""
+    head = _text(1, attribute.name) + _text(2, attribute.documentation)
+    if attribute.value is None:
         return head
-    field, wire, _ = SCALARS[one.kind]
-    if not isinstance(one.value, tuple):
-        return head + _key(field, wire) + _scalar(one.kind, one.value)
-    elements = [_scalar(one.kind, value) for value in one.value]
+    field, wire, _ = SCALARS[attribute.kind]
+    if not isinstance(attribute.value, tuple):
+        return head + _key(field, wire) + _scalar(attribute.kind, attribute.value)
+    elements = [_scalar(attribute.kind, value) for value in attribute.value]
     if wire == BYTES:
         content = b"".join(_key(1, BYTES) + element for element in elements)
     else:

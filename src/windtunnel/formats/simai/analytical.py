@@ -1,10 +1,10 @@
-"""SimAI-Analytical's closed forms, number for number: what `compat: simai` asks for.
+"""SimAI-Analytical's closed forms, number for number, for `compat: simai`.
 
 Source: SimAI 1.6, `Layer::compute_time` and `calbusbw.cc`. They differ from the default model
-(`network/analytic/nccl.py`) in ways that are kept here on purpose:
+(`network/analytic/nccl.py`) on purpose:
 
 - below 1 MiB every collective takes 10 to 320 us by its number of ranks only, and none for other counts;
-- every rank of a data-parallel group counts as a server of its own;
+- every rank of a data-parallel group counts as a server;
 - efficiency falls with size only for some collectives in some groups, and stops falling below 16 MiB;
 - transfers between pipeline stages take no time;
 - gigabytes are GiB, efficiencies and overlaps are single-precision, times are cut to whole nanoseconds.
@@ -26,7 +26,7 @@ from windtunnel.training.iteration.times import Iteration, LayerTimes, PhaseTime
 from windtunnel.units import GIB, parse_quantity
 
 NVLINK_GIB_PER_S = {"A100": 12 * 20.0, "A800": 8 * 20.0, "H100": 18 * 20.6, "H800": 8 * 20.6, "H20": 18 * 20.6}
-"""Links x the bandwidth of one, by GPU type (`calbusbw.h`)."""
+"""GPU type -> links x bandwidth of one link (`calbusbw.h`)."""
 NIC_GIB_PER_S = {"cx6": 23.5, "cx7": 48.5, "bf3": 48.5}
 _SMALL_BYTES = 1048576
 _SMALL_US = {2: 10, 4: 12, 8: 15, 16: 66, 32: 135, 64: 200, 128: 320}
@@ -35,7 +35,7 @@ _LARGEST_BYTES = 16 * 2**30
 
 
 class SimaiHardware(Schema):
-    """What SimAI-Analytical is told about servers; its flags are named beside the fields."""
+    """Servers as SimAI-Analytical describes them; its flags are named beside the fields."""
 
     nvlink_gib_per_s: float = 360.0
     """`-nv`: bus bandwidth inside a server."""
@@ -51,7 +51,7 @@ class SimaiHardware(Schema):
 
 
 class Overlap(Schema):
-    """The share of each kind of communication that computation hides: `-dp_o -ep_o -tp_o`."""
+    """Share of each kind of communication that computation hides: `-dp_o -ep_o -tp_o`."""
 
     dp_fraction: float = 0.0
     ep_fraction: float = 0.0
@@ -71,10 +71,10 @@ def hardware_from(
     nic_type: str | None,
     gpu_type: str | None,
 ) -> SimaiHardware:
-    """Hardware from SimAI-Analytical's options; types stand for bandwidths where those are not given.
+    """Return hardware from SimAI-Analytical's options; types give the bandwidths that are None.
 
     Raises:
-        InputError: a type is not known, or a number not above zero.
+        InputError: a type is unknown, or a number not above zero.
     """
     if gpu_type is not None and nvlink is None:
         nvlink = _known("GPU type", gpu_type.upper(), NVLINK_GIB_PER_S)
@@ -90,10 +90,10 @@ def hardware_from(
 
 
 def overlap_from(dp: float | None, ep: float | None, tp: float | None, pp: float | None) -> Overlap:
-    """Overlap ratios from SimAI-Analytical's options.
+    """Return overlap ratios from SimAI-Analytical's options.
 
     Raises:
-        InputError: one is not from 0 to 1.
+        InputError: a ratio is not from 0 to 1.
     """
     given = {"dp_fraction": dp, "ep_fraction": ep, "tp_fraction": tp, "pp_fraction": pp}
     return decode({name: value for name, value in given.items() if value is not None}, Overlap)
@@ -107,7 +107,7 @@ def _known(what: str, name: str, table: Mapping[str, float]) -> float:
 
 @dataclass(frozen=True)
 class _Span:
-    """How a group lies over servers, in SimAI's integer divisions."""
+    """Position of a group on servers, in SimAI's integer divisions."""
 
     num_servers: int
     gpus_of_server: int
@@ -115,12 +115,8 @@ class _Span:
 
 
 def _span(workload: LayerWorkload, group: Group, hardware: SimaiHardware) -> _Span:
-    tp, size, per_server, nics = (
-        workload.tp,
-        workload.group_size(group),
-        hardware.gpus_per_server,
-        hardware.nics_per_server,
-    )
+    tp, size = workload.tp, workload.group_size(group)
+    per_server, nics = hardware.gpus_per_server, hardware.nics_per_server
     match group:
         case Group.TP if tp <= per_server:
             return _Span(1, tp, nics)
@@ -140,7 +136,7 @@ def _span(workload: LayerWorkload, group: Group, hardware: SimaiHardware) -> _Sp
 
 
 def _bus_bandwidth(op: str, span: _Span, hardware: SimaiHardware) -> tuple[float, bool]:
-    """GiB/s of a collective with the algorithm "ring", and whether NVLink is what bounds it."""
+    """Return GiB/s of a collective with the algorithm "ring", and whether NVLink limits it."""
     nvlink, nic = hardware.nvlink_gib_per_s, hardware.nic_gib_per_s
     per_server, wire = span.gpus_of_server, span.nics * nic
     if span.num_servers == 1:
@@ -164,7 +160,7 @@ def _ratios() -> tuple[NDArray[np.float64], Mapping[str, NDArray[np.float64]]]:
 
 
 def _efficiency(call: Communication, workload: LayerWorkload, hardware: SimaiHardware, by_nvlink: bool) -> float:
-    """How much of the bandwidth of 16 GiB a collective of this size reaches."""
+    """Return the bandwidth of a collective of this size as a share of the bandwidth at 16 GiB."""
     tp, per_server = workload.tp, hardware.gpus_per_server
     if call.group is Group.TP and call.op != "all_reduce":
         num_servers = 1 if tp < per_server else tp // per_server
@@ -188,7 +184,7 @@ def _efficiency(call: Communication, workload: LayerWorkload, hardware: SimaiHar
 
 
 def collective_ns(call: Communication, workload: LayerWorkload, hardware: SimaiHardware) -> int:
-    """Nanoseconds of one collective, as SimAI-Analytical counts them.
+    """Return the nanoseconds of one collective, as SimAI-Analytical counts them.
 
     Raises:
         InputError: the group does not fit whole servers, or the size is beyond its tables.
@@ -212,16 +208,18 @@ def collective_ns(call: Communication, workload: LayerWorkload, hardware: SimaiH
 
 
 FIRST_LAYER_LINE = 3
-"""Of a workload file: a header and the number of layers come before."""
+"""Line of a workload file: a header and the number of layers come before."""
 
 
-def simulate(workload: LayerWorkload, hardware: SimaiHardware, overlap: Overlap | None = None) -> Iteration:
-    """One iteration of `workload` with SimAI-Analytical's formulas.
+def run_simai_analytical(
+    workload: LayerWorkload, hardware: SimaiHardware | None = None, overlap: Overlap | None = None
+) -> Iteration:
+    """Price one iteration with SimAI-Analytical's formulas, which know no topology.
 
     Raises:
         InputError: a group does not fit whole servers, or a size is beyond SimAI's tables.
     """
-    overlap = overlap or Overlap()
+    hardware, overlap = hardware or SimaiHardware(), overlap or Overlap()
     per_server = hardware.gpus_per_server
     if workload.tp % per_server and per_server % workload.tp:
         raise InputError(f"{workload.name}, line 1: tp = {workload.tp} does not fill servers of {per_server} GPUs")
@@ -266,14 +264,3 @@ def _pipeline_ns(workload: LayerWorkload, overlap: Overlap) -> float:
         return 0.0
     each_ns = workload.pp_bytes / GIB / overlap.pp_fraction * 1e9
     return int(2 * workload.vpp * workload.num_micro_batches * each_ns / 1000 * (1 - overlap.pp_fraction)) * 1000
-
-
-def run_simai_analytical(
-    workload: LayerWorkload, hardware: SimaiHardware | None = None, overlap: Overlap | None = None
-) -> Iteration:
-    """An iteration as SimAI-Analytical prices it, which knows no topology.
-
-    Raises:
-        InputError: a group does not fit whole servers, or a size is beyond its tables.
-    """
-    return simulate(workload, hardware or SimaiHardware(), overlap)

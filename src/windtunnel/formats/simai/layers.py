@@ -1,4 +1,4 @@
-"""A SimAI workload file as the iteration that a network runs."""
+"""Read a SimAI workload file as the iteration that a network runs."""
 
 from pathlib import Path
 
@@ -9,12 +9,11 @@ from windtunnel.formats.simai.schema import HEADER_KEYS, TRANSFORMER, Header, Wo
 from windtunnel.formats.simai.schema import Phase as FilePhase
 from windtunnel.training.iteration.layers import Communication, Group, Layer, LayerWorkload, Phase
 
-_LARGEST = 2**63
 _NEEDED = ("tp", "ep", "pp", "vpp", "num_microbatches", "num_devices")
 
 
 def read_layers(path: Path) -> LayerWorkload:
-    """The iteration in a workload file.
+    """Read the iteration in a workload file.
 
     Raises:
         InputError: the file is missing or wrong, or lacks what a network needs; names the line.
@@ -62,11 +61,13 @@ def _layer(row: WorkloadLayer, where: str) -> Layer:
 
 
 def _phase(phase: FilePhase, is_weight_gradient: bool, where: str) -> Phase:
-    what = meaning(phase.collective, is_weight_gradient)
-    if max(phase.compute_ns, phase.size_bytes) >= _LARGEST:
-        raise InputError(f"{where}: {max(phase.compute_ns, phase.size_bytes)} is too large; below 2^63 is possible")
-    if what is None:
+    collective = meaning(phase.collective, is_weight_gradient)
+    largest = max(phase.compute_ns, phase.size_bytes)
+    if largest >= 2**63:
+        raise InputError(f"{where}: {largest} is too large; below 2^63 is possible")
+    if collective is None:
         return Phase(phase.compute_ns * 1e-9)
-    if what[0] == "broadcast":
+    operation, group = collective
+    if operation == "broadcast":
         raise InputError(f"{where}: BROADCAST has no time in SimAI, which ignores it, nor here", "take it out")
-    return Phase(phase.compute_ns * 1e-9, Communication(what[0], Group(what[1]), phase.size_bytes))
+    return Phase(phase.compute_ns * 1e-9, Communication(operation, Group(group), phase.size_bytes))

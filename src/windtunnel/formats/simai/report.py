@@ -1,14 +1,14 @@
-"""SimAI's report of an iteration, `EndToEnd.csv`, and SimCCL's table of flows."""
+"""Write SimAI's report of an iteration, `EndToEnd.csv`, and SimCCL's table of flows."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
-from windtunnel.errors import unwritable
+from windtunnel.files import write_text
 from windtunnel.network.analytic.nccl import bus_factor
 from windtunnel.network.flows import Flows, Hop
-from windtunnel.training.iteration.layers import Communication, Group, LayerWorkload, Phase
+from windtunnel.training.iteration.layers import Group, LayerWorkload, Phase
 from windtunnel.training.iteration.times import Iteration, LayerTimes, PhaseTimes
 from windtunnel.units import GIB
 
@@ -25,12 +25,12 @@ _LAYERS = (
 
 
 def end_to_end_csv(iteration: Iteration, prefix: str, run: str = "Analytical_test") -> str:
-    """The text of `EndToEnd.csv`: totals, then a row per layer; microseconds, shares of the total, GiB/s.
+    """Return the text of `EndToEnd.csv`: totals, then a row per layer; microseconds, shares of the total, GiB/s.
 
     Args:
-        iteration: what it reports.
-        prefix: its first column, SimAI's `-r`.
-        run: the second column of the layers' rows.
+        iteration: the iteration to report.
+        prefix: first column, SimAI's `-r`.
+        run: second column of the layers' rows.
     """
     total = iteration.total_ns
     by_group = iteration.exposed_ns
@@ -51,19 +51,15 @@ def _row(row: LayerTimes, workload: LayerWorkload, run: str) -> str:
 
 
 def _bandwidths(times: PhaseTimes, phase: Phase, workload: LayerWorkload) -> str:
-    """Total, algorithm and bus bandwidth of one collective, not-a-number where there is none as SimAI prints it."""
+    """Return time, algorithm and bus bandwidth of one collective; without a collective nan, as SimAI prints it."""
     call = phase.communication
     if call is None:
         return f"{times.total_ns / 1000:.0f},-nan,0.00"
     if times.total_ns == 0:
         return "0,-nan,-nan"
     algorithm = max(call.size_bytes, _LEAST_BYTES) / GIB / (times.total_ns * 1e-9)
-    factor = _bus_factor(call, workload)
-    return f"{times.total_ns / 1000:.0f},{algorithm:.2f},{algorithm * factor:.2f}"
-
-
-def _bus_factor(call: Communication, workload: LayerWorkload) -> float:
-    return bus_factor(call.op, workload.group_size(call.group))
+    bus = algorithm * bus_factor(call.op, workload.group_size(call.group))
+    return f"{times.total_ns / 1000:.0f},{algorithm:.2f},{bus:.2f}"
 
 
 def write_end_to_end(iteration: Iteration, path: Path) -> None:
@@ -72,7 +68,7 @@ def write_end_to_end(iteration: Iteration, path: Path) -> None:
     Raises:
         InputError: the file cannot be written.
     """
-    _write(path, end_to_end_csv(iteration, path.stem.removesuffix("EndToEnd")))
+    write_text(path, end_to_end_csv(iteration, path.stem.removesuffix("EndToEnd")))
 
 
 def write_flow_table(flows: Flows, op: str, size_bytes: int, algorithm: str, path: Path) -> None:
@@ -82,15 +78,7 @@ def write_flow_table(flows: Flows, op: str, size_bytes: int, algorithm: str, pat
         InputError: the file cannot be written.
     """
     lines = flow_table_csv(flows, op, size_bytes, algorithm, f"TP_0_0_0_{_OP_CODES.get(op, -1)}_{size_bytes}")
-    _write(path, "".join(f"{line}\n" for line in lines))
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise unwritable(path, error) from None
+    write_text(path, "".join(f"{line}\n" for line in lines))
 
 
 FLOW_COLUMNS = (
@@ -98,19 +86,19 @@ FLOW_COLUMNS = (
     "parent_flow_ids,prev_flow_ids,child_flow_ids"
 )
 _OP_CODES = {"all_reduce": 3, "all_gather": 2, "reduce_scatter": 1, "all_to_all": 4}
-"""Operation -> MockNccl's `ComType`; those that it lacks are -1."""
+"""Operation -> MockNccl's `ComType`; -1 for other operations."""
 _ALGORITHM_CODES = {"tree": 0, "ring": 1, "nvls": 4, "pat": 6}
 
 
 def flow_table_csv(flows: Flows, op: str, size_bytes: int, algorithm: str, collective: str) -> Iterator[str]:
-    """SimCCL's CSV line by line: every flow with its parents, the ranks that it hears from, and its children.
+    """Yield SimCCL's CSV line by line: every flow with its parents, the ranks that it hears from, and its children.
 
     Args:
-        flows: the table.
-        op: the collective's name, `all_reduce`.
-        size_bytes: its size.
+        flows: the table of flows.
+        op: name of the collective, such as `all_reduce`.
+        size_bytes: size of the collective.
         algorithm: `ring`, `tree`, `nvls`, `pat`, or another, which is written as a ring as SimCCL does.
-        collective: the first column.
+        collective: first column.
     """
     yield FLOW_COLUMNS
     head = f"{collective},{_OP_CODES.get(op, -1)},{size_bytes},{_ALGORITHM_CODES.get(algorithm, 1)},-1"
@@ -131,23 +119,24 @@ def flow_table_csv(flows: Flows, op: str, size_bytes: int, algorithm: str, colle
 
 
 def _is_parent(flows: Flows, flow: int, parent: int) -> bool:
-    """Whether SimCCL lists it: not the chunk before on the same pair, which only waits in the same queue."""
-    return not (flows.source[flow] == flows.source[parent] and flows.destination[flow] == flows.destination[parent])
+    """Whether SimCCL lists a parent: not the previous chunk of the same pair, which only waits in the same queue."""
+    return bool(flows.source[flow] != flows.source[parent] or flows.destination[flow] != flows.destination[parent])
 
 
 def _hears_from(flows: Flows, parents: list[list[int]]) -> dict[tuple[int, int, int], list[int]]:
-    """(channel, rank, receiver) -> the ranks whose data that rank passes on to the receiver.
+    """Return (channel, rank, receiver) -> the ranks whose data that rank passes on to the receiver.
 
-    Of a ring's hop, those that sent what its last chunk waited for; elsewhere all that send to the rank.
+    On a ring's hop, these are the senders of the data that its last chunk waited for; elsewhere all senders to the
+    rank.
     """
     triples = np.unique(np.column_stack([flows.channel, flows.destination, flows.source]), axis=0)
     senders: dict[tuple[int, int], list[int]] = {}
     for channel, rank, sender in triples.tolist():
         senders.setdefault((channel, rank), []).append(sender)
-    found = {}
+    hears = {}
     for flow in np.argsort(flows.step, kind="stable").tolist():
         channel, source = int(flows.channel[flow]), int(flows.source[flow])
         in_ring = flows.hop[flow] in (Hop.RING, Hop.PXN_INIT) and parents[flow]
         heard = sorted({int(flows.source[p]) for p in parents[flow]}) if in_ring else senders.get((channel, source), [])
-        found[channel, source, int(flows.destination[flow])] = heard
-    return found
+        hears[channel, source, int(flows.destination[flow])] = heard
+    return hears

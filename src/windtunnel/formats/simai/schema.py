@@ -34,7 +34,7 @@ GROUPS = {"_DP_EP": "dp_ep", "_EP": "ep"}
 
 
 class Phase(NamedTuple):
-    """What a layer does in one phase: it computes, then communicates."""
+    """One phase of a layer: computation, then communication."""
 
     compute_ns: int = 0
     collective: str = "NONE"
@@ -50,11 +50,11 @@ class WorkloadLayer(NamedTuple):
     input_gradient: Phase = Phase()
     weight_gradient: Phase = Phase()
     update_ns: int = 100
-    """SimAI adds it to the end of every collective."""
+    """Time of the update, which SimAI adds to the end of every collective."""
 
 
 class Block(NamedTuple):
-    """Lines that stand `repeats` times one after another."""
+    """Lines that are repeated `repeats` times."""
 
     layers: tuple[WorkloadLayer, ...]
     repeats: int = 1
@@ -62,7 +62,7 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True)
 class Header:
-    """The first line; `None` where it does not say, as in files of 2024."""
+    """The first line; None for missing settings, as in files of 2024."""
 
     tp: int | None = None
     ep: int | None = None
@@ -72,7 +72,7 @@ class Header:
     num_microbatches: int | None = None
     num_devices: int | None = None
     pp_comm_bytes: int | float | None = None
-    """Between two stages, a micro-batch and direction."""
+    """Bytes between two stages for each micro-batch and direction."""
     inference: bool = False
 
 
@@ -102,22 +102,21 @@ class SimaiWorkload:
 
     @property
     def num_layers(self) -> int:
-        """Lines, repeats counted."""
+        """Number of lines, repeats counted."""
         return sum(len(block.layers) * block.repeats for block in self.blocks)
 
     def layers(self) -> Iterator[WorkloadLayer]:
-        """Every line in order, repeats written out."""
+        """Yield every line in order, repeats written out."""
         for block in self.blocks:
             for _ in range(block.repeats):
                 yield from block.layers
 
 
 def meaning(collective: str, is_weight_gradient: bool) -> tuple[str, str] | None:
-    """(operation, group) of a file's word, or None for NONE.
+    """Return (operation, group) of a file's word, or None for NONE.
 
     Operations are `all_reduce`, `all_gather`, `reduce_scatter`, `all_to_all` and `broadcast`; groups `tp`, `dp`, `ep`
-    and `dp_ep`. Without a suffix SimAI takes the data-parallel group for gradients of weights, else the
-    tensor-parallel one.
+    and `dp_ep`. Without a suffix the group is data-parallel for gradients of weights, else tensor-parallel.
 
     Raises:
         KeyError: an unknown word.

@@ -1,4 +1,4 @@
-"""A training job as a workload that SimAI runs: right sizes, groups and times where AICB's are not.
+"""Write a training job as a workload that SimAI runs, with correct sizes, groups and times.
 
 A layer's communication stands between two pieces of computation. Forward it belongs to the line before it; backward,
 where SimAI goes through the lines in reverse and computes before it communicates, to the line after it. SimAI waits for
@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 
 from windtunnel.errors import InputError
-from windtunnel.formats.simai.schema import Block, Header, Phase, SimaiWorkload, WorkloadLayer
+from windtunnel.formats.simai.schema import OPERATIONS, Block, Header, Phase, SimaiWorkload, WorkloadLayer
 from windtunnel.model import operators as ops
 from windtunnel.training.layers.chunks import Chunk, Parameters, chunk_parameters, chunks, trained
 from windtunnel.training.layers.part import Part, Task
@@ -23,12 +23,7 @@ from windtunnel.training.setup import TrainingSetup
 
 Seconds = Callable[[Task], float]
 
-WORDS = {
-    "all_reduce": "ALLREDUCE",
-    "all_gather": "ALLGATHER",
-    "reduce_scatter": "REDUCESCATTER",
-    "all_to_all": "ALLTOALL",
-}
+WORDS = {operation: word for word, operation in OPERATIONS.items() if operation != "broadcast"}
 LAYER_SUFFIXES = {Group.TENSOR: "", Group.EXPERTS: "_EP", Group.EXPERTS_DATA: "_DP_EP"}
 """Group -> suffix in the forward pass and for gradients of inputs."""
 STEP_SUFFIXES = {Group.DATA: "", Group.EXPERTS_DATA: "_DP_EP"}
@@ -45,45 +40,44 @@ class _Piece:
     name: str
     compute: tuple[Part, ...]
     sent: tuple[Task, ...]
-    """Forward."""
+    """Messages of the forward pass."""
     sent_back: tuple[Task, ...]
-    """Backward, in its order."""
+    """Messages of the backward pass, in its order."""
 
 
 def training_workload(setup: TrainingSetup, seconds: Seconds, device: int = 0) -> SimaiWorkload:
-    """The workload of the ranks of one pipeline device.
+    """Return the workload of the ranks of one pipeline device.
 
     Args:
         setup: a resolved job.
-        seconds: of a task, such as `TrainingPricer`'s.
+        seconds: prices a task, such as `TrainingPricer` does.
         device: its position in the pipeline.
 
     Raises:
         InputError: there is no such device, or the job sends over groups that SimAI's format has no word for.
     """
     _check(setup, device)
-    writer = _Writer(setup, Rank(setup), seconds)
-    held = [chunk for chunk in chunks(setup) if chunk.stage == device]
-    first = [line for chunk in held for line in writer.chunk_lines(chunk, closes=True)]
-    others = [line for chunk in held for line in writer.chunk_lines(chunk, closes=False)]
-    known = setup.degrees
-    rank = writer.rank
+    rank, degrees = Rank(setup), setup.degrees
+    writer = _Writer(setup, rank, seconds)
+    on_device = [chunk for chunk in chunks(setup) if chunk.stage == device]
+    first = [line for chunk in on_device for line in writer.chunk_lines(chunk, closes=True)]
+    others = [line for chunk in on_device for line in writer.chunk_lines(chunk, closes=False)]
     between = rank.tokens * rank.width * BF16_BYTES / (rank.tp if rank.split else 1)
     header = Header(
-        tp=known.tp,
-        ep=known.ep,
-        pp=known.pp,
-        vpp=known.virtual_stages,
-        num_microbatches=known.num_microbatches,
-        num_devices=known.num_devices,
-        pp_comm_bytes=round(between) if known.pp > 1 else 0,
+        tp=degrees.tp,
+        ep=degrees.ep,
+        pp=degrees.pp,
+        vpp=degrees.virtual_stages,
+        num_microbatches=degrees.num_microbatches,
+        num_devices=degrees.num_devices,
+        pp_comm_bytes=round(between) if degrees.pp > 1 else 0,
     )
-    head = Block(tuple(writer.step_lines(held)))
-    return SimaiWorkload(header, (head, Block(tuple(first)), Block(tuple(others), known.num_microbatches - 1)))
+    head = Block(tuple(writer.step_lines(on_device)))
+    return SimaiWorkload(header, (head, Block(tuple(first)), Block(tuple(others), degrees.num_microbatches - 1)))
 
 
 def left_out(setup: TrainingSetup) -> tuple[str, ...]:
-    """What of a job's step SimAI's format has no group for, in words."""
+    """Name the messages of a job's step for which SimAI's format has no group."""
     return tuple(
         f"{task.name}, {round(float(task.op.message_bytes)):,} bytes over {task.op.num_ranks} ranks"
         for task in finish_tasks(Rank(setup))
@@ -92,9 +86,9 @@ def left_out(setup: TrainingSetup) -> tuple[str, ...]:
 
 
 def _check(setup: TrainingSetup, device: int) -> None:
-    known, job = setup.degrees, setup.job
+    degrees, job = setup.degrees, setup.job
     check_device(setup, device)
-    if known.cp > 1:
+    if degrees.cp > 1:
         raise InputError("SimAI's workloads have no group for context parallelism", "write a Chakra trace")
     if job.sharding.zero == 3:
         raise InputError(
@@ -105,30 +99,27 @@ def _check(setup: TrainingSetup, device: int) -> None:
         raise InputError(
             "SimAI's workloads go through a device's layers one way, DualPipe both", "write a Chakra trace"
         )
-    if known.replicas > 1:
+    if degrees.replicas > 1:
         raise InputError("SimAI's workloads have no group for replicas (HSDP)", "write a Chakra trace")
-    if known.experts_tp not in (1, known.tp):
+    if degrees.experts_tp not in (1, degrees.tp):
         raise InputError(
-            f"SimAI's workloads have no group for experts_tp = {known.experts_tp} beside tp = {known.tp}",
+            f"SimAI's workloads have no group for experts_tp = {degrees.experts_tp} beside tp = {degrees.tp}",
             "take experts_tp 1, or equal to tp",
         )
 
 
 @dataclass(frozen=True)
 class _Writer:
-    """What every line needs."""
+    """The job, its rank and its prices, which every line needs."""
 
     setup: TrainingSetup
     rank: Rank
     seconds: Seconds
 
-    def step_lines(self, held: list[Chunk]) -> Iterator[WorkloadLayer]:
-        """What happens once: SimAI runs these lines last in its backward pass."""
+    def step_lines(self, on_device: list[Chunk]) -> Iterator[WorkloadLayer]:
+        """Yield the lines of the step itself: SimAI runs these lines last in its backward pass."""
         setup, rank = self.setup, self.rank
-        total = Parameters()
-        for chunk in held:
-            total = total + chunk_parameters(rank, chunk)
-        learnt = trained(rank, total)
+        learnt = trained(rank, sum((chunk_parameters(rank, chunk) for chunk in on_device), Parameters()))
         for task in gather_tasks(rank, learnt):
             yield WorkloadLayer(task.name, weight_gradient=self._phase(task, STEP_SUFFIXES))
         compute = self._compute(optimizer_tasks(rank, learnt))
@@ -141,7 +132,7 @@ class _Writer:
                 yield WorkloadLayer(task.name, weight_gradient=self._phase(task, STEP_SUFFIXES))
 
     def chunk_lines(self, chunk: Chunk, closes: bool) -> Iterator[WorkloadLayer]:
-        """One micro-batch through one chunk; `closes` where its gradients are the last and are reduced."""
+        """Yield the lines of one micro-batch through one chunk; `closes` where its gradients are the last."""
         rank = self.rank
         arriving: tuple[Task, ...] = ()
         for unit in chunk_units(rank, chunk):
@@ -159,14 +150,14 @@ class _Writer:
             yield self._line(task.name, NOTHING, None, task)
 
     def _unit_lines(self, unit: Unit, arriving: tuple[Task, ...]) -> tuple[list[WorkloadLayer], tuple[Task, ...]]:
-        """Lines of a layer, and what its last piece sends back to it in the backward pass of what follows."""
+        """Return the lines of a layer, and the messages of its last piece in the backward pass."""
         lines = []
         for piece in _pieces(unit.parts):
             compute = self._computation(piece.compute)
-            # More collectives than one at a boundary take lines without computation. Going back through the lines in
-            # reverse, SimAI meets those before this one after it.
+            # Further collectives at a boundary take lines without computation. SimAI goes back through the lines in
+            # reverse: it meets the lines before this one after it.
             lines += [self._line(piece.name, NOTHING, None, task) for task in arriving[:0:-1]]
-            lines.append(self._line(piece.name, compute, _first(piece.sent), _first(arriving)))
+            lines.append(self._line(piece.name, compute, next(iter(piece.sent), None), next(iter(arriving), None)))
             lines += [self._line(piece.name, NOTHING, task, None) for task in piece.sent[1:]]
             arriving = piece.sent_back
         lines += reversed(
@@ -175,7 +166,7 @@ class _Writer:
         return lines, arriving
 
     def _repeated(self, again: tuple[Task, ...]) -> Iterator[tuple[tuple[Phase, Phase], Task | None]]:
-        """Recomputation, cut where it communicates."""
+        """Yield recomputation, cut where it communicates."""
         waiting: list[Task] = []
         for task in again:
             waiting.append(task)
@@ -210,7 +201,7 @@ class _Writer:
 
 
 def _pieces(parts: Iterable[Part]) -> Iterator[_Piece]:
-    """Neighbouring computation together, cut at every part that communicates."""
+    """Group neighbouring computation, cut at every part that communicates."""
     compute: list[Part] = []
     for part in parts:
         sent, sent_back = _collectives(part.forward), _collectives(part.backward_input)
@@ -224,9 +215,5 @@ def _pieces(parts: Iterable[Part]) -> Iterator[_Piece]:
 
 
 def _collectives(tasks: Iterable[Task]) -> tuple[Task, ...]:
-    """Those that communicate; what is done several times, several times."""
+    """Return the tasks that communicate, each as often as it is done."""
     return tuple(replace(task, count=1.0) for task in tasks if task.group for _ in range(round(task.count)))
-
-
-def _first(tasks: tuple[Task, ...]) -> Task | None:
-    return tasks[0] if tasks else None

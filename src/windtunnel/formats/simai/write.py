@@ -4,7 +4,7 @@ from windtunnel.formats.simai.schema import MICRO, SimaiWorkload, WorkloadLayer
 
 
 def workload_text(workload: SimaiWorkload) -> str:
-    """The file that holds `workload`, byte for byte as AICB's generators write it."""
+    """Return the file that holds `workload`, byte for byte as AICB's generators write it."""
     head = [_header_line(workload), str(workload.num_layers)]
     body = [_block_text(block.layers) * block.repeats for block in workload.blocks]
     return "\n".join(head) + "\n" + "".join(body)

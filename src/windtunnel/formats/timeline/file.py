@@ -18,7 +18,7 @@ SUFFIXES = (".json", ".json.gz")
 
 
 def check_file(path: Path, overwrite: bool) -> None:
-    """Raise InputError where no timeline can be written to `path`: its name, a file there, no right to its folder."""
+    """Raise InputError where no timeline can be written to `path`: wrong suffix, existing file, no right to write."""
     if not path.name.endswith(SUFFIXES):
         raise InputError(f"a timeline's file ends in {' or '.join(SUFFIXES)}; {path} does not", "for instance run.json")
     if path.is_dir():
@@ -44,7 +44,7 @@ def new_file(path: Path) -> Iterator[IO[bytes] | gzip.GzipFile]:
 
 
 def write_events(path: Path, head: bytes, events: Iterable[Event], tail: bytes) -> int:
-    """Write events as a JSON list, one a line, between `head` and `tail`; return how many there were.
+    """Write events as a JSON list, one a line, between `head` and `tail`; return their number.
 
     Compressed where `path` ends in `.gz`. The same events give the same bytes.
 
@@ -60,6 +60,19 @@ def write_events(path: Path, head: bytes, events: Iterable[Event], tail: bytes) 
             num_events += len(chunk)
         file.write(tail)
     return num_events
+
+
+def process_names(pid: int, name: str) -> tuple[Event, Event]:
+    """Return the metadata that names a process and sorts it by its number."""
+    return (
+        {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}},
+        {"ph": "M", "name": "process_sort_index", "pid": pid, "args": {"sort_index": pid}},
+    )
+
+
+def thread_name(pid: int, tid: int, name: str) -> Event:
+    """Return the metadata that names a thread."""
+    return {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": name}}
 
 
 def trace_head(about: Mapping[str, Any]) -> bytes:

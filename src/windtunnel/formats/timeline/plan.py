@@ -4,27 +4,26 @@ import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import InputError
+from windtunnel.formats.timeline.file import Event, thread_name
 from windtunnel.metrics.fleet import PHASES
 from windtunnel.metrics.records import Table
 
-Event = dict[str, Any]
 Ints = NDArray[np.int64]
 
 _EVENTS_PER_SLICE = 7
-"""At most: the slice, three counters, and the three that fall to zero where the replica idles after it."""
+"""Upper limit: the slice, three counters, and three counters at zero where the replica becomes idle."""
 _EVENTS_PER_REQUEST = 11
-"""At most: begin and end of the request and of three phases, and three points of its flow."""
+"""Upper limit: begin and end of the request and of three phases, and three points of its flow."""
 
 
 @dataclass(frozen=True)
 class Detail:
-    """How much of a run a timeline shows: all of it where `batches_per_slice` is 1 and all requests are shown."""
+    """Size of a timeline beside the size of its run."""
 
     num_events: int
     num_batches: int
@@ -35,12 +34,12 @@ class Detail:
 
     @property
     def is_complete(self) -> bool:
-        """Whether no batch was merged with another and every request is shown."""
+        """Whether no batches were merged and every request is shown."""
         return self.batches_per_slice == 1 and self.num_shown_requests == self.num_requests
 
     @property
     def sampling(self) -> str:
-        """What was left out, in words."""
+        """Description of the parts that were left out."""
         parts = []
         if self.batches_per_slice > 1:
             parts.append(f"a slice is {self.batches_per_slice:,} successive batches, as long as they were busy")
@@ -69,10 +68,9 @@ class Batches:
 
 @dataclass(frozen=True, eq=False)
 class Slices:
-    """What a thread shows, ordered as the batches: each slice is one batch or several in succession.
+    """Slices of the threads, ordered as the batches: each is one batch or several in succession.
 
-    A slice of several batches starts with the first and lasts as long as all were busy, idle time between them left
-    out.
+    A slice of several batches starts with the first and lasts as long as all were busy, without idle time between.
     """
 
     first: Ints
@@ -81,12 +79,12 @@ class Slices:
     start_us: Ints
     end_us: Ints
     last_end_us: Ints
-    """When the last batch ended."""
+    """End of the last batch."""
 
 
 @dataclass(frozen=True, eq=False)
 class ShownRequests:
-    """Requests to be shown, one after another; times ascend within each."""
+    """The requests that are shown; times ascend within each."""
 
     request: Ints
     """Positions in the request table."""
@@ -96,23 +94,23 @@ class ShownRequests:
 
 @dataclass(frozen=True, eq=False)
 class Points:
-    """Events of one kind, ordered by time: `what[i]` happens at `at_us[i]`."""
+    """Events of one kind, ordered by time: `codes[i]` happens at `time_us[i]`."""
 
-    at_us: Ints
-    what: Ints
+    time_us: Ints
+    codes: Ints
 
 
 @dataclass(frozen=True, eq=False)
 class Flows(Points):
-    """`what` is 3 x position in `shown` + position in `FLOW`."""
+    """Points of flows; a code is 3 x position in `shown` + position in `FLOW`."""
 
     slices: Ints
-    """That each point lies in."""
+    """Slice of each point."""
 
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """All that the events are read from."""
+    """Everything that the events are made from."""
 
     steps: Table
     requests: Table
@@ -122,13 +120,13 @@ class Plan:
     """Slices after which their replica has nothing to do."""
     shown: ShownRequests
     phases: Points
-    """`what` is 8 x position in `shown` + position in `REQUEST_PHASES`."""
+    """Begins and ends; a code is 8 x position in `shown` + position in `REQUEST_PHASES`."""
     flows: Flows
     pids: Mapping[int, int]
     tids: Mapping[tuple[int, int], int]
     detail: Detail
     lives: tuple[Event, ...] = ()
-    """Names and slices of the replicas' phases, where they come and go."""
+    """Names and slices of the phases of replicas that come and go."""
 
 
 REQUEST_PHASES = (
@@ -144,7 +142,7 @@ REQUEST_PHASES = (
 """A request's async events in their order. All requests share the outer name: Perfetto then draws them on one track."""
 _PHASE_TIMES = [0, 0, 1, 1, 2, 2, 3, 3]
 FLOW = "stf"
-"""Phases of a request's flow: the batch that it is scheduled in, that gives its first token, and its last."""
+"""Phases of a request's flow: the batches that schedule it, give its first token, and give its last token."""
 
 
 def plan_timeline(requests: Table, steps: Table, max_events: int, replica_phases: Table | None = None) -> Plan:
@@ -155,7 +153,7 @@ def plan_timeline(requests: Table, steps: Table, max_events: int, replica_phases
         known.append(replica_phases["replica"])
     replicas = np.unique(np.concatenate(known)).tolist()
     tracks = list(dict.fromkeys(zip(batches.replica.tolist(), batches.track.tolist(), strict=True)))
-    # No thread has the number of a process: Perfetto takes such a one for the process's main thread.
+    # No thread has the number of a process: Perfetto would take it for the process's main thread.
     pids = {replica: number for number, replica in enumerate(replicas, 1)}
     tids = {track: number for number, track in enumerate(tracks, len(replicas) + 1)}
     lives = _lives(replica_phases, steps, pids, 1 + len(pids) + len(tids))
@@ -168,10 +166,10 @@ def plan_timeline(requests: Table, steps: Table, max_events: int, replica_phases
             f"allow it {max_events - room + 2 * least:,} events or more",
         )
     everyone = _finished(requests)
-    num_wanted = _num_phases(everyone)
-    if num_wanted < room:
-        num_wanted += _flows(everyone, requests, steps, batches, _slices(batches, 1)).what.size
-    slices, idles, batches_per_slice = _slices_within(max(room // 2, room - num_wanted), batches, requests)
+    for_requests = _num_phases(everyone)
+    if for_requests < room:
+        for_requests += _flows(everyone, requests, steps, batches, _slices(batches, 1)).codes.size
+    slices, idles, batches_per_slice = _slices_within(max(room // 2, room - for_requests), batches, requests)
     num_slice_events = _num_slice_events(slices, idles)
 
     def flows_of(shown: ShownRequests) -> Flows:
@@ -180,7 +178,7 @@ def plan_timeline(requests: Table, steps: Table, max_events: int, replica_phases
     shown, flows = _requests_within(room - num_slice_events, everyone, flows_of)
     phases = _phases(shown)
     detail = Detail(
-        num_events=max_events - room + num_slice_events + phases.what.size + flows.what.size,
+        num_events=max_events - room + num_slice_events + phases.codes.size + flows.codes.size,
         num_batches=len(steps),
         batches_per_slice=batches_per_slice,
         num_requests=len(requests),
@@ -194,7 +192,7 @@ def _microseconds(seconds: NDArray[np.float64]) -> Ints:
 
 
 def batches_by_track(steps: Table) -> Batches:
-    """The rows of a step table, each in the first track of its replica that is free: one track a batch in flight."""
+    """Assign the rows of a step table to tracks, each to the first free one of its replica."""
     start_us = _microseconds(steps["start_s"])
     end_us = _microseconds(steps["start_s"] + steps["duration_s"])
     rows = np.lexsort((start_us, steps["replica"]))
@@ -202,14 +200,14 @@ def batches_by_track(steps: Table) -> Batches:
     track = _tracks(replica, start_us, end_us)
     order = np.lexsort((start_us, track, replica))
     batches = Batches(rows[order], replica[order], track[order], start_us[order], end_us[order])
-    # The end of a batch and the start of the next are one time that may have been rounded to two.
+    # The end of a batch and the start of the next one may be the same time, rounded to two.
     follows = ~batches.is_new_track[1:]
     batches.end_us[:-1][follows] = np.minimum(batches.end_us[:-1], batches.start_us[1:])[follows]
     return batches
 
 
 def _tracks(replica: Ints, start_us: Ints, end_us: Ints) -> Ints:
-    """The first track of its replica that is free when a row starts, for rows ordered by (replica, start)."""
+    """Return the first free track of its replica when a row starts, for rows ordered by (replica, start)."""
     track = np.zeros(replica.size, np.int64)
     overlaps = (replica[1:] == replica[:-1]) & (start_us[1:] < end_us[:-1] - 1)
     for busy in np.unique(replica[1:][overlaps]):
@@ -241,7 +239,7 @@ def _slices(batches: Batches, batches_per_slice: int) -> Slices:
 
 
 def _slices_within(room: int, batches: Batches, requests: Table) -> tuple[Slices, Ints, int]:
-    """The slices with fewest batches in each that, with their counters, are at most `room` events."""
+    """Return the slices with the fewest batches in each that, with their counters, are at most `room` events."""
     batches_per_slice = 1
     while True:
         slices = _slices(batches, batches_per_slice)
@@ -257,7 +255,7 @@ def _num_slice_events(slices: Slices, idles: Ints) -> int:
 
 
 def _idles(slices: Slices, batches: Batches, requests: Table) -> Ints:
-    """Slices at whose end no slice of their replica is under way and no request of it is unfinished."""
+    """Return slices at whose end their replica has no other slice under way and no unfinished request."""
     replica = batches.replica[slices.first]
     order = np.lexsort((slices.start_us, replica))
     # One axis of time for all replicas, one after another.
@@ -274,7 +272,7 @@ def _idles(slices: Slices, batches: Batches, requests: Table) -> Ints:
         axis = np.sort(requests["replica"][known] * horizon_us + times_us)
         return np.asarray(np.searchsorted(axis, until, side="right") - np.searchsorted(axis, zero_us))
 
-    # A finish and the end of its batch are one time that may have been rounded to two.
+    # A finish and the end of its batch may be the same time, rounded to two.
     return np.sort(idle[count("arrival_s", latest) <= count("finish_s", latest + 1)])
 
 
@@ -287,7 +285,7 @@ def _finished(requests: Table) -> ShownRequests:
 def _requests_within(
     room: int, everyone: ShownRequests, flows_of: Callable[[ShownRequests], Flows]
 ) -> tuple[ShownRequests, Flows]:
-    """The most requests, evenly spaced, that with their flows are at most `room` events."""
+    """Return as many requests, evenly spaced, as with their flows fit into `room` events."""
     num_all = everyone.request.size
     num_shown = num_all
     while True:
@@ -296,14 +294,14 @@ def _requests_within(
         num_events = _num_phases(shown)
         if num_events <= room:
             flows = flows_of(shown)
-            num_events += flows.what.size
+            num_events += flows.codes.size
             if num_events <= room:
                 return shown, flows
         num_shown = min(num_shown - 1, num_shown * room // num_events)
 
 
 def _is_shown(times_us: Ints) -> NDArray[np.bool_]:
-    """[n, 8] which of `REQUEST_PHASES` a request has: it may not have queued, or have ended with its first token."""
+    """Return [n, 8] whether a request has each of `REQUEST_PHASES`: some do not queue, or end with the first token."""
     queued, decoded = times_us[:, 1] > times_us[:, 0], times_us[:, 3] > times_us[:, 2]
     always = np.ones_like(queued)
     return np.stack([always, queued, queued, always, always, decoded, decoded, always], axis=1)
@@ -314,80 +312,90 @@ def _num_phases(requests: ShownRequests) -> int:
 
 
 def _phases(shown: ShownRequests) -> Points:
-    what = np.flatnonzero(_is_shown(shown.times_us))
-    return _in_order(shown.times_us[:, _PHASE_TIMES].ravel()[what], what)
+    codes = np.flatnonzero(_is_shown(shown.times_us))
+    return _in_order(shown.times_us[:, _PHASE_TIMES].ravel()[codes], codes)
 
 
-def _in_order(at_us: Ints, what: Ints) -> Points:
-    order = np.argsort(at_us, kind="stable")
-    return Points(at_us[order], what[order])
+def _in_order(time_us: Ints, codes: Ints) -> Points:
+    order = np.argsort(time_us, kind="stable")
+    return Points(time_us[order], codes[order])
 
 
 def _flows(shown: ShownRequests, requests: Table, steps: Table, batches: Batches, slices: Slices) -> Flows:
-    """The points of the requests' flows.
+    """Return the points of the requests' flows.
 
-    The batch that scheduled a request starts at that time, those of its first and last token end then; where several
-    do, the first of them is taken. A request that lives within one slice has no flow.
+    The batch that scheduled a request starts at that time, the batches of its first and last token end then; of
+    several, the first is taken. A request that lives within one slice has no flow.
     """
     replica = requests["replica"][shown.request]
-    prefills_at = requests.columns.get("prefill_replica", requests["replica"])[shown.request]
+    prefill_replica = requests.columns.get("prefill_replica", requests["replica"])[shown.request]
     slice_of = np.repeat(np.arange(slices.first.size), slices.num_batches)
     busy_us = np.append(0, np.cumsum(batches.end_us - batches.start_us))
     drawn_us = slices.start_us[slice_of] + (busy_us[:-1] - busy_us[slices.first[slice_of]])
-    has_prefill = np.flatnonzero(steps["prefill_tokens"][batches.rows] > 0)
-    anything = np.arange(batches.rows.size)
-    first_token = [
-        _batch_at(batches.end_us, has_prefill, shown.times_us[:, 2], batches.replica, at)
-        for at in (prefills_at, replica)
-    ]
-    which = [
-        _batch_at(batches.start_us, has_prefill, shown.times_us[:, 1], batches.replica, prefills_at),
-        np.where(first_token[0] >= 0, *first_token),
-        _batch_at(batches.end_us, anything, shown.times_us[:, 3], batches.replica, replica),
-    ]
-    batch = np.stack(which, axis=1)
+    prefills = np.flatnonzero(steps["prefill_tokens"][batches.rows] > 0)
+    everything = np.arange(batches.rows.size)
+    _, scheduled_us, first_token_us, finish_us = shown.times_us.T
+    on_prefill, on_decode = (
+        _batch_at(batches.end_us, prefills, first_token_us, batches.replica, number)
+        for number in (prefill_replica, replica)
+    )
+    batch = np.column_stack(
+        [
+            _batch_at(batches.start_us, prefills, scheduled_us, batches.replica, prefill_replica),
+            np.where(on_prefill >= 0, on_prefill, on_decode),
+            _batch_at(batches.end_us, everything, finish_us, batches.replica, replica),
+        ]
+    )
     points = np.append(slice_of, -1)[batch]
-    at_us = np.append(drawn_us, -1)[batch]
+    time_us = np.append(drawn_us, -1)[batch]
     # Where batches are merged, one of a later time may be drawn before that of another track.
-    in_order = (at_us[:, 0] <= at_us[:, 1]) & (at_us[:, 1] <= at_us[:, 2])
+    in_order = (time_us[:, 0] <= time_us[:, 1]) & (time_us[:, 1] <= time_us[:, 2])
     is_drawn = (batch >= 0).all(axis=1) & in_order & (points[:, 0] != points[:, 2])
     repeats = (points[:, 1] == points[:, 0]) | (points[:, 1] == points[:, 2])
     points[~is_drawn] = -1
     points[:, 1][repeats] = -1
-    what = np.flatnonzero(points.ravel() >= 0)
-    ordered = _in_order(at_us.ravel()[what], what)
-    return Flows(ordered.at_us, ordered.what, points.ravel()[ordered.what])
+    codes = np.flatnonzero(points.ravel() >= 0)
+    ordered = _in_order(time_us.ravel()[codes], codes)
+    return Flows(ordered.time_us, ordered.codes, points.ravel()[ordered.codes])
 
 
-def _batch_at(times_us: Ints, among: Ints, wanted_us: Ints, replica: Ints, wanted_replica: Ints) -> Ints:
-    """The batch whose time is the wanted one, but for rounding, on the wanted replica; -1: there is none."""
+def _batch_at(times_us: Ints, among: Ints, time_us: Ints, replica: Ints, request_replica: Ints) -> Ints:
+    """Return the batch of each request by its time, but for rounding, and its replica; -1 without one.
+
+    Args:
+        times_us: start or end of every batch.
+        among: batches to choose from.
+        time_us: time of each request.
+        replica: replica of every batch.
+        request_replica: replica of each request.
+    """
     if among.size == 0:
-        return np.full(wanted_us.size, -1, np.int64)
-    horizon_us = int(max(times_us.max(), wanted_us.max(initial=0))) + 4
+        return np.full(time_us.size, -1, np.int64)
+    # One axis of time for all replicas, one after another.
+    horizon_us = int(max(times_us.max(), time_us.max(initial=0))) + 4
     axis = replica[among] * horizon_us + times_us[among]
     among = among[np.argsort(axis, kind="stable")]
     axis = np.sort(axis)
-    wanted = wanted_replica * horizon_us + wanted_us
-    found = np.searchsorted(axis, wanted - 1)
-    exact = np.searchsorted(axis, wanted)
-    found = np.where(axis[np.minimum(exact, axis.size - 1)] == wanted, exact, found)
-    found = np.minimum(found, axis.size - 1)
-    return np.where(np.abs(axis[found] - wanted) <= 1, among[found], -1)
+    target = request_replica * horizon_us + time_us
+    exact = np.searchsorted(axis, target)
+    is_exact = axis[np.minimum(exact, axis.size - 1)] == target
+    nearest = np.minimum(np.where(is_exact, exact, np.searchsorted(axis, target - 1)), axis.size - 1)
+    return np.where(np.abs(axis[nearest] - target) <= 1, among[nearest], -1)
 
 
 def _lives(phases: Table | None, steps: Table, pids: Mapping[int, int], first_tid: int) -> tuple[Event, ...]:
-    """One thread a replica with a slice for each phase but `off`, in order of time, after the threads' names."""
+    """Return a thread for each replica with a slice for each phase but `off`, in order of time, after their names."""
     if phases is None:
         return ()
     end_us = int(_microseconds(steps["start_s"] + steps["duration_s"]).max())
     names: list[Event] = []
     slices: list[Event] = []
     for tid, (replica, pid) in enumerate(pids.items(), first_tid):
-        thread = {"pid": pid, "tid": tid}
-        names.append({"ph": "M", "name": "thread_name", **thread, "args": {"name": "phase"}})
-        mine = np.flatnonzero(phases["replica"] == replica)
-        starts_us = [*np.minimum(_microseconds(phases["time_s"][mine]), end_us).tolist(), end_us]
-        for kind, (begin, end) in zip(phases["phase"][mine].tolist(), itertools.pairwise(starts_us), strict=True):
+        names.append(thread_name(pid, tid, "phase"))
+        rows = np.flatnonzero(phases["replica"] == replica)
+        starts_us = [*np.minimum(_microseconds(phases["time_s"][rows]), end_us).tolist(), end_us]
+        for kind, (begin, end) in zip(phases["phase"][rows].tolist(), itertools.pairwise(starts_us), strict=True):
             if PHASES[kind] != "off" and end > begin:
-                slices.append({"ph": "X", "name": PHASES[kind], **thread, "ts": begin, "dur": end - begin})
+                span = {"pid": pid, "tid": tid, "ts": begin, "dur": end - begin}
+                slices.append({"ph": "X", "name": PHASES[kind], **span})
     return (*names, *sorted(slices, key=itemgetter("ts")))

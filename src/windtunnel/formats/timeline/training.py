@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import InputError
-from windtunnel.formats.timeline.file import Event, trace_head, write_events
+from windtunnel.formats.timeline.file import Event, process_names, thread_name, trace_head, write_events
 from windtunnel.formats.timeline.write import MAX_EVENTS
 from windtunnel.training.pipeline.actions import PAIRED
 from windtunnel.training.pipeline.schedules import Schedule
@@ -19,26 +19,26 @@ _COLOURS = ("thread_state_running", "thread_state_runnable", "thread_state_iowai
 def step_events(
     schedule: Schedule, starts: NDArray[np.float64], ends: NDArray[np.float64], communicated: NDArray[np.float64]
 ) -> Iterator[Event]:
-    """Events of one step. Times are whole microseconds; slices of one thread do not overlap.
+    """Yield the events of one step. Times are whole microseconds; slices of one thread do not overlap.
 
     Args:
-        schedule: what every device runs, in order.
-        starts: seconds, one for each action.
-        ends: likewise.
-        communicated: when each device's data-parallel communication is done.
+        schedule: actions of every device, in order.
+        starts: start of each action in seconds.
+        ends: end of each action in seconds.
+        communicated: end of each device's data-parallel communication in seconds.
     """
     starts_us, ends_us = np.rint(starts * 1e6).astype(np.int64), np.rint(ends * 1e6).astype(np.int64)
     for device in range(schedule.num_devices):
-        yield {"ph": "M", "name": "process_name", "pid": device, "args": {"name": f"pipeline device {device}"}}
-        yield {"ph": "M", "name": "process_sort_index", "pid": device, "args": {"sort_index": device}}
-        yield {"ph": "M", "name": "thread_name", "pid": device, "tid": 0, "args": {"name": "passes"}}
+        yield from process_names(device, f"pipeline device {device}")
+        yield thread_name(device, 0, "passes")
         first, last = int(schedule.offsets[device]), int(schedule.offsets[device + 1])
         for index in range(first, last):
             kind, chunk, microbatch = (int(value) for value in schedule.actions[index])
+            name = KINDS[kind % PAIRED]
             yield {
                 "ph": "X",
-                "name": f"{KINDS[kind % PAIRED]} {microbatch}",
-                "cat": KINDS[kind % PAIRED],
+                "name": f"{name} {microbatch}",
+                "cat": name,
                 "cname": _COLOURS[kind % PAIRED],
                 "pid": device,
                 "tid": 0,
@@ -48,15 +48,10 @@ def step_events(
             }
         end_us = int(np.rint(communicated[device] * 1e6))
         if last > first and end_us > ends_us[last - 1]:
-            yield {"ph": "M", "name": "thread_name", "pid": device, "tid": 1, "args": {"name": "gradients"}}
-            yield {
-                "ph": "X",
-                "name": "gradient reduction, exposed",
-                "pid": device,
-                "tid": 1,
-                "ts": int(ends_us[last - 1]),
-                "dur": end_us - int(ends_us[last - 1]),
-            }
+            yield thread_name(device, 1, "gradients")
+            start_us = int(ends_us[last - 1])
+            span = {"ts": start_us, "dur": end_us - start_us}
+            yield {"ph": "X", "name": "gradient reduction, exposed", "pid": device, "tid": 1, **span}
 
 
 def write_step_timeline(

@@ -2,6 +2,7 @@
 
 import heapq
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from operator import itemgetter
@@ -11,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.formats.timeline.file import trace_head, write_events
-from windtunnel.formats.timeline.plan import FLOW, REQUEST_PHASES, Detail, Event, Ints, Plan, plan_timeline
+from windtunnel.formats.timeline.file import Event, process_names, thread_name, trace_head, write_events
+from windtunnel.formats.timeline.plan import FLOW, REQUEST_PHASES, Detail, Ints, Plan, plan_timeline
 from windtunnel.metrics.records import Table
 
 MAX_EVENTS = 200_000
@@ -20,21 +21,21 @@ MAX_EVENTS = 200_000
 
 
 def timeline(requests: Table, steps: Table, max_events: int = MAX_EVENTS) -> Iterator[Event]:
-    """The events of a run in order of time, after the metadata that names processes and threads.
+    """Yield the events of a run in order of time, after the metadata that names processes and threads.
 
-    One process a replica; one thread for each batch that a replica has in flight at once; a slice (`X`) for each row of
-    the step table. Requests are async slices (`b`, `e`) with their phases inside, and flows (`s`, `t`, `f`) from
-    the batch that schedules a request to those of its first and last token. Counters (`C`) show KV blocks, requests
-    and tokens/s. Times are whole microseconds.
+    There is one process for each replica, one thread for each batch that a replica has in flight at once, and a slice
+    (`X`) for each row of the step table. Requests are async slices (`b`, `e`) with their phases inside, and flows (`s`,
+    `t`, `f`) from the batch that schedules a request to the batches of its first and last token. Counters (`C`) show KV
+    blocks, requests and tokens/s. Times are whole microseconds.
 
-    A run of more events is shown as follows. Successive batches of a thread are drawn as one slice, as many as it
-    takes to bring slices and counters under half of `max_events`, or under what requests leave of it; busy time is
-    conserved. Then as many whole requests as fit are shown, evenly spaced in the order of sending.
+    A longer run is reduced. Successive batches of a thread are drawn as one slice, as many as it takes to bring slices
+    and counters under half of `max_events`, or under the part that requests leave; busy time is conserved. Then as many
+    whole requests as fit are shown, evenly spaced in the order of sending.
 
     Args:
         requests: a request table (`REQUEST_COLUMNS`). Requests that have not finished are not shown.
         steps: a step table (`STEP_COLUMNS`).
-        max_events: no more than so many.
+        max_events: upper limit of the number of events.
 
     Raises:
         InputError: `max_events` is less than the threads of the run need.
@@ -50,20 +51,20 @@ def write_timeline(
     about: Mapping[str, str | float] | None = None,
     replica_phases: Table | None = None,
 ) -> Detail:
-    """Write the timeline of a run as JSON, compressed where `path` ends in `.gz`; returns what it shows.
+    """Write the timeline of a run as JSON, compressed where `path` ends in `.gz`; return how much it shows.
 
-    The file is written beside its place and moved there at the end. The same run gives the same bytes.
+    The file appears whole or not at all. The same run gives the same bytes.
 
     Args:
         path: `*.json` or `*.json.gz`; folders are made, and a file of that name is replaced.
         requests: a request table.
         steps: a step table.
         max_events: see `timeline`.
-        about: noted in the file's `otherData`, with what was left out.
-        replica_phases: where replicas come and go, when each began which phase (`metrics.fleet.PHASE_COLUMNS`).
+        about: notes for the file's `otherData`, beside those on what was left out.
+        replica_phases: starts of the phases of replicas that come and go (`metrics.fleet.PHASE_COLUMNS`).
 
     Raises:
-        InputError: the file cannot be written, or `max_events` is too few.
+        InputError: the file cannot be written, or `max_events` is too small.
     """
     plan = plan_timeline(requests, steps, max_events, replica_phases)
     notes = {**(about or {}), **asdict(plan.detail), "sampling": plan.detail.sampling}
@@ -73,7 +74,7 @@ def write_timeline(
 
 def _events(plan: Plan) -> Iterator[Event]:
     yield from _names(plan)
-    # Of events at one time the merge gives those of the first kind first: a flow must find the slice that it enters.
+    # The merge orders events at one time by kind: a flow must find the slice that it enters.
     lives = (event for event in plan.lives if event["ph"] == "X")
     kinds = (lives, _slice_events(plan), *_counter_events(plan), _phase_events(plan), _flow_events(plan))
     yield from heapq.merge(*kinds, key=itemgetter("ts"))
@@ -81,26 +82,23 @@ def _events(plan: Plan) -> Iterator[Event]:
 
 def _names(plan: Plan) -> Iterator[Event]:
     for replica, pid in plan.pids.items():
-        yield {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": f"replica {replica}"}}
-        yield {"ph": "M", "name": "process_sort_index", "pid": pid, "args": {"sort_index": pid}}
-    num_tracks: dict[int, int] = {}
-    for replica, _ in plan.tids:
-        num_tracks[replica] = num_tracks.get(replica, 0) + 1
+        yield from process_names(pid, f"replica {replica}")
+    num_tracks = Counter(replica for replica, _ in plan.tids)
     for (replica, track), tid in plan.tids.items():
         name = "batches" if num_tracks[replica] == 1 else f"batches in flight, {track + 1} of {num_tracks[replica]}"
-        thread = {"pid": plan.pids[replica], "tid": tid}
-        yield {"ph": "M", "name": "thread_name", **thread, "args": {"name": name}}
-        yield {"ph": "M", "name": "thread_sort_index", **thread, "args": {"sort_index": tid}}
+        yield thread_name(plan.pids[replica], tid, name)
+        sort = {"name": "thread_sort_index", "pid": plan.pids[replica], "tid": tid, "args": {"sort_index": tid}}
+        yield {"ph": "M", **sort}
     yield from (event for event in plan.lives if event["ph"] == "M")
 
 
 @dataclass(frozen=True, eq=False)
 class _Sums:
-    """Columns of the step table by slice."""
+    """Sums of the step table's columns by slice."""
 
     num_steps: Ints
     decode_tokens: Ints
-    """Of all steps together, as the two that follow."""
+    """Sum over all steps, as in the two following columns."""
     prefill_tokens: Ints
     num_prefills: Ints
 
@@ -148,19 +146,19 @@ def _slice_events(plan: Plan) -> Iterator[Event]:
 
 
 def _last_rows(plan: Plan) -> Ints:
-    """The row of the step table of each slice's last batch."""
+    """Return the row of the step table of each slice's last batch."""
     return np.asarray(plan.batches.rows[plan.slices.first + plan.slices.num_batches - 1])
 
 
 def _per_step(tokens: Ints, num_steps: Ints) -> list[float]:
-    """Mean per step: whole numbers, where all are."""
+    """Return the mean per step: as whole numbers where all are whole."""
     is_whole = not (tokens % num_steps).any()
     mean: list[float] = (tokens // num_steps if is_whole else np.round(tokens / num_steps, 2)).tolist()
     return mean
 
 
 def _composition(decodes: float, prefill_tokens: int, num_prefills: int, num_batches: int) -> str:
-    """`prefill 3 x 2,048 + decode 61`: prompts x tokens of each (~: their mean), requests decoded in a step."""
+    """Return a slice's name, `prefill 3 x 2,048 + decode 61`: prompts x tokens (~: their mean), decoding requests."""
     parts = []
     if prefill_tokens:
         each, rest = divmod(prefill_tokens, max(num_prefills, 1))
@@ -173,11 +171,11 @@ def _composition(decodes: float, prefill_tokens: int, num_prefills: int, num_bat
 
 
 def _counter_events(plan: Plan) -> tuple[Iterator[Event], ...]:
-    """One stream a counter: KV blocks in use, requests running and waiting, tokens/s of the batches under way."""
+    """Return a stream for each counter: KV blocks in use, requests running and waiting, tokens/s of running batches."""
     slices, batches, steps = plan.slices, plan.batches, plan.steps
     sums = _sums(plan)
     first = batches.rows[slices.first]
-    # Of a row's steps the last has taken all its blocks when it starts.
+    # The last of a row's steps has allocated all its blocks when it starts.
     used_us = slices.end_us - (slices.end_us - slices.start_us) // sums.num_steps
     requests = {"running": steps["num_running"][first], "waiting": steps["num_waiting"][first]}
     tokens_per_s = {"decode": _rate(plan, sums.decode_tokens), "prefill": _rate(plan, sums.prefill_tokens)}
@@ -189,40 +187,36 @@ def _counter_events(plan: Plan) -> tuple[Iterator[Event], ...]:
 
 
 def _rate(plan: Plan, tokens: Ints) -> Ints:
-    """Tokens a second of all slices of the replica that are under way when a slice starts."""
+    """Return tokens a second, at the start of each slice, of all slices of its replica that are then under way."""
     slices = plan.slices
-    own = np.rint(tokens * 1e6 / np.maximum(slices.end_us - slices.start_us, 1)).astype(np.int64)
+    rate = np.rint(tokens * 1e6 / np.maximum(slices.end_us - slices.start_us, 1)).astype(np.int64)
     replica = plan.batches.replica[slices.first]
-    is_start = np.repeat([False, True], own.size)
-    at_us = np.concatenate([slices.end_us, slices.start_us])
-    order = np.lexsort((is_start, at_us, np.tile(replica, 2)))
-    rate = np.empty(2 * own.size, np.int64)
-    rate[order] = np.cumsum(np.concatenate([-own, own])[order])
-    return rate[own.size :]
+    # At one time ends come before starts, but for slices without duration, which end after their own start.
+    priority = np.append(np.where(slices.end_us > slices.start_us, 0, 2), np.ones(rate.size))
+    time_us = np.concatenate([slices.end_us, slices.start_us])
+    order = np.lexsort((priority, time_us, np.tile(replica, 2)))
+    total = np.empty(2 * rate.size, np.int64)
+    total[order] = np.cumsum(np.concatenate([-rate, rate])[order])
+    return total[rate.size :]
 
 
-def _counter(plan: Plan, name: str, at_us: Ints, values: Mapping[str, NDArray[Any]]) -> Iterator[Event]:
-    """A counter's values by slice, and zeros where a replica begins to idle."""
+def _counter(plan: Plan, name: str, time_us: Ints, values: Mapping[str, NDArray[Any]]) -> Iterator[Event]:
+    """Yield a counter's values by slice, and zeros where a replica becomes idle."""
     replica = plan.batches.replica[plan.slices.first]
-    num_slices = at_us.size
-    at_us = np.append(at_us, plan.slices.last_end_us[plan.idles])
-    replica = np.append(replica, replica[plan.idles])
-    order = np.argsort(at_us, kind="stable").tolist()
-    at, of = at_us.tolist(), replica.tolist()
-    keys = tuple(values)
     rows = list(zip(*(column.tolist() for column in values.values()), strict=True))
-    zeros = (0,) * len(keys)
-    for i in order:
-        pid = plan.pids[of[i]]
-        args = dict(zip(keys, rows[i] if i < num_slices else zeros, strict=True))
-        yield {"ph": "C", "name": name, "pid": pid, "tid": plan.tids[of[i], 0], "ts": at[i], "args": args}
+    rows += [(0,) * len(values)] * plan.idles.size
+    times_us = np.append(time_us, plan.slices.last_end_us[plan.idles])
+    replicas = np.append(replica, replica[plan.idles]).tolist()
+    for i in np.argsort(times_us, kind="stable").tolist():
+        place = {"pid": plan.pids[replicas[i]], "tid": plan.tids[replicas[i], 0], "ts": int(times_us[i])}
+        yield {"ph": "C", "name": name, **place, "args": dict(zip(values, rows[i], strict=True))}
 
 
 def _phase_events(plan: Plan) -> Iterator[Event]:
     request = plan.shown.request.tolist()
     replica = plan.requests["replica"][plan.shown.request].tolist()
-    for at_us, what in zip(plan.phases.at_us.tolist(), plan.phases.what.tolist(), strict=True):
-        position, phase = divmod(what, len(REQUEST_PHASES))
+    for time_us, code in zip(plan.phases.time_us.tolist(), plan.phases.codes.tolist(), strict=True):
+        position, phase = divmod(code, len(REQUEST_PHASES))
         kind, name = REQUEST_PHASES[phase]
         number, home = request[position], replica[position]
         event = {
@@ -232,7 +226,7 @@ def _phase_events(plan: Plan) -> Iterator[Event]:
             "name": name,
             "pid": plan.pids[home],
             "tid": plan.tids.get((home, 0), plan.pids[home]),
-            "ts": at_us,
+            "ts": time_us,
         }
         if (kind, name) == REQUEST_PHASES[0]:
             event["args"] = _request_args(plan.requests, number)
@@ -254,16 +248,16 @@ def _flow_events(plan: Plan) -> Iterator[Event]:
     replica = plan.batches.replica[plan.slices.first].tolist()
     track = plan.batches.track[plan.slices.first].tolist()
     flows = plan.flows
-    for at_us, what, at in zip(flows.at_us.tolist(), flows.what.tolist(), flows.slices.tolist(), strict=True):
-        position, point = divmod(what, len(FLOW))
+    for time_us, code, i in zip(flows.time_us.tolist(), flows.codes.tolist(), flows.slices.tolist(), strict=True):
+        position, point = divmod(code, len(FLOW))
         event = {
             "ph": FLOW[point],
             "cat": "request",
             "id": hex(request[position]),
             "name": "request",
-            "pid": plan.pids[replica[at]],
-            "tid": plan.tids[replica[at], track[at]],
-            "ts": at_us,
+            "pid": plan.pids[replica[i]],
+            "tid": plan.tids[replica[i], track[i]],
+            "ts": time_us,
         }
         if FLOW[point] == "f":
             event["bp"] = "e"  # it ends in the slice around it, not in the next one
