@@ -17,7 +17,7 @@ import numpy as np
 
 from windtunnel.network.analytic.nccl import LAUNCH_S
 from windtunnel.network.collectives.all_to_all import all_to_all, all_to_all_by_rail
-from windtunnel.network.collectives.run import collective_seconds, flows_seconds, run_collective
+from windtunnel.network.collectives.run import CollectiveChoices, collective_seconds, flows_seconds, run_collective
 from windtunnel.network.settings import NetworkSettings
 from windtunnel.network.topology import GBPS, NodeRails, SpectrumX, build_fabric
 
@@ -26,6 +26,7 @@ NODES = {"H100": "dgx_h100", "H200": "hgx_h200", "B200": "hgx_b200", "A100": "dg
 NUM_TOKENS, HIDDEN, TOP_K, MOST_SERVERS, NUM_EXPERTS = 4096, 7168, 8, 4, 256
 ROW_BYTES = {"dispatch": HIDDEN + HIDDEN // 128 * 4, "combine": 2 * HIDDEN}
 FLOW = NetworkSettings(backend="flow", send_latency_s=0.0)
+RING = CollectiveChoices(algorithm="ring")
 
 
 def print_nccl() -> None:
@@ -37,7 +38,7 @@ def print_nccl() -> None:
                 continue
             fabric, size = build_fabric(NodeRails(node=node, num_servers=servers)), int(row["size_bytes"])
             if "Ring" in row["algo"]:
-                seconds = run_collective(fabric, row["collective"], size, ranks, algorithm="ring").seconds
+                seconds = run_collective(fabric, row["collective"], size, ranks, choices=RING).seconds
             else:
                 seconds = collective_seconds(fabric, row["collective"], size, ranks)
             name = (row["system"][:34], row["collective"], row["algo"][:14], size >= 2**20)

@@ -23,7 +23,7 @@ from windtunnel.formats.simai.analytical import run_simai_analytical
 from windtunnel.formats.simai.layers import read_layers
 from windtunnel.network.collectives.ring_classes import ring_seconds
 from windtunnel.network.collectives.rings import nccl_rings, ring, simai_rings
-from windtunnel.network.collectives.run import run_collective
+from windtunnel.network.collectives.run import CollectiveChoices, run_collective
 from windtunnel.network.fabric import Fabric
 from windtunnel.network.flow.run import run_flow_level
 from windtunnel.network.flows import Flows, together
@@ -36,6 +36,7 @@ from windtunnel.network.topology import GBPS, SpectrumX, build_fabric
 MIB = 2**20
 REFERENCE = Path(os.environ.get("WINDTUNNEL_REFERENCE") or Path(__file__).resolve().parents[2] / "shared" / "reference")
 FLOW = NetworkSettings(backend="flow")
+RING = CollectiveChoices(algorithm="ring")
 
 
 def a100(n: int) -> Fabric:
@@ -50,19 +51,19 @@ def all_reduce(n: int, size: int) -> Flows:
 
 
 def flow_128() -> str:
-    """All-reduce of 16 MiB on NCCL's rings, as `windtunnel collective` runs it; alike connections once."""
-    return f"{run_collective(a100(128), 'all_reduce', 16 * MIB, 128, 'flow', FLOW, 'ring').seconds * 1e6:.0f} us"
+    """All-reduce of 16 MiB on NCCL's rings, as `windtunnel collective` runs it; equivalent connections once."""
+    return f"{run_collective(a100(128), 'all_reduce', 16 * MIB, 128, 'flow', FLOW, RING).seconds * 1e6:.0f} us"
 
 
 def as_simai(backend: Backend) -> str:
-    seconds = run_collective(a100(128), "all_reduce", 16 * MIB, 128, backend, SIMAI_SETTINGS, "ring").seconds
+    seconds = run_collective(a100(128), "all_reduce", 16 * MIB, 128, backend, SIMAI_SETTINGS, RING).seconds
     return f"{seconds * 1e6:.0f} us"
 
 
 def flow_128_as_simai() -> str:
-    """The same on SimAI's rings, which hash every flow anew; alike connections once, and a check that none met."""
+    """The same on SimAI's rings, which hash every flow anew; equivalent connections once, and a check that none met."""
     return (
-        f"{run_collective(a100(128), 'all_reduce', 16 * MIB, 128, 'flow', SIMAI_SETTINGS, 'ring').seconds * 1e6:.0f} us"
+        f"{run_collective(a100(128), 'all_reduce', 16 * MIB, 128, 'flow', SIMAI_SETTINGS, RING).seconds * 1e6:.0f} us"
     )
 
 
@@ -115,7 +116,7 @@ def print_case(name: str) -> None:
 
 
 def rings_of_four(num_gpus: int) -> Flows:
-    """An all-reduce over each rail of each four servers, every one of another size: nothing is alike."""
+    """An all-reduce over each rail of each four servers, every one of another size: no two are equivalent."""
     rails = np.arange(num_gpus, dtype=np.int32).reshape(-1, 4, 8).transpose(0, 2, 1).reshape(-1, 4)
     rings = [simai_rings(np.ascontiguousarray(ranks), 4) for ranks in rails]
     return together([ring(each, 2**20 + 64 * number, 6) for number, each in enumerate(rings)])

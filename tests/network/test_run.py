@@ -16,6 +16,7 @@ from windtunnel.network.collectives.nvls import nvls
 from windtunnel.network.collectives.ring_classes import ring_seconds, together_seconds
 from windtunnel.network.collectives.rings import nccl_rings, ring, simai_rings
 from windtunnel.network.collectives.run import (
+    CollectiveChoices,
     collective_seconds,
     flows_seconds,
     full_between_switches,
@@ -25,7 +26,7 @@ from windtunnel.network.collectives.run import (
 )
 from windtunnel.network.fabric import NodeKind
 from windtunnel.network.flow.run import run_flow_level
-from windtunnel.network.flows import Flows, flows_of, together
+from windtunnel.network.flows import Flows, Steps, flows_of, together
 from windtunnel.network.paths import find_paths, wire_bytes
 from windtunnel.network.run import run_flows
 from windtunnel.network.settings import SIMAI_SETTINGS, NetworkSettings
@@ -295,7 +296,7 @@ def test_every_collective_runs_and_grows_with_its_size(op: str, backend: str) ->
 def test_algorithms_move_the_bytes_that_they_must(algorithm: str) -> None:
     op = "all_gather" if algorithm == "pat" else "all_reduce"
     fabric = build_fabric(NodeRails(node="dgx_h100"))
-    run = run_collective(fabric, op, 2**28, 8, "flow", algorithm=algorithm)
+    run = run_collective(fabric, op, 2**28, 8, "flow", choices=CollectiveChoices(algorithm))
     assert run.algorithm == algorithm
     # No algorithm beats the link, but for the switch that adds: then a byte goes up once and down once.
     assert run.bus_bytes_per_s < 450e9 * (2 if algorithm == "nvls" else 1)
@@ -355,7 +356,7 @@ def late_first() -> Flows:
         np.array([1, 1, 2, 2]),
         SIZE,
         parents=(np.array([0, 0, 0, 1, 2]), np.array([0, 1])),
-        step=np.array([0, 1, 1, 2]),
+        steps=Steps(np.array([0, 1, 1, 2])),
         connection=np.array([0, 1, 2, 2]),
         start_s=np.array([4 * ALONE_S, 0, 0, 0]),
     )

@@ -62,6 +62,11 @@ class Fabric:
         return len(self.link_a)
 
     @property
+    def directions(self) -> tuple[tuple[NDArray[np.int32], NDArray[np.int32]], ...]:
+        """Source and target of every link, (num_links,) each, in one direction and in the other."""
+        return (self.link_a, self.link_b), (self.link_b, self.link_a)
+
+    @property
     def num_servers(self) -> int:
         return int(self.server.max()) + 1
 

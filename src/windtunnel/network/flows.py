@@ -1,9 +1,9 @@
-"""Point-to-point flows: who sends how many bytes to whom, and after which other flows."""
+"""Point-to-point flows: sender, receiver, bytes, and the flows that must complete first."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from enum import IntEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,14 +27,14 @@ class Reduction(IntEnum):
 
     NONE = 0
     EVERY = 1
-    """Of n chunks of a channel all but the first: a reduce-scatter's."""
+    """All of a channel's n chunks but the first: a reduce-scatter's."""
     ALTERNATE = 2
-    """The same, but a rank changes its mind whenever one of its channels begins its next n: an all-reduce's."""
+    """The same, switched on and off whenever one of the rank's channels begins its next n: an all-reduce's."""
 
 
 @dataclass(frozen=True, eq=False)
 class Flows:
-    """Flows and what each waits for; all arrays but `parent` and `parent_ptr` are (num_flows,)."""
+    """Flows and their parents; all arrays but `parent` and `parent_ptr` are (num_flows,)."""
 
     source: Ids
     destination: Ids
@@ -46,29 +46,52 @@ class Flows:
     num_steps: int
     hop: NDArray[np.int8]
     connection: Ids
-    """Flows with the same number travel through the same connection, hence on the same path."""
+    """Flows with the same number use the same connection, hence the same path."""
     group: Ids
-    """Which collective of several a flow belongs to."""
+    """Number of the flow's collective, where several run at once."""
     parent_ptr: NDArray[np.int64]
     """(num_flows + 1,) where each flow's parents start in `parent`."""
     parent: Ids
-    """Flows that must complete before."""
+    """Flows that must complete first."""
     start_s: NDArray[np.float64]
     """Earliest start."""
     delay_s: NDArray[np.float64]
     """Between the completion of the last parent and the first byte."""
     reduction: NDArray[np.int8]
-    """`Reduction`: what SimAI's sender does first."""
+    """`Reduction` that SimAI's sender does first."""
 
     def __len__(self) -> int:
         return len(self.source)
 
-    @property
-    def total_bytes(self) -> int:
-        return int(self.size_bytes.sum())
-
     def parents_of(self, flow: int) -> Ids:
+        """Return the flows that must complete before `flow`."""
         return self.parent[self.parent_ptr[flow] : self.parent_ptr[flow + 1]]
+
+
+class Parents(NamedTuple):
+    """The flows that each flow waits for: flow f's are `parent[pointer[f] : pointer[f + 1]]`."""
+
+    pointer: NDArray[np.integer]
+    parent: NDArray[np.integer]
+
+
+class Steps(NamedTuple):
+    """Positions of flows in their channel's sequence of chunks, and the length of that sequence."""
+
+    of_flow: NDArray[np.integer] | int = 0
+    num_steps: int = 1
+
+
+def parents_from(parent: NDArray[np.integer]) -> Parents:
+    """Return the parents given as one row for each flow, (num_flows,) or (num_flows, most_parents); -1 is none."""
+    rows = parent.reshape(len(parent), -1)
+    is_parent = rows >= 0
+    return Parents(np.concatenate([[0], np.cumsum(is_parent.sum(axis=1))]), rows[is_parent])
+
+
+def steps_of(num_steps: int, flows_per_step: int) -> Steps:
+    """Return the steps of flows that are numbered step by step."""
+    return Steps(np.repeat(np.arange(num_steps), flows_per_step), num_steps)
 
 
 def flows_of(
@@ -76,60 +99,68 @@ def flows_of(
     destination: NDArray[np.integer],
     size_bytes: NDArray[np.integer] | int,
     *,
-    parents: tuple[NDArray[np.int64], NDArray[np.integer]] | None = None,
-    channel: NDArray[np.integer] | int = 0,
-    step: NDArray[np.integer] | int = 0,
-    num_steps: int = 1,
+    parents: tuple[NDArray[np.integer], NDArray[np.integer]] | None = None,
+    steps: Steps | None = None,
     hop: NDArray[np.integer] | int = Hop.RING,
     connection: NDArray[np.integer] | int = 0,
-    group: int = 0,
     start_s: NDArray[np.float64] | float = 0.0,
-    delay_s: NDArray[np.float64] | float = 0.0,
-    reduction: Reduction = Reduction.NONE,
 ) -> Flows:
-    """`Flows` from arrays and scalars; `parents` is `(parent_ptr, parent)`, none where it is left out."""
+    """Make flows from the columns of `Flows`: one collective, on channel 0, without delays and reductions.
+
+    A scalar fills its column. Without `parents` no flow waits; without `steps` all belong to one step.
+    """
     n = len(source)
-
-    def full(values: Any, kind: type) -> NDArray[Any]:
-        return np.ascontiguousarray(np.broadcast_to(np.asarray(values, kind), n))
-
-    ptr, parent = parents if parents is not None else (np.zeros(n + 1, np.int64), np.zeros(0, np.int32))
+    steps = steps or Steps()
+    pointer, parent = parents if parents is not None else (np.zeros(n + 1), np.zeros(0))
     return Flows(
         source=np.ascontiguousarray(source, np.int32),
         destination=np.ascontiguousarray(destination, np.int32),
-        size_bytes=full(size_bytes, np.int64),
-        channel=full(channel, np.int32),
-        step=full(step, np.int32),
-        num_steps=num_steps,
-        hop=full(hop, np.int8),
-        connection=full(connection, np.int32),
-        group=full(group, np.int32),
-        parent_ptr=np.ascontiguousarray(ptr, np.int64),
+        size_bytes=_column(n, size_bytes, np.int64),
+        channel=np.zeros(n, np.int32),
+        step=_column(n, steps.of_flow, np.int32),
+        num_steps=steps.num_steps,
+        hop=_column(n, hop, np.int8),
+        connection=_column(n, connection, np.int32),
+        group=np.zeros(n, np.int32),
+        parent_ptr=np.ascontiguousarray(pointer, np.int64),
         parent=np.ascontiguousarray(parent, np.int32),
-        start_s=full(start_s, np.float64),
-        delay_s=full(delay_s, np.float64),
-        reduction=full(reduction, np.int8),
+        start_s=_column(n, start_s, np.float64),
+        delay_s=np.zeros(n),
+        reduction=np.zeros(n, np.int8),
     )
 
 
+def with_columns(
+    flows: Flows,
+    *,
+    channel: NDArray[np.integer] | None = None,
+    group: NDArray[np.integer] | int | None = None,
+    delay_s: NDArray[np.float64] | float | None = None,
+    reduction: Reduction | None = None,
+) -> Flows:
+    """Return the same flows with other values in the columns that are given; a scalar fills its column."""
+    given = {"channel": channel, "group": group, "delay_s": delay_s, "reduction": reduction}
+    columns: dict[str, Any] = {
+        name: _column(len(flows), values, getattr(flows, name).dtype)
+        for name, values in given.items()
+        if values is not None
+    }
+    return replace(flows, **columns)
+
+
+def _column(num_flows: int, values: Any, kind: Any) -> NDArray[Any]:
+    return np.ascontiguousarray(np.broadcast_to(np.asarray(values, kind), num_flows))
+
+
 def together(tables: Sequence[Flows]) -> Flows:
-    """Several collectives that run at the same time, numbered in order as `group`."""
+    """Join the flows of several collectives that run at the same time, numbered in order as `group`."""
     offsets = np.cumsum([0, *(len(table) for table in tables)])
     edges = np.cumsum([0, *(len(table.parent) for table in tables)])
+    joined = {"num_steps", "group", "parent_ptr", "parent"}
     columns = {
-        name: np.concatenate([getattr(table, name) for table in tables])
-        for name in (
-            "source",
-            "destination",
-            "size_bytes",
-            "channel",
-            "step",
-            "hop",
-            "connection",
-            "start_s",
-            "delay_s",
-            "reduction",
-        )
+        field.name: np.concatenate([getattr(table, field.name) for table in tables])
+        for field in fields(Flows)
+        if field.name not in joined
     }
     return Flows(
         **columns,
@@ -141,14 +172,4 @@ def together(tables: Sequence[Flows]) -> Flows:
         parent=np.concatenate(
             [table.parent + np.int32(offset) for table, offset in zip(tables, offsets, strict=False)]
         ).astype(np.int32),
-    )
-
-
-def with_times(flows: Flows, start_s: float = 0.0, delay_s: float | NDArray[np.float64] = 0.0) -> Flows:
-    """The same flows with another earliest start and delay."""
-    n = len(flows)
-    return replace(
-        flows,
-        start_s=np.full(n, start_s),
-        delay_s=np.ascontiguousarray(np.broadcast_to(np.asarray(delay_s, np.float64), n)),
     )

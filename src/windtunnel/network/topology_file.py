@@ -196,19 +196,16 @@ def _link_numbers(words: tuple[str, str, str], where: str) -> tuple[float, float
 
 
 def _tiers(fabric: Fabric) -> NDArray[np.int8]:
-    """0 for GPUs and scale-up switches; of another switch, its distance from the nearest GPU."""
+    """Return 0 for GPUs and scale-up switches; for another switch its distance from the nearest GPU."""
     far = np.int8(100)
     tier = np.where(fabric.kind == NodeKind.SWITCH, far, 0).astype(np.int8)
     gpu = fabric.kind == NodeKind.GPU
-    for one, other in ((fabric.link_a, fabric.link_b), (fabric.link_b, fabric.link_a)):
-        above = other[gpu[one]]
+    for source, target in fabric.directions:
+        above = target[gpu[source]]
         tier[above[tier[above] == far]] = 1
     step = 1
     while (tier == far).any():
-        reached = [
-            other[(tier[one] == step) & (tier[other] == far)]
-            for one, other in ((fabric.link_a, fabric.link_b), (fabric.link_b, fabric.link_a))
-        ]
+        reached = [target[(tier[source] == step) & (tier[target] == far)] for source, target in fabric.directions]
         if not any(len(nodes) for nodes in reached):
             break
         step += 1
@@ -220,7 +217,7 @@ def _tiers(fabric: Fabric) -> NDArray[np.int8]:
 def _servers(fabric: Fabric) -> NDArray[np.int32]:
     server = np.full(fabric.num_nodes, -1, np.int32)
     server[: fabric.num_gpus] = np.arange(fabric.num_gpus) // fabric.gpus_per_server
-    for one, other in ((fabric.link_a, fabric.link_b), (fabric.link_b, fabric.link_a)):
-        up = (fabric.kind[one] == NodeKind.GPU) & (fabric.kind[other] == NodeKind.SCALE_UP_SWITCH)
-        server[other[up]] = server[one[up]]
+    for source, target in fabric.directions:
+        up = (fabric.kind[source] == NodeKind.GPU) & (fabric.kind[target] == NodeKind.SCALE_UP_SWITCH)
+        server[target[up]] = server[source[up]]
     return server

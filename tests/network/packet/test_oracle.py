@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from oracles.packet import PacketReference
 from windtunnel.network.fabric import Fabric
-from windtunnel.network.flows import Reduction, flows_of
+from windtunnel.network.flows import Reduction, flows_of, with_columns
 from windtunnel.network.packet.runner import run_tables
 from windtunnel.network.packet.tables import PacketTables, tables_of
 from windtunnel.network.packet_settings import EcnThreshold, PacketSettings
@@ -41,10 +41,9 @@ def cases(draw: st.DrawFn) -> PacketTables:
         parents=(np.cumsum([0, *map(len, parents)]), np.array([p for ps in parents for p in ps], np.int32)),
         connection=rng.integers(0, 3, n),
         start_s=rng.integers(0, 5, n) * 1e-6,
-        delay_s=rng.integers(0, 3, n) * 1e-6,
-        channel=rng.integers(0, 2, n),
-        reduction=draw(st.sampled_from(Reduction)),
     )
+    delay_s, channel = rng.integers(0, 3, n) * 1e-6, rng.integers(0, 2, n)
+    flows = with_columns(flows, delay_s=delay_s, channel=channel, reduction=draw(st.sampled_from(Reduction)))
     thresholds = tuple(
         EcnThreshold(bytes_per_s=rate * GBPS, min_bytes=2_000, max_bytes=12_000, max_probability=0.5)
         for rate in (100, 400)

@@ -6,7 +6,7 @@ import pytest
 
 from windtunnel.network.collectives.all_to_all import all_to_all
 from windtunnel.network.collectives.rings import ring, simai_rings
-from windtunnel.network.flows import Flows, flows_of, together
+from windtunnel.network.flows import Flows, flows_of, together, with_columns
 from windtunnel.network.packet.parts import run_in_parts, split
 from windtunnel.network.packet.runner import PacketOutcome, run_tables
 from windtunnel.network.packet.tables import PacketTables, tables_of
@@ -76,7 +76,8 @@ def test_a_ring_through_all_servers_is_one_part() -> None:
 def incast(group: int) -> Flows:
     """Seven GPUs of a leaf send to the eighth."""
     sources = np.arange(8 * group, 8 * group + 7)
-    return flows_of(sources, np.full(7, 8 * group + 7), 300_000, connection=np.arange(7), group=group)
+    flows = flows_of(sources, np.full(7, 8 * group + 7), 300_000, connection=np.arange(7))
+    return with_columns(flows, group=group)
 
 
 @pytest.mark.parametrize(("buffer_bytes", "events_fraction"), [(64 * MIB, 0.51), (3 * MIB, 1.0)])

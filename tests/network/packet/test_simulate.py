@@ -13,7 +13,7 @@ from windtunnel.network.collectives.nvls import nvls
 from windtunnel.network.collectives.rings import ring, simai_rings
 from windtunnel.network.collectives.run import groups_seconds
 from windtunnel.network.fabric import Fabric, NodeKind
-from windtunnel.network.flows import Flows, flows_of, together
+from windtunnel.network.flows import Flows, flows_of, together, with_columns
 from windtunnel.network.packet.simulate import PacketTimes, simulate_packets
 from windtunnel.network.packet_settings import SIMAI_PACKETS, EcnThreshold, PacketSettings
 from windtunnel.network.paths import find_paths
@@ -89,9 +89,8 @@ def test_children_start_when_their_parents_have_arrived() -> None:
         10_000,
         parents=(np.array([0, 0, 1]), np.array([0])),
         connection=np.arange(2),
-        delay_s=5e-6,
     )
-    times = run(star(3), chain)
+    times = run(star(3), with_columns(chain, delay_s=5e-6))
     assert times.begin_s[1] == pytest.approx(times.finish_s[0] + 5e-6, abs=1e-12)
 
 

@@ -105,25 +105,21 @@ def _run(
 ) -> "CollectiveRun":
     """Run a collective whose ranks all have the same share of `--size`."""
     from windtunnel.network.analytic.nccl import LAUNCH_S
-    from windtunnel.network.collectives.run import run_collective
+    from windtunnel.network.collectives.run import CollectiveChoices, run_collective
 
     assert options.op is not None
     assert options.size is not None
     is_analytic = settings.backend == "analytic"
     if options.cuda_graph and not is_analytic:
         raise InputError("--cuda-graph leaves out the host's launch, which only the analytic backend has")
-    return run_collective(
-        fabric,
-        options.op.lower(),
-        _whole_bytes(options.size),
-        ranks,
-        settings.backend,
-        settings,
-        options.algorithm or "auto",
-        options.pxn,
-        LAUNCH_S if is_analytic and not options.cuda_graph else 0.0,
-        options.protocol or "auto",
+    choices = CollectiveChoices(
+        algorithm=options.algorithm or "auto",
+        protocol=options.protocol or "auto",
+        pxn=options.pxn,
+        launch_s=LAUNCH_S if is_analytic and not options.cuda_graph else 0.0,
     )
+    op, size_bytes = options.op.lower(), _whole_bytes(options.size)
+    return run_collective(fabric, op, size_bytes, ranks, settings.backend, settings, choices)
 
 
 def _run_traffic(

@@ -1,8 +1,8 @@
-"""Rings that hash every flow anew, with their repetitions taken out: exact where the links between switches never fill.
+"""Rings that hash every flow anew, by equivalence classes: exact where the links between switches never fill.
 
-SimAI's flows take another path in every step, so that no two connections cross the same links throughout. But what
-never fills changes nothing: the allocation is that of the other links. So connections are sorted into classes by these
-alone, one of each is run, and then it is checked that no link between switches ever was asked for more than it carries.
+SimAI's flows take another path in every step, so that no two connections cross the same links throughout. But a link
+that never fills changes nothing: the other links decide the allocation. So classes are formed by these alone, one
+connection of each is run, and then a check makes sure that no link between switches ever had more load than it carries.
 """
 
 import numpy as np
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from windtunnel.network.collectives.ring_classes import Classes, ring_classes, ring_connections, run_classes
 from windtunnel.network.collectives.rings import Rings
 from windtunnel.network.fabric import Fabric, NodeKind
-from windtunnel.network.flows import Flows, flows_of
+from windtunnel.network.flows import Flows, flows_of, steps_of, with_columns
 from windtunnel.network.paths import FlowTimes, Paths, data_bytes_per_s, find_paths, tail_seconds
 from windtunnel.network.settings import NetworkSettings
 
@@ -19,9 +19,9 @@ from windtunnel.network.settings import NetworkSettings
 def hashed_ring_seconds(
     fabric: Fabric, rings: Rings, chunk_bytes: int, num_steps: int, settings: NetworkSettings
 ) -> float | None:
-    """When the last step of a ring collective has completed, as `run_flow_level` has it for all of its flows.
+    """Return when the last step of a ring collective is complete, equal to `run_flow_level` for all of its flows.
 
-    None where a link between switches fills, paths are of several lengths or few connections are alike.
+    None where a link between switches fills, paths have several lengths or few connections are equivalent.
 
     Raises:
         InputError: ranks are not connected.
@@ -37,7 +37,7 @@ def hashed_ring_seconds(
 
 
 def between_switches(fabric: Fabric) -> NDArray[np.bool_]:
-    """(2 x num_links,) the directed links from switch to switch, where hashes choose."""
+    """Return (2 x num_links,) whether a directed link goes from switch to switch, where hashes choose."""
     is_switch = fabric.kind == NodeKind.SWITCH
     return np.repeat(is_switch[fabric.link_a] & is_switch[fabric.link_b], 2)
 
@@ -52,7 +52,7 @@ def _is_apart(
     settings: NetworkSettings,
     between: NDArray[np.bool_],
 ) -> bool:
-    """Whether the flows that leave their switch, each on its own path, would never have filled a link there."""
+    """Whether flows between switches, each on its own path, have one length and never fill a link there."""
     crosses = np.logical_or.reduceat(between[classes.paths.link], classes.paths.pointer[:-1])
     leaving = np.flatnonzero(crosses[classes.of_connection])
     if len(leaving) == 0:
@@ -63,22 +63,21 @@ def _is_apart(
     row += np.tile(classes.of_connection[leaving], num_steps)
     packet_bytes = np.full(len(classes.before), float(min(chunk_bytes, settings.payload_bytes)))
     expected = tail_seconds(fabric, settings, classes.paths, packet_bytes)[classes.of_connection[leaving]]
-    found = tail_seconds(fabric, settings, paths, np.full(len(flows), packet_bytes[0]))
-    if not np.allclose(found.reshape(num_steps, -1), expected, rtol=1e-12, atol=0):
+    tails_s = tail_seconds(fabric, settings, paths, np.full(len(flows), packet_bytes[0]))
+    if not np.allclose(tails_s.reshape(num_steps, -1), expected, rtol=1e-12, atol=0):
         return False
     return not _fills(fabric, settings, paths, times.begin_s[row], times.sent_s[row], between)
 
 
 def _every_step(connections: Flows, chosen: NDArray[np.int64], chunk_bytes: int, num_steps: int) -> Flows:
-    """The flows of some connections in every step."""
+    """Return the flows of the `chosen` connections in every step."""
     source, destination, channel = (
         np.tile(column[chosen], num_steps)
         for column in (connections.source, connections.destination, connections.channel)
     )
-    step = np.repeat(np.arange(num_steps), len(chosen))
-    return flows_of(
-        source, destination, chunk_bytes, channel=channel, connection=channel, step=step, num_steps=num_steps
-    )
+    steps = steps_of(num_steps, len(chosen))
+    flows = flows_of(source, destination, chunk_bytes, connection=channel, steps=steps)
+    return with_columns(flows, channel=channel)
 
 
 def _fills(
@@ -89,22 +88,22 @@ def _fills(
     sent_s: NDArray[np.float64],
     between: NDArray[np.bool_],
 ) -> bool:
-    """Whether flows that send at the same time ever want more of a link between switches than it carries."""
+    """Whether flows that send at the same time ever load a link between switches with more than it carries."""
     rate = np.repeat(data_bytes_per_s(fabric, settings), 2)
     count = np.diff(paths.pointer)
-    most = np.rint(np.minimum.reduceat(rate[paths.link], paths.pointer[:-1])).astype(np.int64)
+    limit = np.rint(np.minimum.reduceat(rate[paths.link], paths.pointer[:-1])).astype(np.int64)
     # Every flow has a path of its own, for it has a port of its own.
     flow_of_path = np.empty(len(count), np.int64)
     flow_of_path[paths.of_flow] = np.arange(len(count))
     kept = between[paths.link]
-    links, flow, wanted = (
-        each[kept] for each in (paths.link.astype(np.int64), np.repeat(flow_of_path, count), np.repeat(most, count))
+    links, flow, rates = (
+        each[kept] for each in (paths.link.astype(np.int64), np.repeat(flow_of_path, count), np.repeat(limit, count))
     )
-    # One key to sort by: the link, then the moment, at which flows end before others begin.
+    # One key to sort by: the link, then the moment; at one moment, flows end before others begin.
     tick_s = max(1e-12, float(sent_s.max()) / 2**40)
     moments = np.rint(np.concatenate([sent_s[flow], begin_s[flow]]) / tick_s).astype(np.int64)
     moments = 2 * moments + np.repeat([0, 1], len(flow))
     links = np.concatenate([links, links])
     order = np.argsort(links * (moments.max() + 1) + moments)
-    load = np.cumsum(np.concatenate([-wanted, wanted])[order])
+    load = np.cumsum(np.concatenate([-rates, rates])[order])
     return bool((load > rate[links[order]] * (1 + 1e-9) + 1).any())

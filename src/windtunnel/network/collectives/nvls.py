@@ -1,13 +1,13 @@
-"""NVLink SHARP (NVLS) as flows: reduced and multicast inside the NVSwitch."""
+"""NVLink SHARP (NVLS) as flows: the NVSwitch reduces and multicasts."""
 
 import numpy as np
 
 from windtunnel.errors import InputError
-from windtunnel.network.flows import Flows, Hop, Ids, flows_of
+from windtunnel.network.flows import Flows, Hop, Ids, flows_of, steps_of
 
 
 def nvls(ranks: Ids, switch: int, size_bytes: int, num_chunks: int = 4) -> Flows:
-    """An all-reduce in the NVSwitch: every GPU sends its chunk up, the switch adds them and sends the sum to all.
+    """Lay out an all-reduce in the NVSwitch: every GPU sends its chunk up, the switch sends the sum to all.
 
     A chunk follows the one before on the same pair.
     """
@@ -32,7 +32,6 @@ def nvls(ranks: Ids, switch: int, size_bytes: int, num_chunks: int = 4) -> Flows
         np.tile(np.concatenate([up, gpus]), num_chunks),
         each,
         parents=(np.array(ptr), np.array(parents)),
-        step=np.repeat(np.arange(num_chunks), 2 * n),
-        num_steps=num_chunks,
+        steps=steps_of(num_chunks, 2 * n),
         hop=Hop.NVLS,
     )

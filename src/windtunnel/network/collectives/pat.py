@@ -3,11 +3,11 @@
 import numpy as np
 
 from windtunnel.errors import InputError
-from windtunnel.network.flows import Flows, Hop, Ids, flows_of
+from windtunnel.network.flows import Flows, Hop, Ids, flows_of, parents_from, steps_of
 
 
 def pat(ranks: Ids, chunk_bytes: int) -> Flows:
-    """An all-gather in log2(n) rounds: in round k a rank sends the 2^k chunks that it has to the rank 2^k after it.
+    """Lay out an all-gather in log2(n) rounds: in round k a rank sends its 2^k chunks to the rank 2^k after it.
 
     Source: Jeaugey, "PAT: a new algorithm for all-gather and reduce-scatter operations at scale", 2025; Bruck et al.,
     1997. A reduce-scatter runs the same flows backwards, in the same time.
@@ -20,14 +20,12 @@ def pat(ranks: Ids, chunk_bytes: int) -> Flows:
     rank = np.arange(n)
     parent = (k - 1) * n + (rank - 2 ** np.maximum(k - 1, 0)) % n
     parent[0] = -1
-    parent = parent.ravel()
     sizes = np.minimum(2**k, n - 2**k) * chunk_bytes
     return flows_of(
         np.tile(ranks, rounds),
         np.asarray(ranks)[((rank + 2**k) % n).ravel()],
         np.broadcast_to(sizes, (rounds, n)).ravel(),
-        parents=(np.concatenate([[0], np.cumsum(parent >= 0)]), parent[parent >= 0]),
-        step=np.repeat(np.arange(rounds), n),
-        num_steps=rounds,
+        parents=parents_from(parent.ravel()),
+        steps=steps_of(rounds, n),
         hop=Hop.PAT,
     )

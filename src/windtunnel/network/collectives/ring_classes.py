@@ -1,9 +1,9 @@
-"""Collectives with their repetitions taken out: connections that must behave alike are simulated once.
+"""Collectives by equivalence classes: one connection of each class is simulated.
 
-Two connections are alike if they cross like links, share them with as many of each kind of connection, and (in a ring)
-follow alike connections. Such a partition is equitable, so rates and times are equal inside a class (colour refinement:
-Grohe, Kersting, Mladenov and Selman, "Dimension reduction via colour refinement", 2014). A ring's steps repeat too:
-once a round of steps takes as long as the round before, the steps to come take that long again.
+Two connections are equivalent if they cross equal links, share them with as many connections of each class, and (in a
+ring) follow equivalent connections. Such a partition is equitable, so rates and times are equal inside a class (colour
+refinement: Grohe, Kersting, Mladenov and Selman, "Dimension reduction via colour refinement", 2014). A ring's steps
+repeat too: once a round of steps takes as long as the round before, all later rounds take that long.
 """
 
 from collections.abc import Callable
@@ -16,16 +16,16 @@ from windtunnel.errors import InputError
 from windtunnel.network.collectives.rings import Rings
 from windtunnel.network.fabric import Fabric
 from windtunnel.network.flow.run import run_flow_level
-from windtunnel.network.flows import Flows, flows_of
+from windtunnel.network.flows import Flows, flows_of, steps_of, with_columns
 from windtunnel.network.paths import FlowTimes, Paths, find_paths
 from windtunnel.network.settings import NetworkSettings
 
 Labels = NDArray[np.int64]
 
 MOST_FLOWS = 20_000_000
-"""Simulated at most; they take 3 GB."""
+"""Most flows to simulate; they take 3 GB."""
 ALL_FLOWS = 2_000_000
-"""Up to so many, every step is simulated."""
+"""Up to this many, every step is simulated."""
 STEADY_FRACTION = 0.002
 """Beyond, rounds that differ by less count as equal. 16,384 ranks: 0.2 % from the time of all steps."""
 _HASH = np.uint64(0x9E3779B97F4A7C15)
@@ -39,20 +39,20 @@ class Classes:
     source: NDArray[np.int32]
     destination: NDArray[np.int32]
     before: Labels
-    """The class that each follows; itself where connections follow nothing."""
+    """The class before each; the class itself where connections follow nothing."""
     of_connection: Labels
     """The class of every connection."""
     paths: Paths
-    """What a connection crosses."""
+    """Links that one connection of each class crosses."""
     loads: Paths
-    """The same by class of link, with how many connections of the class each such link carries."""
+    """Links by class, with the number of the class's connections on each such link."""
 
 
 def ring_seconds(fabric: Fabric, rings: Rings, chunk_bytes: int, num_steps: int, settings: NetworkSettings) -> float:
-    """When the last step of a ring collective has completed, at flow level.
+    """Return when the last step of a ring collective is complete, at flow level.
 
     Raises:
-        InputError: so few connections are alike that too many flows would be simulated.
+        InputError: so few connections are equivalent that too many flows would be simulated.
     """
     classes = ring_classes(fabric, rings, settings)
     num_classes, period = len(classes.before), _longest_cycle(classes.before)
@@ -63,7 +63,7 @@ def ring_seconds(fabric: Fabric, rings: Rings, chunk_bytes: int, num_steps: int,
         if simulated * num_classes > MOST_FLOWS:
             raise InputError(
                 f"{num_classes} connections of the ring differ, which makes {simulated * num_classes} flows",
-                "routing: spray makes them alike; the analytic backend needs no flows",
+                "routing: spray makes them equivalent; the analytic backend needs no flows",
             )
         ends = _step_ends(fabric, classes, chunk_bytes, simulated, settings)
         if simulated == num_steps:
@@ -79,7 +79,7 @@ def ring_seconds(fabric: Fabric, rings: Rings, chunk_bytes: int, num_steps: int,
 def _step_ends(
     fabric: Fabric, classes: Classes, chunk_bytes: int, num_steps: int, settings: NetworkSettings
 ) -> NDArray[np.float64]:
-    """(num_steps,) when the last flow of each step has completed."""
+    """Return (num_steps,) when the last flow of each step is complete."""
     times = run_classes(fabric, classes, chunk_bytes, num_steps, settings)
     return np.asarray(times.finish_s.reshape(num_steps, -1).max(axis=1))
 
@@ -87,14 +87,14 @@ def _step_ends(
 def run_classes(
     fabric: Fabric, classes: Classes, chunk_bytes: int, num_steps: int, settings: NetworkSettings
 ) -> FlowTimes:
-    """`num_steps` flows of one connection of each class, step by step."""
+    """Time `num_steps` flows of one connection of each class, step by step."""
     path_of_flow = np.tile(classes.paths.of_flow, num_steps)
     paths, loads = (replace(each, of_flow=path_of_flow) for each in (classes.paths, classes.loads))
     return run_flow_level(fabric, _class_flows(classes, chunk_bytes, num_steps), settings, paths, loads)
 
 
 def together_seconds(fabric: Fabric, flows: Flows, settings: NetworkSettings) -> float:
-    """When the last of flows that wait for nothing has completed, at flow level.
+    """Return when the last of flows that wait for nothing is complete, at flow level.
 
     Raises:
         InputError: ends are not connected.
@@ -104,24 +104,26 @@ def together_seconds(fabric: Fabric, flows: Flows, settings: NetworkSettings) ->
     label, link_label = _stable(crossing, label.astype(np.int64), lambda labels: labels)
     chosen = np.unique(label, return_index=True)[1]
     classes = _representatives(flows, label, chosen, np.arange(len(chosen)), crossing, link_label)
-    some = flows_of(
+    representatives = flows_of(
         flows.source[chosen],
         flows.destination[chosen],
         flows.size_bytes[chosen],
         connection=np.arange(len(chosen)),
         start_s=flows.start_s[chosen],
-        delay_s=flows.delay_s[chosen],
     )
-    return run_flow_level(fabric, some, settings, classes.paths, classes.loads).total_s
+    representatives = with_columns(representatives, delay_s=flows.delay_s[chosen])
+    return run_flow_level(fabric, representatives, settings, classes.paths, classes.loads).total_s
 
 
 def ring_classes(
     fabric: Fabric, rings: Rings, settings: NetworkSettings, never_full: NDArray[np.bool_] | None = None
 ) -> Classes:
-    """The classes of a ring's connections.
+    """Return the equivalence classes of a ring's connections.
 
     Args:
-        fabric: where they are; so are `rings` and `settings`.
+        fabric: where the rings are.
+        rings: the rings.
+        settings: routing.
         never_full: (2 x num_links,) links that make no difference between connections.
 
     Raises:
@@ -140,15 +142,15 @@ def ring_classes(
 
 
 def ring_connections(rings: Rings) -> Flows:
-    """One flow for each connection of the rings, channel after channel."""
+    """Return one flow for each connection of the rings, channel after channel."""
     channel = np.repeat(np.arange(rings.num_channels, dtype=np.int32), rings.num_ranks)
     following = np.roll(rings.order, -1, axis=1)
-    return flows_of(rings.order.ravel(), following.ravel(), 1, channel=channel, connection=channel)
+    return with_columns(flows_of(rings.order.ravel(), following.ravel(), 1, connection=channel), channel=channel)
 
 
 @dataclass(frozen=True, eq=False)
 class _Crossing:
-    """Which connection crosses which directed link, one row a crossing."""
+    """Crossings: a row for each connection and each directed link that it crosses."""
 
     paths: Paths
     connection: Labels
@@ -160,7 +162,7 @@ class _Crossing:
     """(2 x num_links,) equal for links of the same rate and latency."""
 
     def without(self, links: NDArray[np.bool_]) -> "_Crossing":
-        """The crossings of all other links."""
+        """Return the crossings of all other links."""
         kept = ~links[self.link]
         columns = {name: getattr(self, name)[kept] for name in ("connection", "link", "share", "amount")}
         return replace(self, **columns)
@@ -179,7 +181,7 @@ def _crossing(fabric: Fabric, flows: Flows, settings: NetworkSettings) -> _Cross
 
 
 def _stable(crossing: _Crossing, label: Labels, split: Callable[[Labels], Labels]) -> tuple[Labels, Labels]:
-    """Labels of connections and links, refined by each other and by `split` until nothing splits."""
+    """Refine the labels of connections and links by each other and by `split` until nothing splits; return both."""
     link_label = crossing.link_label
     while True:
         known = label.max()
@@ -190,7 +192,7 @@ def _stable(crossing: _Crossing, label: Labels, split: Callable[[Labels], Labels
 
 
 def _refine(label: Labels, owner: Labels, neighbour: Labels, amount: Labels) -> Labels:
-    """New labels: equal where the old ones and the bags of neighbours' labels are."""
+    """Return new labels: equal where the old ones and the bags of neighbours' labels are equal."""
     with np.errstate(over="ignore"):
         item = _scramble(_scramble(neighbour.astype(np.uint64)) + amount.astype(np.uint64))
         bags = np.zeros(len(label), np.uint64)
@@ -211,7 +213,7 @@ def _compact(words: NDArray[np.uint64]) -> Labels:
 
 
 def _along(label: Labels) -> Labels:
-    """(channels, ranks) Split by what comes before: one connection, then two, four and so on around the ring."""
+    """Split (channels, ranks) labels by the connections before: one, then two, four and so on around the ring."""
     back = 1
     while back < label.shape[1]:
         earlier = np.roll(label, back, axis=1)
@@ -226,18 +228,19 @@ def _along(label: Labels) -> Labels:
 def _representatives(
     flows: Flows, label: Labels, chosen: Labels, before: Labels, crossing: _Crossing, link_label: Labels
 ) -> Classes:
+    """Return the `chosen` connections, their paths, and the load of each class on each class of links."""
     paths = crossing.paths
-    own_path = paths.of_flow[chosen]
-    count = np.diff(paths.pointer)[own_path]
-    places = np.concatenate([np.arange(*paths.pointer[path : path + 2]) for path in own_path])
+    path_of_class = paths.of_flow[chosen]
+    count = np.diff(paths.pointer)[path_of_class]
+    places = np.concatenate([np.arange(*paths.pointer[path : path + 2]) for path in path_of_class])
     of_flow = np.arange(len(chosen), dtype=np.int32)
-    own = Paths(
+    chosen_paths = Paths(
         of_flow,
         np.concatenate([[0], np.cumsum(count)]),
         paths.link[places],
         paths.share[places] if len(paths.share) else paths.share,
     )
-    # On one link of each class, what the connections of each class put there.
+    # The load that the connections of each class put on one link of each class.
     first_link = np.unique(link_label, return_index=True)[1]
     on_first = first_link[link_label[crossing.link]] == crossing.link
     pair = label[crossing.connection[on_first]] * len(first_link) + link_label[crossing.link[on_first]]
@@ -245,33 +248,31 @@ def _representatives(
     load = np.bincount(inverse, crossing.share[on_first]).astype(np.float64)
     pointer = np.searchsorted(pairs // len(first_link), np.arange(len(chosen) + 1))
     loads = Paths(of_flow, pointer, first_link[pairs % len(first_link)].astype(np.int32), load)
-    return Classes(flows.source[chosen], flows.destination[chosen], before, label, own, loads)
+    return Classes(flows.source[chosen], flows.destination[chosen], before, label, chosen_paths, loads)
 
 
 def _class_flows(classes: Classes, chunk_bytes: int, num_steps: int) -> Flows:
-    """`num_steps` flows of every class, each after the flow before it in the ring."""
+    """Return `num_steps` flows of every class, each after the flow before it in the ring."""
     num = len(classes.before)
     parent = (np.arange(num_steps - 1)[:, None] * num + classes.before).ravel()
-    step = np.repeat(np.arange(num_steps), num)
     return flows_of(
         np.tile(classes.source, num_steps),
         np.tile(classes.destination, num_steps),
         chunk_bytes,
         parents=(np.maximum(np.arange(num_steps * num + 1) - num, 0), parent),
-        step=step,
-        num_steps=num_steps,
+        steps=steps_of(num_steps, num),
         connection=np.tile(np.arange(num), num_steps),
     )
 
 
 def _longest_cycle(before: Labels) -> int:
-    """Of the permutation that leads from every class to the one before it."""
+    """Return the length of the longest cycle of the permutation from every class to the one before it."""
     longest, seen = 1, np.zeros(len(before), bool)
     for start in range(len(before)):
-        length, at = 0, start
-        while not seen[at]:
-            seen[at] = True
-            at = int(before[at])
+        length, label = 0, start
+        while not seen[label]:
+            seen[label] = True
+            label = int(before[label])
             length += 1
         longest = max(longest, length)
     return longest

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import InputError
-from windtunnel.network.flows import Flows, Hop, Ids, Reduction, flows_of
+from windtunnel.network.flows import Flows, Hop, Ids, Reduction, Steps, flows_of, parents_from, with_columns
 
 
 @dataclass(frozen=True, eq=False)
@@ -16,8 +16,8 @@ class Rings:
     order: Ids
     """(num_channels, num_ranks)"""
     via: Ids
-    """(num_channels, num_ranks) for each hop from `order[c, k]` to the next, the GPU of the same server that sends it
-    on over its own NIC; -1 where the sender does that itself."""
+    """(num_channels, num_ranks) for each hop from `order[c, k]` to the next, the GPU of the same server whose NIC
+    sends it; -1 where it is the sender's own."""
 
     @property
     def num_channels(self) -> int:
@@ -29,7 +29,7 @@ class Rings:
 
 
 def simai_rings(ranks: Ids, num_servers: int, pxn: bool = False) -> Rings:
-    """SimAI's rings: in channel c every server is entered at local rank c and left at c - 1, hence onto another rail.
+    """Return SimAI's rings: channel c enters every server at local rank c and leaves it at c - 1, onto another rail.
 
     With `pxn` the last rank of a server hands off to the one on the rail of the entry (NCCL's PXN) first.
     """
@@ -44,7 +44,7 @@ def simai_rings(ranks: Ids, num_servers: int, pxn: bool = False) -> Rings:
 
 
 def nccl_rings(ranks: Ids, num_servers: int) -> Rings:
-    """Rings that stay on their rail between servers: even servers pass data upwards, odd ones back.
+    """Return rings that stay on their rail between servers: even servers pass data upwards, odd ones back.
 
     This is what NCCL finds with `NCCL_CROSS_NIC=2` on servers with a NIC for each GPU (src/graph/search.cc, 2.20: rings
     of even and odd nodes swap their first and last NIC). An odd number of servers leaves one hop across rails.
@@ -70,7 +70,7 @@ def by_server(ranks: Ids, num_servers: int) -> Ids:
 
 
 def ring(rings: Rings, chunk_bytes: int, num_steps: int, reduction: Reduction = Reduction.NONE) -> Flows:
-    """`num_steps` times, every rank sends a chunk to the next as soon as the one before has arrived.
+    """Lay out `num_steps` steps in which every rank sends a chunk to the next once the one before has arrived.
 
     An all-reduce has 2 (n - 1) steps, an all-gather or a reduce-scatter n - 1 (Thakur, Rabenseifner and Gropp,
     "Optimization of Collective Communication Operations in MPICH", 2005). Flows are numbered by channel, step and rank.
@@ -94,22 +94,22 @@ def ring(rings: Rings, chunk_bytes: int, num_steps: int, reduction: Reduction = 
         first += num_steps * hops
     parent = np.concatenate([piece[3].ravel() for piece in pieces])
     counts = np.array(per_step) * num_steps
-    return flows_of(
+    steps = np.concatenate([np.repeat(np.arange(num_steps), hops) for hops in per_step])
+    channels = np.repeat(np.arange(len(counts)), counts)
+    flows = flows_of(
         np.concatenate([piece[0] for piece in pieces]),
         np.concatenate([piece[1] for piece in pieces]),
         chunk_bytes,
-        parents=(np.concatenate([[0], np.cumsum(parent >= 0)]), parent[parent >= 0]),
-        channel=np.repeat(np.arange(len(counts)), counts),
-        step=np.concatenate([np.repeat(np.arange(num_steps), hops) for hops in per_step]),
-        num_steps=num_steps,
+        parents=parents_from(parent),
+        steps=Steps(steps, num_steps),
         hop=np.concatenate([piece[2] for piece in pieces]),
-        connection=np.repeat(np.arange(len(counts)), counts),
-        reduction=reduction,
+        connection=channels,
     )
+    return with_columns(flows, channel=channels, reduction=reduction)
 
 
 def _hops(order: Ids, via: Ids) -> tuple[Ids, Ids, NDArray[np.int8], NDArray[np.int64], NDArray[np.int64]]:
-    """One step of a ring, by sending rank: ends, kind, and the flows that come before in this step and the last.
+    """Return one step of a ring, by sending rank: ends, kind, and the flows before it in this step and the last.
 
     Returns:
         (source, destination, hop, after, before): `after` is a position in the step or -1; `before` is the position of
@@ -126,7 +126,7 @@ def _hops(order: Ids, via: Ids) -> tuple[Ids, Ids, NDArray[np.int8], NDArray[np.
         else:
             rows.append((order[k], following[k], Hop.RING, -1))
     source, destination, hop, after = (np.array(column) for column in zip(*rows, strict=True))
-    handed_over = set(after[after >= 0].tolist())
-    delivers = {int(destination[i]): i for i in range(len(rows)) if i not in handed_over}
+    first_halves = set(after[after >= 0].tolist())
+    delivers = {int(destination[i]): i for i in range(len(rows)) if i not in first_halves}
     before = np.array([delivers[int(s)] for s in source])
     return source.astype(np.int32), destination.astype(np.int32), hop.astype(np.int8), after, before

@@ -1,4 +1,4 @@
-"""A collective on a fabric: which ranks, which algorithm, how long, at any of the three depths."""
+"""Run a collective on a fabric: choose ranks and algorithm, and time it at any of the three depths."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -28,8 +28,8 @@ from windtunnel.network.settings import Backend, NetworkSettings
 from windtunnel.pricing.aiconfigurator.estimator import nccl_estimator
 
 ALGORITHMS = ("auto", "ring", "tree", "nvls", "pat", "direct", "hierarchical")
-"""What flows can be made of; `auto` takes NCCL's choice among them. `hierarchical` is DeepEP's all-to-all: over the own
-rail to the server of the receiver, then inside it."""
+"""Algorithms with flows; `auto` takes NCCL's choice among them. `hierarchical` is DeepEP's all-to-all: over the
+sender's rail to the server of the receiver, then inside it."""
 CLOSED_FORMS = ("auto", "ring", "tree", "nvls", "nvls_tree", "collnet", "pat")
 PROTOCOLS = ("auto", *forms.PROTOCOL_SHARE)
 
@@ -46,6 +46,8 @@ SIMAI_HASHES = 8
 REDUCTIONS = {"all_reduce": Reduction.ALTERNATE, "reduce_scatter": Reduction.EVERY}
 _NVLS_BYTES_PER_S = 150e9
 """Slower scale-up links are PCIe or bridges, whose switches do not add."""
+RING_ROUNDS = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}
+"""Operation -> rounds around the ring."""
 
 
 @dataclass(frozen=True)
@@ -70,8 +72,22 @@ class CollectiveRun:
 
     @property
     def bus_bytes_per_s(self) -> float:
-        """What the slowest link carries, as nccl-tests defines it."""
+        """Rate of the slowest link, as nccl-tests defines it."""
         return self.algorithm_bytes_per_s * forms.bus_factor(self.op, self.num_ranks)
+
+
+@dataclass(frozen=True)
+class CollectiveChoices:
+    """Choices that NCCL or its user makes for one collective."""
+
+    algorithm: str = "auto"
+    """One of `ALGORITHMS` for flows, of `CLOSED_FORMS` for the analytic backend."""
+    protocol: str = "auto"
+    """One of `PROTOCOLS`. Flows are of `simple` unless another is given, whose flags they then carry."""
+    pxn: bool = False
+    """Whether SimAI's rings hand off to the GPU on the right rail before they leave a server."""
+    launch_s: float = 0.0
+    """Added to the analytic time: the host's launch (`network.analytic.nccl.LAUNCH_S`)."""
 
 
 def collective_seconds(
@@ -82,15 +98,15 @@ def collective_seconds(
     backend: Backend = "analytic",
     settings: NetworkSettings | None = None,
 ) -> float:
-    """Seconds of one collective, the host's launch left out.
+    """Return the seconds of one collective, without the host's launch.
 
     Args:
         fabric: where it runs.
         op: `all_reduce`, `all_gather`, `reduce_scatter`, `all_to_all`, `broadcast` or `send_recv`.
-        size_bytes: as nccl-tests counts: the whole buffer; of an all-to-all, what one rank holds.
-        ranks: how many GPUs from the first on, or their ids.
-        backend: how deep.
-        settings: of the flow and packet levels.
+        size_bytes: as nccl-tests counts: the whole buffer; for an all-to-all, the buffer of one rank.
+        ranks: the number of GPUs, from the first on, or their ids.
+        backend: depth of the simulation.
+        settings: for the flow and packet levels.
 
     Raises:
         InputError: no such operation or ranks, or the fabric does not connect them.
@@ -105,46 +121,43 @@ def run_collective(
     ranks: int | Sequence[int],
     backend: Backend = "analytic",
     settings: NetworkSettings | None = None,
-    algorithm: str = "auto",
-    pxn: bool = False,
-    launch_s: float = 0.0,
-    protocol: str = "auto",
+    choices: CollectiveChoices | None = None,
 ) -> CollectiveRun:
-    """One collective with its algorithm and time; the arguments of `collective_seconds` and four more.
+    """Return one collective with its algorithm and time; the arguments are those of `collective_seconds`.
 
-    Args:
-        algorithm: one of `ALGORITHMS` for flows, of `CLOSED_FORMS` for the analytic backend.
-        pxn: let SimAI's rings hand off to the GPU on the right rail before they leave a server.
-        launch_s: added to the analytic time: what the host needs to launch it (`network.analytic.nccl.LAUNCH_S`).
-        protocol: one of `PROTOCOLS`. Flows are of `simple` unless another is asked for, whose flags they then carry.
+    Raises:
+        InputError: as `collective_seconds`, or the choices do not fit the operation, backend or fabric.
     """
+    settings, choices = settings or NetworkSettings(), choices or CollectiveChoices()
     forms.check_op(op)
-    _check_choice("protocol", protocol, PROTOCOLS)
-    settings = settings or NetworkSettings()
+    _check_choice("protocol", choices.protocol, PROTOCOLS)
     gpus = chosen_gpus(fabric, ranks)
     if size_bytes < 1:
         raise InputError(f"{op} of {size_bytes} bytes moves nothing", "give a size of at least 1 byte")
     place = place_of(fabric, gpus)
-    if pxn and (backend == "analytic" or settings.compat != "simai"):
+    if choices.pxn and (backend == "analytic" or settings.compat != "simai"):
         raise InputError("pxn is for SimAI's rings", "give --compat simai and --backend flow or packet")
     if backend == "analytic":
-        return _analytic(fabric, op, size_bytes, place, launch_s, algorithm, protocol)
-    algorithm = _algorithm(op, size_bytes, place, algorithm, settings)
-    protocol = "simple" if protocol == "auto" else protocol
-    asked_bytes, size_bytes = size_bytes, int(np.ceil(size_bytes / forms.PROTOCOL_SHARE[protocol]))
+        return _analytic(fabric, op, size_bytes, place, choices)
+    algorithm = _algorithm(op, size_bytes, place, choices.algorithm, settings)
+    protocol = "simple" if choices.protocol == "auto" else choices.protocol
+    sent_bytes = int(np.ceil(size_bytes / forms.PROTOCOL_SHARE[protocol]))
     seconds = None
-    if algorithm == "ring" and op in RING_ROUNDS and backend == "flow" and not pxn:
-        seconds = _equivalent_rings_seconds(fabric, op, size_bytes, gpus[None, :], place.num_servers, settings)
-    if seconds is not None:
-        source = "flow level, alike connections once"
-    else:
-        flows = collective_flows(fabric, op, size_bytes, gpus, settings, algorithm, pxn)
-        if backend == "flow" and settings.compat is None and len(flows.parent) == 0:
-            seconds = together_seconds(fabric, flows, settings)
-        else:
-            seconds = flows_seconds(fabric, flows, settings, backend)
+    if algorithm == "ring" and op in RING_ROUNDS and backend == "flow" and not choices.pxn:
+        seconds = _equivalent_rings_seconds(fabric, op, sent_bytes, gpus[None, :], place.num_servers, settings)
+    source = "flow level, equivalent connections once"
+    if seconds is None:
+        flows = collective_flows(fabric, op, sent_bytes, gpus, settings, algorithm, choices.pxn)
+        seconds = _seconds_of(fabric, flows, settings, backend)
         source = f"{backend} level, {len(flows)} flows"
-    return CollectiveRun(op, asked_bytes, len(gpus), place.num_servers, seconds, algorithm, protocol, backend, source)
+    return CollectiveRun(op, size_bytes, len(gpus), place.num_servers, seconds, algorithm, protocol, backend, source)
+
+
+def _seconds_of(fabric: Fabric, flows: Flows, settings: NetworkSettings, backend: Backend) -> float:
+    """Return when all flows are complete; at flow level, flows that wait for nothing run by equivalence classes."""
+    if backend == "flow" and settings.compat is None and len(flows.parent) == 0:
+        return together_seconds(fabric, flows, settings)
+    return flows_seconds(fabric, flows, settings, backend)
 
 
 def run_traffic(
@@ -155,14 +168,14 @@ def run_traffic(
     settings: NetworkSettings | None = None,
     algorithm: str = "auto",
 ) -> CollectiveRun:
-    """An all-to-all in which every pair has its own share, as tokens on their way to experts have.
+    """Run an all-to-all in which every pair moves its own number of bytes, as tokens for experts do.
 
     Args:
         fabric: where it runs.
         traffic_bytes: (n, n) from each rank to each other; the diagonal moves nothing.
-        ranks: how many GPUs from the first on, or their ids.
+        ranks: the number of GPUs, from the first on, or their ids.
         backend: `flow` or `packet`.
-        settings: of these levels.
+        settings: for these levels.
         algorithm: `direct` or `hierarchical`; `auto` is direct.
 
     Raises:
@@ -176,10 +189,10 @@ def run_traffic(
     algorithm = _algorithm("all_to_all", 1, place, algorithm, settings)
     flows = _all_to_all_flows(gpus, place.num_servers, traffic_bytes, algorithm)
     seconds = flows_seconds(fabric, flows, settings, backend)
-    most = int((traffic_bytes.sum(axis=1) - np.diag(traffic_bytes)).max())
+    largest_bytes = int((traffic_bytes.sum(axis=1) - np.diag(traffic_bytes)).max())
     source = f"{backend} level, {len(flows)} flows"
     return CollectiveRun(
-        "all_to_all", most, len(gpus), place.num_servers, seconds, algorithm, "simple", backend, source
+        "all_to_all", largest_bytes, len(gpus), place.num_servers, seconds, algorithm, "simple", backend, source
     )
 
 
@@ -199,17 +212,16 @@ def _all_to_all_flows(
 def groups_seconds(
     fabric: Fabric, op: str, size_bytes: int, groups: NDArray[np.int32], settings: NetworkSettings
 ) -> float:
-    """Seconds until a collective has completed in several groups that run it at the same time, 0 where nothing moves.
+    """Return when a collective has completed in several groups that run it at the same time; 0 where nothing moves.
 
-    Groups inside servers of their own do not meet; one stands for all, as it does for the analytic backend, which knows
-    no others.
+    Groups inside servers of their own do not meet, so one stands for all. For the analytic backend one always does.
 
     Args:
         fabric: where they run.
-        op: as for `collective_seconds`; so is `size_bytes`.
-        size_bytes: of each group.
-        groups: (num_groups, num_ranks) GPU ids; of send_recv, who sends and who receives.
-        settings: how deep, and how.
+        op: as for `collective_seconds`.
+        size_bytes: the same, for each group.
+        groups: (num_groups, num_ranks) GPU ids; for send_recv, sender and receiver.
+        settings: backend and its settings.
 
     Raises:
         InputError: a group does not spread evenly over servers, is not connected, or all make too many flows.
@@ -235,15 +247,13 @@ def groups_seconds(
         )
     others = [collective_flows(fabric, op, size_bytes, each, settings, algorithm) for each in groups[1:]]
     flows = together([first, *others])
-    if settings.backend == "flow" and settings.compat is None and len(flows.parent) == 0:
-        return together_seconds(fabric, flows, settings)
-    return flows_seconds(fabric, flows, settings, settings.backend)
+    return _seconds_of(fabric, flows, settings, settings.backend)
 
 
 def _equivalent_rings_seconds(
     fabric: Fabric, op: str, size_bytes: int, groups: NDArray[np.int32], num_servers: int, settings: NetworkSettings
 ) -> float | None:
-    """Rings of all groups at flow level, alike connections once; None where SimAI's hashes make none alike."""
+    """Time the rings of all groups, one connection per equivalence class; None where SimAI's hashes leave no class."""
     is_simai = settings.compat == "simai"
     if is_simai and settings.routing != "ecmp":
         return None
@@ -258,9 +268,9 @@ def _equivalent_rings_seconds(
 
 
 def flows_seconds(fabric: Fabric, flows: Flows, settings: NetworkSettings, backend: Backend) -> float:
-    """When all is done (`total_s`); at flow level as SimAI, the mean of `SIMAI_HASHES` hashes for rings that meet.
+    """Return when all flows are complete; as SimAI at flow level, the mean of `SIMAI_HASHES` for rings that meet.
 
-    SimAI hashes every flow anew. Which flows of a ring meet decides which meet later, so that one hash says little; of
+    SimAI hashes every flow anew. Flows of a ring that meet decide which meet later, so that one hash says little; for
     flows that all start at once it says what SimAI's does.
 
     Raises:
@@ -275,7 +285,7 @@ def flows_seconds(fabric: Fabric, flows: Flows, settings: NetworkSettings, backe
 
 
 def full_between_switches(fabric: Fabric, times: FlowTimes) -> bool:
-    """Whether flows had to share a link from switch to switch, where hashes choose."""
+    """Whether a link from switch to switch, where hashes choose, was full."""
     return bool(times.link_was_full[between_switches(fabric)].any())
 
 
@@ -287,7 +297,7 @@ def transfer_seconds(
     backend: Backend = "analytic",
     settings: NetworkSettings | None = None,
 ) -> float:
-    """Seconds to move bytes from one GPU to another on an idle fabric: a KV cache, activations between stages.
+    """Return the seconds to move bytes between two GPUs on an idle fabric: a KV cache, activations between stages.
 
     Raises:
         InputError: the two are not connected.
@@ -304,18 +314,17 @@ def run_transfers(
     backend: Backend = "flow",
     settings: NetworkSettings | None = None,
 ) -> FlowTimes:
-    """Times of many transfers that share a fabric, each starting at its own moment.
+    """Time transfers that share a fabric, each with its own start.
 
     Raises:
         InputError: ends are not connected.
     """
-    each = np.arange(len(source), dtype=np.int32)
-    flows = flows_of(source, destination, size_bytes, connection=each, start_s=start_s)
+    flows = flows_of(source, destination, size_bytes, connection=np.arange(len(source)), start_s=start_s)
     return run_flows(fabric, flows, settings or NetworkSettings(), backend)
 
 
 def chosen_gpus(fabric: Fabric, ranks: int | Sequence[int]) -> NDArray[np.int32]:
-    """GPU ids of `ranks`, which is how many from the first on, or the ids themselves."""
+    """Return the GPU ids of `ranks`: a number of GPUs, from the first on, or the ids themselves."""
     gpus = np.arange(ranks) if isinstance(ranks, int) else np.asarray(ranks)
     if len(gpus) < 2:
         raise InputError(f"a collective needs two ranks; {len(gpus)} given")
@@ -327,7 +336,7 @@ def chosen_gpus(fabric: Fabric, ranks: int | Sequence[int]) -> NDArray[np.int32]
 
 
 def place_of(fabric: Fabric, gpus: NDArray[np.int32]) -> forms.Ranks:
-    """How the ranks lie over servers, and the links of the slowest of them.
+    """Return how the ranks lie over servers, and the slowest bandwidths among them.
 
     Raises:
         InputError: servers hold different numbers of them.
@@ -351,44 +360,42 @@ def place_of(fabric: Fabric, gpus: NDArray[np.int32]) -> forms.Ranks:
 
 
 def _bandwidths(fabric: Fabric) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """(num_nodes,) bandwidth of each GPU to its server's others, and to the network."""
+    """Return (num_nodes,) bandwidths of each GPU inside its server, and to the network."""
     inside, outside = np.zeros(fabric.num_nodes), np.zeros(fabric.num_nodes)
-    for one, other in ((fabric.link_a, fabric.link_b), (fabric.link_b, fabric.link_a)):
-        near = (fabric.kind[other] == NodeKind.SCALE_UP_SWITCH) | (fabric.server[one] == fabric.server[other])
-        np.add.at(inside, one[near], fabric.bandwidth_bytes_per_s[near])
-        np.add.at(outside, one[~near], fabric.bandwidth_bytes_per_s[~near])
+    for source, target in fabric.directions:
+        near = (fabric.kind[target] == NodeKind.SCALE_UP_SWITCH) | (fabric.server[source] == fabric.server[target])
+        np.add.at(inside, source[near], fabric.bandwidth_bytes_per_s[near])
+        np.add.at(outside, source[~near], fabric.bandwidth_bytes_per_s[~near])
     return inside, outside
 
 
 def _published_rate(bytes_per_s: float, device: Device | None) -> float:
-    """A scale-up rate as data sheets give it: topology files often have what a ring reaches of it instead."""
+    """Return a scale-up rate as in data sheets; topology files often give the rate that a ring reaches instead."""
     published = device.scale_up_bytes_per_s if device else None
     return min(published, bytes_per_s / forms.RING_SHARE) if published else bytes_per_s
 
 
 def device_of(fabric: Fabric) -> Device | None:
-    """The catalog's device of a fabric's GPU type (`H100`, `h100_sxm`), None where it has none."""
-    known = catalog.names("devices")
-    wanted = fabric.gpu_type.lower()
-    found = next((name for name in (wanted, f"{wanted}_sxm") if name in known), None)
-    return catalog.device(found) if found else None
+    """Return the catalog's device of a fabric's GPU type (`H100`, `h100_sxm`), None where it has none."""
+    known, gpu_type = catalog.names("devices"), fabric.gpu_type.lower()
+    name = next((name for name in (gpu_type, f"{gpu_type}_sxm") if name in known), None)
+    return catalog.device(name) if name else None
 
 
 def _analytic(
-    fabric: Fabric, op: str, size_bytes: int, place: forms.Ranks, launch_s: float, algorithm: str, protocol: str
+    fabric: Fabric, op: str, size_bytes: int, place: forms.Ranks, choices: CollectiveChoices
 ) -> CollectiveRun:
-    """Inside a server as measured, where somebody has and NCCL may choose; closed forms elsewhere."""
+    """Time a collective by measured tables inside a server where NCCL may choose, by closed forms elsewhere."""
     if fabric.gpus_forward:
         raise InputError(f"{fabric.name} has no switches, and closed forms assume them", "use the flow backend")
-    _check_choice("algorithm of the analytic backend", algorithm, CLOSED_FORMS)
-    if algorithm == "collnet":
+    _check_choice("algorithm of the analytic backend", choices.algorithm, CLOSED_FORMS)
+    if choices.algorithm == "collnet":
         place = replace(place, in_network=True)
-    best = forms.closed_form(op, size_bytes, place, algorithm, protocol)
+    best = forms.closed_form(op, size_bytes, place, choices.algorithm, choices.protocol)
     device = device_of(fabric)
     seconds, source = best.seconds, best.source
-    may_choose = algorithm == protocol == "auto"
-    is_measured = device is not None and op in COLLECTIVES and place.num_ranks <= device_ranks(device)
-    if may_choose and place.num_servers == 1 and device is not None and is_measured:
+    may_choose = choices.algorithm == choices.protocol == "auto" and place.num_servers == 1
+    if may_choose and device is not None and op in COLLECTIVES and place.num_ranks <= device_ranks(device):
         collective = Collective(op, size_bytes, place.num_ranks)
         estimate = nccl_estimator(device, catalog.default_node(device)).estimate(collective)
         seconds, source = float(estimate.seconds), f"{estimate.coverage.value}: {estimate.source}"
@@ -397,7 +404,7 @@ def _analytic(
         size_bytes,
         place.num_ranks,
         place.num_servers,
-        seconds + launch_s,
+        seconds + choices.launch_s,
         best.algorithm,
         best.protocol,
         "analytic",
@@ -406,21 +413,22 @@ def _analytic(
 
 
 def device_ranks(device: Device) -> int:
-    """The most ranks that collectives of a device were measured with, 0 where they were not."""
+    """Return the most ranks with which a device's collectives were measured, 0 where they were not."""
     return 8 if device.measured_as else 0
 
 
-RING_ROUNDS = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}
-"""Operation -> rounds around the ring."""
+def _check_choice(what: str, choice: str, known: Sequence[str]) -> None:
+    if choice not in known:
+        raise InputError(f"there is no {what} {choice!r}", did_you_mean(choice, known, f"known: {', '.join(known)}"))
 
 
-def _check_choice(what: str, asked: str, known: Sequence[str]) -> None:
-    if asked not in known:
-        raise InputError(f"there is no {what} {asked!r}", did_you_mean(asked, known, f"known: {', '.join(known)}"))
+def _algorithm(op: str, size_bytes: int, place: forms.Ranks, choice: str, settings: NetworkSettings) -> str:
+    """Return the algorithm that a choice means: NCCL's for `auto`.
 
-
-def _algorithm(op: str, size_bytes: int, place: forms.Ranks, asked: str, settings: NetworkSettings) -> str:
-    _check_choice("algorithm", asked, ALGORITHMS)
+    Raises:
+        InputError: the operation or the ranks cannot use it.
+    """
+    _check_choice("algorithm", choice, ALGORITHMS)
     possible = {
         "all_reduce": ("ring", "tree", "nvls"),
         "all_gather": ("ring", "pat"),
@@ -429,22 +437,22 @@ def _algorithm(op: str, size_bytes: int, place: forms.Ranks, asked: str, setting
         "broadcast": ("pipeline",),
         "send_recv": ("direct",),
     }
-    if op not in RING_ROUNDS and asked == "auto":
+    if op not in RING_ROUNDS and choice == "auto":
         return possible[op][0]
-    if asked == "nvls" and (place.num_servers > 1 or not place.nvls):
+    if choice == "nvls" and (place.num_servers > 1 or not place.nvls):
         raise InputError("nvls needs one server whose switches add", "use ring or tree")
-    if asked != "auto":
-        if asked not in possible[op]:
-            raise InputError(f"{op} has no algorithm {asked!r}", f"it has {', '.join(possible[op])}")
-        return asked
+    if choice != "auto":
+        if choice not in possible[op]:
+            raise InputError(f"{op} has no algorithm {choice!r}", f"it has {', '.join(possible[op])}")
+        return choice
     if settings.compat == "simai":
         return "ring"
-    choice = forms.closed_form(op, size_bytes, place).algorithm
-    return choice if choice in possible[op] else "ring"
+    best = forms.closed_form(op, size_bytes, place).algorithm
+    return best if best in possible[op] else "ring"
 
 
 def ring_chunk_bytes(size_bytes: int, rings: Rings) -> int:
-    """What one rank sends in one step of one channel; what does not divide is dropped, as in SimAI."""
+    """Return the bytes that one rank sends in one step of one channel; a remainder is dropped, as in SimAI."""
     return max(size_bytes // rings.num_ranks // rings.num_channels, 1)
 
 
@@ -457,7 +465,7 @@ def collective_flows(
     algorithm: str = "ring",
     pxn: bool = False,
 ) -> Flows:
-    """The point-to-point flows of a collective.
+    """Return the point-to-point flows of a collective.
 
     Raises:
         InputError: there are too many, or none.
@@ -485,15 +493,19 @@ def collective_flows(
             balanced = np.full((n, n), size_bytes // n)
             np.fill_diagonal(balanced, 0)
             return _all_to_all_flows(gpus, place.num_servers, balanced, algorithm)
-    rings = (
-        simai_rings(gpus, place.num_servers, pxn) if settings.compat == "simai" else nccl_rings(gpus, place.num_servers)
-    )
-    steps = RING_ROUNDS[op] * (len(gpus) - 1)
-    if rings.order.size * steps > MOST_FLOWS:
+    is_simai = settings.compat == "simai"
+    rings = simai_rings(gpus, place.num_servers, pxn) if is_simai else nccl_rings(gpus, place.num_servers)
+    return _ring_flows(op, size_bytes, rings)
+
+
+def _ring_flows(op: str, size_bytes: int, rings: Rings) -> Flows:
+    steps = RING_ROUNDS[op] * (rings.num_ranks - 1)
+    num_flows = rings.order.size * steps
+    if num_flows > MOST_FLOWS:
         raise InputError(
-            f"a ring of {len(gpus)} ranks in {rings.num_channels} channels is {rings.order.size * steps} flows; "
+            f"a ring of {rings.num_ranks} ranks in {rings.num_channels} channels is {num_flows} flows; "
             f"{MOST_FLOWS} are the most",
-            "use the flow backend without compat, which runs alike connections once, or the analytic one",
+            "use the flow backend without compat, which runs equivalent connections once, or the analytic one",
         )
     return ring(rings, ring_chunk_bytes(size_bytes, rings), steps, REDUCTIONS.get(op, Reduction.NONE))
 
@@ -501,15 +513,15 @@ def collective_flows(
 def flows_like(
     fabric: Fabric, run: CollectiveRun, gpus: NDArray[np.int32], settings: NetworkSettings, pxn: bool = False
 ) -> tuple[Flows, str]:
-    """The flows of a run's algorithm and its name; a ring's where there are none of its own (nvls_tree, collnet)."""
+    """Return the flows of a run's algorithm and its name; a ring's where it has none (nvls_tree, collnet)."""
     otherwise = {"all_to_all": "direct", "broadcast": "pipeline", "send_recv": "direct"}
-    found = run.algorithm if run.backend != "analytic" or run.op in RING_ROUNDS else otherwise[run.op]
-    algorithm = found if found in (*ALGORITHMS, "pipeline") else "ring"
+    algorithm = run.algorithm if run.backend != "analytic" or run.op in RING_ROUNDS else otherwise[run.op]
+    algorithm = algorithm if algorithm in (*ALGORITHMS, "pipeline") else "ring"
     return collective_flows(fabric, run.op, run.size_bytes, gpus, settings, algorithm, pxn), algorithm
 
 
 def _scale_up_switch(fabric: Fabric, gpu: int) -> int:
-    found = np.flatnonzero((fabric.kind == NodeKind.SCALE_UP_SWITCH) & (fabric.server == fabric.server[gpu]))
-    if len(found) == 0:
+    switches = np.flatnonzero((fabric.kind == NodeKind.SCALE_UP_SWITCH) & (fabric.server == fabric.server[gpu]))
+    if len(switches) == 0:
         raise InputError(f"GPU {gpu} of {fabric.name} has no scale-up switch, which nvls needs", "use ring")
-    return int(found[0])
+    return int(switches[0])

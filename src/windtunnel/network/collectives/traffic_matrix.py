@@ -1,4 +1,4 @@
-"""Who sends how much to whom in an all-to-all: a CSV file, a row for each sender, a column for each receiver."""
+"""Read an all-to-all's traffic matrix: a CSV file, a row for each sender, a column for each receiver."""
 
 import csv
 from pathlib import Path
@@ -11,7 +11,7 @@ from windtunnel.files import read_text
 
 
 def read_traffic(path: Path, num_ranks: int) -> NDArray[np.int64]:
-    """(num_ranks, num_ranks) bytes from each rank to each other.
+    """Read (num_ranks, num_ranks) bytes from each rank to each other.
 
     Raises:
         InputError: the file cannot be read, has another shape, or a field is no number of bytes; names file and line.

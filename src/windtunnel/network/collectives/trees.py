@@ -7,14 +7,14 @@ from numpy.typing import NDArray
 
 from windtunnel.errors import InputError
 from windtunnel.network.collectives.rings import by_server
-from windtunnel.network.flows import Flows, Hop, Ids, flows_of, together
+from windtunnel.network.flows import Flows, Hop, Ids, flows_of, steps_of, together
 
 
 def double_binary_tree(ranks: Ids, num_servers: int, size_bytes: int, num_chunks: int) -> Flows:
-    """An all-reduce over pairs of binary trees of servers, one pair a channel, with chains inside the servers.
+    """Lay out an all-reduce over pairs of binary trees of servers, one pair a channel, with chains inside the servers.
 
-    Channel c enters every server at local rank c, whence a chain goes on; the two trees of a pair have half of the
-    channel's data each. Every inner server of one tree is a leaf of the other, so that each link carries the data once
+    Channel c enters every server at local rank c, whence a chain continues; each of a pair's two trees has half of
+    the channel's data. Every inner server of one tree is a leaf of the other, so that each link carries the data once
     each way (Sanders, Speck and Traff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan", 2009;
     NCCL from 2.4 on). In one server the ranks themselves are the trees' nodes.
     """
@@ -39,14 +39,14 @@ def double_binary_tree(ranks: Ids, num_servers: int, size_bytes: int, num_chunks
 
 
 def _with_chains(up: NDArray[np.int64], size: int) -> NDArray[np.int64]:
-    """(nodes x size,) parents where each node of a tree is the head of a chain of `size` ranks."""
+    """Return (nodes x size,) parents where each node of a tree is the head of a chain of `size` ranks."""
     ranks = np.arange(len(up) * size)
     heads = np.where(up < 0, -1, up * size)
     return np.where(ranks % size == 0, heads[ranks // size], ranks - 1)
 
 
 def _binary_tree(n: int) -> NDArray[np.int64]:
-    """(n,) the parent of each rank in a binary tree in symmetric order, -1 for the root (NCCL `ncclGetBtree`)."""
+    """Return (n,) parents of ranks in a binary tree in symmetric order, -1 for the root (NCCL `ncclGetBtree`)."""
     up = np.full(n, -1)
     for rank in range(n):
         bit = 1
@@ -60,7 +60,7 @@ def _binary_tree(n: int) -> NDArray[np.int64]:
 
 
 def _tree(ranks: Ids, up: NDArray[np.int64], chunk_bytes: int, num_chunks: int) -> Flows:
-    """Chunks up a tree and down again: flow k of a chunk is that of the k-th rank that has a parent."""
+    """Send chunks up a tree and down again: flow k of a chunk is that of the k-th rank that has a parent."""
     inner = np.flatnonzero(up >= 0)
     count = len(inner)
     position = np.full(len(up), -1)
@@ -88,7 +88,6 @@ def _tree(ranks: Ids, up: NDArray[np.int64], chunk_bytes: int, num_chunks: int) 
             np.concatenate([[0], np.cumsum(lengths)]),
             np.concatenate([head, (tail + offsets[:, None]).ravel()]),
         ),
-        step=np.repeat(np.arange(num_chunks), 2 * count),
-        num_steps=num_chunks,
+        steps=steps_of(num_chunks, 2 * count),
         hop=Hop.TREE,
     )
