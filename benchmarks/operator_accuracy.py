@@ -35,7 +35,7 @@ from windtunnel import catalog
 from windtunnel.model import operators as ops
 from windtunnel.model.precision import Format
 from windtunnel.pricing.aiconfigurator.collection import Collection
-from windtunnel.pricing.aiconfigurator.estimator import PACKAGE, Tables, systems_folder
+from windtunnel.pricing.aiconfigurator.estimator import PACKAGE, CollectionTables, systems_folder
 from windtunnel.pricing.estimator import LEFT_OUT_FILE, LeftOut, TableModel
 from windtunnel.pricing.roofline import Fit, Roofline, board, family
 from windtunnel.pricing.roofline_fit import Sample, fit_family, fit_roofline, sample, without
@@ -300,9 +300,15 @@ def _touching(table: MeasurementTable, site: tuple[float, ...]) -> NDArray[np.bo
     return found
 
 
+def tables_from(system: str, engine: str, version: str) -> CollectionTables:
+    """All tables of an engine on a system, borrowed ones included."""
+    folder = systems_folder() / system
+    return CollectionTables(Collection(system=folder, engine=engine, version=version, roofline=roofline_of(system)))
+
+
 def tables_of(system: str, engine: str, version: str) -> Iterator[tuple[Class, MeasurementTable]]:
     """The tables of an engine on a system that hold measurements of its own."""
-    tables = Tables(Collection(systems_folder() / system, engine, version, roofline_of(system)))
+    tables = tables_from(system, engine, version)
     for (kind, variant), probe in probes():
         table = tables.table_for(probe)
         # Elementwise tables are medians over shapes already: nothing of them can be left out.
@@ -356,7 +362,7 @@ def samples_of(probe: ops.Op, rng: np.random.Generator) -> dict[str, Sample]:
     found = {}
     for system in FITTED:
         engine, version = ("sglang", "0.5.10") if system == "a100_sxm" else ("vllm", "0.24.0")
-        tables = Tables(Collection(systems_folder() / system, engine, version, roofline_of(system)))
+        tables = tables_from(system, engine, version)
         table = tables.table_for(probe)
         if table is not None and len(table) >= 20:
             found[system] = sample(table, roofline_of(system), ROWS_PER_DEVICE, rng)

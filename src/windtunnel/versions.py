@@ -6,7 +6,7 @@ from windtunnel.errors import InputError
 
 
 def version_key(version: str) -> tuple[int, ...]:
-    """A version as numbers that compare: `0.19.0` before `0.24`, `1.3.0rc5` before `1.3.0`, a nightly build newest.
+    """Return a version as six numbers that compare: `0.19.0` < `0.24`, `1.3.0rc5` < `1.3.0`, a nightly build newest.
 
     Raises:
         InputError: it is neither a number nor a nightly build.
@@ -14,7 +14,7 @@ def version_key(version: str) -> tuple[int, ...]:
     match = re.match(r"v?(\d+(?:\.\d+)*)(?:(rc|a|b|\.?dev|\.?post)(\d+))?", version)
     if match is None:
         if is_unreleased(version):
-            return (10**6,)
+            return (10**6, 0, 0, 0, 0, 0)
         raise InputError(f"{version!r} is not a version", "write it as the engine does: 0.19.0, 1.3.0rc5, nightly")
     numbers = [int(part) for part in match[1].split(".")]
     stage = {"a": -3, "b": -2, "rc": -1, None: 0}.get(match[2], 1 if match[2] and "post" in match[2] else -4)
@@ -22,5 +22,5 @@ def version_key(version: str) -> tuple[int, ...]:
 
 
 def is_unreleased(version: str) -> bool:
-    """Whether it names a build between releases, as `nightly-5b8c30d` and `main` do."""
+    """Whether a version is a build between releases, such as `nightly-5b8c30d` and `main`."""
     return re.match(r"nightly|main|latest|dev", version) is not None

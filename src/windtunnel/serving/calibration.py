@@ -23,7 +23,7 @@ from windtunnel.schema import (
     read_yaml,
 )
 from windtunnel.serving.deployment import EngineSettings, HostOverheads
-from windtunnel.versions import version_key
+from windtunnel.versions import is_unreleased, version_key
 
 NONE = "none"
 """The name that turns calibration off."""
@@ -164,8 +164,10 @@ def release_of(version: str) -> str:
     Raises:
         InputError: it is not a version.
     """
-    numbers = version_key(version) if version else ()
-    return f"{numbers[0]}.{numbers[1]}" if len(numbers) > 1 else ""
+    if not version or is_unreleased(version):
+        return ""
+    major, minor, *_ = version_key(version)
+    return f"{major}.{minor}"
 
 
 def load_calibration(name: str) -> Calibration:

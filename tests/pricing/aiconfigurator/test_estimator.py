@@ -11,9 +11,10 @@ from windtunnel import catalog
 from windtunnel.errors import InputError
 from windtunnel.model import operators as ops
 from windtunnel.model.precision import Format
-from windtunnel.pricing.aiconfigurator.collection import version_key
+from windtunnel.pricing.aiconfigurator.collection import KernelChoices
 from windtunnel.pricing.aiconfigurator.estimator import PACKAGE, measured_estimator, measured_systems
 from windtunnel.pricing.estimator import Coverage, Estimate, RooflineEstimator, TableEstimator
+from windtunnel.versions import version_key
 
 H100 = catalog.device("h100_sxm")
 installed = pytest.mark.skipif(find_spec(PACKAGE) is None, reason=f"{PACKAGE} has no wheel for this platform")
@@ -42,7 +43,7 @@ def gemm_columns(latency_ms: list[float], dtype: str = "bfloat16", kernel: str |
 def estimate(
     folder: Path | None, op: ops.Op, engine: str = "vllm", version: str = "0.24.0", **options: Any
 ) -> Estimate:
-    return measured_estimator(H100, None, engine, version, folder, **options).estimate(op)
+    return measured_estimator(H100, None, engine, version, folder, KernelChoices(**options)).estimate(op)
 
 
 def test_milliseconds_become_seconds(tmp_path: Path) -> None:
@@ -645,10 +646,10 @@ def test_bad_folders_files_and_names_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="measured as b200_sxm, which the data does not have"):
         measured_estimator(catalog.device("b200_sxm"), None, "vllm", "0.24.0", tmp_path)
     with pytest.raises(InputError, match="expert distribution 'power_law' was not measured") as error:
-        measured_estimator(H100, None, "vllm", "0.24.0", tmp_path, expert_distribution="power_law")
+        measured_estimator(H100, None, "vllm", "0.24.0", tmp_path, KernelChoices(expert_distribution="power_law"))
     assert "power_law_1.01" in str(error.value.hint)
     with pytest.raises(InputError, match="no backend of experts 'cutlas'") as error:
-        measured_estimator(H100, None, "vllm", "0.24.0", tmp_path, moe_backend="cutlas")
+        measured_estimator(H100, None, "vllm", "0.24.0", tmp_path, KernelChoices(moe_backend="cutlas"))
     assert "cutlass" in str(error.value.hint)
     file = tmp_path / "data/h100_sxm/gemm/vllm/0.24.0/gemm_perf.parquet"
     file.write_bytes(b"PAR1 cut short")

@@ -1,8 +1,9 @@
-"""Kernels that an engine runs and that no table of its version times, from tables of others that run them too."""
+"""Kernels that an engine runs and no table of its version times, from tables of other engines that run them too."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
@@ -15,9 +16,9 @@ from windtunnel.pricing.aiconfigurator.collection import (
     first_rows,
     main_kernel_only,
     read_rows,
-    version_key,
 )
 from windtunnel.pricing.table import Floats
+from windtunnel.versions import version_key
 
 SAME_ALL_REDUCE: Mapping[str, tuple[str, str]] = {"vllm": ("sglang", "0.5.9")}
 """Engine -> another one and version whose all-reduce is the same source (`custom_all_reduce.cuh`).
@@ -27,11 +28,11 @@ times as long from 256 KiB to 4 MiB, which its other versions do not show: the f
 
 
 MANY_TOKENS_AN_EXPERT = 16
-"""From here on arithmetic takes an expert's time and not its weights."""
+"""Tokens per expert from which on arithmetic bounds an expert, and not the reading of its weights."""
 
 
 def at_rate_of(backend: Rows, others: Rows) -> Rows:
-    """Rows of other kernels, no faster than `backend` was measured to be with as many tokens for each expert.
+    """Return rows of other kernels, no faster than `backend` was measured to be with as many tokens for each expert.
 
     Its rate is that of the nearest width of an expert on a rank. vLLM's Marlin experts were timed at other shapes than
     gpt-oss's. On H100 they reach 200 Tflop/s with 150 to 290 tokens an expert, and the Triton kernels, level with them
@@ -40,32 +41,29 @@ def at_rate_of(backend: Rows, others: Rows) -> Rows:
     alone = backend.take(backend.columns["moe_ep_size"] == 1)
     if not len(alone):
         return others
-    rate, per_expert, width = _rate_flops_per_s(alone), _tokens_per_expert(alone), _expert_width(alone)
+    rate, per_expert, width = _flops(alone) / alone.seconds, _tokens_per_expert(alone), _expert_width(alone)
     known = np.unique(width)
-    wanted, load = _expert_width(others), _tokens_per_expert(others)
+    widths, load = _expert_width(others), _tokens_per_expert(others)
     least_s = np.zeros(len(others))
     for nearest in known.tolist():
-        here = known[np.argmin(np.abs(np.log(wanted[:, None] / known)), axis=1)] == nearest
-        at = np.flatnonzero(width == nearest)
-        at = at[np.argsort(per_expert[at])]
-        reached = np.interp(np.log(load[here]), np.log(per_expert[at]), rate[at])
+        here = known[np.argmin(np.abs(np.log(widths[:, None] / known)), axis=1)] == nearest
+        curve = np.flatnonzero(width == nearest)
+        curve = curve[np.argsort(per_expert[curve])]
+        reached = np.interp(np.log(load[here]), np.log(per_expert[curve]), rate[curve])
         least_s[here] = _flops(others)[here] / reached
-    own = others.columns["latency"]
-    latency = np.where(load >= MANY_TOKENS_AN_EXPERT, np.maximum(own, least_s * 1e3), own)
-    names = others.kernel_names
-    if (latency > own).any():
-        names = np.array([f"{name}, no faster than {backend.main_kernel}" for name in names.tolist()])
-    return Rows({**others.columns, "latency": latency}, others.kernel_codes, names, others.place)
+    measured = others.columns["latency"]
+    latency = np.where(load >= MANY_TOKENS_AN_EXPERT, np.maximum(measured, least_s * 1e3), measured)
+    slowed = others.with_latency(latency)
+    if not (latency > measured).any():
+        return slowed
+    names = [f"{name}, no faster than {backend.main_kernel}" for name in others.kernel_names.tolist()]
+    return replace(slowed, kernel_names=np.array(names))
 
 
 def _flops(rows: Rows) -> Floats:
     columns = rows.columns
     num_rows = columns["num_tokens"] * columns["topk"] / columns["moe_ep_size"]
     return 6 * num_rows * columns["hidden_size"] * _expert_width(rows)
-
-
-def _rate_flops_per_s(rows: Rows) -> Floats:
-    return _flops(rows) / rows.seconds
 
 
 def _tokens_per_expert(rows: Rows) -> Floats:
@@ -91,9 +89,9 @@ _ATTENTION_KERNELS: Mapping[str, tuple[str, ...]] = {
 def attention_rows(
     collection: Collection, table: str, numbers: tuple[str, ...], choices: list[dict[str, str]]
 ) -> Rows | None:
-    """The rows of an attention table: of the engine's own kernels, or of those of the backend that was asked for.
+    """Read an attention table's rows: of the engine's own kernels, or of the chosen backend's.
 
-    A backend's kernels come with its library and not with the engine, so any engine's measurements of them will do.
+    A backend's kernels come with its library and not with the engine, so any engine's measurements of them serve.
 
     Raises:
         InputError: nobody measured that backend on this system.
@@ -101,14 +99,14 @@ def attention_rows(
     if collection.attention_backend is None:
         return first_rows(collection, "attention", table, numbers, choices)
     names = _ATTENTION_KERNELS[collection.attention_backend]
-    some = False
+    is_measured = False
     for place in collection.places("attention", table):
         for words in choices:
             rows = read_rows(place, table, numbers, words)
-            if rows is not None and (asked := rows.named(lambda kernel: kernel in names)).any():
-                return main_kernel_only(rows.take(asked), tuple(name.removesuffix("?") for name in numbers))
-            some = some or rows is not None
-    if not some:
+            if rows is not None and (chosen := rows.named(lambda kernel: kernel in names)).any():
+                return main_kernel_only(rows.take(chosen), tuple(name.removesuffix("?") for name in numbers))
+            is_measured = is_measured or rows is not None
+    if not is_measured:
         return None
     raise InputError(
         f"attention_backend {collection.attention_backend} was not measured on {collection.system.name}",
@@ -123,7 +121,7 @@ BF16". Attention was measured in 0.24 only."""
 
 
 def before_fp8_tiles(collection: Collection, rows: Rows, numbers: tuple[str, ...]) -> Rows:
-    """Decode attention over an fp8 cache, of a vLLM before `FP8_TILES_SINCE` on Hopper no faster than over bf16."""
+    """Return decode attention over an fp8 cache; on Hopper, before `FP8_TILES_SINCE`, no faster than over bf16."""
     is_old = collection.engine == "vllm" and version_key(collection.version) < version_key(FP8_TILES_SINCE)
     if not is_old or not rows.named(lambda kernel: "fa3" in kernel).all():
         return rows
@@ -133,7 +131,7 @@ def before_fp8_tiles(collection: Collection, rows: Rows, numbers: tuple[str, ...
         return rows
     point = tuple(name.removesuffix("?") for name in numbers)
     latency = np.fmax(rows.columns["latency"], at_same_points(rows, plain, plain.columns["latency"], point))
-    return Rows({**rows.columns, "latency": latency}, rows.kernel_codes, rows.kernel_names, rows.place)
+    return rows.with_latency(latency)
 
 
 CAPTURED_AT_LONGEST = "trtllm"
@@ -144,8 +142,9 @@ sequences with 16 query heads and one of keys take 11.6, 25.6 and 12.8 us at 255
 
 
 def no_slower_than_longer(collection: Collection, rows: Rows, numbers: tuple[str, ...]) -> Rows:
-    """Decode attention that takes no longer than the same batch over more keys where the kernel for those is what the
-    engine runs (`CAPTURED_AT_LONGEST`), and elsewhere no `HICCUP` times as long.
+    """Return decode attention that takes no longer than the same batch over more keys, times `HICCUP`.
+
+    Without `HICCUP` where the engine runs the kernel for more keys (`CAPTURED_AT_LONGEST`).
     """
     keys = [rows.columns[name.removesuffix("?")] for name in numbers if name != "step"]
     order = np.lexsort((rows.columns["step"], *keys))
@@ -156,5 +155,4 @@ def no_slower_than_longer(collection: Collection, rows: Rows, numbers: tuple[str
     for curve in np.split(order, starts):
         least[curve] = np.minimum.accumulate(latency[curve][::-1])[::-1]
     believed = 1.0 if collection.engine == CAPTURED_AT_LONGEST else HICCUP
-    columns = {**rows.columns, "latency": np.where(latency > believed * least, least, latency)}
-    return Rows(columns, rows.kernel_codes, rows.kernel_names, rows.place)
+    return rows.with_latency(np.where(latency > believed * least, least, latency))

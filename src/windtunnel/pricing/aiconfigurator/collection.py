@@ -1,39 +1,37 @@
-"""The files of `aiconfigurator-core`'s layout: which one to read for an engine's version, and its rows.
+"""Files of `aiconfigurator-core`'s layout: the file to read for an engine's version, and its rows.
 
 `<system>/<family>/<engine>/<version>/<table>_perf.parquet`; latency is in milliseconds.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.errors import InputError
 from windtunnel.model import operators as ops
 from windtunnel.model.precision import Format
 from windtunnel.pricing.roofline import Roofline
 from windtunnel.pricing.table import Floats, MeasurementTable, as_numpy, numeric_column, read_parquet, require_columns
 from windtunnel.schema import read_yaml
-from windtunnel.versions import is_unreleased
+from windtunnel.versions import version_key
 
 ENGINES = ("vllm", "sglang", "trtllm")
-"""Engines with measured tables; where the one asked for lacks a table, the others are tried in this order."""
+"""Engines with measured tables; where the engine itself lacks a table, the others are tried in this order."""
 
-NEWEST = "99"
-"""Above any engine's version."""
+NEWEST = "nightly"
+"""A version above all released ones."""
 
 HICCUP = 1.75
-"""What takes this many times as long as both less work and more is not believed: more cannot take so much less time."""
+"""A row that takes this many times as long as both less work and more work is left out as a fault of measurement."""
 
 BALANCED = "balanced"
 DISTRIBUTIONS = ("power_law_1.01", "power_law_1.2", BALANCED)
-"""How tokens were spread over experts when a mixture of experts was measured, the default first.
+"""Spreads of tokens over experts in measurements of mixtures of experts, the default first.
 
 Against `balanced`, vLLM 0.24.0 on H100 takes 0.88 (both power laws) of the time for 8 to 255 tokens, as fewer experts
 are chosen, and for over 2,047 tokens on 8 expert-parallel ranks 1.41 (1.01) and 1.58 (1.2) times as long. Routers are
@@ -41,7 +39,7 @@ trained towards balance and real prompts pull them from it, so the milder measur
 
 
 KV_DTYPES: Mapping[Format, str] = {Format.BF16: "bfloat16", Format.FP8: "fp8"}
-"""Format of a cache -> what tables call it."""
+"""Format of a KV cache -> its name in tables."""
 
 GemmPrices = Callable[[ops.Gemm], "Floats | None"]
 """Seconds of a GEMM at every one of its `m`; None where nobody measured its format."""
@@ -75,42 +73,59 @@ class Rows:
 
     @property
     def main_kernel(self) -> str:
-        """The kernel of most rows."""
+        """Kernel of most rows."""
         return str(self.kernel_names[np.argmax(np.bincount(self.kernel_codes))])
 
     def named(self, matches: Callable[[str], bool]) -> NDArray[np.bool_]:
-        """Which rows' kernels have a name that matches."""
+        """Return a mask of the rows whose kernel has a matching name."""
         matching = np.array([matches(str(name)) for name in self.kernel_names], dtype=bool)
-        found: NDArray[np.bool_] = matching[self.kernel_codes]
-        return found
+        return np.asarray(matching[self.kernel_codes])
 
     def take(self, rows: NDArray[Any]) -> Rows:
-        """Only `rows` (a mask or indices)."""
+        """Return some rows, given as a mask or indices."""
         columns = {name: column[rows] for name, column in self.columns.items()}
         return Rows(columns, self.kernel_codes[rows], self.kernel_names, self.place)
 
+    def with_latency(self, latency: Floats) -> Rows:
+        """Return the rows with other latencies, in milliseconds."""
+        return replace(self, columns={**self.columns, "latency": latency})
+
 
 @dataclass(frozen=True)
-class Collection:
+class KernelChoices:
+    """Choices among an engine's measured kernels."""
+
+    cuda_graphs: bool = True
+    """Whether all-reduce kernels run from graphs, without the host's launch time."""
+    expert_distribution: str = DISTRIBUTIONS[0]
+    """One of `DISTRIBUTIONS`."""
+    moe_backend: str | None = None
+    """One of `MOE_BACKENDS`, the kernels that compute experts; None takes the fastest measured."""
+    fused_all_reduce: bool = False
+    """Whether FlashInfer's all-reduce, TensorRT-LLM's kernel, may be called where it is the fastest."""
+    attention_backend: str | None = None
+    """One of `ATTENTION_BACKENDS`; None takes the kernels that the engine itself chose."""
+
+
+ENGINE_CHOICES = KernelChoices()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Collection(KernelChoices):
     """The files of one system as one version of one engine sees them."""
 
     system: Path
     engine: str
     version: str
     roofline: Roofline
-    cuda_graphs: bool = True
-    expert_distribution: str = DISTRIBUTIONS[0]
-    moe_backend: str | None = None
-    fused_all_reduce: bool = False
-    attention_backend: str | None = None
     read: dict[tuple[str, ...], MeasurementTable | None] = field(default_factory=dict)
-    """Tables that were read already, by kind and words."""
+    """Tables that were already read, by kind and words."""
 
     def places(self, family: str, table: str) -> Iterator[Place]:
-        """Folders that hold `table`, the best first.
+        """Yield the folders that hold `table`, the best first.
 
-        The engine's own versions by distance from the one asked for, then the other engines' newest first. A folder
-        whose `reuse.yaml` declares the table stands where it is and is read from the version that it names.
+        The engine's versions come by distance from the collection's version, then other engines' newest first. A folder
+        whose `reuse.yaml` declares the table keeps its place and is read from the version that it names.
         """
         for engine in dict.fromkeys((self.engine, *ENGINES)):
             versions = self._versions(family, engine, table)
@@ -121,20 +136,20 @@ class Collection:
                 yield Place(versions[version], engine, versions[version].name)
 
     def _versions(self, family: str, engine: str, table: str) -> dict[str, Path]:
-        """Version -> the folder that holds the table for it."""
-        found: dict[str, Path] = {}
+        """Return version -> folder that holds the table for it."""
+        folders: dict[str, Path] = {}
         for folder in (self.system / family / engine).glob("*"):
             if (folder / f"{table}.parquet").is_file():
-                found[folder.name] = folder
+                folders[folder.name] = folder
             elif (folder / "reuse.yaml").is_file():
                 for reuse in read_yaml(folder / "reuse.yaml").get("reuse", []):
                     donor = folder.parent / str(reuse.get("from_version"))
                     if reuse.get("table") == table and (donor / f"{table}.parquet").is_file():
-                        found[folder.name] = donor
-        return found
+                        folders[folder.name] = donor
+        return folders
 
     def label(self, family: str, rows: Rows) -> str:
-        """The table's name for people: where it is from, its main kernel, and how it differs from what was asked."""
+        """Return a table's name for people: its origin, main kernel, and difference from the collection's engine."""
         place = rows.place
         name = f"{self.system.name}/{family}/{place.engine}/{place.version} ({rows.main_kernel})"
         if place.engine != self.engine:
@@ -142,40 +157,21 @@ class Collection:
         return name if place.version == self.version else f"{name}, nearest to {self.version}"
 
 
-_VERSION = re.compile(r"^v?(?P<numbers>\d+(?:\.\d+)*)(?:\.?(?P<stage>dev|rc|post)(?P<number>\d+))?")
-_STAGES = {"dev": -2, "rc": -1, None: 0, "post": 1}
+def _distance(version: tuple[int, ...], target: tuple[int, ...]) -> tuple[int, ...]:
+    """Return a key that sorts versions by nearness: equal up to a later number, then a smaller step in that number.
 
-
-def version_key(version: str) -> tuple[int, ...]:
-    """A version as five numbers that sort as versions do: `1.3.0rc20` -> (1, 3, 0, -1, 20), before `1.3.0`.
-
-    A build between releases (`nightly-...`, `main`) is above all of them.
-
-    Raises:
-        InputError: it is neither.
+    The newest of older versions and the oldest of newer ones is nearest; at equal steps the newer one is.
     """
-    match = _VERSION.match(NEWEST if is_unreleased(version) else version)
-    if match is None:
-        raise InputError(f"{version!r} is not a version", "for example 0.24.0, 1.3.0rc20 or nightly")
-    numbers = [int(number) for number in match["numbers"].split(".")][:3]
-    return (*numbers, *([0] * (3 - len(numbers))), _STAGES[match["stage"]], int(match["number"] or 0))
-
-
-def _distance(one: tuple[int, ...], asked: tuple[int, ...]) -> tuple[int, ...]:
-    """Sorts versions by nearness: alike up to a later number, then a smaller step in the number where they part.
-
-    Of older versions the newest and of newer ones the oldest is nearer; of an older and a newer one as far, the newer.
-    """
-    part = next((index for index, (a, b) in enumerate(zip(one, asked, strict=True)) if a != b), len(one))
-    if part == len(one):
+    part = next((index for index, (a, b) in enumerate(zip(version, target, strict=True)) if a != b), len(version))
+    if part == len(version):
         return (-part,)
-    newer = one[part] > asked[part]
-    rest = one[part + 1 :] if newer else tuple(-number for number in one[part + 1 :])
-    return (-part, abs(one[part] - asked[part]), 0 if newer else 1, *rest)
+    newer = version[part] > target[part]
+    rest = version[part + 1 :] if newer else tuple(-number for number in version[part + 1 :])
+    return (-part, abs(version[part] - target[part]), 0 if newer else 1, *rest)
 
 
 def read_rows(place: Place, table: str, numbers: tuple[str, ...], words: Mapping[str, str]) -> Rows | None:
-    """The rows of a file that carry `words`, or None where it has none.
+    """Read the rows of a file that have `words`; None where it has none.
 
     Columns of `numbers` that end in `?` may be missing (older collections) and are then 0.
     """
@@ -204,7 +200,7 @@ def _codes(rows: Any, name: str) -> tuple[NDArray[Any], list[str]]:
 
 
 def main_kernel_only(rows: Rows, point: tuple[str, ...]) -> Rows:
-    """Where several kernels were measured at one point, the rows of the kernel with the most rows in the file.
+    """Keep, where several kernels were measured at one point, the kernel with the most rows in the file.
 
     A collection runs its engine's own dispatch over the whole grid and other kernels over parts of it (SGLang's
     `triton` attention beside `trtllm_mha`), so the most frequent one is the default.
@@ -214,12 +210,12 @@ def main_kernel_only(rows: Rows, point: tuple[str, ...]) -> Rows:
 
 
 def fastest_kernel_only(rows: Rows, point: tuple[str, ...]) -> Rows:
-    """Where several kernels were measured at one point, the rows of the fastest: what an autotuned engine runs."""
+    """Keep, where several kernels were measured at one point, the fastest, which an autotuned engine runs."""
     return _one_kernel_a_point(rows, point, rows.seconds)
 
 
 def _one_kernel_a_point(rows: Rows, point: tuple[str, ...], rank: NDArray[Any]) -> Rows:
-    """At every point all rows of the kernel whose row there has the least `rank`."""
+    """Return, at every point, all rows of the kernel whose row has the least `rank` there."""
     if len(np.unique(rows.kernel_codes)) == 1:
         return rows
     order = np.lexsort((rank, *(rows.columns[name] for name in point)))
@@ -233,7 +229,7 @@ def _one_kernel_a_point(rows: Rows, point: tuple[str, ...], rank: NDArray[Any]) 
 
 
 def joined(rows: Rows, others: Rows) -> Rows:
-    """All of both; named after the place of the first."""
+    """Return the rows of both, with the place of the first."""
     columns = {name: np.concatenate([column, others.columns[name]]) for name, column in rows.columns.items()}
     codes = np.concatenate([rows.kernel_codes, others.kernel_codes + len(rows.kernel_names)])
     return Rows(columns, codes, np.concatenate([rows.kernel_names, others.kernel_names]), rows.place)
@@ -242,7 +238,7 @@ def joined(rows: Rows, others: Rows) -> Rows:
 def first_rows(
     collection: Collection, family: str, table: str, numbers: tuple[str, ...], choices: list[dict[str, str]]
 ) -> Rows | None:
-    """The rows of the best place that has any of `choices` (words), the first choice of a place first."""
+    """Read the rows of the best place that has any of `choices` (words), the first choice of a place first."""
     point = tuple(name.removesuffix("?") for name in numbers)
     for place in collection.places(family, table):
         for words in choices:
@@ -253,14 +249,43 @@ def first_rows(
 
 
 def at_same_points(rows: Rows, other: Rows, values: Floats, point: tuple[str, ...]) -> Floats:
-    """The value of `other` at each point of `rows`, NaN where it has none."""
+    """Return the value of `other` at each point of `rows`, NaN where it has none."""
     if not len(other):
         return np.full(len(rows), np.nan)
     keys = np.zeros(len(rows) + len(other), dtype=np.int64)
     for name in point:
         _, codes = np.unique(np.concatenate([rows.columns[name], other.columns[name]]), return_inverse=True)
         keys = keys * (int(codes.max()) + 1) + codes
-    wanted, known = keys[: len(rows)], keys[len(rows) :]
+    points, known = keys[: len(rows)], keys[len(rows) :]
     order = np.argsort(known, kind="stable")
-    at = order[np.minimum(np.searchsorted(known, wanted, sorter=order), len(order) - 1)]
-    return np.where(known[at] == wanted, values[at], np.nan)
+    nearest = order[np.minimum(np.searchsorted(known, points, sorter=order), len(order) - 1)]
+    return np.where(known[nearest] == points, values[nearest], np.nan)
+
+
+def no_slower_than(rows: Rows, other: Rows, point: tuple[str, ...]) -> Rows:
+    """Return `rows`, at points that `other` has too with the faster of both."""
+    faster = at_same_points(rows, other, other.columns["latency"], point)
+    return rows.with_latency(np.fmin(rows.columns["latency"], faster))
+
+
+def projection_seconds(
+    rows: Rows, shapes: Callable[[int], Iterable[tuple[int, int]]], weights: Format, price: GemmPrices
+) -> Floats | None:
+    """Return the seconds of an attention module's projections, from the GEMM table of a format.
+
+    Args:
+        rows: of modules, with `batch_size`, `isl` and `num_heads`.
+        shapes: (n, k) of each projection, by the number of heads.
+        weights: format of the projections.
+        price: seconds of a GEMM; None where nobody measured its format.
+    """
+    num_tokens, num_heads = rows.columns["batch_size"] * rows.columns["isl"], rows.columns["num_heads"]
+    total = np.zeros(len(rows))
+    for heads in np.unique(num_heads).astype(int).tolist():
+        here = num_heads == heads
+        for n, k in shapes(heads):
+            seconds = price(ops.Gemm(num_tokens[here], n, k, weights))
+            if seconds is None:
+                return None
+            total[here] += seconds
+    return total

@@ -10,22 +10,23 @@ from typing import Any
 import numpy as np
 
 from windtunnel.pricing.aiconfigurator.borrowed_kernels import SAME_ALL_REDUCE
-from windtunnel.pricing.aiconfigurator.collection import HICCUP, Collection, Place, Rows, read_rows, version_key
+from windtunnel.pricing.aiconfigurator.collection import HICCUP, Collection, Place, Rows, read_rows
 from windtunnel.pricing.table import MeasurementTable
+from windtunnel.versions import version_key
 
 _NCCL_NAMES = {"all_to_all": "alltoall"}
 
 
 def collective_table(collection: Collection, op: Any) -> MeasurementTable | None:
-    """At every size the fastest of what the engine may call inside a server; nobody measured more than one server."""
+    """Return, at every size, the fastest collective that the engine may call inside a server."""
     if op.span_nodes > 1:
         return None
     engines = dict.fromkeys((collection.engine, *(("trtllm",) if collection.fused_all_reduce else ())))
-    seen = [collection if engine == collection.engine else replace(collection, engine=engine) for engine in engines]
+    sources = [collection if engine == collection.engine else replace(collection, engine=engine) for engine in engines]
     if collection.engine in SAME_ALL_REDUCE:
         engine, version = SAME_ALL_REDUCE[collection.engine]
-        seen.append(replace(collection, engine=engine, version=version))
-    tables = [nccl_table(collection, op), *(_custom_all_reduce(one, op) for one in seen)]
+        sources.append(replace(collection, engine=engine, version=version))
+    tables = [nccl_table(collection, op), *(_custom_all_reduce(source, op) for source in sources)]
     parts = [part for part in tables if part is not None]
     if not parts:
         return None
@@ -41,7 +42,7 @@ between 128 and 256 KiB, on four from 8.6 to 18 us between 256 and 512 KiB."""
 
 
 def _steps(collection: Collection, op: Any) -> dict[tuple[float, ...], tuple[float, ...]]:
-    """Site -> the message from which on the engine's all-reduce is another kernel."""
+    """Return site -> message from which on the engine's all-reduce is another kernel."""
     linked = collection.roofline.device.scale_up_bytes_per_s is not None
     if (
         op.op != "all_reduce"
@@ -50,16 +51,17 @@ def _steps(collection: Collection, op: Any) -> dict[tuple[float, ...], tuple[flo
         or not linked
     ):
         return {}
-    below = {ranks: next(at for most, at in _ONE_SHOT_BELOW_BYTES.items() if ranks <= most) for ranks in range(3, 9)}
-    return {(float(ranks), 1.0): (at,) for ranks, at in below.items()}
+    below = {
+        ranks: next(size for limit, size in _ONE_SHOT_BELOW_BYTES.items() if ranks <= limit) for ranks in range(3, 9)
+    }
+    return {(float(ranks), 1.0): (size,) for ranks, size in below.items()}
 
 
 def nccl_table(collection: Collection, op: Any) -> MeasurementTable | None:
-    """What NCCL alone (oneCCL on Intel's devices) took for the collective of `op`, by its newest measured version."""
+    """Return the collective of `op` by NCCL alone (oneCCL on Intel's devices), of its newest measured version."""
     for library in ("nccl", "oneccl"):
-        found = [path for path in (collection.system / "comm" / library).glob("*") if path.is_dir()]
-        folders = sorted(found, key=lambda path: version_key(path.name))
-        for folder in reversed(folders):
+        folders = [path for path in (collection.system / "comm" / library).glob("*") if path.is_dir()]
+        for folder in sorted(folders, key=lambda path: version_key(path.name), reverse=True):
             place = Place(folder, library, folder.name)
             words = {"op_name": _NCCL_NAMES.get(op.op, op.op), "nccl_dtype": "half"}
             if not (folder / f"{library}_perf.parquet").is_file():
@@ -72,7 +74,7 @@ def nccl_table(collection: Collection, op: Any) -> MeasurementTable | None:
 
 
 def _custom_all_reduce(collection: Collection, op: Any) -> MeasurementTable | None:
-    """The engine's own all-reduce kernels; from graphs where the collection tells graphs from eager launches."""
+    """Return the engine's all-reduce kernels; from graphs where the collection tells graphs from eager launches."""
     if op.op != "all_reduce":
         return None
     suffix = "graph" if collection.cuda_graphs else "eager"
@@ -88,7 +90,7 @@ def _custom_all_reduce(collection: Collection, op: Any) -> MeasurementTable | No
 
 
 def _without_hiccups(rows: Rows) -> Rows:
-    """Rows but those that took 1.75 times as long as the next smaller message and as some larger one.
+    """Leave out rows that took `HICCUP` times as long as the next smaller message and as some larger one.
 
     Of all files that are read 15 rows did: an all-to-all of eight H100 takes 7.5 us at 8 KiB and 8.7 us at 64 KiB, but
     16 and 17 us at 16 and 32 KiB. Where a library changes its protocol, it falls by less (1.5 times at most, vLLM's
@@ -116,20 +118,20 @@ def _collective_table(op: Any, rows: Rows, label: str) -> MeasurementTable:
     return MeasurementTable(op.kind, sites, axes, rows.seconds, label, {"op": op.op})
 
 
-def _faster_of(one: MeasurementTable, other: MeasurementTable) -> MeasurementTable:
-    """At every measured size the faster of two libraries, named as the first: engines choose by size which to call."""
+def _faster_of(left: MeasurementTable, right: MeasurementTable) -> MeasurementTable:
+    """Return, at every measured size, the faster of two libraries: engines choose the library by size."""
     ranks, sizes, seconds = [], [], []
-    for site in sorted(set(one.rows_by_site) | set(other.rows_by_site)):
-        curves = [table.site_rows(site) for table in (one, other) if site in table.rows_by_site]
-        at = np.unique(np.concatenate([axes["message_bytes"] for axes, _ in curves]))
-        best = np.full(len(at), np.inf)
+    for site in sorted(set(left.rows_by_site) | set(right.rows_by_site)):
+        curves = [table.site_rows(site) for table in (left, right) if site in table.rows_by_site]
+        messages = np.unique(np.concatenate([axes["message_bytes"] for axes, _ in curves]))
+        best = np.full(len(messages), np.inf)
         for axes, took in curves:
             grid = np.log(axes["message_bytes"])
-            best = np.minimum(best, np.exp(np.interp(np.log(at), grid, np.log(took), left=np.inf, right=np.inf)))
-        ranks.append(np.full(len(at), site[0]))
-        sizes.append(at)
+            best = np.minimum(best, np.exp(np.interp(np.log(messages), grid, np.log(took), left=np.inf, right=np.inf)))
+        ranks.append(np.full(len(messages), site[0]))
+        sizes.append(messages)
         seconds.append(best)
     rank = np.concatenate(ranks)
     sites = {"num_ranks": rank, "span_nodes": np.ones(len(rank))}
     axes_of = {"message_bytes": np.concatenate(sizes)}
-    return MeasurementTable(one.kind, sites, axes_of, np.concatenate(seconds), one.source, one.words)
+    return MeasurementTable(left.kind, sites, axes_of, np.concatenate(seconds), left.source, left.words)

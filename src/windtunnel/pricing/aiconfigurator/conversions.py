@@ -1,4 +1,4 @@
-"""Kernels of `aiconfigurator-core`'s layout that only convert and stream: what static fp8 quantisation takes."""
+"""Kernels of `aiconfigurator-core`'s layout that only convert and stream: static fp8 quantisation."""
 
 from __future__ import annotations
 
@@ -15,42 +15,42 @@ QUANTISED_BYTES = 3.0
 
 
 def elementwise_table(collection: Collection, op: ops.Op) -> MeasurementTable | None:
-    """Static fp8 quantisation, at every size by the engine whose kernel is fastest: the device's memory decides.
+    """Return static fp8 quantisation, at every size by the engine with the fastest kernel: memory bounds it.
 
     SGLang 0.5.14 timed a kernel that takes 7 to 13 times as long as vLLM's and TRT-LLM's, which lie within 1.5 of each
     other (764 us against 60 and 90 us for 16,384 x 8,192 values on B200); that says nothing of norms and activations.
     """
-    found = conversions(collection)
-    if not found:
+    by_engine = conversions(collection)
+    if not by_engine:
         return None
-    at, seconds = fastest_conversion(found)
-    label = " or ".join(collection.label("quantize", rows).partition(",")[0] for rows, _, _ in found)
-    label = label if len(found) == 1 else f"the fastest of {label}"
-    sites = {"bytes_per_row": np.ones(len(at))}
-    return MeasurementTable(op.kind, sites, {"rows": at}, seconds, label, {"name": "any"})
+    num_bytes, seconds = fastest_conversion(by_engine)
+    label = " or ".join(collection.label("quantize", rows).partition(",")[0] for rows, _, _ in by_engine)
+    label = label if len(by_engine) == 1 else f"the fastest of {label}"
+    sites = {"bytes_per_row": np.ones(len(num_bytes))}
+    return MeasurementTable(op.kind, sites, {"rows": num_bytes}, seconds, label, {"name": "any"})
 
 
 def conversions(collection: Collection) -> list[tuple[Rows, Floats, Floats]]:
-    """Every engine's static fp8 quantisation on this system: its rows, bytes moved and seconds."""
-    found = []
+    """Return each engine's static fp8 quantisation on this system: rows, bytes moved and seconds."""
+    by_engine = []
     for engine in dict.fromkeys((collection.engine, *ENGINES)):
         rows = first_rows(replace(collection, engine=engine), "quantize", "scale_matrix_perf", ("m", "k"), [{}])
         if rows is not None and rows.place.engine == engine:
             num_bytes = rows.columns["m"] * rows.columns["k"] * QUANTISED_BYTES
-            found.append((rows, *lower_middle(num_bytes, rows.seconds)))
-    return found
+            by_engine.append((rows, *lower_middle(num_bytes, rows.seconds)))
+    return by_engine
 
 
-def fastest_conversion(found: list[tuple[Rows, Floats, Floats]]) -> tuple[Floats, Floats]:
-    """Bytes and the least seconds of any engine, at the sizes of the first."""
-    at = found[0][1]
-    curves = [np.interp(np.log(at), np.log(sizes), seconds) for _, sizes, seconds in found]
-    return at, np.asarray(np.min(curves, axis=0), dtype=np.float64)
+def fastest_conversion(by_engine: list[tuple[Rows, Floats, Floats]]) -> tuple[Floats, Floats]:
+    """Return bytes and the least seconds of any engine, at the sizes of the first."""
+    num_bytes = by_engine[0][1]
+    curves = [np.interp(np.log(num_bytes), np.log(sizes), seconds) for _, sizes, seconds in by_engine]
+    return num_bytes, np.asarray(np.min(curves, axis=0), dtype=np.float64)
 
 
 def lower_middle(num_bytes: Floats, seconds: Floats) -> tuple[Floats, Floats]:
-    """Seconds against bytes: the median over shapes in every half octave, made non-decreasing."""
+    """Return bytes and seconds: the median over shapes in every half octave, made non-decreasing."""
     octave = np.round(np.log2(num_bytes) * 2) / 2
-    at = np.unique(octave)
-    middle = np.array([np.median(seconds[octave == value]) for value in at])
-    return 2.0**at, np.maximum.accumulate(middle)
+    octaves = np.unique(octave)
+    middle = np.array([np.median(seconds[octave == value]) for value in octaves])
+    return 2.0**octaves, np.maximum.accumulate(middle)

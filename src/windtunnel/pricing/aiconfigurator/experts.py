@@ -1,4 +1,4 @@
-"""Mixtures of experts from the tables of `aiconfigurator-core`'s layout: which version's and which kernel's rows."""
+"""Mixtures of experts from the tables of `aiconfigurator-core`'s layout: choice of version and kernel."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ from windtunnel.pricing.aiconfigurator.collection import (
     at_same_points,
     fastest_kernel_only,
     joined,
+    no_slower_than,
     read_rows,
-    version_key,
 )
 from windtunnel.pricing.choices import MOE_BACKENDS
-from windtunnel.pricing.table import Floats, MeasurementTable
+from windtunnel.pricing.table import MeasurementTable
+from windtunnel.versions import version_key
 
 _MOE_DTYPES: Mapping[Format, tuple[str, ...]] = {
     Format.BF16: ("bfloat16",),
@@ -48,53 +49,49 @@ times for every shape: vLLM's files have them for other widths than gpt-oss's on
 
 
 def _with_shared_kernels(collection: Collection, rows: Rows, dtypes: tuple[str, ...]) -> tuple[Rows, str]:
-    """`rows`, at points that another engine timed with a kernel of `dtypes` the faster of both; and a remark."""
-    for found in _of_other_engines(collection, rows, dtypes):
-        faster = at_same_points(rows, found, found.columns["latency"], _MOE_POINT)
-        if np.isfinite(faster).any():
-            latency = np.fmin(rows.columns["latency"], faster)
-            return _with_latency(rows, latency), f"; mxfp8 kernels as in {found.place.engine} {found.place.version}"
+    """Return `rows`, no slower than another engine's kernels of `dtypes`, and a remark."""
+    for other in _other_engines(collection, rows, dtypes):
+        if np.isfinite(at_same_points(rows, other, other.seconds, _MOE_POINT)).any():
+            remark = f"; mxfp8 kernels as in {other.place.engine} {other.place.version}"
+            return no_slower_than(rows, other, _MOE_POINT), remark
     return rows, ""
 
 
 def _with_kernels_of_backend(collection: Collection, rows: Rows, dtypes: tuple[str, ...]) -> Rows:
-    """`rows`, where the engine's files time other backends than the one asked for, at another engine's times of it.
+    """Return `rows` at another engine's times of the chosen backend, where the engine's files time other backends.
 
-    Only of TRTLLM-gen: one library, which FlashInfer ships to several engines. TensorRT-LLM's files for Blackwell time
+    This holds for TRTLLM-gen only, which FlashInfer ships to several engines. TensorRT-LLM's files for Blackwell time
     fp8_block experts with DeepGEMM alone. On B200 that takes 1.0 to 1.3 times as long up to 64 tokens and 0.6 times
     above 1,024, medians over shapes; eight-fold sharded experts of DeepSeek-R1 2.7 times at 4 tokens.
     """
     others = (backend for backend in MOE_BACKENDS if backend != "trtllm")
-    known = np.logical_or.reduce([_of_backend(rows, backend) for backend in others])
+    known = np.logical_or.reduce([_is_of_backend(rows, backend) for backend in others])
     if collection.moe_backend != "trtllm" or not known.all():
         return rows
-    for found in _of_other_engines(collection, rows, dtypes):
-        asked = found.take(_of_backend(found, "trtllm"))
-        if not len(asked):
+    for other in _other_engines(collection, rows, dtypes):
+        chosen = other.take(_is_of_backend(other, "trtllm"))
+        if not len(chosen):
             continue
-        latency = at_same_points(rows, asked, asked.columns["latency"], _MOE_POINT)
+        latency = at_same_points(rows, chosen, chosen.columns["latency"], _MOE_POINT)
         if np.isfinite(latency).any():
-            name = f"{asked.main_kernel} of {asked.place.engine} {asked.place.version}"
-            merged = _with_latency(rows, np.where(np.isfinite(latency), latency, rows.columns["latency"]))
+            name = f"{chosen.main_kernel} of {chosen.place.engine} {chosen.place.version}"
+            merged = rows.with_latency(np.where(np.isfinite(latency), latency, rows.columns["latency"]))
             return replace(merged, kernel_names=np.full(len(rows.kernel_names), name))
     return rows
 
 
-def _of_other_engines(collection: Collection, rows: Rows, dtypes: tuple[str, ...]) -> Iterator[Rows]:
-    """The newest rows of each engine but the one that `rows` are of."""
+def _other_engines(collection: Collection, rows: Rows, dtypes: tuple[str, ...]) -> Iterator[Rows]:
+    """Yield the newest rows of each engine but that of `rows`."""
     for engine in ENGINES:
         if engine != rows.place.engine:
             newest = replace(collection, engine=engine, version=NEWEST, moe_backend=None)
-            found, _ = _experts_rows(newest, dtypes)
-            if found is not None and found.place.engine == engine:
-                yield found
+            other, _ = _experts_rows(newest, dtypes)
+            if other is not None and other.place.engine == engine:
+                yield other
 
 
-def _with_latency(rows: Rows, latency: Floats) -> Rows:
-    return replace(rows, columns={**rows.columns, "latency": latency})
-
-
-def _of_backend(rows: Rows, backend: str) -> NDArray[np.bool_]:
+def _is_of_backend(rows: Rows, backend: str) -> NDArray[np.bool_]:
+    """Return a mask of the rows of a backend's kernels."""
     names = _MOE_BACKEND_KERNELS.get(backend, (backend,))
     return rows.named(lambda kernel: any(name in kernel for name in names))
 
@@ -103,7 +100,7 @@ _MOE_BACKEND_KERNELS: Mapping[str, tuple[str, ...]] = {
     "trtllm": ("trtllm", "min_latency"),
     "triton": ("triton", "fused_moe"),
 }
-"""What kernels of a backend are called where it is not the backend's own name: TRT-LLM's tables call the TRTLLM-gen
+"""Names of a backend's kernels, where they are not the backend's name: TRT-LLM's tables call the TRTLLM-gen
 kernels `min_latency`, vLLM's older ones its Triton kernel `fused_moe`."""
 
 
@@ -133,7 +130,7 @@ skewed experts of Qwen3-235B take 80 us for one token, the balanced ones 30 to 3
 
 
 def _experts_rows(collection: Collection, dtypes: tuple[str, ...]) -> tuple[Rows | None, str]:
-    """The rows of the nearest version that was measured sanely, and a remark on those that were not.
+    """Return the rows of the nearest version that was measured sanely, and a remark on other versions.
 
     New models are measured in files of their own (TRT-LLM 1.3.0rc23 has a few shapes), and some formats in passing (one
     int4 shape in vLLM 0.22.0): a file of less than half the size of its engine's largest, and a format of less than
@@ -143,15 +140,17 @@ def _experts_rows(collection: Collection, dtypes: tuple[str, ...]) -> tuple[Rows
     largest = {place.engine: 0 for place in places}
     for place in places:
         largest[place.engine] = max(largest[place.engine], _size(place))
-    found: Rows | None = None
+    merged: Rows | None = None
     remark = ""
     for place in places:
-        if found is not None and place.engine != found.place.engine:
+        if merged is not None and place.engine != merged.place.engine:
             break
         rows = _experts_rows_of(collection, place, dtypes)
         if rows is None:
             continue
-        newest = max((other for other in places if other.engine == place.engine), key=_age)
+        newest = max(
+            (other for other in places if other.engine == place.engine), key=lambda other: version_key(other.version)
+        )
         later = rows if newest == place else _experts_rows_of(collection, newest, dtypes)
         slow = _too_slow(collection, rows, later, dtypes)
         if slow:
@@ -159,20 +158,16 @@ def _experts_rows(collection: Collection, dtypes: tuple[str, ...]) -> tuple[Rows
             continue
         if collection.moe_backend is None and _is_slow_at_many_tokens(rows, later):
             assert later is not None
-            rows = _no_slower_than(rows, later)
+            rows = no_slower_than(rows, later, _MOE_POINT)
             remark = remark or f"; no slower than {newest.version} ({later.main_kernel})"
         if later is not None and _takes_flashinfer_across_ranks(collection, place, dtypes):
             rows = _across_ranks_as(rows, later)
             if newest != place:
                 remark = remark or f"; spread over ranks as in {newest.version} ({later.main_kernel})"
-        found = rows if found is None else _completed(found, rows)
+        merged = rows if merged is None else _completed(merged, rows)
         if _size(place) >= largest[place.engine] / 2 and (later is None or len(rows) >= len(later) / 2):
             break
-    return found, remark
-
-
-def _age(place: Place) -> tuple[int, ...]:
-    return version_key(place.version)
+    return merged, remark
 
 
 def _size(place: Place) -> int:
@@ -180,25 +175,27 @@ def _size(place: Place) -> int:
 
 
 def _experts_rows_of(collection: Collection, place: Place, dtypes: tuple[str, ...]) -> Rows | None:
-    """One kernel at every point: of the backend that was asked for where the shape has it, else the fastest."""
-    found: Rows | None = None
+    """Read one kernel at every point: of the chosen backend where the shape has it, else the fastest."""
+    every: Rows | None = None
     for dtype in dtypes:
         words = {"moe_dtype": dtype, "distribution": collection.expert_distribution}
         rows = read_rows(place, "moe_perf", _MOE_POINT, words)
         if rows is not None:
-            found = rows if found is None else joined(found, rows)
-    if found is None or collection.moe_backend is None:
-        return None if found is None else fastest_kernel_only(found, _MOE_POINT)
-    asked = _of_backend(found, collection.moe_backend)
-    fastest = fastest_kernel_only(found, _MOE_POINT)
-    if not asked.any():
+            every = rows if every is None else joined(every, rows)
+    if every is None:
+        return None
+    fastest = fastest_kernel_only(every, _MOE_POINT)
+    if collection.moe_backend is None:
         return fastest
-    own = fastest_kernel_only(found.take(asked), _MOE_POINT)
-    return _with_lacking_shapes(own, at_rate_of(own, fastest))
+    is_chosen = _is_of_backend(every, collection.moe_backend)
+    if not is_chosen.any():
+        return fastest
+    chosen = fastest_kernel_only(every.take(is_chosen), _MOE_POINT)
+    return _with_lacking_shapes(chosen, at_rate_of(chosen, fastest))
 
 
 def _too_slow(collection: Collection, rows: Rows, newest: Rows | None, dtypes: tuple[str, ...]) -> str:
-    """Why rows are not what the engine serves; empty where they may be."""
+    """Return why rows are not what the engine serves; empty where they may be."""
     plain = None if "bfloat16" in dtypes else _experts_rows_of(collection, rows.place, ("bfloat16",))
     ratio = _median_ratio(rows, plain)
     if ratio > _SLOWER_THAN_BF16:
@@ -215,24 +212,19 @@ def _too_slow(collection: Collection, rows: Rows, newest: Rows | None, dtypes: t
 
 
 _FEW_TOKENS = 64
-"""Up to here vLLM's Triton kernel of experts works on blocks of 16 tokens and beyond on blocks of 64, where it was not
-tuned (0.19 `get_default_config` of fused_moe.py): its time jumps by 1.4 to 1.8 between 64 and 80 tokens on B200."""
+"""Tokens up to which vLLM's Triton kernel of experts works on blocks of 16 tokens, and above on blocks of 64, without
+tuning (0.19 `get_default_config` of fused_moe.py): its time jumps by 1.4 to 1.8 between 64 and 80 tokens on B200."""
 
 
 def _is_slow_at_many_tokens(rows: Rows, newest: Rows | None) -> bool:
     """Whether `_SLOWER_THAN_NEWEST` holds beyond `_FEW_TOKENS`.
 
-    So it does of vLLM 0.19.0's and 0.22.0's fp8_block on B200 (1.90; 1.25 to 1.31 below): they were timed with Triton's
+    It holds for vLLM 0.19.0's and 0.22.0's fp8_block on B200 (1.90; 1.25 to 1.31 below): they were timed with Triton's
     kernel, and servers take FlashInfer's at every size unless they are told not to (vllm-project/vllm, pull request
     37056). MiniMax-M2.5 follows the one in 0.19, the other in 0.17 with FlashInfer's off. All others are at most 1.78.
     """
     many = rows.take(rows.columns["num_tokens"] > _FEW_TOKENS)
     return _median_ratio(many, newest) > _SLOWER_THAN_NEWEST
-
-
-def _no_slower_than(rows: Rows, newest: Rows) -> Rows:
-    faster = at_same_points(rows, newest, newest.columns["latency"], _MOE_POINT)
-    return _with_latency(rows, np.fmin(rows.columns["latency"], faster))
 
 
 _FLASHINFER_ACROSS_RANKS_SINCE = "0.17"
@@ -251,16 +243,15 @@ def _takes_flashinfer_across_ranks(collection: Collection, place: Place, dtypes:
 
 
 def _across_ranks_as(rows: Rows, other: Rows) -> Rows:
-    """`rows`, where experts are spread over ranks as `other` has them with FlashInfer's CUTLASS kernels."""
+    """Return `rows`, where experts are spread over ranks with the times of FlashInfer's CUTLASS kernels in `other`."""
     known = other.take(other.named(lambda kernel: "flashinfer_cutlass" in kernel))
     latency = at_same_points(rows, known, known.columns["latency"], _MOE_POINT)
     taken = (rows.columns["moe_ep_size"] > 1) & np.isfinite(latency)
-    latency = np.where(taken, latency, rows.columns["latency"])
-    return _with_latency(rows, latency)
+    return rows.with_latency(np.where(taken, latency, rows.columns["latency"]))
 
 
 def _median_ratio(rows: Rows, other: Rows | None) -> float:
-    """How many times as long `rows` take at the points that both have; 0 where there are none."""
+    """Return the median ratio of seconds to those of `other` at common points; 0 where there are none."""
     if other is None:
         return 0.0
     ratio = rows.seconds / at_same_points(rows, other, other.seconds, _MOE_POINT)
@@ -269,19 +260,19 @@ def _median_ratio(rows: Rows, other: Rows | None) -> float:
 
 
 def _with_lacking_shapes(rows: Rows, others: Rows) -> Rows:
-    """`rows` with the shapes that only `others` has."""
+    """Return `rows` with the shapes that only `others` has."""
     lacking = np.isnan(at_same_points(others, rows, np.ones(len(rows)), _MOE_POINT[:-1]))
     return joined(rows, others.take(lacking))
 
 
 def _completed(rows: Rows, others: Rows) -> Rows:
-    """`rows` with the shapes that only `others`, of another version, has."""
+    """Return `rows` with the shapes that only `others`, of another version, has."""
     place = replace(rows.place, version=f"{rows.place.version} and {others.place.version}")
     return replace(_with_lacking_shapes(rows, others), place=place)
 
 
 def experts_table(collection: Collection, op: Any) -> MeasurementTable | None:
-    """Mixtures of experts, one kernel at every point, of the nearest version that was measured sanely."""
+    """Return mixtures of experts, one kernel at every point, of the nearest version that was measured sanely."""
     dtypes = _MOE_DTYPES.get(op.format, ())
     if "fp4" in collection.roofline.device.peak_flops_per_s:
         dtypes = _MOE_DTYPES_FP4.get(op.format, dtypes)

@@ -1,4 +1,4 @@
-"""Dense matrix products from the tables of `aiconfigurator-core`'s layout: what the engine would run, and no more."""
+"""Dense matrix products from the tables of `aiconfigurator-core`'s layout: the kernels that the engine runs."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from windtunnel.pricing.aiconfigurator.collection import (
     first_rows,
     joined,
     main_kernel_only,
+    no_slower_than,
     read_rows,
 )
 from windtunnel.pricing.aiconfigurator.conversions import QUANTISED_BYTES, conversions, fastest_conversion, lower_middle
@@ -37,23 +38,23 @@ _GEMM_POINT = ("m", "n", "k")
 
 
 def gemm_table(collection: Collection, op: Any) -> MeasurementTable | None:
-    """GEMMs as the engine would run them: without hiccups, without quantisation that it spares, free of launches."""
+    """Return GEMMs as the engine runs them: without hiccups, quantisation that it spares, and launches by the host."""
     choices = [{"gemm_dtype": name} for name in _GEMM_DTYPES.get(op.format, ())]
-    found = (_with_quantisation(collection, rows) for rows in _all_gemm_rows(collection, choices))
-    rows = next(found, None)
+    candidates = (_with_quantisation(collection, rows) for rows in _all_gemm_rows(collection, choices))
+    rows = next(candidates, None)
     if rows is None:
         return None
     label = collection.label("gemm", rows)
     bare = _bare_rows(collection, rows, choices) if op.format is Format.NVFP4 else None
     if bare is not None:
-        rows = _no_slower_than(rows, bare)
+        rows = no_slower_than(rows, bare, _GEMM_POINT)
         label = f"{label}, no slower than {collection.label('gemm', bare).partition(',')[0]}"
     quantisation_s = _quantisation_s(collection, rows) if op.format is Format.FP8 else None
     if quantisation_s is not None:
         rows = _without_quantisation(rows, quantisation_s)
         label = f"{label}, less quantisation"
     if _launch_bound(rows):
-        donor = next((other for other in found if not _launch_bound(other)), None)
+        donor = next((other for other in candidates if not _launch_bound(other)), None)
         rows = _free_of_launches(rows, donor)
         name = collection.label("gemm", donor).partition(",")[0] if donor else "the roofline"
         label = f"{label}; where launches bound it, {name}"
@@ -72,25 +73,18 @@ def _all_gemm_rows(collection: Collection, choices: list[dict[str, str]]) -> Ite
 
 
 _TIMED_WITH_QUANTISATION = "trtllm"
-"""Its nvfp4 rows time the linear layer: on B200 they exceed SGLang's bare kernel by 3 us at 8,192 x 1,024 values and 7
-to 9 us at 8,192 x 8,192, up to 256 rows, and are level with it or faster at 1,024. The engine fuses the quantisation
+"""Engine whose nvfp4 rows time the linear layer: on B200 they exceed SGLang's bare kernel by 3 us at 8,192 x 1,024 and
+7 to 9 us at 8,192 x 8,192, up to 256 rows, and are level with it or faster at 1,024. The engine fuses the quantisation
 into the norm, activation or all-reduce before, and tunes over more kernels than the one that was timed."""
 _BARE_ENGINE = "sglang"
 
 
 def _bare_rows(collection: Collection, rows: Rows, choices: list[dict[str, str]]) -> Rows | None:
-    """The GEMMs alone, for rows that time them with the quantisation of their input; None where nobody has them."""
+    """Read the GEMMs alone, for rows that time them with quantisation of their input; None where nobody has them."""
     if rows.place.engine != _TIMED_WITH_QUANTISATION:
         return None
-    found = next(_all_gemm_rows(replace(collection, engine=_BARE_ENGINE), choices), None)
-    return found if found is not None and found.place.engine == _BARE_ENGINE else None
-
-
-def _no_slower_than(rows: Rows, other: Rows) -> Rows:
-    """`rows`, at points that `other` has too the faster of both."""
-    latency = rows.columns["latency"]
-    faster = np.fmin(latency, at_same_points(rows, other, other.columns["latency"], _GEMM_POINT))
-    return Rows({**rows.columns, "latency": faster}, rows.kernel_codes, rows.kernel_names, rows.place)
+    bare = next(_all_gemm_rows(replace(collection, engine=_BARE_ENGINE), choices), None)
+    return bare if bare is not None and bare.place.engine == _BARE_ENGINE else None
 
 
 _QUANTISES = 0.75
@@ -100,18 +94,18 @@ for vLLM 0.24.0 and 0.23 to 0.58 for SGLang 0.5.14 on H100, H200, B200, B300, GB
 
 
 def _quantisation_s(collection: Collection, rows: Rows) -> Floats | None:
-    """What the quantisation of the input takes in each row of an fp8 GEMM table; None where its kernel does none.
+    """Return the seconds of the input's quantisation in each row of an fp8 GEMM table; None where its kernel does none.
 
     The same collection timed the two parts alone, the scale's reduction and the conversion, over rows and columns.
     """
-    own = replace(collection, engine=rows.place.engine, version=rows.place.version)
+    same_version = replace(collection, engine=rows.place.engine, version=rows.place.version)
     total = np.zeros(len(rows))
     for table in ("computescale_perf", "scale_matrix_perf"):
-        part = first_rows(own, "quantize", table, ("m", "k"), [{}])
+        part = first_rows(same_version, "quantize", table, ("m", "k"), [{}])
         if part is None or part.place.engine != rows.place.engine:
             return None
-        at, seconds = lower_middle(part.columns["m"] * part.columns["k"], part.seconds)
-        total += np.interp(np.log(rows.columns["m"] * rows.columns["k"]), np.log(at), seconds)
+        num_values, seconds = lower_middle(part.columns["m"] * part.columns["k"], part.seconds)
+        total += np.interp(np.log(rows.columns["m"] * rows.columns["k"]), np.log(num_values), seconds)
     plain = read_rows(rows.place, "gemm_perf", _GEMM_POINT, {"gemm_dtype": "bfloat16"})
     if plain is None:
         return None
@@ -120,7 +114,7 @@ def _quantisation_s(collection: Collection, rows: Rows) -> Floats | None:
 
 
 def _without_quantisation(rows: Rows, quantisation_s: Floats) -> Rows:
-    """An fp8 GEMM alone, at least half of what bf16 takes at the same shape: rate and bytes differ by a factor of two.
+    """Return an fp8 GEMM alone, at least half of bf16's time at the same shape: rate and bytes differ by two.
 
     Checkpoints with static scales, the usual ones, spare the reduction, and engines fuse the conversion into the norm
     or activation before. What is left approaches the bound as it should: over bf16's time its median is 0.50 to 0.59
@@ -129,10 +123,9 @@ def _without_quantisation(rows: Rows, quantisation_s: Floats) -> Rows:
     plain = read_rows(rows.place, "gemm_perf", _GEMM_POINT, {"gemm_dtype": "bfloat16"})
     assert plain is not None
     half = at_same_points(rows, plain, plain.columns["latency"] / 2, _GEMM_POINT)
-    own = rows.columns["latency"]
-    least = np.fmin(own, np.where(np.isfinite(half), half, own))
-    latency = np.maximum(own - quantisation_s * 1e3, least)
-    return Rows({**rows.columns, "latency": latency}, rows.kernel_codes, rows.kernel_names, rows.place)
+    latency = rows.columns["latency"]
+    least = np.fmin(latency, np.where(np.isfinite(half), half, latency))
+    return rows.with_latency(np.maximum(latency - quantisation_s * 1e3, least))
 
 
 _QUANTISED_BEFORE = "sglang_deepgemm_gemm_nt_f8f8bf16"
@@ -145,25 +138,25 @@ is, as nothing measured says how TRT-LLM quantises there."""
 
 
 def _with_quantisation(collection: Collection, rows: Rows) -> Rows:
-    """Rows of the kernel that takes quantised input, with the launch that quantises it; other rows as they are.
+    """Return the rows of the kernel that takes quantised input with the launch that quantises it; others unchanged.
 
     Scales of blocks of 128 values are dynamic, so that engines launch it before every such GEMM.
     """
     bare = rows.named(lambda name: name == _QUANTISED_BEFORE)
-    found = conversions(collection) if bare.any() else []
-    if not found:
+    by_engine = conversions(collection) if bare.any() else []
+    if not by_engine:
         return rows
-    at, seconds = fastest_conversion(found)
+    sizes, seconds = fastest_conversion(by_engine)
     num_bytes = rows.columns["m"] * rows.columns["k"] * QUANTISED_BYTES
-    launch_s = np.where(bare, np.interp(np.log(num_bytes), np.log(at), seconds), 0.0)
+    launch_s = np.where(bare, np.interp(np.log(num_bytes), np.log(sizes), seconds), 0.0)
     latency = rows.columns["latency"] + launch_s * 1e3
     named = {_QUANTISED_BEFORE: f"{_QUANTISED_BEFORE} and quantisation"}
     names = np.array([named.get(name, name) for name in rows.kernel_names.tolist()])
-    return Rows({**rows.columns, "latency": latency}, rows.kernel_codes, names, rows.place)
+    return replace(rows.with_latency(latency), kernel_names=names)
 
 
 def _without_hiccups(rows: Rows) -> Rows:
-    """A GEMM's rows but those that took 1.75 times as long as both the next smaller and the next larger m.
+    """Leave out rows that took `HICCUP` times as long as both the next smaller and the next larger m.
 
     More work cannot take so much less time; such rows are strewn over all shapes (2.1 % of vLLM 0.24.0's fp8 rows on
     B200 and 0.01 % on GB200, the same silicon; below 0.7 % elsewhere): hiccups of the collection and not kernels.
@@ -183,12 +176,12 @@ timed the host: vLLM 0.24.0's fp8_block, 61 us on H100 and 170 to 400 us on B200
 the same DeepGEMM kernels in the tables of SGLang and TRT-LLM. Engines that decode from CUDA graphs do not pay that."""
 
 _BOUND_BELOW, _FREE_ABOVE = 1.5, 4.0
-"""In multiples of a kernel's floor: below, a time says nothing about the device; above, it is the device's (between
-vLLM's and SGLang's tables the median ratio is 0.9 to 1.15 from four floors on, and 3 to 11 below two)."""
+"""Multiples of a kernel's floor: below the first a time says nothing about the device, above the second it is the
+device's (between vLLM's and SGLang's tables the median ratio is 0.9 to 1.15 from four floors on, 3 to 11 below two)."""
 
 
 def _launch_floors_s(rows: Rows) -> Floats:
-    """For every row, what its kernel takes when there is next to nothing to compute."""
+    """Return, for every row, the seconds of its kernel with next to nothing to compute."""
     floor = np.zeros(len(rows.kernel_names))
     for code in np.unique(rows.kernel_codes):
         here = rows.take(rows.kernel_codes == code)
@@ -197,10 +190,9 @@ def _launch_floors_s(rows: Rows) -> Floats:
 
 
 def _smallest(rows: Rows) -> NDArray[np.bool_]:
-    """The twentieth of a GEMM table's rows with the least to compute."""
+    """Return a mask of the twentieth of a GEMM table's rows with the least to compute."""
     work = rows.columns["m"] * rows.columns["n"] * rows.columns["k"]
-    found: NDArray[np.bool_] = work <= np.quantile(work, 0.05)
-    return found
+    return np.asarray(work <= np.quantile(work, 0.05))
 
 
 def _launch_bound(rows: Rows) -> bool:
@@ -208,19 +200,19 @@ def _launch_bound(rows: Rows) -> bool:
 
 
 def _free_of_launches(rows: Rows, donor: Rows | None) -> Rows:
-    """Rows without the host's launch time: near the floor the donor's time at the same shape, far above it their own.
+    """Return rows without the host's launch time: the donor's time near the floor, their own time far above it.
 
     In between the two are blended geometrically, so that no step appears. Rows near the floor that the donor lacks are
     dropped; shapes that only the donor has are added.
     """
-    own = rows.columns["latency"]
+    latency = rows.columns["latency"]
     above = rows.seconds / (_BOUND_BELOW * _launch_floors_s(rows))
     weight = np.clip(np.log(above) / np.log(_FREE_ABOVE / _BOUND_BELOW), 0.0, 1.0)
     if donor is None:
         return rows.take(weight == 1.0)
     other = at_same_points(rows, donor, donor.columns["latency"], _GEMM_POINT)
-    latency = np.where(weight == 1.0, own, np.minimum(own, other ** (1 - weight) * own**weight))
-    known = np.isfinite(latency)
-    freed = Rows({**rows.columns, "latency": latency}, rows.kernel_codes, rows.kernel_names, rows.place).take(known)
+    blended = np.minimum(latency, other ** (1 - weight) * latency**weight)
+    freed = rows.with_latency(np.where(weight == 1.0, latency, blended))
+    freed = freed.take(np.isfinite(freed.columns["latency"]))
     lacking = np.isnan(at_same_points(donor, freed, freed.seconds, _GEMM_POINT))
     return joined(freed, donor.take(lacking))

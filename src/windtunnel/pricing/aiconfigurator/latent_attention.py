@@ -1,13 +1,14 @@
-"""Multi-head latent attention from the tables of `aiconfigurator-core`'s layout: its core, as the engine runs it."""
+"""Cores of multi-head latent attention from the tables of `aiconfigurator-core`'s layout, as the engine runs them."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from windtunnel.model import operators as ops
+from windtunnel.model.precision import Format
 from windtunnel.pricing.aiconfigurator.collection import (
     ENGINES,
     KV_DTYPES,
@@ -17,6 +18,7 @@ from windtunnel.pricing.aiconfigurator.collection import (
     Rows,
     at_same_points,
     first_rows,
+    projection_seconds,
 )
 from windtunnel.pricing.table import Floats, MeasurementTable
 
@@ -33,30 +35,30 @@ def _latent_rows(collection: Collection, table: str, tokens: str, op: Any) -> Ro
 
 
 def _module_rows(collection: Collection, table: str, tokens: str, op: Any) -> Rows | None:
-    """Whole attention modules (projections included) that the engine itself was measured with, in bf16 projections."""
+    """Read whole attention modules of the engine itself, with bf16 projections."""
     words = {"kv_cache_dtype": KV_DTYPES[op.kv_format], "gemm_type": "bfloat16"}
     rows = first_rows(collection, "mla", table, ("batch_size", tokens, "num_heads"), [words])
     return rows if rows is not None and rows.place.engine == collection.engine else None
 
 
 def latent_prefill_table(collection: Collection, op: Any, price: GemmPrices) -> MeasurementTable | None:
-    """The core of latent prefill; where the engine has only module tables, the lesser of two upper bounds.
+    """Return the core of latent prefill; where the engine has only module tables, the lesser of two upper bounds.
 
-    One is the core of another engine that computes the same form. The other is the engine's module less its
-    projections, priced from the GEMM table: right where little but the core is left, and as unsure as the price of the
-    projections where they are most of it. Short prompts are bound by the host's launches, which makes it the greater.
+    One bound is the core of another engine that computes the same form. The other is the engine's module less its
+    projections, priced from the GEMM table: right where the core is most of the module, and as unsure as the price of
+    the projections where they are. Launches by the host bound short prompts, where the second bound is the greater.
     """
     rows = _latent_rows(collection, "context_mla_perf", "isl", op)
     if rows is None:
         return None
-    own = rows.place.engine == collection.engine
-    module = None if own else _module_rows(collection, "mla_context_module_perf", "isl", op)
+    is_measured = rows.place.engine == collection.engine
+    module = None if is_measured else _module_rows(collection, "mla_context_module_perf", "isl", op)
     module = None if module is None else _expanding(module)
-    projections_s = None if module is None else _projection_seconds(module, price)
+    projections_s = None if module is None else projection_seconds(module, _projections, Format.BF16, price)
     label, seconds = collection.label("mla", rows), rows.seconds
     if module is not None and projections_s is not None:
         left_s = module.seconds - projections_s
-        rows = _of_the_same_form(collection, op, rows, module, left_s)
+        rows = _same_form(collection, op, rows, module, left_s)
         bound = at_same_points(rows, module, left_s, _PREFILL_POINT) / rows.seconds
         weight = at_same_points(rows, module, _weight(left_s / projections_s), _PREFILL_POINT)
         lower = (bound > 0.0) & (bound < 1.0)
@@ -73,7 +75,7 @@ _PREFILL_POINT = ("num_heads", "batch_size", "isl")
 
 
 def _expanding(module: Rows) -> Rows:
-    """Rows of the kernel of the longest prompts: short ones go through decode's, which absorb one of the projections.
+    """Return the rows of the longest prompts' kernel: short prompts take decode's, which absorb one of the projections.
 
     vLLM 0.24.0 sends up to 512 tokens there on Hopper, and single tokens elsewhere.
     """
@@ -81,56 +83,47 @@ def _expanding(module: Rows) -> Rows:
     return module.take(module.kernel_codes == longest)
 
 
-def _of_the_same_form(collection: Collection, op: Any, rows: Rows, module: Rows, left_s: Floats) -> Rows:
-    """Of other engines' cores the one that is most like what is left of the module where it has most to compute.
+def _same_form(collection: Collection, op: Any, rows: Rows, module: Rows, left_s: Floats) -> Rows:
+    """Return the engine's core that is nearest to the module less its projections, where it has most to compute.
 
     SGLang's kernels on Hopper, Ada and RTX Pro 6000 compute the absorbed form, 3.4 times the arithmetic; vLLM expands
     keys and values as TRT-LLM does. From 16,384 tokens on what is left of vLLM's modules is 0.12 to 0.26 of SGLang's
     times there and 0.8 to 1.0 of TRT-LLM's; where SGLang's kernels expand too (Blackwell), 0.64 to 2.0 of either's.
     """
-    found = {rows.place.engine: rows}
+    cores = {rows.place.engine: rows}
     for engine in ENGINES:
         newest = _latent_rows(replace(collection, engine=engine, version=NEWEST), "context_mla_perf", "isl", op)
         if newest is not None and newest.place.engine == engine:
-            found.setdefault(engine, newest)
+            cores.setdefault(engine, newest)
     work = module.columns["num_heads"] * module.columns["batch_size"] * module.columns["isl"] ** 2
-    most = (work >= np.quantile(work, 0.9)) & (left_s > 0.0)
+    largest = (work >= np.quantile(work, 0.9)) & (left_s > 0.0)
 
     def unlikeness(core: Rows) -> float:
-        ratio = left_s[most] / at_same_points(module.take(most), core, core.seconds, _PREFILL_POINT)
+        ratio = left_s[largest] / at_same_points(module.take(largest), core, core.seconds, _PREFILL_POINT)
         known = np.isfinite(ratio)
         return float(np.median(np.abs(np.log(ratio[known])))) if known.any() else np.inf
 
-    return min(found.values(), key=unlikeness)
+    return min(cores.values(), key=unlikeness)
 
 
 _PROJECTIONS_ERROR, _CORE_ERROR = 0.1, 0.3
-"""What the projections' price is off by (nine of ten measured GEMMs that are left out lie within 0.15), and how far
-kernels of one form differ between engines (a factor of 0.64 to 2.0 at the longest prompts)."""
+"""Relative error of the projections' price (nine of ten measured GEMMs that are left out lie within 0.15), and relative
+difference between engines' kernels of one form (a factor of 0.64 to 2.0 at the longest prompts)."""
 
 
 def _weight(left_over_projections: Floats) -> Floats:
-    """How much a module less its projections says of its core beside another engine's, by inverse variances."""
+    """Return the weight of a module less its projections against another engine's core, by inverse variances."""
     relative_error = _PROJECTIONS_ERROR / np.maximum(left_over_projections, 1e-6)
     return np.asarray(_CORE_ERROR**2 / (_CORE_ERROR**2 + relative_error**2))
 
 
-def _projection_seconds(module: Rows, price: GemmPrices) -> Floats | None:
-    """What the projections of DeepSeek-V3's attention take at the module's tokens and heads, by the bf16 GEMM table."""
-    total = np.zeros(len(module))
-    num_tokens, num_heads = module.columns["batch_size"] * module.columns["isl"], module.columns["num_heads"]
-    for heads in np.unique(num_heads).astype(int).tolist():
-        here = num_heads == heads
-        for n, k in ((1536 + 576, 7168), (192 * heads, 1536), (256 * heads, 512), (7168, 128 * heads)):
-            seconds = price(ops.Gemm(num_tokens[here], n, k))
-            if seconds is None:
-                return None
-            total[here] += seconds
-    return total
+def _projections(heads: int) -> Iterator[tuple[int, int]]:
+    """Yield (n, k) of the projections of DeepSeek-V3's attention."""
+    yield from ((1536 + 576, 7168), (192 * heads, 1536), (256 * heads, 512), (7168, 128 * heads))
 
 
 def latent_decode_table(collection: Collection, op: Any) -> MeasurementTable | None:
-    """The core of latent decode with the two absorbing products; where the engine has only modules, from their growth.
+    """Return the core of latent decode with its two absorbing products; without core tables, from growth of modules.
 
     A module's projections do not depend on the context, so its core is another engine's core at the shortest context
     plus what the module's time grows by. With TRT-LLM's cores this agrees within 5 % on H100, H200, B200 and GB200;
@@ -139,12 +132,12 @@ def latent_decode_table(collection: Collection, op: Any) -> MeasurementTable | N
     rows = _latent_rows(collection, "generation_mla_perf", "step", op)
     if rows is None:
         return None
-    columns, label = dict(rows.columns), collection.label("mla", rows)
-    columns["step"] = columns["step"] + 1
-    rows = Rows(columns, rows.kernel_codes, rows.kernel_names, rows.place)
+    label = collection.label("mla", rows)
+    columns = {**rows.columns, "step": rows.columns["step"] + 1}
+    rows = replace(rows, columns=columns)
     seconds = rows.seconds
-    own = rows.place.engine == collection.engine
-    module = None if own else _module_rows(collection, "mla_generation_module_perf", "step", op)
+    is_measured = rows.place.engine == collection.engine
+    module = None if is_measured else _module_rows(collection, "mla_generation_module_perf", "step", op)
     if module is not None:
         seconds = _grown(rows, module)
         label = f"{label}, growing as {collection.label('mla', module)}"
@@ -156,7 +149,7 @@ def latent_decode_table(collection: Collection, op: Any) -> MeasurementTable | N
 
 
 def _grown(core: Rows, module: Rows) -> Floats:
-    """Seconds of the core: its own at the shortest context, then growing as the module does, where that is known."""
+    """Return the core's seconds at the shortest context, then growing as the module does, where that is known."""
     seconds = core.seconds
     point = ("num_heads", "batch_size", "step")
     same = at_same_points(core, module, module.seconds, point)
@@ -170,16 +163,11 @@ def _grown(core: Rows, module: Rows) -> Floats:
 
 
 def _absorb_seconds(collection: Collection, num_heads: Floats, batch: Floats) -> Floats:
-    """The two per-head products that absorb the up-projections; 0 where nobody measured them."""
+    """Return the seconds of the two per-head products that absorb the up-projections; 0 where nobody measured them."""
     total = np.zeros(len(batch))
     for name in ("mla_gen_pre", "mla_gen_post"):
-        rows = first_rows(
-            collection,
-            "mla_bmm",
-            "mla_bmm_perf",
-            ("num_tokens", "num_heads"),
-            [{"op_name": name, "bmm_dtype": "bfloat16"}],
-        )
+        words = {"op_name": name, "bmm_dtype": "bfloat16"}
+        rows = first_rows(collection, "mla_bmm", "mla_bmm_perf", ("num_tokens", "num_heads"), [words])
         if rows is None:
             return np.zeros(len(batch))
         columns = rows.columns
@@ -188,7 +176,7 @@ def _absorb_seconds(collection: Collection, num_heads: Floats, batch: Floats) ->
             nearest = measured_heads[np.argmin(np.abs(np.log(measured_heads / heads)))]
             here = columns["num_heads"] == nearest
             order = np.argsort(columns["num_tokens"][here])
-            at, took = columns["num_tokens"][here][order], rows.seconds[here][order]
-            wanted = num_heads == heads
-            total[wanted] += np.exp(np.interp(np.log(batch[wanted]), np.log(at), np.log(took)))
+            num_tokens, seconds = columns["num_tokens"][here][order], rows.seconds[here][order]
+            chosen = num_heads == heads
+            total[chosen] += np.exp(np.interp(np.log(batch[chosen]), np.log(num_tokens), np.log(seconds)))
     return total

@@ -1,6 +1,6 @@
-"""How each kind of operator is read from the tables of `aiconfigurator-core`'s layout.
+"""Readers of each kind of operator from the tables of `aiconfigurator-core`'s layout.
 
-Every reader returns a table in seconds and bytes, with what was chosen (version, kernel, other engine) in its source.
+Every reader returns a table in seconds and bytes; its source names the chosen version, kernel and other engine.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Reader = Callable[[Collection, Any], "MeasurementTable | None"]
 
 
 def table_for(collection: Collection, op: ops.Op) -> MeasurementTable | None:
-    """The table to price `op` from, or None where nobody measured its kind in its format on this system."""
+    """Return the table that prices `op`, or None where nobody measured its kind in its format on this system."""
     key = (op.kind, variant(op), str(getattr(op, "span_nodes", 1) > 1))
     if key not in collection.read:
         collection.read[key] = _READERS[op.kind](collection, op)
@@ -37,7 +37,7 @@ def table_for(collection: Collection, op: ops.Op) -> MeasurementTable | None:
 
 
 def _gemm_prices(collection: Collection) -> GemmPrices:
-    """Prices of GEMMs by the tables of a collection, each read on first use."""
+    """Return the prices of GEMMs by the tables of a collection, each read on first use."""
     models: dict[Format, TableModel | None] = {}
 
     def price(gemm: ops.Gemm) -> Floats | None:
@@ -51,7 +51,7 @@ def _gemm_prices(collection: Collection) -> GemmPrices:
 
 
 def _attention(table: str, batch_axis: str, tokens: str, added: int) -> Reader:
-    """A reader of an attention table; its context is `tokens` + `added`."""
+    """Return a reader of an attention table; its context is `tokens` + `added`."""
 
     def read(collection: Collection, op: Any) -> MeasurementTable | None:
         kv = KV_DTYPES.get(op.kv_format)
@@ -86,7 +86,7 @@ def _latent_prefill(collection: Collection, op: Any) -> MeasurementTable | None:
 
 def _sparse_latent(collection: Collection, op: Any) -> MeasurementTable | None:
     def prices(place: Place) -> GemmPrices:
-        """By the GEMM tables of the engine and version that was measured."""
+        """Return the GEMM prices of the engine and version that was measured."""
         return _gemm_prices(replace(collection, engine=place.engine, version=place.version, read={}))
 
     kv = KV_DTYPES.get(op.kv_format)
@@ -104,7 +104,7 @@ def _gated_delta(collection: Collection, op: Any) -> MeasurementTable | None:
 
 
 def _summed_kernels(collection: Collection, op: ops.Op, rows: Rows, point: tuple[str, ...]) -> MeasurementTable:
-    """One row a point: the sum over kernels (convolution and delta rule), each the median of its repeats."""
+    """Return one row per point: the sum over kernels (convolution and delta rule), each the median of its repeats."""
     points = np.column_stack([rows.columns[name] for name in point])
     unique, codes = np.unique(points, axis=0, return_inverse=True)
     total = np.zeros(len(unique))

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from windtunnel.model import operators as ops
-from windtunnel.pricing.aiconfigurator.collection import version_key
 from windtunnel.pricing.estimator import Coverage, Estimate, Estimator, TableEstimator
+from windtunnel.versions import version_key
 
 HELD_BY = {"rope": "attention", "kv_cache_write": "attention", "top_k": "experts"}
 """Kernel -> the operator of TensorRT-LLM that does its work and was timed with it: AIConfigurator's collectors call
@@ -16,7 +16,7 @@ HELD_BY = {"rope": "attention", "kv_cache_write": "attention", "top_k": "experts
 (`collect_moe.py`)."""
 
 HELD_BY_ALL_REDUCE = "norm"
-"""What rides along in a fused all-reduce (`AllReduceFusionOp.RESIDUAL_RMS_NORM`): its bytes still move, its launch is
+"""Kernel that a fused all-reduce does too (`AllReduceFusionOp.RESIDUAL_RMS_NORM`): its bytes still move, its launch is
 gone."""
 
 OVERLAPPED_SINCE = ("trtllm", "1.2.0rc1")
@@ -31,34 +31,34 @@ is counted twice happens to be as long: TPOT of Llama-3.3-70B with 1.1.0rc2 is 2
 
 @dataclass(frozen=True)
 class CountedOnce:
-    """Another estimator's seconds, less what tables of other operators hold."""
+    """Another estimator's seconds, less kernels that tables of other operators hold."""
 
     estimator: Estimator
     norms_in_all_reduce: bool
 
     def estimate(self, op: ops.Op) -> Estimate:
-        """Seconds of `op`: none of a kernel of `HELD_BY`, and of a norm in an all-reduce what exceeds its launch."""
-        found = self.estimator.estimate(op)
+        """Return the seconds of `op`: 0 for a kernel of `HELD_BY`, less the launch for a norm in an all-reduce."""
+        estimate = self.estimator.estimate(op)
         if not isinstance(op, ops.Elementwise):
-            return found
+            return estimate
         if op.name in HELD_BY:
-            nothing = np.asarray(found.seconds) * 0.0
+            nothing = np.asarray(estimate.seconds) * 0.0
             label = f"within {HELD_BY[op.name]}"
             return Estimate(nothing if np.ndim(nothing) else 0.0, Coverage.MEASURED, label, 0.0)
         if op.name == HELD_BY_ALL_REDUCE and self.norms_in_all_reduce:
             launch_s = np.asarray(self.estimator.estimate(ops.Elementwise(op.name, 1.0, 1.0)).seconds)
-            seconds = np.maximum(np.asarray(found.seconds) - launch_s, 0.0)
-            label = f"{found.source}, its launch within the all-reduce"
-            return replace(found, seconds=seconds if np.ndim(seconds) else float(seconds), source=label)
-        return found
+            seconds = np.maximum(np.asarray(estimate.seconds) - launch_s, 0.0)
+            label = f"{estimate.source}, its launch within the all-reduce"
+            return replace(estimate, seconds=seconds if np.ndim(seconds) else float(seconds), source=label)
+        return estimate
 
 
 def counted_once(estimator: Estimator, engine: str, version: str, norms_in_all_reduce: bool) -> Estimator:
-    """`estimator` without what its tables hold twice, for engines whose kernels overlap (`OVERLAPPED_SINCE`).
+    """Return `estimator` without what its tables hold twice, for engines whose kernels overlap (`OVERLAPPED_SINCE`).
 
     Args:
         estimator: of measured tables; one of a roofline alone holds nothing twice.
-        engine: that is served with.
+        engine: engine that serves.
         version: of the engine.
         norms_in_all_reduce: whether tensor parallelism reduces, with the norm in the same kernel.
     """

@@ -21,6 +21,7 @@ from windtunnel.pricing.aiconfigurator.collection import (
     Place,
     Rows,
     fastest_kernel_only,
+    projection_seconds,
     read_rows,
 )
 from windtunnel.pricing.roofline import Roofline
@@ -34,7 +35,7 @@ _MODELS: Mapping[tuple[str, ...], tuple[int, ...]] = {
     ("deepseek-ai/DeepSeek-V3.2",): (512, 64, 128, 128, 7168, 1536, 64, 128, 2048),
     ("zai-org/GLM-5", "zai-org/GLM-5-FP8"): (512, 64, 192, 256, 6144, 2048, 32, 128, 2048),
 }
-"""What the tables call a model -> its widths, in the order of `_WIDTHS` (the models' config.json)."""
+"""Names of a model in tables -> its widths, in the order of `_WIDTHS` (the models' config.json)."""
 
 _FORMATS: Mapping[str, Format] = {"bfloat16": Format.BF16, "fp8_block": Format.FP8_BLOCK}
 """Formats of the measured projections; the first that a file has."""
@@ -47,13 +48,13 @@ _WITHOUT_GRAPHS = 4.0
 """A decode module that takes this many times as long as at half its batch ran beyond the captured graphs (1.3 ms after
 0.10 ms from a batch of 512 on in SGLang 0.5.14 on H200)."""
 _LEAST_SHARE = 0.1
-"""Of a module, where its projections' prices add up to more."""
+"""Least share of a module that is left for its core, where the prices of its projections add up to more."""
 
 
 def sparse_table(
     collection: Collection, kind: str, kv_dtype: str, kv_format: Format, prices: Callable[[Place], GemmPrices]
 ) -> MeasurementTable | None:
-    """The table of `kind` with a cache of `kv_format`, of the nearest version that has one; None where none does."""
+    """Return the table of `kind` with a cache of `kv_format`, of the nearest version that has one; None without one."""
     decode = kind == ops.SparseLatentDecode.kind
     file = "dsa_generation_module_perf" if decode else "dsa_context_module_perf"
     for place in collection.places("sparse_attention", file):
@@ -66,14 +67,14 @@ def sparse_table(
 def _parts(
     place: Place, file: str, kv_dtype: str, decode: bool, price: GemmPrices, roofline: Roofline
 ) -> Iterator[tuple[Rows, tuple[int, ...], Floats]]:
-    """Of every measured shape of model: the rows, its widths, and seconds without the projections."""
+    """Yield, for each measured model, the rows, its widths, and seconds without the projections."""
     for names, widths in _MODELS.items():
         for words in ({"model": name, "gemm_type": gemm} for gemm in _FORMATS for name in names):
             rows = read_rows(place, file, _POINT, {**words, "kv_cache_dtype": kv_dtype})
             if rows is None:
                 continue
-            rows = rows.take(_captured(rows) if decode else _of_the_device(rows))
-            projections = _projection_seconds(rows, widths, _FORMATS[words["gemm_type"]], price)
+            rows = rows.take(_captured(rows) if decode else _unbound_by_launches(rows))
+            projections = projection_seconds(rows, _projections(widths), _FORMATS[words["gemm_type"]], price)
             if not len(rows) or projections is None:
                 continue
             left = np.maximum(rows.seconds - projections, _LEAST_SHARE * rows.seconds)
@@ -84,19 +85,19 @@ def _parts(
 
 
 def _is_dense(kernel: str) -> bool:
-    """Whether a kernel attends to every key, as SGLang does where a prompt has no more than `top_k`."""
+    """Whether a kernel attends to every key, as SGLang's for prompts of at most `top_k` tokens."""
     return "dense_mha" in kernel
 
 
-def _of_the_device(rows: Rows) -> NDArray[np.bool_]:
-    """Rows of whole prompts that do not wait for launches, or of which another price is known."""
+def _unbound_by_launches(rows: Rows) -> NDArray[np.bool_]:
+    """Return a mask of whole prompts that do not wait for launches, or that have another price."""
     prompts: NDArray[np.bool_] = rows.columns["step"] == 0
     slow: NDArray[np.bool_] = rows.seconds > _LAUNCH_BOUND * rows.seconds[prompts].min(initial=np.inf)
     return prompts & (slow | rows.named(_is_dense))
 
 
 def _dense_seconds(rows: Rows, widths: tuple[int, ...], roofline: Roofline) -> Floats:
-    """What expanded attention to all keys takes, by the roofline: measured prompts of that kind wait for launches."""
+    """Return the roofline's seconds of expanded attention to all keys, whose measured prompts wait for launches."""
     kv_lora_rank, rope, nope, v_head_dim, *_ = widths
     batch, length, num_heads = (rows.columns[name] for name in ("batch_size", "isl", "num_heads"))
     total = np.zeros(len(rows))
@@ -109,7 +110,7 @@ def _dense_seconds(rows: Rows, widths: tuple[int, ...], roofline: Roofline) -> F
 
 
 def _captured(rows: Rows) -> NDArray[np.bool_]:
-    """Rows that ran from CUDA graphs: those before the first jump along the batch."""
+    """Return a mask of rows that ran from CUDA graphs: those before the first jump along the batch."""
     columns = rows.columns
     keep = np.ones(len(rows), dtype=bool)
     curves = np.column_stack([columns["num_heads"], columns["step"]])
@@ -122,24 +123,16 @@ def _captured(rows: Rows) -> NDArray[np.bool_]:
     return keep
 
 
-def _projection_seconds(rows: Rows, widths: tuple[int, ...], wanted: Format, price: GemmPrices) -> Floats | None:
-    """What the module's projections take: both down-projections as one, the queries' up-projection, the output's."""
+def _projections(widths: tuple[int, ...]) -> Callable[[int], Iterator[tuple[int, int]]]:
+    """Return (n, k) of the projections by heads: down-projections as one, the queries' up-projection, the output."""
     kv_lora_rank, rope, nope, v_head_dim, hidden_size, q_lora_rank, *_ = widths
-    num_tokens = rows.columns["batch_size"] * rows.columns["isl"]
-    total = np.zeros(len(rows))
-    for heads in np.unique(rows.columns["num_heads"]).astype(int).tolist():
-        here = rows.columns["num_heads"] == heads
-        shapes = (
-            (q_lora_rank + kv_lora_rank + rope, hidden_size),
-            (heads * (nope + rope), q_lora_rank),
-            (hidden_size, heads * v_head_dim),
-        )
-        for n, k in shapes:
-            seconds = price(ops.Gemm(num_tokens[here], n, k, wanted))
-            if seconds is None:
-                return None
-            total[here] += seconds
-    return total
+
+    def shapes(heads: int) -> Iterator[tuple[int, int]]:
+        yield q_lora_rank + kv_lora_rank + rope, hidden_size
+        yield heads * (nope + rope), q_lora_rank
+        yield hidden_size, heads * v_head_dim
+
+    return shapes
 
 
 def _joined(
@@ -151,23 +144,23 @@ def _joined(
 ) -> MeasurementTable:
     columns: dict[str, list[Floats]] = {name: [] for name in (*_POINT, *_WIDTHS, "seconds")}
     for rows, widths, seconds in parts:
-        kept = fastest_kernel_only(
-            Rows({**rows.columns, "left": seconds}, rows.kernel_codes, rows.kernel_names, rows.place), _POINT
-        )
+        kept = fastest_kernel_only(replace(rows, columns={**rows.columns, "left": seconds}), _POINT)
         for name in _POINT:
             columns[name].append(kept.columns[name])
         for name, width in zip(_WIDTHS, widths, strict=True):
             columns[name].append(np.full(len(kept), float(width)))
         columns["seconds"].append(kept.columns["left"])
-    whole = {name: np.concatenate(values) for name, values in columns.items()}
-    tokens = {"context_tokens": whole["step"] + 1} if decode else {"num_tokens": whole["isl"]}
+    merged = {name: np.concatenate(values) for name, values in columns.items()}
+    tokens = {"context_tokens": merged["step"] + 1} if decode else {"num_tokens": merged["isl"]}
     label = f"{collection.label('sparse_attention', parts[0][0])} less its projections"
     dense = any(rows.named(_is_dense).any() for rows, *_ in parts)
     if dense:
-        label += f"; prompts of at most {int(whole['top_k'][0]):,} tokens no slower than the roofline's dense attention"
-    sites = {name: whole[name] for name in site_names(kind)}
-    axes = {"batch": whole["batch_size"], **tokens}
-    table = MeasurementTable(kind, sites, axes, whole["seconds"], label, {"kv_format": kv_format.value})
+        label += (
+            f"; prompts of at most {int(merged['top_k'][0]):,} tokens no slower than the roofline's dense attention"
+        )
+    sites = {name: merged[name] for name in site_names(kind)}
+    axes = {"batch": merged["batch_size"], **tokens}
+    table = MeasurementTable(kind, sites, axes, merged["seconds"], label, {"kv_format": kv_format.value})
     # Longer prompts than `top_k`, a site's last dimension, are no longer dense: SGLang's on H200 take 20 times as long
     # at twice the length.
     steps = {site: (float(np.nextafter(site[-1], np.inf)),) for site in table.rows_by_site if dense}

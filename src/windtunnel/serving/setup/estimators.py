@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from windtunnel.model.forward import Shard
+from windtunnel.pricing.aiconfigurator.collection import KernelChoices
 from windtunnel.pricing.aiconfigurator.estimator import measured_estimator
 from windtunnel.pricing.aiconfigurator.repeated_kernels import counted_once
 from windtunnel.pricing.calibrated import CalibratedEstimator
@@ -33,17 +34,13 @@ def estimator_for(setup: Setup) -> Estimator:
         return calibrated(profile_estimator(Path(setup.profile.folder), setup.device, setup.node, fit), setup)
     engine = setup.engine
     assert engine.version is not None
-    graphs = bool(engine.max_cudagraph_capture_size)
-    measured = measured_estimator(
-        setup.device,
-        setup.node,
-        engine.name,
-        engine.version,
-        cuda_graphs=graphs,
+    kernels = KernelChoices(
+        cuda_graphs=bool(engine.max_cudagraph_capture_size),
         moe_backend=engine.moe_backend,
         fused_all_reduce=bool(engine.fused_all_reduce),
         attention_backend=engine.attention_backend,
     )
+    measured = measured_estimator(setup.device, setup.node, engine.name, engine.version, kernels=kernels)
     once = counted_once(measured, engine.name, engine.version, _norms_in_all_reduce(setup))
     return on_network(calibrated(once, setup), setup)
 
